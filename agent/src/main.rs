@@ -1,0 +1,2 @@
+//! Agent.
+fn main() {}

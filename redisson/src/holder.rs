@@ -1,0 +1,220 @@
+//! Holder ids: the fields of a lock's hash.
+//!
+//! Redisson writes `<client uuid>:<thread number>`, a write hold with `:write` behind it, a hold inside a
+//! transaction with the transaction's 32 hex digits behind that. The number is a Java `long`; callers of the
+//! asynchronous API choose it freely, so it may be negative.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// The uuid of a Redisson client object or of one of our agents: 36 characters, lower-case hex and hyphens.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId([u8; 36]);
+
+/// Text that is no holder id.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("not a holder id: expected `<uuid>:<number>`, perhaps with `:write` behind it")]
+pub struct NotAHolder;
+
+impl ClientId {
+    /// A version 4 uuid made of 16 random bytes.
+    #[must_use]
+    pub fn from_random(mut bytes: [u8; 16]) -> Self {
+        bytes[6] = (bytes[6] & 0x0f) | 0x40;
+        bytes[8] = (bytes[8] & 0x3f) | 0x80;
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [b'-'; 36];
+        let mut at = 0;
+        for (i, byte) in bytes.into_iter().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                at += 1;
+            }
+            text[at] = HEX[usize::from(byte >> 4)];
+            text[at + 1] = HEX[usize::from(byte & 15)];
+            at += 2;
+        }
+        Self(text)
+    }
+
+    /// Reads a uuid as Redisson writes it (lower case only, since upper case would be another field).
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let text: [u8; 36] = text.try_into().ok()?;
+        let well_formed = text.iter().enumerate().all(|(i, b)| match i {
+            8 | 13 | 18 | 23 => *b == b'-',
+            _ => matches!(b, b'0'..=b'9' | b'a'..=b'f'),
+        });
+        well_formed.then_some(Self(text))
+    }
+
+    /// The uuid's text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).expect("only hex digits and hyphens are ever stored")
+    }
+}
+
+impl fmt::Display for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClientId({self})")
+    }
+}
+
+impl FromStr for ClientId {
+    type Err = NotAHolder;
+    fn from_str(s: &str) -> Result<Self, NotAHolder> {
+        Self::parse(s.as_bytes()).ok_or(NotAHolder)
+    }
+}
+
+/// Who holds a lock: one field of its hash, taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HolderId {
+    /// The client object, one per process in most applications.
+    pub client: ClientId,
+    /// The thread in that client, or an agent's number of the grant.
+    pub thread: i64,
+    /// The exclusive side of a read-write lock.
+    pub write: bool,
+    /// The transaction that took it, where there is one: 16 bytes, written as 32 hex digits.
+    pub transaction: Option<[u8; 16]>,
+}
+
+impl HolderId {
+    /// A plain hold's id.
+    #[must_use]
+    pub fn new(client: ClientId, thread: i64) -> Self {
+        Self { client, thread, write: false, transaction: None }
+    }
+
+    /// Reads a field of a lock's hash. Only the exact text that Redisson would write is one: no sign but a
+    /// minus, no leading zeros, lower case.
+    #[must_use]
+    pub fn parse(field: &[u8]) -> Option<Self> {
+        let (uuid, rest) = field.split_at_checked(36)?;
+        let client = ClientId::parse(uuid)?;
+        let mut parts = rest.strip_prefix(b":")?.split(|b| *b == b':');
+        let thread = parse_thread(parts.next()?)?;
+        let mut write = false;
+        let mut transaction = None;
+        let mut next = parts.next();
+        if next == Some(b"write") {
+            write = true;
+            next = parts.next();
+        }
+        if let Some(id) = next {
+            transaction = Some(parse_transaction(id)?);
+        }
+        parts.next().is_none().then_some(Self { client, thread, write, transaction })
+    }
+}
+
+fn parse_thread(text: &[u8]) -> Option<i64> {
+    let digits = text.strip_prefix(b"-").unwrap_or(text);
+    let canonical = match digits {
+        [b'0'] => digits.len() == text.len(),
+        [first, ..] => *first != b'0' && digits.iter().all(u8::is_ascii_digit),
+        [] => false,
+    };
+    if !canonical {
+        return None;
+    }
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+fn parse_transaction(text: &[u8]) -> Option<[u8; 16]> {
+    let nibble = |b: u8| match b {
+        b'0'..=b'9' => Some(b - b'0'),
+        b'a'..=b'f' => Some(b - b'a' + 10),
+        _ => None,
+    };
+    if text.len() != 32 {
+        return None;
+    }
+    let mut bytes = [0; 16];
+    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+        *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
+    }
+    Some(bytes)
+}
+
+impl fmt::Display for HolderId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.client, self.thread)?;
+        if self.write {
+            f.write_str(":write")?;
+        }
+        if let Some(id) = self.transaction {
+            f.write_str(":")?;
+            for byte in id {
+                write!(f, "{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_random_id_is_a_version_4_uuid() {
+        let id = ClientId::from_random([0xff; 16]);
+        assert_eq!(id.as_str(), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert_eq!(ClientId::parse(id.as_str().as_bytes()), Some(id));
+    }
+
+    #[test]
+    fn only_redissons_own_text_is_a_holder() {
+        let uuid = "285475da-9152-4c83-822a-67ee2f116a79";
+        let good = [":52", ":-7", ":0", ":52:write", ":1:0123456789abcdef0123456789abcdef"];
+        for tail in good {
+            let text = format!("{uuid}{tail}");
+            assert_eq!(HolderId::parse(text.as_bytes()).unwrap().to_string(), text);
+        }
+        let bad = [
+            "",
+            ":",
+            ":x",
+            ":+5",
+            ":05",
+            ":-0",
+            ":5 ",
+            ":5:read",
+            ":5:write:write",
+            ":5:write:",
+            ":99999999999999999999",
+            ":1:0123456789ABCDEF0123456789abcdef",
+        ];
+        for tail in bad {
+            assert_eq!(HolderId::parse(format!("{uuid}{tail}").as_bytes()), None, "{tail}");
+        }
+        assert_eq!(HolderId::parse(format!("{}:1", uuid.to_uppercase()).as_bytes()), None);
+        assert_eq!(HolderId::parse(b"mode"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn reading_undoes_writing(bytes: [u8; 16], thread: i64, write: bool, transaction: Option<[u8; 16]>) {
+            let id = HolderId { client: ClientId::from_random(bytes), thread, write, transaction };
+            prop_assert_eq!(HolderId::parse(id.to_string().as_bytes()), Some(id));
+        }
+
+        #[test]
+        fn no_bytes_panic_and_what_is_read_is_written_back(field: Vec<u8>) {
+            if let Some(id) = HolderId::parse(&field) {
+                prop_assert_eq!(id.to_string().into_bytes(), field);
+            }
+        }
+    }
+}

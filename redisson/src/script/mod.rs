@@ -1,0 +1,186 @@
+//! Our own scripts, one `.lua` file each, with typed arguments and replies.
+//!
+//! Each names the state it wants and does nothing where that state cannot be had, so that it is harmless when it
+//! is repeated or late: after a time-out nobody knows whether a script ran, or will yet run. Only [`acquire`] may
+//! create a lock. None shortens a lease that is in use. Scripts of the releasing side begin with commands that a
+//! full Redis accepts. Keys are passed as KEYS (the lock and its companions); channels as arguments, since a
+//! channel is no key and a cluster must not route by it.
+
+mod reply;
+
+use std::fmt;
+use std::sync::LazyLock;
+
+use sha1::{Digest, Sha1};
+
+pub use reply::{
+    Acquired, BadReply, Forced, HandedOver, Kept, QueuePlace, Released, Shown, Value,
+    parse_acquire, parse_force_release, parse_hand_over, parse_keep, parse_release, parse_show,
+};
+
+use crate::{HolderId, Lease, LockName, keys, shape};
+
+/// How many locks one [`keep`] call takes at most: at a hundred the script costs Redis under 0.1 ms, so that
+/// others hardly wait, and a renewal less than half of what it costs alone.
+pub const MAX_BATCH: usize = 100;
+/// How many places of a fair queue [`show`] tells.
+pub const MAX_PLACES_SHOWN: usize = 100;
+
+/// A script: its name for logs and metrics, its text, and the digest that EVALSHA takes.
+pub struct Script {
+    /// Short name, as in metrics' label `script`.
+    pub name: &'static str,
+    /// The Lua text.
+    pub source: &'static str,
+    sha: LazyLock<String>,
+}
+
+impl Script {
+    /// SHA-1 of the text, 40 hex digits.
+    #[must_use]
+    pub fn sha(&self) -> &str {
+        &self.sha
+    }
+}
+
+impl fmt::Debug for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Script({})", self.name)
+    }
+}
+
+fn hex_digest(source: &str) -> String {
+    Sha1::digest(source.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+macro_rules! script {
+    ($(#[$doc:meta])* $static:ident, $file:literal, $name:literal) => {
+        $(#[$doc])*
+        pub static $static: Script = Script {
+            name: $name,
+            source: include_str!($file),
+            sha: LazyLock::new(|| hex_digest(include_str!($file))),
+        };
+    };
+}
+
+script!(/** Takes a free lock. */ ACQUIRE, "acquire.lua", "acquire");
+script!(/** Keeps holds that are there: re-entry, partial release, extending, renewal. */ KEEP, "keep.lua", "keep");
+script!(/** Ends a hold. */ RELEASE, "release.lua", "release");
+script!(/** Passes a lock between two holders of one client. */ HAND_OVER, "hand_over.lua", "hand_over");
+script!(/** Ends a lock for an operator. */ FORCE_RELEASE, "force_release.lua", "force_release");
+script!(/** Tells what a lock looks like. */ SHOW, "show.lua", "show");
+
+/// Every script, for loading them on connecting.
+pub static ALL: [&Script; 6] = [&ACQUIRE, &KEEP, &RELEASE, &HAND_OVER, &FORCE_RELEASE, &SHOW];
+
+/// One call of a script, ready to be sent as EVALSHA.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Which script.
+    pub script: &'static Script,
+    /// Its keys.
+    pub keys: Vec<Vec<u8>>,
+    /// Its further arguments.
+    pub args: Vec<Vec<u8>>,
+}
+
+/// How releases are published: what the subscribers of a deployment listen to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Publish {
+    /// `PUBLISH` alone: everything but a cluster of Redis 7 or later.
+    #[default]
+    Plain,
+    /// `PUBLISH` and `SPUBLISH`: in such a cluster old Redisson clients listen to the one, new ones to the other.
+    Both,
+}
+
+impl Publish {
+    fn commands(self) -> &'static [&'static str] {
+        match self {
+            Self::Plain => &["PUBLISH"],
+            Self::Both => &["PUBLISH", "SPUBLISH"],
+        }
+    }
+}
+
+fn text(value: impl fmt::Display) -> Vec<u8> {
+    value.to_string().into_bytes()
+}
+
+/// Takes the lock for a holder that has never held anything: its number is fresh. Read the reply with
+/// [`parse_acquire`]. Only this may create a lock; sent twice it has it once.
+#[must_use]
+pub fn acquire(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
+    Call {
+        script: &ACQUIRE,
+        keys: vec![name.as_bytes().to_vec(), keys::queue(name), keys::deadlines(name)],
+        args: vec![text(holder), text(lease.millis())],
+    }
+}
+
+/// Sets the counts of holds that are there and gives each at least the lease. Read the reply with
+/// [`parse_keep`]. At most [`MAX_BATCH`] holds; in a cluster, all of one slot.
+#[must_use]
+pub fn keep<'a>(
+    holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
+    lease: Lease,
+) -> Call {
+    let mut keys = Vec::new();
+    let mut args = vec![text(lease.millis())];
+    for (name, holder, count) in holds {
+        keys.push(name.as_bytes().to_vec());
+        args.push(text(holder));
+        args.push(text(count));
+    }
+    Call { script: &KEEP, keys, args }
+}
+
+/// Ends a hold whatever its count, and tells who waits. Read the reply with [`parse_release`].
+#[must_use]
+pub fn release(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
+    let mut args = vec![text(holder), keys::channel(name), keys::RELEASED.to_vec()];
+    args.extend(publish.commands().iter().map(text));
+    Call { script: &RELEASE, keys: vec![name.as_bytes().to_vec()], args }
+}
+
+/// Passes the lock from one of our holders to another of ours, at count 1 with the new one's lease: one round
+/// trip, no message, and Redis shows the true owner at each instant. Read the reply with [`parse_hand_over`].
+#[must_use]
+pub fn hand_over(name: &LockName, from: &HolderId, to: &HolderId, lease: Lease) -> Call {
+    Call {
+        script: &HAND_OVER,
+        keys: vec![name.as_bytes().to_vec()],
+        args: vec![text(from), text(to), text(lease.millis()), keys::channel(name)],
+    }
+}
+
+/// Ends a plain lock for an operator, if its holders and counts are still exactly `seen`. Tells waiters, and each
+/// holder's agent on its [`keys::forced_channel`]. Read the reply with [`parse_force_release`].
+#[must_use]
+pub fn force_release(name: &LockName, seen: &[shape::Holder], publish: Publish) -> Call {
+    let verbs = publish.commands();
+    let mut args = vec![keys::channel(name), keys::RELEASED.to_vec(), text(verbs.len())];
+    args.extend(verbs.iter().map(text));
+    for holder in seen {
+        args.push(text(holder.id));
+        args.push(text(holder.count));
+        args.push(keys::forced_channel(&holder.id.client));
+    }
+    Call { script: &FORCE_RELEASE, keys: vec![name.as_bytes().to_vec()], args }
+}
+
+/// Asks what the lock looks like, reading no more than is sure to be small. Read the reply with [`parse_show`].
+#[must_use]
+pub fn show(name: &LockName) -> Call {
+    Call {
+        script: &SHOW,
+        keys: vec![name.as_bytes().to_vec(), keys::queue(name), keys::deadlines(name)],
+        args: vec![
+            text(shape::MAX_FIELDS),
+            text(shape::MAX_FIELD_LEN),
+            text(shape::MAX_VALUE_LEN),
+            text(MAX_PLACES_SHOWN),
+        ],
+    }
+}

@@ -1,0 +1,132 @@
+//! What a hash must look like to be a lock.
+//!
+//! Shape alone makes a candidate only: an application's own hash may be keyed by a uuid and a number with small
+//! integers behind it. Whether it is a lock is confirmed by its time to live, its traffic or its companions.
+
+use crate::{HolderId, Kind};
+
+/// The field that marks a read-write lock's hash; its value is `read` or `write`.
+pub const MODE_FIELD: &[u8] = b"mode";
+/// More fields than this and a hash is left alone, unread.
+pub const MAX_FIELDS: u64 = 1024;
+/// Longest field name that can be a holder id: uuid, number, `:write`, transaction.
+pub const MAX_FIELD_LEN: usize = 36 + 1 + 20 + 6 + 33;
+/// Longest value worth reading: a count in decimal, or a mode.
+pub const MAX_VALUE_LEN: usize = 20;
+
+/// One holder of a lock with its reentrancy count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holder {
+    /// Who.
+    pub id: HolderId,
+    /// How many times over, as stored; below 1 is malformed.
+    pub count: i64,
+}
+
+/// A lock's hash, taken apart.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LockHash {
+    /// The holders, in order of their ids.
+    pub holders: Vec<Holder>,
+    /// The value of the `mode` field, where there is one.
+    pub mode: Option<Vec<u8>>,
+    /// Fields that are neither, or whose value is no count; a sound lock has none.
+    pub alien: Vec<Vec<u8>>,
+}
+
+/// Whether a field's name alone allows the hash to be a lock.
+#[must_use]
+pub fn is_lock_field(field: &[u8]) -> bool {
+    field == MODE_FIELD || (field.len() <= MAX_FIELD_LEN && HolderId::parse(field).is_some())
+}
+
+impl LockHash {
+    /// Sorts fields and values into holders, mode and the rest.
+    #[must_use]
+    pub fn read<F: AsRef<[u8]>, V: AsRef<[u8]>>(fields: impl IntoIterator<Item = (F, V)>) -> Self {
+        let mut hash = Self::default();
+        for (field, value) in fields {
+            let (field, value) = (field.as_ref(), value.as_ref());
+            if field == MODE_FIELD {
+                hash.mode = Some(value.to_vec());
+                continue;
+            }
+            let count = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+            match (HolderId::parse(field), count) {
+                (Some(id), Some(count)) => hash.holders.push(Holder { id, count }),
+                _ => hash.alien.push(field.to_vec()),
+            }
+        }
+        hash.holders.sort_unstable_by_key(|holder| holder.id);
+        hash
+    }
+
+    /// Whether this can be a lock at all: at least one holder.
+    #[must_use]
+    pub fn is_candidate(&self) -> bool {
+        !self.holders.is_empty()
+    }
+
+    /// Whether something in it does not belong there, in words.
+    #[must_use]
+    pub fn malformed(&self) -> Option<String> {
+        if let Some(field) = self.alien.first() {
+            return Some(format!("alien field `{}`", field.escape_ascii()));
+        }
+        if let Some(holder) = self.holders.iter().find(|holder| holder.count < 1) {
+            return Some(format!("count {} of holder {}", holder.count, holder.id));
+        }
+        match self.mode.as_deref() {
+            None if self.holders.len() > 1 => Some("several holders but no `mode`".to_owned()),
+            None if self.holders.iter().any(|h| h.id.write) => {
+                Some("a write holder but no `mode`".to_owned())
+            }
+            None | Some(b"read" | b"write") => None,
+            Some(other) => Some(format!("mode `{}`", other.escape_ascii())),
+        }
+    }
+
+    /// The kind as far as the hash tells: read or write by its mode, else plain (fair, fenced and red look the
+    /// same; a queue beside it or a token key tells more).
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self.mode.as_deref() {
+            Some(b"write") => Kind::Write,
+            Some(_) => Kind::Read,
+            None => Kind::Lock,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
+
+    #[test]
+    fn a_plain_lock() {
+        let hash = LockHash::read([(H, "2")]);
+        assert!(hash.is_candidate());
+        assert_eq!(hash.malformed(), None);
+        assert_eq!((hash.kind(), hash.holders[0].count), (Kind::Lock, 2));
+    }
+
+    #[test]
+    fn a_read_write_lock() {
+        let write = format!("{H}:write");
+        let hash = LockHash::read([("mode", "write"), (&write, "1"), (H, "1")]);
+        assert_eq!((hash.kind(), hash.malformed()), (Kind::Write, None));
+    }
+
+    #[test]
+    fn what_does_not_belong_is_named() {
+        let malformed =
+            |fields: &[(&str, &str)]| LockHash::read(fields.iter().copied()).malformed();
+        assert!(malformed(&[(H, "1"), ("colour", "red")]).unwrap().contains("colour"));
+        assert!(malformed(&[(H, "x")]).unwrap().contains(H));
+        assert!(malformed(&[(H, "0")]).unwrap().contains("count 0"));
+        assert!(malformed(&[(H, "1"), ("mode", "null")]).unwrap().contains("null"));
+        assert!(!LockHash::read([("rate", "5")]).is_candidate());
+    }
+}
