@@ -87,16 +87,19 @@ impl Lease {
     /// the key and its clock does not step: the lease less one per cent of drift and 2 ms of rounding.
     #[must_use]
     pub fn valid_until(self, sent: Moment) -> Moment {
-        sent + (self.0 - self.0 / 100 - Duration::from_millis(2))
+        sent + self.0.saturating_sub(self.0 / 100 + Duration::from_millis(2))
     }
 
     /// When to renew a hold whose lease was set at `sent`: after a third, less up to 4 per cent of jitter so
-    /// that holds taken together do not stay together. `jitter` is any number; its low bits decide.
+    /// that holds taken together do not stay together. `jitter` is any number; its low bits decide. Instants fall
+    /// on a grid of a three-hundredth of the lease, so that those due about the same time go in one script.
     #[must_use]
     pub fn renew_at(self, sent: Moment, jitter: u64) -> Moment {
         let third = self.0 / 3;
         let share = u32::try_from(jitter % 41).unwrap_or(0);
-        sent + (third - third * share / 1000)
+        let at = sent + third * (1000 - share) / 1000;
+        let grid = micros(self.0 / 300).max(1);
+        Moment(at.0 - at.0 % grid)
     }
 
     /// From when on a watched hold that is valid until `valid_until` is in jeopardy: less than a third is left.

@@ -1,0 +1,360 @@
+//! What client libraries say before and beside the real work: answered by the connection itself.
+
+use super::ClientState;
+use super::parse::{error, shown};
+use crate::resp::{Args, Frame, Outgoing, Protocol};
+
+/// The Redis version that libraries are told: its commands for connections are those served here.
+const REDIS_VERSION: &str = "7.2.0";
+/// The longest name a client may give itself, in bytes.
+const MAX_CLIENT_NAME: usize = 128;
+
+/// What a connection knows of itself, for HELLO, CLIENT and INFO.
+#[derive(Debug, Clone, Copy)]
+pub struct Client {
+    /// The session's number.
+    pub id: u64,
+    /// The process at the other end, where it can be seen.
+    pub pid: Option<i32>,
+}
+
+/// The answer to such a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// What to write.
+    pub reply: Outgoing,
+    /// Whether the client has given itself another name.
+    pub named: bool,
+    /// Whether the connection ends after it.
+    pub close: bool,
+}
+
+impl Answer {
+    fn new(frame: Frame) -> Self {
+        Self { reply: Outgoing::Reply(frame), named: false, close: false }
+    }
+}
+
+/// Answers one of these commands and brings `state` up to date; none when it is another one.
+pub fn answer(args: Args<'_>, state: &mut ClientState, client: Client) -> Option<Answer> {
+    let word = args.get(0)?.to_ascii_uppercase();
+    let frame = match word.as_slice() {
+        b"PING" => match args.len() {
+            1 => Frame::Simple("PONG"),
+            2 => echo(args),
+            _ => wrong_number("ping"),
+        },
+        b"ECHO" if args.len() == 2 => echo(args),
+        b"ECHO" => wrong_number("echo"),
+        b"HELLO" => return Some(hello(args, state, client)),
+        b"CLIENT" => return Some(client_command(args, state, client)),
+        b"RESET" => {
+            let named = state.name.is_some();
+            *state = ClientState::default();
+            let reply = Outgoing::Switch(Protocol::Resp2, Frame::Simple("RESET"));
+            return Some(Answer { reply, named, close: false });
+        }
+        b"QUIT" => return Some(Answer { close: true, ..Answer::new(ok()) }),
+        // There are no users here: the socket's own permissions say who may connect.
+        b"AUTH" if matches!(args.len(), 2 | 3) => ok(),
+        b"AUTH" => wrong_number("auth"),
+        b"SELECT" if args.len() == 2 => match args.get(1).and_then(number) {
+            Some(_) => ok(),
+            None => error("ERR value is not an integer or out of range"),
+        },
+        b"SELECT" => wrong_number("select"),
+        b"COMMAND" => command(args),
+        b"INFO" => Frame::bytes(info()),
+        _ => return None,
+    };
+    Some(Answer::new(frame))
+}
+
+fn ok() -> Frame {
+    Frame::Simple("OK")
+}
+
+fn echo(args: Args<'_>) -> Frame {
+    Frame::bytes(args.get(1).unwrap_or_default())
+}
+
+fn number(word: &[u8]) -> Option<u64> {
+    std::str::from_utf8(word).ok()?.parse().ok()
+}
+
+fn wrong_number(command: &str) -> Frame {
+    error(format!("ERR wrong number of arguments for '{command}' command"))
+}
+
+/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`: nothing is changed unless all of it is understood.
+fn hello(args: Args<'_>, state: &mut ClientState, client: Client) -> Answer {
+    let mut protocol = state.protocol;
+    if let Some(version) = args.get(1) {
+        protocol = match number(version) {
+            Some(2) => Protocol::Resp2,
+            Some(3) => Protocol::Resp3,
+            Some(_) => return Answer::new(error("NOPROTO unsupported protocol version")),
+            None => {
+                let text = "ERR Protocol version is not an integer or out of range";
+                return Answer::new(error(text));
+            }
+        };
+    }
+    let mut name = None;
+    let mut at = 2;
+    while let Some(option) = args.get(at) {
+        match option.to_ascii_uppercase().as_slice() {
+            b"AUTH" if args.len() > at + 2 => at += 3,
+            b"SETNAME" if args.len() > at + 1 => {
+                match client_name(args.get(at + 1).unwrap_or_default()) {
+                    Ok(given) => name = Some(given),
+                    Err(refused) => return Answer::new(refused),
+                }
+                at += 2;
+            }
+            _ => {
+                let option = shown(option);
+                return Answer::new(error(format!("ERR Syntax error in HELLO option '{option}'")));
+            }
+        }
+    }
+    state.protocol = protocol;
+    let named = name.is_some();
+    if let Some(name) = name {
+        state.name = name;
+    }
+    let reply = Frame::Map(vec![
+        ("server", Frame::word("lockscope")),
+        ("version", Frame::word(REDIS_VERSION)),
+        ("proto", Frame::Int(if protocol == Protocol::Resp3 { 3 } else { 2 })),
+        ("id", Frame::count(client.id)),
+        ("mode", Frame::word("standalone")),
+        ("role", Frame::word("master")),
+        ("modules", Frame::Array(Vec::new())),
+    ]);
+    Answer { reply: Outgoing::Switch(protocol, reply), named, close: false }
+}
+
+/// A name that a client gives itself; the empty one takes it away.
+fn client_name(name: &[u8]) -> Result<Option<Vec<u8>>, Frame> {
+    if name.len() > MAX_CLIENT_NAME {
+        let text = format!("ERR Client names cannot be longer than {MAX_CLIENT_NAME} bytes");
+        return Err(error(text));
+    }
+    if !printable(name) {
+        return Err(error(
+            "ERR Client names cannot contain spaces, newlines or special characters.",
+        ));
+    }
+    Ok((!name.is_empty()).then(|| name.to_vec()))
+}
+
+fn printable(text: &[u8]) -> bool {
+    text.iter().all(|b| (b'!'..=b'~').contains(b))
+}
+
+fn client_command(args: Args<'_>, state: &mut ClientState, client: Client) -> Answer {
+    let word = args.get(1).unwrap_or_default();
+    let frame = match (word.to_ascii_uppercase().as_slice(), args.len()) {
+        (b"SETNAME", 3) => match client_name(args.get(2).unwrap_or_default()) {
+            Ok(name) => {
+                state.name = name;
+                return Answer { named: true, ..Answer::new(ok()) };
+            }
+            Err(refused) => refused,
+        },
+        (b"GETNAME", 2) => Frame::or_null(state.name.clone().map(Frame::bytes)),
+        (b"SETINFO", 4) => set_info(args),
+        (b"ID", 2) => Frame::count(client.id),
+        (b"INFO", 2) | (b"LIST", _) => Frame::bytes(client_line(state, client)),
+        (b"NO-EVICT" | b"NO-TOUCH", 3) => match args.get(2).unwrap_or_default() {
+            value if value.eq_ignore_ascii_case(b"on") => ok(),
+            value if value.eq_ignore_ascii_case(b"off") => ok(),
+            _ => error("ERR syntax error"),
+        },
+        (b"", _) => wrong_number("client"),
+        (
+            known @ (b"SETNAME" | b"GETNAME" | b"SETINFO" | b"ID" | b"INFO" | b"NO-EVICT"
+            | b"NO-TOUCH"),
+            _,
+        ) => wrong_number(&format!("client|{}", String::from_utf8_lossy(known).to_lowercase())),
+        _ => error(format!(
+            "ERR unknown subcommand '{}': CLIENT serves SETNAME, GETNAME, SETINFO, ID, INFO, LIST, \
+             NO-EVICT and NO-TOUCH",
+            shown(word)
+        )),
+    };
+    Answer::new(frame)
+}
+
+/// The library's name and version are taken note of by nobody.
+fn set_info(args: Args<'_>) -> Frame {
+    let what = args.get(2).unwrap_or_default().to_ascii_lowercase();
+    match what.as_slice() {
+        b"lib-name" | b"lib-ver" if printable(args.get(3).unwrap_or_default()) => ok(),
+        b"lib-name" | b"lib-ver" => error(format!(
+            "ERR {} cannot contain spaces, newlines or special characters.",
+            String::from_utf8_lossy(&what)
+        )),
+        _ => error(format!("ERR Unrecognized option '{}'", shown(&what))),
+    }
+}
+
+fn client_line(state: &ClientState, client: Client) -> String {
+    let name = state.name.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+    let protocol = if state.protocol == Protocol::Resp3 { 3 } else { 2 };
+    let pid = client.pid.unwrap_or(0);
+    format!("id={} name={name} db=0 resp={protocol} pid={pid}\n", client.id)
+}
+
+/// Nothing is told of the commands: tools then send them as they are typed.
+fn command(args: Args<'_>) -> Frame {
+    let word = args.get(1).unwrap_or_default();
+    match word.to_ascii_uppercase().as_slice() {
+        b"" | b"INFO" | b"LIST" => Frame::Array(Vec::new()),
+        b"DOCS" => Frame::Map(Vec::new()),
+        b"COUNT" => Frame::Int(0),
+        _ => error(format!(
+            "ERR unknown subcommand '{}': COMMAND serves COUNT, DOCS, INFO and LIST",
+            shown(word)
+        )),
+    }
+}
+
+fn info() -> String {
+    let (version, pid) = (env!("CARGO_PKG_VERSION"), std::process::id());
+    format!(
+        "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
+         lockscope_version:{version}\r\nprocess_id:{pid}\r\n\r\n\
+         # Persistence\r\nloading:0\r\n\r\n\
+         # Replication\r\nrole:master\r\nconnected_slaves:0\r\n\r\n\
+         # Cluster\r\ncluster_enabled:0\r\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resp::Decoder;
+
+    const CLIENT: Client = Client { id: 7, pid: Some(42) };
+
+    fn ask(line: &str, state: &mut ClientState) -> Option<Answer> {
+        let mut decoder = Decoder::default();
+        let input = format!("{line}\r\n");
+        answer(decoder.decode(input.as_bytes()).unwrap().unwrap().args, state, CLIENT)
+    }
+
+    fn reply(line: &str) -> Frame {
+        match ask(line, &mut ClientState::default()).unwrap().reply {
+            Outgoing::Reply(frame) | Outgoing::Switch(_, frame) => frame,
+            other => panic!("no reply: {other:?}"),
+        }
+    }
+
+    fn refused(line: &str) -> String {
+        match reply(line) {
+            Frame::Error(text) => text,
+            other => panic!("no error: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn small_talk() {
+        assert_eq!(reply("PING"), Frame::Simple("PONG"));
+        assert_eq!(reply("ping hi"), Frame::bytes("hi"));
+        assert_eq!(reply("ECHO hi"), Frame::bytes("hi"));
+        for accepted in [
+            "AUTH secret",
+            "AUTH me secret",
+            "SELECT 3",
+            "CLIENT SETNAME me",
+            "CLIENT SETINFO LIB-NAME redis-py",
+            "CLIENT SETINFO lib-ver 8.1.0",
+            "CLIENT NO-EVICT on",
+            "CLIENT NO-TOUCH OFF",
+            "QUIT",
+        ] {
+            assert_eq!(reply(accepted), ok(), "{accepted}");
+        }
+        assert_eq!(reply("CLIENT ID"), Frame::Int(7));
+        assert_eq!(reply("CLIENT GETNAME"), Frame::NullValue);
+        assert_eq!(reply("COMMAND"), Frame::Array(vec![]));
+        assert_eq!(reply("COMMAND DOCS lock"), Frame::Map(vec![]));
+        assert_eq!(reply("COMMAND COUNT"), Frame::Int(0));
+        let Frame::Bulk(info) = reply("INFO server") else { panic!() };
+        let info = String::from_utf8(info.into_owned()).unwrap();
+        for line in ["redis_version:7.2.0\r\n", "role:master\r\n", "loading:0\r\n"] {
+            assert!(info.contains(line), "{info}");
+        }
+        assert_eq!(ask("LOCK a", &mut ClientState::default()), None);
+        assert_eq!(ask("UNSEEN", &mut ClientState::default()), None);
+    }
+
+    #[test]
+    fn mistakes() {
+        for (line, start) in [
+            ("PING a b", "ERR wrong number of arguments for 'ping'"),
+            ("ECHO", "ERR wrong number of arguments for 'echo'"),
+            ("AUTH", "ERR wrong number of arguments for 'auth'"),
+            ("SELECT", "ERR wrong number of arguments for 'select'"),
+            ("SELECT x", "ERR value is not an integer"),
+            ("HELLO 4", "NOPROTO unsupported protocol version"),
+            ("HELLO three", "ERR Protocol version is not an integer"),
+            ("HELLO 3 AUTH me", "ERR Syntax error in HELLO option 'AUTH'"),
+            ("HELLO 3 SETNAME", "ERR Syntax error in HELLO option 'SETNAME'"),
+            ("HELLO 3 SETNAME 'a b'", "ERR Client names cannot contain spaces"),
+            ("CLIENT SETNAME 'a b'", "ERR Client names cannot contain spaces"),
+            ("CLIENT SETNAME", "ERR wrong number of arguments for 'client|setname'"),
+            ("CLIENT", "ERR wrong number of arguments for 'client'"),
+            ("CLIENT SETINFO other x", "ERR Unrecognized option 'other'"),
+            ("CLIENT NO-EVICT maybe", "ERR syntax error"),
+            ("CLIENT MAINT_NOTIFICATIONS ON", "ERR unknown subcommand 'MAINT_NOTIFICATIONS'"),
+            ("CLIENT TRACKING ON", "ERR unknown subcommand 'TRACKING'"),
+            ("COMMAND GETKEYS", "ERR unknown subcommand 'GETKEYS'"),
+        ] {
+            let text = refused(line);
+            assert!(text.starts_with(start), "{line}: {text}");
+        }
+        assert!(
+            refused(&format!("CLIENT SETNAME {}", "x".repeat(129))).contains("longer than 128")
+        );
+    }
+
+    #[test]
+    fn hello_changes_all_or_nothing() {
+        let mut state = ClientState::default();
+        ask("HELLO 3 SETNAME me NONSENSE", &mut state).unwrap();
+        assert_eq!((state.protocol, state.name.clone()), (Protocol::Resp2, None));
+        let answer = ask("HELLO 3 AUTH default secret SETNAME me", &mut state).unwrap();
+        assert!(matches!(answer.reply, Outgoing::Switch(Protocol::Resp3, Frame::Map(_))));
+        assert!(answer.named);
+        assert_eq!((state.protocol, state.name.as_deref()), (Protocol::Resp3, Some(&b"me"[..])));
+        let answer = ask("HELLO", &mut state).unwrap();
+        assert!(
+            matches!(answer.reply, Outgoing::Switch(Protocol::Resp3, _)),
+            "asks, changes nothing"
+        );
+        assert!(!answer.named);
+    }
+
+    #[test]
+    fn reset_speaks_resp2_again_and_forgets_the_name() {
+        let mut state = ClientState { protocol: Protocol::Resp3, name: Some(b"me".to_vec()) };
+        let answer = ask("RESET", &mut state).unwrap();
+        assert_eq!(answer.reply, Outgoing::Switch(Protocol::Resp2, Frame::Simple("RESET")));
+        assert!(answer.named && state.name.is_none());
+        assert_eq!(state.protocol, Protocol::Resp2);
+    }
+
+    #[test]
+    fn a_client_sees_itself_only() {
+        let mut state = ClientState::default();
+        ask("CLIENT SETNAME me", &mut state).unwrap();
+        let Outgoing::Reply(Frame::Bulk(line)) = ask("CLIENT LIST", &mut state).unwrap().reply
+        else {
+            panic!()
+        };
+        assert_eq!(&*line, b"id=7 name=me db=0 resp=2 pid=42\n");
+    }
+}

@@ -1,0 +1,150 @@
+//! What workers can ask for, typed and within bounds.
+
+mod handshake;
+mod parse;
+
+use std::time::Duration;
+
+use redisson::{Kind, Lease, LockName};
+
+use crate::resp::{Outgoing, Protocol};
+
+pub use handshake::{Answer, Client, answer};
+pub use parse::parse;
+
+/// How long a LOCK waits for its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// As long as it takes.
+    Forever,
+    /// At most that long; zero for NOWAIT.
+    AtMost(Duration),
+}
+
+/// A session as EVENTS, CANCEL and IN name it: text that SESSION told.
+pub type SessionName = Vec<u8>;
+
+/// One command of a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Take a lock.
+    Lock(LockRequest),
+    /// Give up one hold of it.
+    Unlock(HoldRequest),
+    /// Fix a hold's lease from now, or give it back to the watchdog (no lease).
+    Extend(HoldRequest, Option<Lease>),
+    /// This session's holds.
+    Holds,
+    /// Holds and waits of the whole agent, a page at a time.
+    Locks(ListRequest),
+    /// What Redis says of one lock.
+    Show(LockName),
+    /// The session's id and secret; sets what is given.
+    Session {
+        /// Whether events come unasked on this connection.
+        push: Option<bool>,
+        /// Whether each renewal is told.
+        deadlines: Option<bool>,
+    },
+    /// The events of a session since the last call.
+    Events {
+        /// Which session, and the secret that shows the right to it.
+        session: SessionName,
+        /// The secret.
+        secret: Vec<u8>,
+        /// How long to wait for the first one.
+        wait: Duration,
+    },
+    /// End an owner's wait as if its time were over.
+    Cancel {
+        /// Which session.
+        session: SessionName,
+        /// Its secret.
+        secret: Vec<u8>,
+        /// Which owner of it.
+        owner: i64,
+    },
+    /// Answered by the connection itself; it only waits for its turn among the replies.
+    Answered(Outgoing),
+}
+
+/// LOCK's arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockRequest {
+    /// Which lock.
+    pub name: LockName,
+    /// As which kind.
+    pub kind: Kind,
+    /// How long to wait for it.
+    pub wait: Wait,
+    /// A fixed lease; none for the watchdog's care.
+    pub lease: Option<Lease>,
+    /// Whose it will be within the session.
+    pub owner: i64,
+    /// The session the worker believes to be in.
+    pub session: Option<SessionName>,
+    /// The trace it is part of (W3C `traceparent`).
+    pub traceparent: Option<Vec<u8>>,
+}
+
+/// UNLOCK's and EXTEND's arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HoldRequest {
+    /// Which lock.
+    pub name: LockName,
+    /// As which kind, where the worker says so.
+    pub kind: Option<Kind>,
+    /// Whose hold.
+    pub owner: i64,
+    /// The session the worker believes to be in.
+    pub session: Option<SessionName>,
+}
+
+/// LOCKS' arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListRequest {
+    /// Only names that match this glob.
+    pub pattern: Option<Vec<u8>>,
+    /// Where the last page ended; 0 to begin.
+    pub cursor: u64,
+    /// How many rows at most.
+    pub count: usize,
+}
+
+impl Command {
+    /// The word it is counted by in metrics.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Lock(_) => "lock",
+            Self::Unlock(_) => "unlock",
+            Self::Extend(..) => "extend",
+            Self::Holds => "holds",
+            Self::Locks(_) => "locks",
+            Self::Show(_) => "show",
+            Self::Session { .. } => "session",
+            Self::Events { .. } => "events",
+            Self::Cancel { .. } => "cancel",
+            Self::Answered(_) => "other",
+        }
+    }
+
+    /// The owner whose earlier commands must end before this one begins.
+    #[must_use]
+    pub fn owner(&self) -> i64 {
+        match self {
+            Self::Lock(lock) => lock.owner,
+            Self::Unlock(hold) | Self::Extend(hold, _) => hold.owner,
+            _ => 0,
+        }
+    }
+}
+
+/// What a connection keeps for itself: the version it speaks and the name its client gave.
+#[derive(Debug, Clone, Default)]
+pub struct ClientState {
+    /// RESP2 or RESP3.
+    pub protocol: Protocol,
+    /// CLIENT SETNAME's text.
+    pub name: Option<Vec<u8>>,
+}

@@ -1,0 +1,565 @@
+//! Requests as commands: words, keywords and numbers, each within its bounds.
+
+use std::time::Duration;
+
+use redisson::{Kind, Lease, LockName};
+
+use super::{Command, HoldRequest, ListRequest, LockRequest, SessionName, Wait};
+use crate::resp::{Args, Frame, Protocol};
+
+/// The longest WAIT, a year.
+const MAX_WAIT: Duration = Lease::MAX;
+/// The most rows that LOCKS gives at once.
+const MAX_COUNT: u64 = 1000;
+/// How many rows LOCKS gives when it is not told.
+const DEFAULT_COUNT: usize = 100;
+/// The longest session id, secret or `traceparent`, in bytes: ours are shorter, and the standard's has 55.
+const MAX_TEXT: usize = 128;
+
+const LOCK: &str =
+    "LOCK name [KIND lock] [WAIT ms | NOWAIT] [LEASE ms] [OWNER n] [IN session] [TRACEPARENT v]";
+const UNLOCK: &str = "UNLOCK name [KIND lock] [OWNER n] [IN session]";
+const EXTEND: &str = "EXTEND name ms [KIND lock] [OWNER n] [IN session]";
+const HOLDS: &str = "HOLDS";
+const LOCKS: &str = "LOCKS [MATCH glob] [CURSOR c] [COUNT n]";
+const SHOW: &str = "SHOW name";
+const SESSION: &str = "SESSION [PUSH on|off] [DEADLINES on|off]";
+const EVENTS: &str = "EVENTS id secret [WAIT ms]";
+const CANCEL: &str = "CANCEL id secret [OWNER n]";
+
+type Parsed<T> = Result<T, Frame>;
+
+/// Reads a command. `protocol` is what the session speaks, since pushes exist in RESP3 only.
+///
+/// # Errors
+/// The reply that says what is wrong with it, and what to send instead.
+pub fn parse(args: Args<'_>, protocol: Protocol) -> Result<Command, Frame> {
+    let word = args.get(0).unwrap_or_default().to_ascii_uppercase();
+    match word.as_slice() {
+        b"LOCK" => lock(args),
+        b"UNLOCK" => hold(args, UNLOCK).map(Command::Unlock),
+        b"EXTEND" => extend(args),
+        b"HOLDS" => Options::new(args, 1, HOLDS).end().map(|()| Command::Holds),
+        b"LOCKS" => locks(args),
+        b"SHOW" => {
+            let name = lock_name(args, SHOW)?;
+            Options::new(args, 2, SHOW).end()?;
+            Ok(Command::Show(name))
+        }
+        b"SESSION" => session(args, protocol),
+        b"EVENTS" => events(args),
+        b"CANCEL" => cancel(args),
+        b"MULTI" | b"EXEC" | b"DISCARD" | b"WATCH" => Err(error(format!(
+            "ERR {} is not served: each command here is complete in itself; send them one by one, \
+             or pipeline them without a transaction",
+            String::from_utf8_lossy(&word)
+        ))),
+        _ => Err(unknown(args)),
+    }
+}
+
+fn lock(args: Args<'_>) -> Parsed<Command> {
+    let name = lock_name(args, LOCK)?;
+    let mut options = Options::new(args, 2, LOCK);
+    let mut request = LockRequest {
+        name,
+        kind: Kind::Lock,
+        wait: Wait::Forever,
+        lease: None,
+        owner: 0,
+        session: None,
+        traceparent: None,
+    };
+    while let Some(word) = options.next() {
+        match word.as_slice() {
+            b"KIND" => request.kind = options.kind()?,
+            b"WAIT" => {
+                options.once_of("WAIT", "NOWAIT")?;
+                request.wait = Wait::AtMost(options.wait()?);
+            }
+            b"NOWAIT" => {
+                options.once_of("NOWAIT", "WAIT")?;
+                request.wait = Wait::AtMost(Duration::ZERO);
+            }
+            b"LEASE" => request.lease = Some(options.lease()?),
+            b"OWNER" => request.owner = options.owner()?,
+            b"IN" => request.session = Some(options.text("IN")?),
+            b"TRACEPARENT" => request.traceparent = Some(options.text("TRACEPARENT")?),
+            other => return Err(options.unknown(other)),
+        }
+    }
+    Ok(Command::Lock(request))
+}
+
+fn hold(args: Args<'_>, usage: &'static str) -> Parsed<HoldRequest> {
+    let name = lock_name(args, usage)?;
+    let first = if usage == EXTEND { 3 } else { 2 };
+    let mut options = Options::new(args, first, usage);
+    let mut request = HoldRequest { name, kind: None, owner: 0, session: None };
+    while let Some(word) = options.next() {
+        match word.as_slice() {
+            b"KIND" => request.kind = Some(options.kind()?),
+            b"OWNER" => request.owner = options.owner()?,
+            b"IN" => request.session = Some(options.text("IN")?),
+            other => return Err(options.unknown(other)),
+        }
+    }
+    Ok(request)
+}
+
+fn extend(args: Args<'_>) -> Parsed<Command> {
+    let Some(millis) = args.get(2) else { return Err(usage(EXTEND)) };
+    let lease = match number("EXTEND", millis)? {
+        Some(0) => None,
+        millis => Some(lease_of("EXTEND", millis)?),
+    };
+    Ok(Command::Extend(hold(args, EXTEND)?, lease))
+}
+
+fn locks(args: Args<'_>) -> Parsed<Command> {
+    let mut options = Options::new(args, 1, LOCKS);
+    let mut request = ListRequest { pattern: None, cursor: 0, count: DEFAULT_COUNT };
+    while let Some(word) = options.next() {
+        match word.as_slice() {
+            b"MATCH" => {
+                let pattern = options.value("MATCH")?;
+                if pattern.len() > LockName::MAX {
+                    return Err(limit(format!(
+                        "a MATCH of {} bytes is too long: at most {} are allowed",
+                        pattern.len(),
+                        LockName::MAX
+                    )));
+                }
+                request.pattern = Some(pattern.to_vec());
+            }
+            b"CURSOR" => {
+                let cursor = options.value("CURSOR")?;
+                request.cursor = number("CURSOR", cursor)?
+                    .ok_or_else(|| syntax("CURSOR takes what the last LOCKS gave, or 0"))?;
+            }
+            b"COUNT" => {
+                let count = options.value("COUNT")?;
+                request.count = match number("COUNT", count)? {
+                    Some(count @ 1..=MAX_COUNT) => usize::try_from(count).unwrap_or(DEFAULT_COUNT),
+                    _ => return Err(limit(format!("COUNT must be from 1 to {MAX_COUNT}"))),
+                };
+            }
+            other => return Err(options.unknown(other)),
+        }
+    }
+    Ok(Command::Locks(request))
+}
+
+fn session(args: Args<'_>, protocol: Protocol) -> Parsed<Command> {
+    let mut options = Options::new(args, 1, SESSION);
+    let (mut push, mut deadlines) = (None, None);
+    while let Some(word) = options.next() {
+        match word.as_slice() {
+            b"PUSH" => push = Some(options.switch("PUSH")?),
+            b"DEADLINES" => deadlines = Some(options.switch("DEADLINES")?),
+            other => return Err(options.unknown(other)),
+        }
+    }
+    if push == Some(true) && protocol == Protocol::Resp2 {
+        return Err(syntax(
+            "PUSH on needs RESP3, and this connection speaks RESP2: send HELLO 3 first, or read the events by EVENTS",
+        ));
+    }
+    Ok(Command::Session { push, deadlines })
+}
+
+fn events(args: Args<'_>) -> Parsed<Command> {
+    let (session, secret) = credentials(args, EVENTS)?;
+    let mut options = Options::new(args, 3, EVENTS);
+    let mut wait = Duration::ZERO;
+    while let Some(word) = options.next() {
+        match word.as_slice() {
+            b"WAIT" => {
+                options.once("WAIT")?;
+                wait = options.wait()?;
+            }
+            other => return Err(options.unknown(other)),
+        }
+    }
+    Ok(Command::Events { session, secret, wait })
+}
+
+fn cancel(args: Args<'_>) -> Parsed<Command> {
+    let (session, secret) = credentials(args, CANCEL)?;
+    let mut options = Options::new(args, 3, CANCEL);
+    let mut owner = 0;
+    while let Some(word) = options.next() {
+        match word.as_slice() {
+            b"OWNER" => owner = options.owner()?,
+            other => return Err(options.unknown(other)),
+        }
+    }
+    Ok(Command::Cancel { session, secret, owner })
+}
+
+fn credentials(args: Args<'_>, form: &'static str) -> Parsed<(SessionName, Vec<u8>)> {
+    match (args.get(1), args.get(2)) {
+        (Some(id), Some(secret)) => Ok((bounded("id", id)?, bounded("secret", secret)?)),
+        _ => Err(usage(form)),
+    }
+}
+
+fn lock_name(args: Args<'_>, form: &'static str) -> Parsed<LockName> {
+    let name = args.get(1).ok_or_else(|| usage(form))?;
+    LockName::new(name).map_err(|error| if name.is_empty() { syntax(error) } else { limit(error) })
+}
+
+/// A command's keywords and their values, one after the other.
+struct Options<'a> {
+    args: Args<'a>,
+    at: usize,
+    usage: &'static str,
+    seen: Vec<&'static str>,
+}
+
+impl<'a> Options<'a> {
+    fn new(args: Args<'a>, at: usize, usage: &'static str) -> Self {
+        Self { args, at, usage, seen: Vec::new() }
+    }
+
+    /// The next keyword in capitals.
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let word = self.args.get(self.at)?;
+        self.at += 1;
+        Some(word.to_ascii_uppercase())
+    }
+
+    /// No keyword may follow.
+    fn end(mut self) -> Parsed<()> {
+        self.next().map_or(Ok(()), |word| Err(self.unknown(&word)))
+    }
+
+    fn unknown(&self, word: &[u8]) -> Frame {
+        syntax(format!("'{}' is not understood here: {}", shown(word), self.usage))
+    }
+
+    fn once(&mut self, word: &'static str) -> Parsed<()> {
+        if self.seen.contains(&word) {
+            return Err(syntax(format!("{word} is given twice: {}", self.usage)));
+        }
+        self.seen.push(word);
+        Ok(())
+    }
+
+    fn once_of(&mut self, word: &'static str, instead: &'static str) -> Parsed<()> {
+        if self.seen.contains(&instead) {
+            return Err(syntax(format!("give either WAIT or NOWAIT, not both: {}", self.usage)));
+        }
+        self.once(word)
+    }
+
+    /// The value that must follow `word`.
+    fn value(&mut self, word: &'static str) -> Parsed<&'a [u8]> {
+        self.once(word)?;
+        self.bare_value(word)
+    }
+
+    fn bare_value(&mut self, word: &str) -> Parsed<&'a [u8]> {
+        let value = self.args.get(self.at);
+        self.at += 1;
+        value.ok_or_else(|| syntax(format!("{word} needs a value: {}", self.usage)))
+    }
+
+    fn text(&mut self, word: &'static str) -> Parsed<Vec<u8>> {
+        bounded(word, self.value(word)?)
+    }
+
+    fn kind(&mut self) -> Parsed<Kind> {
+        let word = self.value("KIND")?;
+        match Kind::parse(word) {
+            Some(Kind::Lock) => Ok(Kind::Lock),
+            Some(other) => {
+                Err(syntax(format!("KIND {other} is not served by this version, only lock")))
+            }
+            None => {
+                Err(syntax(format!("'{}' is no kind of lock: KIND lock is served", shown(word))))
+            }
+        }
+    }
+
+    fn wait(&mut self) -> Parsed<Duration> {
+        let value = self.bare_value("WAIT")?;
+        number("WAIT", value)?.map(Duration::from_millis).filter(|wait| *wait <= MAX_WAIT).ok_or_else(
+            || {
+                let most = MAX_WAIT.as_millis();
+                limit(format!("WAIT {} is above {most} ms, a year; leave WAIT out to wait as long as it takes", shown(value)))
+            },
+        )
+    }
+
+    fn lease(&mut self) -> Parsed<Lease> {
+        let value = self.value("LEASE")?;
+        lease_of("LEASE", number("LEASE", value)?)
+    }
+
+    fn owner(&mut self) -> Parsed<i64> {
+        let value = self.value("OWNER")?;
+        let digits = value.strip_prefix(b"-").unwrap_or(value);
+        if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+            return Err(syntax(format!("OWNER takes a whole number, not '{}'", shown(value))));
+        }
+        let number = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+        number.ok_or_else(|| {
+            limit(format!("OWNER {} does not fit 64 bits with a sign", shown(value)))
+        })
+    }
+
+    fn switch(&mut self, word: &'static str) -> Parsed<bool> {
+        match self.value(word)? {
+            value if value.eq_ignore_ascii_case(b"on") => Ok(true),
+            value if value.eq_ignore_ascii_case(b"off") => Ok(false),
+            value => Err(syntax(format!("{word} takes on or off, not '{}'", shown(value)))),
+        }
+    }
+}
+
+/// A whole number; none when it is one too big to be counted.
+fn number(word: &str, value: &[u8]) -> Parsed<Option<u64>> {
+    if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
+        let what = if matches!(word, "CURSOR" | "COUNT") {
+            "a whole number"
+        } else {
+            "whole milliseconds"
+        };
+        return Err(syntax(format!("{word} takes {what}, not '{}'", shown(value))));
+    }
+    Ok(std::str::from_utf8(value).ok().and_then(|digits| digits.parse().ok()))
+}
+
+fn lease_of(word: &str, millis: Option<u64>) -> Parsed<Lease> {
+    millis.map(Duration::from_millis).and_then(Lease::new).ok_or_else(|| {
+        let (least, most) = (Lease::MIN.as_millis(), Lease::MAX.as_millis());
+        let back =
+            if word == "EXTEND" { "; EXTEND 0 gives the hold back to the watchdog" } else { "" };
+        limit(format!("{word} must be from {least} to {most} ms, a year{back}"))
+    })
+}
+
+fn bounded(word: &str, value: &[u8]) -> Parsed<Vec<u8>> {
+    if value.len() > MAX_TEXT {
+        let length = value.len();
+        return Err(limit(format!(
+            "{word} of {length} bytes is too long: at most {MAX_TEXT} are allowed"
+        )));
+    }
+    Ok(value.to_vec())
+}
+
+/// A word of the client's as an error may show it: short, and on one line.
+pub(super) fn shown(word: &[u8]) -> String {
+    let cut = &word[..word.len().min(64)];
+    let mut text: String = String::from_utf8_lossy(cut)
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    if cut.len() < word.len() {
+        text.push('…');
+    }
+    text
+}
+
+pub(super) fn error(text: impl Into<String>) -> Frame {
+    Frame::Error(text.into())
+}
+
+fn syntax(sentence: impl std::fmt::Display) -> Frame {
+    error(format!("SYNTAX {sentence}"))
+}
+
+fn limit(sentence: impl std::fmt::Display) -> Frame {
+    error(format!("LIMIT {sentence}"))
+}
+
+fn usage(form: &'static str) -> Frame {
+    syntax(format!("words are missing: {form}"))
+}
+
+/// Word for word what Redis says, since client libraries look for it to learn what a server can do.
+fn unknown(args: Args<'_>) -> Frame {
+    let clean = |word: &[u8], most: usize| {
+        let text = String::from_utf8_lossy(&word[..word.len().min(most)]);
+        text.replace(['\r', '\n', '\0'], " ")
+    };
+    let mut begin = String::new();
+    for word in args.from(1).iter() {
+        let room = 128_usize.saturating_sub(begin.len());
+        if room == 0 {
+            break;
+        }
+        begin.push_str(&format!("'{}' ", clean(word, room)));
+    }
+    let word = clean(args.get(0).unwrap_or_default(), 128);
+    error(format!("ERR unknown command '{word}', with args beginning with: {begin}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resp::Decoder;
+
+    fn with_args<T>(line: &str, then: impl FnOnce(Args<'_>) -> T) -> T {
+        let mut decoder = Decoder::default();
+        let input = format!("{line}\r\n");
+        let request = decoder.decode(input.as_bytes()).unwrap().unwrap();
+        then(request.args)
+    }
+
+    fn read(line: &str) -> Result<Command, String> {
+        with_args(line, |args| parse(args, Protocol::Resp2)).map_err(|frame| match frame {
+            Frame::Error(text) => text,
+            other => panic!("no error: {other:?}"),
+        })
+    }
+
+    fn plain(name: &str) -> LockRequest {
+        LockRequest {
+            name: LockName::new(name.as_bytes()).unwrap(),
+            kind: Kind::Lock,
+            wait: Wait::Forever,
+            lease: None,
+            owner: 0,
+            session: None,
+            traceparent: None,
+        }
+    }
+
+    #[test]
+    fn lock_with_all_its_options() {
+        assert_eq!(read("LOCK a"), Ok(Command::Lock(plain("a"))));
+        let full = "lock a kind LOCK wait 250 lease 100 owner -3 in s1 traceparent 00-ab";
+        let expected = LockRequest {
+            wait: Wait::AtMost(Duration::from_millis(250)),
+            lease: Lease::new(Duration::from_millis(100)),
+            owner: -3,
+            session: Some(b"s1".to_vec()),
+            traceparent: Some(b"00-ab".to_vec()),
+            ..plain("a")
+        };
+        assert_eq!(read(full), Ok(Command::Lock(expected)));
+        let now = LockRequest { wait: Wait::AtMost(Duration::ZERO), ..plain("a") };
+        assert_eq!(read("LOCK a NOWAIT"), Ok(Command::Lock(now.clone())));
+        assert_eq!(read("LOCK a WAIT 0"), Ok(Command::Lock(now)));
+        assert_eq!(
+            read("LOCK WAIT NOWAIT").unwrap().word(),
+            "lock",
+            "a name may look like a keyword"
+        );
+    }
+
+    #[test]
+    fn the_other_commands() {
+        let hold = HoldRequest {
+            name: LockName::new(&b"a"[..]).unwrap(),
+            kind: Some(Kind::Lock),
+            owner: 7,
+            session: Some(b"s".to_vec()),
+        };
+        assert_eq!(read("UNLOCK a KIND lock OWNER 7 IN s"), Ok(Command::Unlock(hold.clone())));
+        assert_eq!(
+            read("EXTEND a 5000 KIND lock OWNER 7 IN s"),
+            Ok(Command::Extend(hold.clone(), Lease::new(Duration::from_secs(5))))
+        );
+        assert_eq!(read("EXTEND a 0 KIND lock OWNER 7 IN s"), Ok(Command::Extend(hold, None)));
+        assert_eq!(read("holds"), Ok(Command::Holds));
+        assert_eq!(read("SHOW a").unwrap().word(), "show");
+        let list = ListRequest { pattern: Some(b"x*".to_vec()), cursor: 12, count: 5 };
+        assert_eq!(read("LOCKS MATCH x* CURSOR 12 COUNT 5"), Ok(Command::Locks(list)));
+        assert_eq!(
+            read("SESSION PUSH off DEADLINES ON"),
+            Ok(Command::Session { push: Some(false), deadlines: Some(true) })
+        );
+        assert_eq!(
+            read("EVENTS s k WAIT 10"),
+            Ok(Command::Events {
+                session: b"s".to_vec(),
+                secret: b"k".to_vec(),
+                wait: Duration::from_millis(10)
+            })
+        );
+        assert_eq!(
+            read("CANCEL s k OWNER 4"),
+            Ok(Command::Cancel { session: b"s".to_vec(), secret: b"k".to_vec(), owner: 4 })
+        );
+    }
+
+    #[test]
+    fn pushes_need_resp3() {
+        let on = Ok(Command::Session { push: Some(true), deadlines: None });
+        assert_eq!(with_args("SESSION PUSH on", |args| parse(args, Protocol::Resp3)), on);
+        assert!(read("SESSION PUSH on").unwrap_err().starts_with("SYNTAX PUSH on needs RESP3"));
+    }
+
+    #[test]
+    fn every_mistake_has_its_sentence() {
+        let year = "31536000000";
+        let over = "31536000001";
+        let huge = "9".repeat(40);
+        let long = "x".repeat(513);
+        let cases: Vec<(String, &str)> = vec![
+            ("LOCK".into(), "SYNTAX words are missing: LOCK name"),
+            ("LOCK ''".into(), "SYNTAX a lock name cannot be empty"),
+            (format!("LOCK {long}"), "LIMIT a lock name of 513 bytes is too long"),
+            ("LOCK a WAIT".into(), "SYNTAX WAIT needs a value"),
+            ("LOCK a WAIT -5".into(), "SYNTAX WAIT takes whole milliseconds, not '-5'"),
+            ("LOCK a WAIT 1.5".into(), "SYNTAX WAIT takes whole milliseconds, not '1.5'"),
+            ("LOCK a WAIT ''".into(), "SYNTAX WAIT takes whole milliseconds, not ''"),
+            (format!("LOCK a WAIT {over}"), "LIMIT WAIT 31536000001 is above 31536000000 ms"),
+            (format!("LOCK a WAIT {huge}"), "LIMIT WAIT 999"),
+            ("LOCK a WAIT 1 NOWAIT".into(), "SYNTAX give either WAIT or NOWAIT"),
+            ("LOCK a NOWAIT WAIT 1".into(), "SYNTAX give either WAIT or NOWAIT"),
+            ("LOCK a NOWAIT NOWAIT".into(), "SYNTAX NOWAIT is given twice"),
+            ("LOCK a WAIT 1 WAIT 1".into(), "SYNTAX WAIT is given twice"),
+            ("LOCK a LEASE 99".into(), "LIMIT LEASE must be from 100 to 31536000000 ms"),
+            ("LOCK a LEASE 0".into(), "LIMIT LEASE must be"),
+            (format!("LOCK a LEASE {huge}"), "LIMIT LEASE must be"),
+            ("LOCK a LEASE x".into(), "SYNTAX LEASE takes whole milliseconds"),
+            ("LOCK a LEASE 100 LEASE 100".into(), "SYNTAX LEASE is given twice"),
+            ("LOCK a OWNER x".into(), "SYNTAX OWNER takes a whole number"),
+            ("LOCK a OWNER -".into(), "SYNTAX OWNER takes a whole number"),
+            (format!("LOCK a OWNER {huge}"), "LIMIT OWNER 999"),
+            ("LOCK a KIND fair".into(), "SYNTAX KIND fair is not served by this version"),
+            ("LOCK a KIND soft".into(), "SYNTAX 'soft' is no kind of lock"),
+            (format!("LOCK a IN {long}"), "LIMIT IN of 513 bytes is too long"),
+            ("LOCK a b".into(), "SYNTAX 'B' is not understood here: LOCK name"),
+            ("UNLOCK a WAIT 5".into(), "SYNTAX 'WAIT' is not understood here: UNLOCK name"),
+            ("EXTEND a".into(), "SYNTAX words are missing: EXTEND name ms"),
+            ("EXTEND a 99".into(), "LIMIT EXTEND must be from 100"),
+            (format!("EXTEND a {over}"), "LIMIT EXTEND must be"),
+            ("HOLDS a".into(), "SYNTAX 'A' is not understood here: HOLDS"),
+            ("SHOW".into(), "SYNTAX words are missing: SHOW name"),
+            ("SHOW a b".into(), "SYNTAX 'B' is not understood here: SHOW name"),
+            ("LOCKS COUNT 0".into(), "LIMIT COUNT must be from 1 to 1000"),
+            ("LOCKS COUNT 1001".into(), "LIMIT COUNT must be"),
+            (format!("LOCKS CURSOR {huge}"), "SYNTAX CURSOR takes what the last LOCKS gave"),
+            (format!("LOCKS MATCH {long}"), "LIMIT a MATCH of 513 bytes"),
+            ("SESSION PUSH yes".into(), "SYNTAX PUSH takes on or off, not 'yes'"),
+            ("SESSION GRACE 5".into(), "SYNTAX 'GRACE' is not understood here: SESSION [PUSH"),
+            ("EVENTS s".into(), "SYNTAX words are missing: EVENTS id secret"),
+            ("CANCEL s".into(), "SYNTAX words are missing: CANCEL id secret"),
+            ("MULTI".into(), "ERR MULTI is not served: each command here is complete"),
+        ];
+        for (line, start) in cases {
+            let error = read(&line).unwrap_err();
+            assert!(error.starts_with(start), "{line}: {error}");
+        }
+        assert!(read(&format!("LOCK a WAIT {year} LEASE {year}")).is_ok());
+    }
+
+    #[test]
+    fn an_unknown_command_is_refused_in_redis_own_words() {
+        let text = "ERR unknown command 'FOO', with args beginning with: 'a' 'b c' ";
+        assert_eq!(read("FOO a 'b c'").unwrap_err(), text);
+        assert_eq!(
+            read("foo").unwrap_err(),
+            "ERR unknown command 'foo', with args beginning with: "
+        );
+        let long = read(&format!("x {} y", "z".repeat(300))).unwrap_err();
+        assert!(long.ends_with(&format!("'{}' ", "z".repeat(128))), "{long}");
+        assert!(!read("\"a\\nb\"").unwrap_err().contains('\n'));
+    }
+}

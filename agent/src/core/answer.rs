@@ -1,0 +1,81 @@
+//! Replies and error sentences: each names the lock and the cause.
+
+use redisson::{ClientId, HolderId, Kind, LockName, Moment};
+
+use super::Core;
+use super::event::End;
+use super::hold::Hold;
+use super::session::Slot;
+use crate::resp::Frame;
+
+impl Core {
+    /// LOCK's success.
+    pub(super) fn lock_reply(client: ClientId, hold: &Hold, now: Moment, waited_ms: u64) -> Frame {
+        Frame::Map(vec![
+            ("lock", Frame::bytes(hold.name.as_bytes())),
+            ("kind", Frame::word(hold.kind.as_str())),
+            ("holder", Frame::bytes(HolderId::new(client, hold.number).to_string())),
+            ("holds", Frame::count(hold.count.into())),
+            // Only fenced locks have a token.
+            ("token", Frame::NullValue),
+            ("valid_ms", Frame::count(hold.valid_ms(now))),
+            ("waited_ms", Frame::count(waited_ms)),
+        ])
+    }
+
+    /// Refuses a command that names another session than the connection's: its client has reconnected behind the
+    /// worker's back, and what the worker believes to hold is gone.
+    pub(super) fn wrong_session(
+        &self,
+        slot: Slot,
+        wanted: Option<&[u8]>,
+        name: &LockName,
+    ) -> Option<Frame> {
+        let wanted = wanted?;
+        let own = self.session_name(slot.session);
+        (own.as_bytes() != wanted).then(|| {
+            Frame::Error(format!(
+                "SESSION `{name}` is not touched: this connection is session {own}, not the one named; the client has \
+                 reconnected, and what the old session held is released"
+            ))
+        })
+    }
+
+    pub(super) fn not_held(name: &LockName, owner: i64, kind: Option<Kind>) -> Frame {
+        let kind = kind.map_or(String::new(), |kind| format!(" as {kind}"));
+        Frame::Error(format!("NOTHELD `{name}` is not held{kind} by owner {owner} of this session"))
+    }
+
+    pub(super) fn lost(name: &LockName, end: End) -> Frame {
+        Frame::Error(format!("LOST `{name}` was held, but {} ({})", end.explained(), end.as_str()))
+    }
+
+    pub(super) fn draining(name: &LockName) -> Frame {
+        Frame::Error(format!("DRAINING `{name}` is not given out: this agent is shutting down"))
+    }
+
+    pub(super) fn limit(name: &LockName, what: &str) -> Frame {
+        Frame::Error(format!("LIMIT `{name}`: {what}"))
+    }
+
+    pub(super) fn unavailable_for(name: &LockName, what: &str) -> Frame {
+        Frame::Error(format!("UNAVAILABLE `{name}`: {}", one_line(what)))
+    }
+
+    pub(super) fn deadlock(&self, name: &LockName) -> Frame {
+        let holder = self
+            .names
+            .get(name)
+            .and_then(|state| state.hold)
+            .map_or_else(String::new, |number| format!(" of {}", self.holder(number)));
+        Frame::Error(format!(
+            "DEADLOCK waiting for `{name}` would never end: its holder{holder} waits, directly or through others, for \
+             a lock that you hold; release that first, or wait with a limit"
+        ))
+    }
+}
+
+/// A foreign sentence on one line.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(400).collect()
+}

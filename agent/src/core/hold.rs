@@ -1,0 +1,70 @@
+//! One grant: who holds which lock, how it is kept, until when it is surely valid.
+
+use redisson::{Kind, Lease, LockName, Moment};
+
+use super::Number;
+use super::session::Owner;
+
+/// How a hold is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Care {
+    /// The watchdog renews it.
+    Watched,
+    /// Nothing renews it; it ends when its lease does.
+    Fixed,
+}
+
+/// A hold of a local owner.
+#[derive(Debug)]
+pub(super) struct Hold {
+    pub(super) number: Number,
+    pub(super) name: LockName,
+    pub(super) kind: Kind,
+    pub(super) owner: Owner,
+    /// Reentrancy count, as the owner knows it.
+    pub(super) count: u32,
+    pub(super) care: Care,
+    pub(super) granted: Moment,
+    /// The last instant at which it is sure to be held, as long as Redis keeps the key and its clock does not step.
+    /// Only an explicit success moves it.
+    pub(super) valid_until: Moment,
+    /// When to renew it next.
+    pub(super) renew_at: Moment,
+    /// A renewal is on its way.
+    pub(super) renewing: bool,
+    /// Renewals that failed in a row.
+    pub(super) failures: u32,
+    /// Its owner has been warned.
+    pub(super) jeopardy: bool,
+    /// The trace its LOCK was part of, for the log.
+    pub(super) trace: Option<Box<str>>,
+    /// Where its deadline stands among the timers.
+    pub(super) armed: Moment,
+}
+
+/// Milliseconds, as replies give them.
+pub(super) fn millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Hold {
+    /// The trace, as log lines give it.
+    pub(super) fn trace(&self) -> &str {
+        self.trace.as_deref().unwrap_or_default()
+    }
+
+    pub(super) fn valid_ms(&self, now: Moment) -> u64 {
+        millis(self.valid_until.since(now))
+    }
+
+    /// When something is next to be done about it. `lease` is that of watched holds.
+    pub(super) fn deadline(&self, lease: Lease, margin: std::time::Duration) -> Moment {
+        if self.care == Care::Fixed {
+            return self.valid_until;
+        }
+        let lost = lease.lost_at(self.valid_until, margin);
+        let warn = if self.jeopardy { Moment::NEVER } else { lease.jeopardy_at(self.valid_until) };
+        let renew = if self.renewing { Moment::NEVER } else { self.renew_at };
+        lost.min(warn).min(renew)
+    }
+}

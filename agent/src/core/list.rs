@@ -1,0 +1,204 @@
+//! HOLDS, LOCKS and SHOW.
+
+use std::time::Duration;
+
+use redisson::script::Shown;
+use redisson::shape::MAX_FIELDS;
+use redisson::{LockName, group};
+
+use super::hold::millis;
+use super::op::Purpose;
+use super::session::Slot;
+use super::{Core, Number};
+use crate::command::ListRequest;
+use crate::resp::Frame;
+use crate::session::{ListPage, ListRow};
+
+impl Core {
+    pub(super) fn list_holds(&mut self, slot: Slot) {
+        let Some(session) = self.sessions.get(&slot.session) else { return };
+        let mut numbers: Vec<Number> = session.holds.values().copied().collect();
+        numbers.sort_unstable();
+        let rows = numbers
+            .iter()
+            .filter_map(|number| self.holds.get(number))
+            .map(|hold| {
+                Frame::Map(vec![
+                    ("lock", Frame::bytes(hold.name.as_bytes())),
+                    ("kind", Frame::word(hold.kind.as_str())),
+                    ("holder", Frame::bytes(self.holder(hold.number).to_string())),
+                    ("owner", Frame::Int(hold.owner.owner)),
+                    ("holds", Frame::count(hold.count.into())),
+                    ("token", Frame::NullValue),
+                    ("valid_ms", Frame::count(hold.valid_ms(self.now))),
+                    ("age_ms", Frame::count(millis(self.now.since(hold.granted)))),
+                ])
+            })
+            .collect();
+        self.answer(slot, Frame::Array(rows));
+    }
+
+    pub(super) fn list_locks(&mut self, slot: Slot, request: &ListRequest) {
+        let uid = self.sessions.get(&slot.session).map(|session| session.peer.uid);
+        // Root and the agent's own user see everybody's, others their own.
+        let own_uid = rustix::process::geteuid().as_raw();
+        let only = uid.filter(|uid| *uid != 0 && *uid != own_uid);
+        let page = self.list(request, only);
+        let rows = page.rows.into_iter().map(row_frame).collect();
+        let next = Frame::bytes(page.next.to_string());
+        self.answer(slot, Frame::Array(vec![next, Frame::Array(rows)]));
+    }
+
+    /// One page of holds and waits, in order of their numbers. As with SCAN, a page looks at `count` entries and
+    /// may show fewer; it is the last one when its cursor is 0.
+    #[must_use]
+    pub fn list(&self, request: &ListRequest, only_uid: Option<u32>) -> ListPage {
+        let after = i64::try_from(request.cursor).unwrap_or(i64::MAX);
+        let from = after.saturating_add(1);
+        let mut entries: Vec<(Number, bool)> = self
+            .holds
+            .range(from..)
+            .take(request.count)
+            .map(|(number, _)| (*number, true))
+            .chain(
+                self.waiters.range(from..).take(request.count).map(|(number, _)| (*number, false)),
+            )
+            .collect();
+        entries.sort_unstable();
+        let more = entries.len() > request.count;
+        entries.truncate(request.count);
+        let last = entries.last().map_or(0, |(number, _)| number.unsigned_abs());
+        let rows = entries
+            .into_iter()
+            .filter_map(|(number, held)| self.row(number, held))
+            .filter(|(row, _)| only_uid.is_none_or(|uid| row.uid == uid))
+            .filter(|(_, name)| {
+                request.pattern.as_ref().is_none_or(|p| group::glob_matches(p, name.as_bytes()))
+            })
+            .map(|(row, _)| row)
+            .collect();
+        // Exactly `count` entries may or may not be the end: the next page, perhaps empty, tells.
+        ListPage { next: if more || last == 0 { last } else { self.beyond(last) }, rows }
+    }
+
+    /// The cursor itself if anything is numbered above it, else 0.
+    fn beyond(&self, cursor: u64) -> u64 {
+        let from = i64::try_from(cursor).unwrap_or(i64::MAX).saturating_add(1);
+        let more = self.holds.range(from..).next().is_some()
+            || self.waiters.range(from..).next().is_some();
+        if more { cursor } else { 0 }
+    }
+
+    fn row(&self, number: Number, held: bool) -> Option<(ListRow, LockName)> {
+        let (name, kind, owner, since, valid_ms) = if held {
+            let hold = self.holds.get(&number)?;
+            (&hold.name, hold.kind, hold.owner, hold.granted, Some(hold.valid_ms(self.now)))
+        } else {
+            let waiter = self.waiters.get(&number)?;
+            (&waiter.name, waiter.kind, waiter.owner, waiter.since, None)
+        };
+        let session = self.sessions.get(&owner.session);
+        let row = ListRow {
+            lock: name.to_string(),
+            name: name.as_bytes().to_vec(),
+            kind: kind.as_str(),
+            holder: held.then(|| self.holder(number).to_string()),
+            state: if held { "held" } else { "waiting" },
+            pid: session.and_then(|session| session.peer.pid),
+            uid: session.map_or(u32::MAX, |session| session.peer.uid),
+            comm: session.and_then(|session| session.peer.comm.clone()),
+            client: session
+                .and_then(|session| session.client_name.as_deref())
+                .map(|name| String::from_utf8_lossy(name).into_owned()),
+            age_ms: millis(self.now.since(since)),
+            valid_ms,
+        };
+        Some((row, name.clone()))
+    }
+
+    pub(super) fn show(&mut self, slot: Slot, name: LockName) {
+        self.send(Purpose::Show { name, slot }, Duration::MAX);
+    }
+
+    /// Redis told what a lock looks like.
+    pub(super) fn shown(&mut self, slot: Slot, name: &LockName, shown: &Shown) {
+        let reply = if shown.key_type == "none" && shown.queue_length == 0 {
+            Frame::Null
+        } else {
+            show_frame(name, shown)
+        };
+        self.answer(slot, reply);
+    }
+}
+
+fn row_frame(row: ListRow) -> Frame {
+    let text = |text: Option<String>| Frame::or_null(text.map(Frame::bytes));
+    Frame::Map(vec![
+        ("lock", Frame::bytes(row.name)),
+        ("kind", Frame::word(row.kind)),
+        ("holder", text(row.holder)),
+        ("state", Frame::word(row.state)),
+        ("pid", Frame::or_null(row.pid.map(|pid| Frame::Int(pid.into())))),
+        ("uid", Frame::Int(row.uid.into())),
+        ("comm", text(row.comm)),
+        ("name", text(row.client)),
+        ("age_ms", Frame::count(row.age_ms)),
+        ("valid_ms", Frame::or_null(row.valid_ms.map(Frame::count))),
+    ])
+}
+
+fn show_frame(name: &LockName, shown: &Shown) -> Frame {
+    let mut warnings = Vec::new();
+    if shown.key_type != "hash" && shown.key_type != "none" {
+        warnings.push(format!("the key is no lock but a {}", shown.key_type));
+    } else if shown.fields > MAX_FIELDS {
+        warnings
+            .push(format!("a hash of {} fields: too large to be a lock, not read", shown.fields));
+    } else if shown.fields > 0 && !shown.hash.is_candidate() {
+        warnings.push("a hash, but no field has a holder's form".to_owned());
+    } else if let Some(malformed) = shown.hash.malformed() {
+        warnings.push(malformed);
+    }
+    if shown.key_type == "hash" && shown.pttl_ms.is_none() {
+        warnings.push("no time to live: it will never end by itself".to_owned());
+    }
+    if name.as_str().is_none() {
+        warnings.push("the name is not UTF-8: Java clients cannot spell it".to_owned());
+    }
+    if !name.companions_share_slot() {
+        warnings.push(
+            "odd braces: in a cluster its channel and companions fall into other slots".to_owned(),
+        );
+    }
+    let holders = shown
+        .hash
+        .holders
+        .iter()
+        .map(|holder| {
+            Frame::Map(vec![
+                ("holder", Frame::bytes(holder.id.to_string())),
+                ("holds", Frame::Int(holder.count)),
+            ])
+        })
+        .collect();
+    let queue = shown
+        .queue
+        .iter()
+        .map(|place| {
+            Frame::Map(vec![
+                ("waiter", Frame::bytes(place.waiter.clone())),
+                ("deadline_ms", Frame::or_null(place.deadline_ms.map(Frame::count))),
+            ])
+        })
+        .collect();
+    let kind = if shown.queue_length > 0 { "fair" } else { shown.hash.kind().as_str() };
+    Frame::Map(vec![
+        ("lock", Frame::bytes(name.as_bytes())),
+        ("kind", Frame::word(kind)),
+        ("holders", Frame::Array(holders)),
+        ("pttl_ms", Frame::or_null(shown.pttl_ms.map(Frame::count))),
+        ("queue_length", Frame::count(shown.queue_length)),
+        ("queue", Frame::Array(queue)),
+        ("warnings", Frame::Array(warnings.into_iter().map(Frame::bytes).collect())),
+    ])
+}

@@ -1,0 +1,201 @@
+//! One lock name as this agent knows it: its local queue, and who competes for it in Redis.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use redisson::{LockName, Moment};
+
+use super::timer::Timer;
+use super::{Action, Core, Number, OpId};
+
+/// What the front waiter is doing about the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Contest {
+    /// Nothing: nobody waits, or a local hold stands in the way.
+    Idle,
+    /// An attempt or a hand-over is on its way.
+    Asking(OpId),
+    /// It was refused, and looks again at that instant or upon a message.
+    Asleep(Moment),
+}
+
+/// A lock name that somebody here holds or waits for.
+#[derive(Debug)]
+pub(super) struct Name {
+    /// Its label in metrics.
+    pub(super) group: Arc<str>,
+    /// The local hold, if any.
+    pub(super) hold: Option<Number>,
+    /// Ops that will make the lock free for us: releases, undoings.
+    pub(super) leaving: u32,
+    pub(super) queue: VecDeque<Number>,
+    pub(super) contest: Contest,
+    /// We asked for its release messages.
+    pub(super) listening: bool,
+    /// The subscription stands.
+    pub(super) subscribed: bool,
+    /// When the latest release message came.
+    pub(super) message_at: Option<Moment>,
+    /// When the lock was last taken from Redis rather than from a local holder.
+    pub(super) taken_at: Moment,
+    pub(super) handovers: u32,
+    /// Whether others are subscribed, as the latest hand-over told; unknown until one did.
+    pub(super) others: Option<bool>,
+    /// Until then we leave the lock to others.
+    pub(super) stand_back_until: Moment,
+    /// Attempts that failed in a row.
+    pub(super) failures: u32,
+    /// What Redis or the network said when the latest attempt failed; none once an attempt was answered.
+    pub(super) trouble: Option<String>,
+    /// Where its deadline stands among the timers.
+    pub(super) armed: Moment,
+}
+
+impl Name {
+    fn new(group: Arc<str>) -> Self {
+        Self {
+            group,
+            hold: None,
+            leaving: 0,
+            queue: VecDeque::new(),
+            contest: Contest::Idle,
+            listening: false,
+            subscribed: false,
+            message_at: None,
+            taken_at: Moment::default(),
+            handovers: 0,
+            others: None,
+            stand_back_until: Moment::default(),
+            failures: 0,
+            trouble: None,
+            armed: Moment::NEVER,
+        }
+    }
+
+    fn is_unused(&self) -> bool {
+        self.hold.is_none()
+            && self.leaving == 0
+            && self.queue.is_empty()
+            && !matches!(self.contest, Contest::Asking(_))
+    }
+}
+
+impl Core {
+    pub(super) fn name_mut(&mut self, name: &LockName) -> &mut Name {
+        // Two look-ups in the common case beat a clone of the key on each.
+        if !self.names.contains_key(name) {
+            let group = self.figures.group(name);
+            self.names.insert(name.clone(), Name::new(group));
+        }
+        self.names.get_mut(name).expect("inserted above where it was missing")
+    }
+
+    pub(super) fn group(&mut self, name: &LockName) -> Arc<str> {
+        Arc::clone(&self.name_mut(name).group)
+    }
+
+    /// Lets the front waiter try, if nothing stands in its way; forgets the name when nobody needs it any more.
+    /// To be called whenever anything about the name has changed.
+    pub(super) fn advance(&mut self, name: &LockName) {
+        let now = self.now;
+        let Some(state) = self.names.get_mut(name) else { return };
+        if state.queue.is_empty() || state.hold.is_some() {
+            self.stop_listening(name);
+        }
+        let Some(state) = self.names.get_mut(name) else { return };
+        if state.is_unused() {
+            let armed = state.armed;
+            self.timers.clear(armed, Timer::Name(name.clone()));
+            self.names.remove(name);
+            return;
+        }
+        let blocked = state.hold.is_some() || state.leaving > 0;
+        let (Some(&front), false, Contest::Idle) = (state.queue.front(), blocked, state.contest)
+        else {
+            return;
+        };
+        if state.stand_back_until > now {
+            let until = state.stand_back_until;
+            return self.sleep(name, until);
+        }
+        self.attempt(name, front);
+    }
+
+    /// Puts the front waiter to sleep until then, or until a message.
+    pub(super) fn sleep(&mut self, name: &LockName, until: Moment) {
+        let Some(state) = self.names.get_mut(name) else { return };
+        state.contest = Contest::Asleep(until);
+        self.timers.set(&mut state.armed, until, Timer::Name(name.clone()));
+    }
+
+    pub(super) fn name_due(&mut self, name: &LockName) {
+        let Some(state) = self.names.get_mut(name) else { return };
+        state.armed = Moment::NEVER;
+        if matches!(state.contest, Contest::Asleep(_)) {
+            state.contest = Contest::Idle;
+            self.advance(name);
+        }
+    }
+
+    /// Asks for release messages of a lock that others hold.
+    pub(super) fn listen(&mut self, name: &LockName) {
+        let Some(state) = self.names.get_mut(name) else { return };
+        if !state.listening {
+            state.listening = true;
+            self.actions.push_back(Action::Subscribe(name.clone()));
+            self.figures.subscriptions.inc();
+        }
+    }
+
+    fn stop_listening(&mut self, name: &LockName) {
+        let Some(state) = self.names.get_mut(name) else { return };
+        if state.listening {
+            state.listening = false;
+            state.subscribed = false;
+            self.actions.push_back(Action::Unsubscribe(name.clone()));
+            self.figures.subscriptions.dec();
+        }
+    }
+
+    /// The subscription to a lock's messages stands, for the first time or again: what was published before it did
+    /// is lost, so the front waiter looks again.
+    pub fn on_subscribed(&mut self, now: Moment, name: &LockName) {
+        self.now = self.now.max(now);
+        if let Some(state) = self.names.get_mut(name).filter(|state| state.listening) {
+            state.subscribed = true;
+            self.wake(name);
+        }
+        self.run_ready();
+    }
+
+    /// The connection for messages is down: every name sleeps without one until it is back.
+    pub fn on_unsubscribed(&mut self) {
+        for state in self.names.values_mut() {
+            state.subscribed = false;
+        }
+    }
+
+    /// Somebody published a release of the lock.
+    pub fn on_message(&mut self, now: Moment, name: &LockName) {
+        self.now = self.now.max(now);
+        let at = self.now;
+        if let Some(state) = self.names.get_mut(name) {
+            state.message_at = Some(at);
+            // Our own true release is published too, and right before we stand back; it wakes nobody here.
+            if state.stand_back_until <= at {
+                self.wake(name);
+            }
+        }
+        self.run_ready();
+    }
+
+    /// Ends the front waiter's sleep: it tries again.
+    pub(super) fn wake(&mut self, name: &LockName) {
+        let Some(state) = self.names.get_mut(name) else { return };
+        if matches!(state.contest, Contest::Asleep(_)) {
+            state.contest = Contest::Idle;
+            self.timers.set(&mut state.armed, Moment::NEVER, Timer::Name(name.clone()));
+            self.advance(name);
+        }
+    }
+}

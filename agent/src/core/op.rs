@@ -1,0 +1,360 @@
+//! Scripts on their way to Redis, and what becomes of their outcomes.
+//!
+//! A script whose reply is lost may have run or may yet run: it is in doubt. Since each names the state it wants, it
+//! is sent again as it is, until Redis answers or the lease it is about has run out by itself.
+
+use std::time::Duration;
+
+use redisson::script::{self, Call, Value};
+use redisson::{Lease, LockName, Moment};
+
+use super::release::Ending;
+use super::session::{Owner, Slot};
+use super::timer::Timer;
+use super::wait::WaiterId;
+use super::{Action, Core, Lane, Number};
+use crate::resp::Frame;
+
+/// One op's name towards the outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// Why a script brought no reply of its own.
+#[derive(Debug, Clone)]
+pub enum Failure {
+    /// It was surely not sent: no connection.
+    Unsent(String),
+    /// It may have run, or may yet run: time-out, or the connection broke.
+    Lost(String),
+    /// Redis refused it and changed nothing.
+    Refused(String),
+}
+
+impl Failure {
+    pub(super) fn text(&self) -> &str {
+        match self {
+            Self::Unsent(text) | Self::Lost(text) | Self::Refused(text) => text,
+        }
+    }
+}
+
+/// A hold about which its owner asks something.
+#[derive(Debug, Clone)]
+pub(super) struct Asked {
+    pub(super) name: LockName,
+    pub(super) number: Number,
+    /// The count it is to have afterwards.
+    pub(super) count: u32,
+    pub(super) owner: Owner,
+    pub(super) slot: Slot,
+}
+
+/// What is asked.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Change {
+    /// One hold more. With a lease it stays fixed, without one the watchdog keeps it from now on.
+    Reenter(Option<Lease>),
+    /// One hold less.
+    Partial,
+    /// A fixed lease from now, or the watchdog's care.
+    Extend(Option<Lease>),
+}
+
+/// What a script is for.
+#[derive(Debug, Clone)]
+pub(super) enum Purpose {
+    /// To take the lock for a waiter.
+    Acquire { name: LockName, waiter: WaiterId, number: Number, lease: Lease },
+    /// To change one hold's count or lease for its owner.
+    Keep(Asked, Change),
+    /// To renew holds, at the counts they had.
+    Renew { holds: Vec<(LockName, Number, u32)> },
+    /// To end a hold.
+    Release(Ending),
+    /// To pass a hold on to a waiter.
+    HandOver { from: Ending, waiter: WaiterId, to: Number, lease: Lease },
+    /// To remove a number of ours that nobody holds.
+    Undo { name: LockName, number: Number },
+    /// To see a lock.
+    Show { name: LockName, slot: Slot },
+}
+
+impl Purpose {
+    /// The number whose field in Redis it may write or remove.
+    pub(super) fn concerns(&self, sought: Number) -> bool {
+        match self {
+            Self::Acquire { number, .. } | Self::Undo { number, .. } => *number == sought,
+            Self::Keep(asked, _) => asked.number == sought,
+            Self::Release(ending) => ending.number == sought,
+            Self::HandOver { from, to, .. } => from.number == sought || *to == sought,
+            Self::Renew { .. } | Self::Show { .. } => false,
+        }
+    }
+}
+
+/// One script on its way.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) purpose: Purpose,
+    /// When it was last sent; what it sets is valid from then.
+    pub(super) sent: Moment,
+    /// An earlier copy may have run.
+    pub(super) doubt: bool,
+    pub(super) failures: u32,
+    /// When it is to be sent again; never while it is on its way.
+    retry_at: Moment,
+    /// When who waits for it hears that Redis does not answer.
+    answer_by: Moment,
+    /// When to give it up: the lease it is about has run out by itself.
+    give_up_at: Moment,
+    armed: Moment,
+}
+
+impl Op {
+    /// Whether its outcome is yet to come, rather than the time to send it again.
+    pub(super) fn is_on_its_way(&self) -> bool {
+        self.retry_at == Moment::NEVER
+    }
+}
+
+impl Core {
+    /// Sends a script. `give_up` is how long it is worth repeating.
+    pub(super) fn send(&mut self, purpose: Purpose, give_up: Duration) -> OpId {
+        let id = OpId(self.next_op);
+        self.next_op += 1;
+        let answer_by = match &purpose {
+            Purpose::Keep(..) | Purpose::Show { .. } => self.now + self.settings.response_timeout,
+            Purpose::Release(ending) | Purpose::HandOver { from: ending, .. }
+                if ending.slot.is_some() =>
+            {
+                self.now + self.settings.response_timeout
+            }
+            _ => Moment::NEVER,
+        };
+        let op = Op {
+            purpose,
+            sent: self.now,
+            doubt: false,
+            failures: 0,
+            retry_at: Moment::NEVER,
+            answer_by,
+            give_up_at: self.now + give_up,
+            armed: Moment::NEVER,
+        };
+        self.ops.insert(id, op);
+        self.dispatch(id);
+        id
+    }
+
+    fn dispatch(&mut self, id: OpId) {
+        let now = self.now;
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        op.sent = now;
+        op.retry_at = Moment::NEVER;
+        let answer_by = op.answer_by;
+        self.timers.set(&mut op.armed, answer_by, Timer::Op(id));
+        let lane = if matches!(op.purpose, Purpose::Renew { .. }) {
+            Lane::Renewals
+        } else {
+            Lane::Commands
+        };
+        let purpose = op.purpose.clone();
+        let call = self.call(&purpose);
+        self.actions.push_back(Action::Send { op: id, lane, call });
+    }
+
+    fn call(&self, purpose: &Purpose) -> Call {
+        let lease = self.settings.lease;
+        match purpose {
+            Purpose::Acquire { name, number, lease, .. } => {
+                script::acquire(name, &self.holder(*number), *lease)
+            }
+            // Never less than a watched lease, whatever is asked: a key without a time to live is given this one,
+            // and a shorter lease is kept by the agent, which releases at its end.
+            Purpose::Keep(Asked { name, number, count, .. }, change) => {
+                let wanted = match change {
+                    Change::Reenter(wanted) | Change::Extend(wanted) => wanted.unwrap_or(lease),
+                    Change::Partial => lease,
+                };
+                script::keep([(name, self.holder(*number), *count)], wanted)
+            }
+            Purpose::Renew { holds } => script::keep(
+                holds.iter().map(|(name, number, count)| (name, self.holder(*number), *count)),
+                lease,
+            ),
+            Purpose::Release(Ending { name, number, .. }) | Purpose::Undo { name, number } => {
+                script::release(name, &self.holder(*number), self.settings.publish)
+            }
+            Purpose::HandOver { from, to, lease, .. } => {
+                script::hand_over(&from.name, &self.holder(from.number), &self.holder(*to), *lease)
+            }
+            Purpose::Show { name, .. } => script::show(name),
+        }
+    }
+
+    /// Redis answered a script.
+    pub fn on_reply(&mut self, now: Moment, id: OpId, reply: &Value) {
+        self.now = self.now.max(now);
+        let Some(op) = self.take_op(id) else { return };
+        let took = self.now.since(op.sent);
+        if !op.doubt {
+            self.round_trip = (self.round_trip * 7 + took) / 8;
+        }
+        let result =
+            match &op.purpose {
+                Purpose::Acquire { .. } => {
+                    script::parse_acquire(reply).map(|acquired| self.acquired(&op, acquired))
+                }
+                Purpose::Keep(asked, change) => script::parse_keep(reply, 1)
+                    .map(|kept| self.kept(op.sent, asked, *change, kept[0])),
+                Purpose::Renew { holds } => script::parse_keep(reply, holds.len())
+                    .map(|kept| self.renewed(&op, holds, &kept)),
+                Purpose::Release(ending) => script::parse_release(reply)
+                    .map(|released| self.released(ending, op.doubt, released)),
+                Purpose::HandOver { .. } => {
+                    script::parse_hand_over(reply).map(|passed| self.handed_over(&op, passed))
+                }
+                Purpose::Undo { name, .. } => {
+                    script::parse_release(reply).map(|released| self.undone(name, released))
+                }
+                Purpose::Show { name, slot } => {
+                    script::parse_show(reply).map(|shown| self.shown(*slot, name, &shown))
+                }
+            };
+        if let Err(bad) = result {
+            // Whatever answers there does not run our scripts: as good as refused.
+            self.ops.insert(id, op);
+            self.on_failure(now, id, &Failure::Refused(bad.to_string()));
+            return;
+        }
+        self.run_ready();
+    }
+
+    /// A script brought no reply of its own.
+    pub fn on_failure(&mut self, now: Moment, id: OpId, failure: &Failure) {
+        self.now = self.now.max(now);
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        op.failures += 1;
+        op.doubt |= matches!(failure, Failure::Lost(_));
+        let (failures, purpose) = (op.failures, op.purpose.clone());
+        // The first repeat goes at once, down a fresh connection; after that Redis is given a moment.
+        let at_once = failures == 1 && matches!(failure, Failure::Lost(_));
+        let pause = if at_once { Duration::ZERO } else { self.pause(failures) };
+        match purpose {
+            Purpose::Renew { holds } => {
+                self.take_op(id);
+                self.renewal_failed(&holds, pause);
+            }
+            Purpose::Acquire { .. } => self.attempt_failed(id, failure, pause),
+            Purpose::HandOver { .. } if matches!(failure, Failure::Refused(_)) => {
+                // Redis takes no new field (full, say): then the old hold is simply released.
+                if let Some(op) = self.take_op(id) {
+                    self.hand_over_refused(op);
+                }
+            }
+            Purpose::Show { name, slot } if matches!(failure, Failure::Refused(_)) => {
+                self.take_op(id);
+                self.answer(slot, Self::unavailable_for(&name, failure.text()));
+            }
+            Purpose::Keep(asked, Change::Reenter(_) | Change::Extend(_))
+                if matches!(failure, Failure::Refused(_)) =>
+            {
+                self.take_op(id);
+                self.answer(asked.slot, Self::unavailable_for(&asked.name, failure.text()));
+            }
+            _ => self.retry(id, pause),
+        }
+        self.run_ready();
+    }
+
+    /// 0, 10 ms, 20 ms … up to 500 ms, jittered.
+    pub(super) fn pause(&mut self, failures: u32) -> Duration {
+        let base = Duration::from_millis(5 << failures.clamp(1, 7)).min(Duration::from_millis(500));
+        let share = u32::try_from(self.jitter() % 50).unwrap_or(0);
+        base + base * share / 100
+    }
+
+    /// Sends an op again after a pause, unless it is not worth it any more.
+    pub(super) fn retry(&mut self, id: OpId, pause: Duration) {
+        let now = self.now;
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        if now >= op.give_up_at {
+            return self.give_up(id);
+        }
+        if pause.is_zero() {
+            return self.dispatch(id);
+        }
+        op.retry_at = now + pause;
+        let due = op.retry_at.min(op.answer_by);
+        self.timers.set(&mut op.armed, due, Timer::Op(id));
+    }
+
+    pub(super) fn op_due(&mut self, id: OpId) {
+        let now = self.now;
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        op.armed = Moment::NEVER;
+        if op.answer_by <= now {
+            op.answer_by = Moment::NEVER;
+            self.answer_unconfirmed(id);
+        }
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        if op.retry_at <= now {
+            self.retry(id, Duration::ZERO);
+        } else {
+            let due = op.retry_at;
+            self.timers.set(&mut op.armed, due, Timer::Op(id));
+        }
+    }
+
+    /// Whoever waits for this op has waited long enough.
+    fn answer_unconfirmed(&mut self, id: OpId) {
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        let silence = "Redis has not answered in time";
+        match &mut op.purpose {
+            Purpose::Release(ending) | Purpose::HandOver { from: ending, .. } => {
+                if let Some(slot) = ending.slot.take() {
+                    let name = ending.name.clone();
+                    let text = format!(
+                        "UNAVAILABLE `{name}` is no longer yours, but {silence}: the agent goes on releasing it"
+                    );
+                    self.answer(slot, Frame::Error(text));
+                }
+            }
+            // A hold's count in Redis may differ from ours now: the next renewal puts it right.
+            Purpose::Keep(Asked { name, slot, .. }, _) | Purpose::Show { name, slot } => {
+                let (name, slot) = (name.clone(), *slot);
+                self.take_op(id);
+                self.answer(slot, Self::unavailable_for(&name, silence));
+            }
+            Purpose::Acquire { .. } | Purpose::Renew { .. } | Purpose::Undo { .. } => {}
+        }
+    }
+
+    /// The lease this op is about has run out by itself: there is nothing left to repeat it for.
+    fn give_up(&mut self, id: OpId) {
+        let Some(op) = self.take_op(id) else { return };
+        match op.purpose {
+            Purpose::Release(ending) => self.left(&ending.name),
+            Purpose::Undo { name, .. } => self.left(&name),
+            Purpose::HandOver { from, waiter, .. } => {
+                self.renumber(waiter);
+                self.stop_asking(&from.name);
+                self.advance(&from.name);
+            }
+            Purpose::Acquire { name, .. } => {
+                self.stop_asking(&name);
+                self.advance(&name);
+            }
+            Purpose::Keep(Asked { slot, name, .. }, _) | Purpose::Show { slot, name } => {
+                self.answer(slot, Self::unavailable_for(&name, "Redis has not answered in time"));
+            }
+            Purpose::Renew { .. } => {}
+        }
+    }
+
+    pub(super) fn take_op(&mut self, id: OpId) -> Option<Op> {
+        let mut op = self.ops.remove(&id)?;
+        self.timers.set(&mut op.armed, Moment::NEVER, Timer::Op(id));
+        Some(op)
+    }
+}

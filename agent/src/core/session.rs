@@ -1,0 +1,329 @@
+//! Sessions: one per connection. Commands of one owner run one after another, replies keep the commands' order.
+
+use std::collections::{HashMap, VecDeque};
+
+use redisson::{Kind, LockName, Moment};
+
+use super::event::{End, Event};
+use super::timer::Timer;
+use super::{Action, Core, Number};
+use crate::command::Command;
+use crate::resp::{Frame, Outgoing};
+use crate::session::{Peer, SessionId};
+
+/// How many events a session may leave unread; then the oldest are dropped and the gap is told.
+pub(super) const BACKLOG: usize = 256;
+/// How many lost holds a session is reminded of; the oldest are forgotten first.
+const REMEMBERED_LOSSES: usize = 1024;
+
+/// One owner of one session: who holds a lock, to the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Owner {
+    pub(super) session: SessionId,
+    pub(super) owner: i64,
+}
+
+/// The place of one reply among a session's replies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Slot {
+    pub(super) session: SessionId,
+    pub(super) seq: u64,
+}
+
+/// A command not answered yet, or answered behind one that is not.
+#[derive(Debug)]
+struct Pending {
+    owner: i64,
+    word: &'static str,
+    began: Moment,
+    reply: Option<Outgoing>,
+}
+
+/// One connection's state.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) peer: Peer,
+    pub(super) secret: [u8; 16],
+    pub(super) client_name: Option<Vec<u8>>,
+    pub(super) resp3: bool,
+    /// It has asked for its id.
+    pub(super) introduced: bool,
+    push: bool,
+    deadlines: bool,
+    pub(super) holds: HashMap<(i64, LockName), Number>,
+    /// The wait of each owner that has one.
+    pub(super) waits: HashMap<i64, Number>,
+    lost: HashMap<(i64, LockName), End>,
+    lost_order: VecDeque<(i64, LockName)>,
+    pending: VecDeque<Pending>,
+    first_seq: u64,
+    /// Commands of owners that are busy with an earlier one.
+    queued: HashMap<i64, VecDeque<(u64, Command)>>,
+    backlog: VecDeque<Vec<Frame>>,
+    missed: u64,
+    /// An EVENTS call that waits for this session's next event, and its deadline.
+    pub(super) events_waiter: Option<(Slot, Moment)>,
+}
+
+impl Session {
+    pub(super) fn new(peer: Peer, secret: [u8; 16]) -> Self {
+        Self {
+            peer,
+            secret,
+            client_name: None,
+            resp3: false,
+            introduced: false,
+            push: false,
+            deadlines: false,
+            holds: HashMap::new(),
+            waits: HashMap::new(),
+            lost: HashMap::new(),
+            lost_order: VecDeque::new(),
+            pending: VecDeque::new(),
+            first_seq: 0,
+            queued: HashMap::new(),
+            backlog: VecDeque::new(),
+            missed: 0,
+            events_waiter: None,
+        }
+    }
+
+    pub(super) fn loss(&self, owner: i64, name: &LockName) -> Option<End> {
+        self.lost.get(&(owner, name.clone())).copied()
+    }
+
+    pub(super) fn forget_loss(&mut self, owner: i64, name: &LockName) {
+        if !self.lost.is_empty() {
+            self.lost.remove(&(owner, name.clone()));
+        }
+    }
+
+    fn remember_loss(&mut self, owner: i64, name: LockName, end: End) {
+        let key = (owner, name);
+        if self.lost.insert(key.clone(), end).is_none() {
+            self.lost_order.push_back(key);
+        }
+        while self.lost_order.len() > REMEMBERED_LOSSES {
+            if let Some(oldest) = self.lost_order.pop_front() {
+                self.lost.remove(&oldest);
+            }
+        }
+    }
+
+    fn take_events(&mut self) -> Frame {
+        let mut events = Vec::with_capacity(self.backlog.len() + 1);
+        if self.missed > 0 {
+            events.push(Frame::Array(vec![Frame::word("gap"), Frame::count(self.missed)]));
+            self.missed = 0;
+        }
+        events.extend(self.backlog.drain(..).map(Frame::Array));
+        Frame::Array(events)
+    }
+
+    fn secret_text(&self) -> String {
+        self.secret.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Compares in constant time: a local process must not find the secret byte by byte.
+    fn has_secret(&self, given: &[u8]) -> bool {
+        let own = self.secret_text();
+        own.len() == given.len()
+            && own.bytes().zip(given).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+    }
+}
+
+impl Core {
+    /// The id as SESSION tells it: this run's number, then the session's.
+    pub(super) fn session_name(&self, id: SessionId) -> String {
+        format!("{:x}-{}", self.run, id.0)
+    }
+
+    /// The session of that id, if it lives and the secret is its own.
+    fn session_by_secret(&self, name: &[u8], secret: &[u8]) -> Option<SessionId> {
+        let number = std::str::from_utf8(name).ok()?.rsplit_once('-')?.1.parse().ok()?;
+        let id = SessionId(number);
+        let session = self.sessions.get(&id)?;
+        (self.session_name(id).as_bytes() == name && session.has_secret(secret)).then_some(id)
+    }
+
+    /// Takes a command in: it begins at once unless its owner is busy.
+    pub(super) fn enqueue(&mut self, id: SessionId, command: Command) {
+        let began = self.now;
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let seq = session.first_seq + session.pending.len() as u64;
+        let owner = command.owner();
+        // What the connection has answered itself only needs its place among the replies.
+        let command = match command {
+            Command::Answered(reply) => {
+                session.pending.push_back(Pending {
+                    owner,
+                    word: "other",
+                    began,
+                    reply: Some(reply),
+                });
+                return self.flush(id);
+            }
+            command => command,
+        };
+        session.pending.push_back(Pending { owner, word: command.word(), began, reply: None });
+        if let Some(queue) = session.queued.get_mut(&owner) {
+            queue.push_back((seq, command));
+        } else {
+            session.queued.insert(owner, VecDeque::new());
+            self.run(Slot { session: id, seq }, command);
+        }
+    }
+
+    /// Begins the commands whose owners have become free.
+    pub(super) fn run_ready(&mut self) {
+        while let Some((id, owner)) = self.ready.pop_front() {
+            let Some(session) = self.sessions.get_mut(&id) else { continue };
+            let Some(queue) = session.queued.get_mut(&owner) else { continue };
+            match queue.pop_front() {
+                Some((seq, command)) => self.run(Slot { session: id, seq }, command),
+                None => {
+                    session.queued.remove(&owner);
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, slot: Slot, command: Command) {
+        match command {
+            Command::Lock(request) => self.lock(slot, request),
+            Command::Unlock(request) => self.unlock(slot, &request),
+            Command::Extend(request, lease) => self.extend(slot, &request, lease),
+            Command::Show(name) => self.show(slot, name),
+            Command::Holds => self.list_holds(slot),
+            Command::Locks(request) => self.list_locks(slot, &request),
+            Command::Session { push, deadlines } => self.introduce(slot, push, deadlines),
+            Command::Events { session, secret, wait } => {
+                let until = self.now + wait;
+                match self.session_by_secret(&session, &secret) {
+                    Some(id) => self.events(slot, id, until),
+                    None => self.answer(slot, wrong_secret()),
+                }
+            }
+            Command::Cancel { session, secret, owner } => {
+                match self.session_by_secret(&session, &secret) {
+                    Some(id) => self.cancel(slot, Owner { session: id, owner }),
+                    None => self.answer(slot, wrong_secret()),
+                }
+            }
+            Command::Answered(reply) => self.answer_with(slot, reply),
+        }
+    }
+
+    /// Answers a command. Its owner's next one may begin.
+    pub(super) fn answer(&mut self, slot: Slot, reply: Frame) {
+        self.answer_with(slot, Outgoing::Reply(reply));
+    }
+
+    fn answer_with(&mut self, slot: Slot, reply: Outgoing) {
+        let Some(session) = self.sessions.get_mut(&slot.session) else { return };
+        let Some(index) = slot.seq.checked_sub(session.first_seq) else { return };
+        let Some(pending) = usize::try_from(index).ok().and_then(|i| session.pending.get_mut(i))
+        else {
+            return;
+        };
+        let failed = matches!(reply, Outgoing::Reply(Frame::Error(_)));
+        self.figures.command(pending.word, failed, self.now.since(pending.began));
+        pending.reply = Some(reply);
+        self.ready.push_back((slot.session, pending.owner));
+        self.flush(slot.session);
+    }
+
+    fn flush(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        while session.pending.front().is_some_and(|pending| pending.reply.is_some()) {
+            if let Some(Pending { reply: Some(reply), .. }) = session.pending.pop_front() {
+                session.first_seq += 1;
+                self.actions.push_back(Action::Deliver(id, reply));
+            }
+        }
+    }
+
+    fn introduce(&mut self, slot: Slot, push: Option<bool>, deadlines: Option<bool>) {
+        let id = Frame::bytes(self.session_name(slot.session));
+        let Some(session) = self.sessions.get_mut(&slot.session) else { return };
+        session.introduced = true;
+        session.push = push.unwrap_or(session.push);
+        session.deadlines = deadlines.unwrap_or(session.deadlines);
+        let secret = Frame::bytes(session.secret_text());
+        self.answer(slot, Frame::Map(vec![("id", id), ("secret", secret)]));
+    }
+
+    /// Tells a session about one of its holds.
+    pub(super) fn tell(&mut self, owner: Owner, name: &LockName, kind: Kind, event: &Event) {
+        let Some(session) = self.sessions.get_mut(&owner.session) else { return };
+        if let Event::Lost(end) = event {
+            session.remember_loss(owner.owner, name.clone(), *end);
+        }
+        if matches!(event, Event::Valid(_)) && !session.deadlines {
+            return;
+        }
+        if session.push && session.resp3 {
+            let frames = event.frames(true, name, kind);
+            self.actions.push_back(Action::Deliver(owner.session, Outgoing::Push(frames)));
+        }
+        if session.backlog.len() == BACKLOG {
+            session.backlog.pop_front();
+            session.missed += 1;
+            self.figures.events_dropped.inc();
+        }
+        session.backlog.push_back(event.frames(false, name, kind));
+        self.wake_events(owner.session);
+    }
+
+    fn events(&mut self, slot: Slot, id: SessionId, until: Moment) {
+        // One listener per session: an older call is answered with what there is.
+        self.wake_events(id);
+        let now = self.now;
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        if until <= now || !session.backlog.is_empty() || session.missed > 0 {
+            let events = session.take_events();
+            return self.answer(slot, events);
+        }
+        session.events_waiter = Some((slot, until));
+        let mut armed = Moment::NEVER;
+        self.timers.set(&mut armed, until, Timer::Events(id));
+    }
+
+    /// Answers who listens for this session's events, if anybody does.
+    pub(super) fn wake_events(&mut self, id: SessionId) {
+        let Some((slot, until)) = self.sessions.get_mut(&id).and_then(|s| s.events_waiter.take())
+        else {
+            return;
+        };
+        self.timers.clear(until, Timer::Events(id));
+        // A listener that has gone takes no events with it.
+        if self.sessions.contains_key(&slot.session)
+            && let Some(session) = self.sessions.get_mut(&id)
+        {
+            let events = session.take_events();
+            self.answer(slot, events);
+        }
+    }
+
+    /// Answers who listens for the events of a session that has just ended.
+    pub(super) fn end_events(&mut self, id: SessionId, ended: &Session) {
+        if let Some((slot, until)) = ended.events_waiter {
+            self.timers.clear(until, Timer::Events(id));
+            let gone = "GONE that session has ended: its holds are released";
+            self.answer(slot, Frame::Error(gone.to_owned()));
+        }
+    }
+
+    fn cancel(&mut self, slot: Slot, owner: Owner) {
+        let wait =
+            self.sessions.get(&owner.session).and_then(|s| s.waits.get(&owner.owner)).copied();
+        if let Some(number) = wait {
+            self.leave(number, super::wait::Left::Cancelled);
+        }
+        self.answer(slot, Frame::Int(i64::from(wait.is_some())));
+    }
+}
+
+fn wrong_secret() -> Frame {
+    Frame::Error("SESSION there is no such session, or the secret is not its own; SESSION on its connection tells both".to_owned())
+}

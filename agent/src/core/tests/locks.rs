@@ -1,0 +1,326 @@
+//! Taking, waiting, re-entering, releasing, with a Redis that works.
+
+use std::time::Duration;
+
+use redisson::Lease;
+
+use super::world::{LEASE, Network, World, lock_command, name};
+use crate::command::{Command, HoldRequest, LockRequest, Wait};
+
+const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
+
+#[test]
+fn a_lock_is_taken_and_released() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    assert_eq!(world.reply(a), "held 1");
+    assert_eq!(world.holders("x").len(), 1);
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "0");
+    assert!(world.holders("x").is_empty());
+    assert!(world.core.is_idle());
+    assert!(world.core.names.is_empty(), "nothing is remembered of a free lock");
+    assert_eq!(world.core.next_deadline(), None);
+}
+
+#[test]
+fn every_grant_has_a_number_of_its_own() {
+    let mut world = World::new();
+    let a = world.open();
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        world.lock(a, "x");
+        seen.extend(world.holders("x"));
+        world.unlock(a, "x");
+    }
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), 3);
+}
+
+#[test]
+fn local_waiters_are_served_in_order_by_hand_over() {
+    let mut world = World::new();
+    let sessions: Vec<_> = (0..4).map(|_| world.open()).collect();
+    for &id in &sessions {
+        world.lock(id, "x");
+    }
+    assert_eq!(world.reply(sessions[0]), "held 1");
+    assert_eq!(world.served, ["acquire"], "waiters behind a local holder cost Redis nothing");
+    for pair in sessions.windows(2) {
+        assert!(world.has_no_reply(pair[1]));
+        world.unlock(pair[0], "x");
+        assert_eq!(world.reply(pair[0]), "0");
+        assert_eq!(world.reply(pair[1]), "held 1");
+        assert_eq!(world.holders("x").len(), 1);
+    }
+    assert_eq!(world.served, ["acquire", "hand_over", "hand_over", "hand_over"]);
+}
+
+#[test]
+fn a_foreign_holders_release_wakes_the_front_waiter_only() {
+    let mut world = World::new();
+    world.foreign("x", FOREIGN, LEASE);
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    // One attempt, one more once the subscription stands; the second waiter costs nothing.
+    assert_eq!(world.served, ["acquire", "acquire"]);
+    assert_eq!(world.listening, [name("x")]);
+    world.foreign_release("x");
+    assert_eq!(world.reply(a), "held 1");
+    assert!(world.has_no_reply(b));
+    assert!(world.listening.is_empty(), "a local hold needs no messages");
+}
+
+#[test]
+fn without_a_message_a_waiter_wakes_when_the_lease_runs_out() {
+    let mut world = World::new();
+    world.foreign("x", FOREIGN, Duration::from_secs(2));
+    let a = world.open();
+    world.lock(a, "x");
+    world.pass(Duration::from_millis(1990));
+    assert!(world.has_no_reply(a));
+    world.pass(Duration::from_millis(20));
+    assert_eq!(world.reply(a), "held 1");
+}
+
+#[test]
+fn a_lock_without_time_to_live_is_looked_at_again() {
+    let mut world = World::new();
+    world.foreign("x", FOREIGN, LEASE);
+    world.redis.get_mut("x").unwrap().expires = None;
+    let a = world.open();
+    world.lock(a, "x");
+    world.redis.clear();
+    world.pass(Duration::from_secs(6));
+    assert_eq!(world.reply(a), "held 1");
+}
+
+#[test]
+fn nowait_and_wait_end_in_time_and_say_null() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock_within(b, "x", 0);
+    assert_eq!(world.reply(b), "null");
+    world.lock_within(b, "x", 300);
+    world.pass(Duration::from_millis(299));
+    assert!(world.has_no_reply(b));
+    world.pass(Duration::from_millis(2));
+    assert_eq!(world.reply(b), "null");
+    world.foreign("y", FOREIGN, LEASE);
+    world.lock_within(b, "y", 0);
+    assert_eq!(world.reply(b), "null");
+    assert!(world.listening.is_empty());
+}
+
+#[test]
+fn re_entry_counts_up_and_down_and_bypasses_the_queue() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.lock(a, "x");
+    let replies: Vec<_> = world.replies_of(a).iter().map(super::world::short).collect();
+    assert_eq!(replies, ["held 1", "held 2"]);
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "1");
+    assert!(world.has_no_reply(b));
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "0");
+    assert_eq!(world.reply(b), "held 1");
+}
+
+#[test]
+fn owners_of_one_session_exclude_each_other_and_do_not_block_each_other() {
+    let mut world = World::new();
+    let a = world.open();
+    let lock = |owner, lock: &str| Command::Lock(LockRequest { owner, ..lock_command(lock) });
+    world.command(a, lock(1, "x"));
+    world.command(a, lock(2, "x"));
+    world.command(a, lock(3, "y"));
+    // The third is granted, but its reply keeps its place behind the second's.
+    assert_eq!(world.replies_of(a).len(), 1);
+    assert_eq!(world.holders("y").len(), 1);
+    let request = HoldRequest { name: name("x"), kind: None, owner: 1, session: None };
+    world.command(a, Command::Unlock(request));
+    assert_eq!(world.replies_of(a).len(), 3);
+}
+
+#[test]
+fn a_blocked_lock_blocks_its_owners_next_command() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.lock(b, "y");
+    assert!(world.holders("y").is_empty());
+    world.unlock(a, "x");
+    assert_eq!(world.replies_of(b).len(), 2);
+}
+
+#[test]
+fn a_cycle_of_endless_waits_is_refused() {
+    let mut world = World::new();
+    let (a, b, c) = (world.open(), world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "y");
+    world.lock(c, "z");
+    world.replies.clear();
+    world.lock(a, "y");
+    world.lock(b, "z");
+    world.lock_within(c, "x", 1000);
+    assert!(world.has_no_reply(c), "a wait with a limit ends by itself");
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.reply(c), "null");
+    world.lock(c, "x");
+    assert_eq!(world.reply(c), "DEADLOCK");
+}
+
+#[test]
+fn a_session_that_ends_frees_its_locks_and_its_places() {
+    let mut world = World::new();
+    let (a, b, c) = (world.open(), world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.lock(c, "x");
+    world.close(b);
+    world.close(a);
+    assert_eq!(world.reply(c), "held 1");
+    world.close(c);
+    assert!(world.holders("x").is_empty());
+    assert!(world.core.is_idle() && world.core.names.is_empty());
+}
+
+#[test]
+fn renewals_keep_a_watched_hold_and_cost_one_script_for_many() {
+    let mut world = World::new();
+    let a = world.open();
+    for i in 0..50 {
+        world.lock(a, &format!("x{i}"));
+    }
+    world.served.clear();
+    world.pass(LEASE * 3);
+    assert!((0..50).all(|i| world.holders(&format!("x{i}")).len() == 1));
+    let renewals = world.served.len();
+    assert!(world.served.iter().all(|script| *script == "keep"));
+    assert!(renewals < 50 * 9 / 2, "{renewals} scripts for 50 holds in nine thirds of a lease");
+}
+
+#[test]
+fn an_explicit_lease_is_not_renewed_and_ends_expired() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    let lease = Lease::new(Duration::from_secs(2));
+    world.command(a, Command::Lock(LockRequest { lease, ..lock_command("x") }));
+    world.lock(b, "x");
+    assert_eq!(world.reply(a), "held 1");
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.reply(b), "held 1");
+    assert_eq!(world.events(a), ["lost x lock expired"]);
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "LOST");
+}
+
+#[test]
+fn extend_fixes_a_lease_and_gives_it_back() {
+    let mut world = World::new();
+    let a = world.open();
+    let request = || HoldRequest { name: name("x"), kind: None, owner: 0, session: None };
+    world.lock(a, "x");
+    world.command(a, Command::Extend(request(), Lease::new(Duration::from_secs(5))));
+    world.command(a, Command::Extend(request(), None));
+    world.pass(LEASE * 2);
+    assert_eq!(world.holders("x").len(), 1, "the watchdog has it again");
+    world.command(a, Command::Extend(request(), Lease::new(Duration::from_secs(5))));
+    world.pass(Duration::from_secs(6));
+    assert!(
+        world.holders("x").is_empty(),
+        "released by the agent, though Redis would keep it longer"
+    );
+    assert_eq!(world.events(a), ["lost x lock expired"]);
+}
+
+#[test]
+fn with_others_waiting_the_lock_is_truly_released_after_a_while() {
+    let mut world = World::new();
+    world.others = 1;
+    let sessions: Vec<_> = (0..40).map(|_| world.open()).collect();
+    for &id in &sessions {
+        world.lock(id, "x");
+    }
+    for &id in &sessions {
+        world.unlock(id, "x");
+        world.pass(Duration::from_millis(1));
+    }
+    let first = world.served.iter().position(|script| *script == "release").unwrap();
+    assert_eq!(world.served[..first].iter().filter(|s| **s == "hand_over").count(), 32);
+}
+
+#[test]
+fn draining_refuses_new_locks_and_leaves_living_workers_theirs() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.replies.clear();
+    world.core.drain();
+    world.work();
+    assert_eq!(world.reply(b), "DRAINING");
+    world.lock(b, "y");
+    assert_eq!(world.reply(b), "DRAINING");
+    world.core.end_drain();
+    world.work();
+    assert_eq!(world.events(a), ["lost x lock drained"]);
+    assert_eq!(world.holders("x").len(), 1, "nothing is released under a living worker");
+    assert!(world.core.is_idle());
+}
+
+#[test]
+fn cancel_ends_an_owners_wait() {
+    let mut world = World::new();
+    let (a, b, c) = (world.open(), world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    let session = world.core.session_name(b).into_bytes();
+    let secret = "01".repeat(16).into_bytes();
+    let cancel = |secret: Vec<u8>| Command::Cancel { session: session.clone(), secret, owner: 0 };
+    world.command(c, cancel(b"00".to_vec()));
+    assert_eq!(world.reply(c), "SESSION");
+    world.command(c, cancel(secret));
+    assert_eq!(world.reply(c), "1");
+    assert_eq!(world.reply(b), "null");
+}
+
+#[test]
+fn in_another_session_is_refused() {
+    let mut world = World::new();
+    let a = world.open();
+    let other = Some(b"1-99".to_vec());
+    world.command(a, Command::Lock(LockRequest { session: other, ..lock_command("x") }));
+    assert_eq!(world.reply(a), "SESSION");
+    assert!(world.holders("x").is_empty());
+    assert!(world.core.names.is_empty());
+}
+
+#[test]
+fn a_full_redis_gives_out_nothing_new_and_takes_back_everything() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.network = Network::Full;
+    world.unlock(a, "x");
+    assert!(world.replies_of(a).iter().map(super::world::short).eq(["held 1", "0"]));
+    assert!(world.holders("x").is_empty(), "a hand-over that is refused is a release");
+    world.command(
+        a,
+        Command::Lock(LockRequest { wait: Wait::AtMost(Duration::ZERO), ..lock_command("y") }),
+    );
+    assert_eq!(world.reply(a), "UNAVAILABLE");
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.reply(b), "held 1", "the waiter kept its place");
+}

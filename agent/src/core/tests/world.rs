@@ -1,0 +1,343 @@
+//! A core with a small model of Redis behind it, and the power to lose replies.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::Registry;
+use redisson::script::{Call, Publish, Value};
+use redisson::{ClientId, Grouping, Kind, Lease, LockName, Moment, keys};
+
+use crate::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::core::{Action, Core, Failure, OpId, Settings};
+use crate::metrics::Figures;
+use crate::resp::{Frame, Outgoing};
+use crate::session::{Peer, SessionId};
+
+pub(super) const LEASE: Duration = Duration::from_secs(30);
+
+/// What becomes of scripts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Network {
+    /// They run and are answered.
+    Good,
+    /// They run, the replies are lost.
+    LosesReplies,
+    /// They neither run nor come back, until the network is good again: then they run late.
+    Holds,
+    /// There is no connection.
+    Down,
+    /// Redis refuses what creates fields.
+    Full,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Hash {
+    pub(super) fields: BTreeMap<String, i64>,
+    pub(super) expires: Option<Moment>,
+}
+
+pub(super) struct World {
+    pub(super) core: Core,
+    pub(super) now: Moment,
+    pub(super) redis: BTreeMap<String, Hash>,
+    pub(super) network: Network,
+    pub(super) replies: Vec<(SessionId, Outgoing)>,
+    pub(super) listening: Vec<LockName>,
+    /// Scripts served, by name.
+    pub(super) served: Vec<&'static str>,
+    /// How many others are subscribed.
+    pub(super) others: i64,
+    held_back: VecDeque<Call>,
+    next_session: u64,
+}
+
+pub(super) fn name(text: &str) -> LockName {
+    LockName::new(text.as_bytes()).unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+pub(super) fn lock_command(lock: &str) -> LockRequest {
+    LockRequest {
+        name: name(lock),
+        kind: Kind::Lock,
+        wait: Wait::Forever,
+        lease: None,
+        owner: 0,
+        session: None,
+        traceparent: None,
+    }
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        let settings = Settings {
+            lease: Lease::new(LEASE).unwrap(),
+            lost_margin: Duration::from_millis(500),
+            handover_max: 32,
+            handover_max_time: Duration::from_millis(100),
+            poll_max: Duration::from_secs(5),
+            max_waiters: 1000,
+            require_session: false,
+            response_timeout: Duration::from_secs(2),
+            publish: Publish::Plain,
+        };
+        let figures = Figures::new(Grouping::new(vec![], 50), &Registry::new()).unwrap();
+        let now = Moment::from_micros(1_000_000);
+        let client = ClientId::from_random([9; 16]);
+        Self {
+            core: Core::new(settings, client, 7 << 30, Arc::new(figures), now),
+            now,
+            redis: BTreeMap::new(),
+            network: Network::Good,
+            replies: Vec::new(),
+            listening: Vec::new(),
+            served: Vec::new(),
+            others: 0,
+            held_back: VecDeque::new(),
+            next_session: 0,
+        }
+    }
+
+    pub(super) fn open(&mut self) -> SessionId {
+        self.next_session += 1;
+        let id = SessionId(self.next_session);
+        self.core.on_open(self.now, id, Peer::default(), [1; 16]);
+        id
+    }
+
+    pub(super) fn close(&mut self, id: SessionId) {
+        self.core.on_close(self.now, id);
+        self.work();
+    }
+
+    pub(super) fn command(&mut self, id: SessionId, command: Command) {
+        self.core.on_command(self.now, id, command);
+        self.work();
+    }
+
+    pub(super) fn lock(&mut self, id: SessionId, lock: &str) {
+        self.command(id, Command::Lock(lock_command(lock)));
+    }
+
+    pub(super) fn lock_within(&mut self, id: SessionId, lock: &str, ms: u64) {
+        let wait = Wait::AtMost(Duration::from_millis(ms));
+        self.command(id, Command::Lock(LockRequest { wait, ..lock_command(lock) }));
+    }
+
+    pub(super) fn unlock(&mut self, id: SessionId, lock: &str) {
+        let request = HoldRequest { name: name(lock), kind: None, owner: 0, session: None };
+        self.command(id, Command::Unlock(request));
+    }
+
+    /// Lets time pass in steps no longer than the agent's tick.
+    pub(super) fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            let step = self.now + Duration::from_millis(100);
+            let due = self.core.next_deadline().unwrap_or(Moment::NEVER).max(self.now);
+            self.now = end.min(step).min(due.max(self.now + Duration::from_micros(1)));
+            self.core.on_time(self.now);
+            self.work();
+        }
+    }
+
+    /// Performs the core's actions until there are none.
+    pub(super) fn work(&mut self) {
+        while let Some(action) = self.core.next_action() {
+            match action {
+                Action::Send { op, call, .. } => self.serve(op, call),
+                Action::Deliver(id, outgoing) => self.replies.push((id, outgoing)),
+                Action::Subscribe(name) => {
+                    self.listening.push(name.clone());
+                    self.core.on_subscribed(self.now, &name);
+                }
+                Action::Unsubscribe(name) => self.listening.retain(|other| *other != name),
+            }
+        }
+    }
+
+    fn serve(&mut self, op: OpId, call: Call) {
+        let lost = || Failure::Lost("time-out".to_owned());
+        match self.network {
+            Network::Good => match self.run(&call) {
+                Some(reply) => self.core.on_reply(self.now, op, &reply),
+                None => self.core.on_failure(self.now, op, &Failure::Refused("OOM".to_owned())),
+            },
+            Network::LosesReplies => {
+                self.run(&call);
+                // The network heals as soon as it has done its harm, or the core would repeat for ever in no time.
+                self.network = Network::Good;
+                self.core.on_failure(self.now, op, &lost());
+            }
+            Network::Holds => {
+                self.held_back.push_back(call);
+                self.network = Network::Down;
+                self.core.on_failure(self.now, op, &lost());
+            }
+            Network::Down => {
+                self.core.on_failure(self.now, op, &Failure::Unsent("no connection".to_owned()));
+            }
+            Network::Full => match call.script.name {
+                "acquire" | "hand_over" => {
+                    self.core.on_failure(self.now, op, &Failure::Refused("OOM".to_owned()));
+                }
+                _ => {
+                    let reply = self.run(&call).unwrap();
+                    self.core.on_reply(self.now, op, &reply);
+                }
+            },
+        }
+    }
+
+    /// What was held back arrives at last.
+    pub(super) fn deliver_late(&mut self) {
+        while let Some(call) = self.held_back.pop_front() {
+            self.run(&call);
+        }
+        self.work();
+    }
+
+    pub(super) fn foreign(&mut self, lock: &str, holder: &str, ttl: Duration) {
+        let fields = BTreeMap::from([(holder.to_owned(), 1)]);
+        self.redis.insert(lock.to_owned(), Hash { fields, expires: Some(self.now + ttl) });
+    }
+
+    /// A foreign holder releases and publishes.
+    pub(super) fn foreign_release(&mut self, lock: &str) {
+        self.redis.remove(lock);
+        self.core.on_message(self.now, &name(lock));
+        self.work();
+    }
+
+    pub(super) fn holders(&mut self, lock: &str) -> Vec<String> {
+        self.expire();
+        self.redis.get(lock).map_or(vec![], |hash| hash.fields.keys().cloned().collect())
+    }
+
+    fn expire(&mut self) {
+        let now = self.now;
+        self.redis.retain(|_, hash| hash.expires.is_none_or(|at| at > now));
+    }
+
+    fn run(&mut self, call: &Call) -> Option<Value> {
+        self.expire();
+        self.served.push(call.script.name);
+        let now = self.now;
+        let key = text(&call.keys[0]);
+        let args: Vec<String> = call.args.iter().map(|arg| text(arg)).collect();
+        let ms = |arg: &str| Duration::from_millis(arg.parse().unwrap());
+        let ints = |ints: &[i64]| Some(Value::Array(ints.iter().map(|n| Value::Int(*n)).collect()));
+        match call.script.name {
+            "acquire" => {
+                let hash = self.redis.entry(key).or_default();
+                if hash.fields.is_empty() || hash.fields.contains_key(&args[0]) {
+                    hash.fields.insert(args[0].clone(), 1);
+                    hash.expires = hash.expires.max(Some(now + ms(&args[1])));
+                    return ints(&[1]);
+                }
+                let pttl = hash.expires.map_or(-1, |at| at.since(now).as_millis() as i64);
+                let mut reply = vec![Value::Int(0), Value::Int(pttl)];
+                reply.extend(
+                    hash.fields.keys().map(|field| Value::Bytes(field.clone().into_bytes())),
+                );
+                Some(Value::Array(reply))
+            }
+            "keep" => {
+                let mut kept = Vec::new();
+                for (i, key) in call.keys.iter().enumerate() {
+                    let (me, count) = (&args[1 + 2 * i], args[2 + 2 * i].parse().unwrap());
+                    kept.push(match self.redis.get_mut(&text(key)) {
+                        None => 0,
+                        Some(hash) => match hash.fields.get_mut(me) {
+                            None => 2,
+                            Some(had) => {
+                                *had = count;
+                                hash.expires = hash.expires.max(Some(now + ms(&args[0])));
+                                1
+                            }
+                        },
+                    });
+                }
+                ints(&kept)
+            }
+            "release" => {
+                let Some(hash) = self.redis.get_mut(&key) else { return ints(&[0]) };
+                if hash.fields.remove(&args[0]).is_none() {
+                    return ints(&[2]);
+                }
+                if hash.fields.is_empty() {
+                    self.redis.remove(&key);
+                    assert_eq!(args[1], text(&keys::channel(&name(&key))));
+                }
+                ints(&[1])
+            }
+            "hand_over" => {
+                let subscribers = self.others + i64::from(self.listening.contains(&name(&key)));
+                let Some(hash) = self.redis.get_mut(&key) else { return ints(&[0]) };
+                if hash.fields.remove(&args[0]).is_some() {
+                    hash.fields.insert(args[1].clone(), 1);
+                    hash.expires = Some(now + ms(&args[2]));
+                } else if !hash.fields.contains_key(&args[1]) {
+                    return ints(&[2]);
+                }
+                ints(&[1, subscribers])
+            }
+            other => panic!("no model of {other}"),
+        }
+    }
+
+    /// Takes the replies of a session out, in order.
+    pub(super) fn replies_of(&mut self, id: SessionId) -> Vec<Frame> {
+        let (own, rest) =
+            std::mem::take(&mut self.replies).into_iter().partition(|(to, _)| *to == id);
+        self.replies = rest;
+        let own: Vec<(SessionId, Outgoing)> = own;
+        own.into_iter()
+            .map(|(_, outgoing)| match outgoing {
+                Outgoing::Reply(frame) => frame,
+                Outgoing::Push(frames) => Frame::Array(frames),
+                other => panic!("unexpected {other:?}"),
+            })
+            .collect()
+    }
+
+    /// The one reply that a session must have had, in short: `held`, `null`, a number, or an error's first word.
+    pub(super) fn reply(&mut self, id: SessionId) -> String {
+        let replies = self.replies_of(id);
+        assert_eq!(replies.len(), 1, "{replies:?}");
+        short(&replies[0])
+    }
+
+    pub(super) fn has_no_reply(&mut self, id: SessionId) -> bool {
+        self.replies_of(id).is_empty()
+    }
+
+    /// The events of a session, as `word lock detail`.
+    pub(super) fn events(&mut self, id: SessionId) -> Vec<String> {
+        let session = self.core.session_name(id).into_bytes();
+        let secret = "01".repeat(16).into_bytes();
+        self.command(id, Command::Events { session, secret, wait: Duration::ZERO });
+        let Some(Frame::Array(events)) = self.replies_of(id).pop() else { panic!("no events") };
+        events.iter().map(short).collect()
+    }
+}
+
+/// A frame in short.
+pub(super) fn short(frame: &Frame) -> String {
+    match frame {
+        Frame::Error(sentence) => sentence.split(' ').next().unwrap().to_owned(),
+        Frame::Null | Frame::NullValue => "null".to_owned(),
+        Frame::Int(n) => n.to_string(),
+        Frame::Map(pairs) if pairs.iter().any(|(key, _)| *key == "holder") => {
+            let holds = pairs.iter().find(|(key, _)| *key == "holds").unwrap();
+            format!("held {}", short(&holds.1))
+        }
+        Frame::Array(items) => items.iter().map(short).collect::<Vec<_>>().join(" "),
+        Frame::Bulk(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        other => format!("{other:?}"),
+    }
+}

@@ -1,0 +1,63 @@
+//! All deadlines of the core, in one ordered set.
+
+use std::collections::BTreeSet;
+
+use redisson::{LockName, Moment};
+
+use super::{Number, OpId};
+use crate::session::SessionId;
+
+/// Whose deadline it is. Holds come first among equals: nothing is more urgent than a renewal.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Timer {
+    /// A hold is to be renewed, warned of, lost or ended.
+    Hold(Number),
+    /// An op is to be sent again, answered for or given up.
+    Op(OpId),
+    /// A wait is over.
+    Waiter(Number),
+    /// A name's front waiter is to look again.
+    Name(LockName),
+    /// An EVENTS call on this session's events is over.
+    Events(SessionId),
+}
+
+/// The set. Whoever sets a deadline remembers it and clears it by the same instant.
+#[derive(Debug, Default)]
+pub(super) struct Timers(BTreeSet<(Moment, Timer)>);
+
+impl Timers {
+    pub(super) fn first(&self) -> Option<Moment> {
+        self.0.first().map(|(at, _)| *at)
+    }
+
+    pub(super) fn pop_due(&mut self, now: Moment) -> Option<Timer> {
+        if self.first()? > now {
+            return None;
+        }
+        self.0.pop_first().map(|(_, timer)| timer)
+    }
+
+    /// Moves a deadline from where `armed` says it stands to `at`; [`Moment::NEVER`] means none.
+    pub(super) fn set(&mut self, armed: &mut Moment, at: Moment, timer: Timer) {
+        if *armed == at {
+            return;
+        }
+        let mut entry = (*armed, timer);
+        if *armed != Moment::NEVER {
+            self.0.remove(&entry);
+        }
+        *armed = at;
+        if at != Moment::NEVER {
+            entry.0 = at;
+            self.0.insert(entry);
+        }
+    }
+
+    /// Takes a deadline out.
+    pub(super) fn clear(&mut self, armed: Moment, timer: Timer) {
+        if armed != Moment::NEVER {
+            self.0.remove(&(armed, timer));
+        }
+    }
+}

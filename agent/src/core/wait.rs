@@ -1,0 +1,205 @@
+//! Waiting: one local queue a name, first come, first served. Only the front waiter competes in Redis.
+
+use redisson::{Kind, Lease, LockName, Moment};
+
+use super::hold::millis;
+use super::name::Contest;
+use super::op::Purpose;
+use super::session::{Owner, Slot};
+use super::timer::Timer;
+use super::{Core, Number};
+use crate::command::Wait;
+use crate::resp::Frame;
+
+/// A wait's name: the first number drawn for it.
+pub(super) type WaiterId = Number;
+
+/// A LOCK that has not been answered yet.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) name: LockName,
+    pub(super) kind: Kind,
+    /// Under which number it asks: one that no script has been sent to remove.
+    pub(super) number: Number,
+    pub(super) owner: Owner,
+    pub(super) slot: Slot,
+    /// The lease it asked for; none for the watchdog's care.
+    pub(super) lease: Option<Lease>,
+    pub(super) wait: Wait,
+    pub(super) since: Moment,
+    /// The trace its LOCK is part of.
+    pub(super) trace: Option<Box<str>>,
+    /// It has been told by Redis, or knows from a local hold, that the lock is taken.
+    pub(super) refused: bool,
+    /// Where its deadline stands among the timers.
+    armed: Moment,
+}
+
+impl Waiter {
+    pub(super) fn is_now_or_never(&self) -> bool {
+        self.wait == Wait::AtMost(std::time::Duration::ZERO)
+    }
+}
+
+/// Why a waiter leaves without the lock.
+#[derive(Debug, Clone)]
+pub(super) enum Left {
+    /// Its time is over.
+    TimedOut,
+    /// It was cancelled, or its session ended.
+    Cancelled,
+    /// The agent ends.
+    Draining,
+    /// The lock cannot be had at all, for this reason.
+    Failed(String),
+}
+
+impl Core {
+    /// Puts a LOCK into its name's queue.
+    pub(super) fn queue_up(&mut self, mut waiter: Waiter) {
+        let number = self.draw_number();
+        waiter.number = number;
+        let deadline = match waiter.wait {
+            Wait::Forever => Moment::NEVER,
+            // NOWAIT ends with the first answer; only silence is timed.
+            Wait::AtMost(_) if waiter.is_now_or_never() => {
+                self.now + self.settings.response_timeout
+            }
+            Wait::AtMost(wait) => self.now + wait,
+        };
+        let name = waiter.name.clone();
+        let group = self.group(&name);
+        self.figures.wait_began(&group, waiter.kind, number);
+        if let Some(session) = self.sessions.get_mut(&waiter.owner.session) {
+            session.waits.insert(waiter.owner.owner, number);
+        }
+        let waiter = self.waiters.entry(number).or_insert(waiter);
+        self.timers.set(&mut waiter.armed, deadline, Timer::Waiter(number));
+        self.name_mut(&name).queue.push_back(number);
+        self.advance(&name);
+    }
+
+    pub(super) fn new_waiter(
+        &self,
+        slot: Slot,
+        owner: Owner,
+        request: crate::command::LockRequest,
+        refused: bool,
+    ) -> Waiter {
+        Waiter {
+            name: request.name,
+            kind: request.kind,
+            number: 0,
+            owner,
+            slot,
+            lease: request.lease,
+            wait: request.wait,
+            since: self.now,
+            trace: request.traceparent.map(|v| String::from_utf8_lossy(&v).into()),
+            refused,
+            armed: Moment::NEVER,
+        }
+    }
+
+    /// Gives a waiter another number, because a script that removes the old one has been or may be sent: were that
+    /// to run late, it would end a grant under the same number.
+    pub(super) fn renumber(&mut self, waiter: WaiterId) {
+        if self.waiters.contains_key(&waiter) {
+            let number = self.draw_number();
+            if let Some(waiter) = self.waiters.get_mut(&waiter) {
+                waiter.number = number;
+            }
+        }
+    }
+
+    pub(super) fn waiter_due(&mut self, number: WaiterId) {
+        if let Some(waiter) = self.waiters.get_mut(&number) {
+            waiter.armed = Moment::NEVER;
+            self.leave(number, Left::TimedOut);
+        }
+    }
+
+    /// Takes a waiter out of everything that knows it.
+    pub(super) fn remove_waiter(&mut self, number: WaiterId) -> Option<Waiter> {
+        let mut waiter = self.waiters.remove(&number)?;
+        self.timers.set(&mut waiter.armed, Moment::NEVER, Timer::Waiter(number));
+        if let Some(session) = self.sessions.get_mut(&waiter.owner.session)
+            && session.waits.get(&waiter.owner.owner) == Some(&number)
+        {
+            session.waits.remove(&waiter.owner.owner);
+        }
+        let name = self.name_mut(&waiter.name);
+        if name.queue.front() == Some(&number) {
+            name.queue.pop_front();
+        } else {
+            name.queue.retain(|queued| *queued != number);
+        }
+        let group = self.group(&waiter.name);
+        self.figures.wait_ended(&group, waiter.kind, number);
+        Some(waiter)
+    }
+
+    /// A waiter goes without the lock. If it was in front, the next one tries at once.
+    pub(super) fn leave(&mut self, number: WaiterId, why: Left) {
+        let front = self
+            .waiters
+            .get(&number)
+            .and_then(|waiter| self.names.get(&waiter.name))
+            .is_some_and(|state| state.queue.front() == Some(&number));
+        let Some(waiter) = self.remove_waiter(number) else { return };
+        let waited = self.now.since(waiter.since);
+        let group = self.group(&waiter.name);
+        let name = &waiter.name;
+        let trouble = self.names.get(name).and_then(|state| state.trouble.clone());
+        let (outcome, reply) = match why {
+            Left::Cancelled => ("cancelled", Frame::Null),
+            Left::Draining => ("error", Self::draining(name)),
+            Left::Failed(sentence) => ("error", Frame::Error(sentence)),
+            Left::TimedOut => match trouble {
+                Some(trouble) => ("error", Self::unavailable_for(name, &trouble)),
+                None if !waiter.refused => {
+                    ("error", Self::unavailable_for(name, "Redis has not answered in time"))
+                }
+                None => ("timeout", Frame::Null),
+            },
+        };
+        self.figures.acquisition(&group, waiter.kind, outcome);
+        self.figures.waited(&group, if outcome == "timeout" { outcome } else { "other" }, waited);
+        self.answer(waiter.slot, reply);
+        if front {
+            self.abandon_attempt(name, number);
+        }
+        self.advance(name);
+    }
+
+    /// What was under way for a front waiter that has just gone. An attempt on its way is left to come back: its
+    /// grant is passed on. One that waits to be sent again is dropped, undone where an earlier copy may have run,
+    /// and the next waiter tries for itself.
+    fn abandon_attempt(&mut self, name: &LockName, waiter: WaiterId) {
+        let Some(contest) = self.names.get(name).map(|state| state.contest) else { return };
+        let Contest::Asking(id) = contest else { return self.stop_asking(name) };
+        let Some(op) = self.ops.get(&id).filter(|op| !op.is_on_its_way()) else { return };
+        let Purpose::Acquire { waiter: asked, number, lease, .. } = op.purpose else { return };
+        if asked != waiter {
+            return;
+        }
+        let doubt = op.doubt;
+        self.take_op(id);
+        self.stop_asking(name);
+        if doubt {
+            self.undo(name, number, lease.duration());
+        }
+    }
+
+    /// The front waiter's attempt is over.
+    pub(super) fn stop_asking(&mut self, name: &LockName) {
+        if let Some(state) = self.names.get_mut(name) {
+            state.contest = Contest::Idle;
+        }
+    }
+
+    /// Milliseconds that a waiter has waited.
+    pub(super) fn waited_ms(&self, waiter: &Waiter) -> u64 {
+        millis(self.now.since(waiter.since))
+    }
+}

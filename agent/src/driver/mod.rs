@@ -1,0 +1,316 @@
+//! Runs the core: brings it what happens, does what it says. The one task that owns it.
+//!
+//! What is urgent comes first: deadlines (renewals among them), then replies to renewals, then all other replies,
+//! then messages, then a bounded number of what the workers sent.
+
+mod redis_side;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use prometheus::Registry;
+use redisson::{ClientId, Moment, keys};
+use service_kit::redis_link::Target;
+use service_kit::shutdown::Shutdown;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use crate::core::{Action, Core, Lane, Number, Settings};
+use crate::metrics::{Figures, Oldest};
+use crate::resp::Outgoing;
+use crate::session::{FromSession, PIPELINE, SessionId};
+use redis_side::{FromRedis, Outcome, RedisSide};
+
+/// How many messages of workers may wait for the core.
+const INBOX: usize = 4096;
+/// How many of them are taken before what is urgent has its turn again.
+const BATCH: usize = 256;
+/// How often the core is told the time while there are holds, so that it notices having slept.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What an agent's core runs with.
+#[derive(Debug)]
+pub struct Start {
+    /// The core's settings.
+    pub settings: Settings,
+    /// Who we are in Redis.
+    pub client: ClientId,
+    /// Above every number this client id has used.
+    pub first_number: Number,
+    /// Which Redis.
+    pub target: Target,
+    /// How long a connection may take to be made.
+    pub connect_timeout: Duration,
+    /// How long holders have to finish once the agent drains.
+    pub drain_timeout: Duration,
+}
+
+/// How the agent fares, for readiness and systemd.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Status {
+    /// Redis answers.
+    pub redis_up: bool,
+    /// Why it does not, or which one it is.
+    pub detail: String,
+    /// No more locks are given out.
+    pub draining: bool,
+    /// Locks held.
+    pub holds: usize,
+    /// Commands waiting for locks.
+    pub waiters: usize,
+}
+
+/// The way to a running core.
+#[derive(Debug)]
+pub struct Handle {
+    inbox: mpsc::Sender<FromSession>,
+    drain: Option<oneshot::Sender<()>>,
+    status: watch::Receiver<Status>,
+    done: oneshot::Receiver<()>,
+}
+
+impl Handle {
+    /// Where connections send what their workers want.
+    #[must_use]
+    pub fn sender(&self) -> mpsc::Sender<FromSession> {
+        self.inbox.clone()
+    }
+
+    /// Gives out no more locks from now on.
+    pub fn drain(&mut self) {
+        if let Some(drain) = self.drain.take() {
+            // Without a receiver the core has ended, which is what draining is for.
+            drain.send(()).ok();
+        }
+    }
+
+    /// How it fares, always the latest.
+    #[must_use]
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// Waits for the core's end: after [`Self::drain`], when nothing is held any more or the time is over.
+    pub async fn done(&mut self) {
+        // The sender is dropped when the core's task ends, by whatever way.
+        (&mut self.done).await.ok();
+    }
+}
+
+/// Starts the core's task on this runtime. Its connections to Redis belong to `stage`, which must outlive it.
+pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
+    let (inbox, from_sessions) = mpsc::channel(INBOX);
+    let (drain, drained) = oneshot::channel();
+    let (status_sender, status) = watch::channel(Status::default());
+    let (done_sender, done) = oneshot::channel();
+    let drain_timeout = start.drain_timeout;
+    let redis = RedisSide::start(&start, Arc::clone(&figures), stage);
+    let core =
+        Core::new(start.settings, start.client, start.first_number, Arc::clone(&figures), now());
+    let driver = Driver {
+        core,
+        redis,
+        figures,
+        outboxes: HashMap::new(),
+        status: status_sender,
+        drain_timeout,
+    };
+    stage.spawn("core", async move {
+        driver.run(from_sessions, drained).await;
+        done_sender.send(()).ok();
+    });
+    Handle { inbox, drain: Some(drain), status, done }
+}
+
+/// Registers the figures with those that are only known at a scrape.
+///
+/// # Errors
+/// When the registry already has one of that name.
+pub fn register_oldest(figures: &Arc<Figures>, registry: &Registry) -> prometheus::Result<()> {
+    registry.register(Box::new(Oldest(Arc::clone(figures))))
+}
+
+fn now() -> Moment {
+    Moment::from_micros(service_kit::clock::boot_micros())
+}
+
+struct Driver {
+    core: Core,
+    redis: RedisSide,
+    figures: Arc<Figures>,
+    outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
+    status: watch::Sender<Status>,
+    drain_timeout: Duration,
+}
+
+impl Driver {
+    async fn run(
+        mut self,
+        mut inbox: mpsc::Receiver<FromSession>,
+        mut drained: oneshot::Receiver<()>,
+    ) {
+        let mut renewals = FuturesUnordered::new();
+        let mut replies = FuturesUnordered::new();
+        let mut batch = Vec::with_capacity(BATCH);
+        let alarm = tokio::time::sleep(Duration::ZERO);
+        tokio::pin!(alarm);
+        let mut alarm_at = Moment::NEVER;
+        let mut tick_at = Moment::default();
+        let mut drain_ends: Option<Moment> = None;
+        loop {
+            while let Some(action) = self.core.next_action() {
+                match action {
+                    Action::Send { op, lane, call } => {
+                        let call = self.redis.call(op, lane, call);
+                        match lane {
+                            Lane::Renewals => renewals.push(call),
+                            Lane::Commands => replies.push(call),
+                        }
+                    }
+                    Action::Deliver(session, outgoing) => self.deliver(session, outgoing),
+                    Action::Subscribe(name) => self.redis.subscribe(keys::channel(&name)),
+                    Action::Unsubscribe(name) => self.redis.unsubscribe(keys::channel(&name)),
+                }
+            }
+            let time = now();
+            if let Some(ends) = drain_ends {
+                if self.core.is_idle() {
+                    return;
+                }
+                if ends <= time {
+                    self.core.end_drain();
+                    while let Some(action) = self.core.next_action() {
+                        if let Action::Deliver(session, outgoing) = action {
+                            self.deliver(session, outgoing);
+                        }
+                    }
+                    return;
+                }
+            }
+            self.publish_status(drain_ends.is_some());
+            let mut due = self.core.next_deadline().unwrap_or(Moment::NEVER);
+            if self.core.holds() > 0 || drain_ends.is_some() {
+                due = due.min(tick_at);
+            }
+            if due <= time {
+                tick_at = time + TICK;
+                self.core.on_time(time);
+                continue;
+            }
+            if due != alarm_at {
+                alarm_at = due;
+                alarm
+                    .as_mut()
+                    .reset(Instant::now() + due.since(time).min(Duration::from_secs(3600)));
+            }
+            tokio::select! {
+                biased;
+                () = &mut alarm, if alarm_at != Moment::NEVER => alarm_at = Moment::NEVER,
+                Some(outcome) = renewals.next(), if !renewals.is_empty() => self.on_outcome(outcome),
+                Some(outcome) = replies.next(), if !replies.is_empty() => self.on_outcome(outcome),
+                event = self.redis.next_event() => self.on_redis(event),
+                count = inbox.recv_many(&mut batch, BATCH) => {
+                    if count == 0 {
+                        // Every connection and the listener have gone: nobody can ask for anything any more.
+                        return;
+                    }
+                    for message in batch.drain(..) {
+                        self.on_session(message);
+                    }
+                }
+                _ = &mut drained, if drain_ends.is_none() => {
+                    tracing::info!(holds = self.core.holds(), "draining: no more locks are given out");
+                    self.core.drain();
+                    drain_ends = Some(now() + self.drain_timeout);
+                }
+            }
+        }
+    }
+
+    fn on_outcome(&mut self, (op, outcome): Outcome) {
+        let time = now();
+        match outcome {
+            Ok(value) => self.core.on_reply(time, op, &value),
+            Err(failure) => self.core.on_failure(time, op, &failure),
+        }
+    }
+
+    fn on_redis(&mut self, event: FromRedis) {
+        let time = now();
+        match event {
+            FromRedis::Message { channel } => {
+                for name in keys::locks_of_channel(&channel) {
+                    self.core.on_message(time, &name);
+                }
+            }
+            FromRedis::Subscribed { channel } => {
+                for name in keys::locks_of_channel(&channel) {
+                    self.core.on_subscribed(time, &name);
+                }
+            }
+            FromRedis::Unsubscribed => self.core.on_unsubscribed(),
+            FromRedis::Forced { name, number } => self.core.on_forced(time, &name, number),
+            FromRedis::Connected => {
+                // Another server, the same one restarted, or one that has lost its data: ask it, do not guess.
+                self.core.verify_all(time);
+            }
+            FromRedis::Changed => {}
+        }
+    }
+
+    fn on_session(&mut self, message: FromSession) {
+        match message {
+            FromSession::Opened { session, peer, secret, outbox } => {
+                self.outboxes.insert(session, outbox);
+                self.core.on_open(now(), session, peer, secret);
+            }
+            FromSession::Named(session, name) => self.core.on_named(session, name),
+            FromSession::Resp3(session, on) => self.core.on_protocol(session, on),
+            FromSession::Command(session, command) => self.core.on_command(now(), session, command),
+            FromSession::Closed(session) => {
+                self.outboxes.remove(&session);
+                self.core.on_close(now(), session);
+            }
+            FromSession::List(request, answer) => {
+                // Whoever asked may have gone away.
+                answer.send(self.core.list(&request, None)).ok();
+            }
+        }
+    }
+
+    fn deliver(&mut self, session: SessionId, outgoing: Outgoing) {
+        let Some(outbox) = self.outboxes.get(&session) else { return };
+        let is_push = matches!(outgoing, Outgoing::Push(_));
+        // Replies have their room reserved, since no more than PIPELINE commands are unanswered: pushes fill the rest.
+        if is_push && outbox.capacity() <= PIPELINE {
+            self.figures.events_dropped.inc();
+            return;
+        }
+        if let Err(mpsc::error::TrySendError::Full(_)) = outbox.try_send(outgoing) {
+            tracing::error!(
+                session = session.0,
+                "a session has more replies than commands: closing it"
+            );
+            self.outboxes.remove(&session);
+        }
+    }
+
+    fn publish_status(&mut self, draining: bool) {
+        let (holds, waiters) = (self.core.holds(), self.core.waiters());
+        let redis_up = self.redis.is_up();
+        self.status.send_if_modified(|status| {
+            let same = status.redis_up == redis_up
+                && status.draining == draining
+                && status.holds == holds
+                && status.waiters == waiters;
+            if !same {
+                let detail = self.redis.detail();
+                *status = Status { redis_up, detail, draining, holds, waiters };
+            }
+            !same
+        });
+    }
+}

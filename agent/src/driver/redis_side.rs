@@ -1,0 +1,260 @@
+//! The core's side of Redis: two connections for scripts, one for messages.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value as RedisValue;
+use redisson::script::{self, Call, Value};
+use redisson::{HolderId, LockName, keys};
+use service_kit::redis_link::{
+    CallError, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent, Subscriber, SubscriberOptions,
+};
+use service_kit::shutdown::Shutdown;
+use tokio::sync::{mpsc, watch};
+
+use super::Start;
+use crate::core::{Failure, Lane, Number, OpId};
+use crate::metrics::Figures;
+
+/// What became of a script.
+pub(super) type Outcome = (OpId, Result<Value, Failure>);
+
+/// News of Redis.
+#[derive(Debug)]
+pub(super) enum FromRedis {
+    /// Something was published.
+    Message { channel: Vec<u8> },
+    /// A subscription stands, for the first time or again.
+    Subscribed { channel: Vec<u8> },
+    /// No subscription stands any more.
+    Unsubscribed,
+    /// An operator released a hold of ours.
+    Forced { name: LockName, number: Number },
+    /// There is a fresh connection.
+    Connected,
+    /// Something that only the status shows.
+    Changed,
+}
+
+pub(super) struct RedisSide {
+    commands: Link,
+    renewals: Link,
+    state: watch::Receiver<LinkState>,
+    messages: mpsc::Receiver<PubSubEvent>,
+    subscriber: Subscriber,
+    forced: Vec<u8>,
+    node: String,
+    figures: Arc<Figures>,
+    connections: u64,
+}
+
+impl RedisSide {
+    pub(super) fn start(start: &Start, figures: Arc<Figures>, stage: &Shutdown) -> Self {
+        let timeout = start.settings.response_timeout;
+        let options = |name: &str| LinkOptions {
+            response_timeout: timeout,
+            connect_timeout: start.connect_timeout,
+            heartbeat: timeout,
+            load: script::ALL.iter().map(|script| script.source.to_owned()).collect(),
+            ..LinkOptions::new(name)
+        };
+        let commands = Link::start(start.target.clone(), options("lockscope-agent"), stage);
+        let renewals =
+            Link::start(start.target.clone(), options("lockscope-agent-renewals"), stage);
+        let subscriber_options = SubscriberOptions {
+            response_timeout: timeout,
+            connect_timeout: start.connect_timeout,
+            heartbeat: timeout,
+            ..SubscriberOptions::new("lockscope-agent-messages")
+        };
+        let (subscriber, messages) =
+            Subscriber::start(start.target.clone(), subscriber_options, stage);
+        let forced = keys::forced_channel(&start.client);
+        subscriber.subscribe([forced.clone()]);
+        let state = commands.state();
+        let node = start.target.to_string();
+        figures.redis_up.with_label_values(&[&node]).set(0);
+        figures.reconnects.with_label_values(&[&node]);
+        Self {
+            commands,
+            renewals,
+            state,
+            messages,
+            subscriber,
+            forced,
+            node,
+            figures,
+            connections: 0,
+        }
+    }
+
+    pub(super) fn subscribe(&self, channel: Vec<u8>) {
+        self.subscriber.subscribe([channel]);
+    }
+
+    pub(super) fn unsubscribe(&self, channel: Vec<u8>) {
+        self.subscriber.unsubscribe([channel]);
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.state.borrow().status, LinkStatus::Up(_))
+    }
+
+    pub(super) fn detail(&self) -> String {
+        match &self.state.borrow().status {
+            LinkStatus::Up(_) => format!("{} answers", self.node),
+            LinkStatus::Down { reason, .. } => format!("{}: {reason}", self.node),
+        }
+    }
+
+    /// Sends a script; the future brings what became of it.
+    pub(super) fn call(
+        &self,
+        op: OpId,
+        lane: Lane,
+        call: Call,
+    ) -> impl Future<Output = Outcome> + use<> {
+        let link = match lane {
+            Lane::Commands => self.commands.clone(),
+            Lane::Renewals => self.renewals.clone(),
+        };
+        let figures = Arc::clone(&self.figures);
+        let node = self.node.clone();
+        async move {
+            let Call { script, keys, args } = call;
+            let sent = service_kit::clock::boot_micros();
+            let result = link.script(script.source, script.sha(), &keys, &args).await;
+            let took =
+                Duration::from_micros(service_kit::clock::boot_micros().saturating_sub(sent));
+            let outcome = match result {
+                Ok(value) => {
+                    figures
+                        .redis_seconds
+                        .with_label_values(&[script.name])
+                        .observe(took.as_secs_f64());
+                    read(value)
+                        .ok_or_else(|| Failure::Refused("a reply of no known type".to_owned()))
+                }
+                Err(error) => {
+                    let (word, failure) = failure(error);
+                    figures.redis_errors.with_label_values(&[&node, &word]).inc();
+                    Err(failure)
+                }
+            };
+            (op, outcome)
+        }
+    }
+
+    /// Waits for news. Cancelling the wait loses none.
+    pub(super) async fn next_event(&mut self) -> FromRedis {
+        tokio::select! {
+            biased;
+            Ok(()) = self.state.changed() => self.state_changed(),
+            Some(event) = self.messages.recv() => self.message(event),
+            // Both have ended: the agent is about to.
+            else => std::future::pending().await,
+        }
+    }
+
+    fn state_changed(&mut self) -> FromRedis {
+        let up = self.figures.redis_up.with_label_values(&[&self.node]);
+        match &self.state.borrow_and_update().status {
+            LinkStatus::Up(info) => {
+                up.set(1);
+                self.figures
+                    .redis_evicts
+                    .with_label_values(&[&self.node])
+                    .set(i64::from(info.evicts()));
+                if info.evicts() {
+                    tracing::warn!(
+                        redis.node = self.node,
+                        policy = info.maxmemory_policy.as_deref().unwrap_or("unknown"),
+                        "this Redis evicts keys when its memory is full, locks included: set maxmemory-policy noeviction"
+                    );
+                }
+                self.connections += 1;
+                if self.connections == 1 {
+                    return FromRedis::Changed;
+                }
+                self.figures.reconnects.with_label_values(&[&self.node]).inc();
+                FromRedis::Connected
+            }
+            LinkStatus::Down { .. } => {
+                up.set(0);
+                FromRedis::Changed
+            }
+        }
+    }
+
+    fn message(&self, event: PubSubEvent) -> FromRedis {
+        match event {
+            PubSubEvent::Message { channel, payload, .. } if channel == self.forced => {
+                forced(&payload).unwrap_or(FromRedis::Changed)
+            }
+            PubSubEvent::Message { channel, .. } => FromRedis::Message { channel },
+            PubSubEvent::Subscribed(channel) => FromRedis::Subscribed { channel },
+            PubSubEvent::Down { .. } => FromRedis::Unsubscribed,
+            PubSubEvent::Up | PubSubEvent::PSubscribed(_) => FromRedis::Changed,
+            PubSubEvent::Refused { channel, reason } => {
+                tracing::warn!(
+                    channel = %channel.escape_ascii(),
+                    reason = %reason,
+                    "Redis refuses a subscription: waiters of this lock look again each few seconds instead"
+                );
+                FromRedis::Changed
+            }
+        }
+    }
+}
+
+/// `<holder> <lock>`, as the force-release script publishes it.
+fn forced(payload: &[u8]) -> Option<FromRedis> {
+    let space = payload.iter().position(|b| *b == b' ')?;
+    let holder = HolderId::parse(&payload[..space])?;
+    let name = LockName::new(&payload[space + 1..]).ok()?;
+    Some(FromRedis::Forced { name, number: holder.thread })
+}
+
+/// A failed call as the core sees it, and the word it is counted by.
+fn failure(error: CallError) -> (String, Failure) {
+    match error {
+        CallError::Unsent { reason } => ("unsent".to_owned(), Failure::Unsent(reason)),
+        CallError::Lost { reason } => ("lost".to_owned(), Failure::Lost(reason)),
+        CallError::Refused(error) => {
+            // The first word classifies; a server that makes words up must not make up series.
+            let known =
+                error.code.len() <= 16 && error.code.bytes().all(|b| b.is_ascii_uppercase());
+            let word = if known { error.code.clone() } else { "other".to_owned() };
+            (word, Failure::Refused(error.to_string()))
+        }
+    }
+}
+
+fn read(value: RedisValue) -> Option<Value> {
+    Some(match value {
+        RedisValue::Nil => Value::Nil,
+        RedisValue::Int(n) => Value::Int(n),
+        RedisValue::BulkString(bytes) => Value::Bytes(bytes.to_vec()),
+        RedisValue::SimpleString(text) => Value::Bytes(text.into_bytes()),
+        RedisValue::Okay => Value::Bytes(b"OK".to_vec()),
+        RedisValue::Array(items) => {
+            Value::Array(items.into_iter().map(read).collect::<Option<_>>()?)
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forced_release_names_holder_and_lock() {
+        let payload = b"285475da-9152-4c83-822a-67ee2f116a79:52 a name with spaces";
+        let Some(FromRedis::Forced { name, number }) = forced(payload) else { panic!() };
+        assert_eq!((name.as_bytes(), number), (&b"a name with spaces"[..], 52));
+        assert!(forced(b"nonsense").is_none());
+        assert!(forced(b"").is_none());
+    }
+}

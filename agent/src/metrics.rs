@@ -1,0 +1,417 @@
+//! Every figure of the agent. Recording one never blocks on anything but another recording, and never fails a lock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus::core::Collector;
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
+};
+use redisson::{Grouping, Kind, LockName};
+
+use crate::core::End;
+
+/// Waits: from what an idle socket takes to minutes. Twelve bounds at most, by the series budget.
+const WAIT_BUCKETS: [f64; 11] =
+    [0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 30.0, 120.0, 600.0];
+/// Holds: from a millisecond to hours.
+const HOLD_BUCKETS: [f64; 11] =
+    [0.001, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 14400.0];
+/// Round trips to Redis and commands without a wait.
+const ROUND_TRIP_BUCKETS: [f64; 11] =
+    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0];
+/// How late a renewal was sent, how much validity was left when it succeeded: parts of leases.
+const LEASE_BUCKETS: [f64; 11] = [0.001, 0.01, 0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0];
+
+const OUTCOMES: [&str; 6] = ["acquired", "reentered", "timeout", "cancelled", "denied", "error"];
+
+/// The agent's figures.
+#[derive(Debug)]
+pub struct Figures {
+    grouping: Mutex<Grouping>,
+    acquisitions: IntCounterVec,
+    wait_seconds: HistogramVec,
+    hold_seconds: HistogramVec,
+    holds: IntGaugeVec,
+    waiters: IntGaugeVec,
+    began: Mutex<Began>,
+    oldest_hold: GaugeVec,
+    oldest_wait: GaugeVec,
+    handovers: IntCounterVec,
+    lock_groups: IntGauge,
+    renewals: IntCounterVec,
+    locks_lost: IntCounterVec,
+    lost_holds: IntCounterVec,
+    doubts: IntCounterVec,
+    commands: IntCounterVec,
+    command_seconds: HistogramVec,
+    /// True releases for fairness' sake.
+    pub yields: IntCounter,
+    /// Round trips of renewals.
+    pub renewal_seconds: Histogram,
+    /// How much later than planned renewals were sent.
+    pub renewal_lateness: Histogram,
+    /// Validity left when a renewal succeeded.
+    pub renewal_margin: Histogram,
+    /// Holds in jeopardy now.
+    pub jeopardy_holds: IntGauge,
+    /// Release channels listened to now.
+    pub subscriptions: IntGauge,
+    /// Sessions now.
+    pub sessions: IntGauge,
+    /// Sessions ever.
+    pub sessions_opened: IntCounter,
+    /// Connections turned away, by reason.
+    pub sessions_rejected: IntCounterVec,
+    /// Events that a session left unread for too long.
+    pub events_dropped: IntCounter,
+    /// Times the agent or its host slept.
+    pub sleeps: IntCounter,
+    /// Connections to Redis made anew, by node.
+    pub reconnects: IntCounterVec,
+    /// Whether Redis can be reached, by node.
+    pub redis_up: IntGaugeVec,
+    /// Whether Redis may evict locks when its memory is full, by node.
+    pub redis_evicts: IntGaugeVec,
+    /// Round trips of scripts.
+    pub redis_seconds: HistogramVec,
+    /// Scripts without a reply of their own, by node and the error's first word.
+    pub redis_errors: IntCounterVec,
+}
+
+/// When what is going on began, in seconds since the epoch; numbers grow, so the first of a group is its oldest.
+type Starts = HashMap<Arc<str>, BTreeMap<i64, f64>>;
+
+#[derive(Debug, Default)]
+struct Began {
+    holds: Starts,
+    waits: Starts,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // A figure half recorded is no reason to stop serving locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a collector and registers it.
+struct Maker<'r>(&'r Registry);
+
+impl Maker<'_> {
+    fn register<C: Collector + Clone + 'static>(
+        &self,
+        made: prometheus::Result<C>,
+    ) -> prometheus::Result<C> {
+        let collector = made?;
+        self.0.register(Box::new(collector.clone()))?;
+        Ok(collector)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+        self.register(IntCounter::with_opts(opts(name, help)))
+    }
+
+    fn counters(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> prometheus::Result<IntCounterVec> {
+        self.register(IntCounterVec::new(opts(name, help), labels))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+        self.register(IntGauge::with_opts(opts(name, help)))
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
+        self.register(IntGaugeVec::new(opts(name, help), labels))
+    }
+
+    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<Histogram> {
+        self.register(Histogram::with_opts(histogram_opts(name, help, buckets)))
+    }
+
+    fn histograms(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        buckets: &[f64],
+    ) -> prometheus::Result<HistogramVec> {
+        self.register(HistogramVec::new(histogram_opts(name, help, buckets), labels))
+    }
+}
+
+fn opts(name: &str, help: &str) -> Opts {
+    Opts::new(format!("lockscope_agent_{name}"), help)
+}
+
+fn histogram_opts(name: &str, help: &str, buckets: &[f64]) -> HistogramOpts {
+    HistogramOpts::new(format!("lockscope_agent_{name}"), help).buckets(buckets.to_vec())
+}
+
+impl Figures {
+    /// Registers all figures. Those without a group are there at 0 from the start.
+    ///
+    /// # Errors
+    /// When the registry already has one of that name.
+    pub fn new(grouping: Grouping, registry: &Registry) -> prometheus::Result<Self> {
+        let make = Maker(registry);
+        let group = "lock_group";
+        let figures = Self {
+            grouping: Mutex::new(grouping),
+            acquisitions: make.counters(
+                "acquisitions_total",
+                "LOCK commands by how they ended.",
+                &[group, "kind", "outcome"],
+            )?,
+            wait_seconds: make.histograms(
+                "wait_seconds",
+                "Time from LOCK to its answer.",
+                &[group, "outcome"],
+                &WAIT_BUCKETS,
+            )?,
+            hold_seconds: make.histograms(
+                "hold_seconds",
+                "Time from grant to end of holds.",
+                &[group, "end"],
+                &HOLD_BUCKETS,
+            )?,
+            holds: make.gauges("holds", "Locks held now.", &[group, "kind"])?,
+            waiters: make.gauges("waiters", "LOCK commands waiting now.", &[group, "kind"])?,
+            began: Mutex::default(),
+            // Registered below: they are filled at each scrape.
+            oldest_hold: GaugeVec::new(
+                opts("oldest_hold_start_timestamp_seconds", "When the oldest hold of the group began; absent while nothing is held."),
+                &[group],
+            )?,
+            oldest_wait: GaugeVec::new(
+                opts("oldest_wait_start_timestamp_seconds", "When the longest wait of the group began; absent while nobody waits."),
+                &[group],
+            )?,
+            handovers: make.counters(
+                "handovers_total",
+                "Locks passed from one local holder to the next without becoming free.",
+                &[group],
+            )?,
+            lock_groups: make.gauge("lock_groups", "Lock groups seen, those in overflow included.")?,
+            renewals: make.counters(
+                "renewals_total",
+                "Renewals by outcome: renewed, gone (the hold was not there any more), error (no answer).",
+                &[group, "outcome"],
+            )?,
+            locks_lost: make.counters(
+                "locks_lost_total",
+                "Holds lost while their owner believed to have them, by reason.",
+                &[group, "reason"],
+            )?,
+            lost_holds: make.counters("lost_holds_total", "The same of all groups together.", &["reason"])?,
+            doubts: make.counters(
+                "doubts_total",
+                "Scripts whose reply was lost, by what turned out: applied, not_applied, undone_late (a late copy was removed).",
+                &["outcome"],
+            )?,
+            commands: make.counters("commands_total", "Commands answered.", &["command", "outcome"])?,
+            command_seconds: make.histograms(
+                "command_seconds",
+                "Time from a command's arrival to its answer, waits included.",
+                &["command"],
+                &ROUND_TRIP_BUCKETS,
+            )?,
+            yields: make.counter("yields_total", "True releases made so that other hosts have their turn.")?,
+            renewal_seconds: make.histogram(
+                "renewal_seconds",
+                "Round trip of renewal scripts.",
+                &ROUND_TRIP_BUCKETS,
+            )?,
+            renewal_lateness: make.histogram(
+                "renewal_lateness_seconds",
+                "How much later than planned renewals were sent.",
+                &LEASE_BUCKETS,
+            )?,
+            renewal_margin: make.histogram(
+                "renewal_margin_seconds",
+                "Validity left when a renewal succeeded.",
+                &LEASE_BUCKETS,
+            )?,
+            jeopardy_holds: make.gauge("jeopardy_holds", "Holds whose renewals fail, still valid.")?,
+            subscriptions: make.gauge("subscriptions", "Release channels listened to.")?,
+            sessions: make.gauge("sessions", "Connected workers.")?,
+            sessions_opened: make.counter("sessions_opened_total", "Connections taken.")?,
+            sessions_rejected: make.counters(
+                "sessions_rejected_total",
+                "Connections turned away.",
+                &["reason"],
+            )?,
+            events_dropped: make.counter(
+                "events_dropped_total",
+                "Events that sessions left unread for too long.",
+            )?,
+            sleeps: make.counter("sleeps_total", "Times the agent or its host slept beyond a third of a lease.")?,
+            reconnects: make.counters("reconnects_total", "Connections to Redis made anew.", &["node"])?,
+            redis_up: make.gauges("redis_up", "Whether Redis answers.", &["node"])?,
+            redis_evicts: make.gauges(
+                "redis_evicts",
+                "Whether Redis may evict locks when its memory is full.",
+                &["node"],
+            )?,
+            redis_seconds: make.histograms(
+                "redis_seconds",
+                "Round trip of scripts.",
+                &["script"],
+                &ROUND_TRIP_BUCKETS,
+            )?,
+            redis_errors: make.counters(
+                "redis_errors_total",
+                "Scripts without a reply of their own.",
+                &["node", "error"],
+            )?,
+        };
+        for end in End::LOST {
+            figures.lost_holds.with_label_values(&[end.as_str()]);
+        }
+        for outcome in ["applied", "not_applied", "undone_late"] {
+            figures.doubts.with_label_values(&[outcome]);
+        }
+        Ok(figures)
+    }
+
+    /// The group that a lock is counted under. On its first sight the group's counters are there at 0.
+    #[must_use]
+    pub fn group(&self, name: &LockName) -> Arc<str> {
+        let mut grouping = lock(&self.grouping);
+        let label = grouping.label(name);
+        self.lock_groups.set(i64::try_from(grouping.true_count()).unwrap_or(i64::MAX));
+        drop(grouping);
+        let mut began = lock(&self.began);
+        if !began.holds.contains_key(&label) {
+            began.holds.insert(Arc::clone(&label), BTreeMap::new());
+            began.waits.insert(Arc::clone(&label), BTreeMap::new());
+            drop(began);
+            for outcome in OUTCOMES {
+                self.acquisitions.with_label_values(&[&*label, "lock", outcome]);
+            }
+            for end in End::LOST {
+                self.locks_lost.with_label_values(&[&*label, end.as_str()]);
+            }
+            for outcome in ["renewed", "gone", "error"] {
+                self.renewals.with_label_values(&[&*label, outcome]);
+            }
+            self.handovers.with_label_values(&[&*label]);
+        }
+        label
+    }
+
+    /// A LOCK ended.
+    pub fn acquisition(&self, group: &str, kind: Kind, outcome: &str) {
+        self.acquisitions.with_label_values(&[group, kind.as_str(), outcome]).inc();
+    }
+
+    /// How long it waited.
+    pub fn waited(&self, group: &str, outcome: &str, wait: Duration) {
+        self.wait_seconds.with_label_values(&[group, outcome]).observe(wait.as_secs_f64());
+    }
+
+    /// A wait began.
+    pub fn wait_began(&self, group: &Arc<str>, kind: Kind, number: i64) {
+        self.waiters.with_label_values(&[&**group, kind.as_str()]).inc();
+        start(&mut lock(&self.began).waits, group, number);
+    }
+
+    /// A wait ended.
+    pub fn wait_ended(&self, group: &Arc<str>, kind: Kind, number: i64) {
+        self.waiters.with_label_values(&[&**group, kind.as_str()]).dec();
+        end(&mut lock(&self.began).waits, group, number);
+    }
+
+    /// A hold began.
+    pub fn hold_began(&self, group: &Arc<str>, kind: Kind, number: i64) {
+        self.holds.with_label_values(&[&**group, kind.as_str()]).inc();
+        start(&mut lock(&self.began).holds, group, number);
+    }
+
+    /// A hold ended after that long.
+    pub fn hold_ended(&self, group: &Arc<str>, kind: Kind, number: i64, why: End, held: Duration) {
+        self.holds.with_label_values(&[&**group, kind.as_str()]).dec();
+        end(&mut lock(&self.began).holds, group, number);
+        let label = match why {
+            End::Released => "released",
+            End::Disconnected => "disconnected",
+            why if why.is_loss() => "lost",
+            _ => "other",
+        };
+        self.hold_seconds.with_label_values(&[&**group, label]).observe(held.as_secs_f64());
+    }
+
+    /// A lock was passed on locally.
+    pub fn handover(&self, group: &str) {
+        self.handovers.with_label_values(&[group]).inc();
+    }
+
+    /// A hold was renewed, or not.
+    pub fn renewal(&self, group: &str, outcome: &str) {
+        self.renewals.with_label_values(&[group, outcome]).inc();
+    }
+
+    /// A hold was lost.
+    pub fn lost(&self, group: &str, why: End) {
+        self.locks_lost.with_label_values(&[group, why.as_str()]).inc();
+        self.lost_holds.with_label_values(&[why.as_str()]).inc();
+    }
+
+    /// A lost reply was cleared up.
+    pub fn doubt(&self, outcome: &str) {
+        self.doubts.with_label_values(&[outcome]).inc();
+    }
+
+    /// A command was answered.
+    pub fn command(&self, word: &str, failed: bool, took: Duration) {
+        let outcome = if failed { "error" } else { "ok" };
+        self.commands.with_label_values(&[word, outcome]).inc();
+        self.command_seconds.with_label_values(&[word]).observe(took.as_secs_f64());
+    }
+}
+
+fn start(starts: &mut Starts, group: &Arc<str>, number: i64) {
+    #[expect(clippy::cast_precision_loss, reason = "epoch milliseconds fit into 53 bits")]
+    let now = service_kit::clock::wall_millis() as f64 / 1000.0;
+    starts.entry(Arc::clone(group)).or_default().insert(number, now);
+}
+
+fn end(starts: &mut Starts, group: &Arc<str>, number: i64) {
+    if let Some(group) = starts.get_mut(group) {
+        group.remove(&number);
+    }
+}
+
+/// Collects the starts of the oldest holds and waits at each scrape: absent, not 0, while there are none.
+#[derive(Debug)]
+pub struct Oldest(pub Arc<Figures>);
+
+impl Oldest {
+    fn fill(gauges: &GaugeVec, starts: &Starts) {
+        gauges.reset();
+        for (group, starts) in starts {
+            if let Some(first) = starts.values().next() {
+                let gauge: Gauge = gauges.with_label_values(&[&**group]);
+                gauge.set(*first);
+            }
+        }
+    }
+}
+
+impl Collector for Oldest {
+    fn desc(&self) -> Vec<&prometheus::core::Desc> {
+        [self.0.oldest_hold.desc(), self.0.oldest_wait.desc()].concat()
+    }
+
+    fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
+        let began = lock(&self.0.began);
+        Self::fill(&self.0.oldest_hold, &began.holds);
+        Self::fill(&self.0.oldest_wait, &began.waits);
+        drop(began);
+        [self.0.oldest_hold.collect(), self.0.oldest_wait.collect()].concat()
+    }
+}

@@ -1,0 +1,176 @@
+//! Tells when a process dies, even if a child of its keeps the socket open.
+//!
+//! One pidfd a process, however many sessions it has. It is bounded: where no descriptor is left for it, only the
+//! socket's own end tells of a worker's death.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// The processes watched.
+#[derive(Debug)]
+pub struct Processes {
+    watched: Mutex<HashMap<i32, Weak<Process>>>,
+    most: usize,
+}
+
+/// A process that was alive when its watch began.
+#[derive(Debug)]
+pub struct Process {
+    pid: i32,
+    pidfd: AsyncFd<OwnedFd>,
+    registry: Weak<Processes>,
+}
+
+/// What can be told of a process that has connected.
+#[derive(Debug)]
+pub enum Watch {
+    /// Its death will be told.
+    Watched(Arc<Process>),
+    /// It is dead already.
+    Dead,
+    /// Nothing can be told: its pid is not visible, or no descriptor is left.
+    Blind,
+}
+
+impl Processes {
+    /// Watches at most `most` processes at a time.
+    #[must_use]
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { watched: Mutex::default(), most })
+    }
+
+    /// Watches the process `pid`.
+    pub fn watch(self: &Arc<Self>, pid: Option<i32>) -> Watch {
+        let Some(pid) = pid else { return Watch::Blind };
+        // The guard must be gone before a process is dropped: dropping takes the lock.
+        let (known, full) = {
+            let watched = self.lock();
+            (watched.get(&pid).and_then(Weak::upgrade), watched.len() >= self.most)
+        };
+        match known {
+            // A dead one's pid may be another's by now.
+            Some(process) if !process.has_died() => return Watch::Watched(process),
+            None if full => return Watch::Blind,
+            _ => {}
+        }
+        let Some(id) = Pid::from_raw(pid) else { return Watch::Blind };
+        let pidfd = match pidfd_open(id, PidfdFlags::NONBLOCK) {
+            Ok(pidfd) => pidfd,
+            Err(Errno::SRCH) => return Watch::Dead,
+            Err(error) => {
+                tracing::debug!(pid, %error, "no pidfd: only the socket tells of this process' death");
+                return Watch::Blind;
+            }
+        };
+        #[expect(deprecated, reason = "sound with an OwnedFd, and what replaces it is not safe")]
+        match AsyncFd::with_interest(pidfd, Interest::READABLE) {
+            Ok(pidfd) => {
+                let process = Arc::new(Process { pid, pidfd, registry: Arc::downgrade(self) });
+                self.lock().insert(pid, Arc::downgrade(&process));
+                Watch::Watched(process)
+            }
+            Err(_) => Watch::Blind,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Weak<Process>>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Process {
+    /// Returns once the process has died.
+    pub async fn died(&self) {
+        // Readiness is never cleared: dead processes stay dead, and all sessions wait for the same descriptor.
+        if self.pidfd.readable().await.is_err() {
+            // The runtime ends, and the session with it.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn has_died(&self) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(self.pidfd.as_fd(), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(registry) = self.registry.upgrade() {
+            let mut watched = registry.lock();
+            if watched.get(&self.pid).is_some_and(|entry| entry.strong_count() == 0) {
+                watched.remove(&self.pid);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn start() -> Self {
+            Self(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
+        }
+        fn pid(&self) -> Option<i32> {
+            i32::try_from(self.0.id()).ok()
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            self.0.kill().ok();
+            self.0.wait().ok();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_death_is_told_to_all_and_forgotten_after() {
+        let processes = Processes::new(10);
+        let mut worker = Sleeper::start();
+        let (Watch::Watched(one), Watch::Watched(two)) =
+            (processes.watch(worker.pid()), processes.watch(worker.pid()))
+        else {
+            panic!("not watched")
+        };
+        assert!(Arc::ptr_eq(&one, &two), "one descriptor a process");
+        assert!(!one.has_died());
+        worker.0.kill().unwrap();
+        let both = async { tokio::join!(one.died(), two.died()) };
+        tokio::time::timeout(std::time::Duration::from_secs(20), both).await.unwrap();
+        // Not yet waited for, so the pid cannot be another's: the old watch is not shared all the same.
+        let Watch::Watched(zombie) = processes.watch(worker.pid()) else { panic!("not watched") };
+        assert!(!Arc::ptr_eq(&one, &zombie));
+        zombie.died().await;
+        worker.0.wait().unwrap();
+        assert!(matches!(processes.watch(worker.pid()), Watch::Dead));
+        drop(one);
+        drop(two);
+        assert_eq!(processes.lock().len(), 1, "an older watch does not remove the newer");
+        drop(zombie);
+        assert_eq!(processes.lock().len(), 0);
+    }
+
+    #[tokio::test]
+    async fn it_is_bounded_and_says_when_it_is_blind() {
+        let processes = Processes::new(1);
+        let (one, two) = (Sleeper::start(), Sleeper::start());
+        let first = processes.watch(one.pid());
+        assert!(matches!(first, Watch::Watched(_)));
+        assert!(matches!(processes.watch(two.pid()), Watch::Blind));
+        assert!(matches!(processes.watch(one.pid()), Watch::Watched(_)), "it is watched already");
+        assert!(matches!(processes.watch(None), Watch::Blind));
+        drop(first);
+        assert!(matches!(processes.watch(two.pid()), Watch::Watched(_)));
+    }
+}

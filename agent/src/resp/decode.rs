@@ -1,0 +1,491 @@
+//! Requests out of a stream of bytes, however it is cut into pieces.
+//!
+//! A request is an array of bulk strings, or a line of words as people type it (an inline command). The decoder
+//! looks at each byte about once, keeps no copy of an array's bytes, and believes no declared length: memory
+//! grows with what has arrived, up to [`MAX_REQUEST`].
+
+use thiserror::Error;
+
+/// The longest bulk string of a request, in bytes. Lock names are far shorter.
+pub const MAX_BULK: usize = 64 * 1024;
+/// How many words a request may have.
+pub const MAX_ARGS: usize = 1024;
+/// The longest inline command, in bytes.
+pub const MAX_INLINE: usize = 64 * 1024;
+/// The longest request altogether, in bytes.
+pub const MAX_REQUEST: usize = 128 * 1024;
+
+/// The longest line that may stand for a length: a sign, digits, CR and LF.
+const MAX_LENGTH_LINE: usize = 32;
+
+/// Bytes that are no request. The text is what the client is told, without the leading `-ERR `.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Malformed {
+    /// The count of an array's elements.
+    #[error("Protocol error: invalid multibulk length, expected 0 to {MAX_ARGS}")]
+    ArrayLength,
+    /// The length of a bulk string.
+    #[error("Protocol error: invalid bulk length, expected 0 to {MAX_BULK}")]
+    BulkLength,
+    /// Something else than a bulk string in an array.
+    #[error("Protocol error: expected '$', got '{}'", .0.escape_ascii())]
+    NotABulk(u8),
+    /// A bulk string that goes on after its length.
+    #[error("Protocol error: expected CRLF after a bulk string of {0} bytes")]
+    BulkEnd(usize),
+    /// More than [`MAX_REQUEST`] bytes.
+    #[error("Protocol error: too big a request, at most {MAX_REQUEST} bytes are read")]
+    TooBig,
+    /// A line of more than [`MAX_INLINE`] bytes.
+    #[error("Protocol error: too big inline request, at most {MAX_INLINE} bytes are read")]
+    InlineTooBig,
+    /// More words in a line than [`MAX_ARGS`].
+    #[error("Protocol error: too many words in an inline request, at most {MAX_ARGS} are read")]
+    InlineTooMany,
+    /// A quote that does not end, or that a word goes on behind.
+    #[error("Protocol error: unbalanced quotes in request")]
+    Quotes,
+    /// Neither an array nor text.
+    #[error("Protocol error: expected '*' or a line of text, got '{}'", .0.escape_ascii())]
+    Garbage(u8),
+}
+
+/// A whole request, and how many bytes of the input it was.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// Its words; none for an empty line or an empty array, which clients may send and get no reply to.
+    pub args: Args<'a>,
+    /// The bytes to drop from the input before the decoder is called again.
+    pub consumed: usize,
+}
+
+/// The words of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Args<'a> {
+    bytes: &'a [u8],
+    spans: &'a [Span],
+}
+
+/// Where a word begins and ends.
+type Span = (usize, usize);
+
+impl<'a> Args<'a> {
+    /// How many there are.
+    #[must_use]
+    pub fn len(self) -> usize {
+        self.spans.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// The word at `index`, the command's own name being 0.
+    #[must_use]
+    pub fn get(self, index: usize) -> Option<&'a [u8]> {
+        self.spans.get(index).map(|&(start, end)| &self.bytes[start..end])
+    }
+
+    /// The words from `index` on.
+    #[must_use]
+    pub fn from(self, index: usize) -> Self {
+        Self { bytes: self.bytes, spans: self.spans.get(index..).unwrap_or_default() }
+    }
+
+    /// All words in order.
+    pub fn iter(self) -> impl Iterator<Item = &'a [u8]> {
+        self.spans.iter().map(move |&(start, end)| &self.bytes[start..end])
+    }
+}
+
+/// Decodes one connection's requests.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    /// The request's words so far, as places in the input (or in `line`).
+    spans: Vec<Span>,
+    /// The words of an inline command, without quotes and escapes.
+    line: Vec<u8>,
+    /// How far the unfinished request has been looked at.
+    at: usize,
+    /// How many bulk strings of the unfinished array are still to come.
+    missing: usize,
+}
+
+impl Decoder {
+    /// The first request of `input`, or none while it is unfinished: then call again with the same bytes and more
+    /// behind them. After a request, call with the input less [`Request::consumed`].
+    ///
+    /// # Errors
+    /// When the bytes are no request. Nothing behind them can be understood: the connection must end.
+    pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<Option<Request<'a>>, Malformed> {
+        let inline = match input.first() {
+            None => return Ok(None),
+            Some(b'*') => false,
+            Some(b' ' | b'\t' | b'\r' | b'\n' | 0x21..=0x7e) => true,
+            Some(&other) => return Err(Malformed::Garbage(other)),
+        };
+        let whole = if inline { self.inline(input)? } else { self.array(input)? };
+        if !whole {
+            return if input.len() > MAX_REQUEST { Err(Malformed::TooBig) } else { Ok(None) };
+        }
+        let consumed = std::mem::take(&mut self.at);
+        let bytes = if inline { self.line.as_slice() } else { input };
+        Ok(Some(Request { args: Args { bytes, spans: &self.spans }, consumed }))
+    }
+
+    /// Gives memory of an unusually big request back. Only between requests.
+    pub fn shrink(&mut self) {
+        if self.at == 0 && (self.spans.capacity() > 32 || self.line.capacity() > 512) {
+            self.spans = Vec::new();
+            self.line = Vec::new();
+        }
+    }
+
+    /// Whether the array that `input` begins with is whole.
+    fn array(&mut self, input: &[u8]) -> Result<bool, Malformed> {
+        if self.at == 0 {
+            let Some((count, next)) = length(input, 1, MAX_ARGS, Malformed::ArrayLength)? else {
+                return Ok(false);
+            };
+            self.spans.clear();
+            (self.missing, self.at) = (count, next);
+        }
+        while self.missing > 0 {
+            match input.get(self.at) {
+                None => return Ok(false),
+                Some(b'$') => {}
+                Some(&other) => return Err(Malformed::NotABulk(other)),
+            }
+            let Some((size, start)) = length(input, self.at + 1, MAX_BULK, Malformed::BulkLength)?
+            else {
+                return Ok(false);
+            };
+            let end = start + size;
+            if end + 2 > MAX_REQUEST {
+                return Err(Malformed::TooBig);
+            }
+            let Some(tail) = input.get(end..end + 2) else { return Ok(false) };
+            if tail != b"\r\n" {
+                return Err(Malformed::BulkEnd(size));
+            }
+            self.spans.push((start, end));
+            self.at = end + 2;
+            self.missing -= 1;
+        }
+        Ok(true)
+    }
+
+    /// Whether the line that `input` begins with is whole.
+    fn inline(&mut self, input: &[u8]) -> Result<bool, Malformed> {
+        let Some(newline) = input[self.at..].iter().position(|&b| b == b'\n') else {
+            self.at = input.len();
+            return if self.at > MAX_INLINE { Err(Malformed::InlineTooBig) } else { Ok(false) };
+        };
+        let end = self.at + newline;
+        if end > MAX_INLINE {
+            return Err(Malformed::InlineTooBig);
+        }
+        let text = input[..end].strip_suffix(b"\r").unwrap_or(&input[..end]);
+        self.split(text)?;
+        self.at = end + 1;
+        Ok(true)
+    }
+
+    /// Splits a line into words: `"…"` knows escapes, `'…'` only `\'`, and a closing quote ends its word.
+    fn split(&mut self, text: &[u8]) -> Result<(), Malformed> {
+        self.spans.clear();
+        self.line.clear();
+        let mut rest = text.trim_ascii_start();
+        while !rest.is_empty() {
+            if self.spans.len() == MAX_ARGS {
+                return Err(Malformed::InlineTooMany);
+            }
+            let start = self.line.len();
+            rest = word(rest, &mut self.line)?.trim_ascii_start();
+            self.spans.push((start, self.line.len()));
+        }
+        Ok(())
+    }
+}
+
+/// The decimal number from `start` to the end of its line, and where the next line begins; none while the line is
+/// unfinished.
+fn length(
+    input: &[u8],
+    start: usize,
+    max: usize,
+    error: Malformed,
+) -> Result<Option<(usize, usize)>, Malformed> {
+    let line = &input[start..input.len().min(start + MAX_LENGTH_LINE)];
+    let Some(end) = line.iter().position(|&b| b == b'\n') else {
+        let plausible = line.iter().all(|b| b.is_ascii_digit() || *b == b'\r');
+        return if plausible && line.len() < MAX_LENGTH_LINE { Ok(None) } else { Err(error) };
+    };
+    let digits = line[..end].strip_suffix(b"\r").unwrap_or_default();
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(error);
+    }
+    let number = digits.iter().try_fold(0_usize, |number, digit| {
+        number.checked_mul(10)?.checked_add(usize::from(digit - b'0'))
+    });
+    match number {
+        Some(number) if number <= max => Ok(Some((number, start + end + 1))),
+        _ => Err(error),
+    }
+}
+
+/// Appends the first word of `text` to `into` and returns what follows it.
+fn word<'a>(text: &'a [u8], into: &mut Vec<u8>) -> Result<&'a [u8], Malformed> {
+    let mut rest = text;
+    while let [first, after @ ..] = rest {
+        rest = match first {
+            b'"' => closed(double_quoted(after, into)?)?,
+            b'\'' => closed(single_quoted(after, into)?)?,
+            b if b.is_ascii_whitespace() => return Ok(rest),
+            b => {
+                into.push(*b);
+                after
+            }
+        };
+        if matches!(first, b'"' | b'\'') {
+            return Ok(rest);
+        }
+    }
+    Ok(rest)
+}
+
+/// What follows a closing quote must be a space or nothing.
+fn closed(rest: &[u8]) -> Result<&[u8], Malformed> {
+    match rest.first() {
+        Some(b) if !b.is_ascii_whitespace() => Err(Malformed::Quotes),
+        _ => Ok(rest),
+    }
+}
+
+fn double_quoted<'a>(text: &'a [u8], into: &mut Vec<u8>) -> Result<&'a [u8], Malformed> {
+    let mut rest = text;
+    loop {
+        rest = match rest {
+            [b'"', after @ ..] => return Ok(after),
+            [b'\\', b'x', high, low, after @ ..]
+                if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() =>
+            {
+                into.push(nibble(*high) << 4 | nibble(*low));
+                after
+            }
+            [b'\\', escaped, after @ ..] => {
+                into.push(match escaped {
+                    b'n' => b'\n',
+                    b'r' => b'\r',
+                    b't' => b'\t',
+                    b'b' => 0x08,
+                    b'a' => 0x07,
+                    other => *other,
+                });
+                after
+            }
+            [b, after @ ..] => {
+                into.push(*b);
+                after
+            }
+            [] => return Err(Malformed::Quotes),
+        };
+    }
+}
+
+fn single_quoted<'a>(text: &'a [u8], into: &mut Vec<u8>) -> Result<&'a [u8], Malformed> {
+    let mut rest = text;
+    loop {
+        rest = match rest {
+            [b'\'', after @ ..] => return Ok(after),
+            [b'\\', b'\'', after @ ..] => {
+                into.push(b'\'');
+                after
+            }
+            [b, after @ ..] => {
+                into.push(*b);
+                after
+            }
+            [] => return Err(Malformed::Quotes),
+        };
+    }
+}
+
+/// The value of a hexadecimal digit.
+fn nibble(digit: u8) -> u8 {
+    match digit {
+        b'0'..=b'9' => digit - b'0',
+        _ => (digit | 0x20) - b'a' + 10,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// All requests of `input`, given to the decoder in pieces that end at `cuts`, and the error at the end.
+    fn decode_all(input: &[u8], cuts: &[usize]) -> (Vec<Vec<Vec<u8>>>, Option<Malformed>) {
+        let mut decoder = Decoder::default();
+        let (mut pending, mut requests) = (Vec::new(), Vec::new());
+        let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (input.len() + 1)).collect();
+        ends.push(input.len());
+        ends.sort_unstable();
+        let mut from = 0;
+        for end in ends {
+            pending.extend_from_slice(&input[from..end]);
+            from = end;
+            loop {
+                match decoder.decode(&pending) {
+                    Ok(None) => break,
+                    Ok(Some(Request { args, consumed })) => {
+                        requests.push(args.iter().map(<[u8]>::to_vec).collect());
+                        pending.drain(..consumed);
+                    }
+                    Err(error) => return (requests, Some(error)),
+                }
+            }
+        }
+        (requests, None)
+    }
+
+    fn one(input: &[u8]) -> Result<Vec<String>, Malformed> {
+        match decode_all(input, &[]) {
+            (_, Some(error)) => Err(error),
+            (mut requests, None) => Ok(requests
+                .pop()
+                .unwrap_or_default()
+                .iter()
+                .map(|word| String::from_utf8_lossy(word).into_owned())
+                .collect()),
+        }
+    }
+
+    fn array(words: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+            bytes.extend_from_slice(word);
+            bytes.extend_from_slice(b"\r\n");
+        }
+        bytes
+    }
+
+    #[test]
+    fn arrays_and_lines() {
+        assert_eq!(one(b"*2\r\n$4\r\nPING\r\n$2\r\nhi\r\n").unwrap(), ["PING", "hi"]);
+        assert_eq!(one(b"*1\r\n$0\r\n\r\n").unwrap(), [""]);
+        assert_eq!(one(b"PING  hi \r\n").unwrap(), ["PING", "hi"]);
+        assert_eq!(one(b"PING\n").unwrap(), ["PING"]);
+        assert_eq!(one(b"\r\n").unwrap(), [""; 0]);
+        assert_eq!(one(b"*0\r\n").unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn quotes_as_redis_reads_them() {
+        assert_eq!(one(b"a \"b c\" 'd e'\n").unwrap(), ["a", "b c", "d e"]);
+        assert_eq!(one(b"\"\\x41\\n\\q\\\"\"\n").unwrap(), ["A\nq\""]);
+        assert_eq!(one(b"'\\n\\''\n").unwrap(), ["\\n'"]);
+        assert_eq!(one(b"pre\"fix\"\n").unwrap(), ["prefix"]);
+        assert_eq!(one(b"a \"\" b\n").unwrap(), ["a", "", "b"]);
+        assert_eq!(one(b"\"\\xzz\"\n").unwrap(), ["xzz"]);
+        for bad in [&b"\"a\n"[..], b"'a\n", b"\"a\"b\n", b"'a'b\n", b"\"a\\\n"] {
+            assert_eq!(one(bad).unwrap_err(), Malformed::Quotes);
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_is_told_from_what_is_unfinished() {
+        let cases: [(&[u8], Malformed); 18] = [
+            (b"*-1\r\n", Malformed::ArrayLength),
+            (b"*-", Malformed::ArrayLength),
+            (b"*1025\r\n", Malformed::ArrayLength),
+            (b"*99999999999999999999999\r\n", Malformed::ArrayLength),
+            (b"*000000000000000000000000000000000000", Malformed::ArrayLength),
+            (b"*\r\n", Malformed::ArrayLength),
+            (b"*1\n", Malformed::ArrayLength),
+            (b"*x\r\n", Malformed::ArrayLength),
+            (b"*1\r\nPING\r\n", Malformed::NotABulk(b'P')),
+            (b"*1\r\n:1\r\n", Malformed::NotABulk(b':')),
+            (b"*1\r\n$-1\r\n", Malformed::BulkLength),
+            (b"*1\r\n$1073741824\r\n", Malformed::BulkLength),
+            (b"*1\r\n$65537\r\n", Malformed::BulkLength),
+            (b"*1\r\n$+1\r\n", Malformed::BulkLength),
+            (b"*1\r\n$4\r\nPINGER\r\n", Malformed::BulkEnd(4)),
+            (b"\x16\x03\x01", Malformed::Garbage(0x16)),
+            (b"\x00\r\n", Malformed::Garbage(0)),
+            (b"\xff\r\n", Malformed::Garbage(0xff)),
+        ];
+        for (input, error) in cases {
+            assert_eq!(decode_all(input, &[]).1, Some(error), "{}", input.escape_ascii());
+        }
+        for unfinished in [&b"*1"[..], b"*1\r", b"*1\r\n$", b"*1\r\n$4\r\nPING\r", b"PING", b"*"] {
+            assert_eq!(
+                decode_all(unfinished, &[]),
+                (vec![], None),
+                "{}",
+                unfinished.escape_ascii()
+            );
+        }
+    }
+
+    #[test]
+    fn sizes_are_bounded() {
+        assert_eq!(one(&vec![b'a'; MAX_INLINE + 1]).unwrap_err(), Malformed::InlineTooBig);
+        let mut line = vec![b'a'; MAX_INLINE + 1];
+        line.push(b'\n');
+        assert_eq!(one(&line).unwrap_err(), Malformed::InlineTooBig);
+        assert_eq!(one(&[&b"a ".repeat(1025), &b"\n"[..]].concat()), Err(Malformed::InlineTooMany));
+        let most = array(&[vec![b'x'; MAX_BULK], vec![b'x'; 1000]]);
+        assert_eq!(one(&most).unwrap().len(), 2);
+        let big = array(&[vec![b'x'; MAX_BULK], vec![b'x'; MAX_BULK]]);
+        assert_eq!(one(&big).unwrap_err(), Malformed::TooBig);
+    }
+
+    #[test]
+    fn a_declared_length_takes_no_memory() {
+        let mut decoder = Decoder::default();
+        assert!(decoder.decode(b"*1024\r\n$65536\r\n").unwrap().is_none());
+        assert_eq!(decoder.spans.capacity(), 0);
+    }
+
+    #[test]
+    fn memory_of_a_big_request_is_given_back() {
+        let mut decoder = Decoder::default();
+        let big = array(&vec![b"x".to_vec(); 500]);
+        assert!(decoder.decode(&big).unwrap().is_some());
+        decoder.shrink();
+        assert_eq!(decoder.spans.capacity(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_come_through_any_cuts(
+            requests in prop::collection::vec(
+                prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 1..6), 0..5),
+            cuts in prop::collection::vec(any::<usize>(), 0..12),
+        ) {
+            let input: Vec<u8> = requests.iter().flat_map(|words| array(words)).collect();
+            prop_assert_eq!(decode_all(&input, &cuts), (requests, None));
+        }
+
+        #[test]
+        fn cuts_change_nothing_whatever_the_bytes(
+            input in prop::collection::vec(
+                prop::sample::select(b"*$\r\n123 -\"'\\xabP\x00\xff".as_slice()), 0..60),
+            cuts in prop::collection::vec(any::<usize>(), 0..12),
+        ) {
+            let (whole, error) = decode_all(&input, &[]);
+            let (cut, cut_error) = decode_all(&input, &cuts);
+            prop_assert_eq!(whole, cut);
+            prop_assert_eq!(error.is_some(), cut_error.is_some());
+        }
+
+        #[test]
+        fn any_bytes_at_all_are_survived(input: Vec<u8>) {
+            decode_all(&input, &[]);
+        }
+    }
+}

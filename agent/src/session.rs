@@ -1,0 +1,91 @@
+//! What the core and the connections say to one another.
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::command::{Command, ListRequest};
+use crate::resp::Outgoing;
+
+/// A session's number in this run of the agent: never given twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u64);
+
+/// The process at the other end, as the kernel tells.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Peer {
+    /// Its pid; none where it lives in a pid namespace that we cannot see.
+    pub pid: Option<i32>,
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Its command's name.
+    pub comm: Option<String>,
+}
+
+/// A connection's news for the core, in order.
+#[derive(Debug)]
+pub enum FromSession {
+    /// A worker has connected.
+    Opened {
+        /// Its number.
+        session: SessionId,
+        /// Who it is.
+        peer: Peer,
+        /// 16 random bytes: the session's secret.
+        secret: [u8; 16],
+        /// Where its replies go. Room for [`PIPELINE`] replies and [`PUSHES`] pushes.
+        outbox: mpsc::Sender<Outgoing>,
+    },
+    /// It gave itself a name.
+    Named(SessionId, Vec<u8>),
+    /// It asks for something. At most [`PIPELINE`] commands of a session are unanswered at a time.
+    Command(SessionId, Command),
+    /// It speaks RESP3 now, or no longer.
+    Resp3(SessionId, bool),
+    /// It has gone: its holds are released, its waits end.
+    Closed(SessionId),
+    /// A page of the HTTP side wants the agent's holds and waits.
+    List(ListRequest, oneshot::Sender<ListPage>),
+}
+
+/// How many commands of one session may be unanswered; the connection reads no further meanwhile.
+pub const PIPELINE: usize = 1024;
+/// How many pushes may wait unread in a session's outbox; further ones are dropped and counted.
+pub const PUSHES: usize = 256;
+
+/// One hold or wait, as LOCKS and the HTTP side list it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct ListRow {
+    /// The lock's name, escaped where it is not printable UTF-8.
+    pub lock: String,
+    /// Its name's bytes.
+    #[serde(skip)]
+    pub name: Vec<u8>,
+    /// Kind of lock.
+    pub kind: &'static str,
+    /// Holder id in Redis; none while waiting.
+    pub holder: Option<String>,
+    /// `held`, `releasing` or `waiting`.
+    pub state: &'static str,
+    /// The worker's pid, where it can be seen.
+    pub pid: Option<i32>,
+    /// The worker's user.
+    pub uid: u32,
+    /// The worker's command.
+    pub comm: Option<String>,
+    /// CLIENT SETNAME's text.
+    pub client: Option<String>,
+    /// Milliseconds since the grant, or since the wait began.
+    pub age_ms: u64,
+    /// Sure validity left in milliseconds; none while waiting.
+    pub valid_ms: Option<u64>,
+}
+
+/// A page of them.
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
+pub struct ListPage {
+    /// Where to go on; 0 at the end.
+    pub next: u64,
+    /// The rows.
+    pub rows: Vec<ListRow>,
+}

@@ -1,0 +1,49 @@
+//! The two clocks of the programs.
+//!
+//! Leases are measured on a clock that goes on while the host sleeps, since Redis' clock does too;
+//! `std::time::Instant` stands still meanwhile and would find every lease fresh on waking up.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Microseconds since the host was booted, time in suspend included. Never goes back.
+#[must_use]
+pub fn boot_micros() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+    seconds * 1_000_000 + nanos / 1_000
+}
+
+/// Milliseconds since 1970 in UTC, for what people and other hosts read. It may jump: never
+/// measure a duration with it. A clock set before 1970 reads as 0.
+#[must_use]
+pub fn wall_millis() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "this is the one wall clock")]
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boot_clock_never_goes_back() {
+        let mut last = boot_micros();
+        assert!(last > 0);
+        for _ in 0..10_000 {
+            let now = boot_micros();
+            assert!(now >= last);
+            last = now;
+        }
+    }
+
+    #[test]
+    fn wall_clock_reads_in_this_century() {
+        let year_2020 = 1_577_836_800_000;
+        let year_2100 = 4_102_444_800_000;
+        assert!((year_2020..year_2100).contains(&wall_millis()));
+    }
+}

@@ -1,0 +1,120 @@
+//! The check of the Host header, against DNS rebinding.
+//!
+//! A page of a stranger can make a browser send requests to this server by letting a name of its
+//! own resolve to this address; the browser then takes our answers for that page's own. Such a
+//! request carries the stranger's name. An address in its place cannot be rebound, so every
+//! address is allowed, and of the names only `localhost` and those that were configured.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+/// The names by which a server may be called.
+#[derive(Debug, Clone)]
+pub struct AllowedHosts {
+    names: Arc<[String]>,
+    flag: &'static str,
+}
+
+impl AllowedHosts {
+    /// Allows `names` beside `localhost` and all addresses. `flag` is the setting that adds names,
+    /// for the text of a refusal.
+    pub fn new(names: impl IntoIterator<Item = String>, flag: &'static str) -> Self {
+        let normalized = |name: String| name.trim_end_matches('.').to_ascii_lowercase();
+        Self { names: names.into_iter().map(normalized).collect(), flag }
+    }
+
+    fn allow(&self, host: &str) -> bool {
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        let is_address = host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+        is_address || host == "localhost" || self.names.contains(&host)
+    }
+}
+
+/// Middleware for `axum::middleware::from_fn_with_state`: passes on what is sent to an allowed
+/// host; answers 400 where the request names none, 421 where it names another.
+pub async fn check_host(
+    State(allowed): State<AllowedHosts>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match host_of(&request) {
+        Some(host) if allowed.allow(host) => next.run(request).await,
+        Some(host) => {
+            let shown: String = host.chars().take(253).filter(char::is_ascii_graphic).collect();
+            let text =
+                format!("this server is not called `{shown}`; {} allows names\n", allowed.flag);
+            (StatusCode::MISDIRECTED_REQUEST, text).into_response()
+        }
+        None => (StatusCode::BAD_REQUEST, "the request must have one valid Host header\n")
+            .into_response(),
+    }
+}
+
+/// The host that the request is for, without its port.
+fn host_of(request: &Request) -> Option<&str> {
+    let mut headers = request.headers().get_all(header::HOST).iter();
+    let from_header = match (headers.next(), headers.next()) {
+        (Some(host), None) => Some(host.to_str().ok()?),
+        (None, _) => None,
+        (Some(_), Some(_)) => return None,
+    };
+    let authority =
+        request.uri().authority().map(axum::http::uri::Authority::as_str).or(from_header)?;
+    without_port(authority)
+}
+
+fn without_port(authority: &str) -> Option<&str> {
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, port),
+        _ => (authority, ""),
+    };
+    let is_bare_ipv6 = host.contains(':') && !host.starts_with('[');
+    let ok = port.bytes().all(|byte| byte.is_ascii_digit())
+        && !host.is_empty()
+        && !host.contains('@')
+        && !is_bare_ipv6;
+    ok.then_some(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_localhost_and_configured_names_are_allowed() {
+        let allowed = AllowedHosts::new(["Locks.Example.org".to_owned()], "--allowed-host");
+        let names =
+            ["localhost", "LOCALHOST.", "127.0.0.1", "[::1]", "10.2.3.4", "locks.example.org"];
+        for host in names {
+            assert!(allowed.allow(host), "{host}");
+        }
+        let strangers =
+            ["evil.example.org", "localhost.evil.org", "127.0.0.1.evil.org", "", "0x7f.1"];
+        for host in strangers {
+            assert!(!allowed.allow(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn ports_are_taken_off() {
+        for (authority, host) in [
+            ("localhost:9761", Some("localhost")),
+            ("localhost", Some("localhost")),
+            ("[::1]:9761", Some("[::1]")),
+            ("[::1]", Some("[::1]")),
+            ("localhost:", Some("localhost")),
+            ("::1", None),
+            ("user@localhost", None),
+            ("localhost:port", None),
+            (":80", None),
+            ("", None),
+        ] {
+            assert_eq!(without_port(authority), host, "{authority}");
+        }
+    }
+}

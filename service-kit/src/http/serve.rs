@@ -1,0 +1,124 @@
+//! Serving HTTP/1 to operators, browsers and scrapers, within limits.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::response::Response;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// A request's head (line and headers) must fit into this many bytes.
+const MAX_HEAD_BYTES: usize = 32 * 1024;
+/// What a response under way has left once the end has begun.
+const LAST_RESPONSES: Duration = Duration::from_secs(1);
+/// The pause after accepting failed, for lack of file descriptors mostly: they come back.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What one server grants its clients.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Connections at a time. Further ones wait in the kernel's backlog.
+    pub connections: usize,
+    /// How long a client may take for a request's head; an idle connection is closed after it too.
+    pub head_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { connections: 256, head_timeout: Duration::from_secs(30) }
+    }
+}
+
+/// Serves `router` until `stop` is cancelled; then responses under way have a second left, and
+/// event streams should end by themselves on the same token. Handlers find the peer's address in
+/// `ConnectInfo<SocketAddr>`.
+pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: CancellationToken) {
+    let permits = Arc::new(Semaphore::new(limits.connections));
+    let connections = TaskTracker::new();
+    let accepting = async {
+        loop {
+            // The permit comes first: a connection beyond the limit costs us nothing.
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, peer)) => {
+                    let served =
+                        serve_one(stream, peer, router.clone(), limits, stop.clone(), permit);
+                    connections.spawn(served);
+                }
+                Err(error) => pause_after(&error).await,
+            }
+        }
+    };
+    stop.run_until_cancelled(accepting).await;
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+}
+
+async fn pause_after(error: &io::Error) {
+    let of_one_client =
+        matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset);
+    if !of_one_client {
+        tracing::warn!(%error, "cannot accept an HTTP connection");
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+async fn serve_one(
+    stream: TcpStream,
+    peer: SocketAddr,
+    router: Router,
+    limits: Limits,
+    stop: CancellationToken,
+    _permit: OwnedSemaphorePermit,
+) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, %peer, "TCP_NODELAY was refused");
+    }
+    let app = TowerToHyperService::new(router);
+    let service = service_fn(move |request| answer(&app, peer, request));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head_timeout)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    let ended = tokio::select! {
+        ended = &mut connection => Some(ended),
+        () = stop.cancelled() => None,
+    };
+    let ended = match ended {
+        Some(ended) => ended,
+        None => {
+            connection.as_mut().graceful_shutdown();
+            tokio::time::timeout(LAST_RESPONSES, connection).await.unwrap_or(Ok(()))
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, %peer, "an HTTP connection broke");
+    }
+}
+
+fn answer(
+    app: &TowerToHyperService<Router>,
+    peer: SocketAddr,
+    mut request: Request<Incoming>,
+) -> impl Future<Output = Result<Response<Body>, Infallible>> + use<> {
+    request.extensions_mut().insert(ConnectInfo(peer));
+    app.call(request)
+}

@@ -1,0 +1,122 @@
+//! Figures that every program has: its build, its process, its runtime.
+
+use prometheus::core::{Collector, Desc};
+use prometheus::process_collector::ProcessCollector;
+use prometheus::proto::MetricFamily;
+use prometheus::{Encoder, GaugeVec, IntGauge, Opts, Registry, TextEncoder};
+use tokio::runtime::Handle;
+
+/// Registers `<prefix>_build_info`, always 1, with the version and the revision as labels.
+///
+/// # Errors
+///
+/// When the registry has a metric of that name.
+pub fn register_build_info(
+    registry: &Registry,
+    prefix: &str,
+    version: &str,
+    revision: &str,
+) -> prometheus::Result<()> {
+    let opts = Opts::new(format!("{prefix}_build_info"), "Which build this is; the value is 1.");
+    let info = GaugeVec::new(opts, &["version", "revision"])?;
+    info.with_label_values(&[version, revision]).set(1.0);
+    registry.register(Box::new(info))
+}
+
+/// Registers the `process_*` metrics of this process: CPU, memory, open files, threads, start.
+///
+/// # Errors
+///
+/// When they are registered already.
+pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
+    registry.register(Box::new(ProcessCollector::for_self()))
+}
+
+/// Registers `tokio_*` figures of one runtime, told apart by the label `runtime`. Call it once for
+/// each runtime of the program.
+///
+/// # Errors
+///
+/// When a runtime of that name is registered already.
+pub fn register_runtime(registry: &Registry, name: &str, handle: Handle) -> prometheus::Result<()> {
+    registry.register(Box::new(RuntimeCollector::new(name, handle)?))
+}
+
+/// The registry's metrics in Prometheus' text format.
+///
+/// # Errors
+///
+/// When a metric family has nothing in it, or names clash: mistakes in the program.
+pub fn encode(registry: &Registry) -> prometheus::Result<String> {
+    let mut text = Vec::new();
+    TextEncoder::new().encode(&registry.gather(), &mut text)?;
+    String::from_utf8(text).map_err(|error| prometheus::Error::Msg(error.to_string()))
+}
+
+/// Reads a runtime's figures when asked for, so that they cost nothing between two scrapes.
+struct RuntimeCollector {
+    handle: Handle,
+    workers: IntGauge,
+    alive_tasks: IntGauge,
+    queue_depth: IntGauge,
+}
+
+impl RuntimeCollector {
+    fn new(name: &str, handle: Handle) -> prometheus::Result<Self> {
+        let gauge = |metric: &str, help: &str| {
+            IntGauge::with_opts(Opts::new(metric, help).const_label("runtime", name))
+        };
+        Ok(Self {
+            handle,
+            workers: gauge("tokio_workers", "Worker threads of the runtime.")?,
+            alive_tasks: gauge("tokio_alive_tasks", "Tasks that have not ended.")?,
+            queue_depth: gauge("tokio_global_queue_depth", "Tasks ready and not yet at a worker.")?,
+        })
+    }
+
+    fn gauges(&self) -> [&IntGauge; 3] {
+        [&self.workers, &self.alive_tasks, &self.queue_depth]
+    }
+}
+
+impl Collector for RuntimeCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauges().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let metrics = self.handle.metrics();
+        self.workers.set(count(metrics.num_workers()));
+        self.alive_tasks.set(count(metrics.num_alive_tasks()));
+        self.queue_depth.set(count(metrics.global_queue_depth()));
+        self.gauges().into_iter().flat_map(Collector::collect).collect()
+    }
+}
+
+fn count(n: usize) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn all_of_them_are_exported() {
+        let registry = Registry::new();
+        register_build_info(&registry, "thing", "1.2.3", "abc").unwrap();
+        register_process(&registry).unwrap();
+        register_runtime(&registry, "main", Handle::current()).unwrap();
+        register_runtime(&registry, "http", Handle::current()).unwrap();
+        let text = encode(&registry).unwrap();
+        for line in [
+            r#"thing_build_info{revision="abc",version="1.2.3"} 1"#,
+            r#"tokio_workers{runtime="main"} 1"#,
+            r#"tokio_workers{runtime="http"} 1"#,
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+        assert!(text.contains("process_open_fds"), "{text}");
+        assert!(text.contains("tokio_alive_tasks"), "{text}");
+    }
+}

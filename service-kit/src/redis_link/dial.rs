@@ -1,0 +1,72 @@
+//! From an address to a stream of bytes.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::future::select_ok;
+use rustix::net::sockopt;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+
+use super::error::ConnectError;
+use super::target::{Address, Target, Topology};
+use super::tls;
+
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// Bytes to and from a server.
+pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for T {}
+
+/// Connects to the target's server within `timeout`, TLS included.
+pub(crate) async fn dial(
+    target: &Target,
+    timeout: Duration,
+) -> Result<Box<dyn ByteStream>, ConnectError> {
+    let Topology::Standalone(address) = target.topology();
+    let unreachable =
+        |reason: String| ConnectError::Unreachable { address: address.to_string(), reason };
+    match tokio::time::timeout(timeout, open(target, address)).await {
+        Ok(opened) => opened.map_err(|error| unreachable(error.to_string())),
+        Err(_) => Err(unreachable(format!("no connection within {timeout:?}"))),
+    }
+}
+
+async fn open(target: &Target, address: &Address) -> io::Result<Box<dyn ByteStream>> {
+    match address {
+        Address::Unix(path) => Ok(Box::new(UnixStream::connect(path).await?)),
+        Address::Tcp { host, port, tls } => {
+            let stream = connect_tcp(host, *port).await?;
+            set_tcp_options(&stream)?;
+            if *tls {
+                Ok(Box::new(tls::handshake(stream, host, target.ca_file()).await?))
+            } else {
+                Ok(Box::new(stream))
+            }
+        }
+    }
+}
+
+/// Tries all of a name's addresses at once: one that answers nothing must not cost the time-out.
+async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let addresses: Vec<SocketAddr> = lookup_host((host, port)).await?.collect();
+    if addresses.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+    }
+    let attempts = addresses.into_iter().map(|address| Box::pin(TcpStream::connect(address)));
+    let (stream, _others) = select_ok(attempts).await?;
+    Ok(stream)
+}
+
+fn set_tcp_options(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    Ok(())
+}

@@ -1,0 +1,29 @@
+//! The programs' connections to Redis. All that is known about reaching a server, logging in and
+//! noticing that it is gone is in here.
+//!
+//! - [`Target`] says which server, as whom, into which database.
+//! - [`Link`] is one supervised connection for commands: always either up or being re-established,
+//!   and every call on it ends within the response time-out, with an answer or with a [`CallError`]
+//!   that says whether the command may have run.
+//! - [`Subscriber`] is one supervised connection for pub/sub, which keeps a set of wishes subscribed.
+//!
+//! Anything that blocks the server's side of a connection needs one of its own.
+
+mod backoff;
+mod dial;
+mod error;
+mod greeting;
+mod link;
+mod resp;
+mod server_info;
+mod subscriber;
+mod supervisor;
+mod target;
+mod tls;
+
+pub use error::{CallError, ServerError};
+pub use link::{Link, LinkOptions, LinkState, LinkStatus};
+pub use server_info::{Role, ServerInfo};
+pub use subscriber::{PubSubEvent, Subscriber, SubscriberOptions};
+pub use target::{Address, Target, TargetError, Topology};
+pub use tls::install_crypto_provider;

@@ -1,0 +1,95 @@
+//! What a server says of itself when we connect.
+
+use std::collections::HashMap;
+
+/// Whether a server takes writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It does.
+    Master,
+    /// It follows another server.
+    Replica,
+}
+
+/// Read from INFO on each connect. What the server did not tell, for lack of rights mostly, is
+/// `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ServerInfo {
+    /// Such as `7.0.15`.
+    pub version: Option<String>,
+    /// Another one after each start of the server.
+    pub run_id: Option<String>,
+    /// Whether it takes writes.
+    pub role: Option<Role>,
+    /// The replication history's id; another one after a failover.
+    pub replid: Option<String>,
+    /// What it does when memory is full, such as `noeviction`.
+    pub maxmemory_policy: Option<String>,
+    /// Its memory limit in bytes; 0 is none.
+    pub maxmemory: Option<u64>,
+    /// Whether it is part of a cluster.
+    pub cluster: bool,
+    /// When we had this connection ready, by [`crate::clock::boot_micros`].
+    pub connected_at_micros: u64,
+}
+
+impl ServerInfo {
+    /// Whether keys may vanish to make room: an evicting policy, and a limit to come up against
+    /// (or one that we may not know).
+    #[must_use]
+    pub fn evicts(&self) -> bool {
+        let policy = self.maxmemory_policy.as_deref();
+        policy.is_some_and(|policy| policy != "noeviction") && self.maxmemory != Some(0)
+    }
+
+    /// From the text of INFO, whichever sections it has.
+    pub(crate) fn from_info(text: &str) -> Self {
+        let fields: HashMap<&str, &str> =
+            text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
+        let field = |name: &str| fields.get(name).map(|value| (*value).to_owned());
+        Self {
+            version: field("redis_version"),
+            run_id: field("run_id"),
+            role: fields.get("role").and_then(|role| match *role {
+                "master" => Some(Role::Master),
+                "slave" | "replica" => Some(Role::Replica),
+                _ => None,
+            }),
+            replid: field("master_replid"),
+            maxmemory_policy: field("maxmemory_policy"),
+            maxmemory: fields.get("maxmemory").and_then(|bytes| bytes.parse().ok()),
+            cluster: fields.get("cluster_enabled") == Some(&"1"),
+            connected_at_micros: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn info_is_read_and_gaps_stay_gaps() {
+        let text = "# Server\r\nredis_version:7.0.15\r\nrun_id:abc\r\n\r\n# Memory\r\n\
+                    maxmemory:1048576\r\nmaxmemory_policy:allkeys-lru\r\nrole:slave\r\ncluster_enabled:1\r\n";
+        let info = ServerInfo::from_info(text);
+        assert_eq!(info.version.as_deref(), Some("7.0.15"));
+        assert_eq!(info.role, Some(Role::Replica));
+        assert_eq!(info.replid, None);
+        assert!(info.cluster && info.evicts());
+        assert_eq!(ServerInfo::from_info(""), ServerInfo::default());
+    }
+
+    #[test]
+    fn evicting_takes_a_policy_and_a_limit() {
+        let evicts = |policy: &str, maxmemory: Option<u64>| {
+            let maxmemory_policy = Some(policy.to_owned());
+            ServerInfo { maxmemory_policy, maxmemory, ..ServerInfo::default() }.evicts()
+        };
+        assert!(evicts("volatile-ttl", Some(1)));
+        assert!(evicts("allkeys-lfu", None));
+        assert!(!evicts("allkeys-lfu", Some(0)));
+        assert!(!evicts("noeviction", Some(1)));
+        assert!(!ServerInfo::default().evicts());
+    }
+}

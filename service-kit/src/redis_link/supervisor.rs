@@ -1,0 +1,132 @@
+//! Keeps a link's connection: makes it, watches it, replaces it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, RedisConnectionInfo, cmd};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::backoff::Backoff;
+use super::error::ConnectError;
+use super::greeting::{self, Greeting};
+use super::link::{Connection, Shared};
+use super::server_info::ServerInfo;
+use super::target::Target;
+
+/// A connection that lasted this long is followed by another at once; one that ended sooner counts
+/// as another failure, or a server that accepts and drops would be hammered.
+pub(super) const PROVEN: Duration = Duration::from_secs(1);
+
+pub(super) async fn run(
+    target: Target,
+    greeting: Greeting,
+    heartbeat: Duration,
+    shared: Arc<Shared>,
+    stopped: CancellationToken,
+) {
+    let supervisor =
+        Supervisor { target, greeting, heartbeat, shared: Arc::clone(&shared), generation: 0 };
+    let last = stopped.run_until_cancelled(supervisor.keep_connected()).await;
+    // keep_connected has no end of its own.
+    debug_assert!(last.is_none());
+    shared.stop();
+}
+
+struct Supervisor {
+    target: Target,
+    greeting: Greeting,
+    heartbeat: Duration,
+    shared: Arc<Shared>,
+    generation: u64,
+}
+
+impl Supervisor {
+    async fn keep_connected(mut self) -> std::convert::Infallible {
+        let mut backoff = Backoff::default();
+        let mut last_failure = None;
+        loop {
+            let pause = match self.connect().await {
+                Ok(driver) => {
+                    last_failure = None;
+                    let since = Instant::now();
+                    self.watch(driver).await;
+                    if since.elapsed() >= PROVEN {
+                        backoff.reset();
+                        continue;
+                    }
+                    backoff.after_failure(false)
+                }
+                Err(error) => {
+                    self.report(&error, &mut last_failure);
+                    backoff.after_failure(error.needs_patience())
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Makes a connection the link's current one. It lives as long as the driver's task.
+    async fn connect(&mut self) -> Result<AbortOnDropHandle<()>, ConnectError> {
+        let (wire, info) = greeting::connect(&self.target, &self.greeting).await?;
+        let stream = wire.into_stream().map_err(ConnectError::Broken)?;
+        // The greeting is done and time-outs are the link's: redis-rs has only to pair up replies.
+        let nothing_to_say = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let no_timeouts =
+            AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+        let (mux, driver) =
+            MultiplexedConnection::new_with_config(&nothing_to_say, stream, no_timeouts)
+                .await
+                .map_err(|error| ConnectError::Broken(error.to_string()))?;
+        let driver = AbortOnDropHandle::new(tokio::spawn(driver));
+        self.generation += 1;
+        self.log_up(&info);
+        let connection =
+            Connection { generation: self.generation, mux, driver: driver.abort_handle() };
+        self.shared.set_up(connection, info);
+        Ok(driver)
+    }
+
+    /// Returns when the connection has ended, for whatever reason.
+    async fn watch(&self, mut driver: AbortOnDropHandle<()>) {
+        loop {
+            let idle_until = self.shared.last_answer() + self.heartbeat;
+            tokio::select! {
+                _ended = &mut driver => break,
+                () = tokio::time::sleep_until(idle_until) => {}
+            }
+            // Others may have been answered meanwhile.
+            if self.shared.last_answer() + self.heartbeat <= Instant::now() {
+                let ping = cmd("PING");
+                let answer =
+                    self.shared.exchange(async |mux| mux.send_packed_command(&ping).await).await;
+                if answer.is_err() {
+                    break;
+                }
+            }
+        }
+        let reason = self.shared.fail(self.generation, "the server closed the connection");
+        tracing::warn!(redis.target = %self.target, link = self.greeting.name, reason, "lost the connection to Redis");
+    }
+
+    fn log_up(&self, info: &ServerInfo) {
+        tracing::info!(
+            redis.target = %self.target,
+            redis.version = info.version.as_deref().unwrap_or("unknown"),
+            link = self.greeting.name,
+            generation = self.generation,
+            "connected to Redis"
+        );
+    }
+
+    /// Tells a failure in the state, and once in the log.
+    fn report(&self, error: &ConnectError, last: &mut Option<ConnectError>) {
+        if last.as_ref() != Some(error) {
+            tracing::warn!(redis.target = %self.target, link = self.greeting.name, %error, "cannot connect to Redis");
+        }
+        self.shared.set_down(self.generation, &error.to_string());
+        *last = Some(error.clone());
+    }
+}

@@ -1,0 +1,314 @@
+//! Which server, as whom, into which database.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use percent_encoding::percent_decode_str;
+use url::{Host, Url};
+
+use crate::settings::Secret;
+
+const DEFAULT_PORT: u16 = 6379;
+
+/// Where a server is and how to log in to it. Neither `Display` nor `Debug` shows the password.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    topology: Topology,
+    db: u32,
+    user: Option<String>,
+    password: Option<Secret>,
+    ca_file: Option<PathBuf>,
+}
+
+/// How the servers of one deployment hang together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Topology {
+    /// One server at a fixed address.
+    Standalone(Address),
+}
+
+/// The address of one server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A TCP port.
+    Tcp {
+        /// A name or an address, an IPv6 one without brackets.
+        host: String,
+        /// The port.
+        port: u16,
+        /// Whether TLS is spoken on it.
+        tls: bool,
+    },
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+/// Why a text is no Redis URL. The text itself is not repeated, it may hold a password.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// No URL at all.
+    #[error("expected a Redis URL such as redis://user:password@host:6379/0: {0}")]
+    NoUrl(#[from] url::ParseError),
+    /// Another scheme.
+    #[error("scheme `{0}` is not known; expected redis://, rediss://, unix:// or redis+unix://")]
+    Scheme(String),
+    /// No host, or none that can be read.
+    #[error("the URL names no host; expected such as redis://host:6379")]
+    Host,
+    /// A Unix URL without a path.
+    #[error("the URL names no socket; expected such as unix:///run/redis/redis.sock")]
+    NoSocketPath,
+    /// A database that is no number.
+    #[error("database `{0}` is no number; expected such as redis://host:6379/0")]
+    Db(String),
+    /// An option behind the `?`.
+    #[error("option `{0}` is not known; `db` is the only one")]
+    Option(String),
+    /// Something behind a `#`.
+    #[error("there is a `#` in the URL; in a password write it as %23")]
+    Fragment,
+    /// A user or password that is no UTF-8 when decoded.
+    #[error("user or password is no UTF-8 text when percent-decoded")]
+    Encoding,
+    /// A user without a password cannot log in.
+    #[error("there is a user without a password; add one, in the URL or by a password file")]
+    NoPassword,
+}
+
+impl Target {
+    /// The same server with another database.
+    #[must_use]
+    pub fn with_db(&self, db: u32) -> Self {
+        Self { db, ..self.clone() }
+    }
+
+    /// With this password, instead of any in the URL.
+    #[must_use]
+    pub fn with_password(self, password: Secret) -> Self {
+        Self { password: Some(password), ..self }
+    }
+
+    /// Trusts the certificates in this PEM file instead of the system's. Of use with `rediss://`
+    /// only; see [`uses_tls`](Self::uses_tls).
+    #[must_use]
+    pub fn with_ca_file(self, ca_file: PathBuf) -> Self {
+        Self { ca_file: Some(ca_file), ..self }
+    }
+
+    /// Checks what only the finished target can show.
+    ///
+    /// # Errors
+    ///
+    /// [`TargetError::NoPassword`].
+    pub fn validate(self) -> Result<Self, TargetError> {
+        if self.user.is_some() && self.password.is_none() {
+            return Err(TargetError::NoPassword);
+        }
+        Ok(self)
+    }
+
+    /// The database's number.
+    #[must_use]
+    pub fn db(&self) -> u32 {
+        self.db
+    }
+
+    /// How to find the server.
+    #[must_use]
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Whether the connection is encrypted.
+    #[must_use]
+    pub fn uses_tls(&self) -> bool {
+        let Topology::Standalone(address) = &self.topology;
+        matches!(address, Address::Tcp { tls: true, .. })
+    }
+
+    pub(crate) fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    pub(crate) fn password(&self) -> Option<&Secret> {
+        self.password.as_ref()
+    }
+
+    pub(crate) fn ca_file(&self) -> Option<&Path> {
+        self.ca_file.as_deref()
+    }
+}
+
+impl FromStr for Target {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // The URL standard has no user without a host; a socket has only the former.
+        let url = match text.split_once("://") {
+            Some(("unix" | "redis+unix", rest)) if rest.contains("@/") => {
+                Url::parse(&text.replacen("@/", "@localhost/", 1))?
+            }
+            _ => Url::parse(text)?,
+        };
+        let address = match url.scheme() {
+            "redis" => tcp_address(&url, false)?,
+            "rediss" => tcp_address(&url, true)?,
+            "unix" | "redis+unix" => unix_address(&url)?,
+            other => return Err(TargetError::Scheme(other.to_owned())),
+        };
+        if url.fragment().is_some() {
+            return Err(TargetError::Fragment);
+        }
+        let db = db_of(&url, &address)?;
+        let user = decoded(url.username())?;
+        let password = decoded(url.password().unwrap_or(""))?.map(Secret::new);
+        Ok(Self { topology: Topology::Standalone(address), db, user, password, ca_file: None })
+    }
+}
+
+fn tcp_address(url: &Url, tls: bool) -> Result<Address, TargetError> {
+    let host = match url.host().ok_or(TargetError::Host)? {
+        Host::Domain(name) => {
+            percent_decode_str(name).decode_utf8().map_err(|_| TargetError::Host)?.into_owned()
+        }
+        Host::Ipv4(address) => address.to_string(),
+        Host::Ipv6(address) => address.to_string(),
+    };
+    if host.is_empty() {
+        return Err(TargetError::Host);
+    }
+    Ok(Address::Tcp { host, port: url.port().unwrap_or(DEFAULT_PORT), tls })
+}
+
+fn unix_address(url: &Url) -> Result<Address, TargetError> {
+    let path =
+        percent_decode_str(url.path()).decode_utf8().map_err(|_| TargetError::NoSocketPath)?;
+    let host = url.host_str().unwrap_or("");
+    if !["", "localhost"].contains(&host) || path.len() < 2 {
+        return Err(TargetError::NoSocketPath);
+    }
+    Ok(Address::Unix(PathBuf::from(path.into_owned())))
+}
+
+/// The database is the path of a TCP URL; for both kinds it may be `?db=`.
+fn db_of(url: &Url, address: &Address) -> Result<u32, TargetError> {
+    let in_path = match address {
+        Address::Tcp { .. } => url.path().trim_start_matches('/'),
+        Address::Unix(_) => "",
+    };
+    let mut db = in_path.to_owned();
+    for (key, value) in url.query_pairs() {
+        if key != "db" || !db.is_empty() {
+            return Err(TargetError::Option(key.into_owned()));
+        }
+        db = value.into_owned();
+    }
+    if db.is_empty() {
+        return Ok(0);
+    }
+    db.parse().map_err(|_| TargetError::Db(db))
+}
+
+fn decoded(text: &str) -> Result<Option<String>, TargetError> {
+    let text = percent_decode_str(text).decode_utf8().map_err(|_| TargetError::Encoding)?;
+    Ok((!text.is_empty()).then(|| text.into_owned()))
+}
+
+/// As a URL, the password masked.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Topology::Standalone(address) = &self.topology;
+        let scheme = match address {
+            Address::Tcp { tls: true, .. } => "rediss",
+            Address::Tcp { tls: false, .. } => "redis",
+            Address::Unix(_) => "unix",
+        };
+        write!(f, "{scheme}://")?;
+        match (&self.user, &self.password) {
+            (user, Some(password)) => write!(f, "{}:{password}@", user.as_deref().unwrap_or(""))?,
+            (Some(user), None) => write!(f, "{user}@")?,
+            (None, None) => {}
+        }
+        match address {
+            Address::Tcp { .. } => write!(f, "{address}/{}", self.db),
+            Address::Unix(path) if self.db == 0 => write!(f, "{}", path.display()),
+            Address::Unix(path) => write!(f, "{}?db={}", path.display(), self.db),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port, .. } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port, .. } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Target, TargetError> {
+        text.parse::<Target>().and_then(Target::validate)
+    }
+
+    #[test]
+    fn urls_are_read_and_shown_without_the_password() {
+        for (url, shown) in [
+            ("redis://localhost", "redis://localhost:6379/0"),
+            ("redis://localhost/", "redis://localhost:6379/0"),
+            ("redis://10.0.0.1:6380/3", "redis://10.0.0.1:6380/3"),
+            ("redis://host?db=3", "redis://host:6379/3"),
+            ("rediss://u:p%40%2F@host", "rediss://u:***@host:6379/0"),
+            ("redis://:pw@[::1]:7/1", "redis://:***@[::1]:7/1"),
+            ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+            ("redis+unix://:pw@/run/redis%20x.sock?db=2", "unix://:***@/run/redis x.sock?db=2"),
+        ] {
+            let target = parse(url).unwrap_or_else(|error| panic!("{url}: {error}"));
+            assert_eq!(target.to_string(), shown, "{url}");
+        }
+    }
+
+    #[test]
+    fn user_and_password_are_percent_decoded() {
+        let target = parse("redis://us%3Aer:p%40%2F%23@host").unwrap();
+        assert_eq!(target.user(), Some("us:er"));
+        assert_eq!(target.password().unwrap().expose(), "p@/#");
+        assert!(!format!("{target:?}").contains("p@/#"));
+    }
+
+    #[test]
+    fn mistakes_are_named_and_never_quote_the_password() {
+        for (url, word) in [
+            ("localhost:6379", "localhost"),
+            ("6379", "such as redis://"),
+            ("http://u:hunter2@host", "`http`"),
+            ("redis://:hunter2@", "host"),
+            ("redis://host/one", "`one`"),
+            ("redis://host/1/2", "`1/2`"),
+            ("redis://host/-1", "`-1`"),
+            ("redis://host?protocol=resp3", "`protocol`"),
+            ("redis://u:hunter2@host/0#x", "%23"),
+            ("redis://u@host", "password"),
+            ("redis://u:%ff@host", "UTF-8"),
+            ("unix://", "socket"),
+            ("unix://host/run/x.sock", "socket"),
+        ] {
+            let error = parse(url).unwrap_err().to_string();
+            assert!(error.contains(word), "{url}: {error}");
+            assert!(!error.contains("hunter2"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn another_database_changes_nothing_else() {
+        let target = parse("redis://u:p@host/1").unwrap();
+        let other = target.with_db(5);
+        assert_eq!(other.db(), 5);
+        assert_eq!(other.with_db(1), target);
+    }
+}

@@ -1,0 +1,291 @@
+//! From arguments, environment and file to one set of matches.
+//!
+//! Values of the lower layers are handed to clap as if they were flags, for those settings that no
+//! flag gives; so one parser judges them all. Each is tried alone first, which lets a mistake name
+//! the variable or the key, and lets all mistakes be told together.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::ffi::{OsStr, OsString};
+use std::num::ParseIntError;
+use std::path::{Path, PathBuf};
+
+use clap::builder::BoolishValueParser;
+use clap::builder::TypedValueParser;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+use super::{Origin, Program, Stop, mask_url_passwords, one_line, settings_of};
+
+/// All layers as one.
+pub(super) struct Resolved {
+    pub(super) matches: ArgMatches,
+    pub(super) origins: BTreeMap<String, Origin>,
+    pub(super) file: Option<PathBuf>,
+    pub(super) tables: toml::Table,
+}
+
+impl Resolved {
+    pub(super) fn asks(&self, order: &str) -> bool {
+        self.matches.get_flag(order)
+    }
+}
+
+pub(super) fn resolve(
+    program: &Program,
+    command: &Command,
+    args: Vec<OsString>,
+    env: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<Resolved, Stop> {
+    let flags = command.clone().try_get_matches_from(&args).map_err(Stop::clap)?;
+    let mut layers =
+        Layers { program, command, flags: &flags, given: Vec::new(), mistakes: Vec::new() };
+
+    let env = Env::new(env);
+    let mut file = flags.get_one::<PathBuf>("config").cloned();
+    file = file.or_else(|| env.get(&layers.variable("config")).map(PathBuf::from));
+    let content = match &file {
+        Some(path) => read(path).map_err(|mistake| Stop::mistakes(&[mistake]))?,
+        None => toml::Table::new(),
+    };
+
+    layers.take_env(&env);
+    let tables = layers.take_file(file.as_deref().unwrap_or(Path::new("")), content);
+    if !layers.mistakes.is_empty() {
+        return Err(Stop::mistakes(&layers.mistakes));
+    }
+
+    let mut origins: BTreeMap<String, Origin> = settings_of(command)
+        .map(|arg| arg.get_id().as_str())
+        .filter(|field| layers.is_flag(field))
+        .map(|field| (field.to_owned(), Origin::Flag(field.to_owned())))
+        .collect();
+    let mut all_args = args;
+    let after_name = all_args.len().min(1);
+    let mut given_args = Vec::new();
+    for given in layers.given {
+        given_args.extend(given.args.into_iter().map(OsString::from));
+        origins.insert(given.field, given.origin);
+    }
+    all_args.splice(after_name..after_name, given_args);
+    let matches = command.clone().try_get_matches_from(all_args).map_err(Stop::clap)?;
+    Ok(Resolved { matches, origins, file, tables })
+}
+
+fn read(path: &Path) -> Result<toml::Table, String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    text.parse::<toml::Table>().map_err(|error| {
+        let line = error.span().map_or(1, |span| {
+            1 + text.bytes().take(span.start).filter(|&byte| byte == b'\n').count()
+        });
+        // Not the error's own text: that quotes the line, which may hold a password.
+        format!("{} line {line}: {}", path.display(), error.message())
+    })
+}
+
+struct Layers<'a> {
+    program: &'a Program,
+    command: &'a Command,
+    flags: &'a ArgMatches,
+    given: Vec<Given>,
+    mistakes: Vec<String>,
+}
+
+/// One setting that a lower layer gives.
+struct Given {
+    field: String,
+    origin: Origin,
+    args: Vec<String>,
+}
+
+impl Layers<'_> {
+    fn variable(&self, field: &str) -> String {
+        format!("{}_{}", self.program.env_prefix, field.to_uppercase())
+    }
+
+    fn is_flag(&self, field: &str) -> bool {
+        self.flags.value_source(field) == Some(ValueSource::CommandLine)
+    }
+
+    fn take_env(&mut self, env: &Env) {
+        let mut known = vec![self.variable("config")];
+        for arg in settings_of(self.command) {
+            let field = arg.get_id().as_str();
+            let own = self.variable(field);
+            let fallbacks = self.program.env_fallbacks.iter();
+            let fallback =
+                fallbacks.filter(|(of, _)| *of == field).map(|(_, name)| (*name).to_owned());
+            let names = std::iter::once(own.clone()).chain(fallback);
+            if let Some((name, value)) = names.into_iter().find_map(|name| {
+                let value = env.get(&name)?;
+                Some((name, value))
+            }) {
+                let origin = Origin::Env(name);
+                match env_values(arg, value) {
+                    Ok(values) => self.take(arg, origin, &values),
+                    Err(what) => self.mistakes.push(format!("{origin}: {what}")),
+                }
+            }
+            known.push(own);
+        }
+        let prefix = format!("{}_", self.program.env_prefix);
+        for name in env.names_with(&prefix) {
+            if !known.contains(name) && !is_service_link(name) {
+                self.mistakes
+                    .push(format!("environment variable {name}: there is no such setting"));
+            }
+        }
+    }
+
+    /// Takes what the file gives and returns the tables in it.
+    fn take_file(&mut self, path: &Path, content: toml::Table) -> toml::Table {
+        let mut tables = toml::Table::new();
+        for (key, value) in content {
+            if self.program.tables.contains(&key.as_str()) {
+                tables.insert(key, value);
+                continue;
+            }
+            let origin = Origin::File(path.to_owned(), key.clone());
+            let Some(arg) = settings_of(self.command).find(|arg| arg.get_id() == key.as_str())
+            else {
+                self.mistakes.push(format!("{origin}: {}", self.no_such_key(&key)));
+                continue;
+            };
+            match file_values(arg, &value) {
+                Ok(values) => self.take(arg, origin, &values),
+                Err(what) => self.mistakes.push(format!("{origin}: {what}")),
+            }
+        }
+        tables
+    }
+
+    /// Checks the values, also where a higher layer overrides them: a mistake that waits in a file
+    /// until somebody drops a flag helps nobody.
+    fn take(&mut self, arg: &Arg, origin: Origin, values: &[String]) {
+        let field = arg.get_id().as_str();
+        let long = arg.get_long().unwrap_or(field);
+        let is_switch = is_switch(arg);
+        let mut args = Vec::new();
+        for value in values {
+            if is_switch {
+                args.extend((value == "true").then(|| format!("--{long}")));
+                continue;
+            }
+            let argument = format!("--{long}={value}");
+            match check(arg, &argument, value) {
+                Ok(()) => args.push(argument),
+                Err(what) => {
+                    self.mistakes.push(format!("{origin}: {what}"));
+                    return;
+                }
+            }
+        }
+        let higher_layer =
+            self.is_flag(field) || self.given.iter().any(|given| given.field == field);
+        if !higher_layer {
+            self.given.push(Given { field: field.to_owned(), origin, args });
+        }
+    }
+
+    fn no_such_key(&self, key: &str) -> String {
+        let snake = key.replace('-', "_");
+        let mut known: Vec<&str> =
+            settings_of(self.command).map(|arg| arg.get_id().as_str()).collect();
+        known.extend(self.program.tables);
+        if known.contains(&snake.as_str()) {
+            return format!("there is no such setting; write `{snake}`");
+        }
+        known.sort_unstable();
+        format!("there is no such setting; there are {}", known.join(", "))
+    }
+}
+
+fn is_switch(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::SetTrue)
+}
+
+fn is_list(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Append)
+}
+
+fn env_values(arg: &Arg, value: &OsStr) -> Result<Vec<String>, String> {
+    let value = value.to_str().ok_or("the value is no UTF-8 text")?;
+    if is_switch(arg) {
+        let parsed = BoolishValueParser::new().parse_ref(&Command::new(""), None, value.as_ref());
+        let on = parsed.map_err(|_| format!("`{value}` is neither true nor false"))?;
+        Ok(vec![on.to_string()])
+    } else if is_list(arg) {
+        Ok(value.split_whitespace().map(str::to_owned).collect())
+    } else {
+        Ok(vec![value.to_owned()])
+    }
+}
+
+fn file_values(arg: &Arg, value: &toml::Value) -> Result<Vec<String>, String> {
+    match value {
+        toml::Value::Boolean(on) if is_switch(arg) => Ok(vec![on.to_string()]),
+        _ if is_switch(arg) => Err("expected true or false".to_owned()),
+        toml::Value::Array(values) if is_list(arg) => values.iter().map(scalar).collect(),
+        toml::Value::Array(_) => Err("expected one value, not a list".to_owned()),
+        one => Ok(vec![scalar(one)?]),
+    }
+}
+
+fn scalar(value: &toml::Value) -> Result<String, String> {
+    match value {
+        toml::Value::String(text) => Ok(text.clone()),
+        toml::Value::Integer(number) => Ok(number.to_string()),
+        toml::Value::Float(number) => Ok(number.to_string()),
+        toml::Value::Boolean(on) => Ok(on.to_string()),
+        toml::Value::Datetime(_) | toml::Value::Array(_) | toml::Value::Table(_) => {
+            Err(format!("expected a text or a number, not {} {}", article(value), value.type_str()))
+        }
+    }
+}
+
+fn article(value: &toml::Value) -> &'static str {
+    if matches!(value, toml::Value::Array(_)) { "an" } else { "a" }
+}
+
+/// Lets clap judge one value alone.
+fn check(arg: &Arg, argument: &str, value: &str) -> Result<(), String> {
+    let alone = Command::new("").no_binary_name(true).disable_help_flag(true);
+    let arg = arg.clone().required(false);
+    let error = match alone.arg(arg).try_get_matches_from([argument]) {
+        Ok(_) => return Ok(()),
+        Err(error) => error,
+    };
+    let what = match error.source() {
+        Some(source) if source.is::<ParseIntError>() => "expected a whole number".to_owned(),
+        Some(source) => source.to_string(),
+        None => one_line(error.render().to_string().trim_start_matches("error: ")),
+    };
+    Err(format!("`{}` is no good: {}", mask_url_passwords(value), mask_url_passwords(&what)))
+}
+
+/// What an orchestrator sets by itself for a service that has the program's name.
+fn is_service_link(name: &str) -> bool {
+    name.contains("_SERVICE_HOST") || name.contains("_SERVICE_PORT") || {
+        let mut parts = name.split('_').skip_while(|part| *part != "PORT");
+        parts.next().is_some() && parts.next().is_none_or(|port| port.parse::<u16>().is_ok())
+    }
+}
+
+/// The environment. A name that is no UTF-8 cannot be ours; an empty value counts as absent.
+struct Env(BTreeMap<String, OsString>);
+
+impl Env {
+    fn new(env: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+        let named = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value));
+        Self(env.into_iter().filter_map(named).filter(|(_, value)| !value.is_empty()).collect())
+    }
+
+    fn get(&self, name: &str) -> Option<&OsStr> {
+        self.0.get(name).map(OsString::as_os_str)
+    }
+
+    fn names_with<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a String> {
+        self.0.keys().filter(move |name| name.starts_with(prefix))
+    }
+}

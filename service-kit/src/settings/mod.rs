@@ -1,0 +1,263 @@
+//! Settings in layers: a flag beats the environment, which beats the TOML file of `--config`,
+//! which beats the default.
+//!
+//! A program describes its settings once, as a [`clap::Parser`] struct; its value parsers and
+//! defaults serve all layers. The field `max_groups` is the flag `--max-groups`, the variable
+//! `<PREFIX>_MAX_GROUPS` and the key `max_groups`. A repeatable flag (`Vec`) is a list in the file
+//! and a whitespace-separated list in the environment; a switch (`bool`) is `true` or `false`.
+//! An empty variable counts as absent. Fields must not be `required`: let [`load`]'s `build` say
+//! what is missing, so that all mistakes are told at once.
+
+mod layers;
+mod print;
+mod value;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use serde::de::DeserializeOwned;
+
+pub use value::{HumanDuration, Secret, mask_url_passwords};
+
+/// The exit status for settings that cannot be used (`EX_USAGE` of sysexits.h).
+pub const EXIT_USAGE: u8 = 64;
+
+/// What [`load`] must know of a program beside its settings.
+#[derive(Debug, Clone, Copy)]
+pub struct Program {
+    /// What its environment variables begin with, without the `_`: `LOCKSCOPE_AGENT`.
+    pub env_prefix: &'static str,
+    /// Common variables that stand in where the program's own is not set, as (field, variable):
+    /// `("redis_url", "REDIS_URL")`. They beat the file.
+    pub env_fallbacks: &'static [(&'static str, &'static str)],
+    /// Arrays of tables that the file may have, read by [`Raw::tables`]: `["redis", "lock"]`.
+    pub tables: &'static [&'static str],
+}
+
+/// Reads the settings of this process. `build` turns them into what the program works with and
+/// checks what a single value cannot know; it answers with all the mistakes it finds
+/// ([`Raw::mistake`] words one).
+///
+/// # Errors
+///
+/// Whenever the program must not go on: bad settings, but also `--help`, `--version`,
+/// `--check-config` and `--print-config`. [`Stop::report`] says so and has the exit status.
+pub fn load<T, C>(
+    program: &Program,
+    build: impl FnOnce(Raw<T>) -> Result<C, Vec<String>>,
+) -> Result<C, Stop>
+where
+    T: clap::Parser,
+{
+    load_from(program, std::env::args_os(), std::env::vars_os(), build)
+}
+
+/// As [`load`], with the arguments (the program's name first) and the environment given.
+///
+/// # Errors
+///
+/// As [`load`].
+pub fn load_from<T, C>(
+    program: &Program,
+    args: impl IntoIterator<Item = OsString>,
+    env: impl IntoIterator<Item = (OsString, OsString)>,
+    build: impl FnOnce(Raw<T>) -> Result<C, Vec<String>>,
+) -> Result<C, Stop>
+where
+    T: clap::Parser,
+{
+    let command = with_own_flags(T::command(), program);
+    let args: Vec<OsString> = args.into_iter().collect();
+    let mut resolved = layers::resolve(program, &command, args, env)?;
+    let values = T::from_arg_matches_mut(&mut resolved.matches.clone()).map_err(Stop::clap)?;
+    let printed = print::effective(&command, &resolved);
+    let (check, print) = (resolved.asks("check_config"), resolved.asks("print_config"));
+    let raw = Raw {
+        values,
+        file: resolved.file.take(),
+        origins: resolved.origins,
+        tables: resolved.tables,
+    };
+    let built = build(raw).map_err(|mistakes| Stop::mistakes(&mistakes))?;
+    if print {
+        return Err(Stop::done(printed));
+    }
+    if check {
+        return Err(Stop::done("the settings are valid\n".to_owned()));
+    }
+    Ok(built)
+}
+
+/// The settings as they were given, each valid by itself.
+#[derive(Debug)]
+pub struct Raw<T> {
+    /// The program's settings, from all layers.
+    pub values: T,
+    file: Option<PathBuf>,
+    origins: BTreeMap<String, Origin>,
+    tables: toml::Table,
+}
+
+impl<T> Raw<T> {
+    /// The file's array of tables `name`, which must be in [`Program::tables`]; empty where the
+    /// file has none.
+    ///
+    /// # Errors
+    ///
+    /// All mistakes in it, each naming the file, the table and the key.
+    pub fn tables<R: DeserializeOwned>(&self, name: &str) -> Result<Vec<R>, Vec<String>> {
+        let Some(value) = self.tables.get(name) else { return Ok(Vec::new()) };
+        let place = self.file.as_deref().unwrap_or_else(|| Path::new("the settings")).display();
+        let toml::Value::Array(tables) = value else {
+            return Err(vec![format!("{place}: `{name}` must be given as [[{name}]] tables")]);
+        };
+        let mut read = Vec::with_capacity(tables.len());
+        let mut mistakes = Vec::new();
+        for (index, table) in tables.iter().enumerate() {
+            match table.clone().try_into() {
+                Ok(row) => read.push(row),
+                Err(error) => mistakes.push(format!(
+                    "{place}: [[{name}]] number {}: {}",
+                    index + 1,
+                    mask_url_passwords(&one_line(&error.to_string())),
+                )),
+            }
+        }
+        if mistakes.is_empty() { Ok(read) } else { Err(mistakes) }
+    }
+
+    /// Words a mistake in `field`: where its value was given, then `what` is wrong with it.
+    #[must_use]
+    pub fn mistake(&self, field: &str, what: impl fmt::Display) -> String {
+        match self.origins.get(field) {
+            Some(origin) => format!("{origin}: {what}"),
+            None => format!("{}: {what}", flag_of(field)),
+        }
+    }
+}
+
+/// Where a value was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Flag(String),
+    Env(String),
+    File(PathBuf, String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(field) => f.write_str(&flag_of(field)),
+            Self::Env(name) => write!(f, "environment variable {name}"),
+            Self::File(path, key) => write!(f, "{}: key `{key}`", path.display()),
+        }
+    }
+}
+
+/// Why a program ends before it began: what to print, and whether that is a failure.
+#[derive(Debug)]
+pub struct Stop {
+    text: String,
+    failed: bool,
+}
+
+impl Stop {
+    /// Prints it, results to stdout and mistakes to stderr, and gives the exit status: 0 for
+    /// `--help` and its like, [`EXIT_USAGE`] for mistakes.
+    #[must_use]
+    #[expect(clippy::print_stdout, clippy::print_stderr, reason = "this is a program's last word")]
+    pub fn report(&self) -> ExitCode {
+        if self.failed {
+            eprint!("{}", self.text);
+            ExitCode::from(EXIT_USAGE)
+        } else {
+            print!("{}", self.text);
+            ExitCode::SUCCESS
+        }
+    }
+
+    /// What [`report`](Self::report) prints.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether settings were wrong.
+    #[must_use]
+    pub fn failed(&self) -> bool {
+        self.failed
+    }
+
+    fn done(text: String) -> Self {
+        Self { text, failed: false }
+    }
+
+    fn mistakes(mistakes: &[String]) -> Self {
+        let text = mistakes.iter().map(|mistake| format!("error: {mistake}\n")).collect();
+        Self { text, failed: true }
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "used as map_err's function")]
+    fn clap(error: clap::Error) -> Self {
+        let failed = !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+        Self { text: mask_url_passwords(&error.render().to_string()), failed }
+    }
+}
+
+fn with_own_flags(command: Command, program: &Program) -> Command {
+    let path = clap::value_parser!(PathBuf);
+    command
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE")
+                .value_parser(path)
+                .help("Read settings from this TOML file; keys are the flags' names with _ for -"),
+        )
+        .arg(
+            Arg::new("check_config")
+                .long("check-config")
+                .action(ArgAction::SetTrue)
+                .help("Check all settings, say what is wrong with them, and exit"),
+        )
+        .arg(
+            Arg::new("print_config")
+                .long("print-config")
+                .action(ArgAction::SetTrue)
+                .help("Print the settings in force as TOML, secrets masked, and exit"),
+        )
+        .after_help(format!(
+            "Every setting can be given as a flag, as an environment variable ({}_<NAME>) or in \
+             the file; a flag beats the environment, which beats the file.",
+            program.env_prefix
+        ))
+}
+
+/// The fields that are settings, not orders to [`load`] itself.
+fn settings_of(command: &Command) -> impl Iterator<Item = &Arg> {
+    const ORDERS: [&str; 5] = ["config", "check_config", "print_config", "help", "version"];
+    command
+        .get_arguments()
+        .filter(|arg| arg.get_long().is_some() && !ORDERS.contains(&arg.get_id().as_str()))
+}
+
+fn flag_of(field: &str) -> String {
+    format!("--{}", field.replace('_', "-"))
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Whether the matches hold [`Secret`]s under this field.
+fn is_secret(matches: &ArgMatches, field: &str) -> bool {
+    matches!(matches.try_get_many::<Secret>(field), Ok(Some(_)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+//! The settings in force, as a file that gives them.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+use super::layers::Resolved;
+use super::{is_secret, mask_url_passwords, settings_of};
+
+/// Valid TOML, each line with where its value comes from; secrets are masked.
+pub(super) fn effective(command: &Command, resolved: &Resolved) -> String {
+    let mut text = String::new();
+    for arg in settings_of(command) {
+        let field = arg.get_id().as_str();
+        let origin = match resolved.origins.get(field) {
+            Some(origin) => origin.to_string(),
+            None => "default".to_owned(),
+        };
+        let line = match value_of(arg, &resolved.matches) {
+            Some(value) => format!("{field} = {value} # {}", origin.replace(char::is_control, " ")),
+            None => format!("# {field} is not set"),
+        };
+        text.push_str(&line);
+        text.push('\n');
+    }
+    for (name, value) in &resolved.tables {
+        let Some(rows) = value.as_array() else { continue };
+        for row in rows.iter().filter_map(toml::Value::as_table) {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "\n[[{name}]]\n{}", masked_table(row));
+        }
+    }
+    text
+}
+
+fn value_of(arg: &Arg, matches: &ArgMatches) -> Option<toml::Value> {
+    let field = arg.get_id().as_str();
+    if matches!(arg.get_action(), ArgAction::SetTrue) {
+        return Some(toml::Value::Boolean(matches.get_flag(field)));
+    }
+    let secret = is_secret(matches, field);
+    let mut values: Vec<toml::Value> = matches
+        .get_raw(field)?
+        .map(|raw| if secret { "***".into() } else { scalar(&raw.to_string_lossy()) })
+        .collect();
+    if matches!(arg.get_action(), ArgAction::Append) {
+        return Some(toml::Value::Array(values));
+    }
+    values.pop()
+}
+
+/// A number where that is written the same, else a text.
+fn scalar(text: &str) -> toml::Value {
+    match text.parse::<i64>() {
+        Ok(number) if number.to_string() == text => toml::Value::Integer(number),
+        _ => toml::Value::String(mask_url_passwords(text)),
+    }
+}
+
+fn masked_table(row: &toml::Table) -> String {
+    const SECRET_WORDS: [&str; 3] = ["password", "secret", "token"];
+    let mut row = row.clone();
+    for (key, value) in &mut row {
+        if let toml::Value::String(text) = value {
+            let secret = SECRET_WORDS.iter().any(|word| key.contains(word));
+            *text = if secret { "***".to_owned() } else { mask_url_passwords(text) };
+        }
+    }
+    row.to_string()
+}

@@ -1,0 +1,280 @@
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::Parser;
+use serde::Deserialize;
+
+use super::*;
+
+#[derive(Parser, Debug)]
+#[command(name = "thing", version)]
+struct Args {
+    /// How long.
+    #[arg(long, default_value = "30s")]
+    lease: HumanDuration,
+    /// How many.
+    #[arg(long, default_value_t = 50)]
+    max_groups: u16,
+    /// Which.
+    #[arg(long)]
+    group: Vec<String>,
+    /// Whether.
+    #[arg(long)]
+    insecure: bool,
+    /// Where.
+    #[arg(long)]
+    redis_url: Option<String>,
+    /// Hush.
+    #[arg(long)]
+    password: Option<Secret>,
+}
+
+#[derive(Deserialize, Debug, PartialEq)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    name: String,
+    after: Option<HumanDuration>,
+}
+
+const PROGRAM: Program =
+    Program { env_prefix: "THING", env_fallbacks: &[("redis_url", "REDIS_URL")], tables: &["row"] };
+
+/// One start of the program: its flags, its environment, its file.
+#[derive(Default)]
+struct Start {
+    folder: Option<tempfile::TempDir>,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+}
+
+impl Start {
+    fn args(mut self, args: &[&str]) -> Self {
+        self.args.extend(args.iter().map(OsString::from));
+        self
+    }
+
+    fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    fn file(mut self, content: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("thing.toml");
+        std::fs::write(&path, content).unwrap();
+        self.folder = Some(folder);
+        let path = path.to_str().unwrap().to_owned();
+        self.args(&["--config", &path])
+    }
+
+    fn load(&self) -> Result<Raw<Args>, Stop> {
+        self.load_with(Ok)
+    }
+
+    fn load_with<C>(
+        &self,
+        build: impl FnOnce(Raw<Args>) -> Result<C, Vec<String>>,
+    ) -> Result<C, Stop> {
+        let args = std::iter::once("thing".into()).chain(self.args.iter().cloned());
+        load_from(&PROGRAM, args, self.env.clone(), build)
+    }
+
+    fn values(&self) -> Args {
+        self.load().unwrap_or_else(|stop| panic!("{}", stop.text())).values
+    }
+
+    fn mistakes(&self) -> String {
+        let stop = self.load().unwrap_err();
+        assert!(stop.failed());
+        stop.text().to_owned()
+    }
+}
+
+#[test]
+fn each_layer_beats_the_ones_below_it() {
+    let file = "lease = \"1s\"\nmax_groups = 1\nredis_url = \"redis://file\"\n";
+    let values = Start::default().file(file).values();
+    assert_eq!(values.lease.0, Duration::from_secs(1));
+    assert_eq!(values.max_groups, 1);
+
+    let start =
+        Start::default().file(file).env("THING_LEASE", "2s").env("REDIS_URL", "redis://env");
+    let values = start.values();
+    assert_eq!(values.lease.0, Duration::from_secs(2));
+    assert_eq!(values.redis_url.as_deref(), Some("redis://env"));
+
+    let start = start.env("THING_REDIS_URL", "redis://own").args(&["--lease", "3s"]);
+    let values = start.values();
+    assert_eq!(values.lease.0, Duration::from_secs(3));
+    assert_eq!(values.redis_url.as_deref(), Some("redis://own"));
+    assert_eq!(values.max_groups, 1);
+
+    let values = Start::default().values();
+    assert_eq!((values.lease.0, values.max_groups), (Duration::from_secs(30), 50));
+    assert!(values.redis_url.is_none() && values.group.is_empty() && !values.insecure);
+}
+
+#[test]
+fn lists_and_switches_can_be_given_in_every_layer() {
+    let file = "group = [\"a b\", \"c\"]\ninsecure = true";
+    let values = Start::default().file(file).values();
+    assert_eq!(values.group, ["a b", "c"]);
+    assert!(values.insecure);
+    let start =
+        Start::default().file(file).env("THING_GROUP", " x  y\n").env("THING_INSECURE", "off");
+    let values = start.values();
+    assert_eq!(values.group, ["x", "y"]);
+    assert!(!values.insecure);
+    let values = start.args(&["--group", "z", "--insecure"]).values();
+    assert_eq!(values.group, ["z"]);
+    assert!(values.insecure);
+}
+
+#[test]
+fn the_file_may_be_named_by_the_environment_and_empty_variables_are_absent() {
+    let start = Start::default().file("max_groups = 7");
+    let path = start.args[1].clone();
+    let env = Start::default().env("THING_CONFIG", path.to_str().unwrap()).env("THING_LEASE", "");
+    assert_eq!(env.values().max_groups, 7);
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_each_with_its_place() {
+    let mistakes = Start::default()
+        .file("lease = 30\nmax_groups = 70000\ninsecure = \"yes\"\nmax-groups = 3\nrow = 1\ncolour = \"red\"\nredis_url = [\"a\"]")
+        .env("THING_MAX_GROUPS", "many")
+        .env("THING_COLOUR", "red")
+        .env("THING_INSECURE", "perhaps")
+        .mistakes();
+    for expected in [
+        "thing.toml: key `lease`: `30` is no good: expected a duration with its unit",
+        "thing.toml: key `max_groups`: `70000` is no good: 70000 is not in 0..=65535",
+        "thing.toml: key `insecure`: expected true or false",
+        "thing.toml: key `max-groups`: there is no such setting; write `max_groups`",
+        "thing.toml: key `colour`: there is no such setting; there are group, insecure, lease,",
+        "thing.toml: key `redis_url`: expected one value, not a list",
+        "environment variable THING_MAX_GROUPS: `many` is no good: expected a whole number",
+        "environment variable THING_COLOUR: there is no such setting",
+        "environment variable THING_INSECURE: `perhaps` is neither true nor false",
+    ] {
+        assert!(mistakes.contains(expected), "no {expected:?} in\n{mistakes}");
+    }
+    assert_eq!(mistakes.lines().count(), 9, "{mistakes}");
+}
+
+#[test]
+fn a_mistake_in_a_layer_is_told_though_a_higher_one_overrides_it() {
+    let start = Start::default().file("lease = \"soon\"").args(&["--lease", "3s"]);
+    assert!(start.mistakes().contains("key `lease`"));
+}
+
+#[test]
+fn what_an_orchestrator_adds_to_the_environment_is_no_mistake() {
+    let start = Start::default()
+        .env("THING_PORT", "tcp://10.0.0.1:80")
+        .env("THING_PORT_80_TCP_ADDR", "10.0.0.1")
+        .env("THING_SERVICE_HOST", "10.0.0.1")
+        .env("THING_HTTP_SERVICE_PORT_HTTP", "80");
+    assert_eq!(start.values().max_groups, 50);
+    assert!(Start::default().env("THING_PORTS", "1").load().is_err());
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named() {
+    let mistakes = Start::default().args(&["--config", "/nowhere/thing.toml"]).mistakes();
+    assert!(mistakes.contains("cannot read /nowhere/thing.toml"), "{mistakes}");
+    let mistakes = Start::default().file("\npassword = \"hunter2").mistakes();
+    assert!(mistakes.contains("thing.toml line 2: "), "{mistakes}");
+    assert!(!mistakes.contains("hunter2"), "{mistakes}");
+}
+
+#[test]
+fn tables_are_read_with_their_own_mistakes() {
+    let raw = Start::default()
+        .file("[[row]]\nname = \"a\"\nafter = \"5m\"\n[[row]]\nname = \"b\"")
+        .load()
+        .unwrap();
+    let rows: Vec<Row> = raw.tables("row").unwrap();
+    let after = Some(HumanDuration(Duration::from_secs(300)));
+    assert_eq!(rows, [Row { name: "a".into(), after }, Row { name: "b".into(), after: None }]);
+
+    let raw = Start::default()
+        .file("[[row]]\nname = 1\n[[row]]\nname = \"b\"\nsince = 1\n[[row]]\nname = \"c\"\nafter = \"5\"")
+        .load()
+        .unwrap();
+    let mistakes = raw.tables::<Row>("row").unwrap_err();
+    assert_eq!(mistakes.len(), 3, "{mistakes:?}");
+    assert!(
+        mistakes[0].contains("[[row]] number 1") && mistakes[0].contains("name"),
+        "{mistakes:?}"
+    );
+    assert!(mistakes[1].contains("unknown field `since`"), "{mistakes:?}");
+    assert!(mistakes[2].contains("500ms"), "{mistakes:?}");
+
+    let raw = Start::default().file("row = 3").load().unwrap();
+    assert!(raw.tables::<Row>("row").unwrap_err()[0].contains("[[row]]"));
+    assert!(Start::default().load().unwrap().tables::<Row>("row").unwrap().is_empty());
+}
+
+#[test]
+fn what_the_program_finds_wrong_names_the_place_too() {
+    let start = Start::default()
+        .file("lease = \"1ms\"")
+        .env("THING_MAX_GROUPS", "0")
+        .args(&["--group", ""]);
+    let stop = start
+        .load_with::<()>(|raw| {
+            let fields = ["lease", "max_groups", "group", "redis_url"];
+            Err(fields.iter().map(|field| raw.mistake(field, "think again")).collect())
+        })
+        .unwrap_err();
+    let text = stop.text();
+    assert!(text.contains("thing.toml: key `lease`: think again"), "{text}");
+    assert!(text.contains("environment variable THING_MAX_GROUPS: think again"), "{text}");
+    assert!(text.contains("--group: think again"), "{text}");
+    assert!(text.contains("--redis-url: think again"), "{text}");
+}
+
+#[test]
+fn orders_stop_the_program_without_failure_and_only_if_all_is_well() {
+    for order in ["--help", "--version", "--check-config", "--print-config"] {
+        let stop = Start::default().args(&[order]).load().unwrap_err();
+        assert!(!stop.failed(), "{order}: {}", stop.text());
+    }
+    let stop = Start::default().args(&["--help"]).load().unwrap_err();
+    assert!(stop.text().contains("THING_<NAME>") && stop.text().contains("--check-config"));
+    for order in ["--check-config", "--print-config"] {
+        let start = Start::default().args(&[order]);
+        assert!(start.load_with::<()>(|_| Err(vec!["no".into()])).unwrap_err().failed());
+    }
+}
+
+#[test]
+fn the_printed_settings_are_a_file_that_gives_them_with_secrets_masked() {
+    let start = Start::default()
+        .file("group = [\"a=\\\"b\\\"\", \"7\"]\nmax_groups = 3\n[[row]]\nname = \"x\"\nurl = \"redis://u:hunter2@h\"\ntoken = \"hunter2\"")
+        .env("REDIS_URL", "redis://u:hunter2@host/1")
+        .args(&["--password", "hunter2", "--print-config", "--insecure"]);
+    let printed = start.load().unwrap_err().text().to_owned();
+    assert!(!printed.contains("hunter2"), "{printed}");
+    assert!(printed.contains("max_groups = 3 # "), "{printed}");
+    assert!(
+        printed.contains("redis_url = \"redis://u:***@host/1\" # environment variable REDIS_URL"),
+        "{printed}"
+    );
+
+    let again = Start::default().file(&printed);
+    let values = again.values();
+    assert_eq!(values.group, ["a=\"b\"", "7"]);
+    assert!(values.insecure);
+    assert_eq!(values.lease.0, Duration::from_secs(30));
+    let printed = Start::default().args(&["--print-config"]).load().unwrap_err().text().to_owned();
+    assert!(printed.contains("# redis_url is not set"), "{printed}");
+    assert!(printed.contains("lease = \"30s\" # default"), "{printed}");
+}
+
+#[test]
+fn a_refused_flag_shows_no_password() {
+    let stop = Start::default().args(&["--lease", "redis://u:hunter2@h"]).load().unwrap_err();
+    assert!(stop.failed() && !stop.text().contains("hunter2"), "{}", stop.text());
+}

@@ -1,0 +1,177 @@
+//! Values that settings have in common.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// What is shown instead of a secret.
+const MASK: &str = "***";
+
+/// A duration as people write it: `500ms`, `3s`, `5m`, `1h 30m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HumanDuration(pub Duration);
+
+impl From<HumanDuration> for Duration {
+    fn from(duration: HumanDuration) -> Self {
+        duration.0
+    }
+}
+
+impl FromStr for HumanDuration {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        humantime::parse_duration(text)
+            .map(Self)
+            .map_err(|_| "expected a duration with its unit, such as 500ms, 3s or 5m".to_owned())
+    }
+}
+
+impl fmt::Display for HumanDuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        humantime::format_duration(self.0).fmt(f)
+    }
+}
+
+impl<'de> Deserialize<'de> for HumanDuration {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+impl Serialize for HumanDuration {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A text that no log, page or error may show; only [`expose`](Self::expose) gives it out.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Hides `text`.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// Reads a secret from a file; one line end at its end is not part of it.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read, is no UTF-8, or has nothing in it; the text names the file.
+    pub fn from_file(path: &Path) -> Result<Self, String> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        let line = line.strip_suffix('\r').unwrap_or(line);
+        if line.is_empty() {
+            return Err(format!("{} is empty; it must hold the secret", path.display()));
+        }
+        Ok(Self::new(line))
+    }
+
+    /// The text itself, for the one place that needs it.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Secret {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self::new(text))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(MASK)
+    }
+}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(MASK)
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(MASK)
+    }
+}
+
+/// `text` with the password of each `scheme://user:password@host` in it replaced. A password may
+/// hold any unescaped character but white space, so all up to the word's last `@` is masked.
+#[must_use]
+pub fn mask_url_passwords(text: &str) -> String {
+    text.split_inclusive(char::is_whitespace).map(mask_word).collect()
+}
+
+fn mask_word(word: &str) -> String {
+    let masked = || {
+        let (scheme, rest) = word.split_once("://")?;
+        let (user_info, host) = rest.rsplit_once('@')?;
+        let (user, _password) = user_info.split_once(':')?;
+        Some(format!("{scheme}://{user}:{MASK}@{host}"))
+    };
+    masked().unwrap_or_else(|| word.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_need_a_unit() {
+        let parse = |text: &str| text.parse::<HumanDuration>().map(Duration::from);
+        assert_eq!(parse("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse("5m"), Ok(Duration::from_secs(300)));
+        for bad in ["", "30", "3 parsecs", "-1s"] {
+            assert!(parse(bad).unwrap_err().contains("500ms"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_secret_shows_itself_to_nobody() {
+        let secret = Secret::new("hunter2");
+        let shown = format!("{secret} {secret:?} {}", toml::Value::try_from(&secret).unwrap());
+        assert!(!shown.contains("hunter2"), "{shown}");
+        assert_eq!(secret.expose(), "hunter2");
+    }
+
+    #[test]
+    fn a_secret_file_may_end_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        for (content, expected) in [("a b\n", "a b"), ("a b\r\n", "a b"), ("a b", "a b")] {
+            std::fs::write(&path, content).unwrap();
+            assert_eq!(Secret::from_file(&path).unwrap().expose(), expected);
+        }
+        std::fs::write(&path, "\n").unwrap();
+        assert!(Secret::from_file(&path).unwrap_err().contains("is empty"));
+        let missing = folder.path().join("none");
+        assert!(Secret::from_file(&missing).unwrap_err().contains("none"));
+    }
+
+    #[test]
+    fn url_passwords_are_masked_wherever_they_stand() {
+        for (text, masked) in [
+            ("redis://u:p@h:1/2", "redis://u:***@h:1/2"),
+            ("a=redis://:p@h b=rediss://x:y/z@q@h", "a=redis://:***@h b=rediss://x:***@h"),
+            ("redis://h:6379", "redis://h:6379"),
+            ("redis://u@h", "redis://u@h"),
+            ("no url at all: x@y", "no url at all: x@y"),
+        ] {
+            assert_eq!(mask_url_passwords(text), masked);
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! An orderly end: signals, the tasks that are told, and who was late.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Everything of one stage of a program that must end together. Clones are the same stage.
+///
+/// A program that still needs some tasks between the signal and its end (an agent that drains
+/// needs its link to Redis) makes a second `Shutdown` for those, and cancels it when it is through.
+#[derive(Debug, Clone, Default)]
+pub struct Shutdown {
+    token: CancellationToken,
+    tracker: TaskTracker,
+    running: Arc<Mutex<Running>>,
+}
+
+#[derive(Debug, Default)]
+struct Running {
+    next_id: u64,
+    names: BTreeMap<u64, String>,
+}
+
+impl Shutdown {
+    /// A stage with nothing in it.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The token that [`cancel`](Self::cancel) or a signal cancels.
+    #[must_use]
+    pub fn token(&self) -> CancellationToken {
+        self.token.clone()
+    }
+
+    /// A token that ends with this stage and can also be cancelled alone.
+    #[must_use]
+    pub fn child_token(&self) -> CancellationToken {
+        self.token.child_token()
+    }
+
+    /// Tells every task of this stage to end.
+    pub fn cancel(&self) {
+        self.token.cancel();
+    }
+
+    /// Whether the end has begun.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.token.is_cancelled()
+    }
+
+    /// Waits for the end to begin.
+    pub async fn cancelled(&self) {
+        self.token.cancelled().await;
+    }
+
+    /// Runs `task` on the current runtime as a part of this stage. The task itself must watch the
+    /// token; `name` is what [`finish`](Self::finish) calls it when it is late.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime, as `tokio::spawn` does.
+    pub fn spawn<T>(
+        &self,
+        name: impl Into<String>,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T>
+    where
+        T: Send + 'static,
+    {
+        let guard = RunningGuard::new(Arc::clone(&self.running), name.into());
+        self.tracker.spawn(async move {
+            let _guard = guard;
+            task.await
+        })
+    }
+
+    /// Makes the first SIGTERM or SIGINT cancel this stage. A second one ends the process at once,
+    /// with the status a shell expects of that signal (128 + its number).
+    ///
+    /// # Errors
+    ///
+    /// When the handlers cannot be installed.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with I/O enabled.
+    pub fn listen_for_signals(&self) -> io::Result<()> {
+        let mut signals = Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        };
+        let token = self.token.clone();
+        // Not tracked: it lives on, to hear the second signal while the others are ending.
+        tokio::spawn(async move {
+            let first = signals.next().await;
+            tracing::info!(signal = first.name, "ending; a second signal ends at once");
+            token.cancel();
+            let second = signals.next().await;
+            tracing::warn!(signal = second.name, "second signal: ending at once");
+            #[expect(clippy::exit, reason = "the operator asked twice")]
+            std::process::exit(second.exit_status);
+        });
+        Ok(())
+    }
+
+    /// Cancels this stage and waits for its tasks, `grace` at most. Returns the names of those that
+    /// were still running then, after logging them; empty when all ended in time.
+    pub async fn finish(&self, grace: Duration) -> Vec<String> {
+        self.token.cancel();
+        self.tracker.close();
+        if tokio::time::timeout(grace, self.tracker.wait()).await.is_ok() {
+            return Vec::new();
+        }
+        let late: Vec<String> = lock(&self.running).names.values().cloned().collect();
+        tracing::warn!(still_running = ?late, grace_ms = grace.as_millis(), "not all tasks ended in time");
+        late
+    }
+}
+
+/// Keeps a task's name in the list as long as the task exists, however it ends.
+struct RunningGuard {
+    running: Arc<Mutex<Running>>,
+    id: u64,
+}
+
+impl RunningGuard {
+    fn new(running: Arc<Mutex<Running>>, name: String) -> Self {
+        let id = {
+            let mut running = lock(&running);
+            running.next_id += 1;
+            let id = running.next_id;
+            running.names.insert(id, name);
+            id
+        };
+        Self { running, id }
+    }
+}
+
+impl Drop for RunningGuard {
+    fn drop(&mut self) {
+        lock(&self.running).names.remove(&self.id);
+    }
+}
+
+/// The list is whole after each statement, so a panic elsewhere leaves nothing half done in it.
+fn lock(running: &Mutex<Running>) -> MutexGuard<'_, Running> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+struct Received {
+    name: &'static str,
+    exit_status: i32,
+}
+
+impl Signals {
+    async fn next(&mut self) -> Received {
+        tokio::select! {
+            _ = self.terminate.recv() => Received { name: "SIGTERM", exit_status: 128 + 15 },
+            _ = self.interrupt.recv() => Received { name: "SIGINT", exit_status: 128 + 2 },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn finish_waits_for_tasks_that_watch_the_token() {
+        let shutdown = Shutdown::new();
+        let token = shutdown.token();
+        let task = shutdown.spawn("well behaved", async move { token.cancelled().await });
+        assert!(shutdown.finish(Duration::from_secs(10)).await.is_empty());
+        task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn finish_names_who_is_late() {
+        let shutdown = Shutdown::new();
+        let late = shutdown.spawn("deaf task", std::future::pending::<()>());
+        let done = shutdown.spawn("quick task", async {});
+        done.await.unwrap();
+        assert_eq!(shutdown.finish(Duration::from_millis(1)).await, ["deaf task"]);
+        late.abort();
+    }
+
+    #[tokio::test]
+    async fn a_child_ends_with_its_stage_but_not_the_other_way_round() {
+        let shutdown = Shutdown::new();
+        shutdown.child_token().cancel();
+        assert!(!shutdown.is_cancelled());
+        let child = shutdown.child_token();
+        shutdown.cancel();
+        assert!(child.is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_is_no_longer_listed() {
+        let shutdown = Shutdown::new();
+        let task = shutdown.spawn("panics", async { panic!("on purpose") });
+        assert!(task.await.is_err());
+        assert!(lock(&shutdown.running).names.is_empty());
+    }
+}
