@@ -122,7 +122,8 @@ pub fn default_folder() -> Option<PathBuf> {
     if writable(system) || fs::DirBuilder::new().mode(0o700).create(system).is_ok() {
         return Some(system.to_owned());
     }
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let variable =
+        |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("XDG_STATE_HOME")
         .or_else(|| Some(variable("HOME")?.join(".local/state")))
         .map(|folder| folder.join("lockscope"))
@@ -140,8 +141,7 @@ fn stored(path: &Path, machine: &str, inode: u64) -> Result<Option<(ClientId, u6
     };
     let stored: Stored =
         serde_json::from_slice(&bytes).map_err(|_| "the identity file is damaged")?;
-    let client =
-        ClientId::parse(stored.uuid.as_bytes()).ok_or("the identity file is damaged")?;
+    let client = ClientId::parse(stored.uuid.as_bytes()).ok_or("the identity file is damaged")?;
     // Without a machine id nothing tells this machine from another that has a copy.
     if machine.is_empty() || stored.machine != machine {
         return Err("the state folder comes from another machine");

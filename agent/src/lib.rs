@@ -1,11 +1,186 @@
 //! The agent: local workers ask it for locks over a Unix socket, and it takes them in Redis as Redisson would.
+//!
+//! The locks' whole way runs in one thread: [`server`] takes connections in, each [`connection`] turns bytes into
+//! [`command`]s, the [`core`] decides, the [`driver`] carries out what it says in Redis. HTTP has a thread of its own.
 
 pub mod command;
+pub mod config;
 pub mod connection;
 pub mod core;
 pub mod driver;
+pub mod http;
+pub mod identity;
+pub mod limits;
 pub mod metrics;
 pub mod peer;
 pub mod process;
 pub mod resp;
+pub mod server;
 pub mod session;
+pub mod socket;
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use prometheus::Registry;
+use sd_notify::NotifyState;
+use service_kit::shutdown::Shutdown;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use config::Config;
+use connection::Shared;
+use driver::{Start, Status};
+use identity::Identity;
+use metrics::Figures;
+use process::Processes;
+use socket::Socket;
+
+/// How long connections have at the end to write what they were given last.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How much longer than the drain may take the core's end is waited for.
+const CORE_GRACE: Duration = Duration::from_secs(5);
+
+/// Where the agent is reached.
+#[derive(Debug)]
+pub struct Listeners {
+    /// By workers.
+    pub socket: Socket,
+    /// By scrapers and people.
+    pub http: TcpListener,
+}
+
+impl Listeners {
+    /// Opens both as they are set.
+    ///
+    /// # Errors
+    /// When one of them cannot be had; the text says which.
+    pub async fn open(config: &Config) -> anyhow::Result<Self> {
+        let http = TcpListener::bind(config.http)
+            .with_context(|| format!("cannot serve HTTP at {}", config.http))?;
+        Ok(Self { socket: Socket::open(&config.place()?).await?, http })
+    }
+}
+
+/// Serves workers until `shutdown` begins, then drains: no more connections, no more locks, and time for holders to
+/// finish. Must run on a current-thread runtime, since connections, core and Redis share a thread.
+///
+/// # Errors
+/// When it cannot start. Nothing that happens later ends it.
+pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> anyhow::Result<()> {
+    let Listeners { socket, http } = listeners;
+    let room = limits::room(limits::raise_open_files(), config.max_sessions);
+    if room.sessions < config.max_sessions {
+        tracing::warn!(
+            sessions = room.sessions, max_sessions = config.max_sessions,
+            "the limit of open files allows fewer sessions than max_sessions: raise it (LimitNOFILE=, ulimit -n)"
+        );
+    }
+    let folder = config.state_dir.clone().or_else(identity::default_folder);
+    let identity = Identity::take(folder.as_deref(), service_kit::clock::wall_millis() / 1000)
+        .context("the kernel gives no random bytes")?;
+    let registry = Registry::new();
+    let figures = figures(&config, &registry)?;
+
+    // Redis is needed until the last hold has been dealt with, long after the shutdown has begun.
+    let stage = Shutdown::new();
+    let mut core = driver::start(
+        Start {
+            settings: config.core.clone(),
+            client: identity.client,
+            first_number: identity.first_number(),
+            target: config.target.clone(),
+            connect_timeout: config.connect_timeout,
+            drain_timeout: config.drain_timeout,
+        },
+        Arc::clone(&figures),
+        &stage,
+    );
+    let sources = http::Sources {
+        registry,
+        status: core.status(),
+        core: config.http_sessions.then(|| core.sender()),
+        hosts: config.http_allowed_hosts.clone(),
+    };
+    let http_address = http.local_addr().context("cannot serve HTTP")?;
+    let http = http::start(http, sources, stage.token())?;
+    tokio::spawn(report_status(core.status(), stage.token()));
+
+    let sessions = TaskTracker::new();
+    let stop = CancellationToken::new();
+    let shared = Shared {
+        core: core.sender(),
+        processes: Processes::new(room.processes),
+        stop: stop.clone(),
+        figures,
+    };
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"), agent = %identity.client, socket = %socket, http = %http_address,
+        redis = %config.target, "serving locks"
+    );
+    notify(&[NotifyState::Ready]);
+    server::accept(&socket.listener, shared, room.sessions, sessions.clone(), shutdown.token()).await;
+
+    notify(&[NotifyState::Stopping]);
+    drop(socket);
+    core.drain();
+    if tokio::time::timeout(config.drain_timeout + CORE_GRACE, core.done()).await.is_err() {
+        tracing::error!("the core has not come to its end: ending without it");
+    }
+    stop.cancel();
+    sessions.close();
+    if tokio::time::timeout(LAST_WORDS, sessions.wait()).await.is_err() {
+        tracing::warn!(sessions = sessions.len(), "not all connections ended in time");
+    }
+    stage.finish(LAST_WORDS).await;
+    if tokio::task::spawn_blocking(move || http.join()).await.is_ok_and(|joined| joined.is_err()) {
+        tracing::error!("the HTTP thread has panicked");
+    }
+    tracing::info!("ended");
+    Ok(())
+}
+
+fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>> {
+    let figures = Arc::new(Figures::new(config.grouping(), registry)?);
+    driver::register_oldest(&figures, registry)?;
+    let revision = option_env!("LOCKSCOPE_REVISION").unwrap_or("unknown");
+    service_kit::metrics::register_build_info(
+        registry,
+        "lockscope_agent",
+        env!("CARGO_PKG_VERSION"),
+        revision,
+    )?;
+    service_kit::metrics::register_process(registry)?;
+    service_kit::metrics::register_runtime(registry, "locks", Handle::current())?;
+    Ok(figures)
+}
+
+/// Tells the service manager how the agent fares whenever that changes, at most each second.
+async fn report_status(mut status: tokio::sync::watch::Receiver<Status>, stop: CancellationToken) {
+    let report = async {
+        loop {
+            let text = {
+                let status = status.borrow_and_update();
+                let redis = if status.redis_up { "Redis answers" } else { "Redis cannot be reached" };
+                let draining = if status.draining { "draining, " } else { "" };
+                format!("{draining}{redis}, {} holds, {} waiting", status.holds, status.waiters)
+            };
+            notify(&[NotifyState::Status(&text)]);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            if status.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    stop.run_until_cancelled(report).await;
+}
+
+/// Without a service manager this does nothing.
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::debug!(%error, "the service manager has not been told");
+    }
+}

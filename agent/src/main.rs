@@ -1,2 +1,48 @@
-//! Agent.
-fn main() {}
+//! The agent's program: settings, logs, sockets, then [`lockscope_agent::run`].
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use lockscope_agent::config::Config;
+use lockscope_agent::{Listeners, run};
+use service_kit::shutdown::Shutdown;
+use service_kit::{redis_link, telemetry};
+
+fn main() -> ExitCode {
+    let config = match Config::load() {
+        Ok(config) => config,
+        Err(stop) => return stop.report(),
+    };
+    match start(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(config: Config) -> anyhow::Result<()> {
+    telemetry::init(&config.log)?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        pid = std::process::id(),
+        "lockscope-agent"
+    );
+    redis_link::install_crypto_provider();
+    // One thread for all that a lock passes through: crossing threads costs more than it gains.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot make a runtime")?;
+    let served = runtime.block_on(async {
+        let listeners = Listeners::open(&config).await?;
+        let shutdown = Shutdown::new();
+        shutdown.listen_for_signals().context("cannot listen for signals")?;
+        run(config, listeners, shutdown).await
+    });
+    // A name that is still being looked up is no reason to stay.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    served
+}

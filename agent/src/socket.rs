@@ -115,7 +115,10 @@ impl Socket {
         fs::create_dir_all(folder).with_context(told)?;
         let _lock = lock(folder).await.with_context(told)?;
         if is_alive(path).await? {
-            bail!("{} is in use: another agent listens there; stop it, or name another path by --socket", path.display());
+            bail!(
+                "{} is in use: another agent listens there; stop it, or name another path by --socket",
+                path.display()
+            );
         }
         let temporary = folder.join(format!(".{:x}", getpid().as_raw_nonzero()));
         let made = make(&temporary, place).and_then(|listener| {
@@ -188,11 +191,16 @@ fn id_of(path: &Path) -> io::Result<(u64, u64)> {
 async fn is_alive(path: &Path) -> anyhow::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => {
-            bail!("{} is there and is no socket; remove it, or name another path by --socket", path.display())
+            bail!(
+                "{} is there and is no socket; remove it, or name another path by --socket",
+                path.display()
+            )
         }
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(error).with_context(|| format!("cannot look at {}", path.display())),
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot look at {}", path.display()));
+        }
     }
     match tokio::time::timeout(ASK, UnixStream::connect(path)).await {
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
@@ -206,7 +214,9 @@ async fn lock(folder: &Path) -> io::Result<OwnedFd> {
     let folder = open(folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     for _ in 0..TRIES {
         match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) => tokio::time::sleep(Duration::from_millis(10)).await,
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
             result => return result.map(|()| folder).map_err(Into::into),
         }
     }

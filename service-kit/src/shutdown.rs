@@ -107,7 +107,6 @@ impl Shutdown {
             token.cancel();
             let second = signals.next().await;
             tracing::warn!(signal = second.name, "second signal: ending at once");
-            #[expect(clippy::exit, reason = "the operator asked twice")]
             std::process::exit(second.exit_status);
         });
         Ok(())

@@ -298,15 +298,15 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
     fn collect(&mut self) {
         while !self.last && !self.output.is_full() {
             let Ok(outgoing) = self.replies.try_recv() else { return };
-            self.receive(outgoing);
+            self.receive(&outgoing);
         }
     }
 
-    fn receive(&mut self, outgoing: Outgoing) {
+    fn receive(&mut self, outgoing: &Outgoing) {
         if !matches!(outgoing, Outgoing::Push(_)) {
             self.answered += 1;
         }
-        self.write(&outgoing);
+        self.write(outgoing);
     }
 
     fn write(&mut self, outgoing: &Outgoing) {
@@ -340,7 +340,7 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
             Woken::Gone(gone) => Err(self.leave(&gone)),
             Woken::CoreEnded => Err(self.leave(&gone::Gone::Stopping)),
             Woken::Outgoing(outgoing) => {
-                self.receive(outgoing);
+                self.receive(&outgoing);
                 Ok(())
             }
             // The next step writes.

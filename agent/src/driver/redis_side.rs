@@ -31,7 +31,7 @@ pub(super) enum FromRedis {
     Unsubscribed,
     /// An operator released a hold of ours.
     Forced { name: LockName, number: Number },
-    /// There is a fresh connection.
+    /// There is a fresh connection for renewals.
     Connected,
     /// Something that only the status shows.
     Changed,
@@ -41,6 +41,7 @@ pub(super) struct RedisSide {
     commands: Link,
     renewals: Link,
     state: watch::Receiver<LinkState>,
+    renewals_state: watch::Receiver<LinkState>,
     messages: mpsc::Receiver<PubSubEvent>,
     subscriber: Subscriber,
     forced: Vec<u8>,
@@ -73,6 +74,7 @@ impl RedisSide {
         let forced = keys::forced_channel(&start.client);
         subscriber.subscribe([forced.clone()]);
         let state = commands.state();
+        let renewals_state = renewals.state();
         let node = start.target.to_string();
         figures.redis_up.with_label_values(&[&node]).set(0);
         figures.reconnects.with_label_values(&[&node]);
@@ -80,6 +82,7 @@ impl RedisSide {
             commands,
             renewals,
             state,
+            renewals_state,
             messages,
             subscriber,
             forced,
@@ -150,6 +153,7 @@ impl RedisSide {
     pub(super) async fn next_event(&mut self) -> FromRedis {
         tokio::select! {
             biased;
+            Ok(()) = self.renewals_state.changed() => self.renewals_state_changed(),
             Ok(()) = self.state.changed() => self.state_changed(),
             Some(event) = self.messages.recv() => self.message(event),
             // Both have ended: the agent is about to.
@@ -174,16 +178,20 @@ impl RedisSide {
                     );
                 }
                 self.connections += 1;
-                if self.connections == 1 {
-                    return FromRedis::Changed;
+                if self.connections > 1 {
+                    self.figures.reconnects.with_label_values(&[&self.node]).inc();
                 }
-                self.figures.reconnects.with_label_values(&[&self.node]).inc();
-                FromRedis::Connected
             }
-            LinkStatus::Down { .. } => {
-                up.set(0);
-                FromRedis::Changed
-            }
+            LinkStatus::Down { .. } => up.set(0),
+        }
+        FromRedis::Changed
+    }
+
+    /// Holds are verified down the connection for renewals, so it is that one which must be there.
+    fn renewals_state_changed(&mut self) -> FromRedis {
+        match &self.renewals_state.borrow_and_update().status {
+            LinkStatus::Up(_) => FromRedis::Connected,
+            LinkStatus::Down { .. } => FromRedis::Changed,
         }
     }
 

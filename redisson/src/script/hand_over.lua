@@ -11,7 +11,12 @@ if had == 1 then
   redis.call('PEXPIRE', lock, ARGV[3])
   redis.call('HSET', lock, to, 1)
   redis.call('HDEL', lock, from)
-elseif redis.call('HEXISTS', lock, to) == 0 then
+elseif redis.call('HEXISTS', lock, to) == 1 then
+  -- An earlier copy was served. Whoever sent this one counts the lease from now.
+  if redis.call('PTTL', lock) < tonumber(ARGV[3]) then
+    redis.call('PEXPIRE', lock, ARGV[3])
+  end
+else
   return {redis.call('EXISTS', lock) == 0 and 0 or 2}
 end
 local subscribers = redis.pcall('PUBSUB', 'NUMSUB', ARGV[4])

@@ -17,6 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -36,11 +37,17 @@ pub struct Limits {
     pub connections: usize,
     /// How long a client may take for a request's head; an idle connection is closed after it too.
     pub head_timeout: Duration,
+    /// How long a client may leave a response unread before it is dropped.
+    pub stall_timeout: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 256, head_timeout: Duration::from_secs(30) }
+        Self {
+            connections: 256,
+            head_timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(30),
+        }
     }
 }
 
@@ -87,8 +94,8 @@ async fn serve_one(
     stop: CancellationToken,
     _permit: OwnedSemaphorePermit,
 ) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, %peer, "TCP_NODELAY was refused");
+    if let Err(error) = set_tcp_options(&stream, limits.stall_timeout) {
+        tracing::debug!(%error, %peer, "TCP options were refused");
     }
     let app = TowerToHyperService::new(router);
     let service = service_fn(move |request| answer(&app, peer, request));
@@ -112,6 +119,13 @@ async fn serve_one(
     if let Err(error) = ended {
         tracing::debug!(%error, %peer, "an HTTP connection broke");
     }
+}
+
+fn set_tcp_options(stream: &TcpStream, stall_timeout: Duration) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let millis = u32::try_from(stall_timeout.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(stream, millis)?;
+    Ok(())
 }
 
 fn answer(

@@ -1,27 +1,20 @@
 //! One connection for commands, as its users see it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, RedisResult, Value, cmd};
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use redis::{Cmd, Pipeline, Value, cmd};
+use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::error::{CallError, ServerError};
 use super::greeting::Greeting;
 use super::server_info::ServerInfo;
+use super::shared::Shared;
 use super::supervisor;
 use super::target::Target;
-use crate::clock;
 use crate::shutdown::Shutdown;
-
-/// Calls under way at a time; further ones wait for their turn. A pipeline is one.
-const MAX_IN_FLIGHT: usize = 4096;
 
 /// How a [`Link`] behaves.
 #[derive(Debug, Clone)]
@@ -73,7 +66,7 @@ pub enum LinkStatus {
     Down {
         /// Why the connection ended or cannot be made, the newest reason.
         reason: String,
-        /// Since when there is none, by [`clock::boot_micros`].
+        /// Since when there is none, by [`crate::clock::boot_micros`].
         since_micros: u64,
     },
 }
@@ -121,7 +114,7 @@ impl Link {
     /// The state, and its changes.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<LinkState> {
-        self.inner.shared.state.subscribe()
+        self.inner.shared.state()
     }
 
     /// Waits until the link is up. `None` once it is stopped for good.
@@ -147,7 +140,8 @@ impl Link {
     pub async fn call(&self, command: Cmd) -> Result<Value, CallError> {
         let shared = &self.inner.shared;
         let _turn = shared.turn().await?;
-        let value = shared.exchange(async |mux| mux.send_packed_command(&command).await).await?;
+        let value =
+            shared.exchange(async |mut mux| mux.send_packed_command(&command).await).await?;
         Ok(checked(value)?)
     }
 
@@ -173,7 +167,7 @@ impl Link {
         let shared = &self.inner.shared;
         let _turn = shared.turn().await?;
         let values = shared
-            .exchange(async |mux| mux.send_packed_commands(&pipeline, 0, replies).await)
+            .exchange(async |mut mux| mux.send_packed_commands(&pipeline, 0, replies).await)
             .await?;
         if atomic { of_transaction(values) } else { Ok(values.into_iter().map(checked).collect()) }
     }
@@ -204,9 +198,7 @@ impl Link {
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link")
-            .field("state", &*self.inner.shared.state.borrow())
-            .finish_non_exhaustive()
+        f.debug_struct("Link").field("state", &*self.state().borrow()).finish_non_exhaustive()
     }
 }
 
@@ -236,153 +228,5 @@ fn of_transaction(mut values: Vec<Value>) -> Result<Vec<Result<Value, ServerErro
             Err(CallError::Refused(first.unwrap_or_else(|| ServerError::from(&aborted))))
         }
         _ => Err(CallError::lost("EXEC was answered with no list of results")),
-    }
-}
-
-/// What the handles and the supervisor share.
-pub(super) struct Shared {
-    current: RwLock<Option<Connection>>,
-    state: watch::Sender<LinkState>,
-    in_flight: Semaphore,
-    response_timeout: Duration,
-    started: Instant,
-    /// Microseconds after `started`.
-    last_answer: AtomicU64,
-}
-
-#[derive(Clone)]
-pub(super) struct Connection {
-    pub(super) generation: u64,
-    pub(super) mux: MultiplexedConnection,
-    pub(super) driver: AbortHandle,
-}
-
-impl Shared {
-    fn new(response_timeout: Duration) -> Self {
-        let status = LinkStatus::Down {
-            reason: "not connected yet".to_owned(),
-            since_micros: clock::boot_micros(),
-        };
-        Self {
-            current: RwLock::new(None),
-            state: watch::Sender::new(LinkState { generation: 0, status }),
-            in_flight: Semaphore::new(MAX_IN_FLIGHT),
-            response_timeout,
-            started: Instant::now(),
-            last_answer: AtomicU64::new(0),
-        }
-    }
-
-    async fn turn(&self) -> Result<SemaphorePermit<'_>, CallError> {
-        if let Ok(permit) = self.in_flight.try_acquire() {
-            return Ok(permit);
-        }
-        match tokio::time::timeout(self.response_timeout, self.in_flight.acquire()).await {
-            Ok(Ok(permit)) => Ok(permit),
-            _ => Err(CallError::unsent(format!("{MAX_IN_FLIGHT} calls are under way already"))),
-        }
-    }
-
-    /// One exchange on the current connection. Whatever goes wrong with the connection ends it,
-    /// before this returns.
-    pub(super) async fn exchange<T>(
-        &self,
-        send: impl AsyncFnOnce(&mut MultiplexedConnection) -> RedisResult<T>,
-    ) -> Result<T, CallError> {
-        let mut connection = self.connection()?;
-        let generation = connection.generation;
-        match tokio::time::timeout(self.response_timeout, send(&mut connection.mux)).await {
-            Ok(Ok(answer)) => {
-                self.note_answer();
-                Ok(answer)
-            }
-            Ok(Err(error)) => Err(CallError::lost(self.fail(generation, &broken(&error)))),
-            Err(_) => {
-                let reason = format!("no answer within {:?}", self.response_timeout);
-                Err(CallError::lost(self.fail(generation, &reason)))
-            }
-        }
-    }
-
-    fn connection(&self) -> Result<Connection, CallError> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
-        match current {
-            Some(connection) if !connection.driver.is_finished() => Ok(connection),
-            Some(_) => Err(CallError::unsent("the connection is gone")),
-            None => match &self.state.borrow().status {
-                LinkStatus::Down { reason, .. } => {
-                    Err(CallError::unsent(format!("no connection: {reason}")))
-                }
-                LinkStatus::Up(_) => Err(CallError::unsent("no connection")),
-            },
-        }
-    }
-
-    /// Makes a new connection the current one.
-    pub(super) fn set_up(&self, connection: Connection, info: ServerInfo) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let generation = connection.generation;
-        *current = Some(connection);
-        self.note_answer();
-        let status = LinkStatus::Up(Arc::new(info));
-        self.state.send_replace(LinkState { generation, status });
-    }
-
-    /// Ends the connection of this generation, unless that has happened: closes it, which ends all
-    /// calls on it, and says so in the state. Returns why it really ended, as far as is known.
-    pub(super) fn fail(&self, generation: u64, reason: &str) -> String {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(connection) = current.take_if(|current| current.generation == generation) {
-            connection.driver.abort();
-            self.set_down(generation, reason);
-            return reason.to_owned();
-        }
-        match &*self.state.borrow() {
-            LinkState { generation: of, status: LinkStatus::Down { reason, .. } }
-                if *of == generation =>
-            {
-                reason.clone()
-            }
-            _ => reason.to_owned(),
-        }
-    }
-
-    /// Says why there is no connection; since when stays as it was.
-    pub(super) fn set_down(&self, generation: u64, reason: &str) {
-        self.state.send_if_modified(|state| {
-            let since_micros = match &state.status {
-                LinkStatus::Down { reason: known, .. } if known == reason => return false,
-                LinkStatus::Down { since_micros, .. } => *since_micros,
-                LinkStatus::Up(_) => clock::boot_micros(),
-            };
-            let status = LinkStatus::Down { reason: reason.to_owned(), since_micros };
-            *state = LinkState { generation, status };
-            true
-        });
-    }
-
-    /// The link is stopped for good.
-    pub(super) fn stop(&self) {
-        let generation = self.state.borrow().generation;
-        self.fail(generation, "the link is stopped");
-        self.set_down(generation, "the link is stopped");
-    }
-
-    /// When the server last answered anything.
-    pub(super) fn last_answer(&self) -> Instant {
-        self.started + Duration::from_micros(self.last_answer.load(Ordering::Relaxed))
-    }
-
-    fn note_answer(&self) {
-        let micros = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.last_answer.store(micros, Ordering::Relaxed);
-    }
-}
-
-fn broken(error: &redis::RedisError) -> String {
-    if error.is_connection_dropped() {
-        "the server closed the connection".to_owned()
-    } else {
-        format!("the connection broke: {error}")
     }
 }

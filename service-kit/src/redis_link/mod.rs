@@ -16,6 +16,7 @@ mod greeting;
 mod link;
 mod resp;
 mod server_info;
+mod shared;
 mod subscriber;
 mod supervisor;
 mod target;

@@ -230,7 +230,7 @@ mod tests {
             &deep,
             &endless,
         ] {
-            assert!(decode(&mut BytesMut::from(bytes)).is_err(), "{}", &bytes[..8]);
+            assert!(decode(&mut BytesMut::from(bytes)).is_err(), "{bytes:?}");
         }
         assert!(decode(&mut BytesMut::from("$1\r\nabc")).is_err());
     }

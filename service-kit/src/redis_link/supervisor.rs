@@ -1,5 +1,7 @@
 //! Keeps a link's connection: makes it, watches it, replaces it.
 
+use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,13 +14,16 @@ use tokio_util::task::AbortOnDropHandle;
 use super::backoff::Backoff;
 use super::error::ConnectError;
 use super::greeting::{self, Greeting};
-use super::link::{Connection, Shared};
 use super::server_info::ServerInfo;
+use super::shared::{CLOSED, Connection, Shared};
 use super::target::Target;
 
 /// A connection that lasted this long is followed by another at once; one that ended sooner counts
 /// as another failure, or a server that accepts and drops would be hammered.
 pub(super) const PROVEN: Duration = Duration::from_secs(1);
+
+/// Commands on their way to the connection; further ones wait in their callers.
+const SEND_QUEUE: usize = 1024;
 
 pub(super) async fn run(
     target: Target,
@@ -29,10 +34,13 @@ pub(super) async fn run(
 ) {
     let supervisor =
         Supervisor { target, greeting, heartbeat, shared: Arc::clone(&shared), generation: 0 };
-    let last = stopped.run_until_cancelled(supervisor.keep_connected()).await;
-    // keep_connected has no end of its own.
-    debug_assert!(last.is_none());
-    shared.stop();
+    let mut keeping = pin!(supervisor.keep_connected());
+    match stopped.run_until_cancelled(keeping.as_mut()).await {
+        Some(never) => match never {},
+        // While the supervisor still exists: its end closes the connection, and calls that end
+        // with it should know why.
+        None => shared.stop(),
+    }
 }
 
 struct Supervisor {
@@ -44,7 +52,7 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    async fn keep_connected(mut self) -> std::convert::Infallible {
+    async fn keep_connected(mut self) -> Infallible {
         let mut backoff = Backoff::default();
         let mut last_failure = None;
         loop {
@@ -74,12 +82,13 @@ impl Supervisor {
         let stream = wire.into_stream().map_err(ConnectError::Broken)?;
         // The greeting is done and time-outs are the link's: redis-rs has only to pair up replies.
         let nothing_to_say = RedisConnectionInfo::default().set_skip_set_lib_name();
-        let no_timeouts =
-            AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
-        let (mux, driver) =
-            MultiplexedConnection::new_with_config(&nothing_to_say, stream, no_timeouts)
-                .await
-                .map_err(|error| ConnectError::Broken(error.to_string()))?;
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(None)
+            .set_connection_timeout(None)
+            .set_pipeline_buffer_size(SEND_QUEUE);
+        let (mux, driver) = MultiplexedConnection::new_with_config(&nothing_to_say, stream, config)
+            .await
+            .map_err(|error| ConnectError::Broken(error.to_string()))?;
         let driver = AbortOnDropHandle::new(tokio::spawn(driver));
         self.generation += 1;
         self.log_up(&info);
@@ -100,14 +109,16 @@ impl Supervisor {
             // Others may have been answered meanwhile.
             if self.shared.last_answer() + self.heartbeat <= Instant::now() {
                 let ping = cmd("PING");
-                let answer =
-                    self.shared.exchange(async |mux| mux.send_packed_command(&ping).await).await;
+                let answer = self
+                    .shared
+                    .exchange(async |mut mux| mux.send_packed_command(&ping).await)
+                    .await;
                 if answer.is_err() {
                     break;
                 }
             }
         }
-        let reason = self.shared.fail(self.generation, "the server closed the connection");
+        let reason = self.shared.fail(self.generation, CLOSED);
         tracing::warn!(redis.target = %self.target, link = self.greeting.name, reason, "lost the connection to Redis");
     }
 

@@ -74,6 +74,9 @@ pub enum TargetError {
     /// A user without a password cannot log in.
     #[error("there is a user without a password; add one, in the URL or by a password file")]
     NoPassword,
+    /// A CA file without TLS would give a false sense of safety.
+    #[error("a CA file is of use with rediss:// only, and this URL is without TLS")]
+    CaWithoutTls,
 }
 
 impl Target {
@@ -89,8 +92,7 @@ impl Target {
         Self { password: Some(password), ..self }
     }
 
-    /// Trusts the certificates in this PEM file instead of the system's. Of use with `rediss://`
-    /// only; see [`uses_tls`](Self::uses_tls).
+    /// Trusts the certificates in this PEM file instead of the system's, for `rediss://`.
     #[must_use]
     pub fn with_ca_file(self, ca_file: PathBuf) -> Self {
         Self { ca_file: Some(ca_file), ..self }
@@ -100,10 +102,13 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// [`TargetError::NoPassword`].
+    /// [`TargetError::NoPassword`], [`TargetError::CaWithoutTls`].
     pub fn validate(self) -> Result<Self, TargetError> {
         if self.user.is_some() && self.password.is_none() {
             return Err(TargetError::NoPassword);
+        }
+        if self.ca_file.is_some() && !self.uses_tls() {
+            return Err(TargetError::CaWithoutTls);
         }
         Ok(self)
     }
@@ -302,6 +307,13 @@ mod tests {
             assert!(error.contains(word), "{url}: {error}");
             assert!(!error.contains("hunter2"), "{url}: {error}");
         }
+    }
+
+    #[test]
+    fn a_ca_file_needs_tls() {
+        let with_ca = |url: &str| parse(url).unwrap().with_ca_file("ca.pem".into()).validate();
+        assert!(with_ca("rediss://host").is_ok());
+        assert_eq!(with_ca("redis://host"), Err(TargetError::CaWithoutTls));
     }
 
     #[test]

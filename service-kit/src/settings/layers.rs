@@ -50,7 +50,7 @@ pub(super) fn resolve(
     };
 
     layers.take_env(&env);
-    let tables = layers.take_file(file.as_deref().unwrap_or(Path::new("")), content);
+    let tables = layers.take_file(file.as_deref().unwrap_or_else(|| Path::new("")), content);
     if !layers.mistakes.is_empty() {
         return Err(Stop::mistakes(&layers.mistakes));
     }

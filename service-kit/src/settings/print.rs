@@ -1,7 +1,5 @@
 //! The settings in force, as a file that gives them.
 
-use std::fmt::Write as _;
-
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::layers::Resolved;
@@ -26,8 +24,7 @@ pub(super) fn effective(command: &Command, resolved: &Resolved) -> String {
     for (name, value) in &resolved.tables {
         let Some(rows) = value.as_array() else { continue };
         for row in rows.iter().filter_map(toml::Value::as_table) {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "\n[[{name}]]\n{}", masked_table(row));
+            text.push_str(&format!("\n[[{name}]]\n{}", masked_table(row)));
         }
     }
     text

@@ -29,6 +29,8 @@ pub(super) enum Network {
     Down,
     /// Redis refuses what creates fields.
     Full,
+    /// They run at once, the replies take that many milliseconds; beyond the response time-out they are lost.
+    Slow(u64),
 }
 
 #[derive(Debug, Default)]
@@ -49,6 +51,8 @@ pub(super) struct World {
     /// How many others are subscribed.
     pub(super) others: i64,
     held_back: VecDeque<Call>,
+    /// Outcomes on their way back.
+    on_their_way: Vec<(Moment, OpId, Result<Value, Failure>)>,
     next_session: u64,
 }
 
@@ -98,6 +102,7 @@ impl World {
             served: Vec::new(),
             others: 0,
             held_back: VecDeque::new(),
+            on_their_way: Vec::new(),
             next_session: 0,
         }
     }
@@ -142,6 +147,23 @@ impl World {
             self.now = end.min(step).min(due.max(self.now + Duration::from_micros(1)));
             self.core.on_time(self.now);
             self.work();
+            self.arrive();
+        }
+    }
+
+    /// Brings the core the replies whose time has come, in the order in which they arrive.
+    fn arrive(&mut self) {
+        loop {
+            self.on_their_way.sort_by_key(|(at, op, _)| (*at, *op));
+            if self.on_their_way.first().is_none_or(|(at, ..)| *at > self.now) {
+                return;
+            }
+            let (_, op, outcome) = self.on_their_way.remove(0);
+            match outcome {
+                Ok(reply) => self.core.on_reply(self.now, op, &reply),
+                Err(failure) => self.core.on_failure(self.now, op, &failure),
+            }
+            self.work();
         }
     }
 
@@ -180,6 +202,17 @@ impl World {
             }
             Network::Down => {
                 self.core.on_failure(self.now, op, &Failure::Unsent("no connection".to_owned()));
+            }
+            Network::Slow(ms) => {
+                let timeout = Duration::from_secs(2);
+                let delay = Duration::from_millis(ms);
+                let reply = self.run(&call);
+                let outcome = match reply {
+                    Some(reply) if delay < timeout => Ok(reply),
+                    Some(_) => Err(lost()),
+                    None => Err(Failure::Refused("OOM".to_owned())),
+                };
+                self.on_their_way.push((self.now + delay.min(timeout), op, outcome));
             }
             Network::Full => match call.script.name {
                 "acquire" | "hand_over" => {
@@ -281,7 +314,9 @@ impl World {
                 if hash.fields.remove(&args[0]).is_some() {
                     hash.fields.insert(args[1].clone(), 1);
                     hash.expires = Some(now + ms(&args[2]));
-                } else if !hash.fields.contains_key(&args[1]) {
+                } else if hash.fields.contains_key(&args[1]) {
+                    hash.expires = hash.expires.max(Some(now + ms(&args[2])));
+                } else {
                     return ints(&[2]);
                 }
                 ints(&[1, subscribers])

@@ -121,7 +121,7 @@ impl Subscriber {
     }
 
     /// Wishes for these channels. Each is told as [`PubSubEvent::Subscribed`], also when it had
-    /// been subscribed before.
+    /// been subscribed before. How many there are is the caller's to bound.
     pub fn subscribe(&self, channels: impl IntoIterator<Item = Vec<u8>>) {
         self.wishes.add(channels.into_iter().map(Topic::Channel));
     }

@@ -130,6 +130,9 @@ impl<'a> Talk<'a> {
             let wishes = Arc::clone(&self.task.wishes);
             let deadline = self.deadline();
             tokio::select! {
+                // What was said counts before how long it took: after a stall of our own, both
+                // are ready.
+                biased;
                 read = self.wire.fill() => {
                     read?;
                     self.alive_at = Instant::now();

@@ -1,0 +1,338 @@
+//! Settings: flags, environment and file, and what the agent makes of them.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use redisson::group::Pattern;
+use redisson::script::Publish;
+use redisson::{Grouping, Lease};
+use service_kit::redis_link::Target;
+use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
+use service_kit::telemetry;
+
+use crate::{core, socket};
+
+/// The shortest lease that the watchdog keeps: a third of it must hold a round trip and a second attempt.
+const MIN_LEASE: Duration = Duration::from_millis(500);
+/// How long a connection to Redis may take to be made, beyond what is always granted: a share of the lease.
+const MAX_CONNECT: Duration = Duration::from_secs(3);
+
+const PROGRAM: Program = Program {
+    env_prefix: "LOCKSCOPE_AGENT",
+    env_fallbacks: &[("redis_url", "REDIS_URL"), ("log", "LOCKSCOPE_LOG")],
+    tables: &[],
+};
+
+/// Takes locks in Redis for the workers of this host, keeps them alive, and frees what dead workers held.
+#[derive(Debug, Parser)]
+#[command(name = "lockscope-agent", version)]
+struct Flags {
+    /// Where the locks are: redis://, rediss:// (TLS) or unix://, with user, password and database
+    #[arg(long, value_name = "URL", default_value = "redis://127.0.0.1:6379")]
+    redis_url: Target,
+    /// The password, in the file's first line; beats one in the URL
+    #[arg(long, value_name = "FILE")]
+    redis_password_file: Option<PathBuf>,
+    /// The authorities (PEM) that sign the server's certificate, instead of the system's
+    #[arg(long, value_name = "FILE")]
+    redis_ca_file: Option<PathBuf>,
+    /// The socket that workers connect to; by default /run/lockscope/agent.sock, else one in the user's run-time
+    /// folder. One that the service manager passes comes first
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// The socket's permissions, in octal digits
+    #[arg(long, value_name = "MODE", default_value = "0660", value_parser = octal)]
+    socket_mode: u32,
+    /// The socket's group, by name or number
+    #[arg(long, value_name = "GROUP", value_parser = socket::group_id)]
+    socket_group: Option<u32>,
+    /// Where metrics and health are served
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9760")]
+    http: SocketAddr,
+    /// Show holds and waits over HTTP too, with pids and names of locks; the socket's permissions do not guard them there
+    #[arg(long)]
+    http_sessions: bool,
+    /// A further name by which the HTTP address may be called
+    #[arg(long, value_name = "HOST")]
+    http_allowed_host: Vec<String>,
+    /// Where the agent keeps who it is; by default /var/lib/lockscope, else in the user's state folder
+    #[arg(long, value_name = "FOLDER")]
+    state_dir: Option<PathBuf>,
+    /// How long Redis keeps a lock after the agent is gone; it is renewed each third of this
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = lease)]
+    lease: HumanDuration,
+    /// How long before a lock that cannot be renewed ends its worker is told so, at most a tenth of the lease
+    #[arg(long, value_name = "DURATION", default_value = "500ms")]
+    lost_margin: HumanDuration,
+    /// How long workers have to finish once the agent is asked to end
+    #[arg(long, value_name = "DURATION", default_value = "25s")]
+    drain_timeout: HumanDuration,
+    /// How often a lock is passed on within this host in a row while other hosts wait for it
+    #[arg(long, value_name = "TIMES", default_value_t = 32)]
+    handover_max: u32,
+    /// For how many milliseconds a lock is passed on within this host while other hosts wait for it
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=60_000))]
+    handover_max_ms: u32,
+    /// How metrics call locks whose names match; by default digits and ids are replaced by `*`
+    #[arg(long, value_name = "GLOB[=LABEL]")]
+    group: Vec<String>,
+    /// The most groups in metrics; later ones are counted as `overflow`
+    #[arg(long, value_name = "GROUPS", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1_000))]
+    max_groups: u16,
+    /// The most sessions at a time
+    #[arg(long, value_name = "SESSIONS", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    max_sessions: u32,
+    /// The most commands that wait for locks at a time
+    #[arg(long, value_name = "WAITERS", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    max_waiters: u32,
+    /// Refuse LOCK in a session that has not asked for its id, so that no client reconnects unnoticed
+    #[arg(long)]
+    require_session: bool,
+    /// The longest that a waiter sleeps before it looks again whether its lock is free, whatever it was told
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = poll)]
+    poll_max: HumanDuration,
+    /// What is logged: a level, or levels by module
+    #[arg(long, value_name = "FILTER", default_value = "info", value_parser = telemetry::check_filter)]
+    log: String,
+}
+
+/// Everything the agent was told.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Which Redis.
+    pub target: Target,
+    /// How long a connection to it may take to be made.
+    pub connect_timeout: Duration,
+    /// Where the socket is, where that is set.
+    pub socket: Option<PathBuf>,
+    /// The socket's permissions.
+    pub socket_mode: u32,
+    /// The socket's group, where it is not the process' own.
+    pub socket_group: Option<u32>,
+    /// Where HTTP is served.
+    pub http: SocketAddr,
+    /// Whether holds and waits are shown there.
+    pub http_sessions: bool,
+    /// By which further names it may be called.
+    pub http_allowed_hosts: Vec<String>,
+    /// The state folder, where it is set.
+    pub state_dir: Option<PathBuf>,
+    /// What the core is told.
+    pub core: core::Settings,
+    /// How long workers have to finish at the end.
+    pub drain_timeout: Duration,
+    /// How metrics call locks.
+    pub groups: Vec<Pattern>,
+    /// How many groups metrics have at most.
+    pub max_groups: usize,
+    /// How many sessions at a time.
+    pub max_sessions: usize,
+    /// What is logged.
+    pub log: String,
+}
+
+impl Config {
+    /// Reads the settings of this process.
+    ///
+    /// # Errors
+    /// When the agent must not go on: mistakes in the settings, but also `--help` and its like.
+    pub fn load() -> Result<Self, Stop> {
+        settings::load(&PROGRAM, build)
+    }
+
+    /// How metrics call locks, with nothing called yet.
+    #[must_use]
+    pub fn grouping(&self) -> Grouping {
+        Grouping::new(self.groups.clone(), self.max_groups)
+    }
+
+    /// Where the socket is to be made.
+    ///
+    /// # Errors
+    /// When it is not set and there is no usual place for it.
+    pub fn place(&self) -> anyhow::Result<socket::Place> {
+        let path = match &self.socket {
+            Some(path) => path.clone(),
+            None => socket::default_path()?,
+        };
+        Ok(socket::Place { path, mode: self.socket_mode, group: self.socket_group })
+    }
+}
+
+fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
+    let mut mistakes = Vec::new();
+    let target = target(&raw, &mut mistakes);
+    let lease = Lease::new(raw.values.lease.into());
+    if lease.is_none() {
+        mistakes.push(raw.mistake("lease", "expected 500ms to a year"));
+    }
+    let mut groups = Vec::new();
+    for group in &raw.values.group {
+        match Pattern::parse(group) {
+            Ok(pattern) => groups.push(pattern),
+            Err(error) => mistakes.push(raw.mistake("group", error)),
+        }
+    }
+    let (Some(target), Some(lease), true) = (target, lease, mistakes.is_empty()) else {
+        return Err(mistakes);
+    };
+    let flags = raw.values;
+    // Several attempts must fit between the first renewal, after a third of the lease, and its end.
+    let response_timeout =
+        (lease.duration() / 15).clamp(Duration::from_millis(50), Duration::from_secs(2));
+    Ok(Config {
+        target,
+        connect_timeout: (response_timeout * 2).min(MAX_CONNECT),
+        socket: flags.socket,
+        socket_mode: flags.socket_mode,
+        socket_group: flags.socket_group,
+        http: flags.http,
+        http_sessions: flags.http_sessions,
+        http_allowed_hosts: flags.http_allowed_host,
+        state_dir: flags.state_dir,
+        core: core::Settings {
+            lease,
+            lost_margin: flags.lost_margin.into(),
+            handover_max: flags.handover_max,
+            handover_max_time: Duration::from_millis(u64::from(flags.handover_max_ms)),
+            poll_max: flags.poll_max.into(),
+            max_waiters: usize::try_from(flags.max_waiters).unwrap_or(usize::MAX),
+            require_session: flags.require_session,
+            response_timeout,
+            publish: Publish::Plain,
+        },
+        drain_timeout: flags.drain_timeout.into(),
+        groups,
+        max_groups: usize::from(flags.max_groups),
+        max_sessions: usize::try_from(flags.max_sessions).unwrap_or(usize::MAX),
+        log: flags.log,
+    })
+}
+
+fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Target> {
+    let flags = &raw.values;
+    let mut target = flags.redis_url.clone();
+    if let Some(file) = &flags.redis_password_file {
+        match Secret::from_file(file) {
+            Ok(password) => target = target.with_password(password),
+            Err(error) => mistakes.push(raw.mistake("redis_password_file", error)),
+        }
+    }
+    if let Some(file) = &flags.redis_ca_file {
+        if target.uses_tls() {
+            target = target.with_ca_file(file.clone());
+        } else {
+            mistakes.push(raw.mistake("redis_ca_file", "it is of use with a rediss:// URL only"));
+        }
+    }
+    target.validate().map_err(|error| mistakes.push(raw.mistake("redis_url", error))).ok()
+}
+
+fn octal(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "expected permissions in octal digits, such as 0660".to_owned())
+}
+
+fn lease(text: &str) -> Result<HumanDuration, String> {
+    within(text, MIN_LEASE, Lease::MAX, "expected 500ms to a year")
+}
+
+fn poll(text: &str) -> Result<HumanDuration, String> {
+    within(text, Duration::from_millis(10), Duration::from_secs(3600), "expected 10ms to 1h")
+}
+
+fn within(
+    text: &str,
+    least: Duration,
+    most: Duration,
+    expected: &str,
+) -> Result<HumanDuration, String> {
+    let duration: HumanDuration = text.parse()?;
+    if (least..=most).contains(&duration.0) { Ok(duration) } else { Err(expected.to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    fn load(args: &[&str], env: &[(&str, &str)]) -> Result<Config, String> {
+        let args = std::iter::once("lockscope-agent").chain(args.iter().copied());
+        let env = env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        settings::load_from(&PROGRAM, args.map(OsString::from), env, build)
+            .map_err(|stop| stop.text().to_owned())
+    }
+
+    #[test]
+    fn what_is_not_set_has_its_usual_value() {
+        let config = load(&[], &[]).unwrap();
+        assert_eq!(config.target.to_string(), "redis://127.0.0.1:6379/0");
+        assert_eq!(config.http.to_string(), "127.0.0.1:9760");
+        assert_eq!(config.core.lease.millis(), 30_000);
+        assert_eq!(config.core.response_timeout, Duration::from_secs(2));
+        assert_eq!(config.core.lost_margin, Duration::from_millis(500));
+        assert_eq!(config.core.poll_max, Duration::from_secs(5));
+        assert_eq!(
+            (config.core.handover_max, config.core.handover_max_time.as_millis()),
+            (32, 100)
+        );
+        assert_eq!((config.max_sessions, config.core.max_waiters), (20_000, 100_000));
+        assert_eq!((config.max_groups, config.socket_mode), (50, 0o660));
+        assert_eq!(config.drain_timeout, Duration::from_secs(25));
+        assert!(!config.core.require_session && !config.http_sessions);
+    }
+
+    #[test]
+    fn a_short_lease_shortens_the_patience_with_redis() {
+        let patience = |lease| load(&["--lease", lease], &[]).unwrap().core.response_timeout;
+        assert_eq!(patience("3s"), Duration::from_millis(200));
+        assert_eq!(patience("500ms"), Duration::from_millis(50));
+        assert_eq!(patience("1h"), Duration::from_secs(2));
+    }
+
+    #[test]
+    fn flags_environment_and_file_are_layers() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("agent.toml");
+        std::fs::write(&file, "lease = \"10s\"\nmax_sessions = 5\ngroup = [\"a:*\", \"b*=b\"]\n")
+            .unwrap();
+        let config = ["--config", file.to_str().unwrap(), "--max-sessions", "7"];
+        let config = load(
+            &config,
+            &[("LOCKSCOPE_AGENT_LEASE", "20s"), ("REDIS_URL", "redis://elsewhere/2")],
+        )
+        .unwrap();
+        assert_eq!(config.core.lease.millis(), 20_000);
+        assert_eq!((config.max_sessions, config.groups.len()), (7, 2));
+        assert_eq!(config.target.to_string(), "redis://elsewhere:6379/2");
+    }
+
+    #[test]
+    fn mistakes_name_the_setting_and_what_is_expected() {
+        for (args, words) in [
+            (&["--lease", "100ms"][..], ["--lease", "expected 500ms to a year"]),
+            (&["--socket-mode", "999"], ["--socket-mode", "octal"]),
+            (&["--socket-group", "no-such-group"], ["--socket-group", "no-such-group"]),
+            (&["--redis-url", "http://host"], ["--redis-url", "`http`"]),
+            (&["--redis-ca-file", "/x"], ["--redis-ca-file", "rediss://"]),
+            (&["--redis-password-file", "/no/such"], ["--redis-password-file", "cannot read"]),
+            (&["--group", "a=$1"], ["--group", "bad group"]),
+            (&["--poll-max", "0s"], ["--poll-max", "expected 10ms"]),
+            (&["--max-sessions", "0"], ["--max-sessions", "1..=1000000"]),
+            (&["--grace", "5s"], ["--grace", "unexpected"]),
+        ] {
+            let error = load(args, &[]).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{args:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn printed_settings_show_no_password() {
+        let url = "redis://me:hunter2@host";
+        let printed = load(&["--print-config", "--redis-url", url], &[]).unwrap_err();
+        assert!(printed.contains("redis_url") && !printed.contains("hunter2"), "{printed}");
+        assert!(load(&["--check-config"], &[]).unwrap_err().contains("valid"));
+    }
+}

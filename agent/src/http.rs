@@ -1,0 +1,274 @@
+//! Metrics, health and, where it is allowed, what the agent holds: on a thread of its own, away from the locks.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router, middleware};
+use prometheus::Registry;
+use serde::Deserialize;
+use serde_json::json;
+use service_kit::http::{self, AllowedHosts, Limits, Readiness};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::command::ListRequest;
+use crate::driver::Status;
+use crate::session::FromSession;
+
+/// How many HTTP connections at a time: a scraper, a prober, people.
+const CONNECTIONS: usize = 64;
+/// The most rows of one page.
+const MAX_COUNT: usize = 1000;
+/// How long the core may take to answer; it is busy with locks first.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the pages are made from.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// The figures.
+    pub registry: Registry,
+    /// How the core fares.
+    pub status: watch::Receiver<Status>,
+    /// Where holds and waits are asked for; none where they are not to be shown.
+    pub core: Option<mpsc::Sender<FromSession>>,
+    /// By which names the server may be called, beside localhost and addresses.
+    pub hosts: Vec<String>,
+}
+
+/// Serves HTTP on a thread of its own until `stop`.
+///
+/// # Errors
+/// When the thread or its runtime cannot be made.
+pub fn start(
+    listener: std::net::TcpListener,
+    sources: Sources,
+    stop: CancellationToken,
+) -> anyhow::Result<thread::JoinHandle<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot make a runtime for HTTP")?;
+    service_kit::metrics::register_runtime(&sources.registry, "http", runtime.handle().clone())?;
+    listener.set_nonblocking(true)?;
+    let router = router(sources);
+    let serve = async move {
+        let limits = Limits { connections: CONNECTIONS, ..Limits::default() };
+        match tokio::net::TcpListener::from_std(listener) {
+            Ok(listener) => http::serve(listener, router, limits, stop).await,
+            Err(error) => tracing::error!(%error, "HTTP is not served"),
+        }
+    };
+    let thread = thread::Builder::new().name("http".to_owned());
+    thread.spawn(move || runtime.block_on(serve)).context("cannot start the HTTP thread")
+}
+
+fn router(sources: Sources) -> Router {
+    let status = sources.status.clone();
+    let hosts = AllowedHosts::new(sources.hosts, "--http-allowed-host");
+    let pages = Router::new()
+        .route("/", get(index))
+        .route("/api/v1/locks", get(locks))
+        .with_state(sources.core);
+    pages
+        .merge(http::metrics_route(sources.registry))
+        .merge(http::health_routes(move || readiness(&status.borrow())))
+        .fallback(async || problem(StatusCode::NOT_FOUND, "there is no such page; / lists them"))
+        .layer(middleware::from_fn_with_state(hosts, http::check_host))
+}
+
+fn readiness(status: &Status) -> Readiness {
+    let mut reasons = Vec::new();
+    if !status.redis_up {
+        reasons.push(format!("redis cannot be reached: {}", status.detail));
+    }
+    if status.draining {
+        reasons.push("the agent is draining: no more locks are given out".to_owned());
+    }
+    if reasons.is_empty() { Readiness::Ready } else { Readiness::NotReady(reasons) }
+}
+
+async fn index(State(core): State<Option<mpsc::Sender<FromSession>>>) -> Html<String> {
+    let locks = match core {
+        Some(_) => "<li><a href=\"/api/v1/locks\">/api/v1/locks</a>: holds and waits",
+        None => "<li>/api/v1/locks: holds and waits, shown with --http-sessions only",
+    };
+    Html(format!(
+        "<!doctype html><html lang=en><meta charset=utf-8><title>lockscope-agent</title>\
+         <h1>lockscope-agent {}</h1><ul>\
+         <li><a href=\"/metrics\">/metrics</a>: figures for Prometheus\
+         <li><a href=\"/healthz\">/healthz</a>: whether the process runs\
+         <li><a href=\"/readyz\">/readyz</a>: whether Redis answers and locks are given out\
+         {locks}</ul></html>\n",
+        env!("CARGO_PKG_VERSION")
+    ))
+}
+
+/// A page of the list, as a client asks for it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Page {
+    #[serde(rename = "match")]
+    pattern: Option<String>,
+    #[serde(default)]
+    cursor: u64,
+    count: Option<usize>,
+}
+
+async fn locks(
+    State(core): State<Option<mpsc::Sender<FromSession>>>,
+    page: Result<Query<Page>, axum::extract::rejection::QueryRejection>,
+) -> Response {
+    let Some(core) = core else {
+        let why = "holds and waits are not shown: start the agent with --http-sessions";
+        return problem(StatusCode::NOT_FOUND, why);
+    };
+    let page = match page {
+        Ok(Query(page)) => page,
+        Err(rejection) => return problem(StatusCode::BAD_REQUEST, &rejection.body_text()),
+    };
+    let count = page.count.unwrap_or(100);
+    if !(1..=MAX_COUNT).contains(&count) {
+        let why = format!("count must be from 1 to {MAX_COUNT}");
+        return problem(StatusCode::BAD_REQUEST, &why);
+    }
+    let pattern = page.pattern.map(String::into_bytes);
+    let request = ListRequest { pattern, cursor: page.cursor, count };
+    let (answer, answered) = oneshot::channel();
+    let ask = async {
+        core.send(FromSession::List(request, answer)).await.ok()?;
+        answered.await.ok()
+    };
+    match tokio::time::timeout(PATIENCE, ask).await {
+        Ok(Some(page)) => ([(header::CACHE_CONTROL, "no-store")], Json(page)).into_response(),
+        Ok(None) => problem(StatusCode::SERVICE_UNAVAILABLE, "the agent is ending"),
+        Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the agent is too busy; try again"),
+    }
+}
+
+fn problem(status: StatusCode, why: &str) -> Response {
+    (status, Json(json!({ "error": why }))).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    use crate::session::{ListPage, ListRow};
+
+    struct Server {
+        address: std::net::SocketAddr,
+        status: watch::Sender<Status>,
+        stop: CancellationToken,
+        thread: Option<thread::JoinHandle<()>>,
+    }
+
+    impl Server {
+        fn start(core: Option<mpsc::Sender<FromSession>>) -> Self {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let (sender, status) = watch::channel(Status::default());
+            let sources = Sources {
+                registry: Registry::new(),
+                status,
+                core,
+                hosts: vec!["agent.test".into()],
+            };
+            let stop = CancellationToken::new();
+            let thread = Some(start(listener, sources, stop.clone()).unwrap());
+            Self { address, status: sender, stop, thread }
+        }
+
+        fn get(&self, path: &str) -> String {
+            self.get_as(path, "localhost")
+        }
+
+        fn get_as(&self, path: &str, host: &str) -> String {
+            let mut stream = std::net::TcpStream::connect(self.address).unwrap();
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
+                .unwrap();
+            let mut response = String::new();
+            stream.read_to_string(&mut response).unwrap();
+            response
+        }
+    }
+
+    impl Drop for Server {
+        fn drop(&mut self) {
+            self.stop.cancel();
+            self.thread.take().unwrap().join().unwrap();
+        }
+    }
+
+    #[test]
+    fn health_and_readiness() {
+        let server = Server::start(None);
+        assert!(server.get("/healthz").starts_with("HTTP/1.1 200"));
+        let detail = "connection refused".to_owned();
+        server.status.send_replace(Status { detail, ..Status::default() });
+        let response = server.get("/readyz");
+        assert!(response.starts_with("HTTP/1.1 503") && response.contains("connection refused"));
+        server.status.send_replace(Status { redis_up: true, ..Status::default() });
+        assert!(server.get("/readyz").starts_with("HTTP/1.1 200"));
+        server.status.send_replace(Status { redis_up: true, draining: true, ..Status::default() });
+        assert!(server.get("/readyz").contains("draining"));
+        assert!(server.get("/metrics").contains("tokio_workers{runtime=\"http\"} 1"));
+    }
+
+    #[test]
+    fn only_known_hosts_are_answered() {
+        let server = Server::start(None);
+        assert!(server.get_as("/", "agent.test").starts_with("HTTP/1.1 200"));
+        assert!(server.get_as("/", "evil.test").starts_with("HTTP/1.1 421"));
+        assert!(server.get_as("/nothing", "evil.test").starts_with("HTTP/1.1 421"));
+    }
+
+    #[test]
+    fn holds_are_shown_only_when_allowed() {
+        let server = Server::start(None);
+        let response = server.get("/api/v1/locks");
+        assert!(response.starts_with("HTTP/1.1 404") && response.contains("--http-sessions"));
+        assert!(server.get("/").contains("--http-sessions"));
+        assert!(server.get("/no/such").starts_with("HTTP/1.1 404"));
+    }
+
+    #[test]
+    fn a_page_of_holds() {
+        let (core, mut inbox) = mpsc::channel(4);
+        let server = Server::start(Some(core));
+        let answering = thread::spawn(move || {
+            let Some(FromSession::List(request, answer)) = inbox.blocking_recv() else { panic!() };
+            let row = ListRow {
+                lock: "a".into(),
+                name: b"a".to_vec(),
+                kind: "lock",
+                holder: None,
+                state: "waiting",
+                pid: Some(1),
+                uid: 0,
+                comm: None,
+                client: None,
+                age_ms: 5,
+                valid_ms: None,
+            };
+            answer.send(ListPage { next: 9, rows: vec![row] }).unwrap();
+            request
+        });
+        let response = server.get("/api/v1/locks?match=a*&cursor=3&count=10");
+        let request = ListRequest { pattern: Some(b"a*".to_vec()), cursor: 3, count: 10 };
+        assert_eq!(answering.join().unwrap(), request);
+        assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+        assert!(response.contains("\"next\":9") && response.contains("\"state\":\"waiting\""));
+        for bad in ["count=0", "count=1001", "cursor=x", "page=2"] {
+            let response = server.get(&format!("/api/v1/locks?{bad}"));
+            assert!(response.starts_with("HTTP/1.1 400"), "{bad}: {response}");
+        }
+        let response = server.get("/api/v1/locks");
+        assert!(response.starts_with("HTTP/1.1 503") && response.contains("ending"), "{response}");
+    }
+}

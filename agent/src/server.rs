@@ -1,0 +1,246 @@
+//! Takes connections in: no more than there is room for, and without spinning when descriptors run out.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::connection::{self, Shared};
+use crate::session::SessionId;
+
+/// The pause after a connection was turned away, so that a client that tries again at once costs little.
+const AFTER_REJECTION: Duration = Duration::from_millis(5);
+/// The pause after accept has failed, doubled each time it fails again.
+const AFTER_FAILURE: Duration = Duration::from_millis(20);
+/// The longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Serves connections as tasks of `sessions`, at most `most` at a time, until `closed` is cancelled. The sessions
+/// live on after that.
+pub async fn accept(
+    listener: &UnixListener,
+    shared: Shared,
+    most: usize,
+    sessions: TaskTracker,
+    closed: CancellationToken,
+) {
+    let permits = Arc::new(Semaphore::new(most));
+    let mut pause = AFTER_FAILURE;
+    let accepting = async {
+        for number in 1.. {
+            let permit = Arc::clone(&permits).try_acquire_owned();
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    pause = AFTER_FAILURE;
+                    // One that ended meanwhile has left its place.
+                    match permit.or_else(|_| Arc::clone(&permits).try_acquire_owned()) {
+                        Ok(permit) => {
+                            let shared = shared.clone();
+                            sessions.spawn(async move {
+                                connection::serve(stream, SessionId(number), shared).await;
+                                drop(permit);
+                            });
+                        }
+                        Err(_) => {
+                            shared
+                                .figures
+                                .sessions_rejected
+                                .with_label_values(&["max_sessions"])
+                                .inc();
+                            reject(&stream, most);
+                            tokio::time::sleep(AFTER_REJECTION).await;
+                        }
+                    }
+                }
+                Err(error) if is_of_one_client(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, pause_ms = pause.as_millis(), "cannot accept a connection");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    };
+    closed.run_until_cancelled(accepting).await;
+}
+
+/// Says why, if the socket takes it at once, which a new one does.
+fn reject(stream: &UnixStream, most: usize) {
+    let text = format!(
+        "-LIMIT the agent serves {most} sessions already: end some, or raise max_sessions and the limit of open files\r\n"
+    );
+    if let Err(error) = stream.try_write(text.as_bytes()) {
+        tracing::debug!(%error, "a rejected client has not been told why");
+    }
+}
+
+fn is_of_one_client(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::Interrupted
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::process::{Child, Command, Stdio};
+
+    use prometheus::Registry;
+    use redisson::Grouping;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::mpsc;
+    use tokio::task::JoinHandle;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::metrics::Figures;
+    use crate::process::Processes;
+    use crate::session::FromSession;
+    use crate::socket::{Place, Socket};
+
+    const DEADLINE: Duration = Duration::from_secs(30);
+
+    struct Rig {
+        folder: tempfile::TempDir,
+        inbox: mpsc::Receiver<FromSession>,
+        closed: CancellationToken,
+        figures: Arc<Figures>,
+        task: JoinHandle<()>,
+    }
+
+    impl Rig {
+        async fn new(most: usize) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let place = Place { path: folder.path().join("s"), mode: 0o600, group: None };
+            let socket = Socket::bind(&place).await.unwrap();
+            let (core, inbox) = mpsc::channel(100);
+            let figures =
+                Arc::new(Figures::new(Grouping::new(Vec::new(), 5), &Registry::new()).unwrap());
+            let shared = Shared {
+                core,
+                processes: Processes::new(10),
+                stop: CancellationToken::new(),
+                figures: Arc::clone(&figures),
+            };
+            let closed = CancellationToken::new();
+            let token = closed.clone();
+            let task = tokio::spawn(async move {
+                // All of it, its file's fate included.
+                let socket = socket;
+                accept(&socket.listener, shared, most, TaskTracker::new(), token).await;
+            });
+            Self { folder, inbox, closed, figures, task }
+        }
+
+        async fn connect(&self) -> UnixStream {
+            UnixStream::connect(self.folder.path().join("s")).await.unwrap()
+        }
+
+        async fn news(&mut self) -> FromSession {
+            timeout(DEADLINE, self.inbox.recv()).await.unwrap().unwrap()
+        }
+    }
+
+    async fn ping(client: &mut UnixStream) -> String {
+        client.write_all(b"PING\r\n").await.ok();
+        let mut reply = [0; 7];
+        timeout(DEADLINE, client.read_exact(&mut reply)).await.unwrap().unwrap();
+        String::from_utf8_lossy(&reply).into_owned()
+    }
+
+    #[tokio::test]
+    async fn whom_there_is_no_room_for_is_told_so() {
+        let mut rig = Rig::new(2).await;
+        let (mut one, mut two) = (rig.connect().await, rig.connect().await);
+        let FromSession::Opened { outbox: _one, .. } = rig.news().await else { panic!() };
+        let FromSession::Opened { outbox: _two, .. } = rig.news().await else { panic!() };
+        assert_eq!(ping(&mut one).await, "+PONG\r\n");
+        assert_eq!(ping(&mut two).await, "+PONG\r\n");
+        let mut reply = String::new();
+        timeout(DEADLINE, rig.connect().await.read_to_string(&mut reply)).await.unwrap().unwrap();
+        assert!(reply.starts_with("-LIMIT the agent serves 2 sessions already"), "{reply}");
+        assert_eq!(rig.figures.sessions_rejected.with_label_values(&["max_sessions"]).get(), 1);
+        drop(one);
+        assert!(matches!(rig.news().await, FromSession::Closed(SessionId(1))));
+        // Its place is free once its task has ended.
+        let mut replies = Vec::new();
+        while !replies.contains(&"+PONG\r\n".to_owned()) {
+            assert!(replies.len() < 1000, "{replies:?}");
+            replies.push(ping(&mut rig.connect().await).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn sessions_live_on_when_no_more_are_taken() {
+        let mut rig = Rig::new(2).await;
+        let mut client = rig.connect().await;
+        let FromSession::Opened { outbox: _outbox, .. } = rig.news().await else { panic!() };
+        rig.closed.cancel();
+        rig.task.await.unwrap();
+        assert_eq!(ping(&mut client).await, "+PONG\r\n");
+        assert!(UnixStream::connect(rig.folder.path().join("s")).await.is_err());
+    }
+
+    /// Not a test by itself: run by the next one in a process of its own, it connects, has a child that inherits
+    /// the socket, and waits to be killed.
+    #[test]
+    #[ignore = "the other half of the next test"]
+    fn connects_and_has_a_child() {
+        let Some(path) = std::env::var_os("LOCKSCOPE_TEST_SOCKET") else { return };
+        let socket = std::os::unix::net::UnixStream::connect(path).unwrap();
+        #[expect(clippy::zombie_processes, reason = "it is to outlive this process")]
+        let child = Command::new("sleep")
+            .arg("600")
+            .stdin(OwnedFd::from(socket.try_clone().unwrap()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let name = format!("LOCK a\r\nCLIENT SETNAME child:{}\r\n", child.id());
+        io::Write::write_all(&mut &socket, name.as_bytes()).unwrap();
+        loop {
+            std::thread::park();
+        }
+    }
+
+    struct Killed(Child);
+
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            self.0.kill().ok();
+            self.0.wait().ok();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_dead_workers_session_ends_though_its_child_has_the_socket() {
+        let mut rig = Rig::new(2).await;
+        let worker = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "server::tests::connects_and_has_a_child", "--ignored"])
+            .env("LOCKSCOPE_TEST_SOCKET", rig.folder.path().join("s"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut worker = Killed(worker);
+        let FromSession::Opened { peer, outbox: _outbox, .. } = rig.news().await else { panic!() };
+        assert_eq!(peer.pid, i32::try_from(worker.0.id()).ok());
+        assert!(matches!(rig.news().await, FromSession::Command(..)));
+        let FromSession::Named(_, name) = rig.news().await else { panic!() };
+        let child = String::from_utf8(name).unwrap();
+        let child = child.strip_prefix("child:").unwrap();
+        worker.0.kill().unwrap();
+        let end = async { while !matches!(rig.news().await, FromSession::Closed(_)) {} };
+        timeout(DEADLINE, end).await.unwrap();
+        let still_there = std::path::Path::new("/proc").join(child).exists();
+        Command::new("kill").arg(child).status().unwrap();
+        assert!(still_there, "the child has ended by itself, so this has shown nothing");
+    }
+}

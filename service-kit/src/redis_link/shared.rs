@@ -1,0 +1,197 @@
+//! What a link's handles and its supervisor share: the current connection, and one exchange on it.
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use redis::RedisResult;
+use redis::aio::MultiplexedConnection;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+
+use super::error::CallError;
+use super::link::{LinkState, LinkStatus};
+use super::server_info::ServerInfo;
+use crate::clock;
+
+/// Calls under way at a time; further ones wait for their turn. A pipeline is one.
+const MAX_IN_FLIGHT: usize = 4096;
+
+/// A timer that is late by this much tells of a process that was stopped or starved.
+const HELD_UP: Duration = Duration::from_millis(20);
+
+/// Why a connection ended that just ended.
+pub(super) const CLOSED: &str = "the server closed the connection";
+
+pub(super) struct Shared {
+    current: RwLock<Option<Connection>>,
+    state: watch::Sender<LinkState>,
+    in_flight: Semaphore,
+    response_timeout: Duration,
+    started: Instant,
+    /// Microseconds after `started`.
+    last_answer: AtomicU64,
+}
+
+/// The response time-out has passed.
+struct Elapsed;
+
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub(super) generation: u64,
+    pub(super) mux: MultiplexedConnection,
+    pub(super) driver: AbortHandle,
+}
+
+impl Shared {
+    pub(super) fn new(response_timeout: Duration) -> Self {
+        let status = LinkStatus::Down {
+            reason: "not connected yet".to_owned(),
+            since_micros: clock::boot_micros(),
+        };
+        Self {
+            current: RwLock::new(None),
+            state: watch::Sender::new(LinkState { generation: 0, status }),
+            in_flight: Semaphore::new(MAX_IN_FLIGHT),
+            response_timeout,
+            started: Instant::now(),
+            last_answer: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn state(&self) -> watch::Receiver<LinkState> {
+        self.state.subscribe()
+    }
+
+    /// Waits for one of the places for calls.
+    pub(super) async fn turn(&self) -> Result<SemaphorePermit<'_>, CallError> {
+        if let Ok(permit) = self.in_flight.try_acquire() {
+            return Ok(permit);
+        }
+        match timeout(self.response_timeout, self.in_flight.acquire()).await {
+            Ok(Ok(permit)) => Ok(permit),
+            _ => Err(CallError::unsent(format!("{MAX_IN_FLIGHT} calls are under way already"))),
+        }
+    }
+
+    /// One exchange on the current connection. Whatever goes wrong with the connection ends it,
+    /// before this returns.
+    pub(super) async fn exchange<T>(
+        &self,
+        send: impl AsyncFnOnce(MultiplexedConnection) -> RedisResult<T>,
+    ) -> Result<T, CallError> {
+        let Connection { generation, mux, .. } = self.connection()?;
+        match self.in_time(send(mux)).await {
+            Ok(Ok(answer)) => {
+                self.note_answer();
+                Ok(answer)
+            }
+            Ok(Err(error)) => Err(CallError::lost(self.fail(generation, &broken(&error)))),
+            Err(Elapsed) => {
+                let reason = format!("no answer within {:?}", self.response_timeout);
+                Err(CallError::lost(self.fail(generation, &reason)))
+            }
+        }
+    }
+
+    /// The answer, if it comes within the response time-out. Where the timer itself was late, this
+    /// process was held up and not the server: the answer may be there, only not read, and has
+    /// the same time again.
+    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, Elapsed> {
+        let mut answer = pin!(answer);
+        let sent = Instant::now();
+        if let Ok(answer) = timeout(self.response_timeout, answer.as_mut()).await {
+            return Ok(answer);
+        }
+        if sent.elapsed() < self.response_timeout + HELD_UP {
+            return Err(Elapsed);
+        }
+        timeout(self.response_timeout, answer).await.map_err(|_| Elapsed)
+    }
+
+    fn connection(&self) -> Result<Connection, CallError> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match current {
+            Some(connection) if !connection.driver.is_finished() => Ok(connection),
+            // The supervisor may not know yet. The state must say so before the caller does: who
+            // waits for the link to be up again must not take this connection for it.
+            Some(gone) => Err(CallError::unsent(self.fail(gone.generation, CLOSED))),
+            None => match &self.state.borrow().status {
+                LinkStatus::Down { reason, .. } => {
+                    Err(CallError::unsent(format!("no connection: {reason}")))
+                }
+                LinkStatus::Up(_) => Err(CallError::unsent("no connection")),
+            },
+        }
+    }
+
+    /// Makes a new connection the current one.
+    pub(super) fn set_up(&self, connection: Connection, info: ServerInfo) {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let generation = connection.generation;
+        *current = Some(connection);
+        self.note_answer();
+        let status = LinkStatus::Up(Arc::new(info));
+        self.state.send_replace(LinkState { generation, status });
+    }
+
+    /// Ends the connection of this generation, unless that has happened: closes it, which ends all
+    /// calls on it, and says so in the state. Returns why it really ended, as far as is known.
+    pub(super) fn fail(&self, generation: u64, reason: &str) -> String {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connection) = current.take_if(|current| current.generation == generation) {
+            connection.driver.abort();
+            self.set_down(generation, reason);
+            return reason.to_owned();
+        }
+        match &*self.state.borrow() {
+            LinkState { generation: of, status: LinkStatus::Down { reason, .. } }
+                if *of == generation =>
+            {
+                reason.clone()
+            }
+            _ => reason.to_owned(),
+        }
+    }
+
+    /// Says why there is no connection; since when stays as it was.
+    pub(super) fn set_down(&self, generation: u64, reason: &str) {
+        self.state.send_if_modified(|state| {
+            let since_micros = match &state.status {
+                LinkStatus::Down { reason: known, .. } if known == reason => return false,
+                LinkStatus::Down { since_micros, .. } => *since_micros,
+                LinkStatus::Up(_) => clock::boot_micros(),
+            };
+            let status = LinkStatus::Down { reason: reason.to_owned(), since_micros };
+            *state = LinkState { generation, status };
+            true
+        });
+    }
+
+    /// The link is stopped for good.
+    pub(super) fn stop(&self) {
+        let generation = self.state.borrow().generation;
+        self.fail(generation, "the link is stopped");
+        self.set_down(generation, "the link is stopped");
+    }
+
+    /// When the server last answered anything.
+    pub(super) fn last_answer(&self) -> Instant {
+        self.started + Duration::from_micros(self.last_answer.load(Ordering::Relaxed))
+    }
+
+    fn note_answer(&self) {
+        let micros = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.last_answer.store(micros, Ordering::Relaxed);
+    }
+}
+
+fn broken(error: &redis::RedisError) -> String {
+    if error.is_connection_dropped() {
+        CLOSED.to_owned()
+    } else {
+        format!("the connection broke: {error}")
+    }
+}

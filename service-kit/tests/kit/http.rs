@@ -1,0 +1,222 @@
+//! The HTTP pieces behind a real socket.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::ConnectInfo;
+use axum::middleware::from_fn_with_state;
+use axum::routing::get;
+use futures_util::stream;
+use prometheus::Registry;
+use service_kit::http::{
+    AllowedHosts, HttpMetrics, Limits, Readiness, check_host, health_routes, measure,
+    metrics_route, serve,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::in_time;
+
+struct Site {
+    address: SocketAddr,
+    stop: CancellationToken,
+    served: JoinHandle<()>,
+}
+
+impl Site {
+    async fn start(router: Router, limits: Limits) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let served = tokio::spawn(serve(listener, router, limits, stop.clone()));
+        Self { address, stop, served }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// Sends these lines as a request's head and gives all that comes back until the end.
+    async fn send(&self, lines: &[&str]) -> String {
+        let mut stream = self.connect().await;
+        let head = format!("{}\r\nConnection: close\r\n\r\n", lines.join("\r\n"));
+        stream.write_all(head.as_bytes()).await.unwrap();
+        rest_of(stream).await
+    }
+
+    async fn get(&self, path: &str) -> String {
+        self.send(&[&format!("GET {path} HTTP/1.1"), "Host: localhost"]).await
+    }
+}
+
+async fn rest_of(mut stream: TcpStream) -> String {
+    let mut text = Vec::new();
+    in_time("the server closes", stream.read_to_end(&mut text)).await.unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+fn status(response: &str) -> &str {
+    response.split(' ').nth(1).unwrap_or(response)
+}
+
+/// A response that never ends and knows nothing of any shutdown.
+async fn endless() -> Body {
+    Body::from_stream(stream::unfold((), |()| async {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        Some((Ok::<_, Infallible>(Bytes::from_static(b"x")), ()))
+    }))
+}
+
+#[tokio::test]
+async fn health_readiness_and_metrics_are_served() {
+    let registry = Registry::new();
+    service_kit::metrics::register_build_info(&registry, "thing", "1", "abc").unwrap();
+    let ready = Arc::new(AtomicBool::new(false));
+    let is_ready = Arc::clone(&ready);
+    let readiness = move || match is_ready.load(Ordering::Relaxed) {
+        true => Readiness::Ready,
+        false => Readiness::NotReady(vec!["no Redis".to_owned(), "draining".to_owned()]),
+    };
+    let router = health_routes(readiness).merge(metrics_route(registry));
+    let site = Site::start(router, Limits::default()).await;
+    assert_eq!(status(&site.get("/healthz").await), "200");
+    let not_ready = site.get("/readyz").await;
+    assert_eq!(status(&not_ready), "503");
+    assert!(not_ready.ends_with("\r\n\r\nno Redis\ndraining\n"), "{not_ready}");
+    ready.store(true, Ordering::Relaxed);
+    assert_eq!(status(&site.get("/readyz").await), "200");
+    let metrics = site.get("/metrics").await;
+    assert!(metrics.contains("content-type: text/plain; version=0.0.4"), "{metrics}");
+    assert!(metrics.contains("thing_build_info{"), "{metrics}");
+}
+
+#[tokio::test]
+async fn requests_for_strange_hosts_are_turned_away() {
+    let allowed = AllowedHosts::new(["locks.example.org".to_owned()], "--allowed-host");
+    let router = Router::new()
+        .route("/", get(|| async { "in" }))
+        .layer(from_fn_with_state(allowed, check_host));
+    let site = Site::start(router, Limits::default()).await;
+    for (lines, expected) in [
+        (&["GET / HTTP/1.1", "Host: localhost:9761"][..], "200"),
+        (&["GET / HTTP/1.1", "Host: LOCKS.example.org"], "200"),
+        (&["GET / HTTP/1.1", "Host: [::1]:9761"], "200"),
+        (&["GET / HTTP/1.1", "Host: evil.example.org"], "421"),
+        (&["GET / HTTP/1.1", "Host: localhost.evil.org"], "421"),
+        (&["GET http://evil.example.org/ HTTP/1.1", "Host: localhost"], "421"),
+        (&["GET / HTTP/1.1"], "400"),
+        (&["GET / HTTP/1.1", "Host: localhost", "Host: localhost"], "400"),
+        (&["GET / HTTP/1.1", "Host: user@localhost"], "400"),
+    ] {
+        assert_eq!(status(&site.send(lines).await), expected, "{lines:?}");
+    }
+    let refusal = site.send(&["GET / HTTP/1.1", "Host: evil.example.org"]).await;
+    assert!(
+        refusal.ends_with(
+            "this server is not called `evil.example.org`; --allowed-host allows names\n"
+        ),
+        "{refusal}"
+    );
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_route_never_by_path() {
+    let registry = Registry::new();
+    let metrics = HttpMetrics::register(&registry, "thing").unwrap();
+    let router = Router::new()
+        .route("/lock/{name}", get(|| async { "a lock" }))
+        .layer(from_fn_with_state(metrics, measure));
+    let site = Site::start(router, Limits::default()).await;
+    for path in ["/lock/a", "/lock/b", "/nothing", "/nowhere"] {
+        site.get(path).await;
+    }
+    let text = service_kit::metrics::encode(&registry).unwrap();
+    assert!(
+        text.contains("thing_http_requests_total{route=\"/lock/{name}\",status=\"200\"} 2"),
+        "{text}"
+    );
+    assert!(text.contains("thing_http_requests_total{route=\"none\",status=\"404\"} 2"), "{text}");
+    assert!(text.contains("thing_http_request_seconds_count{route=\"none\"} 2"), "{text}");
+}
+
+#[tokio::test]
+async fn handlers_know_the_peer() {
+    let who = |ConnectInfo(peer): ConnectInfo<SocketAddr>| async move { peer.ip().to_string() };
+    let site = Site::start(Router::new().route("/", get(who)), Limits::default()).await;
+    assert!(site.get("/").await.ends_with("\r\n\r\n127.0.0.1"));
+}
+
+#[tokio::test]
+async fn clients_that_dawdle_are_left() {
+    let limits = Limits { head_timeout: Duration::from_millis(100), ..Limits::default() };
+    let site = Site::start(Router::new().route("/", get(|| async { "in" })), limits).await;
+    for sent in ["", "GET / HTTP/1.1\r\nHost: loc", "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"] {
+        let mut stream = site.connect().await;
+        stream.write_all(sent.as_bytes()).await.unwrap();
+        rest_of(stream).await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_gives_its_place_up() {
+    let limits =
+        Limits { connections: 1, stall_timeout: Duration::from_millis(200), ..Limits::default() };
+    let flood = || async {
+        Body::from_stream(stream::repeat_with(|| {
+            Ok::<_, Infallible>(Bytes::from_static(&[b'x'; 65_536]))
+        }))
+    };
+    let router = Router::new().route("/flood", get(flood)).route("/", get(|| async { "in" }));
+    let site = Site::start(router, limits).await;
+    let mut unread = site.connect().await;
+    unread.write_all(b"GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    unread.readable().await.unwrap();
+    assert_eq!(status(&site.get("/").await), "200");
+}
+
+#[tokio::test]
+async fn a_head_without_end_is_refused() {
+    let site = Site::start(Router::new(), Limits::default()).await;
+    let mut stream = site.connect().await;
+    let line = format!("X: {}\r\n", "x".repeat(1000));
+    stream.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+    // The server may close before all is written.
+    while stream.write_all(line.as_bytes()).await.is_ok() {}
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_wait_for_their_turn() {
+    let limits = Limits { connections: 1, ..Limits::default() };
+    let site = Site::start(Router::new().route("/", get(|| async { "in" })), limits).await;
+    let mut first = site.connect().await;
+    first.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    let mut byte = [0];
+    first.read_exact(&mut byte).await.unwrap();
+    let second = site.get("/");
+    tokio::pin!(second);
+    let early = tokio::time::timeout(Duration::from_millis(100), &mut second).await;
+    assert!(early.is_err(), "the first connection is still there");
+    drop(first);
+    assert_eq!(status(&second.await), "200");
+}
+
+#[tokio::test]
+async fn the_end_waits_for_no_endless_response_and_no_idle_connection() {
+    let router = Router::new().route("/endless", get(endless)).route("/", get(|| async { "in" }));
+    let site = Site::start(router, Limits::default()).await;
+    let _idle = site.connect().await;
+    let mut stream = site.connect().await;
+    stream.write_all(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    let mut byte = [0];
+    stream.read_exact(&mut byte).await.unwrap();
+    site.stop.cancel();
+    in_time("the server ends", site.served).await.unwrap();
+    assert!(TcpStream::connect(site.address).await.is_err());
+}

@@ -1,0 +1,241 @@
+//! What a link does when Redis, or the way to it, fails.
+
+use std::time::Duration;
+
+use redis::{Value, cmd};
+use service_kit::redis_link::{CallError, Link, LinkOptions, LinkStatus};
+use service_kit::shutdown::Shutdown;
+
+use crate::proxy::Proxy;
+use crate::server::Server;
+use crate::{DEADLINE, down, eventually, in_time, link_options, patient_link, target, up};
+
+fn start(url: &str, shutdown: &Shutdown) -> Link {
+    Link::start(target(url), link_options(), shutdown)
+}
+
+fn reason_of(error: &CallError) -> &str {
+    match error {
+        CallError::Unsent { reason } | CallError::Lost { reason } => reason,
+        CallError::Refused(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn a_frozen_server_is_noticed_by_an_idle_link() {
+    let server = Server::start(&[]).await;
+    let shutdown = Shutdown::new();
+    let link = start(&server.url(), &shutdown);
+    up(&link).await;
+    server.freeze();
+    down(&link, "no answer within 300ms").await;
+    let before = link.state().borrow().generation;
+    server.thaw();
+    up(&link).await;
+    assert!(link.state().borrow().generation > before);
+    assert_eq!(link.call(cmd("PING")).await, Ok(Value::SimpleString("PONG".to_owned())));
+}
+
+#[tokio::test]
+async fn a_frozen_server_loses_all_calls_under_way_and_none_hangs() {
+    let server = Server::start(&[]).await;
+    let shutdown = Shutdown::new();
+    // No heartbeat in time: the calls themselves must notice.
+    let options = LinkOptions { heartbeat: DEADLINE, ..link_options() };
+    let link = Link::start(target(&server.url()), options, &shutdown);
+    up(&link).await;
+    server.freeze();
+    let calls: Vec<_> = (0..100)
+        .map(|_| {
+            let link = link.clone();
+            tokio::spawn(async move { link.call(cmd("INCR").arg("k").to_owned()).await })
+        })
+        .collect();
+    for call in calls {
+        let error = in_time("the call ends", call).await.unwrap().unwrap_err();
+        assert!(error.is_lost(), "{error}");
+        assert_eq!(reason_of(&error), "no answer within 300ms");
+    }
+    // What was lost has taken the connection down with it.
+    let status = link.state().borrow().status.clone();
+    assert!(matches!(status, LinkStatus::Down { .. }), "{status:?}");
+    let error = link.call(cmd("PING")).await.unwrap_err();
+    assert!(matches!(error, CallError::Unsent { .. }), "{error}");
+    server.thaw();
+    up(&link).await;
+}
+
+#[tokio::test]
+async fn the_first_call_that_times_out_ends_the_younger_ones_too() {
+    let server = Server::start(&[]).await;
+    let shutdown = Shutdown::new();
+    let options = LinkOptions {
+        heartbeat: DEADLINE,
+        response_timeout: Duration::from_secs(1),
+        ..link_options()
+    };
+    let link = Link::start(target(&server.url()), options, &shutdown);
+    up(&link).await;
+    server.freeze();
+    let old = tokio::spawn({
+        let link = link.clone();
+        async move { link.call(cmd("PING")).await }
+    });
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    let young = link.call(cmd("PING"));
+    // With its own time-out the young one would take a second; it ends with the old one's.
+    let young = tokio::time::timeout(Duration::from_millis(900), young).await;
+    assert!(young.expect("it ends with the old call").unwrap_err().is_lost());
+    assert!(old.await.unwrap().unwrap_err().is_lost());
+    server.thaw();
+}
+
+#[tokio::test]
+async fn a_killed_server_is_noticed_and_the_next_one_is_told_apart() {
+    let mut server = Server::start(&[]).await;
+    let shutdown = Shutdown::new();
+    let link = patient_link(&server.url(), &shutdown);
+    let first = up(&link).await;
+    server.kill();
+    down(&link, "cannot reach 127.0.0.1:").await;
+    let error = link.call(cmd("PING")).await.unwrap_err();
+    assert!(matches!(error, CallError::Unsent { .. }), "{error}");
+    server.start_again().await;
+    let second = up(&link).await;
+    assert_ne!(first.run_id, second.run_id);
+    assert!(second.connected_at_micros > first.connected_at_micros);
+    assert_eq!(link.state().borrow().generation, 2);
+}
+
+#[tokio::test]
+async fn a_link_may_be_started_before_its_server() {
+    let mut server = Server::start(&[]).await;
+    server.kill();
+    let shutdown = Shutdown::new();
+    let link = patient_link(&server.url(), &shutdown);
+    down(&link, "Connection refused").await;
+    server.start_again().await;
+    up(&link).await;
+}
+
+#[tokio::test]
+async fn a_connection_killed_by_the_server_is_replaced_at_once() {
+    let server = Server::start(&[]).await;
+    let shutdown = Shutdown::new();
+    let link = patient_link(&server.url(), &shutdown);
+    up(&link).await;
+    for generation in 2..5 {
+        let kill =
+            link.call(cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "no"]).to_owned());
+        // Whether the answer comes before the end is the server's affair.
+        drop(in_time("the call ends", kill).await);
+        eventually("there is another connection", async || {
+            let state = link.state();
+            let state = state.borrow();
+            state.generation >= generation && matches!(state.status, LinkStatus::Up(_))
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_that_went_silent_is_left_for_a_new_connection() {
+    let server = Server::start(&[]).await;
+    let proxy = Proxy::to(server.port()).await;
+    let shutdown = Shutdown::new();
+    let link = start(&proxy.url(), &shutdown);
+    up(&link).await;
+    proxy.stop_forwarding_the_first();
+    let error = link.call(cmd("INCR").arg("k").to_owned()).await.unwrap_err();
+    assert!(error.is_lost(), "{error}");
+    up(&link).await;
+    assert_eq!(link.call(cmd("INCR").arg("k").to_owned()).await, Ok(Value::Int(1)));
+    assert!(proxy.accepted() >= 2);
+}
+
+#[tokio::test]
+async fn a_proxy_that_went_silent_is_noticed_by_an_idle_link() {
+    let server = Server::start(&[]).await;
+    let proxy = Proxy::to(server.port()).await;
+    let shutdown = Shutdown::new();
+    let link = start(&proxy.url(), &shutdown);
+    up(&link).await;
+    proxy.stop_forwarding_the_first();
+    eventually("the link is on its second connection", async || {
+        let state = link.state();
+        let state = state.borrow();
+        state.generation >= 2 && matches!(state.status, LinkStatus::Up(_))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_accepts_and_says_nothing_is_no_connection() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let shutdown = Shutdown::new();
+    let link = start(&url, &shutdown);
+    down(&link, "connected, but no answer within 300ms").await;
+}
+
+#[tokio::test]
+async fn what_is_up_after_a_failed_call_is_another_connection() {
+    let mut server = Server::start(&[]).await;
+    let shutdown = Shutdown::new();
+    let link = patient_link(&server.url(), &shutdown);
+    up(&link).await;
+    server.kill();
+    // Yields only where the link makes it wait, as a caller in a hurry would.
+    let hurry = async {
+        loop {
+            match link.call(cmd("PING")).await {
+                Ok(answer) => break answer,
+                Err(_) => drop(link.up().await.unwrap()),
+            }
+        }
+    };
+    let (answer, ()) = in_time("both", async { tokio::join!(hurry, server.start_again()) }).await;
+    assert_eq!(answer, Value::SimpleString("PONG".to_owned()));
+}
+
+#[tokio::test]
+async fn a_stall_of_our_own_is_no_outage() {
+    let server = Server::start(&[]).await;
+    let shutdown = Shutdown::new();
+    let link = start(&server.url(), &shutdown);
+    up(&link).await;
+    for _ in 0..10 {
+        let mut call = Box::pin(link.call(cmd("PING")));
+        while futures_util::poll!(&mut call).is_pending() {
+            // The command goes out; then nothing of this runtime runs for longer than the time-out.
+            tokio::task::yield_now().await;
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "a runtime that is held up is what this is about"
+            )]
+            std::thread::sleep(Duration::from_millis(400));
+        }
+    }
+    assert_eq!(link.state().borrow().generation, 1);
+}
+
+#[tokio::test]
+async fn a_healthy_link_keeps_its_one_connection_through_many_heartbeats() {
+    let server = Server::start(&[]).await;
+    let shutdown = Shutdown::new();
+    let options = LinkOptions {
+        heartbeat: Duration::from_millis(10),
+        response_timeout: DEADLINE,
+        ..link_options()
+    };
+    let link = Link::start(target(&server.url()), options, &shutdown);
+    up(&link).await;
+    eventually("fifty signs of life", async || {
+        let stats: String = server.ask(&["INFO", "commandstats"]);
+        let calls =
+            stats.split("cmdstat_ping:calls=").nth(1).and_then(|rest| rest.split(',').next());
+        calls.is_some_and(|calls| calls.parse::<u32>().unwrap() > 50)
+    })
+    .await;
+    assert_eq!(link.state().borrow().generation, 1);
+}

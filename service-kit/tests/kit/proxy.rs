@@ -1,0 +1,75 @@
+//! A TCP proxy that can die like real ones do: it goes on accepting and says nothing.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+pub(crate) struct Proxy {
+    address: SocketAddr,
+    accepted: Arc<AtomicUsize>,
+    first_is_stuck: Arc<AtomicBool>,
+    accepting: tokio::task::JoinHandle<()>,
+}
+
+impl Proxy {
+    pub(crate) async fn to(port: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let first_is_stuck = Arc::new(AtomicBool::new(false));
+        let (count, stuck) = (Arc::clone(&accepted), Arc::clone(&first_is_stuck));
+        let accepting = tokio::spawn(async move {
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                let is_first = count.fetch_add(1, Ordering::Relaxed) == 0;
+                let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+                let stuck = if is_first { Arc::clone(&stuck) } else { Arc::default() };
+                tokio::spawn(forward(client, server, stuck));
+            }
+        });
+        Self { address, accepted, first_is_stuck, accepting }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    pub(crate) fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// From now on the first connection swallows everything; later ones work.
+    pub(crate) fn stop_forwarding_the_first(&self) {
+        self.first_is_stuck.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn forward(mut client: TcpStream, mut server: TcpStream, stuck: Arc<AtomicBool>) {
+    let (mut up, mut down) = ([0_u8; 4096], [0_u8; 4096]);
+    loop {
+        let forwarded = tokio::select! {
+            n = client.read(&mut up) => match n {
+                Ok(n) if n > 0 && stuck.load(Ordering::Relaxed) => Ok(()),
+                Ok(n) if n > 0 => server.write_all(&up[..n]).await,
+                _ => return,
+            },
+            n = server.read(&mut down) => match n {
+                Ok(n) if n > 0 && stuck.load(Ordering::Relaxed) => Ok(()),
+                Ok(n) if n > 0 => client.write_all(&down[..n]).await,
+                _ => return,
+            },
+        };
+        if forwarded.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! A redis-server of one's own.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use redis::{FromRedisValue, cmd};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::eventually;
+
+pub(crate) struct Server {
+    folder: TempDir,
+    port: u16,
+    args: Vec<String>,
+    child: Child,
+}
+
+impl Server {
+    /// An empty one on a free port of 127.0.0.1, and on a Unix socket.
+    pub(crate) async fn start(args: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut all = vec!["--port".to_owned(), port.to_string()];
+        all.extend(args.iter().map(|arg| arg.replace("FREE_PORT", &port.to_string())));
+        let child = spawn(&folder, &all);
+        let server = Self { folder, port, args: all, child };
+        server.wait_until_ready().await;
+        server
+    }
+
+    /// An empty one that also knows this user, with these rules.
+    pub(crate) async fn with_user(name: &str, rules: &str) -> Self {
+        let server = Self::start(&[]).await;
+        let mut words = vec!["ACL", "SETUSER", name, "on"];
+        words.extend(rules.split(' '));
+        server.ask::<()>(&words);
+        server
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("redis.sock")
+    }
+
+    /// Asks it something, beside whatever is tested. Its socket is open to the default user.
+    pub(crate) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_ask(words).unwrap()
+    }
+
+    fn try_ask<T: FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
+        let url = format!("unix://{}", self.socket().display());
+        let mut connection = redis::Client::open(url)?.get_connection()?;
+        let mut command = cmd(words[0]);
+        command.arg(&words[1..]).query(&mut connection)
+    }
+
+    /// The names of the connected clients.
+    pub(crate) fn clients(&self) -> Vec<String> {
+        let list: String = self.ask(&["CLIENT", "LIST"]);
+        let names = list.split_whitespace().filter_map(|field| field.strip_prefix("name="));
+        names.map(str::to_owned).collect()
+    }
+
+    pub(crate) fn freeze(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    pub(crate) fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// After [`kill`](Self::kill): another one, empty, at the same address.
+    pub(crate) async fn start_again(&mut self) {
+        self.child = spawn(&self.folder, &self.args);
+        self.wait_until_ready().await;
+    }
+
+    async fn wait_until_ready(&self) {
+        eventually("redis-server answers", async || {
+            self.try_ask::<String>(&["PING"]).is_ok_and(|pong| pong == "PONG")
+        })
+        .await;
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may be dead already, which is as well.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn spawn(folder: &TempDir, args: &[String]) -> Child {
+    Command::new("redis-server")
+        .args([
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--bind",
+            "127.0.0.1",
+            "--unixsocket",
+            "redis.sock",
+            "--dir",
+        ])
+        .arg(folder.path())
+        .args(args)
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("redis-server must be installed")
+}

@@ -1,0 +1,50 @@
+//! Signals and logs, in a process of its own: this test binary, started again.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use service_kit::shutdown::Shutdown;
+use service_kit::telemetry;
+
+/// The child's part: it hears the first signal and then takes too long to end.
+#[tokio::test]
+#[ignore = "runs as the child of the test below"]
+async fn child() {
+    telemetry::init("info").unwrap();
+    let shutdown = Shutdown::new();
+    shutdown.listen_for_signals().unwrap();
+    let token = shutdown.token();
+    shutdown.spawn("dawdler", async move {
+        tracing::info!("ready");
+        token.cancelled().await;
+        std::future::pending::<()>().await;
+    });
+    shutdown.cancelled().await;
+    shutdown.finish(Duration::from_millis(10)).await;
+    std::future::pending::<()>().await;
+}
+
+#[test]
+fn the_first_signal_ends_in_order_and_the_second_at_once() {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "signals::child"])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    // Not on a terminal, so each line is JSON.
+    let mut wait_for = |words: &[&str]| {
+        let line = lines.find(|line| words.iter().all(|word| line.contains(word)));
+        assert!(line.as_ref().is_some_and(|line| line.starts_with('{')), "{words:?}: {line:?}");
+    };
+    wait_for(&["\"message\":\"ready\"", "\"level\":\"INFO\""]);
+    kill_process(pid, Signal::TERM).unwrap();
+    wait_for(&["\"signal\":\"SIGTERM\"", "a second signal ends at once"]);
+    wait_for(&["still_running", "dawdler"]);
+    kill_process(pid, Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
