@@ -75,7 +75,8 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     let room = limits::room(limits::raise_open_files(), config.max_sessions);
     if room.sessions < config.max_sessions {
         tracing::warn!(
-            sessions = room.sessions, max_sessions = config.max_sessions,
+            sessions = room.sessions,
+            max_sessions = config.max_sessions,
             "the limit of open files allows fewer sessions than max_sessions: raise it (LimitNOFILE=, ulimit -n)"
         );
     }
@@ -122,7 +123,8 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         redis = %config.target, "serving locks"
     );
     notify(&[NotifyState::Ready]);
-    server::accept(&socket.listener, shared, room.sessions, sessions.clone(), shutdown.token()).await;
+    server::accept(&socket.listener, shared, room.sessions, sessions.clone(), shutdown.token())
+        .await;
 
     notify(&[NotifyState::Stopping]);
     drop(socket);
@@ -164,7 +166,8 @@ async fn report_status(mut status: tokio::sync::watch::Receiver<Status>, stop: C
         loop {
             let text = {
                 let status = status.borrow_and_update();
-                let redis = if status.redis_up { "Redis answers" } else { "Redis cannot be reached" };
+                let redis =
+                    if status.redis_up { "Redis answers" } else { "Redis cannot be reached" };
                 let draining = if status.draining { "draining, " } else { "" };
                 format!("{draining}{redis}, {} holds, {} waiting", status.holds, status.waiters)
             };

@@ -160,6 +160,8 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
                     }
                 }
                 Stop::CoreFull => self.wait_for_core().await?,
+                // Replies that have come since, or room made by writing, may be all it stopped for.
+                Stop::Full if !self.is_full() => {}
                 Stop::Starved => self.wait(!self.ended).await?,
                 Stop::Full => self.wait(false).await?,
             }
@@ -178,9 +180,7 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
             if !self.unsent.is_empty() {
                 return Ok(Stop::CoreFull);
             }
-            // Two more may be sent at once: an error, and the close behind it.
-            let room = self.sent - self.answered + 2 <= PIPELINE as u64;
-            if self.last || self.output.is_full() || !room {
+            if self.is_full() {
                 return Ok(Stop::Full);
             }
             if let Some(listing) = self.held.take() {
@@ -188,11 +188,16 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
             } else if !self.take_command()? {
                 return Ok(Stop::Starved);
             }
-            if self.held.is_some() {
-                return Ok(Stop::Full);
-            }
         }
         Ok(Stop::Turn)
+    }
+
+    /// Whether replies must come or go out before another command is taken.
+    fn is_full(&self) -> bool {
+        // Two more may be sent at once: an error, and the close behind it.
+        let room = self.sent - self.answered + 2 <= PIPELINE as u64;
+        let listing = self.held.is_some() && self.listing > self.answered;
+        self.last || self.output.is_full() || !room || listing
     }
 
     /// Takes the next command, if there is a whole one.

@@ -259,6 +259,18 @@ async fn one_listing_at_a_time() {
 }
 
 #[tokio::test]
+async fn replies_that_come_together_let_a_listing_go_on() {
+    let mut rig = Rig::new().await;
+    rig.write("LOCK x\r\nHOLDS\r\nSHOW x\r\n").await;
+    assert!(matches!(rig.command().await, Command::Lock(_)));
+    assert_eq!(rig.command().await, Command::Holds);
+    // Both before the connection has its turn again: no further reply will wake it.
+    rig.outbox.try_send(Outgoing::Reply(Frame::Simple("1"))).unwrap();
+    rig.outbox.try_send(Outgoing::Reply(Frame::Simple("2"))).unwrap();
+    assert!(matches!(rig.command().await, Command::Show(_)));
+}
+
+#[tokio::test]
 async fn a_close_is_seen_while_a_command_is_blocked_and_input_unread() {
     let mut rig = Rig::new().await;
     rig.write("LOCK a\r\n".repeat(PIPELINE + 100)).await;

@@ -23,6 +23,11 @@ impl Dice {
         self.0 ^= self.0 << 17;
         self.0 % sides
     }
+
+    /// An index below `len`.
+    fn pick(&mut self, len: usize) -> usize {
+        usize::try_from(self.roll(len as u64)).expect("below a usize")
+    }
 }
 
 struct Chaos {
@@ -44,7 +49,7 @@ impl Chaos {
             open: vec![],
             asked: HashMap::new(),
             answered: HashMap::new(),
-            late: seed % 2 == 0,
+            late: seed.is_multiple_of(2),
         }
     }
 
@@ -55,7 +60,7 @@ impl Chaos {
                 self.open.push(id);
             }
             2 if !self.open.is_empty() => {
-                let at = self.dice.roll(self.open.len() as u64) as usize;
+                let at = self.dice.pick(self.open.len());
                 let id = self.open.swap_remove(at);
                 self.world.close(id);
             }
@@ -73,7 +78,7 @@ impl Chaos {
             5 => self.world.network = Network::Slow(1 + self.dice.roll(40)),
             6 => self.world.deliver_late(),
             7..=10 => {
-                let scale = [1, 20, 500, 12_000][self.dice.roll(4) as usize];
+                let scale = [1, 20, 500, 12_000][self.dice.pick(4)];
                 let time = Duration::from_millis(1 + self.dice.roll(scale));
                 self.world.pass(time);
             }
@@ -86,8 +91,8 @@ impl Chaos {
         if self.open.is_empty() {
             return;
         }
-        let id = self.open[self.dice.roll(self.open.len() as u64) as usize];
-        let lock = NAMES[self.dice.roll(3) as usize];
+        let id = self.open[self.dice.pick(self.open.len())];
+        let lock = NAMES[self.dice.pick(3)];
         let owner = self.dice.roll(2) as i64;
         let lease = Lease::new(Duration::from_millis(200 + self.dice.roll(20_000)));
         let hold = HoldRequest { name: name(lock), kind: None, owner, session: None };

@@ -272,7 +272,8 @@ impl World {
                     hash.expires = hash.expires.max(Some(now + ms(&args[1])));
                     return ints(&[1]);
                 }
-                let pttl = hash.expires.map_or(-1, |at| at.since(now).as_millis() as i64);
+                let pttl =
+                    hash.expires.map_or(-1, |at| i64::try_from(at.since(now).as_millis()).unwrap());
                 let mut reply = vec![Value::Int(0), Value::Int(pttl)];
                 reply.extend(
                     hash.fields.keys().map(|field| Value::Bytes(field.clone().into_bytes())),
