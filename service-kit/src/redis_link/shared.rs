@@ -195,3 +195,51 @@ fn broken(error: &redis::RedisError) -> String {
         format!("the connection broke: {error}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use redis::{AsyncConnectionConfig, RedisConnectionInfo};
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(300);
+
+    /// Begins to wait for an answer, lets the time jump by `jump`, and only then answers.
+    async fn answered_after(jump: Duration) -> Result<(), Elapsed> {
+        let shared = Arc::new(Shared::new(LIMIT));
+        let (answer, answered) = oneshot::channel();
+        let waiting = tokio::spawn(async move { shared.in_time(answered).await });
+        tokio::task::yield_now().await;
+        tokio::time::advance(jump).await;
+        tokio::task::yield_now().await;
+        let in_time = answer.send(()).is_ok();
+        let waited = waiting.await.unwrap();
+        assert_eq!(in_time, waited.is_ok());
+        waited.map(drop)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stall_of_our_own_is_no_outage() {
+        assert!(answered_after(LIMIT + HELD_UP / 2).await.is_err());
+        assert!(answered_after(LIMIT + HELD_UP).await.is_ok());
+        assert!(answered_after(LIMIT * 100).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_gone_is_down_before_the_caller_knows() {
+        let shared = Shared::new(LIMIT);
+        let (stream, _server) = tokio::io::duplex(64);
+        let info = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let config = AsyncConnectionConfig::new();
+        let (mux, _driver) =
+            MultiplexedConnection::new_with_config(&info, stream, config).await.unwrap();
+        let driver = tokio::spawn(async {});
+        let connection = Connection { generation: 1, mux, driver: driver.abort_handle() };
+        driver.await.unwrap();
+        shared.set_up(connection, ServerInfo::default());
+        assert!(matches!(shared.connection(), Err(CallError::Unsent { .. })));
+        let status = shared.state().borrow().status.clone();
+        assert!(matches!(status, LinkStatus::Down { reason, .. } if reason == CLOSED));
+    }
+}

@@ -199,27 +199,6 @@ async fn what_is_up_after_a_failed_call_is_another_connection() {
 }
 
 #[tokio::test]
-async fn a_stall_of_our_own_is_no_outage() {
-    let server = Server::start(&[]).await;
-    let shutdown = Shutdown::new();
-    let link = start(&server.url(), &shutdown);
-    up(&link).await;
-    for _ in 0..10 {
-        let mut call = Box::pin(link.call(cmd("PING")));
-        while futures_util::poll!(&mut call).is_pending() {
-            // The command goes out; then nothing of this runtime runs for longer than the time-out.
-            tokio::task::yield_now().await;
-            #[expect(
-                clippy::disallowed_methods,
-                reason = "a runtime that is held up is what this is about"
-            )]
-            std::thread::sleep(Duration::from_millis(400));
-        }
-    }
-    assert_eq!(link.state().borrow().generation, 1);
-}
-
-#[tokio::test]
 async fn a_healthy_link_keeps_its_one_connection_through_many_heartbeats() {
     let server = Server::start(&[]).await;
     let shutdown = Shutdown::new();

@@ -1,7 +1,7 @@
 //! Signals and logs, in a process of its own: this test binary, started again.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -26,14 +26,27 @@ async fn child() {
     std::future::pending::<()>().await;
 }
 
+/// No child outlives a test that fails.
+struct KilledOnDrop(Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        // It has ended already where the test passed.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
 #[test]
 fn the_first_signal_ends_in_order_and_the_second_at_once() {
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let child = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "signals::child"])
         .stderr(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
+    let mut child = KilledOnDrop(child);
+    let child = &mut child.0;
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     // Not on a terminal, so each line is JSON.
