@@ -1,1 +1,125 @@
-//! Dashboard.
+//! Finds Redisson-compatible locks in Redis by itself and shows who holds them, live.
+//!
+//! - [`sources`] read Redis, at a pace that others hardly notice, and tell what they see;
+//! - the [`model`] makes of it what is known of every lock, and publishes pictures of that;
+//! - [`http`] answers from the newest picture: pages made by [`views`], an API, streams, and [`metrics`].
+//!
+//! Nothing is ever written to Redis.
+
+pub mod config;
+pub mod http;
+pub mod metrics;
+pub mod model;
+pub mod query;
+pub mod sources;
+pub mod views;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use prometheus::Registry;
+use service_kit::http::{AllowedHosts, HttpMetrics, Limits, serve};
+use service_kit::shutdown::Shutdown;
+use tokio::net::TcpListener;
+
+use config::Config;
+use http::app::{App, MAX_STREAMS};
+use metrics::{ModelMetrics, ScansMetrics, StreamMetrics};
+use model::Model;
+use model::actor::{self, now};
+
+/// How long tasks may take to end.
+const GRACE: Duration = Duration::from_secs(3);
+/// Connections beyond those of streams.
+const SPARE_CONNECTIONS: usize = 256;
+
+/// Where the program serves.
+#[derive(Debug)]
+pub struct Listeners {
+    /// Pages and API.
+    pub pages: TcpListener,
+    /// Metrics, where they have an address of their own.
+    pub metrics: Option<TcpListener>,
+}
+
+impl Listeners {
+    /// Binds what the settings say.
+    ///
+    /// # Errors
+    /// When an address is taken or not ours.
+    pub async fn bind(config: &Config) -> anyhow::Result<Self> {
+        let bind = async |address| {
+            TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+        };
+        let metrics = match config.metrics_listen {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
+        Ok(Self { pages: bind(config.listen).await?, metrics })
+    }
+}
+
+/// Runs until `shutdown` is cancelled, then ends everything it began.
+///
+/// # Errors
+/// When two metrics have one name, which is a mistake in the program.
+pub async fn run(
+    config: Config,
+    listeners: Listeners,
+    shutdown: &Shutdown,
+) -> anyhow::Result<()> {
+    let registry = Registry::new();
+    let app = start(&config, &registry, shutdown)?;
+    let stop = shutdown.token();
+    let (viewers, handle) = (app.viewers.clone(), app.model.clone());
+    let ended = stop.clone();
+    shutdown.spawn("viewers", async move {
+        ended.run_until_cancelled(viewers.run(handle)).await;
+    });
+    let hosts = AllowedHosts::new(config.public_host.clone(), "--public-url");
+    let requests = HttpMetrics::register(&registry, metrics::PREFIX)?;
+    let limits =
+        Limits { connections: MAX_STREAMS + SPARE_CONNECTIONS, ..Limits::default() };
+    if let Some(listener) = listeners.metrics {
+        let router = http::metrics_router(hosts.clone(), registry.clone(), &stop);
+        shutdown.spawn("metrics server", serve(listener, router, Limits::default(), stop.clone()));
+    }
+    let own = config.metrics_listen.is_none().then_some(registry);
+    let router = http::router(app, hosts, requests, own, &stop);
+    shutdown.spawn("web server", serve(listeners.pages, router, limits, stop.clone()));
+    stop.cancelled().await;
+    shutdown.finish(GRACE).await;
+    Ok(())
+}
+
+/// Starts model and sources.
+fn start(
+    config: &Config,
+    registry: &Registry,
+    shutdown: &Shutdown,
+) -> anyhow::Result<App> {
+    let revision = option_env!("LOCKSCOPE_REVISION").unwrap_or("unknown");
+    let version = env!("CARGO_PKG_VERSION");
+    service_kit::metrics::register_build_info(registry, metrics::PREFIX, version, revision)?;
+    service_kit::metrics::register_process(registry)?;
+    let runtime = tokio::runtime::Handle::current();
+    service_kit::metrics::register_runtime(registry, "main", runtime)?;
+    let streams = StreamMetrics::register(registry)?;
+    let scans = ScansMetrics::register(registry)?;
+
+    let scopes = config.scopes();
+    let model = Model::new(config.model.clone(), config.grouping(), &scopes, now());
+    let (task, model, hub, batches) = actor::new(model, &scopes);
+    let sources = Arc::new(sources::start(config, &model, &hub, batches, &scans, shutdown));
+    let listener: ModelMetrics = metrics::register_model(
+        registry,
+        &hub,
+        &sources,
+        &scopes,
+        config.lock_names_in_metrics,
+    )?;
+    shutdown.spawn("model", task.run(listener, shutdown.token()));
+    let environment = config.environment.clone();
+    Ok(App::new(hub, model, sources, environment, streams, shutdown.token()))
+}

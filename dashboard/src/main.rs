@@ -1,2 +1,45 @@
-//! Dashboard.
-fn main() {}
+//! The dashboard's program: settings, then logs, then listeners, then everything else.
+
+use std::process::ExitCode;
+
+use lockscope_dashboard::config::Config;
+use lockscope_dashboard::{Listeners, run};
+use service_kit::shutdown::Shutdown;
+use service_kit::{redis_link, telemetry};
+
+fn main() -> ExitCode {
+    let config = match Config::load() {
+        Ok(config) => config,
+        Err(stop) => return stop.report(),
+    };
+    redis_link::install_crypto_provider();
+    match telemetry::init(&config.log).map_err(anyhow::Error::from).and_then(|()| serve(config)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[tokio::main]
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let listeners = Listeners::bind(&config).await?;
+    let shutdown = Shutdown::new();
+    shutdown.listen_for_signals()?;
+    let pages = listeners.pages.local_addr()?;
+    let metrics = match &listeners.metrics {
+        Some(listener) => listener.local_addr()?,
+        None => pages,
+    };
+    let deployments: Vec<String> =
+        config.deployments.iter().map(|d| format!("{}={}", d.name, d.target)).collect();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        page = %format_args!("http://{pages}/"),
+        metrics = %format_args!("http://{metrics}/metrics"),
+        redis = deployments.join(" "),
+        "lockscope-dashboard is serving"
+    );
+    run(config, listeners, &shutdown).await
+}

@@ -1,0 +1,495 @@
+//! Settings: flags, environment and file, and what the program makes of them.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser;
+use redisson::Grouping;
+use redisson::group::Pattern;
+use serde::Deserialize;
+use service_kit::redis_link::Target;
+use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
+use service_kit::telemetry;
+
+use crate::model;
+
+/// The most deployments, and the most databases of one.
+const MAX_DEPLOYMENTS: usize = 32;
+/// What is looked at when no server is named.
+const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
+
+const PROGRAM: Program = Program {
+    env_prefix: "LOCKSCOPE_DASHBOARD",
+    env_fallbacks: &[("redis_url", "REDIS_URL"), ("log", "LOCKSCOPE_LOG")],
+    tables: &["redis", "lock"],
+};
+
+/// Finds Redisson-compatible locks in Redis and shows who holds them, live.
+#[derive(Debug, Parser)]
+#[command(name = "lockscope-dashboard", version)]
+struct Flags {
+    /// A Redis to look at: redis://, rediss:// or unix://, with a name before it to tell several apart
+    #[arg(long, value_name = "[NAME=]URL")]
+    redis_url: Vec<NamedUrl>,
+    /// A database to look at, of every server; without any, the one in the server's URL
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(..=65_535))]
+    db: Vec<u32>,
+    /// The password of all servers, in the file's first line; beats one in the URL
+    #[arg(long, value_name = "FILE")]
+    redis_password_file: Option<PathBuf>,
+    /// The authorities (PEM) that sign the servers' certificates, instead of the system's
+    #[arg(long, value_name = "FILE")]
+    redis_ca_file: Option<PathBuf>,
+    /// Where pages, API and metrics are served
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9761")]
+    listen: SocketAddr,
+    /// Where metrics are served instead of on the address of the pages
+    #[arg(long, value_name = "ADDRESS")]
+    metrics_listen: Option<SocketAddr>,
+    /// Serve on addresses that others can reach, although this version knows no login
+    #[arg(long)]
+    insecure: bool,
+    /// The address people use, where a proxy stands before this program; its host is then answered to
+    #[arg(long, value_name = "URL", value_parser = public_host)]
+    public_url: Option<String>,
+    /// The badge on every page that says which environment this is
+    #[arg(long, value_name = "TEXT", value_parser = badge)]
+    environment: Option<String>,
+    /// Keys a second that a pass over all keys looks at, at most
+    #[arg(long, value_name = "KEYS", default_value_t = 250_000, value_parser = clap::value_parser!(u32).range(100..))]
+    scan_rate: u32,
+    /// How often all keys are passed over, at least; small databases are more often
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = at_least_a_second)]
+    scan_every: HumanDuration,
+    /// Only keys that match this pattern of Redis are looked at by the passes
+    #[arg(long, value_name = "PATTERN")]
+    scan_match: Option<String>,
+    /// Names that are never looked at; `*` stands for anything
+    #[arg(long, value_name = "GLOB", value_parser = glob)]
+    ignore: Vec<String>,
+    /// Reads of known locks a second, at most, in each database
+    #[arg(long, value_name = "READS", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    poll_rate: u32,
+    /// Locks that are kept at most; more are counted
+    #[arg(long, value_name = "LOCKS", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1..=5_000_000))]
+    max_locks: u32,
+    /// From what age on a lock that is renewed is called stuck
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = at_least_a_second)]
+    stuck_after: HumanDuration,
+    /// How metrics call locks whose names match; by default digits and ids are replaced by `*`
+    #[arg(long, value_name = "GLOB[=LABEL]")]
+    group: Vec<String>,
+    /// The most groups in metrics; later ones are counted as `overflow`
+    #[arg(long, value_name = "GROUPS", default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..=1_000))]
+    max_groups: u16,
+    /// Leave names of locks out of the metrics
+    #[arg(long)]
+    no_lock_names_in_metrics: bool,
+    /// What is logged: a level, or levels by module
+    #[arg(long, value_name = "FILTER", default_value = "info", value_parser = telemetry::check_filter)]
+    log: String,
+}
+
+/// A server by its URL, perhaps with a name.
+#[derive(Debug, Clone)]
+struct NamedUrl {
+    name: Option<String>,
+    target: Target,
+}
+
+impl FromStr for NamedUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, url) = match text.split_once('=') {
+            Some((name, url)) if !name.contains("://") => (Some(deployment_name(name)?), url),
+            _ => (None, text),
+        };
+        Ok(Self { name, target: url.parse::<Target>().map_err(|error| error.to_string())? })
+    }
+}
+
+fn deployment_name(name: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > 64 || !name.chars().all(fits) {
+        return Err(format!(
+            "`{name}` cannot name a deployment: expected up to 64 letters, digits, `-`, `_` or `.`"
+        ));
+    }
+    Ok(name.to_owned())
+}
+
+/// A row of `[[redis]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RedisTable {
+    name: String,
+    url: String,
+}
+
+/// A row of `[[lock]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LockTable {
+    #[serde(rename = "match")]
+    pattern: String,
+    stuck_after: Option<HumanDuration>,
+    expected: Option<Expected>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Expected {
+    Long,
+}
+
+/// One deployment of Redis that is looked at.
+#[derive(Debug, Clone)]
+pub struct Deployment {
+    /// Its name, in addresses, the API and metrics.
+    pub name: Arc<str>,
+    /// How to reach it.
+    pub target: Target,
+    /// Which of its databases.
+    pub dbs: Vec<u32>,
+}
+
+/// How passes over all keys are made.
+#[derive(Debug, Clone)]
+pub struct ScanSettings {
+    /// Keys a second, at most.
+    pub rate: u32,
+    /// From the start of one pass to that of the next, at most.
+    pub every: Duration,
+    /// Redis' pattern for the keys, where not all are looked at.
+    pub pattern: Option<String>,
+}
+
+/// Everything the program was told.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// What is looked at.
+    pub deployments: Vec<Deployment>,
+    /// Where pages and API are served.
+    pub listen: SocketAddr,
+    /// Where metrics are served, if not there.
+    pub metrics_listen: Option<SocketAddr>,
+    /// The host of the address that people use.
+    pub public_host: Option<String>,
+    /// The badge of every page.
+    pub environment: Option<String>,
+    /// The passes over all keys.
+    pub scan: ScanSettings,
+    /// What the model is told.
+    pub model: model::Settings,
+    /// How metrics call locks.
+    pub groups: Vec<Pattern>,
+    /// How many groups metrics have at most.
+    pub max_groups: usize,
+    /// Whether metrics may name single locks.
+    pub lock_names_in_metrics: bool,
+    /// What is logged.
+    pub log: String,
+}
+
+impl Config {
+    /// Reads the settings of this process.
+    ///
+    /// # Errors
+    /// When the program must not go on: mistakes in the settings, but also `--help` and its like.
+    pub fn load() -> Result<Self, Stop> {
+        settings::load(&PROGRAM, build)
+    }
+
+    /// Reads them from these arguments, the program's name first, and this environment.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_from(
+        args: impl IntoIterator<Item = OsString>,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Self, Stop> {
+        settings::load_from(&PROGRAM, args, env, build)
+    }
+
+    /// How metrics call locks, with nothing called yet.
+    #[must_use]
+    pub fn grouping(&self) -> Grouping {
+        Grouping::new(self.groups.clone(), self.max_groups)
+    }
+
+    /// Every database that is looked at.
+    #[must_use]
+    pub fn scopes(&self) -> Vec<(Arc<str>, u32)> {
+        self.deployments
+            .iter()
+            .flat_map(|deployment| {
+                deployment.dbs.iter().map(|db| (Arc::clone(&deployment.name), *db))
+            })
+            .collect()
+    }
+}
+
+fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
+    let mut mistakes = Vec::new();
+    let deployments = deployments(&raw, &mut mistakes);
+    let rules = raw.tables("lock").map(|rows| rules(rows, &mut mistakes));
+    let rules = rules.unwrap_or_else(|errors| {
+        mistakes.extend(errors);
+        Vec::new()
+    });
+    let mut groups = Vec::new();
+    for group in &raw.values.group {
+        match Pattern::parse(group) {
+            Ok(pattern) => groups.push(pattern),
+            Err(error) => mistakes.push(raw.mistake("group", error)),
+        }
+    }
+    let open = [("listen", Some(raw.values.listen)), ("metrics_listen", raw.values.metrics_listen)];
+    for (field, address) in open {
+        let Some(address) = address.filter(|address| !address.ip().is_loopback()) else { continue };
+        if !raw.values.insecure {
+            mistakes.push(raw.mistake(
+                field,
+                format!(
+                    "{address} can be reached by others, and this version has no login yet: \
+                     listen on 127.0.0.1 behind a proxy that knows who may look, or add --insecure"
+                ),
+            ));
+        }
+    }
+    if raw.values.metrics_listen == Some(raw.values.listen) && raw.values.listen.port() != 0 {
+        mistakes.push(raw.mistake("metrics_listen", "it is the same address as --listen"));
+    }
+    if !mistakes.is_empty() {
+        return Err(mistakes);
+    }
+    let flags = raw.values;
+    Ok(Config {
+        deployments,
+        listen: flags.listen,
+        metrics_listen: flags.metrics_listen,
+        public_host: flags.public_url,
+        environment: flags.environment,
+        scan: ScanSettings {
+            rate: flags.scan_rate,
+            every: flags.scan_every.into(),
+            pattern: flags.scan_match,
+        },
+        model: model::Settings {
+            max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
+            poll_rate: flags.poll_rate,
+            stuck_after: flags.stuck_after.into(),
+            rules,
+            ignore: flags.ignore.into_iter().map(String::into_bytes).collect(),
+        },
+        groups,
+        max_groups: usize::from(flags.max_groups),
+        lock_names_in_metrics: !flags.no_lock_names_in_metrics,
+        log: flags.log,
+    })
+}
+
+fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> {
+    let flags = &raw.values;
+    let mut urls = flags.redis_url.clone();
+    match raw.tables::<RedisTable>("redis") {
+        Ok(tables) => {
+            for table in tables {
+                let named = deployment_name(&table.name).and_then(|name| {
+                    let target = table.url.parse::<Target>().map_err(|error| error.to_string())?;
+                    Ok(NamedUrl { name: Some(name), target })
+                });
+                match named {
+                    Ok(named) => urls.push(named),
+                    Err(error) => mistakes.push(format!("[[redis]] `{}`: {error}", table.name)),
+                }
+            }
+        }
+        Err(errors) => mistakes.extend(errors),
+    }
+    if urls.is_empty() && mistakes.is_empty() {
+        match DEFAULT_URL.parse() {
+            Ok(target) => urls.push(NamedUrl { name: None, target }),
+            Err(error) => mistakes.push(format!("{DEFAULT_URL}: {error}")),
+        }
+    }
+    if urls.len() > MAX_DEPLOYMENTS || flags.db.len() > MAX_DEPLOYMENTS {
+        mistakes.push(format!("at most {MAX_DEPLOYMENTS} servers and as many databases"));
+    }
+    let password = flags.redis_password_file.as_deref().map(Secret::from_file);
+    let password = password.transpose().unwrap_or_else(|error| {
+        mistakes.push(raw.mistake("redis_password_file", error));
+        None
+    });
+    if flags.redis_ca_file.is_some() && !urls.iter().any(|url| url.target.uses_tls()) {
+        mistakes.push(raw.mistake("redis_ca_file", "no server is reached by rediss://"));
+    }
+    let mut names = HashSet::new();
+    let mut deployments = Vec::new();
+    let alone = urls.len() == 1;
+    for NamedUrl { name, mut target } in urls {
+        if let Some(password) = &password {
+            target = target.with_password(password.clone());
+        }
+        if let Some(file) = flags.redis_ca_file.as_ref().filter(|_| target.uses_tls()) {
+            target = target.with_ca_file(file.clone());
+        }
+        let name = match name {
+            Some(name) => name,
+            None if alone => "default".to_owned(),
+            None => node_of(&target),
+        };
+        if !names.insert(name.clone()) {
+            mistakes.push(format!("two servers are called `{name}`; name them apart"));
+        }
+        let mut dbs = if flags.db.is_empty() { vec![target.db()] } else { flags.db.clone() };
+        dbs.sort_unstable();
+        dbs.dedup();
+        match target.validate() {
+            Ok(target) => deployments.push(Deployment { name: name.into(), target, dbs }),
+            Err(error) => mistakes.push(raw.mistake("redis_url", error)),
+        }
+    }
+    deployments
+}
+
+/// The server's address, as it is shown.
+#[must_use]
+pub fn node_of(target: &Target) -> String {
+    let service_kit::redis_link::Topology::Standalone(address) = target.topology();
+    address.to_string()
+}
+
+fn rules(rows: Vec<LockTable>, mistakes: &mut Vec<String>) -> Vec<model::LockRule> {
+    let mut rules = Vec::new();
+    for row in rows {
+        let stuck_after = match (row.expected, row.stuck_after) {
+            (Some(Expected::Long), None) => None,
+            (None, Some(after)) => Some(after.into()),
+            _ => {
+                mistakes.push(format!(
+                    "[[lock]] `{}`: expected either `stuck_after` or `expected = \"long\"`",
+                    row.pattern
+                ));
+                continue;
+            }
+        };
+        rules.push(model::LockRule { pattern: row.pattern.into_bytes(), stuck_after });
+    }
+    rules
+}
+
+fn at_least_a_second(text: &str) -> Result<HumanDuration, String> {
+    let duration: HumanDuration = text.parse()?;
+    if duration.0 < Duration::from_secs(1) {
+        return Err("expected at least 1s".to_owned());
+    }
+    Ok(duration)
+}
+
+fn glob(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("expected a name, perhaps with `*`".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+fn badge(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.chars().count() > 40 || text.chars().any(char::is_control) {
+        return Err("expected 1 to 40 printable characters".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+fn public_host(text: &str) -> Result<String, String> {
+    let expected = || "expected such as https://locks.example.com".to_owned();
+    let uri: axum::http::Uri = text.parse().map_err(|_| expected())?;
+    let known = matches!(uri.scheme_str(), Some("http" | "https"));
+    uri.host().filter(|_| known).map(str::to_owned).ok_or_else(expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(args: &[&str], env: &[(&str, &str)]) -> Result<Config, String> {
+        let args = std::iter::once("lockscope-dashboard").chain(args.iter().copied());
+        let env = env.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+        let loaded = Config::load_from(args.map(Into::into), env);
+        loaded.map_err(|stop| stop.text().to_owned())
+    }
+
+    fn with_file(text: &str) -> Result<Config, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("dashboard.toml");
+        std::fs::write(&path, text).unwrap();
+        load(&["--config", path.to_str().unwrap()], &[])
+    }
+
+    #[test]
+    fn without_anything_it_looks_at_the_local_server() {
+        let config = load(&[], &[]).unwrap();
+        assert_eq!(config.scopes(), [(Arc::from("default"), 0)]);
+        assert_eq!(config.listen.to_string(), "127.0.0.1:9761");
+        assert_eq!(config.model.stuck_after, Duration::from_secs(300));
+    }
+
+    #[test]
+    fn servers_have_names_and_databases() {
+        let flags =
+            ["--redis-url", "a=redis://h1/2", "--redis-url", "redis://h2:7", "--db", "3", "--db", "1"];
+        let config = load(&flags, &[]).unwrap();
+        let names: Vec<_> = config.scopes().iter().map(|(n, db)| format!("{n}/{db}")).collect();
+        assert_eq!(names, ["a/1", "a/3", "h2:7/1", "h2:7/3"]);
+        let config = load(&[], &[("REDIS_URL", "redis://h/5")]).unwrap();
+        assert_eq!(config.scopes(), [(Arc::from("default"), 5)]);
+    }
+
+    #[test]
+    fn a_file_may_say_it_all() {
+        let config = with_file(
+            "stuck_after = \"1m\"\nignore = [\"cart:*\"]\n[[redis]]\nname = \"eu\"\nurl = \"redis://h\"\n\
+             [[lock]]\nmatch = \"leader:*\"\nexpected = \"long\"\n[[lock]]\nmatch = \"x\"\nstuck_after = \"10s\"\n",
+        )
+        .unwrap();
+        assert_eq!(config.scopes(), [(Arc::from("eu"), 0)]);
+        assert_eq!(config.model.rules.len(), 2);
+        assert_eq!(config.model.rules[0].stuck_after, None);
+        assert_eq!(config.model.ignore, [b"cart:*"]);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (args, word) in [
+            (&["--listen", "0.0.0.0:80"][..], "--insecure"),
+            (&["--metrics-listen", "[::]:80"], "--insecure"),
+            (&["--metrics-listen", "127.0.0.1:9761"], "same address"),
+            (&["--redis-url", "a=redis://x", "--redis-url", "a=redis://y"], "`a`"),
+            (&["--redis-url", "a b=redis://x"], "letters"),
+            (&["--redis-url", "redis://u@x"], "password"),
+            (&["--scan-every", "10ms"], "1s"),
+            (&["--group", "=x"], "glob"),
+            (&["--public-url", "locks"], "https://"),
+            (&["--poll-rate", "0"], "poll-rate"),
+            (&["--redis-ca-file", "/nowhere"], "rediss://"),
+            (&["--redis-password-file", "/nowhere"], "/nowhere"),
+        ] {
+            let error = load(args, &[]).unwrap_err();
+            assert!(error.contains(word), "{args:?}: {error}");
+        }
+        let error = with_file("[[lock]]\nmatch = \"x\"\n").unwrap_err();
+        assert!(error.contains("`x`"), "{error}");
+        let error = with_file("[[redis]]\nname = \"x\"\nurl = \"http://u:hunter2@h\"\n").unwrap_err();
+        assert!(error.contains("`x`") && !error.contains("hunter2"), "{error}");
+    }
+
+    #[test]
+    fn it_may_be_told_that_nobody_needs_to_log_in() {
+        assert!(load(&["--listen", "0.0.0.0:80", "--insecure"], &[]).is_ok());
+        let config = load(&["--public-url", "https://locks.example.com/x"], &[]).unwrap();
+        assert_eq!(config.public_host.as_deref(), Some("locks.example.com"));
+    }
+}

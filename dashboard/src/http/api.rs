@@ -1,0 +1,105 @@
+//! The API: what pages show, as JSON.
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::app::{App, LockParams, TableParams};
+use super::problem::Problem;
+use crate::model::view::{LockView, SourceView};
+use crate::views::{Counts, Progress, ServerView, Subject};
+
+#[derive(Serialize)]
+struct LocksJson<'a> {
+    locks: Vec<&'a LockView>,
+    total: usize,
+    next: Option<&'a str>,
+}
+
+fn query<T>(params: Result<Query<T>, QueryRejection>) -> Result<T, Problem> {
+    params.map(|query| query.0).map_err(|error| Problem::bad_request(error.body_text()))
+}
+
+/// `/api/v1/locks`
+///
+/// # Errors
+/// Where a parameter is not understood.
+pub async fn locks(
+    State(app): State<App>,
+    params: Result<Query<TableParams>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let table = app.table(&query(params)?)?;
+    if let Some(error) = table.filter_error {
+        return Err(Problem::bad_request(error));
+    }
+    let locks = table.rows.rows.iter().map(|lock| &**lock).collect();
+    let next = table.rows.next.as_deref();
+    Ok(Json(LocksJson { locks, total: table.rows.total, next }).into_response())
+}
+
+/// `/api/v1/lock`
+///
+/// # Errors
+/// Where there is no such lock, it cannot be read, or a parameter is not understood.
+pub async fn lock(
+    State(app): State<App>,
+    params: Result<Query<LockParams>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let id = app.lock_id(&query(params)?)?;
+    match app.subject(&id).await {
+        Subject::Known(lock) => Ok(Json(&*lock).into_response()),
+        Subject::Absent { .. } => Err(Problem::new(
+            StatusCode::NOT_FOUND,
+            "there is no such key, and no such lock is remembered",
+        )),
+        Subject::NoLock(what) => Err(Problem::new(StatusCode::NOT_FOUND, what)),
+        Subject::Unreadable(why) => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why)),
+    }
+}
+
+/// `/api/v1/sources`
+pub async fn sources(State(app): State<App>) -> Json<Value> {
+    let chrome = app.chrome("");
+    let sources: &[SourceView] = &chrome.sources;
+    Json(json!({
+        "sources": sources,
+        "servers": chrome.servers.iter().map(server).collect::<Vec<_>>(),
+        "first_scan": chrome.first_scan.map(progress),
+        "counts": counts(chrome.counts),
+        "notices": &*app.hub.snapshot().notices,
+        "limits": app.limits(),
+    }))
+}
+
+fn server(server: &ServerView) -> Value {
+    json!({
+        "deployment": server.deployment,
+        "node": server.address,
+        "version": server.version,
+        "down": server.down.as_ref().map(|down| json!({"since": down.since, "reason": down.reason})),
+        "evicts": server.evicts,
+    })
+}
+
+fn progress(progress: Progress) -> Value {
+    json!({"keys": progress.seen, "of": progress.of})
+}
+
+fn counts(counts: Counts) -> Value {
+    json!({
+        "held": counts.held,
+        "with_problems": counts.with_problems,
+        "unconfirmed": counts.unconfirmed,
+        "unknown": counts.unknown,
+        "not_kept": counts.not_kept,
+    })
+}
+
+/// `/api/v1/openapi.json`
+pub async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
+}

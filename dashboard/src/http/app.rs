@@ -1,0 +1,428 @@
+//! What all handlers share: the way to the model, and what pages are made from.
+
+use std::collections::HashMap;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::http::{StatusCode, Uri};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use redisson::LockName;
+use serde::Deserialize;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use super::problem::Problem;
+use super::viewers::Viewers;
+use crate::metrics::StreamMetrics;
+use crate::model::actor::{Answer, Hub, ModelHandle, wall};
+use crate::model::view::{LockId, WallMillis};
+use crate::model::{Reading, Snapshot};
+use crate::query::Filter;
+use crate::query::page::{MAX_ROWS, Query, Rows};
+use crate::sources::status::Sources;
+use crate::views::live::Fragments;
+use crate::views::{Chrome, Counts, LockPage, LocksPage, Order, Sort, SourcesPage, Subject};
+
+/// The most event streams, of pages and of the API together.
+pub const MAX_STREAMS: usize = 1_000;
+/// Tables that are kept while the picture stays the same.
+const MAX_TABLES: usize = 512;
+/// How long a table is good whose filter depends on the clock, milliseconds.
+const MOVING_MS: u64 = 1_000;
+/// A lock asked for by name is read unless it was within this, milliseconds.
+const FRESH_MS: u64 = 1_000;
+/// How long to wait for that.
+const PATIENCE: Duration = Duration::from_millis(800);
+
+/// Everything handlers need. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct App(Arc<Inner>);
+
+/// What an [`App`] is made of.
+#[derive(Debug)]
+pub struct Inner {
+    /// What the model published.
+    pub hub: Arc<Hub>,
+    /// The way to the model.
+    pub model: ModelHandle,
+    /// How the sources fare.
+    pub sources: Arc<Sources>,
+    /// The badge.
+    pub environment: Option<String>,
+    /// What streams count.
+    pub metrics: StreamMetrics,
+    /// What people look at.
+    pub viewers: Viewers,
+    /// Ends streams.
+    pub stop: CancellationToken,
+    /// Places for streams.
+    pub places: Arc<Semaphore>,
+    /// Rows rendered for streams.
+    pub fragments: Fragments,
+    /// Tells the ids of this process' pictures from those of an earlier one.
+    pub epoch: String,
+    tables: Mutex<HashMap<TableKey, Table>>,
+    counts: Mutex<(u64, Counts)>,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct TableKey {
+    filter: String,
+    sort: Sort,
+    order: Order,
+    cursor: Option<String>,
+    limit: usize,
+}
+
+#[derive(Debug)]
+struct Table {
+    seq: u64,
+    at: WallMillis,
+    rows: Arc<Rows>,
+}
+
+/// What a table's address says.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct TableParams {
+    /// The filter.
+    #[serde(default)]
+    pub filter: String,
+    /// What it is sorted by.
+    pub sort: Option<String>,
+    /// Which end comes first.
+    pub order: Option<String>,
+    /// Where the page begins.
+    pub cursor: Option<String>,
+    /// How many rows; the API's only.
+    pub limit: Option<String>,
+}
+
+/// What a lock's address says.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct LockParams {
+    /// Deployment; needed where there are several.
+    pub deployment: Option<String>,
+    /// Database; needed where there are several.
+    pub db: Option<String>,
+    /// The name.
+    pub name: Option<String>,
+    /// The name in base64, where it is not UTF-8.
+    pub name64: Option<String>,
+}
+
+/// A page by its address, as a stream keeps it true.
+#[derive(Debug, Clone)]
+pub enum Address {
+    /// The table.
+    Locks(TableParams),
+    /// One lock.
+    Lock(LockParams),
+    /// The sources.
+    Sources,
+}
+
+impl Address {
+    /// Reads a page's path and query.
+    ///
+    /// # Errors
+    /// Where there is no such page, or its query cannot be read.
+    pub fn parse(path: &str) -> Result<Self, Problem> {
+        let uri = Uri::from_str(path)
+            .map_err(|_| Problem::bad_request("`path` is not a page's path and query"))?;
+        match uri.path() {
+            "/" => Ok(Self::Locks(query(&uri)?)),
+            "/lock" => Ok(Self::Lock(query(&uri)?)),
+            "/sources" => Ok(Self::Sources),
+            other => Err(Problem::bad_request(format!("there is no live page `{other}`"))),
+        }
+    }
+}
+
+fn query<T: for<'de> Deserialize<'de>>(uri: &Uri) -> Result<T, Problem> {
+    axum::extract::Query::try_from_uri(uri)
+        .map(|query| query.0)
+        .map_err(|error| Problem::bad_request(error.body_text()))
+}
+
+/// A table as asked for: what is wrong with its filter stands in it, and it has no rows then.
+#[derive(Debug)]
+pub struct TableAnswer {
+    /// The rows.
+    pub rows: Arc<Rows>,
+    /// Sorted by.
+    pub sort: Sort,
+    /// Which end first.
+    pub order: Order,
+    /// What is wrong with the filter.
+    pub filter_error: Option<String>,
+}
+
+impl std::ops::Deref for App {
+    type Target = Inner;
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl App {
+    /// Puts it together.
+    #[must_use]
+    pub fn new(
+        hub: Arc<Hub>,
+        model: ModelHandle,
+        sources: Arc<Sources>,
+        environment: Option<String>,
+        metrics: StreamMetrics,
+        stop: CancellationToken,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            hub,
+            model,
+            sources,
+            environment,
+            metrics,
+            viewers: Viewers::default(),
+            stop,
+            places: Arc::new(Semaphore::new(MAX_STREAMS)),
+            fragments: Fragments::default(),
+            epoch: format!("{:x}", wall().0),
+            tables: Mutex::default(),
+            counts: Mutex::new((u64::MAX, Counts::default())),
+        }))
+    }
+
+    /// What stands around a page.
+    #[must_use]
+    pub fn chrome(&self, address: &str) -> Chrome {
+        let scopes = self.model.scopes();
+        let several_deployments = scopes.windows(2).any(|pair| pair[0].0 != pair[1].0);
+        let several_dbs = scopes.windows(2).any(|pair| pair[0].1 != pair[1].1);
+        Chrome {
+            now: wall(),
+            version: env!("CARGO_PKG_VERSION"),
+            environment: self.environment.clone(),
+            address: address.to_owned(),
+            sources: self.sources.views(),
+            servers: self.sources.server_views(),
+            first_scan: self.sources.first_scan(),
+            counts: self.counts(&self.hub.snapshot()),
+            several_deployments,
+            several_dbs,
+        }
+    }
+
+    fn counts(&self, snapshot: &Snapshot) -> Counts {
+        let mut kept = lock(&self.counts);
+        if kept.0 != snapshot.seq {
+            let mut counts = Counts { not_kept: snapshot.not_kept, ..Counts::default() };
+            for lock in snapshot.locks() {
+                counts.held += usize::from(lock.confirmed && lock.is_held());
+                counts.with_problems += usize::from(!lock.problems.is_empty());
+                counts.unconfirmed += usize::from(!lock.confirmed && lock.is_held());
+                counts.unknown += usize::from(lock.is_unknown());
+            }
+            *kept = (snapshot.seq, counts);
+        }
+        kept.1
+    }
+
+    /// The rows that are asked for, shared by all who ask for the same.
+    ///
+    /// # Errors
+    /// Where a parameter cannot be understood. A bad filter is told in the answer.
+    pub fn table(&self, params: &TableParams) -> Result<TableAnswer, Problem> {
+        let sort = match params.sort.as_deref().filter(|sort| !sort.is_empty()) {
+            None => Sort::default(),
+            Some(word) => Sort::parse(word).ok_or_else(|| {
+                Problem::bad_request(
+                    "`sort` is not understood: expected problems, name, holder, age or ttl",
+                )
+            })?,
+        };
+        let order = match params.order.as_deref().filter(|order| !order.is_empty()) {
+            None => Order::usual(sort),
+            Some(word) => Order::parse(word).ok_or_else(|| {
+                Problem::bad_request("`order` is not understood: expected asc or desc")
+            })?,
+        };
+        let limit = match params.limit.as_deref() {
+            None => MAX_ROWS,
+            Some(text) => {
+                text.parse().ok().filter(|n| (1..=MAX_ROWS).contains(n)).ok_or_else(|| {
+                    Problem::bad_request(format!("`limit` must be from 1 to {MAX_ROWS}"))
+                })?
+            }
+        };
+        let filter = match Filter::parse(&params.filter) {
+            Ok(filter) => filter,
+            Err(error) => {
+                let rows = Rows { rows: Vec::new(), total: 0, skipped: 0, next: None };
+                let (rows, filter_error) = (Arc::new(rows), Some(error.to_string()));
+                return Ok(TableAnswer { rows, sort, order, filter_error });
+            }
+        };
+        let moves = filter.moves();
+        let text = params.filter.trim().to_owned();
+        let cursor = params.cursor.clone().filter(|cursor| !cursor.is_empty());
+        let mut query = Query { text: text.clone(), filter, sort, order, after: None, limit };
+        if let Some(cursor) = &cursor {
+            query =
+                query.after(cursor).map_err(|error| Problem::bad_request(error.to_string()))?;
+        }
+        let key = TableKey { filter: text, sort, order, cursor, limit };
+        let rows = self.rows(key, &query, moves);
+        Ok(TableAnswer { rows, sort, order, filter_error: None })
+    }
+
+    fn rows(&self, key: TableKey, query: &Query, moves: bool) -> Arc<Rows> {
+        let (snapshot, now) = (self.hub.snapshot(), wall());
+        let good = |table: &&Table| {
+            table.seq == snapshot.seq && !(moves && now.0 >= table.at.0 + MOVING_MS)
+        };
+        let mut tables = lock(&self.tables);
+        if let Some(table) = tables.get(&key).filter(good) {
+            return Arc::clone(&table.rows);
+        }
+        let rows = Arc::new(query.rows(&snapshot, now));
+        if tables.len() >= MAX_TABLES {
+            tables.clear();
+        }
+        tables.insert(key, Table { seq: snapshot.seq, at: now, rows: Arc::clone(&rows) });
+        rows
+    }
+
+    /// The table as a page.
+    ///
+    /// # Errors
+    /// As [`Self::table`].
+    pub fn locks_page(&self, address: &str, params: &TableParams) -> Result<LocksPage, Problem> {
+        let table = self.table(params)?;
+        Ok(LocksPage {
+            chrome: self.chrome(address),
+            filter: params.filter.clone(),
+            filter_error: table.filter_error,
+            sort: table.sort,
+            order: table.order,
+            rows: table.rows.rows.clone(),
+            total: table.rows.total,
+            skipped: table.rows.skipped,
+            cursor: params.cursor.clone().filter(|cursor| !cursor.is_empty()),
+            next: table.rows.next.clone(),
+        })
+    }
+
+    /// Which lock is asked for.
+    ///
+    /// # Errors
+    /// A sentence that says what is missing or unknown.
+    pub fn lock_id(&self, params: &LockParams) -> Result<LockId, Problem> {
+        let scopes = self.model.scopes();
+        let deployment = match params.deployment.as_deref().filter(|name| !name.is_empty()) {
+            Some(name) => scopes.iter().find(|scope| &*scope.0 == name).ok_or_else(|| {
+                let known: Vec<&str> = scopes.iter().map(|scope| &*scope.0).collect();
+                Problem::new(
+                    StatusCode::NOT_FOUND,
+                    format!("there is no deployment `{name}`, but {}", known.join(", ")),
+                )
+            })?,
+            None if scopes.iter().all(|scope| scope.0 == scopes[0].0) => &scopes[0],
+            None => return Err(Problem::bad_request("there are several: `deployment` is needed")),
+        };
+        let deployment = Arc::clone(&deployment.0);
+        let mut dbs = scopes.iter().filter(|scope| scope.0 == deployment).map(|scope| scope.1);
+        let db = match params.db.as_deref().filter(|db| !db.is_empty()) {
+            Some(text) => dbs.find(|db| db.to_string() == text).ok_or_else(|| {
+                let detail = format!("database `{text}` of `{deployment}` is not looked at");
+                Problem::new(StatusCode::NOT_FOUND, detail)
+            })?,
+            None => match (dbs.next(), dbs.next()) {
+                (Some(db), None) => db,
+                _ => return Err(Problem::bad_request("there are several: `db` is needed")),
+            },
+        };
+        let name = match (&params.name, &params.name64) {
+            (Some(name), None) => name.clone().into_bytes(),
+            (None, Some(text)) => STANDARD
+                .decode(text)
+                .map_err(|_| Problem::bad_request("`name64` is not base64"))?,
+            (None, None) => return Err(Problem::bad_request("`name` or `name64` is needed")),
+            (Some(_), Some(_)) => {
+                return Err(Problem::bad_request("`name` and `name64` exclude one another"));
+            }
+        };
+        let name =
+            LockName::new(name).map_err(|error| Problem::bad_request(error.to_string()))?;
+        Ok(LockId { deployment, db, name })
+    }
+
+    /// What is known of a lock, read just now where it was not within the last second.
+    pub async fn subject(&self, id: &LockId) -> Subject {
+        let now = wall();
+        let known = self.hub.snapshot().get(id).cloned();
+        let fresh = known.as_ref().is_some_and(|lock| {
+            !lock.is_unknown() && now.0.saturating_sub(lock.observed_at.0) <= FRESH_MS
+        });
+        let answer = if fresh { None } else { self.model.ask(id, PATIENCE).await };
+        if let Some(known) = self.hub.snapshot().get(id).or(known.as_ref()) {
+            return Subject::Known(Arc::clone(known));
+        }
+        match answer {
+            Some(Answer { read_at, reading: Reading::Absent { .. } }) => {
+                Subject::Absent { read_at }
+            }
+            Some(Answer { reading: Reading::Other(what), .. }) => {
+                Subject::NoLock(format!("It is {what}."))
+            }
+            Some(Answer { reading: Reading::Lock { .. }, .. }) => Subject::NoLock(
+                "It has a lock's form, but the settings say to ignore it, or there are too many locks."
+                    .to_owned(),
+            ),
+            None => Subject::Unreadable(self.why_unreadable(id)),
+        }
+    }
+
+    fn why_unreadable(&self, id: &LockId) -> String {
+        let servers = self.sources.server_views();
+        let down = servers.into_iter().filter(|server| server.deployment == *id.deployment);
+        match down.filter_map(|server| server.down).next() {
+            Some(down) => format!("Its server cannot be read: {}.", down.reason),
+            None => "Its server did not answer in time; try again.".to_owned(),
+        }
+    }
+
+    /// One lock as a page.
+    pub async fn lock_page(&self, address: &str, id: LockId) -> LockPage {
+        let subject = self.subject(&id).await;
+        LockPage { chrome: self.chrome(address), id, subject }
+    }
+
+    /// The sources as a page.
+    #[must_use]
+    pub fn sources_page(&self, address: &str) -> SourcesPage {
+        SourcesPage {
+            chrome: self.chrome(address),
+            limits: self.limits(),
+            notices: Arc::clone(&self.hub.snapshot().notices),
+        }
+    }
+
+    /// What is not seen, and what happened to whole servers, a sentence each.
+    #[must_use]
+    pub fn limits(&self) -> Vec<String> {
+        let mut limits = self.sources.limits();
+        let snapshot = self.hub.snapshot();
+        if snapshot.not_kept > 0 {
+            limits.push(format!(
+                "{} locks beyond --max-locks are counted but not followed.",
+                snapshot.not_kept
+            ));
+        }
+        limits
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

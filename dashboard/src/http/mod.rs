@@ -1,0 +1,115 @@
+//! Pages, API, streams and files over HTTP, all read-only.
+
+pub mod api;
+pub mod app;
+pub mod assets;
+pub mod live;
+pub mod pages;
+pub mod problem;
+pub mod stream;
+pub mod viewers;
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::get;
+use prometheus::Registry;
+use service_kit::http::{
+    AllowedHosts, HttpMetrics, Readiness, check_host, health_routes, measure, metrics_route,
+};
+use tokio_util::sync::CancellationToken;
+use tower_http::timeout::TimeoutLayer;
+
+use app::App;
+
+/// How long an answer may take to begin; streams then go on as long as they like.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// Nothing is loaded or sent elsewhere, no script or style stands in a page, no other page may show ours.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
+    img-src 'self' data:; connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; \
+    frame-ancestors 'none'";
+
+const HEADERS: [(HeaderName, HeaderValue); 5] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static(CONTENT_SECURITY_POLICY),
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
+    (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        HeaderValue::from_static("same-origin"),
+    ),
+];
+
+/// Everything that is served on the address of the pages. `registry`: metrics, where they are served here too.
+pub fn router(
+    app: App,
+    hosts: AllowedHosts,
+    requests: HttpMetrics,
+    registry: Option<Registry>,
+    stop: &CancellationToken,
+) -> Router {
+    let pages = Router::new()
+        .route("/", get(pages::locks))
+        .route("/lock", get(pages::lock))
+        .route("/sources", get(pages::sources))
+        .route("/live", get(live::live))
+        .route("/static/{name}", get(assets::file))
+        .route("/favicon.ico", get(assets::icon))
+        .route("/api/v1/locks", get(api::locks))
+        .route("/api/v1/lock", get(api::lock))
+        .route("/api/v1/sources", get(api::sources))
+        .route("/api/v1/stream", get(stream::stream))
+        .route("/api/v1/openapi.json", get(api::openapi))
+        .fallback(pages::nowhere)
+        .method_not_allowed_fallback(pages::wrong_method)
+        .with_state(app);
+    let router = pages.merge(health(stop));
+    let router = match registry {
+        Some(registry) => router.merge(metrics_route(registry)),
+        None => router,
+    };
+    router
+        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, ANSWER_WITHIN))
+        .layer(from_fn_with_state(hosts, check_host))
+        .layer(from_fn(with_headers))
+        .layer(from_fn_with_state(requests, measure))
+}
+
+/// What is served where metrics have an address of their own.
+pub fn metrics_router(hosts: AllowedHosts, registry: Registry, stop: &CancellationToken) -> Router {
+    metrics_route(registry)
+        .merge(health(stop))
+        .layer(from_fn_with_state(hosts, check_host))
+        .layer(from_fn(with_headers))
+}
+
+/// Ready as long as it listens: with Redis down it is this page that must tell.
+fn health(stop: &CancellationToken) -> Router {
+    let stop = stop.clone();
+    health_routes(move || {
+        if stop.is_cancelled() {
+            Readiness::NotReady(vec!["it is ending".to_owned()])
+        } else {
+            Readiness::Ready
+        }
+    })
+}
+
+async fn with_headers(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    for (name, value) in HEADERS {
+        headers.insert(name, value);
+    }
+    // What says nothing else shows a moment that has passed.
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}

@@ -1,0 +1,42 @@
+//! Errors of the API, as RFC 9457 has them.
+
+use axum::Json;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+/// Why a request of the API has no other answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The status.
+    pub status: StatusCode,
+    /// What went wrong and what to do, a sentence.
+    pub detail: String,
+}
+
+impl Problem {
+    /// A problem with that status.
+    #[must_use]
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, detail: detail.into() }
+    }
+
+    /// The request itself is wrong.
+    #[must_use]
+    pub fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let body = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason().unwrap_or("error"),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+        });
+        let headers = [(header::CONTENT_TYPE, "application/problem+json")];
+        (self.status, headers, Json(body)).into_response()
+    }
+}

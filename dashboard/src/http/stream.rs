@@ -1,0 +1,154 @@
+//! `/api/v1/stream`: everything that is known, then every change.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::Stream;
+use serde::Serialize;
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::app::App;
+use super::live::{Place, UNBUFFERED};
+use crate::model::view::{LockView, WallMillis};
+use crate::model::{Delta, Snapshot};
+
+/// Locks in one event of a snapshot.
+const CHUNK: usize = 500;
+/// How often a quiet stream shows that it is alive.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+
+#[derive(Serialize)]
+struct SnapshotJson<'a> {
+    seq: u64,
+    at: WallMillis,
+    locks: &'a [&'a LockView],
+    /// Whether further events belong to this snapshot.
+    more: bool,
+}
+
+/// The stream; with `Last-Event-ID`, from there on where that is possible.
+pub async fn stream(State(app): State<App>, headers: HeaderMap) -> Response {
+    let place = match Place::take(&app) {
+        Ok(place) => place,
+        Err(problem) => return problem.into_response(),
+    };
+    let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
+    let events = events(Changes::new(app, last, place));
+    let alive = KeepAlive::new().interval(HEARTBEAT);
+    (UNBUFFERED, Sse::new(events).keep_alive(alive)).into_response()
+}
+
+fn events(changes: Changes) -> impl Stream<Item = Result<Event, Infallible>> {
+    futures_util::stream::unfold(changes, |mut changes| async move {
+        let stop = changes.app.stop.clone();
+        let event = stop.run_until_cancelled(changes.next()).await??;
+        Some((Ok(event), changes))
+    })
+}
+
+/// One stream.
+struct Changes {
+    app: App,
+    changes: broadcast::Receiver<Arc<Delta>>,
+    /// What has been told.
+    seq: u64,
+    /// Changes to be told from before the stream began.
+    replay: VecDeque<Arc<Delta>>,
+    /// A snapshot under way, and how many of its locks have been told.
+    telling: Option<(Arc<Snapshot>, usize)>,
+    resync: bool,
+    _place: Place,
+}
+
+impl Changes {
+    fn new(app: App, last: Option<&str>, place: Place) -> Self {
+        // First the ears, then the picture, so that nothing falls in between.
+        let changes = app.hub.changes();
+        let resumed = last.and_then(|id| {
+            let seq = id.strip_prefix(&app.epoch)?.strip_prefix('-')?.parse().ok()?;
+            Some((seq, app.hub.since(seq)?))
+        });
+        let mut new = Self {
+            changes,
+            seq: 0,
+            replay: VecDeque::new(),
+            telling: None,
+            resync: false,
+            _place: place,
+            app,
+        };
+        match resumed {
+            Some((seq, deltas)) => {
+                new.seq = seq;
+                new.replay = deltas.into();
+            }
+            None => new.begin(last.is_some()),
+        }
+        new
+    }
+
+    /// Tells everything anew; `resync` says that what was told before is to be thrown away.
+    fn begin(&mut self, resync: bool) {
+        if resync {
+            self.app.metrics.resyncs.inc();
+        }
+        self.resync = resync;
+        self.replay.clear();
+        self.telling = Some((self.app.hub.snapshot(), 0));
+    }
+
+    async fn next(&mut self) -> Option<Event> {
+        if std::mem::take(&mut self.resync) {
+            return Some(Event::default().event("resync").data("{}"));
+        }
+        if let Some((snapshot, told)) = self.telling.take() {
+            return Some(self.tell(snapshot, told));
+        }
+        loop {
+            let delta = match self.replay.pop_front() {
+                Some(delta) => delta,
+                None => match self.changes.recv().await {
+                    Ok(delta) => delta,
+                    Err(RecvError::Lagged(_)) => {
+                        self.begin(true);
+                        self.resync = false;
+                        return Some(Event::default().event("resync").data("{}"));
+                    }
+                    Err(RecvError::Closed) => return None,
+                },
+            };
+            if delta.seq > self.seq {
+                self.seq = delta.seq;
+                return Some(self.identified("delta").data(delta.json()));
+            }
+        }
+    }
+
+    fn tell(&mut self, snapshot: Arc<Snapshot>, told: usize) -> Event {
+        let locks: Vec<&LockView> =
+            snapshot.locks().skip(told).take(CHUNK).map(|lock| &**lock).collect();
+        let more = told + locks.len() < snapshot.len();
+        let json = SnapshotJson { seq: snapshot.seq, at: snapshot.at, locks: &locks, more };
+        // Strings and numbers: this cannot fail.
+        let json = serde_json::to_string(&json).unwrap_or_default();
+        if more {
+            let told = told + locks.len();
+            self.telling = Some((snapshot, told));
+            return Event::default().event("snapshot").data(json);
+        }
+        self.seq = snapshot.seq;
+        self.identified("snapshot").data(json)
+    }
+
+    /// An event after which a stream can be resumed.
+    fn identified(&self, event: &str) -> Event {
+        Event::default().event(event).id(format!("{}-{}", self.app.epoch, self.seq))
+    }
+}

@@ -1,0 +1,111 @@
+//! What people look at now: it is read more often.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::model::actor::ModelHandle;
+use crate::model::view::LockId;
+use crate::query::page::Rows;
+
+/// How often the model is told, where anything changed.
+const TELL_EACH: Duration = Duration::from_millis(300);
+
+/// What one stream shows.
+#[derive(Debug, Clone)]
+pub enum Viewed {
+    /// These rows.
+    Rows(Arc<Rows>),
+    /// This lock.
+    Lock(LockId),
+}
+
+/// All of it. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Viewers(Arc<Mutex<All>>);
+
+#[derive(Debug, Default)]
+struct All {
+    next: u64,
+    changed: bool,
+    viewed: HashMap<u64, Viewed>,
+}
+
+/// One stream's place among the viewers; left when dropped.
+#[derive(Debug)]
+pub struct Viewer {
+    id: u64,
+    all: Viewers,
+}
+
+impl Viewers {
+    fn all(&self) -> MutexGuard<'_, All> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another one, who looks at nothing yet.
+    #[must_use]
+    pub fn enter(&self) -> Viewer {
+        let mut all = self.all();
+        all.next += 1;
+        Viewer { id: all.next, all: self.clone() }
+    }
+
+    /// Keeps the model told, for ever.
+    pub async fn run(self, model: ModelHandle) {
+        loop {
+            tokio::time::sleep(TELL_EACH).await;
+            if let Some(ids) = self.changed() {
+                model.view(ids);
+            }
+        }
+    }
+
+    /// Everything that is looked at, each once, where that changed.
+    fn changed(&self) -> Option<Vec<LockId>> {
+        let viewed: Vec<Viewed> = {
+            let mut all = self.all();
+            if !std::mem::take(&mut all.changed) {
+                return None;
+            }
+            all.viewed.values().cloned().collect()
+        };
+        let mut tables = HashSet::new();
+        let mut ids = HashSet::new();
+        for viewed in viewed {
+            match viewed {
+                Viewed::Rows(rows) if tables.insert(Arc::as_ptr(&rows)) => {
+                    ids.extend(rows.rows.iter().map(|lock| lock.id.clone()));
+                }
+                Viewed::Rows(_) => {}
+                Viewed::Lock(id) => {
+                    ids.insert(id);
+                }
+            }
+        }
+        Some(ids.into_iter().collect())
+    }
+}
+
+impl Viewer {
+    /// Looks at this from now on.
+    pub fn look(&self, viewed: Viewed) {
+        let mut all = self.all.all();
+        let same = match (all.viewed.get(&self.id), &viewed) {
+            (Some(Viewed::Rows(old)), Viewed::Rows(new)) => Arc::ptr_eq(old, new),
+            (Some(Viewed::Lock(old)), Viewed::Lock(new)) => old == new,
+            _ => false,
+        };
+        if !same {
+            all.viewed.insert(self.id, viewed);
+            all.changed = true;
+        }
+    }
+}
+
+impl Drop for Viewer {
+    fn drop(&mut self) {
+        let mut all = self.all.all();
+        all.changed |= all.viewed.remove(&self.id).is_some();
+    }
+}

@@ -1,0 +1,221 @@
+//! What happened to a lock lately, and how long it used to be held.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::HolderId;
+
+use super::observation::Source;
+use super::view::{EventView, ProblemKind, WallMillis};
+
+/// How many events a lock keeps.
+const MAX_EVENTS: usize = 16;
+/// How many past holds make a habit.
+const MAX_HOLDS: usize = 64;
+/// Fewer than this are none.
+const MIN_HOLDS: usize = 20;
+/// Unseen releases closer than this to one another are told as one event.
+const TOGETHER_MS: u64 = 1_000;
+
+/// Something that happened to a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Happening {
+    /// Held already when it was first read.
+    FoundHeld(HolderId),
+    /// Somebody new has it; with the time since it was last known not to, in whole milliseconds.
+    Taken(HolderId, u64),
+    /// A release message came; the holder where one was known.
+    Released(Option<HolderId>),
+    /// So many more release messages of holds too short to be read.
+    ReleasedUnseen(u32),
+    /// A holder is gone, no release message came.
+    Vanished(HolderId, End),
+    /// The count of a holder went from one number to another.
+    Reentered(HolderId, i64, i64),
+    /// Its holder renews it, to this lease in milliseconds.
+    Renewed(u64),
+    /// A problem began.
+    Problem(ProblemKind),
+    /// A problem ended.
+    Cleared(ProblemKind),
+}
+
+/// How a hold ended that no message told about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// Its lease was over.
+    RanOut,
+    /// So many milliseconds before its lease was over.
+    Early(u64),
+    /// Other holders have the lock on.
+    OthersHold,
+    /// The server was started anew.
+    ServerRestarted,
+    /// The key is something else now.
+    Replaced(String),
+}
+
+impl Happening {
+    /// The word for it in pages, the API and metrics.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::FoundHeld(_) | Self::Taken(..) => "taken",
+            Self::Released(_) | Self::ReleasedUnseen(_) => "released",
+            Self::Vanished(..) => "vanished",
+            Self::Reentered(..) => "reentered",
+            Self::Renewed(_) => "renewed",
+            Self::Problem(_) => "problem",
+            Self::Cleared(_) => "cleared",
+        }
+    }
+
+    fn sentence(&self) -> String {
+        match self {
+            Self::FoundHeld(by) => format!("held by {by} when first read"),
+            Self::Taken(by, 0..=1_000) => format!("taken by {by}"),
+            Self::Taken(by, ms) => {
+                format!("taken by {by} at some time in the {} s before", ms / 1000)
+            }
+            Self::Released(Some(by)) => format!("released by {by}"),
+            Self::Released(None) => "release message; no holder had been seen".to_owned(),
+            Self::ReleasedUnseen(n) => format!("{n} release messages; no holder had been seen"),
+            Self::Vanished(by, end) => match end {
+                End::RanOut => format!("the lease of {by} ran out, without a release message"),
+                End::Early(ms) => format!(
+                    "{by} no longer holds it, {}.{} s before its lease was over and without a release message",
+                    ms / 1000,
+                    ms % 1000 / 100
+                ),
+                End::OthersHold => format!("{by} no longer holds it, others do"),
+                End::ServerRestarted => format!("gone from {by}: the server was started anew"),
+                End::Replaced(what) => format!("gone from {by}: the key is now {what}"),
+            },
+            Self::Reentered(by, from, to) => {
+                format!("{by} holds it {to} times over, {from} before")
+            }
+            Self::Renewed(ms) => format!("its holder renews it, to a lease of {ms} ms or little more"),
+            Self::Problem(problem) => format!("{} begins", problem.as_str()),
+            Self::Cleared(problem) => format!("{} is over", problem.as_str()),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Event {
+    at: WallMillis,
+    source: Source,
+    what: Happening,
+}
+
+/// The latest events of one lock.
+#[derive(Debug, Clone, Default)]
+pub struct History {
+    events: VecDeque<Event>,
+    shown: Option<Arc<[EventView]>>,
+}
+
+impl History {
+    /// Adds an event; the oldest gives way.
+    pub fn push(&mut self, at: WallMillis, source: Source, what: Happening) {
+        self.shown = None;
+        if what == Happening::Released(None)
+            && let Some(last) = self.events.back_mut()
+            && at.0.saturating_sub(last.at.0) < TOGETHER_MS
+        {
+            match &mut last.what {
+                Happening::ReleasedUnseen(n) => {
+                    *n = n.saturating_add(1);
+                    return;
+                }
+                Happening::Released(None) => {
+                    last.what = Happening::ReleasedUnseen(2);
+                    return;
+                }
+                _ => {}
+            }
+        }
+        if self.events.len() >= MAX_EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(Event { at, source, what });
+    }
+
+    /// The events as they are shown, newest first.
+    pub fn shown(&mut self) -> Arc<[EventView]> {
+        let events = &self.events;
+        let shown = self.shown.get_or_insert_with(|| {
+            let view = |event: &Event| EventView {
+                at: event.at,
+                event: event.what.word(),
+                source: event.source.as_str(),
+                text: event.what.sentence(),
+            };
+            events.iter().rev().map(view).collect()
+        });
+        Arc::clone(shown)
+    }
+}
+
+/// How long the latest holds of a lock lasted, as far as both ends were seen.
+#[derive(Debug, Clone, Default)]
+pub struct Habit(VecDeque<u32>);
+
+impl Habit {
+    /// Adds a hold.
+    pub fn push(&mut self, held: Duration) {
+        if self.0.len() >= MAX_HOLDS {
+            self.0.pop_front();
+        }
+        self.0.push_back(u32::try_from(held.as_millis()).unwrap_or(u32::MAX));
+    }
+
+    /// What 99 of 100 holds did not exceed; none before there are enough of them.
+    #[must_use]
+    pub fn p99(&self) -> Option<Duration> {
+        if self.0.len() < MIN_HOLDS {
+            return None;
+        }
+        let mut sorted: Vec<u32> = self.0.iter().copied().collect();
+        sorted.sort_unstable();
+        let index = (sorted.len() * 99).div_ceil(100) - 1;
+        Some(Duration::from_millis(u64::from(sorted[index])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_bounded_and_newest_first() {
+        let mut history = History::default();
+        for i in 0..100 {
+            history.push(WallMillis(i), Source::Poll, Happening::Renewed(i));
+        }
+        let shown = history.shown();
+        assert_eq!((shown.len(), shown[0].at), (MAX_EVENTS, WallMillis(99)));
+    }
+
+    #[test]
+    fn a_storm_of_unseen_releases_is_one_event() {
+        let mut history = History::default();
+        for i in 0..500 {
+            history.push(WallMillis(i), Source::Channels, Happening::Released(None));
+        }
+        assert_eq!(history.shown().len(), 1);
+        assert!(history.shown()[0].text.starts_with("500 "), "{:?}", history.shown());
+    }
+
+    #[test]
+    fn a_habit_needs_twenty_holds() {
+        let mut habit = Habit::default();
+        for _ in 0..19 {
+            habit.push(Duration::from_millis(10));
+        }
+        assert_eq!(habit.p99(), None);
+        habit.push(Duration::from_secs(5));
+        assert_eq!(habit.p99(), Some(Duration::from_secs(5)));
+    }
+}

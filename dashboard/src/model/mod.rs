@@ -1,0 +1,467 @@
+//! The model: what is known of every lock.
+//!
+//! [`Model`] is pure: observations go in with their instants, snapshots and changes come out. One task owns it, see
+//! [`actor`]; all others read what it publishes.
+
+pub mod actor;
+pub mod history;
+pub mod json;
+pub mod lease;
+pub mod observation;
+pub mod problem;
+pub mod record;
+pub mod schedule;
+pub mod snapshot;
+#[cfg(test)]
+mod tests;
+pub mod view;
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::group::glob_matches;
+use redisson::{Grouping, LockName, Moment};
+
+pub use observation::{Observation, Reading, ScopeId, Source, Stamp};
+pub use record::Effect;
+pub use snapshot::{Delta, Notice, Snapshot};
+
+use record::{Record, Rule, Surroundings};
+use schedule::Schedule;
+use view::{LockId, LockView, WallMillis};
+
+/// How long a lock that nobody holds is remembered.
+const REMEMBERED: Duration = Duration::from_secs(600);
+/// The most free locks that are remembered in one database.
+const MAX_FREE: usize = 10_000;
+/// The most views made for one snapshot; the rest come with the next one.
+const MAX_CHANGES: usize = 2_000;
+/// How many notices are kept.
+const MAX_NOTICES: usize = 20;
+
+/// What the settings say.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The most locks that are kept, all databases together.
+    pub max_locks: usize,
+    /// The most reads of known locks a second in one database.
+    pub poll_rate: u32,
+    /// From what age on a renewed hold is stuck.
+    pub stuck_after: Duration,
+    /// What holds for locks of certain names instead; the first that matches counts.
+    pub rules: Vec<LockRule>,
+    /// Names that are never looked at.
+    pub ignore: Vec<Vec<u8>>,
+}
+
+/// What holds for locks whose names match.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockRule {
+    /// A name in which `*` stands for anything.
+    pub pattern: Vec<u8>,
+    /// From what age on a renewed hold is stuck; none: it is expected to be long.
+    pub stuck_after: Option<Duration>,
+}
+
+/// A lock to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// Which.
+    pub name: LockName,
+    /// The fields it had when it was last read.
+    pub fields: Vec<Vec<u8>>,
+}
+
+/// A lock with what is shown of it.
+#[derive(Debug)]
+struct Kept {
+    record: Record,
+    shown: Option<Arc<LockView>>,
+    /// Its place among the free ones.
+    free: Option<Moment>,
+}
+
+/// One database of one deployment.
+#[derive(Debug)]
+struct Scope {
+    deployment: Arc<str>,
+    db: u32,
+    locks: HashMap<LockName, Kept>,
+    free: BTreeSet<(Moment, LockName)>,
+    schedule: Schedule,
+    readable_since: Option<Moment>,
+    listening_since: Option<Moment>,
+    run_id: Option<String>,
+    restart: Option<Restart>,
+    /// When the newest complete pass over all keys began.
+    pass_began: Option<Moment>,
+    refused: u64,
+    not_kept: u64,
+    news: HashSet<LockName>,
+    removed: Vec<LockId>,
+}
+
+/// A server that was started anew: what it lost is found out by reading everything again.
+#[derive(Debug, Clone, Copy)]
+struct Restart {
+    at: Moment,
+    wall: WallMillis,
+    lost: usize,
+}
+
+/// All that is known.
+#[derive(Debug)]
+pub struct Model {
+    settings: Settings,
+    grouping: Grouping,
+    scopes: Vec<Scope>,
+    snapshot: Snapshot,
+    notices: VecDeque<Notice>,
+    effects: Vec<(ScopeId, Effect)>,
+    kept: usize,
+    stale: bool,
+}
+
+impl Model {
+    /// Nothing is known yet of the given databases, each a deployment's name and a number.
+    #[must_use]
+    pub fn new(
+        settings: Settings,
+        grouping: Grouping,
+        scopes: &[(Arc<str>, u32)],
+        now: Moment,
+    ) -> Self {
+        let scopes = scopes
+            .iter()
+            .map(|(deployment, db)| Scope {
+                deployment: Arc::clone(deployment),
+                db: *db,
+                locks: HashMap::new(),
+                free: BTreeSet::new(),
+                schedule: Schedule::new(settings.poll_rate, now),
+                readable_since: None,
+                listening_since: None,
+                run_id: None,
+                restart: None,
+                pass_began: None,
+                refused: 0,
+                not_kept: 0,
+                news: HashSet::new(),
+                removed: Vec::new(),
+            })
+            .collect();
+        Self {
+            settings,
+            grouping,
+            scopes,
+            snapshot: Snapshot::empty(),
+            notices: VecDeque::new(),
+            effects: Vec::new(),
+            kept: 0,
+            stale: true,
+        }
+    }
+
+    /// Takes in what a source saw.
+    pub fn observe(&mut self, scope: ScopeId, observation: Observation) {
+        match observation {
+            Observation::Read { name, stamp, source, reading } => {
+                self.read(scope, &name, stamp, source, &reading);
+            }
+            Observation::Released { names, at, wall } => self.released(scope, &names, at, wall),
+            Observation::Companion { name } => {
+                if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
+                    kept.record.confirm();
+                    self.settle(scope, &name);
+                } else {
+                    self.hurry(scope, &name);
+                }
+            }
+            Observation::Listening { on, at } => {
+                self.scopes[scope.0].listening_since = on.then_some(at);
+            }
+            Observation::Up { at, wall, run_id } => self.up(scope, at, wall, run_id),
+            Observation::Down => {
+                let scope = &mut self.scopes[scope.0];
+                if scope.readable_since.take().is_some() {
+                    scope.news.extend(scope.locks.keys().cloned());
+                }
+            }
+            Observation::PassEnded { started } => {
+                let scope = &mut self.scopes[scope.0];
+                let refused = std::mem::take(&mut scope.refused);
+                self.stale |= scope.pass_began.is_none() || scope.not_kept != refused;
+                scope.not_kept = refused;
+                scope.pass_began = Some(started);
+            }
+        }
+    }
+
+    fn up(&mut self, scope: ScopeId, at: Moment, wall: WallMillis, run_id: Option<String>) {
+        let scope = &mut self.scopes[scope.0];
+        if scope.readable_since.is_none() {
+            scope.readable_since = Some(at);
+            scope.news.extend(scope.locks.keys().cloned());
+        }
+        if let Some(run_id) = run_id
+            && scope.run_id.replace(run_id.clone()).is_some_and(|before| before != run_id)
+        {
+            scope.restart = Some(Restart { at, wall, lost: 0 });
+            let names: Vec<LockName> = scope.locks.keys().cloned().collect();
+            for name in &names {
+                scope.schedule.set(name, at);
+            }
+        }
+    }
+
+    fn read(
+        &mut self,
+        scope_id: ScopeId,
+        name: &LockName,
+        stamp: Stamp,
+        source: Source,
+        reading: &Reading,
+    ) {
+        if !self.scopes[scope_id.0].locks.contains_key(name) {
+            let new = match reading {
+                Reading::Lock { hash, .. } => hash.is_candidate() && hash.alien.is_empty(),
+                Reading::Absent { queued } => *queued,
+                Reading::Other(_) => false,
+            };
+            if !new || !self.admit(scope_id, name, stamp.received) {
+                return;
+            }
+        }
+        let scope = &mut self.scopes[scope_id.0];
+        let Some(kept) = scope.locks.get_mut(name) else { return };
+        let around = Surroundings {
+            listening_since: scope.listening_since,
+            restarted: scope.restart.is_some(),
+            // A pass misses no key that is there from its beginning to its end; one that had no room for all locks
+            // proves nothing.
+            pass_began: scope.pass_began.filter(|_| {
+                source == Source::Scan && scope.not_kept == 0 && scope.refused == 0
+            }),
+        };
+        let mut effects = Vec::new();
+        kept.record.read(stamp, source, reading, around, &mut effects);
+        if let Some(restart) = &mut scope.restart {
+            let lost = |effect: &&Effect| **effect == Effect::LostInRestart;
+            restart.lost += effects.iter().filter(lost).count();
+        }
+        self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
+        self.settle(scope_id, name);
+    }
+
+    fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, wall: WallMillis) {
+        let known = |model: &Self, name| model.scopes[scope.0].locks.contains_key(name);
+        if !names.iter().any(|name| known(self, name))
+            && let Some(first) = names.first()
+        {
+            self.admit(scope, first, at);
+        }
+        for name in names {
+            if let Some(kept) = self.scopes[scope.0].locks.get_mut(name) {
+                let mut effects = Vec::new();
+                kept.record.released(at, wall, &mut effects);
+                self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
+                self.settle(scope, name);
+            }
+            self.hurry(scope, name);
+        }
+    }
+
+    /// Makes room for a lock not known yet. False where it is not to be kept.
+    fn admit(&mut self, scope_id: ScopeId, name: &LockName, now: Moment) -> bool {
+        let bytes = name.as_bytes();
+        if self.settings.ignore.iter().any(|glob| glob_matches(glob, bytes)) {
+            return false;
+        }
+        if self.kept >= self.settings.max_locks && !self.forget_oldest_free(scope_id) {
+            self.scopes[scope_id.0].refused += 1;
+            return false;
+        }
+        let rule = self.settings.rules.iter().find(|rule| glob_matches(&rule.pattern, bytes));
+        let stuck_after = rule.map_or(Some(self.settings.stuck_after), |rule| rule.stuck_after);
+        let group = self.grouping.label(name);
+        let scope = &mut self.scopes[scope_id.0];
+        let record = Record::new(scope.id(name), group, Rule { stuck_after }, now);
+        scope.locks.insert(name.clone(), Kept { record, shown: None, free: None });
+        self.kept += 1;
+        true
+    }
+
+    /// Brings what hangs on a lock up to date after something was seen of it.
+    fn settle(&mut self, scope_id: ScopeId, name: &LockName) {
+        let scope = &mut self.scopes[scope_id.0];
+        let Some(kept) = scope.locks.get_mut(name) else { return };
+        if !kept.record.is_worth_keeping() {
+            self.forget(scope_id, name);
+            return;
+        }
+        scope.schedule.set(name, kept.record.next_read());
+        let free = (!kept.record.is_held()).then(|| kept.record.free_since());
+        if kept.free != free {
+            if let Some(before) = std::mem::replace(&mut kept.free, free) {
+                scope.free.remove(&(before, name.clone()));
+            }
+            if let Some(free) = free {
+                scope.free.insert((free, name.clone()));
+            }
+        }
+        let since = scope.readable_since;
+        if !kept.shown.as_ref().is_some_and(|shown| kept.record.is_shown_well(shown, since)) {
+            scope.news.insert(name.clone());
+        }
+        if scope.free.len() > MAX_FREE {
+            self.forget_oldest_free(scope_id);
+        }
+    }
+
+    fn forget_oldest_free(&mut self, scope: ScopeId) -> bool {
+        let oldest = self.scopes[scope.0].free.first().map(|(_, name)| name.clone());
+        oldest.map(|name| self.forget(scope, &name)).is_some()
+    }
+
+    fn forget(&mut self, scope_id: ScopeId, name: &LockName) {
+        let scope = &mut self.scopes[scope_id.0];
+        let Some(kept) = scope.locks.remove(name) else { return };
+        self.kept -= 1;
+        if let Some(free) = kept.free {
+            scope.free.remove(&(free, name.clone()));
+        }
+        scope.schedule.forget(name);
+        scope.news.remove(name);
+        if kept.shown.is_some() {
+            let id = scope.id(name);
+            scope.removed.push(id);
+        }
+    }
+
+    /// Forgets what nobody has held for long, and concludes restarts.
+    pub fn tick(&mut self, now: Moment) {
+        for index in 0..self.scopes.len() {
+            let scope_id = ScopeId(index);
+            while let Some((since, name)) = self.scopes[index].free.first().cloned()
+                && now.since(since) > REMEMBERED
+            {
+                self.forget(scope_id, &name);
+            }
+            let scope = &mut self.scopes[index];
+            let Some(restart) = scope.restart else { continue };
+            let read_again = |kept: &Kept| kept.record.last_sent().is_none_or(|at| at >= restart.at);
+            if scope.readable_since.is_some() && scope.locks.values().all(read_again) {
+                scope.restart = None;
+                let deployment = scope.deployment.to_string();
+                let text = format!(
+                    "the server was started anew; {} held locks of database {} were gone",
+                    restart.lost, scope.db
+                );
+                self.notice(restart.wall, deployment, text);
+            }
+        }
+    }
+
+    fn notice(&mut self, at: WallMillis, deployment: String, text: String) {
+        self.notices.push_front(Notice { at, deployment, text });
+        self.notices.truncate(MAX_NOTICES);
+        self.stale = true;
+    }
+
+    /// Reads the lock as soon as may be, known or not. False when too many wait for that already.
+    pub fn hurry(&mut self, scope: ScopeId, name: &LockName) -> bool {
+        self.scopes[scope.0].schedule.hurry(name)
+    }
+
+    /// What people look at now.
+    pub fn view(&mut self, scope: ScopeId, names: impl IntoIterator<Item = LockName>) {
+        self.scopes[scope.0].schedule.view(names);
+    }
+
+    /// The locks of a database to read now, at most `most`; none while it cannot be read.
+    pub fn due(&mut self, scope: ScopeId, now: Moment, most: usize) -> Vec<ReadRequest> {
+        let Scope { schedule, locks, readable_since, .. } = &mut self.scopes[scope.0];
+        if readable_since.is_none() {
+            return Vec::new();
+        }
+        let last_sent = |name: &LockName| locks.get(name).and_then(|kept| kept.record.last_sent());
+        let names = schedule.take(now, most, last_sent);
+        let request = |name: LockName| ReadRequest {
+            fields: locks.get(&name).map(|kept| kept.record.fields()).unwrap_or_default(),
+            name,
+        };
+        names.into_iter().map(request).collect()
+    }
+
+    /// Whether a database can be read now, as far as is known.
+    #[must_use]
+    pub fn is_readable(&self, scope: ScopeId) -> bool {
+        self.scopes[scope.0].readable_since.is_some()
+    }
+
+    /// How much later than due known locks of a database are read.
+    #[must_use]
+    pub fn lag(&self, scope: ScopeId, now: Moment) -> Duration {
+        self.scopes[scope.0].schedule.lag(now)
+    }
+
+    /// Which database that is, where it is looked at.
+    #[must_use]
+    pub fn scope(&self, deployment: &str, db: u32) -> Option<ScopeId> {
+        let found = |scope: &Scope| &*scope.deployment == deployment && scope.db == db;
+        self.scopes.iter().position(found).map(ScopeId)
+    }
+
+    /// What metrics have to count since the last call.
+    pub fn take_effects(&mut self) -> Vec<(ScopeId, Effect)> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// The next snapshot, where anything is new.
+    pub fn publish(&mut self, wall: WallMillis) -> Option<(Arc<Snapshot>, Arc<Delta>)> {
+        let mut changed = Vec::new();
+        let mut removed = Vec::new();
+        for scope in &mut self.scopes {
+            let taken: Vec<LockName> =
+                scope.news.iter().take(MAX_CHANGES - changed.len()).cloned().collect();
+            for name in taken {
+                scope.news.remove(&name);
+                let Some(kept) = scope.locks.get_mut(&name) else { continue };
+                let view = Arc::new(kept.record.view(scope.readable_since));
+                kept.shown = Some(Arc::clone(&view));
+                self.snapshot.put(Arc::clone(&view));
+                changed.push(view);
+            }
+            for id in scope.removed.drain(..) {
+                // It may have come back since, with a view of its own.
+                if scope.locks.get(&id.name).is_none_or(|kept| kept.shown.is_none()) {
+                    self.snapshot.remove(&id);
+                    removed.push(id);
+                }
+            }
+        }
+        if changed.is_empty() && removed.is_empty() && !self.stale {
+            return None;
+        }
+        self.stale = false;
+        self.snapshot.seq += 1;
+        self.snapshot.at = wall;
+        self.snapshot.complete = self.scopes.iter().all(|scope| scope.pass_began.is_some());
+        self.snapshot.not_kept =
+            self.scopes.iter().map(|scope| scope.not_kept.max(scope.refused)).sum();
+        if self.snapshot.notices.len() != self.notices.len()
+            || self.snapshot.notices.first() != self.notices.front()
+        {
+            self.snapshot.notices = self.notices.iter().cloned().collect();
+        }
+        let delta = Delta::new(self.snapshot.seq, wall, changed, removed);
+        Some((Arc::new(self.snapshot.clone()), Arc::new(delta)))
+    }
+}
+
+impl Scope {
+    fn id(&self, name: &LockName) -> LockId {
+        LockId { deployment: Arc::clone(&self.deployment), db: self.db, name: name.clone() }
+    }
+}

@@ -1,0 +1,239 @@
+//! Which locks are read when: those just told of or asked for first, then those that somebody looks at, for at
+//! most half of the budget, then the rest by deadline.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use redisson::{LockName, Moment};
+
+/// How many locks may wait to be read at once; more are left to their deadlines and the scan.
+const MAX_URGENT: usize = 10_000;
+/// How often a lock that somebody looks at is read.
+const VIEWED_EACH: Duration = Duration::from_secs(1);
+/// How often one lock is read at most, whatever is told of it.
+const NO_SOONER: Duration = Duration::from_millis(50);
+/// A read that was asked for is not asked for again within this.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Saved budget, so that an idle second can be made up for by a busy one.
+const BURST: Duration = Duration::from_millis(250);
+
+/// The reads to come of one database.
+#[derive(Debug)]
+pub struct Schedule {
+    rate: f64,
+    budget: f64,
+    viewed_budget: f64,
+    refilled: Moment,
+    deadlines: BTreeSet<(Moment, LockName)>,
+    due: HashMap<LockName, Moment>,
+    urgent: VecDeque<LockName>,
+    is_urgent: HashSet<LockName>,
+    /// With the time each was last asked for on that account.
+    viewed: VecDeque<(LockName, Option<Moment>)>,
+}
+
+impl Schedule {
+    /// Nothing to read yet; at most `rate` reads a second.
+    #[must_use]
+    pub fn new(rate: u32, now: Moment) -> Self {
+        Self {
+            rate: f64::from(rate),
+            budget: f64::from(rate) * BURST.as_secs_f64(),
+            viewed_budget: 0.0,
+            refilled: now,
+            deadlines: BTreeSet::new(),
+            due: HashMap::new(),
+            urgent: VecDeque::new(),
+            is_urgent: HashSet::new(),
+            viewed: VecDeque::new(),
+        }
+    }
+
+    /// Reads the lock at that time at the latest.
+    pub fn set(&mut self, name: &LockName, at: Moment) {
+        if let Some(before) = self.due.insert(name.clone(), at) {
+            self.deadlines.remove(&(before, name.clone()));
+        }
+        self.deadlines.insert((at, name.clone()));
+    }
+
+    /// Reads the lock no more.
+    pub fn forget(&mut self, name: &LockName) {
+        if let Some(before) = self.due.remove(name) {
+            self.deadlines.remove(&(before, name.clone()));
+        }
+    }
+
+    /// Reads the lock before all others. False when too many wait already.
+    pub fn hurry(&mut self, name: &LockName) -> bool {
+        if self.is_urgent.contains(name) {
+            return true;
+        }
+        if self.urgent.len() >= MAX_URGENT {
+            return false;
+        }
+        self.is_urgent.insert(name.clone());
+        self.urgent.push_back(name.clone());
+        true
+    }
+
+    /// What people look at now.
+    pub fn view(&mut self, names: impl IntoIterator<Item = LockName>) {
+        let before: HashMap<LockName, Option<Moment>> = self.viewed.drain(..).collect();
+        let asked = |name: &LockName| before.get(name).copied().flatten();
+        self.viewed = names.into_iter().map(|name| (name.clone(), asked(&name))).collect();
+    }
+
+    /// How much later than due the next read by deadline is.
+    #[must_use]
+    pub fn lag(&self, now: Moment) -> Duration {
+        self.deadlines.first().map_or(Duration::ZERO, |(due, _)| now.since(*due))
+    }
+
+    /// The names to read now, at most `most`. `last_sent` tells when a lock was last asked for.
+    pub fn take(
+        &mut self,
+        now: Moment,
+        most: usize,
+        last_sent: impl Fn(&LockName) -> Option<Moment>,
+    ) -> Vec<LockName> {
+        let passed = now.since(self.refilled).as_secs_f64();
+        self.refilled = now;
+        let most_saved = self.rate * BURST.as_secs_f64();
+        self.budget = (self.budget + self.rate * passed).min(most_saved.max(1.0));
+        self.viewed_budget =
+            (self.viewed_budget + self.rate / 2.0 * passed).min((most_saved / 2.0).max(1.0));
+        let mut taken = Vec::new();
+        self.take_urgent(now, most, &last_sent, &mut taken);
+        self.take_viewed(now, most, &last_sent, &mut taken);
+        while taken.len() < most && self.budget >= 1.0 {
+            let Some((due, name)) = self.deadlines.first() else { break };
+            if *due > now {
+                break;
+            }
+            let name = name.clone();
+            self.asked(&name, now);
+            taken.push(name);
+        }
+        taken
+    }
+
+    fn take_urgent(
+        &mut self,
+        now: Moment,
+        most: usize,
+        last_sent: impl Fn(&LockName) -> Option<Moment>,
+        taken: &mut Vec<LockName>,
+    ) {
+        for _ in 0..self.urgent.len() {
+            if taken.len() >= most || self.budget < 1.0 {
+                return;
+            }
+            let Some(name) = self.urgent.pop_front() else { return };
+            if last_sent(&name).is_some_and(|sent| now.since(sent) < NO_SOONER) {
+                self.urgent.push_back(name);
+                continue;
+            }
+            self.is_urgent.remove(&name);
+            self.asked(&name, now);
+            taken.push(name);
+        }
+    }
+
+    fn take_viewed(
+        &mut self,
+        now: Moment,
+        most: usize,
+        last_sent: impl Fn(&LockName) -> Option<Moment>,
+        taken: &mut Vec<LockName>,
+    ) {
+        for _ in 0..self.viewed.len() {
+            if taken.len() >= most || self.budget < 1.0 || self.viewed_budget < 1.0 {
+                return;
+            }
+            let Some((name, mut asked)) = self.viewed.pop_front() else { return };
+            let newest = last_sent(&name).max(asked);
+            if newest.is_none_or(|at| now.since(at) >= VIEWED_EACH) && !taken.contains(&name) {
+                self.viewed_budget -= 1.0;
+                self.asked(&name, now);
+                asked = Some(now);
+                taken.push(name.clone());
+            }
+            self.viewed.push_back((name, asked));
+        }
+    }
+
+    fn asked(&mut self, name: &LockName, now: Moment) {
+        self.budget -= 1.0;
+        if self.due.contains_key(name) {
+            self.set(name, now + PATIENCE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(i: usize) -> LockName {
+        LockName::new(format!("lock:{i}").into_bytes()).unwrap()
+    }
+
+    fn at(ms: u64) -> Moment {
+        Moment::from_micros(ms * 1000)
+    }
+
+    #[test]
+    fn the_longest_due_comes_first_and_not_twice() {
+        let mut schedule = Schedule::new(1000, at(0));
+        schedule.set(&name(1), at(500));
+        schedule.set(&name(2), at(400));
+        schedule.set(&name(3), at(9_000));
+        assert_eq!(schedule.take(at(1000), 10, |_| None), [name(2), name(1)]);
+        assert_eq!(schedule.take(at(1001), 10, |_| None), []);
+        assert_eq!(schedule.lag(at(1001)), Duration::ZERO);
+        assert_eq!(schedule.take(at(5000), 10, |_| None).len(), 2, "no reply came: asked again");
+    }
+
+    #[test]
+    fn the_budget_bounds_all_and_viewers_get_half_of_it() {
+        let mut schedule = Schedule::new(100, at(0));
+        for i in 0..1000 {
+            schedule.set(&name(i), at(0));
+        }
+        schedule.view((5000..6000).map(name));
+        let (mut viewed, mut rest) = (0, 0);
+        for tick in 1..=1000 {
+            for taken in schedule.take(at(tick * 10), 100, |_| None) {
+                match (5000..6000).any(|i| taken == name(i)) {
+                    true => viewed += 1,
+                    false => rest += 1,
+                }
+            }
+        }
+        assert!((950..=1050).contains(&(viewed + rest)), "{viewed} + {rest} in 10 s at 100/s");
+        assert!(viewed <= 520 && rest >= 450, "{viewed} {rest}");
+        assert!(schedule.lag(at(10_000)) > Duration::from_secs(5));
+    }
+
+    #[test]
+    fn what_is_urgent_comes_first_but_not_in_a_flood() {
+        let mut schedule = Schedule::new(1000, at(0));
+        schedule.set(&name(1), at(0));
+        assert!(schedule.hurry(&name(2)) && schedule.hurry(&name(2)));
+        assert_eq!(schedule.take(at(100), 10, |_| None), [name(2), name(1)]);
+        assert!(schedule.hurry(&name(2)));
+        assert_eq!(schedule.take(at(110), 10, |_| Some(at(100))), []);
+        assert_eq!(schedule.take(at(160), 10, |_| Some(at(100))), [name(2)]);
+        let waiting = (0..MAX_URGENT + 10).filter(|i| schedule.hurry(&name(*i))).count();
+        assert_eq!(waiting, MAX_URGENT);
+    }
+
+    #[test]
+    fn a_forgotten_lock_is_not_read() {
+        let mut schedule = Schedule::new(1000, at(0));
+        schedule.set(&name(1), at(0));
+        schedule.forget(&name(1));
+        assert_eq!(schedule.take(at(100), 10, |_| None), []);
+    }
+}

@@ -1,0 +1,247 @@
+//! What pages and API show of the model: plain values, made from it once and then shared.
+//!
+//! The JSON of the API is these types as serde writes them, so a field here is a promise.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+/// An instant in epoch milliseconds of the dashboard's clock, written as RFC 3339 in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WallMillis(pub u64);
+
+/// Which lock: the same name may stand in several databases of several deployments.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LockId {
+    /// The deployment, by its configured name.
+    pub deployment: Arc<str>,
+    /// The database's number.
+    pub db: u32,
+    /// The name, which is the key.
+    pub name: redisson::LockName,
+}
+
+/// Whether a lock is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Somebody holds it.
+    Held,
+    /// Nobody does; it is remembered for a while.
+    Free,
+    /// Its server cannot be read, or it has not been read yet.
+    Unknown,
+}
+
+/// An instant, and whether it is known or only the latest it can have been (shown with `≥` before the age).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Since {
+    /// The instant.
+    pub at: WallMillis,
+    /// False: it was so already when we first looked.
+    pub exact: bool,
+}
+
+/// One holder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HolderView {
+    /// The field of the hash, escaped where it must be.
+    pub id: String,
+    /// The client's uuid.
+    pub uuid: String,
+    /// The thread's number, a string since it has 64 bits.
+    pub thread: String,
+    /// `read`, `write` or `lock`.
+    pub mode: &'static str,
+    /// Reentrancy count.
+    pub count: i64,
+    /// Since when.
+    pub since: Since,
+}
+
+/// How sure a problem is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, PartialOrd, Ord)]
+#[serde(rename_all = "lowercase")]
+pub enum Certainty {
+    /// Observed.
+    Sure,
+    /// Likely.
+    Suspected,
+}
+
+/// What can be wrong with a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, PartialOrd, Ord)]
+#[serde(rename_all = "snake_case")]
+pub enum ProblemKind {
+    /// No time to live: it will never end by itself.
+    Leaked,
+    /// Renewed and held for too long.
+    Stuck,
+}
+
+impl ProblemKind {
+    /// Every kind, worst first.
+    pub const ALL: [Self; 2] = [Self::Leaked, Self::Stuck];
+
+    /// The word for it in pages, the API and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Leaked => "leaked",
+            Self::Stuck => "stuck",
+        }
+    }
+}
+
+impl Certainty {
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sure => "sure",
+            Self::Suspected => "suspected",
+        }
+    }
+}
+
+impl State {
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Free => "free",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// One observation that speaks for a problem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Evidence {
+    /// When.
+    pub at: WallMillis,
+    /// Which source saw it.
+    pub source: &'static str,
+    /// What it saw, a sentence.
+    pub text: String,
+}
+
+/// A problem of a lock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ProblemView {
+    /// Which.
+    pub problem: ProblemKind,
+    /// How sure.
+    pub certainty: Certainty,
+    /// Since when.
+    pub since: WallMillis,
+    /// Why we say so.
+    pub evidence: Vec<Evidence>,
+    /// What to do next, a sentence.
+    pub advice: String,
+}
+
+/// Something that happened to a lock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct EventView {
+    /// When it was seen.
+    pub at: WallMillis,
+    /// `taken`, `released`, `vanished`, `reentered`, `renewed`, `problem`, `cleared`.
+    pub event: &'static str,
+    /// Which source saw it.
+    pub source: &'static str,
+    /// What, a sentence.
+    pub text: String,
+}
+
+/// One lock, as `/api/v1/lock` and the pages show it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockView {
+    /// Which.
+    pub id: LockId,
+    /// Whether held.
+    pub state: State,
+    /// Whether it is surely a lock, not just a hash of that shape.
+    pub confirmed: bool,
+    /// Kind, by redisson's word.
+    pub kind: &'static str,
+    /// Who holds it.
+    pub holders: Vec<HolderView>,
+    /// Milliseconds to live when last read; none: no time to live.
+    pub ttl_ms: Option<u64>,
+    /// When that was read.
+    pub observed_at: WallMillis,
+    /// The lease as learnt from the highest times to live seen.
+    pub lease_ms: Option<u64>,
+    /// Whether its holder renews it.
+    pub renewed: bool,
+    /// What is wrong with it, worst first.
+    pub problems: Vec<ProblemView>,
+    /// The latest events, newest first; shared between the versions of a view.
+    pub events: Arc<[EventView]>,
+    /// Which sources this rests on, by name.
+    pub sources: Vec<&'static str>,
+    /// Whether somebody stands in its queue (fair locks only).
+    pub queued: bool,
+    /// What metrics call it.
+    pub group: Arc<str>,
+    /// Whether the settings expect it to be held for long.
+    pub expected_long: bool,
+}
+
+/// How a source fares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SourceState {
+    /// It works.
+    On,
+    /// Switched off by the settings.
+    Off,
+    /// The server forbids it.
+    Denied,
+    /// Held back by its own bounds.
+    Paused,
+    /// It works, later than it should.
+    Behind,
+    /// The server cannot be reached.
+    Down,
+}
+
+impl SourceState {
+    /// Every state.
+    pub const ALL: [Self; 6] =
+        [Self::On, Self::Off, Self::Denied, Self::Paused, Self::Behind, Self::Down];
+
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+            Self::Denied => "denied",
+            Self::Paused => "paused",
+            Self::Behind => "behind",
+            Self::Down => "down",
+        }
+    }
+}
+
+/// One source of knowledge.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SourceView {
+    /// Deployment.
+    pub deployment: String,
+    /// The server's address, without secrets.
+    pub node: String,
+    /// `scan`, `channels` or `poll`.
+    pub source: &'static str,
+    /// How it fares.
+    pub state: SourceState,
+    /// Why, where that is not plain.
+    pub detail: String,
+    /// When it last saw something through.
+    pub last_success: Option<WallMillis>,
+    /// How much later than it should it works, in milliseconds.
+    pub lag_ms: Option<u64>,
+}

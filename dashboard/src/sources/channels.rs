@@ -1,0 +1,138 @@
+//! Redisson's release messages: each says that a lock is free this very moment, or was.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::keys;
+use service_kit::redis_link::{PubSubEvent, Subscriber, SubscriberOptions, Target};
+use service_kit::shutdown::Shutdown;
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::status::SourceStatus;
+use super::{CLIENT_NAME, PATIENCE, Scope};
+use crate::model::Observation;
+use crate::model::actor::{ModelHandle, now, wall};
+use crate::model::view::SourceState;
+
+/// Events taken at once; of several messages on one channel among them one is told.
+const AT_ONCE: usize = 256;
+/// How often it is told that messages would be heard.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// The release messages of one deployment. Redis knows no databases in pub/sub: a message is told to all of them.
+#[derive(Debug)]
+pub struct Channels {
+    scopes: Vec<Scope>,
+    model: ModelHandle,
+    status: Arc<SourceStatus>,
+    events: mpsc::Receiver<PubSubEvent>,
+    subscribed: HashSet<Vec<u8>>,
+    _subscriber: Subscriber,
+}
+
+/// What is subscribed to: an account needs the right to just these patterns.
+fn patterns() -> [Vec<u8>; 2] {
+    [keys::LOCK_CHANNEL, keys::READ_WRITE_CHANNEL].map(|prefix| [prefix, b"*"].concat())
+}
+
+impl Channels {
+    /// Begins to subscribe.
+    #[must_use]
+    pub fn start(
+        target: Target,
+        scopes: Vec<Scope>,
+        model: ModelHandle,
+        status: Arc<SourceStatus>,
+        shutdown: &Shutdown,
+    ) -> Self {
+        let options =
+            SubscriberOptions { response_timeout: PATIENCE, ..SubscriberOptions::new(CLIENT_NAME) };
+        let (subscriber, events) = Subscriber::start(target, options, shutdown);
+        subscriber.psubscribe(patterns());
+        Self { scopes, model, status, events, subscribed: HashSet::new(), _subscriber: subscriber }
+    }
+
+    /// Passes on what is heard, until the end.
+    pub async fn run(mut self) {
+        let mut events = Vec::with_capacity(AT_ONCE);
+        let mut quiet = interval(QUIET);
+        quiet.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                taken = self.events.recv_many(&mut events, AT_ONCE) => {
+                    if taken == 0 {
+                        return;
+                    }
+                }
+                // The connection shows a sign of life each second, or is told to be down.
+                _ = quiet.tick(), if self.is_listening() => self.status.succeeded(),
+            }
+            let mut told = HashSet::new();
+            for event in events.drain(..) {
+                match event {
+                    PubSubEvent::Message { channel, .. } => {
+                        if !told.contains(&channel) {
+                            self.released(&channel).await;
+                            told.insert(channel);
+                        }
+                    }
+                    other => {
+                        told.clear();
+                        self.changed(other).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn released(&self, channel: &[u8]) {
+        let names = keys::locks_of_channel(channel);
+        if names.is_empty() {
+            return;
+        }
+        let (at, wall) = (now(), wall());
+        for scope in &self.scopes {
+            let names = names.clone();
+            self.model.see(scope.id, Observation::Released { names, at, wall }).await;
+        }
+        self.status.succeeded();
+    }
+
+    async fn changed(&mut self, event: PubSubEvent) {
+        match event {
+            PubSubEvent::PSubscribed(pattern) => {
+                self.subscribed.insert(pattern);
+                if self.is_listening() {
+                    self.status.set(SourceState::On, "release messages are heard");
+                    self.status.succeeded();
+                    self.listening(true).await;
+                }
+            }
+            PubSubEvent::Refused { channel, reason } => {
+                let pattern = String::from_utf8_lossy(&channel).into_owned();
+                let detail = format!("the account may not subscribe to `{pattern}`: {reason}");
+                self.subscribed.remove(&channel);
+                self.status.set(SourceState::Denied, detail);
+                self.listening(false).await;
+            }
+            PubSubEvent::Down { reason } => {
+                self.subscribed.clear();
+                self.status.set(SourceState::Down, reason);
+                self.listening(false).await;
+            }
+            PubSubEvent::Up | PubSubEvent::Subscribed(_) | PubSubEvent::Message { .. } => {}
+        }
+    }
+
+    fn is_listening(&self) -> bool {
+        patterns().iter().all(|pattern| self.subscribed.contains(pattern))
+    }
+
+    async fn listening(&self, on: bool) {
+        for scope in &self.scopes {
+            self.model.see(scope.id, Observation::Listening { on, at: now() }).await;
+        }
+    }
+}

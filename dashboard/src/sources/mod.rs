@@ -1,0 +1,148 @@
+//! Where knowledge of locks comes from: passes over all keys, release messages, known locks read again.
+//!
+//! Each database has a connection of its own for the passes and one for reading known locks, each deployment one for
+//! messages, all of them called `lockscope-dashboard`.
+
+pub mod channels;
+mod fine_timer;
+pub mod pace;
+pub mod poll;
+pub mod read;
+pub mod scan;
+pub mod status;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use service_kit::redis_link::{CallError, Link, LinkOptions, Target};
+use service_kit::shutdown::Shutdown;
+use tokio::sync::mpsc;
+
+use crate::config::{Config, node_of};
+use crate::metrics::ScansMetrics;
+use crate::model::actor::{Hub, ModelHandle};
+use crate::model::view::SourceState;
+use crate::model::{ReadRequest, ScopeId, Source};
+
+use channels::Channels;
+use poll::Poll;
+use read::ReadError;
+use scan::Scan;
+use status::{Server, SourceStatus, Sources};
+
+/// What our connections are called, so that other observers know them.
+pub const CLIENT_NAME: &str = "lockscope-dashboard";
+/// How long a server may take to answer before it counts as gone.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait before something is tried again that was refused or failed.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// One database of one deployment.
+#[derive(Debug, Clone)]
+pub struct Scope {
+    /// Its index in the model.
+    pub id: ScopeId,
+    /// The deployment.
+    pub deployment: Arc<str>,
+    /// The database.
+    pub db: u32,
+}
+
+/// Starts every source of every deployment. `batches` are the model's reads, a queue for each scope of the settings.
+#[must_use]
+pub fn start(
+    config: &Config,
+    model: &ModelHandle,
+    hub: &Arc<Hub>,
+    batches: Vec<mpsc::Receiver<Vec<ReadRequest>>>,
+    metrics: &ScansMetrics,
+    shutdown: &Shutdown,
+) -> Sources {
+    let mut sources = Sources::default();
+    let mut batches = batches.into_iter();
+    let mut index = 0..;
+    for deployment in &config.deployments {
+        let server = node_of(&deployment.target);
+        let mut scopes = Vec::new();
+        for db in &deployment.dbs {
+            let (Some(id), Some(batches)) = (index.next().map(ScopeId), batches.next()) else {
+                continue;
+            };
+            let scope = Scope { id, deployment: Arc::clone(&deployment.name), db: *db };
+            let node =
+                if deployment.dbs.len() > 1 { format!("{server}/{db}") } else { server.clone() };
+            let target = deployment.target.with_db(*db);
+            let poll = Poll {
+                scope: scope.clone(),
+                link: link(target.clone(), shutdown),
+                batches,
+                model: model.clone(),
+                status: sources.add(&deployment.name, &node, Source::Poll),
+            };
+            if scopes.is_empty() {
+                sources.add_server(Server {
+                    deployment: Arc::clone(&deployment.name),
+                    node: server.clone(),
+                    link: poll.link.state(),
+                });
+            }
+            let scan = Scan {
+                scope: scope.clone(),
+                link: link(target, shutdown),
+                settings: config.scan.clone(),
+                ignore: config.model.ignore.clone(),
+                model: model.clone(),
+                hub: Arc::clone(hub),
+                status: sources.add(&deployment.name, &node, Source::Scan),
+                metrics: metrics.of(&node),
+            };
+            spawn(shutdown, format!("poll of {node}"), poll.run());
+            spawn(shutdown, format!("scan of {node}"), scan.run());
+            scopes.push(scope);
+        }
+        let channels = Channels::start(
+            deployment.target.clone(),
+            scopes,
+            model.clone(),
+            sources.add(&deployment.name, &server, Source::Channels),
+            shutdown,
+        );
+        spawn(shutdown, format!("channels of {server}"), channels.run());
+    }
+    sources
+}
+
+fn spawn(shutdown: &Shutdown, name: String, task: impl Future<Output = ()> + Send + 'static) {
+    let stop = shutdown.token();
+    shutdown.spawn(name, async move {
+        stop.run_until_cancelled(task).await;
+    });
+}
+
+fn link(target: Target, shutdown: &Shutdown) -> Link {
+    let options = LinkOptions {
+        response_timeout: PATIENCE,
+        connect_timeout: PATIENCE,
+        no_touch: true,
+        ..LinkOptions::new(CLIENT_NAME)
+    };
+    Link::start(target, options, shutdown)
+}
+
+/// Says why a source could not do its work, and waits where trying again at once is pointless.
+async fn failed(status: &SourceStatus, link: &Link, error: &ReadError) {
+    let state = match error {
+        ReadError::Call(CallError::Refused(refused)) if !refused.is_transient() => {
+            SourceState::Denied
+        }
+        ReadError::Odd(_) => SourceState::Denied,
+        ReadError::Call(_) => SourceState::Down,
+    };
+    status.set(state, error.to_string());
+    if let ReadError::Call(CallError::Unsent { .. } | CallError::Lost { .. }) = error {
+        // Its supervisor is at it; where the server is back already there is nothing to wait for.
+        link.up().await;
+    } else {
+        tokio::time::sleep(AGAIN).await;
+    }
+}

@@ -1,0 +1,118 @@
+//! Known locks, read again when the model says so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::cmd;
+use redisson::Moment;
+use service_kit::redis_link::{CallError, Link, LinkState, LinkStatus};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::read::{Found, ReadError, Unpaced, read};
+use super::status::SourceStatus;
+use super::Scope;
+use crate::model::actor::{ModelHandle, wall};
+use crate::model::view::SourceState;
+use crate::model::{Observation, ReadRequest, Source};
+
+/// Locks in one part of a batch; parts are on their way at the same time.
+const PART: usize = 32;
+/// After this long without anything to read the server is asked whether it is there.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// The reader of one database.
+#[derive(Debug)]
+pub struct Poll {
+    /// Which.
+    pub scope: Scope,
+    /// Its connection.
+    pub link: Link,
+    /// What to read.
+    pub batches: mpsc::Receiver<Vec<ReadRequest>>,
+    /// Where findings go.
+    pub model: ModelHandle,
+    /// How it fares.
+    pub status: Arc<SourceStatus>,
+}
+
+impl Poll {
+    /// Reads what is asked for, until the end. Also tells the model whether the server can be read at all.
+    pub async fn run(mut self) {
+        let mut state = self.link.state();
+        let mut up = None;
+        self.tell(&mut state, &mut up).await;
+        let mut quiet = interval(QUIET);
+        quiet.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                changed = state.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.tell(&mut state, &mut up).await;
+                }
+                batch = self.batches.recv() => {
+                    let Some(batch) = batch else { return };
+                    self.read(batch).await;
+                    quiet.reset();
+                }
+                _ = quiet.tick(), if up.is_some() => {
+                    // Nothing to read: that the server answers is all there is to see.
+                    if self.link.call(cmd("PING")).await.is_ok() {
+                        self.status.succeeded();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells the model of a connection that was made or lost.
+    async fn tell(&self, state: &mut watch::Receiver<LinkState>, up: &mut Option<u64>) {
+        let LinkState { generation, status } = state.borrow_and_update().clone();
+        match status {
+            LinkStatus::Up(info) => {
+                if up.is_some_and(|before| before != generation) {
+                    self.model.see(self.scope.id, Observation::Down).await;
+                }
+                *up = Some(generation);
+                let at = Moment::from_micros(info.connected_at_micros);
+                let run_id = info.run_id.clone();
+                let observation = Observation::Up { at, wall: wall(), run_id };
+                self.model.see(self.scope.id, observation).await;
+                self.status.set(SourceState::On, "");
+                self.status.succeeded();
+            }
+            LinkStatus::Down { reason, .. } => {
+                *up = None;
+                self.model.see(self.scope.id, Observation::Down).await;
+                self.status.set(SourceState::Down, reason);
+            }
+        }
+    }
+
+    async fn read(&self, batch: Vec<ReadRequest>) {
+        let parts = batch.chunks(PART).map(|part| self.read_part(part.to_vec()));
+        futures_util::future::join_all(parts).await;
+    }
+
+    async fn read_part(&self, part: Vec<ReadRequest>) {
+        match read(&mut Unpaced(&self.link), part).await {
+            Ok(found) => {
+                for Found { name, stamp, reading } in found {
+                    let source = Source::Poll;
+                    let read = Observation::Read { name, stamp, source, reading };
+                    self.model.see(self.scope.id, read).await;
+                }
+                if self.status.state() == SourceState::Denied {
+                    self.status.set(SourceState::On, "");
+                }
+                self.status.succeeded();
+            }
+            // A connection that is gone is told by its state. Nothing is waited for here, so that it is told at once.
+            Err(ReadError::Call(CallError::Unsent { .. } | CallError::Lost { .. })) => {}
+            Err(error) => self.status.set(SourceState::Denied, error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Passes over all keys of one database, which find locks under names that nobody told of.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Value, cmd};
+use redisson::group::glob_matches;
+use redisson::{LockName, keys};
+use service_kit::redis_link::{Link, ServerInfo};
+use tokio::time::Instant;
+
+use super::pace::Pacer;
+use super::read::{Caller, Found, ReadError, discover, integer, strings};
+use super::status::{Pass, SourceStatus};
+use super::{Scope, failed};
+use crate::config::ScanSettings;
+use crate::metrics::ScanMetrics;
+use crate::model::actor::{Hub, ModelHandle, now, wall};
+use crate::model::view::{LockId, SourceState};
+use crate::model::{Observation, Source};
+use crate::views::Progress;
+
+/// Keys looked at by one SCAN.
+const COUNT: usize = 100;
+/// What a candidate costs of the budget of keys, beyond being looked at.
+const CANDIDATE: usize = 3;
+/// Hashes remembered as no locks, where asking them again would spoil the cache they belong to.
+const MAX_INNOCENT: usize = 500_000;
+/// The pause after a pass is as many times its length, so that small databases are passed over often.
+const PAUSE: u32 = 10;
+/// The shortest pause between two passes.
+const SHORTEST: Duration = Duration::from_millis(500);
+/// How often companions of locks are looked for, at most.
+const COMPANIONS_EACH: Duration = Duration::from_secs(60);
+/// How much slower than for locks.
+const COMPANIONS_FACTOR: f64 = 2.0;
+/// A lock read this lately by the poll is not read again by a pass.
+const FRESH_MS: u64 = 15_000;
+/// Matches every companion key of a lock.
+const COMPANIONS: &str = "redisson_lock_*";
+
+/// One database that is passed over.
+#[derive(Debug)]
+pub struct Scan {
+    /// Which.
+    pub scope: Scope,
+    /// Its connection.
+    pub link: Link,
+    /// The settings.
+    pub settings: ScanSettings,
+    /// Names that are never looked at.
+    pub ignore: Vec<Vec<u8>>,
+    /// Where findings go.
+    pub model: ModelHandle,
+    /// What is known already.
+    pub hub: Arc<Hub>,
+    /// How it fares.
+    pub status: Arc<SourceStatus>,
+    /// What it counts.
+    pub metrics: ScanMetrics,
+}
+
+/// What a scan keeps from pass to pass.
+struct Memory {
+    innocent: Option<HashSet<u64>>,
+    hasher: RandomState,
+    /// Keys seen by the pass under way.
+    seen: u64,
+    size: Option<u64>,
+    passes: u64,
+}
+
+impl Scan {
+    /// Passes over the keys again and again, for ever.
+    pub async fn run(self) {
+        let mut pacer = Pacer::new(self.link.clone(), self.settings.rate);
+        let mut memory = Memory {
+            innocent: None,
+            hasher: RandomState::new(),
+            seen: 0,
+            size: None,
+            passes: 0,
+        };
+        let mut companions_due = Instant::now();
+        loop {
+            let Some(server) = self.link.up().await else { return };
+            memory.consider(&server);
+            let begun = Instant::now();
+            if let Err(error) = self.pass(&mut pacer, &mut memory).await {
+                failed(&self.status, &self.link, &error).await;
+                continue;
+            }
+            let took = begun.elapsed();
+            let next = Instant::now() + self.pause(took);
+            self.tell(&memory, took, next - Instant::now(), pacer.slowdown());
+            if companions_due <= begun {
+                let begun = Instant::now();
+                if let Err(error) = self.companions(&mut pacer).await {
+                    failed(&self.status, &self.link, &error).await;
+                    continue;
+                }
+                companions_due = Instant::now() + COMPANIONS_EACH.max(begun.elapsed() * PAUSE);
+            }
+            tokio::time::sleep_until(next).await;
+        }
+    }
+
+    /// How long to rest after a pass of that length.
+    fn pause(&self, took: Duration) -> Duration {
+        let rest = self.settings.every.saturating_sub(took).max(took);
+        (took * PAUSE).min(rest).max(SHORTEST)
+    }
+
+    fn tell(&self, memory: &Memory, took: Duration, pause: Duration, slowdown: f64) {
+        let round = took + pause;
+        self.status.set_pass(Pass { first: None, round: Some(round + took) });
+        let mut detail = format!(
+            "{} keys in {}; again in {}",
+            memory.seen,
+            humantime::format_duration(Duration::from_millis(millis(took))),
+            humantime::format_duration(rounded(pause))
+        );
+        if slowdown > 1.0 {
+            detail.push_str(&format!(
+                "; {slowdown:.0} times slower than wished, since the server's answers slow down meanwhile"
+            ));
+        }
+        if let Some(pattern) = &self.settings.pattern {
+            detail.push_str(&format!("; only keys that match `{pattern}`"));
+        }
+        let state =
+            if took > self.settings.every { SourceState::Behind } else { SourceState::On };
+        self.status.set(state, detail);
+        self.status.succeeded();
+    }
+
+    /// One pass for locks.
+    async fn pass(&self, pacer: &mut Pacer, memory: &mut Memory) -> Result<(), ReadError> {
+        let started = now();
+        let begun = Instant::now();
+        pacer.set_factor(1.0);
+        memory.size = self.size(pacer).await;
+        memory.seen = 0;
+        if !matches!(self.status.state(), SourceState::On | SourceState::Behind) {
+            self.status.set(SourceState::On, "a pass is under way");
+        }
+        let mut cursor = Vec::from(*b"0");
+        loop {
+            let mut scan = cmd("SCAN");
+            scan.arg(&cursor);
+            if let Some(pattern) = &self.settings.pattern {
+                scan.arg("MATCH").arg(pattern);
+            }
+            scan.arg("COUNT").arg(COUNT).arg("TYPE").arg("hash");
+            let keys;
+            (cursor, keys) = page(pacer, scan).await?;
+            memory.seen += COUNT as u64;
+            self.metrics.keys.inc_by(COUNT as u64);
+            let names: Vec<LockName> = keys
+                .into_iter()
+                .filter_map(|key| LockName::new(key).ok())
+                .filter(|name| self.is_wanted(name, memory))
+                .collect();
+            pacer.spend(COUNT + names.len() * CANDIDATE);
+            if !names.is_empty() {
+                let mut left = Vec::new();
+                let found = discover(pacer, &names, &mut left).await?;
+                left.iter().for_each(|name| memory.remember(name));
+                self.send(found).await;
+            }
+            self.progress(memory);
+            if cursor == b"0" {
+                break;
+            }
+        }
+        // SCAN's own count is of buckets; what the server says is the number of keys.
+        memory.seen = memory.size.unwrap_or(memory.seen);
+        memory.passes += 1;
+        self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
+        self.model.see(self.scope.id, Observation::PassEnded { started }).await;
+        Ok(())
+    }
+
+    async fn size(&self, pacer: &mut Pacer) -> Option<u64> {
+        let reply = pacer.send(vec![cmd("DBSIZE")]).await.ok()?.pop()?;
+        integer(&reply.ok()?)
+    }
+
+    fn progress(&self, memory: &Memory) {
+        if memory.passes == 0 {
+            let seen = memory.seen.min(memory.size.unwrap_or(u64::MAX));
+            let first = Some(Progress { seen, of: memory.size });
+            self.status.set_pass(Pass { first, round: None });
+            let of = memory.size.map_or_else(String::new, |size| format!(" of {size}"));
+            self.status.set(SourceState::On, format!("first pass: {seen}{of} keys"));
+        }
+    }
+
+    fn is_wanted(&self, name: &LockName, memory: &Memory) -> bool {
+        if memory.knows(name)
+            || self.ignore.iter().any(|glob| glob_matches(glob, name.as_bytes()))
+        {
+            return false;
+        }
+        let id = LockId {
+            deployment: Arc::clone(&self.scope.deployment),
+            db: self.scope.db,
+            name: name.clone(),
+        };
+        let fresh_since = wall().0.saturating_sub(FRESH_MS);
+        !self.hub.snapshot().get(&id).is_some_and(|lock| {
+            lock.is_held() && !lock.is_unknown() && lock.observed_at.0 >= fresh_since
+        })
+    }
+
+    async fn send(&self, found: Vec<Found>) {
+        for Found { name, stamp, reading } in found {
+            let source = Source::Scan;
+            let read = Observation::Read { name, stamp, source, reading };
+            self.model.see(self.scope.id, read).await;
+        }
+    }
+
+    /// One slow pass for queues, deadlines and tokens, which confirm the locks they belong to.
+    async fn companions(&self, pacer: &mut Pacer) -> Result<(), ReadError> {
+        pacer.set_factor(COMPANIONS_FACTOR);
+        let mut cursor = Vec::from(*b"0");
+        loop {
+            let mut scan = cmd("SCAN");
+            scan.arg(&cursor).arg("MATCH").arg(COMPANIONS).arg("COUNT").arg(COUNT);
+            let keys;
+            (cursor, keys) = page(pacer, scan).await?;
+            pacer.spend(COUNT);
+            for name in keys.iter().filter_map(|key| self.lock_of_companion(key)) {
+                if !self.ignore.iter().any(|glob| glob_matches(glob, name.as_bytes())) {
+                    self.model.see(self.scope.id, Observation::Companion { name }).await;
+                }
+            }
+            if cursor == b"0" {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The lock that a companion belongs to. Of two that it may be, the one that is known.
+    fn lock_of_companion(&self, key: &[u8]) -> Option<LockName> {
+        let tagged = [keys::QUEUE, keys::DEADLINES, keys::TOKEN]
+            .into_iter()
+            .find_map(|prefix| key.strip_prefix(prefix))?;
+        let names = keys::locks_of_channel(&[keys::LOCK_CHANNEL, tagged].concat());
+        let snapshot = self.hub.snapshot();
+        let known = |name: &&LockName| {
+            let name = (*name).clone();
+            let deployment = Arc::clone(&self.scope.deployment);
+            snapshot.get(&LockId { deployment, db: self.scope.db, name }).is_some()
+        };
+        names.iter().find(known).or_else(|| names.first()).cloned()
+    }
+}
+
+impl Memory {
+    /// Whether hashes that are no locks must be remembered with this server.
+    fn consider(&mut self, server: &ServerInfo) {
+        let needed = server.evicts() && !knows_no_touch(server);
+        if needed {
+            self.innocent.get_or_insert_default();
+        } else {
+            self.innocent = None;
+        }
+    }
+
+    fn knows(&self, name: &LockName) -> bool {
+        let hash = self.hasher.hash_one(name);
+        self.innocent.as_ref().is_some_and(|innocent| innocent.contains(&hash))
+    }
+
+    fn remember(&mut self, name: &LockName) {
+        let hash = self.hasher.hash_one(name);
+        if let Some(innocent) = &mut self.innocent {
+            if innocent.len() >= MAX_INNOCENT {
+                innocent.clear();
+            }
+            innocent.insert(hash);
+        }
+    }
+}
+
+/// Whether the server can be asked not to count our reads as use: from 7.2 on.
+fn knows_no_touch(server: &ServerInfo) -> bool {
+    let mut parts = server.version.as_deref().unwrap_or_default().split('.');
+    let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok()).unwrap_or(0);
+    (number(), number()) >= (7, 2)
+}
+
+/// One step of a scan: the next cursor, and keys.
+async fn page(
+    pacer: &mut Pacer,
+    scan: redis::Cmd,
+) -> Result<(Vec<u8>, Vec<Vec<u8>>), ReadError> {
+    let reply = pacer.send(vec![scan]).await?.pop().ok_or(ReadError::Odd("SCAN"))?;
+    let reply = reply.map_err(service_kit::redis_link::CallError::Refused)?;
+    let Value::Array(mut parts) = reply else { return Err(ReadError::Odd("SCAN")) };
+    let keys = parts.pop().as_ref().and_then(strings).ok_or(ReadError::Odd("SCAN"))?;
+    match parts.pop() {
+        Some(Value::BulkString(cursor)) => Ok((cursor, keys)),
+        _ => Err(ReadError::Odd("SCAN")),
+    }
+}
+
+/// Without the part that nobody wants to read.
+fn rounded(duration: Duration) -> Duration {
+    if duration < Duration::from_secs(2) {
+        Duration::from_millis(millis(duration) / 100 * 100)
+    } else {
+        Duration::from_secs(duration.as_secs())
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_touch_came_with_7_2() {
+        let knows = |version: &str| {
+            knows_no_touch(&ServerInfo { version: Some(version.into()), ..ServerInfo::default() })
+        };
+        assert!(knows("7.2.0") && knows("8.0.1") && knows("7.4"));
+        assert!(!knows("7.0.15") && !knows("6.2.14") && !knows("unstable"));
+        assert!(!knows_no_touch(&ServerInfo::default()));
+    }
+}

@@ -1,0 +1,278 @@
+//! How each source fares: on every page, in the API and in metrics.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use service_kit::clock;
+use service_kit::redis_link::{LinkState, LinkStatus, ServerInfo};
+use tokio::sync::watch;
+
+use crate::model::Source;
+use crate::model::actor::wall;
+use crate::model::view::{SourceState, SourceView, WallMillis};
+use crate::views::{Down, Progress, ServerView};
+
+/// One source of one server, or of one of its databases.
+#[derive(Debug)]
+pub struct SourceStatus {
+    /// Deployment.
+    pub deployment: Arc<str>,
+    /// The server's address, with the database where there are several.
+    pub node: String,
+    /// Which source.
+    pub source: Source,
+    now: Mutex<Now>,
+}
+
+#[derive(Debug)]
+struct Now {
+    state: SourceState,
+    detail: String,
+    last_success: Option<WallMillis>,
+    lag: Option<Duration>,
+    pass: Pass,
+}
+
+/// What the passes over all keys have come to.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pass {
+    /// How far the first one is; none once it is through.
+    pub first: Option<Progress>,
+    /// From the start of the newest complete one to the end of the next, about.
+    pub round: Option<Duration>,
+}
+
+impl SourceStatus {
+    fn new(deployment: Arc<str>, node: String, source: Source) -> Self {
+        let first = (source == Source::Scan).then_some(Progress { seen: 0, of: None });
+        let now = Now {
+            state: SourceState::Down,
+            detail: "not connected yet".to_owned(),
+            last_success: None,
+            lag: None,
+            pass: Pass { first, round: None },
+        };
+        Self { deployment, node, source, now: Mutex::new(now) }
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It works, or not, and why.
+    pub fn set(&self, state: SourceState, detail: impl Into<String>) {
+        let mut now = self.now();
+        if now.state != state {
+            tracing::info!(
+                deployment = &*self.deployment,
+                node = self.node,
+                source = self.source.as_str(),
+                state = state.as_str(),
+                "source changed its state"
+            );
+        }
+        now.state = state;
+        now.detail = detail.into();
+    }
+
+    /// It saw something through just now.
+    pub fn succeeded(&self) {
+        self.now().last_success = Some(wall());
+    }
+
+    /// How late it is; it says so from `behind` on.
+    pub fn set_lag(&self, lag: Duration, behind: Duration) {
+        let mut now = self.now();
+        now.lag = Some(lag);
+        match now.state {
+            SourceState::On if lag >= behind => {
+                now.state = SourceState::Behind;
+                now.detail = format!(
+                    "known locks are read {} s later than due; raise --poll-rate or narrow what is looked at",
+                    lag.as_secs()
+                );
+            }
+            SourceState::Behind if lag < behind / 2 => {
+                now.state = SourceState::On;
+                now.detail = String::new();
+            }
+            _ => {}
+        }
+    }
+
+    /// How the passes go.
+    pub fn set_pass(&self, pass: Pass) {
+        self.now().pass = pass;
+    }
+
+    /// How the passes go.
+    #[must_use]
+    pub fn pass(&self) -> Pass {
+        self.now().pass
+    }
+
+    /// Its state.
+    #[must_use]
+    pub fn state(&self) -> SourceState {
+        self.now().state
+    }
+
+    /// As it is shown.
+    #[must_use]
+    pub fn view(&self) -> SourceView {
+        let now = self.now();
+        SourceView {
+            deployment: self.deployment.to_string(),
+            node: self.node.clone(),
+            source: self.source.as_str(),
+            state: now.state,
+            detail: now.detail.clone(),
+            last_success: now.last_success,
+            lag_ms: now.lag.map(|lag| u64::try_from(lag.as_millis()).unwrap_or(u64::MAX)),
+        }
+    }
+}
+
+/// A server that is looked at.
+#[derive(Debug)]
+pub struct Server {
+    /// Deployment.
+    pub deployment: Arc<str>,
+    /// Its address.
+    pub node: String,
+    /// Whether its locks can be read.
+    pub link: watch::Receiver<LinkState>,
+}
+
+impl Server {
+    /// What it said of itself; none while it cannot be reached.
+    #[must_use]
+    pub fn info(&self) -> Option<Arc<ServerInfo>> {
+        match &self.link.borrow().status {
+            LinkStatus::Up(info) => Some(Arc::clone(info)),
+            LinkStatus::Down { .. } => None,
+        }
+    }
+
+    fn view(&self) -> ServerView {
+        let mut view = ServerView {
+            deployment: self.deployment.to_string(),
+            address: self.node.clone(),
+            version: None,
+            down: None,
+            evicts: None,
+        };
+        match &self.link.borrow().status {
+            LinkStatus::Up(info) => {
+                view.version.clone_from(&info.version);
+                view.evicts = info.maxmemory_policy.clone().filter(|_| info.evicts());
+            }
+            LinkStatus::Down { reason, since_micros } => {
+                let ago = clock::boot_micros().saturating_sub(*since_micros) / 1000;
+                let since = WallMillis(wall().0.saturating_sub(ago));
+                view.down = Some(Down { since, reason: reason.clone() });
+            }
+        }
+        view
+    }
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub struct Sources {
+    statuses: Vec<Arc<SourceStatus>>,
+    servers: Vec<Server>,
+}
+
+impl Sources {
+    /// Adds a source.
+    pub fn add(&mut self, deployment: &Arc<str>, node: &str, source: Source) -> Arc<SourceStatus> {
+        let status = SourceStatus::new(Arc::clone(deployment), node.to_owned(), source);
+        let status = Arc::new(status);
+        self.statuses.push(Arc::clone(&status));
+        status
+    }
+
+    /// Adds a server.
+    pub fn add_server(&mut self, server: Server) {
+        self.servers.push(server);
+    }
+
+    /// Every source.
+    #[must_use]
+    pub fn statuses(&self) -> &[Arc<SourceStatus>] {
+        &self.statuses
+    }
+
+    /// Every server.
+    #[must_use]
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// Every source, as shown.
+    #[must_use]
+    pub fn views(&self) -> Vec<SourceView> {
+        let mut views: Vec<SourceView> = self.statuses.iter().map(|status| status.view()).collect();
+        let place = |view: &SourceView| Source::ALL.iter().position(|s| s.as_str() == view.source);
+        views.sort_by_key(place);
+        views
+    }
+
+    /// Every server, as shown.
+    #[must_use]
+    pub fn server_views(&self) -> Vec<ServerView> {
+        self.servers.iter().map(Server::view).collect()
+    }
+
+    /// How far the first passes have come, together; none once they are through.
+    #[must_use]
+    pub fn first_scan(&self) -> Option<Progress> {
+        let firsts = self.statuses.iter().filter_map(|status| status.pass().first);
+        firsts.reduce(|a, b| Progress {
+            seen: a.seen + b.seen,
+            of: a.of.zip(b.of).map(|(a, b)| a + b),
+        })
+    }
+
+    /// What is not seen by the sources as they are now, a sentence each.
+    #[must_use]
+    pub fn limits(&self) -> Vec<String> {
+        let mut limits = Vec::new();
+        for status in &self.statuses {
+            let at = format!("{} ({})", status.deployment, status.node);
+            match (status.source, status.state()) {
+                (Source::Scan, SourceState::Down | SourceState::Denied) => {
+                    limits.push(format!("{at}: locks taken under new names are not found."));
+                }
+                (Source::Scan, _) => limits.push(match status.pass().round {
+                    Some(round) => format!(
+                        "{at}: a lock under a name not seen before is found within about {} s; \
+                         one that is held for less may be seen only by its release message.",
+                        round.as_secs() + 1
+                    ),
+                    None => format!("{at}: not all keys have been looked at yet."),
+                }),
+                (Source::Channels, SourceState::On) => {}
+                (Source::Channels, _) => limits.push(format!(
+                    "{at}: release messages are not heard, so a lock freed and taken again by the same \
+                     thread looks like one long hold, and `stuck` is only suspected."
+                )),
+                (Source::Poll, SourceState::Down | SourceState::Denied) => limits.push(format!(
+                    "{at}: known locks are not read again; what is shown of them is as of their last reading."
+                )),
+                (Source::Poll, SourceState::Behind) => limits.push(format!(
+                    "{at}: known locks are read later than they should be; renewals are not judged."
+                )),
+                (Source::Poll, _) => {}
+            }
+        }
+        limits.push(
+            "Releases of spin locks, of fair locks that nobody waits for, and on a cluster's sharded channels \
+             send no message that is heard here: they are noticed when the lock is read next."
+                .to_owned(),
+        );
+        limits.push("Waiters that poll or subscribe are not counted; only fair locks' queues are seen.".to_owned());
+        limits
+    }
+}

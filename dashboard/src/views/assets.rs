@@ -1,0 +1,78 @@
+//! The files that pages refer to, embedded.
+
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::LazyLock;
+
+/// A file under `/static/`.
+#[derive(Debug, Clone, Copy)]
+pub struct Asset {
+    /// Name within `/static/`.
+    pub name: &'static str,
+    /// For the `Content-Type` header.
+    pub content_type: &'static str,
+    /// Its bytes.
+    pub body: &'static [u8],
+}
+
+macro_rules! asset {
+    ($name:literal, $content_type:literal) => {
+        Asset {
+            name: $name,
+            content_type: $content_type,
+            body: include_bytes!(concat!("../../../static/", $name)),
+        }
+    };
+}
+
+/// Every one. Addresses in pages end in `?v=` and the [`Asset::version`].
+pub const ASSETS: [Asset; 5] = [
+    asset!("app.css", "text/css; charset=utf-8"),
+    asset!("live.js", "text/javascript; charset=utf-8"),
+    asset!("page.js", "text/javascript; charset=utf-8"),
+    asset!("theme.js", "text/javascript; charset=utf-8"),
+    asset!("favicon.svg", "image/svg+xml"),
+];
+
+impl Asset {
+    /// A name for this content: it changes when the content does.
+    #[must_use]
+    pub fn version(&self) -> String {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(self.body);
+        format!("{:016x}", hasher.finish())
+    }
+}
+
+/// The file of that name within `/static/`.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Asset> {
+    ASSETS.iter().find(|asset| asset.name == name)
+}
+
+/// Addresses of the files, for the templates.
+pub(super) struct Addresses {
+    pub(super) css: String,
+    pub(super) live: String,
+    pub(super) page: String,
+    pub(super) theme: String,
+    pub(super) icon: String,
+}
+
+pub(super) static ADDRESSES: LazyLock<Addresses> = LazyLock::new(|| {
+    let [css, live, page, theme, icon] =
+        ASSETS.map(|asset| format!("/static/{}?v={}", asset.name, asset.version()));
+    Addresses { css, live, page, theme, icon }
+});
+
+static BUILD: LazyLock<String> = LazyLock::new(|| {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(env!("CARGO_PKG_VERSION").as_bytes());
+    ASSETS.iter().for_each(|asset| hasher.write(asset.version().as_bytes()));
+    format!("{:016x}", hasher.finish())
+});
+
+/// A name for this program's pages and files together: an open page of another one has to be loaded again.
+#[must_use]
+pub fn build() -> &'static str {
+    &BUILD
+}

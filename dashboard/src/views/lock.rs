@@ -1,0 +1,245 @@
+//! `/lock`: one lock, with everything that is known of it.
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::format::{self, Ago, Clock, Prose};
+
+use super::page::{self, Frame, STALE_MS};
+use super::row::{Badge, Ttl, held_since, owner_link};
+use super::shell::{self, Command, RawKey};
+use super::{Chrome, LockPage, Subject, links};
+use crate::model::view::{
+    Certainty, EventView, Evidence, HolderView, LockView, ProblemKind, State, WallMillis,
+};
+
+/// The longest part of a name that a title holds, characters.
+const TITLE_NAME: usize = 60;
+
+/// The most events shown.
+const EVENTS: usize = 200;
+
+/// What is known, at a glance.
+#[derive(Template)]
+#[template(path = "parts/lock_state.html")]
+struct Summary<'a> {
+    subject: &'a Subject,
+    now: WallMillis,
+    held: Option<Ago>,
+    ttl: Option<Ttl>,
+    read: Option<Ago>,
+    stale: bool,
+    lease: Option<String>,
+    sources: String,
+}
+
+impl HtmlSafe for Summary<'_> {}
+
+impl<'a> Summary<'a> {
+    fn new(page: &'a LockPage) -> Self {
+        let now = page.chrome.now;
+        let lock = known(page);
+        let read_at = match &page.subject {
+            Subject::Known(lock) => Some(lock.observed_at),
+            Subject::Absent { read_at } => Some(*read_at),
+            Subject::NoLock(_) | Subject::Unreadable(_) => None,
+        };
+        Self {
+            subject: &page.subject,
+            now,
+            held: lock.and_then(held_since).map(|since| Ago::since(since, now)),
+            ttl: lock.map(|lock| Ttl::new(lock, now)),
+            read: read_at.map(|at| Ago::new(at, now)),
+            stale: read_at.is_some_and(|at| now.0.saturating_sub(at.0) > STALE_MS),
+            lease: lock.and_then(|lock| lock.lease_ms).map(format::lease),
+            sources: lock.map(|lock| lock.sources.join(", ")).unwrap_or_default(),
+        }
+    }
+
+    /// When a gone lock was last seen.
+    fn last_event(&self) -> Option<Ago> {
+        let Subject::Known(lock) = self.subject else { return None };
+        lock.events.first().map(|event| Ago::new(event.at, self.now))
+    }
+}
+
+struct Problem<'a> {
+    badge: Badge,
+    meaning: &'static str,
+    suspected: bool,
+    advice: Prose<'a>,
+    evidence: Vec<(Clock, &'a Evidence)>,
+}
+
+#[derive(Template)]
+#[template(path = "parts/lock_problems.html")]
+struct Problems<'a> {
+    problems: Vec<Problem<'a>>,
+}
+
+impl HtmlSafe for Problems<'_> {}
+
+impl<'a> Problems<'a> {
+    fn new(page: &'a LockPage) -> Self {
+        let now = page.chrome.now;
+        let problems = known(page).map(|lock| lock.problems.as_slice()).unwrap_or_default();
+        let problems = problems.iter().map(|problem| Problem {
+            badge: Badge::new(problem, now),
+            meaning: meaning(problem.problem),
+            suspected: problem.certainty == Certainty::Suspected,
+            advice: Prose(&problem.advice),
+            evidence: problem.evidence.iter().map(|e| (Clock::new(e.at, now), e)).collect(),
+        });
+        Self { problems: problems.collect() }
+    }
+}
+
+fn meaning(problem: ProblemKind) -> &'static str {
+    match problem {
+        ProblemKind::Leaked => "It has no time to live, so it never ends by itself.",
+        ProblemKind::Stuck => {
+            "Its holder keeps renewing it, far longer than such a hold should last."
+        }
+    }
+}
+
+struct Holder<'a> {
+    view: &'a HolderView,
+    since: Ago,
+    owner: String,
+}
+
+#[derive(Template)]
+#[template(path = "parts/lock_holders.html")]
+struct Holders<'a> {
+    holders: Vec<Holder<'a>>,
+    /// Whether modes differ from plain, so that they are worth a column.
+    modes: bool,
+}
+
+impl HtmlSafe for Holders<'_> {}
+
+impl<'a> Holders<'a> {
+    fn new(page: &'a LockPage) -> Self {
+        let holders = known(page).map(|lock| lock.holders.as_slice()).unwrap_or_default();
+        Self {
+            modes: holders.iter().any(|holder| holder.mode != "lock"),
+            holders: holders
+                .iter()
+                .map(|view| Holder {
+                    view,
+                    since: Ago::since(view.since, page.chrome.now),
+                    owner: owner_link(view),
+                })
+                .collect(),
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "parts/lock_events.html")]
+struct Events<'a> {
+    events: Vec<(Clock, &'a EventView)>,
+}
+
+impl HtmlSafe for Events<'_> {}
+
+impl<'a> Events<'a> {
+    fn new(page: &'a LockPage) -> Self {
+        let events = known(page).map(|lock| &*lock.events).unwrap_or_default();
+        let events = events.iter().take(EVENTS);
+        Self { events: events.map(|e| (Clock::new(e.at, page.chrome.now), e)).collect() }
+    }
+}
+
+/// How to look at it without this dashboard.
+#[derive(Template)]
+#[template(path = "parts/lock_raw.html")]
+struct Raw {
+    keys: Vec<RawKey>,
+    commands: Vec<Command>,
+}
+
+impl HtmlSafe for Raw {}
+
+impl Raw {
+    fn new(page: &LockPage) -> Self {
+        // Without any sight of it, the commonest kind.
+        let kind = known(page).map_or(redisson::Kind::Lock.as_str(), |lock| lock.kind);
+        Self {
+            keys: shell::raw_keys(&page.id.name, kind),
+            commands: shell::commands(&page.id, kind),
+        }
+    }
+}
+
+fn known(page: &LockPage) -> Option<&LockView> {
+    match &page.subject {
+        Subject::Known(lock) => Some(lock),
+        Subject::Absent { .. } | Subject::NoLock(_) | Subject::Unreadable(_) => None,
+    }
+}
+
+#[derive(Template)]
+#[template(path = "lock.html")]
+struct LockTemplate<'a> {
+    frame: Frame<'a>,
+    page: &'a LockPage,
+    name: RawKey,
+    summary: Summary<'a>,
+    problems: Problems<'a>,
+    holders: Holders<'a>,
+    events: Events<'a>,
+    raw: Raw,
+    json: String,
+}
+
+/// The page.
+///
+/// # Errors
+/// When the template fails, which is a bug.
+pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
+    LockTemplate {
+        frame: Frame::new(title(page), "", &page.chrome),
+        page,
+        name: RawKey::new("Name", page.id.name.as_bytes()),
+        summary: Summary::new(page),
+        problems: Problems::new(page),
+        holders: Holders::new(page),
+        events: Events::new(page),
+        raw: Raw::new(page),
+        json: links::lock_json(&page.id),
+    }
+    .render()
+}
+
+/// The document's title.
+pub(super) fn title(page: &LockPage) -> String {
+    let name = format::bytes(page.id.name.as_bytes());
+    let mut short: String = name.chars().take(TITLE_NAME).collect();
+    if short.len() < name.len() {
+        short.push('…');
+    }
+    // On a lock's own page its own state comes first.
+    let mark = match &page.subject {
+        Subject::Known(lock) if !lock.problems.is_empty() => "▲ ",
+        Subject::Known(lock) if lock.state == State::Held => "● ",
+        Subject::Known(_)
+        | Subject::Absent { .. }
+        | Subject::NoLock(_)
+        | Subject::Unreadable(_) => "",
+    };
+    let chrome = Chrome { counts: super::Counts::default(), ..page.chrome.clone() };
+    format!("{mark}{}", page::title(&chrome, &short))
+}
+
+/// The parts that a stream keeps true.
+pub(super) fn regions(page: &LockPage) -> Result<Vec<(&'static str, String)>, askama::Error> {
+    Ok(vec![
+        ("lock-state", Summary::new(page).render()?),
+        ("lock-problems", Problems::new(page).render()?),
+        ("lock-holders", Holders::new(page).render()?),
+        ("lock-events", Events::new(page).render()?),
+        ("lock-raw", Raw::new(page).render()?),
+    ])
+}

@@ -1,0 +1,256 @@
+//! The pages: what goes in, HTML comes out.
+//!
+//! A page is a plain struct that its handler fills from one snapshot ([`LocksPage`], [`LockPage`], [`SourcesPage`],
+//! [`ErrorPage`]) and a function that renders it. Nothing here reads a clock or the model, so a page can be made
+//! again at any time and compared: that is how the live stream works, see [`live`].
+//!
+//! Pages hold ages, so they must be served with `Cache-Control: no-store`. What [`assets`] lists is served under
+//! its path; its address changes with its content, so it may be cached for ever.
+
+pub mod assets;
+mod format;
+mod links;
+pub mod live;
+mod lock;
+mod locks;
+mod page;
+mod row;
+mod shell;
+mod sources;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::model::snapshot::Notice;
+use crate::model::view::{LockId, LockView, SourceView, WallMillis};
+
+pub use lock::lock_page;
+pub use locks::locks_page;
+pub use page::error_page;
+pub use sources::sources_page;
+
+/// What stands around every page.
+#[derive(Debug, Clone)]
+pub struct Chrome {
+    /// The dashboard's clock when the page was made; ages are counted to it, then on by the browser.
+    pub now: WallMillis,
+    /// This program's version.
+    pub version: &'static str,
+    /// The badge that says which environment this is, `production` say.
+    pub environment: Option<String>,
+    /// The page's own address, path and query as requested: what its live stream asks for.
+    pub address: String,
+    /// Every source of every deployment.
+    pub sources: Vec<SourceView>,
+    /// Every server that is looked at.
+    pub servers: Vec<ServerView>,
+    /// How far the first look at all keys has come; none once it is complete.
+    pub first_scan: Option<Progress>,
+    /// What there is in all, whatever the page shows of it.
+    pub counts: Counts,
+    /// Whether there are several deployments, so that names need theirs beside them.
+    pub several_deployments: bool,
+    /// Whether there are several databases.
+    pub several_dbs: bool,
+}
+
+/// A Redis server that is looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerView {
+    /// Deployment.
+    pub deployment: String,
+    /// Address, without secrets.
+    pub address: String,
+    /// Version as the server says, where it does.
+    pub version: Option<String>,
+    /// Why it cannot be read and since when; none while it can.
+    pub down: Option<Down>,
+    /// The policy by which it may evict locks, where it may: a warning on every page.
+    pub evicts: Option<String>,
+}
+
+/// A server that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Down {
+    /// Since when.
+    pub since: WallMillis,
+    /// Why, in words.
+    pub reason: String,
+}
+
+/// How far a pass over all keys has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Keys seen.
+    pub seen: u64,
+    /// Keys in all, by `DBSIZE`; none where that is not known.
+    pub of: Option<u64>,
+}
+
+/// Counts over all locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Confirmed locks that are held.
+    pub held: usize,
+    /// Locks with at least one problem.
+    pub with_problems: usize,
+    /// Held hashes of a lock's form that nothing has confirmed yet.
+    pub unconfirmed: usize,
+    /// Locks whose server cannot be read.
+    pub unknown: usize,
+    /// Locks beyond the limit, counted but not looked at.
+    pub not_kept: u64,
+}
+
+/// What the table of locks is sorted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Sort {
+    /// Problems first, then the longest held.
+    #[default]
+    Problems,
+    /// By name.
+    Name,
+    /// By holder.
+    Holder,
+    /// By how long it is held.
+    Age,
+    /// By the time to live.
+    Ttl,
+}
+
+impl Sort {
+    /// Every one.
+    pub const ALL: [Self; 5] = [Self::Problems, Self::Name, Self::Holder, Self::Age, Self::Ttl];
+
+    /// The word in addresses.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Problems => "problems",
+            Self::Name => "name",
+            Self::Holder => "holder",
+            Self::Age => "age",
+            Self::Ttl => "ttl",
+        }
+    }
+
+    /// Reads the word.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|sort| sort.as_str() == word)
+    }
+}
+
+/// Which end comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Smallest first.
+    Ascending,
+    /// Largest first.
+    Descending,
+}
+
+impl Order {
+    /// The word in addresses.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ascending => "asc",
+            Self::Descending => "desc",
+        }
+    }
+
+    /// Reads the word.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Ascending, Self::Descending].into_iter().find(|order| order.as_str() == word)
+    }
+
+    fn is_ascending(self) -> bool {
+        self == Self::Ascending
+    }
+
+    /// What a column is sorted by where the address does not say: ages longest first, all else ascending.
+    #[must_use]
+    pub fn usual(sort: Sort) -> Self {
+        match sort {
+            Sort::Problems | Sort::Age => Self::Descending,
+            Sort::Name | Sort::Holder | Sort::Ttl => Self::Ascending,
+        }
+    }
+}
+
+/// `/`: the table of locks.
+#[derive(Debug, Clone)]
+pub struct LocksPage {
+    /// What stands around it.
+    pub chrome: Chrome,
+    /// The filter as typed.
+    pub filter: String,
+    /// What is wrong with the filter; the rows are then empty.
+    pub filter_error: Option<String>,
+    /// Sorted by.
+    pub sort: Sort,
+    /// Which end first.
+    pub order: Order,
+    /// The rows of this page, in order, at most 100.
+    pub rows: Vec<Arc<LockView>>,
+    /// How many locks match in all.
+    pub total: usize,
+    /// How many stand before this page's first row.
+    pub skipped: usize,
+    /// The cursor of this page, none on the first one.
+    pub cursor: Option<String>,
+    /// The cursor of the next page, where there is one.
+    pub next: Option<String>,
+}
+
+/// `/lock`: one lock.
+#[derive(Debug, Clone)]
+pub struct LockPage {
+    /// What stands around it.
+    pub chrome: Chrome,
+    /// Which lock was asked for.
+    pub id: LockId,
+    /// What is known of it.
+    pub subject: Subject,
+}
+
+/// What is known of a lock that was asked for.
+#[derive(Debug, Clone)]
+pub enum Subject {
+    /// It is held, or is remembered.
+    Known(Arc<LockView>),
+    /// There is no such key, and nothing is remembered.
+    Absent {
+        /// When Redis was asked.
+        read_at: WallMillis,
+    },
+    /// There is such a key, but it is no lock; a sentence says what it is.
+    NoLock(String),
+    /// It could not be read; a sentence says why.
+    Unreadable(String),
+}
+
+/// `/sources`: what the picture rests on.
+#[derive(Debug, Clone)]
+pub struct SourcesPage {
+    /// What stands around it, with the sources themselves.
+    pub chrome: Chrome,
+    /// What is not seen by the sources as they are now, a sentence each.
+    pub limits: Vec<String>,
+    /// What happened to whole servers, newest first.
+    pub notices: Arc<[Notice]>,
+}
+
+/// A request that cannot be answered.
+#[derive(Debug, Clone)]
+pub struct ErrorPage {
+    /// What stands around it.
+    pub chrome: Chrome,
+    /// HTTP status: 400, 404, 421, 503 and the like.
+    pub status: u16,
+    /// What went wrong and what to do, a sentence.
+    pub message: String,
+}

@@ -1,0 +1,212 @@
+//! What stands around every page: the head, the state of the sources, warnings; and the pages about errors.
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::format::{self, Ago, Prose};
+use super::{Chrome, ErrorPage, ServerView, assets, links};
+use crate::model::view::{SourceState, SourceView};
+
+/// A lock whose last read is older than this is marked, milliseconds. The poll comes by each 10 s at the latest.
+pub(super) const STALE_MS: u64 = 20_000;
+
+/// What `base.html` needs.
+pub(super) struct Frame<'a> {
+    pub(super) title: String,
+    /// Which link of the navigation this page is.
+    pub(super) section: &'static str,
+    pub(super) chrome: &'a Chrome,
+    /// The stream's address; none where the page does not change.
+    pub(super) live: Option<String>,
+    pub(super) status: Status,
+    pub(super) alerts: Alerts<'a>,
+    pub(super) assets: &'static assets::Addresses,
+    pub(super) build: &'static str,
+    pub(super) stale_ms: u64,
+}
+
+impl<'a> Frame<'a> {
+    pub(super) fn new(title: String, section: &'static str, chrome: &'a Chrome) -> Self {
+        Self {
+            title,
+            section,
+            chrome,
+            live: Some(links::live(&chrome.address)),
+            status: Status::new(chrome),
+            alerts: Alerts::new(chrome),
+            assets: &assets::ADDRESSES,
+            build: assets::build(),
+            stale_ms: STALE_MS,
+        }
+    }
+
+    /// For a page that stays as it is.
+    pub(super) fn still(self) -> Self {
+        Self { live: None, ..self }
+    }
+}
+
+/// A document's title: problems first, since a tab shows little more.
+pub(super) fn title(chrome: &Chrome, page: &str) -> String {
+    let mut title = match chrome.counts.with_problems {
+        0 => format!("{page} · Lockscope"),
+        n => format!("({n}) {page} · Lockscope"),
+    };
+    if let Some(environment) = &chrome.environment {
+        title.push_str(" · ");
+        title.push_str(environment);
+    }
+    title
+}
+
+/// The parts around every page that a stream keeps true.
+pub(super) fn regions(chrome: &Chrome) -> Result<Vec<(&'static str, String)>, askama::Error> {
+    Ok(vec![
+        ("status", Status::new(chrome).render()?),
+        ("alerts", Alerts::new(chrome).render()?),
+        ("spoken", spoken(chrome)),
+    ])
+}
+
+/// What a screen reader hears when it changes.
+fn spoken(chrome: &Chrome) -> String {
+    let down = chrome.servers.iter().filter(|server| server.down.is_some()).count();
+    let problems = match chrome.counts.with_problems {
+        0 => "no lock has a problem".to_owned(),
+        1 => "1 lock has a problem".to_owned(),
+        n => format!("{n} locks have problems"),
+    };
+    match down {
+        0 => problems,
+        n => format!("{problems}, {n} of {} servers unreachable", chrome.servers.len()),
+    }
+}
+
+/// How all sources of one name fare: the worst of them.
+#[derive(Debug)]
+struct SourceLine {
+    source: &'static str,
+    state: SourceState,
+    ago: Option<Ago>,
+}
+
+/// The line in the head that says how fresh and how complete the picture is.
+#[derive(Debug, Template)]
+#[template(path = "parts/status.html")]
+pub(super) struct Status {
+    lines: Vec<SourceLine>,
+}
+
+impl HtmlSafe for Status {}
+
+impl Status {
+    fn new(chrome: &Chrome) -> Self {
+        let mut lines: Vec<SourceLine> = Vec::new();
+        let mut names: Vec<&'static str> = Vec::new();
+        for source in &chrome.sources {
+            if !names.contains(&source.source) {
+                names.push(source.source);
+            }
+        }
+        for name in names {
+            let same: Vec<&SourceView> =
+                chrome.sources.iter().filter(|source| source.source == name).collect();
+            let Some(worst) = same.iter().map(|source| source.state).max_by_key(|s| severity(*s))
+            else {
+                continue;
+            };
+            let oldest = same.iter().map(|source| source.last_success).min().flatten();
+            lines.push(SourceLine {
+                source: name,
+                state: worst,
+                ago: oldest.map(|at| Ago::new(at, chrome.now)),
+            });
+        }
+        Self { lines }
+    }
+}
+
+/// Orders states from fine to bad.
+fn severity(state: SourceState) -> u8 {
+    match state {
+        SourceState::On => 0,
+        SourceState::Off => 1,
+        SourceState::Paused => 2,
+        SourceState::Behind => 3,
+        SourceState::Denied => 4,
+        SourceState::Down => 5,
+    }
+}
+
+/// How a state is coloured: `fine`, `quiet`, `warn`, `bad`; the word stands beside it always.
+pub(super) fn state_tone(state: &SourceState) -> &'static str {
+    match state {
+        SourceState::On => "fine",
+        SourceState::Off => "quiet",
+        SourceState::Paused | SourceState::Behind => "warn",
+        SourceState::Denied | SourceState::Down => "bad",
+    }
+}
+
+/// Warnings that concern every page.
+#[derive(Debug, Template)]
+#[template(path = "parts/alerts.html")]
+pub(super) struct Alerts<'a> {
+    down: Vec<(&'a ServerView, &'a str, Ago)>,
+    evicting: Vec<(&'a ServerView, &'a str)>,
+    not_kept: Option<String>,
+}
+
+impl HtmlSafe for Alerts<'_> {}
+
+impl<'a> Alerts<'a> {
+    fn new(chrome: &'a Chrome) -> Self {
+        let down = chrome.servers.iter().filter_map(|server| {
+            let down = server.down.as_ref()?;
+            Some((server, down.reason.as_str(), Ago::new(down.since, chrome.now)))
+        });
+        let evicting = chrome
+            .servers
+            .iter()
+            .filter_map(|server| server.evicts.as_deref().map(|policy| (server, policy)));
+        let not_kept = chrome.counts.not_kept;
+        Self {
+            down: down.collect(),
+            evicting: evicting.collect(),
+            not_kept: (not_kept > 0).then(|| format::count(not_kept)),
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "error.html")]
+struct ErrorTemplate<'a> {
+    frame: Frame<'a>,
+    status: u16,
+    heading: &'static str,
+    message: Prose<'a>,
+}
+
+/// The page for a request that cannot be answered.
+///
+/// # Errors
+/// When the template fails, which is a bug.
+pub fn error_page(page: &ErrorPage) -> Result<String, askama::Error> {
+    let heading = match page.status {
+        400 => "That request is not understood",
+        403 => "Not allowed",
+        404 => "There is no such page",
+        405 => "Not done this way",
+        413 | 414 => "That is too long",
+        421 => "Not served under this name",
+        429 | 503 => "Too busy just now",
+        _ => "Something went wrong",
+    };
+    ErrorTemplate {
+        frame: Frame::new(title(&page.chrome, heading), "", &page.chrome).still(),
+        status: page.status,
+        heading,
+        message: Prose(&page.message),
+    }
+    .render()
+}

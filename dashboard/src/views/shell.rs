@@ -1,0 +1,183 @@
+//! Read-only commands to check a lock by hand, safe to paste whatever the name holds.
+
+use redisson::{Kind, LockName, keys};
+
+use super::format;
+use crate::model::view::LockId;
+
+/// A command with what it is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Command {
+    /// What it tells.
+    pub(super) purpose: &'static str,
+    /// The line to paste.
+    pub(super) line: String,
+}
+
+/// What to run to see a lock of some kind without this dashboard.
+pub(super) fn commands(id: &LockId, kind: &str) -> Vec<Command> {
+    let name = id.name.as_bytes();
+    let line = |command: &str, key: &[u8], rest: &str| redis_cli(id.db, command, key, rest);
+    let mut commands = vec![
+        Command {
+            purpose: "Holders and their counts (empty: free)",
+            line: line("HGETALL", name, ""),
+        },
+        Command {
+            purpose: "Milliseconds to live (-1: never ends, -2: free)",
+            line: line("PTTL", name, ""),
+        },
+        Command {
+            purpose: "Clients that wait for its release, at least",
+            line: line("PUBSUB NUMSUB", &channel(&id.name, kind), ""),
+        },
+    ];
+    if kind == Kind::Fair.as_str() {
+        commands.push(Command {
+            purpose: "Its queue, the next one first",
+            line: line("LRANGE", &keys::queue(&id.name), " 0 99"),
+        });
+    }
+    commands
+}
+
+/// The channel on which a release of a lock of this kind is told.
+pub(super) fn channel(name: &LockName, kind: &str) -> Vec<u8> {
+    if [Kind::Read, Kind::Write].iter().any(|k| k.as_str() == kind) {
+        keys::read_write_channel(name)
+    } else {
+        keys::channel(name)
+    }
+}
+
+fn redis_cli(db: u32, command: &str, key: &[u8], rest: &str) -> String {
+    // No argument of a process can hold a zero byte: redis-cli then has to read escapes by itself.
+    if key.contains(&0) {
+        let mut escaped = String::new();
+        for &byte in key {
+            match byte {
+                b'\'' | b'"' | b'\\' | ..0x20 | 0x7f.. => {
+                    escaped.push_str(&format!("\\x{byte:02x}"));
+                }
+                printable => escaped.push(char::from(printable)),
+            }
+        }
+        return format!(
+            "redis-cli -u \"$REDIS_URL\" -n {db} --quoted-input {command} '\"{escaped}\"'{rest}"
+        );
+    }
+    format!("redis-cli -u \"$REDIS_URL\" -n {db} {command} {}{rest}", quoted(key))
+}
+
+/// One word of a shell: printable ASCII within single quotes, other bytes as `$'\xHH'`. Every such run of bytes
+/// has quotes of its own, since some shells would read on through hexadecimal digits that follow.
+pub(super) fn quoted(bytes: &[u8]) -> String {
+    let plain = |byte: &u8| matches!(byte, b' '..=b'~');
+    let mut word = String::new();
+    for run in bytes.chunk_by(|a, b| plain(a) == plain(b)) {
+        if run.first().is_some_and(plain) {
+            word.push('\'');
+            for &byte in run {
+                if byte == b'\'' {
+                    word.push_str("'\\''");
+                } else {
+                    word.push(char::from(byte));
+                }
+            }
+            word.push('\'');
+        } else {
+            word.push_str("$'");
+            for byte in run {
+                word.push_str(&format!("\\x{byte:02x}"));
+            }
+            word.push('\'');
+        }
+    }
+    word
+}
+
+/// A key of Redis that belongs to a lock.
+#[derive(Debug, Clone)]
+pub(super) struct RawKey {
+    /// What it is.
+    pub(super) role: &'static str,
+    /// Printable form.
+    pub(super) shown: String,
+    /// What the copy button takes: the very text, or the word for a shell where that could do harm when pasted.
+    pub(super) copied: String,
+    /// Whether that is the word for a shell.
+    pub(super) quoted: bool,
+}
+
+impl RawKey {
+    pub(super) fn new(role: &'static str, bytes: &[u8]) -> Self {
+        let shown = format::bytes(bytes);
+        // Shown as it is means that no character of it is hidden, breaks a line or is no text.
+        let plain = shown.as_bytes() == bytes;
+        let copied = if plain { shown.clone() } else { quoted(bytes) };
+        Self { role, shown, copied, quoted: !plain }
+    }
+}
+
+/// Every key and channel of a lock of some kind.
+pub(super) fn raw_keys(name: &LockName, kind: &str) -> Vec<RawKey> {
+    let mut raw = vec![
+        RawKey::new("Lock (hash)", name.as_bytes()),
+        RawKey::new("Channel", &channel(name, kind)),
+    ];
+    if kind == Kind::Fair.as_str() {
+        raw.push(RawKey::new("Queue (list)", &keys::queue(name)));
+        raw.push(RawKey::new("Deadlines (sorted set)", &keys::deadlines(name)));
+    }
+    if kind == Kind::Fenced.as_str() {
+        raw.push(RawKey::new("Token (counter)", &keys::token(name)));
+    }
+    raw
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::process::Command as Process;
+
+    fn id(name: &[u8]) -> LockId {
+        LockId { deployment: "main".into(), db: 2, name: LockName::new(name).unwrap() }
+    }
+
+    #[test]
+    fn a_command_names_database_and_key() {
+        let lines: Vec<String> =
+            commands(&id(b"a'b"), "lock").into_iter().map(|c| c.line).collect();
+        assert_eq!(lines[0], r#"redis-cli -u "$REDIS_URL" -n 2 HGETALL 'a'\''b'"#);
+        assert_eq!(
+            lines[2],
+            r#"redis-cli -u "$REDIS_URL" -n 2 PUBSUB NUMSUB 'redisson_lock__channel:{a'\''b}'"#
+        );
+        let zero = &commands(&id(b"a\0\"'b"), "lock")[1].line;
+        assert_eq!(
+            zero,
+            r#"redis-cli -u "$REDIS_URL" -n 2 --quoted-input PTTL '"a\x00\x22\x27b"'"#
+        );
+    }
+
+    #[test]
+    fn a_copy_never_carries_hidden_characters() {
+        assert_eq!(RawKey::new("Lock", b"orders:42").copied, "orders:42");
+        let odd = RawKey::new("Lock", b"a\nrm -rf /\n");
+        assert_eq!(odd.copied, r"'a'$'\x0a''rm -rf /'$'\x0a'");
+        assert!(odd.quoted);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn a_shell_reads_the_very_bytes(bytes in prop::collection::vec(1_u8.., 1..80)) {
+            let out = Process::new("bash")
+                .args(["-c", &format!("LC_ALL=C; printf %s {}", quoted(&bytes))])
+                .output()
+                .unwrap();
+            prop_assert_eq!(out.stdout, bytes);
+        }
+    }
+}

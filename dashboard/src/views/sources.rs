@@ -1,0 +1,129 @@
+//! `/sources`: what the picture rests on, and what it cannot show.
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::format::{self, Ago, Clock, Prose};
+use super::page::{self, Frame, state_tone};
+use super::{ServerView, SourcesPage};
+use crate::model::snapshot::Notice;
+use crate::model::view::SourceView;
+
+/// What a source does, in words.
+struct About {
+    label: &'static str,
+    sees: &'static str,
+}
+
+fn about(source: &str) -> About {
+    match source {
+        "scan" => About {
+            label: "Scan",
+            sees: "Walks over all keys with SCAN and looks at small hashes that have a lock’s form. \
+                   Finds locks nobody has spoken of yet.",
+        },
+        "channels" => About {
+            label: "Channels",
+            sees: "Listens on the channels on which releases are told. \
+                   Shows a release at once, and names of locks that no scan has met.",
+        },
+        "poll" => About {
+            label: "Poll",
+            sees: "Reads known locks again: holders, counts, time to live. \
+                   Shows renewals, re-entries, expiry and new holders.",
+        },
+        _ => About { label: "", sees: "" },
+    }
+}
+
+struct Line<'a> {
+    view: &'a SourceView,
+    label: &'a str,
+    sees: &'static str,
+    word: &'static str,
+    tone: &'static str,
+    ago: Option<Ago>,
+}
+
+struct Server<'a> {
+    view: &'a ServerView,
+    down: Option<Ago>,
+    lines: Vec<Line<'a>>,
+}
+
+#[derive(Template)]
+#[template(path = "parts/sources.html")]
+struct Servers<'a> {
+    servers: Vec<Server<'a>>,
+    scanning: Option<(String, Option<String>)>,
+    limits: &'a [String],
+    notices: Vec<(Clock, &'a Notice)>,
+    not_kept: Option<String>,
+}
+
+impl HtmlSafe for Servers<'_> {}
+
+impl<'a> Servers<'a> {
+    fn new(page: &'a SourcesPage) -> Self {
+        let chrome = &page.chrome;
+        let line = |view: &'a SourceView| {
+            let about = about(view.source);
+            Line {
+                view,
+                label: if about.label.is_empty() { view.source } else { about.label },
+                sees: about.sees,
+                word: view.state.as_str(),
+                tone: state_tone(&view.state),
+                ago: view.last_success.map(|at| Ago::new(at, chrome.now)),
+            }
+        };
+        let servers = chrome.servers.iter().map(|server| Server {
+            view: server,
+            down: server.down.as_ref().map(|down| Ago::new(down.since, chrome.now)),
+            lines: chrome
+                .sources
+                .iter()
+                .filter(|s| s.deployment == server.deployment && s.node == server.address)
+                .map(line)
+                .collect(),
+        });
+        Self {
+            servers: servers.collect(),
+            scanning: chrome
+                .first_scan
+                .map(|progress| (format::count(progress.seen), progress.of.map(format::count))),
+            limits: &page.limits,
+            notices: page.notices.iter().map(|n| (Clock::new(n.at, chrome.now), n)).collect(),
+            not_kept: (chrome.counts.not_kept > 0).then(|| format::count(chrome.counts.not_kept)),
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "sources.html")]
+struct SourcesTemplate<'a> {
+    frame: Frame<'a>,
+    servers: Servers<'a>,
+}
+
+/// The page.
+///
+/// # Errors
+/// When the template fails, which is a bug.
+pub fn sources_page(page: &SourcesPage) -> Result<String, askama::Error> {
+    SourcesTemplate {
+        frame: Frame::new(title(page), "sources", &page.chrome),
+        servers: Servers::new(page),
+    }
+    .render()
+}
+
+/// The document's title.
+pub(super) fn title(page: &SourcesPage) -> String {
+    page::title(&page.chrome, "Sources")
+}
+
+/// The parts that a stream keeps true.
+pub(super) fn regions(page: &SourcesPage) -> Result<Vec<(&'static str, String)>, askama::Error> {
+    Ok(vec![("sources", Servers::new(page).render()?)])
+}

@@ -1,0 +1,411 @@
+//! Pages as they may be: calm, troubled, hostile, empty.
+
+use std::sync::Arc;
+
+use redisson::LockName;
+
+use super::super::*;
+use crate::model::view::*;
+
+pub(super) const NOW: u64 = 1_795_223_742_000;
+
+pub(super) fn ago(millis: u64) -> WallMillis {
+    WallMillis(NOW - millis)
+}
+
+pub(super) fn id(name: &[u8]) -> LockId {
+    LockId { deployment: "main".into(), db: 0, name: LockName::new(name).unwrap() }
+}
+
+pub(super) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) -> HolderView {
+    let uuid = format!("{:08x}-52c1-4d0e-9a6f-0b7c3de1{:04x}", 0x3f2a_81c4_u64 ^ (n * 7919), n);
+    HolderView {
+        id: format!("{uuid}:{}", 31 + n),
+        uuid,
+        thread: (31 + n).to_string(),
+        mode: "lock",
+        count,
+        since: Since { at: ago(held_ms), exact },
+    }
+}
+
+/// A healthy hold, `held_ms` old.
+pub(super) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
+    let passed = held_ms % 10_000;
+    LockView {
+        id: id(name),
+        state: State::Held,
+        confirmed: true,
+        kind: "lock",
+        holders: vec![holder(n, 1, held_ms, true)],
+        ttl_ms: Some(30_000 - passed.saturating_sub(700)),
+        observed_at: ago(700),
+        lease_ms: Some(30_000),
+        renewed: held_ms > 20_000,
+        problems: Vec::new(),
+        events: vec![
+            EventView {
+                at: ago(held_ms),
+                event: "taken",
+                source: "poll",
+                text: "Thread 31 took it; the lease is 30 s.".into(),
+            },
+            EventView {
+                at: ago(held_ms + 1_200),
+                event: "released",
+                source: "channels",
+                text: "A release was told on its channel.".into(),
+            },
+        ]
+        .into(),
+        sources: vec!["scan", "poll", "channels"],
+        queued: false,
+        group: "orders:*".into(),
+        expected_long: false,
+    }
+}
+
+pub(super) fn stuck() -> LockView {
+    LockView {
+        renewed: true,
+        holders: vec![holder(9, 2, 912_000, false)],
+        problems: vec![ProblemView {
+            problem: ProblemKind::Stuck,
+            certainty: Certainty::Sure,
+            since: ago(612_000),
+            evidence: vec![
+                Evidence {
+                    at: ago(912_000),
+                    source: "scan",
+                    text: "Already held by the same holder when first looked at.".into(),
+                },
+                Evidence {
+                    at: ago(4_000),
+                    source: "poll",
+                    text: "Renewed again to 30 s by the same holder, 91 times so far.".into(),
+                },
+            ],
+            advice:
+                "Look at what thread 40 of client 3f2b97bb is doing: on its host run `jcmd <pid> \
+                     Thread.print` and find the thread with number 40."
+                    .into(),
+        }],
+        ..held(b"billing:invoice-run:2026-11", 9, 912_000)
+    }
+}
+
+pub(super) fn leaked() -> LockView {
+    LockView {
+        ttl_ms: None,
+        lease_ms: None,
+        renewed: false,
+        problems: vec![ProblemView {
+            problem: ProblemKind::Leaked,
+            certainty: Certainty::Sure,
+            since: ago(83_000),
+            evidence: vec![Evidence {
+                at: ago(83_000),
+                source: "poll",
+                text: "Two reads 5 s apart found no time to live.".into(),
+            }],
+            advice:
+                "Find out whether its holder still works; if it is gone, release the lock by hand."
+                    .into(),
+        }],
+        ..held(b"import:customers", 12, 7_400_000)
+    }
+}
+
+fn source(name: &'static str, age: u64, state: SourceState, detail: &str) -> SourceView {
+    SourceView {
+        deployment: "main".into(),
+        node: "127.0.0.1:6379".into(),
+        source: name,
+        state,
+        detail: detail.into(),
+        last_success: Some(ago(age)),
+        lag_ms: None,
+    }
+}
+
+pub(super) fn server() -> ServerView {
+    ServerView {
+        deployment: "main".into(),
+        address: "127.0.0.1:6379".into(),
+        version: Some("7.0.15".into()),
+        down: None,
+        evicts: None,
+    }
+}
+
+pub(super) fn chrome(address: &str) -> Chrome {
+    Chrome {
+        now: WallMillis(NOW),
+        version: "0.1.0",
+        environment: Some("production".into()),
+        address: address.into(),
+        sources: vec![
+            source("scan", 12_000, SourceState::On, "A pass over 41,208 keys takes 1.9 s."),
+            source("channels", 400, SourceState::On, ""),
+            source("poll", 300, SourceState::On, "14 locks, each read at least every 5 s."),
+        ],
+        servers: vec![server()],
+        first_scan: None,
+        counts: Counts { held: 14, ..Counts::default() },
+        several_deployments: false,
+        several_dbs: false,
+    }
+}
+
+pub(super) fn locks(rows: Vec<LockView>) -> LocksPage {
+    let mut chrome = chrome("/");
+    let total = rows.len();
+    chrome.counts.held = total;
+    chrome.counts.with_problems = rows.iter().filter(|row| !row.problems.is_empty()).count();
+    LocksPage {
+        chrome,
+        filter: String::new(),
+        filter_error: None,
+        sort: Sort::Problems,
+        order: Order::Descending,
+        rows: rows.into_iter().map(Arc::new).collect(),
+        total,
+        skipped: 0,
+        cursor: None,
+        next: None,
+    }
+}
+
+pub(super) fn lock(subject: LockView) -> LockPage {
+    LockPage {
+        chrome: chrome("/lock?name=x"),
+        id: subject.id.clone(),
+        subject: Subject::Known(Arc::new(subject)),
+    }
+}
+
+pub(super) fn healthy_rows() -> Vec<LockView> {
+    let names = [
+        "orders:42",
+        "orders:43",
+        "orders:1077",
+        "cart:checkout:9f3e",
+        "billing:ledger",
+        "report:daily",
+        "search:reindex",
+        "tenant:7:sync",
+        "tenant:12:sync",
+        "tenant:31:sync",
+        "mail:digest",
+        "cleanup:tmp",
+    ];
+    let mut rows: Vec<LockView> = names
+        .iter()
+        .zip(1..)
+        .map(|(name, n)| {
+            held(
+                name.as_bytes(),
+                n,
+                [400, 3_100, 18_000, 52_000, 131_000][usize::try_from(n).unwrap() % 5] * n,
+            )
+        })
+        .collect();
+    rows[4].holders[0].count = 3;
+    rows[6].kind = "fair";
+    rows[6].queued = true;
+    rows[7].kind = "read";
+    rows[7].holders =
+        (0..4).map(|n| HolderView { mode: "read", ..holder(20 + n, 1, 9_000, true) }).collect();
+    rows[8].lease_ms = None;
+    rows.sort_by_key(|row| row.holders[0].since.at);
+    rows
+}
+
+pub(super) fn contended() -> LocksPage {
+    let mut rows = vec![leaked(), stuck()];
+    let suspected = &mut rows[1].problems[0];
+    suspected.certainty = Certainty::Sure;
+    rows.push(LockView {
+        problems: vec![ProblemView {
+            certainty: Certainty::Suspected,
+            since: ago(41_000),
+            ..stuck().problems.remove(0)
+        }],
+        ..held(b"warehouse:sync:{eu-west}", 17, 341_000)
+    });
+    rows.extend(healthy_rows());
+    rows[5].observed_at = ago(34_000);
+    rows[6].ttl_ms = Some(200);
+    rows[6].observed_at = ago(2_000);
+    let mut page = locks(rows);
+    page.chrome.counts.unconfirmed = 3;
+    page.chrome.sources[0] = source(
+        "scan",
+        190_000,
+        SourceState::Behind,
+        "The last pass took 190 s, since Redis answers slowly.",
+    );
+    page
+}
+
+/// Names that somebody chose to do harm, or that just are odd.
+pub(super) fn hostile_names() -> Vec<Vec<u8>> {
+    vec![
+        b"<script>alert(1)</script>".to_vec(),
+        br#""onmouseover="alert(1)" style="x"#.to_vec(),
+        b"'><img src=x onerror=alert(1)>".to_vec(),
+        b"{{ 7*7 }}${7*7}".to_vec(),
+        "long:".bytes().chain(std::iter::repeat_n(b'x', 295)).collect(),
+        "🔒 löck – 鎖 قفل".as_bytes().to_vec(),
+        "user\u{202e}nimda\u{202c}\u{200b}".as_bytes().to_vec(),
+        b"line\r\nbreak\ttab\0zero".to_vec(),
+        b"\xff\xfe\xc3(bytes".to_vec(),
+        b"a`id`$(id);'\\".to_vec(),
+        b" ".to_vec(),
+        "z\u{300}\u{301}\u{302}\u{303}\u{304}\u{305}\u{306}\u{307}\u{308}\u{309}algo"
+            .as_bytes()
+            .to_vec(),
+    ]
+}
+
+pub(super) fn hostile() -> LocksPage {
+    let text = "<script>alert(2)</script>";
+    let rows = hostile_names().into_iter().zip(1..).map(|(name, n)| {
+        let mut lock = LockView { problems: stuck().problems, ..held(&name, n, 1_000 * n) };
+        if n > 2 {
+            lock.problems.clear();
+        }
+        for problem in &mut lock.problems {
+            problem.advice = text.into();
+            problem.evidence[0].text = text.into();
+        }
+        lock.events =
+            vec![EventView { at: ago(5), event: "taken", source: "poll", text: text.into() }]
+                .into();
+        lock
+    });
+    let mut page = locks(rows.collect());
+    page.filter = format!("\">{text}");
+    page.filter_error = Some(format!("unknown term {text}"));
+    page.chrome.environment = Some(text.into());
+    page.chrome.address = format!("/?filter={text}");
+    page.chrome.servers[0].evicts = Some(text.into());
+    page.chrome.servers[0].down = Some(Down { since: ago(9_000), reason: text.into() });
+    page.chrome.sources[0].detail = text.into();
+    page
+}
+
+/// Every page there can be, by a file's name.
+pub(super) fn all() -> Vec<(String, String)> {
+    let mut pages: Vec<(&str, String)> = Vec::new();
+    let mut table = |name, page: LocksPage| pages.push((name, locks_page(&page).unwrap()));
+
+    table("healthy", locks(healthy_rows()));
+    table("contended", contended());
+    table("hostile", hostile());
+    let hundred =
+        (1..=100).map(|n| held(format!("job:{n:04}:run").as_bytes(), n, n * 1_700)).collect();
+    let mut many = locks(hundred);
+    many.total = 10_482;
+    many.skipped = 200;
+    many.cursor = Some("abc".into());
+    many.next = Some("def".into());
+    many.filter = "job:*".into();
+    many.sort = Sort::Age;
+    many.chrome.counts.held = 10_482;
+    many.chrome.counts.not_kept = 12_000;
+    many.chrome.several_deployments = true;
+    many.chrome.several_dbs = true;
+    table("many", many);
+    table("empty-none", locks(Vec::new()));
+    let mut denied = locks(Vec::new());
+    denied.chrome.sources[0] =
+        source("scan", 50_000, SourceState::Denied, "the user lacks `scan`: grant `+scan`");
+    table("empty-denied", denied);
+    let mut no_match = locks(Vec::new());
+    no_match.filter = "owner:nobody age:>5m".into();
+    no_match.chrome.counts.held = 14;
+    table("empty-filter", no_match);
+    let mut bad = locks(Vec::new());
+    bad.filter = "age:>5parsecs".into();
+    bad.filter_error =
+        Some("age: `>5parsecs` is no duration; write it as 500ms, 10s, 5m or 2h".into());
+    table("empty-bad-filter", bad);
+    let mut scanning = locks(Vec::new());
+    scanning.chrome.first_scan = Some(Progress { seen: 431_200, of: Some(1_000_000) });
+    table("empty-scanning", scanning);
+    let mut down = locks(Vec::new());
+    let reason = "connection refused (os error 111)";
+    down.chrome.servers[0].down = Some(Down { since: ago(47_000), reason: reason.into() });
+    down.chrome.sources.iter_mut().for_each(|s| {
+        s.state = SourceState::Down;
+        s.last_success = None;
+    });
+    table("empty-down", down);
+    let mut blind = contended();
+    blind.chrome.servers[0].down =
+        Some(Down { since: ago(47_000), reason: "no answer within 2 s".into() });
+    blind.chrome.sources.iter_mut().for_each(|s| s.state = SourceState::Down);
+    for row in &mut blind.rows {
+        let row = Arc::make_mut(row);
+        row.state = State::Unknown;
+        row.observed_at = ago(48_000);
+    }
+    table("blind", blind);
+
+    let mut one = |name, page: LockPage| pages.push((name, lock_page(&page).unwrap()));
+    one("lock-stuck", lock(stuck()));
+    one("lock-leaked", lock(leaked()));
+    one("lock-healthy", lock(healthy_rows().remove(4)));
+    one("lock-readers", lock(healthy_rows().into_iter().find(|l| l.kind == "read").unwrap()));
+    one("lock-fair", lock(healthy_rows().into_iter().find(|l| l.kind == "fair").unwrap()));
+    one(
+        "lock-free",
+        lock(LockView { state: State::Free, holders: Vec::new(), ..held(b"orders:42", 1, 4_000) }),
+    );
+    one(
+        "lock-long-expected",
+        lock(LockView { expected_long: true, ..held(b"leader", 1, 9_000_000) }),
+    );
+    one("lock-unconfirmed", lock(LockView { confirmed: false, ..held(b"cache:x", 1, 4_000) }));
+    let about = |subject| LockPage { chrome: chrome("/lock?name=x"), id: id(b"orders:9"), subject };
+    one("lock-absent", about(Subject::Absent { read_at: ago(20) }));
+    one("lock-no-lock", about(Subject::NoLock("it is a string.".into())));
+    one("lock-unreadable", about(Subject::Unreadable("connection refused (os error 111).".into())));
+    let mut hostile_lock = |name, of: LocksPage, n: usize| {
+        let subject = (*of.rows[n]).clone();
+        one(name, LockPage { chrome: of.chrome, ..lock(subject) });
+    };
+    hostile_lock("lock-script", hostile(), 0);
+    hostile_lock("lock-attribute", hostile(), 1);
+    hostile_lock("lock-long", hostile(), 4);
+    hostile_lock("lock-emoji", hostile(), 5);
+    hostile_lock("lock-bidi", hostile(), 6);
+    hostile_lock("lock-control", hostile(), 7);
+    hostile_lock("lock-bytes", hostile(), 8);
+
+    let sources = |chrome: Chrome| {
+        let limits = vec![
+            "A lock of a name not seen before shows once a scan meets it, 2 s on average.".into(),
+            "A lock held shorter than that may be seen by its release message only.".into(),
+            "Who waits for a lock is not seen.".into(),
+        ];
+        let notices = vec![Notice {
+            at: ago(400_000),
+            deployment: "main".into(),
+            text: "The server was restarted: 12 locks are gone.".into(),
+        }];
+        sources_page(&SourcesPage { chrome, limits, notices: notices.into() }).unwrap()
+    };
+    pages.push(("sources", sources(chrome("/sources"))));
+    pages.push(("sources-hostile", sources(hostile().chrome)));
+    for (name, status, message) in [
+        ("error-400", 400, "the query has no `name` and no `name64`"),
+        ("error-404", 404, "there is nothing at this address"),
+        ("error-503", 503, "1000 streams are open already; try again later, or reload the page"),
+    ] {
+        let page = ErrorPage { chrome: chrome("/x"), status, message: message.into() };
+        pages.push((name, error_page(&page).unwrap()));
+    }
+    pages.into_iter().map(|(name, html)| (name.to_owned(), html)).collect()
+}

@@ -1,0 +1,23 @@
+//! What every page must keep to, whatever is in it. To look at them: `cargo test -p lockscope-dashboard --lib preview -- --ignored`.
+
+mod fixtures;
+mod live;
+mod markup;
+
+use std::path::Path;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+#[test]
+#[ignore = "writes every page to target/ui-preview, for people to look at"]
+fn preview() {
+    let folder = Path::new(ROOT).join("target/ui-preview");
+    std::fs::create_dir_all(folder.join("static")).unwrap();
+    for asset in super::assets::ASSETS {
+        std::fs::write(folder.join("static").join(asset.name), asset.body).unwrap();
+    }
+    for (name, html) in fixtures::all() {
+        std::fs::write(folder.join(format!("{name}.html")), html).unwrap();
+    }
+    std::fs::write(folder.join("patches.json"), live::story()).unwrap();
+}

@@ -1,0 +1,188 @@
+//! What is served, and within which limits.
+
+use serde_json::json;
+
+use crate::redis_server::{HOLDER, RedisServer, take};
+use crate::serving::{Dashboard, request};
+
+const NO_REDIS: &str = "redis://127.0.0.1:1";
+
+#[tokio::test]
+async fn every_answer_is_guarded() {
+    let dashboard = Dashboard::start(NO_REDIS).await;
+    for (path, status) in [
+        ("/", 200),
+        ("/sources", 200),
+        ("/nowhere", 404),
+        ("/?filter=age:x", 400),
+        ("/lock", 400),
+        ("/static/app.css", 200),
+        ("/static/../Cargo.toml", 404),
+        ("/api/v1/locks", 200),
+        ("/api/v1/nowhere", 404),
+        ("/api/v1/openapi.json", 200),
+        ("/live?path=/nowhere", 400),
+        ("/live", 400),
+        ("/metrics", 200),
+        ("/healthz", 200),
+    ] {
+        let answer = dashboard.get(path).await;
+        assert_eq!(answer.status, status, "{path}: {answer:?}");
+        let policy = answer.header("content-security-policy").unwrap_or_default();
+        assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{path}");
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{path}");
+        assert_eq!(answer.header("referrer-policy"), Some("no-referrer"), "{path}");
+        assert!(answer.header("cache-control").is_some(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn strangers_names_are_refused() {
+    let dashboard = Dashboard::with(&[
+        "--redis-url",
+        NO_REDIS,
+        "--public-url",
+        "https://locks.example.com",
+    ])
+    .await;
+    for (host, status) in [
+        ("localhost", 200),
+        ("127.0.0.1:9761", 200),
+        ("[::1]:9761", 200),
+        ("locks.example.com", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+    ] {
+        for path in ["/", "/api/v1/locks", "/metrics", "/healthz"] {
+            let answer = dashboard.get_with(path, &[("Host", host)]).await;
+            assert_eq!(answer.status, status, "{host} {path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_but_reading_is_possible() {
+    let dashboard = Dashboard::start(NO_REDIS).await;
+    for method in ["POST", "PUT", "DELETE", "PATCH"] {
+        for path in ["/", "/lock?name=a", "/api/v1/lock?name=a", "/api/v1/locks"] {
+            let answer = request(dashboard.address, method, path, &[("Content-Length", "0")]).await;
+            assert_eq!(answer.status, 405, "{method} {path}");
+        }
+    }
+    assert_eq!(request(dashboard.address, "HEAD", "/", &[]).await.status, 200);
+}
+
+#[tokio::test]
+async fn mistakes_of_the_api_are_problems() {
+    let dashboard = Dashboard::start(NO_REDIS).await;
+    for (path, word) in [
+        ("/api/v1/locks?filter=kind:x", "fair"),
+        ("/api/v1/locks?sort=colour", "holder"),
+        ("/api/v1/locks?order=up", "desc"),
+        ("/api/v1/locks?limit=0", "100"),
+        ("/api/v1/locks?limit=101", "100"),
+        ("/api/v1/locks?cursor=x", "cursor"),
+        ("/api/v1/lock", "name64"),
+        ("/api/v1/lock?name=", "empty"),
+        ("/api/v1/lock?name64=%25", "base64"),
+        ("/api/v1/lock?name=a&name64=YQ==", "exclude"),
+    ] {
+        let answer = dashboard.get(path).await;
+        assert_eq!(answer.status, 400, "{path}");
+        assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{path}");
+        let problem = answer.json();
+        assert_eq!((&problem["status"], &problem["type"]), (&json!(400), &json!("about:blank")));
+        assert!(problem["detail"].as_str().unwrap().contains(word), "{path}: {problem}");
+    }
+    let long = format!("/api/v1/locks?filter={}", "x".repeat(513));
+    assert_eq!(dashboard.get(&long).await.status, 400);
+    let endless = format!("/?filter={}", "x".repeat(100_000));
+    assert_eq!(dashboard.get(&endless).await.status, 431);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_paged() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    for i in 0..230 {
+        take(&mut redis, format!("lock:{i:03}").as_bytes(), HOLDER, 600_000);
+    }
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.json_when("/api/v1/locks", |json| json["total"] == 230).await;
+    let mut names = Vec::new();
+    let mut path = "/api/v1/locks?sort=name".to_owned();
+    loop {
+        let page = dashboard.json(&path).await;
+        let locks = page["locks"].as_array().unwrap();
+        names.extend(locks.iter().map(|lock| lock["name"].as_str().unwrap().to_owned()));
+        let Some(next) = page["next"].as_str() else { break };
+        path = format!("/api/v1/locks?sort=name&cursor={next}");
+    }
+    assert_eq!(names, (0..230).map(|i| format!("lock:{i:03}")).collect::<Vec<_>>());
+    let page = dashboard.get("/?sort=name").await.body;
+    assert!(page.contains("lock:099") && !page.contains("lock:100"));
+    assert!(page.contains("cursor="), "there is a way to the next page");
+}
+
+#[tokio::test]
+async fn files_are_cached_by_what_is_in_them() {
+    let dashboard = Dashboard::start(NO_REDIS).await;
+    let page = dashboard.get("/").await.body;
+    let start = page.find("/static/app.css?v=").unwrap();
+    let address: String = page[start..].chars().take_while(|c| *c != '"').collect();
+    let file = dashboard.get(&address).await;
+    assert_eq!(file.status, 200);
+    assert!(file.header("cache-control").unwrap().contains("immutable"));
+    let tag = file.header("etag").unwrap();
+    let again = dashboard.get_with(&address, &[("If-None-Match", tag)]).await;
+    assert_eq!((again.status, again.body.len()), (304, 0));
+    for other in ["/static/app.css", "/static/app.css?v=0"] {
+        let file = dashboard.get(other).await;
+        assert_eq!(file.header("cache-control"), Some("no-cache"), "{other}");
+    }
+    assert_eq!(dashboard.get("/static/none.js").await.status, 404);
+}
+
+#[tokio::test]
+async fn the_description_of_the_api_names_every_route() {
+    let dashboard = Dashboard::start(NO_REDIS).await;
+    let api = dashboard.json("/api/v1/openapi.json").await;
+    let paths: Vec<&String> = api["paths"].as_object().unwrap().keys().collect();
+    let all = ["/api/v1/lock", "/api/v1/locks", "/api/v1/sources", "/api/v1/stream"];
+    assert_eq!(paths, all);
+    assert!(api["openapi"].as_str().unwrap().starts_with("3."));
+}
+
+#[tokio::test]
+async fn metrics_may_have_an_address_of_their_own() {
+    let flags = ["--redis-url", NO_REDIS, "--metrics-listen", "127.0.0.1:1"];
+    let dashboard = Dashboard::with(&flags).await;
+    assert_eq!(dashboard.get("/metrics").await.status, 404);
+    let metrics = dashboard.metrics.unwrap();
+    assert_eq!(request(metrics, "GET", "/metrics", &[]).await.status, 200);
+    assert_eq!(request(metrics, "GET", "/", &[]).await.status, 404);
+    assert_eq!(request(metrics, "GET", "/metrics", &[("Host", "evil.example")]).await.status, 421);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_what_the_description_says() {
+    let server = RedisServer::start();
+    take(&mut server.connect(), b"a", HOLDER, 600_000);
+    let dashboard = Dashboard::start(&server.url()).await;
+    let lock = dashboard.lock_when("a", |lock| lock["state"] == "held").await;
+    let schemas = dashboard.json("/api/v1/openapi.json").await["components"]["schemas"].clone();
+    let keys = |value: &serde_json::Value| -> Vec<String> {
+        value.as_object().unwrap().keys().cloned().collect()
+    };
+    for (value, schema) in [
+        (&lock, "Lock"),
+        (&lock["holders"][0], "Holder"),
+        (&lock["holders"][0]["since"], "Since"),
+        (&lock["events"][0], "Event"),
+    ] {
+        let mut required: Vec<String> =
+            serde_json::from_value(schemas[schema]["required"].clone()).unwrap();
+        required.sort();
+        assert_eq!(keys(value), required, "{schema}");
+    }
+}

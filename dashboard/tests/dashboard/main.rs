@@ -1,0 +1,16 @@
+//! The dashboard as a whole, in this process, against real Redis servers.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::string_slice,
+    reason = "what tests share may fail as they do"
+)]
+
+mod http;
+mod live;
+mod metrics;
+mod redis_server;
+mod serving;
+mod sources;
+mod trouble;

@@ -1,0 +1,97 @@
+//! What is measured.
+
+use crate::redis_server::{HOLDER, RedisServer, run, take};
+use crate::serving::{Dashboard, PATIENCE};
+
+async fn metrics_when(dashboard: &Dashboard, wished: impl Fn(&str) -> bool) -> String {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let text = dashboard.get("/metrics").await.body;
+        if wished(&text) {
+            return text;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{text}");
+    }
+}
+
+fn has(text: &str, line: &str) -> bool {
+    text.lines().any(|l| l == line)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_are_counted_by_group() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    for i in 0..3 {
+        take(&mut redis, format!("orders:{i}").as_bytes(), HOLDER, 600_000);
+    }
+    run::<i64>(&mut redis, &["HSET", "w", "mode", "write", &format!("{HOLDER}:write"), "1"]);
+    run::<i64>(&mut redis, &["PEXPIRE", "w", "600000"]);
+    run::<i64>(&mut redis, &["HSET", "cart", HOLDER, "1"]);
+    let dashboard = Dashboard::start(&server.url()).await;
+    let text = metrics_when(&dashboard, |text| text.contains("kind=\"write\"")).await;
+    let node = format!("127.0.0.1:{}", server.port);
+    for line in [
+        r#"lockscope_dashboard_locks{deployment="default",kind="lock",lock_group="orders:*"} 3"#,
+        r#"lockscope_dashboard_holders{deployment="default",kind="lock",lock_group="orders:*"} 3"#,
+        r#"lockscope_dashboard_locks{deployment="default",kind="write",lock_group="w"} 1"#,
+        r#"lockscope_dashboard_problems_detected_total{certainty="sure",deployment="default",lock_group="w",problem="leaked"} 0"#,
+        r#"lockscope_dashboard_locks_not_kept 0"#,
+        &format!("lockscope_dashboard_redis_up{{node=\"{node}\"}} 1"),
+        &format!("lockscope_dashboard_redis_evicts{{node=\"{node}\"}} 0"),
+        &format!("lockscope_dashboard_source_state{{node=\"{node}\",source=\"poll\",state=\"on\"}} 1"),
+        &format!("lockscope_dashboard_source_state{{node=\"{node}\",source=\"poll\",state=\"down\"}} 0"),
+    ] {
+        assert!(has(&text, line), "{line} is not in\n{text}");
+    }
+    for name in ["oldest_hold_start_timestamp_seconds{", "scan_keys_total{", "events_total{", "build_info{"] {
+        assert!(text.contains(&format!("lockscope_dashboard_{name}")), "{name}");
+    }
+    for name in ["process_resident_memory_bytes", "tokio_alive_tasks"] {
+        assert!(text.contains(name), "{name}");
+    }
+    assert!(!text.contains("cart"), "what only looks like a lock is not counted");
+    // Blind, it tells no numbers, nor those it had.
+    server.freeze();
+    let down = format!("lockscope_dashboard_redis_up{{node=\"{node}\"}} 0");
+    let text = metrics_when(&dashboard, |text| has(text, &down)).await;
+    assert!(!text.contains("lockscope_dashboard_locks{"), "{text}");
+    server.thaw();
+    metrics_when(&dashboard, |text| text.contains("lockscope_dashboard_locks{")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_problem_is_counted_and_detected() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    take(&mut redis, b"a", HOLDER, 600_000);
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.listed_when("", &["a"]).await;
+    run::<i64>(&mut redis, &["PERSIST", "a"]);
+    let now = r#"lockscope_dashboard_problems{acknowledged="false",certainty="sure",deployment="default",lock_group="a",problem="leaked"} 1"#;
+    let text = metrics_when(&dashboard, |text| has(text, now)).await;
+    let ever = r#"lockscope_dashboard_problems_detected_total{certainty="sure",deployment="default",lock_group="a",problem="leaked"} 1"#;
+    assert!(has(&text, ever), "{text}");
+    run::<i64>(&mut redis, &["DEL", "a"]);
+    let text = metrics_when(&dashboard, |text| !has(text, now)).await;
+    assert!(has(&text, ever), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_are_bounded() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let letters = |i: usize| -> String {
+        [i / 26 / 26, i / 26, i].map(|n| char::from(b'a' + u8::try_from(n % 26).unwrap())).iter().collect()
+    };
+    for i in 0..600 {
+        take(&mut redis, letters(i).as_bytes(), HOLDER, 600_000);
+    }
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.json_when("/api/v1/locks", |json| json["total"] == 600).await;
+    let text = metrics_when(&dashboard, |text| text.contains("lock_group=\"overflow\"} 400")).await;
+    let groups = text.lines().filter(|l| l.starts_with("lockscope_dashboard_locks{")).count();
+    assert_eq!(groups, 201, "200 and the overflow");
+    let series = text.lines().filter(|line| !line.starts_with('#')).count();
+    assert!(series < 8_000, "{series}");
+}

@@ -1,0 +1,154 @@
+//! A redis-server of a test's own.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use redis::{Connection, FromRedisValue, cmd};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A server in a folder of its own, ended with the test.
+pub(crate) struct RedisServer {
+    child: Child,
+    pub(crate) port: u16,
+    extra: Vec<String>,
+    folder: tempfile::TempDir,
+}
+
+impl RedisServer {
+    pub(crate) fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// With further arguments.
+    pub(crate) fn with(extra: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let extra: Vec<String> = extra.iter().map(|arg| (*arg).to_owned()).collect();
+        for _ in 0..20 {
+            // Whoever takes the port in between makes the server end at once: then another one is tried.
+            let port = {
+                let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+                listener.local_addr().unwrap().port()
+            };
+            let mut child = spawn(port, &extra, folder.path());
+            if answers(port, &mut child) {
+                return Self { child, port, extra, folder };
+            }
+        }
+        panic!("no redis-server could be started");
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn connect(&self) -> Connection {
+        redis::Client::open(self.url()).unwrap().get_connection().unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub(crate) fn freeze(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    pub(crate) fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again on its port, empty.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        for _ in 0..50 {
+            self.child = spawn(self.port, &self.extra, self.folder.path());
+            if answers(self.port, &mut self.child) {
+                return;
+            }
+        }
+        panic!("redis-server could not be started again");
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+pub(crate) fn run<T: FromRedisValue>(connection: &mut Connection, words: &[&str]) -> T {
+    let mut command = cmd(words[0]);
+    for word in &words[1..] {
+        command.arg(word);
+    }
+    command.query(connection).unwrap()
+}
+
+fn spawn(port: u16, extra: &[String], folder: &std::path::Path) -> Child {
+    Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
+        .arg(folder)
+        .args(extra)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server is installed")
+}
+
+fn answers(port: u16, child: &mut Child) -> bool {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    while tokio::time::Instant::now() < deadline && child.try_wait().unwrap().is_none() {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
+        if let Ok(mut connection) = client.get_connection_with_timeout(Duration::from_secs(1)) {
+            // A server that wants a password answers too.
+            return match cmd("PING").query::<String>(&mut connection) {
+                Ok(_) => true,
+                Err(error) => error.to_string().contains("NOAUTH"),
+            };
+        }
+    }
+    false
+}
+
+/// A holder as Redisson writes it.
+pub(crate) const HOLDER: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
+
+/// Another thread of the same client.
+pub(crate) fn thread(n: u32) -> String {
+    format!("{}:{n}", &HOLDER[..36])
+}
+
+/// Writes a lock as Redisson does.
+pub(crate) fn take(connection: &mut Connection, name: &[u8], holder: &str, lease_ms: u64) {
+    redis::pipe()
+        .atomic()
+        .cmd("HINCRBY")
+        .arg(name)
+        .arg(holder)
+        .arg(1)
+        .cmd("PEXPIRE")
+        .arg(name)
+        .arg(lease_ms)
+        .exec(connection)
+        .unwrap();
+}
+
+/// Ends it as Redisson does.
+pub(crate) fn release(connection: &mut Connection, name: &str) {
+    let channel = format!("redisson_lock__channel:{{{name}}}");
+    redis::pipe()
+        .atomic()
+        .cmd("DEL")
+        .arg(name)
+        .cmd("PUBLISH")
+        .arg(channel)
+        .arg("0")
+        .exec(connection)
+        .unwrap();
+}

@@ -1,0 +1,228 @@
+//! A dashboard in this process, and a small HTTP client.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lockscope_dashboard::config::Config;
+use lockscope_dashboard::{Listeners, run};
+use serde_json::Value;
+use service_kit::shutdown::Shutdown;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+/// How long tests wait for anything.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct Dashboard {
+    pub(crate) address: SocketAddr,
+    pub(crate) metrics: Option<SocketAddr>,
+    shutdown: Shutdown,
+    task: JoinHandle<()>,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().skip(1).find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            key.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+}
+
+impl Dashboard {
+    pub(crate) async fn start(redis_url: &str) -> Self {
+        Self::with(&["--redis-url", redis_url]).await
+    }
+
+    /// With these flags.
+    pub(crate) async fn with(flags: &[&str]) -> Self {
+        service_kit::redis_link::install_crypto_provider();
+        let flags = ["lockscope-dashboard"].into_iter().chain(flags.iter().copied());
+        let config = Config::load_from(flags.map(Into::into), []).unwrap_or_else(|stop| panic!("{}", stop.text()));
+        let pages = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let metrics = match config.metrics_listen {
+            Some(_) => Some(TcpListener::bind("127.0.0.1:0").await.unwrap()),
+            None => None,
+        };
+        let address = pages.local_addr().unwrap();
+        let metrics_address = metrics.as_ref().map(|listener| listener.local_addr().unwrap());
+        let shutdown = Shutdown::new();
+        let its_end = shutdown.clone();
+        let task = tokio::spawn(async move {
+            run(config, Listeners { pages, metrics }, &its_end).await.unwrap();
+        });
+        Self { address, metrics: metrics_address, shutdown, task }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        request(self.address, "GET", path, &[]).await
+    }
+
+    pub(crate) async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        request(self.address, "GET", path, headers).await
+    }
+
+    pub(crate) async fn json(&self, path: &str) -> Value {
+        self.get(path).await.json()
+    }
+
+    /// The lock of that name as the API has it, once `wished` says so.
+    pub(crate) async fn lock_when(&self, name: &str, wished: impl Fn(&Value) -> bool) -> Value {
+        let path = format!("/api/v1/lock?name={}", encoded(name.as_bytes()));
+        self.json_when(&path, wished).await
+    }
+
+    /// What the path answers, once `wished` says so.
+    pub(crate) async fn json_when(&self, path: &str, wished: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let json = self.json(path).await;
+            if wished(&json) {
+                return json;
+            }
+            assert!(Instant::now() < deadline, "{path} stays {json:#}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// The names of the locks that are listed, once they are these.
+    pub(crate) async fn listed_when(&self, query: &str, names: &[&str]) {
+        let mut wished: Vec<&str> = names.to_vec();
+        wished.sort_unstable();
+        self.json_when(&format!("/api/v1/locks?{query}"), |json| listed(json) == wished).await;
+    }
+
+    /// The state of a source.
+    pub(crate) async fn source_when(&self, source: &str, state: &str) -> Value {
+        let found = |json: &Value| -> Option<Value> {
+            let sources = json["sources"].as_array().unwrap();
+            let is = |s: &&Value| s["source"] == source && s["state"] == state;
+            sources.iter().find(is).cloned()
+        };
+        found(&self.json_when("/api/v1/sources", |json| found(json).is_some()).await).unwrap()
+    }
+
+    /// Opens an event stream.
+    pub(crate) async fn events(&self, path: &str, headers: &[(&str, &str)]) -> Events {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let head = head("GET", path, self.address, headers);
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut reader = BufReader::new(stream);
+        let mut status = String::new();
+        reader.read_line(&mut status).await.unwrap();
+        assert!(status.contains(" 200 "), "{status}");
+        Events { reader }
+    }
+
+    /// Ends it; how long that took is not judged, but it must not take for ever.
+    pub(crate) async fn stop(self) {
+        self.shutdown.cancel();
+        timeout(PATIENCE, self.task).await.expect("it ends").unwrap();
+    }
+}
+
+/// Names of a list, sorted.
+pub(crate) fn listed(json: &Value) -> Vec<&str> {
+    let locks = json["locks"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut names: Vec<&str> = locks.iter().map(|lock| lock["name"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    names
+}
+
+pub(crate) fn encoded(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+fn head(method: &str, path: &str, address: SocketAddr, headers: &[(&str, &str)]) -> String {
+    let mut head = format!("{method} {path} HTTP/1.1\r\n");
+    if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+        head.push_str(&format!("Host: {address}\r\n"));
+    }
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    head
+}
+
+pub(crate) async fn request(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> Answer {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let mut all = vec![("Connection", "close")];
+    all.extend_from_slice(headers);
+    stream.write_all(head(method, path, address, &all).as_bytes()).await.unwrap();
+    let mut bytes = Vec::new();
+    timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("an answer").unwrap();
+    let text = String::from_utf8(bytes).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, head: head.to_owned(), body: body.to_owned() }
+}
+
+/// The events of one stream.
+pub(crate) struct Events {
+    reader: BufReader<TcpStream>,
+}
+
+/// One event.
+#[derive(Debug, Default)]
+pub(crate) struct Event {
+    pub(crate) event: String,
+    pub(crate) id: Option<String>,
+    pub(crate) data: Value,
+}
+
+impl Events {
+    /// The next event; none at the stream's end.
+    pub(crate) async fn next(&mut self) -> Option<Event> {
+        let mut event = Event::default();
+        loop {
+            let mut line = String::new();
+            let read = timeout(PATIENCE, self.reader.read_line(&mut line)).await;
+            if read.expect("an event").unwrap_or(0) == 0 {
+                return None;
+            }
+            // Chunk sizes and headers stand between the lines; none of them look like these.
+            if let Some(name) = line.strip_prefix("event: ") {
+                event.event = name.trim_end().to_owned();
+            } else if let Some(id) = line.strip_prefix("id: ") {
+                event.id = Some(id.trim_end().to_owned());
+            } else if let Some(data) = line.strip_prefix("data: ") {
+                event.data = serde_json::from_str(data.trim_end()).unwrap();
+            } else if line == "\n" && !event.event.is_empty() {
+                return Some(event);
+            }
+        }
+    }
+
+    /// The next event of which `wished` says so.
+    pub(crate) async fn when(&mut self, mut wished: impl FnMut(&Event) -> bool) -> Event {
+        let wait = async {
+            loop {
+                let event = self.next().await.expect("the stream goes on");
+                if wished(&event) {
+                    return event;
+                }
+            }
+        };
+        timeout(PATIENCE, wait).await.expect("the event")
+    }
+}

@@ -1,0 +1,229 @@
+//! What is found and followed.
+
+use redis::cmd;
+use serde_json::json;
+
+use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
+use crate::serving::{Dashboard, encoded};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_found_followed_and_remembered() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = Dashboard::start(&server.url()).await;
+    take(&mut redis, b"orders:1", HOLDER, 30_000);
+    dashboard.listed_when("", &["orders:1"]).await;
+    let lock = dashboard.lock_when("orders:1", |lock| lock["state"] == "held").await;
+    assert_eq!(lock["holders"][0]["id"], HOLDER);
+    assert_eq!(lock["holders"][0]["thread"], "52");
+    assert_eq!((&lock["kind"], &lock["confirmed"]), (&json!("lock"), &json!(true)));
+    assert!(lock["ttl_ms"].as_u64().unwrap() <= 30_000);
+
+    take(&mut redis, b"orders:1", HOLDER, 30_000);
+    dashboard.lock_when("orders:1", |lock| lock["holders"][0]["count"] == 2).await;
+
+    release(&mut redis, "orders:1");
+    dashboard.listed_when("", &[]).await;
+    let lock = dashboard.lock_when("orders:1", |lock| lock["state"] == "free").await;
+    let events: Vec<&str> =
+        lock["events"].as_array().unwrap().iter().map(|e| e["event"].as_str().unwrap()).collect();
+    assert_eq!(events, ["released", "reentered", "taken"]);
+    assert!(lock["sources"].as_array().unwrap().contains(&json!("channels")), "{lock}");
+    dashboard.stop().await;
+}
+
+/// Passes are an hour apart, so only messages and polls can tell.
+#[tokio::test(flavor = "multi_thread")]
+async fn between_passes_known_locks_are_seen_taken_again() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    for i in 0..200_000 / 1000 {
+        let mut pipe = redis::pipe();
+        for n in 0..1000 {
+            pipe.cmd("SET").arg(format!("other:{i}:{n}")).arg("x");
+        }
+        pipe.exec(&mut redis).unwrap();
+    }
+    for i in 0..2_000 {
+        let fields = ["colour", "red", "size", "9"];
+        run::<i64>(&mut redis, &[&["HSET", &format!("session:{i}")], &fields[..]].concat());
+    }
+    take(&mut redis, b"orders:1", HOLDER, 30_000);
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.listed_when("", &["orders:1"]).await;
+    let sources = dashboard.json_when("/api/v1/sources", |s| s["first_scan"].is_null()).await;
+    assert_eq!(sources["counts"]["held"], 1);
+    for _ in 0..5 {
+        release(&mut redis, "orders:1");
+        dashboard.listed_when("", &[]).await;
+        let other = thread(53);
+        take(&mut redis, b"orders:1", &other, 30_000);
+        dashboard
+            .lock_when("orders:1", |lock| lock["holders"][0]["id"] == other.as_str())
+            .await;
+    }
+    // A name that was never seen is told of by its release.
+    release(&mut redis, "quick");
+    dashboard.lock_when("quick", |lock| lock["state"] == "free").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_looks_like_a_lock_is_listed_apart() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    run::<i64>(&mut redis, &["HSET", "cart", HOLDER, "3"]);
+    run::<i64>(&mut redis, &["HSET", "long", HOLDER, &"9".repeat(5_000)]);
+    run::<i64>(&mut redis, &["HSET", "mixed", HOLDER, "1", "colour", "red"]);
+    run::<i64>(&mut redis, &["HSET", "queued", HOLDER, "1"]);
+    run::<i64>(&mut redis, &["RPUSH", "redisson_lock_queue:{queued}", HOLDER]);
+    run::<i64>(&mut redis, &["RPUSH", "redisson_lock_queue:{awaited}", HOLDER]);
+    run::<String>(&mut redis, &["SET", "redisson_lock_queue:{odd}", "a string"]);
+    take(&mut redis, b"odd", HOLDER, 60_000);
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.listed_when("", &["awaited", "odd", "queued"]).await;
+    dashboard.listed_when("filter=confirmed:no", &["cart"]).await;
+    dashboard.listed_when("filter=kind:fair", &["awaited", "queued"]).await;
+    let odd = dashboard.lock_when("odd", |lock| lock["state"] == "held").await;
+    assert_eq!((&odd["kind"], &odd["queued"]), (&json!("lock"), &json!(false)));
+    for name in ["long", "mixed"] {
+        let answer = dashboard.get(&format!("/api/v1/lock?name={name}")).await;
+        assert_eq!(answer.status, 404, "{answer:?}");
+        assert!(answer.body.contains("not a lock's"), "{answer:?}");
+    }
+    // It becomes one as soon as it behaves like one.
+    run::<i64>(&mut redis, &["PEXPIRE", "cart", "60000"]);
+    dashboard.listed_when("", &["awaited", "cart", "odd", "queued"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn read_write_locks_are_told_apart() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let (one, two) = (thread(1), thread(2));
+    run::<i64>(&mut redis, &["HSET", "r", "mode", "read", &one, "1", &two, "2"]);
+    run::<i64>(&mut redis, &["PEXPIRE", "r", "60000"]);
+    run::<i64>(&mut redis, &["HSET", "w", "mode", "write", &format!("{one}:write"), "1"]);
+    run::<i64>(&mut redis, &["PEXPIRE", "w", "60000"]);
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.listed_when("", &["r", "w"]).await;
+    let read = dashboard.lock_when("r", |lock| lock["kind"] == "read").await;
+    assert_eq!(read["holders"].as_array().unwrap().len(), 2);
+    assert_eq!(read["holders"][1]["mode"], "read");
+    let write = dashboard.lock_when("w", |lock| lock["kind"] == "write").await;
+    assert_eq!(write["holders"][0]["mode"], "write");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_hashes_are_counted_and_left() {
+    let server = RedisServer::with(&["--hash-max-listpack-entries", "100000"]);
+    let mut redis = server.connect();
+    let fill = |redis: &mut redis::Connection, key: &str, fields: usize, name: &dyn Fn(usize) -> String| {
+        for from in (0..fields).step_by(1000) {
+            let mut hset = cmd("HSET");
+            hset.arg(key);
+            for i in from..from + 1000 {
+                hset.arg(name(i)).arg("1");
+            }
+            hset.exec(redis).unwrap();
+        }
+    };
+    fill(&mut redis, "listpack", 50_000, &|i| format!("{}:{i}", &HOLDER[..36]));
+    run::<String>(&mut redis, &["CONFIG", "SET", "hash-max-listpack-entries", "128"]);
+    fill(&mut redis, "hashtable", 100_000, &|i| format!("{}:{i}", &HOLDER[..36]));
+    let encoding: String = run(&mut redis, &["OBJECT", "ENCODING", "listpack"]);
+    assert_eq!(encoding, "listpack");
+    // A thousand readers are a lock, still.
+    run::<i64>(&mut redis, &["HSET", "readers", "mode", "read"]);
+    fill(&mut redis, "readers", 1_000, &|i| format!("{}:{i}", &HOLDER[..36]));
+    run::<i64>(&mut redis, &["PEXPIRE", "readers", "600000"]);
+    run::<String>(&mut redis, &["CONFIG", "RESETSTAT"]);
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.listed_when("", &["readers"]).await;
+    dashboard.lock_when("readers", |lock| lock["holders"].as_array().unwrap().len() == 1_000).await;
+    for name in ["listpack", "hashtable"] {
+        let answer = dashboard.get(&format!("/api/v1/lock?name={name}")).await;
+        assert!(answer.body.contains("too many for a lock"), "{answer:?}");
+    }
+    dashboard.json_when("/api/v1/sources", |s| s["first_scan"].is_null()).await;
+    let stats: String = run(&mut redis, &["INFO", "commandstats"]);
+    for verb in ["hgetall", "hscan", "hkeys", "hvals", "keys", "eval", "evalsha"] {
+        assert!(!stats.contains(&format!("cmdstat_{verb}:")), "{stats}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_may_be_any_bytes() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let names: [&[u8]; 7] = [
+        b"<script>alert(1)</script>",
+        b"two\nlines\r\n",
+        b"\xff\xfe\x00",
+        "bidi\u{202e}gpj".as_bytes(),
+        b"' onmouseover='x",
+        "emoji \u{1f512}".as_bytes(),
+        &[b'x'; 512],
+    ];
+    for name in names {
+        take(&mut redis, name, HOLDER, 60_000);
+    }
+    take(&mut redis, &[b'y'; 513], HOLDER, 60_000);
+    let dashboard = Dashboard::start(&server.url()).await;
+    let list =
+        dashboard.json_when("/api/v1/locks", |json| json["total"] == names.len()).await;
+    let bytes = list["locks"].as_array().unwrap().iter().filter_map(|l| l["name_base64"].as_str());
+    assert_eq!(bytes.collect::<Vec<_>>(), ["//4A"]);
+    let page = dashboard.get("/").await;
+    assert_eq!(page.status, 200);
+    for raw in ["<script>alert", "\u{202e}", "two\nlines", " onmouseover='x"] {
+        assert!(!page.body.contains(raw), "{raw}");
+    }
+    let page = dashboard.get("/lock?name64=//4A").await;
+    assert!(page.status == 200 && page.body.contains(HOLDER), "{page:?}");
+    let page = dashboard.get(&format!("/lock?name={}", encoded(names[0]))).await;
+    assert!(page.status == 200 && page.body.contains(HOLDER));
+    assert!(!page.body.contains("<script>alert"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_servers_and_databases_are_one_picture() {
+    let (one, two) = (RedisServer::start(), RedisServer::start());
+    let mut redis = one.connect();
+    take(&mut redis, b"a", HOLDER, 60_000);
+    run::<String>(&mut redis, &["SELECT", "3"]);
+    take(&mut redis, b"a", HOLDER, 60_000);
+    take(&mut two.connect(), b"b", HOLDER, 60_000);
+    let (first, second) = (format!("eu={}", one.url()), format!("us={}", two.url()));
+    let flags = ["--redis-url", &first, "--redis-url", &second, "--db", "0", "--db", "3"];
+    let dashboard = Dashboard::with(&flags).await;
+    dashboard.listed_when("", &["a", "a", "b"]).await;
+    dashboard.listed_when("filter=deployment:us", &["b"]).await;
+    dashboard.listed_when("filter=db:3", &["a"]).await;
+    assert_eq!(dashboard.get("/lock?name=a").await.status, 400);
+    assert_eq!(dashboard.get("/api/v1/lock?deployment=eu&db=3&name=a").await.status, 200);
+    assert_eq!(dashboard.get("/api/v1/lock?deployment=eu&db=7&name=a").await.status, 404);
+    assert_eq!(dashboard.get("/api/v1/lock?deployment=asia&db=0&name=a").await.status, 404);
+    // One that fails does not hold up the other.
+    drop(one);
+    dashboard.listed_when("filter=state:unknown", &["a", "a"]).await;
+    take(&mut two.connect(), b"c", HOLDER, 60_000);
+    dashboard.listed_when("filter=deployment:us", &["b", "c"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn some_names_are_not_looked_at() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    for name in ["orders:1", "orders:2", "cart:1", "other"] {
+        take(&mut redis, name.as_bytes(), HOLDER, 60_000);
+    }
+    let url = server.url();
+    let ignoring = Dashboard::with(&["--redis-url", &url, "--ignore", "cart:*"]).await;
+    ignoring.listed_when("", &["orders:1", "orders:2", "other"]).await;
+    let matching = Dashboard::with(&["--redis-url", &url, "--scan-match", "orders:*"]).await;
+    matching.listed_when("", &["orders:1", "orders:2"]).await;
+    let few = Dashboard::with(&["--redis-url", &url, "--max-locks", "3"]).await;
+    let counted = |json: &serde_json::Value| json["counts"]["not_kept"] == 1;
+    let sources = few.json_when("/api/v1/sources", counted).await;
+    assert_eq!(sources["counts"]["held"], 3);
+}

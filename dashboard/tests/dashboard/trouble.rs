@@ -1,0 +1,272 @@
+//! Servers that fail, accounts that may not, locks with problems.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::redis_server::{HOLDER, RedisServer, run, take};
+use crate::serving::Dashboard;
+
+/// What an account needs that looks at locks and may do nothing else. The patterns are literal ones: a right to
+/// `redisson_*` would not allow to subscribe to them.
+const OBSERVER: [&str; 24] = [
+    "ACL", "SETUSER", "observer", "on", ">look", "%R~*", "resetchannels",
+    "&redisson_lock__channel:*", "&redisson_rwlock:*", "-@all", "+scan", "+dbsize", "+hlen",
+    "+hrandfield", "+hstrlen", "+hmget", "+pttl", "+type", "+multi", "+exec", "+ping",
+    "+psubscribe", "+info", "+select",
+];
+
+fn has_problem(lock: &Value) -> bool {
+    lock["problems"].as_array().is_some_and(|problems| !problems.is_empty())
+}
+
+fn state(lock: &Value) -> &str {
+    lock["state"].as_str().unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_server_freezes_the_picture() {
+    let server = RedisServer::start();
+    take(&mut server.connect(), b"orders:1", HOLDER, 600_000);
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.listed_when("", &["orders:1"]).await;
+    server.freeze();
+    dashboard.listed_when("filter=state:unknown", &["orders:1"]).await;
+    dashboard.source_when("poll", "down").await;
+    dashboard.listed_when("", &["orders:1"]).await;
+    let lock = dashboard.lock_when("orders:1", |lock| state(lock) == "unknown").await;
+    assert_eq!(lock["holders"][0]["id"], HOLDER);
+    for path in ["/", "/lock?name=orders:1", "/sources", "/readyz", "/healthz"] {
+        assert_eq!(dashboard.get(path).await.status, 200, "{path}");
+    }
+    server.thaw();
+    dashboard.lock_when("orders:1", |lock| state(lock) == "held").await;
+    dashboard.source_when("poll", "on").await;
+    dashboard.source_when("channels", "on").await;
+    dashboard.source_when("scan", "on").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_restarted_empty_is_one_notice() {
+    let mut server = RedisServer::start();
+    let names: Vec<String> = (0..50).map(|i| format!("orders:{i}")).collect();
+    let mut redis = server.connect();
+    names.iter().for_each(|name| take(&mut redis, name.as_bytes(), HOLDER, 600_000));
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.json_when("/api/v1/locks", |json| json["total"] == 50).await;
+    server.restart();
+    take(&mut server.connect(), b"fresh", HOLDER, 600_000);
+    dashboard.listed_when("", &["fresh"]).await;
+    let notices =
+        dashboard.json_when("/api/v1/sources", |s| s["notices"] != json!([])).await;
+    let text = notices["notices"][0]["text"].as_str().unwrap();
+    assert!(text.contains("50 held locks"), "{text}");
+    let lock = dashboard.lock_when("orders:1", |lock| state(lock) == "free").await;
+    assert!(lock["events"][0]["text"].as_str().unwrap().contains("started anew"), "{lock}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_server_the_pages_say_so() {
+    let dashboard = Dashboard::start("redis://127.0.0.1:1").await;
+    let down = |json: &Value| json["servers"][0]["down"]["reason"] != Value::Null;
+    dashboard.json_when("/api/v1/sources", down).await;
+    for path in ["/", "/sources", "/lock?name=x", "/readyz"] {
+        assert_eq!(dashboard.get(path).await.status, 200, "{path}");
+    }
+    assert_eq!(dashboard.get("/api/v1/lock?name=x").await.status, 503);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_password_is_told_and_a_right_one_works() {
+    let server = RedisServer::with(&["--requirepass", "right"]);
+    let wrong = format!("redis://:hunter2@127.0.0.1:{}", server.port);
+    let dashboard = Dashboard::start(&wrong).await;
+    let refused = |json: &Value| json["servers"][0]["down"]["reason"].to_string().contains("WRONGPASS");
+    let sources = dashboard.json_when("/api/v1/sources", refused).await;
+    assert!(!sources.to_string().contains("hunter2"), "{sources}");
+    assert!(!dashboard.get("/sources").await.body.contains("hunter2"));
+    let right = format!("redis://:right@127.0.0.1:{}", server.port);
+    Dashboard::start(&right).await.source_when("scan", "on").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_observers_account_is_enough() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    run::<String>(&mut redis, &OBSERVER);
+    take(&mut redis, b"orders:1", HOLDER, 600_000);
+    let url = format!("redis://observer:look@127.0.0.1:{}", server.port);
+    let dashboard = Dashboard::start(&url).await;
+    dashboard.listed_when("", &["orders:1"]).await;
+    for source in ["scan", "channels", "poll"] {
+        dashboard.source_when(source, "on").await;
+    }
+    dashboard.lock_when("orders:1", |lock| lock["sources"] == json!(["scan", "poll"])).await;
+    let log: redis::Value = run(&mut redis, &["ACL", "LOG"]);
+    let refused: Vec<String> = denied(&log);
+    assert!(refused.iter().all(|what| what.starts_with("client")), "{refused:?}");
+}
+
+/// What was refused, from the server's ACL log.
+fn denied(log: &redis::Value) -> Vec<String> {
+    let entries: Vec<std::collections::HashMap<String, redis::Value>> =
+        redis::from_redis_value(log.clone()).unwrap();
+    entries
+        .into_iter()
+        .map(|entry| redis::from_redis_value(entry["object"].clone()).unwrap())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rights_that_are_missing_are_told() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    run::<String>(&mut redis, &OBSERVER);
+    run::<String>(&mut redis, &["ACL", "SETUSER", "observer", "resetchannels", "-scan"]);
+    take(&mut redis, b"orders:1", HOLDER, 600_000);
+    let url = format!("redis://observer:look@127.0.0.1:{}", server.port);
+    let dashboard = Dashboard::start(&url).await;
+    let scan = dashboard.source_when("scan", "denied").await;
+    assert!(scan["detail"].as_str().unwrap().contains("scan"), "{scan}");
+    let channels = dashboard.source_when("channels", "denied").await;
+    assert!(channels["detail"].as_str().unwrap().contains("redisson_"), "{channels}");
+    // What is asked for by name can still be read.
+    dashboard.lock_when("orders:1", |lock| state(lock) == "held").await;
+    let sources = dashboard.json("/api/v1/sources").await;
+    assert!(sources["limits"].to_string().contains("not heard"), "{sources}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_that_may_not_be_read_do_not_hide_the_others() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    run::<String>(&mut redis, &OBSERVER);
+    let narrow =
+        ["ACL", "SETUSER", "observer", "resetkeys", "%R~orders:*", "%R~redisson_lock_queue:*"];
+    run::<String>(&mut redis, &narrow);
+    take(&mut redis, b"orders:1", HOLDER, 600_000);
+    take(&mut redis, b"secret:1", HOLDER, 600_000);
+    let url = format!("redis://observer:look@127.0.0.1:{}", server.port);
+    let dashboard = Dashboard::start(&url).await;
+    dashboard.listed_when("", &["orders:1"]).await;
+    dashboard.source_when("scan", "on").await;
+    let answer = dashboard.get("/api/v1/lock?name=secret:1").await;
+    assert!(answer.body.contains("may not read"), "{answer:?}");
+}
+
+/// Does something to Redis again and again until dropped.
+struct Busy(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
+
+impl Busy {
+    fn start(server: &RedisServer, mut what: impl FnMut(&mut redis::Connection) + Send + 'static) -> Self {
+        let (on, mut redis) = (Arc::new(AtomicBool::new(true)), server.connect());
+        let watched = Arc::clone(&on);
+        let thread = std::thread::spawn(move || {
+            while watched.load(Ordering::Relaxed) {
+                what(&mut redis);
+            }
+        });
+        Self(on, Some(thread))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+        drop(self.1.take().map(std::thread::JoinHandle::join));
+    }
+}
+
+fn pause(duration: Duration) {
+    std::thread::park_timeout(duration);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_that_vanish_between_two_reads_do_no_harm() {
+    let server = RedisServer::start();
+    take(&mut server.connect(), b"steady", HOLDER, 600_000);
+    let mut i = 0_u64;
+    let _busy = Busy::start(&server, move |redis| {
+        i += 1;
+        let name = format!("flicker:{}", i % 50);
+        take(redis, name.as_bytes(), HOLDER, 5_000);
+        match i % 3 {
+            0 => run::<i64>(redis, &["DEL", &name]),
+            1 => {
+                run::<i64>(redis, &["DEL", &name]);
+                run::<i64>(redis, &["RPUSH", &name, "x"]);
+                run::<i64>(redis, &["DEL", &name])
+            }
+            _ => run::<i64>(redis, &["PEXPIRE", &name, "1"]),
+        };
+    });
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.json_when("/api/v1/locks?filter=steady", |json| json["total"] == 1).await;
+    let passes = |text: &str| -> f64 {
+        let line = text.lines().find(|l| l.starts_with("lockscope_dashboard_scan_seconds_count"));
+        line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    };
+    loop {
+        let metrics = dashboard.get("/metrics").await.body;
+        if passes(&metrics) >= 4.0 {
+            break;
+        }
+    }
+    for source in ["scan", "channels", "poll"] {
+        dashboard.source_when(source, "on").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewed_lock_that_never_moves_is_stuck() {
+    let server = RedisServer::start();
+    for name in ["held", "leader:1", "fixed"] {
+        take(&mut server.connect(), name.as_bytes(), HOLDER, 3_000);
+    }
+    run::<i64>(&mut server.connect(), &["PEXPIRE", "fixed", "600000"]);
+    let _watchdog = Busy::start(&server, |redis| {
+        for name in ["held", "leader:1"] {
+            run::<i64>(redis, &["PEXPIRE", name, "3000"]);
+        }
+        pause(Duration::from_secs(1));
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("dashboard.toml");
+    std::fs::write(&file, "[[lock]]\nmatch = \"leader:*\"\nexpected = \"long\"\n").unwrap();
+    let url = server.url();
+    let flags =
+        ["--redis-url", &url, "--stuck-after", "4s", "--config", file.to_str().unwrap()];
+    let dashboard = Dashboard::with(&flags).await;
+    let stuck =
+        dashboard.lock_when("held", has_problem).await;
+    let problem = &stuck["problems"][0];
+    assert_eq!((&problem["problem"], &problem["certainty"]), (&json!("stuck"), &json!("sure")));
+    assert!(problem["evidence"].as_array().unwrap().len() >= 2, "{problem:#}");
+    assert!(stuck["renewed"] == true && stuck["lease_ms"].as_u64().unwrap() <= 3_000);
+    dashboard.listed_when("filter=problem:any", &["held"]).await;
+    let leader = dashboard.lock_when("leader:1", |lock| lock["renewed"] == true).await;
+    assert_eq!(leader["problems"], json!([]));
+    // It moves: the problem is over.
+    run::<i64>(&mut server.connect(), &["HINCRBY", "held", HOLDER, "1"]);
+    let lock = dashboard.lock_when("held", |lock| lock["problems"] == json!([])).await;
+    assert_eq!(lock["events"][0]["event"], "cleared", "{lock:#}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_lost_its_time_to_live_is_leaked() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    take(&mut redis, b"a", HOLDER, 60_000);
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.listed_when("", &["a"]).await;
+    run::<i64>(&mut redis, &["PERSIST", "a"]);
+    let lock = dashboard.lock_when("a", has_problem).await;
+    assert_eq!(lock["problems"][0]["problem"], "leaked");
+    assert_eq!(lock["ttl_ms"], Value::Null);
+    let page = dashboard.get("/lock?name=a").await.body;
+    assert!(page.contains("Thread.print"), "{page}");
+    run::<i64>(&mut redis, &["PEXPIRE", "a", "60000"]);
+    dashboard.lock_when("a", |lock| lock["problems"] == json!([])).await;
+}
