@@ -1,2 +1,39 @@
-//! X.
-fn main() {}
+//! `make demo`: a private Redis, two agents, the dashboard, and a crowd of workers that do what workers do in
+//! production, mistakes included. Everything ends with this process.
+
+mod actors;
+mod stage;
+mod worker;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Starts Redis, two agents and the dashboard, and lets workers play on them.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Only the programs, no workers: for trying things by hand.
+    #[arg(long)]
+    no_actors: bool,
+    /// Use this Redis instead of a private one.
+    #[arg(long, env = "REDIS_URL", value_name = "URL")]
+    redis_url: Option<String>,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// A worker on its own; the demo and the tests start these and kill them.
+    #[command(hide = true)]
+    Worker(worker::Arguments),
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    if let Some(Role::Worker(worker)) = &arguments.role {
+        return worker::run(worker);
+    }
+    // One thread for all: the children are told to die with the thread that started them.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(stage::run(arguments.redis_url, !arguments.no_actors))
+}

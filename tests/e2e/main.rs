@@ -1,2 +1,6 @@
-//! X.
-fn main() {}
+//! End-to-end tests: real redis-server processes, real agents, dashboards, clients and a real browser.
+
+mod agent;
+mod clients;
+mod dashboard;
+mod scripts;

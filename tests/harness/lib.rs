@@ -1,1 +1,29 @@
-//! Harness.
+//! What the end-to-end tests and the demo stand on: real processes, started in folders of their own and ended
+//! with their owner, and small clients that show every byte.
+//!
+//! Nothing here waits for a time. Whoever waits names what for ([`eventually`]), and gives up at a deadline.
+
+#![expect(clippy::panic, reason = "a harness fails a test by panicking")]
+
+pub mod agent;
+pub mod browser;
+pub mod client;
+pub mod dashboard;
+pub mod foreign;
+pub mod http;
+pub mod process;
+pub mod programs;
+pub mod redis;
+pub mod reply;
+mod wait;
+pub mod worker;
+
+pub use agent::Agent;
+pub use client::Client;
+pub use dashboard::Dashboard;
+pub use foreign::Foreign;
+pub use process::Process;
+pub use redis::RedisServer;
+pub use reply::Reply;
+pub use wait::{PATIENCE, eventually, within};
+pub use worker::Worker;

@@ -1,0 +1,56 @@
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+CARGO ?= cargo
+CLIENTS := tests/clients
+
+.PHONY: help demo run test check fmt doc deps advisories
+
+help: ## Shows this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: ## Redis, two agents, the dashboard and a crowd of workers; Ctrl-C ends it all
+	@tests/install-missing cc redis-server
+	$(CARGO) run --locked -p lockscope-tests --bin demo
+
+run: ## The same without workers, on a private Redis or on the one in REDIS_URL
+	@tests/install-missing cc redis-server
+	$(CARGO) run --locked -p lockscope-tests --bin demo -- --no-actors
+
+test: deps ## Every test, with real servers, clients and a browser
+	$(CARGO) test --locked --workspace
+
+check: ## Format, lints, documentation, licences
+	@tests/install-missing cc
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --no-deps --document-private-items
+	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	$(CARGO) deny --log-level error check licenses bans sources
+	@if command -v node >/dev/null; then \
+	  for script in static/*.js; do echo "node --check $$script"; node --check "$$script"; done; \
+	else echo 'no node here: static/*.js not checked'; fi
+
+advisories: ## Known holes in what we depend on; needs the net, so it is no part of check
+	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	$(CARGO) deny check advisories
+
+fmt: ## Formats the code
+	$(CARGO) fmt --all
+
+doc: ## Builds the documentation of the code into target/doc
+	$(CARGO) doc --locked --workspace --no-deps --document-private-items
+
+deps: $(CLIENTS)/.venv/installed $(CLIENTS)/node_modules/installed ## Installs what the tests need (apt, pip, npm)
+	@tests/install-missing cc redis-server redis-cli chromium chromedriver promtool nc
+
+$(CLIENTS)/.venv/installed: $(CLIENTS)/requirements.txt
+	@tests/install-missing python3
+	python3 -m venv $(CLIENTS)/.venv
+	$(CLIENTS)/.venv/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+$(CLIENTS)/node_modules/installed: $(CLIENTS)/package-lock.json
+	@tests/install-missing node npm
+	npm ci --prefix $(CLIENTS) --no-audit --no-fund --ignore-scripts
+	touch $@

@@ -1,0 +1,104 @@
+//! The programs of the demo, and their end.
+
+use std::rc::Rc;
+
+use anyhow::{Context as _, Result};
+use harness::{Agent, Client, Dashboard, RedisServer};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::LocalSet;
+
+use crate::actors;
+
+/// Everything that runs. Agents go before the Redis they talk to.
+pub(crate) struct Stage {
+    pub(crate) dashboard: Dashboard,
+    pub(crate) agents: [Agent; 2],
+    pub(crate) redis: Place,
+}
+
+/// The Redis in use.
+pub(crate) enum Place {
+    Private(RedisServer),
+    Given(String),
+}
+
+impl Place {
+    fn url(&self) -> String {
+        match self {
+            Self::Private(server) => server.url(),
+            Self::Given(url) => url.clone(),
+        }
+    }
+
+    /// A connection past the agents, for those who play other programs.
+    pub(crate) async fn client(&self) -> Result<Client> {
+        match self {
+            Self::Private(server) => server.client().await,
+            Self::Given(url) => {
+                let port = url
+                    .strip_prefix("redis://127.0.0.1:")
+                    .or_else(|| url.strip_prefix("redis://localhost:"))
+                    .and_then(|port| port.trim_end_matches('/').parse().ok());
+                let port = port.context(
+                    "the workers of the demo need redis://127.0.0.1:<port>; for another Redis \
+                     say --no-actors",
+                )?;
+                Client::tcp(port).await
+            }
+        }
+    }
+}
+
+/// Runs until SIGINT or SIGTERM.
+pub(crate) async fn run(redis_url: Option<String>, with_actors: bool) -> Result<()> {
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    let play = async {
+        let stage = Rc::new(set(redis_url).await?);
+        say(&stage, with_actors);
+        if with_actors {
+            actors::play(Rc::clone(&stage)).await?;
+        }
+        std::future::pending::<Result<()>>().await
+    };
+    // Dropping the set ends every worker, and with the last of them the stage and its processes.
+    LocalSet::new()
+        .run_until(async {
+            tokio::select! {
+                played = play => played,
+                _ = interrupted.recv() => Ok(()),
+                _ = terminated.recv() => Ok(()),
+            }
+        })
+        .await
+}
+
+async fn set(redis_url: Option<String>) -> Result<Stage> {
+    let redis = match redis_url {
+        Some(url) => Place::Given(url),
+        None => Place::Private(RedisServer::start().await?),
+    };
+    // Short leases and thresholds, so that a minute shows what a day would.
+    let flags = ["--lease", "6s"];
+    let url = redis.url();
+    let agents = [Agent::at(&url, &flags).await?, Agent::at(&url, &flags).await?];
+    let flags = ["--stuck-after", "20s", "--environment", "demo"];
+    let dashboard = Dashboard::prefer(9761, &url, &flags).await?;
+    Ok(Stage { dashboard, agents, redis })
+}
+
+#[expect(clippy::print_stdout, reason = "tells whoever started it where to look")]
+fn say(stage: &Stage, with_actors: bool) {
+    let [first, second] = &stage.agents;
+    println!("dashboard   {}", stage.dashboard.url("/"));
+    println!("redis       {}", stage.redis.url());
+    for (i, agent) in [first, second].into_iter().enumerate() {
+        let (socket, http) = (agent.socket(), agent.http());
+        println!("agent {}     {}   http://127.0.0.1:{http}/metrics", i + 1, socket.display());
+    }
+    println!("try         redis-cli -s {} LOCK my-lock", first.socket().display());
+    if !with_actors {
+        println!("no workers run (--no-actors)");
+    }
+    println!("Ctrl-C ends everything");
+}

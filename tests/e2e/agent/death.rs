@@ -1,0 +1,125 @@
+//! Workers that die or go while they hold a lock or wait for one.
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Reply, Worker, eventually};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use super::{Bench, lock};
+
+#[tokio::test]
+async fn a_killed_workers_lock_is_free() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = Worker::start(
+        &bench.agent.socket(),
+        bench.agent.folder(),
+        &["LOCK a", "LOCK a", "LOCK b", "LOCK c LEASE 600000"],
+    )?;
+    for _ in 0..4 {
+        worker.line().await?;
+    }
+    worker.process().kill()?;
+    for name in ["a", "b", "c"] {
+        bench.until_free(name).await;
+    }
+    let metrics = bench.agent.metrics().await?;
+    let ended = metrics.sum("lockscope_agent_hold_seconds_count", &[("end", "disconnected")]);
+    assert_eq!(ended, 3.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_killed_workers_lock_goes_to_the_next() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = Worker::start(&bench.agent.socket(), bench.agent.folder(), &["LOCK a"])?;
+    worker.line().await?;
+    let mut waiter = bench.session().await?;
+    waiter.send("LOCK a").await?;
+    bench.until_waiting("a", 1).await?;
+    worker.process().kill()?;
+    let reply = waiter.reply().await?;
+    assert_eq!(reply.field("holds")?, &Reply::Int(1));
+    let holder = reply.field("holder")?.text();
+    assert_eq!(bench.holders("a").await?, [(holder, "1".to_owned())]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_killed_waiter_leaves_no_trace() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut holder = bench.session().await?;
+    lock(&mut holder, "LOCK a").await?;
+    let mut worker = Worker::start(&bench.agent.socket(), bench.agent.folder(), &["LOCK a"])?;
+    bench.until_waiting("a", 1).await?;
+    worker.process().kill()?;
+    bench.until_waiting("a", 0).await?;
+    holder.call("UNLOCK a").await?.ok()?;
+    assert!(bench.is_free("a").await?, "no ghost takes it");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_child_that_inherits_the_socket_does_not_keep_the_lock() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
+    let mut worker = Worker::with_heir(&socket, &folder, &["LOCK a"])?;
+    let heir: i32 = worker.line().await?.parse()?;
+    let heir = Pid::from_raw(heir).context("a pid")?;
+    worker.line().await?;
+    worker.process().kill()?;
+    bench.until_free("a").await;
+    test_kill_process(heir).context("the heir lives, and the socket with it")?;
+    kill_process(heir, Signal::KILL)?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_session_that_closes_while_blocked_ends_at_once() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut holder = bench.session().await?;
+    lock(&mut holder, "LOCK a").await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK b OWNER 1").await?;
+    worker.send("LOCK a OWNER 2").await?;
+    bench.until_waiting("a", 1).await?;
+    drop(worker);
+    bench.until_free("b").await;
+    bench.until_waiting("a", 0).await
+}
+
+#[tokio::test]
+async fn a_half_closed_session_is_served_to_its_end() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    worker.send_bytes(b"LOCK a\r\nLOCK a\r\nPING\r\n").await?;
+    worker.half_close().await?;
+    let replies = worker.until_closed().await?;
+    assert_eq!(replies.len(), 3, "{replies:?}");
+    assert_eq!(replies[1].field("holds")?, &Reply::Int(2));
+    assert_eq!(replies[2].text(), "PONG");
+    bench.until_free("a").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn sessions_may_come_and_go() -> Result<()> {
+    let bench = Bench::new().await?;
+    // Each takes a lock, a third stays: what those hold is theirs, the rest is free again.
+    let mut staying = Vec::new();
+    for i in 0..300 {
+        let mut worker = bench.session().await?;
+        lock(&mut worker, &format!("LOCK s:{i}")).await?;
+        if i % 3 == 0 {
+            staying.push(worker);
+        }
+    }
+    let mut direct = bench.redis.client().await?;
+    eventually("the others' locks to be free", async || {
+        let left = direct.call("DBSIZE").await?.int()?;
+        ensure!(left == 100, "{left}");
+        Ok(())
+    })
+    .await;
+    let sessions = bench.agent.metrics().await?.sum("lockscope_agent_sessions", &[]);
+    assert_eq!(sessions, 100.0);
+    Ok(())
+}

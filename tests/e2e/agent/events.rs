@@ -1,0 +1,119 @@
+//! SESSION and EVENTS, pushes, gaps.
+
+use anyhow::{Result, ensure};
+use harness::{Reply, eventually};
+
+use super::{Bench, assert_error, credentials, lock};
+
+#[tokio::test]
+async fn a_session_has_an_id_and_a_secret_of_its_own() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut one = bench.session().await?;
+    let mut two = bench.session().await?;
+    let first = credentials(&mut one).await?;
+    assert_eq!(first, credentials(&mut one).await?, "the same each time");
+    let second = credentials(&mut two).await?;
+    let (id, _) = first.split_once(' ').unwrap_or_default();
+    let (other_id, other_secret) = second.split_once(' ').unwrap_or_default();
+    assert_ne!(id, other_id);
+    let mixed = format!("EVENTS {id} {other_secret}");
+    assert_error(&two.call(&mixed).await?, "SESSION", "secret");
+    assert_eq!(two.call(&format!("EVENTS {first}")).await?, Reply::Array(vec![]));
+    Ok(())
+}
+
+#[tokio::test]
+async fn events_are_waited_for_and_told_once() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "900ms"]).await?;
+    let mut worker = bench.session().await?;
+    let mut ear = bench.session().await?;
+    let told = credentials(&mut worker).await?;
+    assert_eq!(ear.call(&format!("EVENTS {told} WAIT 20")).await?, Reply::Array(vec![]));
+    lock(&mut worker, "LOCK a").await?;
+    ear.send(&format!("EVENTS {told} WAIT 20000")).await?;
+    bench.direct.call("DEL a").await?.ok()?;
+    assert_eq!(ear.reply().await?.text(), "[[lost, a, lock, missing]]");
+    assert_eq!(ear.call(&format!("EVENTS {told}")).await?, Reply::Array(vec![]));
+    ear.send(&format!("EVENTS {told} WAIT 20000")).await?;
+    // Whoever listens to a session that ends is told so.
+    eventually("the listener to listen", async || {
+        ensure!(bench.agent.metrics().await?.0.contains("command=\"events\""));
+        Ok(())
+    })
+    .await;
+    drop(worker);
+    assert_error(&ear.reply().await?, "GONE", "session");
+    assert_error(&ear.call(&format!("EVENTS {told}")).await?, "SESSION", "session");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_backlog_is_bounded_and_its_gap_is_told() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    let mut ear = bench.session().await?;
+    let told = credentials(&mut worker).await?;
+    for i in 0..600 {
+        worker.send(&format!("LOCK brief:{i} LEASE 100")).await?;
+    }
+    for _ in 0..600 {
+        worker.reply().await?.ok()?;
+    }
+    eventually("all to have expired", async || {
+        let held = worker.call("HOLDS").await?.items()?.len();
+        ensure!(held == 0, "{held} are held");
+        Ok(())
+    })
+    .await;
+    let events = ear.call(&format!("EVENTS {told}")).await?;
+    let [gap, rest @ ..] = events.items()? else { panic!("no events") };
+    assert_eq!(gap.items()?[0].text(), "gap");
+    let missed = usize::try_from(gap.items()?[1].int()?)?;
+    assert_eq!(missed + rest.len(), 600);
+    assert!(rest.len() <= 256, "{}", rest.len());
+    assert_eq!(ear.call(&format!("EVENTS {told}")).await?, Reply::Array(vec![]), "told once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn pushes_come_only_to_who_asked() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "900ms"]).await?;
+    let mut old = bench.session().await?;
+    let mut quiet = bench.agent.client3().await?;
+    let mut pushed = bench.agent.client3().await?;
+    assert_error(&old.call("SESSION PUSH on").await?, "SYNTAX", "RESP3");
+    pushed.call("SESSION PUSH on").await?.ok()?;
+    for (worker, name) in [(&mut old, "a"), (&mut quiet, "b"), (&mut pushed, "c")] {
+        lock(worker, &format!("LOCK {name}")).await?;
+    }
+    for name in ["a", "b", "c"] {
+        bench.direct.call(&format!("DEL {name}")).await?.ok()?;
+    }
+    assert_eq!(pushed.push().await?, ["lock-lost", "c", "lock", "missing"]);
+    bench.until_metric("lockscope_agent_lost_holds_total", &[], 3.0).await;
+    assert_eq!(old.call("PING").await?.text(), "PONG");
+    assert_eq!(quiet.call("PING").await?.text(), "PONG");
+    assert_eq!(quiet.pushes(), 0);
+    pushed.call("SESSION PUSH off").await?.ok()?;
+    lock(&mut pushed, "LOCK c").await?;
+    bench.direct.call("DEL c").await?.ok()?;
+    bench.until_metric("lockscope_agent_lost_holds_total", &[], 4.0).await;
+    assert_eq!(pushed.call("PING").await?.text(), "PONG");
+    assert_eq!(pushed.pushes(), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn deadlines_tell_each_renewal() -> Result<()> {
+    let bench = Bench::with(&["--lease", "900ms"]).await?;
+    let mut worker = bench.agent.client3().await?;
+    worker.call("SESSION PUSH on DEADLINES on").await?.ok()?;
+    lock(&mut worker, "LOCK a").await?;
+    for _ in 0..3 {
+        let push = worker.push().await?;
+        assert_eq!(push[..3], ["lock-valid", "a", "lock"]);
+        let valid: i64 = push[3].parse()?;
+        assert!((1..=900).contains(&valid), "{valid}");
+    }
+    Ok(())
+}

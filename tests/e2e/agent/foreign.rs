@@ -1,0 +1,108 @@
+//! Locks that others hold: a Java service with Redisson, whose hash and messages are known.
+
+use anyhow::Result;
+use harness::{Foreign, Reply};
+
+use super::{Bench, lock};
+
+#[tokio::test]
+async fn its_message_wakes_the_waiter() -> Result<()> {
+    // Neither the lease nor the poll would end within the test's patience.
+    let mut bench = Bench::with(&["--poll-max", "10m"]).await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    java.lease_ms = 600_000;
+    assert!(java.lock("a").await?);
+    let mut worker = bench.session().await?;
+    worker.send("LOCK a").await?;
+    until_subscribed(&mut bench).await?;
+    assert!(java.unlock("a").await?);
+    let reply = worker.reply().await?;
+    assert_eq!(reply.field("holds")?, &Reply::Int(1));
+    assert!(!java.lock("a").await?, "now it has to wait itself");
+    Ok(())
+}
+
+#[tokio::test]
+async fn its_expiry_is_slept_out() -> Result<()> {
+    let bench = Bench::with(&["--poll-max", "10m"]).await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    java.lease_ms = 700;
+    assert!(java.lock("a").await?);
+    let mut worker = bench.session().await?;
+    let reply = lock(&mut worker, "LOCK a").await?;
+    assert_eq!(reply.field("holds")?, &Reply::Int(1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_without_a_time_to_live_is_polled() -> Result<()> {
+    let mut bench = Bench::with(&["--poll-max", "200ms"]).await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    assert!(java.lock("a").await?);
+    bench.direct.call("PERSIST a").await?.ok()?;
+    let mut worker = bench.session().await?;
+    worker.send("LOCK a").await?;
+    until_subscribed(&mut bench).await?;
+    // Deleted by hand: nobody is told.
+    bench.direct.call("DEL a").await?.ok()?;
+    assert_eq!(worker.reply().await?.field("holds")?, &Reply::Int(1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_holder_that_renews_is_waited_for_again() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    java.lease_ms = 1_000;
+    assert!(java.lock("a").await?);
+    let mut worker = bench.session().await?;
+    worker.send("LOCK a").await?;
+    until_subscribed(&mut bench).await?;
+    java.lease_ms = 600_000;
+    assert!(java.renew("a").await?);
+    // The waiter wakes at the end of the lease it was told, finds another one, and sleeps again.
+    bench.until_metric("lockscope_agent_redis_seconds_count", &[("script", "acquire")], 3.0).await;
+    bench.until_waiting("a", 1).await?;
+    assert!(java.unlock("a").await?);
+    assert_eq!(worker.reply().await?.field("holds")?, &Reply::Int(1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn its_waiters_hear_our_release() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    let mut ear = bench.redis.client().await?;
+    ear.call("SUBSCRIBE redisson_lock__channel:{a}").await?.ok()?;
+    assert!(!java.lock("a").await?);
+    worker.call("UNLOCK a").await?.ok()?;
+    assert_eq!(ear.reply().await?.items()?[2].text(), "0");
+    assert!(java.lock("a").await?);
+    assert!(java.lock("a").await?, "it re-enters on what we left behind");
+    Ok(())
+}
+
+#[tokio::test]
+async fn we_are_foreign_to_it() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    lock(&mut worker, "LOCK a").await?;
+    assert!(!java.lock("a").await?);
+    assert!(!java.unlock("a").await?, "it cannot release ours");
+    assert_eq!(bench.holders("a").await?.len(), 1);
+    Ok(())
+}
+
+/// Waits until the agent listens to the release messages of `a`.
+async fn until_subscribed(bench: &mut Bench) -> Result<()> {
+    harness::eventually("the agent to listen", async || {
+        let numsub = bench.direct.call("PUBSUB NUMSUB redisson_lock__channel:{a}").await?;
+        anyhow::ensure!(numsub.items()?[1].int()? == 1, "{numsub}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! The agent's HTTP side.
+
+use anyhow::{Context as _, Result};
+use harness::process::on_path;
+use harness::{Foreign, http};
+
+use super::{Bench, lock};
+
+#[tokio::test]
+async fn metrics_are_sound_and_count_what_happened() -> Result<()> {
+    let bench = Bench::new().await?;
+    let before = bench.agent.metrics().await?;
+    for reason in ["unconfirmed", "missing", "stolen", "forced", "drained"] {
+        let series = format!("lockscope_agent_lost_holds_total{{reason=\"{reason}\"}} 0");
+        assert!(before.0.contains(&series), "{series} is there from the start");
+    }
+    let mut worker = bench.session().await?;
+    for i in 0..5 {
+        lock(&mut worker, &format!("LOCK orders:{i}")).await?;
+    }
+    lock(&mut worker, "LOCK orders:0").await?;
+    let mut other = bench.session().await?;
+    other.call("LOCK orders:0 NOWAIT").await?.ok()?;
+    let metrics = bench.agent.metrics().await?;
+    let acquisitions = "lockscope_agent_acquisitions_total";
+    let group = ("lock_group", "orders:*");
+    assert_eq!(metrics.sum(acquisitions, &[group, ("outcome", "acquired")]), 5.0);
+    assert_eq!(metrics.sum(acquisitions, &[group, ("outcome", "reentered")]), 1.0);
+    assert_eq!(metrics.sum(acquisitions, &[group, ("outcome", "timeout")]), 1.0);
+    assert_eq!(metrics.sum("lockscope_agent_holds", &[group]), 5.0);
+    assert_eq!(metrics.sum("lockscope_agent_sessions", &[]), 2.0);
+    assert_eq!(metrics.sum("lockscope_agent_redis_up", &[]), 1.0);
+    let started = "lockscope_agent_oldest_hold_start_timestamp_seconds";
+    assert!(metrics.sum(started, &[group]) > 1_600_000_000.0);
+    assert!(metrics.sum("process_resident_memory_bytes", &[]) > 0.0);
+    drop(worker);
+    let ended = "lockscope_agent_hold_seconds_count";
+    bench.until_metric(ended, &[("end", "disconnected")], 5.0).await;
+    promtool(&bench.agent.metrics().await?.0)
+}
+
+/// Asserts that Prometheus' own tool finds nothing wrong with these figures.
+pub(crate) fn promtool(metrics: &str) -> Result<()> {
+    use std::io::Write as _;
+    let promtool = on_path("promtool").context("no promtool: `make deps` installs it")?;
+    let mut command = std::process::Command::new(promtool);
+    command.args(["check", "metrics"]);
+    command.stdin(std::process::Stdio::piped());
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut child = command.spawn()?;
+    child.stdin.take().context("piped")?.write_all(metrics.as_bytes())?;
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.is_empty(), "promtool: {said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn names_never_become_labels_without_end() -> Result<()> {
+    let bench = Bench::with(&["--max-groups", "5"]).await?;
+    let mut worker = bench.session().await?;
+    for i in 0..200 {
+        let letters = |n: u8| char::from(b'a' + n % 26);
+        let name = format!("{}{}{}", letters(i), letters(i / 26), letters(i.wrapping_mul(7)));
+        lock(&mut worker, &format!("LOCK {name}")).await?;
+    }
+    let metrics = bench.agent.metrics().await?;
+    let series = metrics.0.lines().filter(|line| line.starts_with("lockscope_agent_holds{"));
+    assert!(series.count() <= 6, "five groups and the rest");
+    assert!(metrics.sum("lockscope_agent_holds", &[("lock_group", "overflow")]) > 0.0);
+    assert!(metrics.sum("lockscope_agent_lock_groups", &[]) >= 100.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn sessions_are_listed_only_when_allowed() -> Result<()> {
+    let bench = Bench::new().await?;
+    let refused = http::get(bench.agent.http(), "/api/v1/locks").await?;
+    assert_eq!(refused.status, 404);
+    assert!(refused.body.contains("--http-sessions"), "{}", refused.body);
+    let bench = Bench::with(&["--http-sessions"]).await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    let listed = http::get(bench.agent.http(), "/api/v1/locks").await?.json()?;
+    assert!(listed.to_string().contains("\"lock\":\"a\""), "{listed}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn other_hosts_names_are_refused() -> Result<()> {
+    let bench = Bench::new().await?;
+    let port = bench.agent.http();
+    for path in ["/metrics", "/", "/readyz"] {
+        let evil = http::request(port, "GET", path, &[("Host", "evil.example")], "").await?;
+        assert!((400..500).contains(&evil.status), "{path}: {}", evil.status);
+    }
+    let local = format!("localhost:{port}");
+    let fine = http::request(port, "GET", "/metrics", &[("Host", &local)], "").await?;
+    assert_eq!(fine.status, 200);
+    assert_eq!(http::get(port, "/").await?.status, 200);
+    assert_eq!(http::get(port, "/nothing").await?.status, 404);
+    Ok(())
+}
+
+#[tokio::test]
+async fn foreign_holders_are_no_figures_of_ours() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    assert!(java.lock("a").await?);
+    let mut worker = bench.session().await?;
+    assert_eq!(worker.call("LOCK a WAIT 20").await?, harness::Reply::Null);
+    let metrics = bench.agent.metrics().await?;
+    assert_eq!(metrics.sum("lockscope_agent_holds", &[]), 0.0);
+    assert_eq!(metrics.sum("lockscope_agent_waiters", &[]), 0.0, "it has left");
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! Holds that are lost: noticed, told with the reason, never taken again silently.
+
+use anyhow::Result;
+use harness::Reply;
+
+use super::{Bench, assert_error, credentials, lock};
+
+const LOST: &str = "lockscope_agent_lost_holds_total";
+
+#[tokio::test]
+async fn a_hold_that_is_gone_from_redis_is_missing() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "900ms"]).await?;
+    let mut worker = bench.session().await?;
+    let mut ear = bench.session().await?;
+    let told = credentials(&mut worker).await?;
+    lock(&mut worker, "LOCK a").await?;
+    bench.direct.call("DEL a").await?.ok()?;
+    let events = ear.call(&format!("EVENTS {told} WAIT 20000")).await?;
+    assert_eq!(events.text(), "[[lost, a, lock, missing]]");
+    assert!(bench.is_free("a").await?, "never re-created");
+    assert_eq!(worker.call("HOLDS").await?, Reply::Array(vec![]));
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "missing");
+    assert_error(&worker.call("EXTEND a 5000").await?, "LOST", "a");
+    let metrics = bench.agent.metrics().await?;
+    assert_eq!(metrics.sum(LOST, &[("reason", "missing")]), 1.0);
+    // Another's renewals go on; the lost one's do not.
+    lock(&mut worker, "LOCK b").await?;
+    let renewed = metrics.sum("lockscope_agent_renewals_total", &[("outcome", "renewed")]);
+    let metric = "lockscope_agent_renewals_total";
+    bench.until_metric(metric, &[("outcome", "renewed")], renewed + 3.0).await;
+    assert!(bench.is_free("a").await?);
+    let again = lock(&mut worker, "LOCK a NOWAIT").await?;
+    assert_eq!(again.field("holds")?, &Reply::Int(1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_hold_that_another_has_is_stolen() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "900ms"]).await?;
+    let mut worker = bench.session().await?;
+    let mut ear = bench.session().await?;
+    let told = credentials(&mut worker).await?;
+    lock(&mut worker, "LOCK a").await?;
+    let thief = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+    bench.direct.call("MULTI").await?.ok()?;
+    bench.direct.call("DEL a").await?.ok()?;
+    bench.direct.call(&format!("HSET a {thief} 1")).await?.ok()?;
+    bench.direct.call("PEXPIRE a 60000").await?.ok()?;
+    bench.direct.call("EXEC").await?.ok()?;
+    let events = ear.call(&format!("EVENTS {told} WAIT 20000")).await?;
+    assert_eq!(events.text(), "[[lost, a, lock, stolen]]");
+    assert_eq!(bench.holders("a").await?, [(thief.to_owned(), "1".to_owned())], "left alone");
+    assert!(bench.pttl("a").await? > 50_000);
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "stolen");
+    Ok(())
+}
+
+#[tokio::test]
+async fn re_entry_and_partial_release_take_nothing_back() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    for (again, name) in [("LOCK a", "a"), ("UNLOCK b", "b"), ("EXTEND c 60000", "c")] {
+        lock(&mut worker, &format!("LOCK {name}")).await?;
+        lock(&mut worker, &format!("LOCK {name}")).await?;
+        bench.direct.call(&format!("DEL {name}")).await?.ok()?;
+        assert_error(&worker.call(again).await?, "LOST", name);
+        assert!(bench.is_free(name).await?, "{again} took it again");
+        assert_error(&worker.call(&format!("UNLOCK {name}")).await?, "LOST", name);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_release_that_finds_nothing_says_so() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    bench.direct.call("DEL a").await?.ok()?;
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "missing");
+    lock(&mut worker, "LOCK b").await?;
+    bench.direct.call("DEL b").await?.ok()?;
+    bench.direct.call("HSET b 0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47 1").await?.ok()?;
+    assert_error(&worker.call("UNLOCK b").await?, "LOST", "stolen");
+    assert_eq!(bench.holders("b").await?.len(), 1, "the other's hold is untouched");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_waiter_behind_a_lost_hold_takes_it_properly() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "900ms"]).await?;
+    let mut worker = bench.session().await?;
+    let mut waiter = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    waiter.send("LOCK a").await?;
+    bench.until_waiting("a", 1).await?;
+    bench.direct.call("DEL a").await?.ok()?;
+    let reply = waiter.reply().await?;
+    assert_eq!(reply.field("holds")?, &Reply::Int(1));
+    let holder = reply.field("holder")?.text();
+    assert_eq!(bench.holders("a").await?, [(holder, "1".to_owned())]);
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "missing");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_operators_release_is_told_at_once() -> Result<()> {
+    // A lease so long that no renewal can notice it.
+    let mut bench = Bench::with(&["--lease", "10m"]).await?;
+    let mut worker = bench.session().await?;
+    let mut ear = bench.session().await?;
+    let told = credentials(&mut worker).await?;
+    let holder = lock(&mut worker, "LOCK a").await?.field("holder")?.text();
+    let uuid = holder.split(':').next().unwrap_or_default();
+    bench.direct.call("DEL a").await?.ok()?;
+    let channel = format!("lockscope:forced:{{{uuid}}}");
+    let heard = bench.direct.call_args(&["PUBLISH", &channel, &format!("{holder} a")]).await?;
+    assert_eq!(heard, Reply::Int(1), "the agent listens");
+    let events = ear.call(&format!("EVENTS {told} WAIT 20000")).await?;
+    assert_eq!(events.text(), "[[lost, a, lock, forced]]");
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "forced");
+    Ok(())
+}

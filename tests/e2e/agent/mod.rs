@@ -1,0 +1,138 @@
+//! The agent as a process of its own, on a real Redis, with workers on its socket.
+
+mod death;
+mod drain;
+mod events;
+mod foreign;
+mod http;
+mod leases;
+mod locks;
+mod lost;
+mod outage;
+mod protocol;
+mod queue;
+mod requests;
+mod sockets;
+mod together;
+
+pub(crate) use http::promtool;
+
+use anyhow::{Result, ensure};
+use harness::{Agent, Client, RedisServer, Reply, eventually};
+
+/// A Redis, an agent on it, and a connection to that Redis to look behind the agent's back.
+struct Bench {
+    agent: Agent,
+    redis: RedisServer,
+    direct: Client,
+}
+
+impl Bench {
+    /// With the agent's own settings.
+    async fn new() -> Result<Self> {
+        Self::with(&[]).await
+    }
+
+    async fn with(flags: &[&str]) -> Result<Self> {
+        let redis = RedisServer::start().await?;
+        let direct = redis.client().await?;
+        Ok(Self { agent: Agent::with(&redis, flags).await?, redis, direct })
+    }
+
+    async fn session(&self) -> Result<Client> {
+        self.agent.client().await
+    }
+
+    /// The holders that Redis shows, with their counts.
+    async fn holders(&mut self, name: &str) -> Result<Vec<(String, String)>> {
+        let reply = self.direct.call_args(&["HGETALL", name]).await?.ok()?;
+        Ok(reply.items()?.chunks(2).map(|pair| (pair[0].text(), pair[1].text())).collect())
+    }
+
+    async fn pttl(&mut self, name: &str) -> Result<i64> {
+        self.direct.call_args(&["PTTL", name]).await?.int()
+    }
+
+    async fn is_free(&mut self, name: &str) -> Result<bool> {
+        Ok(self.pttl(name).await? == -2)
+    }
+
+    /// Waits until Redis shows no such lock.
+    async fn until_free(&mut self, name: &str) {
+        eventually("the lock to be free in Redis", async || {
+            let holders = self.holders(name).await?;
+            ensure!(holders.is_empty(), "{holders:?}");
+            Ok(())
+        })
+        .await;
+    }
+
+    /// Waits until that many LOCKs of this name wait in the agent.
+    async fn until_waiting(&self, name: &str, count: usize) -> Result<()> {
+        let mut client = self.session().await?;
+        eventually("that many waiters", async || {
+            let waiting = rows(&mut client, name).await?;
+            let waiting = waiting.iter().filter(|row| row.state == "waiting").count();
+            ensure!(waiting == count, "{waiting} of {count} wait");
+            Ok(())
+        })
+        .await;
+        Ok(())
+    }
+
+    /// Waits until the agent's figure is at least that.
+    async fn until_metric(&self, metric: &str, labels: &[(&str, &str)], at_least: f64) {
+        eventually(metric, async || {
+            let value = self.agent.metrics().await?.sum(metric, labels);
+            ensure!(value >= at_least, "{value} of {at_least}");
+            Ok(())
+        })
+        .await;
+    }
+}
+
+/// A row of LOCKS.
+#[derive(Debug)]
+struct Row {
+    lock: String,
+    state: String,
+    whole: Reply,
+}
+
+/// What LOCKS lists under exactly this name.
+async fn rows(client: &mut Client, name: &str) -> Result<Vec<Row>> {
+    let reply = client.call_args(&["LOCKS", "MATCH", name, "COUNT", "1000"]).await?.ok()?;
+    let rows = reply.items()?[1].items()?.iter();
+    rows.map(|row| {
+        let text = |key| anyhow::Ok(row.field(key)?.text());
+        Ok(Row { lock: text("lock")?, state: text("state")?, whole: row.clone() })
+    })
+    .collect()
+}
+
+/// Takes a lock that is free, and gives LOCK's reply.
+async fn lock(client: &mut Client, command: &str) -> Result<Reply> {
+    let reply = client.call(command).await?.ok()?;
+    ensure!(reply != Reply::Null, "`{command}` was not granted");
+    Ok(reply)
+}
+
+/// The holder in LOCK's reply.
+fn holder(reply: &Reply) -> Result<String> {
+    Ok(reply.field("holder")?.text())
+}
+
+/// The session's id and secret, as two words.
+async fn credentials(client: &mut Client) -> Result<String> {
+    let reply = client.call("SESSION").await?.ok()?;
+    Ok(format!("{} {}", reply.field("id")?, reply.field("secret")?))
+}
+
+/// Asserts that a reply is an error with this code, and that its sentence names this.
+#[track_caller]
+fn assert_error(reply: &Reply, code: &str, named: &str) {
+    assert!(reply.is_error(code), "expected -{code}, got {reply}");
+    let sentence = reply.error().unwrap_or_default();
+    assert!(sentence.contains(named), "`{named}` is not in: {sentence}");
+    assert!(sentence.len() < 1_000, "an error is a sentence: {sentence}");
+}

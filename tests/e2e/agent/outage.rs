@@ -1,0 +1,238 @@
+//! Redis frozen, killed, restarted empty, away from the start.
+
+use anyhow::{Result, ensure};
+use harness::{Agent, Client, RedisServer, Reply, eventually};
+
+use super::{Bench, assert_error, holder, lock};
+
+/// A session that hears its events as pushes.
+async fn listener(agent: &Agent) -> Result<Client> {
+    let mut client = agent.client3().await?;
+    client.call("SESSION PUSH on").await?.ok()?;
+    Ok(client)
+}
+
+/// Asserts that the next pushes warn of `a` and then tell its loss, in this order.
+async fn assert_warned_then_lost(worker: &mut Client, lease_ms: i64) -> Result<()> {
+    let warning = worker.push().await?;
+    assert_eq!(warning[..3], ["lock-jeopardy", "a", "lock"]);
+    let left: i64 = warning[3].parse()?;
+    assert!(left > 0 && left <= lease_ms / 3, "{left} ms are left of {lease_ms}");
+    assert_eq!(worker.push().await?, ["lock-lost", "a", "lock", "unconfirmed"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_frozen_redis_warns_then_loses_then_works_again() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    bench.redis.process().freeze().await?;
+    assert_warned_then_lost(&mut worker, 2_000).await?;
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "unconfirmed");
+    assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "b");
+    assert_eq!(worker.call("PING").await?.text(), "PONG", "the agent itself is well");
+    bench.redis.process().thaw()?;
+    bench.until_free("a").await;
+    let reply = lock(&mut worker, "LOCK a").await?;
+    assert_ne!(holder(&reply)?, first, "a new grant, not the lost one");
+    assert_eq!(bench.holders("a").await?.len(), 1);
+    let metrics = bench.agent.metrics().await?;
+    let lost = metrics.sum("lockscope_agent_lost_holds_total", &[("reason", "unconfirmed")]);
+    assert_eq!(lost, 1.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_short_freeze_is_warned_of_and_survived() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "4s"]).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    bench.redis.process().freeze().await?;
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    bench.redis.process().thaw()?;
+    assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
+    // Renewals have a connection of their own; the other one comes back when it does.
+    eventually("Redis to answer workers again", async || worker.call("SHOW a").await?.ok()).await;
+    assert_eq!(bench.holders("a").await?, [(first, "1".to_owned())]);
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_killed_redis_warns_then_loses() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
+    let mut worker = listener(&bench.agent).await?;
+    lock(&mut worker, "LOCK a").await?;
+    bench.redis.process().kill()?;
+    assert_warned_then_lost(&mut worker, 2_000).await?;
+    bench.redis.restart().await?;
+    let reply = lock(&mut worker, "LOCK a").await?;
+    assert_eq!(reply.field("holds")?, &Reply::Int(1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_restart_that_forgets_everything_is_noticed_at_once() -> Result<()> {
+    // A lease so long that no renewal can notice it.
+    let mut bench = Bench::with(&["--lease", "10m"]).await?;
+    let mut worker = listener(&bench.agent).await?;
+    lock(&mut worker, "LOCK a").await?;
+    lock(&mut worker, "LOCK b LEASE 600000").await?;
+    bench.redis.restart().await?;
+    bench.direct = bench.redis.client().await?;
+    let mut lost = [worker.push().await?, worker.push().await?];
+    lost.sort();
+    let told = |name: &str| ["lock-lost", name, "lock", "missing"].map(str::to_owned).to_vec();
+    assert_eq!(lost, [told("a"), told("b")]);
+    assert_eq!(bench.direct.call("DBSIZE").await?, Reply::Int(0), "nothing is taken again");
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "missing");
+    lock(&mut worker, "LOCK a").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_waiter_keeps_its_place_through_an_outage() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
+    let mut worker = listener(&bench.agent).await?;
+    lock(&mut worker, "LOCK a").await?;
+    let mut waiters = Vec::new();
+    for i in 1..=3 {
+        let mut waiter = bench.session().await?;
+        waiter.send("LOCK a").await?;
+        bench.until_waiting("a", i).await?;
+        waiters.push(waiter);
+    }
+    let mut brief = bench.session().await?;
+    brief.send("LOCK a WAIT 2500").await?;
+    bench.until_waiting("a", 4).await?;
+    bench.redis.process().freeze().await?;
+    assert_warned_then_lost(&mut worker, 2_000).await?;
+    let gave_up = brief.reply().await?;
+    assert!(gave_up.is_error("UNAVAILABLE") || gave_up == Reply::Null, "{gave_up}");
+    bench.redis.process().thaw()?;
+    for waiter in &mut waiters {
+        let reply = waiter.reply().await?;
+        assert_eq!(bench.holders("a").await?, [(holder(&reply)?, "1".to_owned())]);
+        waiter.call("UNLOCK a").await?.ok()?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_unlock_during_an_outage_ends_the_hold_and_is_made_good() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "10m"]).await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    bench.redis.process().freeze().await?;
+    assert_error(&worker.call("UNLOCK a").await?, "UNAVAILABLE", "a");
+    assert_eq!(worker.call("HOLDS").await?, Reply::Array(vec![]), "it is not theirs any more");
+    bench.redis.process().thaw()?;
+    bench.until_free("a").await;
+    let lost = bench.agent.metrics().await?.sum("lockscope_agent_lost_holds_total", &[]);
+    assert_eq!(lost, 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_during_an_outage_is_cleaned_up_after() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "10m"]).await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    bench.redis.process().freeze().await?;
+    drop(worker);
+    let mut reader = bench.session().await?;
+    eventually("the agent to notice", async || {
+        let left = super::rows(&mut reader, "a").await?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    })
+    .await;
+    bench.redis.process().thaw()?;
+    bench.until_free("a").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_redis_that_comes_late_is_found() -> Result<()> {
+    let mut redis = RedisServer::start().await?;
+    redis.process().kill()?;
+    let agent = Agent::at(&redis.url(), &[]).await?;
+    let mut hasty = agent.client().await?;
+    assert_error(&hasty.call("LOCK a NOWAIT").await?, "UNAVAILABLE", "a");
+    assert_error(&hasty.call("LOCK a WAIT 300").await?, "UNAVAILABLE", "a");
+    assert_error(&hasty.call("SHOW a").await?, "UNAVAILABLE", "a");
+    let ready = harness::http::get(agent.http(), "/readyz").await?;
+    assert_eq!(ready.status, 503, "{}", ready.body);
+    let health = harness::http::get(agent.http(), "/healthz").await?;
+    assert_eq!(health.status, 200);
+    let mut patient = agent.client().await?;
+    patient.send("LOCK a").await?;
+    redis.restart().await?;
+    assert_eq!(patient.reply().await?.field("holds")?, &Reply::Int(1));
+    eventually("the agent to be ready", async || {
+        let ready = harness::http::get(agent.http(), "/readyz").await?;
+        ensure!(ready.status == 200, "{}", ready.body);
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_full_redis_refuses_and_still_lets_go() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "900ms"]).await?;
+    let mut worker = bench.session().await?;
+    let mut waiter = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    lock(&mut worker, "LOCK a").await?;
+    bench.direct.call("CONFIG SET maxmemory-policy noeviction").await?.ok()?;
+    bench.direct.call("CONFIG SET maxmemory 1").await?.ok()?;
+    assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "OOM");
+    assert_error(&worker.call("LOCK b WAIT 100").await?, "UNAVAILABLE", "OOM");
+    waiter.send("LOCK b").await?;
+    bench.until_waiting("b", 1).await?;
+    let renewed = "lockscope_agent_renewals_total";
+    bench.until_metric(renewed, &[("outcome", "renewed")], 4.0).await;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(1));
+    assert_eq!(bench.holders("a").await?[0].1, "1");
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    assert!(bench.is_free("a").await?);
+    bench.direct.call("CONFIG SET maxmemory 0").await?.ok()?;
+    assert_eq!(waiter.reply().await?.field("holds")?, &Reply::Int(1), "it kept its place");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_evicting_redis_is_told_of() -> Result<()> {
+    let redis =
+        RedisServer::with(&[("maxmemory-policy", "allkeys-lru"), ("maxmemory", "100mb")]).await?;
+    let mut agent = Agent::with(&redis, &[]).await?;
+    eventually("the figure", async || {
+        let metrics = agent.metrics().await?;
+        ensure!(metrics.sum("lockscope_agent_redis_evicts", &[]) == 1.0);
+        Ok(())
+    })
+    .await;
+    assert!(agent.process().log().contains("allkeys-lru"), "a warning names the policy");
+    Ok(())
+}
+
+#[tokio::test]
+async fn connections_cut_again_and_again_lose_nothing() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "3s"]).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    for round in 1..=20 {
+        for kind in ["normal", "pubsub"] {
+            bench.direct.call(&format!("CLIENT KILL TYPE {kind} SKIPME yes")).await?.ok()?;
+        }
+        let name = format!("LOCK b WAIT 20000 OWNER {round}");
+        lock(&mut worker, &name).await?;
+        assert_eq!(worker.call(&format!("UNLOCK b OWNER {round}")).await?, Reply::Int(0));
+    }
+    assert_eq!(bench.holders("a").await?, [(first, "1".to_owned())]);
+    assert_eq!(worker.pushes(), 0, "no alarm");
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! The socket itself: left behind, in use, its mode; settings that are wrong.
+
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+
+use anyhow::Result;
+use harness::process::Process;
+use harness::{agent, redis};
+
+use super::{Bench, holder, lock};
+
+#[tokio::test]
+async fn it_has_its_mode_from_the_start() -> Result<()> {
+    let bench = Bench::new().await?;
+    let metadata = std::fs::metadata(bench.agent.socket())?;
+    assert!(metadata.file_type().is_socket());
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o660);
+    let bench = Bench::with(&["--socket-mode", "0600"]).await?;
+    let mode = std::fs::metadata(bench.agent.socket())?.permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_that_a_killed_agent_left_is_replaced() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
+    let mut worker = bench.session().await?;
+    let before = holder(&lock(&mut worker, "LOCK a").await?)?;
+    bench.agent.process().kill()?;
+    assert!(bench.agent.socket().exists());
+    bench.agent.restart().await?;
+    let mut worker = bench.session().await?;
+    // What the killed one held ends by its lease; the new one does not think it its own.
+    let after = holder(&lock(&mut worker, "LOCK a").await?)?;
+    assert_ne!(before, after);
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_in_use_is_refused_by_name() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    let folder = bench.agent.folder().to_owned();
+    let command = agent::command(&folder, &bench.redis.url(), redis::random_port(), &[])?;
+    let mut second = Process::spawn("a second agent", command, &folder.join("second.log"), None)?;
+    let status = second.end().await;
+    assert!(!status.success());
+    assert!(second.log().contains("agent.sock"), "{}", second.log());
+    assert_eq!(worker.call("UNLOCK a").await?, harness::Reply::Int(0), "the first one lives on");
+    assert!(bench.agent.socket().exists());
+    lock(&mut bench.session().await?, "LOCK a").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_second_agent_on_the_same_state_is_another_client() -> Result<()> {
+    let bench = Bench::new().await?;
+    let state = bench.agent.folder().join("state");
+    let other = tempfile::tempdir()?;
+    std::os::unix::fs::symlink(&state, other.path().join("state"))?;
+    let command = agent::command(other.path(), &bench.redis.url(), redis::random_port(), &[])?;
+    let _second = Process::spawn("a second agent", command, &other.path().join("log"), None)?;
+    let socket = other.path().join("agent.sock");
+    let mut there =
+        harness::eventually("the second agent", async || harness::Client::unix(&socket).await)
+            .await;
+    let mut here = bench.session().await?;
+    let one = holder(&lock(&mut here, "LOCK a").await?)?;
+    let two = holder(&lock(&mut there, "LOCK b").await?)?;
+    assert_ne!(one.split(':').next(), two.split(':').next());
+    Ok(())
+}
+
+#[tokio::test]
+async fn wrong_settings_are_told_before_anything_is_opened() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("agent.toml");
+    std::fs::write(&file, "lease = \"30s\"\nleese = \"30s\"\n")?;
+    let file = file.display().to_string();
+    let wrong: [(&[&str], &str); 5] = [
+        (&["--lease", "soon"], "soon"),
+        (&["--lease", "1ms"], "lease"),
+        (&["--lost-margin=-5s"], "lost-margin"),
+        (&["--config", &file], "leese"),
+        (&["--config", "/nowhere/agent.toml"], "/nowhere/agent.toml"),
+    ];
+    for (flags, named) in wrong {
+        let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        let log = folder.path().join("log");
+        let command = agent::command(folder.path(), "redis://127.0.0.1:1", 0, &flags)?;
+        let mut process = Process::spawn("an agent", command, &log, None)?;
+        let status = process.end().await;
+        assert_eq!(status.code(), Some(64), "{flags:?}: {status}");
+        assert!(process.log().contains(named), "{flags:?}: {}", process.log());
+        assert!(!folder.path().join("agent.sock").exists());
+        std::fs::remove_file(&log)?;
+    }
+    Ok(())
+}

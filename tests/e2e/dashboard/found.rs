@@ -1,0 +1,204 @@
+//! What it finds, whoever took it.
+
+use anyhow::{Result, ensure};
+use harness::{Agent, Foreign, RedisServer, eventually, http};
+
+use super::{Bench, find};
+
+#[tokio::test]
+async fn a_lock_taken_through_an_agent() -> Result<()> {
+    let bench = Bench::new().await?;
+    let agent = Agent::start(&bench.redis).await?;
+    let mut worker = agent.client().await?;
+    let reply = worker.call("LOCK orders:42").await?.ok()?;
+    let holder = reply.field("holder")?.text();
+    let lock = bench.listed("orders:42", |_| true).await;
+    assert_eq!(lock["state"], "held");
+    assert_eq!(lock["confirmed"], true);
+    assert_eq!(lock["kind"], "lock");
+    assert_eq!(lock["db"], 0);
+    assert_eq!(lock["holders"][0]["id"], holder);
+    assert_eq!(lock["holders"][0]["count"], 1);
+    let ttl = lock["ttl_ms"].as_i64().unwrap_or_default();
+    assert!((1..=30_000).contains(&ttl), "{lock}");
+    worker.call("LOCK orders:42").await?.ok()?;
+    bench.listed("orders:42", |lock| lock["holders"][0]["count"] == 2).await;
+    worker.call("UNLOCK orders:42").await?.ok()?;
+    worker.call("UNLOCK orders:42").await?.ok()?;
+    bench.until_unlisted("orders:42").await;
+    let remembered = bench.dashboard.json("/api/v1/lock?name=orders:42").await?;
+    assert_eq!(remembered["state"], "free");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lock_taken_as_redisson_does() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    assert!(java.lock("payments").await?);
+    let lock = bench.listed("payments", |_| true).await;
+    let holder = &lock["holders"][0];
+    assert_eq!(holder["id"], java.holder);
+    assert_eq!((&holder["thread"], &holder["count"]), (&"47".into(), &1.into()));
+    assert!(java.unlock("payments").await?);
+    bench.until_unlisted("payments").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_holder_that_follows_another() -> Result<()> {
+    let bench = Bench::new().await?;
+    let agent = Agent::start(&bench.redis).await?;
+    let mut first = agent.client().await?;
+    let mut second = agent.client().await?;
+    first.call("LOCK a").await?.ok()?;
+    second.send("LOCK a").await?;
+    bench.listed("a", |_| true).await;
+    first.call("UNLOCK a").await?.ok()?;
+    let holder = second.reply().await?.field("holder")?.text();
+    bench.listed("a", |lock| lock["holders"][0]["id"] == holder).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_name_that_is_asked_for_is_read_at_once() -> Result<()> {
+    // The passes look at other keys only: nothing but the question can find it.
+    let mut bench = Bench::with(&["--scan-match", "nothing:*"]).await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    assert!(java.lock("a b&c").await?);
+    let lock = bench.dashboard.json("/api/v1/lock?name=a%20b%26c").await?;
+    assert_eq!(lock["holders"][0]["id"], java.holder);
+    // Bytes that are no text are asked for in base64: ff fe.
+    bench
+        .direct
+        .call_args(&[b"HSET".as_slice(), b"\xff\xfe", java.holder.as_bytes(), b"1"])
+        .await?;
+    bench.direct.call_args(&[b"PEXPIRE".as_slice(), b"\xff\xfe", b"60000"]).await?;
+    let lock = bench.dashboard.json("/api/v1/lock?name64=__4").await;
+    let lock = match lock {
+        Ok(lock) => lock,
+        Err(_) => bench.dashboard.json("/api/v1/lock?name64=%2F%2F4%3D").await?,
+    };
+    assert_eq!(lock["holders"][0]["id"], java.holder);
+    let absent = http::get(bench.dashboard.port(), "/api/v1/lock?name=absent").await?;
+    assert_eq!(absent.status, 404);
+    assert_eq!(absent.header("content-type"), Some("application/problem+json"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_only_looks_like_a_lock_is_listed_apart() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let session = "HSET basket 0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47 3";
+    bench.direct.call(session).await?.ok()?;
+    bench.direct.call("HSET user name Ann").await?.ok()?;
+    bench.direct.call("SET text x").await?.ok()?;
+    let apart = "/api/v1/locks?filter=confirmed%3Ano";
+    eventually("the candidate", async || {
+        let list = bench.dashboard.json(apart).await?;
+        ensure!(find(&list, "basket").is_some(), "{list}");
+        Ok(())
+    })
+    .await;
+    let list = bench.dashboard.json("/api/v1/locks").await?;
+    assert_eq!(list["locks"], serde_json::json!([]), "neither candidates nor other keys");
+    let candidates = bench.dashboard.json(apart).await?;
+    assert_eq!(candidates["locks"].as_array().map(Vec::len), Some(1), "{candidates}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn nothing_is_changed_by_looking() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let agent = Agent::start(&bench.redis).await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    java.lock("a").await?;
+    bench.direct.call("SET text x").await?.ok()?;
+    let mut worker = agent.client().await?;
+    worker.call("LOCK b").await?.ok()?;
+    bench.listed("a", |_| true).await;
+    bench.listed("b", |_| true).await;
+    let before = bench.direct.call("CONFIG GET *").await?;
+    drop(agent);
+    // From here on nobody writes but the dashboard, if it did.
+    bench.direct.call("CONFIG RESETSTAT").await?.ok()?;
+    for path in ["/", "/lock?name=a", "/lock?name=text", "/sources", "/api/v1/locks"] {
+        http::get(bench.dashboard.port(), path).await?;
+    }
+    eventually("another pass", async || {
+        let stats = bench.direct.call("INFO commandstats").await?.text();
+        ensure!(stats.contains("cmdstat_scan"), "{stats}");
+        Ok(())
+    })
+    .await;
+    let stats = bench.direct.call("INFO commandstats").await?.text();
+    for line in stats.lines().filter_map(|line| line.strip_prefix("cmdstat_")) {
+        let command = line.split(':').next().unwrap_or_default().replace('|', " ");
+        let command = command.split(' ').next().unwrap_or_default().to_owned();
+        let info = bench.direct.call(&format!("COMMAND INFO {command}")).await?.text();
+        assert!(!info.contains("[write"), "{line}");
+    }
+    assert_eq!(bench.direct.call("CONFIG GET *").await?, before, "no setting was changed");
+    Ok(())
+}
+
+#[tokio::test]
+async fn locks_of_several_deployments_and_databases() -> Result<()> {
+    let first = RedisServer::start().await?;
+    let second = RedisServer::start().await?;
+    let url = format!("eu={}", first.url());
+    let other = format!("us={}", second.url());
+    let flags = ["--redis-url", &other, "--db", "0", "--db", "3"];
+    let dashboard = harness::Dashboard::start(&url, &flags).await?;
+    let mut client = second.client().await?;
+    client.call("SELECT 3").await?.ok()?;
+    let mut java = Foreign::over(client);
+    assert!(java.lock("a").await?);
+    let mut here = Foreign::connect(&first).await?;
+    assert!(here.lock("a").await?);
+    eventually("both locks", async || {
+        let list = dashboard.json("/api/v1/locks").await?;
+        let rows = list["locks"].as_array().cloned().unwrap_or_default();
+        let mut places: Vec<_> =
+            rows.iter().map(|lock| format!("{} {}", lock["deployment"], lock["db"])).collect();
+        places.sort();
+        ensure!(places == ["\"eu\" 0", "\"us\" 3"], "{list}");
+        Ok(())
+    })
+    .await;
+    let one = dashboard.json("/api/v1/lock?deployment=us&db=3&name=a").await?;
+    assert_eq!((&one["deployment"], &one["db"]), (&"us".into(), &3.into()));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_redis_that_cannot_be_read_is_said_so_everywhere() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    java.lease_ms = 600_000;
+    assert!(java.lock("a").await?);
+    bench.listed("a", |_| true).await;
+    bench.redis.process().freeze().await?;
+    eventually("the sources to say so", async || {
+        let sources = bench.dashboard.json("/api/v1/sources").await?;
+        let sources = sources["sources"].as_array().cloned().unwrap_or_default();
+        ensure!(sources.iter().all(|source| source["state"] == "down"), "{sources:?}");
+        Ok(())
+    })
+    .await;
+    bench.listed("a", |lock| lock["state"] == "unknown").await;
+    let page = http::get(bench.dashboard.port(), "/").await?;
+    assert_eq!(page.status, 200);
+    let up = "lockscope_dashboard_redis_up";
+    assert_eq!(bench.dashboard.metrics().await?.sum(up, &[]), 0.0);
+    let ready = http::get(bench.dashboard.port(), "/readyz").await?;
+    assert_eq!(ready.status, 200, "the page can still tell what it knew");
+    bench.redis.process().thaw()?;
+    bench.listed("a", |lock| lock["state"] == "held").await;
+    bench.redis.restart().await?;
+    bench.until_unlisted("a").await;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    assert!(java.lock("b").await?);
+    bench.listed("b", |_| true).await;
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! The dashboard as a process of its own, on a Redis where an agent and others hold locks.
+
+mod browser;
+mod found;
+mod pages;
+mod problems;
+mod stream;
+
+use anyhow::{Result, ensure};
+use harness::{Client, Dashboard, RedisServer, eventually};
+use serde_json::Value;
+
+/// A Redis, a dashboard that looks at it, and a connection to that Redis.
+struct Bench {
+    dashboard: Dashboard,
+    redis: RedisServer,
+    direct: Client,
+}
+
+impl Bench {
+    async fn new() -> Result<Self> {
+        Self::with(&[]).await
+    }
+
+    async fn with(flags: &[&str]) -> Result<Self> {
+        let redis = RedisServer::start().await?;
+        let direct = redis.client().await?;
+        Ok(Self { dashboard: Dashboard::start(&redis.url(), flags).await?, redis, direct })
+    }
+
+    /// The lock of this name in the list, once it is there and `fits`.
+    async fn listed(&self, name: &str, fits: impl Fn(&Value) -> bool) -> Value {
+        eventually(&format!("`{name}` in the list"), async || {
+            let list = self.dashboard.json("/api/v1/locks?limit=100").await?;
+            let lock = find(&list, name).cloned();
+            ensure!(lock.as_ref().is_some_and(&fits), "{}", lock.unwrap_or(list));
+            Ok(lock.unwrap_or_default())
+        })
+        .await
+    }
+
+    /// Waits until the list has no lock of this name.
+    async fn until_unlisted(&self, name: &str) {
+        eventually(&format!("`{name}` to leave the list"), async || {
+            let list = self.dashboard.json("/api/v1/locks?limit=100").await?;
+            ensure!(find(&list, name).is_none(), "{list}");
+            Ok(())
+        })
+        .await;
+    }
+}
+
+/// The lock of this name among those of a list.
+fn find<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
+    list["locks"].as_array()?.iter().find(|lock| lock["name"] == name)
+}
+
+/// The problems of a lock, by their words.
+fn problems(lock: &Value) -> Vec<String> {
+    let problems = lock["problems"].as_array().into_iter().flatten();
+    problems.map(|problem| problem["problem"].as_str().unwrap_or_default().to_owned()).collect()
+}

@@ -1,0 +1,79 @@
+//! `force_release`: for an operator, who acts on what was seen.
+
+use anyhow::Result;
+use redisson::script::{Forced, Publish, parse_force_release};
+use redisson::shape::Holder;
+
+use super::{Bench, keys, messages, name, ours, script, strangers, theirs};
+
+#[tokio::test]
+async fn frees_the_lock_as_seen_and_tells_waiters_and_the_agent() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.acquire(&lock, ours(1), 5_000).await?;
+    bench.keep(&lock, ours(1), 2, 5_000).await?;
+    let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
+    let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
+    let seen = [Holder { id: ours(1), count: 2 }];
+    assert_eq!(bench.force_release(&lock, &seen).await?, Forced::Released);
+    bench.assert_free(&lock).await?;
+    assert_eq!(messages(&mut waiter).await?, ["0"]);
+    assert_eq!(messages(&mut agent).await?, [format!("{} a", ours(1))]);
+    assert_eq!(bench.force_release(&lock, &seen).await?, Forced::Free);
+    assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test]
+async fn never_hits_what_the_operator_did_not_see() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.acquire(&lock, ours(2), 5_000).await?;
+    let before = bench.dump().await?;
+    let holder = |id, count| Holder { id, count };
+    let others: [&[Holder]; 5] = [
+        &[holder(ours(1), 1)],
+        &[holder(ours(2), 2)],
+        &[holder(ours(2), 1), holder(theirs(), 1)],
+        &[holder(theirs(), 1)],
+        &[],
+    ];
+    let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
+    for seen in others {
+        assert_eq!(bench.force_release(&lock, seen).await?, Forced::Changed, "{seen:?}");
+    }
+    assert_eq!(bench.dump().await?, before);
+    assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test]
+async fn several_holders_are_each_compared_and_told() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.client.call(&format!("HSET a {} 1 {} 4", ours(1), theirs())).await?.ok()?;
+    let mut first = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
+    let mut second = bench.subscriber(&keys::forced_channel(&theirs().client)).await?;
+    let seen = [Holder { id: theirs(), count: 4 }, Holder { id: ours(1), count: 1 }];
+    let reply = bench.call(&script::force_release(&lock, &seen, Publish::Both)).await?;
+    assert_eq!(parse_force_release(&reply)?, Forced::Released);
+    bench.assert_free(&lock).await?;
+    assert_eq!(messages(&mut first).await?, [format!("{} a", ours(1))]);
+    assert_eq!(messages(&mut second).await?, [format!("{} a", theirs())]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn leaves_what_is_no_lock() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let locks = strangers(&mut bench.client, "x").await?;
+    let before = bench.dump().await?;
+    let seen = [Holder { id: theirs(), count: 1 }];
+    for lock in &locks {
+        let forced = bench.force_release(&name(lock), &seen).await?;
+        let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
+        assert_eq!(forced, if is_hash { Forced::Changed } else { Forced::WrongType }, "{lock}");
+    }
+    assert_eq!(bench.dump().await?, before);
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! A Redis that is full and evicts nothing: taking is refused and leaves nothing, giving back works.
+
+use anyhow::Result;
+use redisson::script::{HandedOver, Kept, Released};
+
+use super::{Bench, keys, messages, name, ours};
+
+/// Refuses every command that may need memory, from now on.
+async fn fill(bench: &mut Bench) -> Result<()> {
+    bench.client.call("CONFIG SET maxmemory-policy noeviction").await?.ok()?;
+    bench.client.call("CONFIG SET maxmemory 1").await?.ok()?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn taking_is_refused_and_leaves_nothing() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    fill(&mut bench).await?;
+    let lock = name("a");
+    let refused = bench.acquire(&lock, ours(1), 5_000).await.unwrap_err().to_string();
+    assert!(refused.starts_with("OOM"), "{refused}");
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn renewing_and_counting_down_work() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (long, short) = (name("long"), name("short"));
+    for (lock, ms) in [(&long, 60_000), (&short, 5_000)] {
+        bench.acquire(lock, ours(1), ms).await?;
+        bench.keep(lock, ours(1), 3, ms).await?;
+    }
+    fill(&mut bench).await?;
+    assert_eq!(bench.keep(&long, ours(1), 3, 5_000).await?, Kept::Kept);
+    assert_eq!(bench.keep(&long, ours(1), 2, 5_000).await?, Kept::Kept);
+    bench.assert_held(&long, ours(1), 2, 50_000..=60_000).await?;
+    assert_eq!(bench.keep(&short, ours(1), 2, 60_000).await?, Kept::Kept);
+    bench.assert_held(&short, ours(1), 2, 50_000..=60_000).await
+}
+
+#[tokio::test]
+async fn a_hold_without_a_time_to_live_is_kept_too() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.acquire(&lock, ours(1), 5_000).await?;
+    bench.client.call("PERSIST a").await?;
+    fill(&mut bench).await?;
+    assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, Kept::Kept);
+    bench.assert_held(&lock, ours(1), 2, 4_000..=5_000).await
+}
+
+#[tokio::test]
+async fn releasing_and_telling_work() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
+    bench.acquire(&lock, ours(1), 5_000).await?;
+    fill(&mut bench).await?;
+    assert_eq!(bench.release(&lock, ours(1)).await?, Released::Released);
+    bench.assert_free(&lock).await?;
+    assert_eq!(messages(&mut waiter).await?, ["0"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn handing_over_works() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.acquire(&lock, ours(1), 5_000).await?;
+    fill(&mut bench).await?;
+    let passed = bench.hand_over(&lock, ours(1), ours(2), 20_000).await?;
+    assert_eq!(passed, HandedOver::Passed { subscribers: Some(0) });
+    bench.assert_held(&lock, ours(2), 1, 15_000..=20_000).await
+}
+
+#[tokio::test]
+async fn an_operator_can_release() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.acquire(&lock, ours(1), 5_000).await?;
+    fill(&mut bench).await?;
+    let seen = [redisson::shape::Holder { id: ours(1), count: 1 }];
+    bench.force_release(&lock, &seen).await?;
+    bench.assert_free(&lock).await
+}

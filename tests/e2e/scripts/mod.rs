@@ -1,0 +1,222 @@
+//! Each script against a real Redis: what it wants, sent twice, sent late, on keys that are something else.
+
+mod acquire;
+mod force_release;
+mod full;
+mod hand_over;
+mod keep;
+mod names;
+mod release;
+mod show;
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use anyhow::{Context as _, Result, bail};
+use harness::{Client, RedisServer, Reply};
+use redisson::script::{
+    Acquired, Call, Forced, HandedOver, Kept, Publish, Released, Shown, Value, parse_acquire,
+    parse_force_release, parse_hand_over, parse_keep, parse_release, parse_show,
+};
+use redisson::{ClientId, HolderId, Lease, LockName, keys, script, shape};
+
+/// A Redis, and the scripts as functions.
+struct Bench {
+    redis: RedisServer,
+    client: Client,
+}
+
+fn lease(ms: u64) -> Lease {
+    Lease::new(std::time::Duration::from_millis(ms)).expect("tests stay within bounds")
+}
+
+fn name(text: &str) -> LockName {
+    LockName::new(text.as_bytes()).expect("tests stay within bounds")
+}
+
+/// The `n`-th grant of one of our clients.
+fn ours(n: i64) -> HolderId {
+    HolderId::new(ClientId::from_random([7; 16]), n)
+}
+
+/// A holder of another client.
+fn theirs() -> HolderId {
+    HolderId::new(ClientId::from_random([9; 16]), 47)
+}
+
+fn value(reply: Reply) -> Result<Value> {
+    Ok(match reply {
+        Reply::Null => Value::Nil,
+        Reply::Int(n) => Value::Int(n),
+        Reply::Bulk(bytes) => Value::Bytes(bytes),
+        Reply::Simple(text) => Value::Bytes(text.into_bytes()),
+        Reply::Array(items) => Value::Array(items.into_iter().map(value).collect::<Result<_>>()?),
+        Reply::Error(text) => bail!("{text}"),
+        other => bail!("no script answers {other}"),
+    })
+}
+
+impl Bench {
+    async fn new() -> Result<Self> {
+        let redis = RedisServer::start().await?;
+        let client = redis.client().await?;
+        Ok(Self { redis, client })
+    }
+
+    async fn call(&mut self, call: &Call) -> Result<Value> {
+        let count = call.keys.len().to_string();
+        let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), count.as_bytes()];
+        args.extend(call.keys.iter().chain(&call.args).map(Vec::as_slice));
+        value(self.client.call_args(&args).await?)
+    }
+
+    async fn acquire(&mut self, name: &LockName, who: HolderId, ms: u64) -> Result<Acquired> {
+        let reply = self.call(&script::acquire(name, &who, lease(ms))).await?;
+        Ok(parse_acquire(&reply)?)
+    }
+
+    async fn keep(&mut self, name: &LockName, who: HolderId, count: u32, ms: u64) -> Result<Kept> {
+        let reply = self.call(&script::keep([(name, who, count)], lease(ms))).await?;
+        Ok(parse_keep(&reply, 1)?[0])
+    }
+
+    async fn release(&mut self, name: &LockName, who: HolderId) -> Result<Released> {
+        let reply = self.call(&script::release(name, &who, Publish::Plain)).await?;
+        Ok(parse_release(&reply)?)
+    }
+
+    async fn hand_over(
+        &mut self,
+        name: &LockName,
+        from: HolderId,
+        to: HolderId,
+        ms: u64,
+    ) -> Result<HandedOver> {
+        let reply = self.call(&script::hand_over(name, &from, &to, lease(ms))).await?;
+        Ok(parse_hand_over(&reply)?)
+    }
+
+    async fn force_release(&mut self, name: &LockName, seen: &[shape::Holder]) -> Result<Forced> {
+        let reply = self.call(&script::force_release(name, seen, Publish::Plain)).await?;
+        Ok(parse_force_release(&reply)?)
+    }
+
+    async fn show(&mut self, name: &LockName) -> Result<Shown> {
+        Ok(parse_show(&self.call(&script::show(name)).await?)?)
+    }
+
+    /// The lock's fields and values, in order.
+    async fn fields(&mut self, name: &LockName) -> Result<Vec<(String, String)>> {
+        let reply = self.client.call_args(&[b"HGETALL", name.as_bytes()]).await?.ok()?;
+        let items = reply.items()?;
+        let mut fields: Vec<_> =
+            items.chunks(2).map(|pair| (pair[0].text(), pair[1].text())).collect();
+        fields.sort();
+        Ok(fields)
+    }
+
+    /// Asserts that exactly this one holds the lock, with a TTL above `above` and at most `at_most`.
+    async fn assert_held(
+        &mut self,
+        name: &LockName,
+        who: HolderId,
+        count: u32,
+        ttl: std::ops::RangeInclusive<i64>,
+    ) -> Result<()> {
+        assert_eq!(self.fields(name).await?, [(who.to_string(), count.to_string())]);
+        let pttl = self.pttl(name).await?;
+        assert!(ttl.contains(&pttl), "a TTL of {pttl} ms is not in {ttl:?}");
+        Ok(())
+    }
+
+    async fn assert_free(&mut self, name: &LockName) -> Result<()> {
+        assert_eq!(self.pttl(name).await?, -2, "the key is still there");
+        Ok(())
+    }
+
+    async fn pttl(&mut self, name: &LockName) -> Result<i64> {
+        self.client.call_args(&[b"PTTL", name.as_bytes()]).await?.int()
+    }
+
+    /// Everything in the keyspace, with its content and whether it has a TTL: to show that nothing changed.
+    async fn dump(&mut self) -> Result<Vec<String>> {
+        let mut dump = Vec::new();
+        for key in self.client.call("KEYS *").await?.items()? {
+            let key = key.bytes()?;
+            let kind = self.client.call_args(&[b"TYPE".as_slice(), key]).await?.text();
+            let read = if kind == "hash" { b"HGETALL".as_slice() } else { b"DUMP" };
+            let content = self.client.call_args(&[read, key]).await?.ok()?;
+            // Redis moves a hash's fields about as it pleases.
+            let mut content: Vec<_> = match content.items() {
+                Ok(items) => items.chunks(2).map(|pair| format!("{pair:?}")).collect(),
+                Err(_) => vec![content.text()],
+            };
+            content.sort();
+            let bytes = content.concat();
+            let mut hasher = DefaultHasher::new();
+            bytes.hash(&mut hasher);
+            let persistent = self.client.call_args(&[b"PTTL".as_slice(), key]).await?.int()? == -1;
+            let start: String = bytes.chars().take(200).collect();
+            let key = key.escape_ascii();
+            dump.push(format!("{key} {kind} {persistent} {:x} {start}", hasher.finish()));
+        }
+        dump.sort();
+        Ok(dump)
+    }
+
+    /// Whether this command, in small letters, has been run since the server began, by a script or not.
+    async fn ran(&mut self, command: &str) -> Result<bool> {
+        let stats = self.client.call("INFO commandstats").await?.text();
+        Ok(stats.contains(&format!("cmdstat_{command}:")))
+    }
+
+    /// A second connection, subscribed to this channel.
+    async fn subscriber(&self, channel: &[u8]) -> Result<Client> {
+        let mut client = self.redis.client().await?;
+        client.call_args(&[b"SUBSCRIBE", channel]).await?.ok()?;
+        Ok(client)
+    }
+}
+
+/// The payloads that came on a subscription, up to now.
+async fn messages(subscriber: &mut Client) -> Result<Vec<String>> {
+    // Redis answers in order: whatever was published before is read before the reply to PING.
+    subscriber.send("PING here").await?;
+    let mut payloads = Vec::new();
+    loop {
+        let reply = subscriber.reply().await?;
+        let items = reply.items()?;
+        match items[0].text().as_str() {
+            "message" => payloads.push(items[2].text()),
+            "pong" => return Ok(payloads),
+            other => bail!("unexpected {other}"),
+        }
+    }
+}
+
+/// Things that stand under a lock's name and are no plain lock, each made by a command.
+async fn strangers(client: &mut Client, name: &str) -> Result<Vec<String>> {
+    let holder = theirs();
+    let made = [
+        format!("SET {name}.string x"),
+        format!("RPUSH {name}.list x"),
+        format!("ZADD {name}.zset 1 x"),
+        format!("HSET {name}.alien colour red"),
+        format!("HSET {name}.read mode read {holder} 1"),
+        format!("HSET {name}.write mode write {holder}:write 1"),
+    ];
+    for command in &made {
+        client.call(command).await?.ok()?;
+    }
+    let name_of = |command: &String| command.split(' ').nth(1).map(str::to_owned);
+    made.iter().map(|command| name_of(command).context("a key")).collect()
+}
+
+#[tokio::test]
+async fn the_digest_is_the_one_that_redis_makes() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    for script in script::ALL {
+        let sha = bench.client.call_args(&["SCRIPT", "LOAD", script.source]).await?;
+        assert_eq!(sha.text(), script.sha(), "{}", script.name);
+    }
+    Ok(())
+}

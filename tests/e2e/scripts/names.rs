@@ -1,0 +1,40 @@
+//! Names of any bytes, and with braces in odd places.
+
+use anyhow::Result;
+use redisson::LockName;
+use redisson::script::{Acquired, HandedOver, Kept, Released};
+
+use super::{Bench, keys, messages, ours};
+
+#[tokio::test]
+async fn any_bytes_are_a_name() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let odd: [&[u8]; 12] = [
+        b" ",
+        b"\r\n",
+        b"\0",
+        b"\xff\xfe",
+        b"a{b",
+        b"a}b",
+        b"{}x",
+        b"{a}{b}",
+        b"}{",
+        b"*?[x]",
+        "żółw ⚡ 錠".as_bytes(),
+        &[0xaa; LockName::MAX],
+    ];
+    for bytes in odd {
+        let lock = LockName::new(bytes)?;
+        let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
+        assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, Acquired::Granted, "{lock}");
+        assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, Kept::Kept, "{lock}");
+        let passed = bench.hand_over(&lock, ours(1), ours(2), 5_000).await?;
+        assert_eq!(passed, HandedOver::Passed { subscribers: Some(1) }, "{lock}");
+        bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await?;
+        assert_eq!(bench.show(&lock).await?.hash.holders.len(), 1, "{lock}");
+        assert_eq!(bench.release(&lock, ours(2)).await?, Released::Released, "{lock}");
+        assert_eq!(messages(&mut waiter).await?, ["0"], "{lock}");
+        assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0, "{lock}");
+    }
+    Ok(())
+}

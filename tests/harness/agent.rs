@@ -1,0 +1,193 @@
+//! A running lockscope-agent.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, bail, ensure};
+use tempfile::TempDir;
+
+use crate::process::{self, Process};
+use crate::redis::{RedisServer, random_port};
+use crate::{Client, eventually, http, programs};
+
+/// A running agent: own folder for socket and state, own HTTP port. Killed when dropped.
+#[derive(Debug)]
+pub struct Agent {
+    process: Process,
+    redis_url: String,
+    flags: Vec<String>,
+    http: u16,
+    folder: TempDir,
+}
+
+/// The command line of an agent that keeps all it has in `folder`.
+///
+/// # Errors
+/// When the program cannot be built.
+pub fn command(folder: &Path, redis_url: &str, http: u16, flags: &[String]) -> Result<Command> {
+    let mut command = process::command(&programs::path("lockscope-agent")?);
+    command.args(["--redis-url", redis_url, "--http", &format!("127.0.0.1:{http}")]);
+    command.arg("--socket").arg(folder.join("agent.sock"));
+    command.arg("--state-dir").arg(folder.join("state")).args(flags);
+    Ok(command)
+}
+
+impl Agent {
+    /// Starts one with its own settings.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start(redis: &RedisServer) -> Result<Self> {
+        Self::with(redis, &[]).await
+    }
+
+    /// Starts one with further flags.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn with(redis: &RedisServer, flags: &[&str]) -> Result<Self> {
+        let agent = Self::at(&redis.url(), flags).await?;
+        eventually("the agent to reach Redis", async || {
+            let ready = http::get(agent.http, "/readyz").await?;
+            ensure!(ready.status == 200, "{}", ready.body);
+            Ok(())
+        })
+        .await;
+        Ok(agent)
+    }
+
+    /// Starts one for a Redis at this address, which need not be there, and waits only for its socket.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn at(redis_url: &str, flags: &[&str]) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("lockscope-agent-").tempdir()?;
+        std::fs::create_dir(folder.path().join("state"))?;
+        let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        for _ in 0..20 {
+            let http = random_port();
+            if let Some(process) = spawn(folder.path(), redis_url, http, &flags).await? {
+                return Ok(Self { process, redis_url: redis_url.to_owned(), flags, http, folder });
+            }
+        }
+        bail!("no port is free for the agent")
+    }
+
+    /// Ends it if it still runs, and starts it anew in the same folder.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.process.kill()?;
+        let path = self.folder.path();
+        let started = spawn(path, &self.redis_url, self.http, &self.flags).await?;
+        let Some(process) = started else { bail!("its old port is taken") };
+        self.process = process;
+        Ok(())
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("agent.sock")
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Its HTTP port on 127.0.0.1.
+    #[must_use]
+    pub fn http(&self) -> u16 {
+        self.http
+    }
+
+    /// Its pid.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// The process, to be frozen, asked to end, or killed.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// A new session.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    pub async fn client(&self) -> Result<Client> {
+        Client::unix(&self.socket()).await
+    }
+
+    /// A new session that speaks RESP3.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    pub async fn client3(&self) -> Result<Client> {
+        let mut client = self.client().await?;
+        client.call("HELLO 3").await?.ok()?;
+        Ok(client)
+    }
+
+    /// Its figures at this moment.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn metrics(&self) -> Result<Metrics> {
+        Ok(Metrics(http::get(self.http, "/metrics").await?.body))
+    }
+}
+
+/// Figures in Prometheus' text format.
+#[derive(Debug, Clone)]
+pub struct Metrics(
+    /// The text.
+    pub String,
+);
+
+impl Metrics {
+    /// The sum of a metric's series that carry all these labels; zero where there are none.
+    #[must_use]
+    pub fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> f64 {
+        let carries = |series: &str| {
+            let found = series.strip_prefix(metric).unwrap_or("-");
+            (found.is_empty() || found.starts_with('{'))
+                && labels.iter().all(|(name, value)| found.contains(&format!("{name}=\"{value}\"")))
+        };
+        let lines = self.0.lines().filter(|line| !line.starts_with('#'));
+        let series = lines.filter_map(|line| line.rsplit_once(' '));
+        series.filter(|(name, _)| carries(name)).filter_map(|(_, v)| v.parse::<f64>().ok()).sum()
+    }
+}
+
+/// Starts an agent and waits for its socket; nothing when the port was taken.
+async fn spawn(
+    folder: &Path,
+    redis_url: &str,
+    http: u16,
+    flags: &[String],
+) -> Result<Option<Process>> {
+    let log = folder.join("agent.log");
+    let command = command(folder, redis_url, http, flags)?;
+    let mut process = Process::spawn("lockscope-agent", command, &log, None)?;
+    let socket = folder.join("agent.sock");
+    let up = eventually("the agent to answer", async || {
+        if process.ended()?.is_some() {
+            return Ok(false);
+        }
+        Client::unix(&socket).await?.call("PING").await?.ok()?;
+        Ok(true)
+    })
+    .await;
+    if up {
+        return Ok(Some(process));
+    }
+    let said = process.log();
+    ensure!(said.contains("in use"), "the agent ended at once:\n{said}");
+    std::fs::remove_file(&log)?;
+    Ok(None)
+}

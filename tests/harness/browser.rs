@@ -1,0 +1,119 @@
+//! A real browser: chromium without a window, driven over `WebDriver`.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::process::{self, Process};
+use crate::redis::random_port;
+use crate::{eventually, http};
+
+/// A browser with one tab. Closed when dropped.
+#[derive(Debug)]
+pub struct Browser {
+    process: Process,
+    port: u16,
+    session: String,
+    _profile: TempDir,
+}
+
+const ARGUMENTS: [&str; 10] = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,900",
+];
+
+impl Browser {
+    /// Starts chromedriver and a browser with a profile of its own.
+    ///
+    /// # Errors
+    /// When either is not installed or does not start.
+    pub async fn start() -> Result<Self> {
+        let missing = "is not on the PATH: `make deps` installs chromium and chromium-driver";
+        let driver =
+            process::on_path("chromedriver").with_context(|| format!("chromedriver {missing}"))?;
+        let chromium =
+            process::on_path("chromium").with_context(|| format!("chromium {missing}"))?;
+        let profile = tempfile::Builder::new().prefix("lockscope-browser-").tempdir()?;
+        let port = random_port();
+        let mut command = process::command(&driver);
+        command.arg(format!("--port={port}"));
+        let log = profile.path().join("chromedriver.log");
+        let process = Process::spawn("chromedriver", command, &log, None)?;
+        eventually("chromedriver to answer", async || {
+            let status = http::get(port, "/status").await?.json()?;
+            ensure!(status["value"]["ready"] == true, "{status}");
+            Ok(())
+        })
+        .await;
+        let mut arguments = ARGUMENTS.map(str::to_owned).to_vec();
+        arguments.push(format!("--user-data-dir={}", profile.path().join("profile").display()));
+        let options = json!({"binary": chromium, "args": arguments});
+        let wanted = json!({"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}});
+        let created = post(port, "/session", &wanted).await?;
+        let session = created["sessionId"].as_str().context("no session")?.to_owned();
+        Ok(Self { process, port, session, _profile: profile })
+    }
+
+    async fn command(&self, command: &str, body: &Value) -> Result<Value> {
+        post(self.port, &format!("/session/{}/{command}", self.session), body).await
+    }
+
+    /// Opens an address.
+    ///
+    /// # Errors
+    /// When the page cannot be loaded.
+    pub async fn open(&self, url: &str) -> Result<()> {
+        self.command("url", &json!({"url": url})).await?;
+        Ok(())
+    }
+
+    /// Runs JavaScript in the page, and gives what it returns.
+    ///
+    /// # Errors
+    /// When it throws.
+    pub async fn run(&self, script: &str) -> Result<Value> {
+        self.command("execute/sync", &json!({"script": script, "args": []})).await
+    }
+
+    /// The process of chromedriver.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}
+
+/// Closing the session ends chromium; chromedriver alone would leave it behind when killed.
+impl Drop for Browser {
+    fn drop(&mut self) {
+        let request = format!(
+            "DELETE /session/{} HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nConnection: close\r\n\r\n",
+            self.session, self.port
+        );
+        let close = || -> std::io::Result<()> {
+            use std::io::{Read as _, Write as _};
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.port))?;
+            stream.set_read_timeout(Some(crate::PATIENCE))?;
+            stream.write_all(request.as_bytes())?;
+            // It answers once chromium has ended, and keeps the connection open.
+            stream.read_exact(&mut [0; 16])?;
+            Ok(())
+        };
+        // A browser that has gone already needs no closing.
+        close().unwrap_or_default();
+    }
+}
+
+async fn post(port: u16, path: &str, body: &Value) -> Result<Value> {
+    let headers = [("Content-Type", "application/json")];
+    let response = http::request(port, "POST", path, &headers, &body.to_string()).await?;
+    let mut json = response.json()?;
+    ensure!(response.status == 200, "{path}: {}", json["value"]["message"]);
+    Ok(json["value"].take())
+}

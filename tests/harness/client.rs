@@ -1,0 +1,181 @@
+//! A client of Redis and of the agent: one connection, every byte in sight.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+
+use crate::{PATIENCE, Reply};
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// One connection. Dropping it closes it.
+pub struct Client {
+    stream: Box<dyn Stream>,
+    unread: Vec<u8>,
+    pushes: VecDeque<Vec<Reply>>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("unread", &self.unread.len()).finish_non_exhaustive()
+    }
+}
+
+/// A command's bytes, as an array of strings.
+#[must_use]
+pub fn encode<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
+    for arg in args {
+        let arg = arg.as_ref();
+        bytes.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
+        bytes.extend_from_slice(arg);
+        bytes.extend_from_slice(b"\r\n");
+    }
+    bytes
+}
+
+impl Client {
+    fn over(stream: impl Stream + 'static) -> Self {
+        Self { stream: Box::new(stream), unread: Vec::new(), pushes: VecDeque::new() }
+    }
+
+    /// Connects to a Unix socket.
+    ///
+    /// # Errors
+    /// When nobody listens.
+    pub async fn unix(path: &Path) -> Result<Self> {
+        let connected = UnixStream::connect(path).await;
+        Ok(Self::over(connected.with_context(|| format!("cannot connect to {}", path.display()))?))
+    }
+
+    /// Connects to a port of this host.
+    ///
+    /// # Errors
+    /// When nobody listens.
+    pub async fn tcp(port: u16) -> Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self::over(stream))
+    }
+
+    /// Runs a command of words, and gives its reply; errors are replies too.
+    ///
+    /// # Errors
+    /// When the connection fails or no reply comes within [`PATIENCE`].
+    pub async fn call(&mut self, words: &str) -> Result<Reply> {
+        self.send(words).await?;
+        self.reply().await.with_context(|| format!("no reply to `{words}`"))
+    }
+
+    /// Runs a command whose arguments are any bytes.
+    ///
+    /// # Errors
+    /// When the connection fails or no reply comes within [`PATIENCE`].
+    pub async fn call_args<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Result<Reply> {
+        self.send_bytes(&encode(args)).await?;
+        self.reply().await
+    }
+
+    /// Sends a command of words, and does not wait for the reply.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub async fn send(&mut self, words: &str) -> Result<()> {
+        let args: Vec<&str> = words.split_whitespace().collect();
+        self.send_bytes(&encode(&args)).await
+    }
+
+    /// Sends these very bytes.
+    ///
+    /// # Errors
+    /// When the connection fails, or the other side reads nothing for [`PATIENCE`].
+    pub async fn send_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        timeout(PATIENCE, self.stream.write_all(bytes)).await.context("nobody reads")??;
+        Ok(())
+    }
+
+    /// The next reply; pushes before it are put aside for [`Self::push`].
+    ///
+    /// # Errors
+    /// When the connection ends, or none comes within [`PATIENCE`].
+    pub async fn reply(&mut self) -> Result<Reply> {
+        loop {
+            match self.next().await? {
+                Reply::Push(items) => self.pushes.push_back(items),
+                reply => return Ok(reply),
+            }
+        }
+    }
+
+    /// The next push, as words.
+    ///
+    /// # Errors
+    /// When a reply comes, the connection ends, or none comes within [`PATIENCE`].
+    pub async fn push(&mut self) -> Result<Vec<String>> {
+        let items = match self.pushes.pop_front() {
+            Some(items) => items,
+            None => match self.next().await? {
+                Reply::Push(items) => items,
+                other => bail!("expected a push, got {other}"),
+            },
+        };
+        Ok(items.iter().map(Reply::text).collect())
+    }
+
+    /// How many pushes have been put aside so far.
+    #[must_use]
+    pub fn pushes(&self) -> usize {
+        self.pushes.len()
+    }
+
+    /// Says that nothing more will be sent, and goes on reading.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub async fn half_close(&mut self) -> Result<()> {
+        Ok(self.stream.shutdown().await?)
+    }
+
+    /// Reads until the other side closes, and gives what replies there were.
+    ///
+    /// # Errors
+    /// When it does not close within [`PATIENCE`], or sends what is no reply.
+    pub async fn until_closed(&mut self) -> Result<Vec<Reply>> {
+        let mut replies = Vec::new();
+        while let Some(reply) = self.read_one().await? {
+            replies.push(reply);
+        }
+        Ok(replies)
+    }
+
+    async fn next(&mut self) -> Result<Reply> {
+        self.read_one().await?.context("the connection was closed")
+    }
+
+    /// The next reply or push; nothing at the connection's end.
+    async fn read_one(&mut self) -> Result<Option<Reply>> {
+        loop {
+            if let Some((reply, taken)) = Reply::decode(&self.unread)? {
+                self.unread.drain(..taken);
+                return Ok(Some(reply));
+            }
+            self.unread.reserve(16 << 10);
+            let read = timeout(PATIENCE, self.stream.read_buf(&mut self.unread)).await;
+            match read.with_context(|| format!("nothing came within {PATIENCE:?}"))? {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                // A Unix peer that closes with bytes of ours unread resets.
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A running lockscope-dashboard.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::agent::Metrics;
+use crate::process::{self, Process};
+use crate::redis::random_port;
+use crate::{eventually, http, programs};
+
+/// A running dashboard on a port of its own. Killed when dropped.
+#[derive(Debug)]
+pub struct Dashboard {
+    process: Process,
+    redis_url: String,
+    flags: Vec<String>,
+    port: u16,
+    folder: TempDir,
+}
+
+/// The command line of a dashboard that listens on this port of 127.0.0.1.
+///
+/// # Errors
+/// When the program cannot be built.
+pub fn command(redis_url: &str, port: u16, flags: &[String]) -> Result<Command> {
+    let mut command = process::command(&programs::path("lockscope-dashboard")?);
+    command.args(["--redis-url", redis_url, "--listen", &format!("127.0.0.1:{port}")]);
+    command.args(flags);
+    Ok(command)
+}
+
+impl Dashboard {
+    /// Starts one with further flags on any free port, and waits until it listens.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start(redis_url: &str, flags: &[&str]) -> Result<Self> {
+        Self::prefer(random_port(), redis_url, flags).await
+    }
+
+    /// Starts one on this port or, where that is taken, on any free one.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn prefer(port: u16, redis_url: &str, flags: &[&str]) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("lockscope-dashboard-").tempdir()?;
+        let ports = std::iter::once(port).chain(std::iter::repeat_with(random_port).take(20));
+        let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        for port in ports {
+            // Another dashboard that has the port would answer in its place.
+            if TcpListener::bind(("127.0.0.1", port)).is_err() {
+                continue;
+            }
+            if let Some(process) = spawn(folder.path(), redis_url, port, &flags).await? {
+                let redis_url = redis_url.to_owned();
+                return Ok(Self { process, redis_url, flags, port, folder });
+            }
+        }
+        bail!("no port is free for the dashboard")
+    }
+
+    /// Kills it if it still runs, and starts it anew on the same port.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.process.kill()?;
+        let started = spawn(self.folder.path(), &self.redis_url, self.port, &self.flags).await?;
+        let Some(process) = started else { bail!("its old port is taken") };
+        self.process = process;
+        Ok(())
+    }
+
+    /// Its port on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its page's address.
+    #[must_use]
+    pub fn url(&self, path: &str) -> String {
+        format!("http://127.0.0.1:{}{path}", self.port)
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// GET, as JSON.
+    ///
+    /// # Errors
+    /// When the status is not 200 or the body no JSON.
+    pub async fn json(&self, path: &str) -> Result<Value> {
+        let response = http::get(self.port, path).await?;
+        ensure!(response.status == 200, "{path}: {} {}", response.status, response.body);
+        response.json()
+    }
+
+    /// Its figures at this moment.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn metrics(&self) -> Result<Metrics> {
+        Ok(Metrics(http::get(self.port, "/metrics").await?.body))
+    }
+}
+
+/// Starts a dashboard and waits until it listens; nothing when the port was taken.
+async fn spawn(
+    folder: &Path,
+    redis_url: &str,
+    port: u16,
+    flags: &[String],
+) -> Result<Option<Process>> {
+    let log = folder.join("dashboard.log");
+    let command = command(redis_url, port, flags)?;
+    let mut process = Process::spawn("lockscope-dashboard", command, &log, None)?;
+    let up = eventually("the dashboard to answer", async || {
+        if process.ended()?.is_some() {
+            return Ok(false);
+        }
+        let health = http::get(port, "/healthz").await?;
+        ensure!(health.status == 200, "{}", health.body);
+        Ok(true)
+    })
+    .await;
+    if up {
+        return Ok(Some(process));
+    }
+    let said = process.log();
+    ensure!(said.contains("in use"), "the dashboard ended at once:\n{said}");
+    std::fs::remove_file(&log)?;
+    Ok(None)
+}

@@ -1,0 +1,93 @@
+//! A holder that is not ours: takes and releases a lock in Redis as a Java service with Redisson does.
+//!
+//! Its scripts are our own words for what Redisson's do, and its keys are spelled out here rather than taken
+//! from our crate, so that a mistake there is found.
+
+use anyhow::Result;
+
+use crate::{Client, RedisServer, Reply};
+
+const LOCK: &str = "
+if redis.call('exists', KEYS[1]) == 1 and redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
+  return redis.call('pttl', KEYS[1])
+end
+redis.call('hincrby', KEYS[1], ARGV[2], 1)
+redis.call('pexpire', KEYS[1], ARGV[1])
+return nil";
+
+const UNLOCK: &str = "
+if redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
+  return nil
+end
+if redis.call('hincrby', KEYS[1], ARGV[2], -1) > 0 then
+  redis.call('pexpire', KEYS[1], ARGV[1])
+  return 0
+end
+redis.call('del', KEYS[1])
+redis.call('publish', KEYS[2], '0')
+return 1";
+
+const RENEW: &str = "
+if redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
+  return 0
+end
+return redis.call('pexpire', KEYS[1], ARGV[1])";
+
+/// One thread of such a service, with a connection of its own.
+#[derive(Debug)]
+pub struct Foreign {
+    client: Client,
+    /// Its holder id.
+    pub holder: String,
+    /// The lease it takes and renews with, in milliseconds.
+    pub lease_ms: u64,
+}
+
+impl Foreign {
+    /// Connects, with Redisson's lease of 30 s.
+    ///
+    /// # Errors
+    /// When Redis cannot be reached.
+    pub async fn connect(redis: &RedisServer) -> Result<Self> {
+        Ok(Self::over(redis.client().await?))
+    }
+
+    /// One over a connection that is there already.
+    #[must_use]
+    pub fn over(client: Client) -> Self {
+        let holder = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47".to_owned();
+        Self { client, holder, lease_ms: 30_000 }
+    }
+
+    async fn run(&mut self, script: &str, name: &str) -> Result<Reply> {
+        let tagged = if name.contains('{') { name.to_owned() } else { format!("{{{name}}}") };
+        let channel = format!("redisson_lock__channel:{tagged}");
+        let lease = self.lease_ms.to_string();
+        let args = ["EVAL", script, "2", name, &channel, &lease, &self.holder];
+        self.client.call_args(&args).await?.ok()
+    }
+
+    /// Takes the lock; false where another has it.
+    ///
+    /// # Errors
+    /// When Redis cannot be reached.
+    pub async fn lock(&mut self, name: &str) -> Result<bool> {
+        Ok(self.run(LOCK, name).await? == Reply::Null)
+    }
+
+    /// Gives up one hold; false where it holds none.
+    ///
+    /// # Errors
+    /// When Redis cannot be reached.
+    pub async fn unlock(&mut self, name: &str) -> Result<bool> {
+        Ok(self.run(UNLOCK, name).await? != Reply::Null)
+    }
+
+    /// Renews its hold, as the watchdog does each third of the lease; false where it holds none.
+    ///
+    /// # Errors
+    /// When Redis cannot be reached.
+    pub async fn renew(&mut self, name: &str) -> Result<bool> {
+        Ok(self.run(RENEW, name).await? == Reply::Int(1))
+    }
+}

@@ -1,0 +1,192 @@
+//! A child process that ends with its owner.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::eventually;
+
+/// How much of a log is printed when a test fails.
+const TAIL: usize = 12 << 10;
+
+/// A running child. Dropping it kills it, and prints the end of its log if a test is failing.
+///
+/// It is started by `setpriv` where there is one, so that it dies too when the starting thread is killed.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+/// A command that runs `program` with nothing of our environment but `PATH` and `HOME`.
+#[must_use]
+pub fn command(program: &Path) -> Command {
+    const SETPRIV: &str = "/usr/bin/setpriv";
+    let mut command = if Path::new(SETPRIV).exists() {
+        let mut command = Command::new(SETPRIV);
+        command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+        command
+    } else {
+        Command::new(program)
+    };
+    command.env_clear().env("RUST_BACKTRACE", "1");
+    for kept in ["PATH", "HOME"] {
+        if let Some(value) = std::env::var_os(kept) {
+            command.env(kept, value);
+        }
+    }
+    command
+}
+
+impl Process {
+    /// Starts `command`, with its standard error appended to the file `log`. Standard output goes there too
+    /// unless the command says otherwise by `stdout`.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(
+        name: &str,
+        mut command: Command,
+        log: &Path,
+        stdout: Option<Stdio>,
+    ) -> Result<Self> {
+        let file = File::options().create(true).append(true).open(log)?;
+        let stdout = match stdout {
+            Some(stdout) => stdout,
+            None => file.try_clone()?.into(),
+        };
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        Ok(Self { name: name.to_owned(), child, log: log.to_owned(), ended: None })
+    }
+
+    /// Its pid.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its standard output, where it was started with a pipe; once.
+    pub fn take_stdout(&mut self) -> Option<std::process::ChildStdout> {
+        self.child.stdout.take()
+    }
+
+    /// Everything it has written to its log.
+    #[must_use]
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait()?;
+        }
+        Ok(self.ended)
+    }
+
+    /// Waits for its end.
+    pub async fn end(&mut self) -> ExitStatus {
+        let what = format!("the end of {}", self.name);
+        eventually(&what, async || self.ended()?.context("it still runs")).await
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// When it has ended already.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        // Until we have waited for it the pid is surely its own.
+        ensure!(self.ended()?.is_none(), "{} has ended already", self.name);
+        let pid = i32::try_from(self.pid())?;
+        kill_process(Pid::from_raw(pid).context("pid 0")?, signal)?;
+        Ok(())
+    }
+
+    /// Freezes it (SIGSTOP), and returns once the kernel says that it stands still.
+    ///
+    /// # Errors
+    /// When it has ended already.
+    pub async fn freeze(&mut self) -> Result<()> {
+        self.signal(Signal::STOP)?;
+        let stat = format!("/proc/{}/stat", self.pid());
+        eventually("the process to stand still", async || {
+            let stat = std::fs::read_to_string(&stat)?;
+            ensure!(stat.contains(") T "), "{stat}");
+            Ok(())
+        })
+        .await;
+        Ok(())
+    }
+
+    /// Lets it go on (SIGCONT).
+    ///
+    /// # Errors
+    /// When it has ended already.
+    pub fn thaw(&mut self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Asks it to end (SIGTERM).
+    ///
+    /// # Errors
+    /// When it has ended already.
+    pub fn terminate(&mut self) -> Result<()> {
+        self.signal(Signal::TERM)
+    }
+
+    /// Kills it (SIGKILL), and returns once it is no more.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn kill(&mut self) -> Result<()> {
+        if self.ended()?.is_none() {
+            self.child.kill()?;
+            self.ended = Some(self.child.wait()?);
+        }
+        Ok(())
+    }
+
+    /// Prints the end of the log, with a heading.
+    pub fn print_log(&self) {
+        let log = self.log();
+        let from = log.len().saturating_sub(TAIL);
+        let tail = String::from_utf8_lossy(&log.as_bytes()[from..]);
+        #[expect(clippy::print_stderr, reason = "shown by the test runner when a test fails")]
+        {
+            eprintln!("--- log of {} (pid {}) ---\n{tail}", self.name, self.pid());
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.print_log();
+        }
+        // Nothing more can be done about a process that cannot be killed.
+        self.kill().unwrap_or_default();
+    }
+}
+
+/// Whether a program can be found on the `PATH`.
+#[must_use]
+pub fn on_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(OsStr::new(program)))
+        .find(|candidate| candidate.is_file())
+}

@@ -1,0 +1,61 @@
+//! Where our own programs are: built once per test process, so that they are never older than the tests.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+
+/// Names a folder that holds the programs, so that nothing is built: to test what was packaged.
+const FOLDER: &str = "LOCKSCOPE_TEST_PROGRAMS";
+
+/// The path of one of the workspace's programs, by its name.
+///
+/// # Errors
+/// When it cannot be built, or there is none of that name.
+pub fn path(name: &str) -> Result<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let folder = BUILT.get_or_init(|| build().map_err(|error| format!("{error:#}")));
+    let path = folder.as_ref().map_err(|error| anyhow!("{error}"))?.join(name);
+    ensure!(path.is_file(), "there is no {}", path.display());
+    Ok(path)
+}
+
+/// The demo's own path, which serves as worker too. Cargo builds it together with the tests.
+///
+/// # Errors
+/// When it is not there.
+pub fn demo() -> Result<PathBuf> {
+    let path = beside_us()?.join("demo");
+    ensure!(path.is_file(), "there is no {}", path.display());
+    Ok(path)
+}
+
+/// `target/<profile>`: tests run from `deps` within it, the demo from itself.
+fn beside_us() -> Result<PathBuf> {
+    let exe = std::env::current_exe()?;
+    let folder = exe.parent().context("an executable lies in a folder")?;
+    let folder = if folder.ends_with("deps") { folder.parent() } else { Some(folder) };
+    Ok(folder.context("no target folder")?.to_owned())
+}
+
+fn build() -> Result<PathBuf> {
+    if let Some(folder) = std::env::var_os(FOLDER) {
+        return Ok(folder.into());
+    }
+    let folder = beside_us()?;
+    let profile = folder.file_name().and_then(|name| name.to_str()).context("no profile")?;
+    let target = folder.parent().context("no target folder")?;
+    let output = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--workspace", "--bins"])
+        .args(["--profile", if profile == "debug" { "dev" } else { profile }])
+        .arg("--manifest-path")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
+        .arg("--target-dir")
+        .arg(target)
+        .output()
+        .context("cannot run cargo")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the programs cannot be built:\n{errors}");
+    Ok(folder)
+}

@@ -1,0 +1,143 @@
+//! A real redis-server of one's own.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tempfile::TempDir;
+
+use crate::process::{self, Process};
+use crate::{Client, eventually};
+
+/// A running redis-server: own folder, own port, own Unix socket, nothing saved to disk. Killed when dropped.
+#[derive(Debug)]
+pub struct RedisServer {
+    process: Process,
+    options: Vec<(String, String)>,
+    port: u16,
+    // Removed after the process has ended: fields are dropped in order.
+    folder: TempDir,
+}
+
+/// A port that nobody seems to use, outside the range from which the kernel takes those of outgoing connections.
+#[must_use]
+pub fn random_port() -> u16 {
+    let random = RandomState::new().build_hasher().finish() % 20_000;
+    10_000 + u16::try_from(random).unwrap_or(0)
+}
+
+impl RedisServer {
+    /// Starts one with Redis' own settings.
+    ///
+    /// # Errors
+    /// When there is no redis-server, or it does not start.
+    pub async fn start() -> Result<Self> {
+        Self::with(&[]).await
+    }
+
+    /// Starts one with further settings, as in redis.conf.
+    ///
+    /// # Errors
+    /// When there is no redis-server, or it does not start.
+    pub async fn with(options: &[(&str, &str)]) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("lockscope-redis-").tempdir()?;
+        let options: Vec<_> =
+            options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        for _ in 0..20 {
+            let port = random_port();
+            if let Some(process) = spawn(folder.path(), port, &options).await? {
+                return Ok(Self { process, options, port, folder });
+            }
+        }
+        bail!("no port is free for redis-server")
+    }
+
+    /// Its port on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its address for programs.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Its Unix socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("redis.sock")
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The process, to be frozen, thawed or killed.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// A new connection to it.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    pub async fn client(&self) -> Result<Client> {
+        Client::unix(&self.socket()).await
+    }
+
+    /// Kills it if it still runs and starts it anew on the same port, empty.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.process.kill()?;
+        let (path, options) = (self.folder.path(), &self.options);
+        // The old one's port may need a moment until the kernel gives it free.
+        self.process = eventually("redis-server on its old port", async || {
+            spawn(path, self.port, options).await?.context("the port is in use")
+        })
+        .await;
+        Ok(())
+    }
+}
+
+/// Starts redis-server and waits until it answers; nothing when the port was taken.
+async fn spawn(folder: &Path, port: u16, options: &[(String, String)]) -> Result<Option<Process>> {
+    let program = process::on_path("redis-server")
+        .context("there is no redis-server on the PATH: `make deps` installs it")?;
+    let socket = folder.join("redis.sock");
+    let log = folder.join("redis.log");
+    let mut command = process::command(&program);
+    let port = port.to_string();
+    command.args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+    command.arg("--dir").arg(folder).arg("--unixsocket").arg(&socket);
+    for (key, value) in options {
+        command.arg(format!("--{key}")).args(value.split(' '));
+    }
+    let mut process = Process::spawn("redis-server", command, &log, None)?;
+    let pid = process.pid();
+    let up = eventually("redis-server to answer", async || {
+        if process.ended()?.is_some() {
+            return Ok(false);
+        }
+        // The file of a server killed before is still there; only an answer counts.
+        let mut client = Client::unix(&socket).await?;
+        let info = client.call("INFO server").await?.text();
+        // With a password it does not tell; then an answer is enough.
+        let ours = info.contains(&format!("process_id:{pid}\r\n")) || info.starts_with("-NOAUTH");
+        ensure!(ours, "another server answers: {info}");
+        Ok(true)
+    })
+    .await;
+    if up {
+        return Ok(Some(process));
+    }
+    let log = process.log();
+    ensure!(log.contains("Address already in use"), "redis-server ended at once:\n{log}");
+    std::fs::remove_file(folder.join("redis.log"))?;
+    Ok(None)
+}

@@ -1,0 +1,38 @@
+//! Waiting for a condition.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// How long a test waits for something that should be there at once, on a slow and busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Looks again and again until `look` is content, and gives its value; at most [`PATIENCE`].
+///
+/// # Panics
+/// At the deadline, with what it last said.
+pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> anyhow::Result<T>) -> T {
+    within(PATIENCE, what, look).await
+}
+
+/// [`eventually`] with a deadline of its own.
+///
+/// # Panics
+/// At the deadline, with what it last said.
+pub async fn within<T>(
+    deadline: Duration,
+    what: &str,
+    mut look: impl AsyncFnMut() -> anyhow::Result<T>,
+) -> T {
+    let end = Instant::now() + deadline;
+    let mut said = anyhow::anyhow!("it never answered");
+    loop {
+        match timeout_at(end, look()).await {
+            Ok(Ok(value)) => return value,
+            Ok(Err(error)) if Instant::now() < end => said = error,
+            Ok(Err(error)) => panic!("waited {deadline:?} for {what}: {error:#}"),
+            Err(_) => panic!("waited {deadline:?} for {what}: {said:#}"),
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,62 @@
+//! A worker in a process of its own, to be killed as workers are.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::ChildStdout;
+use tokio::time::timeout;
+
+use crate::process::{self, Process};
+use crate::{PATIENCE, programs};
+
+/// A child process that connects to an agent, runs the commands it was given, and keeps the connection.
+#[derive(Debug)]
+pub struct Worker {
+    process: Process,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Worker {
+    /// Starts one that runs these commands one after another. The log goes into `folder`.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(socket: &Path, folder: &Path, commands: &[&str]) -> Result<Self> {
+        Self::with(socket, folder, &[], commands)
+    }
+
+    /// Starts one that also leaves a child process behind which inherits the connection. That child's pid is
+    /// the first line it prints.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn with_heir(socket: &Path, folder: &Path, commands: &[&str]) -> Result<Self> {
+        Self::with(socket, folder, &["--heir"], commands)
+    }
+
+    fn with(socket: &Path, folder: &Path, flags: &[&str], commands: &[&str]) -> Result<Self> {
+        let mut command = process::command(&programs::demo()?);
+        command.arg("worker").args(flags).arg("--socket").arg(socket).arg("--").args(commands);
+        let log = folder.join("worker.log");
+        let mut process = Process::spawn("worker", command, &log, Some(Stdio::piped()))?;
+        let stdout = process.take_stdout().context("it was started with a pipe")?;
+        let lines = BufReader::new(ChildStdout::from_std(stdout)?).lines();
+        Ok(Self { process, lines })
+    }
+
+    /// The next reply, as the worker printed it.
+    ///
+    /// # Errors
+    /// When it ends, or prints nothing within [`PATIENCE`].
+    pub async fn line(&mut self) -> Result<String> {
+        let line = timeout(PATIENCE, self.lines.next_line()).await;
+        line.context("the worker says nothing")??.context("the worker has ended")
+    }
+
+    /// The process, to be frozen or killed.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}
