@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::command::ListRequest;
 use crate::driver::Status;
-use crate::session::FromSession;
+use crate::session::{FromSession, ListPage};
 
 /// How many HTTP connections at a time: a scraper, a prober, people.
 const CONNECTIONS: usize = 64;
@@ -73,6 +73,7 @@ fn router(sources: Sources) -> Router {
     let pages = Router::new()
         .route("/", get(index))
         .route("/api/v1/locks", get(locks))
+        .route("/api/v1/sessions", get(sessions))
         .with_state(sources.core);
     pages
         .merge(http::metrics_route(sources.registry))
@@ -92,10 +93,13 @@ fn readiness(status: &Status) -> Readiness {
     if reasons.is_empty() { Readiness::Ready } else { Readiness::NotReady(reasons) }
 }
 
-async fn index(State(core): State<Option<mpsc::Sender<FromSession>>>) -> Html<String> {
-    let locks = match core {
-        Some(_) => "<li><a href=\"/api/v1/locks\">/api/v1/locks</a>: holds and waits",
-        None => "<li>/api/v1/locks: holds and waits, shown with --http-sessions only",
+async fn index(State(core): State<Core>) -> Html<String> {
+    let lists = match core {
+        Some(_) => {
+            "<li><a href=\"/api/v1/locks\">/api/v1/locks</a>: holds and waits\
+             <li><a href=\"/api/v1/sessions\">/api/v1/sessions</a>: connected workers"
+        }
+        None => "<li>/api/v1/locks and /api/v1/sessions are shown with --http-sessions only",
     };
     Html(format!(
         "<!doctype html><html lang=en><meta charset=utf-8><title>lockscope-agent</title>\
@@ -103,7 +107,7 @@ async fn index(State(core): State<Option<mpsc::Sender<FromSession>>>) -> Html<St
          <li><a href=\"/metrics\">/metrics</a>: figures for Prometheus\
          <li><a href=\"/healthz\">/healthz</a>: whether the process runs\
          <li><a href=\"/readyz\">/readyz</a>: whether Redis answers and locks are given out\
-         {locks}</ul></html>\n",
+         {lists}</ul></html>\n",
         env!("CARGO_PKG_VERSION")
     ))
 }
@@ -119,12 +123,32 @@ struct Page {
     count: Option<usize>,
 }
 
-async fn locks(
-    State(core): State<Option<mpsc::Sender<FromSession>>>,
-    page: Result<Query<Page>, axum::extract::rejection::QueryRejection>,
+type Core = Option<mpsc::Sender<FromSession>>;
+type Asked<Q> = Result<Query<Q>, axum::extract::rejection::QueryRejection>;
+
+async fn locks(State(core): State<Core>, page: Asked<Page>) -> Response {
+    list(core, page, |page, count, answer| {
+        let pattern = page.pattern.map(String::into_bytes);
+        FromSession::List(ListRequest { pattern, cursor: page.cursor, count }, answer)
+    })
+    .await
+}
+
+async fn sessions(State(core): State<Core>, page: Asked<Page>) -> Response {
+    if matches!(&page, Ok(Query(Page { pattern: Some(_), .. }))) {
+        return problem(StatusCode::BAD_REQUEST, "match selects locks, not sessions: leave it out");
+    }
+    list(core, page, |page, count, answer| FromSession::Sessions(page.cursor, count, answer)).await
+}
+
+/// Asks the core for a page of rows.
+async fn list<Row: serde::Serialize>(
+    core: Core,
+    page: Asked<Page>,
+    question: impl FnOnce(Page, usize, oneshot::Sender<ListPage<Row>>) -> FromSession,
 ) -> Response {
     let Some(core) = core else {
-        let why = "holds and waits are not shown: start the agent with --http-sessions";
+        let why = "workers and their locks are not shown: start the agent with --http-sessions";
         return problem(StatusCode::NOT_FOUND, why);
     };
     let page = match page {
@@ -136,11 +160,10 @@ async fn locks(
         let why = format!("count must be from 1 to {MAX_COUNT}");
         return problem(StatusCode::BAD_REQUEST, &why);
     }
-    let pattern = page.pattern.map(String::into_bytes);
-    let request = ListRequest { pattern, cursor: page.cursor, count };
     let (answer, answered) = oneshot::channel();
+    let question = question(page, count, answer);
     let ask = async {
-        core.send(FromSession::List(request, answer)).await.ok()?;
+        core.send(question).await.ok()?;
         answered.await.ok()
     };
     match tokio::time::timeout(PATIENCE, ask).await {
@@ -159,7 +182,7 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
 
-    use crate::session::{ListPage, ListRow};
+    use crate::session::ListRow;
 
     struct Server {
         address: std::net::SocketAddr,
@@ -263,7 +286,7 @@ mod tests {
         let request = ListRequest { pattern: Some(b"a*".to_vec()), cursor: 3, count: 10 };
         assert_eq!(answering.join().unwrap(), request);
         assert!(response.starts_with("HTTP/1.1 200"), "{response}");
-        assert!(response.contains("\"next\":9") && response.contains("\"state\":\"waiting\""));
+        assert!(response.contains("\"next\":\"9\"") && response.contains("\"state\":\"waiting\""));
         for bad in ["count=0", "count=1001", "cursor=x", "page=2"] {
             let response = server.get(&format!("/api/v1/locks?{bad}"));
             assert!(response.starts_with("HTTP/1.1 400"), "{bad}: {response}");

@@ -45,7 +45,9 @@ pub enum FromSession {
     /// It has gone: its holds are released, its waits end.
     Closed(SessionId),
     /// A page of the HTTP side wants the agent's holds and waits.
-    List(ListRequest, oneshot::Sender<ListPage>),
+    List(ListRequest, oneshot::Sender<ListPage<ListRow>>),
+    /// It wants the sessions: after this one, so many at most.
+    Sessions(u64, usize, oneshot::Sender<ListPage<SessionRow>>),
 }
 
 /// How many commands of one session may be unanswered; the connection reads no further meanwhile.
@@ -81,11 +83,38 @@ pub struct ListRow {
     pub valid_ms: Option<u64>,
 }
 
-/// A page of them.
-#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
-pub struct ListPage {
-    /// Where to go on; 0 at the end.
+/// One session, as the HTTP side lists it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct SessionRow {
+    /// The id that SESSION tells.
+    pub session: String,
+    /// The worker's pid, where it can be seen.
+    pub pid: Option<i32>,
+    /// The worker's user.
+    pub uid: u32,
+    /// The worker's command.
+    pub comm: Option<String>,
+    /// CLIENT SETNAME's text.
+    pub client: Option<String>,
+    /// Milliseconds since it connected.
+    pub age_ms: u64,
+    /// Locks it holds.
+    pub holds: usize,
+    /// Its commands that wait for locks.
+    pub waits: usize,
+}
+
+/// A page of rows.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct ListPage<Row> {
+    /// Where to go on; 0 at the end. A string in JSON: it has 64 bits.
+    #[serde(serialize_with = "as_text")]
     pub next: u64,
     /// The rows.
-    pub rows: Vec<ListRow>,
+    pub rows: Vec<Row>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn as_text<S: serde::Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(number)
 }

@@ -8,11 +8,11 @@ use redisson::{LockName, group};
 
 use super::hold::millis;
 use super::op::Purpose;
-use super::session::Slot;
+use super::session::{Session, Slot};
 use super::{Core, Number};
 use crate::command::ListRequest;
 use crate::resp::Frame;
-use crate::session::{ListPage, ListRow};
+use crate::session::{ListPage, ListRow, SessionId, SessionRow};
 
 impl Core {
     pub(super) fn list_holds(&mut self, slot: Slot) {
@@ -52,7 +52,7 @@ impl Core {
     /// One page of holds and waits, in order of their numbers. As with SCAN, a page looks at `count` entries and
     /// may show fewer; it is the last one when its cursor is 0.
     #[must_use]
-    pub fn list(&self, request: &ListRequest, only_uid: Option<u32>) -> ListPage {
+    pub fn list(&self, request: &ListRequest, only_uid: Option<u32>) -> ListPage<ListRow> {
         let after = i64::try_from(request.cursor).unwrap_or(i64::MAX);
         let from = after.saturating_add(1);
         let mut entries: Vec<(Number, bool)> = self
@@ -107,13 +107,37 @@ impl Core {
             pid: session.and_then(|session| session.peer.pid),
             uid: session.map_or(u32::MAX, |session| session.peer.uid),
             comm: session.and_then(|session| session.peer.comm.clone()),
-            client: session
-                .and_then(|session| session.client_name.as_deref())
-                .map(|name| String::from_utf8_lossy(name).into_owned()),
+            client: session.and_then(client_name),
             age_ms: millis(self.now.since(since)),
             valid_ms,
         };
         Some((row, name.clone()))
+    }
+
+    /// One page of the sessions, in order of their numbers: those after `after`, at most `count`.
+    #[must_use]
+    pub fn list_sessions(&self, after: u64, count: usize) -> ListPage<SessionRow> {
+        let mut ids: Vec<SessionId> =
+            self.sessions.keys().copied().filter(|id| id.0 > after).collect();
+        ids.sort_unstable();
+        let more = ids.len() > count;
+        ids.truncate(count);
+        let next = ids.last().map_or(0, |id| id.0);
+        let rows = ids
+            .into_iter()
+            .filter_map(|id| Some((id, self.sessions.get(&id)?)))
+            .map(|(id, session)| SessionRow {
+                session: self.session_name(id),
+                pid: session.peer.pid,
+                uid: session.peer.uid,
+                comm: session.peer.comm.clone(),
+                client: client_name(session),
+                age_ms: millis(self.now.since(session.opened)),
+                holds: session.holds.len(),
+                waits: session.waits.len(),
+            })
+            .collect();
+        ListPage { next: if more { next } else { 0 }, rows }
     }
 
     pub(super) fn show(&mut self, slot: Slot, name: LockName) {
@@ -129,6 +153,10 @@ impl Core {
         };
         self.answer(slot, reply);
     }
+}
+
+fn client_name(session: &Session) -> Option<String> {
+    session.client_name.as_deref().map(|name| String::from_utf8_lossy(name).into_owned())
 }
 
 fn row_frame(row: ListRow) -> Frame {

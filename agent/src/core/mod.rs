@@ -208,7 +208,7 @@ impl Core {
     /// A worker has connected.
     pub fn on_open(&mut self, now: Moment, id: SessionId, peer: Peer, secret: [u8; 16]) {
         self.now = self.now.max(now);
-        self.sessions.insert(id, Session::new(peer, secret));
+        self.sessions.insert(id, Session::new(peer, secret, self.now));
         self.figures.sessions.set(gauge(self.sessions.len()));
         self.figures.sessions_opened.inc();
     }

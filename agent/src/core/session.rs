@@ -44,6 +44,7 @@ struct Pending {
 pub(super) struct Session {
     pub(super) peer: Peer,
     pub(super) secret: [u8; 16],
+    pub(super) opened: Moment,
     pub(super) client_name: Option<Vec<u8>>,
     pub(super) resp3: bool,
     /// It has asked for its id.
@@ -66,10 +67,11 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(peer: Peer, secret: [u8; 16]) -> Self {
+    pub(super) fn new(peer: Peer, secret: [u8; 16], opened: Moment) -> Self {
         Self {
             peer,
             secret,
+            opened,
             client_name: None,
             resp3: false,
             introduced: false,

@@ -275,8 +275,13 @@ impl Driver {
                 self.core.on_close(now(), session);
             }
             FromSession::List(request, answer) => {
+                self.core.on_time(now());
                 // Whoever asked may have gone away.
                 answer.send(self.core.list(&request, None)).ok();
+            }
+            FromSession::Sessions(after, count, answer) => {
+                self.core.on_time(now());
+                answer.send(self.core.list_sessions(after, count)).ok();
             }
         }
     }

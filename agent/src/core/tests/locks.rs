@@ -324,3 +324,19 @@ fn a_full_redis_gives_out_nothing_new_and_takes_back_everything() {
     world.pass(Duration::from_secs(1));
     assert_eq!(world.reply(b), "held 1", "the waiter kept its place");
 }
+
+#[test]
+fn sessions_are_listed_page_by_page() {
+    let mut world = World::new();
+    let ids: Vec<_> = (0..5).map(|_| world.open()).collect();
+    world.lock(ids[1], "x");
+    world.lock(ids[2], "x");
+    world.core.on_named(ids[1], b"billing".to_vec());
+    let first = world.core.list_sessions(0, 3);
+    assert_eq!((first.rows.len(), first.next), (3, ids[2].0));
+    let row = &first.rows[1];
+    assert_eq!((row.holds, row.waits, row.client.as_deref()), (1, 0, Some("billing")));
+    assert_eq!((first.rows[2].holds, first.rows[2].waits), (0, 1));
+    let last = world.core.list_sessions(first.next, 3);
+    assert_eq!((last.rows.len(), last.next), (2, 0));
+}
