@@ -11,14 +11,17 @@ help: ## Shows this list
 
 demo: ## Redis, two agents, the dashboard and a crowd of workers; Ctrl-C ends it all
 	@tests/install-missing cc redis-server
-	$(CARGO) run --locked -p lockscope-tests --bin demo
+	$(CARGO) build --locked --workspace --bins
+	$(CARGO) run --locked --quiet -p lockscope-tests --bin demo
 
 run: ## The same without workers, on a private Redis or on the one in REDIS_URL
 	@tests/install-missing cc redis-server
-	$(CARGO) run --locked -p lockscope-tests --bin demo -- --no-actors
+	$(CARGO) build --locked --workspace --bins
+	$(CARGO) run --locked --quiet -p lockscope-tests --bin demo -- --no-actors
 
+# Most tests wait for other processes most of the time.
 test: deps ## Every test, with real servers, clients and a browser
-	$(CARGO) test --locked --workspace
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((3 * $$(nproc)))} $(CARGO) test --locked --workspace
 
 check: ## Format, lints, documentation, licences
 	@tests/install-missing cc

@@ -64,11 +64,7 @@ impl Listeners {
 ///
 /// # Errors
 /// When two metrics have one name, which is a mistake in the program.
-pub async fn run(
-    config: Config,
-    listeners: Listeners,
-    shutdown: &Shutdown,
-) -> anyhow::Result<()> {
+pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> anyhow::Result<()> {
     let registry = Registry::new();
     let app = start(&config, &registry, shutdown)?;
     let stop = shutdown.token();
@@ -79,8 +75,7 @@ pub async fn run(
     });
     let hosts = AllowedHosts::new(config.public_host.clone(), "--public-url");
     let requests = HttpMetrics::register(&registry, metrics::PREFIX)?;
-    let limits =
-        Limits { connections: MAX_STREAMS + SPARE_CONNECTIONS, ..Limits::default() };
+    let limits = Limits { connections: MAX_STREAMS + SPARE_CONNECTIONS, ..Limits::default() };
     if let Some(listener) = listeners.metrics {
         let router = http::metrics_router(hosts.clone(), registry.clone(), &stop);
         shutdown.spawn("metrics server", serve(listener, router, Limits::default(), stop.clone()));
@@ -94,11 +89,7 @@ pub async fn run(
 }
 
 /// Starts model and sources.
-fn start(
-    config: &Config,
-    registry: &Registry,
-    shutdown: &Shutdown,
-) -> anyhow::Result<App> {
+fn start(config: &Config, registry: &Registry, shutdown: &Shutdown) -> anyhow::Result<App> {
     let revision = option_env!("LOCKSCOPE_REVISION").unwrap_or("unknown");
     let version = env!("CARGO_PKG_VERSION");
     service_kit::metrics::register_build_info(registry, metrics::PREFIX, version, revision)?;
@@ -112,13 +103,8 @@ fn start(
     let model = Model::new(config.model.clone(), config.grouping(), &scopes, now());
     let (task, model, hub, batches) = actor::new(model, &scopes);
     let sources = Arc::new(sources::start(config, &model, &hub, batches, &scans, shutdown));
-    let listener: ModelMetrics = metrics::register_model(
-        registry,
-        &hub,
-        &sources,
-        &scopes,
-        config.lock_names_in_metrics,
-    )?;
+    let listener: ModelMetrics =
+        metrics::register_model(registry, &hub, &sources, &scopes, config.lock_names_in_metrics)?;
     shutdown.spawn("model", task.run(listener, shutdown.token()));
     let environment = config.environment.clone();
     Ok(App::new(hub, model, sources, environment, streams, shutdown.token()))

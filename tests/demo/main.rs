@@ -14,8 +14,9 @@ struct Arguments {
     /// Only the programs, no workers: for trying things by hand.
     #[arg(long)]
     no_actors: bool,
-    /// Use this Redis instead of a private one.
-    #[arg(long, env = "REDIS_URL", value_name = "URL")]
+    /// Use this Redis instead of a private one. With --no-actors the environment's `REDIS_URL` is used too;
+    /// with workers it is not, since they fill it with locks, broken ones among them.
+    #[arg(long, value_name = "URL")]
     redis_url: Option<String>,
     #[command(subcommand)]
     role: Option<Role>,
@@ -33,7 +34,11 @@ fn main() -> Result<()> {
     if let Some(Role::Worker(worker)) = &arguments.role {
         return worker::run(worker);
     }
+    // Before signals are listened to: whoever is tired of a long build can end it.
+    harness::programs::path("lockscope-agent")?;
     // One thread for all: the children are told to die with the thread that started them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(stage::run(arguments.redis_url, !arguments.no_actors))
+    let from_environment = if arguments.no_actors { std::env::var("REDIS_URL").ok() } else { None };
+    let redis_url = arguments.redis_url.or(from_environment);
+    runtime.block_on(stage::run(redis_url, !arguments.no_actors))
 }

@@ -3,4 +3,7 @@
 mod agent;
 mod clients;
 mod dashboard;
+mod demo;
+mod documents;
 mod scripts;
+mod secure;

@@ -46,11 +46,12 @@ fn build() -> Result<PathBuf> {
     let folder = beside_us()?;
     let profile = folder.file_name().and_then(|name| name.to_str()).context("no profile")?;
     let target = folder.parent().context("no target folder")?;
-    let output = Command::new(env!("CARGO"))
+    // The cargo that runs us, where one does; else the one that this workspace asks for.
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
         .args(["build", "--quiet", "--workspace", "--bins"])
         .args(["--profile", if profile == "debug" { "dev" } else { profile }])
-        .arg("--manifest-path")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
         .arg("--target-dir")
         .arg(target)
         .output()

@@ -8,7 +8,8 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::app::{App, LockParams, TableParams};
+use super::app::App;
+use super::params::{LockParams, TableParams, understood};
 use super::problem::Problem;
 use crate::model::view::{LockView, SourceView};
 use crate::views::{Counts, Progress, ServerView, Subject};
@@ -20,10 +21,6 @@ struct LocksJson<'a> {
     next: Option<&'a str>,
 }
 
-fn query<T>(params: Result<Query<T>, QueryRejection>) -> Result<T, Problem> {
-    params.map(|query| query.0).map_err(|error| Problem::bad_request(error.body_text()))
-}
-
 /// `/api/v1/locks`
 ///
 /// # Errors
@@ -32,7 +29,7 @@ pub async fn locks(
     State(app): State<App>,
     params: Result<Query<TableParams>, QueryRejection>,
 ) -> Result<Response, Problem> {
-    let table = app.table(&query(params)?)?;
+    let table = app.table(&understood(params)?)?;
     if let Some(error) = table.filter_error {
         return Err(Problem::bad_request(error));
     }
@@ -49,7 +46,7 @@ pub async fn lock(
     State(app): State<App>,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Result<Response, Problem> {
-    let id = app.lock_id(&query(params)?)?;
+    let id = app.lock_id(&understood(params)?)?;
     match app.subject(&id).await {
         Subject::Known(lock) => Ok(Json(&*lock).into_response()),
         Subject::Absent { .. } => Err(Problem::new(

@@ -1,18 +1,17 @@
 //! What all handlers share: the way to the model, and what pages are made from.
 
 use std::collections::HashMap;
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::http::{StatusCode, Uri};
+use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use redisson::LockName;
-use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use super::params::{LockParams, TableParams};
 use super::problem::Problem;
 use super::viewers::Viewers;
 use crate::metrics::StreamMetrics;
@@ -81,69 +80,6 @@ struct Table {
     seq: u64,
     at: WallMillis,
     rows: Arc<Rows>,
-}
-
-/// What a table's address says.
-#[derive(Debug, Clone, Default, Deserialize)]
-pub struct TableParams {
-    /// The filter.
-    #[serde(default)]
-    pub filter: String,
-    /// What it is sorted by.
-    pub sort: Option<String>,
-    /// Which end comes first.
-    pub order: Option<String>,
-    /// Where the page begins.
-    pub cursor: Option<String>,
-    /// How many rows; the API's only.
-    pub limit: Option<String>,
-}
-
-/// What a lock's address says.
-#[derive(Debug, Clone, Default, Deserialize)]
-pub struct LockParams {
-    /// Deployment; needed where there are several.
-    pub deployment: Option<String>,
-    /// Database; needed where there are several.
-    pub db: Option<String>,
-    /// The name.
-    pub name: Option<String>,
-    /// The name in base64, where it is not UTF-8.
-    pub name64: Option<String>,
-}
-
-/// A page by its address, as a stream keeps it true.
-#[derive(Debug, Clone)]
-pub enum Address {
-    /// The table.
-    Locks(TableParams),
-    /// One lock.
-    Lock(LockParams),
-    /// The sources.
-    Sources,
-}
-
-impl Address {
-    /// Reads a page's path and query.
-    ///
-    /// # Errors
-    /// Where there is no such page, or its query cannot be read.
-    pub fn parse(path: &str) -> Result<Self, Problem> {
-        let uri = Uri::from_str(path)
-            .map_err(|_| Problem::bad_request("`path` is not a page's path and query"))?;
-        match uri.path() {
-            "/" => Ok(Self::Locks(query(&uri)?)),
-            "/lock" => Ok(Self::Lock(query(&uri)?)),
-            "/sources" => Ok(Self::Sources),
-            other => Err(Problem::bad_request(format!("there is no live page `{other}`"))),
-        }
-    }
-}
-
-fn query<T: for<'de> Deserialize<'de>>(uri: &Uri) -> Result<T, Problem> {
-    axum::extract::Query::try_from_uri(uri)
-        .map(|query| query.0)
-        .map_err(|error| Problem::bad_request(error.body_text()))
 }
 
 /// A table as asked for: what is wrong with its filter stands in it, and it has no rows then.
@@ -268,8 +204,7 @@ impl App {
         let cursor = params.cursor.clone().filter(|cursor| !cursor.is_empty());
         let mut query = Query { text: text.clone(), filter, sort, order, after: None, limit };
         if let Some(cursor) = &cursor {
-            query =
-                query.after(cursor).map_err(|error| Problem::bad_request(error.to_string()))?;
+            query = query.after(cursor).map_err(|error| Problem::bad_request(error.to_string()))?;
         }
         let key = TableKey { filter: text, sort, order, cursor, limit };
         let rows = self.rows(key, &query, moves);
@@ -344,16 +279,15 @@ impl App {
         };
         let name = match (&params.name, &params.name64) {
             (Some(name), None) => name.clone().into_bytes(),
-            (None, Some(text)) => STANDARD
-                .decode(text)
-                .map_err(|_| Problem::bad_request("`name64` is not base64"))?,
+            (None, Some(text)) => {
+                STANDARD.decode(text).map_err(|_| Problem::bad_request("`name64` is not base64"))?
+            }
             (None, None) => return Err(Problem::bad_request("`name` or `name64` is needed")),
             (Some(_), Some(_)) => {
                 return Err(Problem::bad_request("`name` and `name64` exclude one another"));
             }
         };
-        let name =
-            LockName::new(name).map_err(|error| Problem::bad_request(error.to_string()))?;
+        let name = LockName::new(name).map_err(|error| Problem::bad_request(error.to_string()))?;
         Ok(LockId { deployment, db, name })
     }
 

@@ -14,7 +14,8 @@ use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, broadcast};
 use tokio::time::Instant;
 
-use super::app::{Address, App, MAX_STREAMS, TableParams};
+use super::app::{App, MAX_STREAMS};
+use super::params::{Address, TableParams, understood};
 use super::problem::Problem;
 use super::viewers::{Viewed, Viewer};
 use crate::model::Delta;
@@ -50,7 +51,9 @@ impl Place {
         let permit = Arc::clone(&app.places).try_acquire_owned().map_err(|_| {
             Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
-                format!("{MAX_STREAMS} streams are open already; try again later, or reload the page"),
+                format!(
+                    "{MAX_STREAMS} streams are open already; try again later, or reload the page"
+                ),
             )
         })?;
         app.metrics.open.inc();
@@ -69,9 +72,8 @@ pub async fn live(
     State(app): State<App>,
     params: Result<Query<Params>, QueryRejection>,
 ) -> Response {
-    let topic = params
-        .map_err(|error| Problem::bad_request(error.body_text()))
-        .and_then(|Query(params)| Ok((Topic::new(&app, Address::parse(&params.path)?)?, params)));
+    let topic = understood(params)
+        .and_then(|params| Ok((Topic::new(&app, Address::parse(&params.path)?)?, params)));
     let (topic, params) = match topic {
         Ok(topic) => topic,
         Err(problem) => return problem.into_response(),
@@ -158,9 +160,8 @@ impl Live {
                         () = tokio::time::sleep_until(look) => {}
                     }
                 }
-                let quiet = self.sent.is_some_and(|sent| {
-                    sent.elapsed() >= Duration::from_millis(BEAT_MS)
-                });
+                let quiet =
+                    self.sent.is_some_and(|sent| sent.elapsed() >= Duration::from_millis(BEAT_MS));
                 match self.patch().await {
                     Ok(Some(json)) => return Some(self.event(json)),
                     Ok(None) if quiet => return Some(self.event(beat(wall()))),
@@ -185,7 +186,10 @@ impl Live {
     async fn changed(&mut self) {
         // A receiver that fell behind has surely missed a change, which is all that counts here.
         drop(self.changes.recv().await);
-        while !matches!(self.changes.try_recv(), Err(broadcast::error::TryRecvError::Empty | broadcast::error::TryRecvError::Closed)) {}
+        while !matches!(
+            self.changes.try_recv(),
+            Err(broadcast::error::TryRecvError::Empty | broadcast::error::TryRecvError::Closed)
+        ) {}
     }
 
     async fn patch(&mut self) -> Result<Option<String>, askama::Error> {

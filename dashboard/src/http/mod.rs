@@ -5,6 +5,7 @@ pub mod app;
 pub mod assets;
 pub mod live;
 pub mod pages;
+pub mod params;
 pub mod problem;
 pub mod stream;
 pub mod viewers;
@@ -35,10 +36,7 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
     frame-ancestors 'none'";
 
 const HEADERS: [(HeaderName, HeaderValue); 5] = [
-    (
-        header::CONTENT_SECURITY_POLICY,
-        HeaderValue::from_static(CONTENT_SECURITY_POLICY),
-    ),
+    (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY)),
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
     (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),

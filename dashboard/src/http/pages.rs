@@ -5,7 +5,8 @@ use axum::extract::{OriginalUri, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
 
-use super::app::{App, LockParams, TableParams};
+use super::app::App;
+use super::params::{LockParams, TableParams, understood};
 use super::problem::Problem;
 use crate::views::{self, ErrorPage};
 
@@ -33,17 +34,13 @@ fn refused(app: &App, uri: &Uri, problem: &Problem) -> Response {
     rendered(problem.status, views::error_page(&page))
 }
 
-fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Problem> {
-    query.map(|query| query.0).map_err(|error| Problem::bad_request(error.body_text()))
-}
-
 /// `/`
 pub async fn locks(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
     params: Result<Query<TableParams>, QueryRejection>,
 ) -> Response {
-    match query(params).and_then(|params| app.locks_page(&address(&uri), &params)) {
+    match understood(params).and_then(|params| app.locks_page(&address(&uri), &params)) {
         Ok(page) => {
             let status = match page.filter_error {
                 Some(_) => StatusCode::BAD_REQUEST,
@@ -61,7 +58,7 @@ pub async fn lock(
     OriginalUri(uri): OriginalUri,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Response {
-    match query(params).and_then(|params| app.lock_id(&params)) {
+    match understood(params).and_then(|params| app.lock_id(&params)) {
         Ok(id) => {
             let page = app.lock_page(&address(&uri), id).await;
             rendered(StatusCode::OK, views::lock_page(&page))

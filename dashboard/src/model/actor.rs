@@ -30,10 +30,11 @@ const BATCH: usize = 128;
 const BATCHES: usize = 2;
 /// Names that somebody waits for, all databases together.
 const MAX_ASKED: usize = 256;
-/// Deltas kept for those that fall behind or come back.
-const DELTAS: usize = 256;
-/// Locks in all deltas that are kept for those that come back.
-const MAX_REPLAYED: usize = 50_000;
+/// How many deltas a reader may fall behind.
+const DELTAS: usize = 64;
+/// Deltas, and locks in all of them, that are kept for those that come back.
+const RECENT: usize = 256;
+const RECENT_LOCKS: usize = 5_000;
 
 /// Now, on the clock of leases.
 #[must_use]
@@ -93,7 +94,7 @@ impl Hub {
             recent.push_back(Arc::clone(&delta));
             let size = |delta: &Arc<Delta>| delta.changed.len() + delta.removed.len();
             let mut kept: usize = recent.iter().map(size).sum();
-            while recent.len() > DELTAS || kept > MAX_REPLAYED {
+            while recent.len() > RECENT || kept > RECENT_LOCKS {
                 kept -= recent.pop_front().as_ref().map_or(kept, size);
             }
             self.snapshot.store(snapshot);

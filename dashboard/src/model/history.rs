@@ -95,7 +95,9 @@ impl Happening {
             Self::Reentered(by, from, to) => {
                 format!("{by} holds it {to} times over, {from} before")
             }
-            Self::Renewed(ms) => format!("its holder renews it, to a lease of {ms} ms or little more"),
+            Self::Renewed(ms) => {
+                format!("its holder renews it, to a lease of {ms} ms or little more")
+            }
             Self::Problem(problem) => format!("{} begins", problem.as_str()),
             Self::Cleared(problem) => format!("{} is over", problem.as_str()),
         }

@@ -213,7 +213,10 @@ mod tests {
     #[test]
     fn a_time_to_live_cut_short_restarts() {
         let mut watch = watch(&every(5_000, 6), |ms| ms / 10_000 * 10_000);
-        assert_eq!(watch.read(at(27_000), Duration::ZERO, Some(Duration::from_secs(3))), Step::Fell);
+        assert_eq!(
+            watch.read(at(27_000), Duration::ZERO, Some(Duration::from_secs(3))),
+            Step::Fell
+        );
         assert!(!watch.renewed());
     }
 

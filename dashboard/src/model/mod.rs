@@ -11,12 +11,14 @@ pub mod observation;
 pub mod problem;
 pub mod record;
 pub mod schedule;
+mod scope;
+pub mod settings;
 pub mod snapshot;
 #[cfg(test)]
 mod tests;
 pub mod view;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,11 +27,12 @@ use redisson::{Grouping, LockName, Moment};
 
 pub use observation::{Observation, Reading, ScopeId, Source, Stamp};
 pub use record::Effect;
+pub use settings::{LockRule, Settings};
 pub use snapshot::{Delta, Notice, Snapshot};
 
 use record::{Record, Rule, Surroundings};
-use schedule::Schedule;
-use view::{LockId, LockView, WallMillis};
+use scope::{Kept, Restart, Scope};
+use view::WallMillis;
 
 /// How long a lock that nobody holds is remembered.
 const REMEMBERED: Duration = Duration::from_secs(600);
@@ -40,30 +43,6 @@ const MAX_CHANGES: usize = 2_000;
 /// How many notices are kept.
 const MAX_NOTICES: usize = 20;
 
-/// What the settings say.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// The most locks that are kept, all databases together.
-    pub max_locks: usize,
-    /// The most reads of known locks a second in one database.
-    pub poll_rate: u32,
-    /// From what age on a renewed hold is stuck.
-    pub stuck_after: Duration,
-    /// What holds for locks of certain names instead; the first that matches counts.
-    pub rules: Vec<LockRule>,
-    /// Names that are never looked at.
-    pub ignore: Vec<Vec<u8>>,
-}
-
-/// What holds for locks whose names match.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LockRule {
-    /// A name in which `*` stands for anything.
-    pub pattern: Vec<u8>,
-    /// From what age on a renewed hold is stuck; none: it is expected to be long.
-    pub stuck_after: Option<Duration>,
-}
-
 /// A lock to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadRequest {
@@ -71,43 +50,6 @@ pub struct ReadRequest {
     pub name: LockName,
     /// The fields it had when it was last read.
     pub fields: Vec<Vec<u8>>,
-}
-
-/// A lock with what is shown of it.
-#[derive(Debug)]
-struct Kept {
-    record: Record,
-    shown: Option<Arc<LockView>>,
-    /// Its place among the free ones.
-    free: Option<Moment>,
-}
-
-/// One database of one deployment.
-#[derive(Debug)]
-struct Scope {
-    deployment: Arc<str>,
-    db: u32,
-    locks: HashMap<LockName, Kept>,
-    free: BTreeSet<(Moment, LockName)>,
-    schedule: Schedule,
-    readable_since: Option<Moment>,
-    listening_since: Option<Moment>,
-    run_id: Option<String>,
-    restart: Option<Restart>,
-    /// When the newest complete pass over all keys began.
-    pass_began: Option<Moment>,
-    refused: u64,
-    not_kept: u64,
-    news: HashSet<LockName>,
-    removed: Vec<LockId>,
-}
-
-/// A server that was started anew: what it lost is found out by reading everything again.
-#[derive(Debug, Clone, Copy)]
-struct Restart {
-    at: Moment,
-    wall: WallMillis,
-    lost: usize,
 }
 
 /// All that is known.
@@ -132,24 +74,10 @@ impl Model {
         scopes: &[(Arc<str>, u32)],
         now: Moment,
     ) -> Self {
+        let rate = settings.poll_rate;
         let scopes = scopes
             .iter()
-            .map(|(deployment, db)| Scope {
-                deployment: Arc::clone(deployment),
-                db: *db,
-                locks: HashMap::new(),
-                free: BTreeSet::new(),
-                schedule: Schedule::new(settings.poll_rate, now),
-                readable_since: None,
-                listening_since: None,
-                run_id: None,
-                restart: None,
-                pass_began: None,
-                refused: 0,
-                not_kept: 0,
-                news: HashSet::new(),
-                removed: Vec::new(),
-            })
+            .map(|(deployment, db)| Scope::new(Arc::clone(deployment), *db, rate, now))
             .collect();
         Self {
             settings,
@@ -240,9 +168,9 @@ impl Model {
             restarted: scope.restart.is_some(),
             // A pass misses no key that is there from its beginning to its end; one that had no room for all locks
             // proves nothing.
-            pass_began: scope.pass_began.filter(|_| {
-                source == Source::Scan && scope.not_kept == 0 && scope.refused == 0
-            }),
+            pass_began: scope
+                .pass_began
+                .filter(|_| source == Source::Scan && scope.not_kept == 0 && scope.refused == 0),
         };
         let mut effects = Vec::new();
         kept.record.read(stamp, source, reading, around, &mut effects);
@@ -350,7 +278,8 @@ impl Model {
             }
             let scope = &mut self.scopes[index];
             let Some(restart) = scope.restart else { continue };
-            let read_again = |kept: &Kept| kept.record.last_sent().is_none_or(|at| at >= restart.at);
+            let read_again =
+                |kept: &Kept| kept.record.last_sent().is_none_or(|at| at >= restart.at);
             if scope.readable_since.is_some() && scope.locks.values().all(read_again) {
                 scope.restart = None;
                 let deployment = scope.deployment.to_string();
@@ -457,11 +386,5 @@ impl Model {
         }
         let delta = Delta::new(self.snapshot.seq, wall, changed, removed);
         Some((Arc::new(self.snapshot.clone()), Arc::new(delta)))
-    }
-}
-
-impl Scope {
-    fn id(&self, name: &LockName) -> LockId {
-        LockId { deployment: Arc::clone(&self.deployment), db: self.db, name: name.clone() }
     }
 }

@@ -115,7 +115,8 @@ pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
                 evidence.push(read(case.still_since.1, text));
             }
             if let Some(lease) = case.renewed {
-                evidence.push(read(now, format!("renewed, to a lease of about {} ms", millis(lease))));
+                evidence
+                    .push(read(now, format!("renewed, to a lease of about {} ms", millis(lease))));
             }
             evidence.push(match verdict.certainty {
                 Certainty::Sure => Evidence {
@@ -222,10 +223,8 @@ mod tests {
     #[test]
     fn far_beyond_its_habit_is_stuck_but_not_within_a_minute() {
         let holders = holders();
-        let quick = |now| Case {
-            habit: Some(Duration::from_millis(20)),
-            ..renewed(&holders, 0, now)
-        };
+        let quick =
+            |now| Case { habit: Some(Duration::from_millis(20)), ..renewed(&holders, 0, now) };
         assert_eq!(only(&quick(60)), None);
         assert_eq!(only(&quick(61)), Some((ProblemKind::Stuck, Certainty::Sure)));
         let slow = Case { habit: Some(Duration::from_secs(100)), ..renewed(&holders, 0, 299) };

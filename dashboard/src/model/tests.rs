@@ -1,10 +1,12 @@
 //! The model as a whole: what must hold whatever comes in, and in which order.
 
+use std::collections::HashMap;
+
 use proptest::prelude::*;
 use redisson::shape::{Holder, LockHash};
 use redisson::{ClientId, HolderId};
 
-use super::view::{Certainty, ProblemKind, State};
+use super::view::{Certainty, LockId, LockView, ProblemKind, State};
 use super::*;
 
 const MAIN: ScopeId = ScopeId(0);
@@ -182,7 +184,8 @@ fn stuck_is_renewed_for_long_with_nothing_moving() {
     assert_eq!(stuck(&renew(310_000, 100_000, recount)), None);
     let other = |m: &mut Model, ms: u64| read(m, "a", ms - 2, held(2, 1, Some(25_000)));
     assert_eq!(stuck(&renew(310_000, 100_000, other)), None);
-    let deaf = |m: &mut Model, ms| m.observe(MAIN, Observation::Listening { on: false, at: at(ms) });
+    let deaf =
+        |m: &mut Model, ms| m.observe(MAIN, Observation::Listening { on: false, at: at(ms) });
     let suspected = Some((ProblemKind::Stuck, Certainty::Suspected));
     assert_eq!(stuck(&renew(310_000, 0, deaf)), suspected);
 }

@@ -7,8 +7,8 @@ pub mod page;
 
 use std::time::Duration;
 
-use redisson::group::glob_matches;
 use redisson::Kind;
+use redisson::group::glob_matches;
 use thiserror::Error;
 
 use crate::model::view::{LockView, ProblemKind, State, WallMillis};
@@ -159,9 +159,9 @@ impl Term {
             Self::Problem(Some(kind)) => lock.problems.iter().any(|p| p.problem == *kind),
             Self::NoProblem => lock.problems.is_empty(),
             Self::Db(db) => lock.id.db == *db,
-            Self::Age(bound) => lock
-                .held_since()
-                .is_some_and(|since| bound.holds(now.0.saturating_sub(since.at.0))),
+            Self::Age(bound) => {
+                lock.held_since().is_some_and(|since| bound.holds(now.0.saturating_sub(since.at.0)))
+            }
             Self::Ttl(bound) => lock.ttl_ms.is_some_and(|ttl| {
                 bound.holds((lock.observed_at.0.saturating_add(ttl)).saturating_sub(now.0))
             }),
@@ -267,9 +267,7 @@ pub(crate) mod tests {
     use redisson::LockName;
 
     use super::*;
-    use crate::model::view::{
-        Certainty, HolderView, LockId, ProblemView, Since,
-    };
+    use crate::model::view::{Certainty, HolderView, LockId, ProblemView, Since};
 
     pub(crate) fn lock(name: &str) -> LockView {
         LockView {
@@ -322,17 +320,51 @@ pub(crate) mod tests {
     fn every_term_does_what_it_says() {
         let lock = LockView { problems: vec![leaked()], ..lock("Order:42") };
         for yes in [
-            "", "order", "ORDER:4", "order:*", "*42", "owner:285475da", "owner:*:52", "kind:lock",
-            "problem:any", "problem:leaked", "db:0", "deployment:main", "deployment:m*", "age:>1m",
-            "age:1m", "age:<1h", "ttl:<30s", "ttl:>10s", "confirmed:yes", "state:held",
-            "order db:0 age:>=30s", "\"order:42\"", "\"\"", "owner:\"285475da\"", "42 order",
+            "",
+            "order",
+            "ORDER:4",
+            "order:*",
+            "*42",
+            "owner:285475da",
+            "owner:*:52",
+            "kind:lock",
+            "problem:any",
+            "problem:leaked",
+            "db:0",
+            "deployment:main",
+            "deployment:m*",
+            "age:>1m",
+            "age:1m",
+            "age:<1h",
+            "ttl:<30s",
+            "ttl:>10s",
+            "confirmed:yes",
+            "state:held",
+            "order db:0 age:>=30s",
+            "\"order:42\"",
+            "\"\"",
+            "owner:\"285475da\"",
+            "42 order",
         ] {
             assert!(matches(yes, &lock), "{yes}");
         }
         for no in [
-            "other", "order:?2", "owner:99", "kind:fair", "problem:stuck", "problem:none",
-            "db:1", "deployment:mai", "age:>2m", "age:<59s", "ttl:<29s", "ttl:none",
-            "confirmed:no", "state:free", "order db:1", "\"order:*\"",
+            "other",
+            "order:?2",
+            "owner:99",
+            "kind:fair",
+            "problem:stuck",
+            "problem:none",
+            "db:1",
+            "deployment:mai",
+            "age:>2m",
+            "age:<59s",
+            "ttl:<29s",
+            "ttl:none",
+            "confirmed:no",
+            "state:free",
+            "order db:1",
+            "\"order:*\"",
         ] {
             assert!(!matches(no, &lock), "{no}");
         }

@@ -187,8 +187,7 @@ impl Query {
             total += 1;
             let place =
                 Place { rank: rank(self.sort, lock), text: text(self.sort, lock), id: &lock.id };
-            let behind =
-                |after: &Position| ordered(place.cmp(&after.place())) == Ordering::Greater;
+            let behind = |after: &Position| ordered(place.cmp(&after.place())) == Ordering::Greater;
             if self.after.as_ref().is_none_or(behind) {
                 found.push(place);
             }

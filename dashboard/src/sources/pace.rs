@@ -16,8 +16,11 @@ use super::read::{Caller, pipeline};
 
 /// PINGs in one judgement.
 const WINDOW: usize = 64;
-/// Calls by which it is judged what one costs the server: what held up a single one was something else.
+/// Calls by which it is judged what one costs the server. A quick one of them tells: what held up others was not
+/// their cost.
 const CALLS: usize = 15;
+/// So many of them may be slow for other reasons.
+const OUTLIERS: usize = 3;
 /// How long what was learnt of PINGs while no keys are passed over is good for.
 const USUAL_FOR: Duration = Duration::from_secs(30);
 /// Between two PINGs of that kind.
@@ -122,8 +125,11 @@ impl Pacer {
     fn judge(&mut self) {
         let Some((usual, _)) = self.usual.filter(|_| self.pings.len() >= WINDOW) else { return };
         let slowed = slow(&self.pings) > usual * 2 + GRACE;
-        self.slowdown =
-            if slowed { (self.slowdown * 1.5).min(SLOWEST) } else { (self.slowdown * 0.8).max(1.0) };
+        self.slowdown = if slowed {
+            (self.slowdown * 1.5).min(SLOWEST)
+        } else {
+            (self.slowdown * 0.8).max(1.0)
+        };
         self.pings.clear();
     }
 }
@@ -141,10 +147,10 @@ fn sorted(window: &VecDeque<Duration>) -> Vec<Duration> {
     sorted
 }
 
-/// Close to the slowest: one outlier in the window does not count.
+/// Close to the slowest: a few outliers in the window do not count.
 fn slow(pings: &VecDeque<Duration>) -> Duration {
     let sorted = sorted(pings);
-    sorted.iter().rev().nth(1).or_else(|| sorted.last()).copied().unwrap_or_default()
+    sorted.iter().rev().nth(OUTLIERS).or_else(|| sorted.last()).copied().unwrap_or_default()
 }
 
 impl Caller for Pacer {
@@ -160,7 +166,7 @@ impl Caller for Pacer {
         let replies = self.link.pipeline(pipeline(commands)).await?;
         let took = sent.elapsed();
         push(&mut self.calls, took, CALLS);
-        let cost = sorted(&self.calls)[self.calls.len() / 2].saturating_sub(self.quickest);
+        let cost = sorted(&self.calls)[self.calls.len() / 4].saturating_sub(self.quickest);
         let pause = (took * 3).max(cost * COST).mul_f64(self.factor * self.slowdown).min(LONGEST);
         self.next = sent + pause;
         Ok(replies)

@@ -9,9 +9,9 @@ use service_kit::redis_link::{CallError, Link, LinkState, LinkStatus};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::Scope;
 use super::read::{Found, ReadError, Unpaced, read};
 use super::status::SourceStatus;
-use super::Scope;
 use crate::model::actor::{ModelHandle, wall};
 use crate::model::view::SourceState;
 use crate::model::{Observation, ReadRequest, Source};

@@ -26,6 +26,9 @@ use crate::views::Progress;
 const COUNT: usize = 100;
 /// What a candidate costs of the budget of keys, beyond being looked at.
 const CANDIDATE: usize = 3;
+/// Candidates asked at once: so many, or as many as there are after so long.
+const CANDIDATES: usize = 100;
+const CANDIDATES_EACH: Duration = Duration::from_millis(100);
 /// Hashes remembered as no locks, where asking them again would spoil the cache they belong to.
 const MAX_INNOCENT: usize = 500_000;
 /// The pause after a pass is as many times its length, so that small databases are passed over often.
@@ -76,13 +79,8 @@ impl Scan {
     /// Passes over the keys again and again, for ever.
     pub async fn run(self) {
         let mut pacer = Pacer::new(self.link.clone(), self.settings.rate);
-        let mut memory = Memory {
-            innocent: None,
-            hasher: RandomState::new(),
-            seen: 0,
-            size: None,
-            passes: 0,
-        };
+        let mut memory =
+            Memory { innocent: None, hasher: RandomState::new(), seen: 0, size: None, passes: 0 };
         let mut companions_due = Instant::now();
         loop {
             let Some(server) = self.link.up().await else { return };
@@ -122,7 +120,7 @@ impl Scan {
             humantime::format_duration(Duration::from_millis(millis(took))),
             humantime::format_duration(rounded(pause))
         );
-        if slowdown > 1.0 {
+        if slowdown >= 1.5 {
             detail.push_str(&format!(
                 "; {slowdown:.0} times slower than wished, since the server's answers slow down meanwhile"
             ));
@@ -130,8 +128,7 @@ impl Scan {
         if let Some(pattern) = &self.settings.pattern {
             detail.push_str(&format!("; only keys that match `{pattern}`"));
         }
-        let state =
-            if took > self.settings.every { SourceState::Behind } else { SourceState::On };
+        let state = if took > self.settings.every { SourceState::Behind } else { SourceState::On };
         self.status.set(state, detail);
         self.status.succeeded();
     }
@@ -146,6 +143,8 @@ impl Scan {
         if !matches!(self.status.state(), SourceState::On | SourceState::Behind) {
             self.status.set(SourceState::On, "a pass is under way");
         }
+        let mut waiting = Vec::new();
+        let mut asked = Instant::now();
         let mut cursor = Vec::from(*b"0");
         loop {
             let mut scan = cmd("SCAN");
@@ -158,20 +157,19 @@ impl Scan {
             (cursor, keys) = page(pacer, scan).await?;
             memory.seen += COUNT as u64;
             self.metrics.keys.inc_by(COUNT as u64);
-            let names: Vec<LockName> = keys
+            let candidates = keys
                 .into_iter()
                 .filter_map(|key| LockName::new(key).ok())
-                .filter(|name| self.is_wanted(name, memory))
-                .collect();
-            pacer.spend(COUNT + names.len() * CANDIDATE);
-            if !names.is_empty() {
-                let mut left = Vec::new();
-                let found = discover(pacer, &names, &mut left).await?;
-                left.iter().for_each(|name| memory.remember(name));
-                self.send(found).await;
+                .filter(|name| self.is_wanted(name, memory));
+            waiting.extend(candidates);
+            pacer.spend(COUNT);
+            let last = cursor == b"0";
+            if last || waiting.len() >= CANDIDATES || asked.elapsed() >= CANDIDATES_EACH {
+                self.discover(pacer, memory, std::mem::take(&mut waiting)).await?;
+                asked = Instant::now();
             }
             self.progress(memory);
-            if cursor == b"0" {
+            if last {
                 break;
             }
         }
@@ -180,6 +178,24 @@ impl Scan {
         memory.passes += 1;
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
         self.model.see(self.scope.id, Observation::PassEnded { started }).await;
+        Ok(())
+    }
+
+    /// Reads those of the hashes that have a lock's form.
+    async fn discover(
+        &self,
+        pacer: &mut Pacer,
+        memory: &mut Memory,
+        names: Vec<LockName>,
+    ) -> Result<(), ReadError> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        pacer.spend(names.len() * CANDIDATE);
+        let mut left = Vec::new();
+        let found = discover(pacer, &names, &mut left).await?;
+        left.iter().for_each(|name| memory.remember(name));
+        self.send(found).await;
         Ok(())
     }
 
@@ -199,8 +215,7 @@ impl Scan {
     }
 
     fn is_wanted(&self, name: &LockName, memory: &Memory) -> bool {
-        if memory.knows(name)
-            || self.ignore.iter().any(|glob| glob_matches(glob, name.as_bytes()))
+        if memory.knows(name) || self.ignore.iter().any(|glob| glob_matches(glob, name.as_bytes()))
         {
             return false;
         }
@@ -295,10 +310,7 @@ fn knows_no_touch(server: &ServerInfo) -> bool {
 }
 
 /// One step of a scan: the next cursor, and keys.
-async fn page(
-    pacer: &mut Pacer,
-    scan: redis::Cmd,
-) -> Result<(Vec<u8>, Vec<Vec<u8>>), ReadError> {
+async fn page(pacer: &mut Pacer, scan: redis::Cmd) -> Result<(Vec<u8>, Vec<Vec<u8>>), ReadError> {
     let reply = pacer.send(vec![scan]).await?.pop().ok_or(ReadError::Odd("SCAN"))?;
     let reply = reply.map_err(service_kit::redis_link::CallError::Refused)?;
     let Value::Array(mut parts) = reply else { return Err(ReadError::Odd("SCAN")) };

@@ -272,7 +272,10 @@ impl Sources {
              send no message that is heard here: they are noticed when the lock is read next."
                 .to_owned(),
         );
-        limits.push("Waiters that poll or subscribe are not counted; only fair locks' queues are seen.".to_owned());
+        limits.push(
+            "Waiters that poll or subscribe are not counted; only fair locks' queues are seen."
+                .to_owned(),
+        );
         limits
     }
 }

@@ -92,9 +92,17 @@ impl<'a> HolderCell<'a> {
         let start: String = holder.uuid.chars().take(8).collect();
         let short = match holder.uuid.is_empty() {
             true => holder.id.chars().take(24).collect(),
-            false => format!("{start}…:{}", holder.thread),
+            false => format!("{start}…:{}", short_thread(&holder.thread)),
         };
         Self { holder, short, link: owner_link(holder) }
+    }
+}
+
+/// A thread's number, or the end of it: an agent's numbers are long, and differ at their ends.
+fn short_thread(thread: &str) -> String {
+    match thread.len().checked_sub(6) {
+        Some(hidden) if hidden > 4 => format!("…{}", thread.get(hidden..).unwrap_or(thread)),
+        _ => thread.to_owned(),
     }
 }
 
@@ -200,4 +208,17 @@ pub(super) fn same_row_but_ttl(a: &LockView, b: &LockView) -> bool {
         && a.ttl_ms.is_some()
         && b.ttl_ms.is_some()
         && problems(a) == problems(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_numbers_show_their_end() {
+        assert_eq!(short_thread("52"), "52");
+        assert_eq!(short_thread("1234567890"), "1234567890");
+        assert_eq!(short_thread("1927612615576518676"), "…518676");
+        assert_eq!(short_thread("-9223372036854775808"), "…775808");
+    }
 }

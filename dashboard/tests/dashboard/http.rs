@@ -38,13 +38,9 @@ async fn every_answer_is_guarded() {
 
 #[tokio::test]
 async fn strangers_names_are_refused() {
-    let dashboard = Dashboard::with(&[
-        "--redis-url",
-        NO_REDIS,
-        "--public-url",
-        "https://locks.example.com",
-    ])
-    .await;
+    let dashboard =
+        Dashboard::with(&["--redis-url", NO_REDIS, "--public-url", "https://locks.example.com"])
+            .await;
     for (host, status) in [
         ("localhost", 200),
         ("127.0.0.1:9761", 200),

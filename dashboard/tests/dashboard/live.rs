@@ -87,13 +87,16 @@ async fn machines_get_a_snapshot_and_then_changes() {
     // Whoever comes back in time misses nothing and is told nothing twice.
     drop(stream);
     release(&mut redis, "new");
+    dashboard.lock_when("new", |lock| lock["state"] == "free").await;
     let mut back = dashboard.events("/api/v1/stream", &[("Last-Event-ID", &last)]).await;
     let free = |event: &Event| {
         let changed = event.data["changed"].as_array().unwrap();
         changed.iter().any(|lock| lock["name"] == "new" && lock["state"] == "free")
     };
+    let mut seq: u64 = last.rsplit_once('-').unwrap().1.parse().unwrap();
     back.when(|event| {
-        assert_eq!(event.event, "delta");
+        seq += 1;
+        assert_eq!((event.event.as_str(), event.data["seq"].as_u64()), ("delta", Some(seq)));
         free(event)
     })
     .await;
@@ -112,7 +115,9 @@ async fn machines_get_a_snapshot_and_then_changes() {
 async fn streams_do_not_hold_up_the_end() {
     let dashboard = Dashboard::start("redis://127.0.0.1:1").await;
     let mut streams = Vec::new();
-    for path in ["/live?path=/", "/live?path=/sources", "/live?path=/lock%3Fname%3Dx", "/api/v1/stream"] {
+    for path in
+        ["/live?path=/", "/live?path=/sources", "/live?path=/lock%3Fname%3Dx", "/api/v1/stream"]
+    {
         let mut stream = dashboard.events(path, &[]).await;
         assert!(stream.next().await.is_some());
         streams.push(stream);

@@ -39,12 +39,18 @@ async fn locks_are_counted_by_group() {
         r#"lockscope_dashboard_locks_not_kept 0"#,
         &format!("lockscope_dashboard_redis_up{{node=\"{node}\"}} 1"),
         &format!("lockscope_dashboard_redis_evicts{{node=\"{node}\"}} 0"),
-        &format!("lockscope_dashboard_source_state{{node=\"{node}\",source=\"poll\",state=\"on\"}} 1"),
-        &format!("lockscope_dashboard_source_state{{node=\"{node}\",source=\"poll\",state=\"down\"}} 0"),
+        &format!(
+            "lockscope_dashboard_source_state{{node=\"{node}\",source=\"poll\",state=\"on\"}} 1"
+        ),
+        &format!(
+            "lockscope_dashboard_source_state{{node=\"{node}\",source=\"poll\",state=\"down\"}} 0"
+        ),
     ] {
         assert!(has(&text, line), "{line} is not in\n{text}");
     }
-    for name in ["oldest_hold_start_timestamp_seconds{", "scan_keys_total{", "events_total{", "build_info{"] {
+    for name in
+        ["oldest_hold_start_timestamp_seconds{", "scan_keys_total{", "events_total{", "build_info{"]
+    {
         assert!(text.contains(&format!("lockscope_dashboard_{name}")), "{name}");
     }
     for name in ["process_resident_memory_bytes", "tokio_alive_tasks"] {
@@ -82,7 +88,10 @@ async fn groups_are_bounded() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let letters = |i: usize| -> String {
-        [i / 26 / 26, i / 26, i].map(|n| char::from(b'a' + u8::try_from(n % 26).unwrap())).iter().collect()
+        [i / 26 / 26, i / 26, i]
+            .map(|n| char::from(b'a' + u8::try_from(n % 26).unwrap()))
+            .iter()
+            .collect()
     };
     for i in 0..600 {
         take(&mut redis, letters(i).as_bytes(), HOLDER, 600_000);

@@ -52,7 +52,8 @@ impl Dashboard {
     pub(crate) async fn with(flags: &[&str]) -> Self {
         service_kit::redis_link::install_crypto_provider();
         let flags = ["lockscope-dashboard"].into_iter().chain(flags.iter().copied());
-        let config = Config::load_from(flags.map(Into::into), []).unwrap_or_else(|stop| panic!("{}", stop.text()));
+        let config = Config::load_from(flags.map(Into::into), [])
+            .unwrap_or_else(|stop| panic!("{}", stop.text()));
         let pages = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let metrics = match config.metrics_listen {
             Some(_) => Some(TcpListener::bind("127.0.0.1:0").await.unwrap()),

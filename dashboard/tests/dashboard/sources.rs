@@ -58,9 +58,7 @@ async fn between_passes_known_locks_are_seen_taken_again() {
         dashboard.listed_when("", &[]).await;
         let other = thread(53);
         take(&mut redis, b"orders:1", &other, 30_000);
-        dashboard
-            .lock_when("orders:1", |lock| lock["holders"][0]["id"] == other.as_str())
-            .await;
+        dashboard.lock_when("orders:1", |lock| lock["holders"][0]["id"] == other.as_str()).await;
     }
     // A name that was never seen is told of by its release.
     release(&mut redis, "quick");
@@ -117,7 +115,10 @@ async fn read_write_locks_are_told_apart() {
 async fn large_hashes_are_counted_and_left() {
     let server = RedisServer::with(&["--hash-max-listpack-entries", "100000"]);
     let mut redis = server.connect();
-    let fill = |redis: &mut redis::Connection, key: &str, fields: usize, name: &dyn Fn(usize) -> String| {
+    let fill = |redis: &mut redis::Connection,
+                key: &str,
+                fields: usize,
+                name: &dyn Fn(usize) -> String| {
         for from in (0..fields).step_by(1000) {
             let mut hset = cmd("HSET");
             hset.arg(key);
@@ -132,23 +133,24 @@ async fn large_hashes_are_counted_and_left() {
     fill(&mut redis, "hashtable", 100_000, &|i| format!("{}:{i}", &HOLDER[..36]));
     let encoding: String = run(&mut redis, &["OBJECT", "ENCODING", "listpack"]);
     assert_eq!(encoding, "listpack");
-    // A thousand readers are a lock, still.
-    run::<i64>(&mut redis, &["HSET", "readers", "mode", "read"]);
-    fill(&mut redis, "readers", 1_000, &|i| format!("{}:{i}", &HOLDER[..36]));
-    run::<i64>(&mut redis, &["PEXPIRE", "readers", "600000"]);
+    run::<i64>(&mut redis, &["HSET", "long", HOLDER, &"9".repeat(5_000)]);
     run::<String>(&mut redis, &["CONFIG", "RESETSTAT"]);
     let dashboard = Dashboard::start(&server.url()).await;
-    dashboard.listed_when("", &["readers"]).await;
-    dashboard.lock_when("readers", |lock| lock["holders"].as_array().unwrap().len() == 1_000).await;
+    dashboard.json_when("/api/v1/sources", |s| s["first_scan"].is_null()).await;
     for name in ["listpack", "hashtable"] {
         let answer = dashboard.get(&format!("/api/v1/lock?name={name}")).await;
         assert!(answer.body.contains("too many for a lock"), "{answer:?}");
     }
-    dashboard.json_when("/api/v1/sources", |s| s["first_scan"].is_null()).await;
     let stats: String = run(&mut redis, &["INFO", "commandstats"]);
-    for verb in ["hgetall", "hscan", "hkeys", "hvals", "keys", "eval", "evalsha"] {
+    for verb in ["hmget", "hget", "hgetall", "hscan", "hkeys", "hvals", "keys", "eval", "evalsha"] {
         assert!(!stats.contains(&format!("cmdstat_{verb}:")), "{stats}");
     }
+    // A thousand readers are a lock, still.
+    run::<i64>(&mut redis, &["HSET", "readers", "mode", "read"]);
+    fill(&mut redis, "readers", 1_000, &|i| thread(u32::try_from(i).unwrap()));
+    run::<i64>(&mut redis, &["PEXPIRE", "readers", "600000"]);
+    dashboard.listed_when("", &["readers"]).await;
+    dashboard.lock_when("readers", |lock| lock["holders"].as_array().unwrap().len() == 1_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -169,8 +171,7 @@ async fn names_may_be_any_bytes() {
     }
     take(&mut redis, &[b'y'; 513], HOLDER, 60_000);
     let dashboard = Dashboard::start(&server.url()).await;
-    let list =
-        dashboard.json_when("/api/v1/locks", |json| json["total"] == names.len()).await;
+    let list = dashboard.json_when("/api/v1/locks", |json| json["total"] == names.len()).await;
     let bytes = list["locks"].as_array().unwrap().iter().filter_map(|l| l["name_base64"].as_str());
     assert_eq!(bytes.collect::<Vec<_>>(), ["//4A"]);
     let page = dashboard.get("/").await;

@@ -223,7 +223,7 @@ async fn connections_cut_again_and_again_lose_nothing() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "3s"]).await?;
     let mut worker = listener(&bench.agent).await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
-    for round in 1..=20 {
+    for round in 1..=10 {
         for kind in ["normal", "pubsub"] {
             bench.direct.call(&format!("CLIENT KILL TYPE {kind} SKIPME yes")).await?.ok()?;
         }

@@ -66,7 +66,10 @@ async fn a_name_that_is_asked_for_is_read_at_once() -> Result<()> {
     let mut bench = Bench::with(&["--scan-match", "nothing:*"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     assert!(java.lock("a b&c").await?);
-    let lock = bench.dashboard.json("/api/v1/lock?name=a%20b%26c").await?;
+    let lock = eventually("the answer", async || {
+        bench.dashboard.json("/api/v1/lock?name=a%20b%26c").await
+    })
+    .await;
     assert_eq!(lock["holders"][0]["id"], java.holder);
     // Bytes that are no text are asked for in base64: ff fe.
     bench

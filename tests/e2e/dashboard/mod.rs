@@ -56,7 +56,7 @@ fn find<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
 }
 
 /// The problems of a lock, by their words.
-fn problems(lock: &Value) -> Vec<String> {
+pub(crate) fn problems(lock: &Value) -> Vec<String> {
     let problems = lock["problems"].as_array().into_iter().flatten();
     problems.map(|problem| problem["problem"].as_str().unwrap_or_default().to_owned()).collect()
 }

@@ -1,0 +1,79 @@
+//! What addresses say.
+
+use std::str::FromStr;
+
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
+use axum::http::Uri;
+use serde::Deserialize;
+
+use super::problem::Problem;
+
+/// What a table's address says.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct TableParams {
+    /// The filter.
+    #[serde(default)]
+    pub filter: String,
+    /// What it is sorted by.
+    pub sort: Option<String>,
+    /// Which end comes first.
+    pub order: Option<String>,
+    /// Where the page begins.
+    pub cursor: Option<String>,
+    /// How many rows; the API's only.
+    pub limit: Option<String>,
+}
+
+/// What a lock's address says.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct LockParams {
+    /// Deployment; needed where there are several.
+    pub deployment: Option<String>,
+    /// Database; needed where there are several.
+    pub db: Option<String>,
+    /// The name.
+    pub name: Option<String>,
+    /// The name in base64, where it is not UTF-8.
+    pub name64: Option<String>,
+}
+
+/// A page by its address, as a stream keeps it true.
+#[derive(Debug, Clone)]
+pub enum Address {
+    /// The table.
+    Locks(TableParams),
+    /// One lock.
+    Lock(LockParams),
+    /// The sources.
+    Sources,
+}
+
+impl Address {
+    /// Reads a page's path and query.
+    ///
+    /// # Errors
+    /// Where there is no such page, or its query cannot be read.
+    pub fn parse(path: &str) -> Result<Self, Problem> {
+        let uri = Uri::from_str(path)
+            .map_err(|_| Problem::bad_request("`path` is not a page's path and query"))?;
+        match uri.path() {
+            "/" => Ok(Self::Locks(query(&uri)?)),
+            "/lock" => Ok(Self::Lock(query(&uri)?)),
+            "/sources" => Ok(Self::Sources),
+            other => Err(Problem::bad_request(format!("there is no live page `{other}`"))),
+        }
+    }
+}
+
+fn query<T: for<'de> Deserialize<'de>>(uri: &Uri) -> Result<T, Problem> {
+    understood(Query::try_from_uri(uri))
+}
+
+/// A query's parameters.
+///
+/// # Errors
+/// Where they cannot be read.
+pub fn understood<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Problem> {
+    query.map(|query| query.0).map_err(|error| Problem::bad_request(error.body_text()))
+}

@@ -1,0 +1,113 @@
+//! Locks that metrics name for their problems: few, and only for problems that last.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::model::view::{Certainty, LockId, LockView, ProblemKind, WallMillis};
+
+/// The most locks that are named at a time, and new ones in an hour.
+const MAX_NAMED: usize = 50;
+const MAX_NAMED_AN_HOUR: usize = 200;
+/// From when on a lock is named for its problem, and for how long after.
+const NAMED_AFTER_MS: u64 = 60_000;
+const NAMED_FOR_MS: u64 = 300_000;
+/// The longest name of a lock in a label, in bytes.
+const MAX_NAME: usize = 120;
+
+/// The locks that are named for their problems. A row stays for a while after its end, so that graphs hold together.
+#[derive(Debug, Default)]
+pub(super) struct Named {
+    rows: HashMap<(LockId, ProblemKind), Row>,
+    hour: u64,
+    new_this_hour: usize,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    pub(super) problem: ProblemKind,
+    pub(super) certainty: Certainty,
+    pub(super) group: Arc<str>,
+    pub(super) name: String,
+    pub(super) since: WallMillis,
+    seen: WallMillis,
+}
+
+impl Named {
+    /// The rows to show now.
+    pub(super) fn rows<'a>(
+        &mut self,
+        locks: impl Iterator<Item = &'a Arc<LockView>>,
+        now: WallMillis,
+    ) -> Vec<Row> {
+        let hour = now.0 / 3_600_000;
+        if self.hour != hour {
+            self.hour = hour;
+            self.new_this_hour = 0;
+        }
+        self.rows.retain(|_, row| now.0.saturating_sub(row.seen.0) < NAMED_FOR_MS);
+        let mut candidates = Vec::new();
+        for lock in locks {
+            for problem in &lock.problems {
+                if now.0.saturating_sub(problem.since.0) >= NAMED_AFTER_MS {
+                    candidates.push((problem.since, problem.problem, problem.certainty, lock));
+                }
+            }
+        }
+        candidates.sort_unstable_by_key(|(since, problem, ..)| (*problem, *since));
+        for (since, problem, certainty, lock) in candidates {
+            let key = (lock.id.clone(), problem);
+            if let Some(row) = self.rows.get_mut(&key) {
+                (row.since, row.certainty, row.seen) = (since, certainty, now);
+            } else if self.rows.len() < MAX_NAMED && self.new_this_hour < MAX_NAMED_AN_HOUR {
+                self.new_this_hour += 1;
+                let (group, name) = (Arc::clone(&lock.group), cut(&lock.id));
+                let row = Row { problem, certainty, group, name, since, seen: now };
+                self.rows.insert(key, row);
+            }
+        }
+        self.rows.values().cloned().collect()
+    }
+}
+
+/// A lock's name for a label.
+fn cut(id: &LockId) -> String {
+    let mut name = id.name.to_string();
+    let end = (0..=MAX_NAME.min(name.len())).rev().find(|i| name.is_char_boundary(*i));
+    name.truncate(end.unwrap_or(0));
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::query::tests::{leaked, lock};
+
+    #[test]
+    fn named_locks_are_few_last_and_stick() {
+        let bad = |i: u64| {
+            let problems =
+                vec![crate::model::view::ProblemView { since: WallMillis(i), ..leaked() }];
+            Arc::new(LockView { problems, ..lock(&format!("l:{i}")) })
+        };
+        let locks: Vec<_> = (0..100).map(bad).collect();
+        let mut named = Named::default();
+        assert!(named.rows(locks.iter(), WallMillis(1_000)).is_empty(), "they must last");
+        let rows = named.rows(locks.iter(), WallMillis(70_000));
+        assert_eq!(rows.len(), MAX_NAMED);
+        assert!(rows.iter().all(|row| row.since.0 < MAX_NAMED as u64), "the oldest ones");
+        assert_eq!(named.rows([].iter(), WallMillis(100_000)).len(), MAX_NAMED);
+        assert!(named.rows([].iter(), WallMillis(400_000)).is_empty());
+        for i in 0..10 {
+            let locks: Vec<_> = (0..50).map(|n| bad(1_000 * (i + 1) + n)).collect();
+            named.rows(locks.iter(), WallMillis(400_000 + i * 301_000));
+        }
+        assert!(named.new_this_hour <= MAX_NAMED_AN_HOUR);
+    }
+
+    #[test]
+    fn long_names_are_cut_and_made_printable() {
+        let id =
+            LockId { name: redisson::LockName::new(vec![b'\n'; 200]).unwrap(), ..lock("x").id };
+        assert_eq!(cut(&id), "\\n".repeat(60));
+    }
+}

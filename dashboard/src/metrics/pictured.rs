@@ -1,0 +1,246 @@
+//! What is read off the newest picture at each scrape.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
+
+use super::named::Named;
+use super::{Pairs, opts};
+use crate::model::actor::{Hub, wall};
+use crate::model::view::{Certainty, LockView, ProblemKind, SourceState, WallMillis};
+use crate::sources::status::Sources;
+
+/// Every problem with every certainty it can have now.
+const PROBLEMS: [(ProblemKind, Certainty); 3] = [
+    (ProblemKind::Leaked, Certainty::Sure),
+    (ProblemKind::Stuck, Certainty::Sure),
+    (ProblemKind::Stuck, Certainty::Suspected),
+];
+
+/// What is read off the newest picture at each scrape.
+pub(super) struct Pictured {
+    hub: Arc<Hub>,
+    sources: Arc<Sources>,
+    named: Option<Mutex<Named>>,
+    pairs: Pairs,
+    detected: IntCounterVec,
+    /// Held while the gauges below are being filled and read.
+    filling: Mutex<()>,
+    locks: IntGaugeVec,
+    holders: IntGaugeVec,
+    oldest: GaugeVec,
+    problems: IntGaugeVec,
+    problem_since: GaugeVec,
+    not_kept: IntGauge,
+    source_state: IntGaugeVec,
+    source_success: GaugeVec,
+    source_lag: GaugeVec,
+    up: IntGaugeVec,
+    evicts: IntGaugeVec,
+}
+
+impl Pictured {
+    /// Makes them. `names`: whether locks may be named.
+    pub(super) fn new(
+        hub: &Arc<Hub>,
+        sources: &Arc<Sources>,
+        pairs: Pairs,
+        detected: IntCounterVec,
+        names: bool,
+    ) -> prometheus::Result<Self> {
+        let ints =
+            |name: &str, help: &str, labels: &[&str]| IntGaugeVec::new(opts(name, help), labels);
+        let floats =
+            |name: &str, help: &str, labels: &[&str]| GaugeVec::new(opts(name, help), labels);
+        let of_lock = ["deployment", "kind", "lock_group"];
+        Ok(Self {
+            hub: Arc::clone(hub),
+            sources: Arc::clone(sources),
+            named: names.then(Mutex::default),
+            pairs,
+            detected,
+            filling: Mutex::new(()),
+            locks: ints("locks", "Confirmed locks that are held.", &of_lock)?,
+            holders: ints("holders", "Holders of confirmed locks.", &of_lock)?,
+            oldest: floats(
+                "oldest_hold_start_timestamp_seconds",
+                "Start of the longest hold, as far as is known; without locks expected to be long.",
+                &["deployment", "lock_group"],
+            )?,
+            problems: ints(
+                "problems",
+                "Problems that locks have now.",
+                &["deployment", "problem", "certainty", "lock_group", "acknowledged"],
+            )?,
+            problem_since: floats(
+                "problem_since_timestamp_seconds",
+                "Since when a lock has a problem that lasts; at most 50 locks.",
+                &["problem", "certainty", "lock_group", "lock"],
+            )?,
+            not_kept: IntGauge::with_opts(opts(
+                "locks_not_kept",
+                "Locks beyond --max-locks, counted in the newest pass.",
+            ))?,
+            source_state: ints(
+                "source_state",
+                "How a source fares: 1 for the state it is in.",
+                &["source", "node", "state"],
+            )?,
+            source_success: floats(
+                "source_last_success_timestamp_seconds",
+                "When a source last saw something through.",
+                &["source", "node"],
+            )?,
+            source_lag: floats(
+                "source_lag_seconds",
+                "How much later than due known locks are read.",
+                &["source", "node"],
+            )?,
+            up: ints("redis_up", "Whether the server can be read.", &["node"])?,
+            evicts: ints(
+                "redis_evicts",
+                "Whether the server may evict locks when full.",
+                &["node"],
+            )?,
+        })
+    }
+}
+
+impl Collector for Pictured {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauges().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let _filling = self.filling.lock().unwrap_or_else(PoisonError::into_inner);
+        self.fill();
+        let families = self.gauges().into_iter().flat_map(Collector::collect);
+        families.filter(|family| !family.get_metric().is_empty()).collect()
+    }
+}
+
+impl Pictured {
+    /// What is collected, once it is filled.
+    fn gauges(&self) -> [&dyn Collector; 12] {
+        [
+            &self.detected,
+            &self.locks,
+            &self.holders,
+            &self.oldest,
+            &self.problems,
+            &self.problem_since,
+            &self.not_kept,
+            &self.source_state,
+            &self.source_success,
+            &self.source_lag,
+            &self.up,
+            &self.evicts,
+        ]
+    }
+
+    fn fill(&self) {
+        for vec in
+            [&self.locks, &self.holders, &self.problems, &self.source_state, &self.up, &self.evicts]
+        {
+            vec.reset();
+        }
+        for vec in [&self.oldest, &self.problem_since, &self.source_success, &self.source_lag] {
+            vec.reset();
+        }
+        self.fill_sources();
+        let snapshot = self.hub.snapshot();
+        self.not_kept.set(i64::try_from(snapshot.not_kept).unwrap_or(i64::MAX));
+        let seen = self.deployments_seen();
+        let mut oldest: HashMap<(Arc<str>, String), WallMillis> = HashMap::new();
+        let confirmed = snapshot.locks().filter(|lock| lock.confirmed && lock.is_held());
+        for lock in confirmed.filter(|lock| seen.contains(&*lock.id.deployment)) {
+            self.fill_lock(lock, &mut oldest);
+        }
+        for ((deployment, group), at) in oldest {
+            self.oldest.with_label_values(&[&*deployment, &group]).set(seconds(at));
+        }
+        if let Some(named) = &self.named {
+            let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
+            for row in named.rows(snapshot.locks(), wall()) {
+                let labels =
+                    [row.problem.as_str(), row.certainty.as_str(), &*row.group, &*row.name];
+                self.problem_since.with_label_values(&labels).set(seconds(row.since));
+            }
+        }
+    }
+
+    /// The deployments of which there is a full picture: one that is blind tells no numbers.
+    fn deployments_seen(&self) -> HashSet<&str> {
+        let servers = self.sources.servers().iter();
+        let mut seen: HashSet<&str> = servers
+            .filter(|server| server.info().is_some())
+            .map(|server| &*server.deployment)
+            .collect();
+        for status in self.sources.statuses() {
+            if status.pass().first.is_some() {
+                seen.remove(&*status.deployment);
+            }
+        }
+        seen
+    }
+
+    fn fill_lock(&self, lock: &LockView, oldest: &mut HashMap<(Arc<str>, String), WallMillis>) {
+        let deployment = &lock.id.deployment;
+        let (group, new) = self.pairs.label(deployment, &lock.group);
+        if new {
+            for (problem, certainty) in PROBLEMS {
+                let labels = [deployment, problem.as_str(), certainty.as_str(), group];
+                // Being there at 0 is what lets the first one show as an increase.
+                drop(self.detected.with_label_values(&labels));
+            }
+        }
+        self.locks.with_label_values(&[&**deployment, lock.kind, group]).inc();
+        let holders = i64::try_from(lock.holders.len()).unwrap_or(i64::MAX);
+        self.holders.with_label_values(&[&**deployment, lock.kind, group]).add(holders);
+        for problem in &lock.problems {
+            let (kind, certainty) = (problem.problem.as_str(), problem.certainty.as_str());
+            let labels = [&**deployment, kind, certainty, group, "false"];
+            self.problems.with_label_values(&labels).inc();
+        }
+        if let Some(since) = lock.held_since().filter(|_| !lock.expected_long) {
+            let key = (Arc::clone(deployment), group.to_owned());
+            let first = oldest.entry(key).or_insert(since.at);
+            *first = (*first).min(since.at);
+        }
+    }
+
+    fn fill_sources(&self) {
+        for status in self.sources.statuses() {
+            let view = status.view();
+            let labels = [view.source, &*view.node];
+            for state in SourceState::ALL {
+                self.source_state
+                    .with_label_values(&[view.source, &*view.node, state.as_str()])
+                    .set(i64::from(state == view.state));
+            }
+            if let Some(at) = view.last_success {
+                self.source_success.with_label_values(&labels).set(seconds(at));
+            }
+            if let Some(lag) = view.lag_ms {
+                self.source_lag
+                    .with_label_values(&labels)
+                    .set(Duration::from_millis(lag).as_secs_f64());
+            }
+        }
+        for server in self.sources.servers() {
+            let info = server.info();
+            self.up.with_label_values(&[&*server.node]).set(i64::from(info.is_some()));
+            if let Some(info) = info.filter(|info| info.maxmemory_policy.is_some()) {
+                self.evicts.with_label_values(&[&*server.node]).set(i64::from(info.evicts()));
+            }
+        }
+    }
+}
+
+fn seconds(at: WallMillis) -> f64 {
+    Duration::from_millis(at.0).as_secs_f64()
+}

@@ -1,0 +1,188 @@
+//! What a reading or a message changes.
+
+use std::time::Duration;
+
+use redisson::Moment;
+use redisson::shape::LockHash;
+
+use super::{Effect, Hold, Record, Surroundings, millis};
+use crate::model::history::{End, Happening};
+use crate::model::lease::Step;
+use crate::model::observation::{Reading, Source, Stamp};
+use crate::model::view::{Since, WallMillis};
+
+/// A hold's beginning is exact when it is known within this.
+const EXACT: Duration = Duration::from_secs(1);
+/// A lease that was to end within this of a reading that finds the lock gone has run out.
+const RUN_OUT: Duration = Duration::from_millis(200);
+
+impl Record {
+    pub(super) fn read_held(
+        &mut self,
+        stamp: Stamp,
+        source: Source,
+        hash: &LockHash,
+        ttl: Option<Duration>,
+        around: Surroundings,
+        effects: &mut Vec<Effect>,
+    ) {
+        let last = self.stamp.replace(stamp);
+        let released = self.released.take_if(|(at, _)| stamp.sent >= *at).map(|(at, _)| at);
+        let before = if released.is_some() { Vec::new() } else { std::mem::take(&mut self.holds) };
+        // A hold not seen before began after the newest sign that it did not exist.
+        let window = released
+            .or_else(|| last.map(|last| last.sent))
+            .or(around.pass_began)
+            .map(|earliest| stamp.received.since(earliest));
+        let since = Since { at: stamp.wall, exact: window.is_some_and(|window| window <= EXACT) };
+        let mut moved = released.is_some();
+        let mut holds = Vec::with_capacity(hash.holders.len());
+        for holder in &hash.holders {
+            let known = before.iter().find(|hold| hold.id == holder.id);
+            let hold = match known {
+                Some(hold) if hold.count == holder.count => *hold,
+                Some(hold) => {
+                    moved = true;
+                    let what = Happening::Reentered(holder.id, hold.count, holder.count);
+                    self.event(stamp.wall, source, what, effects);
+                    Hold { count: holder.count, ..*hold }
+                }
+                None => {
+                    moved = true;
+                    let what = match window {
+                        Some(window) => Happening::Taken(holder.id, millis(window)),
+                        None => Happening::FoundHeld(holder.id),
+                    };
+                    self.event(stamp.wall, source, what, effects);
+                    Hold {
+                        id: holder.id,
+                        count: holder.count,
+                        since,
+                        first: stamp,
+                        from: stamp.received,
+                    }
+                }
+            };
+            holds.push(hold);
+        }
+        for gone in before.iter().filter(|hold| !hash.holders.iter().any(|h| h.id == hold.id)) {
+            moved = true;
+            self.end(*gone, stamp.received);
+            let what = Happening::Vanished(gone.id, End::OthersHold);
+            self.event(stamp.wall, source, what, effects);
+        }
+        self.holds = holds;
+        self.news |= self.mode != hash.mode;
+        self.mode.clone_from(&hash.mode);
+        let was_renewed = self.lease.renewed();
+        if moved || last.is_none() {
+            self.still_since = (stamp.received, stamp.wall);
+            self.lease.restart(stamp.received, ttl, window.filter(|window| *window <= EXACT));
+        } else if self.lease.read(stamp.received, stamp.slack(), ttl) != Step::Ran {
+            self.news = true;
+        }
+        if self.lease.renewed() && !was_renewed {
+            let lease = self.lease.lease().map_or(0, millis);
+            self.event(stamp.wall, source, Happening::Renewed(lease), effects);
+        }
+        self.news |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
+        self.ttl = ttl;
+        self.bare_since = if ttl.is_some() { None } else { self.bare_since.or(Some(stamp)) };
+    }
+
+    /// A reading that finds no lock there.
+    pub(super) fn read_nothing(
+        &mut self,
+        stamp: Stamp,
+        source: Source,
+        reading: &Reading,
+        around: Surroundings,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !self.is_newer(stamp) {
+            return;
+        }
+        let last = self.stamp.replace(stamp);
+        let told = self.released.take().is_some();
+        if told || last.is_none() || self.is_held() {
+            self.free_since = stamp.received;
+        }
+        for hold in std::mem::take(&mut self.holds) {
+            self.news = true;
+            if told {
+                continue;
+            }
+            self.end(hold, stamp.received);
+            let left =
+                last.zip(self.ttl).map(|(last, ttl)| (last.received + ttl).since(stamp.received));
+            let end = match reading {
+                Reading::Other(what) => End::Replaced(what.clone()),
+                _ if around.restarted => {
+                    effects.push(Effect::LostInRestart);
+                    End::ServerRestarted
+                }
+                _ => match left {
+                    Some(left) if left > RUN_OUT => End::Early(millis(left)),
+                    Some(_) => End::RanOut,
+                    None => End::Early(0),
+                },
+            };
+            self.event(stamp.wall, source, Happening::Vanished(hold.id, end), effects);
+        }
+        self.ttl = None;
+        self.bare_since = None;
+        self.judge(stamp, source, around, effects);
+    }
+
+    /// Takes in a release message: whoever held the lock until then does so no more.
+    pub fn released(&mut self, at: Moment, wall: WallMillis, effects: &mut Vec<Effect>) {
+        self.seen_by(Source::Channels);
+        self.confirm();
+        if let Some(stamp) = self.stamp.filter(|stamp| stamp.sent >= at) {
+            return self.released_before(stamp, at, wall, effects);
+        }
+        let known: Vec<Hold> =
+            if self.released.is_some() { Vec::new() } else { self.holds.clone() };
+        for hold in &known {
+            self.end(*hold, at);
+            let what = Happening::Released(Some(hold.id));
+            self.event(wall, Source::Channels, what, effects);
+        }
+        if known.is_empty() {
+            self.event(wall, Source::Channels, Happening::Released(None), effects);
+        }
+        if !self.is_held() {
+            self.free_since = self.free_since.max(at);
+        }
+        self.released = Some(self.released.map_or((at, wall), |before| before.max((at, wall))));
+    }
+
+    /// A release message that is told after a newer reading: what that shows was taken after the release.
+    fn released_before(
+        &mut self,
+        newer: Stamp,
+        at: Moment,
+        wall: WallMillis,
+        effects: &mut Vec<Effect>,
+    ) {
+        let exact = newer.received.since(at) <= EXACT;
+        let mut restarted = false;
+        for hold in self.holds.iter_mut().filter(|hold| hold.first.sent < at) {
+            hold.first = newer;
+            hold.from = at;
+            hold.since = Since { at: wall, exact };
+            restarted = true;
+        }
+        if restarted {
+            self.still_since = (at, wall);
+            self.event(wall, Source::Channels, Happening::Released(None), effects);
+        }
+    }
+
+    /// Notes how long a hold lasted, where both ends are known well enough to make a habit.
+    fn end(&mut self, hold: Hold, at: Moment) {
+        if hold.since.exact {
+            self.habit.push(at.since(hold.from));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What is wrong with a lock, and how it is shown.
+
+use std::sync::Arc;
+
+use redisson::{Kind, Moment};
+
+use super::{Effect, Record, Surroundings, millis};
+use crate::model::history::Happening;
+use crate::model::observation::{Source, Stamp};
+use crate::model::problem::{Case, Verdict, explain, judge};
+use crate::model::view::{HolderView, LockView, ProblemKind, State, WallMillis};
+
+/// A view that says nothing new is made again no sooner than this, so that idle readings cost no traffic.
+const REFRESH_MS: u64 = 2_000;
+/// How far a time to live may be from what its view foretells without being news.
+const FORETOLD_MS: u64 = 250;
+
+impl Record {
+    pub(super) fn judge(
+        &mut self,
+        now: Stamp,
+        source: Source,
+        around: Surroundings,
+        effects: &mut Vec<Effect>,
+    ) {
+        let holders: Vec<_> = self.holds.iter().map(|hold| (hold.id, hold.count)).collect();
+        let case = Case {
+            now,
+            holders: &holders,
+            confirmed: self.confirmed,
+            bare_since: self.bare_since,
+            renewed: self.lease.lease().filter(|_| self.lease.renewed()),
+            still_since: self.still_since,
+            listening_since: around.listening_since,
+            habit: self.habit.p99(),
+            stuck_after: self.rule.stuck_after,
+        };
+        let verdicts = judge(&case);
+        let mut begun = Vec::new();
+        let mut problems = Vec::with_capacity(verdicts.len());
+        for verdict in &verdicts {
+            match self.problems.iter().find(|old| old.problem == verdict.problem) {
+                Some(old) if old.certainty == verdict.certainty => problems.push(old.clone()),
+                Some(old) => {
+                    effects.push(self.detected(verdict));
+                    let verdict = Verdict { since: old.since, ..*verdict };
+                    problems.push(explain(&case, verdict));
+                    self.news = true;
+                }
+                None => {
+                    effects.push(self.detected(verdict));
+                    problems.push(explain(&case, *verdict));
+                    begun.push(verdict.problem);
+                }
+            }
+        }
+        let over: Vec<ProblemKind> = self
+            .problems
+            .iter()
+            .map(|old| old.problem)
+            .filter(|old| !verdicts.iter().any(|new| new.problem == *old))
+            .collect();
+        self.problems = problems;
+        for problem in begun {
+            self.event(now.wall, source, Happening::Problem(problem), effects);
+        }
+        for problem in over {
+            self.event(now.wall, source, Happening::Cleared(problem), effects);
+        }
+    }
+
+    fn detected(&self, verdict: &Verdict) -> Effect {
+        Effect::Detected(verdict.problem, verdict.certainty, Arc::clone(&self.group))
+    }
+
+    /// Whether the newest reading tells how the lock is now: its server can be read since `readable_since`.
+    fn is_current(&self, readable_since: Option<Moment>) -> bool {
+        let read = self.stamp.map(|stamp| stamp.received);
+        readable_since.is_some_and(|since| read.is_some_and(|read| read >= since))
+    }
+
+    /// Whether `shown` is still true enough, given that ages and times to live run on by themselves.
+    #[must_use]
+    pub fn is_shown_well(&self, shown: &LockView, readable_since: Option<Moment>) -> bool {
+        if self.is_current(readable_since) == shown.is_unknown() {
+            return false;
+        }
+        let Some(stamp) = self.stamp else { return !self.news };
+        let passed = stamp.wall.0.saturating_sub(shown.observed_at.0);
+        let foretold = match (shown.ttl_ms, self.ttl.map(millis)) {
+            (Some(then), Some(now)) => (now + passed).abs_diff(then) <= FORETOLD_MS,
+            (then, now) => then == now,
+        };
+        !self.news && foretold && passed < REFRESH_MS
+    }
+
+    /// The view of it, made anew. What was read before `readable_since` is shown as of then, its state unknown.
+    pub fn view(&mut self, readable_since: Option<Moment>) -> LockView {
+        self.news = false;
+        let kind = match self.mode.as_deref() {
+            None if self.fair => Kind::Fair,
+            None => Kind::Lock,
+            Some(b"write") => Kind::Write,
+            Some(_) => Kind::Read,
+        };
+        let holders: Vec<HolderView> = self
+            .holds
+            .iter()
+            .map(|hold| HolderView {
+                id: hold.id.to_string(),
+                uuid: hold.id.client.to_string(),
+                thread: hold.id.thread.to_string(),
+                mode: match (&self.mode, hold.id.write) {
+                    (_, true) => "write",
+                    (Some(_), false) => "read",
+                    (None, false) => "lock",
+                },
+                count: hold.count,
+                since: hold.since,
+            })
+            .collect();
+        let state = match (self.is_current(readable_since), self.is_held()) {
+            (false, _) => State::Unknown,
+            (true, true) => State::Held,
+            (true, false) => State::Free,
+        };
+        LockView {
+            id: self.id.clone(),
+            state,
+            confirmed: self.confirmed,
+            kind: kind.as_str(),
+            holders,
+            ttl_ms: self.ttl.map(millis),
+            observed_at: self.stamp.map_or(WallMillis(0), |stamp| stamp.wall),
+            lease_ms: self.lease.lease().map(millis),
+            renewed: self.lease.renewed(),
+            problems: self.problems.clone(),
+            events: self.history.shown(),
+            sources: Source::ALL
+                .into_iter()
+                .filter(|source| self.sources[*source as usize])
+                .map(Source::as_str)
+                .collect(),
+            queued: self.queued,
+            group: Arc::clone(&self.group),
+            expected_long: self.rule.stuck_after.is_none(),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Reading keys that may be locks, without ever asking for a reply of unknown size.
+//!
+//! A key not known as a lock is asked for its number of fields, then for three names, then for the lengths of their
+//! values; only what still looks like a lock is read. A key known as one is read at once, by the fields it had: names
+//! in bounded number, values of fields whose lengths were asked before. What a reading consists of comes from one
+//! MULTI/EXEC, so that it never mixes two holders. No script is used: an observer's account needs no right to run any.
+
+mod probe;
+mod reply;
+mod transaction;
+
+use redis::{Cmd, Pipeline, Value, cmd};
+use redisson::LockName;
+use service_kit::redis_link::{CallError, Link, ServerError};
+use thiserror::Error;
+
+use crate::model::actor::{now, wall};
+use crate::model::{ReadRequest, Reading, Stamp};
+
+use probe::{PROBES, probe};
+pub use reply::{integer, strings};
+use transaction::{Job, transactions};
+
+/// Why nothing could be read.
+#[derive(Debug, Clone, Error)]
+pub enum ReadError {
+    /// No answer, or a refusal that concerns more than one key.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// An answer of another form than the command has.
+    #[error("odd reply to {0}")]
+    Odd(&'static str),
+}
+
+/// Who sends commands: a link, or one that is paced.
+pub trait Caller: Send {
+    /// Sends all commands at once.
+    fn send(
+        &mut self,
+        commands: Vec<Cmd>,
+    ) -> impl Future<Output = Result<Vec<Result<Value, ServerError>>, CallError>> + Send;
+}
+
+/// A link at its own pace.
+#[derive(Debug)]
+pub struct Unpaced<'a>(pub &'a Link);
+
+impl Caller for Unpaced<'_> {
+    async fn send(
+        &mut self,
+        commands: Vec<Cmd>,
+    ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
+        self.0.pipeline(pipeline(commands)).await
+    }
+}
+
+/// The commands as one pipeline, which goes out as a whole and in order.
+#[must_use]
+pub fn pipeline(commands: Vec<Cmd>) -> Pipeline {
+    let mut pipeline = Pipeline::with_capacity(commands.len());
+    for command in commands {
+        pipeline.add_command(command);
+    }
+    pipeline
+}
+
+/// A key that was read.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// Which.
+    pub name: LockName,
+    /// When.
+    pub stamp: Stamp,
+    /// As what.
+    pub reading: Reading,
+}
+
+/// Reads keys. What could not be read for good because it kept changing is left out.
+///
+/// # Errors
+/// When the connection fails, or the account may not run a command at all.
+pub async fn read(
+    caller: &mut impl Caller,
+    requests: Vec<ReadRequest>,
+) -> Result<Vec<Found>, ReadError> {
+    let (known, unknown): (Vec<_>, Vec<_>) =
+        requests.into_iter().partition(|request| !request.fields.is_empty());
+    let mut found = Vec::new();
+    let mut jobs: Vec<Job> =
+        known.into_iter().map(|request| Job::new(request.name, request.fields)).collect();
+    let names: Vec<LockName> = unknown.into_iter().map(|request| request.name).collect();
+    for names in names.chunks(PROBES) {
+        jobs.extend(probe(caller, names, true, &mut found).await?);
+    }
+    transactions(caller, jobs, &mut found).await?;
+    Ok(found)
+}
+
+/// Reads those of the keys, which a scan says are hashes, that have a lock's form. The others are `left`.
+///
+/// # Errors
+/// As [`read`].
+pub async fn discover(
+    caller: &mut impl Caller,
+    names: &[LockName],
+    left: &mut Vec<LockName>,
+) -> Result<Vec<Found>, ReadError> {
+    let mut found = Vec::new();
+    let mut jobs = Vec::new();
+    for names in names.chunks(PROBES) {
+        jobs.extend(probe(caller, names, false, &mut found).await?);
+    }
+    for other in found.drain(..).filter(|found| matches!(found.reading, Reading::Other(_))) {
+        left.push(other.name);
+    }
+    transactions(caller, jobs, &mut found).await?;
+    Ok(found)
+}
+
+fn command(verb: &str, key: &[u8]) -> Cmd {
+    let mut command = cmd(verb);
+    command.arg(key);
+    command
+}
+
+async fn ask(
+    caller: &mut impl Caller,
+    commands: Vec<Cmd>,
+) -> Result<(Stamp, Vec<Result<Value, ServerError>>), ReadError> {
+    let sent = now();
+    let replies = caller.send(commands).await?;
+    Ok((Stamp { sent, received: now(), wall: wall() }, replies))
+}

@@ -1,0 +1,117 @@
+//! Keys not known as locks, asked step by step whether they can be.
+
+use redisson::{LockName, keys, shape};
+
+use super::reply::{integer, is_list, no_lock, other, permitted, strings, too_large};
+use super::transaction::Job;
+use super::{Caller, Found, ReadError, ask, command};
+use crate::model::{Reading, Stamp};
+
+/// Keys in one pipeline of single commands.
+pub(super) const PROBES: usize = 100;
+/// Names asked for to tell whether a hash can be a lock.
+const SAMPLE: usize = 3;
+
+/// Asks of each key, step by step, whether it can be a lock. Those that can are returned, the others are found.
+pub(super) async fn probe(
+    caller: &mut impl Caller,
+    names: &[LockName],
+    with_queue: bool,
+    found: &mut Vec<Found>,
+) -> Result<Vec<Job>, ReadError> {
+    let mut commands = Vec::with_capacity(names.len() * 2);
+    for name in names {
+        commands.push(command("HLEN", name.as_bytes()));
+        if with_queue {
+            commands.push(command("TYPE", &keys::queue(name)));
+        }
+    }
+    let (stamp, replies) = ask(caller, commands).await?;
+    let mut replies = replies.into_iter();
+    let mut hashes = Vec::new();
+    for name in names {
+        let length = replies.next().ok_or(ReadError::Odd("HLEN"))?;
+        let queue = if with_queue { replies.next() } else { None };
+        let queued = match queue {
+            Some(reply) => is_list(&permitted(reply)?),
+            None => false,
+        };
+        let reading = match permitted(length)? {
+            Ok(value) => match integer(&value).ok_or(ReadError::Odd("HLEN"))? {
+                0 => Reading::Absent { queued },
+                n if n > shape::MAX_FIELDS => Reading::Other(too_large(n)),
+                _ => {
+                    hashes.push(name.clone());
+                    continue;
+                }
+            },
+            Err(error) => Reading::Other(other(&error)),
+        };
+        found.push(Found { name: name.clone(), stamp, reading });
+    }
+    if hashes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let commands = hashes
+        .iter()
+        .map(|name| {
+            let mut names = command("HRANDFIELD", name.as_bytes());
+            names.arg(SAMPLE);
+            names
+        })
+        .collect();
+    let (stamp, replies) = ask(caller, commands).await?;
+    let mut candidates = Vec::new();
+    for (name, reply) in hashes.into_iter().zip(replies) {
+        let fields = permitted(reply)?.map(|value| strings(&value).unwrap_or_default());
+        match fields {
+            Ok(fields) if fields.is_empty() => {
+                found.push(Found { name, stamp, reading: Reading::Absent { queued: false } });
+            }
+            Ok(fields) if fields.iter().all(|field| shape::is_lock_field(field)) => {
+                candidates.push((name, fields));
+            }
+            Ok(_) => found.push(Found { name, stamp, reading: Reading::Other(no_lock()) }),
+            Err(error) => {
+                found.push(Found { name, stamp, reading: Reading::Other(other(&error)) });
+            }
+        }
+    }
+    let (stamp, lengths) = lengths(caller, &candidates).await?;
+    let mut jobs = Vec::new();
+    for ((name, fields), lengths) in candidates.into_iter().zip(lengths) {
+        if lengths.iter().all(|length| *length <= shape::MAX_VALUE_LEN as u64) {
+            jobs.push(Job::new(name, fields));
+        } else {
+            found.push(Found { name, stamp, reading: Reading::Other(no_lock()) });
+        }
+    }
+    Ok(jobs)
+}
+
+/// Asks how long the values of fields are.
+pub(super) async fn lengths(
+    caller: &mut impl Caller,
+    candidates: &[(LockName, Vec<Vec<u8>>)],
+) -> Result<(Stamp, Vec<Vec<u64>>), ReadError> {
+    let mut commands = Vec::new();
+    for (name, fields) in candidates {
+        for field in fields {
+            let mut length = command("HSTRLEN", name.as_bytes());
+            length.arg(field);
+            commands.push(length);
+        }
+    }
+    let (stamp, replies) = ask(caller, commands).await?;
+    let mut replies = replies.into_iter();
+    let mut all = Vec::with_capacity(candidates.len());
+    for (_, fields) in candidates {
+        let mut lengths = Vec::with_capacity(fields.len());
+        for _ in fields {
+            let reply = permitted(replies.next().ok_or(ReadError::Odd("HSTRLEN"))?)?;
+            lengths.push(reply.ok().as_ref().and_then(integer).unwrap_or(u64::MAX));
+        }
+        all.push(lengths);
+    }
+    Ok((stamp, all))
+}

@@ -1,0 +1,83 @@
+//! Replies taken apart, and refusals put into words.
+
+use redis::Value;
+use service_kit::redis_link::{CallError, ServerError};
+
+use super::ReadError;
+
+/// A refusal that concerns all keys, now or for good, ends the reading; others concern this key only.
+pub(super) fn permitted(
+    reply: Result<Value, ServerError>,
+) -> Result<Result<Value, ServerError>, ReadError> {
+    match reply {
+        Err(error) if error.is_transient() || concerns_all(&error) => {
+            Err(CallError::Refused(error).into())
+        }
+        reply => Ok(reply),
+    }
+}
+
+fn concerns_all(error: &ServerError) -> bool {
+    (error.is_denied() && !concerns_key(error)) || error.message.starts_with("unknown command")
+}
+
+/// Whether the account may run the command, only not on this key.
+pub(super) fn concerns_key(error: &ServerError) -> bool {
+    error.code == "NOPERM" && error.message.contains("key")
+}
+
+pub(super) fn other(error: &ServerError) -> String {
+    if error.is_wrong_type() {
+        "a key of another type than a hash".to_owned()
+    } else if error.is_denied() {
+        "a key that this account may not read".to_owned()
+    } else {
+        format!("a key that cannot be read: {error}")
+    }
+}
+
+pub(super) fn too_large(fields: u64) -> String {
+    format!("a hash of {fields} fields, too many for a lock; it is not read")
+}
+
+pub(super) fn no_lock() -> String {
+    "a hash whose fields are not a lock's".to_owned()
+}
+
+pub(super) fn is_list(reply: &Result<Value, ServerError>) -> bool {
+    match reply {
+        Ok(Value::SimpleString(kind)) => kind == "list",
+        Ok(Value::BulkString(kind)) => kind == b"list",
+        _ => false,
+    }
+}
+
+pub(super) fn signed(value: &Value) -> Option<i64> {
+    match value {
+        Value::Int(n) => Some(*n),
+        _ => None,
+    }
+}
+
+/// A count.
+#[must_use]
+pub fn integer(value: &Value) -> Option<u64> {
+    signed(value).and_then(|n| u64::try_from(n).ok())
+}
+
+/// A list of strings.
+#[must_use]
+pub fn strings(value: &Value) -> Option<Vec<Vec<u8>>> {
+    optional_strings(value)?.into_iter().collect()
+}
+
+pub(super) fn optional_strings(value: &Value) -> Option<Vec<Option<Vec<u8>>>> {
+    let Value::Array(values) = value else { return None };
+    let string = |value: &Value| match value {
+        Value::BulkString(bytes) => Some(Some(bytes.clone())),
+        Value::SimpleString(text) => Some(Some(text.clone().into_bytes())),
+        Value::Nil => Some(None),
+        _ => None,
+    };
+    values.iter().map(string).collect()
+}

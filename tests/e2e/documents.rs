@@ -1,0 +1,61 @@
+//! What the documents promise, held against the programs.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::Result;
+use harness::{Agent, Dashboard, RedisServer};
+
+fn document(file: &str) -> Result<String> {
+    let path = format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"));
+    Ok(std::fs::read_to_string(path)?)
+}
+
+#[tokio::test]
+async fn every_metric_is_documented() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let agent = Agent::start(&redis).await?;
+    let dashboard = Dashboard::start(&redis.url(), &[]).await?;
+    let mut worker = agent.client().await?;
+    worker.call("LOCK a").await?.ok()?;
+    worker.call("LOCK").await?;
+    let documented = document("docs/metrics.md")?;
+    for metrics in [agent.metrics().await?, dashboard.metrics().await?] {
+        let families = metrics.0.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        for family in families {
+            let (name, kind) = family.split_once(' ').unwrap_or_default();
+            let mut rows = documented.lines().filter(|line| line.starts_with('|'));
+            let row = rows.find(|line| line.contains(&format!("`{name}`")));
+            let row = row.unwrap_or_else(|| panic!("{name} is not in docs/metrics.md"));
+            assert!(name.starts_with("process_") || row.contains(kind), "{name} is a {kind}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_link_leads_to_a_file() -> Result<()> {
+    let files = [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "docs/acl.md",
+        "docs/metrics.md",
+        "docs/protocol.md",
+    ];
+    let mut missing = BTreeSet::new();
+    for file in files {
+        let text = document(file)?;
+        let folder = Path::new(file).parent().unwrap_or_else(|| Path::new(""));
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let link = link.split('#').next().unwrap_or_default();
+            let target = folder.join(link);
+            let path = format!("{}/../{}", env!("CARGO_MANIFEST_DIR"), target.display());
+            if !link.is_empty() && !link.contains("://") && !Path::new(&path).exists() {
+                missing.insert(format!("{file}: {link}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:?}");
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Redis behind users, passwords and TLS.
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Agent, Client, Dashboard, RedisServer, Reply, eventually};
+
+/// Makes the users of docs/acl.md as they stand there.
+async fn documented_users(direct: &mut Client) -> Result<()> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/acl.md");
+    let text = std::fs::read_to_string(path)?;
+    let users: Vec<&str> = text.lines().filter(|line| line.starts_with("ACL SETUSER ")).collect();
+    assert_eq!(users.len(), 2, "an agent and an observer");
+    for user in users {
+        direct.call(user).await?.ok().context(user.to_owned())?;
+    }
+    Ok(())
+}
+
+/// What the server has refused so far.
+async fn refused(direct: &mut Client) -> Result<Vec<String>> {
+    let log = direct.call("ACL LOG 100").await?.ok()?;
+    let entries = log.items()?.iter();
+    entries.map(|entry| Ok(entry.field("object")?.text())).collect()
+}
+
+#[tokio::test]
+async fn the_documented_users_are_enough() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let mut direct = redis.client().await?;
+    documented_users(&mut direct).await?;
+    direct.call("SELECT 3").await?.ok()?;
+    let as_user = |user: &str, password: &str| {
+        let url = redis.url().replace("redis://", &format!("redis://{user}:{password}@"));
+        format!("{url}/3")
+    };
+    let agent = Agent::at(
+        &as_user("lockscope-agent", "agent-password"),
+        &["--lease", "900ms", "--poll-max", "200ms"],
+    )
+    .await?;
+    let url = as_user("lockscope-observer", "observer-password");
+    let dashboard = Dashboard::start(&url, &[]).await?;
+
+    let mut worker = agent.client().await?;
+    let mut waiter = agent.client().await?;
+    for command in ["LOCK a WAIT 20000", "LOCK a", "SHOW a", "EXTEND a 5000", "UNLOCK a"] {
+        worker.call(command).await?.ok().context(command)?;
+    }
+    worker.call("UNLOCK a").await?.ok()?;
+    // Right away from one worker to the next, and after the server has forgotten the scripts.
+    direct.call("SCRIPT FLUSH").await?.ok()?;
+    worker.call("LOCK a").await?.ok()?;
+    waiter.send("LOCK a").await?;
+    eventually("the other one to wait", async || {
+        let rows = worker.call("LOCKS MATCH a").await?.text();
+        ensure!(rows.contains("waiting"), "{rows}");
+        Ok(())
+    })
+    .await;
+    worker.call("UNLOCK a").await?.ok()?;
+    waiter.reply().await?.ok()?;
+    // Others' locks: one to wait for, one that is fair, and what is no lock at all.
+    let java = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+    direct.call(&format!("HSET theirs {java} 1")).await?.ok()?;
+    direct.call("PEXPIRE theirs 700").await?.ok()?;
+    worker.call("LOCK theirs").await?.ok()?;
+    direct.call(&format!("RPUSH redisson_lock_queue:{{fair}} {java}")).await?.ok()?;
+    direct.call(&format!("ZADD redisson_lock_timeout:{{fair}} 9e15 {java}")).await?.ok()?;
+    assert!(worker.call("LOCK fair").await?.is_error("WRONGKIND"));
+    worker.call("SHOW fair").await?.ok()?;
+    direct.call("HSET crowd mode read a 1 b 1 c 1 d 1 e 1 f 1 g 1 h 1 i 1").await?.ok()?;
+    assert!(worker.call("LOCK crowd").await?.is_error("WRONGKIND"));
+    direct.call("HSET pair mode read x 1").await?.ok()?;
+    assert!(worker.call("LOCK pair").await?.is_error("WRONGKIND"));
+    eventually("renewals", async || {
+        let metrics = agent.metrics().await?;
+        let renewed = metrics.sum("lockscope_agent_renewals_total", &[("outcome", "renewed")]);
+        ensure!(renewed >= 3.0, "{renewed}");
+        Ok(())
+    })
+    .await;
+
+    eventually("the dashboard to see all by all its sources", async || {
+        let list = dashboard.json("/api/v1/locks").await?;
+        ensure!(list["total"].as_i64() >= Some(2), "{list}");
+        let sources = dashboard.json("/api/v1/sources").await?;
+        let sources = sources["sources"].as_array().cloned().unwrap_or_default();
+        ensure!(sources.iter().all(|source| source["state"] == "on"), "{sources:?}");
+        Ok(())
+    })
+    .await;
+    drop(waiter);
+    assert_eq!(refused(&mut direct).await?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_told_without_showing_it() -> Result<()> {
+    let redis = RedisServer::with(&[("requirepass", "the-right-one")]).await?;
+    let wrong = redis.url().replace("redis://", "redis://:my-wrong-one@");
+    let mut agent = Agent::at(&wrong, &[]).await?;
+    let mut worker = agent.client().await?;
+    let reply = worker.call("LOCK a WAIT 500").await?;
+    assert!(reply.is_error("UNAVAILABLE"), "{reply}");
+    let ready = harness::http::get(agent.http(), "/readyz").await?;
+    assert!(ready.body.contains("WRONGPASS"), "{}", ready.body);
+    let mut dashboard = Dashboard::start(&wrong, &[]).await?;
+    let page = eventually("the page to say so", async || {
+        let page = harness::http::get(dashboard.port(), "/sources").await?.body;
+        ensure!(page.contains("WRONGPASS"), "{page}");
+        Ok(page)
+    })
+    .await;
+    let said = [
+        agent.process().log(),
+        dashboard.process().log(),
+        page,
+        ready.body,
+        reply.text(),
+        agent.metrics().await?.0,
+        dashboard.metrics().await?.0,
+    ];
+    for text in said {
+        assert!(!text.contains("my-wrong-one"), "the password stands in: {text}");
+    }
+    let right = redis.url().replace("redis://", "redis://:the-right-one@");
+    let agent = Agent::at(&right, &[]).await?;
+    agent.client().await?.call("LOCK a").await?.ok()?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn tls_with_an_authority_of_ones_own() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = |file: &str| folder.path().join(file).display().to_string();
+    let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let made = rcgen::generate_simple_self_signed(names)?;
+    std::fs::write(path("cert.pem"), made.cert.pem())?;
+    std::fs::write(path("key.pem"), made.signing_key.serialize_pem())?;
+    let (cert, key) = (path("cert.pem"), path("key.pem"));
+    let mut tls = None;
+    // The second port may be taken, too.
+    for _ in 0..10 {
+        let port = harness::redis::random_port();
+        let options = [
+            ("tls-port", port.to_string()),
+            ("tls-cert-file", cert.clone()),
+            ("tls-key-file", key.clone()),
+            ("tls-ca-cert-file", cert.clone()),
+            ("tls-auth-clients", "no".to_owned()),
+        ];
+        let options = options.each_ref().map(|(key, value)| (*key, value.as_str()));
+        if let Ok(server) = RedisServer::with(&options).await {
+            tls = Some((server, port));
+            break;
+        }
+    }
+    let (redis, port) = tls.context("redis-server with TLS does not start")?;
+    let url = format!("rediss://localhost:{port}");
+    let agent = Agent::at(&url, &["--redis-ca-file", &cert]).await?;
+    let mut worker = agent.client().await?;
+    worker.call("LOCK a WAIT 20000").await?.ok()?;
+    let dashboard = Dashboard::start(&url, &["--redis-ca-file", &cert]).await?;
+    eventually("the lock on the page", async || {
+        let list = dashboard.json("/api/v1/locks").await?;
+        ensure!(list["locks"][0]["name"] == "a", "{list}");
+        Ok(())
+    })
+    .await;
+    assert_eq!(redis.client().await?.call("EXISTS a").await?, Reply::Int(1));
+    // Who does not know the authority does not trust the server.
+    let stranger = Agent::at(&url, &[]).await?;
+    let reply = stranger.client().await?.call("LOCK b WAIT 300").await?;
+    assert!(reply.is_error("UNAVAILABLE"), "{reply}");
+    Ok(())
+}
