@@ -95,6 +95,14 @@ impl HolderId {
         Self { client, thread, write: false, transaction: None }
     }
 
+    /// Whether the number is one that our agents draw, rather than a thread's: they begin with the seconds since
+    /// the epoch times 2^30, further than any Java thread gets. A caller of Redisson's asynchronous API may choose
+    /// such a number too, so this is a hint for people, nothing more.
+    #[must_use]
+    pub fn looks_like_agent(&self) -> bool {
+        self.thread >= 1 << 60
+    }
+
     /// Reads a field of a lock's hash. Only the exact text that Redisson would write is one: no sign but a
     /// minus, no leading zeros, lower case.
     #[must_use]
@@ -201,6 +209,14 @@ mod tests {
         }
         assert_eq!(HolderId::parse(format!("{}:1", uuid.to_uppercase()).as_bytes()), None);
         assert_eq!(HolderId::parse(b"mode"), None);
+    }
+
+    #[test]
+    fn an_agents_numbers_are_beyond_any_threads() {
+        let client = ClientId::from_random([1; 16]);
+        assert!(HolderId::new(client, 1_700_000_000 << 30).looks_like_agent());
+        assert!(!HolderId::new(client, 1_000_000_000).looks_like_agent());
+        assert!(!HolderId::new(client, -5).looks_like_agent());
     }
 
     proptest! {

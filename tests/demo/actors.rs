@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use harness::{Client, Foreign, Worker};
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-use crate::stage::Stage;
+use crate::stage::{Place, Stage};
 
 /// A number below `n`, good enough for a play.
 fn random(n: u64) -> u64 {
@@ -159,19 +159,27 @@ async fn without_agent(stage: &Stage) -> Result<()> {
 /// Such a service, of which an old bug has taken the time to live away: this lock never ends by itself. It is
 /// released after two minutes, and leaks again.
 async fn leak_one(stage: &Stage) -> Result<()> {
-    let mut service = Foreign::over(stage.redis.client().await?);
-    let mut client = stage.redis.client().await?;
-    "0b9d6a52-3c1e-4f57-a7a8-5e0c9d1b2f34:112".clone_into(&mut service.holder);
-    let name = "billing:invoice-run";
-    if !service.lock(name).await? {
-        // One of an earlier run on the same Redis.
-        client.call(&format!("DEL {name}")).await?.ok()?;
-        bail!("it begins anew");
-    }
+    let mut service = leaky(&stage.redis).await?;
+    ensure!(service.lock(LEAKED).await?, "somebody else has it");
     sleep(Duration::from_secs(5)).await;
-    client.call(&format!("PERSIST {name}")).await?.ok()?;
+    let mut client = stage.redis.client().await?;
+    client.call(&format!("PERSIST {LEAKED}")).await?.ok()?;
     sleep(Duration::from_secs(120)).await;
-    service.unlock(name).await?;
+    service.unlock(LEAKED).await?;
     pause(5_000, 10_000).await;
+    Ok(())
+}
+
+const LEAKED: &str = "billing:invoice-run";
+
+async fn leaky(redis: &Place) -> Result<Foreign> {
+    let mut service = Foreign::over(redis.client().await?);
+    "0b9d6a52-3c1e-4f57-a7a8-5e0c9d1b2f34:112".clone_into(&mut service.holder);
+    Ok(service)
+}
+
+/// Takes away what would stay for ever in a Redis that is not ours. All else has a lease.
+pub(crate) async fn clean_up(redis: &Place) -> Result<()> {
+    leaky(redis).await?.unlock(LEAKED).await?;
     Ok(())
 }

@@ -53,6 +53,7 @@ impl Place {
 pub(crate) async fn run(redis_url: Option<String>, with_actors: bool) -> Result<()> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
+    let given = redis_url.clone().map(Place::Given);
     let play = async {
         let stage = Rc::new(set(redis_url).await?);
         say(&stage, with_actors);
@@ -70,7 +71,11 @@ pub(crate) async fn run(redis_url: Option<String>, with_actors: bool) -> Result<
                 _ = terminated.recv() => Ok(()),
             }
         })
-        .await
+        .await?;
+    match given {
+        Some(given) if with_actors => actors::clean_up(&given).await,
+        _ => Ok(()),
+    }
 }
 
 async fn set(redis_url: Option<String>) -> Result<Stage> {

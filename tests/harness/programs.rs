@@ -48,7 +48,19 @@ fn build() -> Result<PathBuf> {
     let target = folder.parent().context("no target folder")?;
     // The cargo that runs us, where one does; else the one that this workspace asks for.
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
+    let mut command = Command::new(cargo);
+    // What cargo tells a process about its package would make build scripts run again, each time the other way.
+    let of_a_package = |name: &str| {
+        ["CARGO_MANIFEST", "CARGO_PKG_", "CARGO_BIN_", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE"]
+            .iter()
+            .any(|start| name.starts_with(start))
+    };
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(of_a_package) {
+            command.env_remove(name);
+        }
+    }
+    let output = command
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
         .args(["build", "--quiet", "--workspace", "--bins"])
         .args(["--profile", if profile == "debug" { "dev" } else { profile }])

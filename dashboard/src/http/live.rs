@@ -229,3 +229,38 @@ impl Live {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Registry;
+    use redisson::Grouping;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::metrics::StreamMetrics;
+    use crate::model::actor::{self, now};
+    use crate::model::{Model, Settings};
+
+    #[test]
+    fn streams_are_bounded() {
+        let settings = Settings {
+            max_locks: 1,
+            poll_rate: 1,
+            stuck_after: Duration::from_secs(1),
+            rules: Vec::new(),
+            ignore: Vec::new(),
+        };
+        let model = Model::new(settings, Grouping::new(Vec::new(), 1), &[], now());
+        let (_actor, model, hub, _) = actor::new(model, &[]);
+        let metrics = StreamMetrics::register(&Registry::new()).unwrap();
+        let app = App::new(hub, model, Arc::default(), None, metrics, CancellationToken::new());
+        let mut places: Vec<Place> = (0..MAX_STREAMS).map(|_| Place::take(&app).unwrap()).collect();
+        let problem = Place::take(&app).unwrap_err();
+        assert_eq!(problem.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(problem.detail.contains("1000 streams"), "{problem:?}");
+        places.pop();
+        assert!(Place::take(&app).is_ok());
+        drop(places);
+        assert_eq!(app.metrics.open.get(), 0);
+    }
+}

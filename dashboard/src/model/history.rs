@@ -96,7 +96,11 @@ impl Happening {
                 format!("{by} holds it {to} times over, {from} before")
             }
             Self::Renewed(ms) => {
-                format!("its holder renews it, to a lease of {ms} ms or little more")
+                format!(
+                    "its holder renews it, to a lease of about {}.{} s",
+                    ms / 1000,
+                    ms % 1000 / 100
+                )
             }
             Self::Problem(problem) => format!("{} begins", problem.as_str()),
             Self::Cleared(problem) => format!("{} is over", problem.as_str()),
@@ -140,6 +144,10 @@ impl History {
         }
         if self.events.len() >= MAX_EVENTS {
             self.events.pop_front();
+        }
+        if self.events.len() == self.events.capacity() {
+            // Most locks have one event or two: room for four would be the larger part of what they cost.
+            self.events.reserve_exact(self.events.len().max(1));
         }
         self.events.push_back(Event { at, source, what });
     }

@@ -111,12 +111,14 @@ pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
         }
         ProblemKind::Stuck => {
             if let Some((id, count)) = case.holders.first() {
-                let text = format!("held by {id}, {count} times over, not a change since");
+                let times =
+                    if *count == 1 { String::new() } else { format!(", {count} times over") };
+                let text = format!("held by {id}{times}, not a change since");
                 evidence.push(read(case.still_since.1, text));
             }
             if let Some(lease) = case.renewed {
-                evidence
-                    .push(read(now, format!("renewed, to a lease of about {} ms", millis(lease))));
+                let text = format!("renewed, to a lease of about {:.1} s", lease.as_secs_f64());
+                evidence.push(read(now, text));
             }
             evidence.push(match verdict.certainty {
                 Certainty::Sure => Evidence {
@@ -133,8 +135,8 @@ pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
             });
             if let (Some((limit, true)), Some(p99)) = (limit(case), case.habit) {
                 let text = format!(
-                    "99 of 100 earlier holds lasted at most {} ms; beyond {} s is far from that",
-                    millis(p99),
+                    "99 of 100 earlier holds lasted at most {:.1} s; beyond {} s is far from that",
+                    p99.as_secs_f64(),
                     limit.as_secs()
                 );
                 evidence.push(read(now, text));
@@ -152,10 +154,17 @@ pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
 
 fn advice(problem: ProblemKind, holders: &[(HolderId, i64)]) -> String {
     let Some((holder, _)) = holders.first() else { return String::new() };
-    let find = format!(
-        "Find the process whose Redisson client has the id {}, and look at its thread {}: `jcmd <pid> Thread.print` shows it as #{}.",
-        holder.client, holder.thread, holder.thread
-    );
+    let find = if holder.looks_like_agent() {
+        format!(
+            "Its number is one that agents draw: on the host whose lockscope-agent logs the id {} at its start, LOCKS on the agent's socket shows the worker's process.",
+            holder.client
+        )
+    } else {
+        format!(
+            "Find the process whose Redisson client has the id {}, and look at its thread {}: `jcmd <pid> Thread.print` shows it as #{}.",
+            holder.client, holder.thread, holder.thread
+        )
+    };
     match problem {
         ProblemKind::Leaked => format!(
             "It has no time to live, so it stays for ever unless its holder releases it. {find} If that process is gone, nobody will."
@@ -253,5 +262,9 @@ mod tests {
         assert_eq!(problem.evidence.len(), 3);
         assert!(problem.advice.contains("thread 52") && problem.advice.contains("Thread.print"));
         assert_eq!(problem.since, WallMillis(310_000));
+        let agents = [(HolderId { thread: 1_700_000_000 << 30, ..holders[0].0 }, 1)];
+        let case = Case { holders: &agents, ..case };
+        let problem = explain(&case, judge(&case)[0]);
+        assert!(problem.advice.contains("LOCKS") && !problem.advice.contains("jcmd"));
     }
 }

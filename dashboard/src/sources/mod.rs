@@ -2,6 +2,11 @@
 //!
 //! Each database has a connection of its own for the passes and one for reading known locks, each deployment one for
 //! messages, all of them called `lockscope-dashboard`.
+//!
+//! Their account needs to read keys (`%R~*`, or the patterns of the locks it may see), to subscribe to
+//! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands: SCAN, DBSIZE, HLEN, HRANDFIELD, HSTRLEN, HMGET,
+//! PTTL, TYPE, MULTI, EXEC, PING, PSUBSCRIBE, INFO, and SELECT for another database than 0. Without one of them the
+//! source that needs it is denied, and says so.
 
 pub mod channels;
 mod fine_timer;

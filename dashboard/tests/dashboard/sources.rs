@@ -32,7 +32,7 @@ async fn a_lock_is_found_followed_and_remembered() {
     dashboard.stop().await;
 }
 
-/// Passes are an hour apart, so only messages and polls can tell.
+/// So many keys are passed over so rarely that only messages and polls can tell.
 #[tokio::test(flavor = "multi_thread")]
 async fn between_passes_known_locks_are_seen_taken_again() {
     let server = RedisServer::start();
@@ -49,7 +49,7 @@ async fn between_passes_known_locks_are_seen_taken_again() {
         run::<i64>(&mut redis, &[&["HSET", &format!("session:{i}")], &fields[..]].concat());
     }
     take(&mut redis, b"orders:1", HOLDER, 30_000);
-    let dashboard = Dashboard::start(&server.url()).await;
+    let dashboard = Dashboard::with(&["--redis-url", &server.url(), "--scan-every", "1h"]).await;
     dashboard.listed_when("", &["orders:1"]).await;
     let sources = dashboard.json_when("/api/v1/sources", |s| s["first_scan"].is_null()).await;
     assert_eq!(sources["counts"]["held"], 1);

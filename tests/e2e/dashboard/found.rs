@@ -176,11 +176,26 @@ async fn locks_of_several_deployments_and_databases() -> Result<()> {
 
 #[tokio::test]
 async fn a_redis_that_cannot_be_read_is_said_so_everywhere() -> Result<()> {
-    let mut bench = Bench::new().await?;
+    // A pass so slow that the pause after it outlasts what follows: a source at rest must tell, too.
+    let mut bench = Bench::with(&["--scan-rate", "100"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     java.lease_ms = 600_000;
     assert!(java.lock("a").await?);
+    for i in 0..300 {
+        bench.direct.call(&format!("SET other:{i} x")).await?.ok()?;
+    }
     bench.listed("a", |_| true).await;
+    let (mut before, mut same) = (String::new(), 0);
+    eventually("the scan to rest", async || {
+        let stats = bench.direct.call("INFO commandstats").await?.text();
+        let scans = stats.lines().find(|line| line.starts_with("cmdstat_scan:"));
+        let scans = scans.unwrap_or_default().to_owned();
+        same = if scans == before { same + 1 } else { 0 };
+        before = scans;
+        ensure!(same > 300, "{before}");
+        Ok(())
+    })
+    .await;
     bench.redis.process().freeze().await?;
     eventually("the sources to say so", async || {
         let sources = bench.dashboard.json("/api/v1/sources").await?;
@@ -202,6 +217,8 @@ async fn a_redis_that_cannot_be_read_is_said_so_everywhere() -> Result<()> {
     bench.until_unlisted("a").await;
     let mut java = Foreign::connect(&bench.redis).await?;
     assert!(java.lock("b").await?);
-    bench.listed("b", |_| true).await;
+    let lock =
+        eventually("the new one", async || bench.dashboard.json("/api/v1/lock?name=b").await).await;
+    assert_eq!(lock["state"], "held");
     Ok(())
 }
