@@ -13,7 +13,7 @@ use crate::eventually;
 /// How much of a log is printed when a test fails.
 const TAIL: usize = 12 << 10;
 
-/// A running child. Dropping it kills it, and prints the end of its log if a test is failing.
+/// A running child. Dropping it kills it, and shows the end of its log if a test fails.
 ///
 /// It is started by `setpriv` where there is one, so that it dies too when the starting thread is killed.
 #[derive(Debug)]
@@ -174,7 +174,10 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        // A test that returns an error does not panic, so tests print it in any case: the runner shows it only
+        // when the test has failed. Tests have threads of their own, named after them.
+        let in_test = std::thread::current().name().is_some_and(|name| name != "main");
+        if in_test || std::thread::panicking() {
             self.print_log();
         }
         // Nothing more can be done about a process that cannot be killed.
