@@ -34,7 +34,7 @@ async fn the_documented_users_are_enough() -> Result<()> {
     };
     let agent = Agent::at(
         &as_user("lockscope-agent", "agent-password"),
-        &["--lease", "900ms", "--poll-max", "200ms"],
+        &["--lease", "2s", "--poll-max", "200ms"],
     )
     .await?;
     let url = as_user("lockscope-observer", "observer-password");

@@ -9,7 +9,7 @@ const LOST: &str = "lockscope_agent_lost_holds_total";
 
 #[tokio::test]
 async fn a_hold_that_is_gone_from_redis_is_missing() -> Result<()> {
-    let mut bench = Bench::with(&["--lease", "900ms"]).await?;
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let mut ear = bench.session().await?;
     let told = credentials(&mut worker).await?;
@@ -36,7 +36,7 @@ async fn a_hold_that_is_gone_from_redis_is_missing() -> Result<()> {
 
 #[tokio::test]
 async fn a_hold_that_another_has_is_stolen() -> Result<()> {
-    let mut bench = Bench::with(&["--lease", "900ms"]).await?;
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let mut ear = bench.session().await?;
     let told = credentials(&mut worker).await?;
@@ -87,7 +87,7 @@ async fn a_release_that_finds_nothing_says_so() -> Result<()> {
 
 #[tokio::test]
 async fn a_waiter_behind_a_lost_hold_takes_it_properly() -> Result<()> {
-    let mut bench = Bench::with(&["--lease", "900ms"]).await?;
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let mut waiter = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;

@@ -181,7 +181,7 @@ async fn a_redis_that_comes_late_is_found() -> Result<()> {
 
 #[tokio::test]
 async fn a_full_redis_refuses_and_still_lets_go() -> Result<()> {
-    let mut bench = Bench::with(&["--lease", "900ms"]).await?;
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let mut waiter = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;

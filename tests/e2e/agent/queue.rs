@@ -1,7 +1,7 @@
 //! Waiting: the local queue, NOWAIT, WAIT, CANCEL.
 
-use anyhow::Result;
-use harness::Reply;
+use anyhow::{Result, ensure};
+use harness::{Reply, eventually};
 
 use super::{Bench, assert_error, credentials, holder, lock};
 
@@ -156,8 +156,12 @@ async fn a_hundred_local_waiters_listen_once() -> Result<()> {
         waiter.send(&format!("LOCK a OWNER {owner}")).await?;
     }
     bench.until_waiting("a", 100).await?;
-    let numsub = bench.direct.call("PUBSUB NUMSUB redisson_lock__channel:{a}").await?;
-    assert_eq!(numsub.items()?[1].int()?, 1);
+    eventually("the agent to listen", async || {
+        let numsub = bench.direct.call("PUBSUB NUMSUB redisson_lock__channel:{a}").await?;
+        ensure!(numsub.items()?[1].int()? == 1, "{numsub}");
+        Ok(())
+    })
+    .await;
     bench.direct.call("DEL a").await?.ok()?;
     bench.direct.call("PUBLISH redisson_lock__channel:{a} 0").await?.ok()?;
     for owner in 0..100 {

@@ -50,7 +50,7 @@ async fn what_only_looks_like_a_lock_raises_no_alarm() -> Result<()> {
 #[tokio::test]
 async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
     let bench = Bench::with(&["--stuck-after", "2s"]).await?;
-    let agent = Agent::with(&bench.redis, &["--lease", "1200ms"]).await?;
+    let agent = Agent::with(&bench.redis, &["--lease", "3s"]).await?;
     let mut worker = agent.client().await?;
     worker.call("LOCK a").await?.ok()?;
     // Held as long, but nobody renews it: it will end by itself.
