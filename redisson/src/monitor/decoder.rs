@@ -61,7 +61,7 @@ pub struct Decoder {
     vantage: Vantage,
     digests: HashMap<[u8; 40], Intent>,
     /// What the scripts that were sent in full are for; none: not known.
-    texts: HashMap<Box<[u8]>, Option<Intent>>,
+    texts: Vec<(Box<[u8]>, Option<Intent>)>,
     scratch: Vec<u8>,
     unit: Unit,
     recent: Recent,
@@ -83,7 +83,7 @@ impl Decoder {
         Self {
             vantage,
             digests,
-            texts: HashMap::new(),
+            texts: Vec::new(),
             scratch: Vec::new(),
             unit: Unit::default(),
             recent: Recent::default(),
@@ -245,7 +245,8 @@ impl Decoder {
         if text.raw().len() > MAX_TEXT {
             return None;
         }
-        if let Some(known) = self.texts.get(text.raw()) {
+        // To compare is quicker than to hash: few are of one length.
+        if let Some((_, known)) = self.texts.iter().find(|(known, _)| **known == *text.raw()) {
             return *known;
         }
         self.scratch.clear();
@@ -254,7 +255,7 @@ impl Decoder {
         if self.texts.len() >= TEXTS {
             self.texts.clear();
         }
-        self.texts.insert(text.raw().into(), intent);
+        self.texts.push((text.raw().into(), intent));
         intent
     }
 

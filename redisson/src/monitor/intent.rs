@@ -23,13 +23,15 @@ pub(super) enum Intent {
     /// Some of those with a lock and a holder: the commands that it called tell which.
     Unclear,
     /// Our agents' way to take a lock.
-    OwnAcquire,
+    OwnAcquire(Kind),
     /// Our agents' way to keep holds and set their counts.
-    OwnKeep,
+    OwnKeep(Option<Kind>),
     /// Our agents' way to end a hold.
-    OwnRelease,
+    OwnRelease(Kind),
     /// Our agents' way to pass a lock on.
     OwnHandOver,
+    /// Our dashboard's way to end a lock.
+    OwnForce,
     /// Nothing of what we look for.
     Nothing,
 }
@@ -99,11 +101,18 @@ pub(super) const REDISSON: [(&str, Intent); 58] = [
 /// What our own scripts are for, by their names.
 pub(super) fn of_own(script: &script::Script) -> Intent {
     match script.name {
-        "acquire" => Intent::OwnAcquire,
-        "keep" => Intent::OwnKeep,
-        "release" => Intent::OwnRelease,
+        "acquire" => Intent::OwnAcquire(Kind::Lock),
+        "acquire_fair" => Intent::OwnAcquire(Kind::Fair),
+        "acquire_read" => Intent::OwnAcquire(Kind::Read),
+        "acquire_write" => Intent::OwnAcquire(Kind::Write),
+        "keep" => Intent::OwnKeep(None),
+        "keep_read" => Intent::OwnKeep(Some(Kind::Read)),
+        "release" => Intent::OwnRelease(Kind::Lock),
+        "release_fair" => Intent::OwnRelease(Kind::Fair),
+        "release_read" => Intent::OwnRelease(Kind::Read),
+        "release_write" => Intent::OwnRelease(Kind::Write),
         "hand_over" => Intent::OwnHandOver,
-        "force_release" => Intent::Force(Kind::Lock),
+        "force_release" => Intent::OwnForce,
         _ => Intent::Nothing,
     }
 }

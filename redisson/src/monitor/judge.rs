@@ -39,22 +39,29 @@ impl Judge<'_> {
                 (Intent::Force(kind), _) => self.force(lock, kind),
                 (Intent::Leave, Some(holder)) => self.leave(lock, holder),
                 (Intent::Unclear, Some(holder)) => self.unclear(lock, holder),
-                (Intent::OwnAcquire, Some(holder)) => self.own_acquire(lock, holder),
-                (Intent::OwnKeep, _) => self.own_keep(),
-                (Intent::OwnRelease, Some(holder)) => self.own_release(lock, holder),
+                (Intent::OwnAcquire(kind), Some(holder)) => self.own_acquire(lock, kind, holder),
+                (Intent::OwnKeep(kind), _) => self.own_keep(kind),
+                (Intent::OwnRelease(kind), Some(holder)) => self.own_release(lock, kind, holder),
                 (Intent::OwnHandOver, Some(holder)) => self.own_hand_over(lock, holder),
+                (Intent::OwnForce, _) => self.own_force(lock),
                 _ => {}
             },
         }
     }
 
-    fn tell(&mut self, lock: &[u8], kind: Option<Kind>, holder: Option<HolderId>, what: What) {
+    pub(super) fn tell(
+        &mut self,
+        lock: &[u8],
+        kind: Option<Kind>,
+        holder: Option<HolderId>,
+        what: What,
+    ) {
         let sure = matches!(self.unit.from, Some(From::Script(_, true))) && !self.unit.broken;
         let certainty = if sure { Certainty::Sure } else { Certainty::Likely };
         self.tell_as(certainty, lock, kind, holder, what);
     }
 
-    fn tell_as(
+    pub(super) fn tell_as(
         &mut self,
         certainty: Certainty,
         lock: &[u8],
@@ -77,7 +84,7 @@ impl Judge<'_> {
     }
 
     /// What the time to live of the lock was set to, the last time.
-    fn lease(&self, lock: &[u8]) -> Option<Duration> {
+    pub(super) fn lease(&self, lock: &[u8]) -> Option<Duration> {
         self.unit.effects().rev().find_map(|effect| lease_of(&effect, lock, self.unit.at_micros))
     }
 
@@ -88,13 +95,8 @@ impl Judge<'_> {
             let what = self.grant(lock, holder, &grant);
             return self.tell(lock, kind, Some(holder), what);
         }
-        let queued = unit.effects().find(|effect| {
-            effect.verb == Verb::ZAdd
-                && effect.key.starts_with(keys::DEADLINES)
-                && HolderId::parse(effect.value) == Some(holder)
-        });
-        let what = if let Some(place) = queued {
-            What::Queued { deadline_millis: millis(place.field).unwrap_or(0) }
+        let what = if let Some(queued) = self.place(holder) {
+            queued
         } else if unit.effects().any(|effect| effect.is(Verb::PTtl, lock)) {
             What::Refused
         } else if kind == Some(Kind::Fair)
@@ -106,6 +108,16 @@ impl Judge<'_> {
             What::Failed
         };
         self.tell(lock, kind, Some(holder), what);
+    }
+
+    /// The place in a fair queue that the holder is given.
+    pub(super) fn place(&self, holder: HolderId) -> Option<What> {
+        let place = self.unit.effects().find(|effect| {
+            effect.verb == Verb::ZAdd
+                && effect.key.starts_with(keys::DEADLINES)
+                && HolderId::parse(effect.value) == Some(holder)
+        })?;
+        Some(What::Queued { deadline_millis: number(place.field)? })
     }
 
     /// Whether the holder had it already.
@@ -128,7 +140,7 @@ impl Judge<'_> {
     }
 
     /// Places in a fair queue that were removed on the way, since their time had passed.
-    fn dropped_places(&mut self, lock: &[u8], kind: Option<Kind>, own: HolderId) {
+    pub(super) fn dropped_places(&mut self, lock: &[u8], kind: Option<Kind>, own: HolderId) {
         if kind != Some(Kind::Fair) {
             return;
         }
@@ -227,158 +239,30 @@ impl Judge<'_> {
             self.renew(kind);
         }
     }
-
-    fn own_acquire(&mut self, lock: &[u8], holder: HolderId) {
-        let effects = || self.unit.effects();
-        let what = if effects().any(|effect| effect.takes(lock, holder)) {
-            What::Acquired { lease: self.lease(lock) }
-        } else if effects().any(|effect| effect.is(Verb::Type, lock)) {
-            What::Refused
-        } else {
-            What::Failed
-        };
-        self.tell(lock, None, Some(holder), what);
-    }
-
-    fn own_keep(&mut self) {
-        let unit = self.unit;
-        let mut effects = unit.effects().peekable();
-        while let Some(first) = effects.next() {
-            let lock = first.key;
-            let Some(holder) = asks_for_holder(&first) else { continue };
-            let mut what = None;
-            while let Some(next) = effects.next_if(|next| asks_for_holder(next).is_none()) {
-                if next.takes(lock, holder) {
-                    what = millis(next.value)
-                        .and_then(|count| u32::try_from(count).ok())
-                        .map(|count| What::Recounted { count });
-                } else if next.is(Verb::Exists, lock) {
-                    what = Some(What::RenewalFoundNothing);
-                } else if what.is_none()
-                    && let Some(lease) = lease_of(&next, lock, unit.at_micros)
-                {
-                    what = Some(What::Renewed { lease: Some(lease) });
-                }
-            }
-            if let Some(what) = what {
-                self.tell(lock, None, Some(holder), what);
-            }
-        }
-    }
-
-    fn own_release(&mut self, lock: &[u8], holder: HolderId) {
-        let effects = || self.unit.effects();
-        if effects().any(|effect| effect.verb == Verb::Publish) {
-            self.tell(lock, None, Some(holder), What::Released);
-        } else if effects().any(|effect| effect.is(Verb::Exists, lock)) {
-            self.tell(lock, None, Some(holder), What::ReleaseFoundNothing);
-        }
-    }
-
-    fn own_hand_over(&mut self, lock: &[u8], from: HolderId) {
-        let set = |effect: &Effect<'_>| effect.is(Verb::HSet, lock);
-        if let Some(to) = self.unit.effects().find(set).and_then(|effect| effect.holder()) {
-            let lease = self.lease(lock);
-            self.tell(lock, None, Some(from), What::HandedOver { to, lease });
-        }
-    }
-
-    /// Bare commands, as a replica is given them.
-    fn commands(&mut self) {
-        let unit = self.unit;
-        if unit.words.len() == 0 {
-            return self.queue_commands();
-        }
-        let lock = unit.words.get(0);
-        let (holder, what) = match self.change(lock) {
-            Some((holder, what)) => (Some(holder), what),
-            None if unit.effects().any(|effect| effect.is(Verb::Del, lock)) => match self.vantage {
-                Vantage::Master => (None, What::ForceReleased),
-                Vantage::Replica => (None, What::Vanished),
-            },
-            None => match self.lease(lock) {
-                Some(lease) => (self.recent.holder(lock), What::Renewed { lease: Some(lease) }),
-                None => return,
-            },
-        };
-        let kind = holder.and_then(|holder| holder.write.then_some(Kind::Write));
-        self.tell(lock, kind, holder, what);
-    }
-
-    /// What bare commands did to the lock's holders.
-    fn change(&self, lock: &[u8]) -> Option<(HolderId, What)> {
-        let effects = || self.unit.effects().filter(|effect| effect.key == lock);
-        let taken = effects().find_map(|effect| {
-            effect.holder().filter(|holder| effect.takes(lock, *holder)).map(|h| (h, effect.verb))
-        });
-        let removed = effects().filter(|effect| effect.verb == Verb::HDel);
-        let removed = removed.filter_map(|effect| effect.holder()).next();
-        let lease = self.lease(lock);
-        match (taken, removed) {
-            (Some((to, _)), Some(from)) if from != to => {
-                Some((from, What::HandedOver { to, lease }))
-            }
-            (Some((holder, verb)), _) => {
-                let again = verb == Verb::HIncrBy && self.recent.holder(lock) == Some(holder);
-                let mut markers = self.unit.effects();
-                let what = match markers.find_map(|effect| marker(&effect, holder)) {
-                    Some(count) if count > 1 => What::Reentered { lease, count: Some(count) },
-                    None if again => What::Reentered { lease, count: None },
-                    _ => What::Acquired { lease },
-                };
-                Some((holder, what))
-            }
-            (None, removed) => {
-                let lowered = effects().find(|effect| effect.lowers(lock));
-                let lowered = lowered.and_then(|effect| effect.holder());
-                let gone = removed.is_some() || effects().any(|effect| effect.verb == Verb::Del);
-                let what = if gone { What::Released } else { What::PartlyReleased };
-                Some((lowered.or(removed)?, what))
-            }
-        }
-    }
-
-    fn queue_commands(&mut self) {
-        for effect in self.unit.effects() {
-            let (holder, what) = match effect.verb {
-                Verb::ZAdd => {
-                    let deadline_millis = millis(effect.field).unwrap_or(0);
-                    (HolderId::parse(effect.value), What::Queued { deadline_millis })
-                }
-                Verb::ZRem => (effect.holder(), What::LeftQueue),
-                _ => continue,
-            };
-            if let Some(holder) = holder
-                && let Some(lock) = self.recent.likeliest(keys::locks_of_queue(effect.key))
-            {
-                self.tell(lock.as_bytes(), Some(Kind::Fair), Some(holder), what);
-            }
-        }
-    }
 }
 
 /// The holder whose field it reads.
-fn asks_for_holder(effect: &Effect<'_>) -> Option<HolderId> {
+pub(super) fn asks_for_holder(effect: &Effect<'_>) -> Option<HolderId> {
     matches!(effect.verb, Verb::HExists | Verb::HGet).then(|| effect.holder())?
 }
 
 /// The lease that it gives the lock.
-fn lease_of(effect: &Effect<'_>, lock: &[u8], at_micros: u64) -> Option<Duration> {
+pub(super) fn lease_of(effect: &Effect<'_>, lock: &[u8], at_micros: u64) -> Option<Duration> {
     if effect.key != lock {
         return None;
     }
-    let number = millis(effect.field);
+    let millis = number(effect.field);
     match effect.verb {
-        Verb::PExpire => number.map(Duration::from_millis),
+        Verb::PExpire => millis.map(Duration::from_millis),
         Verb::PExpireAt => {
-            number.map(|until| Duration::from_millis(until.saturating_sub(at_micros / 1000)))
+            millis.map(|until| Duration::from_millis(until.saturating_sub(at_micros / 1000)))
         }
         _ => None,
     }
 }
 
 /// The number of this reader's marker that it sets: how often the reader has the lock now.
-fn marker(effect: &Effect<'_>, reader: HolderId) -> Option<u32> {
+pub(super) fn marker(effect: &Effect<'_>, reader: HolderId) -> Option<u32> {
     if effect.verb != Verb::Set {
         return None;
     }
@@ -389,15 +273,11 @@ fn marker(effect: &Effect<'_>, reader: HolderId) -> Option<u32> {
     own.then_some(count)
 }
 
-/// A number as Lua writes it.
-fn millis(text: &[u8]) -> Option<u64> {
+/// A number as Lua writes it, without its fraction.
+pub(super) fn number(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     text.parse().ok().or_else(|| {
-        let number: f64 = text.parse().ok()?;
-        // A number beyond what fits ends at its bounds.
-        number
-            .is_finite()
-            .then(|| Duration::try_from_secs_f64(number / 1e3).unwrap_or_default())
-            .and_then(|duration| u64::try_from(duration.as_millis()).ok())
+        let seconds = text.parse::<f64>().ok()? / 1e3;
+        u64::try_from(Duration::try_from_secs_f64(seconds).ok()?.as_millis()).ok()
     })
 }

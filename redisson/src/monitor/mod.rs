@@ -3,11 +3,13 @@
 //! MONITOR prints each command a server runs, for a script also those that it calls, but never a reply. What became
 //! of a lock is told by the commands that its script went on to call.
 
+mod commands;
 mod decoder;
 pub mod event;
 mod intent;
 mod judge;
 mod line;
+mod own;
 mod recent;
 #[cfg(test)]
 mod tests;

@@ -143,7 +143,7 @@ fn the_text_of_a_script_is_as_good_as_its_digest() {
         stream.lua("EXISTS a redisson_lock_queue:{a}");
         stream.lua(&format!("HSET a {H} 1")).lua("PEXPIRE a 10000");
         let [event] = &stream.events()[..] else { panic!() };
-        assert_eq!(shown(event), "acquired a - H Some(10s)");
+        assert_eq!(shown(event), "acquired a lock H Some(10s)");
         assert_eq!(event.client, Some(Address::Unix));
     }
 }
@@ -259,8 +259,8 @@ fn our_own_scripts_are_read_too() {
             "renewal_found_nothing b - O",
             "renewed c - H Some(10s)",
             "handed_over a - H Some(10s) to O",
-            "released a - O",
-            "release_found_nothing a - O",
+            "released a lock O",
+            "release_found_nothing a lock O",
         ]
     );
 }
