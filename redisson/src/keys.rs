@@ -100,6 +100,20 @@ pub fn locks_of_channel(channel: &[u8]) -> Vec<LockName> {
     fair.into_iter().chain([tagged]).flat_map(untagged).collect()
 }
 
+/// The waiter that a channel belongs to; none where it is the channel of all waiters.
+#[must_use]
+pub fn waiter_of_channel(channel: &[u8]) -> Option<HolderId> {
+    let rest = channel.strip_prefix(LOCK_CHANNEL)?;
+    (0..rest.len()).filter(|&i| rest[i] == b':').find_map(|i| HolderId::parse(&rest[i + 1..]))
+}
+
+/// The locks that a fair lock's queue or deadlines may belong to, likeliest first; none where the key is neither.
+#[must_use]
+pub fn locks_of_queue(key: &[u8]) -> Vec<LockName> {
+    let tagged = key.strip_prefix(QUEUE).or_else(|| key.strip_prefix(DEADLINES));
+    tagged.map(untagged).unwrap_or_default()
+}
+
 /// The names whose tagged form is `tagged`.
 fn untagged(tagged: &[u8]) -> Vec<LockName> {
     let inner = tagged.strip_prefix(b"{").and_then(|rest| rest.strip_suffix(b"}"));

@@ -12,6 +12,7 @@ mod proxy;
 mod server;
 mod signals;
 mod subscriber;
+mod tap;
 mod tls;
 
 use std::time::Duration;
