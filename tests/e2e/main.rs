@@ -5,5 +5,6 @@ mod clients;
 mod dashboard;
 mod demo;
 mod documents;
+mod faults;
 mod scripts;
 mod secure;
