@@ -11,6 +11,7 @@
 //! Anything that blocks the server's side of a connection needs one of its own.
 
 mod backoff;
+mod check;
 mod dial;
 mod error;
 mod greeting;
