@@ -114,6 +114,20 @@ impl<'a> Run<'a> {
         }
     }
 
+    pub(super) fn lpop(&mut self, key: &str) {
+        self.redis.change(key, |entry| match &mut entry.content {
+            Content::List(items) => items.pop_front(),
+            _ => None,
+        });
+    }
+
+    pub(super) fn zrem(&mut self, key: &str, member: &str) {
+        self.redis.change(key, |entry| match &mut entry.content {
+            Content::Scores(scores) => scores.remove(member),
+            _ => None,
+        });
+    }
+
     pub(super) fn zscore(&self, key: &str, member: &str) -> Option<f64> {
         let none = BTreeMap::new();
         let scores = match self.redis.get(key).map(|entry| &entry.content) {

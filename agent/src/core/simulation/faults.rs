@@ -12,6 +12,7 @@ use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name};
 pub(super) enum Mend {
     ServerUp,
     Memory,
+    Refusal,
     Alien(&'static str),
 }
 
@@ -24,7 +25,7 @@ impl Simulation {
         self.after(pause, Event::Fault);
         let host = self.dice.index(self.hosts.len());
         let lock = self.dice.pick(&NAMES);
-        match self.dice.within(0..30) {
+        match self.dice.within(0..32) {
             0..9 => self.bad_weather(host),
             9..12 => {
                 let lane = self.dice.pick(&[COMMANDS, RENEWALS, MESSAGES]);
@@ -77,9 +78,25 @@ impl Simulation {
                 let pause = self.trouble_time();
                 self.after(pause, Event::Mend(Mend::Memory));
             }
+            28 | 29 => {
+                let refusals =
+                    ["LOADING Redis is loading", "READONLY You can't write", "MISCONF unable to"];
+                let refusal = self.dice.pick(&refusals);
+                self.log(|| format!("Redis refuses everything: {refusal}"));
+                self.server.refusal = Some(refusal);
+                let pause = self.trouble_time();
+                self.after(pause, Event::Mend(Mend::Refusal));
+            }
             _ => {}
         }
         Ok(())
+    }
+
+    /// Whether nothing is wrong with the server now.
+    pub(super) fn server_is_well(&self) -> bool {
+        let server = &self.server;
+        let hangs = !server.up || server.frozen_until > self.now;
+        !hangs && !server.redis.full && server.refusal.is_none()
     }
 
     /// The name becomes a string's, or a fair lock's with somebody in its queue.
@@ -137,6 +154,9 @@ impl Simulation {
         *self.server.redis.keys_mut() = copy;
         self.set_clock();
         self.laws.resurrected(&self.server.redis);
+        for lock in NAMES {
+            self.laws.taken(lock);
+        }
         self.server.up = false;
         for host in 0..self.hosts.len() {
             for lane in [COMMANDS, RENEWALS, MESSAGES] {
@@ -164,6 +184,7 @@ impl Simulation {
         self.log(|| format!("mended: {mend:?}"));
         match mend {
             Mend::ServerUp => self.server.up = true,
+            Mend::Refusal => self.server.refusal = None,
             Mend::Memory => self.server.redis.full = false,
             Mend::Alien(lock) => {
                 if matches!(self.server.redis.get(lock).map(|e| &e.content), Some(Content::Text(_)))
@@ -181,6 +202,7 @@ impl Simulation {
         self.server.frozen_until = self.now;
         self.mend(Mend::ServerUp);
         self.mend(Mend::Memory);
+        self.mend(Mend::Refusal);
         for lock in NAMES {
             self.mend(Mend::Alien(lock));
         }

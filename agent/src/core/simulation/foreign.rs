@@ -47,7 +47,7 @@ impl Foreign {
 
 impl Simulation {
     pub(super) fn foreign_acts(&mut self, index: usize) {
-        if !self.server.up || self.server.frozen_until > self.now || self.server.redis.full {
+        if !self.server_is_well() {
             return self.after(50_000, Event::Foreign(index));
         }
         match self.foreign[index].state.clone() {
@@ -68,7 +68,6 @@ impl Simulation {
                 let field = self.foreign[index].field();
                 if self.server.redis.has(lock, &field) {
                     self.server.redis.keys_mut().remove(lock);
-                    self.laws.freed(lock, None, self.now);
                     self.log(|| format!("foreign {index} releases {lock}"));
                     self.publish(&[channel(&lock_name(lock))]);
                 }
@@ -94,6 +93,7 @@ impl Simulation {
         self.foreign[index].threads += 1;
         let field = self.foreign[index].field();
         self.log(|| format!("foreign {index} takes {lock} for {lease} ms"));
+        self.laws.taken(lock);
         let content = Content::Hash(vec![(field, "1".to_owned())]);
         let expires_ms = Some(self.server.redis.now_ms() + lease);
         self.server.redis.keys_mut().insert(lock.to_owned(), Entry { content, expires_ms });

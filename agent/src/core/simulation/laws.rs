@@ -10,12 +10,15 @@ use super::redis::Redis;
 use super::run::{Lawful, NAMES, Phase, Simulation};
 use super::wire::Packet;
 use super::worker::OWNERS;
-use crate::core::Number;
 use crate::core::hold::Care;
 use crate::core::name::Contest;
 use crate::core::op::Purpose;
+use crate::core::{Number, OpId};
 use crate::resp::{Frame, Outgoing};
 use crate::session::SessionId;
+
+/// In good weather the answer to an attempt takes no longer, in microseconds.
+const ENOUGH: u64 = 5000;
 
 /// What the checks remember.
 #[derive(Debug, Default)]
@@ -24,8 +27,10 @@ pub(super) struct Laws {
     excused: BTreeSet<(String, String)>,
     /// Fields that a copy of a script set or prolonged after its op was over.
     ghosts: BTreeSet<(String, String)>,
-    /// When a lock became free, and by which host's script.
-    freed: BTreeMap<String, (u64, Option<usize>)>,
+    /// Locks that a host's own release or undoing has made free, and by which op.
+    freed: BTreeMap<String, (usize, OpId)>,
+    /// When a host heard of a lock that has been free since.
+    heard: BTreeMap<(String, usize), u64>,
     /// Fields of the lock at hand before a script ran.
     before: Vec<String>,
     /// Since when a hold has been missing in Redis, or a ghost been in a waiter's way.
@@ -78,21 +83,21 @@ impl Laws {
         self.ghosts.contains(&(lock.to_owned(), field.to_owned()))
     }
 
-    pub(super) fn freed(&mut self, lock: &str, by: Option<usize>, now: u64) {
-        self.freed.insert(lock.to_owned(), (now, by));
+    pub(super) fn heard(&mut self, host: usize, lock: &str, now: u64) {
+        self.heard.insert((lock.to_owned(), host), now);
+    }
+
+    /// A lock is no longer free, or nobody said that it is.
+    pub(super) fn taken(&mut self, lock: &str) {
+        self.freed.remove(lock);
+        self.heard.retain(|(name, _), _| name != lock);
     }
 
     pub(super) fn before_script(&mut self, packet: &Packet, redis: &Redis) {
         self.before = field_names(redis, &key(&packet.call));
     }
 
-    pub(super) fn after_script(
-        &mut self,
-        now: u64,
-        packet: &Packet,
-        hosts: &[Host],
-        redis: &Redis,
-    ) {
+    pub(super) fn after_script(&mut self, packet: &Packet, hosts: &[Host], redis: &Redis) {
         let host = &hosts[packet.host];
         let lock = key(&packet.call);
         let alive = host.run == packet.run && host.core.ops.contains_key(&packet.op);
@@ -104,10 +109,9 @@ impl Laws {
             }
         }
         if redis.get(&lock).is_some() {
-            self.freed.remove(&lock);
-        } else if !self.before.is_empty() {
-            let by = (alive && packet.call.script.name == "release").then_some(packet.host);
-            self.freed(&lock, by, now);
+            self.taken(&lock);
+        } else if alive && packet.call.script.name == "release" && !self.before.is_empty() {
+            self.freed.insert(lock, (packet.host, packet.op));
         }
     }
 
@@ -228,8 +232,7 @@ impl Simulation {
 
     /// After every event.
     pub(super) fn check(&mut self) -> Lawful {
-        let server_calm =
-            self.server.up && self.server.frozen_until <= self.now && !self.server.redis.full;
+        let server_calm = self.server_is_well();
         if !server_calm {
             self.server.calm_since = self.now;
         }
@@ -334,27 +337,32 @@ impl Simulation {
             if known.queue.is_empty() && !served {
                 return Err(format!("{name} is remembered for nothing: {known:?}"));
             }
-            self.laws_of_waiting(host, name)?;
+            self.check_turn(host, name)?;
         }
         Ok(())
     }
 
-    /// Who made the lock free for its own waiters lets them try at once, whether or not it hears its own message.
-    fn laws_of_waiting(&self, host: usize, name: &redisson::LockName) -> Lawful {
-        let state = &self.hosts[host];
+    /// Who has made the lock free lets its own waiters try at once, unless it stands back, whether or not it hears its
+    /// own message; and so does who hears another's, whatever it was doing then.
+    fn check_turn(&self, host: usize, name: &redisson::LockName) -> Lawful {
+        let core = &self.hosts[host].core;
+        let known = &core.names[name];
         let lock = super::worker::name_of(name);
-        let known = &state.core.names[name];
-        let Some((at, Some(by))) = self.laws.freed.get(lock) else { return Ok(()) };
-        if *by != host || !matches!(known.contest, Contest::Asleep(_)) {
+        let asleep = matches!(known.contest, Contest::Asleep(_)) && known.leaving == 0;
+        if !asleep || known.failures > 0 || known.stand_back_until > core.now {
             return Ok(());
         }
-        // A few bad minutes ago retries may have been spaced out; from then on it is the stand-back that counts.
-        let since = state.calm_since.max(*at);
-        if self.now > since + 1_200_000 {
-            return Err(format!(
-                "{name} has been free for {} µs, and its waiters sleep",
-                self.now - since
-            ));
+        if let Some((by, op)) = self.laws.freed.get(lock)
+            && *by == host
+            && !core.ops.contains_key(op)
+        {
+            return Err(format!("{name} was made free by {op:?}, and its waiters sleep"));
+        }
+        if let Some(at) = self.laws.heard.get(&(lock.to_owned(), host))
+            && self.hosts[host].calm_since < *at
+            && self.now > at + ENOUGH
+        {
+            return Err(format!("{name} was told to be free, and its waiters sleep"));
         }
         Ok(())
     }

@@ -8,7 +8,9 @@
 //! `LOCKSCOPE_SEEDS=5000..90000 cargo test -p lockscope-agent --lib simulation` tries further seeds;
 //! `LOCKSCOPE_SEEDS=1234` one, with its whole trace.
 
+mod against_redis;
 mod commands;
+mod contest;
 mod dice;
 mod faults;
 mod foreign;

@@ -241,6 +241,18 @@ fn living_head(run: &Run<'_>, queue: &str, deadlines: &str) -> Option<String> {
     run.zscore(deadlines, &head).filter(|score| *score > run.now_ms_f64()).map(|_| head)
 }
 
+/// The same, with the dead ones before it taken out.
+fn head_without_the_dead(run: &mut Run<'_>, queue: &str, deadlines: &str) -> Option<String> {
+    while let Some(head) = run.list(queue).into_iter().next() {
+        if living_head(run, queue, deadlines).is_some() {
+            return Some(head);
+        }
+        run.lpop(queue);
+        run.zrem(deadlines, &head);
+    }
+    None
+}
+
 fn keep(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
     let lease = number(&args[0]);
     let mut replies = Vec::new();
@@ -327,7 +339,7 @@ fn force_release(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<
     run.del(lock);
     let mut channels = vec![if read_write { args[1].clone() } else { args[0].clone() }];
     if !read_write {
-        let head = living_head(run, queue, deadlines);
+        let head = head_without_the_dead(run, queue, deadlines);
         channels.extend(head.map(|head| format!("{}{head}", args[2])));
     }
     for channel in channels {

@@ -139,6 +139,7 @@ impl Simulation {
                 let view = View { holder: holder.clone(), count: 1, valid_until, leaving: false };
                 session.owners[owner].views.insert(lock, view);
                 self.laws.granted(&mut self.hosts[host], lock, &holder, self.phase)?;
+                self.grants.push((host, id));
             }
         }
         self.alone_inside(host, id, owner, lock)
@@ -155,7 +156,8 @@ impl Simulation {
         let valid = self.is_valid(host, id, owner, lock);
         let Some(view) = self.view(host, id, owner, lock).cloned() else {
             return match code(frame) {
-                "LOST" | "NOTHELD" => Ok(()),
+                // It may have been answered before the loss, behind another owner's reply.
+                "LOST" | "NOTHELD" | "UNAVAILABLE" => Ok(()),
                 _ => Err(format!("UNLOCK of {lock}, which was lost, was answered {frame:?}")),
             };
         };
@@ -234,9 +236,9 @@ impl Simulation {
         Ok(())
     }
 
-    /// Whether its worker may count on a hold. Who is not told of losses may count on what is valid still.
+    /// Whether the agent must know of a hold. Who is not told of losses may believe in one for the margin's time.
     fn is_valid(&self, host: usize, id: SessionId, owner: usize, lock: &str) -> bool {
-        let now = self.hosts[host].boot(self.now);
+        let now = self.hosts[host].boot(self.now) + self.hosts[host].settings.lost_margin;
         let excused = |view: &View| self.laws.is_excused(lock, &view.holder);
         self.view(host, id, owner, lock).is_some_and(|v| now < v.valid_until && !excused(v))
     }

@@ -99,6 +99,8 @@ pub(super) struct Server {
     pub(super) offset_ms: u64,
     pub(super) up: bool,
     pub(super) frozen_until: u64,
+    /// It answers every script with this error, and runs none: loading, a replica, unable to save.
+    pub(super) refusal: Option<&'static str>,
     /// What a replica that lags has, or what was saved to disk.
     pub(super) copy: BTreeMap<String, Entry>,
     /// Channel, host, generation.
@@ -132,6 +134,10 @@ pub(super) struct Simulation {
     /// How many more things the workers do.
     pub(super) work_left: u64,
     pub(super) next_packet: u64,
+    /// Who was granted a lock, in order.
+    pub(super) grants: Vec<(usize, SessionId)>,
+    /// In a contest every worker wants the same lock again and again, and holds it for that long.
+    pub(super) contest: Option<u64>,
     /// Events so far: a measure of a run's length.
     pub(super) events: u64,
     trace: Option<Vec<String>>,
@@ -162,6 +168,7 @@ impl Simulation {
             offset_ms: 1_800_000_000_000,
             up: true,
             frozen_until: 0,
+            refusal: None,
             copy: BTreeMap::new(),
             subscriptions: BTreeSet::new(),
             calm_since: 0,
@@ -178,6 +185,8 @@ impl Simulation {
             phase: Phase::Trouble,
             work_left: 0,
             next_packet: 0,
+            grants: Vec::new(),
+            contest: None,
             events: 0,
             trace: traced.then(Vec::new),
         };
@@ -365,6 +374,12 @@ impl Simulation {
 
     pub(super) fn feed(&mut self, host: usize, input: Input) {
         self.log(|| format!("host {host} <- {input:?}"));
+        if let Input::Message(name) = &input
+            && let Some(lock) = NAMES.iter().find(|lock| lock_name(lock) == *name)
+            && self.server.redis.get(lock).is_none()
+        {
+            self.laws.heard(host, lock, self.now);
+        }
         let state = &mut self.hosts[host];
         let now = state.boot(self.now);
         let core = &mut state.core;

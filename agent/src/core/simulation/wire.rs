@@ -8,6 +8,7 @@ use redisson::script::Call;
 
 use super::host::{Input, micros};
 use super::link::{MESSAGES, RENEWALS, Weather};
+use super::redis::Served;
 use super::run::{Event, Lawful, Phase, Simulation, channel, lock_name};
 use crate::core::{Failure, OpId};
 
@@ -155,7 +156,10 @@ impl Simulation {
             return Ok(());
         }
         self.laws.before_script(&packet, &self.server.redis);
-        let served = self.server.redis.serve(&packet.call);
+        let served = match self.server.refusal {
+            Some(refusal) => Served { reply: Err(refusal.to_owned()), published: Vec::new() },
+            None => self.server.redis.serve(&packet.call),
+        };
         self.log(|| {
             let late = if live { "" } else { " (late)" };
             let args: Vec<_> =
@@ -164,7 +168,7 @@ impl Simulation {
             let reply = &served.reply;
             format!("redis: {} {key} {args:?}{late} -> {reply:?}", packet.call.script.name)
         });
-        self.laws.after_script(self.now, &packet, &self.hosts, &self.server.redis);
+        self.laws.after_script(&packet, &self.hosts, &self.server.redis);
         self.publish(&served.published);
         if live && let Some(at) = self.hosts[host].links[lane].answer(self.now, &mut self.dice) {
             let outcome = served.reply.map_err(Failure::Refused);

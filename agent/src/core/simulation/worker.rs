@@ -81,7 +81,7 @@ impl Simulation {
         let state = &mut self.hosts[host];
         state.next_session += 1;
         let (id, run) = (SessionId(state.next_session), state.run);
-        let shared = self.dice.one_in(2);
+        let shared = self.contest.is_none() && self.dice.one_in(2);
         state.sessions.insert(id, Session::new(shared));
         let resp3 = !self.dice.one_in(4);
         self.after(10, Event::Input { host, run, input: Input::Opened(id, resp3) });
@@ -97,6 +97,9 @@ impl Simulation {
 
     /// How long somebody thinks, in microseconds: mostly briefly, now and then beyond a lease.
     pub(super) fn think(&mut self, host: usize) -> u64 {
+        if let Some(hold) = self.contest {
+            return hold;
+        }
         let lease = micros(self.hosts[host].lease());
         let most = match self.dice.within(0..10) {
             0..4 => 500,
@@ -133,6 +136,12 @@ impl Simulation {
             return;
         }
         let held: Vec<&'static str> = mine.views.keys().copied().collect();
+        if self.contest.is_some() && self.phase != Phase::Ending {
+            return match held.first() {
+                Some(lock) => self.unlock(host, id, owner, lock),
+                None => self.lock_as_asked(host, id, owner, NAMES[0], Wait::Forever, None),
+            };
+        }
         if self.phase == Phase::Ending {
             match held.first() {
                 Some(lock) => self.unlock(host, id, owner, lock),
@@ -193,6 +202,18 @@ impl Simulation {
             _ => Wait::AtMost(Duration::from_micros(self.think(host))),
         };
         let lease = if self.dice.one_in(3) { self.lease() } else { None };
+        self.lock_as_asked(host, id, owner, lock, wait, lease);
+    }
+
+    fn lock_as_asked(
+        &mut self,
+        host: usize,
+        id: SessionId,
+        owner: usize,
+        lock: &'static str,
+        wait: Wait,
+        lease: Option<Lease>,
+    ) {
         let request = LockRequest {
             name: lock_name(lock),
             kind: Kind::Lock,
