@@ -263,6 +263,15 @@ impl Simulation {
                     self.server.redis.fields(lock)
                 ));
             }
+            // Redis keeps it for at least as long as its owner was told, by whichever clock.
+            let expires = self.server.redis.keys().get(lock).and_then(|entry| entry.expires_ms);
+            let kept = expires.map(|ms| ms.saturating_sub(self.server.offset_ms) * 1000);
+            if there
+                && !excused
+                && kept.is_some_and(|kept| kept < state.true_time(hold.valid_until))
+            {
+                return Err(format!("{field} on {lock} is thought to be valid beyond its lease"));
+            }
             if state.stall.is_none() {
                 // What is due at this very instant may still be in the queue of events.
                 let now = state.boot(self.now - 1);
