@@ -95,7 +95,7 @@ pub async fn serve_with_tls(
                                 tracing::debug!(%error, %peer, "the TLS handshake failed");
                             }
                             Some(Err(_)) => {
-                                tracing::debug!(%peer, "the TLS handshake took too long")
+                                tracing::debug!(%peer, "the TLS handshake took too long");
                             }
                             None => {}
                         }
