@@ -8,6 +8,7 @@ use redisson::{HolderId, Lease, LockName, Moment};
 use super::hold::{Care, Hold};
 use super::name::Contest;
 use super::op::{Asked, Change, Failure, Op, OpId, Purpose};
+use super::reply::Reply;
 use super::session::{Owner, Slot};
 use super::wait::{Left, Waiter, WaiterId};
 use super::{Core, Number};
@@ -80,7 +81,7 @@ impl Core {
         // A watched hold stays watched: no lease of a re-entry is longer than that.
         let lease = request.lease.filter(|_| hold.care == Care::Fixed);
         let asked = Asked { name: request.name.clone(), number, count, owner: hold.owner, slot };
-        self.send(Purpose::Keep(asked, Change::Reenter(lease)), self.settings.response_timeout);
+        self.keep(asked, Change::Reenter(lease));
     }
 
     /// Lets the front waiter try in Redis.
@@ -153,7 +154,7 @@ impl Core {
         if self.now >= lease.lost_at(valid_until, self.settings.lost_margin) {
             // The answer came too late to be worth anything: never tell a grant that is about to end.
             self.renumber(waiter);
-            return self.undo(name, number, lease.duration());
+            return self.undo(name, number, lease);
         }
         if self.waiters.contains_key(&waiter) {
             return self.grant(waiter, number, sent);
@@ -165,7 +166,7 @@ impl Core {
             .is_some_and(|waiter| waiter.lease.unwrap_or(self.settings.lease) == lease);
         match next {
             Some(next) if same_lease => self.grant(next, number, sent),
-            _ => self.undo(name, number, lease.duration()),
+            _ => self.undo(name, number, lease),
         }
     }
 
@@ -191,13 +192,15 @@ impl Core {
             granted: self.now,
             valid_until: lease.valid_until(sent),
             renew_at: lease.renew_at(sent, jitter),
+            longest: lease.max(self.settings.lease),
+            asking: None,
             renewing: false,
             failures: 0,
             jeopardy: false,
             trace,
             armed: Moment::NEVER,
         };
-        let reply = Self::lock_reply(self.client, &hold, self.now, waited_ms);
+        let grant = hold.grant(waited_ms);
         self.holds.insert(number, hold);
         self.arm(number);
         self.figures.hold_began(&group, kind, number);
@@ -205,7 +208,7 @@ impl Core {
         if let Some(session) = self.sessions.get_mut(&owner.session) {
             session.holds.insert((owner.owner, name), number);
         }
-        self.answer(slot, reply);
+        self.answer_with(slot, Reply::Grant(grant));
     }
 
     /// Others hold the lock.
@@ -226,7 +229,7 @@ impl Core {
         for ghost in ghosts {
             // A late copy of an old script: nobody holds this number. It is removed, then the waiter tries again.
             self.figures.doubt("undone_late");
-            self.undo(name, ghost, self.settings.lease.duration());
+            self.undo(name, ghost, self.settings.lease);
         }
         if let Some(waiter) = self.waiters.get_mut(&asked) {
             waiter.refused = true;
@@ -275,7 +278,7 @@ impl Core {
         if doubt {
             // This copy did not run, but an earlier one may have, and nobody goes on asking: its traces are removed.
             self.renumber(waiter);
-            self.undo(name, number, lease.duration());
+            self.undo(name, number, lease);
         }
         match still_wanted {
             None => return self.advance(name),

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use redisson::script::{HandedOver, Released};
-use redisson::{LockName, Moment};
+use redisson::{Lease, LockName, Moment};
 
 use super::event::{End, Event};
+use super::hold::Hold;
 use super::name::Contest;
 use super::op::{Asked, Change, Op, Purpose};
 use super::session::{Owner, Slot};
@@ -29,6 +30,8 @@ pub(super) struct Ending {
     pub(super) slot: Option<Slot>,
     /// Until when a release that finds nothing was surely a release.
     pub(super) valid_until: Moment,
+    /// The longest lease that Redis may still keep it for.
+    pub(super) longest: Lease,
 }
 
 impl Core {
@@ -45,7 +48,7 @@ impl Core {
         // One hold less from now on, whatever Redis says: the next renewal repairs a count that drifted.
         hold.count -= 1;
         let asked = Asked { name: hold.name.clone(), number, count: hold.count, owner, slot };
-        self.send(Purpose::Keep(asked, Change::Partial), self.settings.response_timeout);
+        self.keep(asked, Change::Partial);
     }
 
     /// The hold that UNLOCK or EXTEND is about, or why there is none.
@@ -82,6 +85,12 @@ impl Core {
     fn remove_hold(&mut self, number: Number, end: End) -> Option<Ending> {
         let hold = self.holds.remove(&number)?;
         self.timers.clear(hold.armed, Timer::Hold(number));
+        if let Some(Purpose::Keep(asked, _)) =
+            hold.asking.and_then(|id| self.take_op(id)).map(|op| op.purpose)
+        {
+            // There is nothing left to change, and nothing may keep in Redis what is to be released there.
+            self.answer(asked.slot, Self::lost(&hold.name, end));
+        }
         if let Some(session) = self.sessions.get_mut(&hold.owner.session) {
             session.holds.remove(&(hold.owner.owner, hold.name.clone()));
         }
@@ -94,7 +103,8 @@ impl Core {
         if hold.jeopardy {
             self.figures.jeopardy_holds.dec();
         }
-        Some(Ending { name: hold.name, number, end, slot: None, valid_until: hold.valid_until })
+        let Hold { name, valid_until, longest, .. } = hold;
+        Some(Ending { name, number, end, slot: None, valid_until, longest })
     }
 
     /// Ends a hold for its owner, and in Redis by hand-over or release.
@@ -116,7 +126,7 @@ impl Core {
         let Some(waiter) = self.waiters.get(&next) else { return self.release(ending) };
         let lease = waiter.lease.unwrap_or(self.settings.lease);
         let to = waiter.number;
-        let give_up = self.worth_repeating(&ending);
+        let give_up = self.worth_repeating(ending.longest.max(lease));
         let id = self.send(Purpose::HandOver { from: ending, waiter: next, to, lease }, give_up);
         if let Some(state) = self.names.get_mut(&name) {
             state.contest = Contest::Asking(id);
@@ -134,22 +144,30 @@ impl Core {
                     || (state.handovers > 0 && held_here >= self.settings.handover_max_time)))
     }
 
-    /// Redis keeps a hold no longer than its lease: that long a release is worth repeating.
-    fn worth_repeating(&self, ending: &Ending) -> Duration {
-        ending.valid_until.since(self.now) + self.settings.lease.duration()
+    /// For how long from now it is worth repeating a script that removes a field: Redis keeps none longer than the
+    /// lease it was last given, were it given this instant.
+    fn worth_repeating(&self, lease: Lease) -> Duration {
+        let lease = lease.duration();
+        lease + lease / 100 + self.settings.response_timeout
     }
 
     /// Releases in Redis what has ended here.
     fn release(&mut self, ending: Ending) {
-        let give_up = self.worth_repeating(&ending);
+        self.release_after(self.now, ending);
+    }
+
+    /// The same, but not before that instant.
+    fn release_after(&mut self, at: Moment, ending: Ending) {
+        let give_up = at.since(self.now) + self.worth_repeating(ending.longest);
         self.name_mut(&ending.name).leaving += 1;
-        self.send(Purpose::Release(ending), give_up);
+        self.send_at(at, Purpose::Release(ending), give_up);
     }
 
     /// Removes a number that nobody holds.
-    pub(super) fn undo(&mut self, name: &LockName, number: Number, lease: Duration) {
+    pub(super) fn undo(&mut self, name: &LockName, number: Number, lease: Lease) {
         self.name_mut(name).leaving += 1;
-        self.send(Purpose::Undo { name: name.clone(), number }, lease);
+        let give_up = self.worth_repeating(lease);
+        self.send(Purpose::Undo { name: name.clone(), number }, give_up);
     }
 
     /// A release or an undoing is over.
@@ -233,7 +251,7 @@ impl Core {
         if op.doubt {
             // An earlier copy may have passed it on after all.
             self.renumber(waiter);
-            self.undo(&from.name, to, lease.duration());
+            self.undo(&from.name, to, lease);
         }
         self.release(from);
     }
@@ -256,18 +274,20 @@ impl Core {
         if end.is_loss() {
             self.figures.lost(&group, end);
         }
+        self.void_replies(owner, number, &name, end);
         self.tell(owner, &name, kind, &Event::Lost(end));
         let Some(ending) = self.remove_hold(number, end) else { return };
         match end {
-            // It may still stand in Redis, and nobody is inside any more who does not know.
-            End::Unconfirmed | End::Expired => self.release(ending),
+            // It may still stand in Redis. Its owner has been told, but is given the time that it was promised:
+            // nobody else comes in before that is over.
+            End::Unconfirmed | End::Expired => self.release_after(ending.valid_until, ending),
             _ => self.advance(&name),
         }
     }
 
     /// An operator released a hold of ours, as the dashboard tells.
     pub fn on_forced(&mut self, now: Moment, name: &LockName, number: Number) {
-        self.now = self.now.max(now);
+        self.reach(now);
         if self.holds.get(&number).is_some_and(|hold| hold.name == *name) {
             self.lose(number, End::Forced);
         }

@@ -187,7 +187,7 @@ impl Core {
         self.take_op(id);
         self.stop_asking(name);
         if doubt {
-            self.undo(name, number, lease.duration());
+            self.undo(name, number, lease);
         }
     }
 
