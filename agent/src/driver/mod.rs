@@ -305,17 +305,18 @@ impl Driver {
 
     fn publish_status(&mut self, draining: bool) {
         let (holds, waiters) = (self.core.holds(), self.core.waiters());
-        let redis_up = self.redis.is_up();
+        let news = self.redis.take_news();
         self.status.send_if_modified(|status| {
-            let same = status.redis_up == redis_up
-                && status.draining == draining
-                && status.holds == holds
-                && status.waiters == waiters;
-            if !same {
-                let detail = self.redis.detail();
-                *status = Status { redis_up, detail, draining, holds, waiters };
+            let same =
+                status.draining == draining && status.holds == holds && status.waiters == waiters;
+            if same && news.is_none() {
+                return false;
             }
-            !same
+            (status.draining, status.holds, status.waiters) = (draining, holds, waiters);
+            if let Some((redis_up, detail)) = news {
+                (status.redis_up, status.detail) = (redis_up, detail);
+            }
+            true
         });
     }
 }
