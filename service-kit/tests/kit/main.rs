@@ -13,6 +13,7 @@ mod proxy;
 mod server;
 mod signals;
 mod subscriber;
+mod tap;
 mod tls;
 
 use std::time::Duration;
