@@ -58,6 +58,7 @@ pub async fn accept(
                 }
                 Err(error) if is_of_one_client(&error) => {}
                 Err(error) => {
+                    shared.figures.accept_failures.inc();
                     tracing::warn!(%error, pause_ms = pause.as_millis(), "cannot accept a connection");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
