@@ -4,7 +4,7 @@ SHELL := bash
 CARGO ?= cargo
 CLIENTS := tests/clients
 
-.PHONY: help demo run test check fmt doc deps advisories
+.PHONY: help demo run test check fmt doc deps advisories bench-decoder fuzz
 
 help: ## Shows this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,13 @@ check: ## Format, lints, documentation, licences
 advisories: ## Known holes in what we depend on; needs the net, so it is no part of check
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny check advisories
+
+bench-decoder: ## How many lines of MONITOR one thread reads in a second
+	$(CARGO) bench --locked -p redisson --bench monitor
+
+fuzz: ## The reader of MONITOR, given what it should not expect, for a minute
+	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
+	cd fuzz && $(CARGO) +nightly fuzz run monitor corpus/monitor -- -max_total_time=$${SECONDS_TO_FUZZ:-60} -max_len=4096
 
 fmt: ## Formats the code
 	$(CARGO) fmt --all

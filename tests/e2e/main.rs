@@ -6,5 +6,7 @@ mod crowds;
 mod dashboard;
 mod demo;
 mod documents;
+mod grafana;
+mod faults;
 mod scripts;
 mod secure;
