@@ -21,6 +21,8 @@ pub(super) struct Hold {
     pub(super) name: LockName,
     pub(super) kind: Kind,
     pub(super) owner: Owner,
+    /// Its fencing token, where its kind has one.
+    pub(super) token: Option<u64>,
     /// Reentrancy count, as the owner knows it.
     pub(super) count: u32,
     pub(super) care: Care,

@@ -171,8 +171,8 @@ impl Driver {
                         }
                     }
                     Action::Deliver(session, outgoing) => self.deliver(session, outgoing),
-                    Action::Subscribe(name) => self.redis.subscribe(keys::channel(&name)),
-                    Action::Unsubscribe(name) => self.redis.unsubscribe(keys::channel(&name)),
+                    Action::Subscribe(channel) => self.redis.subscribe(channel),
+                    Action::Unsubscribe(channel) => self.redis.unsubscribe(channel),
                 }
             }
             let time = now();
