@@ -5,5 +5,6 @@ mod clients;
 mod dashboard;
 mod demo;
 mod documents;
+mod grafana;
 mod scripts;
 mod secure;
