@@ -100,6 +100,14 @@ pub fn locks_of_channel(channel: &[u8]) -> Vec<LockName> {
     fair.into_iter().chain([tagged]).flat_map(untagged).collect()
 }
 
+/// The waiter of a fair lock whose own channel this is, if it is one.
+#[must_use]
+pub fn waiter_of_channel(channel: &[u8]) -> Option<HolderId> {
+    let tagged = channel.strip_prefix(LOCK_CHANNEL)?;
+    let colons = (0..tagged.len()).filter(|&i| tagged[i] == b':');
+    colons.into_iter().find_map(|i| HolderId::parse(&tagged[i + 1..]))
+}
+
 /// The names whose tagged form is `tagged`.
 fn untagged(tagged: &[u8]) -> Vec<LockName> {
     let inner = tagged.strip_prefix(b"{").and_then(|rest| rest.strip_suffix(b"}"));
@@ -154,6 +162,7 @@ mod tests {
             let name = LockName::new(bytes).unwrap();
             prop_assert!(locks_of_channel(&channel(&name)).contains(&name));
             let waiter = HolderId::new(ClientId::from_random([1; 16]), 9);
+            prop_assert_eq!(waiter_of_channel(&fair_channel(&name, &waiter)), Some(waiter));
             prop_assert!(locks_of_channel(&fair_channel(&name, &waiter)).contains(&name));
         }
     }

@@ -215,7 +215,12 @@ impl Core {
         if self.now >= lease.lost_at(valid_until, self.settings.lost_margin) {
             // The answer came too late to be worth anything: never tell a grant that is about to end.
             self.renumber(*waiter);
-            return self.undo(name, *kind, *number, lease.duration());
+            self.undo(name, *kind, *number, lease.duration());
+            // Who stands in no local queue asks again by itself.
+            if *kind == Kind::Fair || under.is_some() {
+                self.attempt(*waiter);
+            }
+            return;
         }
         if self.waiters.contains_key(waiter) {
             return self.grant(*waiter, *number, sent, token);
@@ -311,21 +316,29 @@ impl Core {
                 }
             }
         }
+        if *kind == Kind::Fair {
+            return self.queued(attempt, sent, pttl_ms);
+        }
         // Who asked has gone: the front waiter asks for itself.
         if self.names.get(name).is_none_or(|state| state.queue.front() != Some(asked)) {
             return;
         }
         self.listen(name);
-        let poll = self.settings.poll_max;
-        let jitter = u32::try_from(self.jitter() % 20).unwrap_or(0);
-        let poll = poll * (100 - jitter) / 100;
-        let expiry = pttl_ms.map_or(poll, |ms| Duration::from_millis(ms.saturating_add(1)));
+        let poll = self.poll(pttl_ms);
         let Some(state) = self.names.get_mut(name) else { return };
         // A message that came while the answer was under way may have told of the very release we missed.
         if state.message_at.take().is_some_and(|at| at >= sent) {
             return;
         }
-        self.sleep(name, self.now + expiry.min(poll));
+        self.sleep(name, self.now + poll);
+    }
+
+    /// How long a refused waiter sleeps unless it is woken: until the lease it was told of is over, and no longer than
+    /// is set.
+    pub(super) fn poll(&mut self, pttl_ms: Option<u64>) -> Duration {
+        let jitter = u32::try_from(self.jitter() % 20).unwrap_or(0);
+        let poll = self.settings.poll_max * (100 - jitter) / 100;
+        pttl_ms.map_or(poll, |ms| poll.min(Duration::from_millis(ms.saturating_add(1))))
     }
 
     /// Removes what late copies of old scripts have left: numbers of ours that nobody holds. Then the waiter tries
@@ -367,6 +380,9 @@ impl Core {
             state.trouble = Some(failure.text().to_owned());
         }
         let still_wanted = self.waiters.get(&waiter).map(Waiter::is_now_or_never);
+        if let Some(waiter) = self.waiters.get_mut(&waiter).filter(|_| doubt) {
+            waiter.place.may_stand = true;
+        }
         // A read under a write hold stands in no queue that could look again for it.
         if still_wanted.is_some() && (under.is_some() || !matches!(failure, Failure::Refused(_))) {
             return self.retry(id, pause);
@@ -389,6 +405,9 @@ impl Core {
             state.failures
         });
         let pause = self.pause(failures);
+        if *kind == Kind::Fair {
+            return self.look_again(waiter, self.now + pause);
+        }
         self.sleep(name, self.now + pause);
     }
 }

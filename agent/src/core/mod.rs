@@ -17,6 +17,7 @@ mod acquire;
 mod answer;
 mod deadlock;
 mod event;
+mod fair;
 mod fence;
 mod hold;
 mod keep;
@@ -263,6 +264,7 @@ impl Core {
                 Timer::Hold(number) => self.hold_due(number, &mut due),
                 Timer::Op(op) => self.op_due(op),
                 Timer::Waiter(number) => self.waiter_due(number),
+                Timer::Place(number) => self.place_due(number),
                 Timer::Name(name) => self.name_due(&name),
                 Timer::Events(id) => self.wake_events(id),
             }

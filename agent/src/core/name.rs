@@ -130,7 +130,8 @@ impl Core {
         let (Some(&front), Contest::Idle) = (state.queue.front(), state.contest) else { return };
         let Some(kind) = self.waiters.get(&front).map(|waiter| waiter.kind) else { return };
         let Some(state) = self.names.get(name) else { return };
-        if state.keeps_out(kind) {
+        // Fair waiters ask each for itself.
+        if state.keeps_out(kind) || kind == Kind::Fair {
             return;
         }
         if state.stand_back_until > now {

@@ -2,6 +2,7 @@
 
 use redisson::{Kind, Lease, LockName, Moment};
 
+use super::fair::Place;
 use super::hold::millis;
 use super::name::Contest;
 use super::op::{Attempt, Op, OpId, Purpose};
@@ -31,6 +32,8 @@ pub(super) struct Waiter {
     pub(super) trace: Option<Box<str>>,
     /// It has been told by Redis, or knows from a local hold, that the lock is taken.
     pub(super) refused: bool,
+    /// Its place in a fair lock's queue.
+    pub(super) place: Place,
     /// Its attempt that is on its way, or waits to be sent again.
     pub(super) asking: Option<OpId>,
     /// Where its deadline stands among the timers.
@@ -60,8 +63,13 @@ impl Core {
     /// Puts a LOCK into its name's queue.
     pub(super) fn queue_up(&mut self, waiter: Waiter) {
         let name = waiter.name.clone();
+        let fair = waiter.kind == Kind::Fair;
         let id = self.begin_wait(waiter);
         self.name_mut(&name).queue.push_back(id);
+        if fair {
+            // Whoever is before it here or elsewhere: Redis gives it its place.
+            self.attempt(id);
+        }
         self.advance(&name);
     }
 
@@ -106,6 +114,7 @@ impl Core {
             since: self.now,
             trace: request.traceparent.map(|v| String::from_utf8_lossy(&v).into()),
             refused,
+            place: Place::default(),
             asking: None,
             armed: Moment::NEVER,
         }
@@ -133,6 +142,7 @@ impl Core {
     pub(super) fn remove_waiter(&mut self, number: WaiterId) -> Option<Waiter> {
         let mut waiter = self.waiters.remove(&number)?;
         self.timers.set(&mut waiter.armed, Moment::NEVER, Timer::Waiter(number));
+        self.clear_place(number, &mut waiter);
         if let Some(session) = self.sessions.get_mut(&waiter.owner.session)
             && session.waits.get(&waiter.owner.owner) == Some(&number)
         {
@@ -177,6 +187,7 @@ impl Core {
         self.figures.waited(&group, if outcome == "timeout" { outcome } else { "other" }, waited);
         self.answer(waiter.slot, reply);
         self.abandon_attempt(&waiter, front);
+        self.leave_place(&waiter, waiter.asking);
         self.advance(name);
     }
 
@@ -200,7 +211,8 @@ impl Core {
             return;
         };
         self.stop_asking(&attempt, id);
-        if doubt {
+        // A fair waiter's place is left in any case.
+        if doubt && attempt.kind != Kind::Fair {
             self.undo(&attempt.name, attempt.kind, attempt.number, attempt.lease.duration());
         }
     }

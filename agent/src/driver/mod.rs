@@ -106,12 +106,13 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
     let (drain, drained) = oneshot::channel();
     let (status_sender, status) = watch::channel(Status::default());
     let (done_sender, done) = oneshot::channel();
-    let drain_timeout = start.drain_timeout;
+    let (drain_timeout, client) = (start.drain_timeout, start.client);
     let redis = RedisSide::start(&start, Arc::clone(&figures), stage);
     let core =
         Core::new(start.settings, start.client, start.first_number, Arc::clone(&figures), now());
     let driver = Driver {
         core,
+        client,
         redis,
         figures,
         outboxes: HashMap::new(),
@@ -139,6 +140,7 @@ fn now() -> Moment {
 
 struct Driver {
     core: Core,
+    client: ClientId,
     redis: RedisSide,
     figures: Arc<Figures>,
     outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
@@ -242,13 +244,21 @@ impl Driver {
         let time = now();
         match event {
             FromRedis::Message { channel } => {
+                let turn = self.own_waiter(&channel);
                 for name in keys::locks_of_channel(&channel) {
                     self.core.on_message(time, &name);
+                    if let Some(number) = turn {
+                        self.core.on_turn(time, &name, number);
+                    }
                 }
             }
             FromRedis::Subscribed { channel } => {
+                let turn = self.own_waiter(&channel);
                 for name in keys::locks_of_channel(&channel) {
                     self.core.on_subscribed(time, &name);
+                    if let Some(number) = turn {
+                        self.core.on_turn_subscribed(time, &name, number);
+                    }
                 }
             }
             FromRedis::Unsubscribed => self.core.on_unsubscribed(),
@@ -259,6 +269,12 @@ impl Driver {
             }
             FromRedis::Changed => {}
         }
+    }
+
+    /// The number of the fair waiter of ours whose own channel this is.
+    fn own_waiter(&self, channel: &[u8]) -> Option<Number> {
+        let waiter = keys::waiter_of_channel(channel)?;
+        (waiter.client == self.client).then_some(waiter.thread)
     }
 
     fn on_session(&mut self, message: FromSession) {

@@ -3,6 +3,7 @@
 mod death;
 mod drain;
 mod events;
+mod fair;
 mod fenced;
 mod foreign;
 mod http;
