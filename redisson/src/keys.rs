@@ -100,12 +100,18 @@ pub fn locks_of_channel(channel: &[u8]) -> Vec<LockName> {
     fair.into_iter().chain([tagged]).flat_map(untagged).collect()
 }
 
-/// The waiter of a fair lock whose own channel this is, if it is one.
+/// The waiter that a channel belongs to; none where it is the channel of all waiters.
 #[must_use]
 pub fn waiter_of_channel(channel: &[u8]) -> Option<HolderId> {
-    let tagged = channel.strip_prefix(LOCK_CHANNEL)?;
-    let colons = (0..tagged.len()).filter(|&i| tagged[i] == b':');
-    colons.into_iter().find_map(|i| HolderId::parse(&tagged[i + 1..]))
+    let rest = channel.strip_prefix(LOCK_CHANNEL)?;
+    (0..rest.len()).filter(|&i| rest[i] == b':').find_map(|i| HolderId::parse(&rest[i + 1..]))
+}
+
+/// The locks that a fair lock's queue or deadlines may belong to, likeliest first; none where the key is neither.
+#[must_use]
+pub fn locks_of_queue(key: &[u8]) -> Vec<LockName> {
+    let tagged = key.strip_prefix(QUEUE).or_else(|| key.strip_prefix(DEADLINES));
+    tagged.map(untagged).unwrap_or_default()
 }
 
 /// The names whose tagged form is `tagged`.

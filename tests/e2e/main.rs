@@ -6,5 +6,6 @@ mod dashboard;
 mod demo;
 mod documents;
 mod grafana;
+mod faults;
 mod scripts;
 mod secure;

@@ -57,8 +57,9 @@ impl fmt::Debug for Script {
     }
 }
 
-fn hex_digest(source: &str) -> String {
-    Sha1::digest(source.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+/// SHA-1 of a script's text, 40 hex digits.
+pub(crate) fn hex_digest(source: &[u8]) -> String {
+    Sha1::digest(source).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 macro_rules! script {
@@ -67,7 +68,7 @@ macro_rules! script {
         pub static $static: Script = Script {
             name: $name,
             source: concat!($(include_str!($file)),+),
-            sha: LazyLock::new(|| hex_digest(concat!($(include_str!($file)),+))),
+            sha: LazyLock::new(|| hex_digest(concat!($(include_str!($file)),+).as_bytes())),
         };
     };
 }
