@@ -8,6 +8,7 @@ use redisson::{Family, HolderId, Kind, LockName, Moment};
 use super::event::End;
 use super::hold::{Care, Hold};
 use super::op::{Asked, Attempt, Change, Failure, Op, OpId, Purpose};
+use super::reply::Reply;
 use super::session::{Owner, Slot};
 use super::wait::{Left, Waiter, WaiterId};
 use super::{Core, Number};
@@ -128,7 +129,7 @@ impl Core {
             owner: hold.owner,
             slot,
         };
-        self.send(Purpose::Keep(asked, Change::Reenter(lease)), self.settings.response_timeout);
+        self.keep(asked, Change::Reenter(lease));
     }
 
     /// Lets a waiter try in Redis.
@@ -215,7 +216,7 @@ impl Core {
         if self.now >= lease.lost_at(valid_until, self.settings.lost_margin) {
             // The answer came too late to be worth anything: never tell a grant that is about to end.
             self.renumber(*waiter);
-            self.undo(name, *kind, *number, lease.duration());
+            self.undo(name, *kind, *number, *lease);
             // Who stands in no local queue asks again by itself.
             if *kind == Kind::Fair || under.is_some() {
                 self.attempt(*waiter);
@@ -235,7 +236,7 @@ impl Core {
             Some(next) if same && under.is_none() && *kind != Kind::Fair => {
                 self.grant(next, *number, sent, token);
             }
-            _ => self.undo(name, *kind, *number, lease.duration()),
+            _ => self.undo(name, *kind, *number, *lease),
         }
     }
 
@@ -268,13 +269,15 @@ impl Core {
             granted: self.now,
             valid_until: lease.valid_until(sent),
             renew_at: lease.renew_at(sent, jitter),
+            longest: lease.max(self.settings.lease),
+            asking: None,
             renewing: false,
             failures: 0,
             jeopardy: false,
             trace,
             armed: Moment::NEVER,
         };
-        let reply = Self::lock_reply(self.client, &hold, self.now, waited_ms);
+        let grant = hold.grant(waited_ms);
         self.holds.insert(number, hold);
         self.arm(number);
         self.figures.hold_began(&group, kind, number);
@@ -287,7 +290,7 @@ impl Core {
         if let Some(session) = self.sessions.get_mut(&owner.session) {
             session.holds.insert((owner.owner, name, kind == Kind::Read), number);
         }
-        self.answer(slot, reply);
+        self.answer_with(slot, Reply::Grant(grant));
     }
 
     /// Others hold the lock.
@@ -358,7 +361,7 @@ impl Core {
             .collect();
         for (ghost, kind) in ghosts {
             self.figures.doubt("undone_late");
-            self.undo(name, kind, ghost, self.settings.lease.duration());
+            self.undo(name, kind, ghost, self.settings.lease);
         }
     }
 
@@ -392,7 +395,7 @@ impl Core {
         if doubt {
             // This copy did not run, but an earlier one may have, and nobody goes on asking: its traces are removed.
             self.renumber(waiter);
-            self.undo(name, *kind, *number, lease.duration());
+            self.undo(name, *kind, *number, *lease);
         }
         match still_wanted {
             None => return self.advance(name),

@@ -1,26 +1,26 @@
 //! Replies and error sentences: each names the lock and the cause.
 
-use redisson::{ClientId, HolderId, Kind, LockName, Moment};
+use redisson::{Kind, LockName};
 
 use super::Core;
 use super::event::End;
-use super::hold::Hold;
+use super::hold::millis;
+use super::reply::Grant;
 use super::session::Slot;
 use crate::resp::Frame;
 
 impl Core {
     /// LOCK's success.
-    pub(super) fn lock_reply(client: ClientId, hold: &Hold, now: Moment, waited_ms: u64) -> Frame {
-        let write = hold.kind == Kind::Write;
-        let holder = HolderId { write, ..HolderId::new(client, hold.number) };
+    pub(super) fn lock_reply(&self, grant: &Grant) -> Frame {
+        let holder = self.field(grant.kind, grant.number);
         Frame::Map(vec![
-            ("lock", Frame::bytes(hold.name.as_bytes())),
-            ("kind", Frame::word(hold.kind.as_str())),
+            ("lock", Frame::bytes(grant.name.as_bytes())),
+            ("kind", Frame::word(grant.kind.as_str())),
             ("holder", Frame::bytes(holder.to_string())),
-            ("holds", Frame::count(hold.count.into())),
-            ("token", Frame::or_null(hold.token.map(Frame::count))),
-            ("valid_ms", Frame::count(hold.valid_ms(now))),
-            ("waited_ms", Frame::count(waited_ms)),
+            ("holds", Frame::count(grant.count.into())),
+            ("token", Frame::or_null(grant.token.map(Frame::count))),
+            ("valid_ms", Frame::count(millis(grant.valid_until.since(self.now)))),
+            ("waited_ms", Frame::count(grant.waited_ms)),
         ])
     }
 

@@ -120,9 +120,8 @@ impl Core {
     pub(super) fn leave_place(&mut self, waiter: &Waiter, asked: Option<OpId>) {
         let under_way = asked.is_some_and(|id| self.ops.contains_key(&id));
         if waiter.kind == Kind::Fair && (waiter.place.may_stand || under_way) {
-            // Without this the place would stand until its deadline; it is worth as many repeats.
-            let give_up = self.settings.lease.duration() + FAIR_WAIT;
-            self.undo(&waiter.name, Kind::Fair, waiter.number, give_up);
+            let lease = waiter.lease.unwrap_or(self.settings.lease);
+            self.undo(&waiter.name, Kind::Fair, waiter.number, lease);
         }
     }
 }

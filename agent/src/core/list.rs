@@ -15,8 +15,9 @@ use crate::resp::Frame;
 use crate::session::{ListPage, ListRow, SessionId, SessionRow};
 
 impl Core {
-    pub(super) fn list_holds(&mut self, slot: Slot) {
-        let Some(session) = self.sessions.get(&slot.session) else { return };
+    /// HOLDS' answer.
+    pub(super) fn holds_frame(&self, id: SessionId) -> Frame {
+        let Some(session) = self.sessions.get(&id) else { return Frame::Array(Vec::new()) };
         let mut numbers: Vec<Number> = session.holds.values().copied().collect();
         numbers.sort_unstable();
         let rows = numbers
@@ -35,7 +36,7 @@ impl Core {
                 ])
             })
             .collect();
-        self.answer(slot, Frame::Array(rows));
+        Frame::Array(rows)
     }
 
     pub(super) fn list_locks(&mut self, slot: Slot, request: &ListRequest) {

@@ -26,14 +26,17 @@ mod log_limit;
 mod name;
 mod op;
 mod release;
+mod reply;
 mod session;
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;
 mod timer;
 mod wait;
 mod watchdog;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,6 +124,8 @@ pub struct Core {
     /// Distinguishes this run's session ids from another's.
     run: u64,
     now: Moment,
+    /// When it was last noticed that the agent had slept.
+    woke: Moment,
     sessions: HashMap<SessionId, Session>,
     names: HashMap<LockName, Name>,
     holds: BTreeMap<Number, Hold>,
@@ -158,6 +163,7 @@ impl Core {
             next_op: 0,
             run: first_number.unsigned_abs() >> 30,
             now,
+            woke: Moment::default(),
             sessions: HashMap::new(),
             names: HashMap::new(),
             holds: BTreeMap::new(),
@@ -212,7 +218,7 @@ impl Core {
 
     /// A worker has connected.
     pub fn on_open(&mut self, now: Moment, id: SessionId, peer: Peer, secret: [u8; 16]) {
-        self.now = self.now.max(now);
+        self.reach(now);
         self.sessions.insert(id, Session::new(peer, secret, self.now));
         self.figures.sessions.set(gauge(self.sessions.len()));
         self.figures.sessions_opened.inc();
@@ -234,47 +240,62 @@ impl Core {
 
     /// A worker asks for something.
     pub fn on_command(&mut self, now: Moment, id: SessionId, command: Command) {
-        self.now = self.now.max(now);
+        self.reach(now);
         self.enqueue(id, command);
         self.run_ready();
     }
 
     /// A worker has gone: its waits end, its holds are released.
     pub fn on_close(&mut self, now: Moment, id: SessionId) {
-        self.now = self.now.max(now);
+        self.reach(now);
         let Some(session) = self.sessions.remove(&id) else { return };
         self.figures.sessions.set(gauge(self.sessions.len()));
         self.end_events(id, &session);
-        for number in session.waits.values().copied().collect::<Vec<_>>() {
+        // In order of arrival: what happens is not to depend on how a map is laid out.
+        for number in session.waits.values().copied().collect::<BTreeSet<_>>() {
             self.leave(number, wait::Left::Cancelled);
         }
-        for number in session.holds.values().copied().collect::<Vec<_>>() {
+        for number in session.holds.values().copied().collect::<BTreeSet<_>>() {
             self.end_hold(number, End::Disconnected, None);
         }
         self.run_ready();
     }
 
-    /// An instant has come: renewals first, then all else that is due.
+    /// An instant has come: what is due is done.
     pub fn on_time(&mut self, now: Moment) {
+        self.reach(now);
+        self.run_ready();
+    }
+
+    /// Goes on to an instant. Every event begins here: deadlines that have come by then, renewals first, are served
+    /// before the event itself, in whatever order a host that slept brings its events.
+    fn reach(&mut self, now: Moment) {
         let slept = self.slept(now);
         self.now = self.now.max(now);
-        let mut due = Vec::new();
-        while let Some(timer) = self.timers.pop_due(self.now) {
-            match timer {
-                Timer::Hold(number) => self.hold_due(number, &mut due),
-                Timer::Op(op) => self.op_due(op),
-                Timer::Waiter(number) => self.waiter_due(number),
-                Timer::Place(number) => self.place_due(number),
-                Timer::Name(name) => self.name_due(&name),
-                Timer::Events(id) => self.wake_events(id),
+        let (mut due, mut others) = (Vec::new(), VecDeque::new());
+        loop {
+            // Holds first, even those that were due later: what is said to anybody rests on them.
+            while let Some(timer) = self.timers.pop_due(self.now) {
+                match timer {
+                    Timer::Hold(number) => self.hold_due(number, &mut due),
+                    other => others.push_back(other),
+                }
+            }
+            match others.pop_front() {
+                Some(Timer::Op(op)) => self.op_due(op),
+                Some(Timer::Waiter(number)) => self.waiter_due(number),
+                Some(Timer::Place(number)) => self.place_due(number),
+                Some(Timer::Name(name)) => self.name_due(&name),
+                Some(Timer::Events(id)) => self.wake_events(id),
+                Some(Timer::Hold(_)) | None => break,
             }
         }
         if slept {
             self.figures.sleeps.inc();
+            self.woke = self.now;
             self.all_due(&mut due);
         }
         self.renew(due);
-        self.run_ready();
     }
 
     /// No more locks are given out; those who wait are told so. Holds stay until they are released.

@@ -213,7 +213,7 @@ impl Core {
     /// The subscription to a lock's messages stands, for the first time or again: what was published before it did
     /// is lost, so the front waiter looks again.
     pub fn on_subscribed(&mut self, now: Moment, name: &LockName) {
-        self.now = self.now.max(now);
+        self.reach(now);
         if let Some(state) = self.names.get_mut(name).filter(|state| state.listening.is_some()) {
             state.subscribed = true;
             self.wake(name);
@@ -230,7 +230,7 @@ impl Core {
 
     /// Somebody published a release of the lock.
     pub fn on_message(&mut self, now: Moment, name: &LockName) {
-        self.now = self.now.max(now);
+        self.reach(now);
         let at = self.now;
         if let Some(state) = self.names.get_mut(name) {
             state.message_at = Some(at);

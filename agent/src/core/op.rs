@@ -146,6 +146,19 @@ impl Op {
 impl Core {
     /// Sends a script. `give_up` is how long it is worth repeating.
     pub(super) fn send(&mut self, purpose: Purpose, give_up: Duration) -> OpId {
+        let id = self.plan(purpose, give_up);
+        self.dispatch(id);
+        id
+    }
+
+    /// Sends a script at that instant, not before.
+    pub(super) fn send_at(&mut self, at: Moment, purpose: Purpose, give_up: Duration) {
+        let id = self.plan(purpose, give_up);
+        let pause = at.since(self.now);
+        self.retry(id, pause);
+    }
+
+    fn plan(&mut self, purpose: Purpose, give_up: Duration) -> OpId {
         let id = OpId(self.next_op);
         self.next_op += 1;
         let answer_by = match &purpose {
@@ -168,7 +181,6 @@ impl Core {
             armed: Moment::NEVER,
         };
         self.ops.insert(id, op);
-        self.dispatch(id);
         id
     }
 
@@ -265,7 +277,10 @@ impl Core {
 
     /// Redis answered a script.
     pub fn on_reply(&mut self, now: Moment, id: OpId, reply: &Value) {
-        self.now = self.now.max(now);
+        self.reach(now);
+        if self.was_slept_over(id) {
+            return self.ask_again(id);
+        }
         let Some(op) = self.take_op(id) else { return };
         let took = self.now.since(op.sent);
         if !op.doubt {
@@ -299,9 +314,29 @@ impl Core {
         self.run_ready();
     }
 
+    /// Whether a reply may have waited for us while the agent slept, so that what it says of a lock is out of date.
+    fn was_slept_over(&self, id: OpId) -> bool {
+        self.ops.get(&id).filter(|op| op.sent < self.woke).is_some_and(|op| match &op.purpose {
+            Purpose::Acquire(attempt) | Purpose::HandOver { to: attempt, .. } => {
+                self.waiters.contains_key(&attempt.waiter)
+            }
+            Purpose::Keep(..) => true,
+            _ => false,
+        })
+    }
+
+    /// Asks Redis once more for the state wanted, rather than to pass on what it said before.
+    fn ask_again(&mut self, id: OpId) {
+        if let Some(op) = self.ops.get_mut(&id) {
+            op.doubt = true;
+        }
+        self.dispatch(id);
+        self.run_ready();
+    }
+
     /// A script brought no reply of its own.
     pub fn on_failure(&mut self, now: Moment, id: OpId, failure: &Failure) {
-        self.now = self.now.max(now);
+        self.reach(now);
         let Some(op) = self.ops.get_mut(&id) else { return };
         op.failures += 1;
         op.doubt |= matches!(failure, Failure::Lost(_));
@@ -408,7 +443,8 @@ impl Core {
             Purpose::HandOver { to, .. } => {
                 self.renumber(to.waiter);
                 self.stop_asking(&to, id);
-                self.advance(&to.name);
+                // The old field has run out by now; a copy may have set the new one just before.
+                self.undo(&to.name, to.kind, to.number, to.lease);
             }
             Purpose::Acquire(attempt) => {
                 self.stop_asking(&attempt, id);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redisson::script::{HandedOver, Released};
-use redisson::{Family, Kind, LockName, Moment};
+use redisson::{Family, Kind, Lease, LockName, Moment};
 
 use super::event::{End, Event};
 use super::hold::Hold;
@@ -31,6 +31,8 @@ pub(super) struct Ending {
     pub(super) slot: Option<Slot>,
     /// Until when a release that finds nothing was surely a release.
     pub(super) valid_until: Moment,
+    /// The longest lease that Redis may still keep it for.
+    pub(super) longest: Lease,
 }
 
 impl Core {
@@ -54,7 +56,7 @@ impl Core {
             owner,
             slot,
         };
-        self.send(Purpose::Keep(asked, Change::Partial), self.settings.response_timeout);
+        self.keep(asked, Change::Partial);
     }
 
     /// The hold that UNLOCK or EXTEND is about, or why there is none.
@@ -92,6 +94,12 @@ impl Core {
     fn remove_hold(&mut self, number: Number, end: End) -> Option<Ending> {
         let hold = self.holds.remove(&number)?;
         self.timers.clear(hold.armed, Timer::Hold(number));
+        if let Some(Purpose::Keep(asked, _)) =
+            hold.asking.and_then(|id| self.take_op(id)).map(|op| op.purpose)
+        {
+            // There is nothing left to change, and nothing may keep in Redis what is to be released there.
+            self.answer(asked.slot, Self::lost(&hold.name, end));
+        }
         if let Some(session) = self.sessions.get_mut(&hold.owner.session) {
             let reads = hold.kind == Kind::Read;
             session.holds.remove(&(hold.owner.owner, hold.name.clone(), reads));
@@ -106,8 +114,8 @@ impl Core {
         if hold.jeopardy {
             self.figures.jeopardy_holds.dec();
         }
-        let Hold { name, kind, valid_until, .. } = hold;
-        Some(Ending { name, kind, number, end, slot: None, valid_until })
+        let Hold { name, kind, valid_until, longest, .. } = hold;
+        Some(Ending { name, kind, number, end, slot: None, valid_until, longest })
     }
 
     /// Ends a hold for its owner, and in Redis by hand-over or release.
@@ -125,7 +133,7 @@ impl Core {
             }
             return self.release(ending);
         }
-        let give_up = self.worth_repeating(&ending);
+        let give_up = self.worth_repeating(ending.longest.max(next.lease));
         let id = self.send(Purpose::HandOver { from: ending, to: next }, give_up);
         if let Some(state) = self.names.get_mut(&name) {
             state.contest = Contest::Asking(id);
@@ -159,22 +167,30 @@ impl Core {
                     || (state.handovers > 0 && held_here >= self.settings.handover_max_time)))
     }
 
-    /// Redis keeps a hold no longer than its lease: that long a release is worth repeating.
-    fn worth_repeating(&self, ending: &Ending) -> Duration {
-        ending.valid_until.since(self.now) + self.settings.lease.duration()
+    /// For how long from now it is worth repeating a script that removes a field: Redis keeps none longer than the
+    /// lease it was last given, were it given this instant.
+    fn worth_repeating(&self, lease: Lease) -> Duration {
+        let lease = lease.duration();
+        lease + lease / 100 + self.settings.response_timeout
     }
 
     /// Releases in Redis what has ended here.
     fn release(&mut self, ending: Ending) {
-        let give_up = self.worth_repeating(&ending);
+        self.release_after(self.now, ending);
+    }
+
+    /// The same, but not before that instant.
+    fn release_after(&mut self, at: Moment, ending: Ending) {
+        let give_up = at.since(self.now) + self.worth_repeating(ending.longest);
         *self.leaving_mut(&ending.name, ending.kind) += 1;
-        self.send(Purpose::Release(ending), give_up);
+        self.send_at(at, Purpose::Release(ending), give_up);
     }
 
     /// Removes a number that nobody holds.
-    pub(super) fn undo(&mut self, name: &LockName, kind: Kind, number: Number, lease: Duration) {
+    pub(super) fn undo(&mut self, name: &LockName, kind: Kind, number: Number, lease: Lease) {
         *self.leaving_mut(name, kind) += 1;
-        self.send(Purpose::Undo { name: name.clone(), kind, number }, lease);
+        let give_up = self.worth_repeating(lease);
+        self.send(Purpose::Undo { name: name.clone(), kind, number }, give_up);
     }
 
     fn leaving_mut(&mut self, name: &LockName, kind: Kind) -> &mut u32 {
@@ -268,7 +284,7 @@ impl Core {
         if op.doubt {
             // An earlier copy may have passed it on after all.
             self.renumber(to.waiter);
-            self.undo(&to.name, to.kind, to.number, to.lease.duration());
+            self.undo(&to.name, to.kind, to.number, to.lease);
         }
         self.release(from);
     }
@@ -291,18 +307,20 @@ impl Core {
         if end.is_loss() {
             self.figures.lost(&group, end);
         }
+        self.void_replies(owner, number, &name, end);
         self.tell(owner, &name, kind, &Event::Lost(end));
         let Some(ending) = self.remove_hold(number, end) else { return };
         match end {
-            // It may still stand in Redis, and nobody is inside any more who does not know.
-            End::Unconfirmed | End::Expired => self.release(ending),
+            // It may still stand in Redis. Its owner has been told, but is given the time that it was promised:
+            // nobody else comes in before that is over.
+            End::Unconfirmed | End::Expired => self.release_after(ending.valid_until, ending),
             _ => self.advance(&name),
         }
     }
 
     /// An operator released a hold of ours, as the dashboard tells.
     pub fn on_forced(&mut self, now: Moment, name: &LockName, number: Number) {
-        self.now = self.now.max(now);
+        self.reach(now);
         if self.holds.get(&number).is_some_and(|hold| hold.name == *name) {
             self.lose(number, End::Forced);
         }

@@ -213,7 +213,7 @@ impl Core {
         self.stop_asking(&attempt, id);
         // A fair waiter's place is left in any case.
         if doubt && attempt.kind != Kind::Fair {
-            self.undo(&attempt.name, attempt.kind, attempt.number, attempt.lease.duration());
+            self.undo(&attempt.name, attempt.kind, attempt.number, attempt.lease);
         }
     }
 

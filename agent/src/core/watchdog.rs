@@ -149,7 +149,7 @@ impl Core {
 
     /// Verifies every hold now: the server is another one, or has restarted.
     pub fn verify_all(&mut self, now: Moment) {
-        self.now = self.now.max(now);
+        self.reach(now);
         let mut due = Vec::new();
         self.all_due(&mut due);
         self.renew(due);

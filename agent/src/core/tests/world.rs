@@ -23,6 +23,8 @@ pub(super) enum Network {
     Good,
     /// They run, the replies are lost.
     LosesReplies,
+    /// One runs, its reply is lost, and there is no connection any more.
+    Breaks,
     /// They neither run nor come back, until the network is good again: then they run late.
     Holds,
     /// There is no connection.
@@ -198,6 +200,11 @@ impl World {
                 self.run(&call);
                 // The network heals as soon as it has done its harm, or the core would repeat for ever in no time.
                 self.network = Network::Good;
+                self.core.on_failure(self.now, op, &lost());
+            }
+            Network::Breaks => {
+                self.run(&call);
+                self.network = Network::Down;
                 self.core.on_failure(self.now, op, &lost());
             }
             Network::Holds => {
