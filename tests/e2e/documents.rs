@@ -41,6 +41,7 @@ fn every_link_leads_to_a_file() -> Result<()> {
         "CHANGELOG.md",
         "docs/acl.md",
         "docs/metrics.md",
+        "docs/problems.md",
         "docs/protocol.md",
     ];
     let mut missing = BTreeSet::new();

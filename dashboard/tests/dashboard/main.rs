@@ -8,6 +8,7 @@
 )]
 
 mod http;
+mod kinds;
 mod live;
 mod metrics;
 mod redis_server;

@@ -2,17 +2,21 @@
 
 use std::time::Duration;
 
-use redisson::Moment;
 use redisson::shape::LockHash;
+use redisson::{HolderId, Moment};
 
 use super::{Effect, Hold, Record, Surroundings, millis};
 use crate::model::history::{End, Happening};
 use crate::model::lease::Step;
-use crate::model::observation::{Reading, Source, Stamp};
-use crate::model::view::{Since, WallMillis};
+use crate::model::observation::{Queued, Reading, Source, Stamp};
+use crate::model::problem::Expired;
+use crate::model::view::{Certainty, Since, WallMillis};
+use crate::model::waiting::Waiting;
 
 /// A hold's beginning is exact when it is known within this.
 const EXACT: Duration = Duration::from_secs(1);
+/// A lease that had no more left than this when it was last seen was not released before its end.
+const NEAR_END: Duration = Duration::from_secs(1);
 /// A lease that was to end within this of a reading that finds the lock gone has run out.
 const RUN_OUT: Duration = Duration::from_millis(200);
 
@@ -60,6 +64,7 @@ impl Record {
                         since,
                         first: stamp,
                         from: stamp.received,
+                        marker: None,
                     }
                 }
             };
@@ -68,18 +73,34 @@ impl Record {
         for gone in before.iter().filter(|hold| !hash.holders.iter().any(|h| h.id == hold.id)) {
             moved = true;
             self.end(*gone, stamp.received);
+            self.consider_expired(*gone, last, stamp, source, around);
             let what = Happening::Vanished(gone.id, End::OthersHold);
             self.event(stamp.wall, source, what, effects);
         }
         self.holds = holds;
         self.news |= self.mode != hash.mode;
         self.mode.clone_from(&hash.mode);
+        self.look_for_odd(hash, around);
+        if let Some(rare) = &mut self.rare {
+            let ids: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
+            // A reader that wants to write waits for itself: its place is the write side's.
+            self.news |= rare.waiting.granted(&ids);
+            rare.orphan_since = None;
+            if moved {
+                rare.gone = None;
+            }
+        }
         let was_renewed = self.lease.renewed();
         if moved || last.is_none() {
             self.still_since = (stamp.received, stamp.wall);
             self.lease.restart(stamp.received, ttl, window.filter(|window| *window <= EXACT));
-        } else if self.lease.read(stamp.received, stamp.slack(), ttl) != Step::Ran {
-            self.news = true;
+        } else {
+            let step = self.lease.read(stamp.received, stamp.slack(), ttl);
+            self.news |= step != Step::Ran;
+            if let Some(rare) = self.rare.as_mut().filter(|_| step == Step::Rose) {
+                // Whoever renews it lives, whatever else was seen.
+                rare.gone = None;
+            }
         }
         if self.lease.renewed() && !was_renewed {
             let lease = self.lease.lease().map_or(0, millis);
@@ -88,6 +109,48 @@ impl Record {
         self.news |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
         self.ttl = ttl;
         self.bare_since = if ttl.is_some() { None } else { self.bare_since.or(Some(stamp)) };
+    }
+
+    fn look_for_odd(&mut self, hash: &LockHash, around: Surroundings) {
+        let odd = hash.malformed().or_else(|| {
+            // Only a cluster has slots that the lock and what belongs to it could differ in.
+            let apart = around.cluster && !self.id.name.companions_share_slot();
+            apart
+                .then(|| "braces in its name keep its channel and queue in another slot".to_owned())
+        });
+        if odd.is_some() || self.rare.is_some() {
+            self.rare().odd = odd;
+        }
+    }
+
+    /// Notes a hold that ran out although it had been renewed. It was seen shortly before its end, so that nobody
+    /// can have released it unheard meanwhile.
+    fn consider_expired(
+        &mut self,
+        hold: Hold,
+        last: Option<Stamp>,
+        stamp: Stamp,
+        source: Source,
+        around: Surroundings,
+    ) {
+        let (Some(last), Some(ttl), Some(lease)) = (last, self.ttl, self.lease.lease()) else {
+            return;
+        };
+        let watched = around.readable_since.is_some_and(|since| since <= last.sent);
+        let near = ttl <= NEAR_END;
+        let over = (last.received + ttl).since(stamp.received) <= RUN_OUT;
+        if !self.lease.renewed() || around.restarted || !watched || !near || !over {
+            return;
+        }
+        let seen = format!(
+            "{} had renewed it to about {:.1} s; last seen with {:.1} s left, then it was gone, and no release was told",
+            hold.id,
+            lease.as_secs_f64(),
+            ttl.as_secs_f64()
+        );
+        let (holder, certainty) = (hold.id, Certainty::Suspected);
+        let at = (stamp.received, stamp.wall);
+        self.rare().expired = Some(Expired { at, holder, certainty, source, seen });
     }
 
     /// A reading that finds no lock there.
@@ -113,6 +176,9 @@ impl Record {
                 continue;
             }
             self.end(hold, stamp.received);
+            if matches!(reading, Reading::Absent { .. }) {
+                self.consider_expired(hold, last, stamp, source, around);
+            }
             let left =
                 last.zip(self.ttl).map(|(last, ttl)| (last.received + ttl).since(stamp.received));
             let end = match reading {
@@ -131,7 +197,17 @@ impl Record {
         }
         self.ttl = None;
         self.bare_since = None;
+        self.look_for_orphans(stamp, reading);
         self.judge(stamp, source, around, effects);
+        self.thin_out();
+    }
+
+    /// A lock that is not there: whether the first in its queue is dead.
+    fn look_for_orphans(&mut self, stamp: Stamp, reading: &Reading) {
+        let Some(rare) = &mut self.rare else { return };
+        (rare.gone, rare.odd) = (None, None);
+        let dead = matches!(reading, Reading::Absent { .. }) && is_dead(&rare.waiting);
+        rare.orphan_since = dead.then(|| rare.orphan_since.unwrap_or(stamp));
     }
 
     /// Takes in a release message: whoever held the lock until then does so no more.
@@ -184,5 +260,19 @@ impl Record {
         if hold.since.exact {
             self.habit.push(at.since(hold.from));
         }
+    }
+}
+
+/// Whether whoever is first in the queue is past its deadline; or everybody is, where the queue itself is gone or was
+/// only counted.
+fn is_dead(waiting: &Waiting) -> bool {
+    let Some(queue) = &waiting.queue else { return false };
+    match queue.front.first() {
+        // Without a deadline nobody ever purges it: Redisson stops there.
+        Some(Queued { deadline: None, .. }) => queue.deadlines == 0,
+        Some(Queued { id, .. }) => {
+            waiting.waiters().any(|waiter| waiter.id == *id && waiter.overdue)
+        }
+        None => queue.passed > 0 && queue.passed == queue.deadlines,
     }
 }
