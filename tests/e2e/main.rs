@@ -5,5 +5,7 @@ mod clients;
 mod dashboard;
 mod demo;
 mod documents;
+mod grafana;
+mod faults;
 mod scripts;
 mod secure;

@@ -137,8 +137,10 @@ impl Ask {
             commands.push(token);
         }
         for (id, count) in self.asked_readers() {
+            let markers = keys::read_markers(name, id);
             for n in self.numbers(*count) {
-                commands.push(command("PTTL", &keys::read_marker(name, id, n)));
+                let marker = [&markers, format!(":{n}").as_bytes()].concat();
+                commands.push(command("PTTL", &marker));
             }
         }
         commands
