@@ -146,7 +146,7 @@ impl Listener for ModelMetrics {
                 let labels = [deployment, problem.as_str(), certainty.as_str(), group];
                 self.detected.with_label_values(&labels).inc();
             }
-            Effect::LostInRestart => {}
+            Effect::LostInRestart | Effect::Note(_) => {}
         }
     }
 

@@ -121,6 +121,15 @@ impl LeaseWatch {
         Step::Rose
     }
 
+    /// A renewal was seen as such, to that lease where it told.
+    pub fn renewal(&mut self, lease: Option<Duration>) {
+        if let Some(lease) = lease {
+            self.lease = Some(Range { least: lease, most: lease });
+        }
+        self.regular = self.regular.max(2);
+        self.rose = true;
+    }
+
     /// The lease, as the highest time to live seen since it was set while we looked.
     #[must_use]
     pub fn lease(&self) -> Option<Duration> {

@@ -9,6 +9,7 @@ pub mod history;
 pub mod json;
 pub mod lease;
 pub mod observation;
+pub mod past;
 pub mod problem;
 pub mod record;
 pub mod schedule;
@@ -27,18 +28,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::group::glob_matches;
-use redisson::{Grouping, HolderId, LockName, Moment};
+use redisson::{Grouping, HolderId, LockName, Moment, monitor};
 
-pub use observation::{Observation, Reading, ScopeId, Source, Stamp};
+pub use observation::{Observation, Reading, ScopeId, Source, Stamp, Traffic};
 pub use problem::Rule;
-pub use record::Effect;
+pub use record::{Effect, Remembered};
 pub use settings::{LockRule, Settings};
 pub use snapshot::{Delta, Notice, Snapshot};
 
 use deadlock::{Cycle, Wait};
+use past::Ending;
 use record::{Record, Surroundings};
 use scope::{Kept, Restart, Scope};
-use view::WallMillis;
+use view::{LockId, WallMillis};
 
 /// How long a lock that nobody holds is remembered.
 const REMEMBERED: Duration = Duration::from_secs(600);
@@ -82,6 +84,8 @@ pub struct Model {
     snapshot: Snapshot,
     notices: VecDeque<Notice>,
     effects: Vec<(ScopeId, Effect)>,
+    /// What an earlier run knew of locks not seen again yet.
+    remembered: HashMap<LockId, Remembered>,
     kept: usize,
     stale: bool,
 }
@@ -107,9 +111,15 @@ impl Model {
             snapshot: Snapshot::empty(),
             notices: VecDeque::new(),
             effects: Vec::new(),
+            remembered: HashMap::new(),
             kept: 0,
             stale: true,
         }
+    }
+
+    /// Takes in what an earlier run knew; it counts for locks that are seen from now on.
+    pub fn remember(&mut self, known: HashMap<LockId, Remembered>) {
+        self.remembered = known;
     }
 
     /// Takes in what a source saw.
@@ -125,6 +135,12 @@ impl Model {
                     self.settle(scope, &name);
                 } else {
                     self.hurry(scope, &name);
+                }
+            }
+            Observation::Traffic(traffic) => self.traffic(scope, &traffic),
+            Observation::Tapping { on, .. } => {
+                if !on {
+                    self.untapped(scope);
                 }
             }
             Observation::Listening { on, at } => {
@@ -211,6 +227,49 @@ impl Model {
         self.settle(scope_id, name);
     }
 
+    /// Takes in what MONITOR showed. What changed who holds a lock is read at once.
+    fn traffic(&mut self, scope_id: ScopeId, traffic: &Traffic) {
+        if traffic.missed > 0 {
+            // Who was granted or gave up among what was missed is not known.
+            self.untapped(scope_id);
+        }
+        for event in &traffic.events {
+            let told = Effect::Event(Source::Monitor, event.what.as_str());
+            self.effects.push((scope_id, told));
+            let known = self.scopes[scope_id.0].locks.contains_key(&event.lock);
+            let is_lock = event.certainty == monitor::Certainty::Sure && event.holder.is_some();
+            if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
+                continue;
+            }
+            let scope = &mut self.scopes[scope_id.0];
+            let around = scope.around();
+            let Some(kept) = scope.locks.get_mut(&event.lock) else { continue };
+            let mut effects = Vec::new();
+            kept.record.traffic(event, traffic.at, traffic.wall, around, &mut effects);
+            let tapped = kept.record.has_tapped_waiters();
+            let hurry = !known || changes_holders(event.what);
+            self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
+            if tapped {
+                self.scopes[scope_id.0].contended.insert(event.lock.clone());
+            }
+            self.settle(scope_id, &event.lock);
+            if hurry {
+                self.hurry(scope_id, &event.lock);
+            }
+        }
+    }
+
+    /// MONITOR shows nothing more, or did not for a while.
+    fn untapped(&mut self, scope_id: ScopeId) {
+        let names: Vec<LockName> = self.scopes[scope_id.0].contended.iter().cloned().collect();
+        for name in names {
+            if let Some(kept) = self.scopes[scope_id.0].locks.get_mut(&name) {
+                kept.record.untapped();
+                self.settle(scope_id, &name);
+            }
+        }
+    }
+
     fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, wall: WallMillis) {
         let known = |model: &Self, name| model.scopes[scope.0].locks.contains_key(name);
         if !names.iter().any(|name| known(self, name))
@@ -221,7 +280,7 @@ impl Model {
         for name in names {
             if let Some(kept) = self.scopes[scope.0].locks.get_mut(name) {
                 let mut effects = Vec::new();
-                kept.record.released(at, wall, &mut effects);
+                kept.record.released(at, wall, Source::Channels, Ending::Released, &mut effects);
                 self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
                 self.settle(scope, name);
             }
@@ -243,7 +302,10 @@ impl Model {
         let rule = rule.map_or(self.settings.usual, |rule| rule.rule);
         let group = self.grouping.label(name);
         let scope = &mut self.scopes[scope_id.0];
-        let record = Record::new(scope.id(name), group, rule, now);
+        let mut record = Record::new(scope.id(name), group, rule, now);
+        if let Some(known) = self.remembered.remove(&scope.id(name)) {
+            record.remember(known);
+        }
         scope.locks.insert(name.clone(), Kept { record, shown: None, free: None });
         self.kept += 1;
         true
@@ -475,4 +537,20 @@ impl Model {
         let delta = Delta::new(self.snapshot.seq, wall, changed, removed);
         Some((Arc::new(self.snapshot.clone()), Arc::new(delta)))
     }
+}
+
+/// Whether an event changes who holds the lock, or how often.
+fn changes_holders(what: monitor::What) -> bool {
+    use monitor::What;
+    matches!(
+        what,
+        What::Acquired { .. }
+            | What::Reentered { .. }
+            | What::Recounted { .. }
+            | What::PartlyReleased
+            | What::Released
+            | What::HandedOver { .. }
+            | What::ForceReleased
+            | What::Vanished
+    )
 }

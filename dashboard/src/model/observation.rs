@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redisson::shape::LockHash;
-use redisson::{HolderId, LockName, Moment};
+use redisson::{HolderId, LockName, Moment, monitor};
 
 use super::view::WallMillis;
 
@@ -20,6 +20,8 @@ pub enum Source {
     Channels,
     /// Known locks read again.
     Poll,
+    /// What MONITOR shows of all commands.
+    Monitor,
     /// Connections that listen for a lock's release, counted.
     Subscribers,
     /// Who a holder is: the agents' own keys, and the server's list of clients.
@@ -28,8 +30,8 @@ pub enum Source {
 
 impl Source {
     /// Every one, in the order pages show them.
-    pub const ALL: [Self; 5] =
-        [Self::Scan, Self::Channels, Self::Subscribers, Self::Poll, Self::Identity];
+    pub const ALL: [Self; 6] =
+        [Self::Scan, Self::Channels, Self::Subscribers, Self::Poll, Self::Monitor, Self::Identity];
 
     /// The word.
     #[must_use]
@@ -38,6 +40,7 @@ impl Source {
             Self::Scan => "scan",
             Self::Channels => "channels",
             Self::Poll => "poll",
+            Self::Monitor => "monitor",
             Self::Subscribers => "subscribers",
             Self::Identity => "identity",
         }
@@ -148,6 +151,19 @@ pub enum Marker {
     Endless,
 }
 
+/// Lock traffic that MONITOR showed, in its order.
+#[derive(Debug, Clone)]
+pub struct Traffic {
+    /// What was done to locks, or tried.
+    pub events: Vec<monitor::Event>,
+    /// When it was read; it happened shortly before.
+    pub at: Moment,
+    /// The same by the wall clock.
+    pub wall: WallMillis,
+    /// How many events before these could not be handed over.
+    pub missed: u64,
+}
+
 /// One thing that a source saw.
 #[derive(Debug, Clone)]
 pub enum Observation {
@@ -189,6 +205,15 @@ pub enum Observation {
         at: Moment,
         /// The same by the wall clock.
         wall: WallMillis,
+    },
+    /// MONITOR showed something.
+    Traffic(Traffic),
+    /// From now on MONITOR shows all traffic, or no longer does.
+    Tapping {
+        /// Which.
+        on: bool,
+        /// Since when.
+        at: Moment,
     },
     /// From now on release messages reach us, or no longer do.
     Listening {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::past::PastHoldView;
+
 /// An instant in epoch milliseconds of the dashboard's clock, written as RFC 3339 in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WallMillis(pub u64);
@@ -244,6 +246,10 @@ pub struct LockView {
     pub problems: Vec<ProblemView>,
     /// The latest events, newest first; shared between the versions of a view.
     pub events: Arc<[EventView]>,
+    /// Its latest holds that are over, newest first; shared likewise.
+    pub past: Arc<[PastHoldView]>,
+    /// The longest of all that were seen.
+    pub longest_hold: Option<PastHoldView>,
     /// Which sources this rests on, by name.
     pub sources: Vec<&'static str>,
     /// Whether somebody stands in its queue (fair locks only).

@@ -110,6 +110,8 @@ impl Waiting {
             let overdue = place.deadline.is_some_and(|deadline| deadline <= clock);
             if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == place.id) {
                 news |= known.overdue != overdue;
+                // Its place tells more than its attempts do.
+                (known.source, known.until) = (Source::Poll, None);
                 (known.seen, known.there, known.overdue) = (stamp.received, true, overdue);
                 continue;
             }
@@ -131,10 +133,57 @@ impl Waiting {
         let before = self.waiters.len();
         self.waiters.retain(|waiter| {
             waiter.there
-                || (waiter.source == Source::Poll
-                    && stamp.received.since(waiter.seen) <= BACK_WITHIN)
+                || waiter.source == Source::Monitor
+                || stamp.received.since(waiter.seen) <= BACK_WITHIN
         });
         news || self.waiters.len() != before
+    }
+
+    /// Somebody was seen to try, or to queue, and sleeps until then at the longest. Whoever tries a second time waits:
+    /// a first attempt may be all. True when that is news.
+    pub fn attempt(
+        &mut self,
+        id: HolderId,
+        at: Moment,
+        wall: WallMillis,
+        until: Option<Moment>,
+    ) -> bool {
+        if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == id) {
+            known.attempts = Some(known.attempts.unwrap_or(0).saturating_add(1));
+            known.seen = known.seen.max(at);
+            if known.source == Source::Monitor {
+                known.until = until.or(known.until);
+                known.there = true;
+            }
+            return true;
+        }
+        self.add(Waiter {
+            id,
+            since: Since { at: wall, exact: true },
+            from: at,
+            seen: at,
+            attempts: Some(1),
+            source: Source::Monitor,
+            until: Some(until.unwrap_or(at + BACK_WITHIN)),
+            overdue: false,
+            limited: false,
+            there: false,
+        });
+        false
+    }
+
+    /// Drops those who should have tried again by now. True when that is news.
+    pub fn expire(&mut self, now: Moment) -> bool {
+        let before = self.waiters().count();
+        self.waiters.retain(|waiter| waiter.until.is_none_or(|until| now <= until));
+        self.waiters().count() != before
+    }
+
+    /// Drops those that only this source told of. True when that is news.
+    pub fn forget(&mut self, source: Source) -> bool {
+        let before = self.waiters().count();
+        self.waiters.retain(|waiter| waiter.source != source);
+        self.waiters().count() != before
     }
 
     fn add(&mut self, waiter: Waiter) {
@@ -216,6 +265,24 @@ mod tests {
         let one = waiting.waiters().find(|waiter| waiter.id == id(1)).unwrap();
         assert_eq!(one.since.at, WallMillis(21_000), "it had left for good");
         assert!(waiting.granted(&[id(2)]) && waiting.waiters().count() == 1);
+    }
+
+    #[test]
+    fn whoever_tries_twice_waits_until_it_falls_silent() {
+        let mut waiting = Waiting::default();
+        let at = |ms: u64| Moment::from_micros(ms * 1000);
+        let mut tries = |ms: u64, thread| {
+            waiting.attempt(id(thread), at(ms), WallMillis(ms), Some(at(ms + 9_000)));
+            waiting.waiters().map(|waiter| waiter.id.thread).collect::<Vec<_>>()
+        };
+        assert!(tries(1_000, 1).is_empty());
+        assert_eq!(tries(1_001, 1), [1]);
+        assert_eq!(tries(2_000, 2), [1]);
+        assert_eq!(tries(9_000, 1), [1]);
+        assert!(!waiting.expire(at(11_500)), "only one attempt is forgotten without news");
+        let one = *waiting.waiters().next().unwrap();
+        assert_eq!((one.since.at, one.attempts), (WallMillis(1_000), Some(3)));
+        assert!(waiting.expire(at(18_001)) && waiting.is_empty());
     }
 
     #[test]

@@ -301,6 +301,8 @@ pub(crate) mod tests {
             renewed: false,
             problems: Vec::new(),
             events: Arc::from([]),
+            past: Arc::from([]),
+            longest_hold: None,
             sources: vec!["scan"],
             queued: false,
             waiters: Vec::new(),

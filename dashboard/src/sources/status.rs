@@ -244,6 +244,7 @@ impl Sources {
             match (status.source, status.state()) {
                 (Source::Channels | Source::Subscribers, SourceState::On)
                 | (Source::Identity, SourceState::On | SourceState::Off)
+                | (Source::Monitor, SourceState::On | SourceState::Behind)
                 | (Source::Poll, SourceState::On | SourceState::Off | SourceState::Paused) => {}
                 (Source::Scan, SourceState::Down | SourceState::Denied) => {
                     limits.push(format!("{at}: locks taken under new names are not found."));
@@ -268,6 +269,9 @@ impl Sources {
                 )),
                 (Source::Subscribers, _) => limits.push(format!(
                     "{at}: connections that wait for a release are not counted; only fair locks' queues show waiters."
+                )),
+                (Source::Monitor, _) => limits.push(format!(
+                    "{at}: MONITOR is not on, so refused attempts and holds between two readings are not seen."
                 )),
                 (Source::Identity, _) => limits.push(format!(
                     "{at}: which process a holder is, and whether it lives, is not known."

@@ -2,6 +2,7 @@
 
 mod seen;
 mod shown;
+mod traffic;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use super::deadlock::{Cycle, Wait};
 use super::history::{Habit, Happening, History};
 use super::lease::LeaseWatch;
 use super::observation::{Beside, Marker, Reading, Source, Stamp, Token};
+use super::past::{Note, Past, PastHold};
 use super::problem::{Expired, Gone, Rule, overdue_below};
 use super::view::{Certainty, LockId, ProblemKind, ProblemView, Since, WallMillis};
 use super::waiting::Waiting;
@@ -46,6 +48,17 @@ pub enum Effect {
     Detected(ProblemKind, Certainty, Arc<str>),
     /// A held lock was gone after a restart of its server.
     LostInRestart,
+    /// Something for the history on disk.
+    Note(Box<Note>),
+}
+
+/// What an earlier run of this program knew of a lock.
+#[derive(Debug, Clone, Default)]
+pub struct Remembered {
+    /// Who held it in the end, and since when.
+    pub holds: Vec<(HolderId, Since)>,
+    /// The latest holds before, oldest first.
+    pub past: Vec<PastHold>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -107,8 +120,13 @@ pub struct Record {
     still_since: (Moment, WallMillis),
     bare_since: Option<Stamp>,
     free_since: Moment,
+    /// When a release was told last, and by which source.
+    told: Option<(Moment, Source)>,
     habit: Habit,
     history: History,
+    past: Past,
+    /// Holds that an earlier run of this program saw begin, until they are seen again.
+    remembered: Vec<(HolderId, Since)>,
     problems: Vec<ProblemView>,
     news: bool,
 }
@@ -135,8 +153,11 @@ impl Record {
             still_since: (now, WallMillis(0)),
             bare_since: None,
             free_since: now,
+            told: None,
             habit: Habit::default(),
             history: History::default(),
+            past: Past::default(),
+            remembered: Vec::new(),
             problems: Vec::new(),
             news: true,
         }
@@ -225,6 +246,27 @@ impl Record {
         })
     }
 
+    /// What an earlier run of this program knew of it.
+    pub fn remember(&mut self, known: Remembered) {
+        self.confirm();
+        self.remembered = known.holds;
+        for past in known.past {
+            if past.since.exact {
+                self.habit.push(Duration::from_millis(past.millis()));
+            }
+            self.past.push(past);
+        }
+    }
+
+    /// Since when a holder has had it that is seen for the first time.
+    fn since_remembered(&mut self, id: HolderId, seen: Since) -> Since {
+        if seen.exact {
+            return seen;
+        }
+        let known = self.remembered.iter().position(|(known, _)| *known == id);
+        known.map_or(seen, |known| self.remembered.swap_remove(known).1)
+    }
+
     fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_default()
     }
@@ -306,6 +348,9 @@ impl Record {
             self.fair = true;
         }
         let newer = self.is_newer(stamp);
+        if let Some(rare) = &mut self.rare {
+            self.news |= rare.waiting.expire(stamp.received);
+        }
         if newer {
             self.read_beside(stamp, beside, around);
         }

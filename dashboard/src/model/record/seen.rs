@@ -9,6 +9,7 @@ use super::{Effect, Hold, Record, Surroundings, millis};
 use crate::model::history::{End, Happening};
 use crate::model::lease::Step;
 use crate::model::observation::{Queued, Reading, Source, Stamp};
+use crate::model::past::{Ending, Note, PastHold};
 use crate::model::problem::Expired;
 use crate::model::view::{Certainty, Since, WallMillis};
 use crate::model::waiting::Waiting;
@@ -19,6 +20,8 @@ const EXACT: Duration = Duration::from_secs(1);
 const NEAR_END: Duration = Duration::from_secs(1);
 /// A lease that was to end within this of a reading that finds the lock gone has run out.
 const RUN_OUT: Duration = Duration::from_millis(200);
+/// A release that two sources tell of within this is one.
+const TOLD_TWICE: Duration = Duration::from_millis(200);
 
 impl Record {
     pub(super) fn read_held(
@@ -58,6 +61,11 @@ impl Record {
                         None => Happening::FoundHeld(holder.id),
                     };
                     self.event(stamp.wall, source, what, effects);
+                    let since = self.since_remembered(holder.id, since);
+                    if self.confirmed {
+                        let note = Note::Began(self.id.clone(), holder.id, since);
+                        effects.push(Effect::Note(Box::new(note)));
+                    }
                     Hold {
                         id: holder.id,
                         count: holder.count,
@@ -72,7 +80,9 @@ impl Record {
         }
         for gone in before.iter().filter(|hold| !hash.holders.iter().any(|h| h.id == hold.id)) {
             moved = true;
-            self.end(*gone, stamp.received);
+            let over = self.is_over(last, stamp);
+            let ended = if over { Ending::RanOut } else { Ending::Vanished };
+            self.end(*gone, stamp.received, stamp.wall, ended, effects);
             self.consider_expired(*gone, last, stamp, source, around);
             let what = Happening::Vanished(gone.id, End::OthersHold);
             self.event(stamp.wall, source, what, effects);
@@ -138,7 +148,7 @@ impl Record {
         };
         let watched = around.readable_since.is_some_and(|since| since <= last.sent);
         let near = ttl <= NEAR_END;
-        let over = (last.received + ttl).since(stamp.received) <= RUN_OUT;
+        let over = self.is_over(Some(last), stamp);
         if !self.lease.renewed() || around.restarted || !watched || !near || !over {
             return;
         }
@@ -151,6 +161,12 @@ impl Record {
         let (holder, certainty) = (hold.id, Certainty::Suspected);
         let at = (stamp.received, stamp.wall);
         self.rare().expired = Some(Expired { at, holder, certainty, source, seen });
+    }
+
+    /// Whether the time to live that was read last had run out by this reading.
+    fn is_over(&self, last: Option<Stamp>, stamp: Stamp) -> bool {
+        let end = last.zip(self.ttl).map(|(last, ttl)| last.received + ttl);
+        end.is_some_and(|end| end.since(stamp.received) <= RUN_OUT)
     }
 
     /// A reading that finds no lock there.
@@ -175,7 +191,6 @@ impl Record {
             if told {
                 continue;
             }
-            self.end(hold, stamp.received);
             if matches!(reading, Reading::Absent { .. }) {
                 self.consider_expired(hold, last, stamp, source, around);
             }
@@ -193,6 +208,13 @@ impl Record {
                     None => End::Early(0),
                 },
             };
+            let ended = match end {
+                End::Replaced(_) => Ending::Replaced,
+                End::ServerRestarted => Ending::Restarted,
+                End::RanOut => Ending::RanOut,
+                End::Early(_) | End::OthersHold => Ending::Vanished,
+            };
+            self.end(hold, stamp.received, stamp.wall, ended, effects);
             self.event(stamp.wall, source, Happening::Vanished(hold.id, end), effects);
         }
         self.ttl = None;
@@ -210,22 +232,41 @@ impl Record {
         rare.orphan_since = dead.then(|| rare.orphan_since.unwrap_or(stamp));
     }
 
-    /// Takes in a release message: whoever held the lock until then does so no more.
-    pub fn released(&mut self, at: Moment, wall: WallMillis, effects: &mut Vec<Effect>) {
-        self.seen_by(Source::Channels);
+    /// Takes in a release, told by its message or seen by MONITOR: whoever held the lock until then does so no more.
+    pub fn released(
+        &mut self,
+        at: Moment,
+        wall: WallMillis,
+        source: Source,
+        ended: Ending,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.seen_by(source);
         self.confirm();
+        // Both tell of the same release, and either may be first.
+        let twice = |(told, by): (Moment, Source)| by != source && at.since(told) <= TOLD_TWICE;
+        if self.told.is_some_and(twice) {
+            return;
+        }
+        self.told = Some((at, source));
+        if let Some(rare) = &mut self.rare {
+            // What seemed to have run out was released at that very moment, and the reading was quicker.
+            rare.expired.take_if(|expired| {
+                expired.certainty == Certainty::Suspected && at.since(expired.at.0) <= NEAR_END
+            });
+        }
         if let Some(stamp) = self.stamp.filter(|stamp| stamp.sent >= at) {
-            return self.released_before(stamp, at, wall, effects);
+            return self.released_before(stamp, at, wall, source, effects);
         }
         let known: Vec<Hold> =
             if self.released.is_some() { Vec::new() } else { self.holds.clone() };
         for hold in &known {
-            self.end(*hold, at);
+            self.end(*hold, at, wall, ended, effects);
             let what = Happening::Released(Some(hold.id));
-            self.event(wall, Source::Channels, what, effects);
+            self.event(wall, source, what, effects);
         }
         if known.is_empty() {
-            self.event(wall, Source::Channels, Happening::Released(None), effects);
+            self.event(wall, source, Happening::Released(None), effects);
         }
         if !self.is_held() {
             self.free_since = self.free_since.max(at);
@@ -239,6 +280,7 @@ impl Record {
         newer: Stamp,
         at: Moment,
         wall: WallMillis,
+        source: Source,
         effects: &mut Vec<Effect>,
     ) {
         let exact = newer.received.since(at) <= EXACT;
@@ -251,14 +293,26 @@ impl Record {
         }
         if restarted {
             self.still_since = (at, wall);
-            self.event(wall, Source::Channels, Happening::Released(None), effects);
+            self.event(wall, source, Happening::Released(None), effects);
         }
     }
 
-    /// Notes how long a hold lasted, where both ends are known well enough to make a habit.
-    fn end(&mut self, hold: Hold, at: Moment) {
+    /// Notes how long a hold lasted and how it ended; where both ends are known well enough that makes a habit.
+    pub(super) fn end(
+        &mut self,
+        hold: Hold,
+        at: Moment,
+        wall: WallMillis,
+        ended: Ending,
+        effects: &mut Vec<Effect>,
+    ) {
         if hold.since.exact {
             self.habit.push(at.since(hold.from));
+        }
+        let past = PastHold { id: hold.id, since: hold.since, to: wall, ended };
+        self.past.push(past);
+        if self.confirmed {
+            effects.push(Effect::Note(Box::new(Note::Ended(self.id.clone(), past))));
         }
     }
 }

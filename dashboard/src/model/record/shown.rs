@@ -170,6 +170,8 @@ impl Record {
             renewed: self.lease.renewed(),
             problems: self.problems.clone(),
             events: self.history.shown(),
+            past: self.past.shown(),
+            longest_hold: self.past.longest(),
             sources: Source::ALL
                 .into_iter()
                 .filter(|source| self.sources[*source as usize])

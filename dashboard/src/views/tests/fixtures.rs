@@ -60,6 +60,8 @@ pub(super) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
             },
         ]
         .into(),
+        past: Arc::from([]),
+        longest_hold: None,
         sources: vec!["scan", "poll", "channels"],
         queued: false,
         waiters: Vec::new(),
