@@ -102,6 +102,9 @@ struct Flags {
     /// From what age on a lock that is renewed is called stuck
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = at_least_a_second)]
     stuck_after: HumanDuration,
+    /// From when on somebody who waits for a lock is said to starve
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = at_least_a_second)]
+    starving_after: HumanDuration,
     /// How metrics call locks whose names match; by default digits and ids are replaced by `*`
     #[arg(long, value_name = "GLOB[=LABEL]")]
     group: Vec<String>,
@@ -160,6 +163,7 @@ struct LockTable {
     #[serde(rename = "match")]
     pattern: String,
     stuck_after: Option<HumanDuration>,
+    starving_after: Option<HumanDuration>,
     expected: Option<Expected>,
 }
 
@@ -263,7 +267,11 @@ impl Config {
 fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     let mut mistakes = Vec::new();
     let deployments = deployments(&raw, &mut mistakes);
-    let rules = raw.tables("lock").map(|rows| rules(rows, &mut mistakes));
+    let usual = model::Rule {
+        stuck_after: Some(raw.values.stuck_after.into()),
+        starving_after: Some(raw.values.starving_after.into()),
+    };
+    let rules = raw.tables("lock").map(|rows| rules(rows, usual, &mut mistakes));
     let rules = rules.unwrap_or_else(|errors| {
         mistakes.extend(errors);
         Vec::new()
@@ -299,7 +307,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         model: model::Settings {
             max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
             poll_rate: flags.poll_rate,
-            stuck_after: flags.stuck_after.into(),
+            usual,
             rules,
             ignore: flags.ignore.into_iter().map(String::into_bytes).collect(),
         },
@@ -381,21 +389,33 @@ pub fn node_of(target: &Target) -> String {
     address.to_string()
 }
 
-fn rules(rows: Vec<LockTable>, mistakes: &mut Vec<String>) -> Vec<model::LockRule> {
+fn rules(
+    rows: Vec<LockTable>,
+    usual: model::Rule,
+    mistakes: &mut Vec<String>,
+) -> Vec<model::LockRule> {
     let mut rules = Vec::new();
     for row in rows {
-        let stuck_after = match (row.expected, row.stuck_after) {
-            (Some(Expected::Long), None) => None,
-            (None, Some(after)) => Some(after.into()),
+        let given = row.stuck_after.is_some() || row.starving_after.is_some();
+        let rule = match (row.expected, given) {
+            (Some(Expected::Long), false) => {
+                model::Rule { stuck_after: None, starving_after: None }
+            }
+            (None, true) => model::Rule {
+                stuck_after: row.stuck_after.map_or(usual.stuck_after, |after| Some(after.into())),
+                starving_after: row
+                    .starving_after
+                    .map_or(usual.starving_after, |after| Some(after.into())),
+            },
             _ => {
                 mistakes.push(format!(
-                    "[[lock]] `{}`: expected either `stuck_after` or `expected = \"long\"`",
+                    "[[lock]] `{}`: expected either `stuck_after` and `starving_after`, one or both, or `expected = \"long\"`",
                     row.pattern
                 ));
                 continue;
             }
         };
-        rules.push(model::LockRule { pattern: row.pattern.into_bytes(), stuck_after });
+        rules.push(model::LockRule { pattern: row.pattern.into_bytes(), rule });
     }
     rules
 }

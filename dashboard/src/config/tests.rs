@@ -21,7 +21,7 @@ fn without_anything_it_looks_at_the_local_server() {
     let config = load(&[], &[]).unwrap();
     assert_eq!(config.scopes(), [(Arc::from("default"), 0)]);
     assert_eq!(config.listen.to_string(), "127.0.0.1:9761");
-    assert_eq!(config.model.stuck_after, Duration::from_secs(300));
+    assert_eq!(config.model.usual.stuck_after, Some(Duration::from_secs(300)));
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_file_may_say_it_all() {
     .unwrap();
     assert_eq!(config.scopes(), [(Arc::from("eu"), 0)]);
     assert_eq!(config.model.rules.len(), 2);
-    assert_eq!(config.model.rules[0].stuck_after, None);
+    assert_eq!(config.model.rules[0].rule.stuck_after, None);
     assert_eq!(config.model.ignore, [b"cart:*"]);
 }
 

@@ -9,6 +9,7 @@
 
 mod access;
 mod http;
+mod kinds;
 mod live;
 mod metrics;
 mod redis_server;
