@@ -3,9 +3,9 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::eventually;
@@ -50,10 +50,30 @@ impl Process {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn spawn(
+    pub fn spawn(name: &str, command: Command, log: &Path, stdout: Option<Stdio>) -> Result<Self> {
+        Self::over(name, command, log, Stdio::null(), stdout)
+    }
+
+    /// [`Self::spawn`] with pipes for both standard input and standard output.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn piped(
+        name: &str,
+        command: Command,
+        log: &Path,
+    ) -> Result<(Self, ChildStdin, ChildStdout)> {
+        let mut process = Self::over(name, command, log, Stdio::piped(), Some(Stdio::piped()))?;
+        let pipes = (process.child.stdin.take(), process.child.stdout.take());
+        let (Some(stdin), Some(stdout)) = pipes else { bail!("{name} was started without pipes") };
+        Ok((process, stdin, stdout))
+    }
+
+    fn over(
         name: &str,
         mut command: Command,
         log: &Path,
+        stdin: Stdio,
         stdout: Option<Stdio>,
     ) -> Result<Self> {
         let file = File::options().create(true).append(true).open(log)?;
@@ -62,7 +82,7 @@ impl Process {
             None => file.try_clone()?.into(),
         };
         let child = command
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(stdout)
             .stderr(file)
             .spawn()
@@ -77,7 +97,7 @@ impl Process {
     }
 
     /// Its standard output, where it was started with a pipe; once.
-    pub fn take_stdout(&mut self) -> Option<std::process::ChildStdout> {
+    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
     }
 
