@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -18,14 +18,19 @@ use crate::PATIENCE;
 use crate::process::{self, Process};
 
 /// A running JVM. Killed when dropped, and what its threads hold stays until its lease ends, as when a service dies.
+///
+/// It belongs to no tokio runtime, so that many tests can share one.
 #[derive(Debug)]
 pub struct Jvm {
     process: Mutex<Process>,
-    stdin: tokio::sync::Mutex<ChildStdin>,
-    open: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
+    stdin: Mutex<ChildStdin>,
+    open: Arc<Open>,
     numbers: AtomicU64,
     _folder: TempDir,
 }
+
+/// Who waits for the answer of that number; nobody any more once the JVM has ended.
+type Open = Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>;
 
 /// What a call gave: its value as text (`null` for none), or what it threw.
 pub type Answer = Result<String, Thrown>;
@@ -66,12 +71,25 @@ impl Jvm {
         command.arg(format!("{}:{}", built.join("classes").display(), libraries.trim()));
         command.arg("bed.Bed");
         let log = folder.path().join("jvm.log");
-        let (process, stdin, stdout) = Process::piped("the JVM", command, &log)?;
-        let open = Arc::default();
-        tokio::spawn(read(ChildStdout::from_std(stdout)?, Arc::clone(&open)));
+        let open: Arc<Open> = Arc::new(Mutex::new(Some(HashMap::new())));
+        let (started, process) = std::sync::mpsc::sync_channel(1);
+        let theirs = Arc::clone(&open);
+        // A child ends with the thread that started it: that must be one that lives as long as the JVM does.
+        std::thread::Builder::new().name("main".to_owned()).spawn(move || match Process::piped(
+            "the JVM", command, &log,
+        ) {
+            Ok((process, stdin, stdout)) => {
+                let told = started.send(Ok((process, stdin)));
+                if told.is_ok() {
+                    read(stdout, &theirs);
+                }
+            }
+            Err(error) => started.send(Err(error)).unwrap_or_default(),
+        })?;
+        let (process, stdin) = process.recv()??;
         Ok(Arc::new(Self {
             process: Mutex::new(process),
-            stdin: tokio::sync::Mutex::new(ChildStdin::from_std(stdin)?),
+            stdin: Mutex::new(stdin),
             open,
             numbers: AtomicU64::default(),
             _folder: folder,
@@ -89,10 +107,15 @@ impl Jvm {
     /// # Errors
     /// When the kernel refuses.
     pub fn kill(&self) -> Result<()> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner).kill()
+        lock(&self.process).kill()
     }
 
-    async fn send<A: AsRef<str>>(&self, who: &str, words: &[A]) -> Result<Pending> {
+    /// Prints the end of what it logged, which the test runner shows when a test fails.
+    pub fn print_log(&self) {
+        lock(&self.process).print_log();
+    }
+
+    fn send<A: AsRef<str>>(&self, who: &str, words: &[A]) -> Result<Pending> {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let mut line = format!("{number} {}", encode(who));
         for word in words {
@@ -101,8 +124,8 @@ impl Jvm {
         }
         line.push('\n');
         let (sender, receiver) = oneshot::channel();
-        lock(&self.open).insert(number, sender);
-        self.stdin.lock().await.write_all(line.as_bytes()).await.context("the JVM has ended")?;
+        lock(&self.open).as_mut().context("the JVM has ended")?.insert(number, sender);
+        lock(&self.stdin).write_all(line.as_bytes()).context("the JVM has ended")?;
         let what = words.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(" ");
         Ok(Pending { what, receiver })
     }
@@ -127,16 +150,16 @@ impl Thread {
     ///
     /// # Errors
     /// When the JVM has ended.
-    pub async fn begin_words<A: AsRef<str>>(&self, words: &[A]) -> Result<Pending> {
-        self.jvm.send(&format!("{}/{}", self.client, self.thread), words).await
+    pub fn begin_words<A: AsRef<str>>(&self, words: &[A]) -> Result<Pending> {
+        self.jvm.send(&format!("{}/{}", self.client, self.thread), words)
     }
 
     /// [`Self::begin_words`] with words that spaces separate.
     ///
     /// # Errors
     /// When the JVM has ended.
-    pub async fn begin(&self, words: &str) -> Result<Pending> {
-        self.begin_words(&words.split_whitespace().collect::<Vec<_>>()).await
+    pub fn begin(&self, words: &str) -> Result<Pending> {
+        self.begin_words(&words.split_whitespace().collect::<Vec<_>>())
     }
 
     /// Runs these words, and gives their value.
@@ -144,7 +167,7 @@ impl Thread {
     /// # Errors
     /// What the call threw, as [`Thrown`], or that no answer came within [`PATIENCE`].
     pub async fn call(&self, words: &str) -> Result<String> {
-        Ok(self.begin(words).await?.answer().await??)
+        Ok(self.begin(words)?.answer().await??)
     }
 
     /// [`Self::call`] with words that may be anything.
@@ -152,7 +175,7 @@ impl Thread {
     /// # Errors
     /// What the call threw, as [`Thrown`], or that no answer came within [`PATIENCE`].
     pub async fn call_words<A: AsRef<str>>(&self, words: &[A]) -> Result<String> {
-        Ok(self.begin_words(words).await?.answer().await??)
+        Ok(self.begin_words(words)?.answer().await??)
     }
 }
 
@@ -199,16 +222,18 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Gives each answer to who waits for it. At the end all who still wait are told by their channels' closing.
-async fn read(stdout: ChildStdout, open: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>) {
-    let mut lines = BufReader::new(stdout).lines();
-    while let Ok(Some(line)) = lines.next_line().await {
-        let Ok((number, answer)) = parse(&line) else { break };
-        if let Some(waiting) = lock(&open).remove(&number) {
+fn read(stdout: ChildStdout, open: &Open) {
+    for line in BufReader::new(stdout).lines() {
+        let Ok((number, answer)) = line.map_err(anyhow::Error::from).and_then(|line| parse(&line))
+        else {
+            break;
+        };
+        if let Some(waiting) = lock(open).as_mut().and_then(|open| open.remove(&number)) {
             // Whoever asked may have given up.
             waiting.send(answer).unwrap_or_default();
         }
     }
-    lock(&open).clear();
+    lock(open).take();
 }
 
 fn parse(line: &str) -> Result<(u64, Answer)> {

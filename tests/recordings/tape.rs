@@ -95,12 +95,12 @@ impl Tape {
                 who if who.starts_with('~') => {
                     let who = who.trim_start_matches('~');
                     self.note(&format!("{who} {what} …"));
-                    let pending = self.thread(who)?.begin(what).await?;
+                    let pending = self.thread(who)?.begin(what)?;
                     self.open.insert(who.to_owned(), pending);
                     self.listen(None).await?;
                 }
                 who => {
-                    let answer = self.thread(who)?.begin(what).await?.answer().await?;
+                    let answer = self.thread(who)?.begin(what)?.answer().await?;
                     let note = format!(
                         "{who} {} = {}",
                         what.replace(&self.redis_url, "URL"),

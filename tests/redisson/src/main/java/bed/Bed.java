@@ -13,6 +13,7 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.concurrent.Semaphore;
 
 import static java.nio.charset.StandardCharsets.UTF_8;
 
@@ -24,7 +25,7 @@ import static java.nio.charset.StandardCharsets.UTF_8;
  * is {@code <number> ok <value>} or {@code <number> error <exception> <message>}, as soon as it is known.
  *
  * <p>Commands: {@code open <url> <setting>=<value>…} and {@code close} (see {@link Settings}); {@code thread}, the Java
- * thread's id; {@code interrupt <thread>}; {@code sections} (see {@link Sections}); anything else is a chain of calls
+ * thread's id; {@code interrupt <thread>}; {@code sleeps <thread>}, whether it waits for a message; {@code sections} (see {@link Sections}); anything else is a chain of calls
  * on the client (see {@link Calls}).
  */
 public final class Bed {
@@ -53,10 +54,6 @@ public final class Bed {
         var number = words.get(0);
         var who = words.get(1).split("/");
         var command = words.subList(2, words.size());
-        if (command.get(0).equals("interrupt")) {
-            answer(number, () -> workers.get(who[0] + "/" + command.get(1)).interrupt());
-            return;
-        }
         var worker = workers.computeIfAbsent(words.get(1), Worker::new);
         worker.queue.execute(() -> answer(number, () -> run(who[0], command)));
     }
@@ -72,10 +69,20 @@ public final class Bed {
                 clients.remove(client).redisson().shutdown();
                 yield null;
             }
+            case "interrupt" -> {
+                worker(client, command).interrupt();
+                yield null;
+            }
+            case "sleeps" -> Arrays.stream(worker(client, command).getStackTrace())
+                    .anyMatch(frame -> frame.getClassName().equals(Semaphore.class.getName()));
             case "thread" -> Thread.currentThread().getId();
             case "sections" -> Sections.run(clients.get(client), command.subList(1, command.size()));
             default -> Calls.run(clients.get(client), clients, command);
         };
+    }
+
+    private Thread worker(String client, List<String> command) {
+        return workers.get(client + "/" + command.get(1)).thread;
     }
 
     private void answer(String number, Callable<Object> work) {
@@ -105,11 +112,6 @@ public final class Bed {
                 thread.setDaemon(true);
                 return thread;
             });
-        }
-
-        Object interrupt() {
-            thread.interrupt();
-            return null;
         }
     }
 }

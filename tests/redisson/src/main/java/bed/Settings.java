@@ -9,13 +9,13 @@ import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.Codec;
 import org.redisson.client.codec.StringCodec;
-import org.redisson.codec.JsonJacksonCodec;
+import org.redisson.codec.SerializationCodec;
 import org.redisson.config.Config;
 import org.redisson.config.SingleServerConfig;
 
 /**
- * What a client is opened with: {@code watchdog=<ms>}, {@code codec=string|json}, {@code prefix=<of every name>},
- * {@code timeout=<ms>}, {@code retries=<n>}. Whatever is not named stays as Redisson has it.
+ * What a client is opened with: {@code watchdog=<ms>}, {@code codec=string|java}, {@code prefix=<of every name>},
+ * {@code timeout=<ms>}, {@code retries=<n>}, {@code subscriptions=<per connection, and connections for them>}. Whatever is not named stays as Redisson has it.
  */
 final class Settings {
     private Settings() {}
@@ -34,6 +34,8 @@ final class Settings {
                 case "codec" -> config.setCodec(codec(value));
                 case "prefix" -> prefix(config, server, value);
                 case "timeout" -> server.setTimeout(Integer.parseInt(value));
+                case "subscriptions" -> server.setSubscriptionsPerConnection(Integer.parseInt(value))
+                        .setSubscriptionConnectionPoolSize(Integer.parseInt(value));
                 case "retries" -> server.setRetryAttempts(Integer.parseInt(value));
                 default -> throw new IllegalArgumentException(setting);
             }
@@ -44,7 +46,7 @@ final class Settings {
     private static Codec codec(String name) {
         return switch (name) {
             case "string" -> StringCodec.INSTANCE;
-            case "json" -> new JsonJacksonCodec();
+            case "java" -> new SerializationCodec();
             default -> throw new IllegalArgumentException(name);
         };
     }
