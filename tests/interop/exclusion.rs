@@ -10,7 +10,8 @@ use super::bed::{lock, open, unlock, version};
 use super::{Bed, JavaLock, KINDS, Kind};
 
 /// Set and noted in one step, so that a worker killed within leaves both or neither.
-const WRITE: &str = "redis.call('set', KEYS[1], ARGV[1]) redis.call('rpush', KEYS[2], ARGV[1])";
+const WRITE: &str =
+    "redis.call('set', KEYS[1], ARGV[1]) redis.call('rpush', KEYS[2], ARGV[1] .. ' ours')";
 
 /// How long ten thousand sections may take on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(240);
@@ -34,16 +35,28 @@ async fn write(direct: &mut Client, counter: &str, value: i64) -> Result<()> {
     Ok(())
 }
 
-/// Asserts that each number was written once, and gives how many there are.
-pub(crate) async fn assert_none_lost(direct: &mut Client, counter: &str) -> Result<i64> {
-    let total = read(direct, counter).await?;
+/// What the notes of all sections show.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Sections in all.
+    pub(crate) total: usize,
+    /// How often the next section was by the other side.
+    pub(crate) turns: usize,
+}
+
+/// Asserts that each number was written once.
+pub(crate) async fn tally(direct: &mut Client, counter: &str) -> Result<Tally> {
+    let total = usize::try_from(read(direct, counter).await?)?;
     let log = direct.call_args(&["LRANGE", &format!("{counter}:log"), "0", "-1"]).await?.ok()?;
-    let noted: Vec<i64> =
-        log.items()?.iter().map(|n| Ok(n.text().parse()?)).collect::<Result<_>>()?;
-    let wrong = noted.iter().zip(1..).find(|(noted, expected)| **noted != *expected);
-    ensure!(wrong.is_none(), "two were inside together: (noted, expected) = {wrong:?}");
-    ensure!(i64::try_from(noted.len())? == total, "{} notes of {total} sections", noted.len());
-    Ok(total)
+    let notes: Vec<String> = log.items()?.iter().map(harness::Reply::text).collect();
+    for (note, expected) in notes.iter().zip(1..) {
+        let number: i64 = note.split(' ').next().unwrap_or_default().parse()?;
+        ensure!(number == expected, "two were inside together at {expected}: {note}");
+    }
+    ensure!(notes.len() == total, "{} notes of {total} sections", notes.len());
+    let side = |note: &String| note.ends_with("ours");
+    let turns = notes.windows(2).filter(|pair| side(&pair[0]) != side(&pair[1])).count();
+    Ok(Tally { total, turns })
 }
 
 /// Sections by one session of an agent.
@@ -64,10 +77,11 @@ pub(crate) async fn sections(
 }
 
 /// Four Java threads of two clients and ten sessions of two agents, on one lock.
-async fn mixed(kind: Kind, java: usize, ours: usize) -> Result<i64> {
+async fn mixed(kind: Kind, java: usize, ours: usize) -> Result<Tally> {
     let mut bed = Bed::with(&[], "").await?;
     bed.open("b", "").await?;
-    let second = harness::Agent::start(&bed.redis).await?;
+    // One as it is, and one that lets others have their turn far sooner.
+    let second = harness::Agent::with(&bed.redis, &["--handover-max", "2"]).await?;
     let mut tasks = tokio::task::JoinSet::new();
     for (client, thread) in [("a", 1), ("a", 2), ("b", 1), ("b", 2)] {
         let lock = JavaLock::new(bed.thread(client, thread), kind, "till");
@@ -85,16 +99,17 @@ async fn mixed(kind: Kind, java: usize, ours: usize) -> Result<i64> {
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
-    let total = assert_none_lost(&mut bed.direct, "counter").await?;
+    let tally = tally(&mut bed.direct, "counter").await?;
     bed.assert_nothing_left().await;
-    Ok(total)
+    Ok(tally)
 }
 
 #[tokio::test]
 async fn ten_thousand_sections_of_both_sides() -> Result<()> {
     for &kind in KINDS {
-        let total = mixed(kind, 5_000, 5_000).await.with_context(|| kind.word)?;
-        assert_eq!(total, 10_000, "{}", kind.word);
+        let tally = mixed(kind, 5_000, 5_000).await.with_context(|| kind.word)?;
+        assert_eq!(tally.total, 10_000, "{}", kind.word);
+        assert!(tally.turns >= 20, "one side waited for the other's end: {tally:?}");
     }
     Ok(())
 }
@@ -121,15 +136,16 @@ async fn killed(kind: Kind) -> Result<()> {
     ours?;
     java.answer_within(LONG).await??;
     // A killed JVM may have written the section whose answer it never gave.
-    let at_least = 600 + dropped? + workers? + jvms?;
-    let total = assert_none_lost(&mut bed.direct, "counter").await?;
+    jvms?;
+    let at_least = 600 + dropped? + workers?;
+    let total = tally(&mut bed.direct, "counter").await?.total;
     ensure!(total >= at_least, "{total} sections, at least {at_least} of them ended");
     bed.assert_nothing_left().await;
     Ok(())
 }
 
 /// What a worker does before it dies: nothing, a read, or a whole write. Counts as many sections as it wrote.
-async fn last_deed(direct: &mut Client, n: usize) -> Result<i64> {
+async fn last_deed(direct: &mut Client, n: usize) -> Result<usize> {
     match n % 3 {
         0 => Ok(0),
         1 => read(direct, "counter").await.map(|_| 0),
@@ -138,7 +154,7 @@ async fn last_deed(direct: &mut Client, n: usize) -> Result<i64> {
 }
 
 /// Sessions that are closed while they hold the lock, or while they wait for it.
-async fn drop_sessions(bed: &Bed, kind: Kind, many: usize) -> Result<i64> {
+async fn drop_sessions(bed: &Bed, kind: Kind, many: usize) -> Result<usize> {
     let (mut direct, mut wrote) = (bed.redis.client().await?, 0);
     for n in 0..many {
         let mut session = bed.session().await?;
@@ -154,7 +170,7 @@ async fn drop_sessions(bed: &Bed, kind: Kind, many: usize) -> Result<i64> {
 }
 
 /// Processes that are killed while they hold the lock.
-async fn kill_workers(bed: &Bed, kind: Kind, many: usize) -> Result<i64> {
+async fn kill_workers(bed: &Bed, kind: Kind, many: usize) -> Result<usize> {
     let (mut direct, mut wrote) = (bed.redis.client().await?, 0);
     for n in 0..many {
         let command = kind.lock("till", "").join(" ");
@@ -167,7 +183,7 @@ async fn kill_workers(bed: &Bed, kind: Kind, many: usize) -> Result<i64> {
 }
 
 /// JVMs that are killed in the middle of their sections.
-async fn kill_jvms(redis: &RedisServer, kind: Kind, many: usize) -> Result<i64> {
+async fn kill_jvms(redis: &RedisServer, kind: Kind, many: usize) -> Result<()> {
     let mut direct = redis.client().await?;
     for _ in 0..many {
         let jvm = Jvm::start(&version()?)?;
@@ -192,5 +208,5 @@ async fn kill_jvms(redis: &RedisServer, kind: Kind, many: usize) -> Result<i64> 
         })
         .await;
     }
-    Ok(0)
+    Ok(())
 }

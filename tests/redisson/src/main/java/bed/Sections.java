@@ -9,12 +9,12 @@ import org.redisson.client.codec.StringCodec;
 
 /**
  * Critical sections that tell on whoever breaks the lock: {@code sections <how many> <counter> <lock>…} reads the
- * counter, and writes one more in a call of its own, together with an entry in the list {@code <counter>:log}. Two
+ * counter, and writes one more in a call of its own, together with a note in the list {@code <counter>:log}. Two
  * that were inside together write the same number twice. Done without pause, since that is how one side would starve
  * the other.
  */
 final class Sections {
-    private static final String WRITE = "redis.call('set', KEYS[1], ARGV[1]) redis.call('rpush', KEYS[2], ARGV[1])";
+    private static final String WRITE = "redis.call('set', KEYS[1], ARGV[1]) redis.call('rpush', KEYS[2], ARGV[1] .. ' java')";
 
     private Sections() {}
 
