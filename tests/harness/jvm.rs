@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, ChildStdout};
+use std::process::{ChildStdin, ChildStdout, Command};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -75,16 +75,15 @@ impl Jvm {
         let (started, process) = std::sync::mpsc::sync_channel(1);
         let theirs = Arc::clone(&open);
         // A child ends with the thread that started it: that must be one that lives as long as the JVM does.
-        std::thread::Builder::new().name("main".to_owned()).spawn(move || match Process::piped(
-            "the JVM", command, &log,
-        ) {
-            Ok((process, stdin, stdout)) => {
-                let told = started.send(Ok((process, stdin)));
-                if told.is_ok() {
-                    read(stdout, &theirs);
+        std::thread::Builder::new().name("main".to_owned()).spawn(move || {
+            match begin(command, &log) {
+                Ok((process, stdin, stdout)) => {
+                    if started.send(Ok((process, stdin))).is_ok() {
+                        read(stdout, &theirs);
+                    }
                 }
+                Err(error) => started.send(Err(error)).unwrap_or_default(),
             }
-            Err(error) => started.send(Err(error)).unwrap_or_default(),
         })?;
         let (process, stdin) = process.recv()??;
         Ok(Arc::new(Self {
@@ -219,6 +218,13 @@ fn built(version: &str) -> PathBuf {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn begin(command: Command, log: &Path) -> Result<(Process, ChildStdin, ChildStdout)> {
+    let mut process = Process::spawn_piped("the JVM", command, log)?;
+    let pipes = process.take_stdin().zip(process.take_stdout());
+    let (stdin, stdout) = pipes.context("it was started without pipes")?;
+    Ok((process, stdin, stdout))
 }
 
 /// Gives each answer to who waits for it. At the end all who still wait are told by their channels' closing.

@@ -3,9 +3,9 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::eventually;
@@ -51,25 +51,19 @@ impl Process {
     /// # Errors
     /// When it cannot be started.
     pub fn spawn(name: &str, command: Command, log: &Path, stdout: Option<Stdio>) -> Result<Self> {
-        Self::over(name, command, log, Stdio::null(), stdout)
+        Self::spawn_with(name, command, log, Stdio::null(), stdout)
     }
 
-    /// [`Self::spawn`] with pipes for both standard input and standard output.
+    /// Starts one that is told on its standard input what to do, and says on its standard output what came of it:
+    /// both are pipes. Its standard error goes to the file `log`.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn piped(
-        name: &str,
-        command: Command,
-        log: &Path,
-    ) -> Result<(Self, ChildStdin, ChildStdout)> {
-        let mut process = Self::over(name, command, log, Stdio::piped(), Some(Stdio::piped()))?;
-        let pipes = (process.child.stdin.take(), process.child.stdout.take());
-        let (Some(stdin), Some(stdout)) = pipes else { bail!("{name} was started without pipes") };
-        Ok((process, stdin, stdout))
+    pub fn spawn_piped(name: &str, command: Command, log: &Path) -> Result<Self> {
+        Self::spawn_with(name, command, log, Stdio::piped(), Some(Stdio::piped()))
     }
 
-    fn over(
+    fn spawn_with(
         name: &str,
         mut command: Command,
         log: &Path,
@@ -96,8 +90,13 @@ impl Process {
         self.child.id()
     }
 
+    /// Its standard input, where it was started with a pipe; once.
+    pub fn take_stdin(&mut self) -> Option<std::process::ChildStdin> {
+        self.child.stdin.take()
+    }
+
     /// Its standard output, where it was started with a pipe; once.
-    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+    pub fn take_stdout(&mut self) -> Option<std::process::ChildStdout> {
         self.child.stdout.take()
     }
 

@@ -102,7 +102,7 @@ impl Core {
         let (name, waiter, number, lease) = (name.clone(), *waiter, *number, *lease);
         self.stop_asking(&name);
         if op.doubt {
-            let applied = matches!(acquired, Acquired::Granted);
+            let applied = matches!(acquired, Acquired::Granted { .. });
             self.figures.doubt(if applied { "applied" } else { "not_applied" });
         }
         if let Some(state) = self.names.get_mut(&name) {
@@ -110,7 +110,7 @@ impl Core {
             state.trouble = None;
         }
         match acquired {
-            Acquired::Granted => {
+            Acquired::Granted { .. } => {
                 let now = self.now;
                 if let Some(state) = self.names.get_mut(&name) {
                     state.taken_at = now;
