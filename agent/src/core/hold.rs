@@ -22,6 +22,8 @@ pub(super) struct Hold {
     pub(super) name: LockName,
     pub(super) kind: Kind,
     pub(super) owner: Owner,
+    /// Its fencing token, where its kind has one.
+    pub(super) token: Option<u64>,
     /// Reentrancy count, as the owner knows it.
     pub(super) count: u32,
     pub(super) care: Care,
@@ -65,6 +67,7 @@ impl Hold {
             number: self.number,
             name: self.name.clone(),
             kind: self.kind,
+            token: self.token,
             count: self.count,
             valid_until: self.valid_until,
             waited_ms,

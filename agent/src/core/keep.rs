@@ -19,7 +19,14 @@ impl Core {
             Err(reply) => return self.answer(slot, reply),
         };
         let Some(hold) = self.holds.get(&number) else { return };
-        let asked = Asked { name: hold.name.clone(), number, count: hold.count, owner, slot };
+        let asked = Asked {
+            name: hold.name.clone(),
+            kind: hold.kind,
+            number,
+            count: hold.count,
+            owner,
+            slot,
+        };
         self.keep(asked, Change::Extend(lease));
     }
 
@@ -39,7 +46,7 @@ impl Core {
 
     /// Redis answered a re-entry, a partial release or an extension that was sent at `sent`.
     pub(super) fn kept(&mut self, sent: Moment, asked: &Asked, change: Change, kept: Kept) {
-        let Asked { name, number, count, owner, slot } = asked;
+        let Asked { name, number, count, owner, slot, .. } = asked;
         if let Some(end) = lost_end(kept) {
             self.lose(*number, end);
         }

@@ -17,6 +17,8 @@ mod acquire;
 mod answer;
 mod deadlock;
 mod event;
+mod fair;
+mod fence;
 mod hold;
 mod keep;
 mod list;
@@ -39,7 +41,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::{self, Call};
-use redisson::{ClientId, HolderId, Lease, LockName, Moment};
+use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
 
 pub use event::End;
 pub use op::{Failure, OpId};
@@ -104,10 +106,11 @@ pub enum Action {
     },
     /// Give a session something to write.
     Deliver(SessionId, Outgoing),
-    /// Listen to a lock's release channel; tell [`Core::on_subscribed`] once the subscription stands.
-    Subscribe(LockName),
+    /// Listen to this channel, on which releases of a lock are told; tell [`Core::on_subscribed`] once the
+    /// subscription stands.
+    Subscribe(Vec<u8>),
     /// No longer listen to it.
-    Unsubscribe(LockName),
+    Unsubscribe(Vec<u8>),
 }
 
 /// The state machine.
@@ -129,6 +132,7 @@ pub struct Core {
     waiters: BTreeMap<Number, Waiter>,
     ops: HashMap<OpId, Op>,
     timers: Timers,
+    fences: fence::Fences,
     /// Owners whose next command may begin.
     ready: VecDeque<(SessionId, i64)>,
     actions: VecDeque<Action>,
@@ -166,6 +170,7 @@ impl Core {
             waiters: BTreeMap::new(),
             ops: HashMap::new(),
             timers: Timers::default(),
+            fences: fence::Fences::default(),
             ready: VecDeque::new(),
             actions: VecDeque::new(),
             figures,
@@ -279,6 +284,7 @@ impl Core {
             match others.pop_front() {
                 Some(Timer::Op(op)) => self.op_due(op),
                 Some(Timer::Waiter(number)) => self.waiter_due(number),
+                Some(Timer::Place(number)) => self.place_due(number),
                 Some(Timer::Name(name)) => self.name_due(&name),
                 Some(Timer::Events(id)) => self.wake_events(id),
                 Some(Timer::Hold(_)) | None => break,
@@ -316,8 +322,9 @@ impl Core {
         number
     }
 
-    fn holder(&self, number: Number) -> HolderId {
-        HolderId::new(self.client, number)
+    /// The field of a hold in its lock's hash.
+    fn field(&self, kind: Kind, number: Number) -> HolderId {
+        HolderId { write: kind == Kind::Write, ..HolderId::new(self.client, number) }
     }
 
     /// A cheap random number for jitter (xorshift): determined by the first number, so that runs can be repeated.

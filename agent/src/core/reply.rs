@@ -36,6 +36,7 @@ pub(super) struct Grant {
     pub(super) number: Number,
     pub(super) name: LockName,
     pub(super) kind: Kind,
+    pub(super) token: Option<u64>,
     pub(super) count: u32,
     pub(super) valid_until: Moment,
     pub(super) waited_ms: u64,

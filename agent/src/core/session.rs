@@ -24,6 +24,10 @@ pub(super) struct Owner {
     pub(super) owner: i64,
 }
 
+/// A hold as its owner names it: owner, lock, and whether it is the read side, since one may read under one's own
+/// write hold.
+pub(super) type HoldKey = (i64, LockName, bool);
+
 /// The place of one reply among a session's replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Slot {
@@ -52,7 +56,7 @@ pub(super) struct Session {
     pub(super) introduced: bool,
     push: bool,
     deadlines: bool,
-    pub(super) holds: HashMap<(i64, LockName), Number>,
+    pub(super) holds: HashMap<HoldKey, Number>,
     /// The wait of each owner that has one.
     pub(super) waits: HashMap<i64, Number>,
     lost: HashMap<(i64, LockName), End>,

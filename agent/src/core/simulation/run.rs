@@ -433,7 +433,8 @@ impl Simulation {
                 self.send(host, op, lane, call);
             }
             Action::Deliver(session, outgoing) => self.deliver(host, session, outgoing)?,
-            Action::Subscribe(name) => {
+            Action::Subscribe(channel) => {
+                let name = lock_of(&channel);
                 let state = &mut self.hosts[host];
                 if !state.wishes.insert(name.clone()) {
                     return Err(format!("host {host} subscribes twice to {name}"));
@@ -441,7 +442,8 @@ impl Simulation {
                 let generation = state.links[MESSAGES].generation;
                 self.after(200, Event::Subscribe { host, run, generation, name });
             }
-            Action::Unsubscribe(name) => {
+            Action::Unsubscribe(channel) => {
+                let name = lock_of(&channel);
                 let state = &mut self.hosts[host];
                 if !state.wishes.remove(&name) {
                     return Err(format!("host {host} unsubscribes from {name} unasked"));
@@ -475,4 +477,9 @@ impl Simulation {
 
 pub(super) fn channel(name: &LockName) -> String {
     String::from_utf8(keys::channel(name)).expect("names of simulations are ASCII")
+}
+
+/// The lock whose releases are told on a channel. No name here has braces, so that there is one.
+fn lock_of(channel: &[u8]) -> LockName {
+    keys::locks_of_channel(channel).remove(0)
 }
