@@ -108,12 +108,13 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
     let (drain, drained) = oneshot::channel();
     let (status_sender, status) = watch::channel(Status::default());
     let (done_sender, done) = oneshot::channel();
-    let drain_timeout = start.drain_timeout;
+    let (drain_timeout, client) = (start.drain_timeout, start.client);
     let redis = RedisSide::start(&start, Arc::clone(&figures), stage);
     let core =
         Core::new(start.settings, start.client, start.first_number, Arc::clone(&figures), now());
     let driver = Driver {
         core,
+        client,
         redis,
         figures,
         outboxes: HashMap::new(),
@@ -142,6 +143,7 @@ fn now() -> Moment {
 
 struct Driver {
     core: Core,
+    client: ClientId,
     redis: RedisSide,
     figures: Arc<Figures>,
     outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
@@ -176,8 +178,8 @@ impl Driver {
                         }
                     }
                     Action::Deliver(session, outgoing) => self.deliver(session, outgoing),
-                    Action::Subscribe(name) => self.redis.subscribe(keys::channel(&name)),
-                    Action::Unsubscribe(name) => self.redis.unsubscribe(keys::channel(&name)),
+                    Action::Subscribe(channel) => self.redis.subscribe(channel),
+                    Action::Unsubscribe(channel) => self.redis.unsubscribe(channel),
                 }
             }
             let time = self.now();
@@ -261,13 +263,21 @@ impl Driver {
         let time = self.now();
         match event {
             FromRedis::Message { channel } => {
+                let turn = self.own_waiter(&channel);
                 for name in keys::locks_of_channel(&channel) {
                     self.core.on_message(time, &name);
+                    if let Some(number) = turn {
+                        self.core.on_turn(time, &name, number);
+                    }
                 }
             }
             FromRedis::Subscribed { channel } => {
+                let turn = self.own_waiter(&channel);
                 for name in keys::locks_of_channel(&channel) {
                     self.core.on_subscribed(time, &name);
+                    if let Some(number) = turn {
+                        self.core.on_turn_subscribed(time, &name, number);
+                    }
                 }
             }
             FromRedis::Unsubscribed => self.core.on_unsubscribed(),
@@ -278,6 +288,12 @@ impl Driver {
             }
             FromRedis::Changed => {}
         }
+    }
+
+    /// The number of the fair waiter of ours whose own channel this is.
+    fn own_waiter(&self, channel: &[u8]) -> Option<Number> {
+        let waiter = keys::waiter_of_channel(channel)?;
+        (waiter.client == self.client).then_some(waiter.thread)
     }
 
     fn on_session(&mut self, message: FromSession) {
