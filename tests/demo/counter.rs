@@ -12,8 +12,8 @@ use crate::worker::say;
 
 /// A step is begun only while the lock is valid for at least that much longer.
 const MARGIN: Duration = Duration::from_millis(300);
-/// How long it stays inside.
-const INSIDE: Duration = Duration::from_millis(2);
+/// How long it stays inside: long beside what a late script or a wrong release needs to let another in.
+const INSIDE: Duration = Duration::from_millis(10);
 
 /// What it is told.
 #[derive(Debug, clap::Args)]

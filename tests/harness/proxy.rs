@@ -22,6 +22,9 @@ use crate::eventually;
 /// Pieces that one direction of a line holds back; beyond them its sender is not read any more.
 const HELD: usize = 4096;
 
+/// How much of what a direction holds can be looked into.
+const KEPT: usize = 64 << 10;
+
 /// One direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
@@ -99,6 +102,8 @@ pub struct Line {
 #[derive(Debug)]
 struct Lane {
     flow: watch::Sender<Flow>,
+    /// What was taken while the flow was [`Flow::Hold`], up to [`KEPT`] bytes.
+    kept: Mutex<Vec<u8>>,
     /// Bytes taken from the sender and those that have arrived.
     taken: AtomicUsize,
     arrived: AtomicUsize,
@@ -245,6 +250,7 @@ impl Shared {
         };
         let lane = || Lane {
             flow: watch::Sender::new(flow),
+            kept: Mutex::default(),
             taken: AtomicUsize::new(0),
             arrived: AtomicUsize::new(0),
         };
@@ -294,6 +300,12 @@ impl Line {
         lane.taken.load(Ordering::Relaxed).saturating_sub(arrived)
     }
 
+    /// Whether one direction holds this, or did when it was last told to hold.
+    #[must_use]
+    pub fn is_holding(&self, way: Way, word: &str) -> bool {
+        lock(&self.lane(way).kept).windows(word.len()).any(|held| held == word.as_bytes())
+    }
+
     /// Waits until bytes of one direction have been taken that have not arrived.
     pub async fn until_held(&self, way: Way) {
         eventually("bytes to be held", async || {
@@ -341,6 +353,11 @@ impl Line {
                 let piece = bytes[..count].to_vec();
                 if way == Way::Up {
                     self.learn_name(&piece);
+                }
+                if *lane.flow.borrow() == Flow::Hold {
+                    let mut kept = lock(&lane.kept);
+                    let room = KEPT.saturating_sub(kept.len());
+                    kept.extend_from_slice(&piece[..count.min(room)]);
                 }
                 lane.taken.fetch_add(count, Ordering::Relaxed);
                 if pieces.send((Instant::now(), piece)).await.is_err() {

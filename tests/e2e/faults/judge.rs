@@ -8,7 +8,7 @@ use harness::{Agent, Client, Proxy, RedisServer, Worker, eventually, within};
 use super::{COMMANDS, MESSAGES, RENEWALS, ready};
 
 /// How many integers must be added, by whomever, to show that things go on.
-const PROGRESS: i64 = 15;
+const PROGRESS: i64 = 10;
 /// Longer than an outage, a lease and a reconnect after it.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
@@ -125,9 +125,19 @@ impl Host {
     }
 }
 
+/// Most of the time the lock is passed on within a host.
 #[tokio::test]
 async fn nothing_is_lost_or_doubled_while_everything_fails_in_turn() -> Result<()> {
-    let mut stage = Stage::new(&["counter"; 3]).await?;
+    everything_fails(Stage::new(&["counter"; 3]).await?).await
+}
+
+/// Each time the lock is truly released, and goes to the other host.
+#[tokio::test]
+async fn nothing_is_lost_or_doubled_between_two_hosts_with_a_worker_each() -> Result<()> {
+    everything_fails(Stage::new(&["counter"]).await?).await
+}
+
+async fn everything_fails(mut stage: Stage) -> Result<()> {
     stage.go_on("a start").await?;
 
     for host in [0, 1] {
@@ -139,12 +149,14 @@ async fn nothing_is_lost_or_doubled_while_everything_fails_in_turn() -> Result<(
             stage.go_on("replies lost").await?;
         }
 
-        let stuck = stage.hosts[host].proxy.line(COMMANDS).await;
-        stuck.set(Way::Up, Flow::Hold);
-        stuck.until_held(Way::Up).await;
-        stage.go_on("scripts held").await?;
-        stuck.set(Way::Up, Flow::Pass);
-        stage.go_on("scripts delivered late").await?;
+        for _ in 0..5 {
+            let stuck = stage.hosts[host].proxy.line(COMMANDS).await;
+            stuck.set(Way::Up, Flow::Hold);
+            stuck.until_held(Way::Up).await;
+            stage.go_on("scripts held").await?;
+            stuck.set(Way::Up, Flow::Pass);
+            stage.go_on("scripts delivered late").await?;
+        }
 
         stage.hosts[host].proxy.part();
         stage.hosts[host].until_cut_off().await;

@@ -52,7 +52,8 @@ async fn an_agent_that_slept_through_its_leases_tells_before_it_serves() -> Resu
 async fn an_agent_that_slept_for_less_than_its_leases_verifies_every_hold() -> Result<()> {
     let (mut bench, _proxy) = stage(&["--lease", "20s"]).await?;
     let mut worker = listener(&bench.agent).await?;
-    lock(&mut worker, "LOCK a").await?;
+    // Nothing ever renews this one, so only the verification can see that it is gone.
+    lock(&mut worker, "LOCK a LEASE 600000").await?;
     let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
     bench.agent.process().freeze().await?;
     bench.direct.call("DEL a").await?.ok()?;
