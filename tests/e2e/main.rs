@@ -6,7 +6,7 @@ mod crowds;
 mod dashboard;
 mod demo;
 mod documents;
-mod grafana;
 mod faults;
+mod grafana;
 mod scripts;
 mod secure;
