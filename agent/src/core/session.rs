@@ -272,14 +272,18 @@ impl Core {
         if matches!(event, Event::Valid(_)) && !session.deadlines {
             return;
         }
-        if session.push && session.resp3 {
+        let pushed = session.push && session.resp3;
+        if pushed {
             let frames = event.frames(true, name, kind);
             self.actions.push_back(Action::Deliver(owner.session, Outgoing::Push(frames)));
         }
         if session.backlog.len() == BACKLOG {
             session.backlog.pop_front();
             session.missed += 1;
-            self.figures.events_dropped.inc();
+            // Who has events pushed need not ask for them; whether a push is dropped shows when it is delivered.
+            if !pushed {
+                self.figures.events_dropped.inc();
+            }
         }
         session.backlog.push_back(event.frames(false, name, kind));
         self.wake_events(owner.session);

@@ -49,3 +49,8 @@ async fn jedis() -> Result<()> {
 async fn lettuce_that_gives_up() -> Result<()> {
     scenes::lettuce_is_hasty().await
 }
+
+#[tokio::test]
+async fn jeopardy_by_events_and_pushes() -> Result<()> {
+    scenes::jeopardy_is_told().await
+}

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use harness::{Agent, Client, RedisServer, Reply, eventually, within};
 
 use super::driver::{Driver, Sent};
-use super::libraries::{LETTUCE, Library, Pushes, Settings};
+use super::libraries::{LETTUCE, Library, Pushes, REDIS_PY, Settings};
 use super::relay::Relay;
 
 /// How long a LOCK waits while another has the lock: longer than what libraries have patience for.
@@ -70,6 +70,31 @@ pub(super) async fn lettuce_is_hasty() -> Result<()> {
     stage.until_free("hasty:b").await;
     stage.relay.cut();
     stage.until_free("hasty:a").await;
+    Ok(())
+}
+
+/// Redis does not answer for a while, and does again in time: both are told, by EVENTS and by pushes.
+pub(super) async fn jeopardy_is_told() -> Result<()> {
+    let mut redis = RedisServer::start().await?;
+    // The last third of the lease is the time to hear of it and to put it right.
+    let agent = Agent::with(&redis, &["--lease", "12s"]).await?;
+    let mut asks = Driver::start(&REDIS_PY, &agent.socket(), Settings::Advised)?;
+    let mut hears = Driver::start(&LETTUCE, &agent.socket(), Settings::Advised)?;
+    let told = asks.call("w", "SESSION").await?.ok()?;
+    let ask = format!("EVENTS {} {} WAIT 25000", told.field("id")?, told.field("secret")?);
+    hears.call("w", "SESSION PUSH on").await?.ok()?;
+    asks.call("w", "LOCK asks").await?.ok()?;
+    hears.call("w", "LOCK hears").await?.ok()?;
+    redis.process().freeze().await?;
+    for event in ["jeopardy", "safe"] {
+        let push = hears.push("w").await?;
+        ensure!(push[0] == format!("lock-{event}") && push[1..3] == ["hears", "lock"], "{push:?}");
+        let events = asks.call("ear", &ask).await?.ok()?;
+        ensure!(events.text().starts_with(&format!("[[{event}, asks, lock")), "{events}");
+        if event == "jeopardy" {
+            redis.process().thaw()?;
+        }
+    }
     Ok(())
 }
 

@@ -43,3 +43,42 @@ async fn who_does_not_read_costs_bounded_memory_and_nobody_else_waits() -> Resul
     crowd.nothing_is_lost().await?;
     Ok(())
 }
+
+#[tokio::test]
+async fn pushes_that_nobody_reads_are_dropped_and_counted() -> Result<()> {
+    let crowd = Crowd::new(&["--lease", "3s"]).await?;
+    let mut deaf = crowd.agent.client3().await?;
+    deaf.call("SESSION PUSH on DEADLINES on").await?.ok()?;
+    // Long names: what is kept for a reader is soon full.
+    let (tail, mut renewed) = ("x".repeat(500), 0);
+    let locks: Vec<String> = (0..2_000).map(|i| format!("LOCK {i}:{tail}")).collect();
+    for reply in all(&mut deaf, &locks).await? {
+        ensure!(reply.field("holds")?.int()? == 1, "{reply}");
+    }
+    let before = crowd.memory()?;
+    within(LONG, "pushes to be dropped", async || {
+        let figures = crowd.agent.metrics().await?;
+        let dropped = figures.sum("lockscope_agent_events_dropped_total", &[]);
+        ensure!(dropped >= 1_000.0, "{dropped}");
+        // Each renewal is one event, and is dropped once at most.
+        let renewals = figures.sum("lockscope_agent_renewals_total", &[]);
+        assert!(dropped < renewals, "{dropped} of {renewals} events");
+        Ok(())
+    })
+    .await;
+    let grown = crowd.memory()?.saturating_sub(before);
+    ensure!(grown < 16 << 20, "{grown} bytes for one who does not read");
+    let mut other = crowd.agent.client().await?;
+    other.call("LOCK other").await?.ok()?;
+    crowd.nothing_is_lost().await?;
+    // Who reads after all finds whole events, and the reply behind them.
+    deaf.send("PING").await?;
+    ensure!(deaf.reply().await?.text() == "PONG");
+    while deaf.pushes() > 0 {
+        let event = deaf.push().await?;
+        ensure!(event[0] == "lock-valid" && event[1].ends_with(&tail), "{event:?}");
+        renewed += 1;
+    }
+    ensure!(renewed > 1_000, "{renewed} events came");
+    Ok(())
+}
