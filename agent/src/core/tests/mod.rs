@@ -2,5 +2,6 @@
 
 mod doubt;
 mod locks;
+mod read_write;
 mod trouble;
 mod world;

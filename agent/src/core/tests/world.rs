@@ -16,6 +16,10 @@ use crate::session::{Peer, SessionId};
 
 pub(super) const LEASE: Duration = Duration::from_secs(30);
 
+/// The modes of a read-write lock's hash, as numbers like its counts.
+const READ: i64 = -1;
+const WRITE: i64 = -2;
+
 /// What becomes of scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Network {
@@ -128,6 +132,10 @@ impl World {
 
     pub(super) fn lock(&mut self, id: SessionId, lock: &str) {
         self.command(id, Command::Lock(lock_command(lock)));
+    }
+
+    pub(super) fn lock_as(&mut self, id: SessionId, lock: &str, kind: Kind) {
+        self.command(id, Command::Lock(LockRequest { kind, ..lock_command(lock) }));
     }
 
     pub(super) fn lock_within(&mut self, id: SessionId, lock: &str, ms: u64) {
@@ -333,6 +341,33 @@ impl World {
                     return ints(&[2]);
                 }
                 ints(&[1, subscribers])
+            }
+            "acquire_read" | "acquire_write" => {
+                let reads = call.script.name == "acquire_read";
+                let hash = self.redis.entry(key).or_default();
+                let held = hash.fields.contains_key(&args[0]);
+                let under = reads && hash.fields.contains_key(&args[2]);
+                let beside = reads && hash.fields.get("mode") == Some(&READ);
+                if hash.fields.is_empty() {
+                    hash.fields.insert("mode".to_owned(), if reads { READ } else { WRITE });
+                } else if !(held || under || beside) {
+                    return ints(&[0, 30_000]);
+                }
+                hash.fields.insert(args[0].clone(), 1);
+                hash.expires = hash.expires.max(Some(now + ms(&args[1])));
+                ints(&[1])
+            }
+            "release_read" | "release_write" => {
+                let Some(hash) = self.redis.get_mut(&key) else { return ints(&[0]) };
+                if hash.fields.remove(&args[0]).is_none() {
+                    return ints(&[2]);
+                }
+                if hash.fields.len() == 1 {
+                    self.redis.remove(&key);
+                } else if call.script.name == "release_write" {
+                    hash.fields.insert("mode".to_owned(), READ);
+                }
+                ints(&[1])
             }
             other => panic!("no model of {other}"),
         }
