@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prometheus::Registry;
 use redisson::script::{Call, Publish, Value};
-use redisson::{ClientId, Grouping, Kind, Lease, LockName, Moment, keys};
+use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
 use crate::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::core::{Action, Core, Failure, OpId, Settings};
@@ -52,6 +52,10 @@ pub(super) struct World {
     pub(super) network: Network,
     pub(super) replies: Vec<(SessionId, Outgoing)>,
     pub(super) listening: Vec<LockName>,
+    /// Queues of fair locks.
+    pub(super) queues: BTreeMap<String, Vec<String>>,
+    /// Fair waiters that have been told of their turn, and subscriptions of theirs that stand.
+    turns: VecDeque<(LockName, i64, bool)>,
     /// Scripts served, by name.
     pub(super) served: Vec<&'static str>,
     /// How many others are subscribed.
@@ -105,6 +109,8 @@ impl World {
             network: Network::Good,
             replies: Vec::new(),
             listening: Vec::new(),
+            queues: BTreeMap::new(),
+            turns: VecDeque::new(),
             served: Vec::new(),
             others: 0,
             held_back: VecDeque::new(),
@@ -187,11 +193,22 @@ impl World {
                     // Of two names with one channel the worlds of these tests have the one without braces.
                     let name = keys::locks_of_channel(&channel).remove(0);
                     self.listening.push(name.clone());
-                    self.core.on_subscribed(self.now, &name);
+                    match keys::waiter_of_channel(&channel) {
+                        Some(waiter) => self.turns.push_back((name, waiter.thread, false)),
+                        None => self.core.on_subscribed(self.now, &name),
+                    }
                 }
                 Action::Unsubscribe(channel) => {
                     let name = keys::locks_of_channel(&channel).remove(0);
-                    self.listening.retain(|other| *other != name);
+                    let at = self.listening.iter().position(|other| *other == name).unwrap();
+                    self.listening.remove(at);
+                }
+            }
+            while let Some((name, number, told)) = self.turns.pop_front() {
+                if told {
+                    self.core.on_turn(self.now, &name, number);
+                } else {
+                    self.core.on_turn_subscribed(self.now, &name, number);
                 }
             }
         }
@@ -235,7 +252,7 @@ impl World {
                 self.on_their_way.push((self.now + delay.min(timeout), op, outcome));
             }
             Network::Full => match call.script.name {
-                "acquire" | "hand_over" => {
+                "acquire" | "acquire_fair" | "hand_over" => {
                     self.core.on_failure(self.now, op, &Failure::Refused("OOM".to_owned()));
                 }
                 _ => {
@@ -368,6 +385,45 @@ impl World {
                     hash.fields.insert("mode".to_owned(), READ);
                 }
                 ints(&[1])
+            }
+            "acquire_fair" => {
+                let queue = self.queues.entry(key.clone()).or_default();
+                let hash = self.redis.entry(key).or_default();
+                let first = queue.first().is_none_or(|head| *head == args[0]);
+                if hash.fields.contains_key(&args[0]) || (hash.fields.is_empty() && first) {
+                    queue.retain(|place| *place != args[0]);
+                    hash.fields.insert(args[0].clone(), 1);
+                    hash.expires = hash.expires.max(Some(now + ms(&args[1])));
+                    return ints(&[1]);
+                }
+                if args[3] == "1" && !queue.contains(&args[0]) {
+                    queue.push(args[0].clone());
+                }
+                let mut reply = vec![Value::Int(0), Value::Int(30_000)];
+                let head = queue.first().filter(|head| **head != args[0]);
+                reply.extend(head.map(|head| Value::Bytes(head.clone().into_bytes())));
+                Some(Value::Array(reply))
+            }
+            "release_fair" => {
+                let removed = self
+                    .redis
+                    .get_mut(&key)
+                    .is_some_and(|hash| hash.fields.remove(&args[0]).is_some());
+                self.redis.retain(|_, hash| !hash.fields.is_empty());
+                let queue = self.queues.entry(key.clone()).or_default();
+                queue.retain(|place| *place != args[0]);
+                let free = !self.redis.contains_key(&key);
+                if let Some(head) = queue.first().filter(|_| free) {
+                    let head = HolderId::parse(head.as_bytes()).unwrap().thread;
+                    self.turns.push_back((name(&key), head, true));
+                }
+                ints(&[if removed {
+                    1
+                } else if free {
+                    0
+                } else {
+                    2
+                }])
             }
             other => panic!("no model of {other}"),
         }
