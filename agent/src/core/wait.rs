@@ -152,7 +152,10 @@ impl Core {
         if name.queue.front() == Some(&number) {
             name.queue.pop_front();
         } else {
-            name.queue.retain(|queued| *queued != number);
+            // In order of their numbers as a rule, and then soon found: a crowd may leave all at once.
+            let at = name.queue.binary_search(&number).ok();
+            let at = at.or_else(|| name.queue.iter().position(|queued| *queued == number));
+            at.and_then(|at| name.queue.remove(at));
         }
         let group = self.group(&waiter.name);
         self.figures.wait_ended(&group, waiter.kind, number);

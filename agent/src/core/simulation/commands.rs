@@ -114,10 +114,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    pub(super) fn lindex_0(&self, key: &str) -> Option<String> {
-        self.list(key).into_iter().next()
-    }
-
     pub(super) fn zscore(&self, key: &str, member: &str) -> Option<f64> {
         let none = BTreeMap::new();
         let scores = match self.redis.get(key).map(|entry| &entry.content) {

@@ -182,24 +182,44 @@ fn is_holder(field: &str) -> bool {
         && digits.starts_with(|c: char| c.is_ascii_digit())
 }
 
-fn acquire(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
-    let (lock, queue, deadlines) = (&keys[0], &keys[1], &keys[2]);
-    let (me, lease) = (&args[0], number(&args[1]));
+/// What stands at a lock's key: `none`, `lock` or a read-write lock's mode, and its holders where it is a lock. Or, as
+/// an error of its own, what it is instead.
+fn occupant(run: &Run<'_>, lock: &str) -> Result<Result<(String, Vec<String>), String>, Stop> {
     let kind = run.type_of(lock);
-    if kind != "hash" && kind != "none" {
-        return Ok(Value::Array(vec![Value::Int(3), bytes(kind)]));
+    if kind == "none" {
+        return Ok(Ok((kind.to_owned(), Vec::new())));
     }
-    if kind == "hash" && run.hexists(lock, me)? {
+    if kind != "hash" {
+        return Ok(Err(kind.to_owned()));
+    }
+    if let Some(mode) = run.hget(lock, "mode")? {
+        let mode = if mode.len() < 8 { mode } else { "read".to_owned() };
+        return Ok(Ok((mode, Vec::new())));
+    }
+    let fields = run.hkeys(lock)?;
+    let few = fields.len() <= 8;
+    let holders: Vec<String> = fields.into_iter().filter(|field| is_holder(field)).collect();
+    if !few || holders.is_empty() {
+        return Ok(Err("hash with other fields".to_owned()));
+    }
+    Ok(Ok(("lock".to_owned(), holders)))
+}
+
+fn acquire(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
+    let [lock, queue, deadlines] = keys else { panic!("the model of Redis knows no tokens") };
+    let (me, lease) = (&args[0], number(&args[1]));
+    let (kind, holders) = match occupant(run, lock)? {
+        Ok(occupant) => occupant,
+        Err(other) => return Ok(Value::Array(vec![Value::Int(3), bytes(&other)])),
+    };
+    if kind == "lock" && run.hexists(lock, me)? {
         if run.pttl(lock) < lease {
             run.pexpire(lock, lease);
         }
         run.hset(lock, me, "1")?;
         return Ok(ints(&[1]));
     }
-    if run.type_of(queue) == "list"
-        && let Some(head) = run.lindex_0(queue)
-        && run.zscore(deadlines, &head).is_some_and(|score| score > run.now_ms_f64())
-    {
+    if living_head(run, queue, deadlines).is_some() {
         return Ok(Value::Array(vec![Value::Int(2), bytes("fair")]));
     }
     if kind == "none" {
@@ -207,28 +227,18 @@ fn acquire(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value,
         run.pexpire(lock, lease);
         return Ok(ints(&[1]));
     }
-    let other = || Value::Array(vec![Value::Int(3), bytes("hash with other fields")]);
-    let fields = run.hkeys(lock)?;
-    if fields.len() > 8 {
-        let read_write = run.hexists(lock, "mode")?;
-        return Ok(if read_write {
-            Value::Array(vec![Value::Int(2), bytes("read")])
-        } else {
-            other()
-        });
-    }
-    if let Some(mode) = run.hget(lock, "mode")? {
-        let mode = if mode.len() < 8 { mode } else { "read".to_owned() };
-        return Ok(Value::Array(vec![Value::Int(2), bytes(&mode)]));
-    }
-    let holders: Vec<Value> =
-        fields.iter().filter(|field| is_holder(field)).map(|field| bytes(field)).collect();
-    if holders.is_empty() {
-        return Ok(other());
+    if kind != "lock" {
+        return Ok(Value::Array(vec![Value::Int(2), bytes(&kind)]));
     }
     let mut reply = vec![Value::Int(0), Value::Int(run.pttl(lock))];
-    reply.extend(holders);
+    reply.extend(holders.iter().map(|holder| bytes(holder)));
     Ok(Value::Array(reply))
+}
+
+/// A fair lock's first waiter, if its deadline is still to come.
+fn living_head(run: &Run<'_>, queue: &str, deadlines: &str) -> Option<String> {
+    let head = run.list(queue).into_iter().next()?;
+    run.zscore(deadlines, &head).filter(|score| *score > run.now_ms_f64()).map(|_| head)
 }
 
 fn keep(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
@@ -298,15 +308,15 @@ fn hand_over(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Valu
 }
 
 fn force_release(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
-    let lock = &keys[0];
+    let (lock, queue, deadlines) = (&keys[0], &keys[1], &keys[2]);
     let Ok(fields) = run.hkeys(lock) else { return Ok(ints(&[3])) };
     if fields.is_empty() {
         return Ok(ints(&[0]));
     }
     let verbs = usize::try_from(number(&args[4])).expect("a small count");
     let seen: Vec<&[String]> = args[5 + verbs..].chunks(4).collect();
-    let with_mode = fields.iter().any(|field| field == "mode");
-    if fields.len() - usize::from(with_mode) != seen.len() {
+    let read_write = run.hexists(lock, "mode")?;
+    if fields.len() - usize::from(read_write) != seen.len() {
         return Ok(ints(&[2]));
     }
     for holder in &seen {
@@ -315,9 +325,15 @@ fn force_release(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<
         }
     }
     run.del(lock);
-    // Queues of fair locks, of which nobody alive stands in one here, and readers' markers are not modelled.
-    for _ in 0..verbs {
-        run.publish(&args[usize::from(with_mode)]);
+    let mut channels = vec![if read_write { args[1].clone() } else { args[0].clone() }];
+    if !read_write {
+        let head = living_head(run, queue, deadlines);
+        channels.extend(head.map(|head| format!("{}{head}", args[2])));
+    }
+    for channel in channels {
+        for _ in 0..verbs {
+            run.publish(&channel);
+        }
     }
     for holder in seen {
         run.publish(&holder[3]);
@@ -335,9 +351,10 @@ fn show(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, St
         let fields = run.hkeys(lock)?;
         count = fields.len();
         if count <= usize::try_from(number(&args[0])).expect("a small count") {
-            let with_mode = fields.iter().any(|field| field == "mode");
+            let read_write = run.hexists(lock, "mode")?;
             for field in fields {
-                markers.extend(with_mode.then_some(Value::Int(-2)));
+                // The model has no markers: whoever reads has been dead for long.
+                markers.extend(read_write.then_some(Value::Int(-2)));
                 let value = run.hget(lock, &field)?.unwrap_or_default();
                 pairs.push(bytes(&field));
                 pairs.push(bytes(&value));
