@@ -128,7 +128,8 @@ impl Core {
             return;
         }
         let (Some(&front), Contest::Idle) = (state.queue.front(), state.contest) else { return };
-        let Some(kind) = self.waiters.get(&front).map(|waiter| waiter.kind) else { return };
+        let Some(waiter) = self.waiters.get(&front) else { return };
+        let (kind, asks) = (waiter.kind, waiter.asking.is_some());
         let Some(state) = self.names.get(name) else { return };
         // Fair waiters ask each for itself.
         if state.keeps_out(kind) || kind == Kind::Fair {
@@ -140,6 +141,11 @@ impl Core {
         }
         if kind == Kind::Read && !state.readers.is_empty() {
             return self.readers_join(name);
+        }
+        // A reader that asked to join others may still be asking when they have gone. A second attempt under its number
+        // could run when its hold is over, and would then be undone at the cost of whoever has that number.
+        if asks {
+            return;
         }
         let asking = self.attempt(front);
         if let (Some(op), Some(state)) = (asking, self.names.get_mut(name)) {

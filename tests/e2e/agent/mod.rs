@@ -7,6 +7,7 @@ mod fair;
 mod fenced;
 mod foreign;
 mod http;
+mod kinds;
 mod leases;
 mod locks;
 mod lost;

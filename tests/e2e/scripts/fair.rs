@@ -73,6 +73,9 @@ async fn a_free_lock_without_a_queue_is_taken_at_once() -> Result<()> {
     assert_eq!(bench.fair(&lock, ours(1)).await?, GRANTED, "sent twice");
     bench.assert_held(&lock, ours(1), 1, 50_000..=60_000).await?;
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "no queue");
+    bench.foreign_place("a", ours(1), Some(20_000)).await?;
+    assert_eq!(bench.fair(&lock, ours(1)).await?, GRANTED, "late, after it had a place once more");
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "no place for who is inside");
     assert!(matches!(bench.fair_once(&lock, ours(2)).await?, Acquired::Held { .. }));
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "who does not wait does not queue");
     assert_eq!(bench.release_fair(&lock, ours(1)).await?, Released::Released);

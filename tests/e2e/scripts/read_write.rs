@@ -104,6 +104,11 @@ async fn readers_come_in_together_each_with_a_marker() -> Result<()> {
     assert!(bench.pttl(&lock).await? > 50_000, "the shorter lease cuts nothing");
     assert!(matches!(bench.markers(&lock, ours(2)).await?[..], [4_000..=5_000]));
     assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [50_000..=60_000]));
+    bench.read(&lock, ours(1), 5_000).await?;
+    assert!(
+        matches!(bench.markers(&lock, ours(1)).await?[..], [50_000..=60_000]),
+        "nor sent twice"
+    );
     let Acquired::Held { holders, .. } = bench.write(&lock, ours(3), 5_000).await? else {
         panic!("readers are inside")
     };

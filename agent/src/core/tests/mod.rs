@@ -1,6 +1,8 @@
 //! The core against a small model of Redis.
 
 mod doubt;
+mod fair;
 mod locks;
+mod read_write;
 mod trouble;
 mod world;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prometheus::Registry;
 use redisson::script::{Call, Publish, Value};
-use redisson::{ClientId, Grouping, Kind, Lease, LockName, Moment, keys};
+use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
 use crate::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::core::{Action, Core, Failure, OpId, Settings};
@@ -15,6 +15,10 @@ use crate::resp::{Frame, Outgoing};
 use crate::session::{Peer, SessionId};
 
 pub(super) const LEASE: Duration = Duration::from_secs(30);
+
+/// The modes of a read-write lock's hash, as numbers like its counts.
+const READ: i64 = -1;
+const WRITE: i64 = -2;
 
 /// What becomes of scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +52,10 @@ pub(super) struct World {
     pub(super) network: Network,
     pub(super) replies: Vec<(SessionId, Outgoing)>,
     pub(super) listening: Vec<LockName>,
+    /// Queues of fair locks.
+    pub(super) queues: BTreeMap<String, Vec<String>>,
+    /// Fair waiters that have been told of their turn, and subscriptions of theirs that stand.
+    turns: VecDeque<(LockName, i64, bool)>,
     /// Scripts served, by name.
     pub(super) served: Vec<&'static str>,
     /// How many others are subscribed.
@@ -101,6 +109,8 @@ impl World {
             network: Network::Good,
             replies: Vec::new(),
             listening: Vec::new(),
+            queues: BTreeMap::new(),
+            turns: VecDeque::new(),
             served: Vec::new(),
             others: 0,
             held_back: VecDeque::new(),
@@ -128,6 +138,10 @@ impl World {
 
     pub(super) fn lock(&mut self, id: SessionId, lock: &str) {
         self.command(id, Command::Lock(lock_command(lock)));
+    }
+
+    pub(super) fn lock_as(&mut self, id: SessionId, lock: &str, kind: Kind) {
+        self.command(id, Command::Lock(LockRequest { kind, ..lock_command(lock) }));
     }
 
     pub(super) fn lock_within(&mut self, id: SessionId, lock: &str, ms: u64) {
@@ -179,11 +193,22 @@ impl World {
                     // Of two names with one channel the worlds of these tests have the one without braces.
                     let name = keys::locks_of_channel(&channel).remove(0);
                     self.listening.push(name.clone());
-                    self.core.on_subscribed(self.now, &name);
+                    match keys::waiter_of_channel(&channel) {
+                        Some(waiter) => self.turns.push_back((name, waiter.thread, false)),
+                        None => self.core.on_subscribed(self.now, &name),
+                    }
                 }
                 Action::Unsubscribe(channel) => {
                     let name = keys::locks_of_channel(&channel).remove(0);
-                    self.listening.retain(|other| *other != name);
+                    let at = self.listening.iter().position(|other| *other == name).unwrap();
+                    self.listening.remove(at);
+                }
+            }
+            while let Some((name, number, told)) = self.turns.pop_front() {
+                if told {
+                    self.core.on_turn(self.now, &name, number);
+                } else {
+                    self.core.on_turn_subscribed(self.now, &name, number);
                 }
             }
         }
@@ -227,7 +252,7 @@ impl World {
                 self.on_their_way.push((self.now + delay.min(timeout), op, outcome));
             }
             Network::Full => match call.script.name {
-                "acquire" | "hand_over" => {
+                "acquire" | "acquire_fair" | "hand_over" => {
                     self.core.on_failure(self.now, op, &Failure::Refused("OOM".to_owned()));
                 }
                 _ => {
@@ -333,6 +358,72 @@ impl World {
                     return ints(&[2]);
                 }
                 ints(&[1, subscribers])
+            }
+            "acquire_read" | "acquire_write" => {
+                let reads = call.script.name == "acquire_read";
+                let hash = self.redis.entry(key).or_default();
+                let held = hash.fields.contains_key(&args[0]);
+                let under = reads && hash.fields.contains_key(&args[2]);
+                let beside = reads && hash.fields.get("mode") == Some(&READ);
+                if hash.fields.is_empty() {
+                    hash.fields.insert("mode".to_owned(), if reads { READ } else { WRITE });
+                } else if !(held || under || beside) {
+                    return ints(&[0, 30_000]);
+                }
+                hash.fields.insert(args[0].clone(), 1);
+                hash.expires = hash.expires.max(Some(now + ms(&args[1])));
+                ints(&[1])
+            }
+            "release_read" | "release_write" => {
+                let Some(hash) = self.redis.get_mut(&key) else { return ints(&[0]) };
+                if hash.fields.remove(&args[0]).is_none() {
+                    return ints(&[2]);
+                }
+                if hash.fields.len() == 1 {
+                    self.redis.remove(&key);
+                } else if call.script.name == "release_write" {
+                    hash.fields.insert("mode".to_owned(), READ);
+                }
+                ints(&[1])
+            }
+            "acquire_fair" => {
+                let queue = self.queues.entry(key.clone()).or_default();
+                let hash = self.redis.entry(key).or_default();
+                let first = queue.first().is_none_or(|head| *head == args[0]);
+                if hash.fields.contains_key(&args[0]) || (hash.fields.is_empty() && first) {
+                    queue.retain(|place| *place != args[0]);
+                    hash.fields.insert(args[0].clone(), 1);
+                    hash.expires = hash.expires.max(Some(now + ms(&args[1])));
+                    return ints(&[1]);
+                }
+                if args[3] == "1" && !queue.contains(&args[0]) {
+                    queue.push(args[0].clone());
+                }
+                let mut reply = vec![Value::Int(0), Value::Int(30_000)];
+                let head = queue.first().filter(|head| **head != args[0]);
+                reply.extend(head.map(|head| Value::Bytes(head.clone().into_bytes())));
+                Some(Value::Array(reply))
+            }
+            "release_fair" => {
+                let removed = self
+                    .redis
+                    .get_mut(&key)
+                    .is_some_and(|hash| hash.fields.remove(&args[0]).is_some());
+                self.redis.retain(|_, hash| !hash.fields.is_empty());
+                let queue = self.queues.entry(key.clone()).or_default();
+                queue.retain(|place| *place != args[0]);
+                let free = !self.redis.contains_key(&key);
+                if let Some(head) = queue.first().filter(|_| free) {
+                    let head = HolderId::parse(head.as_bytes()).unwrap().thread;
+                    self.turns.push_back((name(&key), head, true));
+                }
+                ints(&[if removed {
+                    1
+                } else if free {
+                    0
+                } else {
+                    2
+                }])
             }
             other => panic!("no model of {other}"),
         }

@@ -1,0 +1,164 @@
+//! Fair waiters: each asks for itself, and none leaves a place behind.
+
+use std::time::Duration;
+
+use redisson::{Kind, Lease};
+
+use super::world::{Network, World, lock_command};
+use crate::command::{Command, LockRequest, Wait};
+use crate::session::SessionId;
+
+const SLOW: Duration = Duration::from_millis(100);
+
+fn fair(world: &mut World, id: SessionId) {
+    world.lock_as(id, "x", Kind::Fair);
+}
+
+fn queue(world: &World) -> usize {
+    world.queues.get("x").map_or(0, Vec::len)
+}
+
+#[test]
+fn each_has_a_place_of_its_own_and_hears_of_its_turn() {
+    let mut world = World::new();
+    let line: Vec<_> = (0..4).map(|_| world.open()).collect();
+    for &id in &line {
+        fair(&mut world, id);
+    }
+    assert_eq!((queue(&world), world.listening.len()), (3, 3));
+    for (i, &id) in line.iter().enumerate() {
+        assert_eq!(world.reply(id), "held 1", "without a message each would sleep for seconds");
+        world.unlock(id, "x");
+        assert_eq!(world.reply(id), "0");
+        assert_eq!(queue(&world), 2_usize.saturating_sub(i));
+    }
+    assert!(world.listening.is_empty() && world.core.is_idle() && world.core.names.is_empty());
+    assert_eq!(world.core.next_deadline(), None);
+    assert!(!world.served.contains(&"hand_over"), "the order is Redis's");
+}
+
+#[test]
+fn a_turn_told_while_an_attempt_is_under_way_is_not_missed() {
+    let mut world = World::new();
+    let (one, two) = (world.open(), world.open());
+    fair(&mut world, one);
+    assert_eq!(world.reply(one), "held 1");
+    world.network = Network::Slow(100);
+    fair(&mut world, two);
+    // Redis has refused it, which it does not know yet, and listens to nothing: only asking again helps.
+    world.network = Network::Good;
+    world.unlock(one, "x");
+    for _ in 0..3 {
+        world.pass(SLOW);
+    }
+    assert_eq!(world.reply(two), "held 1");
+}
+
+#[test]
+fn a_turn_told_while_a_later_attempt_is_under_way_is_not_missed() {
+    let mut world = World::new();
+    let (one, two) = (world.open(), world.open());
+    fair(&mut world, one);
+    fair(&mut world, two);
+    assert_eq!(world.reply(one), "held 1");
+    // It looks again within five seconds; Redis refuses it once more, and then tells it of its turn.
+    let before = world.served.len();
+    world.network = Network::Slow(1900);
+    while world.served.len() == before {
+        world.pass(SLOW);
+    }
+    world.network = Network::Good;
+    world.unlock(one, "x");
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.reply(two), "held 1");
+}
+
+#[test]
+fn whoever_leaves_gives_its_place_up() {
+    for network in [Network::Good, Network::LosesReplies, Network::Slow(100), Network::Holds] {
+        let mut world = World::new();
+        let (holder, gone, next) = (world.open(), world.open(), world.open());
+        fair(&mut world, holder);
+        world.network = network;
+        fair(&mut world, gone);
+        world.close(gone);
+        world.network = Network::Good;
+        fair(&mut world, next);
+        for _ in 0..10 {
+            world.pass(SLOW);
+        }
+        assert_eq!(queue(&world), 1, "{network:?}");
+        assert!(world.served.contains(&"release_fair"), "{network:?}");
+        world.unlock(holder, "x");
+        assert_eq!(world.reply(next), "held 1", "{network:?}");
+        assert!(world.core.ops.is_empty(), "{network:?} {:?}", world.core.ops);
+    }
+}
+
+#[test]
+fn leaving_is_repeated_until_it_is_done() {
+    let mut world = World::new();
+    let (holder, gone) = (world.open(), world.open());
+    fair(&mut world, holder);
+    fair(&mut world, gone);
+    assert_eq!(queue(&world), 1);
+    world.network = Network::Down;
+    world.close(gone);
+    world.pass(Duration::from_secs(5));
+    assert_eq!(queue(&world), 1);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(queue(&world), 0);
+}
+
+#[test]
+fn who_never_reached_redis_has_nothing_to_give_up() {
+    let mut world = World::new();
+    let id = world.open();
+    world.network = Network::Down;
+    fair(&mut world, id);
+    world.close(id);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(5));
+    assert!(world.served.is_empty(), "{:?}", world.served);
+    assert!(world.core.is_idle());
+}
+
+#[test]
+fn who_does_not_wait_takes_no_place() {
+    let mut world = World::new();
+    let (holder, now) = (world.open(), world.open());
+    world.foreign("x", "285475da-9152-4c83-822a-67ee2f116a79:52", Duration::from_secs(9));
+    let wait = Wait::AtMost(Duration::ZERO);
+    let request = LockRequest { kind: Kind::Fair, wait, ..lock_command("x") };
+    world.command(now, Command::Lock(request));
+    assert_eq!(world.reply(now), "null");
+    assert_eq!((queue(&world), world.served.len()), (0, 1));
+    fair(&mut world, holder);
+    assert_eq!(queue(&world), 1);
+}
+
+#[test]
+fn a_grant_that_came_too_late_is_asked_for_again() {
+    let mut world = World::new();
+    let id = world.open();
+    world.network = Network::Slow(1500);
+    let request = LockRequest { kind: Kind::Fair, lease: Lease::new(SLOW), ..lock_command("x") };
+    world.command(id, Command::Lock(request));
+    world.pass(Duration::from_secs(1));
+    world.network = Network::Good;
+    world.pass(Duration::from_millis(510));
+    assert_eq!(world.reply(id), "held 1");
+}
+
+#[test]
+fn a_full_redis_is_asked_again() {
+    let mut world = World::new();
+    let id = world.open();
+    world.network = Network::Full;
+    fair(&mut world, id);
+    assert!(world.has_no_reply(id));
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.reply(id), "held 1");
+}

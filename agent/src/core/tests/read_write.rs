@@ -1,0 +1,130 @@
+//! Readers and writers of one lock.
+
+use std::time::Duration;
+
+use redisson::{Kind, Lease};
+
+use super::world::{LEASE, Network, World, lock_command};
+use crate::command::{Command, LockRequest};
+
+const SLOW: Duration = Duration::from_millis(100);
+
+#[test]
+fn readers_go_in_together_behind_one_attempt() {
+    let mut world = World::new();
+    let writer = world.open();
+    let readers: Vec<_> = (0..5).map(|_| world.open()).collect();
+    world.lock_as(writer, "x", Kind::Write);
+    for &reader in &readers {
+        world.lock_as(reader, "x", Kind::Read);
+    }
+    assert_eq!(world.served, ["acquire_write"]);
+    world.network = Network::Slow(10);
+    world.unlock(writer, "x");
+    // The release, the first reader's attempt, and all others at once.
+    for _ in 0..3 {
+        world.pass(Duration::from_millis(10));
+    }
+    for &reader in &readers {
+        assert_eq!(world.reply(reader), "held 1");
+    }
+    assert_eq!(world.served.len(), 7);
+}
+
+#[test]
+fn a_reader_has_one_attempt_at_a_time() {
+    let mut world = World::new();
+    let (first, second, writer) = (world.open(), world.open(), world.open());
+    world.lock_as(first, "x", Kind::Read);
+    world.network = Network::Slow(100);
+    world.lock_as(second, "x", Kind::Read);
+    // It joins the first one, who has gone from Redis too while it still asks.
+    world.network = Network::Slow(40);
+    world.unlock(first, "x");
+    world.pass(SLOW / 2);
+    world.pass(SLOW);
+    assert_eq!(world.reply(second), "held 1");
+    world.network = Network::Good;
+    world.pass(SLOW * 3);
+    world.lock_as(writer, "x", Kind::Write);
+    world.pass(SLOW * 3);
+    assert!(world.has_no_reply(writer), "nobody has taken the reader's hold away");
+    assert_eq!(world.served.iter().filter(|script| **script == "acquire_read").count(), 2);
+    world.unlock(second, "x");
+    assert_eq!(world.reply(writer), "held 1");
+}
+
+#[test]
+fn a_writer_waits_until_every_local_reader_has_left_redis() {
+    let mut world = World::new();
+    let (one, two, writer) = (world.open(), world.open(), world.open());
+    for reader in [one, two] {
+        world.lock_as(reader, "x", Kind::Read);
+    }
+    world.lock_as(writer, "x", Kind::Write);
+    world.network = Network::Slow(40);
+    world.unlock(one, "x");
+    world.network = Network::Slow(90);
+    world.unlock(two, "x");
+    world.pass(SLOW / 2);
+    assert!(!world.served.contains(&"acquire_write"), "not while one is on its way out");
+    world.pass(SLOW);
+    world.pass(SLOW);
+    assert_eq!(world.reply(writer), "held 1");
+    assert_eq!(world.holders("x").len(), 2, "the writer and the mode");
+}
+
+#[test]
+fn a_read_under_a_write_hold_that_is_gone_tells_the_loss_and_waits() {
+    let mut world = World::new();
+    let worker = world.open();
+    world.lock_as(worker, "x", Kind::Write);
+    assert_eq!(world.reply(worker), "held 1");
+    world.foreign("x", "285475da-9152-4c83-822a-67ee2f116a79:52:write", LEASE);
+    world.lock_as(worker, "x", Kind::Read);
+    assert!(world.has_no_reply(worker));
+    assert_eq!(world.core.holds(), 0);
+    assert_eq!(world.core.waiters(), 1);
+    world.foreign_release("x");
+    assert_eq!(world.reply(worker), "held 1");
+    assert_eq!(world.events(worker), ["lost x write stolen"]);
+}
+
+#[test]
+fn a_read_under_a_write_hold_is_asked_for_until_it_is_had() {
+    for network in [Network::Down, Network::LosesReplies, Network::Holds] {
+        let mut world = World::new();
+        let (worker, other) = (world.open(), world.open());
+        world.lock_as(worker, "x", Kind::Write);
+        world.lock_as(other, "x", Kind::Write);
+        assert_eq!(world.reply(worker), "held 1");
+        world.network = network;
+        world.lock_as(worker, "x", Kind::Read);
+        world.network = Network::Good;
+        world.pass(Duration::from_secs(2));
+        assert_eq!(world.reply(worker), "held 1", "{network:?}");
+        assert!(world.has_no_reply(other));
+        world.close(worker);
+        world.pass(Duration::from_secs(2));
+        assert_eq!(world.reply(other), "held 1", "{network:?}");
+        world.deliver_late();
+        assert_eq!(world.holders("x").iter().filter(|field| field.ends_with(":write")).count(), 1);
+    }
+}
+
+#[test]
+fn a_read_under_a_write_hold_that_came_too_late_is_asked_for_again() {
+    let mut world = World::new();
+    let worker = world.open();
+    world.lock_as(worker, "x", Kind::Write);
+    assert_eq!(world.reply(worker), "held 1");
+    world.network = Network::Slow(1500);
+    let lease = Lease::new(SLOW);
+    let read = LockRequest { kind: Kind::Read, lease, ..lock_command("x") };
+    world.command(worker, Command::Lock(read));
+    world.pass(Duration::from_secs(1));
+    world.network = Network::Good;
+    world.pass(Duration::from_millis(510));
+    assert_eq!(world.reply(worker), "held 1");
+    assert_eq!(world.core.holds(), 2);
+}
