@@ -9,6 +9,7 @@ pub mod params;
 pub mod problem;
 pub mod stream;
 pub mod viewers;
+pub mod watch;
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::get;
+use axum::routing::{get, post};
 use prometheus::Registry;
 use service_kit::http::{
     AllowedHosts, HttpMetrics, Readiness, check_host, health_routes, measure, metrics_route,
@@ -58,6 +59,8 @@ pub fn router(
         .route("/", get(pages::locks))
         .route("/lock", get(pages::lock))
         .route("/sources", get(pages::sources))
+        .route("/sources/watch", post(watch::from_page))
+        .route("/api/v1/monitor/watch", post(watch::from_api))
         .route("/live", get(live::live))
         .route("/static/{name}", get(assets::file))
         .route("/favicon.ico", get(assets::icon))

@@ -25,7 +25,7 @@ use std::time::Duration;
 use redisson::group::glob_matches;
 use redisson::{Grouping, LockName, Moment};
 
-pub use observation::{Observation, Reading, ScopeId, Source, Stamp};
+pub use observation::{Observation, Reading, ScopeId, Source, Stamp, Traffic};
 pub use record::Effect;
 pub use settings::{LockRule, Settings};
 pub use snapshot::{Delta, Notice, Snapshot};
@@ -106,6 +106,8 @@ impl Model {
                     self.hurry(scope, &name);
                 }
             }
+            Observation::Traffic(traffic) => self.traffic(scope, &traffic),
+            Observation::Tapping { .. } => {}
             Observation::Listening { on, at } => {
                 self.scopes[scope.0].listening_since = on.then_some(at);
             }
@@ -180,6 +182,21 @@ impl Model {
         }
         self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
         self.settle(scope_id, name);
+    }
+
+    /// Traffic confirms that a key is a lock; what it changed is read at once.
+    fn traffic(&mut self, scope_id: ScopeId, traffic: &Traffic) {
+        for event in &traffic.events {
+            let source = (scope_id, Effect::Event(Source::Monitor, event.what.as_str()));
+            self.effects.push(source);
+            if let Some(kept) = self.scopes[scope_id.0].locks.get_mut(&event.lock) {
+                kept.record.confirm();
+                self.settle(scope_id, &event.lock);
+            }
+            if event.what.changes_holders() {
+                self.hurry(scope_id, &event.lock);
+            }
+        }
     }
 
     fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, wall: WallMillis) {

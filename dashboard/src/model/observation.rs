@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redisson::shape::LockHash;
-use redisson::{LockName, Moment};
+use redisson::{LockName, Moment, monitor};
 
 use super::view::WallMillis;
 
@@ -20,11 +20,13 @@ pub enum Source {
     Channels,
     /// Known locks read again.
     Poll,
+    /// What MONITOR shows of all commands.
+    Monitor,
 }
 
 impl Source {
     /// Every one, in the order pages show them.
-    pub const ALL: [Self; 3] = [Self::Scan, Self::Channels, Self::Poll];
+    pub const ALL: [Self; 4] = [Self::Scan, Self::Channels, Self::Poll, Self::Monitor];
 
     /// The word.
     #[must_use]
@@ -33,6 +35,7 @@ impl Source {
             Self::Scan => "scan",
             Self::Channels => "channels",
             Self::Poll => "poll",
+            Self::Monitor => "monitor",
         }
     }
 }
@@ -84,6 +87,19 @@ pub enum Reading {
     Other(String),
 }
 
+/// Lock traffic that MONITOR showed, in its order.
+#[derive(Debug, Clone)]
+pub struct Traffic {
+    /// What was done to locks, or tried.
+    pub events: Vec<monitor::Event>,
+    /// When it was read; it happened shortly before.
+    pub at: Moment,
+    /// The same by the wall clock.
+    pub wall: WallMillis,
+    /// How many events before these could not be handed over.
+    pub missed: u64,
+}
+
 /// One thing that a source saw.
 #[derive(Debug, Clone)]
 pub enum Observation {
@@ -111,6 +127,15 @@ pub enum Observation {
     Companion {
         /// The lock.
         name: LockName,
+    },
+    /// MONITOR showed something.
+    Traffic(Traffic),
+    /// From now on MONITOR shows all traffic, or no longer does.
+    Tapping {
+        /// Which.
+        on: bool,
+        /// Since when.
+        at: Moment,
     },
     /// From now on release messages reach us, or no longer do.
     Listening {

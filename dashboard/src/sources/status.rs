@@ -7,6 +7,7 @@ use service_kit::clock;
 use service_kit::redis_link::{LinkState, LinkStatus, ServerInfo};
 use tokio::sync::watch;
 
+use super::tap::Switch;
 use crate::model::Source;
 use crate::model::actor::wall;
 use crate::model::view::{SourceState, SourceView, WallMillis};
@@ -100,6 +101,11 @@ impl SourceStatus {
         }
     }
 
+    /// How late it is; what to say of it is the source's own business.
+    pub fn note_lag(&self, lag: Duration) {
+        self.now().lag = Some(lag);
+    }
+
     /// How the passes go.
     pub fn set_pass(&self, pass: Pass) {
         self.now().pass = pass;
@@ -182,6 +188,7 @@ impl Server {
 pub struct Sources {
     statuses: Vec<Arc<SourceStatus>>,
     servers: Vec<Server>,
+    switches: Vec<(Arc<str>, Switch)>,
 }
 
 impl Sources {
@@ -191,6 +198,22 @@ impl Sources {
         let status = Arc::new(status);
         self.statuses.push(Arc::clone(&status));
         status
+    }
+
+    /// Adds what asks a deployment's reader of MONITOR for a look.
+    pub fn add_switch(&mut self, deployment: &Arc<str>, switch: Switch) {
+        self.switches.push((Arc::clone(deployment), switch));
+    }
+
+    /// What asks a deployment's reader of MONITOR for a look. Without a name, that of the only one.
+    #[must_use]
+    pub fn switch(&self, deployment: Option<&str>) -> Option<&Switch> {
+        match (deployment, &*self.switches) {
+            (Some(wished), switches) => switches.iter().find(|(name, _)| &**name == wished),
+            (None, [only]) => Some(only),
+            (None, _) => None,
+        }
+        .map(|(_, switch)| switch)
     }
 
     /// Adds a server.
@@ -253,7 +276,8 @@ impl Sources {
                     ),
                     None => format!("{at}: not all keys have been looked at yet."),
                 }),
-                (Source::Channels, SourceState::On) => {}
+                (Source::Channels, SourceState::On)
+                | (Source::Monitor, SourceState::On | SourceState::Behind) => {}
                 (Source::Channels, _) => limits.push(format!(
                     "{at}: release messages are not heard, so a lock freed and taken again by the same \
                      thread looks like one long hold, and `stuck` is only suspected."
@@ -265,6 +289,9 @@ impl Sources {
                     "{at}: known locks are read later than they should be; renewals are not judged."
                 )),
                 (Source::Poll, _) => {}
+                (Source::Monitor, _) => limits.push(format!(
+                    "{at}: MONITOR is not on, so refused attempts and holds between two readings are not seen."
+                )),
             }
         }
         limits.push(

@@ -10,6 +10,7 @@
 mod http;
 mod live;
 mod metrics;
+mod monitor;
 mod redis_server;
 mod serving;
 mod sources;
