@@ -169,7 +169,7 @@ pub struct Deployment {
     pub target: Target,
     /// Which of its databases.
     pub dbs: Vec<u32>,
-    /// How to reach it for MONITOR.
+    /// How to reach it for MONITOR, which shows all databases.
     pub monitor: Target,
 }
 
@@ -396,7 +396,7 @@ fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> 
         dbs.dedup();
         match target.validate() {
             Ok(target) => {
-                let monitor = target.clone();
+                let monitor = target.with_db(0);
                 deployments.push(Deployment { name: name.into(), target, dbs, monitor });
             }
             Err(error) => mistakes.push(raw.mistake("redis_url", error)),
@@ -429,7 +429,8 @@ fn monitor_targets(raw: &Raw<Flags>, deployments: &mut [Deployment], mistakes: &
             ));
             continue;
         }
-        let mut target = target.clone();
+        // It shows all databases.
+        let mut target = target.with_db(0);
         if let Some(file) = raw.values.redis_ca_file.as_ref().filter(|_| target.uses_tls()) {
             target = target.with_ca_file(file.clone());
         }

@@ -80,9 +80,10 @@ fn a_script_that_was_refused_or_failed_grants_nothing() {
     acquire(&mut stream, ACQUIRE, H, &["exists a"]);
     assert_eq!(stream.seen(), ["failed a lock H"]);
     acquire(&mut stream, ACQUIRE, H, &FREE);
+    acquire(&mut stream, ACQUIRE, OTHER, &REFUSED);
     release(&mut stream, H, &["get LATCH", "hexists a H"]);
     // It had it a moment ago: rather is the server full.
-    assert_eq!(stream.seen()[1], "release_found_nothing? a lock H");
+    assert_eq!(stream.seen()[2], "release_found_nothing? a lock H");
 }
 
 #[test]
@@ -194,6 +195,31 @@ fn readers_are_told_apart_from_their_own_second_hold() {
     stream.client(&format!("EVALSHA {take} 2 a {prefix} 30000 {H} {H}:write"));
     stream.lua("hget a mode").lua(&format!("hexists a {H}:write")).lua("pttl a");
     assert_eq!(stream.seen(), ["refused a read H"]);
+}
+
+#[test]
+fn a_time_to_live_is_a_lease_only_where_there_is_a_lock() {
+    let mut stream = master();
+    let expire = "3fd750e0b43af99dbd223e5523718f18cded3664";
+    for name in ["cache", "a"] {
+        acquire(&mut stream, ACQUIRE, H, &FREE);
+        stream
+            .client(&format!("EVALSHA {expire} 1 {name} 60000 x"))
+            .lua(&format!("pexpire {name} 60000"));
+    }
+    let taken = "acquired a lock H Some(30s)";
+    assert_eq!(stream.seen(), [taken, taken, "renewed? a - H Some(60s)"]);
+}
+
+#[test]
+fn old_scripts_renew_readers_for_others_too_which_is_no_sign_of_them() {
+    let mut stream = master();
+    stream.client(&format!("EVALSHA 6563941ff57e01b8cf61e86907b80686438a2f74 2 a {{a}} 30000 {H}"));
+    stream.lua(&format!("hget a {H}")).lua("pexpire a 30000").lua("hkeys a");
+    stream
+        .lua(&format!("hget a {OTHER}"))
+        .lua(&format!("pexpire {{a}}:{OTHER}:rwlock_timeout:1 30000"));
+    assert_eq!(stream.seen(), ["renewed a read H Some(30s)"]);
 }
 
 #[test]
