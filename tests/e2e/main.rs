@@ -5,7 +5,7 @@ mod clients;
 mod dashboard;
 mod demo;
 mod documents;
-mod grafana;
 mod faults;
+mod grafana;
 mod scripts;
 mod secure;

@@ -7,8 +7,8 @@ use harness::proxy::{Flow, Gate, Way};
 use harness::{Reply, eventually};
 
 use super::{
-    COMMANDS, LONG, MESSAGES, RENEWALS, SHORT, assert_error, assert_held_by, holder, listener, lock,
-    lost, ready, stage, unready,
+    COMMANDS, LONG, MESSAGES, RENEWALS, SHORT, assert_error, assert_held_by, holder, listener,
+    lock, lost, ready, stage, unready,
 };
 
 #[tokio::test]
