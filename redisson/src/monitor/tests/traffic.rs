@@ -251,6 +251,17 @@ fn what_a_replica_is_told() {
 }
 
 #[test]
+fn bare_commands_one_after_the_other_are_several_things() {
+    let mut stream = master();
+    stream.client(&format!("HINCRBY a {H} 1")).client(&format!("HINCRBY a {H} 1"));
+    stream.client("PEXPIRE a 5000").client(&format!("HINCRBY b {H} 1"));
+    assert_eq!(
+        stream.seen(),
+        ["acquired? a - H None", "reentered? a - H Some(5s) None", "acquired? b - H None"]
+    );
+}
+
+#[test]
 fn waiters_are_seen_by_their_subscriptions() {
     let mut stream = master();
     acquire(&mut stream, ACQUIRE, H, &FREE);
