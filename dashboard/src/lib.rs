@@ -26,7 +26,7 @@ use tokio::net::TcpListener;
 
 use config::Config;
 use http::app::{App, MAX_STREAMS};
-use metrics::{ModelMetrics, ScansMetrics, StreamMetrics};
+use metrics::{ModelMetrics, ScansMetrics, StreamMetrics, TapsMetrics};
 use model::Model;
 use model::actor::{self, now};
 
@@ -109,11 +109,13 @@ fn start(config: &Config, registry: &Registry, shutdown: &Shutdown) -> anyhow::R
     service_kit::metrics::register_runtime(registry, "main", runtime)?;
     let streams = StreamMetrics::register(registry)?;
     let scans = ScansMetrics::register(registry)?;
+    let taps = TapsMetrics::register(registry)?;
 
     let scopes = config.scopes();
     let model = Model::new(config.model.clone(), config.grouping(), &scopes, now());
     let (task, model, hub, batches) = actor::new(model, &scopes);
-    let sources = Arc::new(sources::start(config, &model, &hub, batches, &scans, shutdown));
+    let sources =
+        Arc::new(sources::start(config, &model, &hub, batches, (&scans, &taps), shutdown));
     let listener: ModelMetrics =
         metrics::register_model(registry, &hub, &sources, &scopes, config.lock_names_in_metrics)?;
     shutdown.spawn("model", task.run(listener, shutdown.token()));

@@ -8,7 +8,7 @@ async fn documented_users(direct: &mut Client) -> Result<()> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/acl.md");
     let text = std::fs::read_to_string(path)?;
     let users: Vec<&str> = text.lines().filter(|line| line.starts_with("ACL SETUSER ")).collect();
-    assert_eq!(users.len(), 2, "an agent and an observer");
+    assert_eq!(users.len(), 3, "an agent, an observer, and a tap");
     for user in users {
         direct.call(user).await?.ok().context(user.to_owned())?;
     }
@@ -24,7 +24,7 @@ async fn refused(direct: &mut Client) -> Result<Vec<String>> {
 
 #[tokio::test]
 async fn the_documented_users_are_enough() -> Result<()> {
-    let redis = RedisServer::start().await?;
+    let redis = RedisServer::with(&[("client-output-buffer-limit", "normal 32mb 0 0")]).await?;
     let mut direct = redis.client().await?;
     documented_users(&mut direct).await?;
     direct.call("SELECT 3").await?.ok()?;
@@ -38,7 +38,9 @@ async fn the_documented_users_are_enough() -> Result<()> {
     )
     .await?;
     let url = as_user("lockscope-observer", "observer-password");
-    let dashboard = Dashboard::start(&url, &[]).await?;
+    let tap = as_user("lockscope-tap", "tap-password");
+    let flags = ["--monitor", "on", "--monitor-redis-url", &*tap];
+    let dashboard = Dashboard::start(&url, &flags).await?;
 
     let mut worker = agent.client().await?;
     let mut waiter = agent.client().await?;

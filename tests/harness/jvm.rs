@@ -139,6 +139,12 @@ pub struct Thread {
 }
 
 impl Thread {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.thread
+    }
+
     /// Another thread of the same client.
     #[must_use]
     pub fn other(&self, thread: u32) -> Self {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use harness::client::encode;
 use harness::jvm::{Pending, Thread, Thrown};
 use harness::{Agent, Client, Jvm, RedisServer, Reply, eventually};
 
@@ -16,6 +17,8 @@ pub(crate) struct Kind {
     pub(crate) word: &'static str,
     /// The calls that lead to the lock object; `NAME` stands for its name.
     object: &'static [&'static str],
+    /// What the agent's metrics call the script that tries to take it.
+    acquire: &'static str,
     /// The channel on which a release is told; `NAME` likewise.
     channel: &'static str,
 }
@@ -24,6 +27,7 @@ pub(crate) struct Kind {
 pub(crate) const KINDS: &[Kind] = &[Kind {
     word: "lock",
     object: &["getLock", "NAME"],
+    acquire: "acquire",
     channel: "redisson_lock__channel:{NAME}",
 }];
 
@@ -124,6 +128,30 @@ impl Bed {
 
     pub(crate) async fn pttl(&mut self, name: &str) -> Result<i64> {
         self.direct.call_args(&["PTTL", name]).await?.int()
+    }
+
+    /// Sends a LOCK, and returns once its waiter sleeps: it has subscribed and tried in vain a second time, so that
+    /// nothing but a message will wake it.
+    pub(crate) async fn begin_wait(
+        &self,
+        session: &mut Client,
+        kind: Kind,
+        name: &str,
+    ) -> Result<()> {
+        let attempts = async || {
+            let metrics = self.agent.metrics().await?;
+            let script = [("script", kind.acquire)];
+            anyhow::Ok(metrics.sum("lockscope_agent_redis_seconds_count", &script))
+        };
+        let before = attempts().await?;
+        session.send_bytes(&encode(&kind.lock(name, ""))).await?;
+        eventually("our waiter to sleep", async || {
+            let made = attempts().await? - before;
+            ensure!(made >= 2.0, "{made} attempts");
+            Ok(())
+        })
+        .await;
+        Ok(())
     }
 
     /// Waits until that many connections listen to the lock's releases.
@@ -276,16 +304,30 @@ impl JavaLock {
         self.thread.begin_words(&words)
     }
 
-    /// Interrupts this thread, once it has tried in vain and sleeps.
-    pub(crate) async fn interrupt_asleep(&self, thread: u32) -> Result<()> {
-        let from = self.thread.other(thread + 1000);
+    /// Begins `lock()`, and returns once the thread sleeps: it has subscribed and tried in vain a last time, so that
+    /// nothing but a message or the end of the lease it was told will wake it.
+    pub(crate) async fn begin_wait(&self) -> Result<Pending> {
+        let waiting = self.begin("lock")?;
+        self.until_asleep().await;
+        Ok(waiting)
+    }
+
+    /// Waits until the thread sleeps in a call.
+    pub(crate) async fn until_asleep(&self) {
+        let number = self.thread.number();
+        let from = self.thread.other(number + 1000);
         eventually("the Java thread to sleep", async || {
-            let sleeps = from.call(&format!("sleeps {thread}")).await?;
+            let sleeps = from.call(&format!("sleeps {number}")).await?;
             ensure!(sleeps == "true", "it is still busy");
             Ok(())
         })
         .await;
-        from.call(&format!("interrupt {thread}")).await?;
+    }
+
+    /// Interrupts the thread.
+    pub(crate) async fn interrupt(&self) -> Result<()> {
+        let number = self.thread.number();
+        self.thread.other(number + 1000).call(&format!("interrupt {number}")).await?;
         Ok(())
     }
 }

@@ -70,12 +70,10 @@ mod cases {
         let java = bed.java(kind, name);
         assert!(lock(&mut worker, kind, name, "").await?);
         assert!(java.is("isLocked").await?);
-        let waiting = java.begin("lock")?;
-        bed.until_listening(kind, name, 1).await;
+        let waiting = java.begin_wait().await?;
         assert_eq!(unlock(&mut worker, kind, name).await?, 0);
         waiting.answer().await??;
-        worker.send_bytes(&harness::client::encode(&kind.lock(name, ""))).await?;
-        bed.until_listening(kind, name, 1).await;
+        bed.begin_wait(&mut worker, kind, name).await?;
         java.call("unlock").await?;
         assert_eq!(worker.reply().await?.ok()?.field("holds")?.int()?, 1);
         assert_eq!(unlock(&mut worker, kind, name).await?, 0);

@@ -24,8 +24,7 @@ mod cases {
             let java = bed.java(kind, "a").by(bed.thread(client, 1));
             assert!(lock(&mut worker, kind, "a", "NOWAIT").await?);
             assert!(!java.is("tryLock").await?);
-            let waiting = java.begin("lock")?;
-            bed.until_listening(kind, "a", 1).await;
+            let waiting = java.begin_wait().await?;
             assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
             waiting.answer().await??;
             assert!(!lock(&mut worker, kind, "a", "NOWAIT").await?);
@@ -52,19 +51,17 @@ mod cases {
     }
 
     pub(super) async fn a_name_mapper_changes_the_name(kind: Kind) -> Result<()> {
-        let mut bed = Bed::new().await?;
+        let bed = Bed::new().await?;
         bed.open("shop", "watchdog=600000 prefix=shop:").await?;
         let java = bed.java(kind, "a").by(bed.thread("shop", 1));
         java.call("lock").await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "NOWAIT").await?, "quite another lock");
         assert!(!lock(&mut worker, kind, "shop:a", "NOWAIT").await?);
-        worker.send_bytes(&harness::client::encode(&kind.lock("shop:a", ""))).await?;
-        bed.until_listening(kind, "shop:a", 1).await;
+        bed.begin_wait(&mut worker, kind, "shop:a").await?;
         java.call("unlock").await?;
         assert_eq!(worker.reply().await?.ok()?.field("holds")?.int()?, 1);
-        let waiting = java.begin("lock")?;
-        bed.until_listening(kind, "shop:a", 1).await;
+        let waiting = java.begin_wait().await?;
         assert_eq!(unlock(&mut worker, kind, "shop:a").await?, 0);
         waiting.answer().await??;
         Ok(())

@@ -76,8 +76,7 @@ mod cases {
         let java = bed.java(kind, "a");
         java.call("lock").await?;
         let mut worker = bed.session().await?;
-        worker.send_bytes(&harness::client::encode(&kind.lock("a", ""))).await?;
-        bed.until_listening(kind, "a", 1).await;
+        bed.begin_wait(&mut worker, kind, "a").await?;
         assert!(java.is("tryLock").await?);
         assert!(!java.on(2).is("tryLock").await?, "another thread is another owner");
         java.call("unlock").await?;

@@ -61,8 +61,7 @@ mod cases {
         let mut bed = Bed::with(&["--lease", "1500ms"], "").await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
-        let waiting = bed.java(kind, "a").begin("lock")?;
-        bed.until_listening(kind, "a", 1).await;
+        let waiting = bed.java(kind, "a").begin_wait().await?;
         bed.agent.process().kill()?;
         waiting.answer().await??;
         Ok(())
@@ -93,13 +92,12 @@ mod cases {
     }
 
     pub(super) async fn an_interrupt_does_not_break_javas_lock_call(kind: Kind) -> Result<()> {
-        let mut bed = Bed::new().await?;
+        let bed = Bed::new().await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
         let java = bed.java(kind, "a");
-        let waiting = java.begin("lock")?;
-        bed.until_listening(kind, "a", 1).await;
-        java.interrupt_asleep(1).await?;
+        let waiting = java.begin_wait().await?;
+        java.interrupt().await?;
         assert!(!java.on(2).is("tryLock 300 ms").await?);
         assert!(waiting.is_open(), "it waits on");
         assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
@@ -113,8 +111,8 @@ mod cases {
         assert!(lock(&mut worker, kind, "a", "").await?);
         let java = bed.java(kind, "a");
         let waiting = java.begin("lockInterruptibly")?;
-        bed.until_listening(kind, "a", 1).await;
-        java.interrupt_asleep(1).await?;
+        java.until_asleep().await;
+        java.interrupt().await?;
         let thrown = waiting.answer().await?.expect_err("it was interrupted");
         assert_eq!(thrown.class, "InterruptedException");
         bed.until_listening(kind, "a", 0).await;

@@ -28,8 +28,7 @@ mod cases {
         let mut worker = bed.session().await?;
         for _ in 0..3 {
             assert!(lock(&mut worker, kind, "a", "NOWAIT").await?);
-            let (first, second) = (mine.begin("lock")?, theirs.begin("lock")?);
-            bed.until_listening(kind, "a", 2).await;
+            let (first, second) = (mine.begin_wait().await?, theirs.begin_wait().await?);
             assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
             let first_has_it = async {
                 while first.is_open() && second.is_open() {
@@ -44,8 +43,7 @@ mod cases {
             now.call("unlock").await?;
             first.answer().await??;
             second.answer().await??;
-            worker.send_bytes(&harness::client::encode(&kind.lock("a", ""))).await?;
-            bed.until_listening(kind, "a", 1).await;
+            bed.begin_wait(&mut worker, kind, "a").await?;
             then.call("unlock").await?;
             assert_eq!(worker.reply().await?.ok()?.field("holds")?.int()?, 1);
             assert_eq!(unlock(&mut worker, kind, "a").await?, 0);

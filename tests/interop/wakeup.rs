@@ -23,12 +23,11 @@ mod cases {
     use super::*;
 
     pub(super) async fn java_hears_our_release(kind: Kind) -> Result<()> {
-        let mut bed = Bed::new().await?;
+        let bed = Bed::new().await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
         let java = bed.java(kind, "a");
-        let waiting = java.begin("lock")?;
-        bed.until_listening(kind, "a", 1).await;
+        let waiting = java.begin_wait().await?;
         assert!(waiting.is_open());
         assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
         waiting.answer().await??;
@@ -38,12 +37,11 @@ mod cases {
     }
 
     pub(super) async fn java_hears_a_worker_die(kind: Kind) -> Result<()> {
-        let mut bed = Bed::new().await?;
+        let bed = Bed::new().await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
         let java = bed.java(kind, "a");
-        let waiting = java.begin("lock")?;
-        bed.until_listening(kind, "a", 1).await;
+        let waiting = java.begin_wait().await?;
         drop(worker);
         waiting.answer().await??;
         assert!(java.is("isHeldByCurrentThread").await?);
@@ -52,7 +50,7 @@ mod cases {
 
     /// The agent hands the lock on among its own workers without a word, but not for ever.
     pub(super) async fn java_hears_a_handover_chain_end(kind: Kind) -> Result<()> {
-        let mut bed = Bed::new().await?;
+        let bed = Bed::new().await?;
         let mut workers = Vec::new();
         for _ in 0..3 {
             let mut worker = bed.session().await?;
@@ -60,9 +58,8 @@ mod cases {
             workers.push(worker);
         }
         assert_ne!(workers[0].reply().await?.ok()?, Reply::Null);
-        let waiting = bed.java(kind, "a").begin("lock")?;
         // Ours need not listen: the one before them tells them.
-        bed.until_listening(kind, "a", 1).await;
+        let waiting = bed.java(kind, "a").begin_wait().await?;
         // They take it again and again, and never all let go: only fairness gives it to Java.
         let mut turn = 0;
         while waiting.is_open() {
@@ -91,12 +88,11 @@ mod cases {
     }
 
     pub(super) async fn we_hear_java_release(kind: Kind) -> Result<()> {
-        let mut bed = Bed::new().await?;
+        let bed = Bed::new().await?;
         let java = bed.java(kind, "a");
         java.call("lock").await?;
         let mut worker = bed.session().await?;
-        worker.send_bytes(&harness::client::encode(&kind.lock("a", ""))).await?;
-        bed.until_listening(kind, "a", 1).await;
+        bed.begin_wait(&mut worker, kind, "a").await?;
         java.call("unlock").await?;
         let reply = worker.reply().await?.ok()?;
         assert_eq!(reply.field("holds")?, &Reply::Int(1));
@@ -105,12 +101,11 @@ mod cases {
     }
 
     pub(super) async fn we_hear_java_force(kind: Kind) -> Result<()> {
-        let mut bed = Bed::new().await?;
+        let bed = Bed::new().await?;
         let java = bed.java(kind, "a");
         java.call("lock").await?;
         let mut worker = bed.session().await?;
-        worker.send_bytes(&harness::client::encode(&kind.lock("a", ""))).await?;
-        bed.until_listening(kind, "a", 1).await;
+        bed.begin_wait(&mut worker, kind, "a").await?;
         assert!(java.on(2).is("forceUnlock").await?);
         assert_eq!(worker.reply().await?.ok()?.field("holds")?, &Reply::Int(1));
         let thrown = java.thrown("unlock").await?;
@@ -157,8 +152,7 @@ mod cases {
         let mut bed = Bed::new().await?;
         let holder = bed.java(kind, "a");
         holder.call("lock").await?;
-        let waiting = holder.on(2).begin("lock")?;
-        bed.until_listening(kind, "a", 1).await;
+        let waiting = holder.on(2).begin_wait().await?;
         let field = format!("{}:{}", bed.id, holder.thread_id().await?);
         let id = HolderId::parse(field.as_bytes()).context("Redisson's ids are read")?;
         let seen = shape::Holder { id, count: 1 };

@@ -99,6 +99,18 @@ struct Flags {
     /// Locks that are kept at most; more are counted
     #[arg(long, value_name = "LOCKS", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1..=5_000_000))]
     max_locks: u32,
+    /// Whether MONITOR is used, which shows waiters and attempts, and costs the server: never, always, or while it is quiet
+    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
+    monitor: MonitorMode,
+    /// Commands a second from which on `--monitor auto` counts a server as busy
+    #[arg(long, value_name = "COMMANDS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    monitor_max_ops: u64,
+    /// Use MONITOR even where the server sets no bound to a reader that stalls: its memory may fill up
+    #[arg(long)]
+    monitor_unbounded: bool,
+    /// The server, by the same address, as a user who may use MONITOR; with the name of the server where there are several
+    #[arg(long, value_name = "[NAME=]URL")]
+    monitor_redis_url: Vec<NamedUrl>,
     /// From what age on a lock that is renewed is called stuck
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = at_least_a_second)]
     stuck_after: HumanDuration,
@@ -182,6 +194,30 @@ pub struct Deployment {
     pub target: Target,
     /// Which of its databases.
     pub dbs: Vec<u32>,
+    /// How to reach it for MONITOR, which shows all databases.
+    pub monitor: Target,
+}
+
+/// When MONITOR is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum MonitorMode {
+    /// Never.
+    Off,
+    /// Always.
+    On,
+    /// While the server is quiet, and when somebody asks for it.
+    Auto,
+}
+
+/// How MONITOR is used.
+#[derive(Debug, Clone, Copy)]
+pub struct MonitorSettings {
+    /// When.
+    pub mode: MonitorMode,
+    /// Commands a second from which on a server is busy.
+    pub max_ops: u64,
+    /// Even where the server sets no bound to a reader that stalls.
+    pub unbounded: bool,
 }
 
 /// How passes over all keys are made.
@@ -214,6 +250,8 @@ pub struct Config {
     pub environment: Option<String>,
     /// The passes over all keys.
     pub scan: ScanSettings,
+    /// MONITOR.
+    pub monitor: MonitorSettings,
     /// What the model is told.
     pub model: model::Settings,
     /// How metrics call locks.
@@ -304,6 +342,11 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             every: flags.scan_every.into(),
             pattern: flags.scan_match,
         },
+        monitor: MonitorSettings {
+            mode: flags.monitor,
+            max_ops: flags.monitor_max_ops,
+            unbounded: flags.monitor_unbounded,
+        },
         model: model::Settings {
             max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
             poll_rate: flags.poll_rate,
@@ -375,11 +418,50 @@ fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> 
         dbs.sort_unstable();
         dbs.dedup();
         match target.validate() {
-            Ok(target) => deployments.push(Deployment { name: name.into(), target, dbs }),
+            Ok(target) => {
+                let monitor = target.with_db(0);
+                deployments.push(Deployment { name: name.into(), target, dbs, monitor });
+            }
             Err(error) => mistakes.push(raw.mistake("redis_url", error)),
         }
     }
+    if mistakes.is_empty() {
+        monitor_targets(raw, &mut deployments, mistakes);
+    }
     deployments
+}
+
+/// Sets how each server is reached for MONITOR, where that is told.
+fn monitor_targets(raw: &Raw<Flags>, deployments: &mut [Deployment], mistakes: &mut Vec<String>) {
+    let mut mistake = |error: String| mistakes.push(raw.mistake("monitor_redis_url", error));
+    for NamedUrl { name, target } in &raw.values.monitor_redis_url {
+        let known = match name {
+            Some(name) => deployments.iter_mut().find(|deployment| *deployment.name == **name),
+            None if deployments.len() == 1 => deployments.first_mut(),
+            None => None,
+        };
+        let Some(deployment) = known else {
+            mistake("which server is it? write NAME=URL with the name of one".to_owned());
+            continue;
+        };
+        if target.topology() != deployment.target.topology() {
+            mistake(format!(
+                "it is {} and that server is {}: only the user may differ",
+                node_of(target),
+                node_of(&deployment.target)
+            ));
+            continue;
+        }
+        // It shows all databases.
+        let mut target = target.with_db(0);
+        if let Some(file) = raw.values.redis_ca_file.as_ref().filter(|_| target.uses_tls()) {
+            target = target.with_ca_file(file.clone());
+        }
+        match target.validate() {
+            Ok(target) => deployment.monitor = target,
+            Err(error) => mistake(error.to_string()),
+        }
+    }
 }
 
 /// The server's address, as it is shown.

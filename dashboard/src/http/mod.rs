@@ -11,6 +11,7 @@ pub mod params;
 pub mod problem;
 pub mod stream;
 pub mod viewers;
+pub mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,6 +75,8 @@ pub fn router(
         .route("/", get(pages::locks))
         .route("/lock", get(pages::lock))
         .route("/sources", get(pages::sources))
+        .route("/sources/watch", post(watch::from_page))
+        .route("/api/v1/monitor/watch", post(watch::from_api))
         .route("/live", get(live::live))
         .route("/static/{name}", get(assets::file))
         .route("/favicon.ico", get(assets::icon))

@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    CounterVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
+    Registry,
 };
 use redisson::group::OVERFLOW;
+use redisson::monitor::Counts;
 
 use crate::model::actor::{Hub, Listener};
 use crate::model::{Effect, ScopeId, Source};
@@ -73,6 +75,80 @@ impl ScansMetrics {
             seconds: self.seconds.with_label_values(&[node]),
             keys: self.keys.with_label_values(&[node]),
         }
+    }
+}
+
+/// What readers of MONITOR count.
+#[derive(Debug, Clone)]
+pub struct TapsMetrics {
+    lines: IntCounterVec,
+    active: CounterVec,
+}
+
+/// The same for one node.
+#[derive(Debug, Clone)]
+pub struct TapMetrics {
+    lock: IntCounter,
+    other: IntCounter,
+    garbage: IntCounter,
+    cut: IntCounter,
+    active: CounterVec,
+    node: String,
+}
+
+impl TapsMetrics {
+    /// Makes and registers them.
+    ///
+    /// # Errors
+    /// When the registry has metrics of these names.
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+        let labels = ["node", "outcome"];
+        let lines = IntCounterVec::new(
+            opts("monitor_lines_total", "Lines of MONITOR, by what became of them."),
+            &labels,
+        )?;
+        let active = CounterVec::new(
+            opts("monitor_active_seconds_total", "Seconds that MONITOR was on, by why."),
+            &labels,
+        )?;
+        registry.register(Box::new(lines.clone()))?;
+        registry.register(Box::new(active.clone()))?;
+        Ok(Self { lines, active })
+    }
+
+    /// Those of one node.
+    #[must_use]
+    pub fn of(&self, node: &str) -> TapMetrics {
+        let lines = |outcome| self.lines.with_label_values(&[node, outcome]);
+        TapMetrics {
+            lock: lines("lock"),
+            other: lines("other"),
+            garbage: lines("garbage"),
+            cut: lines("cut"),
+            active: self.active.clone(),
+            node: node.to_owned(),
+        }
+    }
+}
+
+impl TapMetrics {
+    /// Counts the lines since what was told last.
+    pub fn count(&self, told: Counts, now: Counts) {
+        for (counter, told, now) in [
+            (&self.lock, told.lock, now.lock),
+            (&self.other, told.other, now.other),
+            (&self.garbage, told.garbage, now.garbage),
+            (&self.cut, told.cut, now.cut),
+        ] {
+            if now > told {
+                counter.inc_by(now - told);
+            }
+        }
+    }
+
+    /// It was on for so long: `why` is `auto`, `on`, `watch` or `unbounded`.
+    pub fn active(&self, why: &str, time: Duration) {
+        self.active.with_label_values(&[&*self.node, why]).inc_by(time.as_secs_f64());
     }
 }
 

@@ -133,6 +133,12 @@ impl ModelHandle {
         drop(self.messages.send(Message::Seen(scope, observation)).await);
     }
 
+    /// The same for a source that must never wait; false where the model is too busy, then nothing was told.
+    #[must_use]
+    pub fn try_see(&self, scope: ScopeId, observation: Observation) -> bool {
+        self.messages.try_send(Message::Seen(scope, observation)).is_ok()
+    }
+
     /// Which database that is, where it is looked at.
     #[must_use]
     pub fn scope(&self, deployment: &str, db: u32) -> Option<ScopeId> {

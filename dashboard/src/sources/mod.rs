@@ -1,8 +1,8 @@
-//! Where knowledge of locks comes from: passes over all keys, release messages, known locks read again, and counts of
-//! those who listen for a release.
+//! Where knowledge of locks comes from: passes over all keys, release messages, known locks read again, counts of
+//! those who listen for a release, MONITOR.
 //!
 //! Each database has a connection of its own for the passes and one for reading known locks, each deployment one for
-//! messages, all of them called `lockscope-dashboard`.
+//! messages, one for MONITOR and one that judges whether that may be on, all of them called `lockscope-dashboard`.
 //!
 //! Their account needs to read keys (`%R~*`, or the patterns of the locks it may see), to subscribe to
 //! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands: SCAN, DBSIZE, HLEN, HRANDFIELD, HSTRLEN, HMGET,
@@ -18,6 +18,7 @@ pub mod read;
 pub mod scan;
 pub mod status;
 pub mod subscribers;
+pub mod tap;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +28,7 @@ use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 
 use crate::config::{Config, node_of};
-use crate::metrics::ScansMetrics;
+use crate::metrics::{ScansMetrics, TapsMetrics};
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::view::SourceState;
 use crate::model::{ReadRequest, ScopeId, Source};
@@ -38,6 +39,7 @@ use read::{ReadError, ServerFacts};
 use scan::Scan;
 use status::{Server, SourceStatus, Sources};
 use subscribers::Subscribers;
+use tap::Tap;
 
 /// What our connections are called, so that other observers know them.
 pub const CLIENT_NAME: &str = "lockscope-dashboard";
@@ -64,7 +66,7 @@ pub fn start(
     model: &ModelHandle,
     hub: &Arc<Hub>,
     batches: Vec<mpsc::Receiver<Vec<ReadRequest>>>,
-    metrics: &ScansMetrics,
+    metrics: (&ScansMetrics, &TapsMetrics),
     shutdown: &Shutdown,
 ) -> Sources {
     let mut sources = Sources::default();
@@ -113,13 +115,28 @@ pub fn start(
                 model: model.clone(),
                 hub: Arc::clone(hub),
                 status: sources.add(&deployment.name, &node, Source::Scan),
-                metrics: metrics.of(&node),
+                metrics: metrics.0.of(&node),
                 facts,
             };
             spawn(shutdown, format!("poll of {node}"), poll.run());
             spawn(shutdown, format!("scan of {node}"), scan.run());
             scopes.push(scope);
         }
+        let (tap, switch) = Tap::new(
+            deployment.monitor.clone(),
+            Link::start(
+                deployment.monitor.clone(),
+                LinkOptions { no_touch: false, ..link_options() },
+                shutdown,
+            ),
+            config.monitor,
+            scopes.clone(),
+            model.clone(),
+            sources.add(&deployment.name, &server, Source::Monitor),
+            metrics.1.of(&server),
+        );
+        sources.add_switch(&deployment.name, switch);
+        spawn(shutdown, format!("MONITOR of {server}"), tap.run());
         let channels = Channels::start(
             deployment.target.clone(),
             scopes,
@@ -140,13 +157,16 @@ fn spawn(shutdown: &Shutdown, name: String, task: impl Future<Output = ()> + Sen
 }
 
 fn link(target: Target, shutdown: &Shutdown) -> Link {
-    let options = LinkOptions {
+    Link::start(target, link_options(), shutdown)
+}
+
+fn link_options() -> LinkOptions {
+    LinkOptions {
         response_timeout: PATIENCE,
         connect_timeout: PATIENCE,
         no_touch: true,
         ..LinkOptions::new(CLIENT_NAME)
-    };
-    Link::start(target, options, shutdown)
+    }
 }
 
 /// Says why a source could not do its work, and waits where trying again at once is pointless.

@@ -7,6 +7,7 @@ use service_kit::clock;
 use service_kit::redis_link::{LinkState, LinkStatus, ServerInfo};
 use tokio::sync::watch;
 
+use super::tap::Switch;
 use crate::model::Source;
 use crate::model::actor::wall;
 use crate::model::view::{SourceState, SourceView, WallMillis};
@@ -100,6 +101,11 @@ impl SourceStatus {
         }
     }
 
+    /// How late it is; what to say of it is the source's own business.
+    pub fn note_lag(&self, lag: Duration) {
+        self.now().lag = Some(lag);
+    }
+
     /// How the passes go.
     pub fn set_pass(&self, pass: Pass) {
         self.now().pass = pass;
@@ -182,6 +188,7 @@ impl Server {
 pub struct Sources {
     statuses: Vec<Arc<SourceStatus>>,
     servers: Vec<Server>,
+    switches: Vec<(Arc<str>, Switch)>,
 }
 
 impl Sources {
@@ -191,6 +198,22 @@ impl Sources {
         let status = Arc::new(status);
         self.statuses.push(Arc::clone(&status));
         status
+    }
+
+    /// Adds what asks a deployment's reader of MONITOR for a look.
+    pub fn add_switch(&mut self, deployment: &Arc<str>, switch: Switch) {
+        self.switches.push((Arc::clone(deployment), switch));
+    }
+
+    /// What asks a deployment's reader of MONITOR for a look. Without a name, that of the only one.
+    #[must_use]
+    pub fn switch(&self, deployment: Option<&str>) -> Option<&Switch> {
+        match (deployment, &*self.switches) {
+            (Some(wished), switches) => switches.iter().find(|(name, _)| &**name == wished),
+            (None, [only]) => Some(only),
+            (None, _) => None,
+        }
+        .map(|(_, switch)| switch)
     }
 
     /// Adds a server.

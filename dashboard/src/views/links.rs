@@ -41,6 +41,11 @@ pub(super) fn lock_json(id: &LockId) -> String {
     format!("/api/v1/lock?{}", lock_query(id))
 }
 
+/// Where a look by MONITOR is asked for.
+pub(super) fn watch(deployment: &str) -> String {
+    format!("/sources/watch?deployment={}", encoded(deployment))
+}
+
 /// The table with a filter, else as usual.
 pub(super) fn filtered(filter: &str) -> String {
     locks("/", filter, Sort::default(), Order::usual(Sort::default()), None)

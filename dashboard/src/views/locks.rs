@@ -150,8 +150,9 @@ impl<'a> Foot<'a> {
 
     fn why_empty(page: &'a LocksPage) -> Option<Empty<'a>> {
         let servers = &page.chrome.servers;
-        let ailing =
-            |source: &&'a SourceView| !matches!(source.state, SourceState::On | SourceState::Off);
+        let ailing = |source: &&'a SourceView| {
+            !matches!(source.state, SourceState::On | SourceState::Off | SourceState::Paused)
+        };
         let ailing: Vec<_> = page.chrome.sources.iter().filter(ailing).collect();
         let down = || servers.iter().find_map(|server| server.down.as_ref());
         if !page.rows.is_empty() {

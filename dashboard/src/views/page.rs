@@ -142,8 +142,8 @@ fn severity(state: SourceState) -> u8 {
 pub(super) fn state_tone(state: &SourceState) -> &'static str {
     match state {
         SourceState::On => "fine",
-        SourceState::Off => "quiet",
-        SourceState::Paused | SourceState::Behind => "warn",
+        SourceState::Off | SourceState::Paused => "quiet",
+        SourceState::Behind => "warn",
         SourceState::Denied | SourceState::Down => "bad",
     }
 }

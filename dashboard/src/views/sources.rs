@@ -4,10 +4,11 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::format::{self, Ago, Clock, Prose};
+use super::links;
 use super::page::{self, Frame, state_tone};
 use super::{ServerView, SourcesPage};
 use crate::model::snapshot::Notice;
-use crate::model::view::SourceView;
+use crate::model::view::{SourceState, SourceView};
 
 /// What a source does, in words.
 struct About {
@@ -32,6 +33,12 @@ fn about(source: &str) -> About {
             sees: "Reads known locks again: holders, counts, time to live. \
                    Shows renewals, re-entries, expiry and new holders.",
         },
+        "monitor" => About {
+            label: "Monitor",
+            sees: "Reads what MONITOR prints of every client’s commands, as far as it is about locks. \
+                   Shows attempts that were refused, waiters, and the address behind a holder. Costs the \
+                   server time for each command, so it is on only while the server is quiet.",
+        },
         _ => About { label: "", sees: "" },
     }
 }
@@ -43,6 +50,8 @@ struct Line<'a> {
     word: &'static str,
     tone: &'static str,
     ago: Option<Ago>,
+    /// Where a look is asked for, where that can be.
+    watch: Option<String>,
 }
 
 struct Server<'a> {
@@ -75,6 +84,8 @@ impl<'a> Servers<'a> {
                 word: view.state.as_str(),
                 tone: state_tone(&view.state),
                 ago: view.last_success.map(|at| Ago::new(at, chrome.now)),
+                watch: (view.source == "monitor" && view.state == SourceState::Paused)
+                    .then(|| links::watch(&view.deployment)),
             }
         };
         let servers = chrome.servers.iter().map(|server| Server {

@@ -12,6 +12,7 @@ mod http;
 mod kinds;
 mod live;
 mod metrics;
+mod monitor;
 mod redis_server;
 mod serving;
 mod sources;

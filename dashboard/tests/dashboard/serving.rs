@@ -77,6 +77,11 @@ impl Dashboard {
         request(self.address, "GET", path, headers).await
     }
 
+    pub(crate) async fn post(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        let headers = [&[("Content-Length", "0")], headers].concat();
+        request(self.address, "POST", path, &headers).await
+    }
+
     pub(crate) async fn json(&self, path: &str) -> Value {
         self.get(path).await.json()
     }

@@ -128,7 +128,7 @@ async fn an_observers_account_is_enough() {
     run::<String>(&mut redis, &OBSERVER);
     take(&mut redis, b"orders:1", HOLDER, 600_000);
     let url = format!("redis://observer:look@127.0.0.1:{}", server.port);
-    let dashboard = Dashboard::start(&url).await;
+    let dashboard = Dashboard::with(&["--redis-url", &url, "--monitor", "off"]).await;
     dashboard.listed_when("", &["orders:1"]).await;
     for source in ["scan", "channels", "subscribers", "poll"] {
         dashboard.source_when(source, "on").await;

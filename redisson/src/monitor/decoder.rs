@@ -227,7 +227,11 @@ impl Decoder {
         if !self.unit.read_call(args) {
             return false;
         }
-        let intent = known.unwrap_or_else(|| intent::by_shape(&self.unit.words, self.unit.keys));
+        let mut intent =
+            known.unwrap_or_else(|| intent::by_shape(&self.unit.words, self.unit.keys));
+        if intent == Intent::Expire && !self.recent.knows(self.unit.words.get(0)) {
+            intent = Intent::Nothing;
+        }
         if intent != Intent::Nothing {
             let from = From::Script(intent, known.is_some());
             self.unit.begin(from, at_micros, line.db, client);

@@ -20,6 +20,8 @@ pub(super) enum Intent {
     Force(Kind),
     /// Gives up a place in a fair lock's queue.
     Leave,
+    /// Sets the time to live of any object. A multi-lock gives its members their lease so.
+    Expire,
     /// Some of those with a lock and a holder: the commands that it called tell which.
     Unclear,
     /// Our agents' way to take a lock.
@@ -36,8 +38,8 @@ pub(super) enum Intent {
     Nothing,
 }
 
-/// The digests of Redisson's scripts from 3.8 to 4.7. Where a script never changed its name is told by one row.
-pub(super) const REDISSON: [(&str, Intent); 58] = [
+/// The digests of Redisson's scripts from 3.8 to 4.7. A row is one text: it may serve several kinds.
+pub(super) const REDISSON: [(&str, Intent); 61] = [
     ("9401052d872adfd0179ef8c8e8c028512707629a", Intent::Acquire(Kind::Lock)),
     ("dad0f8d619e548e04f21fb48d50be5034df3adae", Intent::Acquire(Kind::Lock)),
     ("149c5a8bf18676fd99e9e6e24923bd64d9b62f94", Intent::Acquire(Kind::Lock)),
@@ -62,6 +64,7 @@ pub(super) const REDISSON: [(&str, Intent); 58] = [
     ("778cea8aada230ae060b432fc333adaec85f2f4c", Intent::Unlock(Kind::Lock)),
     ("6866459238a13a701d42f4971f12d9f3a50e2442", Intent::Unlock(Kind::Lock)),
     ("73ac2729af29ea9a975f95e8097f7ee9a74cce3d", Intent::Unlock(Kind::Lock)),
+    ("5b9e58d1bcb8498e14aa1d5b49a1ca5b90748946", Intent::Unlock(Kind::Lock)),
     ("35d32367b21753c39b55dc64d1906fee627cc9a8", Intent::Unlock(Kind::Fair)),
     ("14f85250fb2a386500bf8e4b25a8e95db140ff0c", Intent::Unlock(Kind::Fair)),
     ("ca303f8587d0942f8a0021f62338626ca4dd0118", Intent::Unlock(Kind::Fair)),
@@ -86,6 +89,8 @@ pub(super) const REDISSON: [(&str, Intent); 58] = [
     ("95cdf4b03f82c82edf987c7d216b4b67d861b14f", Intent::Force(Kind::Fair)),
     ("047c11d7fec40d0102fe9903ff1e19e9a1dec610", Intent::Force(Kind::Fair)),
     ("71ed11d4e4818119ac560b3d670a7f08256afc46", Intent::Force(Kind::Fair)),
+    ("23f9bc91439172625235ce2ee06d6647f08a7e27", Intent::Force(Kind::Read)),
+    ("23639b0b2d18d26ce352e148ff4ac5b8e984b696", Intent::Force(Kind::Write)),
     ("27dbe744e95c1d854a7f556cc6817030de2d0d01", Intent::Force(Kind::Read)),
     ("2e2cb2a3b13e2e80e4236ef6a25beaf365dba608", Intent::Force(Kind::Write)),
     ("33148f0ca0bbc1fae2674efa67209dcb1f6c6431", Intent::Leave),
@@ -95,7 +100,7 @@ pub(super) const REDISSON: [(&str, Intent); 58] = [
     ("6f6c8d62862d8d76ea41fc769938285c3aca3005", Intent::Nothing),
     ("5088a04fb08aa002f465f0f90b35ed8da9b27a3c", Intent::Nothing),
     ("935362a31ac5b3d6f7c5c3f1e26d9a012f87f2bd", Intent::Nothing),
-    ("3fd750e0b43af99dbd223e5523718f18cded3664", Intent::Nothing),
+    ("3fd750e0b43af99dbd223e5523718f18cded3664", Intent::Expire),
 ];
 
 /// What our own scripts are for, by their names.

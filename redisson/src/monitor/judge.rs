@@ -37,6 +37,7 @@ impl Judge<'_> {
                 (Intent::Renew, _) => self.renew(None),
                 (Intent::RenewRead, _) => self.renew(Some(Kind::Read)),
                 (Intent::Force(kind), _) => self.force(lock, kind),
+                (Intent::Expire, _) => self.expire(lock),
                 (Intent::Leave, Some(holder)) => self.leave(lock, holder),
                 (Intent::Unclear, Some(holder)) => self.unclear(lock, holder),
                 (Intent::OwnAcquire(kind), Some(holder)) => self.own_acquire(lock, kind, holder),
@@ -70,17 +71,34 @@ impl Judge<'_> {
         what: What,
     ) {
         let Ok(lock) = LockName::new(lock) else { return };
-        match what {
-            What::Acquired { .. } | What::Reentered { .. } | What::Renewed { .. } => {
-                self.recent.note(&lock, holder);
-            }
-            What::HandedOver { to, .. } => self.recent.note(&lock, Some(to)),
-            What::PartlyReleased | What::Recounted { .. } => {}
-            _ => self.recent.note(&lock, None),
-        }
+        self.remember(&lock, holder, what);
         let client = self.vantage.address(self.unit.client());
         let (at_micros, db) = (self.unit.at_micros, self.unit.db);
         self.events.push(Event { at_micros, db, client, lock, kind, holder, what, certainty });
+    }
+
+    /// Keeps in mind who holds the lock now, as far as this tells.
+    fn remember(&mut self, lock: &LockName, holder: Option<HolderId>, what: What) {
+        let before = self.recent.holder(lock.as_bytes());
+        let after = match what {
+            What::Acquired { .. } | What::Reentered { .. } | What::Renewed { .. } => {
+                holder.or(before)
+            }
+            What::PartlyReleased | What::Recounted { .. } => holder,
+            What::HandedOver { to, .. } => Some(to),
+            What::ForceReleased | What::Vanished => None,
+            What::Released | What::RenewalFoundNothing | What::ReleaseFoundNothing => {
+                before.filter(|before| Some(*before) != holder)
+            }
+            What::Refused
+            | What::Queued { .. }
+            | What::LeftQueue
+            | What::DroppedFromQueue
+            | What::Subscribed
+            | What::Unsubscribed
+            | What::Failed => before,
+        };
+        self.recent.note(lock, after);
     }
 
     /// What the time to live of the lock was set to, the last time.
@@ -194,7 +212,12 @@ impl Judge<'_> {
                 lease = lease_of(&next, lock, unit.at_micros).or(lease);
                 holders.extend(asks_for_holder(&next).filter(|holder| !holders.contains(holder)));
             }
-            for holder in holders {
+            // Old scripts for readers renew all, dead ones too: only those that it was sent for are told.
+            let sent_for = |holder: &HolderId| {
+                let args = unit.words.range(unit.keys..unit.words.len());
+                kind.is_none() || args.filter_map(HolderId::parse).any(|arg| arg == *holder)
+            };
+            for holder in holders.into_iter().filter(sent_for) {
                 let kind = if holder.write { Some(Kind::Write) } else { kind };
                 let what = match lease {
                     Some(lease) => What::Renewed { lease: Some(lease) },
@@ -215,6 +238,14 @@ impl Judge<'_> {
         } else if kind == Kind::Fair || unit.keys == 1 {
             // It tells nobody where nobody waits; it may have found nothing.
             self.tell_as(Certainty::Likely, lock, Some(kind), None, What::ForceReleased);
+        }
+    }
+
+    fn expire(&mut self, lock: &[u8]) {
+        if let Some(lease) = self.lease(lock) {
+            let holder = self.recent.holder(lock);
+            let what = What::Renewed { lease: Some(lease) };
+            self.tell_as(Certainty::Likely, lock, None, holder, what);
         }
     }
 

@@ -7,6 +7,7 @@ mod force_release;
 mod full;
 mod hand_over;
 mod keep;
+mod monitor;
 mod names;
 mod read_write;
 mod release;

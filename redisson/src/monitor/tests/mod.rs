@@ -2,6 +2,7 @@
 
 mod garbage;
 mod lines;
+mod recordings;
 mod traffic;
 
 use super::*;

@@ -80,9 +80,10 @@ fn a_script_that_was_refused_or_failed_grants_nothing() {
     acquire(&mut stream, ACQUIRE, H, &["exists a"]);
     assert_eq!(stream.seen(), ["failed a lock H"]);
     acquire(&mut stream, ACQUIRE, H, &FREE);
+    acquire(&mut stream, ACQUIRE, OTHER, &REFUSED);
     release(&mut stream, H, &["get LATCH", "hexists a H"]);
     // It had it a moment ago: rather is the server full.
-    assert_eq!(stream.seen()[1], "release_found_nothing? a lock H");
+    assert_eq!(stream.seen()[2], "release_found_nothing? a lock H");
 }
 
 #[test]
@@ -197,6 +198,31 @@ fn readers_are_told_apart_from_their_own_second_hold() {
 }
 
 #[test]
+fn a_time_to_live_is_a_lease_only_where_there_is_a_lock() {
+    let mut stream = master();
+    let expire = "3fd750e0b43af99dbd223e5523718f18cded3664";
+    for name in ["cache", "a"] {
+        acquire(&mut stream, ACQUIRE, H, &FREE);
+        stream
+            .client(&format!("EVALSHA {expire} 1 {name} 60000 x"))
+            .lua(&format!("pexpire {name} 60000"));
+    }
+    let taken = "acquired a lock H Some(30s)";
+    assert_eq!(stream.seen(), [taken, taken, "renewed? a - H Some(60s)"]);
+}
+
+#[test]
+fn old_scripts_renew_readers_for_others_too_which_is_no_sign_of_them() {
+    let mut stream = master();
+    stream.client(&format!("EVALSHA 6563941ff57e01b8cf61e86907b80686438a2f74 2 a {{a}} 30000 {H}"));
+    stream.lua(&format!("hget a {H}")).lua("pexpire a 30000").lua("hkeys a");
+    stream
+        .lua(&format!("hget a {OTHER}"))
+        .lua(&format!("pexpire {{a}}:{OTHER}:rwlock_timeout:1 30000"));
+    assert_eq!(stream.seen(), ["renewed a read H Some(30s)"]);
+}
+
+#[test]
 fn what_a_replica_is_told() {
     let mut stream = Stream::new(Vantage::Replica);
     stream.client("MULTI").client(&format!("hincrby a {H} 1"));
@@ -221,6 +247,17 @@ fn what_a_replica_is_told() {
             "released? a - H",
             "vanished? a - -",
         ]
+    );
+}
+
+#[test]
+fn bare_commands_one_after_the_other_are_several_things() {
+    let mut stream = master();
+    stream.client(&format!("HINCRBY a {H} 1")).client(&format!("HINCRBY a {H} 1"));
+    stream.client("PEXPIRE a 5000").client(&format!("HINCRBY b {H} 1"));
+    assert_eq!(
+        stream.seen(),
+        ["acquired? a - H None", "reentered? a - H Some(5s) None", "acquired? b - H None"]
     );
 }
 

@@ -1,0 +1,237 @@
+//! MONITOR: when it is on, what it shows, and that it harms nobody.
+
+use std::time::Duration;
+
+use redis::{Connection, cmd};
+use redisson::script::{self, Call};
+use redisson::{HolderId, Lease, LockName};
+use serde_json::Value;
+
+use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
+use crate::serving::{Dashboard, PATIENCE};
+
+/// What makes a server end a reader that stalls.
+const BOUNDED: [&str; 2] = ["--client-output-buffer-limit", "normal 32mb 0 0"];
+
+async fn watching(server: &RedisServer, flags: &[&str]) -> Dashboard {
+    let url = server.url();
+    Dashboard::with(&[&["--redis-url", &url, "--scan-every", "1h"], flags].concat()).await
+}
+
+fn call(connection: &mut Connection, call: &Call) {
+    let mut command = cmd("EVAL");
+    command.arg(call.script.source).arg(call.keys.len());
+    for part in call.keys.iter().chain(&call.args) {
+        command.arg(part);
+    }
+    command.exec(connection).unwrap();
+}
+
+fn acquire(connection: &mut Connection, name: &str, holder: &str) {
+    let name = LockName::new(name.as_bytes()).unwrap();
+    let holder = HolderId::parse(holder.as_bytes()).unwrap();
+    let lease = Lease::new(Duration::from_secs(60)).unwrap();
+    call(connection, &script::acquire(&name, &holder, lease));
+}
+
+/// The value of a counter.
+async fn counted(dashboard: &Dashboard, labels: &str) -> f64 {
+    let text = dashboard.get("/metrics").await.body;
+    let line = text.lines().find_map(|line| line.strip_prefix(labels)?.strip_prefix(' '));
+    line.and_then(|value| value.parse().ok()).unwrap_or(0.0)
+}
+
+async fn counted_when(dashboard: &Dashboard, labels: &str, wished: impl Fn(f64) -> bool) -> f64 {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let value = counted(dashboard, labels).await;
+        if wished(value) {
+            return value;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{labels} stays {value}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn event(name: &str) -> String {
+    format!("lockscope_dashboard_events_total{{event=\"{name}\",source=\"monitor\"}}")
+}
+
+fn monitors(server: &RedisServer) -> usize {
+    let clients: String = run(&mut server.connect(), &["CLIENT", "LIST"]);
+    clients.lines().filter(|client| client.contains("flags=O")).count()
+}
+
+fn detail(source: &Value) -> &str {
+    source["detail"].as_str().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_and_holds_are_seen_at_once() {
+    let server = RedisServer::with(&BOUNDED);
+    let mut redis = server.connect();
+    let dashboard = watching(&server, &["--monitor", "on"]).await;
+    dashboard.source_when("monitor", "on").await;
+    run::<String>(&mut redis, &["SET", "session:9", "token=hunter2"]);
+    acquire(&mut redis, "orders:1", HOLDER);
+    // No pass comes by within this hour, and nothing was published: only MONITOR can have told.
+    dashboard.listed_when("", &["orders:1"]).await;
+    acquire(&mut redis, "orders:1", &thread(53));
+    counted_when(&dashboard, &event("refused"), |n| n == 1.0).await;
+    assert_eq!(counted(&dashboard, &event("acquired")).await, 1.0);
+    let node = format!("127.0.0.1:{}", server.port);
+    let lines = |outcome: &str| {
+        format!("lockscope_dashboard_monitor_lines_total{{node=\"{node}\",outcome=\"{outcome}\"}}")
+    };
+    counted_when(&dashboard, &lines("lock"), |n| n >= 8.0).await;
+    counted_when(&dashboard, &lines("other"), |n| n >= 1.0).await;
+    assert_eq!(counted(&dashboard, &lines("garbage")).await, 0.0);
+    let active = "lockscope_dashboard_monitor_active_seconds_total";
+    let active = format!("{active}{{node=\"{node}\",outcome=\"on\"}}");
+    counted_when(&dashboard, &active, |seconds| seconds > 0.5).await;
+    for path in ["/", "/sources", "/metrics", "/api/v1/locks", "/api/v1/sources"] {
+        let body = dashboard.get(path).await.body;
+        assert!(!body.contains("hunter2") && !body.contains("session:9"), "{path}");
+    }
+    assert_eq!(monitors(&server), 1, "one, whoever looks");
+    dashboard.stop().await;
+    assert_eq!(monitors(&server), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_opened_only_where_the_server_bounds_a_stalled_reader() {
+    let server = RedisServer::start();
+    let dashboard = watching(&server, &["--monitor", "on"]).await;
+    let source = dashboard.source_when("monitor", "paused").await;
+    let told = |source: &Value| detail(source).contains("--monitor-unbounded");
+    if !told(&source) {
+        dashboard
+            .json_when("/api/v1/sources", |json| {
+                json["sources"].as_array().unwrap().iter().any(told)
+            })
+            .await;
+    }
+    assert_eq!(monitors(&server), 0);
+    // A stranger's page cannot ask for a look; whoever may is refused as well, and told why.
+    let page = dashboard.get("/sources").await.body;
+    assert!(page.contains(r#"action="/sources/watch?deployment=default""#), "{page}");
+    let path = "/sources/watch?deployment=default";
+    for header in [("Origin", "https://evil.example"), ("Sec-Fetch-Site", "cross-site")] {
+        assert_eq!(dashboard.post(path, &[header]).await.status, 403, "{header:?}");
+    }
+    let own = [("Sec-Fetch-Site", "same-origin"), ("Origin", "null")];
+    assert_eq!(dashboard.post(path, &own).await.status, 303);
+    assert_eq!(dashboard.get(path).await.status, 405);
+    assert_eq!(dashboard.post("/sources/watch?deployment=x", &[]).await.status, 404);
+    let answer = dashboard.post("/api/v1/monitor/watch", &[]).await;
+    assert_eq!(answer.status, 202, "{answer:?}");
+    dashboard.source_when("monitor", "paused").await;
+    assert_eq!(monitors(&server), 0);
+    // The server's settings may change.
+    run::<String>(
+        &mut server.connect(),
+        &["CONFIG", "SET", "client-output-buffer-limit", "normal 33554432 0 0"],
+    );
+    dashboard.post("/api/v1/monitor/watch", &[]).await;
+    dashboard.source_when("monitor", "on").await;
+    let lifted = RedisServer::start();
+    let dashboard = watching(&lifted, &["--monitor", "on", "--monitor-unbounded"]).await;
+    let source = dashboard.source_when("monitor", "on").await;
+    assert!(detail(&source).contains("--monitor-unbounded"), "{source}");
+    let node = format!("127.0.0.1:{}", lifted.port);
+    let active = "lockscope_dashboard_monitor_active_seconds_total";
+    let active = format!("{active}{{node=\"{node}\",outcome=\"unbounded\"}}");
+    counted_when(&dashboard, &active, |seconds| seconds > 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_ends_it_where_it_reads_too_slowly_and_that_is_told() {
+    let server = RedisServer::with(&BOUNDED);
+    let mut redis = server.connect();
+    let dashboard = watching(&server, &["--monitor", "on"]).await;
+    dashboard.source_when("monitor", "on").await;
+    let clients: String = run(&mut redis, &["CLIENT", "LIST"]);
+    let tap = clients.lines().find(|client| client.contains("flags=O")).unwrap();
+    let id = tap.split(' ').find_map(|field| field.strip_prefix("id=")).unwrap();
+    run::<i64>(&mut redis, &["CLIENT", "KILL", "ID", id]);
+    let source = dashboard.source_when("monitor", "paused").await;
+    assert!(detail(&source).contains("closed the connection"), "{source}");
+    assert!(detail(&source).contains("tried again in"), "{source}");
+    assert_eq!(monitors(&server), 0, "not at once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn off_is_off_and_denied_is_told() {
+    let server = RedisServer::with(&BOUNDED);
+    let dashboard = watching(&server, &["--monitor", "off"]).await;
+    dashboard.source_when("monitor", "off").await;
+    let answer = dashboard.post("/api/v1/monitor/watch", &[]).await;
+    assert_eq!(answer.status, 409, "{answer:?}");
+    dashboard.stop().await;
+
+    let mut redis = server.connect();
+    run::<String>(
+        &mut redis,
+        &["ACL", "SETUSER", "seer", "on", ">pw", "~*", "&*", "+@all", "-monitor"],
+    );
+    let seer = server.url().replace("redis://", "redis://seer:pw@");
+    let flags = ["--redis-url", &server.url(), "--monitor", "on", "--monitor-redis-url", &seer];
+    let dashboard = Dashboard::with(&flags).await;
+    let source = dashboard.source_when("monitor", "denied").await;
+    assert!(detail(&source).contains("may not use MONITOR"), "{source}");
+    dashboard.source_when("scan", "on").await;
+    dashboard.stop().await;
+
+    // Without CONFIG it counts as unbounded, and says which right is missing.
+    run::<String>(&mut redis, &["ACL", "SETUSER", "seer", "+monitor", "-config"]);
+    let dashboard = Dashboard::with(&flags).await;
+    dashboard
+        .json_when("/api/v1/sources", |json| {
+            let sources = json["sources"].as_array().unwrap();
+            sources.iter().any(|s| s["source"] == "monitor" && detail(s).contains("+config|get"))
+        })
+        .await;
+    assert_eq!(monitors(&server), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_server_is_quiet_and_nobody_else_looks() {
+    let server = RedisServer::with(&BOUNDED);
+    let mut busybody = server.connect();
+    cmd("MONITOR").exec(&mut busybody).unwrap();
+    let dashboard = watching(&server, &[]).await;
+    let says = |word: &'static str| {
+        move |json: &Value| {
+            let sources = json["sources"].as_array().unwrap();
+            sources.iter().any(|s| s["source"] == "monitor" && detail(s).contains(word))
+        }
+    };
+    dashboard.json_when("/api/v1/sources", says("another client")).await;
+    assert_eq!(monitors(&server), 1);
+    // Whoever asks gets a look all the same.
+    assert_eq!(dashboard.post("/api/v1/monitor/watch", &[]).await.status, 202);
+    dashboard.json_when("/api/v1/sources", says("s more")).await;
+    assert_eq!(monitors(&server), 2);
+    drop(busybody);
+    dashboard.stop().await;
+
+    let dashboard = watching(&server, &["--monitor-max-ops", "1"]).await;
+    let mut redis = server.connect();
+    let keep_busy = async {
+        loop {
+            take(&mut redis, b"busy", HOLDER, 60_000);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        () = keep_busy => {}
+        _ = dashboard.json_when("/api/v1/sources", says("--monitor-max-ops is 1")) => {}
+    }
+    assert_eq!(monitors(&server), 0);
+    dashboard.stop().await;
+
+    let quiet = RedisServer::with(&BOUNDED);
+    let dashboard = watching(&quiet, &["--monitor-max-ops", "1000000"]).await;
+    dashboard.json_when("/api/v1/sources", says("while the server is quiet")).await;
+    assert_eq!(monitors(&quiet), 1);
+}

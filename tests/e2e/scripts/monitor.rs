@@ -1,0 +1,144 @@
+//! What MONITOR shows of each script, on the server itself and on a replica.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use harness::eventually;
+use redisson::monitor::{Certainty, Decoder, Event, Vantage, What};
+
+use super::*;
+
+/// A server's MONITOR, decoded.
+struct Watcher {
+    client: Client,
+    decoder: Decoder,
+}
+
+impl Watcher {
+    async fn new(server: &RedisServer, vantage: Vantage) -> Result<Self> {
+        let mut client = server.client().await?;
+        client.call("MONITOR").await?.ok()?;
+        Ok(Self { client, decoder: Decoder::new(vantage) })
+    }
+
+    /// What it shows until somebody writes this key.
+    async fn until(&mut self, mark: &str) -> Result<Vec<Event>> {
+        let mut events = Vec::new();
+        loop {
+            let line = self.client.reply().await?.text();
+            self.decoder.line(line.as_bytes(), &mut events);
+            if line.ends_with(&format!("\"{mark}\" \"1\"")) {
+                return Ok(events);
+            }
+        }
+    }
+}
+
+fn shown(events: &[Event]) -> Vec<String> {
+    let one = |event: &Event| {
+        let sure = if event.certainty == Certainty::Sure { "" } else { "?" };
+        let kind = event.kind.map_or("-", redisson::Kind::as_str);
+        let holder = event.holder.map_or_else(|| "-".to_owned(), |h| h.thread.to_string());
+        let write = if event.holder.is_some_and(|h| h.write) { "w" } else { "" };
+        format!("{}{sure} {} {kind} {holder}{write}", event.what.as_str(), event.lock)
+    };
+    events.iter().map(one).collect()
+}
+
+#[tokio::test]
+async fn each_script_is_seen_as_what_it_did() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut watcher = Watcher::new(&bench.redis, Vantage::Master).await?;
+    let (one, two) = (ours(1), ours(2));
+    let write = HolderId { write: true, ..one };
+    let (a, f, t, rw) = (name("a"), name("fair"), name("token"), name("rw"));
+    let (l, p) = (lease(30_000), Publish::Plain);
+    let wait = Duration::from_secs(60);
+    let holder = |id, count| shape::Holder { id, count };
+    let steps: Vec<(Call, &[&str])> = vec![
+        (script::acquire(&a, &one, l), &["acquired a lock 1"]),
+        (script::acquire(&a, &theirs(), l), &["refused a lock 47"]),
+        (script::keep([(&a, one, 2)], lease(60_000)), &["recounted a - 1"]),
+        (script::keep([(&a, one, 2)], lease(90_000)), &["renewed a - 1"]),
+        (script::keep([(&a, two, 1)], l), &["renewal_found_nothing a - 2"]),
+        (script::hand_over(&a, &one, &two, l), &["handed_over a - 1"]),
+        (script::release(&a, &one, p), &["release_found_nothing a lock 1"]),
+        (script::release(&a, &two, p), &["released a lock 2"]),
+        (script::acquire_fenced(&t, &one, l, 1), &["acquired token fenced 1"]),
+        (script::acquire_fenced(&t, &two, l, 1), &["refused token fenced 2"]),
+        (script::force_release(&t, &[holder(one, 1)], p), &["force_released token - -"]),
+        (script::acquire_fair(&f, &one, l, wait, true), &["acquired fair fair 1"]),
+        (script::acquire_fair(&f, &two, l, wait, false), &["refused fair fair 2"]),
+        (script::acquire_fair(&f, &two, l, wait, true), &["queued fair fair 2"]),
+        (script::acquire_fair(&f, &two, l, wait, true), &["refused fair fair 2"]),
+        (script::release_fair(&f, &two, wait, p), &["left_queue fair fair 2"]),
+        (script::release_fair(&f, &one, wait, p), &["released fair fair 1"]),
+        (script::acquire_write(&rw, &write, l), &["acquired rw write 1w"]),
+        (script::acquire_read(&rw, &two, l, None), &["refused rw read 2"]),
+        (script::acquire_read(&rw, &one, l, Some(&write)), &["acquired rw read 1"]),
+        (script::release_write(&rw, &write, p), &["released rw write 1w"]),
+        (script::acquire_read(&rw, &two, l, None), &["acquired rw read 2"]),
+        (script::keep_read([(&rw, two, 2)], l), &["recounted rw read 2"]),
+        (script::keep_read([(&rw, two, 2)], l), &["renewed rw read 2"]),
+        (script::release_read(&rw, &one, p), &["released rw read 1"]),
+        (script::release_read(&rw, &one, p), &["release_found_nothing rw read 1"]),
+        (script::release_read(&rw, &two, p), &["released rw read 2"]),
+        (script::release_write(&rw, &write, p), &["release_found_nothing rw write 1w"]),
+        (script::show(&a), &[]),
+    ];
+    for (i, (call, expected)) in steps.iter().enumerate() {
+        bench.call(call).await?;
+        let mark = format!("mark:{i}");
+        bench.client.call(&format!("SET {mark} 1")).await?.ok()?;
+        let events = watcher.until(&mark).await?;
+        let text = shown(&events);
+        assert_eq!(text, *expected, "step {i}, {}", call.script.name);
+    }
+    let counts = watcher.decoder.counts();
+    assert_eq!((counts.garbage, counts.cut), (0, 0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_replica_shows_what_changed() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let master = format!("127.0.0.1 {}", bench.redis.port());
+    let replica = RedisServer::with(&[("replicaof", &master)]).await?;
+    let mut direct = replica.client().await?;
+    eventually("the replica to follow", async || {
+        let info = direct.call("INFO replication").await?.text();
+        ensure!(info.contains("master_link_status:up"), "{info}");
+        Ok(())
+    })
+    .await;
+    let mut watcher = Watcher::new(&replica, Vantage::Replica).await?;
+    let a = name("a");
+    bench.acquire(&a, ours(1), 30_000).await?;
+    bench.acquire(&a, theirs(), 30_000).await?;
+    bench.keep(&a, ours(1), 1, 60_000).await?;
+    bench.hand_over(&a, ours(1), ours(2), 30_000).await?;
+    bench.release(&a, ours(2)).await?;
+    bench.acquire(&a, ours(3), 100).await?;
+    // Its end shows as soon as somebody looks.
+    eventually("the lease to end", async || {
+        ensure!(bench.pttl(&a).await? == -2, "still there");
+        Ok(())
+    })
+    .await;
+    bench.client.call("SET mark 1").await?.ok()?;
+    let events = watcher.until("mark").await?;
+    let expected = [
+        "acquired? a - 1",
+        "renewed? a - 1",
+        "handed_over? a - 1",
+        "released? a - 2",
+        "acquired? a - 3",
+        "vanished? a - -",
+    ];
+    assert_eq!(shown(&events), expected);
+    let What::Renewed { lease: Some(lease) } = events[1].what else { panic!("{events:?}") };
+    // To a millisecond or so, as the replica computes it from an instant.
+    assert!(lease.abs_diff(Duration::from_secs(60)) < Duration::from_secs(5), "{lease:?}");
+    assert!(events.iter().all(|event| event.client.is_none()), "{events:?}");
+    Ok(())
+}
