@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
 
 use super::app::App;
-use super::params::{LockParams, TableParams, understood};
+use super::params::{LockParams, TableParams, instant, understood};
 use super::problem::Problem;
 use crate::views::{self, ErrorPage};
 
@@ -58,11 +58,13 @@ pub async fn lock(
     OriginalUri(uri): OriginalUri,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Response {
-    match understood(params).and_then(|params| app.lock_id(&params)) {
-        Ok(id) => {
-            let page = app.lock_page(&address(&uri), id).await;
-            rendered(StatusCode::OK, views::lock_page(&page))
-        }
+    let page = async {
+        let params = understood(params)?;
+        let then = params.at.as_deref().map(|at| instant("at", at)).transpose()?;
+        app.lock_page(&address(&uri), app.lock_id(&params)?, then).await
+    };
+    match page.await {
+        Ok(page) => rendered(StatusCode::OK, views::lock_page(&page)),
         Err(problem) => refused(&app, &uri, &problem),
     }
 }

@@ -7,6 +7,7 @@ use redisson::{Kind, Moment};
 use super::{Effect, Rare, Record, Surroundings, millis};
 use crate::model::history::Happening;
 use crate::model::observation::{Marker, Source, Stamp};
+use crate::model::past::Note;
 use crate::model::problem::{Case, Verdict, explain, judge};
 use crate::model::view::{
     HolderView, LockView, PlaceView, ProblemKind, State, WaiterView, WallMillis,
@@ -82,6 +83,17 @@ impl Record {
             .filter(|old| !verdicts.iter().any(|new| new.problem == *old))
             .collect();
         self.problems = problems;
+        for verdict in &verdicts {
+            if begun.contains(&verdict.problem) {
+                let id = self.id.clone();
+                let note = Note::Problem(id, verdict.problem, verdict.certainty, verdict.since);
+                effects.push(Effect::Note(Box::new(note)));
+            }
+        }
+        for problem in &over {
+            let note = Note::Cleared(self.id.clone(), *problem, now.wall);
+            effects.push(Effect::Note(Box::new(note)));
+        }
         for problem in begun {
             self.event(now.wall, source, Happening::Problem(problem), effects);
         }
