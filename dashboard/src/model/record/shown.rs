@@ -5,6 +5,7 @@ use std::sync::Arc;
 use redisson::{Kind, Moment};
 
 use super::{Effect, Rare, Record, Surroundings, millis};
+use crate::model::clients::Clients;
 use crate::model::history::Happening;
 use crate::model::observation::{Marker, Source, Stamp};
 use crate::model::past::Note;
@@ -134,7 +135,7 @@ impl Record {
     }
 
     /// The view of it, made anew. What was read before `readable_since` is shown as of then, its state unknown.
-    pub fn view(&mut self, readable_since: Option<Moment>) -> LockView {
+    pub fn view(&mut self, readable_since: Option<Moment>, clients: &Clients) -> LockView {
         self.news = false;
         let kind = match self.mode.as_deref() {
             None if self.fair => Kind::Fair,
@@ -162,6 +163,7 @@ impl Record {
                 },
                 zombie: hold.marker == Some(Marker::Missing),
                 since: hold.since,
+                client: clients.view(&hold.id.client),
             })
             .collect();
         let waiting = Awaited::new(self.rare.as_deref());

@@ -27,6 +27,7 @@ pub(super) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) -> HolderVie
         count,
         marker_ttl_ms: None,
         zombie: false,
+        client: None,
         since: Since { at: ago(held_ms), exact },
     }
 }
