@@ -7,6 +7,7 @@
 //! Nothing is ever written to Redis.
 
 pub mod access;
+pub mod archive;
 pub mod config;
 pub mod http;
 pub mod metrics;
@@ -112,13 +113,22 @@ fn start(config: &Config, registry: &Registry, shutdown: &Shutdown) -> anyhow::R
     let taps = TapsMetrics::register(registry)?;
 
     let scopes = config.scopes();
-    let model = Model::new(config.model.clone(), config.grouping(), &scopes, now());
+    let mut model = Model::new(config.model.clone(), config.grouping(), &scopes, now());
+    let mut archived = None;
+    let mut notes = None;
+    if let Some(folder) = &config.history_dir {
+        let archive::Archive { notes: to, writer, reader } = archive::open(folder, actor::wall())?;
+        model.remember(reader.remembered().context("cannot read the history")?);
+        shutdown.spawn("history", writer.run());
+        (archived, notes) = (Some(reader), Some(to));
+    }
     let (task, model, hub, batches) = actor::new(model, &scopes);
     let sources =
         Arc::new(sources::start(config, &model, &hub, batches, (&scans, &taps), shutdown));
     let listener: ModelMetrics =
-        metrics::register_model(registry, &hub, &sources, &scopes, config.lock_names_in_metrics)?;
+        metrics::register_model(registry, &hub, &sources, &scopes, config.lock_names_in_metrics)?
+            .noting(notes);
     shutdown.spawn("model", task.run(listener, shutdown.token()));
     let environment = config.environment.clone();
-    Ok(App::new(hub, model, sources, environment, streams, shutdown.token()))
+    Ok(App::new(hub, model, sources, environment, streams, archived, shutdown.token()))
 }

@@ -117,6 +117,9 @@ struct Flags {
     /// From when on somebody who waits for a lock is said to starve
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = at_least_a_second)]
     starving_after: HumanDuration,
+    /// A folder in which holds and problems are kept, so that they survive a restart and can be asked for later
+    #[arg(long, value_name = "FOLDER")]
+    history_dir: Option<PathBuf>,
     /// How metrics call locks whose names match; by default digits and ids are replaced by `*`
     #[arg(long, value_name = "GLOB[=LABEL]")]
     group: Vec<String>,
@@ -252,6 +255,8 @@ pub struct Config {
     pub scan: ScanSettings,
     /// MONITOR.
     pub monitor: MonitorSettings,
+    /// Where the history is kept.
+    pub history_dir: Option<PathBuf>,
     /// What the model is told.
     pub model: model::Settings,
     /// How metrics call locks.
@@ -347,6 +352,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             max_ops: flags.monitor_max_ops,
             unbounded: flags.monitor_unbounded,
         },
+        history_dir: flags.history_dir,
         model: model::Settings {
             max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
             poll_rate: flags.poll_rate,

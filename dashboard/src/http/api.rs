@@ -9,9 +9,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::app::App;
-use super::params::{LockParams, TableParams, understood};
+use super::params::{EventsParams, LockParams, TableParams, instant, understood};
 use super::problem::Problem;
-use crate::model::view::{LockView, SourceView};
+use crate::archive::{Answer, Gap, MAX_EVENTS, Told};
+use crate::model::actor::wall;
+use crate::model::view::{LockId, LockView, SourceView, WallMillis};
 use crate::views::{Counts, Progress, ServerView, Subject};
 
 #[derive(Serialize)]
@@ -46,7 +48,14 @@ pub async fn lock(
     State(app): State<App>,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Result<Response, Problem> {
-    let id = app.lock_id(&understood(params)?)?;
+    let params = understood(params)?;
+    let id = app.lock_id(&params)?;
+    if let Some(at) = &params.at {
+        let at = instant("at", at)?;
+        let lock = id.clone();
+        let answer = app.history(|archive| async move { archive.at(id, at).await }).await?;
+        return Ok(Json(PastJson { lock, answer }).into_response());
+    }
     match app.subject(&id).await {
         Subject::Known(lock) => Ok(Json(&*lock).into_response()),
         Subject::Absent { .. } => Err(Problem::new(
@@ -56,6 +65,51 @@ pub async fn lock(
         Subject::NoLock(what) => Err(Problem::new(StatusCode::NOT_FOUND, what)),
         Subject::Unreadable(why) => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why)),
     }
+}
+
+#[derive(Serialize)]
+struct PastJson {
+    #[serde(flatten)]
+    lock: LockId,
+    #[serde(flatten)]
+    answer: Answer,
+}
+
+#[derive(Serialize)]
+struct EventsJson {
+    from: WallMillis,
+    to: WallMillis,
+    events: Vec<Told>,
+    /// Whether there are more than are told here, after the last of them.
+    cut: bool,
+    gaps: Vec<Gap>,
+}
+
+/// `/api/v1/events`
+///
+/// # Errors
+/// Where no history is kept, it cannot be read, or a parameter is not understood.
+pub async fn events(
+    State(app): State<App>,
+    params: Result<Query<EventsParams>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let params = understood(params)?;
+    let from = params.from.as_deref().ok_or_else(|| {
+        Problem::bad_request("`from` is missing: an instant, such as 2026-11-21T03:12:00Z")
+    })?;
+    let from = instant("from", from)?;
+    let to = params.to.as_deref().map_or_else(|| Ok(wall()), |to| instant("to", to))?;
+    let lock = if params.name.is_some() || params.name64.is_some() {
+        let EventsParams { deployment, db, name, name64, .. } = params;
+        Some(app.lock_id(&LockParams { deployment, db, name, name64, at: None })?)
+    } else {
+        None
+    };
+    let events =
+        app.history(|archive| async move { archive.between(lock, from, to).await }).await?;
+    let gaps = app.history(|archive| async move { archive.gaps(from, to).await }).await?;
+    let cut = events.len() >= MAX_EVENTS;
+    Ok(Json(EventsJson { from, to, events, cut, gaps }).into_response())
 }
 
 /// `/api/v1/sources`

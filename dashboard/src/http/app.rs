@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::params::{LockParams, TableParams};
 use super::problem::Problem;
 use super::viewers::Viewers;
+use crate::archive::Reader;
 use crate::metrics::StreamMetrics;
 use crate::model::actor::{Answer, Hub, ModelHandle, wall};
 use crate::model::view::{LockId, WallMillis};
@@ -54,6 +55,8 @@ pub struct Inner {
     pub metrics: StreamMetrics,
     /// What people look at.
     pub viewers: Viewers,
+    /// What was, where it is kept.
+    pub archive: Option<Reader>,
     /// Ends streams.
     pub stop: CancellationToken,
     /// Places for streams.
@@ -111,6 +114,7 @@ impl App {
         sources: Arc<Sources>,
         environment: Option<String>,
         metrics: StreamMetrics,
+        archive: Option<Reader>,
         stop: CancellationToken,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -119,6 +123,7 @@ impl App {
             sources,
             environment,
             metrics,
+            archive,
             viewers: Viewers::default(),
             stop,
             places: Arc::new(Semaphore::new(MAX_STREAMS)),
@@ -327,10 +332,48 @@ impl App {
         }
     }
 
-    /// One lock as a page.
-    pub async fn lock_page(&self, address: &str, id: LockId) -> LockPage {
+    /// One lock as a page; as it was at `then`, where that is asked for.
+    ///
+    /// # Errors
+    /// Where what was cannot be told.
+    pub async fn lock_page(
+        &self,
+        address: &str,
+        id: LockId,
+        then: Option<WallMillis>,
+    ) -> Result<LockPage, Problem> {
+        let then = match then {
+            Some(at) => {
+                let id = id.clone();
+                Some(self.history(|archive| async move { archive.at(id, at).await }).await?)
+            }
+            None => None,
+        };
         let subject = self.subject(&id).await;
-        LockPage { chrome: self.chrome(address), id, subject }
+        Ok(LockPage { chrome: self.chrome(address), id, subject, then })
+    }
+
+    /// Asks the history.
+    ///
+    /// # Errors
+    /// Where none is kept, or it cannot be read.
+    pub async fn history<T, F>(&self, ask: impl FnOnce(Reader) -> F) -> Result<T, Problem>
+    where
+        F: Future<Output = rusqlite::Result<T>>,
+    {
+        let Some(archive) = self.archive.clone() else {
+            return Err(Problem::new(
+                StatusCode::NOT_FOUND,
+                "this dashboard keeps no history: it was started without --history-dir",
+            ));
+        };
+        ask(archive).await.map_err(|error| {
+            tracing::error!(%error, "the history cannot be read");
+            Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the history cannot be read; the log says why",
+            )
+        })
     }
 
     /// The sources as a page.

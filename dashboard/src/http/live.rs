@@ -207,7 +207,7 @@ impl Live {
                 self.viewer.look(Viewed::Lock(id.clone()));
                 let subject = self.subject_of(&id).await;
                 let chrome = self.app.chrome(&self.address);
-                self.patches.lock(&LockPage { chrome, id, subject })
+                self.patches.lock(&LockPage { chrome, id, subject, then: None })
             }
             Topic::Sources => self.patches.sources(&self.app.sources_page(&self.address)),
         }
@@ -253,7 +253,8 @@ mod tests {
         let model = Model::new(settings, Grouping::new(Vec::new(), 1), &[], now());
         let (_actor, model, hub, _) = actor::new(model, &[]);
         let metrics = StreamMetrics::register(&Registry::new()).unwrap();
-        let app = App::new(hub, model, Arc::default(), None, metrics, CancellationToken::new());
+        let app =
+            App::new(hub, model, Arc::default(), None, metrics, None, CancellationToken::new());
         let mut places: Vec<Place> = (0..MAX_STREAMS).map(|_| Place::take(&app).unwrap()).collect();
         let problem = Place::take(&app).unwrap_err();
         assert_eq!(problem.status, StatusCode::SERVICE_UNAVAILABLE);

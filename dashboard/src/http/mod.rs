@@ -82,6 +82,7 @@ pub fn router(
         .route("/favicon.ico", get(assets::icon))
         .route("/api/v1/locks", get(api::locks))
         .route("/api/v1/lock", get(api::lock))
+        .route("/api/v1/events", get(api::events))
         .route("/api/v1/sources", get(api::sources))
         .route("/api/v1/stream", get(stream::stream))
         .route("/api/v1/openapi.json", get(api::openapi))

@@ -7,7 +7,7 @@ use axum::response::{Html, IntoResponse, Response};
 
 use super::app::App;
 use super::guard::Who;
-use super::params::{LockParams, TableParams, understood};
+use super::params::{LockParams, TableParams, instant, understood};
 use super::problem::Problem;
 use crate::access::By;
 use crate::views::{self, Chrome, ErrorPage, VisitorView};
@@ -70,9 +70,13 @@ pub async fn lock(
     who: Who,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Response {
-    match understood(params).and_then(|params| app.lock_id(&params)) {
-        Ok(id) => {
-            let mut page = app.lock_page(&address(&uri), id).await;
+    let page = async {
+        let params = understood(params)?;
+        let then = params.at.as_deref().map(|at| instant("at", at)).transpose()?;
+        app.lock_page(&address(&uri), app.lock_id(&params)?, then).await
+    };
+    match page.await {
+        Ok(mut page) => {
             page.chrome.visitor = named(who);
             rendered(StatusCode::OK, views::lock_page(&page))
         }

@@ -8,6 +8,7 @@ use axum::http::Uri;
 use serde::Deserialize;
 
 use super::problem::Problem;
+use crate::model::view::WallMillis;
 
 /// What a table's address says.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -36,6 +37,41 @@ pub struct LockParams {
     pub name: Option<String>,
     /// The name in base64, where it is not UTF-8.
     pub name64: Option<String>,
+    /// The instant it is asked about, where that is not now.
+    pub at: Option<String>,
+}
+
+/// What the address of past events says.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct EventsParams {
+    /// From when.
+    pub from: Option<String>,
+    /// Until when; none: now.
+    pub to: Option<String>,
+    /// Deployment, where one lock is asked about.
+    pub deployment: Option<String>,
+    /// Database, likewise.
+    pub db: Option<String>,
+    /// The name; none: all locks.
+    pub name: Option<String>,
+    /// The name in base64.
+    pub name64: Option<String>,
+}
+
+/// Reads an instant, such as `2026-11-21T03:12:00Z`.
+///
+/// # Errors
+/// Where it is none.
+pub fn instant(key: &str, text: &str) -> Result<WallMillis, Problem> {
+    let at = humantime::parse_rfc3339_weak(text).ok().and_then(|at| {
+        let since = at.duration_since(std::time::UNIX_EPOCH).ok()?;
+        u64::try_from(since.as_millis()).ok()
+    });
+    at.map(WallMillis).ok_or_else(|| {
+        Problem::bad_request(format!(
+            "`{key}` is not an instant: expected one in UTC, such as 2026-11-21T03:12:00Z"
+        ))
+    })
 }
 
 /// A page by its address, as a stream keeps it true.

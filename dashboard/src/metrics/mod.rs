@@ -14,6 +14,7 @@ use prometheus::{
 use redisson::group::OVERFLOW;
 use redisson::monitor::Counts;
 
+use crate::archive::Notes;
 use crate::model::actor::{Hub, Listener};
 use crate::model::{Effect, ScopeId, Source};
 use crate::sources::status::{SourceStatus, Sources};
@@ -186,6 +187,15 @@ pub struct ModelMetrics {
     pairs: Pairs,
     scopes: Vec<Arc<str>>,
     polls: Vec<Arc<SourceStatus>>,
+    notes: Option<Notes>,
+}
+
+impl ModelMetrics {
+    /// Passes on what a history is told.
+    #[must_use]
+    pub fn noting(self, notes: Option<Notes>) -> Self {
+        Self { notes, ..self }
+    }
 }
 
 /// The pairs of deployment and group that have a label of their own.
@@ -222,7 +232,12 @@ impl Listener for ModelMetrics {
                 let labels = [deployment, problem.as_str(), certainty.as_str(), group];
                 self.detected.with_label_values(&labels).inc();
             }
-            Effect::LostInRestart | Effect::Note(_) => {}
+            Effect::Note(note) => {
+                if let Some(notes) = &self.notes {
+                    notes.tell(*note);
+                }
+            }
+            Effect::LostInRestart => {}
         }
     }
 
@@ -257,7 +272,7 @@ pub fn register_model(
     let statuses = sources.statuses();
     let polls = statuses.iter().filter(|status| status.source == Source::Poll).cloned().collect();
     let scopes = scopes.iter().map(|(deployment, _)| Arc::clone(deployment)).collect();
-    Ok(ModelMetrics { events, detected, pairs, scopes, polls })
+    Ok(ModelMetrics { events, detected, pairs, scopes, polls, notes: None })
 }
 
 #[cfg(test)]

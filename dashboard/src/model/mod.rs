@@ -4,6 +4,7 @@
 //! [`actor`]; all others read what it publishes.
 
 pub mod actor;
+pub mod clients;
 pub mod deadlock;
 pub mod history;
 pub mod json;
@@ -137,6 +138,11 @@ impl Model {
                     self.hurry(scope, &name);
                 }
             }
+            Observation::Connected { addresses, at, wall } => {
+                if self.scopes[scope.0].clients.connected(&addresses, at, wall) {
+                    self.look_for_gone(scope);
+                }
+            }
             Observation::Traffic(traffic) => self.traffic(scope, &traffic),
             Observation::Tapping { on, .. } => {
                 if !on {
@@ -237,6 +243,11 @@ impl Model {
             let told = Effect::Event(Source::Monitor, event.what.as_str());
             self.effects.push((scope_id, told));
             let known = self.scopes[scope_id.0].locks.contains_key(&event.lock);
+            if let (Some(holder), Some(monitor::Address::Tcp(address))) =
+                (event.holder, event.client)
+            {
+                self.scopes[scope_id.0].clients.seen(holder.client, address.ip(), traffic.at);
+            }
             let is_lock = event.certainty == monitor::Certainty::Sure && event.holder.is_some();
             if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
                 continue;
@@ -256,6 +267,21 @@ impl Model {
             if hurry {
                 self.hurry(scope_id, &event.lock);
             }
+        }
+    }
+
+    /// Clients have gone or come back: so have the holders of their locks.
+    fn look_for_gone(&mut self, scope_id: ScopeId) {
+        let scope = &mut self.scopes[scope_id.0];
+        let mut changed = Vec::new();
+        for (name, kept) in &mut scope.locks {
+            if kept.record.find_gone(&scope.clients) {
+                changed.push(name.clone());
+            }
+        }
+        for name in changed {
+            self.settle(scope_id, &name);
+            self.hurry(scope_id, &name);
         }
     }
 
@@ -507,7 +533,7 @@ impl Model {
             for name in taken {
                 scope.news.remove(&name);
                 let Some(kept) = scope.locks.get_mut(&name) else { continue };
-                let view = Arc::new(kept.record.view(scope.readable_since));
+                let view = Arc::new(kept.record.view(scope.readable_since, &scope.clients));
                 kept.shown = Some(Arc::clone(&view));
                 self.snapshot.put(Arc::clone(&view));
                 changed.push(view);

@@ -1,5 +1,7 @@
 //! What sources tell the model.
 
+use std::collections::HashSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use redisson::shape::LockHash;
@@ -24,7 +26,7 @@ pub enum Source {
     Monitor,
     /// Connections that listen for a lock's release, counted.
     Subscribers,
-    /// Who a holder is: the agents' own keys, and the server's list of clients.
+    /// Whether a holder's client is connected, by the server's list of clients.
     Identity,
 }
 
@@ -201,6 +203,15 @@ pub enum Observation {
     Subscribers {
         /// How many each.
         counts: Vec<(LockName, u64)>,
+        /// When.
+        at: Moment,
+        /// The same by the wall clock.
+        wall: WallMillis,
+    },
+    /// All addresses that anybody is connected from.
+    Connected {
+        /// These.
+        addresses: HashSet<IpAddr>,
         /// When.
         at: Moment,
         /// The same by the wall clock.

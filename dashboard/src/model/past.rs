@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redisson::HolderId;
 use serde::Serialize;
 
-use super::view::{LockId, Since, WallMillis};
+use super::view::{Certainty, LockId, ProblemKind, Since, WallMillis};
 
 /// How many a lock remembers. The history on disk has more.
 const MAX_PAST: usize = 8;
@@ -158,6 +158,10 @@ pub enum Note {
     Began(LockId, HolderId, Since),
     /// A hold is over.
     Ended(LockId, PastHold),
+    /// A problem began, or became surer.
+    Problem(LockId, ProblemKind, Certainty, WallMillis),
+    /// A problem is over.
+    Cleared(LockId, ProblemKind, WallMillis),
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use redisson::{LockName, Moment};
 
+use super::clients::Clients;
 use super::record::{Record, Surroundings};
 use super::schedule::Schedule;
 use super::view::{LockId, LockView, WallMillis};
@@ -32,6 +33,7 @@ pub(super) struct Scope {
     pub(super) cluster: bool,
     /// How many milliseconds its server's clock is ahead of ours.
     pub(super) ahead_ms: i64,
+    pub(super) clients: Clients,
     /// Locks whose waiters are known by name.
     pub(super) contended: HashSet<LockName>,
     pub(super) restart: Option<Restart>,
@@ -65,6 +67,7 @@ impl Scope {
             run_id: None,
             cluster: false,
             ahead_ms: 0,
+            clients: Clients::default(),
             contended: HashSet::new(),
             restart: None,
             pass_began: None,

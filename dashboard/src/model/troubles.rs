@@ -458,6 +458,35 @@ fn a_hold_that_is_handed_over_ends_and_another_begins() {
 }
 
 #[test]
+fn a_lock_whose_holder_is_gone_is_leaked_unless_it_ends_soon_or_is_renewed() {
+    use monitor::What::Acquired;
+    let found = |ttl: u64, renewed: bool, connected: &str| {
+        let mut model = model();
+        let client = Some(monitor::Address::Tcp("10.0.0.7:5123".parse().unwrap()));
+        let taken = monitor::Event { client, ..event("a", 52, Acquired { lease: None }) };
+        traffic(&mut model, 500, vec![taken]);
+        let ttl =
+            |ms: u64| if renewed { renewed_ttl(ms).map(|ms| ms + 90_000) } else { Some(ttl - ms) };
+        for ms in (0..80_000).step_by(5_000) {
+            read(&mut model, "a", ms, held(1, 1, ttl(ms)));
+            if ms % 15_000 == 0 {
+                let addresses = [connected.parse().unwrap()].into();
+                let wall = WallMillis(ms);
+                model.observe(MAIN, Observation::Connected { addresses, at: at(ms + 600), wall });
+            }
+        }
+        let view = shown(&mut model, "a").unwrap();
+        let alive = view.holders[0].client.as_ref().and_then(|client| client.alive);
+        (problems(&view), alive)
+    };
+    let leaked = vec![(ProblemKind::Leaked, SUSPECTED)];
+    assert_eq!(found(600_000, false, "10.0.0.9"), (leaked, Some(false)));
+    assert_eq!(found(600_000, false, "10.0.0.7"), (vec![], Some(true)));
+    assert_eq!(found(120_000, false, "10.0.0.9"), (vec![], Some(false)), "it ends within a minute");
+    assert_eq!(found(0, true, "10.0.0.9").0, [], "somebody renews it");
+}
+
+#[test]
 fn readers_wait_for_nobody_that_is_gone() {
     let mut model = model();
     let id = |n: i64| HolderId::new(redisson::ClientId::from_random([9; 16]), n);

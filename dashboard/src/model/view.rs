@@ -44,6 +44,15 @@ pub struct Since {
     pub exact: bool,
 }
 
+/// The process behind a holder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ClientView {
+    /// The address it was seen to come from last.
+    pub address: String,
+    /// Whether it lives; none where that is not known.
+    pub alive: Option<bool>,
+}
+
 /// One holder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HolderView {
@@ -63,6 +72,8 @@ pub struct HolderView {
     pub zombie: bool,
     /// Since when.
     pub since: Since,
+    /// The process behind it, where it is known.
+    pub client: Option<ClientView>,
 }
 
 /// Somebody who waits.

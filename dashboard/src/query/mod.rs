@@ -293,6 +293,7 @@ pub(crate) mod tests {
                 count: 1,
                 marker_ttl_ms: None,
                 zombie: false,
+                client: None,
                 since: Since { at: WallMillis(1_000_000), exact: true },
             }],
             ttl_ms: Some(30_000),

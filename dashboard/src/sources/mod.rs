@@ -7,11 +7,12 @@
 //! Their account needs to read keys (`%R~*`, or the patterns of the locks it may see), to subscribe to
 //! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands: SCAN, DBSIZE, HLEN, HRANDFIELD, HSTRLEN, HMGET,
 //! PTTL, TYPE, MULTI, EXEC, PING, PSUBSCRIBE, INFO, and SELECT for another database than 0; PUBSUB NUMSUB to count
-//! waiters; LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE and TIME for what stands beside a lock. Without
+//! waiters, CLIENT LIST to tell who is gone; LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE and TIME for what stands beside a lock. Without
 //! one of them the source that needs it is denied or sees less, and says so.
 
 pub mod channels;
 mod fine_timer;
+pub mod identity;
 pub mod pace;
 pub mod poll;
 pub mod read;
@@ -34,6 +35,7 @@ use crate::model::view::SourceState;
 use crate::model::{ReadRequest, ScopeId, Source};
 
 use channels::Channels;
+use identity::Identity;
 use poll::Poll;
 use read::{ReadError, ServerFacts};
 use scan::Scan;
@@ -75,6 +77,7 @@ pub fn start(
     for deployment in &config.deployments {
         let server = node_of(&deployment.target);
         let mut scopes = Vec::new();
+        let mut first = None;
         for db in &deployment.dbs {
             let (Some(id), Some(batches)) = (index.next().map(ScopeId), batches.next()) else {
                 continue;
@@ -101,6 +104,7 @@ pub fn start(
                     status: sources.add(&deployment.name, &server, Source::Subscribers),
                 };
                 spawn(shutdown, format!("subscribers of {server}"), subscribers.run());
+                first = Some(poll.link.clone());
                 sources.add_server(Server {
                     deployment: Arc::clone(&deployment.name),
                     node: server.clone(),
@@ -137,6 +141,15 @@ pub fn start(
         );
         sources.add_switch(&deployment.name, switch);
         spawn(shutdown, format!("MONITOR of {server}"), tap.run());
+        if let Some(link) = first {
+            let identity = Identity {
+                scopes: scopes.clone(),
+                link,
+                model: model.clone(),
+                status: sources.add(&deployment.name, &server, Source::Identity),
+            };
+            spawn(shutdown, format!("identity of {server}"), identity.run());
+        }
         let channels = Channels::start(
             deployment.target.clone(),
             scopes,

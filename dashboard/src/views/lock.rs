@@ -9,6 +9,7 @@ use super::page::{self, Frame, STALE_MS};
 use super::row::{Badge, Ttl, held_since, owner_link};
 use super::shell::{self, Command, RawKey};
 use super::{Chrome, LockPage, Subject, links};
+use crate::model::past::PastHoldView;
 use crate::model::view::{
     Certainty, EventView, Evidence, HolderView, LockView, PlaceView, ProblemKind, State,
     WaiterView, WallMillis,
@@ -195,6 +196,65 @@ impl<'a> Events<'a> {
     }
 }
 
+/// Who had it before.
+#[derive(Template)]
+#[template(path = "parts/lock_past.html")]
+struct PastHolds<'a> {
+    past: Vec<PastRow<'a>>,
+    longest: Option<String>,
+}
+
+impl HtmlSafe for PastHolds<'_> {}
+
+/// Who had it at the instant that was asked about.
+#[derive(Template)]
+#[template(path = "parts/lock_then.html")]
+struct Then<'a> {
+    at: Clock,
+    holds: Vec<PastRow<'a>>,
+    gap: bool,
+}
+
+impl HtmlSafe for Then<'_> {}
+
+impl<'a> Then<'a> {
+    fn new(page: &'a LockPage) -> Option<Self> {
+        let now = page.chrome.now;
+        page.then.as_ref().map(|then| Self {
+            at: Clock::new(then.at, now),
+            holds: then.holders.iter().map(|hold| PastRow::new(hold, now)).collect(),
+            gap: then.gap.is_some(),
+        })
+    }
+}
+
+struct PastRow<'a> {
+    from: Clock,
+    exact: bool,
+    lasted: Option<String>,
+    hold: &'a PastHoldView,
+}
+
+impl<'a> PastRow<'a> {
+    fn new(hold: &'a PastHoldView, now: WallMillis) -> Self {
+        let lasted = hold.to.map(|to| format::duration(to.0.saturating_sub(hold.since.at.0)));
+        Self { from: Clock::new(hold.since.at, now), exact: hold.since.exact, lasted, hold }
+    }
+}
+
+impl<'a> PastHolds<'a> {
+    fn new(page: &'a LockPage) -> Self {
+        let now = page.chrome.now;
+        let lock = known(page);
+        let past = lock.map(|lock| &*lock.past).unwrap_or_default();
+        let longest = lock.and_then(|lock| lock.longest_hold.as_ref());
+        Self {
+            past: past.iter().map(|hold| PastRow::new(hold, now)).collect(),
+            longest: longest.and_then(|hold| PastRow::new(hold, now).lasted),
+        }
+    }
+}
+
 /// How to look at it without this dashboard.
 #[derive(Template)]
 #[template(path = "parts/lock_raw.html")]
@@ -229,11 +289,13 @@ struct LockTemplate<'a> {
     frame: Frame<'a>,
     page: &'a LockPage,
     name: RawKey,
+    then: Option<Then<'a>>,
     summary: Summary<'a>,
     problems: Problems<'a>,
     holders: Holders<'a>,
     waiters: Waiters<'a>,
     events: Events<'a>,
+    past: PastHolds<'a>,
     raw: Raw,
     json: String,
 }
@@ -247,11 +309,13 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         frame: Frame::new(title(page), "", &page.chrome),
         page,
         name: RawKey::new("Name", page.id.name.as_bytes()),
+        then: Then::new(page),
         summary: Summary::new(page),
         problems: Problems::new(page),
         holders: Holders::new(page),
         waiters: Waiters::new(page),
         events: Events::new(page),
+        past: PastHolds::new(page),
         raw: Raw::new(page),
         json: links::lock_json(&page.id),
     }
@@ -286,6 +350,7 @@ pub(super) fn regions(page: &LockPage) -> Result<Vec<(&'static str, String)>, as
         ("lock-holders", Holders::new(page).render()?),
         ("lock-waiters", Waiters::new(page).render()?),
         ("lock-events", Events::new(page).render()?),
+        ("lock-past", PastHolds::new(page).render()?),
         ("lock-raw", Raw::new(page).render()?),
     ])
 }

@@ -23,6 +23,7 @@ mod tests;
 
 use std::sync::Arc;
 
+use crate::archive::Answer;
 use crate::model::snapshot::Notice;
 use crate::model::view::{LockId, LockView, SourceView, WallMillis};
 
@@ -228,6 +229,8 @@ pub struct LockPage {
     pub id: LockId,
     /// What is known of it.
     pub subject: Subject,
+    /// Who held it at the instant that was asked about.
+    pub then: Option<Answer>,
 }
 
 /// What is known of a lock that was asked for.

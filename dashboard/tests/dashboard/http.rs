@@ -20,6 +20,7 @@ async fn every_answer_is_guarded() {
         ("/static/../Cargo.toml", 404),
         ("/api/v1/locks", 200),
         ("/api/v1/nowhere", 404),
+        ("/api/v1/events", 400),
         ("/api/v1/openapi.json", 200),
         ("/live?path=/nowhere", 400),
         ("/live", 400),
@@ -145,7 +146,7 @@ async fn the_description_of_the_api_names_every_route() {
     let dashboard = Dashboard::start(NO_REDIS).await;
     let api = dashboard.json("/api/v1/openapi.json").await;
     let paths: Vec<&String> = api["paths"].as_object().unwrap().keys().collect();
-    let all = ["lock", "locks", "monitor/watch", "sources", "stream"];
+    let all = ["events", "lock", "locks", "monitor/watch", "sources", "stream"];
     assert_eq!(paths, all.map(|route| format!("/api/v1/{route}")).each_ref());
     assert!(api["openapi"].as_str().unwrap().starts_with("3."));
 }

@@ -8,6 +8,7 @@
 )]
 
 mod access;
+mod history;
 mod http;
 mod kinds;
 mod live;

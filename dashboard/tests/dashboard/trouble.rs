@@ -11,7 +11,7 @@ use crate::serving::Dashboard;
 
 /// What an account needs that looks at locks and may do nothing else. The patterns are literal ones: a right to
 /// `redisson_*` would not allow to subscribe to them.
-const OBSERVER: [&str; 34] = [
+const OBSERVER: [&str; 35] = [
     "ACL",
     "SETUSER",
     "observer",
@@ -22,6 +22,7 @@ const OBSERVER: [&str; 34] = [
     "&redisson_lock__channel:*",
     "&redisson_rwlock:*",
     "-@all",
+    "+client|list",
     "+llen",
     "+lrange",
     "+memory|usage",
@@ -130,7 +131,7 @@ async fn an_observers_account_is_enough() {
     let url = format!("redis://observer:look@127.0.0.1:{}", server.port);
     let dashboard = Dashboard::with(&["--redis-url", &url, "--monitor", "off"]).await;
     dashboard.listed_when("", &["orders:1"]).await;
-    for source in ["scan", "channels", "subscribers", "poll"] {
+    for source in ["scan", "channels", "subscribers", "poll", "identity"] {
         dashboard.source_when(source, "on").await;
     }
     dashboard.lock_when("orders:1", |lock| lock["sources"] == json!(["scan", "poll"])).await;
@@ -246,7 +247,7 @@ async fn keys_that_vanish_between_two_reads_do_no_harm() {
             break;
         }
     }
-    for source in ["scan", "channels", "subscribers", "poll"] {
+    for source in ["scan", "channels", "subscribers", "poll", "identity"] {
         dashboard.source_when(source, "on").await;
     }
 }

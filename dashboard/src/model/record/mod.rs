@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use redisson::{HolderId, Moment};
 
+use super::clients::Clients;
 use super::deadlock::{Cycle, Wait};
 use super::history::{Habit, Happening, History};
 use super::lease::LeaseWatch;
@@ -265,6 +266,21 @@ impl Record {
         }
         let known = self.remembered.iter().position(|(known, _)| *known == id);
         known.map_or(seen, |known| self.remembered.swap_remove(known).1)
+    }
+
+    /// Whether its holder is gone. What is renewed has a living one, whatever else is seen. True when that is news.
+    pub fn find_gone(&mut self, clients: &Clients) -> bool {
+        let gone = self.holds.iter().find_map(|hold| clients.gone(&hold.id.client));
+        let gone = gone.filter(|_| !self.lease.renewed());
+        let before = self.rare.as_ref().and_then(|rare| rare.gone.as_ref());
+        if before == gone.as_ref() {
+            return false;
+        }
+        self.seen_by(Source::Identity);
+        self.rare().gone = gone;
+        self.thin_out();
+        self.news = true;
+        true
     }
 
     fn rare(&mut self) -> &mut Rare {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use redisson::{Kind, Moment};
 
 use super::{Effect, Rare, Record, Surroundings, millis};
+use crate::model::clients::Clients;
 use crate::model::history::Happening;
 use crate::model::observation::{Marker, Source, Stamp};
+use crate::model::past::Note;
 use crate::model::problem::{Case, Verdict, explain, judge};
 use crate::model::view::{
     HolderView, LockView, PlaceView, ProblemKind, State, WaiterView, WallMillis,
@@ -82,6 +84,17 @@ impl Record {
             .filter(|old| !verdicts.iter().any(|new| new.problem == *old))
             .collect();
         self.problems = problems;
+        for verdict in &verdicts {
+            if begun.contains(&verdict.problem) {
+                let id = self.id.clone();
+                let note = Note::Problem(id, verdict.problem, verdict.certainty, verdict.since);
+                effects.push(Effect::Note(Box::new(note)));
+            }
+        }
+        for problem in &over {
+            let note = Note::Cleared(self.id.clone(), *problem, now.wall);
+            effects.push(Effect::Note(Box::new(note)));
+        }
         for problem in begun {
             self.event(now.wall, source, Happening::Problem(problem), effects);
         }
@@ -122,7 +135,7 @@ impl Record {
     }
 
     /// The view of it, made anew. What was read before `readable_since` is shown as of then, its state unknown.
-    pub fn view(&mut self, readable_since: Option<Moment>) -> LockView {
+    pub fn view(&mut self, readable_since: Option<Moment>, clients: &Clients) -> LockView {
         self.news = false;
         let kind = match self.mode.as_deref() {
             None if self.fair => Kind::Fair,
@@ -150,6 +163,7 @@ impl Record {
                 },
                 zombie: hold.marker == Some(Marker::Missing),
                 since: hold.since,
+                client: clients.view(&hold.id.client),
             })
             .collect();
         let waiting = Awaited::new(self.rare.as_deref());

@@ -27,6 +27,7 @@ pub(super) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) -> HolderVie
         count,
         marker_ttl_ms: None,
         zombie: false,
+        client: None,
         since: Since { at: ago(held_ms), exact },
     }
 }
@@ -191,6 +192,7 @@ pub(super) fn lock(subject: LockView) -> LockPage {
         chrome: chrome("/lock?name=x"),
         id: subject.id.clone(),
         subject: Subject::Known(Arc::new(subject)),
+        then: None,
     }
 }
 
@@ -378,7 +380,12 @@ pub(super) fn all() -> Vec<(String, String)> {
         lock(LockView { expected_long: true, ..held(b"leader", 1, 9_000_000) }),
     );
     one("lock-unconfirmed", lock(LockView { confirmed: false, ..held(b"cache:x", 1, 4_000) }));
-    let about = |subject| LockPage { chrome: chrome("/lock?name=x"), id: id(b"orders:9"), subject };
+    let about = |subject| LockPage {
+        chrome: chrome("/lock?name=x"),
+        id: id(b"orders:9"),
+        subject,
+        then: None,
+    };
     one("lock-absent", about(Subject::Absent { read_at: ago(20) }));
     one("lock-no-lock", about(Subject::NoLock("it is a string.".into())));
     one("lock-unreadable", about(Subject::Unreadable("connection refused (os error 111).".into())));

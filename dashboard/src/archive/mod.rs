@@ -1,0 +1,127 @@
+//! What outlives the program: holds, problems, and when anybody was looking, in one file of
+//! `SQLite`.
+//!
+//! The model tells it by a queue that never makes it wait; what the queue has no room for is a gap, and told as one.
+//! Asking and writing use connections of their own, off the threads that serve.
+
+mod reader;
+mod schema;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context as _, bail};
+use rusqlite::Connection;
+use tokio::sync::mpsc;
+
+use crate::model::past::Note;
+use crate::model::view::WallMillis;
+
+pub use reader::{Answer, Gap, MAX_EVENTS, Reader, Told};
+pub use writer::Writer;
+
+/// Notes that wait to be written.
+const QUEUE: usize = 65_536;
+/// The file's name within its folder.
+const FILE: &str = "history.db";
+/// The largest it gets, and the oldest that is kept in it.
+const MAX_BYTES: u64 = 256 * 1024 * 1024;
+const MAX_AGE_MS: u64 = 7 * 24 * 3_600_000;
+
+/// Where notes go. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Notes {
+    queue: mpsc::Sender<Note>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Notes {
+    /// Notes something, without waiting: what finds no room is counted, and leaves a gap.
+    pub fn tell(&self, note: Note) {
+        if self.queue.try_send(note).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The history, opened.
+#[derive(Debug)]
+pub struct Archive {
+    /// Where notes go.
+    pub notes: Notes,
+    /// Writes them.
+    pub writer: Writer,
+    /// Answers what was.
+    pub reader: Reader,
+}
+
+/// Opens the history in a folder, which is made where it is not there. `now` by the wall clock.
+///
+/// # Errors
+/// When the folder or the file cannot be used, or another dashboard uses it.
+pub fn open(folder: &Path, now: WallMillis) -> anyhow::Result<Archive> {
+    let named = || folder.display();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .with_context(|| format!("cannot make the history's folder {}", named()))?;
+    let lock = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(folder.join("lock"))
+        .with_context(|| format!("cannot write to the history's folder {}", named()))?;
+    let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+    if rustix::fs::flock(&lock, exclusive).is_err() {
+        bail!("another dashboard keeps its history in {}: give each a folder of its own", named());
+    }
+    let path = folder.join(FILE);
+    let connection = match schema::open(&path) {
+        Ok(connection) => connection,
+        Err(error) => set_aside(&path, &error, now)?,
+    };
+    connect(connection, &path, lock, now)
+}
+
+/// Puts a file aside that cannot be read, and begins anew: a history that is broken must not stop the present.
+fn set_aside(path: &Path, error: &rusqlite::Error, now: WallMillis) -> anyhow::Result<Connection> {
+    let aside = path.with_extension(format!("db.broken-{}", now.0));
+    tracing::error!(%error, aside = %aside.display(), "the history cannot be read; it is put aside and a new one begun");
+    std::fs::rename(path, &aside)
+        .with_context(|| format!("cannot put {} aside", path.display()))?;
+    for tail in ["-wal", "-shm"] {
+        let mut file = path.as_os_str().to_owned();
+        file.push(tail);
+        match std::fs::remove_file(PathBuf::from(&file)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(error).context("cannot remove what belongs to the old history");
+            }
+        }
+    }
+    schema::open(path).with_context(|| format!("cannot begin a history in {}", path.display()))
+}
+
+fn connect(
+    connection: Connection,
+    path: &Path,
+    lock: File,
+    now: WallMillis,
+) -> anyhow::Result<Archive> {
+    let (queue, notes) = mpsc::channel(QUEUE);
+    let lost = Arc::new(AtomicU64::new(0));
+    let reader = Reader::open(path).context("cannot read the history")?;
+    let writer = Writer::new(connection, notes, Arc::clone(&lost), lock, now)
+        .context("cannot write to the history")?;
+    Ok(Archive { notes: Notes { queue, lost }, writer, reader })
+}

@@ -1,0 +1,262 @@
+//! What was, asked of the history.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redisson::{HolderId, LockName};
+use rusqlite::{Connection, OpenFlags, Row, params};
+use serde::Serialize;
+
+use super::writer::millis;
+use crate::model::Remembered;
+use crate::model::past::{Ending, PastHold, PastHoldView};
+use crate::model::view::{LockId, Since, WallMillis};
+
+/// Holds told for one instant: a lock has that many readers at the most.
+const MAX_HOLDERS: usize = 1_024;
+/// Events told at once.
+pub const MAX_EVENTS: usize = 1_000;
+/// What is remembered of one lock from run to run, and of all.
+const PAST_OF_LOCK: usize = 64;
+const PAST_OF_ALL: usize = 500_000;
+/// Gaps told at once.
+const MAX_GAPS: usize = 100;
+
+/// Asks the history. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Reader(Arc<Mutex<Connection>>);
+
+/// Who held a lock at an instant.
+#[derive(Debug, Clone, Serialize)]
+pub struct Answer {
+    /// The instant.
+    pub at: WallMillis,
+    /// The holds that had begun by then and had not ended.
+    pub holders: Vec<PastHoldView>,
+    /// The time around it in which nobody looked; none where somebody did.
+    pub gap: Option<Gap>,
+}
+
+/// A time in which nobody looked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Gap {
+    /// When somebody last had; none: never before.
+    pub from: Option<WallMillis>,
+    /// When somebody did again; none: not since.
+    pub to: Option<WallMillis>,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Told {
+    /// When.
+    pub at: WallMillis,
+    /// `taken`, `ended`, `problem` or `cleared`.
+    pub event: &'static str,
+    /// To which lock.
+    pub lock: LockId,
+    /// The holder, or the problem.
+    pub subject: String,
+    /// How a hold ended, or how sure the problem is.
+    pub detail: Option<String>,
+}
+
+impl Reader {
+    pub(super) fn open(path: &Path) -> rusqlite::Result<Self> {
+        let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+        connection.busy_timeout(Duration::from_secs(1))?;
+        Ok(Self(Arc::new(Mutex::new(connection))))
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> rusqlite::Result<T> {
+        let connection = Arc::clone(&self.0);
+        let asked = tokio::task::spawn_blocking(move || {
+            question(&connection.lock().unwrap_or_else(PoisonError::into_inner))
+        });
+        asked.await.unwrap_or(Err(rusqlite::Error::InvalidQuery))
+    }
+
+    /// Who held a lock then.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub async fn at(&self, lock: LockId, at: WallMillis) -> rusqlite::Result<Answer> {
+        self.ask(move |connection| {
+            let mut holds = connection.prepare_cached(
+                "SELECT holder, began, exact, ended, how FROM hold WHERE deployment = ?1 AND db = ?2 AND name = ?3
+                 AND began <= ?4 AND (ended IS NULL OR ended > ?4) ORDER BY began LIMIT ?5",
+            )?;
+            let key = params![&*lock.deployment, lock.db, lock.name.as_bytes(), millis(at), MAX_HOLDERS];
+            let holders = holds.query_map(key, hold)?.collect::<rusqlite::Result<Vec<_>>>()?;
+            Ok(Answer { at, holders, gap: gap_at(connection, at)? })
+        })
+        .await
+    }
+
+    /// What happened between two instants, oldest first, at most [`MAX_EVENTS`]; to one lock or to all.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub async fn between(
+        &self,
+        lock: Option<LockId>,
+        from: WallMillis,
+        to: WallMillis,
+    ) -> rusqlite::Result<Vec<Told>> {
+        self.ask(move |connection| {
+            let mut all = Vec::new();
+            for (event, table, time, subject, detail) in [
+                ("taken", "hold", "began", "holder", "NULL"),
+                ("ended", "hold", "ended", "holder", "how"),
+                ("problem", "problem", "began", "problem", "certainty"),
+                ("cleared", "problem", "cleared", "problem", "certainty"),
+            ] {
+                let of_lock = match &lock {
+                    Some(_) => "AND deployment = ?4 AND db = ?5 AND name = ?6",
+                    None => "",
+                };
+                let mut events = connection.prepare_cached(&format!(
+                    "SELECT {time}, deployment, db, name, {subject}, {detail} FROM {table}
+                     WHERE {time} BETWEEN ?1 AND ?2 {of_lock} ORDER BY {time} LIMIT ?3"
+                ))?;
+                let told = |row: &Row<'_>| told(event, row);
+                let (from, to) = (millis(from), millis(to));
+                let rows = match &lock {
+                    Some(lock) => {
+                        let name = lock.name.as_bytes();
+                        let of = params![from, to, MAX_EVENTS, &*lock.deployment, lock.db, name];
+                        events.query_map(of, told)?.collect::<rusqlite::Result<Vec<_>>>()?
+                    }
+                    None => events
+                        .query_map(params![from, to, MAX_EVENTS], told)?
+                        .collect::<rusqlite::Result<Vec<_>>>()?,
+                };
+                all.extend(rows.into_iter().flatten());
+            }
+            all.sort_by_key(|told| told.at);
+            all.truncate(MAX_EVENTS);
+            Ok(all)
+        })
+        .await
+    }
+
+    /// The times between two instants in which nobody looked.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub async fn gaps(&self, from: WallMillis, to: WallMillis) -> rusqlite::Result<Vec<Gap>> {
+        self.ask(move |connection| {
+            let mut spans = connection.prepare_cached(
+                "SELECT began, alive FROM span WHERE alive >= ?1 AND began <= ?2 ORDER BY began LIMIT ?3",
+            )?;
+            let spans = spans.query_map(params![millis(from), millis(to), MAX_GAPS], |row| {
+                Ok((instant(row.get(0)?), instant(row.get(1)?)))
+            })?;
+            let mut gaps = Vec::new();
+            let mut seen_to = None;
+            for span in spans {
+                let (began, alive) = span?;
+                if seen_to.unwrap_or(from) < began {
+                    gaps.push(Gap { from: seen_to, to: Some(began) });
+                }
+                seen_to = seen_to.max(Some(alive));
+            }
+            if seen_to.unwrap_or(from) < to {
+                gaps.push(Gap { from: seen_to, to: None });
+            }
+            Ok(gaps)
+        })
+        .await
+    }
+
+    /// What an earlier run knew: who held which lock in the end, and the latest holds of each.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn remembered(&self) -> rusqlite::Result<HashMap<LockId, Remembered>> {
+        let connection = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known: HashMap<LockId, Remembered> = HashMap::new();
+        let mut past = connection.prepare(
+            "SELECT deployment, db, name, holder, began, exact, ended, how FROM (
+               SELECT *, row_number() OVER (PARTITION BY deployment, db, name ORDER BY ended DESC) AS n FROM hold
+               WHERE ended IS NOT NULL) WHERE n <= ?1 ORDER BY ended LIMIT ?2",
+        )?;
+        let mut rows = past.query(params![PAST_OF_LOCK, PAST_OF_ALL])?;
+        while let Some(row) = rows.next()? {
+            let how: String = row.get(7)?;
+            let ended = Ending::ALL.into_iter().find(|ending| ending.as_str() == how);
+            let (Some(lock), Some(id)) = (lock(row, 0)?, holder(row, 3)?) else { continue };
+            let since = Since { at: instant(row.get(4)?), exact: row.get(5)? };
+            let to = instant(row.get(6)?);
+            if let Some(ended) = ended {
+                known.entry(lock).or_default().past.push(PastHold { id, since, to, ended });
+            }
+        }
+        let mut open = connection.prepare(
+            "SELECT deployment, db, name, holder, began, exact FROM hold WHERE ended IS NULL LIMIT ?1",
+        )?;
+        let mut rows = open.query([PAST_OF_ALL])?;
+        while let Some(row) = rows.next()? {
+            let (Some(lock), Some(id)) = (lock(row, 0)?, holder(row, 3)?) else { continue };
+            let since = Since { at: instant(row.get(4)?), exact: row.get(5)? };
+            known.entry(lock).or_default().holds.push((id, since));
+        }
+        Ok(known)
+    }
+}
+
+fn gap_at(connection: &Connection, at: WallMillis) -> rusqlite::Result<Option<Gap>> {
+    let one = |query: &str| -> rusqlite::Result<Option<i64>> {
+        connection.prepare_cached(query)?.query_row([millis(at)], |row| row.get(0))
+    };
+    let looked = one("SELECT count(*) FROM span WHERE began <= ?1 AND alive >= ?1")?;
+    if looked.is_some_and(|spans| spans > 0) {
+        return Ok(None);
+    }
+    Ok(Some(Gap {
+        from: one("SELECT max(alive) FROM span WHERE alive < ?1")?.map(instant),
+        to: one("SELECT min(began) FROM span WHERE began > ?1")?.map(instant),
+    }))
+}
+
+fn hold(row: &Row<'_>) -> rusqlite::Result<PastHoldView> {
+    let how: Option<String> = row.get(4)?;
+    let ended = how.map(|how| {
+        let known = Ending::ALL.into_iter().find(|ending| ending.as_str() == how);
+        known.map_or("unseen", Ending::as_str)
+    });
+    Ok(PastHoldView {
+        id: row.get(0)?,
+        since: Since { at: instant(row.get(1)?), exact: row.get(2)? },
+        to: row.get::<_, Option<i64>>(3)?.map(instant),
+        ended,
+    })
+}
+
+/// One event; none where the row names no lock that could be.
+fn told(event: &'static str, row: &Row<'_>) -> rusqlite::Result<Option<Told>> {
+    let Some(lock) = lock(row, 1)? else { return Ok(None) };
+    let (at, subject, detail) = (instant(row.get(0)?), row.get(4)?, row.get(5)?);
+    Ok(Some(Told { at, event, lock, subject, detail }))
+}
+
+fn lock(row: &Row<'_>, from: usize) -> rusqlite::Result<Option<LockId>> {
+    let deployment: String = row.get(from)?;
+    let name: Vec<u8> = row.get(from + 2)?;
+    let db = row.get(from + 1)?;
+    Ok(LockName::new(name).ok().map(|name| LockId { deployment: deployment.into(), db, name }))
+}
+
+fn holder(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<HolderId>> {
+    let text: String = row.get(at)?;
+    Ok(HolderId::parse(text.as_bytes()))
+}
+
+fn instant(millis: i64) -> WallMillis {
+    WallMillis(u64::try_from(millis).unwrap_or(0))
+}

@@ -1,0 +1,50 @@
+//! The file's tables.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::Connection;
+
+/// Raised with each change of the tables; a file of another version is put aside.
+const VERSION: i64 = 1;
+/// How long one connection waits for the other.
+const BUSY: Duration = Duration::from_secs(5);
+
+const TABLES: &str = "
+CREATE TABLE IF NOT EXISTS span (began INTEGER NOT NULL, alive INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS hold (
+  deployment TEXT NOT NULL, db INTEGER NOT NULL, name BLOB NOT NULL, holder TEXT NOT NULL,
+  began INTEGER NOT NULL, exact INTEGER NOT NULL, ended INTEGER, how TEXT);
+CREATE INDEX IF NOT EXISTS hold_of_lock ON hold (deployment, db, name, began);
+CREATE INDEX IF NOT EXISTS hold_ended ON hold (ended);
+CREATE INDEX IF NOT EXISTS hold_began ON hold (began);
+CREATE UNIQUE INDEX IF NOT EXISTS hold_open ON hold (deployment, db, name, holder) WHERE ended IS NULL;
+CREATE TABLE IF NOT EXISTS problem (
+  deployment TEXT NOT NULL, db INTEGER NOT NULL, name BLOB NOT NULL, problem TEXT NOT NULL,
+  certainty TEXT NOT NULL, began INTEGER NOT NULL, cleared INTEGER);
+CREATE INDEX IF NOT EXISTS problem_began ON problem (began);
+CREATE INDEX IF NOT EXISTS problem_cleared ON problem (cleared);
+CREATE UNIQUE INDEX IF NOT EXISTS problem_open ON problem (deployment, db, name, problem) WHERE cleared IS NULL;
+";
+
+/// Opens the file, and makes its tables where they are not there.
+pub(super) fn open(path: &Path) -> rusqlite::Result<Connection> {
+    let connection = Connection::open(path)?;
+    connection.busy_timeout(BUSY)?;
+    let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    if version == 0 {
+        connection.execute_batch("PRAGMA auto_vacuum = INCREMENTAL")?;
+    } else if version != VERSION {
+        return Err(rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_MISMATCH),
+            Some(format!("the file is of version {version}, this program knows {VERSION}")),
+        ));
+    }
+    // What a crash of the machine takes is the last moments; a crash of the program takes nothing.
+    connection.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL")?;
+    connection.execute_batch(TABLES)?;
+    connection.pragma_update(None, "user_version", VERSION)?;
+    // Errs where the file is damaged at its root.
+    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
+    Ok(connection)
+}

@@ -1,0 +1,168 @@
+use std::sync::atomic::Ordering;
+
+use redisson::{ClientId, HolderId, LockName};
+
+use super::*;
+use crate::model::past::{Ending, PastHold};
+use crate::model::view::{Certainty, LockId, ProblemKind, Since};
+
+fn id(thread: i64) -> HolderId {
+    HolderId::new(ClientId::from_random([7; 16]), thread)
+}
+
+fn lock(name: &[u8]) -> LockId {
+    LockId { deployment: "main".into(), db: 3, name: LockName::new(name).unwrap() }
+}
+
+fn since(at: u64) -> Since {
+    Since { at: WallMillis(at), exact: true }
+}
+
+fn ended(name: &[u8], thread: i64, from: u64, to: u64) -> Note {
+    let ended = Ending::Released;
+    Note::Ended(
+        lock(name),
+        PastHold { id: id(thread), since: since(from), to: WallMillis(to), ended },
+    )
+}
+
+/// Writes notes, and returns what answers.
+async fn written(folder: &Path, now: u64, notes: impl IntoIterator<Item = Note>) -> Reader {
+    let Archive { notes: queue, writer, reader } = open(folder, WallMillis(now)).unwrap();
+    notes.into_iter().for_each(|note| queue.tell(note));
+    drop(queue);
+    writer.run().await;
+    reader
+}
+
+async fn holders(reader: &Reader, name: &[u8], at: u64) -> Vec<String> {
+    let answer = reader.at(lock(name), WallMillis(at)).await.unwrap();
+    answer.holders.into_iter().map(|hold| hold.id).collect()
+}
+
+#[tokio::test]
+async fn who_held_it_then_is_told_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let hostile = b"\xff'; DROP TABLE hold; --\0";
+    written(
+        folder.path(),
+        100,
+        [
+            Note::Began(lock(hostile), id(1), since(1_000)),
+            ended(hostile, 1, 1_000, 2_000),
+            Note::Began(lock(hostile), id(2), since(2_000)),
+            ended(b"other", 9, 500, 5_000),
+        ],
+    )
+    .await;
+    let reader = written(folder.path(), 9_000, []).await;
+    assert_eq!(holders(&reader, hostile, 999).await, Vec::<String>::new());
+    assert_eq!(holders(&reader, hostile, 1_000).await, [id(1).to_string()]);
+    assert_eq!(holders(&reader, hostile, 2_000).await, [id(2).to_string()], "never both");
+    assert_eq!(holders(&reader, hostile, 99_999).await, [id(2).to_string()], "it lasts");
+    assert_eq!(holders(&reader, b"unknown", 1_000).await, Vec::<String>::new());
+    let known = reader.remembered().unwrap();
+    assert_eq!(known.len(), 2);
+    let lock = &known[&lock(hostile)];
+    assert_eq!((lock.holds.clone(), lock.past.len()), (vec![(id(2), since(2_000))], 1));
+}
+
+#[tokio::test]
+async fn a_hold_found_again_is_one_and_a_missed_end_is_told_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let began = |at| Note::Began(lock(b"a"), id(1), since(at));
+    written(folder.path(), 0, [began(1_000)]).await;
+    let reader = written(folder.path(), 0, [began(1_000)]).await;
+    assert_eq!(holders(&reader, b"a", 3_000).await.len(), 1);
+    let reader = written(folder.path(), 0, [began(7_000)]).await;
+    let then = reader.at(lock(b"a"), WallMillis(3_000)).await.unwrap();
+    assert_eq!((then.holders.len(), then.holders[0].ended), (1, Some("unseen")));
+    assert_eq!(holders(&reader, b"a", 8_000).await.len(), 1);
+}
+
+#[tokio::test]
+async fn events_come_in_order_of_one_lock_or_of_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let stuck = ProblemKind::Stuck;
+    let reader = written(
+        folder.path(),
+        0,
+        [
+            ended(b"a", 1, 1_000, 4_000),
+            ended(b"b", 2, 2_000, 3_000),
+            Note::Problem(lock(b"a"), stuck, Certainty::Suspected, WallMillis(2_500)),
+            Note::Problem(lock(b"a"), stuck, Certainty::Sure, WallMillis(2_600)),
+            Note::Cleared(lock(b"a"), stuck, WallMillis(3_500)),
+        ],
+    )
+    .await;
+    let told = async |lock, from, to| -> Vec<(&str, u64)> {
+        let told = reader.between(lock, WallMillis(from), WallMillis(to)).await.unwrap();
+        told.iter().map(|told| (told.event, told.at.0)).collect()
+    };
+    let all = [
+        ("taken", 1_000),
+        ("taken", 2_000),
+        ("problem", 2_500),
+        ("ended", 3_000),
+        ("cleared", 3_500),
+        ("ended", 4_000),
+    ];
+    assert_eq!(told(None, 0, 9_000).await, all);
+    assert_eq!(told(None, 1_500, 2_500).await, all[1..3]);
+    assert_eq!(told(Some(lock(b"b")), 0, 9_000).await, [all[1], all[3]]);
+    let problem = &reader.between(None, WallMillis(2_500), WallMillis(2_500)).await.unwrap()[0];
+    assert_eq!((problem.subject.as_str(), problem.detail.as_deref()), ("stuck", Some("sure")));
+}
+
+#[tokio::test]
+async fn when_nobody_looked_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |ms| Some(WallMillis(ms));
+    let long_ago = written(folder.path(), 1_000, []).await;
+    // The end of a span is the present, which is far from the beginnings given here.
+    let alive = crate::model::actor::wall().0;
+    let gaps = long_ago.gaps(WallMillis(0), WallMillis(5_000)).await.unwrap();
+    assert_eq!(gaps, [Gap { from: None, to: at(1_000) }]);
+    let later = alive + 100_000_000;
+    let reader = written(folder.path(), later, []).await;
+    let then = reader.at(lock(b"a"), WallMillis(later - 1_000)).await.unwrap();
+    let gap = then.gap.unwrap();
+    assert!(gap.from >= at(alive) && gap.to == at(later), "{gap:?}");
+    assert_eq!(reader.at(lock(b"a"), WallMillis(5_000)).await.unwrap().gap, None);
+    let gaps = reader.gaps(WallMillis(5_000), WallMillis(later + 5)).await.unwrap();
+    assert_eq!(gaps[0].to, at(later));
+}
+
+#[tokio::test]
+async fn what_finds_no_room_leaves_a_gap() {
+    let folder = tempfile::tempdir().unwrap();
+    let Archive { notes, writer, reader } = open(folder.path(), WallMillis(5)).unwrap();
+    for i in 0..QUEUE as u64 + 10 {
+        notes.tell(ended(b"a", 1, i, i + 1));
+    }
+    assert_eq!(notes.lost.load(Ordering::Relaxed), 10);
+    drop(notes);
+    writer.run().await;
+    let gaps = reader.gaps(WallMillis(5), WallMillis(u64::MAX >> 2)).await.unwrap();
+    assert!(gaps.iter().any(|gap| gap.from == Some(WallMillis(5)) && gap.to.is_some()), "{gaps:?}");
+    assert_eq!(reader.remembered().unwrap()[&lock(b"a")].past.len(), 64);
+}
+
+#[tokio::test]
+async fn a_broken_file_is_put_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(FILE), "no database").unwrap();
+    let reader = written(folder.path(), 42, [ended(b"a", 1, 1_000, 2_000)]).await;
+    assert_eq!(holders(&reader, b"a", 1_500).await.len(), 1);
+    let aside = std::fs::read(folder.path().join("history.db.broken-42")).unwrap();
+    assert_eq!(aside, b"no database");
+}
+
+#[tokio::test]
+async fn two_dashboards_need_two_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let _first = open(folder.path(), WallMillis(0)).unwrap();
+    let error = open(folder.path(), WallMillis(0)).unwrap_err().to_string();
+    assert!(error.contains("another dashboard"), "{error}");
+}

@@ -1,0 +1,236 @@
+//! Notes, written down.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rusqlite::{Connection, Transaction, params};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::{MAX_AGE_MS, MAX_BYTES};
+use crate::model::actor::wall;
+use crate::model::past::Note;
+use crate::model::view::{LockId, WallMillis};
+
+/// Notes written at once.
+const BATCH: usize = 2_000;
+/// How often what came is written, and that somebody was looking.
+const EACH: Duration = Duration::from_secs(1);
+/// How often what is old is removed.
+const PRUNE_EACH: Duration = Duration::from_secs(60);
+/// Rows removed at once where the file is too large.
+const PRUNED: u64 = 20_000;
+
+/// Writes the history. Its file is locked for as long as this lives.
+#[derive(Debug)]
+pub struct Writer {
+    table: Table,
+    notes: mpsc::Receiver<Note>,
+    lost: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct Table {
+    connection: Connection,
+    /// The span under way.
+    span: i64,
+    _lock: File,
+}
+
+impl Writer {
+    pub(super) fn new(
+        connection: Connection,
+        notes: mpsc::Receiver<Note>,
+        lost: Arc<AtomicU64>,
+        lock: File,
+        now: WallMillis,
+    ) -> rusqlite::Result<Self> {
+        let span = begin_span(&connection, now)?;
+        Ok(Self { table: Table { connection, span, _lock: lock }, notes, lost })
+    }
+
+    /// Writes until nobody notes anything more.
+    pub async fn run(self) {
+        let Self { mut table, mut notes, lost } = self;
+        let mut tick = interval(EACH);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pruned = Instant::now();
+        let mut open = true;
+        while open {
+            // Many short transactions would cost more than they are worth: what comes within a second goes together.
+            tick.tick().await;
+            loop {
+                let mut batch = Vec::new();
+                while batch.len() < BATCH {
+                    match notes.try_recv() {
+                        Ok(note) => batch.push(note),
+                        Err(ended) => {
+                            open = ended != TryRecvError::Disconnected;
+                            break;
+                        }
+                    }
+                }
+                let last = batch.len() < BATCH;
+                let prune = last && pruned.elapsed() >= PRUNE_EACH;
+                if prune {
+                    pruned = Instant::now();
+                }
+                let missed = lost.swap(0, Ordering::Relaxed);
+                // Not on a thread that others need, since it waits for a disk.
+                let written = tokio::task::spawn_blocking(move || {
+                    let written = table.write(&batch, missed, prune, wall());
+                    (table, written)
+                });
+                let Ok((same, written)) = written.await else { return };
+                table = same;
+                if let Err(error) = written {
+                    tracing::error!(%error, "the history could not be written; it has a gap");
+                    lost.fetch_add(1, Ordering::Relaxed);
+                }
+                if last {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Begins to look, now.
+fn begin_span(connection: &Connection, now: WallMillis) -> rusqlite::Result<i64> {
+    let now = millis(now);
+    connection.execute("INSERT INTO span (began, alive) VALUES (?1, ?1)", [now])?;
+    Ok(connection.last_insert_rowid())
+}
+
+impl Table {
+    /// Writes notes. Where some before them were lost nobody was looking, as far as this tells.
+    fn write(
+        &mut self,
+        batch: &[Note],
+        lost: u64,
+        prune: bool,
+        now: WallMillis,
+    ) -> rusqlite::Result<()> {
+        if lost > 0 {
+            tracing::warn!(lost, "the history has a gap: more happened than could be written");
+            self.span = begin_span(&self.connection, now)?;
+        }
+        let transaction = self.connection.transaction()?;
+        for note in batch {
+            put(&transaction, note)?;
+        }
+        let alive = [millis(now), self.span];
+        transaction
+            .prepare_cached("UPDATE span SET alive = ?1 WHERE rowid = ?2")?
+            .execute(alive)?;
+        transaction.commit()?;
+        if prune {
+            self.prune(now)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what is too old, and the oldest where the file is too large.
+    fn prune(&mut self, now: WallMillis) -> rusqlite::Result<()> {
+        let oldest = millis(WallMillis(now.0.saturating_sub(MAX_AGE_MS)));
+        self.connection.execute("DELETE FROM hold WHERE ended < ?1", [oldest])?;
+        self.connection.execute("DELETE FROM problem WHERE cleared < ?1", [oldest])?;
+        self.connection.execute("DELETE FROM span WHERE alive < ?1", [oldest])?;
+        let number = |what: &str| -> rusqlite::Result<u64> {
+            self.connection.query_row(&format!("PRAGMA {what}"), [], |row| row.get(0))
+        };
+        let used = (number("page_count")?.saturating_sub(number("freelist_count")?))
+            .saturating_mul(number("page_size")?);
+        if used > MAX_BYTES {
+            let oldest = "DELETE FROM hold WHERE rowid IN
+                (SELECT rowid FROM hold WHERE ended IS NOT NULL ORDER BY ended LIMIT ?1)";
+            self.connection.execute(oldest, [PRUNED])?;
+        }
+        self.connection.execute_batch("PRAGMA incremental_vacuum(2000)")
+    }
+}
+
+fn put(to: &Transaction<'_>, note: &Note) -> rusqlite::Result<()> {
+    match note {
+        Note::Began(lock, holder, since) => {
+            let (deployment, db, name) = key(lock);
+            let (holder, began) = (holder.to_string(), millis(since.at));
+            // An end that was not seen lies before this beginning.
+            to.prepare_cached(
+                "UPDATE hold SET ended = max(began, ?5), how = 'unseen' WHERE deployment = ?1 AND db = ?2
+                 AND name = ?3 AND holder = ?4 AND ended IS NULL AND began <> ?5",
+            )?
+            .execute(params![deployment, db, name, holder, began])?;
+            to.prepare_cached(
+                "INSERT OR IGNORE INTO hold (deployment, db, name, holder, began, exact)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            )?
+            .execute(params![deployment, db, name, holder, began, since.exact])?;
+        }
+        Note::Ended(lock, past) => {
+            let (deployment, db, name) = key(lock);
+            let (holder, began) = (past.id.to_string(), millis(past.since.at));
+            let (ended, how) = (millis(past.to), past.ended.as_str());
+            let closed = to
+                .prepare_cached(
+                    "UPDATE hold SET ended = ?5, how = ?6 WHERE deployment = ?1 AND db = ?2 AND name = ?3
+                     AND holder = ?4 AND ended IS NULL",
+                )?
+                .execute(params![deployment, db, name, holder, ended, how])?;
+            if closed == 0 {
+                to.prepare_cached(
+                    "INSERT INTO hold (deployment, db, name, holder, began, exact, ended, how)
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                )?
+                .execute(params![
+                    deployment,
+                    db,
+                    name,
+                    holder,
+                    began,
+                    past.since.exact,
+                    ended,
+                    how
+                ])?;
+            }
+        }
+        Note::Problem(lock, problem, certainty, at) => {
+            let (deployment, db, name) = key(lock);
+            let (problem, certainty) = (problem.as_str(), certainty.as_str());
+            to.prepare_cached(
+                "INSERT INTO problem (deployment, db, name, problem, certainty, began)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+                 ON CONFLICT (deployment, db, name, problem) WHERE cleared IS NULL
+                 DO UPDATE SET certainty = excluded.certainty",
+            )?
+            .execute(params![
+                deployment,
+                db,
+                name,
+                problem,
+                certainty,
+                millis(*at)
+            ])?;
+        }
+        Note::Cleared(lock, problem, at) => {
+            let (deployment, db, name) = key(lock);
+            to.prepare_cached(
+                "UPDATE problem SET cleared = max(began, ?5) WHERE deployment = ?1 AND db = ?2 AND name = ?3
+                 AND problem = ?4 AND cleared IS NULL",
+            )?
+            .execute(params![deployment, db, name, problem.as_str(), millis(*at)])?;
+        }
+    }
+    Ok(())
+}
+
+fn key(lock: &LockId) -> (&str, u32, &[u8]) {
+    (&lock.deployment, lock.db, lock.name.as_bytes())
+}
+
+pub(super) fn millis(at: WallMillis) -> i64 {
+    i64::try_from(at.0).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,62 @@
+//! What survives a restart of the dashboard.
+
+use serde_json::json;
+
+use crate::redis_server::{HOLDER, RedisServer, release, take, thread};
+use crate::serving::Dashboard;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ages_and_past_holds_survive_a_restart() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let url = server.url();
+    let flags = ["--redis-url", &url, "--history-dir", folder.path().to_str().unwrap()];
+    let dashboard = Dashboard::with(&flags).await;
+    take(&mut redis, b"a", HOLDER, 600_000);
+    dashboard.lock_when("a", |lock| lock["state"] == "held").await;
+    release(&mut redis, "a");
+    dashboard.lock_when("a", |lock| lock["past"][0]["ended"] == "released").await;
+    dashboard.lock_when("a", |lock| lock["state"] == "free").await;
+    take(&mut redis, b"a", &thread(2), 600_000);
+    let before = dashboard.lock_when("a", |lock| lock["state"] == "held").await;
+    dashboard.stop().await;
+    let dashboard = Dashboard::with(&flags).await;
+    let lock = dashboard.lock_when("a", |lock| lock["state"] == "held").await;
+    assert_eq!(lock["holders"][0]["since"]["at"], before["holders"][0]["since"]["at"]);
+    let first = &lock["past"][0];
+    assert_eq!((&first["id"], &first["ended"]), (&json!(HOLDER), &json!("released")));
+    // The very instant at which the earlier one began.
+    let at = first["since"]["at"].as_str().unwrap();
+    let then = dashboard.json(&format!("/api/v1/lock?name=a&at={at}")).await;
+    assert_eq!((&then["name"], &then["holders"][0]["id"]), (&json!("a"), &json!(HOLDER)), "{then}");
+    assert_eq!(then["gap"], json!(null));
+    let page = dashboard.get(&format!("/lock?name=a&at={at}")).await;
+    assert!(page.status == 200 && page.body.contains("class=\"then\""), "{page:?}");
+    let nobody = dashboard.json("/api/v1/lock?name=a&at=2001-01-01T00:00:00Z").await;
+    assert_eq!((&nobody["holders"], nobody["gap"]["to"].is_string()), (&json!([]), true));
+
+    let events = dashboard.json("/api/v1/events?from=2001-01-01T00:00:00Z&name=a").await;
+    let told: Vec<&str> = events["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| event["event"].as_str().unwrap())
+        .collect();
+    assert_eq!(told, ["taken", "ended", "taken"]);
+    assert_eq!(
+        (&events["cut"], events["gaps"].as_array().unwrap().len() >= 2),
+        (&json!(false), true)
+    );
+}
+
+#[tokio::test]
+async fn questions_that_make_no_sense_are_told() {
+    let none = Dashboard::start("redis://127.0.0.1:1").await;
+    let answer = none.get("/api/v1/events?from=2001-01-01T00:00:00Z").await;
+    assert!(answer.status == 404 && answer.body.contains("--history-dir"), "{answer:?}");
+    assert_eq!(none.get("/lock?name=a&at=2001-01-01T00:00:00Z").await.status, 404);
+    for path in ["/api/v1/events", "/api/v1/events?from=yesterday", "/api/v1/lock?name=a&at=x"] {
+        assert_eq!(none.get(path).await.status, 400, "{path}");
+    }
+}
