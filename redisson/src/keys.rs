@@ -38,7 +38,13 @@ pub fn channel(name: &LockName) -> Vec<u8> {
 /// The wake-up channel of one waiter of a fair lock.
 #[must_use]
 pub fn fair_channel(name: &LockName, waiter: &HolderId) -> Vec<u8> {
-    [LOCK_CHANNEL, &name.tagged(), b":", waiter.to_string().as_bytes()].concat()
+    [fair_channels(name).as_slice(), waiter.to_string().as_bytes()].concat()
+}
+
+/// What the channels of a fair lock's waiters begin with; the waiter's id follows.
+#[must_use]
+pub fn fair_channels(name: &LockName) -> Vec<u8> {
+    [&channel(name), b":".as_slice()].concat()
 }
 
 /// The wake-up channel of both sides of a read-write lock.
@@ -65,10 +71,11 @@ pub fn token(name: &LockName) -> Vec<u8> {
     prefixed(TOKEN, name)
 }
 
-/// The marker of the `n`-th hold (from 1) of one reader; it lives as long as that hold's lease.
+/// What the markers of one reader begin with; `:n` follows, for its `n`-th hold (from 1). A marker lives as long as
+/// that hold's lease.
 #[must_use]
-pub fn read_marker(name: &LockName, reader: &HolderId, n: u32) -> Vec<u8> {
-    [&name.tagged(), format!(":{reader}:rwlock_timeout:{n}").as_bytes()].concat()
+pub fn read_markers(name: &LockName, reader: &HolderId) -> Vec<u8> {
+    [&name.tagged(), format!(":{reader}:rwlock_timeout").as_bytes()].concat()
 }
 
 /// The channel on which an agent hears of forced releases of its holds.
@@ -91,6 +98,20 @@ pub fn locks_of_channel(channel: &[u8]) -> Vec<LockName> {
         .find(|&i| HolderId::parse(&tagged[i + 1..]).is_some())
         .map(|i| &tagged[..i]);
     fair.into_iter().chain([tagged]).flat_map(untagged).collect()
+}
+
+/// The waiter that a channel belongs to; none where it is the channel of all waiters.
+#[must_use]
+pub fn waiter_of_channel(channel: &[u8]) -> Option<HolderId> {
+    let rest = channel.strip_prefix(LOCK_CHANNEL)?;
+    (0..rest.len()).filter(|&i| rest[i] == b':').find_map(|i| HolderId::parse(&rest[i + 1..]))
+}
+
+/// The locks that a fair lock's queue or deadlines may belong to, likeliest first; none where the key is neither.
+#[must_use]
+pub fn locks_of_queue(key: &[u8]) -> Vec<LockName> {
+    let tagged = key.strip_prefix(QUEUE).or_else(|| key.strip_prefix(DEADLINES));
+    tagged.map(untagged).unwrap_or_default()
 }
 
 /// The names whose tagged form is `tagged`.
@@ -124,8 +145,8 @@ mod tests {
         assert_eq!(deadlines(&n), b"redisson_lock_timeout:{orders:42}");
         assert_eq!(token(&n), b"redisson_lock_token:{orders:42}");
         assert_eq!(
-            String::from_utf8(read_marker(&n, &holder, 2)).unwrap(),
-            format!("{{orders:42}}:{holder}:rwlock_timeout:2")
+            String::from_utf8(read_markers(&n, &holder)).unwrap(),
+            format!("{{orders:42}}:{holder}:rwlock_timeout")
         );
         assert_eq!(channel(&name("{x}y")), b"redisson_lock__channel:{x}y");
     }

@@ -11,6 +11,7 @@ pub mod holder;
 pub mod keys;
 pub mod kind;
 pub mod lease;
+pub mod monitor;
 pub mod name;
 pub mod script;
 pub mod shape;

@@ -1,5 +1,6 @@
 //! Lock names: any bytes, within bounds, and Redisson's brace rule.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -70,6 +71,13 @@ impl LockName {
     #[must_use]
     pub fn companions_share_slot(&self) -> bool {
         hash_tag(&self.0) == hash_tag(&self.tagged())
+    }
+}
+
+/// Maps by name can be asked by bytes.
+impl Borrow<[u8]> for LockName {
+    fn borrow(&self) -> &[u8] {
+        &self.0
     }
 }
 

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use harness::process::{self, Process};
 use harness::{PATIENCE, eventually, http, programs, within};
 use serde_json::Value;
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::ChildStdout;
 
@@ -19,35 +20,54 @@ fn descendants(pid: u32) -> Vec<u32> {
     children.flat_map(|child| [vec![child], descendants(child)].concat()).collect()
 }
 
+/// A running demo, with its actors.
+pub(crate) struct Demo {
+    pub(crate) process: Process,
+    pub(crate) dashboard: u16,
+    pub(crate) agents: Vec<u16>,
+    // What the programs leave in the temporary folder would stay here.
+    folder: TempDir,
+}
+
+impl Demo {
+    /// Starts it, and waits until it has told where everything is.
+    pub(crate) async fn start() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let mut command = process::command(&programs::demo()?);
+        // Its own temporary folders go where we can see whether they are gone.
+        command.env("TMPDIR", folder.path());
+        for (key, value) in std::env::vars_os() {
+            if key.to_string_lossy().starts_with("LOCKSCOPE_TEST_") {
+                command.env(key, value);
+            }
+        }
+        let log = tempfile::NamedTempFile::new()?;
+        let mut process = Process::spawn("demo", command, log.path(), Some(Stdio::piped()))?;
+        let stdout = process.take_stdout().context("piped")?;
+        let mut lines = BufReader::new(ChildStdout::from_std(stdout)?).lines();
+        let (mut dashboard, mut agents) = (None, Vec::new());
+        while let Some(line) = lines.next_line().await? {
+            let port = line.split_once("http://127.0.0.1:").map(|(_, rest)| rest);
+            let port = port.and_then(|rest| rest.split('/').next()?.parse().ok());
+            match port {
+                Some(port) if line.starts_with("agent ") => agents.push(port),
+                Some(port) if line.starts_with("dashboard ") => dashboard = Some(port),
+                _ => {}
+            }
+            if line.contains("Ctrl-C") {
+                break;
+            }
+        }
+        let dashboard = dashboard.context("it prints the dashboard's address")?;
+        ensure!(agents.len() == 2, "it prints the agents' addresses: {agents:?}");
+        Ok(Self { process, dashboard, agents, folder })
+    }
+}
+
 #[tokio::test]
 async fn the_demo_shows_locks_of_every_sort_and_cleans_up() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let mut command = process::command(&programs::demo()?);
-    // Its own temporary folders go where we can see whether they are gone.
-    command.env("TMPDIR", folder.path());
-    for (key, value) in std::env::vars_os() {
-        if key.to_string_lossy().starts_with("LOCKSCOPE_TEST_") {
-            command.env(key, value);
-        }
-    }
-    let log = tempfile::NamedTempFile::new()?;
-    let mut demo = Process::spawn("demo", command, log.path(), Some(Stdio::piped()))?;
-    let stdout = demo.take_stdout().context("piped")?;
-    let mut lines = BufReader::new(ChildStdout::from_std(stdout)?).lines();
-    let mut port = None;
-    while let Some(line) = lines.next_line().await? {
-        if let Some(url) = line.strip_prefix("dashboard ") {
-            port = url
-                .trim()
-                .rsplit(':')
-                .next()
-                .and_then(|port| port.trim_end_matches('/').parse().ok());
-        }
-        if line.contains("Ctrl-C") {
-            break;
-        }
-    }
-    let port: u16 = port.context("it prints the dashboard's address")?;
+    let mut demo = Demo::start().await?;
+    let port = demo.dashboard;
     type Wanted = (&'static str, fn(&Value) -> bool);
     let mut wanted: Vec<Wanted> = vec![
         ("a stuck one", |lock| problems(lock) == ["stuck"]),
@@ -74,16 +94,16 @@ async fn the_demo_shows_locks_of_every_sort_and_cleans_up() -> Result<()> {
         Ok(())
     })
     .await;
-    let children = descendants(demo.pid());
+    let children = descendants(demo.process.pid());
     assert!(children.len() >= 4, "a Redis, two agents, a dashboard: {children:?}");
-    demo.terminate()?;
-    let status = demo.end().await;
-    assert!(status.success(), "{status}: {}", demo.log());
+    demo.process.terminate()?;
+    let status = demo.process.end().await;
+    assert!(status.success(), "{status}: {}", demo.process.log());
     for child in children {
         let command = std::fs::read_to_string(format!("/proc/{child}/comm"));
         assert!(command.is_err(), "{child} lives on: {command:?}");
     }
-    let left: Vec<_> = std::fs::read_dir(folder.path())?.collect();
+    let left: Vec<_> = std::fs::read_dir(demo.folder.path())?.collect();
     assert!(left.is_empty(), "{left:?}");
     Ok(())
 }

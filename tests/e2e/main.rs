@@ -5,5 +5,7 @@ mod clients;
 mod dashboard;
 mod demo;
 mod documents;
+mod faults;
+mod grafana;
 mod scripts;
 mod secure;

@@ -41,6 +41,20 @@ pub async fn get(port: u16, path: &str) -> Result<Response> {
     request(port, "GET", path, &[], "").await
 }
 
+/// GET from a server that sends bodies of any length in chunks where it may: asked in HTTP/1.0 it may not.
+///
+/// # Errors
+/// When nobody answers within [`PATIENCE`].
+pub async fn get_whole(port: u16, path: &str) -> Result<Response> {
+    let exchange = async {
+        let (status, headers, mut stream) = begin("HTTP/1.0", port, "GET", path, &[], "").await?;
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).await?;
+        Ok(Response { status, headers, body: String::from_utf8_lossy(&bytes).into_owned() })
+    };
+    timeout(PATIENCE, exchange).await.with_context(|| format!("no answer to GET {path}"))?
+}
+
 /// Any request, with further headers and a body.
 ///
 /// # Errors

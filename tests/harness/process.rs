@@ -50,10 +50,24 @@ impl Process {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn spawn(
+    pub fn spawn(name: &str, command: Command, log: &Path, stdout: Option<Stdio>) -> Result<Self> {
+        Self::spawn_with(name, command, log, Stdio::null(), stdout)
+    }
+
+    /// Starts one that is told on its standard input what to do, and says on its standard output what came of it:
+    /// both are pipes. Its standard error goes to the file `log`.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn_piped(name: &str, command: Command, log: &Path) -> Result<Self> {
+        Self::spawn_with(name, command, log, Stdio::piped(), Some(Stdio::piped()))
+    }
+
+    fn spawn_with(
         name: &str,
         mut command: Command,
         log: &Path,
+        stdin: Stdio,
         stdout: Option<Stdio>,
     ) -> Result<Self> {
         let file = File::options().create(true).append(true).open(log)?;
@@ -62,7 +76,7 @@ impl Process {
             None => file.try_clone()?.into(),
         };
         let child = command
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(stdout)
             .stderr(file)
             .spawn()
@@ -74,6 +88,11 @@ impl Process {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Its standard input, where it was started with a pipe; once.
+    pub fn take_stdin(&mut self) -> Option<std::process::ChildStdin> {
+        self.child.stdin.take()
     }
 
     /// Its standard output, where it was started with a pipe; once.

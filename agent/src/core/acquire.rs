@@ -1,5 +1,6 @@
 //! LOCK: re-entry, queueing, and attempts to take the lock in Redis.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::Acquired;
@@ -102,7 +103,7 @@ impl Core {
         let (name, waiter, number, lease) = (name.clone(), *waiter, *number, *lease);
         self.stop_asking(&name);
         if op.doubt {
-            let applied = matches!(acquired, Acquired::Granted);
+            let applied = matches!(acquired, Acquired::Granted { .. });
             self.figures.doubt(if applied { "applied" } else { "not_applied" });
         }
         if let Some(state) = self.names.get_mut(&name) {
@@ -110,7 +111,7 @@ impl Core {
             state.trouble = None;
         }
         match acquired {
-            Acquired::Granted => {
+            Acquired::Granted { .. } => {
                 let now = self.now;
                 if let Some(state) = self.names.get_mut(&name) {
                     state.taken_at = now;
@@ -184,6 +185,7 @@ impl Core {
         let hold = Hold {
             number,
             name: name.clone(),
+            group: Arc::clone(&group),
             kind,
             owner,
             count: 1,

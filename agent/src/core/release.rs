@@ -205,7 +205,7 @@ impl Core {
         let name = from.name.clone();
         self.stop_asking(&name);
         let lost = match passed {
-            HandedOver::Passed { subscribers } => {
+            HandedOver::Passed { subscribers, .. } => {
                 if let Some(state) = self.names.get_mut(&name) {
                     let ours = u64::from(state.listening);
                     state.handovers += 1;

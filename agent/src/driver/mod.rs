@@ -253,8 +253,8 @@ impl Driver {
             }
             FromRedis::Unsubscribed => self.core.on_unsubscribed(),
             FromRedis::Forced { name, number } => self.core.on_forced(time, &name, number),
-            FromRedis::Connected => {
-                // Another server, the same one restarted, or one that has lost its data: ask it, do not guess.
+            FromRedis::InDoubt => {
+                // Another server, the same one restarted, one with other data or another clock: ask it, do not guess.
                 self.core.verify_all(time);
             }
             FromRedis::Changed => {}

@@ -8,7 +8,8 @@ use redis::Value as RedisValue;
 use redisson::script::{self, Call, Value};
 use redisson::{HolderId, LockName, keys};
 use service_kit::redis_link::{
-    CallError, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent, Subscriber, SubscriberOptions,
+    CallError, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent, ServerInfo, Subscriber,
+    SubscriberOptions,
 };
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, watch};
@@ -16,6 +17,9 @@ use tokio::sync::{mpsc, watch};
 use super::Start;
 use crate::core::{Failure, Lane, Number, OpId};
 use crate::metrics::Figures;
+
+/// How often to look whether a living connection still leads to the same Redis with the same clock.
+const CHECK: Duration = Duration::from_secs(2);
 
 /// What became of a script.
 pub(super) type Outcome = (OpId, Result<Value, Failure>);
@@ -31,8 +35,8 @@ pub(super) enum FromRedis {
     Unsubscribed,
     /// An operator released a hold of ours.
     Forced { name: LockName, number: Number },
-    /// There is a fresh connection for renewals.
-    Connected,
+    /// There is a fresh connection for renewals, or what is behind it has changed: its role, its history, its clock.
+    InDoubt,
     /// Something that only the status shows.
     Changed,
 }
@@ -48,6 +52,7 @@ pub(super) struct RedisSide {
     node: String,
     figures: Arc<Figures>,
     connections: u64,
+    evicts: Option<bool>,
 }
 
 impl RedisSide {
@@ -58,11 +63,12 @@ impl RedisSide {
             connect_timeout: start.connect_timeout,
             heartbeat: timeout,
             load: script::ALL.iter().map(|script| script.source.to_owned()).collect(),
+            writable: true,
             ..LinkOptions::new(name)
         };
         let commands = Link::start(start.target.clone(), options("lockscope-agent"), stage);
-        let renewals =
-            Link::start(start.target.clone(), options("lockscope-agent-renewals"), stage);
+        let checked = LinkOptions { check: Some(CHECK), ..options("lockscope-agent-renewals") };
+        let renewals = Link::start(start.target.clone(), checked, stage);
         let subscriber_options = SubscriberOptions {
             response_timeout: timeout,
             connect_timeout: start.connect_timeout,
@@ -89,6 +95,7 @@ impl RedisSide {
             node,
             figures,
             connections: 0,
+            evicts: None,
         }
     }
 
@@ -127,7 +134,7 @@ impl RedisSide {
         async move {
             let Call { script, keys, args } = call;
             let sent = service_kit::clock::boot_micros();
-            let result = link.script(script.source, script.sha(), &keys, &args).await;
+            let result = link.script(script.source, script.sha(), keys.iter(), args.iter()).await;
             let took =
                 Duration::from_micros(service_kit::clock::boot_micros().saturating_sub(sent));
             let outcome = match result {
@@ -164,19 +171,8 @@ impl RedisSide {
     fn state_changed(&mut self) -> FromRedis {
         let up = self.figures.redis_up.with_label_values(&[&self.node]);
         match &self.state.borrow_and_update().status {
-            LinkStatus::Up(info) => {
+            LinkStatus::Up(_) => {
                 up.set(1);
-                self.figures
-                    .redis_evicts
-                    .with_label_values(&[&self.node])
-                    .set(i64::from(info.evicts()));
-                if info.evicts() {
-                    tracing::warn!(
-                        redis.node = self.node,
-                        policy = info.maxmemory_policy.as_deref().unwrap_or("unknown"),
-                        "this Redis evicts keys when its memory is full, locks included: set maxmemory-policy noeviction"
-                    );
-                }
                 self.connections += 1;
                 if self.connections > 1 {
                     self.figures.reconnects.with_label_values(&[&self.node]).inc();
@@ -187,11 +183,31 @@ impl RedisSide {
         FromRedis::Changed
     }
 
-    /// Holds are verified down the connection for renewals, so it is that one which must be there.
+    /// Holds are verified down the connection for renewals, so it is that one which must be there. It is also the
+    /// one that looks whether the server behind it is still what it was.
     fn renewals_state_changed(&mut self) -> FromRedis {
-        match &self.renewals_state.borrow_and_update().status {
-            LinkStatus::Up(_) => FromRedis::Connected,
+        let status = self.renewals_state.borrow_and_update().status.clone();
+        match status {
+            LinkStatus::Up(info) => {
+                self.note_eviction(&info);
+                FromRedis::InDoubt
+            }
             LinkStatus::Down { .. } => FromRedis::Changed,
+        }
+    }
+
+    fn note_eviction(&mut self, info: &ServerInfo) {
+        let evicts = info.evicts();
+        if self.evicts.replace(evicts) == Some(evicts) {
+            return;
+        }
+        self.figures.redis_evicts.with_label_values(&[&self.node]).set(i64::from(evicts));
+        if evicts {
+            tracing::warn!(
+                redis.node = self.node,
+                policy = info.maxmemory_policy.as_deref().unwrap_or("unknown"),
+                "this Redis evicts keys when its memory is full, locks included: set maxmemory-policy noeviction"
+            );
         }
     }
 

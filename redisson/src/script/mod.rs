@@ -1,11 +1,15 @@
 //! Our own scripts, one `.lua` file each, with typed arguments and replies.
 //!
 //! Each names the state it wants and does nothing where that state cannot be had, so that it is harmless when it
-//! is repeated or late: after a time-out nobody knows whether a script ran, or will yet run. Only [`acquire`] may
-//! create a lock. None shortens a lease that is in use. Scripts of the releasing side begin with commands that a
+//! is repeated or late: after a time-out nobody knows whether a script ran, or will yet run. Only [`acquire`] and its
+//! like for other kinds may create a lock. None shortens a lease that is in use. Scripts of the releasing side begin with commands that a
 //! full Redis accepts. Keys are passed as KEYS (the lock and its companions); channels as arguments, since a
 //! channel is no key and a cluster must not route by it.
 
+mod args;
+mod fair;
+mod fenced;
+mod read_write;
 mod reply;
 
 use std::fmt;
@@ -13,8 +17,14 @@ use std::sync::LazyLock;
 
 use sha1::{Digest, Sha1};
 
+pub use args::Args;
+pub use fair::{acquire_fair, release_fair};
+pub use fenced::{acquire_fenced, hand_over_fenced};
+pub use read_write::{
+    MAX_READ_COUNT, acquire_read, acquire_write, keep_read, release_read, release_write,
+};
 pub use reply::{
-    Acquired, BadReply, Forced, HandedOver, Kept, QueuePlace, Released, Shown, Value,
+    Acquired, BadReply, Forced, HandedOver, Kept, QueuePlace, Reader, Released, Shown, Value,
     parse_acquire, parse_force_release, parse_hand_over, parse_keep, parse_release, parse_show,
 };
 
@@ -49,30 +59,52 @@ impl fmt::Debug for Script {
     }
 }
 
-fn hex_digest(source: &str) -> String {
-    Sha1::digest(source.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+/// SHA-1 of a script's text, 40 hex digits.
+pub(crate) fn hex_digest(source: &[u8]) -> String {
+    Sha1::digest(source).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 macro_rules! script {
-    ($(#[$doc:meta])* $static:ident, $file:literal, $name:literal) => {
+    ($(#[$doc:meta])* $static:ident, $name:literal: $($file:literal)+) => {
         $(#[$doc])*
         pub static $static: Script = Script {
             name: $name,
-            source: include_str!($file),
-            sha: LazyLock::new(|| hex_digest(include_str!($file))),
+            source: concat!($(include_str!($file)),+),
+            sha: LazyLock::new(|| hex_digest(concat!($(include_str!($file)),+).as_bytes())),
         };
     };
 }
 
-script!(/** Takes a free lock. */ ACQUIRE, "acquire.lua", "acquire");
-script!(/** Keeps holds that are there: re-entry, partial release, extending, renewal. */ KEEP, "keep.lua", "keep");
-script!(/** Ends a hold. */ RELEASE, "release.lua", "release");
-script!(/** Passes a lock between two holders of one client. */ HAND_OVER, "hand_over.lua", "hand_over");
-script!(/** Ends a lock for an operator. */ FORCE_RELEASE, "force_release.lua", "force_release");
-script!(/** Tells what a lock looks like. */ SHOW, "show.lua", "show");
+script!(/** Takes a free lock, plain or fenced. */ ACQUIRE, "acquire": "occupant.lua" "fence.lua" "acquire.lua");
+script!(/** Takes the read side. */ ACQUIRE_READ, "acquire_read": "occupant.lua" "acquire_read.lua");
+script!(/** Takes the write side. */ ACQUIRE_WRITE, "acquire_write": "occupant.lua" "acquire_write.lua");
+script!(/** Takes a fair lock, or a place in its queue. */ ACQUIRE_FAIR, "acquire_fair": "occupant.lua" "queue.lua" "acquire_fair.lua");
+script!(/** Keeps holds that are there: re-entry, partial release, extending, renewal. */ KEEP, "keep": "keep.lua");
+script!(/** The same for read holds, which have markers. */ KEEP_READ, "keep_read": "keep_read.lua");
+script!(/** Ends a hold, plain or fenced. */ RELEASE, "release": "release.lua");
+script!(/** Ends a read hold. */ RELEASE_READ, "release_read": "release_read.lua");
+script!(/** Ends a write hold. */ RELEASE_WRITE, "release_write": "release_write.lua");
+script!(/** Ends a fair hold, or a wait for one. */ RELEASE_FAIR, "release_fair": "queue.lua" "release_fair.lua");
+script!(/** Passes a lock between two holders of one client. */ HAND_OVER, "hand_over": "fence.lua" "hand_over.lua");
+script!(/** Ends a lock for an operator. */ FORCE_RELEASE, "force_release": "queue.lua" "force_release.lua");
+script!(/** Tells what a lock looks like. */ SHOW, "show": "show.lua");
 
 /// Every script, for loading them on connecting.
-pub static ALL: [&Script; 6] = [&ACQUIRE, &KEEP, &RELEASE, &HAND_OVER, &FORCE_RELEASE, &SHOW];
+pub static ALL: [&Script; 13] = [
+    &ACQUIRE,
+    &ACQUIRE_READ,
+    &ACQUIRE_WRITE,
+    &ACQUIRE_FAIR,
+    &KEEP,
+    &KEEP_READ,
+    &RELEASE,
+    &RELEASE_READ,
+    &RELEASE_WRITE,
+    &RELEASE_FAIR,
+    &HAND_OVER,
+    &FORCE_RELEASE,
+    &SHOW,
+];
 
 /// One call of a script, ready to be sent as EVALSHA.
 #[derive(Debug, Clone)]
@@ -80,9 +112,9 @@ pub struct Call {
     /// Which script.
     pub script: &'static Script,
     /// Its keys.
-    pub keys: Vec<Vec<u8>>,
+    pub keys: Args,
     /// Its further arguments.
-    pub args: Vec<Vec<u8>>,
+    pub args: Args,
 }
 
 /// How releases are published: what the subscribers of a deployment listen to.
@@ -114,8 +146,8 @@ fn text(value: impl fmt::Display) -> Vec<u8> {
 pub fn acquire(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
     Call {
         script: &ACQUIRE,
-        keys: vec![name.as_bytes().to_vec(), keys::queue(name), keys::deadlines(name)],
-        args: vec![text(holder), text(lease.millis())],
+        keys: with_queue(name),
+        args: Args::from([text(holder), text(lease.millis())]),
     }
 }
 
@@ -126,12 +158,16 @@ pub fn keep<'a>(
     holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
     lease: Lease,
 ) -> Call {
-    let mut keys = Vec::new();
-    let mut args = vec![text(lease.millis())];
+    let holds = holds.into_iter();
+    let most = holds.size_hint().0;
+    // Room for what is usual; what is more makes its own.
+    let mut keys = Args::with_capacity(most, 40 * most);
+    let mut args = Args::with_capacity(2 * most + 1, 60 * most + 10);
+    args.push_text(lease.millis());
     for (name, holder, count) in holds {
-        keys.push(name.as_bytes().to_vec());
-        args.push(text(holder));
-        args.push(text(count));
+        keys.push(name.as_bytes());
+        args.push_text(holder);
+        args.push_text(count);
     }
     Call { script: &KEEP, keys, args }
 }
@@ -139,48 +175,64 @@ pub fn keep<'a>(
 /// Ends a hold whatever its count, and tells who waits. Read the reply with [`parse_release`].
 #[must_use]
 pub fn release(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
-    let mut args = vec![text(holder), keys::channel(name), keys::RELEASED.to_vec()];
-    args.extend(publish.commands().iter().map(text));
-    Call { script: &RELEASE, keys: vec![name.as_bytes().to_vec()], args }
+    let mut args = Args::from([text(holder), keys::channel(name), keys::RELEASED.to_vec()]);
+    args.extend(publish.commands());
+    Call { script: &RELEASE, keys: Args::from([name.as_bytes()]), args }
 }
 
 /// Passes the lock from one of our holders to another of ours, at count 1 with the new one's lease: one round
 /// trip, no message, and Redis shows the true owner at each instant. Read the reply with [`parse_hand_over`].
 #[must_use]
 pub fn hand_over(name: &LockName, from: &HolderId, to: &HolderId, lease: Lease) -> Call {
+    let channel = if from.write { keys::read_write_channel(name) } else { keys::channel(name) };
     Call {
         script: &HAND_OVER,
-        keys: vec![name.as_bytes().to_vec()],
-        args: vec![text(from), text(to), text(lease.millis()), keys::channel(name)],
+        keys: Args::from([name.as_bytes()]),
+        args: Args::from([text(from), text(to), text(lease.millis()), channel]),
     }
 }
 
-/// Ends a plain lock for an operator, if its holders and counts are still exactly `seen`. Tells waiters, and each
-/// holder's agent on its [`keys::forced_channel`]. Read the reply with [`parse_force_release`].
+/// Ends a lock of any kind for an operator, if its holders and counts are still exactly `seen`. Tells waiters, and
+/// each holder's agent on its [`keys::forced_channel`]. Read the reply with [`parse_force_release`].
 #[must_use]
 pub fn force_release(name: &LockName, seen: &[shape::Holder], publish: Publish) -> Call {
     let verbs = publish.commands();
-    let mut args = vec![keys::channel(name), keys::RELEASED.to_vec(), text(verbs.len())];
-    args.extend(verbs.iter().map(text));
+    let mut args = Args::from([
+        keys::channel(name),
+        keys::read_write_channel(name),
+        keys::fair_channels(name),
+        text(MAX_READ_COUNT),
+        text(verbs.len()),
+    ]);
+    args.extend(verbs);
     for holder in seen {
-        args.push(text(holder.id));
-        args.push(text(holder.count));
+        args.push_text(holder.id);
+        args.push_text(holder.count);
+        args.push(keys::read_markers(name, &holder.id));
         args.push(keys::forced_channel(&holder.id.client));
     }
-    Call { script: &FORCE_RELEASE, keys: vec![name.as_bytes().to_vec()], args }
+    Call { script: &FORCE_RELEASE, keys: with_queue(name), args }
+}
+
+/// The lock with the keys of a fair lock's queue.
+fn with_queue(name: &LockName) -> Args {
+    Args::from([name.as_bytes().to_vec(), keys::queue(name), keys::deadlines(name)])
 }
 
 /// Asks what the lock looks like, reading no more than is sure to be small. Read the reply with [`parse_show`].
 #[must_use]
 pub fn show(name: &LockName) -> Call {
+    let mut keys = with_queue(name);
+    keys.extend([keys::token(name), name.tagged()]);
     Call {
         script: &SHOW,
-        keys: vec![name.as_bytes().to_vec(), keys::queue(name), keys::deadlines(name)],
-        args: vec![
+        keys,
+        args: Args::from([
             text(shape::MAX_FIELDS),
             text(shape::MAX_FIELD_LEN),
             text(shape::MAX_VALUE_LEN),
             text(MAX_PLACES_SHOWN),
-        ],
+            text(MAX_READ_COUNT),
+        ]),
     }
 }

@@ -55,12 +55,16 @@ pub struct BadReply {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Acquired {
     /// The holder has it, at count 1.
-    Granted,
+    Granted {
+        /// The fencing token, if one was asked for.
+        token: Option<u64>,
+    },
     /// Others hold it.
     Held {
-        /// Milliseconds until the lease runs out; none where the key has no time to live.
+        /// Milliseconds until the lease runs out (for a fair lock that is free: until the deadline of who stands
+        /// before us); none where the key has no time to live.
         pttl_ms: Option<u64>,
-        /// The fields with a holder's form.
+        /// The fields with a holder's form, as far as they are few; for a fair lock also the queue's head.
         holders: Vec<HolderId>,
     },
     /// The name is in use as another kind of lock, by this word.
@@ -103,6 +107,8 @@ pub enum HandedOver {
     Passed {
         /// Subscribers of the channel on this node.
         subscribers: Option<u64>,
+        /// The new holder's fencing token, if one was asked for.
+        token: Option<u64>,
     },
     /// The old hold was not there, and the lock is free.
     Missing,
@@ -134,6 +140,16 @@ pub struct QueuePlace {
     pub deadline_ms: Option<u64>,
 }
 
+/// One reader of a read-write lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reader {
+    /// Who.
+    pub id: HolderId,
+    /// Whether a marker of its holds is still there. One without is dead: its lease has run out, and only other
+    /// readers keep its field.
+    pub alive: bool,
+}
+
 /// What a lock looks like.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown {
@@ -149,6 +165,10 @@ pub struct Shown {
     pub queue_length: u64,
     /// Its first places.
     pub queue: Vec<QueuePlace>,
+    /// The latest fencing token, if the lock has ever been a fenced one.
+    pub token: Option<u64>,
+    /// The readers of a read-write lock, in order of their ids.
+    pub readers: Vec<Reader>,
 }
 
 fn bad(script: &'static str, reply: &Value) -> BadReply {
@@ -157,6 +177,11 @@ fn bad(script: &'static str, reply: &Value) -> BadReply {
 
 fn ttl(pttl: i64) -> Option<u64> {
     u64::try_from(pttl).ok()
+}
+
+/// A fencing token, a whole number in decimal.
+fn token(text: &[u8]) -> Option<u64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 fn string(bytes: &[u8]) -> String {
@@ -171,7 +196,8 @@ pub fn parse_acquire(reply: &Value) -> Result<Acquired, BadReply> {
     let read = || {
         let items = reply.array()?;
         Some(match (items.first()?.int()?, items.get(1)) {
-            (1, None) => Acquired::Granted,
+            (1, None) => Acquired::Granted { token: None },
+            (1, Some(Value::Bytes(text))) => Acquired::Granted { token: Some(token(text)?) },
             (0, Some(Value::Int(pttl))) => Acquired::Held {
                 pttl_ms: ttl(*pttl),
                 holders: items
@@ -228,8 +254,14 @@ pub fn parse_release(reply: &Value) -> Result<Released, BadReply> {
 pub fn parse_hand_over(reply: &Value) -> Result<HandedOver, BadReply> {
     match reply.array() {
         Some([Value::Int(1), Value::Int(n)]) => {
-            Ok(HandedOver::Passed { subscribers: u64::try_from(*n).ok() })
+            Ok(HandedOver::Passed { subscribers: u64::try_from(*n).ok(), token: None })
         }
+        Some([Value::Int(1), Value::Int(n), Value::Bytes(text)]) => match token(text) {
+            Some(token) => {
+                Ok(HandedOver::Passed { subscribers: u64::try_from(*n).ok(), token: Some(token) })
+            }
+            None => Err(bad("hand_over", reply)),
+        },
         Some([Value::Int(0)]) => Ok(HandedOver::Missing),
         Some([Value::Int(2)]) => Ok(HandedOver::Stolen),
         Some([Value::Int(3)]) => Ok(HandedOver::WrongType),
@@ -257,14 +289,25 @@ pub fn parse_force_release(reply: &Value) -> Result<Forced, BadReply> {
 /// When it is no such reply.
 pub fn parse_show(reply: &Value) -> Result<Shown, BadReply> {
     let read = || {
-        let [key_type, pttl, fields, pairs, queue_length, places] = reply.array()? else {
+        let [key_type, pttl, fields, pairs, queue_length, places, fence, markers] =
+            reply.array()?
+        else {
             return None;
         };
+        let markers = markers.array()?;
+        let mut readers = Vec::new();
         let pairs = pairs.array()?;
         let mut hash = Vec::with_capacity(pairs.len() / 2);
-        for pair in pairs.chunks(2) {
-            hash.push((pair.first()?.bytes()?, pair.get(1)?.bytes()?));
+        for (i, pair) in pairs.chunks(2).enumerate() {
+            let field = pair.first()?.bytes()?;
+            hash.push((field, pair.get(1)?.bytes()?));
+            if let Some(marker) = markers.get(i)
+                && let Some(id) = HolderId::parse(field).filter(|id| !id.write)
+            {
+                readers.push(Reader { id, alive: marker.int()? != -2 });
+            }
         }
+        readers.sort_unstable_by_key(|reader| reader.id);
         let mut queue = Vec::new();
         for place in places.array()?.chunks(2) {
             let deadline = std::str::from_utf8(place.get(1)?.bytes()?).ok()?;
@@ -280,6 +323,8 @@ pub fn parse_show(reply: &Value) -> Result<Shown, BadReply> {
             hash: LockHash::read(hash),
             queue_length: u64::try_from(queue_length.int()?).ok()?,
             queue,
+            token: token(fence.bytes()?),
+            readers,
         })
     };
     read().ok_or_else(|| bad("show", reply))

@@ -1,13 +1,16 @@
 -- Tells what a lock looks like, reading no more than is sure to be small. Writes nothing.
--- KEYS: lock, fair queue, fair deadlines    ARGV: most fields, longest field, longest value, most places in the queue
--- Replies {type, pttl, fields in all, {field, value, ...}, queue length, {waiter, deadline, ...}}.
-local lock, queue, deadlines = KEYS[1], KEYS[2], KEYS[3]
+-- KEYS: lock, fair queue, fair deadlines, token, name as markers carry it
+-- ARGV: most fields, longest field, longest value, most places in the queue, most markers of a hold
+-- Replies {type, pttl, fields in all, {field, value, ...}, queue length, {waiter, deadline, ...}, token or '',
+-- {longest pttl of its markers, for each field}}; the last is empty where the lock is no read-write lock.
+local lock, queue, deadlines, counter, tagged = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local kind = redis.call('TYPE', lock).ok
 local pttl = redis.call('PTTL', lock)
-local count, fields = 0, {}
+local count, fields, markers = 0, {}, {}
 if kind == 'hash' then
   count = redis.call('HLEN', lock)
   if count <= tonumber(ARGV[1]) then
+    local has_mode = redis.call('HEXISTS', lock, 'mode') == 1
     for _, field in ipairs(redis.call('HKEYS', lock)) do
       local value = ''
       if #field <= tonumber(ARGV[2]) and redis.call('HSTRLEN', lock, field) <= tonumber(ARGV[3]) then
@@ -15,6 +18,13 @@ if kind == 'hash' then
       end
       fields[#fields + 1] = string.sub(field, 1, tonumber(ARGV[2]) + 1)
       fields[#fields + 1] = value
+      if has_mode then
+        local longest = -2
+        for n = 1, math.min(tonumber(value) or 0, tonumber(ARGV[5])) do
+          longest = math.max(longest, redis.call('PTTL', tagged .. ':' .. field .. ':rwlock_timeout:' .. n))
+        end
+        markers[#markers + 1] = longest
+      end
     end
   end
 end
@@ -27,4 +37,8 @@ if redis.call('TYPE', queue).ok == 'list' then
     places[#places + 1] = type(deadline) == 'string' and deadline or ''
   end
 end
-return {kind, pttl, count, fields, length, places}
+local token = ''
+if redis.call('TYPE', counter).ok == 'string' and redis.call('STRLEN', counter) <= tonumber(ARGV[3]) then
+  token = redis.call('GET', counter)
+end
+return {kind, pttl, count, fields, length, places, token, markers}

@@ -40,6 +40,12 @@ impl ServerError {
         CODES.contains(&self.code.as_str())
     }
 
+    /// The server is a replica, and did not take a write.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.code == "READONLY"
+    }
+
     /// The server is out of memory for writes.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
@@ -133,6 +139,8 @@ pub(crate) enum ConnectError {
     Unreachable { address: String, reason: String },
     #[error("{0}")]
     Broken(String),
+    #[error("{address} is a replica, which takes no writes")]
+    Replica { address: String },
     #[error("{while_doing}: {error}")]
     Refused { while_doing: &'static str, error: ServerError },
 }
@@ -142,7 +150,7 @@ impl ConnectError {
     pub(crate) fn needs_patience(&self) -> bool {
         match self {
             Self::Refused { error, .. } => error.is_denied() || error.is_max_clients(),
-            Self::Unreachable { .. } | Self::Broken(_) => false,
+            Self::Unreachable { .. } | Self::Broken(_) | Self::Replica { .. } => false,
         }
     }
 }

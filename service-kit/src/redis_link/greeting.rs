@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redis::{Cmd, cmd};
 
+use super::check::SECTIONS;
 use super::dial::dial;
 use super::error::{ConnectError, ServerError};
 use super::resp::{Frame, Wire};
@@ -110,7 +111,7 @@ fn steps(target: &Target, greeting: &Greeting) -> Vec<Step> {
     if greeting.no_touch {
         step(Kind::Extra, "leaving keys untouched", cmd("CLIENT").arg("NO-TOUCH").arg("ON"));
     }
-    for section in ["server", "replication", "memory", "cluster"] {
+    for section in SECTIONS {
         step(Kind::Info, "reading INFO", cmd("INFO").arg(section));
     }
     for script in &greeting.load {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline, Value, cmd};
+use redis::{Cmd, Pipeline, Value};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -12,7 +12,7 @@ use super::error::{CallError, ServerError};
 use super::greeting::Greeting;
 use super::server_info::ServerInfo;
 use super::shared::Shared;
-use super::supervisor;
+use super::supervisor::{self, Pace};
 use super::target::Target;
 use crate::shutdown::Shutdown;
 
@@ -30,12 +30,20 @@ pub struct LinkOptions {
     pub heartbeat: Duration,
     /// Scripts for SCRIPT LOAD on each connect, so that [`Link::script`] need not send them.
     pub load: Vec<String>,
+    /// How often to look whether a living connection still leads to the same server with the same
+    /// clock. What has changed is logged and told as a new [`LinkStatus::Up`] of the same
+    /// generation. `None`: never.
+    pub check: Option<Duration>,
+    /// Only a server that takes writes will do. A replica, or a server that becomes one, is left and
+    /// connected to anew, since the address may lead to another server by now.
+    pub writable: bool,
     /// Ask the server not to count our reads as use of a key (Redis 7.2 and later).
     pub no_touch: bool,
 }
 
 impl LinkOptions {
-    /// Connecting within 1 s, answers within 500 ms, a sign of life each second, no scripts.
+    /// Connecting within 1 s, answers within 500 ms, a sign of life each second, no scripts, no
+    /// checks, any server.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -43,6 +51,8 @@ impl LinkOptions {
             response_timeout: Duration::from_millis(500),
             heartbeat: Duration::from_secs(1),
             load: Vec::new(),
+            check: None,
+            writable: false,
             no_touch: false,
         }
     }
@@ -53,7 +63,7 @@ impl LinkOptions {
 pub struct LinkState {
     /// Grows by one with each connection; 0 before the first.
     pub generation: u64,
-    /// Up or down.
+    /// Up or down. Set anew when a check finds the server changed.
     pub status: LinkStatus,
 }
 
@@ -94,9 +104,9 @@ impl Link {
     #[must_use]
     pub fn start(target: Target, options: LinkOptions, shutdown: &Shutdown) -> Self {
         let stopped = shutdown.child_token();
-        let shared = Arc::new(Shared::new(options.response_timeout));
+        let shared = Arc::new(Shared::new(options.response_timeout, options.writable));
         let task_name = format!("Redis link {}", options.name);
-        let heartbeat = options.heartbeat;
+        let pace = Pace { heartbeat: options.heartbeat, check: options.check };
         let greeting = Greeting {
             name: options.name,
             no_touch: options.no_touch,
@@ -105,7 +115,7 @@ impl Link {
             response_timeout: options.response_timeout,
         };
         let supervised =
-            supervisor::run(target, greeting, heartbeat, Arc::clone(&shared), stopped.clone());
+            supervisor::run(target, greeting, pace, Arc::clone(&shared), stopped.clone());
         shutdown.spawn(task_name, supervised);
         let _stop_with_last_handle = stopped.clone().drop_guard();
         Self { inner: Arc::new(Inner { shared, stopped, _stop_with_last_handle }) }
@@ -140,9 +150,11 @@ impl Link {
     pub async fn call(&self, command: Cmd) -> Result<Value, CallError> {
         let shared = &self.inner.shared;
         let _turn = shared.turn().await?;
-        let value =
+        let (generation, value) =
             shared.exchange(async |mut mux| mux.send_packed_command(&command).await).await?;
-        Ok(checked(value)?)
+        let checked = checked(value);
+        shared.heed(generation, checked.as_ref());
+        Ok(checked?)
     }
 
     /// Sends all commands at once and waits for all answers, each with its own error. An atomic
@@ -166,10 +178,17 @@ impl Link {
         let replies = if atomic { commands + 2 } else { commands };
         let shared = &self.inner.shared;
         let _turn = shared.turn().await?;
-        let values = shared
+        let (generation, values) = shared
             .exchange(async |mut mux| mux.send_packed_commands(&pipeline, 0, replies).await)
             .await?;
-        if atomic { of_transaction(values) } else { Ok(values.into_iter().map(checked).collect()) }
+        if atomic {
+            return of_transaction(values);
+        }
+        let results: Vec<_> = values.into_iter().map(checked).collect();
+        for result in &results {
+            shared.heed(generation, result.as_ref());
+        }
+        Ok(results)
     }
 
     /// Runs a script by its SHA-1 digest. Where the server does not know it, and so has run nothing,
@@ -182,14 +201,15 @@ impl Link {
         &self,
         source: &str,
         sha: &str,
-        keys: &[K],
-        args: &[A],
+        keys: K,
+        args: A,
     ) -> Result<Value, CallError>
     where
-        K: AsRef<[u8]>,
-        A: AsRef<[u8]>,
+        K: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
+        A: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
     {
-        match self.call(eval("EVALSHA", sha, keys, args)).await {
+        let (keys, args) = (keys.into_iter(), args.into_iter());
+        match self.call(eval("EVALSHA", sha, keys.clone(), args.clone())).await {
             Err(error) if error.is_noscript() => self.call(eval("EVAL", source, keys, args)).await,
             answer => answer,
         }
@@ -202,11 +222,23 @@ impl fmt::Debug for Link {
     }
 }
 
-fn eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(verb: &str, script: &str, keys: &[K], args: &[A]) -> Cmd {
-    let mut command = cmd(verb);
-    command.arg(script).arg(keys.len());
-    for part in keys.iter().map(AsRef::as_ref).chain(args.iter().map(AsRef::as_ref)) {
-        command.arg(part);
+fn eval<K, A>(verb: &str, script: &str, keys: K, args: A) -> Cmd
+where
+    K: ExactSizeIterator<Item: AsRef<[u8]>> + Clone,
+    A: ExactSizeIterator<Item: AsRef<[u8]>> + Clone,
+{
+    let bytes: usize = keys.clone().map(|key| key.as_ref().len()).sum::<usize>()
+        + args.clone().map(|arg| arg.as_ref().len()).sum::<usize>();
+    let count = keys.len();
+    // The verb, the script and the number of keys, of at most 20 digits, come first.
+    let mut command =
+        Cmd::with_capacity(3 + count + args.len(), verb.len() + script.len() + 20 + bytes);
+    command.arg(verb).arg(script).arg(count);
+    for key in keys {
+        command.arg(key.as_ref());
+    }
+    for arg in args {
+        command.arg(arg.as_ref());
     }
     command
 }

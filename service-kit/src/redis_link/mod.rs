@@ -6,10 +6,12 @@
 //!   and every call on it ends within the response time-out, with an answer or with a [`CallError`]
 //!   that says whether the command may have run.
 //! - [`Subscriber`] is one supervised connection for pub/sub, which keeps a set of wishes subscribed.
+//! - [`Tap`] is one connection with MONITOR on, not supervised: whether to open it again is not for plumbing to say.
 //!
 //! Anything that blocks the server's side of a connection needs one of its own.
 
 mod backoff;
+mod check;
 mod dial;
 mod error;
 mod greeting;
@@ -19,6 +21,7 @@ mod server_info;
 mod shared;
 mod subscriber;
 mod supervisor;
+mod tap;
 mod target;
 mod tls;
 
@@ -26,5 +29,6 @@ pub use error::{CallError, ServerError};
 pub use link::{Link, LinkOptions, LinkState, LinkStatus};
 pub use server_info::{Role, ServerInfo};
 pub use subscriber::{PubSubEvent, Subscriber, SubscriberOptions};
+pub use tap::{Tap, TapError};
 pub use target::{Address, Target, TargetError, Topology};
 pub use tls::install_crypto_provider;

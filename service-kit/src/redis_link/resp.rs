@@ -1,6 +1,6 @@
 //! The replies of RESP2, as far as greetings and pub/sub need them, within limits.
 
-use std::io;
+use std::{fmt, io};
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -133,10 +133,19 @@ impl Cursor<'_> {
     }
 }
 
+/// How much is read at once.
+const CHUNK: usize = 64 * 1024;
+
 /// A connection that is spoken to reply by reply.
 pub(crate) struct Wire {
     stream: Box<dyn ByteStream>,
     received: BytesMut,
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wire").field("received", &self.received.len()).finish_non_exhaustive()
+    }
 }
 
 impl Wire {
@@ -156,12 +165,22 @@ impl Wire {
 
     /// Reads what there is. May be dropped while it waits, nothing gets lost.
     pub(crate) async fn fill(&mut self) -> Result<(), String> {
-        self.received.reserve(16 * 1024);
+        self.received.reserve(CHUNK);
         match self.stream.read_buf(&mut self.received).await {
             Ok(0) => Err("the server closed the connection".to_owned()),
             Ok(_) => Ok(()),
             Err(error) => Err(format!("the connection broke: {error}")),
         }
+    }
+
+    /// What was read and not taken yet, as it came.
+    pub(crate) fn received(&self) -> &[u8] {
+        &self.received
+    }
+
+    /// Forgets that.
+    pub(crate) fn drop_received(&mut self) {
+        self.received.clear();
     }
 
     pub(crate) async fn receive(&mut self) -> Result<Frame, String> {

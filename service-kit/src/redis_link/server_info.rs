@@ -11,8 +11,8 @@ pub enum Role {
     Replica,
 }
 
-/// Read from INFO on each connect. What the server did not tell, for lack of rights mostly, is
-/// `None`.
+/// Read from INFO on each connect, and again at each check. What the server did not tell, for lack
+/// of rights mostly, is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServerInfo {
     /// Such as `7.0.15`.
@@ -29,6 +29,9 @@ pub struct ServerInfo {
     pub maxmemory: Option<u64>,
     /// Whether it is part of a cluster.
     pub cluster: bool,
+    /// The server's clock less [`crate::clock::boot_micros`], in microseconds, when it was first seen
+    /// or last stepped. Known only where a link checks.
+    pub clock_offset_micros: Option<i64>,
     /// When we had this connection ready, by [`crate::clock::boot_micros`].
     pub connected_at_micros: u64,
 }
@@ -59,6 +62,7 @@ impl ServerInfo {
             maxmemory_policy: field("maxmemory_policy"),
             maxmemory: fields.get("maxmemory").and_then(|bytes| bytes.parse().ok()),
             cluster: fields.get("cluster_enabled") == Some(&"1"),
+            clock_offset_micros: None,
             connected_at_micros: 0,
         }
     }

@@ -11,9 +11,9 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
-use super::error::CallError;
+use super::error::{CallError, ServerError};
 use super::link::{LinkState, LinkStatus};
-use super::server_info::ServerInfo;
+use super::server_info::{Role, ServerInfo};
 use crate::clock;
 
 /// Calls under way at a time; further ones wait for their turn. A pipeline is one.
@@ -25,11 +25,16 @@ const HELD_UP: Duration = Duration::from_millis(20);
 /// Why a connection ended that just ended.
 pub(super) const CLOSED: &str = "the server closed the connection";
 
+/// Why a connection is left that leads to a server without writes.
+pub(super) const READ_ONLY: &str = "the server has become a replica, which takes no writes";
+
 pub(super) struct Shared {
     current: RwLock<Option<Connection>>,
     state: watch::Sender<LinkState>,
     in_flight: Semaphore,
     response_timeout: Duration,
+    /// Whether a server that takes no writes is as good as none.
+    writable: bool,
     started: Instant,
     /// Microseconds after `started`.
     last_answer: AtomicU64,
@@ -46,7 +51,7 @@ pub(super) struct Connection {
 }
 
 impl Shared {
-    pub(super) fn new(response_timeout: Duration) -> Self {
+    pub(super) fn new(response_timeout: Duration, writable: bool) -> Self {
         let status = LinkStatus::Down {
             reason: "not connected yet".to_owned(),
             since_micros: clock::boot_micros(),
@@ -56,6 +61,7 @@ impl Shared {
             state: watch::Sender::new(LinkState { generation: 0, status }),
             in_flight: Semaphore::new(MAX_IN_FLIGHT),
             response_timeout,
+            writable,
             started: Instant::now(),
             last_answer: AtomicU64::new(0),
         }
@@ -76,17 +82,17 @@ impl Shared {
         }
     }
 
-    /// One exchange on the current connection. Whatever goes wrong with the connection ends it,
-    /// before this returns.
+    /// One exchange on the current connection, whose generation comes with the answer. Whatever goes
+    /// wrong with the connection ends it, before this returns.
     pub(super) async fn exchange<T>(
         &self,
         send: impl AsyncFnOnce(MultiplexedConnection) -> RedisResult<T>,
-    ) -> Result<T, CallError> {
+    ) -> Result<(u64, T), CallError> {
         let Connection { generation, mux, .. } = self.connection()?;
         match self.in_time(send(mux)).await {
             Ok(Ok(answer)) => {
                 self.note_answer();
-                Ok(answer)
+                Ok((generation, answer))
             }
             Ok(Err(error)) => Err(CallError::lost(self.fail(generation, &broken(&error)))),
             Err(Elapsed) => {
@@ -94,6 +100,17 @@ impl Shared {
                 Err(CallError::lost(self.fail(generation, &reason)))
             }
         }
+    }
+
+    /// Leaves a server that refused a write because it is a replica.
+    pub(super) fn heed<T>(&self, generation: u64, answer: Result<T, &ServerError>) {
+        if self.writable && answer.is_err_and(ServerError::is_read_only) {
+            self.fail(generation, READ_ONLY);
+        }
+    }
+
+    pub(super) fn refuses(&self, info: &ServerInfo) -> bool {
+        self.writable && info.role == Some(Role::Replica)
     }
 
     /// The answer, if it comes within the response time-out. Where the timer itself was late, this
@@ -135,6 +152,18 @@ impl Shared {
         self.note_answer();
         let status = LinkStatus::Up(Arc::new(info));
         self.state.send_replace(LinkState { generation, status });
+    }
+
+    /// The server behind the connection of this generation is not what it was.
+    pub(super) fn tell_changed(&self, generation: u64, info: ServerInfo) {
+        self.state.send_if_modified(|state| {
+            let current =
+                state.generation == generation && matches!(state.status, LinkStatus::Up(_));
+            if current {
+                state.status = LinkStatus::Up(Arc::new(info));
+            }
+            current
+        });
     }
 
     /// Ends the connection of this generation, unless that has happened: closes it, which ends all
@@ -207,7 +236,7 @@ mod tests {
 
     /// Begins to wait for an answer, lets the time jump by `jump`, and only then answers.
     async fn answered_after(jump: Duration) -> Result<(), Elapsed> {
-        let shared = Arc::new(Shared::new(LIMIT));
+        let shared = Arc::new(Shared::new(LIMIT, false));
         let (answer, answered) = oneshot::channel();
         let waiting = tokio::spawn(async move { shared.in_time(answered).await });
         tokio::task::yield_now().await;
@@ -228,7 +257,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_that_is_gone_is_down_before_the_caller_knows() {
-        let shared = Shared::new(LIMIT);
+        let shared = Shared::new(LIMIT, false);
         let (stream, _server) = tokio::io::duplex(64);
         let info = RedisConnectionInfo::default().set_skip_set_lib_name();
         let config = AsyncConnectionConfig::new();

@@ -6,17 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, RedisConnectionInfo, cmd};
+use redis::{AsyncConnectionConfig, Pipeline, RedisConnectionInfo, cmd};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::backoff::Backoff;
+use super::check::{Known, questions};
 use super::error::ConnectError;
 use super::greeting::{self, Greeting};
 use super::server_info::ServerInfo;
-use super::shared::{CLOSED, Connection, Shared};
-use super::target::Target;
+use super::shared::{CLOSED, Connection, READ_ONLY, Shared};
+use super::target::{Target, Topology};
+use crate::clock::boot_micros;
 
 /// A connection that lasted this long is followed by another at once; one that ended sooner counts
 /// as another failure, or a server that accepts and drops would be hammered.
@@ -25,15 +27,24 @@ pub(super) const PROVEN: Duration = Duration::from_secs(1);
 /// Commands on their way to the connection; further ones wait in their callers.
 const SEND_QUEUE: usize = 1024;
 
+/// How often a connection is looked after.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    /// How long it may be silent.
+    pub(super) heartbeat: Duration,
+    /// How often the server is asked who it is.
+    pub(super) check: Option<Duration>,
+}
+
 pub(super) async fn run(
     target: Target,
     greeting: Greeting,
-    heartbeat: Duration,
+    pace: Pace,
     shared: Arc<Shared>,
     stopped: CancellationToken,
 ) {
     let supervisor =
-        Supervisor { target, greeting, heartbeat, shared: Arc::clone(&shared), generation: 0 };
+        Supervisor { target, greeting, pace, shared: Arc::clone(&shared), generation: 0 };
     let mut keeping = pin!(supervisor.keep_connected());
     match stopped.run_until_cancelled(keeping.as_mut()).await {
         Some(never) => match never {},
@@ -46,7 +57,7 @@ pub(super) async fn run(
 struct Supervisor {
     target: Target,
     greeting: Greeting,
-    heartbeat: Duration,
+    pace: Pace,
     shared: Arc<Shared>,
     generation: u64,
 }
@@ -57,10 +68,10 @@ impl Supervisor {
         let mut last_failure = None;
         loop {
             let pause = match self.connect().await {
-                Ok(driver) => {
+                Ok((driver, info)) => {
                     last_failure = None;
                     let since = Instant::now();
-                    self.watch(driver).await;
+                    self.watch(driver, Known::new(info)).await;
                     if since.elapsed() >= PROVEN {
                         backoff.reset();
                         continue;
@@ -77,8 +88,12 @@ impl Supervisor {
     }
 
     /// Makes a connection the link's current one. It lives as long as the driver's task.
-    async fn connect(&mut self) -> Result<AbortOnDropHandle<()>, ConnectError> {
+    async fn connect(&mut self) -> Result<(AbortOnDropHandle<()>, ServerInfo), ConnectError> {
         let (wire, info) = greeting::connect(&self.target, &self.greeting).await?;
+        if self.shared.refuses(&info) {
+            let Topology::Standalone(address) = self.target.topology();
+            return Err(ConnectError::Replica { address: address.to_string() });
+        }
         let stream = wire.into_stream().map_err(ConnectError::Broken)?;
         // The greeting is done and time-outs are the link's: redis-rs has only to pair up replies.
         let nothing_to_say = RedisConnectionInfo::default().set_skip_set_lib_name();
@@ -94,32 +109,70 @@ impl Supervisor {
         self.log_up(&info);
         let connection =
             Connection { generation: self.generation, mux, driver: driver.abort_handle() };
-        self.shared.set_up(connection, info);
-        Ok(driver)
+        self.shared.set_up(connection, info.clone());
+        Ok((driver, info))
     }
 
     /// Returns when the connection has ended, for whatever reason.
-    async fn watch(&self, mut driver: AbortOnDropHandle<()>) {
+    async fn watch(&self, mut driver: AbortOnDropHandle<()>, mut known: Known) {
+        // The first check, at once, learns the server's clock.
+        let mut check_at = self.pace.check.map(|_| Instant::now());
         loop {
-            let idle_until = self.shared.last_answer() + self.heartbeat;
+            let idle_until = self.shared.last_answer() + self.pace.heartbeat;
+            let wake_at = check_at.map_or(idle_until, |at| at.min(idle_until));
             tokio::select! {
                 _ended = &mut driver => break,
-                () = tokio::time::sleep_until(idle_until) => {}
+                () = tokio::time::sleep_until(wake_at) => {}
             }
-            // Others may have been answered meanwhile.
-            if self.shared.last_answer() + self.heartbeat <= Instant::now() {
+            let now = Instant::now();
+            let lives = if check_at.is_some_and(|at| at <= now) {
+                check_at = self.pace.check.map(|every| now + every);
+                self.check(&mut known).await
+            } else if self.shared.last_answer() + self.pace.heartbeat <= now {
+                // Nobody else has been answered meanwhile.
                 let ping = cmd("PING");
-                let answer = self
-                    .shared
+                self.shared
                     .exchange(async |mut mux| mux.send_packed_command(&ping).await)
-                    .await;
-                if answer.is_err() {
-                    break;
-                }
+                    .await
+                    .is_ok()
+            } else {
+                true
+            };
+            if !lives {
+                break;
             }
         }
         let reason = self.shared.fail(self.generation, CLOSED);
         tracing::warn!(redis.target = %self.target, link = self.greeting.name, reason, "lost the connection to Redis");
+    }
+
+    /// Looks whether the server is still what it was, and tells if not. False when the connection is
+    /// of no use any more.
+    async fn check(&self, known: &mut Known) -> bool {
+        let mut pipeline = Pipeline::new();
+        for question in questions() {
+            pipeline.add_command(question);
+        }
+        let replies = pipeline.len();
+        let sent = boot_micros();
+        let answered = self
+            .shared
+            .exchange(async |mut mux| mux.send_packed_commands(&pipeline, 0, replies).await)
+            .await;
+        let Ok((generation, answers)) = answered else { return false };
+        let changed = known.learn(&answers, sent, boot_micros());
+        if !changed.is_empty() {
+            tracing::warn!(
+                redis.target = %self.target, link = self.greeting.name, changed = changed.join(", "),
+                "this Redis is not what it was"
+            );
+            if self.shared.refuses(known.info()) {
+                self.shared.fail(generation, READ_ONLY);
+                return false;
+            }
+            self.shared.tell_changed(generation, known.info().clone());
+        }
+        true
     }
 
     fn log_up(&self, info: &ServerInfo) {

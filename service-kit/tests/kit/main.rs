@@ -5,6 +5,7 @@
     reason = "clippy takes only #[test] functions for tests; all of this crate is one"
 )]
 
+mod checks;
 mod http;
 mod link;
 mod outages;
@@ -12,6 +13,7 @@ mod proxy;
 mod server;
 mod signals;
 mod subscriber;
+mod tap;
 mod tls;
 
 use std::time::Duration;

@@ -21,10 +21,10 @@ use anyhow::{Result, ensure};
 use harness::{Agent, Client, RedisServer, Reply, eventually};
 
 /// A Redis, an agent on it, and a connection to that Redis to look behind the agent's back.
-struct Bench {
-    agent: Agent,
-    redis: RedisServer,
-    direct: Client,
+pub(crate) struct Bench {
+    pub(crate) agent: Agent,
+    pub(crate) redis: RedisServer,
+    pub(crate) direct: Client,
 }
 
 impl Bench {
@@ -39,26 +39,26 @@ impl Bench {
         Ok(Self { agent: Agent::with(&redis, flags).await?, redis, direct })
     }
 
-    async fn session(&self) -> Result<Client> {
+    pub(crate) async fn session(&self) -> Result<Client> {
         self.agent.client().await
     }
 
     /// The holders that Redis shows, with their counts.
-    async fn holders(&mut self, name: &str) -> Result<Vec<(String, String)>> {
+    pub(crate) async fn holders(&mut self, name: &str) -> Result<Vec<(String, String)>> {
         let reply = self.direct.call_args(&["HGETALL", name]).await?.ok()?;
         Ok(reply.items()?.chunks(2).map(|pair| (pair[0].text(), pair[1].text())).collect())
     }
 
-    async fn pttl(&mut self, name: &str) -> Result<i64> {
+    pub(crate) async fn pttl(&mut self, name: &str) -> Result<i64> {
         self.direct.call_args(&["PTTL", name]).await?.int()
     }
 
-    async fn is_free(&mut self, name: &str) -> Result<bool> {
+    pub(crate) async fn is_free(&mut self, name: &str) -> Result<bool> {
         Ok(self.pttl(name).await? == -2)
     }
 
     /// Waits until Redis shows no such lock.
-    async fn until_free(&mut self, name: &str) {
+    pub(crate) async fn until_free(&mut self, name: &str) {
         eventually("the lock to be free in Redis", async || {
             let holders = self.holders(name).await?;
             ensure!(holders.is_empty(), "{holders:?}");
@@ -68,7 +68,7 @@ impl Bench {
     }
 
     /// Waits until that many LOCKs of this name wait in the agent.
-    async fn until_waiting(&self, name: &str, count: usize) -> Result<()> {
+    pub(crate) async fn until_waiting(&self, name: &str, count: usize) -> Result<()> {
         let mut client = self.session().await?;
         eventually("that many waiters", async || {
             let waiting = rows(&mut client, name).await?;
@@ -81,7 +81,7 @@ impl Bench {
     }
 
     /// Waits until the agent's figure is at least that.
-    async fn until_metric(&self, metric: &str, labels: &[(&str, &str)], at_least: f64) {
+    pub(crate) async fn until_metric(&self, metric: &str, labels: &[(&str, &str)], at_least: f64) {
         eventually(metric, async || {
             let value = self.agent.metrics().await?.sum(metric, labels);
             ensure!(value >= at_least, "{value} of {at_least}");
@@ -111,26 +111,26 @@ async fn rows(client: &mut Client, name: &str) -> Result<Vec<Row>> {
 }
 
 /// Takes a lock that is free, and gives LOCK's reply.
-async fn lock(client: &mut Client, command: &str) -> Result<Reply> {
+pub(crate) async fn lock(client: &mut Client, command: &str) -> Result<Reply> {
     let reply = client.call(command).await?.ok()?;
     ensure!(reply != Reply::Null, "`{command}` was not granted");
     Ok(reply)
 }
 
 /// The holder in LOCK's reply.
-fn holder(reply: &Reply) -> Result<String> {
+pub(crate) fn holder(reply: &Reply) -> Result<String> {
     Ok(reply.field("holder")?.text())
 }
 
 /// The session's id and secret, as two words.
-async fn credentials(client: &mut Client) -> Result<String> {
+pub(crate) async fn credentials(client: &mut Client) -> Result<String> {
     let reply = client.call("SESSION").await?.ok()?;
     Ok(format!("{} {}", reply.field("id")?, reply.field("secret")?))
 }
 
 /// Asserts that a reply is an error with this code, and that its sentence names this.
 #[track_caller]
-fn assert_error(reply: &Reply, code: &str, named: &str) {
+pub(crate) fn assert_error(reply: &Reply, code: &str, named: &str) {
     assert!(reply.is_error(code), "expected -{code}, got {reply}");
     let sentence = reply.error().unwrap_or_default();
     assert!(sentence.contains(named), "`{named}` is not in: {sentence}");

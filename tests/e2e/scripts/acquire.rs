@@ -3,13 +3,13 @@
 use anyhow::Result;
 use redisson::script::{Acquired, Released};
 
-use super::{Bench, keys, name, ours, strangers, theirs};
+use super::{Bench, GRANTED, keys, name, ours, strangers, theirs};
 
 #[tokio::test]
 async fn takes_a_free_lock_with_its_lease() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("orders:42");
-    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, Acquired::Granted);
+    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED);
     bench.assert_held(&lock, ours(1), 1, 4_000..=5_000).await?;
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "no key beside it");
     Ok(())
@@ -20,7 +20,7 @@ async fn sent_twice_it_has_it_once() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
-    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, Acquired::Granted);
+    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED);
     bench.assert_held(&lock, ours(1), 1, 4_000..=5_000).await?;
     Ok(())
 }
@@ -30,10 +30,10 @@ async fn sent_twice_it_shortens_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 60_000).await?;
-    assert_eq!(bench.acquire(&lock, ours(1), 1_000).await?, Acquired::Granted);
+    assert_eq!(bench.acquire(&lock, ours(1), 1_000).await?, GRANTED);
     bench.assert_held(&lock, ours(1), 1, 50_000..=60_000).await?;
     bench.client.call("PERSIST a").await?;
-    assert_eq!(bench.acquire(&lock, ours(1), 1_000).await?, Acquired::Granted);
+    assert_eq!(bench.acquire(&lock, ours(1), 1_000).await?, GRANTED);
     bench.assert_held(&lock, ours(1), 1, 1..=1_000).await?;
     Ok(())
 }
@@ -77,7 +77,7 @@ async fn late_on_a_free_lock_it_leaves_a_ghost_that_one_release_removes() -> Res
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
     bench.release(&lock, ours(1)).await?;
-    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, Acquired::Granted);
+    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED);
     assert_eq!(bench.release(&lock, ours(1)).await?, Released::Released);
     bench.assert_free(&lock).await
 }
@@ -170,7 +170,7 @@ async fn a_fair_head_to_come_keeps_its_turn_and_a_passed_one_does_not() -> Resul
         assert_eq!(bench.dump().await?, before, "{lock}");
     }
     queue_up(&mut bench, "passed", -60_000).await?;
-    assert_eq!(bench.acquire(&name("passed"), ours(1), 5_000).await?, Acquired::Granted);
+    assert_eq!(bench.acquire(&name("passed"), ours(1), 5_000).await?, GRANTED);
     bench.assert_held(&name("passed"), ours(1), 1, 4_000..=5_000).await
 }
 
@@ -184,12 +184,12 @@ async fn odd_queues_neither_block_nor_break() -> Result<()> {
     ];
     for (lock, make) in makes {
         bench.client.call(&make).await?.ok()?;
-        assert_eq!(bench.acquire(&name(lock), ours(1), 5_000).await?, Acquired::Granted, "{lock}");
+        assert_eq!(bench.acquire(&name(lock), ours(1), 5_000).await?, GRANTED, "{lock}");
     }
     let deadlines = "SET redisson_lock_timeout:{odd-deadlines} x";
     bench.client.call(deadlines).await?.ok()?;
     bench.client.call("RPUSH redisson_lock_queue:{odd-deadlines} x").await?.ok()?;
     let lock = name("odd-deadlines");
-    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, Acquired::Granted);
+    assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED);
     Ok(())
 }

@@ -6,7 +6,7 @@ use redisson::script::{HandedOver, Kept, Released};
 use super::{Bench, keys, messages, name, ours};
 
 /// Refuses every command that may need memory, from now on.
-async fn fill(bench: &mut Bench) -> Result<()> {
+pub(super) async fn fill(bench: &mut Bench) -> Result<()> {
     bench.client.call("CONFIG SET maxmemory-policy noeviction").await?.ok()?;
     bench.client.call("CONFIG SET maxmemory 1").await?.ok()?;
     Ok(())
@@ -70,7 +70,7 @@ async fn handing_over_works() -> Result<()> {
     bench.acquire(&lock, ours(1), 5_000).await?;
     fill(&mut bench).await?;
     let passed = bench.hand_over(&lock, ours(1), ours(2), 20_000).await?;
-    assert_eq!(passed, HandedOver::Passed { subscribers: Some(0) });
+    assert_eq!(passed, HandedOver::Passed { subscribers: Some(0), token: None });
     bench.assert_held(&lock, ours(2), 1, 15_000..=20_000).await
 }
 

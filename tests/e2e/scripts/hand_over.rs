@@ -6,7 +6,7 @@ use redisson::script::HandedOver;
 
 use super::{Bench, keys, messages, name, ours, strangers, theirs};
 
-const ALONE: HandedOver = HandedOver::Passed { subscribers: Some(0) };
+const ALONE: HandedOver = HandedOver::Passed { subscribers: Some(0), token: None };
 
 #[tokio::test]
 async fn passes_the_lock_at_count_one_without_a_message() -> Result<()> {
@@ -16,7 +16,11 @@ async fn passes_the_lock_at_count_one_without_a_message() -> Result<()> {
     bench.acquire(&lock, ours(1), 5_000).await?;
     bench.keep(&lock, ours(1), 7, 5_000).await?;
     let passed = bench.hand_over(&lock, ours(1), ours(2), 20_000).await?;
-    assert_eq!(passed, HandedOver::Passed { subscribers: Some(1) }, "the waiter is counted");
+    assert_eq!(
+        passed,
+        HandedOver::Passed { subscribers: Some(1), token: None },
+        "the waiter is counted"
+    );
     bench.assert_held(&lock, ours(2), 1, 15_000..=20_000).await?;
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     Ok(())
@@ -72,7 +76,7 @@ async fn without_the_right_to_count_subscribers_it_still_passes() -> Result<()> 
     bench.client.call(user).await?.ok()?;
     bench.client.call("AUTH agent any").await?.ok()?;
     let passed = bench.hand_over(&lock, ours(1), ours(2), 5_000).await?;
-    assert_eq!(passed, HandedOver::Passed { subscribers: None });
+    assert_eq!(passed, HandedOver::Passed { subscribers: None, token: None });
     bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await
 }
 

@@ -1,11 +1,14 @@
 //! Each script against a real Redis: what it wants, sent twice, sent late, on keys that are something else.
 
 mod acquire;
+mod fair;
+mod fenced;
 mod force_release;
 mod full;
 mod hand_over;
 mod keep;
 mod names;
+mod read_write;
 mod release;
 mod show;
 
@@ -18,6 +21,9 @@ use redisson::script::{
     parse_force_release, parse_hand_over, parse_keep, parse_release, parse_show,
 };
 use redisson::{ClientId, HolderId, Lease, LockName, keys, script, shape};
+
+/// The lock is had; of a kind without tokens.
+const GRANTED: Acquired = Acquired::Granted { token: None };
 
 /// A Redis, and the scripts as functions.
 struct Bench {
@@ -65,7 +71,7 @@ impl Bench {
     async fn call(&mut self, call: &Call) -> Result<Value> {
         let count = call.keys.len().to_string();
         let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), count.as_bytes()];
-        args.extend(call.keys.iter().chain(&call.args).map(Vec::as_slice));
+        args.extend(call.keys.iter().chain(call.args.iter()));
         value(self.client.call_args(&args).await?)
     }
 

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use redisson::LockName;
-use redisson::script::{Acquired, HandedOver, Kept, Released};
+use redisson::script::{HandedOver, Kept, Released};
 
-use super::{Bench, keys, messages, ours};
+use super::{Bench, GRANTED, keys, messages, ours};
 
 #[tokio::test]
 async fn any_bytes_are_a_name() -> Result<()> {
@@ -26,10 +26,10 @@ async fn any_bytes_are_a_name() -> Result<()> {
     for bytes in odd {
         let lock = LockName::new(bytes)?;
         let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
-        assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, Acquired::Granted, "{lock}");
+        assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED, "{lock}");
         assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, Kept::Kept, "{lock}");
         let passed = bench.hand_over(&lock, ours(1), ours(2), 5_000).await?;
-        assert_eq!(passed, HandedOver::Passed { subscribers: Some(1) }, "{lock}");
+        assert_eq!(passed, HandedOver::Passed { subscribers: Some(1), token: None }, "{lock}");
         bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await?;
         assert_eq!(bench.show(&lock).await?.hash.holders.len(), 1, "{lock}");
         assert_eq!(bench.release(&lock, ours(2)).await?, Released::Released, "{lock}");

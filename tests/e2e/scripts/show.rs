@@ -1,10 +1,10 @@
 //! `show`: reads what is sure to be small, and writes nothing.
 
 use anyhow::Result;
-use redisson::script::QueuePlace;
+use redisson::script::{QueuePlace, Reader};
 use redisson::shape::Holder;
 
-use super::{Bench, keys, name, ours, strangers, theirs};
+use super::{Bench, keys, lease, name, ours, script, strangers, theirs};
 
 #[tokio::test]
 async fn tells_holders_time_to_live_and_queue() -> Result<()> {
@@ -84,5 +84,28 @@ async fn a_reader_of_a_replica_may_run_it() -> Result<()> {
     bench.client.call("AUTH eye any").await?.ok()?;
     assert_eq!(bench.show(&lock).await?.hash.holders.len(), 1);
     assert_eq!(keys::channel(&lock), b"redisson_lock__channel:{a}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn tells_the_token_and_which_readers_live() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    assert_eq!(bench.show(&lock).await?.token, None);
+    bench.call(&script::acquire_fenced(&lock, &ours(1), lease(5_000), 7)).await?;
+    let shown = bench.show(&lock).await?;
+    assert_eq!((shown.token, shown.readers), (Some(7), vec![]));
+    bench.client.call("SET redisson_lock_token:{a} nonsense").await?.ok()?;
+    assert_eq!(bench.show(&lock).await?.token, None);
+
+    let shared = name("b");
+    bench.client.call(&format!("HSET b mode read {} 1", theirs())).await?.ok()?;
+    bench.call(&script::acquire_read(&shared, &ours(1), lease(5_000), None)).await?;
+    bench.call(&script::keep_read([(&shared, ours(1), 3)], lease(5_000))).await?;
+    bench.client.call(&format!("DEL {{b}}:{}:rwlock_timeout:1", ours(1))).await?;
+    let mut readers =
+        vec![Reader { id: ours(1), alive: true }, Reader { id: theirs(), alive: false }];
+    readers.sort_by_key(|reader| reader.id);
+    assert_eq!(bench.show(&shared).await?.readers, readers);
     Ok(())
 }

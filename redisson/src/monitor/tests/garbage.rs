@@ -1,0 +1,115 @@
+//! Whatever comes, the stream goes on.
+
+use super::*;
+use crate::LockName;
+use proptest::prelude::*;
+
+const ACQUIRE: &str = "149c5a8bf18676fd99e9e6e24923bd64d9b62f94";
+
+fn taken(name: &[u8]) -> Vec<Vec<u8>> {
+    let holder = H.as_bytes();
+    vec![
+        printed("0 10.0.0.1:7", &[b"EVALSHA", ACQUIRE.as_bytes(), b"1", name, b"30000", holder]),
+        printed("0 lua", &[b"exists", name]),
+        printed("0 lua", &[b"hincrby", name, holder, b"1"]),
+        printed("0 lua", &[b"pexpire", name, b"30000"]),
+    ]
+}
+
+fn framed(lines: &[Vec<u8>]) -> Vec<u8> {
+    lines.iter().flat_map(|line| [b"+", &line[..], b"\r\n"].concat()).collect()
+}
+
+#[test]
+fn a_line_without_end_is_cut_and_the_next_is_read() {
+    let mut decoder = Decoder::new(Vantage::Master);
+    let mut events = Vec::new();
+    decoder.bytes(b"+1.5 [0 127.0.0.1:1] \"SET\" \"k\" \"", &mut events);
+    for _ in 0..100 {
+        decoder.bytes(&[b'x'; 64 * 1024], &mut events);
+        assert!(decoder.buffered() <= 600 * 1024);
+    }
+    decoder.bytes(b"\"\r\n", &mut events);
+    decoder.bytes(&framed(&taken(b"a")), &mut events);
+    decoder.pause(&mut events);
+    assert_eq!(events.len(), 1);
+    assert_eq!(decoder.counts(), Counts { lock: 4, cut: 1, ..Counts::default() });
+}
+
+#[test]
+fn a_name_longer_than_ours_may_be_is_left_out() {
+    let mut stream = Stream::new(Vantage::Master);
+    for line in taken(&[b'x'; LockName::MAX + 1]) {
+        stream.decoder.line(&line, &mut stream.events);
+    }
+    assert!(stream.seen().is_empty());
+}
+
+proptest! {
+    #[test]
+    fn hostile_names_stay_names(name in prop::collection::vec(any::<u8>(), 1..200)) {
+        let mut stream = Stream::new(Vantage::Master);
+        for line in taken(&name) {
+            stream.decoder.line(&line, &mut stream.events);
+        }
+        let events = stream.events();
+        prop_assert_eq!(events.len(), 1);
+        prop_assert_eq!(events[0].lock.as_bytes(), &name[..]);
+        prop_assert_eq!(events[0].certainty, Certainty::Sure);
+    }
+
+    #[test]
+    fn however_it_is_cut_it_is_the_same(
+        names in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..20), 1..5),
+        step in 1_usize..200,
+    ) {
+        let lines: Vec<Vec<u8>> = names.iter().flat_map(|name| taken(name)).collect();
+        let mut whole = Stream::new(Vantage::Master);
+        for line in &lines {
+            whole.decoder.line(line, &mut whole.events);
+        }
+        let mut cut = Stream::new(Vantage::Master);
+        for part in framed(&lines).chunks(step) {
+            cut.decoder.bytes(part, &mut cut.events);
+        }
+        prop_assert_eq!(whole.events(), cut.events());
+    }
+
+    #[test]
+    fn garbage_is_counted_and_derails_nothing(
+        garbage in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 1..10),
+        within in 0_usize..4,
+    ) {
+        let mut stream = Stream::new(Vantage::Master);
+        let mut lines = taken(b"a");
+        for bytes in &garbage {
+            let mut line = lines[within].clone();
+            line.truncate(bytes.len());
+            line.extend(bytes.iter().filter(|byte| **byte != b'\n'));
+            stream.decoder.bytes(&framed(&[line]), &mut stream.events);
+        }
+        stream.events();
+        let before = stream.decoder.counts();
+        prop_assert_eq!(
+            before.garbage + before.other + before.lock + before.cut,
+            garbage.len() as u64
+        );
+        for line in lines.drain(..) {
+            stream.decoder.bytes(&framed(&[line]), &mut stream.events);
+        }
+        let events = stream.events();
+        prop_assert_eq!(events.len(), 1);
+        prop_assert_eq!(events[0].lock.as_bytes(), b"a");
+    }
+
+    #[test]
+    fn no_bytes_panic(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8)) {
+        let mut decoder = Decoder::new(Vantage::Replica);
+        let mut events = Vec::new();
+        for part in &parts {
+            decoder.bytes(part, &mut events);
+        }
+        decoder.pause(&mut events);
+        prop_assert!(events.is_empty());
+    }
+}

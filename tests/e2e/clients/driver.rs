@@ -1,0 +1,126 @@
+//! A client library in a process of its own, told what to do line by line.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::process::Process;
+use harness::{PATIENCE, Reply};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{ChildStdin, ChildStdout};
+use tokio::time::timeout;
+
+use super::libraries::{Library, Settings};
+
+/// A running driver of one library. Each connection that it is told to use is the library's own, made with the
+/// same settings.
+pub(super) struct Driver {
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+    /// Replies that came before they were asked for.
+    early: HashMap<String, Reply>,
+    /// Pushes, as the connection's name and their words.
+    pushes: Vec<(String, Vec<String>)>,
+    next: usize,
+    process: Process,
+    _folder: TempDir,
+}
+
+/// A command that is under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sent(String);
+
+impl Driver {
+    pub(super) fn start(library: &Library, socket: &Path, settings: Settings) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let mut command: Command = (library.program)()?;
+        command.arg(library.name).arg(socket).arg(settings.word());
+        let mut process =
+            Process::spawn_piped(library.name, command, &folder.path().join("driver.log"))?;
+        let stdin = ChildStdin::from_std(process.take_stdin().context("piped")?)?;
+        let stdout = ChildStdout::from_std(process.take_stdout().context("piped")?)?;
+        let lines = BufReader::new(stdout).lines();
+        let (early, pushes) = (HashMap::new(), Vec::new());
+        Ok(Self { stdin, lines, early, pushes, next: 0, process, _folder: folder })
+    }
+
+    /// Begins a command on the connection of that name; several with ` ; ` between them as one pipeline.
+    pub(super) async fn send(&mut self, connection: &str, command: &str) -> Result<Sent> {
+        self.next += 1;
+        let tag = format!("{}", self.next);
+        self.stdin.write_all(format!("{tag} {connection} {command}\n").as_bytes()).await?;
+        Ok(Sent(tag))
+    }
+
+    /// What came of it. What the library raised is an error reply.
+    pub(super) async fn reply(&mut self, sent: &Sent) -> Result<Reply> {
+        loop {
+            if let Some(reply) = self.early.remove(&sent.0) {
+                return Ok(reply);
+            }
+            self.read_line().await?;
+        }
+    }
+
+    /// Whether its reply has come already.
+    pub(super) fn has_come(&self, sent: &Sent) -> bool {
+        self.early.contains_key(&sent.0)
+    }
+
+    /// Runs a command to its end.
+    pub(super) async fn call(&mut self, connection: &str, command: &str) -> Result<Reply> {
+        let sent = self.send(connection, command).await?;
+        let reply = self.reply(&sent).await;
+        reply.with_context(|| format!("no reply to `{command}` on {connection}"))
+    }
+
+    /// The next push to this connection.
+    pub(super) async fn push(&mut self, connection: &str) -> Result<Vec<String>> {
+        loop {
+            if let Some(at) = self.pushes.iter().position(|(to, _)| to == connection) {
+                return Ok(self.pushes.remove(at).1);
+            }
+            self.read_line().await?;
+        }
+    }
+
+    async fn read_line(&mut self) -> Result<()> {
+        let line = timeout(PATIENCE, self.lines.next_line()).await;
+        let line = line.with_context(|| format!("it says nothing: {}", self.process.log()))??;
+        let line = line.with_context(|| format!("it has ended: {}", self.process.log()))?;
+        let (tag, rest) = line.split_once(' ').context("a tag")?;
+        if tag == "push" {
+            let (connection, json) = rest.split_once(' ').context("a connection")?;
+            let words = reply(&serde_json::from_str(json)?)?;
+            let words = words.items()?.iter().map(Reply::text).collect();
+            self.pushes.push((connection.to_owned(), words));
+            return Ok(());
+        }
+        let value = reply(&serde_json::from_str(rest).with_context(|| line.clone())?)?;
+        ensure!(self.early.insert(tag.to_owned(), value).is_none(), "answered twice: {line}");
+        Ok(())
+    }
+}
+
+/// What the library made of a reply, as the reply it was.
+fn reply(value: &Value) -> Result<Reply> {
+    Ok(match value {
+        Value::Null => Reply::Null,
+        Value::Bool(yes) => Reply::Bool(*yes),
+        Value::Number(number) => Reply::Int(number.as_i64().context("a whole number")?),
+        Value::String(text) => Reply::Bulk(text.clone().into_bytes()),
+        Value::Array(items) => Reply::Array(items.iter().map(reply).collect::<Result<_>>()?),
+        Value::Object(fields) => match fields.get("error") {
+            Some(error) => Reply::Error(error.as_str().context("a text")?.to_owned()),
+            None => {
+                let pairs = fields.iter().map(|(key, value)| {
+                    anyhow::Ok((Reply::Bulk(key.clone().into_bytes()), reply(value)?))
+                });
+                Reply::Map(pairs.collect::<Result<_>>()?)
+            }
+        },
+    })
+}

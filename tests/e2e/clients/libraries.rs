@@ -1,0 +1,205 @@
+//! The client libraries that are tried, and what is known of each. docs/clients.md says the same to users.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use harness::process::{self, on_path};
+
+const INSTALL: &str = "`make deps` installs what the tests need";
+
+/// What a library's user has set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Settings {
+    /// What docs/clients.md says.
+    Advised,
+    /// Nothing.
+    Default,
+    /// A time-out of a second (Lettuce).
+    Hasty,
+}
+
+impl Settings {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Advised => "advised",
+            Self::Default => "default",
+            Self::Hasty => "hasty",
+        }
+    }
+}
+
+/// What becomes of pushes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pushes {
+    /// A listener hears them as they come.
+    AtOnce,
+    /// A listener hears them when the connection is used next.
+    AtNextUse,
+    /// A program cannot get at them.
+    Never,
+}
+
+/// One library.
+#[derive(Debug)]
+pub(super) struct Library {
+    pub(super) name: &'static str,
+    /// The program that drives it.
+    pub(super) program: fn() -> Result<Command>,
+    /// Several tasks may have commands under way on one connection.
+    pub(super) shares: bool,
+    pub(super) pushes: Pushes,
+    /// As it is by default it gives up a command that takes a few seconds.
+    pub(super) impatient: bool,
+    /// What it sends by itself on a new connection; a `*` at the end stands for versions and addresses.
+    pub(super) startup: &'static [&'static str],
+}
+
+pub(super) const REDIS_PY: Library = Library {
+    name: "redis-py",
+    program: || script(python()?, "driver.py"),
+    shares: false,
+    pushes: Pushes::Never,
+    impatient: true,
+    startup: &["HELLO 3", "CLIENT SETINFO LIB-NAME redis-py", "CLIENT SETINFO LIB-VER *"],
+};
+
+pub(super) const REDIS_PY_ASYNCIO: Library = Library {
+    name: "redis-py-asyncio",
+    program: || script(python()?, "driver.py"),
+    shares: false,
+    pushes: Pushes::Never,
+    impatient: true,
+    startup: &[
+        "HELLO 3",
+        "CLIENT SETINFO LIB-NAME redis-py",
+        "CLIENT SETINFO LIB-VER *",
+        "HELLO 3",
+        "CLIENT SETINFO LIB-NAME redis-py",
+        "CLIENT SETINFO LIB-VER *",
+    ],
+};
+
+pub(super) const IOREDIS: Library = Library {
+    name: "ioredis",
+    program: || script(node()?, "driver.js"),
+    shares: true,
+    pushes: Pushes::Never,
+    impatient: false,
+    startup: &["hello 3", "client SETINFO LIB-VER *", "client SETINFO LIB-NAME ioredis", "info"],
+};
+
+pub(super) const NODE_REDIS: Library = Library {
+    name: "node-redis",
+    program: || script(node()?, "driver.js"),
+    shares: true,
+    pushes: Pushes::Never,
+    impatient: false,
+    startup: &["HELLO 3", "CLIENT SETINFO LIB-VER *", "CLIENT SETINFO LIB-NAME node-redis"],
+};
+
+pub(super) const GO_REDIS: Library = Library {
+    name: "go-redis",
+    program: go_driver,
+    shares: false,
+    pushes: Pushes::AtNextUse,
+    impatient: true,
+    startup: &[
+        "hello 3",
+        "client maint_notifications on moving-endpoint-type *",
+        "client setinfo LIB-NAME go-redis(*",
+        "client setinfo LIB-VER *",
+    ],
+};
+
+pub(super) const LETTUCE: Library = Library {
+    name: "lettuce",
+    program: java_driver,
+    shares: true,
+    pushes: Pushes::AtOnce,
+    impatient: false,
+    startup: &[
+        "HELLO 3",
+        "CLIENT SETINFO lib-name Lettuce",
+        "CLIENT SETINFO lib-ver *",
+        "CLIENT MAINT_NOTIFICATIONS on moving-endpoint-type *",
+    ],
+};
+
+pub(super) const JEDIS: Library = Library {
+    name: "jedis",
+    program: java_driver,
+    shares: false,
+    pushes: Pushes::Never,
+    impatient: true,
+    startup: &["HELLO 3", "CLIENT SETINFO LIB-NAME jedis", "CLIENT SETINFO LIB-VER *"],
+};
+
+/// Where the drivers are, and what `make deps` has installed for them.
+pub(super) fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
+}
+
+fn script(mut interpreter: Command, file: &str) -> Result<Command> {
+    interpreter.arg(folder().join(file));
+    Ok(interpreter)
+}
+
+pub(super) fn python() -> Result<Command> {
+    let python = folder().join(".venv/bin/python");
+    ensure!(python.exists(), "no {}: {INSTALL}", python.display());
+    Ok(process::command(&python))
+}
+
+pub(super) fn node() -> Result<Command> {
+    let modules = folder().join("node_modules");
+    ensure!(modules.exists(), "no {}: {INSTALL}", modules.display());
+    let mut command = process::command(&installed("node")?);
+    command.env("NODE_PATH", modules);
+    Ok(command)
+}
+
+/// Go, which comes with the Python packages where the system has none that is new enough.
+pub(super) fn go() -> Result<Command> {
+    let ours = folder().join(".venv/bin/go");
+    Ok(process::command(&if ours.exists() { ours } else { installed("go")? }))
+}
+
+/// Java, with the libraries on its class path.
+pub(super) fn java() -> Result<Command> {
+    let target = folder().join("java/target");
+    ensure!(target.join("lib").exists(), "no {}/lib: {INSTALL}", target.display());
+    let mut command = process::command(&installed("java")?);
+    let class_path = format!("{0}/classes:{0}/lib/*", target.display());
+    // Small and soon up: many run side by side.
+    command.args(["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Xmx128m", "-cp", &class_path]);
+    Ok(command)
+}
+
+pub(super) fn installed(program: &str) -> Result<PathBuf> {
+    on_path(program).with_context(|| format!("no {program}: {INSTALL}"))
+}
+
+fn java_driver() -> Result<Command> {
+    let mut command = java()?;
+    command.arg("Driver");
+    Ok(command)
+}
+
+/// Built once per test process, so that it is never older than its source.
+fn go_driver() -> Result<Command> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build_go_driver().map_err(|error| format!("{error:#}")));
+    Ok(process::command(built.as_ref().map_err(|error| anyhow!("{error}"))?))
+}
+
+fn build_go_driver() -> Result<PathBuf> {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-driver");
+    let mut command = go()?;
+    command.current_dir(folder().join("go")).args(["build", "-o"]).arg(&program).arg("./driver");
+    let output = command.output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the driver in Go cannot be built:\n{errors}");
+    Ok(program)
+}

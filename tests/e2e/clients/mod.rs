@@ -1,0 +1,51 @@
+//! Real client programs and libraries on the agent's socket, as they are: what they need, what they do when it is
+//! not set, and the programs of the documents as they stand there.
+
+mod commands;
+mod driver;
+mod libraries;
+mod programs;
+mod relay;
+mod scenes;
+
+use anyhow::Result;
+
+#[tokio::test]
+async fn redis_py() -> Result<()> {
+    scenes::play(&libraries::REDIS_PY).await
+}
+
+#[tokio::test]
+async fn redis_py_asyncio() -> Result<()> {
+    scenes::play(&libraries::REDIS_PY_ASYNCIO).await
+}
+
+#[tokio::test]
+async fn ioredis() -> Result<()> {
+    scenes::play(&libraries::IOREDIS).await
+}
+
+#[tokio::test]
+async fn node_redis() -> Result<()> {
+    scenes::play(&libraries::NODE_REDIS).await
+}
+
+#[tokio::test]
+async fn go_redis() -> Result<()> {
+    scenes::play(&libraries::GO_REDIS).await
+}
+
+#[tokio::test]
+async fn lettuce() -> Result<()> {
+    scenes::play(&libraries::LETTUCE).await
+}
+
+#[tokio::test]
+async fn jedis() -> Result<()> {
+    scenes::play(&libraries::JEDIS).await
+}
+
+#[tokio::test]
+async fn lettuce_that_gives_up() -> Result<()> {
+    scenes::lettuce_is_hasty().await
+}

@@ -1,0 +1,103 @@
+//! Stands between a library and the agent: notes what the library sends, and cuts its connections.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Result;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::{JoinHandle, JoinSet};
+
+use harness::Reply;
+
+/// What each connection has sent, in the order of their making.
+type Sent = Arc<Mutex<Vec<Vec<u8>>>>;
+
+/// A socket of its own before the agent's. Its connections end when it is dropped.
+pub(super) struct Relay {
+    folder: TempDir,
+    sent: Sent,
+    connections: Arc<Mutex<JoinSet<Result<()>>>>,
+    task: JoinHandle<()>,
+}
+
+impl Relay {
+    pub(super) fn start(agent: &Path) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("lockscope-relay-").tempdir()?;
+        let listener = UnixListener::bind(folder.path().join("relay.sock"))?;
+        let sent = Sent::default();
+        let connections = Arc::<Mutex<JoinSet<Result<()>>>>::default();
+        let (agent, notes, joined) =
+            (agent.to_owned(), Arc::clone(&sent), Arc::clone(&connections));
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let number = {
+                    let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
+                    notes.push(Vec::new());
+                    notes.len() - 1
+                };
+                let mut joined = joined.lock().unwrap_or_else(PoisonError::into_inner);
+                joined.spawn(carry(client, agent.clone(), Arc::clone(&notes), number));
+            }
+        });
+        Ok(Self { folder, sent, connections, task })
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        self.folder.path().join("relay.sock")
+    }
+
+    /// Ends all connections there are; new ones are carried.
+    pub(super) fn cut(&self) {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
+    }
+
+    /// How many connections have been made.
+    pub(super) fn made(&self) -> usize {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The commands that the `number`th connection has sent, their words with spaces between them.
+    pub(super) fn commands(&self, number: usize) -> Result<Vec<String>> {
+        let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rest = sent.get(number).map_or(&[][..], Vec::as_slice);
+        let mut commands = Vec::new();
+        while let Some((command, taken)) = Reply::decode(rest)? {
+            let words: Vec<String> = command.items()?.iter().map(Reply::text).collect();
+            commands.push(words.join(" "));
+            rest = &rest[taken..];
+        }
+        Ok(commands)
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.task.abort();
+        self.cut();
+    }
+}
+
+async fn carry(client: UnixStream, agent: PathBuf, sent: Sent, number: usize) -> Result<()> {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_agent, mut to_agent) = UnixStream::connect(agent).await?.into_split();
+    let there = async {
+        let mut bytes = [0; 4096];
+        loop {
+            let count = from_client.read(&mut bytes).await?;
+            if count == 0 {
+                return anyhow::Ok(());
+            }
+            let read = &bytes[..count];
+            sent.lock().unwrap_or_else(PoisonError::into_inner)[number].extend_from_slice(read);
+            to_agent.write_all(read).await?;
+        }
+    };
+    let back =
+        async { anyhow::Ok(tokio::io::copy(&mut from_agent, &mut to_client).await.map(drop)?) };
+    tokio::select! {
+        ended = there => ended,
+        ended = back => ended,
+    }
+}

@@ -1,0 +1,328 @@
+//! A worker's day, played by each library: nothing that happens to a lock goes unnoticed.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use harness::{Agent, Client, RedisServer, Reply, eventually, within};
+
+use super::driver::{Driver, Sent};
+use super::libraries::{LETTUCE, Library, Pushes, Settings};
+use super::relay::Relay;
+
+/// How long a LOCK waits while another has the lock: longer than what libraries have patience for.
+const LONG: i64 = 10_000;
+
+async fn bench() -> Result<(RedisServer, Agent)> {
+    let redis = RedisServer::start().await?;
+    // Renewed every two seconds: a lock that is gone from Redis is soon noticed.
+    let agent = Agent::with(&redis, &["--lease", "6s"]).await?;
+    Ok((redis, agent))
+}
+
+/// Plays all scenes with a Redis and an agent of their own.
+pub(super) async fn play(library: &Library) -> Result<()> {
+    let (redis, agent) = bench().await?;
+    let scenes = [Settings::Advised, Settings::Default].map(async |settings| {
+        let relay = Relay::start(&agent.socket())?;
+        let driver = Driver::start(library, &relay.socket(), settings)?;
+        let mut stage = Stage { library, agent: &agent, redis: &redis, relay, driver };
+        let played = match settings {
+            Settings::Advised => stage.advised().await,
+            Settings::Default | Settings::Hasty => stage.default().await,
+        };
+        played.with_context(|| format!("{} with {settings:?} settings", library.name))
+    });
+    let [advised, default] = scenes;
+    tokio::try_join!(advised, default)?;
+    Ok(())
+}
+
+/// Lettuce gives up on a LOCK, but its connection lives on: the agent grants it in the end, to nobody's knowledge.
+/// The session shows it, CANCEL prevents it, and the connection's end ends it.
+pub(super) async fn lettuce_is_hasty() -> Result<()> {
+    let (redis, agent) = bench().await?;
+    let relay = Relay::start(&agent.socket())?;
+    let driver = Driver::start(&LETTUCE, &relay.socket(), Settings::Hasty)?;
+    let mut stage = Stage { library: &LETTUCE, agent: &agent, redis: &redis, relay, driver };
+    let mut other = agent.client().await?;
+    for name in ["hasty:a", "hasty:b"] {
+        other.call(&format!("LOCK {name}")).await?.ok()?;
+    }
+    let (session, secret) = stage.credentials("w").await?;
+    for (owner, name) in [(1, "hasty:a"), (2, "hasty:b")] {
+        let given_up = stage.driver.call("w", &format!("LOCK {name} OWNER {owner}")).await?;
+        ensure!(given_up.error().is_some_and(|error| error.contains("timed out")), "{given_up}");
+        stage.until_waiting(name).await;
+    }
+    // Replies keep their order: on its own connection this would wait behind the LOCKs.
+    let cancelled = stage.driver.call("c", &format!("CANCEL {session} {secret} OWNER 2")).await?;
+    ensure!(cancelled == Reply::Int(1), "{cancelled}");
+    for name in ["hasty:a", "hasty:b"] {
+        other.call(&format!("UNLOCK {name}")).await?.ok()?;
+    }
+    eventually("the session to show what it was given", async || {
+        let holds = stage.driver.call("w", "HOLDS").await?;
+        let [hold] = holds.items()? else { bail!("{holds}") };
+        ensure!(hold.field("lock")?.text() == "hasty:a", "{holds}");
+        Ok(())
+    })
+    .await;
+    stage.until_free("hasty:b").await;
+    stage.relay.cut();
+    stage.until_free("hasty:a").await;
+    Ok(())
+}
+
+struct Stage<'a> {
+    library: &'a Library,
+    agent: &'a Agent,
+    redis: &'a RedisServer,
+    relay: Relay,
+    driver: Driver,
+}
+
+impl Stage<'_> {
+    async fn advised(&mut self) -> Result<()> {
+        let mut other = self.agent.client().await?;
+        let (waiting, session) = self.long_wait_begins(&mut other).await?;
+        self.starts_up()?;
+        self.takes_and_gives_back().await.context("taking and giving back")?;
+        self.has_two_owners().await.context("two owners")?;
+        self.hears_of_a_loss().await.context("a loss told by EVENTS")?;
+        if self.library.pushes != Pushes::Never {
+            self.is_told_of_a_loss().await.context("a loss told by a push")?;
+        }
+        self.long_wait_ends(&mut other, &waiting, &session).await.context("the long wait")?;
+        ensure!(self.relay.made() <= CONNECTIONS, "it has made connections of its own accord");
+        self.is_cut_off().await.context("a connection cut")
+    }
+
+    /// By default some give up on a LOCK that waits, and all connect again when they are cut off: what the
+    /// session held is free then, and `IN` makes of it an error whatever is sent again.
+    async fn default(&mut self) -> Result<()> {
+        let mut other = self.agent.client().await?;
+        other.call("LOCK default:busy").await?.ok()?;
+        let (session, _) = self.credentials("w").await?;
+        self.starts_up()?;
+        self.driver.call("w", &format!("LOCK default:mine IN {session}")).await?.ok()?;
+        let waiting = self.driver.send("w", &format!("LOCK default:busy IN {session}")).await?;
+        self.until_waiting("default:busy").await;
+        if !self.library.impatient {
+            self.relay.cut();
+        }
+        let told = self.driver.reply(&waiting).await?;
+        ensure!(told.error().is_some(), "the LOCK that waited was {told}");
+        self.until_free("default:mine").await;
+        ensure!(rows(&mut other, "default:busy").await?.len() == 1, "its wait goes on");
+        // The other lets go only now: whatever the library sends again finds the lock free.
+        other.call("UNLOCK default:busy").await?.ok()?;
+        let again = format!("LOCK default:busy NOWAIT IN {session}");
+        let refused = eventually("the library to have connected again", async || {
+            let reply = self.driver.call("w", &again).await?;
+            match reply.error() {
+                Some(error) if error.contains("SESSION") => Ok(error.to_owned()),
+                Some(error) => bail!("{error}"),
+                None => Ok(format!("it was granted: {reply}")),
+            }
+        })
+        .await;
+        ensure!(refused.contains("SESSION"), "{refused}");
+        ensure!(self.relay.made() > 1, "it has never connected again");
+        self.until_free("default:busy").await;
+        Ok(())
+    }
+
+    /// What it sends by itself on a new connection is what is known, and none of it keeps it from working.
+    fn starts_up(&self) -> Result<()> {
+        let commands = self.relay.commands(0)?;
+        let by_itself = commands.iter().take_while(|command| *command != "SESSION");
+        let by_itself: Vec<&str> = by_itself.map(String::as_str).collect();
+        let known = self.library.startup;
+        let same = |(sent, known): (&&str, &&str)| match known.strip_suffix('*') {
+            Some(start) => sent.starts_with(start),
+            None => sent == known,
+        };
+        let all = by_itself.len() == known.len() && by_itself.iter().zip(known).all(same);
+        ensure!(all, "on connecting it sent {by_itself:?}, not {known:?}");
+        Ok(())
+    }
+
+    async fn takes_and_gives_back(&mut self) -> Result<()> {
+        for (command, holds) in [("LOCK day:a", 1), ("LOCK day:a", 2), ("LOCK day:a LEASE 9000", 3)]
+        {
+            let held = self.driver.call("day", command).await?.ok()?;
+            ensure!(held.field("holds")?.int()? == holds, "{command}: {held}");
+        }
+        let mut other = self.agent.client().await?;
+        other.call("LOCK day:b").await?.ok()?;
+        for (command, reply) in [
+            ("LOCK day:b NOWAIT", Reply::Null),
+            ("LOCK day:b WAIT 20", Reply::Null),
+            ("UNLOCK day:a", Reply::Int(2)),
+            ("UNLOCK day:a", Reply::Int(1)),
+            ("UNLOCK day:a", Reply::Int(0)),
+        ] {
+            let said = self.driver.call("day", command).await?;
+            ensure!(said == reply, "{command}: {said}");
+        }
+        let refused = self.driver.call("day", "UNLOCK day:a").await?;
+        ensure!(refused.error().is_some_and(|error| error.contains("NOTHELD")), "{refused}");
+        let refused = self.driver.call("day", "LOCK day:a NOWAIT IN 0-0").await?;
+        ensure!(refused.error().is_some_and(|error| error.contains("SESSION")), "{refused}");
+        Ok(())
+    }
+
+    async fn has_two_owners(&mut self) -> Result<()> {
+        if !self.library.shares {
+            // One command at a time; together they go out as a pipeline.
+            let command =
+                "LOCK own OWNER 1 ; LOCK own OWNER 2 ; UNLOCK own OWNER 1 ; UNLOCK own OWNER 2";
+            let replies = self.driver.call("own", command).await?;
+            let [one, two, rest @ ..] = replies.items()? else { bail!("{replies}") };
+            ensure!(one.field("holder")? != two.field("holder")?, "{replies}");
+            ensure!(rest == [Reply::Int(0), Reply::Int(0)], "{replies}");
+            return Ok(());
+        }
+        let one = self.driver.call("own", "LOCK own OWNER 1").await?.ok()?;
+        let waiting = self.driver.send("own", "LOCK own OWNER 2").await?;
+        self.until_waiting("own").await;
+        ensure!(self.driver.call("own", "UNLOCK own OWNER 1").await? == Reply::Int(0));
+        let two = self.driver.reply(&waiting).await?.ok()?;
+        ensure!(one.field("holder")? != two.field("holder")?, "{one} and {two}");
+        ensure!(self.driver.call("own", "UNLOCK own OWNER 2").await? == Reply::Int(0));
+        Ok(())
+    }
+
+    async fn hears_of_a_loss(&mut self) -> Result<()> {
+        let (session, secret) = self.credentials("lose").await?;
+        let ask = format!("EVENTS {session} {secret} WAIT 25000");
+        let listening = self.driver.send("ear", &ask).await?;
+        self.loses("lose").await?;
+        let told = self.driver.reply(&listening).await?;
+        ensure!(told.text() == "[[lost, lose:a, lock, missing]]", "{told}");
+        let refused = self.driver.call("lose", "UNLOCK lose:a").await?;
+        ensure!(refused.error().is_some_and(|error| error.contains("LOST")), "{refused}");
+        Ok(())
+    }
+
+    async fn is_told_of_a_loss(&mut self) -> Result<()> {
+        self.driver.call("told", "SESSION PUSH on").await?.ok()?;
+        self.loses("told").await?;
+        if self.library.pushes == Pushes::AtNextUse {
+            // Whatever it asks next; nothing is broken by what it finds first.
+            self.until_lost("told:a").await;
+            ensure!(self.driver.call("told", "PING").await?.text() == "PONG");
+        }
+        let push = self.driver.push("told").await?;
+        ensure!(push == ["lock-lost", "told:a", "lock", "missing"], "{push:?}");
+        Ok(())
+    }
+
+    /// Takes a lock, which is then deleted behind everybody's back.
+    async fn loses(&mut self, connection: &str) -> Result<()> {
+        self.driver.call(connection, &format!("LOCK {connection}:a")).await?.ok()?;
+        let deleted = self.redis.client().await?.call(&format!("DEL {connection}:a")).await?;
+        ensure!(deleted == Reply::Int(1), "{deleted}");
+        Ok(())
+    }
+
+    /// A LOCK begins to wait for another's lock while its session holds one.
+    async fn long_wait_begins(&mut self, other: &mut Client) -> Result<(Sent, String)> {
+        other.call("LOCK long:busy").await?.ok()?;
+        let (session, _) = self.credentials("long").await?;
+        let mine = format!("LOCK long:mine IN {session}");
+        self.driver.call("long", &mine).await?.ok()?;
+        let busy = format!("LOCK long:busy IN {session}");
+        Ok((self.driver.send("long", &busy).await?, session))
+    }
+
+    async fn long_wait_ends(
+        &mut self,
+        other: &mut Client,
+        waiting: &Sent,
+        session: &str,
+    ) -> Result<()> {
+        within(Duration::from_secs(60), "the wait to be long enough", async || {
+            let rows = rows(other, "long:busy").await?;
+            let waiter = rows.iter().find(|row| row.state == "waiting").context("nobody waits")?;
+            ensure!(waiter.age_ms >= LONG, "it waits since {} ms", waiter.age_ms);
+            Ok(())
+        })
+        .await;
+        ensure!(!self.driver.has_come(waiting), "it was not waited for");
+        other.call("UNLOCK long:busy").await?.ok()?;
+        let held = self.driver.reply(waiting).await?.ok()?;
+        ensure!(held.field("waited_ms")?.int()? >= LONG, "{held}");
+        let holds = self.driver.call("long", "HOLDS").await?;
+        ensure!(holds.items()?.len() == 2, "{holds}");
+        for name in ["long:busy", "long:mine"] {
+            let left = self.driver.call("long", &format!("UNLOCK {name} IN {session}")).await?;
+            ensure!(left == Reply::Int(0), "{name}: {left}");
+        }
+        Ok(())
+    }
+
+    /// Whatever it does about it, the worker hears of it, each time it asks.
+    async fn is_cut_off(&mut self) -> Result<()> {
+        let (session, _) = self.credentials("cut").await?;
+        self.driver.call("cut", &format!("LOCK cut:a IN {session}")).await?.ok()?;
+        self.relay.cut();
+        self.until_free("cut:a").await;
+        for command in ["LOCK cut:b NOWAIT", "UNLOCK cut:a", "EXTEND cut:a 1000", "LOCK cut:a"] {
+            let refused = self.driver.call("cut", &format!("{command} IN {session}")).await?;
+            ensure!(refused.error().is_some(), "{command}: {refused}");
+        }
+        self.until_free("cut:b").await;
+        Ok(())
+    }
+
+    async fn credentials(&mut self, connection: &str) -> Result<(String, String)> {
+        let told = self.driver.call(connection, "SESSION").await?.ok()?;
+        Ok((told.field("id")?.text(), told.field("secret")?.text()))
+    }
+
+    async fn until_waiting(&self, name: &str) {
+        eventually("the LOCK to wait", async || {
+            let rows = rows(&mut self.agent.client().await?, name).await?;
+            ensure!(rows.iter().any(|row| row.state == "waiting"), "nobody waits for {name}");
+            Ok(())
+        })
+        .await;
+    }
+
+    async fn until_free(&self, name: &str) {
+        eventually("the lock to be free in Redis", async || {
+            let there = self.redis.client().await?.call(&format!("EXISTS {name}")).await?;
+            ensure!(there == Reply::Int(0), "{name} is still there");
+            Ok(())
+        })
+        .await;
+    }
+
+    async fn until_lost(&self, name: &str) {
+        eventually("the loss to be noticed", async || {
+            let rows = rows(&mut self.agent.client().await?, name).await?;
+            ensure!(rows.is_empty(), "{name} is still held");
+            Ok(())
+        })
+        .await;
+    }
+}
+
+/// How many connections the scenes before the last ask for.
+const CONNECTIONS: usize = 6;
+
+struct Row {
+    state: String,
+    age_ms: i64,
+}
+
+/// What the agent lists under exactly this name.
+async fn rows(client: &mut Client, name: &str) -> Result<Vec<Row>> {
+    let reply = client.call(&format!("LOCKS MATCH {name} COUNT 1000")).await?.ok()?;
+    let rows = reply.items()?[1].items()?.iter();
+    rows.map(|row| {
+        Ok(Row { state: row.field("state")?.text(), age_ms: row.field("age_ms")?.int()? })
+    })
+    .collect()
+}

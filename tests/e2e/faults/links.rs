@@ -1,0 +1,201 @@
+//! The way to Redis: parted, half-open, cut, slow, refused, deaf.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use harness::proxy::{Flow, Gate, Way};
+use harness::{Reply, eventually};
+
+use super::{
+    COMMANDS, LONG, MESSAGES, RENEWALS, SHORT, assert_error, assert_held_by, holder, listener,
+    lock, lost, ready, stage, unready,
+};
+
+#[tokio::test]
+async fn a_parting_shorter_than_the_lease_is_warned_of_and_survived() -> Result<()> {
+    let (mut bench, proxy) = stage(SHORT).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    proxy.part();
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    proxy.heal();
+    assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
+    assert_held_by(&mut bench, "a", &first).await?;
+    ready(&bench.agent).await;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    assert_eq!(lost(&bench.agent).await?, 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_parting_longer_than_the_lease_is_told_before_redis_lets_go() -> Result<()> {
+    let (mut bench, proxy) = stage(SHORT).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    proxy.part();
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    assert_eq!(worker.push().await?, ["lock-lost", "a", "lock", "unconfirmed"]);
+    assert_held_by(&mut bench, "a", &first).await?;
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "unconfirmed");
+    unready(&bench.agent, "no").await;
+    // Another takes it once Redis has let go; what was held back must not touch it.
+    bench.until_free("a").await;
+    let thief = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+    bench.direct.call(&format!("HSET a {thief} 1")).await?.ok()?;
+    bench.direct.call("PEXPIRE a 600000").await?.ok()?;
+    proxy.heal();
+    ready(&bench.agent).await;
+    lock(&mut worker, "LOCK b").await?;
+    assert_held_by(&mut bench, "a", thief).await?;
+    assert_eq!(worker.call("LOCK a NOWAIT").await?, Reply::Null);
+    Ok(())
+}
+
+#[tokio::test]
+async fn half_open_connections_are_left_for_fresh_ones() -> Result<()> {
+    let (mut bench, proxy) = stage(SHORT).await?;
+    let mut worker = bench.session().await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    let dead = proxy.lines(None);
+    for line in &dead {
+        line.set(Way::Up, Flow::Swallow);
+        line.set(Way::Down, Flow::Swallow);
+    }
+    lock(&mut worker, "LOCK b WAIT 20000").await?;
+    // Nobody asked anything on the other two: each is noticed by its own signs of life.
+    eventually("all three to be left", async || {
+        let open = dead.iter().filter(|line| line.is_open()).count();
+        ensure!(open == 0 && proxy.lines(None).len() == 3, "{open} of the old ones are open");
+        Ok(())
+    })
+    .await;
+    assert_held_by(&mut bench, "a", &first).await?;
+    assert_eq!(lost(&bench.agent).await?, 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_connection_ended_one_way_is_replaced() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut worker = bench.session().await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    for way in [Way::Up, Way::Down] {
+        for link in [COMMANDS, RENEWALS, MESSAGES] {
+            let line = proxy.line(link).await;
+            line.set(way, Flow::End);
+            eventually("another connection", async || {
+                ensure!(!line.is_open() && !proxy.lines(Some(link)).is_empty(), "{way:?} {link}");
+                Ok(())
+            })
+            .await;
+        }
+        lock(&mut worker, "LOCK b WAIT 20000").await?;
+        worker.call("UNLOCK b").await?.ok()?;
+    }
+    assert_held_by(&mut bench, "a", &first).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_slow_way_costs_validity_and_nothing_else() -> Result<()> {
+    const DELAY: Duration = Duration::from_millis(50);
+    let (bench, proxy) = stage(SHORT).await?;
+    for line in proxy.lines(None) {
+        line.set(Way::Up, Flow::Delay(DELAY));
+        line.set(Way::Down, Flow::Delay(DELAY));
+    }
+    let mut first = bench.session().await?;
+    let mut second = bench.session().await?;
+    for _ in 0..3 {
+        let granted = lock(&mut first, "LOCK a").await?;
+        let valid = granted.field("valid_ms")?.int()?;
+        assert!(valid <= 6_000 - 60 - 2 - 100, "{valid} ms: the round trip counts");
+        second.send("LOCK a").await?;
+        bench.until_waiting("a", 1).await?;
+        assert_eq!(first.call("UNLOCK a").await?, Reply::Int(0));
+        assert_eq!(second.reply().await?.field("holds")?, &Reply::Int(1));
+        assert_eq!(second.call("UNLOCK a").await?, Reply::Int(0));
+    }
+    assert_eq!(lost(&bench.agent).await?, 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_redis_that_refuses_connections_is_tried_again() -> Result<()> {
+    let (mut bench, proxy) = stage(SHORT).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    proxy.gate(Gate::Refuse);
+    proxy.cut();
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "b");
+    proxy.heal();
+    assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
+    assert_held_by(&mut bench, "a", &first).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lost_release_message_costs_a_waiter_one_look() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let theirs = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+    let mut waiter = bench.session().await?;
+    // Once the connection is merely deaf, once it is cut and made anew meanwhile.
+    for cut in [false, true] {
+        bench.direct.call(&format!("HSET a {theirs} 1")).await?.ok()?;
+        bench.direct.call("PEXPIRE a 600000").await?.ok()?;
+        waiter.send("LOCK a").await?;
+        until_subscribed(&mut bench, 2).await;
+        let line = proxy.line(MESSAGES).await;
+        if cut {
+            proxy.gate(Gate::Refuse);
+            line.cut();
+            until_subscribed(&mut bench, 0).await;
+        } else {
+            line.set(Way::Down, Flow::Swallow);
+        }
+        bench.direct.call("DEL a").await?.ok()?;
+        bench.direct.call("PUBLISH redisson_lock__channel:{a} 0").await?.ok()?;
+        proxy.gate(Gate::Open);
+        assert_eq!(waiter.reply().await?.field("holds")?, &Reply::Int(1));
+        waiter.call("UNLOCK a").await?.ok()?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_thousand_subscriptions_are_made_anew_and_wake_their_waiters() -> Result<()> {
+    const NAMES: usize = 1_000;
+    let (mut bench, _proxy) = stage(LONG).await?;
+    let theirs = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+    for i in 0..NAMES {
+        bench.direct.call(&format!("HSET n:{i} {theirs} 1")).await?.ok()?;
+        bench.direct.call(&format!("PEXPIRE n:{i} 600000")).await?.ok()?;
+    }
+    let mut waiters = bench.session().await?;
+    for i in 0..NAMES {
+        waiters.send(&format!("LOCK n:{i} OWNER {i}")).await?;
+    }
+    until_subscribed(&mut bench, NAMES + 1).await;
+    bench.direct.call("CLIENT KILL TYPE pubsub").await?.ok()?;
+    // Released while nobody listens.
+    bench.direct.call("FLUSHALL").await?.ok()?;
+    let mut granted = 0;
+    while granted < NAMES {
+        assert_eq!(waiters.reply().await?.field("holds")?, &Reply::Int(1));
+        granted += 1;
+    }
+    assert_eq!(bench.direct.call("DBSIZE").await?, Reply::Int(1_000));
+    Ok(())
+}
+
+/// Waits until that many channels have a subscriber; one is the agent's own.
+async fn until_subscribed(bench: &mut super::Bench, count: usize) {
+    eventually("subscriptions", async || {
+        let channels = bench.direct.call("PUBSUB CHANNELS *").await?.ok()?;
+        let there = channels.items()?.len();
+        ensure!(there == count, "{there} of {count}");
+        Ok(())
+    })
+    .await;
+}

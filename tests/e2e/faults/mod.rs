@@ -1,0 +1,79 @@
+//! Redis, the way to it, workers and agents failing for real: what docs/faults.md lists.
+
+mod judge;
+mod links;
+mod replies;
+mod server;
+mod stalls;
+
+use anyhow::{Result, ensure};
+use harness::proxy::Place;
+use harness::{Agent, Client, Proxy, RedisServer, eventually};
+
+use crate::agent::{Bench, assert_error, credentials, holder, lock};
+
+/// The names by which an agent's connections call themselves.
+const COMMANDS: &str = "lockscope-agent";
+const RENEWALS: &str = "lockscope-agent-renewals";
+const MESSAGES: &str = "lockscope-agent-messages";
+
+/// Nothing that happens within a test ends this lease, and no renewal is due.
+const LONG: &[&str] = &["--lease", "10m"];
+/// Long enough for a busy machine, short enough to see a lease end.
+const SHORT: &[&str] = &["--lease", "6s"];
+
+/// A Redis, an agent that reaches it by a proxy, and the proxy.
+async fn stage(flags: &[&str]) -> Result<(Bench, Proxy)> {
+    on(RedisServer::start().await?, flags).await
+}
+
+/// The same with this Redis.
+async fn on(redis: RedisServer, flags: &[&str]) -> Result<(Bench, Proxy)> {
+    let proxy = Proxy::tcp(Place::Port(redis.port())).await?;
+    let agent = Agent::at(&proxy.url(), flags).await?;
+    ready(&agent).await;
+    for link in [COMMANDS, RENEWALS, MESSAGES] {
+        proxy.line(link).await;
+    }
+    let direct = redis.client().await?;
+    Ok((Bench { agent, redis, direct }, proxy))
+}
+
+/// Waits until an agent says that it can serve.
+async fn ready(agent: &Agent) {
+    eventually("the agent to be ready", async || {
+        let ready = harness::http::get(agent.http(), "/readyz").await?;
+        ensure!(ready.status == 200, "{}", ready.body);
+        Ok(())
+    })
+    .await;
+}
+
+/// Waits until an agent says that it cannot, with this among the reasons.
+async fn unready(agent: &Agent, reason: &str) {
+    eventually("the agent not to be ready", async || {
+        let ready = harness::http::get(agent.http(), "/readyz").await?;
+        ensure!(ready.status == 503 && ready.body.contains(reason), "{}", ready.body);
+        Ok(())
+    })
+    .await;
+}
+
+/// A session that hears its events as pushes.
+async fn listener(agent: &Agent) -> Result<Client> {
+    let mut client = agent.client3().await?;
+    client.call("SESSION PUSH on").await?.ok()?;
+    Ok(client)
+}
+
+/// Asserts that exactly this holder stands in Redis, once.
+async fn assert_held_by(bench: &mut Bench, name: &str, holder: &str) -> Result<()> {
+    let holders = bench.holders(name).await?;
+    assert_eq!(holders, [(holder.to_owned(), "1".to_owned())], "{name}");
+    Ok(())
+}
+
+/// How many holds the agent has lost so far.
+async fn lost(agent: &Agent) -> Result<f64> {
+    Ok(agent.metrics().await?.sum("lockscope_agent_lost_holds_total", &[]))
+}

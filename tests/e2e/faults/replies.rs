@@ -1,0 +1,199 @@
+//! Replies that are lost, scripts that arrive late. A script in doubt is sent again as it is, and a copy that runs
+//! after all must harm nobody.
+
+use anyhow::{Result, ensure};
+use harness::proxy::{Flow, Way};
+use harness::{Reply, eventually};
+
+use super::{COMMANDS, LONG, RENEWALS, SHORT, assert_error, assert_held_by, holder, lock, stage};
+
+const DOUBTS: &str = "lockscope_agent_doubts_total";
+
+#[tokio::test]
+async fn a_grant_whose_reply_is_lost_is_given_once() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut worker = bench.session().await?;
+    proxy.line(COMMANDS).await.set(Way::Down, Flow::Swallow);
+    let granted = lock(&mut worker, "LOCK a").await?;
+    assert_eq!(granted.field("holds")?, &Reply::Int(1));
+    assert_held_by(&mut bench, "a", &holder(&granted)?).await?;
+    bench.until_metric(DOUBTS, &[("outcome", "applied")], 1.0).await;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    assert!(bench.is_free("a").await?, "one release is enough");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_reply_cut_in_the_middle_is_no_reply() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut worker = bench.session().await?;
+    for cut_after in [0, 1, 5] {
+        proxy.line(COMMANDS).await.set(Way::Down, Flow::CutAfter(cut_after));
+        let granted = lock(&mut worker, "LOCK a").await?;
+        assert_held_by(&mut bench, "a", &holder(&granted)?).await?;
+        assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+        assert!(bench.is_free("a").await?);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_late_acquire_changes_nothing_under_the_next_holder() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut first = bench.session().await?;
+    let mut second = bench.session().await?;
+    let stuck = proxy.line(COMMANDS).await;
+    stuck.set(Way::Up, Flow::Hold);
+    lock(&mut first, "LOCK a").await?;
+    assert_eq!(first.call("UNLOCK a").await?, Reply::Int(0));
+    let granted = holder(&lock(&mut second, "LOCK a").await?)?;
+    stuck.until_held(Way::Up).await;
+    deliver(&stuck).await;
+    assert_held_by(&mut bench, "a", &granted).await?;
+    assert_eq!(second.call("UNLOCK a").await?, Reply::Int(0));
+    assert!(bench.is_free("a").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_late_acquire_of_a_free_lock_is_a_ghost_that_the_next_attempt_removes() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut first = bench.session().await?;
+    let stuck = proxy.line(COMMANDS).await;
+    stuck.set(Way::Up, Flow::Hold);
+    let old = holder(&lock(&mut first, "LOCK a").await?)?;
+    assert_eq!(first.call("UNLOCK a").await?, Reply::Int(0));
+    assert!(bench.is_free("a").await?);
+    stuck.until_held(Way::Up).await;
+    deliver(&stuck).await;
+    assert_held_by(&mut bench, "a", &old).await?;
+    let mut second = bench.session().await?;
+    let granted = holder(&lock(&mut second, "LOCK a").await?)?;
+    assert_ne!(granted, old);
+    assert_held_by(&mut bench, "a", &granted).await?;
+    bench.until_metric(DOUBTS, &[("outcome", "undone_late")], 1.0).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_acquire_given_up_on_is_undone() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut worker = bench.session().await?;
+    // It runs, and nobody hears of it in time.
+    proxy.line(COMMANDS).await.set(Way::Down, Flow::Swallow);
+    let reply = worker.call("LOCK a WAIT 500").await?;
+    assert!(reply == Reply::Null || reply.is_error("UNAVAILABLE"), "{reply}");
+    bench.until_free("a").await;
+    lock(&mut worker, "LOCK a").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_release_whose_reply_is_lost_was_a_release() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    proxy.line(COMMANDS).await.set(Way::Down, Flow::Swallow);
+    let reply = worker.call("UNLOCK a").await?;
+    assert!(reply == Reply::Int(0) || reply.is_error("UNAVAILABLE"), "{reply}");
+    bench.until_free("a").await;
+    lock(&mut worker, "LOCK a").await?;
+    assert_eq!(super::lost(&bench.agent).await?, 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_late_release_does_not_touch_the_next_holder() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut first = bench.session().await?;
+    let mut second = bench.session().await?;
+    lock(&mut first, "LOCK a").await?;
+    let stuck = proxy.line(COMMANDS).await;
+    stuck.set(Way::Up, Flow::Hold);
+    let reply = first.call("UNLOCK a").await?;
+    assert!(reply == Reply::Int(0) || reply.is_error("UNAVAILABLE"), "{reply}");
+    let granted = holder(&lock(&mut second, "LOCK a").await?)?;
+    stuck.until_held(Way::Up).await;
+    deliver(&stuck).await;
+    assert_held_by(&mut bench, "a", &granted).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_late_renewal_keeps_nothing_and_creates_nothing() -> Result<()> {
+    let (mut bench, proxy) = stage(SHORT).await?;
+    let mut first = bench.session().await?;
+    let mut second = bench.session().await?;
+    lock(&mut first, "LOCK a").await?;
+    lock(&mut first, "LOCK b").await?;
+    let stuck = proxy.line(RENEWALS).await;
+    stuck.set(Way::Up, Flow::Hold);
+    // Renewals go on down another connection, so the held ones are copies.
+    let renewed = "lockscope_agent_renewals_total";
+    bench.until_metric(renewed, &[("outcome", "renewed")], 2.0).await;
+    assert_eq!(first.call("UNLOCK a").await?, Reply::Int(0));
+    assert_eq!(first.call("UNLOCK b").await?, Reply::Int(0));
+    let granted = holder(&lock(&mut second, "LOCK b LEASE 600000").await?)?;
+    stuck.until_held(Way::Up).await;
+    deliver(&stuck).await;
+    assert!(bench.is_free("a").await?, "a renewal creates nothing");
+    assert_held_by(&mut bench, "b", &granted).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_hand_over_whose_reply_is_lost_is_made_once_and_its_late_copy_does_nothing() -> Result<()>
+{
+    for flow in [Flow::Swallow, Flow::Hold] {
+        let (mut bench, proxy) = stage(LONG).await?;
+        let mut first = bench.session().await?;
+        let mut second = bench.session().await?;
+        lock(&mut first, "LOCK a").await?;
+        second.send("LOCK a").await?;
+        bench.until_waiting("a", 1).await?;
+        let stuck = proxy.line(COMMANDS).await;
+        stuck.set(if flow == Flow::Hold { Way::Up } else { Way::Down }, flow);
+        let reply = first.call("UNLOCK a").await?;
+        assert!(reply == Reply::Int(0) || reply.is_error("UNAVAILABLE"), "{reply}");
+        let granted = second.reply().await?;
+        assert_eq!(granted.field("holds")?, &Reply::Int(1));
+        assert_held_by(&mut bench, "a", &holder(&granted)?).await?;
+        assert_eq!(second.call("UNLOCK a").await?, Reply::Int(0));
+        if flow == Flow::Hold {
+            deliver(&stuck).await;
+        }
+        assert!(bench.is_free("a").await?);
+        assert_eq!(super::lost(&bench.agent).await?, 0.0);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_re_entry_whose_reply_is_lost_leaves_no_count_behind() -> Result<()> {
+    let (mut bench, proxy) = stage(SHORT).await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    proxy.line(COMMANDS).await.set(Way::Down, Flow::Swallow);
+    assert_error(&worker.call("LOCK a").await?, "UNAVAILABLE", "a");
+    let rows = worker.call("HOLDS").await?.ok()?;
+    assert_eq!(rows.items()?[0].field("holds")?, &Reply::Int(1));
+    eventually("the count in Redis to be put right", async || {
+        let count = bench.holders("a").await?[0].1.clone();
+        ensure!(count == "1", "{count}");
+        Ok(())
+    })
+    .await;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    assert!(bench.is_free("a").await?);
+    Ok(())
+}
+
+/// Lets what a line has held arrive, and waits until Redis has read all of it and seen the line's end.
+async fn deliver(line: &harness::proxy::Line) {
+    line.set(Way::Up, Flow::Pass);
+    eventually("the late bytes to arrive", async || {
+        ensure!(!line.is_open(), "{} bytes are held", line.held(Way::Up));
+        Ok(())
+    })
+    .await;
+}

@@ -1,0 +1,252 @@
+//! Alerts go off for what they are named after, with the right labels, and keep quiet otherwise.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+use harness::{Agent, Client, Dashboard, Prometheus, RedisServer, eventually};
+use serde_json::Value;
+
+use super::{RULES, text};
+
+/// The rules with every window and duration cut down, so that seconds show what minutes would.
+fn hurried(rules: &str) -> String {
+    let mut out = String::new();
+    for line in rules.lines() {
+        let line = match line.split_once("for: ") {
+            Some((before, _)) if before.trim().is_empty() => format!("{before}for: 2s"),
+            _ => line.replace("[5m]", "[15s]").replace("[10m]", "[15s]"),
+        };
+        out.push_str(
+            &line
+                .replace("p99_5m > 30", "p99_5m > 1")
+                .replace("> 300", "> 5")
+                .replace("waiters) > 100", "waiters) > 20"),
+        );
+        out.push('\n');
+    }
+    out
+}
+
+/// A Redis, an agent, a dashboard, and a Prometheus that watches them with hurried rules.
+struct Watched {
+    redis: RedisServer,
+    agent: Agent,
+    // Held for its figures.
+    _dashboard: Dashboard,
+    prometheus: Prometheus,
+}
+
+impl Watched {
+    async fn start() -> Result<Self> {
+        let redis = RedisServer::start().await?;
+        let agent = Agent::with(&redis, &["--lease", "3s"]).await?;
+        let flags = ["--stuck-after", "3s", "--scan-every", "1s"];
+        let dashboard = Dashboard::start(&redis.url(), &flags).await?;
+        let jobs = [
+            ("lockscope-agent", vec![agent.http()]),
+            ("lockscope-dashboard", vec![dashboard.port()]),
+        ];
+        let prometheus = Prometheus::start(&jobs, &hurried(&text(RULES)?)).await?;
+        let watched = Self { redis, agent, _dashboard: dashboard, prometheus };
+        eventually("both programs to be scraped", async || {
+            let up = watched.prometheus.query("sum(up)").await?;
+            ensure!(up.iter().any(|row| row["value"][1] == "2"), "{up:?}");
+            Ok(())
+        })
+        .await;
+        Ok(watched)
+    }
+
+    /// Waits until this alert fires, and gives its labels.
+    async fn fires(&self, alert: &str) -> Value {
+        eventually(alert, async || {
+            let firing = self.prometheus.firing().await?;
+            let ours = firing.iter().find(|labels| labels["alertname"] == alert).cloned();
+            ours.ok_or_else(|| anyhow::anyhow!("firing: {firing:?}"))
+        })
+        .await
+    }
+
+    /// What fires now.
+    async fn firing(&self) -> Result<BTreeSet<String>> {
+        let firing = self.prometheus.firing().await?;
+        Ok(firing
+            .iter()
+            .filter_map(|labels| Some(labels["alertname"].as_str()?.to_owned()))
+            .collect())
+    }
+}
+
+async fn lock(client: &mut Client, name: &str) -> Result<()> {
+    client.call(&format!("LOCK {name}")).await?.ok()?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn health_is_quiet_and_a_lost_lock_is_not() -> Result<()> {
+    let watched = Watched::start().await?;
+    let mut worker = watched.agent.client().await?;
+    lock(&mut worker, "orders:1").await?;
+    // A healthy load until the rules have seen three leases' renewals.
+    eventually("renewals", async || {
+        lock(&mut worker, "orders:2").await?;
+        worker.call("UNLOCK orders:2").await?.ok()?;
+        let renewed = watched.agent.metrics().await?;
+        let renewed = renewed.sum("lockscope_agent_renewals_total", &[("outcome", "renewed")]);
+        ensure!(renewed >= 9.0, "{renewed} renewals");
+        Ok(())
+    })
+    .await;
+    let quiet = watched.firing().await?;
+    // The one lock held is stuck by the measure of this test.
+    assert!(quiet.iter().all(|alert| alert == "LockscopeStuck"), "{quiet:?}");
+    let mut direct = watched.redis.client().await?;
+    direct.call("DEL orders:1").await?.ok()?;
+    let labels = watched.fires("LockscopeLockLost").await;
+    assert_eq!(labels["lock_group"], "orders:*");
+    assert_eq!(labels["reason"], "missing");
+    assert_eq!(labels["severity"], "critical");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_frozen_redis_is_told_before_and_after_locks_are_lost() -> Result<()> {
+    let mut watched = Watched::start().await?;
+    let mut worker = watched.agent.client().await?;
+    lock(&mut worker, "report:7").await?;
+    eventually("the group to be scraped", async || {
+        let seen = watched.prometheus.query("lockscope_agent_locks_lost_total").await?;
+        ensure!(!seen.is_empty(), "not yet");
+        Ok(())
+    })
+    .await;
+    watched.redis.process().freeze().await?;
+    watched.fires("LockscopeJeopardy").await;
+    watched.fires("LockscopeRenewalErrors").await;
+    let down = watched.fires("LockscopeAgentRedisDown").await;
+    assert_eq!(down["severity"], "critical");
+    let lost = watched.fires("LockscopeLockLost").await;
+    assert_eq!(lost["reason"], "unconfirmed");
+    watched.fires("LockscopeBlind").await;
+    watched.redis.process().thaw()?;
+    eventually("it is over", async || {
+        let firing = watched.firing().await?;
+        let gone =
+            ["LockscopeAgentRedisDown", "LockscopeJeopardy", "LockscopeBlind", "LockscopeLockLost"];
+        ensure!(gone.iter().all(|alert| !firing.contains(*alert)), "{firing:?}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn stuck_and_leaked_locks_are_told_apart() -> Result<()> {
+    let watched = Watched::start().await?;
+    let mut worker = watched.agent.client().await?;
+    lock(&mut worker, "stuck:1").await?;
+    let mut direct = watched.redis.client().await?;
+    let holder = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+    direct.call(&format!("HSET leak:1 {holder} 1")).await?.ok()?;
+    direct.call("PUBLISH redisson_lock__channel:{leak:1} 0").await?.ok()?;
+    let stuck = watched.fires("LockscopeStuck").await;
+    assert_eq!(stuck["lock_group"], "stuck:*");
+    // Without TTL and with a holder it is a candidate until it is seen in traffic of locks.
+    let leaked = watched.fires("LockscopeLeaked").await;
+    assert_eq!(
+        (&leaked["lock_group"], &leaked["severity"]),
+        (&"leak:*".into(), &"critical".into())
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn crowds_and_those_who_give_up_are_told() -> Result<()> {
+    let watched = Watched::start().await?;
+    let mut holder = watched.agent.client().await?;
+    lock(&mut holder, "sku:1").await?;
+    let mut crowd = Vec::new();
+    for _ in 0..30 {
+        let mut waiter = watched.agent.client().await?;
+        waiter.send("LOCK sku:1").await?;
+        crowd.push(waiter);
+    }
+    let labels = watched.fires("LockscopeWaitersCrowd").await;
+    assert_eq!(labels["lock_group"], "sku:*");
+    watched.fires("LockscopeOldestWait").await;
+    let mut hasty = watched.agent.client().await?;
+    eventually("LockscopeAcquireTimeouts", async || {
+        for _ in 0..5 {
+            hasty.call("LOCK sku:1 NOWAIT").await?;
+        }
+        let firing = watched.firing().await?;
+        ensure!(firing.contains("LockscopeAcquireTimeouts"), "{firing:?}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_stands_still_is_down_and_then_says_so() -> Result<()> {
+    let mut watched = Watched::start().await?;
+    let mut worker = watched.agent.client().await?;
+    lock(&mut worker, "a").await?;
+    watched.agent.process().freeze().await?;
+    let down = watched.fires("LockscopeAgentDown").await;
+    assert_eq!(down["severity"], "critical");
+    watched.agent.process().thaw()?;
+    watched.fires("LockscopeAgentSlept").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_evicting_redis_is_told() -> Result<()> {
+    let redis =
+        RedisServer::with(&[("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")]).await?;
+    let agent = Agent::with(&redis, &[]).await?;
+    let jobs = [("lockscope-agent", vec![agent.http()])];
+    let prometheus = Prometheus::start(&jobs, &hurried(&text(RULES)?)).await?;
+    eventually("LockscopeRedisEvicts and LockscopeDashboardsAbsent", async || {
+        let firing = prometheus.firing().await?;
+        let fires = |alert: &str| firing.iter().any(|labels| labels["alertname"] == alert);
+        ensure!(fires("LockscopeRedisEvicts") && fires("LockscopeDashboardsAbsent"), "{firing:?}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[test]
+fn every_alert_has_its_row_and_its_runbook() -> Result<()> {
+    let (rules, table) = (text(RULES)?, text("docs/alerts.md")?);
+    let alerts: Vec<&str> = rules.split("- alert: ").skip(1).collect();
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .filter(|line| line.starts_with("| Lockscope"))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    assert_eq!(alerts.len(), rows.len(), "alerts and rows of docs/alerts.md");
+    for alert in alerts {
+        let name = alert.lines().next().unwrap_or_default();
+        let value = |key: &str| {
+            let line = alert.lines().find_map(|line| line.trim().strip_prefix(key));
+            line.map(str::trim)
+        };
+        let row = rows.iter().find(|row| row[0] == name);
+        let row = row.unwrap_or_else(|| panic!("{name} is not in docs/alerts.md"));
+        assert_eq!(value("labels: {severity:"), Some(&*format!("{}}}", row[1])), "{name}");
+        assert_eq!(value("for:").unwrap_or("–"), row[3], "{name}");
+        let runbook = value("runbook_url:").and_then(|url| url.rsplit('/').next());
+        let runbook = runbook.unwrap_or_default();
+        assert!(row[4].contains(&format!("(runbooks/{runbook})")), "{name}: {runbook}");
+        assert!(
+            text(&format!("docs/runbooks/{runbook}"))?.contains(name),
+            "{runbook} names no {name}"
+        );
+        for key in ["summary:", "description:"] {
+            assert!(value(key).is_some_and(|text| text.len() > 10), "{name} has no {key}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,254 @@
+//! Fair locks: a queue that all clients share, in which the dead do not block and the living pass nobody.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use redisson::script::{Acquired, Publish, Released, parse_acquire, parse_release};
+use redisson::{HolderId, LockName};
+
+use super::{Bench, GRANTED, full, keys, lease, messages, name, ours, script, strangers, theirs};
+
+const WAIT: Duration = Duration::from_secs(15);
+
+impl Bench {
+    async fn fair(&mut self, lock: &LockName, who: HolderId) -> Result<Acquired> {
+        let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, true);
+        Ok(parse_acquire(&self.call(&call).await?)?)
+    }
+
+    async fn fair_once(&mut self, lock: &LockName, who: HolderId) -> Result<Acquired> {
+        let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, false);
+        Ok(parse_acquire(&self.call(&call).await?)?)
+    }
+
+    async fn release_fair(&mut self, lock: &LockName, who: HolderId) -> Result<Released> {
+        let call = script::release_fair(lock, &who, WAIT, Publish::Plain);
+        Ok(parse_release(&self.call(&call).await?)?)
+    }
+
+    async fn now(&mut self) -> Result<i64> {
+        let time = self.client.call("TIME").await?;
+        let part = |i: usize| -> Result<i64> { Ok(time.items()?[i].text().parse()?) };
+        Ok(part(0)? * 1000 + part(1)? / 1000)
+    }
+
+    /// The queue, and how many seconds from now each place stands, rounded up.
+    async fn places(&mut self, lock: &LockName) -> Result<Vec<(String, Option<i64>)>> {
+        let now = self.now().await?;
+        let queue = String::from_utf8(keys::queue(lock))?;
+        let deadlines = String::from_utf8(keys::deadlines(lock))?;
+        let mut places = Vec::new();
+        for waiter in self.client.call(&format!("LRANGE {queue} 0 -1")).await?.items()? {
+            let score = self.client.call(&format!("ZSCORE {deadlines} {}", waiter.text())).await?;
+            let left = score.text().parse::<i64>().ok().map(|at| (at - now + 999).div_euclid(1000));
+            places.push((waiter.text(), left));
+        }
+        let scores = self.client.call(&format!("ZCARD {deadlines}")).await?.int()?;
+        let scored = places.iter().filter(|(_, left)| left.is_some()).count();
+        assert_eq!(i64::try_from(scored)?, scores, "deadlines of nobody's place");
+        Ok(places)
+    }
+
+    /// A place as another client left it, `ms` from now; without a deadline if none is given.
+    async fn foreign_place(&mut self, lock: &str, who: HolderId, ms: Option<i64>) -> Result<()> {
+        let at = self.now().await? + ms.unwrap_or(0);
+        self.client.call(&format!("RPUSH redisson_lock_queue:{{{lock}}} {who}")).await?.ok()?;
+        if ms.is_some() {
+            let add = format!("ZADD redisson_lock_timeout:{{{lock}}} {at} {who}");
+            self.client.call(&add).await?.ok()?;
+        }
+        Ok(())
+    }
+}
+
+fn place(who: HolderId, seconds: i64) -> (String, Option<i64>) {
+    (who.to_string(), Some(seconds))
+}
+
+#[tokio::test]
+async fn a_free_lock_without_a_queue_is_taken_at_once() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    assert_eq!(bench.fair(&lock, ours(1)).await?, GRANTED);
+    assert_eq!(bench.fair(&lock, ours(1)).await?, GRANTED, "sent twice");
+    bench.assert_held(&lock, ours(1), 1, 50_000..=60_000).await?;
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "no queue");
+    assert!(matches!(bench.fair_once(&lock, ours(2)).await?, Acquired::Held { .. }));
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "who does not wait does not queue");
+    assert_eq!(bench.release_fair(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn waiters_stand_in_line_each_a_wait_behind_the_one_before() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.fair(&lock, ours(1)).await?;
+    for n in [2, 3, 4, 3] {
+        let Acquired::Held { pttl_ms: Some(50_000..=60_000), holders } =
+            bench.fair(&lock, ours(n)).await?
+        else {
+            panic!("held")
+        };
+        assert!(holders.contains(&ours(1)));
+        assert_eq!(holders.contains(&ours(2)), n != 2, "others hear of the head");
+    }
+    let line = [place(ours(2), 75), place(ours(3), 90), place(ours(4), 105)];
+    assert_eq!(bench.places(&lock).await?, line);
+    Ok(())
+}
+
+#[tokio::test]
+async fn they_are_served_in_order_and_told_each_on_its_own_channel() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.fair(&lock, ours(1)).await?;
+    let mut second = bench.subscriber(&keys::fair_channel(&lock, &ours(2))).await?;
+    let mut third = bench.subscriber(&keys::fair_channel(&lock, &theirs())).await?;
+    bench.fair(&lock, ours(2)).await?;
+    bench.fair(&lock, theirs()).await?;
+    bench.release_fair(&lock, ours(1)).await?;
+    assert_eq!(messages(&mut second).await?, ["0"]);
+    assert_eq!(messages(&mut third).await?, Vec::<String>::new());
+    let Acquired::Held { pttl_ms: Some(ms), holders } = bench.fair(&lock, theirs()).await? else {
+        panic!("it is not its turn")
+    };
+    assert_eq!(holders, [ours(2)]);
+    assert!((74_000..=75_000).contains(&ms), "look again when the head counts as dead: {ms}");
+    assert_eq!(bench.acquire(&lock, ours(9), 5_000).await?, Acquired::WrongKind("fair".to_owned()));
+    assert_eq!(bench.fair(&lock, ours(2)).await?, GRANTED);
+    assert_eq!(bench.places(&lock).await?, [place(theirs(), 75)], "one wait less before it");
+    bench.release_fair(&lock, ours(2)).await?;
+    assert_eq!(messages(&mut third).await?, ["0"]);
+    assert_eq!(bench.fair(&lock, theirs()).await?, GRANTED);
+    bench.release_fair(&lock, theirs()).await?;
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0, "no leftovers");
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_leaves_moves_those_behind_and_wakes_the_next() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.fair(&lock, ours(1)).await?;
+    for n in [2, 3, 4] {
+        bench.fair(&lock, ours(n)).await?;
+    }
+    let mut fourth = bench.subscriber(&keys::fair_channel(&lock, &ours(4))).await?;
+    for _ in 0..2 {
+        assert_eq!(bench.release_fair(&lock, ours(3)).await?, Released::Stolen, "it held nothing");
+        assert_eq!(bench.places(&lock).await?, [place(ours(2), 75), place(ours(4), 90)]);
+    }
+    assert_eq!(messages(&mut fourth).await?, Vec::<String>::new());
+    bench.release_fair(&lock, ours(1)).await?;
+    assert_eq!(bench.release_fair(&lock, ours(2)).await?, Released::Missing);
+    assert_eq!(messages(&mut fourth).await?, ["0"], "the lock is free and it is its turn");
+    assert_eq!(bench.fair(&lock, ours(4)).await?, GRANTED);
+    assert_eq!(bench.places(&lock).await?, []);
+    Ok(())
+}
+
+#[tokio::test]
+async fn dead_heads_are_removed_by_whoever_comes_by() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.foreign_place("a", ours(7), Some(-1)).await?;
+    bench.foreign_place("a", ours(8), None).await?;
+    bench.foreign_place("a", theirs(), Some(-300_000)).await?;
+    assert_eq!(bench.fair_once(&lock, ours(1)).await?, GRANTED);
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1);
+    // A dead one behind a living one stays until it is the head.
+    bench.foreign_place("a", theirs(), Some(20_000)).await?;
+    bench.foreign_place("a", ours(8), Some(-1)).await?;
+    let mut head = bench.subscriber(&keys::fair_channel(&lock, &theirs())).await?;
+    bench.release_fair(&lock, ours(1)).await?;
+    assert_eq!(messages(&mut head).await?, ["0"]);
+    assert_eq!(bench.places(&lock).await?.len(), 2);
+    assert_eq!(bench.fair(&lock, theirs()).await?, GRANTED);
+    bench.release_fair(&lock, theirs()).await?;
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_living_waiter_keeps_its_place_and_passes_nobodys_deadline() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.fair(&lock, ours(1)).await?;
+    bench.client.call("PEXPIRE a 1000").await?;
+    bench.fair(&lock, ours(2)).await?;
+    bench.foreign_place("a", theirs(), Some(21_000)).await?;
+    bench.client.call("PEXPIRE a 60000").await?;
+    assert_eq!(bench.places(&lock).await?, [place(ours(2), 16), place(theirs(), 21)]);
+    bench.fair(&lock, ours(2)).await?;
+    assert_eq!(bench.places(&lock).await?, [place(ours(2), 21), place(theirs(), 21)]);
+    // Its deadline has passed, but it is here.
+    let deadlines = String::from_utf8(keys::deadlines(&lock))?;
+    bench.client.call(&format!("ZADD {deadlines} 5 {}", ours(2))).await?;
+    bench.fair(&lock, ours(2)).await?;
+    assert_eq!(bench.places(&lock).await?, [place(ours(2), 21), place(theirs(), 21)]);
+    // Found dead by another one meanwhile, it queues anew, at the end.
+    bench.client.call(&format!("ZADD {deadlines} 5 {}", ours(2))).await?;
+    bench.fair(&lock, theirs()).await?;
+    bench.fair(&lock, ours(2)).await?;
+    let order: Vec<String> = bench.places(&lock).await?.into_iter().map(|(who, _)| who).collect();
+    assert_eq!(order, [theirs().to_string(), ours(2).to_string()]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_late_copy_leaves_a_place_that_one_script_removes() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.fair(&lock, theirs()).await?;
+    bench.fair(&lock, ours(1)).await?;
+    assert_eq!(bench.release_fair(&lock, ours(1)).await?, Released::Stolen);
+    bench.fair(&lock, ours(1)).await?;
+    let Acquired::Held { holders, .. } = bench.fair(&lock, ours(2)).await? else { panic!("held") };
+    assert_eq!(holders, [theirs(), ours(1)], "the ghost is seen");
+    bench.release_fair(&lock, ours(1)).await?;
+    assert_eq!(bench.places(&lock).await?.len(), 1);
+    bench.assert_held(&lock, theirs(), 1, 50_000..=60_000).await
+}
+
+#[tokio::test]
+async fn what_is_no_fair_lock_is_told_and_left() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let locks = strangers(&mut bench.client, "x").await?;
+    for companion in ["redisson_lock_queue:{list}", "redisson_lock_timeout:{set}"] {
+        bench.client.call(&format!("SET {companion} x")).await?.ok()?;
+    }
+    let before = bench.dump().await?;
+    for lock in locks.iter().map(String::as_str).chain(["list", "set"]) {
+        let told = bench.fair(&name(lock), ours(1)).await?;
+        let expected = match lock {
+            "x.read" | "x.write" => matches!(told, Acquired::WrongKind(_)),
+            _ => matches!(told, Acquired::WrongType(_)),
+        };
+        assert!(expected, "{lock} {told:?}");
+        let kept = bench.release_fair(&name(lock), ours(1)).await?;
+        assert!(kept != Released::Released, "{lock}");
+    }
+    assert_eq!(bench.dump().await?, before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_full_redis_lets_waiters_leave_and_holders_go() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.fair(&lock, ours(1)).await?;
+    for n in [2, 3] {
+        bench.fair(&lock, ours(n)).await?;
+    }
+    full::fill(&mut bench).await?;
+    let refused = bench.fair(&lock, ours(4)).await.unwrap_err().to_string();
+    assert!(refused.starts_with("OOM"), "{refused}");
+    bench.release_fair(&lock, ours(2)).await?;
+    assert_eq!(bench.places(&lock).await?, [place(ours(3), 75)]);
+    assert_eq!(bench.release_fair(&lock, ours(1)).await?, Released::Released);
+    bench.release_fair(&lock, ours(3)).await?;
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Fenced locks: a token that only grows, one for each grant.
+
+use anyhow::Result;
+use redisson::script::{Acquired, HandedOver, Released, parse_acquire, parse_hand_over};
+use redisson::{HolderId, LockName};
+
+use super::{Bench, full, lease, name, ours, script, theirs};
+
+fn granted(token: u64) -> Acquired {
+    Acquired::Granted { token: Some(token) }
+}
+
+fn passed(token: u64) -> HandedOver {
+    HandedOver::Passed { subscribers: Some(0), token: Some(token) }
+}
+
+impl Bench {
+    async fn fenced(&mut self, lock: &LockName, who: HolderId, least: u64) -> Result<Acquired> {
+        Ok(parse_acquire(
+            &self.call(&script::acquire_fenced(lock, &who, lease(5_000), least)).await?,
+        )?)
+    }
+
+    async fn hand_over_fenced(
+        &mut self,
+        lock: &LockName,
+        from: HolderId,
+        to: HolderId,
+        least: u64,
+    ) -> Result<HandedOver> {
+        let call = script::hand_over_fenced(lock, &from, &to, lease(5_000), least);
+        Ok(parse_hand_over(&self.call(&call).await?)?)
+    }
+
+    async fn token(&mut self, lock: &str) -> Result<String> {
+        Ok(self.client.call(&format!("GET redisson_lock_token:{{{lock}}}")).await?.text())
+    }
+}
+
+#[tokio::test]
+async fn each_grant_has_the_next_token() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    for n in 1..=3 {
+        assert_eq!(bench.fenced(&lock, ours(n), 1).await?, granted(n.unsigned_abs()));
+        bench.release(&lock, ours(n)).await?;
+    }
+    assert_eq!(bench.token("a").await?, "3", "it outlives the lock");
+    assert_eq!(bench.client.call("PTTL redisson_lock_token:{a}").await?.int()?, -1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn sent_twice_it_has_one_token() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    assert_eq!(bench.fenced(&lock, ours(1), 1).await?, granted(1));
+    assert_eq!(bench.fenced(&lock, ours(1), 1).await?, granted(1));
+    assert_eq!(bench.hand_over_fenced(&lock, ours(1), ours(2), 1).await?, passed(2));
+    assert_eq!(bench.hand_over_fenced(&lock, ours(1), ours(2), 1).await?, passed(2));
+    assert_eq!(bench.token("a").await?, "2");
+    bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await
+}
+
+#[tokio::test]
+async fn a_counter_that_fell_back_is_raised_above_what_was_known() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    assert_eq!(bench.fenced(&lock, ours(1), 900).await?, granted(900));
+    bench.client.call("DEL redisson_lock_token:{a}").await?;
+    assert_eq!(bench.fenced(&lock, ours(1), 900).await?, granted(900), "sent twice");
+    bench.client.call("SET redisson_lock_token:{a} 17").await?;
+    assert_eq!(bench.hand_over_fenced(&lock, ours(1), ours(2), 901).await?, passed(901));
+    bench.client.call("SET redisson_lock_token:{a} 10000").await?;
+    assert_eq!(bench.hand_over_fenced(&lock, ours(2), ours(3), 9_999).await?, passed(10_001));
+    // Beyond what a Lua number can tell apart.
+    bench.client.call("SET redisson_lock_token:{a} 900719925474099300").await?;
+    let least = 900_719_925_474_099_302;
+    assert_eq!(bench.hand_over_fenced(&lock, ours(3), ours(4), least).await?, passed(least));
+    let next = bench.hand_over_fenced(&lock, ours(4), ours(5), 1).await?;
+    assert_eq!(next, passed(900_719_925_474_099_303));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_refused_attempt_counts_nothing() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.acquire(&lock, theirs(), 5_000).await?;
+    let before = bench.dump().await?;
+    assert!(matches!(bench.fenced(&lock, ours(1), 5).await?, Acquired::Held { .. }));
+    let late = bench.hand_over_fenced(&lock, ours(1), ours(2), 5).await?;
+    assert_eq!(late, HandedOver::Stolen);
+    assert_eq!(bench.dump().await?, before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_token_key_that_cannot_count_is_told_and_left() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    for (lock, make) in [
+        ("text", "SET redisson_lock_token:{text} many"),
+        ("huge", "SET redisson_lock_token:{huge} 9223372036854775807"),
+        ("list", "RPUSH redisson_lock_token:{list} x"),
+    ] {
+        bench.client.call(make).await?.ok()?;
+        let before = bench.dump().await?;
+        let told = bench.fenced(&name(lock), ours(1), 1).await?;
+        let no_number = "lock whose token key holds no number".to_owned();
+        assert_eq!(told, Acquired::WrongType(no_number), "{lock}");
+        assert_eq!(bench.dump().await?, before, "{lock}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_full_redis_gives_no_token_but_passes_one_on() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.fenced(&lock, ours(1), 1).await?;
+    full::fill(&mut bench).await?;
+    assert_eq!(bench.hand_over_fenced(&lock, ours(1), ours(2), 1).await?, passed(2));
+    assert_eq!(bench.release(&lock, ours(2)).await?, Released::Released);
+    let refused = bench.fenced(&lock, ours(3), 1).await.unwrap_err().to_string();
+    assert!(refused.starts_with("OOM"), "{refused}");
+    assert_eq!(bench.token("a").await?, "2");
+    bench.assert_free(&lock).await
+}

@@ -1,0 +1,336 @@
+//! Read-write locks: one hash with a mode, and a marker for each read hold.
+
+use anyhow::Result;
+use redisson::script::{
+    Acquired, HandedOver, Kept, Publish, Released, parse_acquire, parse_hand_over, parse_keep,
+    parse_release,
+};
+use redisson::{HolderId, LockName};
+
+use super::{Bench, GRANTED, full, keys, lease, messages, name, ours, script, strangers, theirs};
+
+/// A write hold's field.
+fn writer(who: HolderId) -> HolderId {
+    HolderId { write: true, ..who }
+}
+
+fn field(who: HolderId, count: u32) -> (String, String) {
+    (who.to_string(), count.to_string())
+}
+
+fn mode(word: &str) -> (String, String) {
+    ("mode".to_owned(), word.to_owned())
+}
+
+impl Bench {
+    async fn read(&mut self, lock: &LockName, who: HolderId, ms: u64) -> Result<Acquired> {
+        Ok(parse_acquire(&self.call(&script::acquire_read(lock, &who, lease(ms), None)).await?)?)
+    }
+
+    async fn read_under(
+        &mut self,
+        lock: &LockName,
+        who: HolderId,
+        own: HolderId,
+    ) -> Result<Acquired> {
+        let call = script::acquire_read(lock, &who, lease(5_000), Some(&writer(own)));
+        Ok(parse_acquire(&self.call(&call).await?)?)
+    }
+
+    async fn write(&mut self, lock: &LockName, who: HolderId, ms: u64) -> Result<Acquired> {
+        let call = script::acquire_write(lock, &writer(who), lease(ms));
+        Ok(parse_acquire(&self.call(&call).await?)?)
+    }
+
+    async fn keep_read(
+        &mut self,
+        lock: &LockName,
+        who: HolderId,
+        count: u32,
+        ms: u64,
+    ) -> Result<Kept> {
+        let reply = self.call(&script::keep_read([(lock, who, count)], lease(ms))).await?;
+        Ok(parse_keep(&reply, 1)?[0])
+    }
+
+    async fn release_read(&mut self, lock: &LockName, who: HolderId) -> Result<Released> {
+        Ok(parse_release(&self.call(&script::release_read(lock, &who, Publish::Plain)).await?)?)
+    }
+
+    async fn release_write(&mut self, lock: &LockName, who: HolderId) -> Result<Released> {
+        let call = script::release_write(lock, &writer(who), Publish::Plain);
+        Ok(parse_release(&self.call(&call).await?)?)
+    }
+
+    /// What the markers of a reader have left, from the first one to the first that is not there.
+    async fn markers(&mut self, lock: &LockName, who: HolderId) -> Result<Vec<i64>> {
+        let prefix = String::from_utf8(keys::read_markers(lock, &who))?;
+        let mut left = Vec::new();
+        loop {
+            let pttl =
+                self.client.call(&format!("PTTL {prefix}:{}", left.len() + 1)).await?.int()?;
+            if pttl == -2 {
+                return Ok(left);
+            }
+            left.push(pttl);
+        }
+    }
+
+    /// A reader as Redisson leaves it: a field, and its markers with what is left of their leases.
+    async fn foreign_reader(&mut self, lock: &str, who: HolderId, markers: &[u64]) -> Result<()> {
+        let count = markers.len().max(1);
+        self.client.call(&format!("HSET {lock} mode read {who} {count}")).await?.ok()?;
+        for (i, ms) in markers.iter().enumerate() {
+            let marker = format!("{{{lock}}}:{who}:rwlock_timeout:{}", i + 1);
+            self.client.call(&format!("SET {marker} 1 PX {ms}")).await?.ok()?;
+            if self.pttl(&name(lock)).await? < i64::try_from(*ms)? {
+                self.client.call(&format!("PEXPIRE {lock} {ms}")).await?.ok()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn readers_come_in_together_each_with_a_marker() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    assert_eq!(bench.read(&lock, ours(1), 60_000).await?, GRANTED);
+    assert_eq!(bench.read(&lock, ours(2), 5_000).await?, GRANTED);
+    assert_eq!(bench.read(&lock, ours(2), 5_000).await?, GRANTED, "sent twice");
+    let mut fields = vec![field(ours(1), 1), field(ours(2), 1), mode("read")];
+    fields.sort();
+    assert_eq!(bench.fields(&lock).await?, fields);
+    assert!(bench.pttl(&lock).await? > 50_000, "the shorter lease cuts nothing");
+    assert!(matches!(bench.markers(&lock, ours(2)).await?[..], [4_000..=5_000]));
+    assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [50_000..=60_000]));
+    let Acquired::Held { holders, .. } = bench.write(&lock, ours(3), 5_000).await? else {
+        panic!("readers are inside")
+    };
+    assert_eq!(holders.len(), 2, "they are named");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_writer_keeps_everybody_out() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    assert_eq!(bench.write(&lock, ours(1), 5_000).await?, GRANTED);
+    assert_eq!(bench.write(&lock, ours(1), 5_000).await?, GRANTED, "sent twice");
+    let before = bench.dump().await?;
+    for refused in [
+        bench.write(&lock, ours(2), 60_000).await?,
+        bench.read(&lock, ours(2), 60_000).await?,
+        bench.read_under(&lock, ours(2), ours(3)).await?,
+    ] {
+        let Acquired::Held { pttl_ms: Some(4_000..=5_000), holders } = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(holders, [writer(ours(1))]);
+    }
+    assert_eq!(bench.dump().await?, before);
+    assert_eq!(bench.fields(&lock).await?, [field(writer(ours(1)), 1), mode("write")]);
+    assert_eq!(bench.keep(&lock, writer(ours(1)), 2, 9_000).await?, Kept::Kept);
+    let pttl = bench.pttl(&lock).await?;
+    assert!((8_000..=9_000).contains(&pttl), "no lease is added to another: {pttl}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn under_ones_own_write_hold_one_may_read_and_downgrade() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
+    bench.write(&lock, ours(1), 60_000).await?;
+    assert_eq!(bench.read_under(&lock, ours(2), ours(1)).await?, GRANTED);
+    assert_eq!(bench.release_read(&lock, ours(2)).await?, Released::Released);
+    assert!(bench.pttl(&lock).await? > 50_000, "a reader that goes cuts no writer's lease");
+    assert!(bench.markers(&lock, ours(2)).await?.is_empty());
+    assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
+
+    assert_eq!(bench.read_under(&lock, ours(3), ours(1)).await?, GRANTED);
+    assert_eq!(bench.release_write(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(messages(&mut waiter).await?, ["1"], "other readers may come in now");
+    assert_eq!(bench.fields(&lock).await?, [field(ours(3), 1), mode("read")]);
+    assert_eq!(bench.read_under(&lock, ours(3), ours(1)).await?, GRANTED, "a late copy");
+    assert_eq!(bench.read(&lock, theirs(), 5_000).await?, GRANTED);
+    bench.release_read(&lock, theirs()).await?;
+    assert_eq!(bench.release_read(&lock, ours(3)).await?, Released::Released);
+    assert_eq!(messages(&mut waiter).await?, ["0"]);
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn counts_and_markers_go_together() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.read(&lock, ours(1), 60_000).await?;
+    assert_eq!(bench.keep_read(&lock, ours(1), 3, 5_000).await?, Kept::Kept);
+    assert!(matches!(
+        bench.markers(&lock, ours(1)).await?[..],
+        [50_000..=60_000, 4_000..=5_000, 4_000..=5_000]
+    ));
+    assert!(bench.pttl(&lock).await? > 50_000);
+    bench.keep_read(&lock, ours(1), 2, 5_000).await?;
+    assert_eq!(bench.markers(&lock, ours(1)).await?.len(), 2);
+    assert_eq!(bench.fields(&lock).await?, [field(ours(1), 2), mode("read")]);
+    // A marker that was evicted, and a lock without a time to live.
+    bench.client.call(&format!("DEL {{a}}:{}:rwlock_timeout:1", ours(1))).await?;
+    bench.client.call("PERSIST a").await?;
+    bench.keep_read(&lock, ours(1), 2, 8_000).await?;
+    assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [7_000..=8_000, 7_000..=8_000]));
+    assert!((7_000..=8_000).contains(&bench.pttl(&lock).await?));
+    assert_eq!(bench.release_read(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0, "nothing is left");
+    Ok(())
+}
+
+#[tokio::test]
+async fn late_they_change_nothing() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    let missing = (
+        bench.keep_read(&lock, ours(1), 2, 5_000).await?,
+        bench.release_read(&lock, ours(1)).await?,
+        bench.release_write(&lock, ours(1)).await?,
+    );
+    assert_eq!(missing, (Kept::Missing, Released::Missing, Released::Missing));
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
+    bench.read(&lock, theirs(), 5_000).await?;
+    let before = bench.dump().await?;
+    let stolen = (
+        bench.keep_read(&lock, ours(1), 2, 60_000).await?,
+        bench.release_read(&lock, ours(1)).await?,
+        bench.release_write(&lock, ours(1)).await?,
+    );
+    assert_eq!(stolen, (Kept::Stolen, Released::Stolen, Released::Stolen));
+    assert_eq!(bench.dump().await?, before);
+    assert!(bench.pttl(&lock).await? <= 5_000);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_lease_is_cut_to_the_longest_living_reader() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.foreign_reader("a", theirs(), &[9_000, 20_000]).await?;
+    bench.read(&lock, ours(1), 60_000).await?;
+    bench.release_read(&lock, ours(1)).await?;
+    let pttl = bench.pttl(&lock).await?;
+    assert!((19_000..=20_000).contains(&pttl), "{pttl}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn dead_readers_go_with_the_last_living_one() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
+    bench.foreign_reader("a", theirs(), &[]).await?;
+    bench.read(&lock, ours(1), 60_000).await?;
+    bench.read(&lock, ours(2), 60_000).await?;
+    bench.release_read(&lock, ours(1)).await?;
+    assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
+    assert_eq!(bench.release_read(&lock, ours(2)).await?, Released::Released);
+    bench.assert_free(&lock).await?;
+    assert_eq!(messages(&mut waiter).await?, ["0"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_crowd_of_readers_is_not_searched() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    let crowd: String = (100..500).map(|n| format!(" {} 1", ours(n))).collect();
+    bench.client.call(&format!("HSET a mode read{crowd}")).await?.ok()?;
+    bench.read(&lock, ours(1), 60_000).await?;
+    bench.release_read(&lock, ours(1)).await?;
+    assert!(bench.pttl(&lock).await? > 50_000);
+    let Acquired::Held { holders, .. } = bench.write(&lock, ours(1), 60_000).await? else {
+        panic!("they are inside")
+    };
+    assert!(holders.is_empty() && !bench.ran("hkeys").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_write_side_is_passed_on() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    let _waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
+    bench.write(&lock, ours(1), 5_000).await?;
+    let call = script::hand_over(&lock, &writer(ours(1)), &writer(ours(2)), lease(20_000));
+    let passed = HandedOver::Passed { subscribers: Some(1), token: None };
+    for _ in 0..2 {
+        assert_eq!(parse_hand_over(&bench.call(&call).await?)?, passed);
+        assert_eq!(bench.fields(&lock).await?, [field(writer(ours(2)), 1), mode("write")]);
+    }
+    assert!(bench.pttl(&lock).await? > 15_000);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_no_read_write_lock_is_told_and_left() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let locks = strangers(&mut bench.client, "x").await?;
+    bench.client.call(&format!("HSET x.plain {} 1", theirs())).await?.ok()?;
+    bench.client.call("HSET x.settings mode dark size 5").await?.ok()?;
+    let before = bench.dump().await?;
+    for lock in locks.iter().take(4).map(String::as_str).chain(["x.settings"]) {
+        for told in [
+            bench.read(&name(lock), ours(1), 5_000).await?,
+            bench.write(&name(lock), ours(1), 5_000).await?,
+        ] {
+            assert!(matches!(told, Acquired::WrongType(_)), "{lock} {told:?}");
+        }
+    }
+    let plain = Acquired::WrongKind("lock".to_owned());
+    assert_eq!(bench.read(&name("x.plain"), ours(1), 5_000).await?, plain);
+    assert_eq!(bench.write(&name("x.plain"), ours(1), 5_000).await?, plain);
+    for lock in ["x.string", "x.list", "x.zset"] {
+        let lock = name(lock);
+        assert_eq!(bench.keep_read(&lock, ours(1), 1, 5_000).await?, Kept::WrongType);
+        assert_eq!(bench.release_read(&lock, ours(1)).await?, Released::WrongType);
+        assert_eq!(bench.release_write(&lock, ours(1)).await?, Released::WrongType);
+    }
+    assert_eq!(bench.dump().await?, before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_fair_lock_with_somebody_in_its_queue_is_none() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    bench.client.call(&format!("RPUSH redisson_lock_queue:{{a}} {}", theirs())).await?.ok()?;
+    let add = format!("ZADD redisson_lock_timeout:{{a}} 9000000000000 {}", theirs());
+    bench.client.call(&add).await?.ok()?;
+    let before = bench.dump().await?;
+    let fair = Acquired::WrongKind("fair".to_owned());
+    assert_eq!(bench.read(&name("a"), ours(1), 5_000).await?, fair);
+    assert_eq!(bench.write(&name("a"), ours(1), 5_000).await?, fair);
+    assert_eq!(bench.dump().await?, before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_full_redis_refuses_takers_and_lets_holders_go() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (lock, other) = (name("a"), name("b"));
+    bench.write(&lock, ours(1), 5_000).await?;
+    bench.read_under(&lock, ours(2), ours(1)).await?;
+    full::fill(&mut bench).await?;
+    for refused in
+        [bench.read(&other, ours(3), 5_000).await, bench.write(&other, ours(3), 5_000).await]
+    {
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.starts_with("OOM"), "{refused}");
+    }
+    bench.assert_free(&other).await?;
+    assert_eq!(bench.keep_read(&lock, ours(2), 3, 9_000).await?, Kept::Kept);
+    assert_eq!(bench.markers(&lock, ours(2)).await?.len(), 3);
+    assert_eq!(bench.release_write(&lock, ours(1)).await?, Released::Released, "a downgrade");
+    assert_eq!(bench.fields(&lock).await?, [field(ours(2), 3), mode("read")]);
+    assert_eq!(bench.release_read(&lock, ours(2)).await?, Released::Released);
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! A real Prometheus that scrapes our programs.
+
+use std::net::TcpListener;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::process::{self, Process};
+use crate::redis::random_port;
+use crate::{eventually, http};
+
+/// A running Prometheus with a folder and a port of its own. Killed when dropped.
+#[derive(Debug)]
+pub struct Prometheus {
+    process: Process,
+    port: u16,
+    _folder: TempDir,
+}
+
+impl Prometheus {
+    /// Starts one that scrapes these ports of this host each second, as jobs of these names, under these rules.
+    ///
+    /// # Errors
+    /// When there is no Prometheus, it does not start, or it dislikes the rules.
+    pub async fn start(jobs: &[(&str, Vec<u16>)], rules: &str) -> Result<Self> {
+        let program = process::on_path("prometheus")
+            .context("there is no prometheus on the PATH: `make deps` installs it")?;
+        let folder = tempfile::Builder::new().prefix("lockscope-prometheus-").tempdir()?;
+        let mut config = "global: {scrape_interval: 1s, scrape_timeout: 1s, \
+                          evaluation_interval: 1s}\nrule_files: [rules.yml]\nscrape_configs:\n"
+            .to_owned();
+        for (job, ports) in jobs {
+            let targets: Vec<_> = ports.iter().map(|port| format!("'127.0.0.1:{port}'")).collect();
+            let targets = targets.join(", ");
+            config.push_str(&format!(
+                "- job_name: {job}\n  static_configs: [{{targets: [{targets}]}}]\n"
+            ));
+        }
+        std::fs::write(folder.path().join("prometheus.yml"), config)?;
+        std::fs::write(folder.path().join("rules.yml"), rules)?;
+        let log = folder.path().join("prometheus.log");
+        for port in std::iter::repeat_with(random_port).take(20) {
+            if TcpListener::bind(("127.0.0.1", port)).is_err() {
+                continue;
+            }
+            let mut command = process::command(&program);
+            command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+            command
+                .arg(format!("--config.file={}", folder.path().join("prometheus.yml").display()));
+            command.arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()));
+            command.arg("--log.level=warn");
+            let mut process = Process::spawn("prometheus", command, &log, None)?;
+            let up = eventually("Prometheus to be ready", async || {
+                if process.ended()?.is_some() {
+                    return Ok(false);
+                }
+                let ready = http::get_whole(port, "/-/ready").await?;
+                ensure!(ready.status == 200, "{}", ready.body);
+                Ok(true)
+            })
+            .await;
+            if up {
+                return Ok(Self { process, port, _folder: folder });
+            }
+            let said = process.log();
+            ensure!(said.contains("address already in use"), "Prometheus ended at once:\n{said}");
+        }
+        bail!("no port is free for Prometheus")
+    }
+
+    /// What a query gives now: its rows, or none.
+    ///
+    /// # Errors
+    /// When Prometheus does not answer, or calls it no query.
+    pub async fn query(&self, query: &str) -> Result<Vec<Value>> {
+        let query = utf8_percent_encode(query, NON_ALPHANUMERIC);
+        let answer = self.ask(&format!("/api/v1/query?query={query}")).await?;
+        Ok(answer["result"].as_array().cloned().unwrap_or_default())
+    }
+
+    /// The alerts that fire now, by their labels.
+    ///
+    /// # Errors
+    /// When Prometheus does not answer.
+    pub async fn firing(&self) -> Result<Vec<Value>> {
+        let answer = self.ask("/api/v1/alerts").await?;
+        let alerts = answer["alerts"].as_array().cloned().unwrap_or_default();
+        let firing = alerts.into_iter().filter(|alert| alert["state"] == "firing");
+        Ok(firing.map(|alert| alert["labels"].clone()).collect())
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    async fn ask(&self, path: &str) -> Result<Value> {
+        let answer = http::get_whole(self.port, path).await?;
+        let json = answer.json()?;
+        ensure!(json["status"] == "success", "{path}: {}", json["error"]);
+        Ok(json["data"].clone())
+    }
+}

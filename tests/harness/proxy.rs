@@ -1,0 +1,464 @@
+//! A proxy between two of our processes that fails as networks do, line by line and one way at a time.
+//!
+//! What it has taken it can deliver late, also when its sender has long given up and closed: then the receiver still
+//! gets the bytes, and after them the end.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+use crate::eventually;
+
+/// Pieces that one direction of a line holds back; beyond them its sender is not read any more.
+const HELD: usize = 4096;
+
+/// One direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// From whoever connected.
+    Up,
+    /// Back to it.
+    Down,
+}
+
+/// What becomes of the bytes of one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// They arrive.
+    Pass,
+    /// They are kept, and arrive when the flow is [`Flow::Pass`] again.
+    Hold,
+    /// They are taken and never arrive.
+    Swallow,
+    /// They arrive that much later, in order.
+    Delay(Duration),
+    /// So many more arrive, then both ends see the line close.
+    CutAfter(usize),
+    /// The receiver sees the end, the other direction goes on; what still comes is swallowed.
+    End,
+}
+
+/// What happens to new connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// They are led on.
+    Open,
+    /// They are closed at once.
+    Refuse,
+    /// They are taken, and nothing ever comes back; what they send is kept until [`Proxy::heal`].
+    Silent,
+}
+
+/// Where a proxy leads.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// A port of this host.
+    Port(u16),
+    /// A Unix socket.
+    Socket(PathBuf),
+}
+
+/// The proxy. It ends when dropped, and its lines with it.
+#[derive(Debug)]
+pub struct Proxy {
+    shared: Arc<Shared>,
+    port: Option<u16>,
+    accepting: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    to: Mutex<Place>,
+    gate: Mutex<Gate>,
+    lines: Mutex<Vec<Arc<Line>>>,
+    /// Added to what TIME answers, in seconds.
+    clock: Arc<AtomicI64>,
+}
+
+/// One connection through the proxy.
+#[derive(Debug)]
+pub struct Line {
+    name: Mutex<Option<String>>,
+    up: Lane,
+    down: Lane,
+    /// Its value is set when the line is to be cut.
+    cut: watch::Sender<bool>,
+    open: watch::Sender<bool>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    flow: watch::Sender<Flow>,
+    /// Bytes taken from the sender and those that have arrived.
+    taken: AtomicUsize,
+    arrived: AtomicUsize,
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Proxy {
+    /// One on a free port of this host.
+    ///
+    /// # Errors
+    /// When there is no free port.
+    pub async fn tcp(to: Place) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let port = listener.local_addr()?.port();
+        let shared = Shared::new(to);
+        let accepting = tokio::spawn({
+            let shared = Arc::clone(&shared);
+            async move {
+                // An accept that fails is a line that never was.
+                loop {
+                    if let Ok((stream, _)) = listener.accept().await {
+                        stream.set_nodelay(true).ok();
+                        shared.accept(Box::new(stream));
+                    }
+                }
+            }
+        });
+        Ok(Self { shared, port: Some(port), accepting })
+    }
+
+    /// One on a Unix socket at `path`, which must not be there.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn unix(path: &Path, to: Place) -> Result<Self> {
+        let listener = UnixListener::bind(path)
+            .with_context(|| format!("cannot listen on {}", path.display()))?;
+        let shared = Shared::new(to);
+        let accepting = tokio::spawn({
+            let shared = Arc::clone(&shared);
+            async move {
+                loop {
+                    if let Ok((stream, _)) = listener.accept().await {
+                        shared.accept(Box::new(stream));
+                    }
+                }
+            }
+        });
+        Ok(Self { shared, port: None, accepting })
+    }
+
+    /// Its address for programs, where it is on a port.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port.unwrap_or_default())
+    }
+
+    /// Leads new connections elsewhere.
+    pub fn lead_to(&self, to: Place) {
+        *lock(&self.shared.to) = to;
+    }
+
+    /// What happens to new connections from now on.
+    pub fn gate(&self, gate: Gate) {
+        *lock(&self.shared.gate) = gate;
+    }
+
+    /// The open lines, oldest first; of those who named themselves so by CLIENT SETNAME where `name` is given.
+    #[must_use]
+    pub fn lines(&self, name: Option<&str>) -> Vec<Arc<Line>> {
+        let mut lines = lock(&self.shared.lines);
+        lines.retain(|line| line.is_open());
+        let named = |line: &&Arc<Line>| name.is_none_or(|name| line.is_called(name));
+        lines.iter().filter(named).cloned().collect()
+    }
+
+    /// The newest open line of that name, once there is one.
+    pub async fn line(&self, name: &str) -> Arc<Line> {
+        eventually("a line of that name", async || {
+            self.lines(Some(name)).pop().with_context(|| format!("{name} is not connected"))
+        })
+        .await
+    }
+
+    /// Nothing arrives any more, on old lines or new ones, and nobody is told.
+    pub fn part(&self) {
+        self.gate(Gate::Silent);
+        for line in self.lines(None) {
+            line.set(Way::Up, Flow::Hold);
+            line.set(Way::Down, Flow::Hold);
+        }
+    }
+
+    /// Everything passes again, what was held first.
+    pub fn heal(&self) {
+        self.gate(Gate::Open);
+        for line in self.lines(None) {
+            line.set(Way::Up, Flow::Pass);
+            line.set(Way::Down, Flow::Pass);
+        }
+    }
+
+    /// Cuts every line.
+    pub fn cut(&self) {
+        for line in self.lines(None) {
+            line.cut();
+        }
+    }
+
+    /// From now on TIME answers with that many seconds more than the server's clock says.
+    pub fn shift_clock(&self, seconds: i64) {
+        self.shared.clock.store(seconds, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.cut();
+    }
+}
+
+impl Shared {
+    fn new(to: Place) -> Arc<Self> {
+        Arc::new(Self {
+            to: Mutex::new(to),
+            gate: Mutex::new(Gate::Open),
+            lines: Mutex::default(),
+            clock: Arc::default(),
+        })
+    }
+
+    fn accept(&self, near: Box<dyn Stream>) {
+        let flow = match *lock(&self.gate) {
+            Gate::Open => Flow::Pass,
+            Gate::Refuse => return,
+            Gate::Silent => Flow::Hold,
+        };
+        let lane = || Lane {
+            flow: watch::Sender::new(flow),
+            taken: AtomicUsize::new(0),
+            arrived: AtomicUsize::new(0),
+        };
+        let line = Arc::new(Line {
+            name: Mutex::default(),
+            up: lane(),
+            down: lane(),
+            cut: watch::Sender::new(false),
+            open: watch::Sender::new(true),
+        });
+        lock(&self.lines).push(Arc::clone(&line));
+        let (to, clock) = (lock(&self.to).clone(), Arc::clone(&self.clock));
+        tokio::spawn(async move {
+            let mut cut = line.cut.subscribe();
+            tokio::select! {
+                () = line.lead(near, to, &clock) => {}
+                // The sender lives as long as the line.
+                _ = cut.wait_for(|cut| *cut) => {}
+            }
+            line.open.send_replace(false);
+        });
+    }
+}
+
+impl Line {
+    /// What becomes of one direction's bytes from now on.
+    pub fn set(&self, way: Way, flow: Flow) {
+        self.lane(way).flow.send_replace(flow);
+    }
+
+    /// Closes both ends.
+    pub fn cut(&self) {
+        self.cut.send_replace(true);
+    }
+
+    /// Whether it still stands, at least one way.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        *self.open.borrow()
+    }
+
+    /// How many bytes of one direction have been taken and have not arrived.
+    #[must_use]
+    pub fn held(&self, way: Way) -> usize {
+        let lane = self.lane(way);
+        let arrived = lane.arrived.load(Ordering::Relaxed);
+        lane.taken.load(Ordering::Relaxed).saturating_sub(arrived)
+    }
+
+    /// Waits until bytes of one direction have been taken that have not arrived.
+    pub async fn until_held(&self, way: Way) {
+        eventually("bytes to be held", async || {
+            anyhow::ensure!(self.held(way) > 0, "none are");
+            Ok(())
+        })
+        .await;
+    }
+
+    fn is_called(&self, name: &str) -> bool {
+        lock(&self.name).as_deref() == Some(name)
+    }
+
+    fn lane(&self, way: Way) -> &Lane {
+        match way {
+            Way::Up => &self.up,
+            Way::Down => &self.down,
+        }
+    }
+
+    async fn lead(&self, near: Box<dyn Stream>, to: Place, clock: &AtomicI64) {
+        // Whoever cannot be led on sees its connection close.
+        let Ok(far) = connect(&to).await else { return };
+        let (near_read, near_write) = tokio::io::split(near);
+        let (far_read, far_write) = tokio::io::split(far);
+        let up = self.carry(Way::Up, near_read, far_write, None);
+        let down = self.carry(Way::Down, far_read, near_write, Some(clock));
+        tokio::join!(up, down);
+    }
+
+    /// Carries one direction's bytes until their end has been delivered or cannot be.
+    async fn carry(
+        &self,
+        way: Way,
+        mut from: impl AsyncRead + Unpin,
+        mut to: impl AsyncWrite + Unpin,
+        clock: Option<&AtomicI64>,
+    ) {
+        let lane = self.lane(way);
+        let (pieces, mut taken) = mpsc::channel::<(Instant, Vec<u8>)>(16);
+        let take = async move {
+            let mut bytes = vec![0; 16 << 10];
+            // An error ends the direction as its sender's close does.
+            while let Ok(count @ 1..) = from.read(&mut bytes).await {
+                let piece = bytes[..count].to_vec();
+                if way == Way::Up {
+                    self.learn_name(&piece);
+                }
+                lane.taken.fetch_add(count, Ordering::Relaxed);
+                if pieces.send((Instant::now(), piece)).await.is_err() {
+                    return;
+                }
+            }
+        };
+        let give = async move {
+            let mut flow = lane.flow.subscribe();
+            let mut waiting: VecDeque<(Instant, Vec<u8>)> = VecDeque::new();
+            let mut ended = false;
+            loop {
+                // What stands now; a change while we wait below begins the round anew.
+                let now = *flow.borrow_and_update();
+                if now == Flow::End {
+                    to.shutdown().await.ok();
+                    while taken.recv().await.is_some() {}
+                    return;
+                }
+                let due = match (now, waiting.front()) {
+                    (Flow::Pass | Flow::Swallow | Flow::CutAfter(_), Some(_)) => {
+                        Some(Instant::now())
+                    }
+                    (Flow::Delay(delay), Some((at, _))) => Some(*at + delay),
+                    (Flow::Pass | Flow::Swallow | Flow::CutAfter(_) | Flow::Delay(_), None)
+                        if ended =>
+                    {
+                        break;
+                    }
+                    _ => None,
+                };
+                tokio::select! {
+                    biased;
+                    // The sender lives as long as the line.
+                    _ = flow.changed() => {}
+                    () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                        let Some((_, mut piece)) = waiting.pop_front() else { continue };
+                        let whole = piece.len();
+                        match now {
+                            Flow::Swallow => {}
+                            Flow::CutAfter(left) if left < whole => {
+                                to.write_all(&piece[..left]).await.ok();
+                                to.flush().await.ok();
+                                self.cut();
+                                return;
+                            }
+                            _ => {
+                                if let Some(clock) = clock {
+                                    shift_times(&mut piece, clock.load(Ordering::Relaxed));
+                                }
+                                if to.write_all(&piece).await.is_err() {
+                                    return;
+                                }
+                            }
+                        }
+                        lane.arrived.fetch_add(whole, Ordering::Relaxed);
+                        if let Flow::CutAfter(left) = now {
+                            lane.flow.send_replace(Flow::CutAfter(left - whole));
+                        }
+                    }
+                    piece = taken.recv(), if !ended && waiting.len() < HELD => match piece {
+                        Some(piece) => waiting.push_back(piece),
+                        None => ended = true,
+                    },
+                }
+            }
+            to.shutdown().await.ok();
+        };
+        tokio::join!(take, give);
+    }
+
+    /// Reads the connection's name off its CLIENT SETNAME.
+    fn learn_name(&self, bytes: &[u8]) {
+        const VERB: &[u8] = b"SETNAME\r\n";
+        let mut name = lock(&self.name);
+        if name.is_some() {
+            return;
+        }
+        let Some(at) = bytes.windows(VERB.len()).position(|window| window == VERB) else { return };
+        let mut words = bytes[at + VERB.len()..].split(|byte| *byte == b'\n');
+        if let (Some(_length), Some(word)) = (words.next(), words.next()) {
+            *name = Some(String::from_utf8_lossy(word).trim_end().to_owned());
+        }
+    }
+}
+
+async fn connect(place: &Place) -> Result<Box<dyn Stream>> {
+    Ok(match place {
+        Place::Port(port) => {
+            let stream = TcpStream::connect(("127.0.0.1", *port)).await?;
+            stream.set_nodelay(true)?;
+            Box::new(stream)
+        }
+        Place::Socket(path) => Box::new(UnixStream::connect(path).await?),
+    })
+}
+
+/// Sets the clock in answers to TIME. The seconds have ten digits for another 200 years, so no length changes.
+fn shift_times(bytes: &mut [u8], seconds: i64) {
+    const HEAD: &[u8] = b"*2\r\n$10\r\n";
+    let mut at = 0;
+    while seconds != 0 && at + HEAD.len() + 10 <= bytes.len() {
+        if bytes[at..].starts_with(HEAD) {
+            let digits = &mut bytes[at + HEAD.len()..at + HEAD.len() + 10];
+            let told = std::str::from_utf8(digits).ok().and_then(|text| text.parse::<i64>().ok());
+            if let Some(told) = told {
+                digits.copy_from_slice(format!("{:010}", told + seconds).as_bytes());
+            }
+        }
+        at += 1;
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Port(port) => write!(f, "127.0.0.1:{port}"),
+            Self::Socket(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
