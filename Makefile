@@ -5,8 +5,12 @@ CARGO ?= cargo
 CLIENTS := tests/clients
 PEERS := tests/bench/peers
 RELEASE = $${CARGO_TARGET_DIR:-target}/release
+# The versions of Redisson that the agent is shown beside: old scripts, sharded messages, today's scripts twice.
+REDISSON := 3.17.7 3.23.5 3.52.0 4.7.0
+VERSIONS ?= $(if $(ALL),$(REDISSON),$(lastword $(REDISSON)))
+BED := tests/redisson
 
-.PHONY: help demo run test bench check fmt doc deps advisories bench-decoder fuzz
+.PHONY: help demo run test interop recordings bench check fmt doc deps advisories bench-decoder fuzz
 
 help: ## Shows this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -31,10 +35,30 @@ bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent bes
 	$(CARGO) build --locked --release --manifest-path $(PEERS)/rslock/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
 	LOCKSCOPE_TEST_PROGRAMS="$(RELEASE)" "$(RELEASE)/bench" $(ARGS)
 
+# Each version is tested by itself, and together with one that is far from it in age.
+interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISSON)) $(lastword $(REDISSON))) ## The agent beside the real Redisson; ALL=1: beside four versions of it
+	@tests/install-missing cc redis-server
+	for version in $(VERSIONS); do \
+	  other=$(firstword $(REDISSON)); [[ $$version == $$other ]] && other=$(lastword $(REDISSON)); \
+	  echo "== Redisson $$version, and $$other"; \
+	  LOCKSCOPE_REDISSON=$$version LOCKSCOPE_REDISSON_OTHER=$$other RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(nproc)} \
+	    $(CARGO) test --locked -p lockscope-tests --features interop --test interop -- $(ARGS); \
+	done
+
+recordings: $(patsubst %,$(BED)/target/%/classpath,$(REDISSON)) ## Records anew what MONITOR shows of Redisson
+	@tests/install-missing cc redis-server
+	$(CARGO) run --locked --quiet -p lockscope-tests --features interop --bin recordings -- $(REDISSON)
+
+# Maven asks the net only for what it has not fetched before.
+$(BED)/target/%/classpath: $(BED)/pom.xml $(wildcard $(BED)/src/main/java/bed/*.java)
+	@tests/install-missing javac mvn
+	mvn -q -B -f $(BED)/pom.xml -Dredisson.version=$* compile dependency:build-classpath -Dmdep.outputFile=target/$*/classpath
+	@touch $@
+
 check: ## Format, lints, documentation, licences
 	@tests/install-missing cc
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --no-deps --document-private-items
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny --log-level error check licenses bans sources
