@@ -356,9 +356,9 @@ impl Figures {
         self.handovers.with_label_values(&[group]).inc();
     }
 
-    /// A hold was renewed, or not.
-    pub fn renewal(&self, group: &str, outcome: &str) {
-        self.renewals.with_label_values(&[group, outcome]).inc();
+    /// So many holds were renewed, or not.
+    pub fn renewals(&self, group: &str, outcome: &str, count: u64) {
+        self.renewals.with_label_values(&[group, outcome]).inc_by(count);
     }
 
     /// A hold was lost.

@@ -23,10 +23,11 @@ const RELEASE: &str = "if redis.call('hdel', KEYS[1], ARGV[1]) == 0 then return 
 redis.call('publish', ARGV[2], '0')
 return 1";
 
-/// The least that renews many.
-const RENEW: &str = "for i, lock in ipairs(KEYS) do
-  if redis.call('hexists', lock, ARGV[2]) == 1 then
-    redis.call('pexpire', lock, ARGV[1])
+/// The least that renews many, each for its holder. It does not even tell which are gone.
+const RENEW: &str = "local call, lease = redis.call, ARGV[1]
+for i = 1, #KEYS do
+  if call('hexists', KEYS[i], ARGV[i + 1]) == 1 then
+    call('pexpire', KEYS[i], lease)
   end
 end
 return #KEYS";
@@ -67,7 +68,8 @@ impl Bare {
         let count = locks.len().to_string();
         let mut words = vec!["EVALSHA", &self.renew, &count];
         words.extend(locks.iter().map(String::as_str));
-        words.extend([LONG_LEASE_MS, HOLDER]);
+        words.push(LONG_LEASE_MS);
+        words.extend(std::iter::repeat_n(HOLDER, locks.len()));
         encode(&words)
     }
 }

@@ -1,5 +1,6 @@
 //! LOCK: re-entry, queueing, and attempts to take the lock in Redis.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::{Acquired, MAX_READ_COUNT};
@@ -261,6 +262,7 @@ impl Core {
         let hold = Hold {
             number,
             name: name.clone(),
+            group: Arc::clone(&group),
             kind,
             owner,
             token,

@@ -1,5 +1,7 @@
 //! One grant: who holds which lock, how it is kept, until when it is surely valid.
 
+use std::sync::Arc;
+
 use redisson::{Kind, Lease, LockName, Moment};
 
 use super::reply::Grant;
@@ -20,6 +22,8 @@ pub(super) enum Care {
 pub(super) struct Hold {
     pub(super) number: Number,
     pub(super) name: LockName,
+    /// Its label in metrics, as its name has it.
+    pub(super) group: Arc<str>,
     pub(super) kind: Kind,
     pub(super) owner: Owner,
     /// Its fencing token, where its kind has one.

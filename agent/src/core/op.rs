@@ -196,8 +196,8 @@ impl Core {
         } else {
             Lane::Commands
         };
-        let purpose = op.purpose.clone();
-        let call = self.call(&purpose);
+        let Some(op) = self.ops.get(&id) else { return };
+        let call = self.call(&op.purpose);
         self.actions.push_back(Action::Send { op: id, lane, call });
     }
 

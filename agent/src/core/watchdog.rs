@@ -1,5 +1,6 @@
 //! The watchdog: renewals, jeopardy, loss.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::{Kept, MAX_BATCH};
@@ -11,6 +12,19 @@ use super::keep::lost_end;
 use super::op::{Op, Purpose, Renewal};
 use super::timer::Timer;
 use super::{Core, Number};
+
+/// How many holds of each group: those of one batch are of few.
+#[derive(Default)]
+struct Tally(Vec<(Arc<str>, u64)>);
+
+impl Tally {
+    fn add(&mut self, group: &Arc<str>) {
+        match self.0.iter_mut().find(|(known, _)| Arc::ptr_eq(known, group)) {
+            Some((_, count)) => *count += 1,
+            None => self.0.push((Arc::clone(group), 1)),
+        }
+    }
+}
 
 impl Core {
     /// Sets a hold's deadline anew.
@@ -83,20 +97,19 @@ impl Core {
         let now = self.now;
         let lease = self.settings.lease;
         self.figures.renewal_seconds.observe(now.since(op.sent).as_secs_f64());
+        let mut renewed = Tally::default();
         for (Renewal { name, number, count, .. }, kept) in holds.iter().zip(kept) {
+            let jitter = self.jitter();
             // A hold that ended meanwhile is no business of a renewal any more.
             let Some(hold) = self.holds.get_mut(number) else { continue };
             hold.renewing = false;
             hold.failures = 0;
-            let group = self.group(name);
             if let Some(end) = lost_end(*kept) {
-                self.figures.renewal(&group, "gone");
+                self.figures.renewals(&hold.group, "gone", 1);
                 self.lose(*number, end);
                 continue;
             }
-            self.figures.renewal(&group, "renewed");
-            let jitter = self.jitter();
-            let Some(hold) = self.holds.get_mut(number) else { continue };
+            renewed.add(&hold.group);
             self.figures.renewal_margin.observe(hold.valid_until.since(now).as_secs_f64());
             if hold.care == Care::Watched {
                 hold.valid_until = hold.valid_until.max(lease.valid_until(op.sent));
@@ -108,6 +121,9 @@ impl Core {
                 self.tell(owner, name, kind, &Event::Valid(valid));
             }
             self.arm(*number);
+        }
+        for (group, count) in renewed.0 {
+            self.figures.renewals(&group, "renewed", count);
         }
     }
 
@@ -137,7 +153,7 @@ impl Core {
             hold.renewing = false;
             hold.failures = hold.failures.saturating_add(1);
             let failures = hold.failures;
-            self.figures.renewal(&group, "error");
+            self.figures.renewals(&group, "error", 1);
             // The op's own pause is for its first failure; a hold whose renewals go on failing slows down.
             let pause = if failures == 1 { pause } else { self.pause(failures) };
             if let Some(hold) = self.holds.get_mut(number) {

@@ -142,7 +142,7 @@ impl RedisSide {
         async move {
             let Call { script, keys, args } = call;
             let sent = service_kit::clock::boot_micros();
-            let result = link.script(script.source, script.sha(), &keys, &args).await;
+            let result = link.script(script.source, script.sha(), keys.iter(), args.iter()).await;
             let took =
                 Duration::from_micros(service_kit::clock::boot_micros().saturating_sub(sent));
             let outcome = match result {

@@ -44,9 +44,10 @@ impl Judge<'_> {
                         .map(|count| What::Recounted { count });
                 } else if next.is(Verb::Exists, lock) {
                     what = Some(What::RenewalFoundNothing);
-                } else if what.is_none()
-                    && let Some(lease) = lease_of(&next, lock, unit.at_micros)
+                } else if let Some(lease) = lease_of(&next, lock, unit.at_micros)
+                    && !matches!(what, Some(What::Recounted { .. }))
                 {
+                    // The last one counts: PEXPIRE with GT may have changed nothing, and then another follows.
                     what = Some(What::Renewed { lease: Some(lease) });
                 }
             }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{ACQUIRE_FAIR, Call, Publish, RELEASE_FAIR, text, with_queue};
+use super::{ACQUIRE_FAIR, Args, Call, Publish, RELEASE_FAIR, text, with_queue};
 use crate::{HolderId, Lease, LockName, keys};
 
 /// Takes the lock if it is free and nobody living stands before this holder; otherwise, if `queue`, takes a place at
@@ -20,12 +20,12 @@ pub fn acquire_fair(
     Call {
         script: &ACQUIRE_FAIR,
         keys: with_queue(name),
-        args: vec![
+        args: Args::from([
             text(holder),
             text(lease.millis()),
             text(wait.as_millis()),
             text(u8::from(queue)),
-        ],
+        ]),
     }
 }
 
@@ -33,12 +33,12 @@ pub fn acquire_fair(
 /// that [`acquire_fair`] had. Read the reply with [`super::parse_release`].
 #[must_use]
 pub fn release_fair(name: &LockName, holder: &HolderId, wait: Duration, publish: Publish) -> Call {
-    let mut args = vec![
+    let mut args = Args::from([
         text(holder),
         text(wait.as_millis()),
         keys::fair_channels(name),
         keys::RELEASED.to_vec(),
-    ];
-    args.extend(publish.commands().iter().map(text));
+    ]);
+    args.extend(publish.commands());
     Call { script: &RELEASE_FAIR, keys: with_queue(name), args }
 }

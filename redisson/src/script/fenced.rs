@@ -1,6 +1,6 @@
 //! Scripts for fenced locks: plain locks with a token that grows with each grant.
 
-use super::{ACQUIRE, Call, HAND_OVER, acquire, hand_over, text};
+use super::{ACQUIRE, Call, HAND_OVER, acquire, hand_over};
 use crate::{HolderId, Lease, LockName, keys};
 
 /// Takes the lock as [`acquire`] does, with a token that is no less than `least_token` and above all before. Sent
@@ -9,7 +9,7 @@ use crate::{HolderId, Lease, LockName, keys};
 pub fn acquire_fenced(name: &LockName, holder: &HolderId, lease: Lease, least_token: u64) -> Call {
     let Call { mut keys, mut args, .. } = acquire(name, holder, lease);
     keys.push(keys::token(name));
-    args.push(text(least_token));
+    args.push_text(least_token);
     Call { script: &ACQUIRE, keys, args }
 }
 
@@ -24,6 +24,6 @@ pub fn hand_over_fenced(
 ) -> Call {
     let Call { mut keys, mut args, .. } = hand_over(name, from, to, lease);
     keys.push(keys::token(name));
-    args.push(text(least_token));
+    args.push_text(least_token);
     Call { script: &HAND_OVER, keys, args }
 }

@@ -13,7 +13,7 @@ if had == 1 then
   -- PEXPIRE first: a full Redis lets the rest pass only behind a write. Set before remove: the key must not vanish.
   redis.call('PEXPIRE', lock, ARGV[3])
   token = counter and next_token(counter, least)
-  redis.call('HSET', lock, to, 1)
+  redis.call('HSET', lock, to, '1')
   redis.call('HDEL', lock, from)
 elseif redis.call('HEXISTS', lock, to) == 1 then
   -- An earlier copy was served. Whoever sent this one counts the lease from now.

@@ -6,6 +6,7 @@
 //! full Redis accepts. Keys are passed as KEYS (the lock and its companions); channels as arguments, since a
 //! channel is no key and a cluster must not route by it.
 
+mod args;
 mod fair;
 mod fenced;
 mod read_write;
@@ -16,6 +17,7 @@ use std::sync::LazyLock;
 
 use sha1::{Digest, Sha1};
 
+pub use args::Args;
 pub use fair::{acquire_fair, release_fair};
 pub use fenced::{acquire_fenced, hand_over_fenced};
 pub use read_write::{
@@ -110,9 +112,9 @@ pub struct Call {
     /// Which script.
     pub script: &'static Script,
     /// Its keys.
-    pub keys: Vec<Vec<u8>>,
+    pub keys: Args,
     /// Its further arguments.
-    pub args: Vec<Vec<u8>>,
+    pub args: Args,
 }
 
 /// How releases are published: what the subscribers of a deployment listen to.
@@ -145,7 +147,7 @@ pub fn acquire(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
     Call {
         script: &ACQUIRE,
         keys: with_queue(name),
-        args: vec![text(holder), text(lease.millis())],
+        args: Args::from([text(holder), text(lease.millis())]),
     }
 }
 
@@ -156,12 +158,16 @@ pub fn keep<'a>(
     holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
     lease: Lease,
 ) -> Call {
-    let mut keys = Vec::new();
-    let mut args = vec![text(lease.millis())];
+    let holds = holds.into_iter();
+    let most = holds.size_hint().0;
+    // Room for what is usual; what is more makes its own.
+    let mut keys = Args::with_capacity(most, 40 * most);
+    let mut args = Args::with_capacity(2 * most + 1, 60 * most + 10);
+    args.push_text(lease.millis());
     for (name, holder, count) in holds {
-        keys.push(name.as_bytes().to_vec());
-        args.push(text(holder));
-        args.push(text(count));
+        keys.push(name.as_bytes());
+        args.push_text(holder);
+        args.push_text(count);
     }
     Call { script: &KEEP, keys, args }
 }
@@ -169,9 +175,9 @@ pub fn keep<'a>(
 /// Ends a hold whatever its count, and tells who waits. Read the reply with [`parse_release`].
 #[must_use]
 pub fn release(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
-    let mut args = vec![text(holder), keys::channel(name), keys::RELEASED.to_vec()];
-    args.extend(publish.commands().iter().map(text));
-    Call { script: &RELEASE, keys: vec![name.as_bytes().to_vec()], args }
+    let mut args = Args::from([text(holder), keys::channel(name), keys::RELEASED.to_vec()]);
+    args.extend(publish.commands());
+    Call { script: &RELEASE, keys: Args::from([name.as_bytes()]), args }
 }
 
 /// Passes the lock from one of our holders to another of ours, at count 1 with the new one's lease: one round
@@ -181,8 +187,8 @@ pub fn hand_over(name: &LockName, from: &HolderId, to: &HolderId, lease: Lease) 
     let channel = if from.write { keys::read_write_channel(name) } else { keys::channel(name) };
     Call {
         script: &HAND_OVER,
-        keys: vec![name.as_bytes().to_vec()],
-        args: vec![text(from), text(to), text(lease.millis()), channel],
+        keys: Args::from([name.as_bytes()]),
+        args: Args::from([text(from), text(to), text(lease.millis()), channel]),
     }
 }
 
@@ -191,17 +197,17 @@ pub fn hand_over(name: &LockName, from: &HolderId, to: &HolderId, lease: Lease) 
 #[must_use]
 pub fn force_release(name: &LockName, seen: &[shape::Holder], publish: Publish) -> Call {
     let verbs = publish.commands();
-    let mut args = vec![
+    let mut args = Args::from([
         keys::channel(name),
         keys::read_write_channel(name),
         keys::fair_channels(name),
         text(MAX_READ_COUNT),
         text(verbs.len()),
-    ];
-    args.extend(verbs.iter().map(text));
+    ]);
+    args.extend(verbs);
     for holder in seen {
-        args.push(text(holder.id));
-        args.push(text(holder.count));
+        args.push_text(holder.id);
+        args.push_text(holder.count);
         args.push(keys::read_markers(name, &holder.id));
         args.push(keys::forced_channel(&holder.id.client));
     }
@@ -209,8 +215,8 @@ pub fn force_release(name: &LockName, seen: &[shape::Holder], publish: Publish) 
 }
 
 /// The lock with the keys of a fair lock's queue.
-fn with_queue(name: &LockName) -> Vec<Vec<u8>> {
-    vec![name.as_bytes().to_vec(), keys::queue(name), keys::deadlines(name)]
+fn with_queue(name: &LockName) -> Args {
+    Args::from([name.as_bytes().to_vec(), keys::queue(name), keys::deadlines(name)])
 }
 
 /// Asks what the lock looks like, reading no more than is sure to be small. Read the reply with [`parse_show`].
@@ -221,12 +227,12 @@ pub fn show(name: &LockName) -> Call {
     Call {
         script: &SHOW,
         keys,
-        args: vec![
+        args: Args::from([
             text(shape::MAX_FIELDS),
             text(shape::MAX_FIELD_LEN),
             text(shape::MAX_VALUE_LEN),
             text(MAX_PLACES_SHOWN),
             text(MAX_READ_COUNT),
-        ],
+        ]),
     }
 }

@@ -5,7 +5,7 @@
 //! behind for as long as others keep the hash, and is known as dead by its markers.
 
 use super::{
-    ACQUIRE_READ, ACQUIRE_WRITE, Call, KEEP_READ, Publish, RELEASE_READ, RELEASE_WRITE, text,
+    ACQUIRE_READ, ACQUIRE_WRITE, Args, Call, KEEP_READ, Publish, RELEASE_READ, RELEASE_WRITE, text,
     with_queue,
 };
 use crate::{HolderId, Lease, LockName, keys};
@@ -25,7 +25,11 @@ pub fn acquire_read(
     let mut keys = with_queue(name);
     keys.push(keys::read_markers(name, holder));
     let own_write = own_write.map(text).unwrap_or_default();
-    Call { script: &ACQUIRE_READ, keys, args: vec![text(holder), text(lease.millis()), own_write] }
+    Call {
+        script: &ACQUIRE_READ,
+        keys,
+        args: Args::from([text(holder), text(lease.millis()), own_write]),
+    }
 }
 
 /// Takes the write side for a holder that has never held anything; `holder` is a write hold's id. Read the reply with
@@ -36,7 +40,7 @@ pub fn acquire_write(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
     Call {
         script: &ACQUIRE_WRITE,
         keys: with_queue(name),
-        args: vec![text(holder), text(lease.millis())],
+        args: Args::from([text(holder), text(lease.millis())]),
     }
 }
 
@@ -46,13 +50,13 @@ pub fn keep_read<'a>(
     holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
     lease: Lease,
 ) -> Call {
-    let mut keys = Vec::new();
-    let mut args = vec![text(lease.millis()), text(MAX_READ_COUNT)];
+    let mut keys = Args::default();
+    let mut args = Args::from([text(lease.millis()), text(MAX_READ_COUNT)]);
     for (name, holder, count) in holds {
-        keys.push(name.as_bytes().to_vec());
+        keys.push(name.as_bytes());
         keys.push(keys::read_markers(name, &holder));
-        args.push(text(holder));
-        args.push(text(count.min(MAX_READ_COUNT)));
+        args.push_text(holder);
+        args.push_text(count.min(MAX_READ_COUNT));
     }
     Call { script: &KEEP_READ, keys, args }
 }
@@ -61,14 +65,15 @@ pub fn keep_read<'a>(
 /// told. Read the reply with [`super::parse_release`].
 #[must_use]
 pub fn release_read(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
-    let mut args = vec![
+    let mut args = Args::from([
         text(holder),
         text(MAX_READ_COUNT),
         keys::read_write_channel(name),
         keys::RELEASED.to_vec(),
-    ];
-    args.extend(publish.commands().iter().map(text));
-    let keys = vec![name.as_bytes().to_vec(), keys::read_markers(name, holder), name.tagged()];
+    ]);
+    args.extend(publish.commands());
+    let keys =
+        Args::from([name.as_bytes().to_vec(), keys::read_markers(name, holder), name.tagged()]);
     Call { script: &RELEASE_READ, keys, args }
 }
 
@@ -77,7 +82,7 @@ pub fn release_read(name: &LockName, holder: &HolderId, publish: Publish) -> Cal
 #[must_use]
 pub fn release_write(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
     let mut args =
-        vec![text(holder), keys::read_write_channel(name), keys::WRITE_RELEASED.to_vec()];
-    args.extend(publish.commands().iter().map(text));
-    Call { script: &RELEASE_WRITE, keys: vec![name.as_bytes().to_vec()], args }
+        Args::from([text(holder), keys::read_write_channel(name), keys::WRITE_RELEASED.to_vec()]);
+    args.extend(publish.commands());
+    Call { script: &RELEASE_WRITE, keys: Args::from([name.as_bytes()]), args }
 }

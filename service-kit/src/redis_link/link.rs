@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline, Value, cmd};
+use redis::{Cmd, Pipeline, Value};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -201,14 +201,15 @@ impl Link {
         &self,
         source: &str,
         sha: &str,
-        keys: &[K],
-        args: &[A],
+        keys: K,
+        args: A,
     ) -> Result<Value, CallError>
     where
-        K: AsRef<[u8]>,
-        A: AsRef<[u8]>,
+        K: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
+        A: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
     {
-        match self.call(eval("EVALSHA", sha, keys, args)).await {
+        let (keys, args) = (keys.into_iter(), args.into_iter());
+        match self.call(eval("EVALSHA", sha, keys.clone(), args.clone())).await {
             Err(error) if error.is_noscript() => self.call(eval("EVAL", source, keys, args)).await,
             answer => answer,
         }
@@ -221,11 +222,23 @@ impl fmt::Debug for Link {
     }
 }
 
-fn eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(verb: &str, script: &str, keys: &[K], args: &[A]) -> Cmd {
-    let mut command = cmd(verb);
-    command.arg(script).arg(keys.len());
-    for part in keys.iter().map(AsRef::as_ref).chain(args.iter().map(AsRef::as_ref)) {
-        command.arg(part);
+fn eval<K, A>(verb: &str, script: &str, keys: K, args: A) -> Cmd
+where
+    K: ExactSizeIterator<Item: AsRef<[u8]>> + Clone,
+    A: ExactSizeIterator<Item: AsRef<[u8]>> + Clone,
+{
+    let bytes: usize = keys.clone().map(|key| key.as_ref().len()).sum::<usize>()
+        + args.clone().map(|arg| arg.as_ref().len()).sum::<usize>();
+    let count = keys.len();
+    // The verb, the script and the number of keys, of at most 20 digits, come first.
+    let mut command =
+        Cmd::with_capacity(3 + count + args.len(), verb.len() + script.len() + 20 + bytes);
+    command.arg(verb).arg(script).arg(count);
+    for key in keys {
+        command.arg(key.as_ref());
+    }
+    for arg in args {
+        command.arg(arg.as_ref());
     }
     command
 }

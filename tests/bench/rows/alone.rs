@@ -64,12 +64,13 @@ fn pairs(socket: &Path, time: Duration) -> Result<(f64, f64)> {
 pub(super) async fn own_locks(stage: Stage) -> Result<Vec<Round>> {
     let (port, time) = (stage.redis.port(), stage.options.time);
     let mut rounds = Vec::new();
-    for _ in 0..stage.options.rounds {
+    for number in 0..stage.options.rounds {
         let mut round = Round::default();
         let bare = blocking(move || {
             let scripts = Bare::load(&mut Caller::tcp(port)?)?;
             let plan = |worker| {
-                let lock = format!("bench:bare:{worker}");
+                // Names of its own each time: nobody releases what these workers hold at the end.
+                let lock = format!("bench:bare:{number}:{worker}");
                 Plan::tcp(port, scripts.acquire(&lock), scripts.release(&lock))
             };
             run((0..OWN_WORKERS).map(plan).collect::<Result<_>>()?, time)

@@ -72,7 +72,7 @@ impl Bench {
     async fn call(&mut self, call: &Call) -> Result<Value> {
         let count = call.keys.len().to_string();
         let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), count.as_bytes()];
-        args.extend(call.keys.iter().chain(&call.args).map(Vec::as_slice));
+        args.extend(call.keys.iter().chain(call.args.iter()));
         value(self.client.call_args(&args).await?)
     }
 

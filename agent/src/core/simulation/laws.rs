@@ -127,8 +127,8 @@ impl Laws {
         match script {
             "acquire" => breach(number(&call.args[0]), host)?,
             "keep" => {
-                for holder in call.args[1..].chunks(2) {
-                    breach(number(&holder[0]), host)?;
+                for holder in call.args.iter().skip(1).step_by(2) {
+                    breach(number(holder), host)?;
                 }
             }
             "hand_over" => {

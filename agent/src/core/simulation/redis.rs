@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use redisson::script::{Call, Value};
+use redisson::script::{Args, Call, Value};
 
 use super::commands::{Run, Stop};
 
@@ -129,7 +129,7 @@ impl Redis {
 
     /// Runs a script, as EVALSHA does.
     pub(in crate::core) fn serve(&mut self, call: &Call) -> Served {
-        let text = |parts: &[Vec<u8>]| -> Vec<String> {
+        let text = |parts: &Args| -> Vec<String> {
             parts.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect()
         };
         let (keys, args) = (text(&call.keys), text(&call.args));

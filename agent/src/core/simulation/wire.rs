@@ -163,7 +163,7 @@ impl Simulation {
         self.log(|| {
             let late = if live { "" } else { " (late)" };
             let args: Vec<_> =
-                packet.call.args.iter().take(3).map(|arg| String::from_utf8_lossy(arg)).collect();
+                packet.call.args.iter().take(3).map(String::from_utf8_lossy).collect();
             let key = String::from_utf8_lossy(&packet.call.keys[0]);
             let reply = &served.reply;
             format!("redis: {} {key} {args:?}{late} -> {reply:?}", packet.call.script.name)

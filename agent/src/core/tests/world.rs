@@ -298,7 +298,7 @@ impl World {
         self.served.push(call.script.name);
         let now = self.now;
         let key = text(&call.keys[0]);
-        let args: Vec<String> = call.args.iter().map(|arg| text(arg)).collect();
+        let args: Vec<String> = call.args.iter().map(text).collect();
         let ms = |arg: &str| Duration::from_millis(arg.parse().unwrap());
         let ints = |ints: &[i64]| Some(Value::Array(ints.iter().map(|n| Value::Int(*n)).collect()));
         match call.script.name {

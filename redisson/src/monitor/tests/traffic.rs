@@ -278,10 +278,14 @@ fn our_own_scripts_are_read_too() {
     use crate::script::{HAND_OVER, KEEP, RELEASE};
     let mut stream = master();
     stream.client(&format!("EVALSHA {} 3 a b c 10000 {H} 2 {OTHER} 1 {H} 1", KEEP.sha()));
-    stream.lua(&format!("HGET a {H}")).lua("PTTL a").lua("PEXPIRE a 10000");
+    stream.lua(&format!("HGET a {H}")).lua("PEXPIRE a 10000 GT");
     stream.lua(&format!("HSET a {H} 2"));
     stream.lua(&format!("HGET b {OTHER}")).lua("EXISTS b");
-    stream.lua(&format!("HGET c {H}")).lua("PTTL c").lua("PEXPIRE c 10000");
+    stream.lua(&format!("HGET c {H}")).lua("PEXPIRE c 10000 GT");
+    // A lease that was longer already.
+    stream.client(&format!("EVALSHA {} 1 c 10000 {H} 1", KEEP.sha()));
+    stream.lua(&format!("HGET c {H}")).lua("PEXPIRE c 10000 GT").lua("PTTL c");
+    stream.lua("PEXPIRE c 40000");
     stream.client(&format!("EVALSHA {} 1 a {H} {OTHER} 10000 ch", HAND_OVER.sha()));
     stream.lua(&format!("HEXISTS a {H}")).lua("PEXPIRE a 10000").lua(&format!("HSET a {OTHER} 1"));
     stream.lua(&format!("HDEL a {H}")).lua("PUBSUB NUMSUB ch");
@@ -295,6 +299,7 @@ fn our_own_scripts_are_read_too() {
             "recounted a - H 2",
             "renewal_found_nothing b - O",
             "renewed c - H Some(10s)",
+            "renewed c - H Some(40s)",
             "handed_over a - H Some(10s) to O",
             "released a lock O",
             "release_found_nothing a lock O",

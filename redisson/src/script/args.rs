@@ -1,0 +1,106 @@
+//! Keys and arguments of a call.
+
+use std::fmt;
+use std::io::Write as _;
+use std::ops::Index;
+
+/// Byte strings, one behind the other in one buffer: a batch of renewals has hundreds, and to allocate each costs more
+/// than all the rest of it.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Args {
+    bytes: Vec<u8>,
+    /// Where each of them ends.
+    ends: Vec<usize>,
+}
+
+impl Args {
+    /// None yet, with room for so many of so many bytes together.
+    #[must_use]
+    pub fn with_capacity(count: usize, bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes), ends: Vec::with_capacity(count) }
+    }
+
+    /// One more, at the end.
+    pub fn push(&mut self, arg: impl AsRef<[u8]>) {
+        self.bytes.extend_from_slice(arg.as_ref());
+        self.ends.push(self.bytes.len());
+    }
+
+    /// One more, as it is displayed.
+    pub fn push_text(&mut self, arg: impl fmt::Display) {
+        write!(self.bytes, "{arg}").expect("a vector takes all that is written");
+        self.ends.push(self.bytes.len());
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
+        (0..self.len()).map(|index| &self[index])
+    }
+}
+
+impl Index<usize> for Args {
+    type Output = [u8];
+
+    fn index(&self, index: usize) -> &[u8] {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.bytes[start..self.ends[index]]
+    }
+}
+
+impl<A: AsRef<[u8]>> Extend<A> for Args {
+    fn extend<I: IntoIterator<Item = A>>(&mut self, args: I) {
+        args.into_iter().for_each(|arg| self.push(arg));
+    }
+}
+
+impl<A: AsRef<[u8]>, const N: usize> From<[A; N]> for Args {
+    fn from(args: [A; N]) -> Self {
+        let bytes = args.iter().map(|arg| arg.as_ref().len()).sum();
+        let mut all = Self::with_capacity(N, bytes);
+        all.extend(args);
+        all
+    }
+}
+
+impl fmt::Debug for Args {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter().map(|arg| arg.escape_ascii().to_string())).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn text_is_one_argument() {
+        let mut args = Args::from(["lock", ""]);
+        args.push_text(format_args!("{}:{}", "a", -5));
+        assert_eq!(args.iter().collect::<Vec<_>>(), [&b"lock"[..], b"", b"a:-5"]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_goes_in_comes_out(given: Vec<Vec<u8>>) {
+            let mut args = Args::default();
+            args.extend(&given);
+            prop_assert_eq!(args.len(), given.len());
+            prop_assert_eq!(args.is_empty(), given.is_empty());
+            prop_assert_eq!(args.iter().map(<[u8]>::to_vec).collect::<Vec<_>>(), given);
+        }
+    }
+}
