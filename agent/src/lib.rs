@@ -3,6 +3,7 @@
 //! The locks' whole way runs in one thread: [`server`] takes connections in, each [`connection`] turns bytes into
 //! [`command`]s, the [`core`] decides, the [`driver`] carries out what it says in Redis. HTTP has a thread of its own.
 
+pub mod announce;
 pub mod command;
 pub mod config;
 pub mod connection;
@@ -100,6 +101,17 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         Arc::clone(&figures),
         &stage,
     );
+    announce::start(
+        announce::Start {
+            client: identity.client,
+            target: config.target.clone(),
+            connect_timeout: config.connect_timeout,
+            response_timeout: config.core.response_timeout,
+            cmdline: config.publish_cmdline,
+            core: core.sender(),
+        },
+        &stage,
+    );
     let sources = http::Sources {
         registry,
         status: core.status(),
@@ -149,7 +161,8 @@ fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>>
     let figures = Arc::new(Figures::new(config.grouping(), registry)?);
     driver::register_oldest(&figures, registry)?;
     // Margins and lateness of renewals mean something only beside it.
-    let lease = Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog keeps up.")?;
+    let lease =
+        Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog keeps up.")?;
     lease.set(config.core.lease.duration().as_secs_f64());
     registry.register(Box::new(lease))?;
     let revision = option_env!("LOCKSCOPE_REVISION").unwrap_or("unknown");
