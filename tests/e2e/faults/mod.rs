@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use harness::proxy::Place;
 use harness::{Agent, Client, Proxy, RedisServer, eventually};
 
-use crate::agent::{Bench, assert_error, holder, lock};
+use crate::agent::{Bench, assert_error, credentials, holder, lock};
 
 /// The names by which an agent's connections call themselves.
 const COMMANDS: &str = "lockscope-agent";
