@@ -54,6 +54,9 @@ struct Flags {
     /// Show holds and waits over HTTP too, with pids and names of locks; the socket's permissions do not guard them there
     #[arg(long)]
     http_sessions: bool,
+    /// Tell in Redis the command lines of the workers that hold or wait, too; what looks like a secret is left out
+    #[arg(long)]
+    publish_cmdline: bool,
     /// A further name by which the HTTP address may be called
     #[arg(long, value_name = "HOST")]
     http_allowed_host: Vec<String>,
@@ -115,6 +118,8 @@ pub struct Config {
     pub http: SocketAddr,
     /// Whether holds and waits are shown there.
     pub http_sessions: bool,
+    /// Whether the workers' command lines are told in Redis.
+    pub publish_cmdline: bool,
     /// By which further names it may be called.
     pub http_allowed_hosts: Vec<String>,
     /// The state folder, where it is set.
@@ -190,6 +195,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         socket_group: flags.socket_group,
         http: flags.http,
         http_sessions: flags.http_sessions,
+        publish_cmdline: flags.publish_cmdline,
         http_allowed_hosts: flags.http_allowed_host,
         state_dir: flags.state_dir,
         core: core::Settings {

@@ -3,6 +3,7 @@
 //! The locks' whole way runs in one thread: [`server`] takes connections in, each [`connection`] turns bytes into
 //! [`command`]s, the [`core`] decides, the [`driver`] carries out what it says in Redis. HTTP has a thread of its own.
 
+pub mod announce;
 pub mod command;
 pub mod config;
 pub mod connection;
@@ -98,6 +99,17 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
             drain_timeout: config.drain_timeout,
         },
         Arc::clone(&figures),
+        &stage,
+    );
+    announce::start(
+        announce::Start {
+            client: identity.client,
+            target: config.target.clone(),
+            connect_timeout: config.connect_timeout,
+            response_timeout: config.core.response_timeout,
+            cmdline: config.publish_cmdline,
+            core: core.sender(),
+        },
         &stage,
     );
     let sources = http::Sources {

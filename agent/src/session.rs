@@ -58,6 +58,12 @@ pub const PUSHES: usize = 256;
 /// One hold or wait, as LOCKS and the HTTP side list it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct ListRow {
+    /// The number that ends its holder id, or will once it is granted.
+    #[serde(skip)]
+    pub number: crate::core::Number,
+    /// The id of its session.
+    #[serde(skip)]
+    pub session: String,
     /// The lock's name, escaped where it is not printable UTF-8.
     pub lock: String,
     /// Its name's bytes.

@@ -20,6 +20,11 @@ pub const UNLOCK_LATCH: &[u8] = b"redisson_unlock_latch:";
 /// Start of the channel on which an operator's forced release is told to the agent whose hold it was. Ours, not Redisson's.
 pub const FORCED_CHANNEL: &[u8] = b"lockscope:forced:";
 
+/// Start of the key in which an agent tells of itself, a hash. Ours.
+pub const AGENT: &[u8] = b"lockscope:agent:";
+/// Start of the key in which an agent tells who its holders are, a hash of numbers and JSON. Ours.
+pub const AGENT_HOLDERS: &[u8] = b"lockscope:holders:";
+
 /// What a release publishes on a plain, fenced or fair channel, and the last reader's release: free, try again.
 pub const RELEASED: &[u8] = b"0";
 /// What a release of the write side publishes: every waiter may try.
@@ -82,6 +87,18 @@ pub fn read_markers(name: &LockName, reader: &HolderId) -> Vec<u8> {
 #[must_use]
 pub fn forced_channel(client: &crate::ClientId) -> Vec<u8> {
     [FORCED_CHANNEL, b"{", client.as_str().as_bytes(), b"}"].concat()
+}
+
+/// Where an agent tells of itself.
+#[must_use]
+pub fn agent(client: &crate::ClientId) -> Vec<u8> {
+    [AGENT, b"{", client.as_str().as_bytes(), b"}"].concat()
+}
+
+/// Where an agent tells who its holders are, by the numbers that end their ids.
+#[must_use]
+pub fn agent_holders(client: &crate::ClientId) -> Vec<u8> {
+    [AGENT_HOLDERS, b"{", client.as_str().as_bytes(), b"}"].concat()
 }
 
 /// The locks that a message on `channel` may be about, likeliest first; none where it is no lock's channel.

@@ -81,6 +81,12 @@ async fn the_documented_users_are_enough() -> Result<()> {
     })
     .await;
 
+    eventually("the agent to tell who its holders are", async || {
+        let told = direct.call("KEYS lockscope:holders:*").await?.ok()?;
+        ensure!(!told.items()?.is_empty(), "nothing is told");
+        Ok(())
+    })
+    .await;
     eventually("the dashboard to see all by all its sources", async || {
         let list = dashboard.json("/api/v1/locks").await?;
         ensure!(list["total"].as_i64() >= Some(2), "{list}");

@@ -105,6 +105,16 @@ impl RedisServer {
     }
 }
 
+/// How many keys there are, those aside in which agents tell of themselves.
+///
+/// # Errors
+/// When the server does not answer.
+pub async fn locks(client: &mut Client) -> Result<usize> {
+    let keys = client.call("KEYS *").await?.ok()?;
+    let locks = keys.items()?.iter().filter(|key| !key.text().starts_with("lockscope:"));
+    Ok(locks.count())
+}
+
 /// Starts redis-server and waits until it answers; nothing when the port was taken.
 async fn spawn(folder: &Path, port: u16, options: &[(String, String)]) -> Result<Option<Process>> {
     let program = process::on_path("redis-server")

@@ -15,6 +15,12 @@ pub(crate) const LEASE: &str = "10m";
 pub(crate) struct Kind {
     /// The word after `KIND`.
     pub(crate) word: &'static str,
+    /// The first minor version of Redisson 3 that has it.
+    since: u32,
+    /// The word in SHOW's reply: plain and fenced locks cannot be told apart in Redis.
+    pub(crate) shown: &'static str,
+    /// What a holder's field has behind the thread's number.
+    suffix: &'static str,
     /// The calls that lead to the lock object; `NAME` stands for its name.
     object: &'static [&'static str],
     /// What the agent's metrics call the script that tries to take it.
@@ -24,19 +30,48 @@ pub(crate) struct Kind {
 }
 
 /// Every kind that excludes. A further one is a row here.
-pub(crate) const KINDS: &[Kind] = &[Kind {
-    word: "lock",
-    object: &["getLock", "NAME"],
-    acquire: "acquire",
-    channel: "redisson_lock__channel:{NAME}",
-}];
+pub(crate) const KINDS: &[Kind] = &[
+    Kind {
+        word: "lock",
+        since: 0,
+        shown: "lock",
+        suffix: "",
+        object: &["getLock", "NAME"],
+        acquire: "acquire",
+        channel: "redisson_lock__channel:{NAME}",
+    },
+    Kind {
+        word: "fenced",
+        since: 19,
+        shown: "lock",
+        suffix: "",
+        object: &["getFencedLock", "NAME"],
+        acquire: "acquire",
+        channel: "redisson_lock__channel:{NAME}",
+    },
+    Kind {
+        word: "write",
+        since: 0,
+        shown: "write",
+        suffix: ":write",
+        object: &["getReadWriteLock", "NAME", ".", "writeLock"],
+        acquire: "acquire_write",
+        channel: "redisson_rwlock:{NAME}",
+    },
+];
+
+/// The kinds that the version under test has.
+pub(crate) fn kinds() -> Result<Vec<Kind>> {
+    let version = version()?;
+    Ok(KINDS.iter().copied().filter(|kind| kind.is_in(&version)).collect())
+}
 
 /// Makes a test of each function in `cases`, which runs it for each kind.
 macro_rules! for_each_kind {
     ($($name:ident),* $(,)?) => { $(
         #[tokio::test]
         async fn $name() -> anyhow::Result<()> {
-            for &kind in crate::bed::KINDS {
+            for kind in crate::bed::kinds()? {
                 anyhow::Context::with_context(cases::$name(kind).await, || kind.word)?;
             }
             Ok(())
@@ -121,7 +156,8 @@ impl Bed {
     pub(crate) async fn holders(&mut self, name: &str) -> Result<Vec<(String, String)>> {
         let reply = self.direct.call_args(&["HGETALL", name]).await?.ok()?;
         let pairs = reply.items()?.chunks(2).map(|pair| (pair[0].text(), pair[1].text()));
-        let mut holders: Vec<_> = pairs.collect();
+        // A read-write lock's hash says in this field which side is held.
+        let mut holders: Vec<_> = pairs.filter(|(field, _)| field != "mode").collect();
         holders.sort();
         Ok(holders)
     }
@@ -166,14 +202,16 @@ impl Bed {
         .await;
     }
 
-    /// Asserts that nobody holds anything, and that nothing of Redisson's or ours is left over, latches aside, which
-    /// Redisson deletes without waiting.
+    /// Asserts that nobody holds anything, and that nothing is left over but tokens, which outlive their locks. Redisson
+    /// deletes its latches without waiting.
     pub(crate) async fn assert_nothing_left(&mut self) {
         eventually("an empty Redis", async || {
             let keys = self.direct.call("KEYS *").await?.ok()?;
             let kept = |key: &&Reply| {
                 let key = key.text();
-                !(key.starts_with("counter") || key.starts_with("lockscope:"))
+                !["counter", "lockscope:", "redisson_lock_token:"]
+                    .iter()
+                    .any(|kept| key.starts_with(kept))
             };
             let left: Vec<_> = keys.items()?.iter().filter(kept).map(Reply::text).collect();
             ensure!(left.is_empty(), "left over: {left:?}");
@@ -205,6 +243,18 @@ pub(crate) async fn open(
 }
 
 impl Kind {
+    /// Whether that version of Redisson has it.
+    pub(crate) fn is_in(self, version: &str) -> bool {
+        let minor =
+            version.strip_prefix("3.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        minor.is_none_or(|minor: u32| minor >= self.since)
+    }
+
+    /// The field of a Java thread's hold.
+    pub(crate) fn field(self, client_id: &str, thread_id: &str) -> String {
+        format!("{client_id}:{thread_id}{}", self.suffix)
+    }
+
     /// The agent's command for a lock of this kind.
     pub(crate) fn lock(self, name: &str, more: &str) -> Vec<String> {
         let mut words = vec!["LOCK".to_owned(), name.to_owned()];

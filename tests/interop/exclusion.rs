@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use harness::{Client, Jvm, RedisServer, Worker, eventually, within};
 
-use super::bed::{lock, open, unlock, version};
-use super::{Bed, JavaLock, KINDS, Kind};
+use super::bed::{kinds, lock, open, unlock, version};
+use super::{Bed, JavaLock, Kind};
 
 /// Set and noted in one step, so that a worker killed within leaves both or neither.
 const WRITE: &str =
@@ -106,7 +106,7 @@ async fn mixed(kind: Kind, java: usize, ours: usize) -> Result<Tally> {
 
 #[tokio::test]
 async fn ten_thousand_sections_of_both_sides() -> Result<()> {
-    for &kind in KINDS {
+    for kind in kinds()? {
         let tally = mixed(kind, 5_000, 5_000).await.with_context(|| kind.word)?;
         assert_eq!(tally.total, 10_000, "{}", kind.word);
         assert!(tally.turns >= 20, "one side waited for the other's end: {tally:?}");
@@ -117,7 +117,7 @@ async fn ten_thousand_sections_of_both_sides() -> Result<()> {
 /// What is killed while others go on: worker processes and sessions of the agent, and whole JVMs.
 #[tokio::test]
 async fn killed_at_random() -> Result<()> {
-    for &kind in KINDS {
+    for kind in kinds()? {
         killed(kind).await.with_context(|| kind.word)?;
     }
     Ok(())

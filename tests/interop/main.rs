@@ -13,4 +13,4 @@ mod upstream;
 mod versions;
 mod wakeup;
 
-use bed::{Bed, JavaLock, KINDS, Kind, LEASE};
+use bed::{Bed, JavaLock, Kind, LEASE};

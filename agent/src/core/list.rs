@@ -100,6 +100,8 @@ impl Core {
         };
         let session = self.sessions.get(&owner.session);
         let row = ListRow {
+            number,
+            session: self.session_name(owner.session),
             lock: name.to_string(),
             name: name.as_bytes().to_vec(),
             kind: kind.as_str(),

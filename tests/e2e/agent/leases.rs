@@ -33,12 +33,12 @@ async fn a_thousand_holds_are_kept_together() -> Result<()> {
         worker.reply().await?.ok()?;
     }
     bench.until_metric(RENEWALS, &RENEWED, 3_500.0).await;
-    assert_eq!(bench.direct.call("DBSIZE").await?, Reply::Int(1_000));
+    assert_eq!(harness::redis::locks(&mut bench.direct).await?, 1_000);
     let lost = bench.agent.metrics().await?.sum("lockscope_agent_lost_holds_total", &[]);
     assert_eq!(lost, 0.0);
     drop(worker);
     eventually("all to be released", async || {
-        let left = bench.direct.call("DBSIZE").await?.int()?;
+        let left = harness::redis::locks(&mut bench.direct).await?;
         ensure!(left == 0, "{left} are left");
         Ok(())
     })

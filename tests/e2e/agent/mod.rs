@@ -1,5 +1,6 @@
 //! The agent as a process of its own, on a real Redis, with workers on its socket.
 
+mod announce;
 mod death;
 mod drain;
 mod events;

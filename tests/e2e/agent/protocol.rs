@@ -36,7 +36,7 @@ async fn any_bytes_up_to_512_are_a_name() -> Result<()> {
         assert_eq!(renamed.field("lock")?.bytes()?, name);
         assert_eq!(worker.call_args(&[b"UNLOCK".as_slice(), name]).await?, Reply::Int(0));
     }
-    assert_eq!(bench.direct.call("DBSIZE").await?, Reply::Int(0));
+    assert_eq!(harness::redis::locks(&mut bench.direct).await?, 0);
     let too_long = vec![b'x'; LockName::MAX + 1];
     let refused = worker.call_args(&[b"LOCK".as_slice(), &too_long]).await?;
     assert_error(&refused, "LIMIT", "512");

@@ -1,0 +1,142 @@
+//! What the agent tells in Redis of itself and of who its holders are.
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Agent, Client, RedisServer, Worker, eventually};
+use redisson::{HolderId, keys};
+use serde_json::Value;
+
+use super::{Bench, holder, lock};
+
+/// The key of the agent that has this holder, and the number of the holder in it.
+fn place(holder: &str) -> Result<(String, String)> {
+    let id = HolderId::parse(holder.as_bytes()).context("a holder id")?;
+    let number = holder.rsplit(':').next().context("it ends with its number")?.to_owned();
+    Ok((String::from_utf8(keys::agent_holders(&id.client))?, number))
+}
+
+/// What is told of a holder, once it is told.
+async fn told(direct: &mut Client, holder: &str) -> Result<Value> {
+    let (key, number) = place(holder)?;
+    let note = eventually("the holder to be told", async || {
+        let note = direct.call(&format!("HGET {key} {number}")).await?;
+        Ok(note.bytes()?.to_vec())
+    })
+    .await;
+    Ok(serde_json::from_slice(&note)?)
+}
+
+#[tokio::test]
+async fn a_holder_can_be_looked_up() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    worker.call("CLIENT SETNAME billing").await?.ok()?;
+    let held = holder(&lock(&mut worker, "LOCK a").await?)?;
+    let note = told(&mut bench.direct, &held).await?;
+    assert_eq!(note["pid"], std::process::id());
+    assert_eq!(note["uid"], rustix::process::getuid().as_raw());
+    let comm = std::fs::read_to_string("/proc/self/comm")?;
+    assert_eq!(note["comm"], comm.trim_end());
+    assert_eq!(note["client"], "billing");
+    let session = worker.call("SESSION").await?.ok()?.field("id")?.text();
+    assert_eq!(note["session"], session);
+    assert_eq!(note.get("cmdline"), None, "{note}");
+    let since = note["since"].as_i64().context("a time")?;
+    let now = bench.direct.call("TIME").await?.items()?[0].text().parse::<i64>()? * 1_000;
+    assert!((now - 600_000..=now + 2_000).contains(&since), "{since} at {now}");
+
+    let (key, _) = place(&held)?;
+    let ttl = bench.direct.call(&format!("PTTL {key}")).await?.int()?;
+    assert!((1..=60_000).contains(&ttl), "{ttl}");
+    // What waits is told as well.
+    let mut waiter = bench.session().await?;
+    waiter.send("LOCK a").await?;
+    until_told(&mut bench.direct, &key, 2).await;
+    assert_eq!(worker.call("UNLOCK a").await?.int()?, 0);
+    let next = holder(&waiter.reply().await?)?;
+    assert_ne!(next, held);
+    until_told(&mut bench.direct, &key, 1).await;
+    told(&mut bench.direct, &next).await?;
+    drop(waiter);
+    until_told(&mut bench.direct, &key, 0).await;
+    Ok(())
+}
+
+/// Waits until that many are told.
+async fn until_told(direct: &mut Client, key: &str, count: i64) {
+    eventually("that many to be told", async || {
+        let told = direct.call(&format!("HLEN {key}")).await?.int()?;
+        ensure!(told == count, "{told} of {count} are told");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_agent_can_be_looked_up() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    let held = holder(&lock(&mut worker, "LOCK a").await?)?;
+    let client = HolderId::parse(held.as_bytes()).context("a holder id")?.client;
+    let key = String::from_utf8(keys::agent(&client))?;
+    let pid = bench.agent.pid().to_string();
+    eventually("the agent to be told", async || {
+        let about = bench.direct.call(&format!("HMGET {key} host pid version started")).await?;
+        let about: Vec<String> = about.items()?.iter().map(harness::Reply::text).collect();
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
+        ensure!(about[..3] == [host.trim(), &pid, env!("CARGO_PKG_VERSION")], "{about:?}");
+        ensure!(about[3].parse::<u64>()? > 1_600_000_000_000, "{about:?}");
+        Ok(())
+    })
+    .await;
+    let ttl = bench.direct.call(&format!("PTTL {key}")).await?.int()?;
+    assert!((1..=60_000).contains(&ttl), "{ttl}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_deleted_is_told_again() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    let held = holder(&lock(&mut worker, "LOCK a").await?)?;
+    told(&mut bench.direct, &held).await?;
+    let (key, _) = place(&held)?;
+    bench.direct.call(&format!("DEL {key}")).await?.ok()?;
+    told(&mut bench.direct, &held).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn command_lines_are_told_only_where_asked_for() -> Result<()> {
+    let mut bench = Bench::with(&["--publish-cmdline"]).await?;
+    let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
+    let mut worker = Worker::start(&socket, &folder, &["LOCK a", "ECHO token=1234"])?;
+    worker.line().await?;
+    let held = bench.holders("a").await?.remove(0).0;
+    let note = told(&mut bench.direct, &held).await?;
+    let cmdline = note["cmdline"].as_str().context("it was asked for")?;
+    assert!(cmdline.contains("worker --socket"), "{cmdline}");
+    assert!(!cmdline.contains("1234"), "{cmdline}");
+    Ok(())
+}
+
+/// It is a help to others, so its lack must not cost a worker its lock.
+#[tokio::test]
+async fn a_redis_that_does_not_want_it_serves_locks() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let mut direct = redis.client().await?;
+    let user = "ACL SETUSER narrow on >pw ~a ~redisson_* &* +@all";
+    direct.call(user).await?.ok()?;
+    let url = redis.url().replace("redis://", "redis://narrow:pw@");
+    let mut agent = Agent::at(&url, &["--lease", "2s"]).await?;
+    let mut worker = agent.client().await?;
+    lock(&mut worker, "LOCK a").await?;
+    eventually("the agent to say so", async || {
+        let log = agent.process().log();
+        ensure!(log.contains("does not let the agent tell"), "{log}");
+        Ok(())
+    })
+    .await;
+    assert_eq!(worker.call("UNLOCK a").await?.int()?, 0);
+    assert_eq!(direct.call("KEYS lockscope:*").await?.items()?, []);
+    Ok(())
+}
