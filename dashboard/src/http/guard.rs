@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -87,20 +87,41 @@ fn unknown(access: &Access, request: &Request) -> Response {
     (challenge, Problem::new(StatusCode::UNAUTHORIZED, why)).into_response()
 }
 
-/// Whether the browser says that our own page sent this. One that says nothing is not believed.
+/// Whether our own page sent it, or no browser did: every browser says of a request that changes something where it
+/// comes from, by one header or the other.
 fn is_same_origin(headers: &HeaderMap) -> bool {
-    let text = |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
-    if let Some(site) = text(header::HeaderName::from_static("sec-fetch-site")) {
-        return site == "same-origin";
+    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    if let Some(site) = text("sec-fetch-site") {
+        return matches!(site, "same-origin" | "none");
     }
-    let origin = text(header::ORIGIN).and_then(|origin| origin.parse::<Uri>().ok());
-    let origin = origin.as_ref().and_then(Uri::authority);
-    matches!((origin, text(header::HOST)), (Some(origin), Some(host)) if origin.as_str().eq_ignore_ascii_case(host))
+    let Some(origin) = text(header::ORIGIN.as_str()) else { return true };
+    let host = text(header::HOST.as_str()).unwrap_or_default();
+    origin.split_once("://").is_some_and(|(_, origin)| origin.eq_ignore_ascii_case(host))
 }
 
 /// The visitor of a request, for handlers.
 #[derive(Debug, Clone)]
 pub struct Who(pub Option<Visitor>);
+
+impl Who {
+    /// Lets only those go on who may do this.
+    ///
+    /// # Errors
+    /// When they may not.
+    pub fn needs(&self, right: Right) -> Result<(), Problem> {
+        if self.0.as_ref().is_some_and(|visitor| visitor.may(right)) {
+            return Ok(());
+        }
+        let why = format!("you may not do this: it needs the right `{}`", right.as_str());
+        Err(Problem::new(StatusCode::FORBIDDEN, why))
+    }
+
+    /// Their name, for logs.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.0.as_ref()?.name.as_deref()
+    }
+}
 
 impl<S: Sync> FromRequestParts<S> for Who {
     type Rejection = std::convert::Infallible;
