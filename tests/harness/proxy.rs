@@ -4,7 +4,6 @@
 //! gets the bytes, and after them the end.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -468,14 +467,5 @@ fn shift_times(bytes: &mut [u8], seconds: i64) {
             }
         }
         at += 1;
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Port(port) => write!(f, "127.0.0.1:{port}"),
-            Self::Socket(path) => write!(f, "{}", path.display()),
-        }
     }
 }
