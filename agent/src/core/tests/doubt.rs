@@ -180,3 +180,23 @@ fn a_hand_over_that_is_given_up_leaves_nothing_behind() {
     assert!(world.core.is_idle(), "{:?}", world.core.ops);
     assert!(world.holders("x").is_empty());
 }
+
+#[test]
+fn a_hand_over_in_doubt_that_is_refused_is_undone_and_its_number_never_used_again() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.replies.clear();
+    world.network = Network::Breaks;
+    world.unlock(a, "x");
+    let handed = world.holders("x");
+    world.network = Network::Refuses;
+    world.pass(Duration::from_millis(100));
+    assert!(world.has_no_reply(b));
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.reply(b), "held 1");
+    assert_ne!(world.holders("x"), handed, "an undoing of that number may still be under way");
+    assert_eq!(world.holders("x").len(), 1);
+}

@@ -33,6 +33,8 @@ pub(super) enum Network {
     Holds,
     /// There is no connection.
     Down,
+    /// Redis refuses everything: it is loading, say, or a replica.
+    Refuses,
     /// Redis refuses what creates fields.
     Full,
     /// They run at once, the replies take that many milliseconds; beyond the response time-out they are lost.
@@ -226,6 +228,10 @@ impl World {
                 // The network heals as soon as it has done its harm, or the core would repeat for ever in no time.
                 self.network = Network::Good;
                 self.core.on_failure(self.now, op, &lost());
+            }
+            Network::Refuses => {
+                let refused = Failure::Refused("READONLY".to_owned());
+                self.core.on_failure(self.now, op, &refused);
             }
             Network::Breaks => {
                 self.run(&call);
