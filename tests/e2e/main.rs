@@ -2,10 +2,11 @@
 
 mod agent;
 mod clients;
+mod crowds;
 mod dashboard;
 mod demo;
 mod documents;
-mod grafana;
 mod faults;
+mod grafana;
 mod scripts;
 mod secure;

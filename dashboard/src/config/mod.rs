@@ -1,5 +1,7 @@
 //! Settings: flags, environment and file, and what the program makes of them.
 
+mod access;
+
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -16,6 +18,7 @@ use service_kit::redis_link::Target;
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry;
 
+use crate::access::Access;
 use crate::model;
 
 /// The most deployments, and the most databases of one.
@@ -26,7 +29,7 @@ const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
 const PROGRAM: Program = Program {
     env_prefix: "LOCKSCOPE_DASHBOARD",
     env_fallbacks: &[("redis_url", "REDIS_URL"), ("log", "LOCKSCOPE_LOG")],
-    tables: &["redis", "lock"],
+    tables: &["redis", "lock", "access"],
 };
 
 /// Finds Redisson-compatible locks in Redis and shows who holds them, live.
@@ -51,11 +54,29 @@ struct Flags {
     /// Where metrics are served instead of on the address of the pages
     #[arg(long, value_name = "ADDRESS")]
     metrics_listen: Option<SocketAddr>,
-    /// Serve on addresses that others can reach, although this version knows no login
+    /// Serve to others without asking who they are, or without TLS
     #[arg(long)]
     insecure: bool,
+    /// Who may come in: a file with lines `token[,name[,rights]]`, rights being look, ack, watch, release with `+`
+    #[arg(long, value_name = "FILE")]
+    auth_token_file: Option<PathBuf>,
+    /// The header by which a trusted proxy names the user
+    #[arg(long, value_name = "HEADER")]
+    trusted_user_header: Option<String>,
+    /// The header by which a trusted proxy names the user's groups, parted by commas
+    #[arg(long, value_name = "HEADER")]
+    trusted_groups_header: Option<String>,
+    /// Addresses or networks of trusted proxies
+    #[arg(long, value_name = "ADDRESS[/BITS]")]
+    trusted_proxy: Vec<String>,
+    /// The certificate (PEM, with its chain) to serve pages by TLS; a renewed one is taken up by itself
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's key (PEM)
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
     /// The address people use, where a proxy stands before this program; its host is then answered to
-    #[arg(long, value_name = "URL", value_parser = public_host)]
+    #[arg(long, value_name = "URL", value_parser = public_url)]
     public_url: Option<String>,
     /// The badge on every page that says which environment this is
     #[arg(long, value_name = "TEXT", value_parser = badge)]
@@ -186,6 +207,10 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where metrics are served, if not there.
     pub metrics_listen: Option<SocketAddr>,
+    /// Who may do what.
+    pub access: Access,
+    /// Certificate and key, where pages are served by TLS.
+    pub tls: Option<(PathBuf, PathBuf)>,
     /// The host of the address that people use.
     pub public_host: Option<String>,
     /// The badge of every page.
@@ -263,19 +288,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             Err(error) => mistakes.push(raw.mistake("group", error)),
         }
     }
-    let open = [("listen", Some(raw.values.listen)), ("metrics_listen", raw.values.metrics_listen)];
-    for (field, address) in open {
-        let Some(address) = address.filter(|address| !address.ip().is_loopback()) else { continue };
-        if !raw.values.insecure {
-            mistakes.push(raw.mistake(
-                field,
-                format!(
-                    "{address} can be reached by others, and this version has no login yet: \
-                     listen on 127.0.0.1 behind a proxy that knows who may look, or add --insecure"
-                ),
-            ));
-        }
-    }
+    let access = access::build(&raw, &mut mistakes);
     if raw.values.metrics_listen == Some(raw.values.listen) && raw.values.listen.port() != 0 {
         mistakes.push(raw.mistake("metrics_listen", "it is the same address as --listen"));
     }
@@ -287,7 +300,9 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         deployments,
         listen: flags.listen,
         metrics_listen: flags.metrics_listen,
-        public_host: flags.public_url,
+        access: access.access,
+        tls: access.tls,
+        public_host: flags.public_url.as_deref().and_then(host_of),
         environment: flags.environment,
         scan: ScanSettings {
             rate: flags.scan_rate,
@@ -434,11 +449,17 @@ fn badge(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-fn public_host(text: &str) -> Result<String, String> {
-    let expected = || "expected such as https://locks.example.com".to_owned();
-    let uri: axum::http::Uri = text.parse().map_err(|_| expected())?;
-    let known = matches!(uri.scheme_str(), Some("http" | "https"));
-    uri.host().filter(|_| known).map(str::to_owned).ok_or_else(expected)
+fn public_url(text: &str) -> Result<String, String> {
+    let uri: Result<axum::http::Uri, _> = text.parse();
+    let known = |uri: &axum::http::Uri| matches!(uri.scheme_str(), Some("http" | "https"));
+    match uri {
+        Ok(uri) if known(&uri) && uri.host().is_some() => Ok(text.to_owned()),
+        _ => Err("expected such as https://locks.example.com".to_owned()),
+    }
+}
+
+fn host_of(url: &str) -> Option<String> {
+    url.parse::<axum::http::Uri>().ok()?.host().map(str::to_owned)
 }
 
 #[cfg(test)]

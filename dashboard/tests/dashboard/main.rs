@@ -7,6 +7,7 @@
     reason = "what tests share may fail as they do"
 )]
 
+mod access;
 mod history;
 mod http;
 mod kinds;

@@ -164,6 +164,7 @@ pub(super) fn chrome(address: &str) -> Chrome {
         counts: Counts { held: 14, ..Counts::default() },
         several_deployments: false,
         several_dbs: false,
+        visitor: None,
     }
 }
 

@@ -1,0 +1,291 @@
+//! What every test stands on: a Redis, an agent, a JVM with Redisson, and locks that both sides can take.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use harness::jvm::{Pending, Thread, Thrown};
+use harness::{Agent, Client, Jvm, RedisServer, Reply, eventually};
+
+/// A lease and a poll so far beyond a test's patience that only a message can have woken whoever wakes.
+pub(crate) const LEASE: &str = "10m";
+
+/// A kind of lock, as each side calls it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kind {
+    /// The word after `KIND`.
+    pub(crate) word: &'static str,
+    /// The calls that lead to the lock object; `NAME` stands for its name.
+    object: &'static [&'static str],
+    /// The channel on which a release is told; `NAME` likewise.
+    channel: &'static str,
+}
+
+/// Every kind that excludes. A further one is a row here.
+pub(crate) const KINDS: &[Kind] = &[Kind {
+    word: "lock",
+    object: &["getLock", "NAME"],
+    channel: "redisson_lock__channel:{NAME}",
+}];
+
+/// Makes a test of each function in `cases`, which runs it for each kind.
+macro_rules! for_each_kind {
+    ($($name:ident),* $(,)?) => { $(
+        #[tokio::test]
+        async fn $name() -> anyhow::Result<()> {
+            for &kind in crate::bed::KINDS {
+                anyhow::Context::with_context(cases::$name(kind).await, || kind.word)?;
+            }
+            Ok(())
+        }
+    )* };
+}
+pub(crate) use for_each_kind;
+
+/// The version of Redisson under test.
+pub(crate) fn version() -> Result<String> {
+    std::env::var("LOCKSCOPE_REDISSON").context("`make interop` runs these tests")
+}
+
+/// A version of quite another age.
+pub(crate) fn other_version() -> Result<String> {
+    std::env::var("LOCKSCOPE_REDISSON_OTHER").context("`make interop` runs these tests")
+}
+
+/// The JVM that tests share, each with clients of its own; starting one takes longer than most tests.
+fn shared() -> Result<Arc<Jvm>> {
+    static SHARED: OnceLock<Result<Arc<Jvm>, String>> = OnceLock::new();
+    let start = || Jvm::start(&version()?);
+    let jvm = SHARED.get_or_init(|| start().map_err(|error| format!("{error:#}")));
+    jvm.clone().map_err(|error| anyhow!("{error}"))
+}
+
+/// The servers and the Redisson clients of one test.
+pub(crate) struct Bed {
+    pub(crate) agent: Agent,
+    jvm: Arc<Jvm>,
+    /// What makes this test's clients its own.
+    prefix: String,
+    opened: Mutex<Vec<String>>,
+    pub(crate) redis: RedisServer,
+    /// A connection to Redis to look behind both sides' backs.
+    pub(crate) direct: Client,
+    /// The id of client `a`, which begins its holder ids.
+    pub(crate) id: String,
+}
+
+impl Bed {
+    /// Both sides with long leases, so that nothing but a message wakes a waiter.
+    pub(crate) async fn new() -> Result<Self> {
+        Self::with(&["--lease", LEASE, "--poll-max", LEASE], "watchdog=600000").await
+    }
+
+    /// With these flags of the agent and these settings of client `a`.
+    pub(crate) async fn with(flags: &[&str], settings: &str) -> Result<Self> {
+        let redis = RedisServer::start().await?;
+        let agent = Agent::with(&redis, flags).await?;
+        let prefix = format!("{}:", redis.port());
+        let (direct, opened) = (redis.client().await?, Mutex::default());
+        let mut bed =
+            Self { agent, jvm: shared()?, prefix, opened, direct, redis, id: String::new() };
+        bed.id = bed.open("a", settings).await?;
+        Ok(bed)
+    }
+
+    /// A further client in the JVM.
+    pub(crate) async fn open(&self, client: &str, settings: &str) -> Result<String> {
+        let client = format!("{}{client}", self.prefix);
+        self.opened.lock().expect("nobody panics in here").push(client.clone());
+        open(&self.jvm, &client, &self.redis, settings).await
+    }
+
+    /// A thread of a client.
+    pub(crate) fn thread(&self, client: &str, thread: u32) -> Thread {
+        self.jvm.thread(&format!("{}{client}", self.prefix), thread)
+    }
+
+    /// The lock by the first thread of client `a`.
+    pub(crate) fn java(&self, kind: Kind, name: &str) -> JavaLock {
+        JavaLock::new(self.thread("a", 1), kind, name)
+    }
+
+    /// A session of the agent.
+    pub(crate) async fn session(&self) -> Result<Client> {
+        self.agent.client().await
+    }
+
+    /// The holders in Redis with their counts, in order.
+    pub(crate) async fn holders(&mut self, name: &str) -> Result<Vec<(String, String)>> {
+        let reply = self.direct.call_args(&["HGETALL", name]).await?.ok()?;
+        let pairs = reply.items()?.chunks(2).map(|pair| (pair[0].text(), pair[1].text()));
+        let mut holders: Vec<_> = pairs.collect();
+        holders.sort();
+        Ok(holders)
+    }
+
+    pub(crate) async fn pttl(&mut self, name: &str) -> Result<i64> {
+        self.direct.call_args(&["PTTL", name]).await?.int()
+    }
+
+    /// Waits until that many connections listen to the lock's releases.
+    pub(crate) async fn until_listening(&mut self, kind: Kind, name: &str, count: i64) {
+        let channel = kind.channel(name);
+        eventually("that many listeners", async || {
+            let numsub = self.direct.call_args(&["PUBSUB", "NUMSUB", &channel]).await?;
+            let found = numsub.items()?[1].int()?;
+            ensure!(found == count, "{found} of {count} listen to {channel}");
+            Ok(())
+        })
+        .await;
+    }
+
+    /// Asserts that nobody holds anything, and that nothing of Redisson's or ours is left over, latches aside, which
+    /// Redisson deletes without waiting.
+    pub(crate) async fn assert_nothing_left(&mut self) {
+        eventually("an empty Redis", async || {
+            let keys = self.direct.call("KEYS *").await?.ok()?;
+            let kept = |key: &&Reply| {
+                let key = key.text();
+                !(key.starts_with("counter") || key.starts_with("lockscope:"))
+            };
+            let left: Vec<_> = keys.items()?.iter().filter(kept).map(Reply::text).collect();
+            ensure!(left.is_empty(), "left over: {left:?}");
+            Ok(())
+        })
+        .await;
+    }
+}
+
+/// The clients go too, or they would look for their Redis for as long as other tests run.
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.jvm.print_log();
+        for client in self.opened.lock().expect("nobody panics in here").drain(..) {
+            // A JVM that has ended has closed them.
+            drop(self.jvm.thread(&client, 0).begin("close"));
+        }
+    }
+}
+
+/// Opens a client in a JVM, and gives its id.
+pub(crate) async fn open(
+    jvm: &Arc<Jvm>,
+    client: &str,
+    redis: &RedisServer,
+    settings: &str,
+) -> Result<String> {
+    jvm.thread(client, 0).call(&format!("open {} {settings}", redis.url())).await
+}
+
+impl Kind {
+    /// The agent's command for a lock of this kind.
+    pub(crate) fn lock(self, name: &str, more: &str) -> Vec<String> {
+        let mut words = vec!["LOCK".to_owned(), name.to_owned()];
+        words.extend(format!("KIND {} {more}", self.word).split_whitespace().map(str::to_owned));
+        words
+    }
+
+    /// The agent's command that gives one hold back.
+    pub(crate) fn unlock(self, name: &str) -> Vec<String> {
+        ["UNLOCK", name, "KIND", self.word].map(str::to_owned).to_vec()
+    }
+
+    fn channel(self, name: &str) -> String {
+        let plain = self.channel.replace("NAME", name);
+        // Names with a brace are used as they are.
+        if name.contains('{') { plain.replace(&format!("{{{name}}}"), name) } else { plain }
+    }
+}
+
+/// Takes the lock for a session; false when the wait ran out.
+pub(crate) async fn lock(client: &mut Client, kind: Kind, name: &str, more: &str) -> Result<bool> {
+    Ok(client.call_args(&kind.lock(name, more)).await?.ok()? != Reply::Null)
+}
+
+/// Gives one hold of a session back, and tells how many are left.
+pub(crate) async fn unlock(client: &mut Client, kind: Kind, name: &str) -> Result<i64> {
+    client.call_args(&kind.unlock(name)).await?.ok()?.int()
+}
+
+/// A lock object of Redisson's, and the Java thread that uses it.
+#[derive(Debug, Clone)]
+pub(crate) struct JavaLock {
+    thread: Thread,
+    object: Vec<String>,
+}
+
+impl JavaLock {
+    pub(crate) fn new(thread: Thread, kind: Kind, name: &str) -> Self {
+        let object = kind.object.iter().map(|&word| if word == "NAME" { name } else { word });
+        Self { thread, object: object.map(str::to_owned).collect() }
+    }
+
+    /// The same lock by another thread of the same client.
+    pub(crate) fn on(&self, thread: u32) -> Self {
+        Self { thread: self.thread.other(thread), object: self.object.clone() }
+    }
+
+    /// The same lock name by another client.
+    pub(crate) fn by(&self, thread: Thread) -> Self {
+        Self { thread, object: self.object.clone() }
+    }
+
+    fn words(&self, call: &str) -> Vec<String> {
+        let mut words = self.object.clone();
+        words.push(".".to_owned());
+        words.extend(call.split_whitespace().map(str::to_owned));
+        words
+    }
+
+    /// Begins a call that may wait.
+    pub(crate) fn begin(&self, call: &str) -> Result<Pending> {
+        self.thread.begin_words(&self.words(call))
+    }
+
+    /// A call and its value, as text.
+    pub(crate) async fn call(&self, call: &str) -> Result<String> {
+        self.thread.call_words(&self.words(call)).await
+    }
+
+    /// A call whose value is true or false.
+    pub(crate) async fn is(&self, call: &str) -> Result<bool> {
+        Ok(self.call(call).await?.parse()?)
+    }
+
+    /// A call whose value is a number.
+    pub(crate) async fn number(&self, call: &str) -> Result<i64> {
+        Ok(self.call(call).await?.parse()?)
+    }
+
+    /// What a call throws.
+    pub(crate) async fn thrown(&self, call: &str) -> Result<Thrown> {
+        match self.begin(call)?.answer().await? {
+            Err(thrown) => Ok(thrown),
+            Ok(value) => bail!("{call} gave {value}"),
+        }
+    }
+
+    /// The Java thread's id, which ends its holder ids.
+    pub(crate) async fn thread_id(&self) -> Result<String> {
+        self.thread.call("thread").await
+    }
+
+    /// Sections under this lock: see `tests/redisson`.
+    pub(crate) fn begin_sections(&self, count: usize, counter: &str) -> Result<Pending> {
+        let mut words = vec!["sections".to_owned(), count.to_string(), counter.to_owned()];
+        words.extend(self.object.iter().cloned());
+        self.thread.begin_words(&words)
+    }
+
+    /// Interrupts this thread, once it has tried in vain and sleeps.
+    pub(crate) async fn interrupt_asleep(&self, thread: u32) -> Result<()> {
+        let from = self.thread.other(thread + 1000);
+        eventually("the Java thread to sleep", async || {
+            let sleeps = from.call(&format!("sleeps {thread}")).await?;
+            ensure!(sleeps == "true", "it is still busy");
+            Ok(())
+        })
+        .await;
+        from.call(&format!("interrupt {thread}")).await?;
+        Ok(())
+    }
+}

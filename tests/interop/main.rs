@@ -1,0 +1,16 @@
+//! The agent beside the real Redisson, on one Redis and the same names: who holds what, who is woken, and what each
+//! side says of the other.
+//!
+//! `make interop` builds the Java side, says by `LOCKSCOPE_REDISSON` and `LOCKSCOPE_REDISSON_OTHER` which versions
+//! there are, and runs this.
+
+mod bed;
+mod exclusion;
+mod names;
+mod settings;
+mod truth;
+mod upstream;
+mod versions;
+mod wakeup;
+
+use bed::{Bed, JavaLock, KINDS, Kind, LEASE};

@@ -1,0 +1,79 @@
+//! Settings of Redisson's that services use, and what they mean for the agent beside them.
+
+use anyhow::Result;
+
+use super::bed::{for_each_kind, lock, unlock};
+use super::{Bed, Kind};
+
+for_each_kind!(
+    codecs_do_not_matter,
+    a_short_watchdog_is_as_good_as_a_long_one,
+    a_name_mapper_changes_the_name,
+    the_default_name_mapper_changes_nothing,
+);
+
+mod cases {
+    use super::*;
+
+    pub(super) async fn codecs_do_not_matter(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        bed.open("java", "watchdog=600000 codec=java").await?;
+        bed.open("string", "watchdog=600000 codec=string").await?;
+        let mut worker = bed.session().await?;
+        for client in ["a", "java", "string"] {
+            let java = bed.java(kind, "a").by(bed.thread(client, 1));
+            assert!(lock(&mut worker, kind, "a", "NOWAIT").await?);
+            assert!(!java.is("tryLock").await?);
+            let waiting = java.begin("lock")?;
+            bed.until_listening(kind, "a", 1).await;
+            assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+            waiting.answer().await??;
+            assert!(!lock(&mut worker, kind, "a", "NOWAIT").await?);
+            java.call("unlock").await?;
+        }
+        bed.assert_nothing_left().await;
+        Ok(())
+    }
+
+    /// Leases of both sides differ by far; each keeps its own hold for as long as it wants.
+    pub(super) async fn a_short_watchdog_is_as_good_as_a_long_one(kind: Kind) -> Result<()> {
+        let mut bed = Bed::with(&["--lease", super::super::LEASE], "watchdog=900").await?;
+        let java = bed.java(kind, "a");
+        java.call("lock").await?;
+        let ttl = bed.pttl("a").await?;
+        assert!((1..=900).contains(&ttl), "{ttl}");
+        let mut worker = bed.session().await?;
+        assert!(!lock(&mut worker, kind, "a", "WAIT 2700").await?, "it was renewed");
+        java.call("unlock").await?;
+        assert!(lock(&mut worker, kind, "a", "NOWAIT").await?);
+        assert!(java.number("remainTimeToLive").await? > 500_000, "the lease is ours now");
+        assert!(!java.is("tryLock 1800 ms").await?);
+        Ok(())
+    }
+
+    pub(super) async fn a_name_mapper_changes_the_name(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        bed.open("shop", "watchdog=600000 prefix=shop:").await?;
+        let java = bed.java(kind, "a").by(bed.thread("shop", 1));
+        java.call("lock").await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "NOWAIT").await?, "quite another lock");
+        assert!(!lock(&mut worker, kind, "shop:a", "NOWAIT").await?);
+        worker.send_bytes(&harness::client::encode(&kind.lock("shop:a", ""))).await?;
+        bed.until_listening(kind, "shop:a", 1).await;
+        java.call("unlock").await?;
+        assert_eq!(worker.reply().await?.ok()?.field("holds")?.int()?, 1);
+        let waiting = java.begin("lock")?;
+        bed.until_listening(kind, "shop:a", 1).await;
+        assert_eq!(unlock(&mut worker, kind, "shop:a").await?, 0);
+        waiting.answer().await??;
+        Ok(())
+    }
+
+    pub(super) async fn the_default_name_mapper_changes_nothing(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        bed.java(kind, "orders:42").call("lock").await?;
+        assert_eq!(bed.direct.call("KEYS *").await?.items()?[0].text(), "orders:42");
+        Ok(())
+    }
+}

@@ -1,0 +1,157 @@
+//! What one side says of a lock that the other side holds.
+
+use anyhow::Result;
+use harness::{Reply, eventually};
+
+use super::bed::{for_each_kind, lock, unlock};
+use super::{Bed, Kind};
+
+for_each_kind!(
+    java_of_our_hold,
+    we_of_javas_hold,
+    java_reenters_what_it_holds_while_we_wait,
+    java_cannot_release_ours,
+    we_cannot_release_javas,
+    java_forces_ours,
+    our_hold_is_kept_alive_beside_javas,
+);
+
+mod cases {
+    use super::*;
+
+    pub(super) async fn java_of_our_hold(kind: Kind) -> Result<()> {
+        let bed = Bed::with(&["--lease", "60s"], "").await?;
+        let java = bed.java(kind, "a");
+        assert!(!java.is("isLocked").await?);
+        assert_eq!(java.number("remainTimeToLive").await?, -2);
+        let mut worker = bed.session().await?;
+        for holds in 1..=3 {
+            let reply = worker.call_args(&kind.lock("a", "")).await?.ok()?;
+            assert_eq!(reply.field("holds")?.int()?, holds);
+        }
+        for left in (0..3).rev() {
+            assert!(java.is("isLocked").await?);
+            assert!(!java.is("isHeldByCurrentThread").await?);
+            assert_eq!(java.number("getHoldCount").await?, 0, "the count is the thread's own");
+            let left_ms = java.number("remainTimeToLive").await?;
+            assert!((1..=60_000).contains(&left_ms), "{left_ms}");
+            assert!(!java.is("tryLock").await?);
+            assert_eq!(unlock(&mut worker, kind, "a").await?, left);
+        }
+        assert!(!java.is("isLocked").await?);
+        assert_eq!(java.number("remainTimeToLive").await?, -2);
+        assert!(java.is("tryLock").await?);
+        Ok(())
+    }
+
+    pub(super) async fn we_of_javas_hold(kind: Kind) -> Result<()> {
+        let bed = Bed::with(&[], "").await?;
+        let java = bed.java(kind, "a");
+        let holder = format!("{}:{}", bed.id, java.thread_id().await?);
+        let mut worker = bed.session().await?;
+        assert_eq!(worker.call("SHOW a").await?, Reply::Null);
+        java.call("lock").await?;
+        java.call("lock 3600000 ms").await?;
+        for count in [2, 1] {
+            let shown = worker.call("SHOW a").await?.ok()?;
+            assert_eq!(shown.field("kind")?.text(), kind.word);
+            let holders = shown.field("holders")?.text();
+            assert!(holders.contains(&holder), "{holders} has no {holder}");
+            assert!(holders.contains(&count.to_string()), "{shown}");
+            let pttl = shown.field("pttl_ms")?.int()?;
+            assert!((1..=3_600_000).contains(&pttl), "{pttl}");
+            assert_eq!(shown.field("warnings")?.items()?, [], "{shown}");
+            assert!(!lock(&mut worker, kind, "a", "NOWAIT").await?);
+            assert!(java.is(&format!("isHeldByThread {}", java.thread_id().await?)).await?);
+            assert_eq!(java.number("getHoldCount").await?, count);
+            java.call("unlock").await?;
+        }
+        assert_eq!(worker.call("SHOW a").await?, Reply::Null);
+        assert!(lock(&mut worker, kind, "a", "NOWAIT").await?);
+        Ok(())
+    }
+
+    pub(super) async fn java_reenters_what_it_holds_while_we_wait(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let java = bed.java(kind, "a");
+        java.call("lock").await?;
+        let mut worker = bed.session().await?;
+        worker.send_bytes(&harness::client::encode(&kind.lock("a", ""))).await?;
+        bed.until_listening(kind, "a", 1).await;
+        assert!(java.is("tryLock").await?);
+        assert!(!java.on(2).is("tryLock").await?, "another thread is another owner");
+        java.call("unlock").await?;
+        assert_eq!(java.number("getHoldCount").await?, 1);
+        assert_eq!(bed.holders("a").await?.len(), 1);
+        java.call("unlock").await?;
+        assert_eq!(worker.reply().await?.ok()?.field("holds")?, &Reply::Int(1));
+        Ok(())
+    }
+
+    pub(super) async fn java_cannot_release_ours(kind: Kind) -> Result<()> {
+        let mut bed = Bed::with(&[], "").await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "").await?);
+        let held = bed.holders("a").await?;
+        let thrown = bed.java(kind, "a").thrown("unlock").await?;
+        assert_eq!(thrown.class, "IllegalMonitorStateException");
+        assert_eq!(bed.holders("a").await?, held);
+        assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+        Ok(())
+    }
+
+    pub(super) async fn we_cannot_release_javas(kind: Kind) -> Result<()> {
+        let mut bed = Bed::with(&[], "").await?;
+        let java = bed.java(kind, "a");
+        java.call("lock").await?;
+        let held = bed.holders("a").await?;
+        let mut worker = bed.session().await?;
+        let reply = worker.call_args(&kind.unlock("a")).await?;
+        assert!(reply.is_error("NOTHELD"), "{reply}");
+        assert_eq!(bed.holders("a").await?, held);
+        java.call("unlock").await?;
+        Ok(())
+    }
+
+    /// The worker is told that its lock is lost, at the next renewal at the latest, and never has it back silently.
+    pub(super) async fn java_forces_ours(kind: Kind) -> Result<()> {
+        let mut bed = Bed::with(&["--lease", "2s"], "").await?;
+        let mut worker = bed.agent.client3().await?;
+        worker.call("SESSION PUSH on").await?.ok()?;
+        assert!(lock(&mut worker, kind, "a", "").await?);
+        let java = bed.java(kind, "a");
+        assert!(java.is("forceUnlock").await?);
+        assert!(!java.is("forceUnlock").await?, "there is nothing left to release");
+        java.call("lock").await?;
+        let lost = worker.push().await?;
+        assert_eq!(lost[..3], ["lock-lost", "a", kind.word]);
+        assert!(["missing", "stolen"].contains(&lost[3].as_str()), "{lost:?}");
+        let reply = worker.call_args(&kind.unlock("a")).await?;
+        assert!(reply.is_error("LOST"), "{reply}");
+        let holder = format!("{}:{}", bed.id, java.thread_id().await?);
+        eventually("Java alone to hold it", async || {
+            let holders = bed.holders("a").await?;
+            anyhow::ensure!(holders == [(holder.clone(), "1".to_owned())], "{holders:?}");
+            Ok(())
+        })
+        .await;
+        Ok(())
+    }
+
+    /// Both watchdogs at work on locks of the same names, one after the other, for several of their leases.
+    pub(super) async fn our_hold_is_kept_alive_beside_javas(kind: Kind) -> Result<()> {
+        let mut bed = Bed::with(&["--lease", "900ms"], "watchdog=900").await?;
+        let java = bed.java(kind, "java");
+        java.call("lock").await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "ours", "").await?);
+        // Neither has the other's before three leases are over.
+        assert!(!lock(&mut worker, kind, "java", "WAIT 2700").await?);
+        assert!(!bed.java(kind, "ours").on(2).is("tryLock 2700 ms").await?);
+        assert!(java.is("isHeldByCurrentThread").await?);
+        assert_eq!(unlock(&mut worker, kind, "ours").await?, 0);
+        java.call("unlock").await?;
+        bed.assert_nothing_left().await;
+        Ok(())
+    }
+}

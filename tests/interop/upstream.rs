@@ -1,0 +1,175 @@
+//! What Redisson's own tests ask of a lock, asked of two locks of which one is the agent's.
+
+use anyhow::Result;
+use harness::{Reply, eventually};
+
+use super::bed::{for_each_kind, lock, unlock};
+use super::{Bed, Kind};
+
+for_each_kind!(
+    java_enters_when_our_lease_ends,
+    we_enter_when_javas_lease_ends,
+    a_closed_clients_lock_is_free_within_its_lease,
+    a_killed_agents_lock_is_free_within_its_lease,
+    java_gives_up_in_time,
+    we_give_up_in_time,
+    an_interrupt_does_not_break_javas_lock_call,
+    an_interrupted_wait_leaves_nothing,
+    partial_unlock_keeps_the_rest_of_the_lease,
+    one_subscription_at_a_time_is_enough,
+);
+
+mod cases {
+    use super::*;
+
+    pub(super) async fn java_enters_when_our_lease_ends(kind: Kind) -> Result<()> {
+        let bed = Bed::with(&[], "").await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "LEASE 1000").await?);
+        let java = bed.java(kind, "a");
+        java.call("lock").await?;
+        let reply = worker.call_args(&kind.unlock("a")).await?;
+        assert!(reply.is_error("LOST"), "too late: {reply}");
+        assert!(java.is("isHeldByCurrentThread").await?);
+        Ok(())
+    }
+
+    pub(super) async fn we_enter_when_javas_lease_ends(kind: Kind) -> Result<()> {
+        let mut bed = Bed::with(&["--poll-max", super::super::LEASE], "").await?;
+        let java = bed.java(kind, "a");
+        java.call("lock 1000 ms").await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "").await?);
+        assert_eq!(java.thrown("unlock").await?.class, "IllegalMonitorStateException");
+        assert_eq!(bed.holders("a").await?.len(), 1);
+        assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+        Ok(())
+    }
+
+    pub(super) async fn a_closed_clients_lock_is_free_within_its_lease(kind: Kind) -> Result<()> {
+        let bed = Bed::with(&["--poll-max", super::super::LEASE], "").await?;
+        bed.open("b", "watchdog=1500").await?;
+        let java = bed.java(kind, "a").by(bed.thread("b", 1));
+        java.call("lock").await?;
+        bed.thread("b", 0).call("close").await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "").await?);
+        Ok(())
+    }
+
+    pub(super) async fn a_killed_agents_lock_is_free_within_its_lease(kind: Kind) -> Result<()> {
+        let mut bed = Bed::with(&["--lease", "1500ms"], "").await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "").await?);
+        let waiting = bed.java(kind, "a").begin("lock")?;
+        bed.until_listening(kind, "a", 1).await;
+        bed.agent.process().kill()?;
+        waiting.answer().await??;
+        Ok(())
+    }
+
+    pub(super) async fn java_gives_up_in_time(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "").await?);
+        let java = bed.java(kind, "a");
+        assert!(!java.is("tryLock 300 ms").await?);
+        assert!(!java.is("tryLock 300 60000 ms").await?);
+        bed.until_listening(kind, "a", 0).await;
+        assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+        bed.assert_nothing_left().await;
+        Ok(())
+    }
+
+    pub(super) async fn we_give_up_in_time(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let java = bed.java(kind, "a");
+        java.call("lock").await?;
+        let mut worker = bed.session().await?;
+        assert!(!lock(&mut worker, kind, "a", "WAIT 300").await?);
+        java.call("unlock").await?;
+        bed.assert_nothing_left().await;
+        Ok(())
+    }
+
+    pub(super) async fn an_interrupt_does_not_break_javas_lock_call(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "").await?);
+        let java = bed.java(kind, "a");
+        let waiting = java.begin("lock")?;
+        bed.until_listening(kind, "a", 1).await;
+        java.interrupt_asleep(1).await?;
+        assert!(!java.on(2).is("tryLock 300 ms").await?);
+        assert!(waiting.is_open(), "it waits on");
+        assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+        waiting.answer().await??;
+        Ok(())
+    }
+
+    pub(super) async fn an_interrupted_wait_leaves_nothing(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "").await?);
+        let java = bed.java(kind, "a");
+        let waiting = java.begin("lockInterruptibly")?;
+        bed.until_listening(kind, "a", 1).await;
+        java.interrupt_asleep(1).await?;
+        let thrown = waiting.answer().await?.expect_err("it was interrupted");
+        assert_eq!(thrown.class, "InterruptedException");
+        bed.until_listening(kind, "a", 0).await;
+        assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+        bed.assert_nothing_left().await;
+        assert!(lock(&mut worker, kind, "a", "NOWAIT").await?);
+        Ok(())
+    }
+
+    /// A lease given in the re-entries, and then given back one by one.
+    pub(super) async fn partial_unlock_keeps_the_rest_of_the_lease(kind: Kind) -> Result<()> {
+        let mut bed = Bed::with(&[], "").await?;
+        let mut worker = bed.session().await?;
+        for _ in 0..3 {
+            assert!(lock(&mut worker, kind, "a", "LEASE 3600000").await?);
+        }
+        for left in [2, 1] {
+            assert_eq!(unlock(&mut worker, kind, "a").await?, left);
+            let ttl = bed.java(kind, "a").number("remainTimeToLive").await?;
+            assert!((3_000_000..=3_600_000).contains(&ttl), "{ttl}");
+        }
+        assert!(!bed.java(kind, "a").is("tryLock").await?);
+        assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+        assert!(bed.pttl("a").await? == -2);
+        Ok(())
+    }
+
+    /// Many locks waited for by one client that may have one channel per connection and one connection for channels.
+    pub(super) async fn one_subscription_at_a_time_is_enough(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        bed.open("b", "watchdog=600000 subscriptions=1").await?;
+        let mut workers = Vec::new();
+        let mut waiting = Vec::new();
+        for n in 0..10 {
+            let name = format!("lock-{n}");
+            let mut worker = bed.session().await?;
+            assert!(lock(&mut worker, kind, &name, "").await?);
+            let java = bed.java(kind, &name).by(bed.thread("b", n));
+            waiting.push((java.begin("lock")?, java.begin("unlock")?));
+            workers.push((name, worker));
+        }
+        for (name, worker) in &mut workers {
+            assert_eq!(unlock(worker, kind, name).await?, 0);
+        }
+        for (locked, unlocked) in waiting {
+            locked.answer().await??;
+            unlocked.answer().await??;
+        }
+        eventually("no channel to be listened to", async || {
+            let channels = bed.direct.call("PUBSUB CHANNELS redisson_*").await?;
+            anyhow::ensure!(channels == Reply::Array(vec![]), "{channels}");
+            Ok(())
+        })
+        .await;
+        bed.assert_nothing_left().await;
+        Ok(())
+    }
+}

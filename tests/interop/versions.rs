@@ -1,0 +1,77 @@
+//! Two versions of Redisson and the agent on one name, as in a fleet that is being upgraded.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use harness::{Jvm, RedisServer};
+
+use super::bed::{JavaLock, for_each_kind, lock, open, other_version, unlock};
+use super::{Bed, Kind};
+
+for_each_kind!(old_and_new_and_we_in_turn, all_three_count_together);
+
+mod cases {
+    use super::*;
+
+    async fn other(redis: &RedisServer) -> Result<(std::sync::Arc<Jvm>, String)> {
+        let jvm = Jvm::start(&other_version()?)?;
+        let id = open(&jvm, "other", redis, "watchdog=600000").await?;
+        Ok((jvm, id))
+    }
+
+    /// Each waits for the one before, with leases that nobody would sit out.
+    pub(super) async fn old_and_new_and_we_in_turn(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let (jvm, id) = other(&bed.redis).await?;
+        let mine = bed.java(kind, "a");
+        let theirs = JavaLock::new(jvm.thread("other", 1), kind, "a");
+        let mut worker = bed.session().await?;
+        for _ in 0..3 {
+            assert!(lock(&mut worker, kind, "a", "NOWAIT").await?);
+            let (first, second) = (mine.begin("lock")?, theirs.begin("lock")?);
+            bed.until_listening(kind, "a", 2).await;
+            assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+            let first_has_it = async {
+                while first.is_open() && second.is_open() {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            };
+            tokio::time::timeout(harness::PATIENCE, first_has_it).await?;
+            let held = bed.holders("a").await?;
+            assert_eq!(held.len(), 1, "{held:?}");
+            let (now, then) =
+                if held[0].0.starts_with(&id) { (&theirs, &mine) } else { (&mine, &theirs) };
+            now.call("unlock").await?;
+            first.answer().await??;
+            second.answer().await??;
+            worker.send_bytes(&harness::client::encode(&kind.lock("a", ""))).await?;
+            bed.until_listening(kind, "a", 1).await;
+            then.call("unlock").await?;
+            assert_eq!(worker.reply().await?.ok()?.field("holds")?.int()?, 1);
+            assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+        }
+        bed.assert_nothing_left().await;
+        Ok(())
+    }
+
+    pub(super) async fn all_three_count_together(kind: Kind) -> Result<()> {
+        let mut bed = Bed::with(&[], "").await?;
+        let (jvm, _) = other(&bed.redis).await?;
+        let mut pending = Vec::new();
+        for thread in [1, 2] {
+            for java in [bed.thread("a", thread), jvm.thread("other", thread)] {
+                let java = JavaLock::new(java, kind, "till");
+                pending.push(java.begin_sections(200, "counter")?);
+            }
+        }
+        let (session, direct) = (bed.session().await?, bed.redis.client().await?);
+        crate::exclusion::sections(session, direct, kind, "till", "counter", 200).await?;
+        for java in pending {
+            java.answer_within(crate::exclusion::LONG).await??;
+        }
+        let tally = crate::exclusion::tally(&mut bed.direct, "counter").await?;
+        assert_eq!(tally.total, 1_000);
+        bed.assert_nothing_left().await;
+        Ok(())
+    }
+}

@@ -1,0 +1,175 @@
+//! Whoever waits on one side has the lock as soon as the other side lets go. Leases and polls are so long that a
+//! waiter which was not woken would still sleep when the test gives up.
+
+use anyhow::{Context as _, Result};
+use harness::Reply;
+use redisson::script::{self, Publish};
+use redisson::{HolderId, LockName, shape};
+
+use super::bed::{for_each_kind, lock, unlock};
+use super::{Bed, Kind};
+
+for_each_kind!(
+    java_hears_our_release,
+    java_hears_a_worker_die,
+    java_hears_a_handover_chain_end,
+    we_hear_java_release,
+    we_hear_java_force,
+    many_on_both_sides_all_have_it,
+    java_hears_an_operator,
+);
+
+mod cases {
+    use super::*;
+
+    pub(super) async fn java_hears_our_release(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "").await?);
+        let java = bed.java(kind, "a");
+        let waiting = java.begin("lock")?;
+        bed.until_listening(kind, "a", 1).await;
+        assert!(waiting.is_open());
+        assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+        waiting.answer().await??;
+        assert!(java.is("isHeldByCurrentThread").await?);
+        assert!(!lock(&mut worker, kind, "a", "NOWAIT").await?, "now we are the ones to wait");
+        Ok(())
+    }
+
+    pub(super) async fn java_hears_a_worker_die(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "").await?);
+        let java = bed.java(kind, "a");
+        let waiting = java.begin("lock")?;
+        bed.until_listening(kind, "a", 1).await;
+        drop(worker);
+        waiting.answer().await??;
+        assert!(java.is("isHeldByCurrentThread").await?);
+        Ok(())
+    }
+
+    /// The agent hands the lock on among its own workers without a word, but not for ever.
+    pub(super) async fn java_hears_a_handover_chain_end(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let mut workers = Vec::new();
+        for _ in 0..3 {
+            let mut worker = bed.session().await?;
+            worker.send_bytes(&harness::client::encode(&kind.lock("a", ""))).await?;
+            workers.push(worker);
+        }
+        assert_ne!(workers[0].reply().await?.ok()?, Reply::Null);
+        let waiting = bed.java(kind, "a").begin("lock")?;
+        // Ours need not listen: the one before them tells them.
+        bed.until_listening(kind, "a", 1).await;
+        // They take it again and again, and never all let go: only fairness gives it to Java.
+        let mut turn = 0;
+        while waiting.is_open() {
+            let worker = &mut workers[turn % 3];
+            let mut bytes = harness::client::encode(&kind.unlock("a"));
+            bytes.extend(harness::client::encode(&kind.lock("a", "")));
+            worker.send_bytes(&bytes).await?;
+            worker.reply().await?.ok()?;
+            turn += 1;
+            // Java has it while the next of ours waits: then it has to let go first.
+            let next = &mut workers[turn % 3];
+            tokio::select! {
+                granted = next.reply() => assert_ne!(granted?.ok()?, Reply::Null),
+                () = closed(&waiting) => break,
+            }
+        }
+        waiting.answer().await??;
+        assert!(bed.java(kind, "a").is("isHeldByCurrentThread").await?);
+        Ok(())
+    }
+
+    async fn closed(waiting: &harness::jvm::Pending) {
+        while waiting.is_open() {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    }
+
+    pub(super) async fn we_hear_java_release(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let java = bed.java(kind, "a");
+        java.call("lock").await?;
+        let mut worker = bed.session().await?;
+        worker.send_bytes(&harness::client::encode(&kind.lock("a", ""))).await?;
+        bed.until_listening(kind, "a", 1).await;
+        java.call("unlock").await?;
+        let reply = worker.reply().await?.ok()?;
+        assert_eq!(reply.field("holds")?, &Reply::Int(1));
+        assert!(!java.is("tryLock").await?, "now Java is the one to wait");
+        Ok(())
+    }
+
+    pub(super) async fn we_hear_java_force(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let java = bed.java(kind, "a");
+        java.call("lock").await?;
+        let mut worker = bed.session().await?;
+        worker.send_bytes(&harness::client::encode(&kind.lock("a", ""))).await?;
+        bed.until_listening(kind, "a", 1).await;
+        assert!(java.on(2).is("forceUnlock").await?);
+        assert_eq!(worker.reply().await?.ok()?.field("holds")?, &Reply::Int(1));
+        let thrown = java.thrown("unlock").await?;
+        assert_eq!(thrown.class, "IllegalMonitorStateException");
+        Ok(())
+    }
+
+    /// One release wakes one thread of each client and one waiter of each agent; all others must not be forgotten.
+    pub(super) async fn many_on_both_sides_all_have_it(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        bed.open("b", "watchdog=600000").await?;
+        let mut first = bed.session().await?;
+        assert!(lock(&mut first, kind, "a", "").await?);
+        let (mut ours, mut javas) = (Vec::new(), Vec::new());
+        for thread in 1..=4 {
+            for client in ["a", "b"] {
+                let java = bed.java(kind, "a").by(bed.thread(client, thread));
+                // One after the other on the same thread, so that no order of answers is taken for granted.
+                javas.push((java.begin("lock")?, java.begin("unlock")?));
+            }
+            let mut worker = bed.session().await?;
+            let mut bytes = harness::client::encode(&kind.lock("a", ""));
+            bytes.extend(harness::client::encode(&kind.unlock("a")));
+            worker.send_bytes(&bytes).await?;
+            ours.push(worker);
+        }
+        bed.until_listening(kind, "a", 2).await;
+        unlock(&mut first, kind, "a").await?;
+        for worker in &mut ours {
+            assert_ne!(worker.reply().await?.ok()?, Reply::Null);
+            assert_eq!(worker.reply().await?.ok()?, Reply::Int(0));
+        }
+        for (locked, unlocked) in javas {
+            locked.answer().await??;
+            unlocked.answer().await??;
+        }
+        bed.assert_nothing_left().await;
+        bed.until_listening(kind, "a", 0).await;
+        Ok(())
+    }
+
+    /// A release by an operator, which is not the holder's own.
+    pub(super) async fn java_hears_an_operator(kind: Kind) -> Result<()> {
+        let mut bed = Bed::new().await?;
+        let holder = bed.java(kind, "a");
+        holder.call("lock").await?;
+        let waiting = holder.on(2).begin("lock")?;
+        bed.until_listening(kind, "a", 1).await;
+        let field = format!("{}:{}", bed.id, holder.thread_id().await?);
+        let id = HolderId::parse(field.as_bytes()).context("Redisson's ids are read")?;
+        let seen = shape::Holder { id, count: 1 };
+        let name = LockName::new(b"a".as_slice())?;
+        let call = script::force_release(&name, &[seen], Publish::Plain);
+        let keys = call.keys.len().to_string();
+        let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), keys.as_bytes()];
+        args.extend(call.keys.iter().chain(&call.args).map(Vec::as_slice));
+        bed.direct.call_args(&args).await?.ok()?;
+        waiting.answer().await??;
+        assert_eq!(holder.thrown("unlock").await?.class, "IllegalMonitorStateException");
+        Ok(())
+    }
+}

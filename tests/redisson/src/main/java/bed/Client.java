@@ -1,0 +1,13 @@
+package bed;
+
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+
+import org.redisson.api.RedissonClient;
+
+/** A Redisson client, and the objects had from it: a service keeps them too, and some remember their last lease. */
+record Client(RedissonClient redisson, Map<String, Object> objects) {
+    Client(RedissonClient redisson) {
+        this(redisson, new ConcurrentHashMap<>());
+    }
+}

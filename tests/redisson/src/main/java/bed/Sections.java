@@ -1,0 +1,40 @@
+package bed;
+
+import java.util.List;
+import java.util.Map;
+
+import org.redisson.api.RLock;
+import org.redisson.api.RScript;
+import org.redisson.client.codec.StringCodec;
+
+/**
+ * Critical sections that tell on whoever breaks the lock: {@code sections <how many> <counter> <lock>…} reads the
+ * counter, and writes one more in a call of its own, together with a note in the list {@code <counter>:log}. Two
+ * that were inside together write the same number twice. Done without pause, since that is how one side would starve
+ * the other.
+ */
+final class Sections {
+    private static final String WRITE = "redis.call('set', KEYS[1], ARGV[1]) redis.call('rpush', KEYS[2], ARGV[1] .. ' java')";
+
+    private Sections() {}
+
+    static Object run(Client client, List<String> words) throws Exception {
+        var many = Integer.parseInt(words.get(0));
+        var counter = words.get(1);
+        var lock = (RLock) Calls.object(client, Map.of(), words.subList(2, words.size()));
+        var bucket = client.redisson().<String>getBucket(counter, StringCodec.INSTANCE);
+        var script = client.redisson().getScript(StringCodec.INSTANCE);
+        for (int i = 0; i < many; i++) {
+            lock.lock();
+            try {
+                var value = bucket.get();
+                var next = value == null ? 1 : Long.parseLong(value) + 1;
+                script.eval(RScript.Mode.READ_WRITE, WRITE, RScript.ReturnType.VALUE,
+                        List.<Object>of(counter, counter + ":log"), Long.toString(next));
+            } finally {
+                lock.unlock();
+            }
+        }
+        return many;
+    }
+}

@@ -1,0 +1,71 @@
+package bed;
+
+import java.lang.reflect.Proxy;
+import java.util.Arrays;
+import java.util.List;
+import java.util.stream.Stream;
+
+import org.redisson.Redisson;
+import org.redisson.api.RedissonClient;
+import org.redisson.client.codec.Codec;
+import org.redisson.client.codec.StringCodec;
+import org.redisson.codec.SerializationCodec;
+import org.redisson.config.Config;
+import org.redisson.config.SingleServerConfig;
+
+/**
+ * What a client is opened with: {@code watchdog=<ms>}, {@code codec=string|java}, {@code prefix=<of every name>},
+ * {@code timeout=<ms>}, {@code retries=<n>}, {@code subscriptions=<per connection, and connections for them>}. Whatever is not named stays as Redisson has it.
+ */
+final class Settings {
+    private Settings() {}
+
+    static RedissonClient open(String url, List<String> settings) {
+        var config = new Config();
+        var server = config.useSingleServer().setAddress(url);
+        // Many clients live in one JVM, each with a few threads: what Redisson opens ahead would only cost time.
+        config.setThreads(4).setNettyThreads(4);
+        server.setConnectionMinimumIdleSize(1).setSubscriptionConnectionMinimumIdleSize(1);
+        for (var setting : settings) {
+            var equals = setting.indexOf('=');
+            var value = setting.substring(equals + 1);
+            switch (setting.substring(0, equals)) {
+                case "watchdog" -> config.setLockWatchdogTimeout(Long.parseLong(value));
+                case "codec" -> config.setCodec(codec(value));
+                case "prefix" -> prefix(config, server, value);
+                case "timeout" -> server.setTimeout(Integer.parseInt(value));
+                case "subscriptions" -> server.setSubscriptionsPerConnection(Integer.parseInt(value))
+                        .setSubscriptionConnectionPoolSize(Integer.parseInt(value));
+                case "retries" -> server.setRetryAttempts(Integer.parseInt(value));
+                default -> throw new IllegalArgumentException(setting);
+            }
+        }
+        return Redisson.create(config);
+    }
+
+    private static Codec codec(String name) {
+        return switch (name) {
+            case "string" -> StringCodec.INSTANCE;
+            case "java" -> new SerializationCodec();
+            default -> throw new IllegalArgumentException(name);
+        };
+    }
+
+    /** By name: 4.x has it in other places. */
+    private static void prefix(Config config, SingleServerConfig server, String prefix) {
+        try {
+            var setter = Stream.of(config, server).flatMap(object -> Arrays.stream(object.getClass().getMethods()))
+                    .filter(method -> method.getName().equals("setNameMapper")).findFirst().orElseThrow();
+            var mapper = setter.getParameterTypes()[0];
+            var target = setter.getDeclaringClass().isInstance(config) ? config : server;
+            setter.invoke(target, Proxy.newProxyInstance(mapper.getClassLoader(), new Class<?>[] {mapper},
+                    (self, method, args) -> switch (method.getName()) {
+                        case "map" -> prefix + args[0];
+                        case "unmap" -> ((String) args[0]).substring(prefix.length());
+                        default -> throw new UnsupportedOperationException(method.getName());
+                    }));
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+}
