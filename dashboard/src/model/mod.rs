@@ -23,13 +23,14 @@ mod tests;
 mod troubles;
 pub mod view;
 pub mod waiting;
+mod watch;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::group::glob_matches;
-use redisson::{Grouping, HolderId, LockName, Moment, monitor};
+use redisson::{Grouping, HolderId, LockName, Moment};
 
 pub use observation::{Observation, Reading, ScopeId, Source, Stamp, Traffic};
 pub use problem::Rule;
@@ -37,7 +38,6 @@ pub use record::{Effect, Remembered};
 pub use settings::{LockRule, Settings};
 pub use snapshot::{Delta, Notice, Snapshot};
 
-use deadlock::{Cycle, Wait};
 use past::Ending;
 use record::{Record, Surroundings};
 use scope::{Kept, Restart, Scope};
@@ -49,8 +49,6 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 const MAX_FREE: usize = 10_000;
 /// The most views made for one snapshot; the rest come with the next one.
 const MAX_CHANGES: usize = 2_000;
-/// The most pairs of waiter and holder among which circles are looked for.
-const MAX_WAITS: usize = 100_000;
 /// How many notices are kept.
 const MAX_NOTICES: usize = 20;
 
@@ -233,69 +231,6 @@ impl Model {
         self.settle(scope_id, name);
     }
 
-    /// Takes in what MONITOR showed. What changed who holds a lock is read at once.
-    fn traffic(&mut self, scope_id: ScopeId, traffic: &Traffic) {
-        if traffic.missed > 0 {
-            // Who was granted or gave up among what was missed is not known.
-            self.untapped(scope_id);
-        }
-        for event in &traffic.events {
-            let told = Effect::Event(Source::Monitor, event.what.as_str());
-            self.effects.push((scope_id, told));
-            let known = self.scopes[scope_id.0].locks.contains_key(&event.lock);
-            if let (Some(holder), Some(monitor::Address::Tcp(address))) =
-                (event.holder, event.client)
-            {
-                self.scopes[scope_id.0].clients.seen(holder.client, address.ip(), traffic.at);
-            }
-            let is_lock = event.certainty == monitor::Certainty::Sure && event.holder.is_some();
-            if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
-                continue;
-            }
-            let scope = &mut self.scopes[scope_id.0];
-            let around = scope.around();
-            let Some(kept) = scope.locks.get_mut(&event.lock) else { continue };
-            let mut effects = Vec::new();
-            kept.record.traffic(event, traffic.at, traffic.wall, around, &mut effects);
-            let tapped = kept.record.has_tapped_waiters();
-            let hurry = !known || changes_holders(event.what);
-            self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
-            if tapped {
-                self.scopes[scope_id.0].contended.insert(event.lock.clone());
-            }
-            self.settle(scope_id, &event.lock);
-            if hurry {
-                self.hurry(scope_id, &event.lock);
-            }
-        }
-    }
-
-    /// Clients have gone or come back: so have the holders of their locks.
-    fn look_for_gone(&mut self, scope_id: ScopeId) {
-        let scope = &mut self.scopes[scope_id.0];
-        let mut changed = Vec::new();
-        for (name, kept) in &mut scope.locks {
-            if kept.record.find_gone(&scope.clients) {
-                changed.push(name.clone());
-            }
-        }
-        for name in changed {
-            self.settle(scope_id, &name);
-            self.hurry(scope_id, &name);
-        }
-    }
-
-    /// MONITOR shows nothing more, or did not for a while.
-    fn untapped(&mut self, scope_id: ScopeId) {
-        let names: Vec<LockName> = self.scopes[scope_id.0].contended.iter().cloned().collect();
-        for name in names {
-            if let Some(kept) = self.scopes[scope_id.0].locks.get_mut(&name) {
-                kept.record.untapped();
-                self.settle(scope_id, &name);
-            }
-        }
-    }
-
     fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, wall: WallMillis) {
         let known = |model: &Self, name| model.scopes[scope.0].locks.contains_key(name);
         if !names.iter().any(|name| known(self, name))
@@ -422,49 +357,6 @@ impl Model {
         self.look_for_deadlocks();
     }
 
-    /// Looks for circles among those who wait and hold by name.
-    fn look_for_deadlocks(&mut self) {
-        let mut locks = Vec::new();
-        for (index, scope) in self.scopes.iter().enumerate() {
-            // One that cannot be read is as it was: nothing is raised and nothing cleared.
-            if scope.readable_since.is_some() {
-                locks.extend(scope.contended.iter().map(|name| (index, name.clone())));
-            }
-        }
-        if locks.is_empty() {
-            return;
-        }
-        let record = |lock: &(usize, LockName)| self.scopes[lock.0].locks.get(&lock.1);
-        let mut waits: Vec<Wait> = Vec::new();
-        for lock in &locks {
-            let Some(kept) = record(lock) else { continue };
-            waits.extend(kept.record.waits(lock).take(MAX_WAITS.saturating_sub(waits.len())));
-        }
-        let mut part_of: HashMap<(usize, LockName), Arc<Cycle>> = HashMap::new();
-        for cycle in deadlock::cycles(&waits) {
-            if !cycle.is_confirmed() {
-                // They may only seem to be there at the same time: the next readings tell.
-                for wait in &cycle.waits {
-                    self.hurry(ScopeId(wait.lock.0), &wait.lock.1);
-                }
-                continue;
-            }
-            let cycle = Arc::new(cycle);
-            for wait in &cycle.waits {
-                part_of.insert(wait.lock.clone(), Arc::clone(&cycle));
-            }
-        }
-        for lock in locks {
-            let scope_id = ScopeId(lock.0);
-            let around = self.scopes[lock.0].around();
-            let Some(kept) = self.scopes[lock.0].locks.get_mut(&lock.1) else { continue };
-            let mut effects = Vec::new();
-            kept.record.set_cycle(part_of.remove(&lock), around, &mut effects);
-            self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
-            self.settle(scope_id, &lock.1);
-        }
-    }
-
     fn notice(&mut self, at: WallMillis, deployment: String, text: String) {
         self.notices.push_front(Notice { at, deployment, text });
         self.notices.truncate(MAX_NOTICES);
@@ -563,20 +455,4 @@ impl Model {
         let delta = Delta::new(self.snapshot.seq, wall, changed, removed);
         Some((Arc::new(self.snapshot.clone()), Arc::new(delta)))
     }
-}
-
-/// Whether an event changes who holds the lock, or how often.
-fn changes_holders(what: monitor::What) -> bool {
-    use monitor::What;
-    matches!(
-        what,
-        What::Acquired { .. }
-            | What::Reentered { .. }
-            | What::Recounted { .. }
-            | What::PartlyReleased
-            | What::Released
-            | What::HandedOver { .. }
-            | What::ForceReleased
-            | What::Vanished
-    )
 }

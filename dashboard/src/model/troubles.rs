@@ -1,5 +1,7 @@
 //! Problems as they come and go with what is seen: found in time, cleared in time, and never where all is well.
 
+use redisson::monitor;
+
 use super::observation::{Beside, Queue};
 use super::tests::*;
 use super::view::{Certainty, LockView, ProblemKind, State};

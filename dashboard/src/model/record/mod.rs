@@ -1,5 +1,7 @@
 //! One lock as the model keeps it: readings and messages in, its view out.
 
+mod beside;
+mod plan;
 mod seen;
 mod shown;
 mod traffic;
@@ -9,19 +11,16 @@ use std::time::Duration;
 
 use redisson::{HolderId, Moment};
 
+use super::LockName;
 use super::clients::Clients;
 use super::deadlock::{Cycle, Wait};
 use super::history::{Habit, Happening, History};
 use super::lease::LeaseWatch;
-use super::observation::{Beside, Marker, Reading, Source, Stamp, Token};
+use super::observation::{Marker, Reading, Source, Stamp};
 use super::past::{Note, Past, PastHold};
-use super::problem::{Expired, Gone, Rule, overdue_below};
+use super::problem::{Expired, Gone, Rule};
 use super::view::{Certainty, LockId, ProblemKind, ProblemView, Since, WallMillis};
 use super::waiting::Waiting;
-use super::{Known, LockName};
-
-/// How long a token is good for before it is read again, where none was found.
-const TOKEN_EACH: Duration = Duration::from_secs(60);
 
 /// What is known around a lock when something is seen of it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -200,24 +199,6 @@ impl Record {
         !self.problems.is_empty()
     }
 
-    /// What it is known to have, so that it is asked for by name.
-    #[must_use]
-    pub fn known(&self, now: Moment) -> Known {
-        let mode = self.mode.as_ref().map(|_| redisson::shape::MODE_FIELD.to_vec());
-        let holders = self.holds.iter().map(|hold| hold.id.to_string().into_bytes());
-        let fields =
-            if self.is_held() { mode.into_iter().chain(holders).collect() } else { Vec::new() };
-        let readers = self.holds.iter().filter(|hold| self.mode.is_some() && !hold.id.write);
-        let queue = self.rare.as_ref().and_then(|rare| rare.waiting.queue.as_ref());
-        let stale = self.token_read.is_none_or(|read| now.since(read) >= TOKEN_EACH);
-        Known {
-            fields,
-            readers: readers.map(|hold| (hold.id, hold.count)).collect(),
-            waiting: queue.iter().flat_map(|queue| &queue.front).map(|place| place.id).collect(),
-            token: self.token.is_some() || stale,
-        }
-    }
-
     /// Whether its waiters are known by name.
     #[must_use]
     pub fn has_named_waiters(&self) -> bool {
@@ -300,48 +281,6 @@ impl Record {
         }
     }
 
-    /// When it should be read again after the newest reading, at the latest.
-    #[must_use]
-    pub fn next_read(&self) -> Moment {
-        const AT_LEAST: Duration = Duration::from_secs(10);
-        let Some(stamp) = self.stamp else { return self.free_since };
-        /// Somebody waits: who is next, and since when, is worth knowing.
-        const AWAITED: Duration = Duration::from_secs(2);
-        let longest = if self.is_awaited() { AWAITED } else { Duration::MAX };
-        let wait = if !self.is_held() {
-            let free = stamp.received.since(self.free_since);
-            (free / 4).clamp(Duration::from_secs(1), Duration::from_secs(30))
-        } else {
-            match (self.ttl, self.lease.lease()) {
-                (None, _) if !self.confirmed => Duration::from_secs(60),
-                (None, _) => super::problem::LEAK_GAP,
-                (Some(ttl), Some(lease)) if self.lease.rose() => {
-                    let usual = (lease / 6).clamp(Duration::from_millis(250), AT_LEAST);
-                    usual.min(self.until_overdue(lease, ttl)).min(past(ttl))
-                }
-                (Some(ttl), _) => past(ttl).min(AT_LEAST),
-            }
-        };
-        stamp.received + wait.min(longest)
-    }
-
-    /// When to look again at a lock that is renewed: as soon as its renewal is overdue, then more often, and once
-    /// shortly before it runs out, which tells a lease that ran out from a release.
-    fn until_overdue(&self, lease: Duration, ttl: Duration) -> Duration {
-        const OFTEN: Duration = Duration::from_secs(1);
-        const BEFORE_END: Duration = Duration::from_millis(500);
-        if !self.lease.renewed() {
-            return Duration::MAX;
-        }
-        match ttl.checked_sub(overdue_below(lease)) {
-            Some(left) => left + Duration::from_millis(5),
-            None => match ttl.checked_sub(BEFORE_END) {
-                Some(left) if !left.is_zero() => left.min(OFTEN),
-                _ => past(ttl),
-            },
-        }
-    }
-
     /// Takes in a reading. One asked for earlier than the newest known changes nothing but what it proves for
     /// ever: that this is a lock.
     pub fn read(
@@ -379,35 +318,6 @@ impl Record {
                 }
             }
             _ => self.read_nothing(stamp, source, reading, around, effects),
-        }
-    }
-
-    /// What stands beside it, of a reading that is the newest.
-    fn read_beside(&mut self, stamp: Stamp, beside: &Beside, around: Surroundings) {
-        if let Token::Is(token) = beside.token {
-            self.confirm();
-            self.news |= self.token != Some(token);
-            (self.token, self.token_read) = (Some(token), Some(stamp.received));
-        } else if beside.token == Token::Nothing {
-            self.news |= self.token.take().is_some();
-            self.token_read = Some(stamp.received);
-        }
-        let had = self.rare.as_ref().is_some_and(|rare| rare.waiting.queue.is_some());
-        if had || self.has_named_waiters() || beside.queue.is_some() {
-            let window = self.stamp.map(|last| stamp.received.since(last.sent));
-            let clock = stamp.wall.0.saturating_add_signed(around.ahead_ms);
-            let queue = beside.queue.as_ref();
-            self.news |= self.rare().waiting.read_queue(stamp, window, clock, queue);
-        }
-    }
-
-    fn read_markers(&mut self, beside: &Beside) {
-        for (id, marker) in &beside.markers {
-            if let Some(hold) = self.holds.iter_mut().find(|hold| hold.id == *id) {
-                let was_gone = hold.marker == Some(Marker::Missing);
-                self.news |= hold.marker.is_none() || was_gone != (*marker == Marker::Missing);
-                hold.marker = Some(*marker);
-            }
         }
     }
 
@@ -466,11 +376,6 @@ impl Record {
         self.history.push(at, source, what);
         self.news = true;
     }
-}
-
-/// Shortly after a time to live has run out.
-fn past(ttl: Duration) -> Duration {
-    ttl + Duration::from_millis(20)
 }
 
 fn millis(duration: Duration) -> u64 {
