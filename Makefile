@@ -3,12 +3,14 @@ SHELL := bash
 .DEFAULT_GOAL := help
 CARGO ?= cargo
 CLIENTS := tests/clients
+PEERS := tests/bench/peers
+RELEASE = $${CARGO_TARGET_DIR:-target}/release
 # The versions of Redisson that the agent is shown beside: old scripts, sharded messages, today's scripts twice.
 REDISSON := 3.17.7 3.23.5 3.52.0 4.7.0
 VERSIONS ?= $(if $(ALL),$(REDISSON),$(lastword $(REDISSON)))
 BED := tests/redisson
 
-.PHONY: help demo run test interop recordings check fmt doc deps advisories bench-decoder fuzz
+.PHONY: help demo run test interop recordings bench check fmt doc deps advisories bench-decoder fuzz
 
 help: ## Shows this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +28,12 @@ run: ## The same without workers, on a private Redis or on the one in REDIS_URL
 # Most tests wait for other processes most of the time.
 test: deps ## Every test, with real servers, clients and a browser
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((3 * $$(nproc)))} $(CARGO) test --locked --workspace
+
+bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent beside other libraries; ARGS='--rounds 3 one-lock kept'
+	@tests/install-missing cc redis-server
+	$(CARGO) build --locked --release --workspace --bins
+	$(CARGO) build --locked --release --manifest-path $(PEERS)/rslock/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
+	LOCKSCOPE_TEST_PROGRAMS="$(RELEASE)" "$(RELEASE)/bench" $(ARGS)
 
 # Each version is tested by itself, and together with one that is far from it in age.
 interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISSON)) $(lastword $(REDISSON))) ## The agent beside the real Redisson; ALL=1: beside four versions of it
@@ -78,15 +86,15 @@ doc: ## Builds the documentation of the code into target/doc
 deps: $(CLIENTS)/.venv/installed $(CLIENTS)/node_modules/installed $(CLIENTS)/go/installed $(CLIENTS)/java/target/installed ## Installs what the tests need (apt, pip, npm, go, mvn)
 	@tests/install-missing cc redis-server redis-cli chromium chromedriver promtool nc
 
-$(CLIENTS)/.venv/installed: $(CLIENTS)/requirements.txt
+%/.venv/installed: %/requirements.txt
 	@tests/install-missing python3
-	python3 -m venv $(CLIENTS)/.venv
-	$(CLIENTS)/.venv/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	python3 -m venv $*/.venv
+	$*/.venv/bin/pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
-$(CLIENTS)/node_modules/installed: $(CLIENTS)/package-lock.json
+%/node_modules/installed: %/package-lock.json
 	@tests/install-missing node npm
-	npm ci --prefix $(CLIENTS) --no-audit --no-fund --ignore-scripts
+	npm ci --prefix $* --no-audit --no-fund --ignore-scripts
 	touch $@
 
 # A Go that is too old comes anew, as a Python package.

@@ -149,7 +149,8 @@ fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>>
     let figures = Arc::new(Figures::new(config.grouping(), registry)?);
     driver::register_oldest(&figures, registry)?;
     // Margins and lateness of renewals mean something only beside it.
-    let lease = Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog keeps up.")?;
+    let lease =
+        Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog keeps up.")?;
     lease.set(config.core.lease.duration().as_secs_f64());
     registry.register(Box::new(lease))?;
     let revision = option_env!("LOCKSCOPE_REVISION").unwrap_or("unknown");

@@ -65,6 +65,8 @@ pub struct Figures {
     pub sessions_opened: IntCounter,
     /// Connections turned away, by reason.
     pub sessions_rejected: IntCounterVec,
+    /// Times a connection could not be taken, as when descriptors have run out.
+    pub accept_failures: IntCounter,
     /// Events that a session left unread for too long.
     pub events_dropped: IntCounter,
     /// Times the agent or its host slept.
@@ -244,6 +246,10 @@ impl Figures {
                 "sessions_rejected_total",
                 "Connections turned away.",
                 &["reason"],
+            )?,
+            accept_failures: make.counter(
+                "accept_failures_total",
+                "Times a connection could not be taken: it waits, and the agent tries again.",
             )?,
             events_dropped: make.counter(
                 "events_dropped_total",

@@ -58,6 +58,7 @@ pub async fn accept(
                 }
                 Err(error) if is_of_one_client(&error) => {}
                 Err(error) => {
+                    shared.figures.accept_failures.inc();
                     tracing::warn!(%error, pause_ms = pause.as_millis(), "cannot accept a connection");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -89,9 +90,6 @@ fn is_of_one_client(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
-    use std::process::{Child, Command, Stdio};
-
     use prometheus::Registry;
     use redisson::Grouping;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -186,61 +184,5 @@ mod tests {
         rig.task.await.unwrap();
         assert_eq!(ping(&mut client).await, "+PONG\r\n");
         assert!(UnixStream::connect(rig.folder.path().join("s")).await.is_err());
-    }
-
-    /// Not a test by itself: run by the next one in a process of its own, it connects, has a child that inherits
-    /// the socket, and waits to be killed.
-    #[test]
-    #[ignore = "the other half of the next test"]
-    fn connects_and_has_a_child() {
-        let Some(path) = std::env::var_os("LOCKSCOPE_TEST_SOCKET") else { return };
-        let socket = std::os::unix::net::UnixStream::connect(path).unwrap();
-        #[expect(clippy::zombie_processes, reason = "it is to outlive this process")]
-        let child = Command::new("sleep")
-            .arg("600")
-            .stdin(OwnedFd::from(socket.try_clone().unwrap()))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let name = format!("LOCK a\r\nCLIENT SETNAME child:{}\r\n", child.id());
-        io::Write::write_all(&mut &socket, name.as_bytes()).unwrap();
-        loop {
-            std::thread::park();
-        }
-    }
-
-    struct Killed(Child);
-
-    impl Drop for Killed {
-        fn drop(&mut self) {
-            self.0.kill().ok();
-            self.0.wait().ok();
-        }
-    }
-
-    #[tokio::test]
-    async fn a_dead_workers_session_ends_though_its_child_has_the_socket() {
-        let mut rig = Rig::new(2).await;
-        let worker = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "server::tests::connects_and_has_a_child", "--ignored"])
-            .env("LOCKSCOPE_TEST_SOCKET", rig.folder.path().join("s"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut worker = Killed(worker);
-        let FromSession::Opened { peer, outbox: _outbox, .. } = rig.news().await else { panic!() };
-        assert_eq!(peer.pid, i32::try_from(worker.0.id()).ok());
-        assert!(matches!(rig.news().await, FromSession::Command(..)));
-        let FromSession::Named(_, name) = rig.news().await else { panic!() };
-        let child = String::from_utf8(name).unwrap();
-        let child = child.strip_prefix("child:").unwrap();
-        worker.0.kill().unwrap();
-        let end = async { while !matches!(rig.news().await, FromSession::Closed(_)) {} };
-        timeout(DEADLINE, end).await.unwrap();
-        let still_there = std::path::Path::new("/proc").join(child).exists();
-        Command::new("kill").arg(child).status().unwrap();
-        assert!(still_there, "the child has ended by itself, so this has shown nothing");
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! Nothing is ever written to Redis.
 
+pub mod access;
 pub mod config;
 pub mod http;
 pub mod metrics;
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use prometheus::Registry;
-use service_kit::http::{AllowedHosts, HttpMetrics, Limits, serve};
+use service_kit::http::{AllowedHosts, HttpMetrics, Limits, ServerTls, serve, serve_with_tls};
 use service_kit::shutdown::Shutdown;
 use tokio::net::TcpListener;
 
@@ -63,8 +64,14 @@ impl Listeners {
 /// Runs until `shutdown` is cancelled, then ends everything it began.
 ///
 /// # Errors
-/// When two metrics have one name, which is a mistake in the program.
+/// When certificate or key cannot be read, or two metrics have one name, which is a mistake in the program.
 pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> anyhow::Result<()> {
+    let tls = match &config.tls {
+        Some((certificate, key)) => {
+            Some(ServerTls::load(certificate, key).map_err(anyhow::Error::msg)?)
+        }
+        None => None,
+    };
     let registry = Registry::new();
     let app = start(&config, &registry, shutdown)?;
     let stop = shutdown.token();
@@ -81,8 +88,12 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
         shutdown.spawn("metrics server", serve(listener, router, Limits::default(), stop.clone()));
     }
     let own = config.metrics_listen.is_none().then_some(registry);
-    let router = http::router(app, hosts, requests, own, &stop);
-    shutdown.spawn("web server", serve(listeners.pages, router, limits, stop.clone()));
+    let router = http::router(app, config.access.clone(), hosts, requests, own, &stop);
+    if let Some(tls) = tls.clone() {
+        shutdown.spawn("certificate", tls.follow_files(stop.clone()));
+    }
+    shutdown
+        .spawn("web server", serve_with_tls(listeners.pages, tls, router, limits, stop.clone()));
     stop.cancelled().await;
     shutdown.finish(GRACE).await;
     Ok(())

@@ -36,8 +36,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         config.deployments.iter().map(|d| format!("{}={}", d.name, d.target)).collect();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
-        page = %format_args!("http://{pages}/"),
-        metrics = %format_args!("http://{metrics}/metrics"),
+        page = %format_args!("{}://{pages}/", if config.tls.is_some() { "https" } else { "http" }),
+        metrics = %metrics,
         redis = deployments.join(" "),
         "lockscope-dashboard is serving"
     );

@@ -168,6 +168,7 @@ mod tests {
             let name = LockName::new(bytes).unwrap();
             prop_assert!(locks_of_channel(&channel(&name)).contains(&name));
             let waiter = HolderId::new(ClientId::from_random([1; 16]), 9);
+            prop_assert_eq!(waiter_of_channel(&fair_channel(&name, &waiter)), Some(waiter));
             prop_assert!(locks_of_channel(&fair_channel(&name, &waiter)).contains(&name));
         }
     }

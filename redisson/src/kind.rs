@@ -24,6 +24,17 @@ impl Kind {
     pub const ALL: [Self; 6] =
         [Self::Lock, Self::Fair, Self::Read, Self::Write, Self::Fenced, Self::Red];
 
+    /// The family it belongs to.
+    #[must_use]
+    pub fn family(self) -> Family {
+        match self {
+            Self::Lock | Self::Fenced => Family::Plain,
+            Self::Fair => Family::Fair,
+            Self::Read | Self::Write => Family::ReadWrite,
+            Self::Red => Family::Red,
+        }
+    }
+
     /// The word for it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -42,6 +53,20 @@ impl Kind {
     pub fn parse(word: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| word.eq_ignore_ascii_case(kind.as_str().as_bytes()))
     }
+}
+
+/// Kinds that share one layout in Redis and exclude each other under one name. Those of different families cannot
+/// tell what the other does: they do not mix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// One holder, no `mode`: plain and fenced.
+    Plain,
+    /// One holder, and a queue.
+    Fair,
+    /// Readers or a writer.
+    ReadWrite,
+    /// Plain, but on several servers.
+    Red,
 }
 
 impl fmt::Display for Kind {

@@ -18,6 +18,6 @@ pub mod shape;
 
 pub use group::Grouping;
 pub use holder::{ClientId, HolderId};
-pub use kind::Kind;
+pub use kind::{Family, Kind};
 pub use lease::{Lease, Moment};
 pub use name::LockName;

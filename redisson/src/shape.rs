@@ -40,6 +40,31 @@ pub fn is_lock_field(field: &[u8]) -> bool {
     field == MODE_FIELD || (field.len() <= MAX_FIELD_LEN && HolderId::parse(field).is_some())
 }
 
+/// What a hash that is no lock is, where its fields are those of another of Redisson's synchronizers.
+#[must_use]
+pub fn other_synchronizer(fields: &[Vec<u8>]) -> Option<&'static str> {
+    let all = |is: fn(&[u8]) -> bool| !fields.is_empty() && fields.iter().all(|field| is(field));
+    if all(|field| matches!(field, b"rate" | b"interval" | b"type" | b"keepAliveTime")) {
+        Some("a rate limiter")
+    } else if all(is_fast_multi_field) {
+        Some("the hash of a fast multi-lock")
+    } else {
+        None
+    }
+}
+
+/// `<22 characters of base64>`, alone or with `:<holder>:expire_time` or `:<holder>:lock_count` behind it.
+fn is_fast_multi_field(field: &[u8]) -> bool {
+    let Some((hash, rest)) = field.split_at_checked(22) else { return false };
+    let base64 = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/');
+    let holder = rest
+        .strip_suffix(b":expire_time")
+        .or_else(|| rest.strip_suffix(b":lock_count"))
+        .and_then(|rest| rest.strip_prefix(b":"));
+    hash.iter().all(base64)
+        && (rest.is_empty() || holder.is_some_and(|holder| HolderId::parse(holder).is_some()))
+}
+
 impl LockHash {
     /// Sorts fields and values into holders, mode and the rest.
     #[must_use]
@@ -81,7 +106,21 @@ impl LockHash {
             None if self.holders.iter().any(|h| h.id.write) => {
                 Some("a write holder but no `mode`".to_owned())
             }
-            None | Some(b"read" | b"write") => None,
+            None => None,
+            Some(b"read") => {
+                let writer = self.holders.iter().find(|holder| holder.id.write)?;
+                Some(format!("write holder {} in mode `read`", writer.id))
+            }
+            Some(b"write") => {
+                let Some(writer) = self.holders.iter().find(|holder| holder.id.write) else {
+                    return Some("mode `write` without a write holder".to_owned());
+                };
+                // Beside a writer only that same owner's own read hold may stand, and no second writer.
+                let owner = (writer.id.client, writer.id.thread);
+                let other = |holder: &&Holder| (holder.id.client, holder.id.thread) != owner;
+                let other = self.holders.iter().find(other)?;
+                Some(format!("holder {} beside write holder {}", other.id, writer.id))
+            }
             Some(other) => Some(format!("mode `{}`", other.escape_ascii())),
         }
     }
@@ -128,5 +167,26 @@ mod tests {
         assert!(malformed(&[(H, "0")]).unwrap().contains("count 0"));
         assert!(malformed(&[(H, "1"), ("mode", "null")]).unwrap().contains("null"));
         assert!(!LockHash::read([("rate", "5")]).is_candidate());
+        let (write, other) = (format!("{H}:write"), H.replace(":52", ":7"));
+        let beside = malformed(&[("mode", "write"), (&write, "1"), (&other, "1")]);
+        assert!(beside.unwrap().contains(&other));
+        assert!(malformed(&[("mode", "write"), (H, "1")]).unwrap().contains("without"));
+        assert!(malformed(&[("mode", "read"), (&write, "1")]).unwrap().contains(&write));
+        assert_eq!(malformed(&[("mode", "read"), (H, "1"), (&other, "2")]), None);
+    }
+
+    #[test]
+    fn other_synchronizers_are_named() {
+        let named = |fields: &[&str]| {
+            let fields: Vec<Vec<u8>> = fields.iter().map(|f| f.as_bytes().to_vec()).collect();
+            other_synchronizer(&fields)
+        };
+        assert!(named(&["rate", "interval", "type"]).unwrap().contains("rate limiter"));
+        let value = "r0hX3ZbGk1q9+/sD2mLwEA";
+        let fields = [value.to_owned(), format!("{value}:{H}:expire_time")];
+        assert!(named(&[&fields[0], &fields[1]]).unwrap().contains("multi-lock"));
+        assert_eq!(named(&["rate", "colour"]), None);
+        assert_eq!(named(&[&format!("{value}:x:expire_time")]), None);
+        assert_eq!(named(&[]), None);
     }
 }

@@ -2,6 +2,7 @@
 //! production, mistakes included. Everything ends with this process.
 
 mod actors;
+mod counter;
 mod stage;
 mod worker;
 
@@ -27,12 +28,17 @@ enum Role {
     /// A worker on its own; the demo and the tests start these and kill them.
     #[command(hide = true)]
     Worker(worker::Arguments),
+    /// A worker that shows by counting whether a lock excludes.
+    #[command(hide = true)]
+    Counter(counter::Arguments),
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if let Some(Role::Worker(worker)) = &arguments.role {
-        return worker::run(worker);
+    match &arguments.role {
+        Some(Role::Worker(worker)) => return worker::run(worker),
+        Some(Role::Counter(counter)) => return counter::run(counter),
+        None => {}
     }
     // Before signals are listened to: whoever is tired of a long build can end it.
     harness::programs::path("lockscope-agent")?;

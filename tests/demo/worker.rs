@@ -57,7 +57,8 @@ fn reply(stream: &mut UnixStream, unread: &mut Vec<u8>) -> Result<Reply> {
     }
 }
 
-fn say(line: &str) -> Result<()> {
+/// Prints a line at once.
+pub(crate) fn say(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)

@@ -69,3 +69,42 @@ fn every_link_leads_to_a_file() -> Result<()> {
     assert!(missing.is_empty(), "{missing:?}");
     Ok(())
 }
+
+/// The names in backticks that are paths of tests.
+fn named_tests(text: &str) -> BTreeSet<String> {
+    let spans = text.split('`').skip(1).step_by(2);
+    spans.filter(|span| span.contains("::")).map(str::to_owned).collect()
+}
+
+/// The tests in a file of this folder, by their names.
+fn tests_in(file: &Path) -> Result<BTreeSet<String>> {
+    let text = std::fs::read_to_string(file)?;
+    let after_attribute = text.split("test]\n").skip(1);
+    let signatures = after_attribute.filter_map(|rest| rest.lines().next());
+    let names = signatures.filter_map(|line| line.split_once("fn ")?.1.split('(').next());
+    Ok(names.map(str::to_owned).collect())
+}
+
+#[test]
+fn every_failure_mode_has_its_test() -> Result<()> {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e"));
+    let named = named_tests(&document("docs/faults.md")?);
+    let mut missing = BTreeSet::new();
+    for test in &named {
+        let (module, name) = test.rsplit_once("::").unwrap_or_default();
+        let file = folder.join(module.replace("::", "/")).with_extension("rs");
+        if !tests_in(&file).is_ok_and(|tests| tests.contains(name)) {
+            missing.insert(test);
+        }
+    }
+    assert!(missing.is_empty(), "named in docs/faults.md, and there is no such test: {missing:?}");
+    let mut unnamed = BTreeSet::new();
+    for entry in std::fs::read_dir(folder.join("faults"))? {
+        let file = entry?.path();
+        let module = file.file_stem().unwrap_or_default().to_string_lossy();
+        let tests = tests_in(&file)?.into_iter().map(|name| format!("faults::{module}::{name}"));
+        unnamed.extend(tests.filter(|test| !named.contains(test)));
+    }
+    assert!(unnamed.is_empty(), "not in docs/faults.md: {unnamed:?}");
+    Ok(())
+}

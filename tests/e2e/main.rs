@@ -2,6 +2,7 @@
 
 mod agent;
 mod clients;
+mod crowds;
 mod dashboard;
 mod demo;
 mod documents;

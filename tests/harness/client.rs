@@ -17,13 +17,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 /// One connection. Dropping it closes it.
 pub struct Client {
     stream: Box<dyn Stream>,
-    unread: Vec<u8>,
+    bytes: Vec<u8>,
+    /// How many of them are done with.
+    done: usize,
     pushes: VecDeque<Vec<Reply>>,
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("unread", &self.unread.len()).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("unread", &(self.bytes.len() - self.done))
+            .finish_non_exhaustive()
     }
 }
 
@@ -42,7 +46,7 @@ pub fn encode<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
 
 impl Client {
     fn over(stream: impl Stream + 'static) -> Self {
-        Self { stream: Box::new(stream), unread: Vec::new(), pushes: VecDeque::new() }
+        Self { stream: Box::new(stream), bytes: Vec::new(), done: 0, pushes: VecDeque::new() }
     }
 
     /// Connects to a Unix socket.
@@ -52,6 +56,15 @@ impl Client {
     pub async fn unix(path: &Path) -> Result<Self> {
         let connected = UnixStream::connect(path).await;
         Ok(Self::over(connected.with_context(|| format!("cannot connect to {}", path.display()))?))
+    }
+
+    /// Goes on with a connection that was made elsewhere.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn std(stream: std::os::unix::net::UnixStream) -> Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self::over(UnixStream::from_std(stream)?))
     }
 
     /// Connects to a port of this host.
@@ -161,12 +174,15 @@ impl Client {
     /// The next reply or push; nothing at the connection's end.
     async fn read_one(&mut self) -> Result<Option<Reply>> {
         loop {
-            if let Some((reply, taken)) = Reply::decode(&self.unread)? {
-                self.unread.drain(..taken);
+            if let Some((reply, taken)) = Reply::decode(&self.bytes[self.done..])? {
+                self.done += taken;
                 return Ok(Some(reply));
             }
-            self.unread.reserve(16 << 10);
-            let read = timeout(PATIENCE, self.stream.read_buf(&mut self.unread)).await;
+            self.bytes.drain(..self.done);
+            self.done = 0;
+            // Twice as much each time: a long reply is looked at a few times only.
+            self.bytes.reserve(self.bytes.len().max(16 << 10));
+            let read = timeout(PATIENCE, self.stream.read_buf(&mut self.bytes)).await;
             match read.with_context(|| format!("nothing came within {PATIENCE:?}"))? {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}

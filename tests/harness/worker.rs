@@ -1,7 +1,7 @@
 //! A worker in a process of its own, to be killed as workers are.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
@@ -36,9 +36,31 @@ impl Worker {
         Self::with(socket, folder, &["--heir"], commands)
     }
 
+    /// Starts one that counts under a lock: it appends the next integer to a list in the Redis at `resource`, again
+    /// and again, and prints each that it has surely appended.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn counter(
+        socket: &Path,
+        folder: &Path,
+        resource: &Path,
+        lock: &str,
+        list: &str,
+    ) -> Result<Self> {
+        let mut command = process::command(&programs::demo()?);
+        command.arg("counter").arg("--socket").arg(socket).arg("--resource").arg(resource);
+        command.args(["--lock", lock, "--list", list]);
+        Self::spawn(command, folder)
+    }
+
     fn with(socket: &Path, folder: &Path, flags: &[&str], commands: &[&str]) -> Result<Self> {
         let mut command = process::command(&programs::demo()?);
         command.arg("worker").args(flags).arg("--socket").arg(socket).arg("--").args(commands);
+        Self::spawn(command, folder)
+    }
+
+    fn spawn(command: Command, folder: &Path) -> Result<Self> {
         let log = folder.join("worker.log");
         let mut process = Process::spawn("worker", command, &log, Some(Stdio::piped()))?;
         let stdout = process.take_stdout().context("it was started with a pipe")?;
@@ -53,6 +75,19 @@ impl Worker {
     pub async fn line(&mut self) -> Result<String> {
         let line = timeout(PATIENCE, self.lines.next_line()).await;
         line.context("the worker says nothing")??.context("the worker has ended")
+    }
+
+    /// Kills it, and gives the lines it has printed that nobody has read.
+    ///
+    /// # Errors
+    /// When its output cannot be read.
+    pub async fn last_lines(mut self) -> Result<Vec<String>> {
+        self.process.kill()?;
+        let mut lines = Vec::new();
+        while let Some(line) = self.lines.next_line().await? {
+            lines.push(line);
+        }
+        Ok(lines)
     }
 
     /// The process, to be frozen or killed.

@@ -16,16 +16,18 @@ const DEFAULT_COUNT: usize = 100;
 /// The longest session id, secret or `traceparent`, in bytes: ours are shorter, and the standard's has 55.
 const MAX_TEXT: usize = 128;
 
-const LOCK: &str =
-    "LOCK name [KIND lock] [WAIT ms | NOWAIT] [LEASE ms] [OWNER n] [IN session] [TRACEPARENT v]";
-const UNLOCK: &str = "UNLOCK name [KIND lock] [OWNER n] [IN session]";
-const EXTEND: &str = "EXTEND name ms [KIND lock] [OWNER n] [IN session]";
+const LOCK: &str = "LOCK name [KIND lock|fair|read|write|fenced] [WAIT ms | NOWAIT] [LEASE ms] [OWNER n] [IN session] [TRACEPARENT v]";
+const UNLOCK: &str = "UNLOCK name [KIND kind] [OWNER n] [IN session]";
+const EXTEND: &str = "EXTEND name ms [KIND kind] [OWNER n] [IN session]";
 const HOLDS: &str = "HOLDS";
 const LOCKS: &str = "LOCKS [MATCH glob] [CURSOR c] [COUNT n]";
 const SHOW: &str = "SHOW name";
 const SESSION: &str = "SESSION [PUSH on|off] [DEADLINES on|off]";
 const EVENTS: &str = "EVENTS id secret [WAIT ms]";
 const CANCEL: &str = "CANCEL id secret [OWNER n]";
+
+/// The kinds that LOCK takes.
+const SERVED: &str = "lock, fair, read, write and fenced";
 
 type Parsed<T> = Result<T, Frame>;
 
@@ -272,12 +274,12 @@ impl<'a> Options<'a> {
     fn kind(&mut self) -> Parsed<Kind> {
         let word = self.value("KIND")?;
         match Kind::parse(word) {
-            Some(Kind::Lock) => Ok(Kind::Lock),
-            Some(other) => {
-                Err(syntax(format!("KIND {other} is not served by this version, only lock")))
+            Some(Kind::Red) => {
+                Err(syntax(format!("KIND red is not served by this version: {SERVED} are")))
             }
+            Some(kind) => Ok(kind),
             None => {
-                Err(syntax(format!("'{}' is no kind of lock: KIND lock is served", shown(word))))
+                Err(syntax(format!("'{}' is no kind of lock: {SERVED} are served", shown(word))))
             }
         }
     }

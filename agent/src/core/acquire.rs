@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use redisson::script::Acquired;
-use redisson::{HolderId, Lease, LockName, Moment};
+use redisson::script::{Acquired, MAX_READ_COUNT};
+use redisson::{Family, HolderId, Kind, LockName, Moment};
 
+use super::event::End;
 use super::hold::{Care, Hold};
-use super::name::Contest;
-use super::op::{Asked, Change, Failure, Op, OpId, Purpose};
+use super::op::{Asked, Attempt, Change, Failure, Op, OpId, Purpose};
+use super::reply::Reply;
 use super::session::{Owner, Slot};
 use super::wait::{Left, Waiter, WaiterId};
 use super::{Core, Number};
@@ -24,15 +25,22 @@ impl Core {
             // Only asked for its label: nobody holds or waits for it here.
             return self.advance(&request.name);
         }
-        if let Some(number) = self.hold_of(owner, &request.name) {
+        if let Some(number) = self.hold_of(owner, &request.name, request.kind == Kind::Read) {
             return self.reenter(slot, number, &request);
         }
         let Some(session) = self.sessions.get_mut(&slot.session) else { return };
         session.forget_loss(request.owner, &request.name);
+        if request.kind == Kind::Read && self.hold_of(owner, &request.name, false).is_some() {
+            // Under its own write hold it may read whoever waits.
+            let waiter = self.new_waiter(slot, owner, request, false);
+            let id = self.begin_wait(waiter);
+            self.attempt(id);
+            return;
+        }
         let taken = self
             .names
             .get(&request.name)
-            .is_some_and(|name| name.hold.is_some() || name.leaving > 0 || !name.queue.is_empty());
+            .is_some_and(|name| name.keeps_out(request.kind) || !name.queue.is_empty());
         let waiter = self.new_waiter(slot, owner, request, taken);
         if taken && waiter.is_now_or_never() {
             let group = self.group(&waiter.name);
@@ -40,7 +48,7 @@ impl Core {
             self.figures.waited(&group, "timeout", Duration::ZERO);
             return self.answer(slot, Frame::Null);
         }
-        if waiter.wait == Wait::Forever && self.would_deadlock(owner, &waiter.name) {
+        if taken && waiter.wait == Wait::Forever && self.would_deadlock(owner, &waiter.name) {
             let group = self.group(&waiter.name);
             self.figures.acquisition(&group, waiter.kind, "denied");
             let reply = self.deadlock(&waiter.name);
@@ -64,6 +72,9 @@ impl Core {
                 request.name
             )));
         }
+        if let Some(refusal) = self.wrong_kind(slot, request) {
+            return Some(refusal);
+        }
         (self.waiters.len() >= self.settings.max_waiters).then(|| {
             Frame::Error(format!(
                 "LIMIT `{}` is not tried: {} commands wait for locks already (--max-waiters)",
@@ -72,105 +83,171 @@ impl Core {
         })
     }
 
+    /// Refuses a kind that does not go with the one the name is in use as.
+    fn wrong_kind(&self, slot: Slot, request: &LockRequest) -> Option<Frame> {
+        let LockRequest { name, kind, .. } = request;
+        let owner = Owner { session: slot.session, owner: request.owner };
+        let own =
+            |reads| self.hold_of(owner, name, reads).and_then(|number| self.holds.get(&number));
+        if *kind == Kind::Write && own(true).is_some() && own(false).is_none() {
+            return Some(Self::upgrade(name));
+        }
+        // One hold of an owner is of one kind, even where others may follow with another.
+        if let Some(held) = own(false)
+            .filter(|held| held.kind != *kind && (held.kind, *kind) != (Kind::Write, Kind::Read))
+        {
+            return Some(Self::other_kind(name, held.kind.as_str()));
+        }
+        let family = self.family(name)?;
+        (family != kind.family()).then(|| {
+            let used = match family {
+                Family::Plain => "plain or fenced",
+                Family::Fair => "fair",
+                Family::ReadWrite => "read-write",
+                Family::Red => "red",
+            };
+            Self::other_kind(name, used)
+        })
+    }
+
     fn reenter(&mut self, slot: Slot, number: Number, request: &LockRequest) {
         let Some(hold) = self.holds.get(&number) else { return };
         let Some(count) = hold.count.checked_add(1) else {
             return self.answer(slot, Self::limit(&request.name, "its count is at its highest"));
         };
+        if hold.kind == Kind::Read && count > MAX_READ_COUNT {
+            let most = format!("a reader may enter {MAX_READ_COUNT} times");
+            return self.answer(slot, Self::limit(&request.name, &most));
+        }
         // A watched hold stays watched: no lease of a re-entry is longer than that.
         let lease = request.lease.filter(|_| hold.care == Care::Fixed);
-        let asked = Asked { name: request.name.clone(), number, count, owner: hold.owner, slot };
-        self.send(Purpose::Keep(asked, Change::Reenter(lease)), self.settings.response_timeout);
+        let asked = Asked {
+            name: request.name.clone(),
+            kind: hold.kind,
+            number,
+            count,
+            owner: hold.owner,
+            slot,
+        };
+        self.keep(asked, Change::Reenter(lease));
     }
 
-    /// Lets the front waiter try in Redis.
-    pub(super) fn attempt(&mut self, name: &LockName, front: WaiterId) {
-        let Some(waiter) = self.waiters.get(&front) else { return };
-        let lease = waiter.lease.unwrap_or(self.settings.lease);
-        let number = waiter.number;
-        let purpose = Purpose::Acquire { name: name.clone(), waiter: front, number, lease };
+    /// Lets a waiter try in Redis.
+    pub(super) fn attempt(&mut self, id: WaiterId) -> Option<OpId> {
+        let waiter = self.waiters.get(&id)?;
+        let under = (waiter.kind == Kind::Read)
+            .then(|| self.hold_of(waiter.owner, &waiter.name, false))
+            .flatten();
+        let attempt = self.attempt_of(waiter, id, under);
         // Repeated for as long as its waiter waits.
-        let id = self.send(purpose, Duration::MAX);
-        if let Some(state) = self.names.get_mut(name) {
-            state.contest = Contest::Asking(id);
+        let op = self.send(Purpose::Acquire(attempt), Duration::MAX);
+        if let Some(waiter) = self.waiters.get_mut(&id) {
+            waiter.asking = Some(op);
+        }
+        Some(op)
+    }
+
+    pub(super) fn attempt_of(
+        &self,
+        waiter: &Waiter,
+        id: WaiterId,
+        under: Option<Number>,
+    ) -> Attempt {
+        Attempt {
+            name: waiter.name.clone(),
+            kind: waiter.kind,
+            waiter: id,
+            number: waiter.number,
+            lease: waiter.lease.unwrap_or(self.settings.lease),
+            under,
         }
     }
 
     /// Redis answered an attempt.
-    pub(super) fn acquired(&mut self, op: &Op, acquired: Acquired) {
-        let Purpose::Acquire { name, waiter, number, lease } = &op.purpose else { return };
-        let (name, waiter, number, lease) = (name.clone(), *waiter, *number, *lease);
-        self.stop_asking(&name);
+    pub(super) fn acquired(&mut self, id: OpId, op: &Op, attempt: &Attempt, acquired: Acquired) {
+        let Attempt { name, waiter, .. } = attempt;
+        self.stop_asking(attempt, id);
         if op.doubt {
             let applied = matches!(acquired, Acquired::Granted { .. });
             self.figures.doubt(if applied { "applied" } else { "not_applied" });
         }
-        if let Some(state) = self.names.get_mut(&name) {
+        if let Some(state) = self.names.get_mut(name) {
             state.failures = 0;
             state.trouble = None;
         }
         match acquired {
-            Acquired::Granted { .. } => {
+            Acquired::Granted { token } => {
                 let now = self.now;
-                if let Some(state) = self.names.get_mut(&name) {
+                if let Some(state) = self.names.get_mut(name) {
                     state.taken_at = now;
                     state.handovers = 0;
                     state.others = None;
                 }
-                self.had(&name, waiter, number, lease, op.sent);
+                self.had(attempt, op.sent, token);
             }
             Acquired::Held { pttl_ms, holders } => {
-                self.refused(&name, waiter, op.sent, pttl_ms, &holders);
+                self.refused(attempt, op.sent, pttl_ms, &holders);
             }
             Acquired::WrongKind(kind) => {
                 let sentence = format!(
                     "WRONGKIND `{name}` is in use as a {} lock: kinds do not mix under one name",
                     printable(&kind)
                 );
-                self.leave(waiter, Left::Failed(sentence));
+                self.leave(*waiter, Left::Failed(sentence));
             }
             Acquired::WrongType(kind) => {
                 let sentence = format!(
                     "WRONGTYPE the key `{name}` is no lock but a {}: use another name",
                     printable(&kind)
                 );
-                self.leave(waiter, Left::Failed(sentence));
+                self.leave(*waiter, Left::Failed(sentence));
             }
         }
-        self.advance(&name);
+        self.advance(name);
     }
 
-    /// The lock is ours under this number: its waiter gets it, or the next one, or it is released.
-    pub(super) fn had(
-        &mut self,
-        name: &LockName,
-        waiter: WaiterId,
-        number: Number,
-        lease: Lease,
-        sent: Moment,
-    ) {
+    /// The lock is ours under this attempt's number: its waiter gets it, or the next one, or it is released.
+    pub(super) fn had(&mut self, attempt: &Attempt, sent: Moment, token: Option<u64>) {
+        let Attempt { name, kind, waiter, number, lease, under } = attempt;
+        if let Some(token) = token {
+            self.fences.saw(name, token);
+        }
         let valid_until = lease.valid_until(sent);
         if self.now >= lease.lost_at(valid_until, self.settings.lost_margin) {
             // The answer came too late to be worth anything: never tell a grant that is about to end.
-            self.renumber(waiter);
-            return self.undo(name, number, lease.duration());
+            self.renumber(*waiter);
+            self.undo(name, *kind, *number, *lease);
+            // Who stands in no local queue asks again by itself.
+            if *kind == Kind::Fair || under.is_some() {
+                self.attempt(*waiter);
+            }
+            return;
         }
-        if self.waiters.contains_key(&waiter) {
-            return self.grant(waiter, number, sent);
+        if self.waiters.contains_key(waiter) {
+            return self.grant(*waiter, *number, sent, token);
         }
         // Its waiter has gone. Nobody was ever told of the number, so it may be the next one's.
         let next = self.names.get(name).and_then(|state| state.queue.front()).copied();
-        let same_lease = next
-            .and_then(|next| self.waiters.get(&next))
-            .is_some_and(|waiter| waiter.lease.unwrap_or(self.settings.lease) == lease);
+        let same = next.and_then(|next| self.waiters.get(&next)).is_some_and(|waiter| {
+            waiter.kind == *kind && waiter.lease.unwrap_or(self.settings.lease) == *lease
+        });
         match next {
-            Some(next) if same_lease => self.grant(next, number, sent),
-            _ => self.undo(name, number, lease.duration()),
+            // A fair lock's next one may be another client's; a read under a write hold is its owner's alone.
+            Some(next) if same && under.is_none() && *kind != Kind::Fair => {
+                self.grant(next, *number, sent, token);
+            }
+            _ => self.undo(name, *kind, *number, *lease),
         }
     }
 
     /// Tells a waiter that it holds the lock, under `number`.
-    pub(super) fn grant(&mut self, waiting: WaiterId, number: Number, sent: Moment) {
+    pub(super) fn grant(
+        &mut self,
+        waiting: WaiterId,
+        number: Number,
+        sent: Moment,
+        token: Option<u64>,
+    ) {
         let Some(waiter) = self.remove_waiter(waiting) else { return };
         let waited = self.now.since(waiter.since);
         let group = self.group(&waiter.name);
@@ -186,96 +263,139 @@ impl Core {
             name: name.clone(),
             kind,
             owner,
+            token,
             count: 1,
             care,
             granted: self.now,
             valid_until: lease.valid_until(sent),
             renew_at: lease.renew_at(sent, jitter),
+            longest: lease.max(self.settings.lease),
+            asking: None,
             renewing: false,
             failures: 0,
             jeopardy: false,
             trace,
             armed: Moment::NEVER,
         };
-        let reply = Self::lock_reply(self.client, &hold, self.now, waited_ms);
+        let grant = hold.grant(waited_ms);
         self.holds.insert(number, hold);
         self.arm(number);
         self.figures.hold_began(&group, kind, number);
-        self.name_mut(&name).hold = Some(number);
-        if let Some(session) = self.sessions.get_mut(&owner.session) {
-            session.holds.insert((owner.owner, name), number);
+        let state = self.name_mut(&name);
+        if kind == Kind::Read {
+            state.readers.insert(number);
+        } else {
+            state.hold = Some(number);
         }
-        self.answer(slot, reply);
+        if let Some(session) = self.sessions.get_mut(&owner.session) {
+            session.holds.insert((owner.owner, name, kind == Kind::Read), number);
+        }
+        self.answer_with(slot, Reply::Grant(grant));
     }
 
     /// Others hold the lock.
     fn refused(
         &mut self,
-        name: &LockName,
-        asked: WaiterId,
+        attempt: &Attempt,
         sent: Moment,
         pttl_ms: Option<u64>,
         holders: &[HolderId],
     ) {
-        let ghosts: Vec<Number> = holders
-            .iter()
-            .filter(|holder| holder.client == self.client && !holder.write)
-            .map(|holder| holder.thread)
-            .filter(|ghost| self.is_ghost(*ghost))
-            .collect();
-        for ghost in ghosts {
-            // A late copy of an old script: nobody holds this number. It is removed, then the waiter tries again.
-            self.figures.doubt("undone_late");
-            self.undo(name, ghost, self.settings.lease.duration());
+        let Attempt { name, kind, waiter: asked, under, .. } = attempt;
+        self.remove_ghosts(name, *kind, holders);
+        if let Some(lost) = *under {
+            // Its write hold is no longer there. The read waits like any other.
+            self.lose(lost, End::Stolen);
         }
-        if let Some(waiter) = self.waiters.get_mut(&asked) {
+        if let Some(waiter) = self.waiters.get_mut(asked) {
             waiter.refused = true;
             if waiter.is_now_or_never() {
-                return self.leave(asked, Left::TimedOut);
+                return self.leave(*asked, Left::TimedOut);
+            }
+            if under.is_some() {
+                let state = self.name_mut(name);
+                if !state.queue.contains(asked) {
+                    state.queue.push_back(*asked);
+                }
             }
         }
+        if *kind == Kind::Fair {
+            return self.queued(attempt, sent, pttl_ms);
+        }
         // Who asked has gone: the front waiter asks for itself.
-        if self.names.get(name).is_none_or(|state| state.queue.front() != Some(&asked)) {
+        if self.names.get(name).is_none_or(|state| state.queue.front() != Some(asked)) {
             return;
         }
         self.listen(name);
-        let poll = self.settings.poll_max;
-        let jitter = u32::try_from(self.jitter() % 20).unwrap_or(0);
-        let poll = poll * (100 - jitter) / 100;
-        let expiry = pttl_ms.map_or(poll, |ms| Duration::from_millis(ms.saturating_add(1)));
+        let poll = self.poll(pttl_ms);
         let Some(state) = self.names.get_mut(name) else { return };
         // A message that came while the answer was under way may have told of the very release we missed.
         if state.message_at.take().is_some_and(|at| at >= sent) {
             return;
         }
-        self.sleep(name, self.now + expiry.min(poll));
+        self.sleep(name, self.now + poll);
     }
 
-    /// Whether a number of this run is neither held nor under way.
+    /// How long a refused waiter sleeps unless it is woken: until the lease it was told of is over, and no longer than
+    /// is set.
+    pub(super) fn poll(&mut self, pttl_ms: Option<u64>) -> Duration {
+        let jitter = u32::try_from(self.jitter() % 20).unwrap_or(0);
+        let poll = self.settings.poll_max * (100 - jitter) / 100;
+        pttl_ms.map_or(poll, |ms| poll.min(Duration::from_millis(ms.saturating_add(1))))
+    }
+
+    /// Removes what late copies of old scripts have left: numbers of ours that nobody holds. Then the waiter tries
+    /// again.
+    fn remove_ghosts(&mut self, name: &LockName, asked: Kind, holders: &[HolderId]) {
+        let ghosts: Vec<_> = holders
+            .iter()
+            .filter(|holder| holder.client == self.client && self.is_ghost(holder.thread))
+            .map(|holder| {
+                let kind = match asked.family() {
+                    Family::ReadWrite if holder.write => Kind::Write,
+                    Family::ReadWrite => Kind::Read,
+                    _ => asked,
+                };
+                (holder.thread, kind)
+            })
+            .collect();
+        for (ghost, kind) in ghosts {
+            self.figures.doubt("undone_late");
+            self.undo(name, kind, ghost, self.settings.lease);
+        }
+    }
+
+    /// Whether a number of this run is neither held nor waited under nor under way.
     fn is_ghost(&self, number: Number) -> bool {
         (self.first_number..self.next_number).contains(&number)
             && !self.holds.contains_key(&number)
             && !self.ops.values().any(|op| op.purpose.concerns(number))
+            && !self.waiters.values().any(|waiter| waiter.number == number)
     }
 
     /// An attempt brought no answer.
     pub(super) fn attempt_failed(&mut self, id: OpId, failure: &Failure, pause: Duration) {
         let Some(op) = self.ops.get(&id) else { return };
-        let Purpose::Acquire { name, waiter, number, lease } = op.purpose.clone() else { return };
-        let (name, doubt) = (&name, op.doubt);
+        let Purpose::Acquire(attempt) = op.purpose.clone() else { return };
+        let Attempt { name, kind, waiter, number, lease, under } = &attempt;
+        let (waiter, doubt) = (*waiter, op.doubt);
         if let Some(state) = self.names.get_mut(name) {
             state.trouble = Some(failure.text().to_owned());
         }
         let still_wanted = self.waiters.get(&waiter).map(Waiter::is_now_or_never);
-        if still_wanted.is_some() && !matches!(failure, Failure::Refused(_)) {
+        if let Some(waiter) = self.waiters.get_mut(&waiter).filter(|_| doubt) {
+            waiter.place.may_stand = true;
+        }
+        // A read under a write hold stands in no queue that could look again for it.
+        if still_wanted.is_some() && (under.is_some() || !matches!(failure, Failure::Refused(_))) {
             return self.retry(id, pause);
         }
         self.take_op(id);
-        self.stop_asking(name);
+        self.stop_asking(&attempt, id);
         if doubt {
             // This copy did not run, but an earlier one may have, and nobody goes on asking: its traces are removed.
             self.renumber(waiter);
-            self.undo(name, number, lease.duration());
+            self.undo(name, *kind, *number, *lease);
         }
         match still_wanted {
             None => return self.advance(name),
@@ -288,6 +408,9 @@ impl Core {
             state.failures
         });
         let pause = self.pause(failures);
+        if *kind == Kind::Fair {
+            return self.look_again(waiter, self.now + pause);
+        }
         self.sleep(name, self.now + pause);
     }
 }

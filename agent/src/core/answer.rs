@@ -1,25 +1,26 @@
 //! Replies and error sentences: each names the lock and the cause.
 
-use redisson::{ClientId, HolderId, Kind, LockName, Moment};
+use redisson::{Kind, LockName};
 
 use super::Core;
 use super::event::End;
-use super::hold::Hold;
+use super::hold::millis;
+use super::reply::Grant;
 use super::session::Slot;
 use crate::resp::Frame;
 
 impl Core {
     /// LOCK's success.
-    pub(super) fn lock_reply(client: ClientId, hold: &Hold, now: Moment, waited_ms: u64) -> Frame {
+    pub(super) fn lock_reply(&self, grant: &Grant) -> Frame {
+        let holder = self.field(grant.kind, grant.number);
         Frame::Map(vec![
-            ("lock", Frame::bytes(hold.name.as_bytes())),
-            ("kind", Frame::word(hold.kind.as_str())),
-            ("holder", Frame::bytes(HolderId::new(client, hold.number).to_string())),
-            ("holds", Frame::count(hold.count.into())),
-            // Only fenced locks have a token.
-            ("token", Frame::NullValue),
-            ("valid_ms", Frame::count(hold.valid_ms(now))),
-            ("waited_ms", Frame::count(waited_ms)),
+            ("lock", Frame::bytes(grant.name.as_bytes())),
+            ("kind", Frame::word(grant.kind.as_str())),
+            ("holder", Frame::bytes(holder.to_string())),
+            ("holds", Frame::count(grant.count.into())),
+            ("token", Frame::or_null(grant.token.map(Frame::count))),
+            ("valid_ms", Frame::count(millis(grant.valid_until.since(self.now)))),
+            ("waited_ms", Frame::count(grant.waited_ms)),
         ])
     }
 
@@ -50,6 +51,26 @@ impl Core {
         Frame::Error(format!("LOST `{name}` was held, but {} ({})", end.explained(), end.as_str()))
     }
 
+    pub(super) fn other_kind(name: &LockName, used: &str) -> Frame {
+        Frame::Error(format!(
+            "WRONGKIND `{name}` is in use as a {used} lock: kinds do not mix under one name"
+        ))
+    }
+
+    /// A reader who waits for the write side waits for itself.
+    pub(super) fn upgrade(name: &LockName) -> Frame {
+        Frame::Error(format!(
+            "DEADLOCK waiting to write `{name}` would never end: you hold it for reading; release that first, or take \
+             the write side before the read side"
+        ))
+    }
+
+    pub(super) fn read_or_write(name: &LockName) -> Frame {
+        Frame::Error(format!(
+            "SYNTAX `{name}` is held twice, for reading and for writing: say KIND read or KIND write"
+        ))
+    }
+
     pub(super) fn draining(name: &LockName) -> Frame {
         Frame::Error(format!("DRAINING `{name}` is not given out: this agent is shutting down"))
     }
@@ -67,7 +88,8 @@ impl Core {
             .names
             .get(name)
             .and_then(|state| state.hold)
-            .map_or_else(String::new, |number| format!(" of {}", self.holder(number)));
+            .and_then(|number| self.holds.get(&number))
+            .map_or_else(String::new, |hold| format!(" {}", self.field(hold.kind, hold.number)));
         Frame::Error(format!(
             "DEADLOCK waiting for `{name}` would never end: its holder{holder} waits, directly or through others, for \
              a lock that you hold; release that first, or wait with a limit"

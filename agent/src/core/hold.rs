@@ -2,8 +2,9 @@
 
 use redisson::{Kind, Lease, LockName, Moment};
 
-use super::Number;
+use super::reply::Grant;
 use super::session::Owner;
+use super::{Number, OpId};
 
 /// How a hold is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub(super) struct Hold {
     pub(super) name: LockName,
     pub(super) kind: Kind,
     pub(super) owner: Owner,
+    /// Its fencing token, where its kind has one.
+    pub(super) token: Option<u64>,
     /// Reentrancy count, as the owner knows it.
     pub(super) count: u32,
     pub(super) care: Care,
@@ -30,6 +33,11 @@ pub(super) struct Hold {
     pub(super) valid_until: Moment,
     /// When to renew it next.
     pub(super) renew_at: Moment,
+    /// The longest lease that Redis was ever asked to give it: none shortens another.
+    pub(super) longest: Lease,
+    /// What its owner asks of Redis about it: re-entry, partial release, another lease. An owner's commands run one
+    /// after another, so there is at most one.
+    pub(super) asking: Option<OpId>,
     /// A renewal is on its way.
     pub(super) renewing: bool,
     /// Renewals that failed in a row.
@@ -51,6 +59,19 @@ impl Hold {
     /// The trace, as log lines give it.
     pub(super) fn trace(&self) -> &str {
         self.trace.as_deref().unwrap_or_default()
+    }
+
+    /// What LOCK answers about it.
+    pub(super) fn grant(&self, waited_ms: u64) -> Grant {
+        Grant {
+            number: self.number,
+            name: self.name.clone(),
+            kind: self.kind,
+            token: self.token,
+            count: self.count,
+            valid_until: self.valid_until,
+            waited_ms,
+        }
     }
 
     pub(super) fn valid_ms(&self, now: Moment) -> u64 {

@@ -7,9 +7,9 @@ use super::Core;
 use super::event::End;
 use super::hold::Care;
 use super::op::{Asked, Change, Purpose};
+use super::reply::Reply;
 use super::session::{Owner, Slot};
 use crate::command::HoldRequest;
-use crate::resp::Frame;
 
 impl Core {
     pub(super) fn extend(&mut self, slot: Slot, request: &HoldRequest, lease: Option<Lease>) {
@@ -19,17 +19,37 @@ impl Core {
             Err(reply) => return self.answer(slot, reply),
         };
         let Some(hold) = self.holds.get(&number) else { return };
-        let asked = Asked { name: hold.name.clone(), number, count: hold.count, owner, slot };
-        self.send(Purpose::Keep(asked, Change::Extend(lease)), self.settings.response_timeout);
+        let asked = Asked {
+            name: hold.name.clone(),
+            kind: hold.kind,
+            number,
+            count: hold.count,
+            owner,
+            slot,
+        };
+        self.keep(asked, Change::Extend(lease));
+    }
+
+    /// Asks Redis for a change of a hold.
+    pub(super) fn keep(&mut self, asked: Asked, change: Change) {
+        let number = asked.number;
+        let lease = match change {
+            Change::Reenter(lease) | Change::Extend(lease) => lease,
+            Change::Partial => None,
+        };
+        let id = self.send(Purpose::Keep(asked, change), self.settings.response_timeout);
+        if let Some(hold) = self.holds.get_mut(&number) {
+            hold.asking = Some(id);
+            hold.longest = hold.longest.max(lease.unwrap_or(hold.longest));
+        }
     }
 
     /// Redis answered a re-entry, a partial release or an extension that was sent at `sent`.
     pub(super) fn kept(&mut self, sent: Moment, asked: &Asked, change: Change, kept: Kept) {
-        let Asked { name, number, count, owner, slot } = asked;
+        let Asked { name, number, count, owner, slot, .. } = asked;
         if let Some(end) = lost_end(kept) {
             self.lose(*number, end);
         }
-        let now = self.now;
         let watched = self.settings.lease;
         let jitter = self.jitter();
         let Some(hold) = self.holds.get_mut(number) else {
@@ -43,23 +63,22 @@ impl Core {
                 hold.care = if lease.is_some() { Care::Fixed } else { Care::Watched };
                 hold.valid_until = hold.valid_until.max(lease.unwrap_or(watched).valid_until(sent));
                 hold.renew_at = watched.renew_at(sent, jitter);
-                let hold = &self.holds[number];
-                let reply = Self::lock_reply(self.client, hold, now, 0);
+                let (grant, kind) = (hold.grant(0), hold.kind);
                 let group = self.group(name);
-                self.figures.acquisition(&group, self.holds[number].kind, "reentered");
-                reply
+                self.figures.acquisition(&group, kind, "reentered");
+                Reply::Grant(grant)
             }
-            Change::Partial => Frame::Int(i64::from(*count)),
+            Change::Partial => Reply::Left { number: *number, count: *count },
             Change::Extend(lease) => {
                 hold.care = if lease.is_some() { Care::Fixed } else { Care::Watched };
                 hold.valid_until = lease.unwrap_or(watched).valid_until(sent);
                 hold.renew_at = watched.renew_at(sent, jitter);
-                Frame::count(hold.valid_ms(now))
+                Reply::Valid { number: *number, valid_until: hold.valid_until }
             }
         };
         self.calm(*number);
         self.arm(*number);
-        self.answer(*slot, reply);
+        self.answer_with(*slot, reply);
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redisson::script::Shown;
 use redisson::shape::MAX_FIELDS;
-use redisson::{LockName, group};
+use redisson::{HolderId, LockName, group};
 
 use super::hold::millis;
 use super::op::Purpose;
@@ -15,8 +15,9 @@ use crate::resp::Frame;
 use crate::session::{ListPage, ListRow, SessionId, SessionRow};
 
 impl Core {
-    pub(super) fn list_holds(&mut self, slot: Slot) {
-        let Some(session) = self.sessions.get(&slot.session) else { return };
+    /// HOLDS' answer.
+    pub(super) fn holds_frame(&self, id: SessionId) -> Frame {
+        let Some(session) = self.sessions.get(&id) else { return Frame::Array(Vec::new()) };
         let mut numbers: Vec<Number> = session.holds.values().copied().collect();
         numbers.sort_unstable();
         let rows = numbers
@@ -26,16 +27,16 @@ impl Core {
                 Frame::Map(vec![
                     ("lock", Frame::bytes(hold.name.as_bytes())),
                     ("kind", Frame::word(hold.kind.as_str())),
-                    ("holder", Frame::bytes(self.holder(hold.number).to_string())),
+                    ("holder", Frame::bytes(self.field(hold.kind, hold.number).to_string())),
                     ("owner", Frame::Int(hold.owner.owner)),
                     ("holds", Frame::count(hold.count.into())),
-                    ("token", Frame::NullValue),
+                    ("token", Frame::or_null(hold.token.map(Frame::count))),
                     ("valid_ms", Frame::count(hold.valid_ms(self.now))),
                     ("age_ms", Frame::count(millis(self.now.since(hold.granted)))),
                 ])
             })
             .collect();
-        self.answer(slot, Frame::Array(rows));
+        Frame::Array(rows)
     }
 
     pub(super) fn list_locks(&mut self, slot: Slot, request: &ListRequest) {
@@ -102,7 +103,7 @@ impl Core {
             lock: name.to_string(),
             name: name.as_bytes().to_vec(),
             kind: kind.as_str(),
-            holder: held.then(|| self.holder(number).to_string()),
+            holder: held.then(|| self.field(kind, number).to_string()),
             state: if held { "held" } else { "waiting" },
             pid: session.and_then(|session| session.peer.pid),
             uid: session.map_or(u32::MAX, |session| session.peer.uid),
@@ -198,6 +199,16 @@ fn show_frame(name: &LockName, shown: &Shown) -> Frame {
             "odd braces: in a cluster its channel and companions fall into other slots".to_owned(),
         );
     }
+    if shown.readers.iter().any(|reader| !reader.alive) {
+        warnings.push(
+            "a reader whose lease has run out: its field goes with the last living reader's"
+                .to_owned(),
+        );
+    }
+    // Only readers have markers of their own; everybody else lives as long as the key.
+    let alive = |id: &HolderId| {
+        shown.readers.iter().find(|reader| reader.id == *id).map(|reader| reader.alive)
+    };
     let holders = shown
         .hash
         .holders
@@ -206,6 +217,7 @@ fn show_frame(name: &LockName, shown: &Shown) -> Frame {
             Frame::Map(vec![
                 ("holder", Frame::bytes(holder.id.to_string())),
                 ("holds", Frame::Int(holder.count)),
+                ("alive", Frame::or_null(alive(&holder.id).map(|alive| Frame::Int(alive.into())))),
             ])
         })
         .collect();
@@ -224,6 +236,7 @@ fn show_frame(name: &LockName, shown: &Shown) -> Frame {
         ("lock", Frame::bytes(name.as_bytes())),
         ("kind", Frame::word(kind)),
         ("holders", Frame::Array(holders)),
+        ("token", Frame::or_null(shown.token.map(Frame::count))),
         ("pttl_ms", Frame::or_null(shown.pttl_ms.map(Frame::count))),
         ("queue_length", Frame::count(shown.queue_length)),
         ("queue", Frame::Array(queue)),

@@ -17,6 +17,8 @@ mod acquire;
 mod answer;
 mod deadlock;
 mod event;
+mod fair;
+mod fence;
 mod hold;
 mod keep;
 mod list;
@@ -24,19 +26,22 @@ mod log_limit;
 mod name;
 mod op;
 mod release;
+mod reply;
 mod session;
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;
 mod timer;
 mod wait;
 mod watchdog;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::{self, Call};
-use redisson::{ClientId, HolderId, Lease, LockName, Moment};
+use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
 
 pub use event::End;
 pub use op::{Failure, OpId};
@@ -101,10 +106,11 @@ pub enum Action {
     },
     /// Give a session something to write.
     Deliver(SessionId, Outgoing),
-    /// Listen to a lock's release channel; tell [`Core::on_subscribed`] once the subscription stands.
-    Subscribe(LockName),
+    /// Listen to this channel, on which releases of a lock are told; tell [`Core::on_subscribed`] once the
+    /// subscription stands.
+    Subscribe(Vec<u8>),
     /// No longer listen to it.
-    Unsubscribe(LockName),
+    Unsubscribe(Vec<u8>),
 }
 
 /// The state machine.
@@ -118,12 +124,15 @@ pub struct Core {
     /// Distinguishes this run's session ids from another's.
     run: u64,
     now: Moment,
+    /// When it was last noticed that the agent had slept.
+    woke: Moment,
     sessions: HashMap<SessionId, Session>,
     names: HashMap<LockName, Name>,
     holds: BTreeMap<Number, Hold>,
     waiters: BTreeMap<Number, Waiter>,
     ops: HashMap<OpId, Op>,
     timers: Timers,
+    fences: fence::Fences,
     /// Owners whose next command may begin.
     ready: VecDeque<(SessionId, i64)>,
     actions: VecDeque<Action>,
@@ -154,12 +163,14 @@ impl Core {
             next_op: 0,
             run: first_number.unsigned_abs() >> 30,
             now,
+            woke: Moment::default(),
             sessions: HashMap::new(),
             names: HashMap::new(),
             holds: BTreeMap::new(),
             waiters: BTreeMap::new(),
             ops: HashMap::new(),
             timers: Timers::default(),
+            fences: fence::Fences::default(),
             ready: VecDeque::new(),
             actions: VecDeque::new(),
             figures,
@@ -207,7 +218,7 @@ impl Core {
 
     /// A worker has connected.
     pub fn on_open(&mut self, now: Moment, id: SessionId, peer: Peer, secret: [u8; 16]) {
-        self.now = self.now.max(now);
+        self.reach(now);
         self.sessions.insert(id, Session::new(peer, secret, self.now));
         self.figures.sessions.set(gauge(self.sessions.len()));
         self.figures.sessions_opened.inc();
@@ -229,46 +240,62 @@ impl Core {
 
     /// A worker asks for something.
     pub fn on_command(&mut self, now: Moment, id: SessionId, command: Command) {
-        self.now = self.now.max(now);
+        self.reach(now);
         self.enqueue(id, command);
         self.run_ready();
     }
 
     /// A worker has gone: its waits end, its holds are released.
     pub fn on_close(&mut self, now: Moment, id: SessionId) {
-        self.now = self.now.max(now);
+        self.reach(now);
         let Some(session) = self.sessions.remove(&id) else { return };
         self.figures.sessions.set(gauge(self.sessions.len()));
         self.end_events(id, &session);
-        for number in session.waits.values().copied().collect::<Vec<_>>() {
+        // In order of arrival: what happens is not to depend on how a map is laid out.
+        for number in session.waits.values().copied().collect::<BTreeSet<_>>() {
             self.leave(number, wait::Left::Cancelled);
         }
-        for number in session.holds.values().copied().collect::<Vec<_>>() {
+        for number in session.holds.values().copied().collect::<BTreeSet<_>>() {
             self.end_hold(number, End::Disconnected, None);
         }
         self.run_ready();
     }
 
-    /// An instant has come: renewals first, then all else that is due.
+    /// An instant has come: what is due is done.
     pub fn on_time(&mut self, now: Moment) {
+        self.reach(now);
+        self.run_ready();
+    }
+
+    /// Goes on to an instant. Every event begins here: deadlines that have come by then, renewals first, are served
+    /// before the event itself, in whatever order a host that slept brings its events.
+    fn reach(&mut self, now: Moment) {
         let slept = self.slept(now);
         self.now = self.now.max(now);
-        let mut due = Vec::new();
-        while let Some(timer) = self.timers.pop_due(self.now) {
-            match timer {
-                Timer::Hold(number) => self.hold_due(number, &mut due),
-                Timer::Op(op) => self.op_due(op),
-                Timer::Waiter(number) => self.waiter_due(number),
-                Timer::Name(name) => self.name_due(&name),
-                Timer::Events(id) => self.wake_events(id),
+        let (mut due, mut others) = (Vec::new(), VecDeque::new());
+        loop {
+            // Holds first, even those that were due later: what is said to anybody rests on them.
+            while let Some(timer) = self.timers.pop_due(self.now) {
+                match timer {
+                    Timer::Hold(number) => self.hold_due(number, &mut due),
+                    other => others.push_back(other),
+                }
+            }
+            match others.pop_front() {
+                Some(Timer::Op(op)) => self.op_due(op),
+                Some(Timer::Waiter(number)) => self.waiter_due(number),
+                Some(Timer::Place(number)) => self.place_due(number),
+                Some(Timer::Name(name)) => self.name_due(&name),
+                Some(Timer::Events(id)) => self.wake_events(id),
+                Some(Timer::Hold(_)) | None => break,
             }
         }
         if slept {
             self.figures.sleeps.inc();
+            self.woke = self.now;
             self.all_due(&mut due);
         }
         self.renew(due);
-        self.run_ready();
     }
 
     /// No more locks are given out; those who wait are told so. Holds stay until they are released.
@@ -295,8 +322,9 @@ impl Core {
         number
     }
 
-    fn holder(&self, number: Number) -> HolderId {
-        HolderId::new(self.client, number)
+    /// The field of a hold in its lock's hash.
+    fn field(&self, kind: Kind, number: Number) -> HolderId {
+        HolderId { write: kind == Kind::Write, ..HolderId::new(self.client, number) }
     }
 
     /// A cheap random number for jitter (xorshift): determined by the first number, so that runs can be repeated.

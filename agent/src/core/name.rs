@@ -1,9 +1,9 @@
 //! One lock name as this agent knows it: its local queue, and who competes for it in Redis.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use redisson::{LockName, Moment};
+use redisson::{Family, Kind, LockName, Moment, keys};
 
 use super::timer::Timer;
 use super::{Action, Core, Number, OpId};
@@ -24,14 +24,18 @@ pub(super) enum Contest {
 pub(super) struct Name {
     /// Its label in metrics.
     pub(super) group: Arc<str>,
-    /// The local hold, if any.
+    /// The local hold that excludes all others, if any.
     pub(super) hold: Option<Number>,
+    /// The local read holds.
+    pub(super) readers: BTreeSet<Number>,
     /// Ops that will make the lock free for us: releases, undoings.
     pub(super) leaving: u32,
+    /// The same for read holds, which keep out writers only.
+    pub(super) readers_leaving: u32,
     pub(super) queue: VecDeque<Number>,
     pub(super) contest: Contest,
-    /// We asked for its release messages.
-    pub(super) listening: bool,
+    /// The channel of release messages that we asked for.
+    pub(super) listening: Option<Vec<u8>>,
     /// The subscription stands.
     pub(super) subscribed: bool,
     /// When the latest release message came.
@@ -56,10 +60,12 @@ impl Name {
         Self {
             group,
             hold: None,
+            readers: BTreeSet::new(),
             leaving: 0,
+            readers_leaving: 0,
             queue: VecDeque::new(),
             contest: Contest::Idle,
-            listening: false,
+            listening: None,
             subscribed: false,
             message_at: None,
             taken_at: Moment::default(),
@@ -72,9 +78,21 @@ impl Name {
         }
     }
 
+    /// Whether what is held or on its way out here keeps a newcomer of that kind out.
+    pub(super) fn keeps_out(&self, kind: Kind) -> bool {
+        self.hold.is_some()
+            || self.leaving > 0
+            || (kind != Kind::Read && (!self.readers.is_empty() || self.readers_leaving > 0))
+    }
+
+    fn is_held(&self) -> bool {
+        self.hold.is_some() || !self.readers.is_empty()
+    }
+
     fn is_unused(&self) -> bool {
-        self.hold.is_none()
+        !self.is_held()
             && self.leaving == 0
+            && self.readers_leaving == 0
             && self.queue.is_empty()
             && !matches!(self.contest, Contest::Asking(_))
     }
@@ -99,7 +117,7 @@ impl Core {
     pub(super) fn advance(&mut self, name: &LockName) {
         let now = self.now;
         let Some(state) = self.names.get_mut(name) else { return };
-        if state.queue.is_empty() || state.hold.is_some() {
+        if state.queue.is_empty() || state.is_held() {
             self.stop_listening(name);
         }
         let Some(state) = self.names.get_mut(name) else { return };
@@ -109,16 +127,47 @@ impl Core {
             self.names.remove(name);
             return;
         }
-        let blocked = state.hold.is_some() || state.leaving > 0;
-        let (Some(&front), false, Contest::Idle) = (state.queue.front(), blocked, state.contest)
-        else {
+        let (Some(&front), Contest::Idle) = (state.queue.front(), state.contest) else { return };
+        let Some(kind) = self.waiters.get(&front).map(|waiter| waiter.kind) else { return };
+        let Some(state) = self.names.get(name) else { return };
+        // Fair waiters ask each for itself.
+        if state.keeps_out(kind) || kind == Kind::Fair {
             return;
-        };
+        }
         if state.stand_back_until > now {
             let until = state.stand_back_until;
             return self.sleep(name, until);
         }
-        self.attempt(name, front);
+        if kind == Kind::Read && !state.readers.is_empty() {
+            return self.readers_join(name);
+        }
+        let asking = self.attempt(front);
+        if let (Some(op), Some(state)) = (asking, self.names.get_mut(name)) {
+            state.contest = Contest::Asking(op);
+        }
+    }
+
+    /// Readers are inside: those at the front of the queue go in together, each by an attempt of its own.
+    fn readers_join(&mut self, name: &LockName) {
+        let Some(state) = self.names.get(name) else { return };
+        let waiting = state.queue.iter().map_while(|id| {
+            let waiter = self.waiters.get(id).filter(|waiter| waiter.kind == Kind::Read)?;
+            Some((*id, waiter.asking.is_none()))
+        });
+        let idle: Vec<_> = waiting.filter(|(_, idle)| *idle).map(|(id, _)| id).collect();
+        for waiter in idle {
+            self.attempt(waiter);
+        }
+    }
+
+    /// The family of kinds that the name is in use as here; none while nobody holds or waits for it.
+    pub(super) fn family(&self, name: &LockName) -> Option<Family> {
+        let state = self.names.get(name)?;
+        let hold = state.hold.iter().chain(&state.readers).next();
+        let held = hold.and_then(|number| self.holds.get(number)).map(|hold| hold.kind);
+        let wanted =
+            || state.queue.front().and_then(|id| self.waiters.get(id)).map(|waiter| waiter.kind);
+        held.or_else(wanted).map(Kind::family)
     }
 
     /// Puts the front waiter to sleep until then, or until a message.
@@ -139,20 +188,24 @@ impl Core {
 
     /// Asks for release messages of a lock that others hold.
     pub(super) fn listen(&mut self, name: &LockName) {
-        let Some(state) = self.names.get_mut(name) else { return };
-        if !state.listening {
-            state.listening = true;
-            self.actions.push_back(Action::Subscribe(name.clone()));
-            self.figures.subscriptions.inc();
-        }
+        let family = self.family(name);
+        let Some(state) = self.names.get_mut(name).filter(|state| state.listening.is_none()) else {
+            return;
+        };
+        let channel = match family {
+            Some(Family::ReadWrite) => keys::read_write_channel(name),
+            _ => keys::channel(name),
+        };
+        state.listening = Some(channel.clone());
+        self.actions.push_back(Action::Subscribe(channel));
+        self.figures.subscriptions.inc();
     }
 
     fn stop_listening(&mut self, name: &LockName) {
         let Some(state) = self.names.get_mut(name) else { return };
-        if state.listening {
-            state.listening = false;
+        if let Some(channel) = state.listening.take() {
             state.subscribed = false;
-            self.actions.push_back(Action::Unsubscribe(name.clone()));
+            self.actions.push_back(Action::Unsubscribe(channel));
             self.figures.subscriptions.dec();
         }
     }
@@ -160,8 +213,8 @@ impl Core {
     /// The subscription to a lock's messages stands, for the first time or again: what was published before it did
     /// is lost, so the front waiter looks again.
     pub fn on_subscribed(&mut self, now: Moment, name: &LockName) {
-        self.now = self.now.max(now);
-        if let Some(state) = self.names.get_mut(name).filter(|state| state.listening) {
+        self.reach(now);
+        if let Some(state) = self.names.get_mut(name).filter(|state| state.listening.is_some()) {
             state.subscribed = true;
             self.wake(name);
         }
@@ -177,7 +230,7 @@ impl Core {
 
     /// Somebody published a release of the lock.
     pub fn on_message(&mut self, now: Moment, name: &LockName) {
-        self.now = self.now.max(now);
+        self.reach(now);
         let at = self.now;
         if let Some(state) = self.names.get_mut(name) {
             state.message_at = Some(at);

@@ -6,14 +6,17 @@
 use std::time::Duration;
 
 use redisson::script::{self, Call, Value};
-use redisson::{Lease, LockName, Moment};
+use redisson::{Kind, Lease, LockName, Moment};
 
 use super::release::Ending;
 use super::session::{Owner, Slot};
 use super::timer::Timer;
-use super::wait::WaiterId;
+use super::wait::{Waiter, WaiterId};
 use super::{Action, Core, Lane, Number};
 use crate::resp::Frame;
+
+/// For how long a place in a fair lock's queue stands without a sign of life.
+pub(super) const FAIR_WAIT: Duration = Duration::from_secs(15);
 
 /// One op's name towards the outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,6 +45,7 @@ impl Failure {
 #[derive(Debug, Clone)]
 pub(super) struct Asked {
     pub(super) name: LockName,
+    pub(super) kind: Kind,
     pub(super) number: Number,
     /// The count it is to have afterwards.
     pub(super) count: u32,
@@ -60,21 +64,42 @@ pub(super) enum Change {
     Extend(Option<Lease>),
 }
 
+/// One waiter's attempt at a lock.
+#[derive(Debug, Clone)]
+pub(super) struct Attempt {
+    pub(super) name: LockName,
+    pub(super) kind: Kind,
+    pub(super) waiter: WaiterId,
+    pub(super) number: Number,
+    pub(super) lease: Lease,
+    /// The write hold of its owner's under which it reads.
+    pub(super) under: Option<Number>,
+}
+
+/// A hold to be renewed, as it is when that is sent.
+#[derive(Debug, Clone)]
+pub(super) struct Renewal {
+    pub(super) name: LockName,
+    pub(super) kind: Kind,
+    pub(super) number: Number,
+    pub(super) count: u32,
+}
+
 /// What a script is for.
 #[derive(Debug, Clone)]
 pub(super) enum Purpose {
     /// To take the lock for a waiter.
-    Acquire { name: LockName, waiter: WaiterId, number: Number, lease: Lease },
+    Acquire(Attempt),
     /// To change one hold's count or lease for its owner.
     Keep(Asked, Change),
-    /// To renew holds, at the counts they had.
-    Renew { holds: Vec<(LockName, Number, u32)> },
+    /// To renew holds, at the counts they had: read holds, or others.
+    Renew { reads: bool, holds: Vec<Renewal> },
     /// To end a hold.
     Release(Ending),
     /// To pass a hold on to a waiter.
-    HandOver { from: Ending, waiter: WaiterId, to: Number, lease: Lease },
+    HandOver { from: Ending, to: Attempt },
     /// To remove a number of ours that nobody holds.
-    Undo { name: LockName, number: Number },
+    Undo { name: LockName, kind: Kind, number: Number },
     /// To see a lock.
     Show { name: LockName, slot: Slot },
 }
@@ -83,10 +108,11 @@ impl Purpose {
     /// The number whose field in Redis it may write or remove.
     pub(super) fn concerns(&self, sought: Number) -> bool {
         match self {
-            Self::Acquire { number, .. } | Self::Undo { number, .. } => *number == sought,
+            Self::Acquire(attempt) => attempt.number == sought,
+            Self::Undo { number, .. } => *number == sought,
             Self::Keep(asked, _) => asked.number == sought,
             Self::Release(ending) => ending.number == sought,
-            Self::HandOver { from, to, .. } => from.number == sought || *to == sought,
+            Self::HandOver { from, to } => from.number == sought || to.number == sought,
             Self::Renew { .. } | Self::Show { .. } => false,
         }
     }
@@ -120,6 +146,19 @@ impl Op {
 impl Core {
     /// Sends a script. `give_up` is how long it is worth repeating.
     pub(super) fn send(&mut self, purpose: Purpose, give_up: Duration) -> OpId {
+        let id = self.plan(purpose, give_up);
+        self.dispatch(id);
+        id
+    }
+
+    /// Sends a script at that instant, not before.
+    pub(super) fn send_at(&mut self, at: Moment, purpose: Purpose, give_up: Duration) {
+        let id = self.plan(purpose, give_up);
+        let pause = at.since(self.now);
+        self.retry(id, pause);
+    }
+
+    fn plan(&mut self, purpose: Purpose, give_up: Duration) -> OpId {
         let id = OpId(self.next_op);
         self.next_op += 1;
         let answer_by = match &purpose {
@@ -142,7 +181,6 @@ impl Core {
             armed: Moment::NEVER,
         };
         self.ops.insert(id, op);
-        self.dispatch(id);
         id
     }
 
@@ -166,35 +204,83 @@ impl Core {
     fn call(&self, purpose: &Purpose) -> Call {
         let lease = self.settings.lease;
         match purpose {
-            Purpose::Acquire { name, number, lease, .. } => {
-                script::acquire(name, &self.holder(*number), *lease)
-            }
+            Purpose::Acquire(attempt) => self.acquire_call(attempt),
             // Never less than a watched lease, whatever is asked: a key without a time to live is given this one,
             // and a shorter lease is kept by the agent, which releases at its end.
-            Purpose::Keep(Asked { name, number, count, .. }, change) => {
+            Purpose::Keep(Asked { name, kind, number, count, .. }, change) => {
                 let wanted = match change {
                     Change::Reenter(wanted) | Change::Extend(wanted) => wanted.unwrap_or(lease),
                     Change::Partial => lease,
                 };
-                script::keep([(name, self.holder(*number), *count)], wanted)
+                let hold = [(name, self.field(*kind, *number), *count)];
+                match kind {
+                    Kind::Read => script::keep_read(hold, wanted),
+                    _ => script::keep(hold, wanted),
+                }
             }
-            Purpose::Renew { holds } => script::keep(
-                holds.iter().map(|(name, number, count)| (name, self.holder(*number), *count)),
-                lease,
-            ),
-            Purpose::Release(Ending { name, number, .. }) | Purpose::Undo { name, number } => {
-                script::release(name, &self.holder(*number), self.settings.publish)
+            Purpose::Renew { reads, holds } => {
+                let holds = holds
+                    .iter()
+                    .map(|hold| (&hold.name, self.field(hold.kind, hold.number), hold.count));
+                if *reads { script::keep_read(holds, lease) } else { script::keep(holds, lease) }
             }
-            Purpose::HandOver { from, to, lease, .. } => {
-                script::hand_over(&from.name, &self.holder(from.number), &self.holder(*to), *lease)
+            Purpose::Release(Ending { name, kind, number, .. })
+            | Purpose::Undo { name, kind, number } => self.release_call(name, *kind, *number),
+            Purpose::HandOver { from, to } => {
+                let old = self.field(from.kind, from.number);
+                let new = self.field(to.kind, to.number);
+                match to.kind {
+                    Kind::Fenced => script::hand_over_fenced(
+                        &to.name,
+                        &old,
+                        &new,
+                        to.lease,
+                        self.fences.least(&to.name),
+                    ),
+                    _ => script::hand_over(&to.name, &old, &new, to.lease),
+                }
             }
             Purpose::Show { name, .. } => script::show(name),
         }
     }
 
+    fn acquire_call(&self, attempt: &Attempt) -> Call {
+        let Attempt { name, kind, number, lease, .. } = attempt;
+        let holder = self.field(*kind, *number);
+        match kind {
+            // A red lock is a plain one on each of its servers.
+            Kind::Lock | Kind::Red => script::acquire(name, &holder, *lease),
+            Kind::Fenced => script::acquire_fenced(name, &holder, *lease, self.fences.least(name)),
+            Kind::Write => script::acquire_write(name, &holder, *lease),
+            Kind::Read => {
+                let under = attempt.under.map(|number| self.field(Kind::Write, number));
+                script::acquire_read(name, &holder, *lease, under.as_ref())
+            }
+            Kind::Fair => {
+                // Who does not wait takes no place either.
+                let waits = |waiter: &Waiter| !waiter.is_now_or_never();
+                let queue = self.waiters.get(&attempt.waiter).is_some_and(waits);
+                script::acquire_fair(name, &holder, *lease, FAIR_WAIT, queue)
+            }
+        }
+    }
+
+    fn release_call(&self, name: &LockName, kind: Kind, number: Number) -> Call {
+        let (holder, publish) = (self.field(kind, number), self.settings.publish);
+        match kind {
+            Kind::Lock | Kind::Fenced | Kind::Red => script::release(name, &holder, publish),
+            Kind::Write => script::release_write(name, &holder, publish),
+            Kind::Read => script::release_read(name, &holder, publish),
+            Kind::Fair => script::release_fair(name, &holder, FAIR_WAIT, publish),
+        }
+    }
+
     /// Redis answered a script.
     pub fn on_reply(&mut self, now: Moment, id: OpId, reply: &Value) {
-        self.now = self.now.max(now);
+        self.reach(now);
+        if self.was_slept_over(id) {
+            return self.ask_again(id);
+        }
         let Some(op) = self.take_op(id) else { return };
         let took = self.now.since(op.sent);
         if !op.doubt {
@@ -202,20 +288,18 @@ impl Core {
         }
         let result =
             match &op.purpose {
-                Purpose::Acquire { .. } => {
-                    script::parse_acquire(reply).map(|acquired| self.acquired(&op, acquired))
-                }
+                Purpose::Acquire(attempt) => script::parse_acquire(reply)
+                    .map(|acquired| self.acquired(id, &op, attempt, acquired)),
                 Purpose::Keep(asked, change) => script::parse_keep(reply, 1)
                     .map(|kept| self.kept(op.sent, asked, *change, kept[0])),
-                Purpose::Renew { holds } => script::parse_keep(reply, holds.len())
+                Purpose::Renew { holds, .. } => script::parse_keep(reply, holds.len())
                     .map(|kept| self.renewed(&op, holds, &kept)),
                 Purpose::Release(ending) => script::parse_release(reply)
                     .map(|released| self.released(ending, op.doubt, released)),
-                Purpose::HandOver { .. } => {
-                    script::parse_hand_over(reply).map(|passed| self.handed_over(&op, passed))
-                }
-                Purpose::Undo { name, .. } => {
-                    script::parse_release(reply).map(|released| self.undone(name, released))
+                Purpose::HandOver { from, to } => script::parse_hand_over(reply)
+                    .map(|passed| self.handed_over(id, &op, from, to, passed)),
+                Purpose::Undo { name, kind, .. } => {
+                    script::parse_release(reply).map(|released| self.undone(name, *kind, released))
                 }
                 Purpose::Show { name, slot } => {
                     script::parse_show(reply).map(|shown| self.shown(*slot, name, &shown))
@@ -230,9 +314,29 @@ impl Core {
         self.run_ready();
     }
 
+    /// Whether a reply may have waited for us while the agent slept, so that what it says of a lock is out of date.
+    fn was_slept_over(&self, id: OpId) -> bool {
+        self.ops.get(&id).filter(|op| op.sent < self.woke).is_some_and(|op| match &op.purpose {
+            Purpose::Acquire(attempt) | Purpose::HandOver { to: attempt, .. } => {
+                self.waiters.contains_key(&attempt.waiter)
+            }
+            Purpose::Keep(..) => true,
+            _ => false,
+        })
+    }
+
+    /// Asks Redis once more for the state wanted, rather than to pass on what it said before.
+    fn ask_again(&mut self, id: OpId) {
+        if let Some(op) = self.ops.get_mut(&id) {
+            op.doubt = true;
+        }
+        self.dispatch(id);
+        self.run_ready();
+    }
+
     /// A script brought no reply of its own.
     pub fn on_failure(&mut self, now: Moment, id: OpId, failure: &Failure) {
-        self.now = self.now.max(now);
+        self.reach(now);
         let Some(op) = self.ops.get_mut(&id) else { return };
         op.failures += 1;
         op.doubt |= matches!(failure, Failure::Lost(_));
@@ -241,15 +345,15 @@ impl Core {
         let at_once = failures == 1 && matches!(failure, Failure::Lost(_));
         let pause = if at_once { Duration::ZERO } else { self.pause(failures) };
         match purpose {
-            Purpose::Renew { holds } => {
+            Purpose::Renew { holds, .. } => {
                 self.take_op(id);
                 self.renewal_failed(&holds, pause);
             }
-            Purpose::Acquire { .. } => self.attempt_failed(id, failure, pause),
+            Purpose::Acquire(_) => self.attempt_failed(id, failure, pause),
             Purpose::HandOver { .. } if matches!(failure, Failure::Refused(_)) => {
                 // Redis takes no new field (full, say): then the old hold is simply released.
                 if let Some(op) = self.take_op(id) {
-                    self.hand_over_refused(op);
+                    self.hand_over_refused(id, op);
                 }
             }
             Purpose::Show { name, slot } if matches!(failure, Failure::Refused(_)) => {
@@ -326,7 +430,7 @@ impl Core {
                 self.take_op(id);
                 self.answer(slot, Self::unavailable_for(&name, silence));
             }
-            Purpose::Acquire { .. } | Purpose::Renew { .. } | Purpose::Undo { .. } => {}
+            Purpose::Acquire(_) | Purpose::Renew { .. } | Purpose::Undo { .. } => {}
         }
     }
 
@@ -334,16 +438,17 @@ impl Core {
     fn give_up(&mut self, id: OpId) {
         let Some(op) = self.take_op(id) else { return };
         match op.purpose {
-            Purpose::Release(ending) => self.left(&ending.name),
-            Purpose::Undo { name, .. } => self.left(&name),
-            Purpose::HandOver { from, waiter, .. } => {
-                self.renumber(waiter);
-                self.stop_asking(&from.name);
-                self.advance(&from.name);
+            Purpose::Release(ending) => self.left(&ending.name, ending.kind),
+            Purpose::Undo { name, kind, .. } => self.left(&name, kind),
+            Purpose::HandOver { to, .. } => {
+                self.renumber(to.waiter);
+                self.stop_asking(&to, id);
+                // The old field has run out by now; a copy may have set the new one just before.
+                self.undo(&to.name, to.kind, to.number, to.lease);
             }
-            Purpose::Acquire { name, .. } => {
-                self.stop_asking(&name);
-                self.advance(&name);
+            Purpose::Acquire(attempt) => {
+                self.stop_asking(&attempt, id);
+                self.advance(&attempt.name);
             }
             Purpose::Keep(Asked { slot, name, .. }, _) | Purpose::Show { slot, name } => {
                 self.answer(slot, Self::unavailable_for(&name, "Redis has not answered in time"));

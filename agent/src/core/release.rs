@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use redisson::script::{HandedOver, Released};
-use redisson::{LockName, Moment};
+use redisson::{Family, Kind, Lease, LockName, Moment};
 
 use super::event::{End, Event};
+use super::hold::Hold;
 use super::name::Contest;
-use super::op::{Asked, Change, Op, Purpose};
+use super::op::{Asked, Attempt, Change, Op, OpId, Purpose};
 use super::session::{Owner, Slot};
 use super::timer::Timer;
 use super::{Core, Number};
@@ -23,12 +24,15 @@ const STAND_BACK: (Duration, Duration) = (Duration::from_millis(5), Duration::fr
 #[derive(Debug, Clone)]
 pub(super) struct Ending {
     pub(super) name: LockName,
+    pub(super) kind: Kind,
     pub(super) number: Number,
     pub(super) end: End,
     /// Who waits to hear that it is done.
     pub(super) slot: Option<Slot>,
     /// Until when a release that finds nothing was surely a release.
     pub(super) valid_until: Moment,
+    /// The longest lease that Redis may still keep it for.
+    pub(super) longest: Lease,
 }
 
 impl Core {
@@ -44,8 +48,15 @@ impl Core {
         }
         // One hold less from now on, whatever Redis says: the next renewal repairs a count that drifted.
         hold.count -= 1;
-        let asked = Asked { name: hold.name.clone(), number, count: hold.count, owner, slot };
-        self.send(Purpose::Keep(asked, Change::Partial), self.settings.response_timeout);
+        let asked = Asked {
+            name: hold.name.clone(),
+            kind: hold.kind,
+            number,
+            count: hold.count,
+            owner,
+            slot,
+        };
+        self.keep(asked, Change::Partial);
     }
 
     /// The hold that UNLOCK or EXTEND is about, or why there is none.
@@ -59,13 +70,13 @@ impl Core {
         if let Some(refusal) = self.wrong_session(slot, request.session.as_deref(), name) {
             return Err(refusal);
         }
-        let number = self.hold_of(owner, name).filter(|number| {
-            match (request.kind, self.holds.get(number)) {
-                (Some(kind), Some(hold)) => hold.kind == kind,
-                (None, hold) => hold.is_some(),
-                (Some(_), None) => false,
-            }
-        });
+        let number = match (self.hold_of(owner, name, false), self.hold_of(owner, name, true)) {
+            (Some(_), Some(_)) if request.kind.is_none() => return Err(Self::read_or_write(name)),
+            (other, read) => [other, read].into_iter().flatten().find(|number| {
+                let held = self.holds.get(number).map(|hold| hold.kind);
+                request.kind.is_none() || held == request.kind
+            }),
+        };
         let loss = || self.sessions.get(&owner.session).and_then(|s| s.loss(owner.owner, name));
         number.ok_or_else(|| match loss() {
             Some(end) => Self::lost(name, end),
@@ -73,19 +84,28 @@ impl Core {
         })
     }
 
-    pub(super) fn hold_of(&self, owner: Owner, name: &LockName) -> Option<Number> {
+    /// What an owner holds of a name: its read hold, or the other one.
+    pub(super) fn hold_of(&self, owner: Owner, name: &LockName, reads: bool) -> Option<Number> {
         let session = self.sessions.get(&owner.session)?;
-        session.holds.get(&(owner.owner, name.clone())).copied()
+        session.holds.get(&(owner.owner, name.clone(), reads)).copied()
     }
 
     /// Takes a hold out of everything that knows it, and counts its end.
     fn remove_hold(&mut self, number: Number, end: End) -> Option<Ending> {
         let hold = self.holds.remove(&number)?;
         self.timers.clear(hold.armed, Timer::Hold(number));
+        if let Some(Purpose::Keep(asked, _)) =
+            hold.asking.and_then(|id| self.take_op(id)).map(|op| op.purpose)
+        {
+            // There is nothing left to change, and nothing may keep in Redis what is to be released there.
+            self.answer(asked.slot, Self::lost(&hold.name, end));
+        }
         if let Some(session) = self.sessions.get_mut(&hold.owner.session) {
-            session.holds.remove(&(hold.owner.owner, hold.name.clone()));
+            let reads = hold.kind == Kind::Read;
+            session.holds.remove(&(hold.owner.owner, hold.name.clone(), reads));
         }
         let state = self.name_mut(&hold.name);
+        state.readers.remove(&number);
         if state.hold == Some(number) {
             state.hold = None;
         }
@@ -94,7 +114,8 @@ impl Core {
         if hold.jeopardy {
             self.figures.jeopardy_holds.dec();
         }
-        Some(Ending { name: hold.name, number, end, slot: None, valid_until: hold.valid_until })
+        let Hold { name, kind, valid_until, longest, .. } = hold;
+        Some(Ending { name, kind, number, end, slot: None, valid_until, longest })
     }
 
     /// Ends a hold for its owner, and in Redis by hand-over or release.
@@ -103,8 +124,7 @@ impl Core {
         let ending = Ending { slot, ..ending };
         let name = ending.name.clone();
         let now = self.now;
-        let next = self.names.get(&name).and_then(|state| state.queue.front()).copied();
-        let Some(next) = next.filter(|_| !self.draining) else { return self.release(ending) };
+        let Some(next) = self.next_in_line(&ending) else { return self.release(ending) };
         if self.must_yield(&name) {
             self.figures.yields.inc();
             let pause = (self.round_trip * 3).clamp(STAND_BACK.0, STAND_BACK.1);
@@ -113,14 +133,27 @@ impl Core {
             }
             return self.release(ending);
         }
-        let Some(waiter) = self.waiters.get(&next) else { return self.release(ending) };
-        let lease = waiter.lease.unwrap_or(self.settings.lease);
-        let to = waiter.number;
-        let give_up = self.worth_repeating(&ending);
-        let id = self.send(Purpose::HandOver { from: ending, waiter: next, to, lease }, give_up);
+        let give_up = self.worth_repeating(ending.longest.max(next.lease));
+        let id = self.send(Purpose::HandOver { from: ending, to: next }, give_up);
         if let Some(state) = self.names.get_mut(&name) {
             state.contest = Contest::Asking(id);
         }
+    }
+
+    /// The local waiter that a hold may be passed on to: of a kind with one holder at a time and no order beyond this
+    /// agent's, and the same on both sides of a read-write lock.
+    fn next_in_line(&self, ending: &Ending) -> Option<Attempt> {
+        let state = self.names.get(&ending.name)?;
+        let next = *state.queue.front()?;
+        let waiter = self.waiters.get(&next)?;
+        let fits = match (ending.kind.family(), waiter.kind.family()) {
+            (Family::Plain, Family::Plain) => true,
+            (Family::ReadWrite, Family::ReadWrite) => {
+                ending.kind == Kind::Write && waiter.kind == Kind::Write && state.readers.is_empty()
+            }
+            _ => false,
+        };
+        (fits && !self.draining).then(|| self.attempt_of(waiter, next, None))
     }
 
     /// Whether local waiters have had the lock among themselves for long enough.
@@ -134,40 +167,52 @@ impl Core {
                     || (state.handovers > 0 && held_here >= self.settings.handover_max_time)))
     }
 
-    /// Redis keeps a hold no longer than its lease: that long a release is worth repeating.
-    fn worth_repeating(&self, ending: &Ending) -> Duration {
-        ending.valid_until.since(self.now) + self.settings.lease.duration()
+    /// For how long from now it is worth repeating a script that removes a field: Redis keeps none longer than the
+    /// lease it was last given, were it given this instant.
+    fn worth_repeating(&self, lease: Lease) -> Duration {
+        let lease = lease.duration();
+        lease + lease / 100 + self.settings.response_timeout
     }
 
     /// Releases in Redis what has ended here.
     fn release(&mut self, ending: Ending) {
-        let give_up = self.worth_repeating(&ending);
-        self.name_mut(&ending.name).leaving += 1;
-        self.send(Purpose::Release(ending), give_up);
+        self.release_after(self.now, ending);
+    }
+
+    /// The same, but not before that instant.
+    fn release_after(&mut self, at: Moment, ending: Ending) {
+        let give_up = at.since(self.now) + self.worth_repeating(ending.longest);
+        *self.leaving_mut(&ending.name, ending.kind) += 1;
+        self.send_at(at, Purpose::Release(ending), give_up);
     }
 
     /// Removes a number that nobody holds.
-    pub(super) fn undo(&mut self, name: &LockName, number: Number, lease: Duration) {
-        self.name_mut(name).leaving += 1;
-        self.send(Purpose::Undo { name: name.clone(), number }, lease);
+    pub(super) fn undo(&mut self, name: &LockName, kind: Kind, number: Number, lease: Lease) {
+        *self.leaving_mut(name, kind) += 1;
+        let give_up = self.worth_repeating(lease);
+        self.send(Purpose::Undo { name: name.clone(), kind, number }, give_up);
+    }
+
+    fn leaving_mut(&mut self, name: &LockName, kind: Kind) -> &mut u32 {
+        let state = self.name_mut(name);
+        if kind == Kind::Read { &mut state.readers_leaving } else { &mut state.leaving }
     }
 
     /// A release or an undoing is over.
-    pub(super) fn left(&mut self, name: &LockName) {
-        if let Some(state) = self.names.get_mut(name) {
-            state.leaving = state.leaving.saturating_sub(1);
-        }
-        if self.names.get(name).is_some_and(|state| state.leaving == 0) {
+    pub(super) fn left(&mut self, name: &LockName, kind: Kind) {
+        let leaving = self.leaving_mut(name, kind);
+        *leaving = leaving.saturating_sub(1);
+        if *leaving == 0 {
             self.wake(name);
         }
         self.advance(name);
     }
 
-    pub(super) fn undone(&mut self, name: &LockName, released: Released) {
+    pub(super) fn undone(&mut self, name: &LockName, kind: Kind, released: Released) {
         if released == Released::Released {
             self.figures.doubt("undone_late");
         }
-        self.left(name);
+        self.left(name, kind);
     }
 
     /// Redis answered a release.
@@ -180,7 +225,7 @@ impl Core {
             Released::Stolen => Some(End::Stolen),
         };
         self.confirm(ending, end);
-        self.left(&ending.name);
+        self.left(&ending.name, ending.kind);
     }
 
     /// Tells who waits for it that the hold has ended, or that it had been lost before.
@@ -200,14 +245,20 @@ impl Core {
     }
 
     /// Redis answered a hand-over.
-    pub(super) fn handed_over(&mut self, op: &Op, passed: HandedOver) {
-        let Purpose::HandOver { from, waiter, to, lease } = &op.purpose else { return };
+    pub(super) fn handed_over(
+        &mut self,
+        id: OpId,
+        op: &Op,
+        from: &Ending,
+        to: &Attempt,
+        passed: HandedOver,
+    ) {
         let name = from.name.clone();
-        self.stop_asking(&name);
+        self.stop_asking(to, id);
         let lost = match passed {
-            HandedOver::Passed { subscribers, .. } => {
+            HandedOver::Passed { subscribers, token } => {
                 if let Some(state) = self.names.get_mut(&name) {
-                    let ours = u64::from(state.listening);
+                    let ours = u64::from(state.listening.is_some());
                     state.handovers += 1;
                     state.others = subscribers.map(|n| n > ours);
                     state.trouble = None;
@@ -215,7 +266,7 @@ impl Core {
                 let group = self.group(&name);
                 self.figures.handover(&group);
                 self.confirm(from, None);
-                self.had(&name, *waiter, *to, *lease, op.sent);
+                self.had(to, op.sent, token);
                 return self.advance(&name);
             }
             _ if op.doubt && self.now < from.valid_until => None,
@@ -227,13 +278,13 @@ impl Core {
     }
 
     /// Redis would not take the new holder: the old one is released instead.
-    pub(super) fn hand_over_refused(&mut self, op: Op) {
-        let Purpose::HandOver { from, waiter, to, lease } = op.purpose else { return };
-        self.stop_asking(&from.name);
+    pub(super) fn hand_over_refused(&mut self, id: OpId, op: Op) {
+        let Purpose::HandOver { from, to } = op.purpose else { return };
+        self.stop_asking(&to, id);
         if op.doubt {
             // An earlier copy may have passed it on after all.
-            self.renumber(waiter);
-            self.undo(&from.name, to, lease.duration());
+            self.renumber(to.waiter);
+            self.undo(&to.name, to.kind, to.number, to.lease);
         }
         self.release(from);
     }
@@ -245,7 +296,7 @@ impl Core {
         if end.is_loss() && self.log_limit.admits(self.now) {
             tracing::warn!(
                 lock.name = %name,
-                lock.holder = %self.holder(number),
+                lock.holder = %self.field(kind, number),
                 trace.parent = hold.trace(),
                 reason = end.as_str(),
                 "lock lost: {}",
@@ -256,18 +307,20 @@ impl Core {
         if end.is_loss() {
             self.figures.lost(&group, end);
         }
+        self.void_replies(owner, number, &name, end);
         self.tell(owner, &name, kind, &Event::Lost(end));
         let Some(ending) = self.remove_hold(number, end) else { return };
         match end {
-            // It may still stand in Redis, and nobody is inside any more who does not know.
-            End::Unconfirmed | End::Expired => self.release(ending),
+            // It may still stand in Redis. Its owner has been told, but is given the time that it was promised:
+            // nobody else comes in before that is over.
+            End::Unconfirmed | End::Expired => self.release_after(ending.valid_until, ending),
             _ => self.advance(&name),
         }
     }
 
     /// An operator released a hold of ours, as the dashboard tells.
     pub fn on_forced(&mut self, now: Moment, name: &LockName, number: Number) {
-        self.now = self.now.max(now);
+        self.reach(now);
         if self.holds.get(&number).is_some_and(|hold| hold.name == *name) {
             self.lose(number, End::Forced);
         }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use redisson::{Kind, LockName, Moment};
 
 use super::event::{End, Event};
+use super::reply::Reply;
 use super::timer::Timer;
 use super::{Action, Core, Number};
 use crate::command::Command;
@@ -23,6 +24,10 @@ pub(super) struct Owner {
     pub(super) owner: i64,
 }
 
+/// A hold as its owner names it: owner, lock, and whether it is the read side, since one may read under one's own
+/// write hold.
+pub(super) type HoldKey = (i64, LockName, bool);
+
 /// The place of one reply among a session's replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Slot {
@@ -32,11 +37,11 @@ pub(super) struct Slot {
 
 /// A command not answered yet, or answered behind one that is not.
 #[derive(Debug)]
-struct Pending {
+pub(super) struct Pending {
     owner: i64,
     word: &'static str,
     began: Moment,
-    reply: Option<Outgoing>,
+    pub(super) reply: Option<Reply>,
 }
 
 /// One connection's state.
@@ -51,12 +56,12 @@ pub(super) struct Session {
     pub(super) introduced: bool,
     push: bool,
     deadlines: bool,
-    pub(super) holds: HashMap<(i64, LockName), Number>,
+    pub(super) holds: HashMap<HoldKey, Number>,
     /// The wait of each owner that has one.
     pub(super) waits: HashMap<i64, Number>,
     lost: HashMap<(i64, LockName), End>,
     lost_order: VecDeque<(i64, LockName)>,
-    pending: VecDeque<Pending>,
+    pub(super) pending: VecDeque<Pending>,
     first_seq: u64,
     /// Commands of owners that are busy with an earlier one.
     queued: HashMap<i64, VecDeque<(u64, Command)>>,
@@ -161,7 +166,7 @@ impl Core {
                     owner,
                     word: "other",
                     began,
-                    reply: Some(reply),
+                    reply: Some(Reply::Ready(reply)),
                 });
                 return self.flush(id);
             }
@@ -196,7 +201,7 @@ impl Core {
             Command::Unlock(request) => self.unlock(slot, &request),
             Command::Extend(request, lease) => self.extend(slot, &request, lease),
             Command::Show(name) => self.show(slot, name),
-            Command::Holds => self.list_holds(slot),
+            Command::Holds => self.answer_with(slot, Reply::Holds),
             Command::Locks(request) => self.list_locks(slot, &request),
             Command::Session { push, deadlines } => self.introduce(slot, push, deadlines),
             Command::Events { session, secret, wait } => {
@@ -212,23 +217,23 @@ impl Core {
                     None => self.answer(slot, wrong_secret()),
                 }
             }
-            Command::Answered(reply) => self.answer_with(slot, reply),
+            Command::Answered(reply) => self.answer_with(slot, Reply::Ready(reply)),
         }
     }
 
     /// Answers a command. Its owner's next one may begin.
     pub(super) fn answer(&mut self, slot: Slot, reply: Frame) {
-        self.answer_with(slot, Outgoing::Reply(reply));
+        self.answer_with(slot, Reply::Ready(Outgoing::Reply(reply)));
     }
 
-    fn answer_with(&mut self, slot: Slot, reply: Outgoing) {
+    pub(super) fn answer_with(&mut self, slot: Slot, reply: Reply) {
         let Some(session) = self.sessions.get_mut(&slot.session) else { return };
         let Some(index) = slot.seq.checked_sub(session.first_seq) else { return };
         let Some(pending) = usize::try_from(index).ok().and_then(|i| session.pending.get_mut(i))
         else {
             return;
         };
-        let failed = matches!(reply, Outgoing::Reply(Frame::Error(_)));
+        let failed = matches!(reply, Reply::Ready(Outgoing::Reply(Frame::Error(_))));
         self.figures.command(pending.word, failed, self.now.since(pending.began));
         pending.reply = Some(reply);
         self.ready.push_back((slot.session, pending.owner));
@@ -236,12 +241,15 @@ impl Core {
     }
 
     fn flush(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        while session.pending.front().is_some_and(|pending| pending.reply.is_some()) {
-            if let Some(Pending { reply: Some(reply), .. }) = session.pending.pop_front() {
-                session.first_seq += 1;
-                self.actions.push_back(Action::Deliver(id, reply));
-            }
+        while let Some(session) = self.sessions.get_mut(&id) {
+            let Some(reply) = session.pending.front_mut().and_then(|first| first.reply.take())
+            else {
+                return;
+            };
+            session.pending.pop_front();
+            session.first_seq += 1;
+            let reply = self.settle(id, reply);
+            self.actions.push_back(Action::Deliver(id, reply));
         }
     }
 

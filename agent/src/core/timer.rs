@@ -16,6 +16,8 @@ pub(super) enum Timer {
     Op(OpId),
     /// A wait is over.
     Waiter(Number),
+    /// A fair waiter is to look again.
+    Place(Number),
     /// A name's front waiter is to look again.
     Name(LockName),
     /// An EVENTS call on this session's events is over.

@@ -2,9 +2,10 @@
 
 use redisson::{Kind, Lease, LockName, Moment};
 
+use super::fair::Place;
 use super::hold::millis;
 use super::name::Contest;
-use super::op::Purpose;
+use super::op::{Attempt, Op, OpId, Purpose};
 use super::session::{Owner, Slot};
 use super::timer::Timer;
 use super::{Core, Number};
@@ -31,6 +32,10 @@ pub(super) struct Waiter {
     pub(super) trace: Option<Box<str>>,
     /// It has been told by Redis, or knows from a local hold, that the lock is taken.
     pub(super) refused: bool,
+    /// Its place in a fair lock's queue.
+    pub(super) place: Place,
+    /// Its attempt that is on its way, or waits to be sent again.
+    pub(super) asking: Option<OpId>,
     /// Where its deadline stands among the timers.
     armed: Moment,
 }
@@ -56,7 +61,20 @@ pub(super) enum Left {
 
 impl Core {
     /// Puts a LOCK into its name's queue.
-    pub(super) fn queue_up(&mut self, mut waiter: Waiter) {
+    pub(super) fn queue_up(&mut self, waiter: Waiter) {
+        let name = waiter.name.clone();
+        let fair = waiter.kind == Kind::Fair;
+        let id = self.begin_wait(waiter);
+        self.name_mut(&name).queue.push_back(id);
+        if fair {
+            // Whoever is before it here or elsewhere: Redis gives it its place.
+            self.attempt(id);
+        }
+        self.advance(&name);
+    }
+
+    /// Lets a LOCK wait for its answer.
+    pub(super) fn begin_wait(&mut self, mut waiter: Waiter) -> WaiterId {
         let number = self.draw_number();
         waiter.number = number;
         let deadline = match waiter.wait {
@@ -75,8 +93,7 @@ impl Core {
         }
         let waiter = self.waiters.entry(number).or_insert(waiter);
         self.timers.set(&mut waiter.armed, deadline, Timer::Waiter(number));
-        self.name_mut(&name).queue.push_back(number);
-        self.advance(&name);
+        number
     }
 
     pub(super) fn new_waiter(
@@ -97,6 +114,8 @@ impl Core {
             since: self.now,
             trace: request.traceparent.map(|v| String::from_utf8_lossy(&v).into()),
             refused,
+            place: Place::default(),
+            asking: None,
             armed: Moment::NEVER,
         }
     }
@@ -123,6 +142,7 @@ impl Core {
     pub(super) fn remove_waiter(&mut self, number: WaiterId) -> Option<Waiter> {
         let mut waiter = self.waiters.remove(&number)?;
         self.timers.set(&mut waiter.armed, Moment::NEVER, Timer::Waiter(number));
+        self.clear_place(number, &mut waiter);
         if let Some(session) = self.sessions.get_mut(&waiter.owner.session)
             && session.waits.get(&waiter.owner.owner) == Some(&number)
         {
@@ -132,7 +152,10 @@ impl Core {
         if name.queue.front() == Some(&number) {
             name.queue.pop_front();
         } else {
-            name.queue.retain(|queued| *queued != number);
+            // In order of their numbers as a rule, and then soon found: a crowd may leave all at once.
+            let at = name.queue.binary_search(&number).ok();
+            let at = at.or_else(|| name.queue.iter().position(|queued| *queued == number));
+            at.and_then(|at| name.queue.remove(at));
         }
         let group = self.group(&waiter.name);
         self.figures.wait_ended(&group, waiter.kind, number);
@@ -166,34 +189,47 @@ impl Core {
         self.figures.acquisition(&group, waiter.kind, outcome);
         self.figures.waited(&group, if outcome == "timeout" { outcome } else { "other" }, waited);
         self.answer(waiter.slot, reply);
-        if front {
-            self.abandon_attempt(name, number);
-        }
+        self.abandon_attempt(&waiter, front);
+        self.leave_place(&waiter, waiter.asking);
         self.advance(name);
     }
 
-    /// What was under way for a front waiter that has just gone. An attempt on its way is left to come back: its
-    /// grant is passed on. One that waits to be sent again is dropped, undone where an earlier copy may have run,
-    /// and the next waiter tries for itself.
-    fn abandon_attempt(&mut self, name: &LockName, waiter: WaiterId) {
-        let Some(contest) = self.names.get(name).map(|state| state.contest) else { return };
-        let Contest::Asking(id) = contest else { return self.stop_asking(name) };
-        let Some(op) = self.ops.get(&id).filter(|op| !op.is_on_its_way()) else { return };
-        let Purpose::Acquire { waiter: asked, number, lease, .. } = op.purpose else { return };
-        if asked != waiter {
+    /// What was under way for a waiter that has just gone. An attempt on its way is left to come back: its grant is
+    /// passed on or undone. One that waits to be sent again is dropped, undone where an earlier copy may have run, and
+    /// the next waiter tries for itself.
+    fn abandon_attempt(&mut self, waiter: &Waiter, front: bool) {
+        let Some(id) = waiter.asking else {
+            if let Some(state) = self.names.get_mut(&waiter.name)
+                && front
+                && matches!(state.contest, Contest::Asleep(_))
+            {
+                state.contest = Contest::Idle;
+            }
+            return;
+        };
+        if self.ops.get(&id).is_none_or(Op::is_on_its_way) {
             return;
         }
-        let doubt = op.doubt;
-        self.take_op(id);
-        self.stop_asking(name);
-        if doubt {
-            self.undo(name, number, lease.duration());
+        let Some(Op { purpose: Purpose::Acquire(attempt), doubt, .. }) = self.take_op(id) else {
+            return;
+        };
+        self.stop_asking(&attempt, id);
+        // A fair waiter's place is left in any case.
+        if doubt && attempt.kind != Kind::Fair {
+            self.undo(&attempt.name, attempt.kind, attempt.number, attempt.lease);
         }
     }
 
-    /// The front waiter's attempt is over.
-    pub(super) fn stop_asking(&mut self, name: &LockName) {
-        if let Some(state) = self.names.get_mut(name) {
+    /// An attempt or a hand-over is over.
+    pub(super) fn stop_asking(&mut self, attempt: &Attempt, id: OpId) {
+        if let Some(waiter) = self.waiters.get_mut(&attempt.waiter)
+            && waiter.asking == Some(id)
+        {
+            waiter.asking = None;
+        }
+        if let Some(state) = self.names.get_mut(&attempt.name)
+            && state.contest == Contest::Asking(id)
+        {
             state.contest = Contest::Idle;
         }
     }

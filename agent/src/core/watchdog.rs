@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use redisson::script::{Kept, MAX_BATCH};
-use redisson::{LockName, Moment};
+use redisson::{Kind, Moment};
 
 use super::event::{End, Event};
-use super::hold::Care;
+use super::hold::{Care, Hold};
 use super::keep::lost_end;
-use super::op::{Op, Purpose};
+use super::op::{Op, Purpose, Renewal};
 use super::timer::Timer;
 use super::{Core, Number};
 
@@ -58,25 +58,32 @@ impl Core {
 
     /// Sends renewals, many to a script.
     pub(super) fn renew(&mut self, due: Vec<Number>) {
-        let mut batch = Vec::new();
+        // Read holds have markers to be renewed, by a script of their own.
+        let mut batches = [Vec::new(), Vec::new()];
         for number in due {
             let Some(hold) = self.holds.get(&number) else { continue };
-            batch.push((hold.name.clone(), number, hold.count));
+            let Hold { kind, count, .. } = *hold;
+            let reads = kind == Kind::Read;
+            let batch = &mut batches[usize::from(reads)];
+            batch.push(Renewal { name: hold.name.clone(), kind, number, count });
             if batch.len() == MAX_BATCH {
-                self.send(Purpose::Renew { holds: std::mem::take(&mut batch) }, Duration::ZERO);
+                let holds = std::mem::take(batch);
+                self.send(Purpose::Renew { reads, holds }, Duration::ZERO);
             }
         }
-        if !batch.is_empty() {
-            self.send(Purpose::Renew { holds: batch }, Duration::ZERO);
+        for (reads, holds) in [false, true].into_iter().zip(batches) {
+            if !holds.is_empty() {
+                self.send(Purpose::Renew { reads, holds }, Duration::ZERO);
+            }
         }
     }
 
     /// Redis answered a batch of renewals.
-    pub(super) fn renewed(&mut self, op: &Op, holds: &[(LockName, Number, u32)], kept: &[Kept]) {
+    pub(super) fn renewed(&mut self, op: &Op, holds: &[Renewal], kept: &[Kept]) {
         let now = self.now;
         let lease = self.settings.lease;
         self.figures.renewal_seconds.observe(now.since(op.sent).as_secs_f64());
-        for ((name, number, count), kept) in holds.iter().zip(kept) {
+        for (Renewal { name, number, count, .. }, kept) in holds.iter().zip(kept) {
             // A hold that ended meanwhile is no business of a renewal any more.
             let Some(hold) = self.holds.get_mut(number) else { continue };
             hold.renewing = false;
@@ -119,9 +126,9 @@ impl Core {
     }
 
     /// A batch of renewals brought no answer: each is tried again, to the end of its hold.
-    pub(super) fn renewal_failed(&mut self, holds: &[(LockName, Number, u32)], pause: Duration) {
+    pub(super) fn renewal_failed(&mut self, holds: &[Renewal], pause: Duration) {
         let now = self.now;
-        for (name, number, _) in holds {
+        for Renewal { name, number, .. } in holds {
             let group = self.group(name);
             let Some(hold) = self.holds.get_mut(number) else {
                 self.advance(name);
@@ -142,7 +149,7 @@ impl Core {
 
     /// Verifies every hold now: the server is another one, or has restarted.
     pub fn verify_all(&mut self, now: Moment) {
-        self.now = self.now.max(now);
+        self.reach(now);
         let mut due = Vec::new();
         self.all_due(&mut due);
         self.renew(due);

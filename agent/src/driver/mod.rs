@@ -30,6 +30,8 @@ const INBOX: usize = 4096;
 const BATCH: usize = 256;
 /// How often the core is told the time while there are holds, so that it notices having slept.
 const TICK: Duration = Duration::from_millis(100);
+/// Ticks that late tell of a process that stood still.
+const STALL: Duration = Duration::from_millis(200);
 
 /// What an agent's core runs with.
 #[derive(Debug)]
@@ -106,17 +108,19 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
     let (drain, drained) = oneshot::channel();
     let (status_sender, status) = watch::channel(Status::default());
     let (done_sender, done) = oneshot::channel();
-    let drain_timeout = start.drain_timeout;
+    let (drain_timeout, client) = (start.drain_timeout, start.client);
     let redis = RedisSide::start(&start, Arc::clone(&figures), stage);
     let core =
         Core::new(start.settings, start.client, start.first_number, Arc::clone(&figures), now());
     let driver = Driver {
         core,
+        client,
         redis,
         figures,
         outboxes: HashMap::new(),
         status: status_sender,
         drain_timeout,
+        looked: now(),
     };
     stage.spawn("core", async move {
         driver.run(from_sessions, drained).await;
@@ -139,11 +143,14 @@ fn now() -> Moment {
 
 struct Driver {
     core: Core,
+    client: ClientId,
     redis: RedisSide,
     figures: Arc<Figures>,
     outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
     status: watch::Sender<Status>,
     drain_timeout: Duration,
+    /// When the core was last told the time, or nothing had to be told.
+    looked: Moment,
 }
 
 impl Driver {
@@ -171,11 +178,14 @@ impl Driver {
                         }
                     }
                     Action::Deliver(session, outgoing) => self.deliver(session, outgoing),
-                    Action::Subscribe(name) => self.redis.subscribe(keys::channel(&name)),
-                    Action::Unsubscribe(name) => self.redis.unsubscribe(keys::channel(&name)),
+                    Action::Subscribe(channel) => self.redis.subscribe(channel),
+                    Action::Unsubscribe(channel) => self.redis.unsubscribe(channel),
                 }
             }
-            let time = now();
+            let time = self.now();
+            if self.core.has_actions() {
+                continue;
+            }
             if let Some(ends) = drain_ends {
                 if self.core.is_idle() {
                     return;
@@ -230,8 +240,19 @@ impl Driver {
         }
     }
 
-    fn on_outcome(&mut self, (op, outcome): Outcome) {
+    /// The time. Whatever comes after a stall of ours, the core has its look at the clock first: what was waiting for
+    /// us must not be passed on by holds that have ended meanwhile.
+    fn now(&mut self) -> Moment {
         let time = now();
+        if time.since(self.looked) > STALL {
+            self.core.on_time(time);
+        }
+        self.looked = time;
+        time
+    }
+
+    fn on_outcome(&mut self, (op, outcome): Outcome) {
+        let time = self.now();
         match outcome {
             Ok(value) => self.core.on_reply(time, op, &value),
             Err(failure) => self.core.on_failure(time, op, &failure),
@@ -239,16 +260,24 @@ impl Driver {
     }
 
     fn on_redis(&mut self, event: FromRedis) {
-        let time = now();
+        let time = self.now();
         match event {
             FromRedis::Message { channel } => {
+                let turn = self.own_waiter(&channel);
                 for name in keys::locks_of_channel(&channel) {
                     self.core.on_message(time, &name);
+                    if let Some(number) = turn {
+                        self.core.on_turn(time, &name, number);
+                    }
                 }
             }
             FromRedis::Subscribed { channel } => {
+                let turn = self.own_waiter(&channel);
                 for name in keys::locks_of_channel(&channel) {
                     self.core.on_subscribed(time, &name);
+                    if let Some(number) = turn {
+                        self.core.on_turn_subscribed(time, &name, number);
+                    }
                 }
             }
             FromRedis::Unsubscribed => self.core.on_unsubscribed(),
@@ -261,18 +290,29 @@ impl Driver {
         }
     }
 
+    /// The number of the fair waiter of ours whose own channel this is.
+    fn own_waiter(&self, channel: &[u8]) -> Option<Number> {
+        let waiter = keys::waiter_of_channel(channel)?;
+        (waiter.client == self.client).then_some(waiter.thread)
+    }
+
     fn on_session(&mut self, message: FromSession) {
         match message {
             FromSession::Opened { session, peer, secret, outbox } => {
                 self.outboxes.insert(session, outbox);
-                self.core.on_open(now(), session, peer, secret);
+                let time = self.now();
+                self.core.on_open(time, session, peer, secret);
             }
             FromSession::Named(session, name) => self.core.on_named(session, name),
             FromSession::Resp3(session, on) => self.core.on_protocol(session, on),
-            FromSession::Command(session, command) => self.core.on_command(now(), session, command),
+            FromSession::Command(session, command) => {
+                let time = self.now();
+                self.core.on_command(time, session, command);
+            }
             FromSession::Closed(session) => {
                 self.outboxes.remove(&session);
-                self.core.on_close(now(), session);
+                let time = self.now();
+                self.core.on_close(time, session);
             }
             FromSession::List(request, answer) => {
                 self.core.on_time(now());
@@ -305,17 +345,18 @@ impl Driver {
 
     fn publish_status(&mut self, draining: bool) {
         let (holds, waiters) = (self.core.holds(), self.core.waiters());
-        let redis_up = self.redis.is_up();
+        let news = self.redis.take_news();
         self.status.send_if_modified(|status| {
-            let same = status.redis_up == redis_up
-                && status.draining == draining
-                && status.holds == holds
-                && status.waiters == waiters;
-            if !same {
-                let detail = self.redis.detail();
-                *status = Status { redis_up, detail, draining, holds, waiters };
+            let same =
+                status.draining == draining && status.holds == holds && status.waiters == waiters;
+            if same && news.is_none() {
+                return false;
             }
-            !same
+            (status.draining, status.holds, status.waiters) = (draining, holds, waiters);
+            if let Some((redis_up, detail)) = news {
+                (status.redis_up, status.detail) = (redis_up, detail);
+            }
+            true
         });
     }
 }

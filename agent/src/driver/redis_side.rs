@@ -53,6 +53,8 @@ pub(super) struct RedisSide {
     figures: Arc<Figures>,
     connections: u64,
     evicts: Option<bool>,
+    /// Either connection's state has changed since it was last asked for.
+    news: bool,
 }
 
 impl RedisSide {
@@ -96,6 +98,7 @@ impl RedisSide {
             figures,
             connections: 0,
             evicts: None,
+            news: true,
         }
     }
 
@@ -107,15 +110,20 @@ impl RedisSide {
         self.subscriber.unsubscribe([channel]);
     }
 
-    pub(super) fn is_up(&self) -> bool {
-        matches!(self.state.borrow().status, LinkStatus::Up(_))
-    }
-
-    pub(super) fn detail(&self) -> String {
-        match &self.state.borrow().status {
-            LinkStatus::Up(_) => format!("{} answers", self.node),
-            LinkStatus::Down { reason, .. } => format!("{}: {reason}", self.node),
+    /// Whether Redis can be used, and why not, if that may have changed since it was last asked for. It takes both
+    /// connections: locks that cannot be renewed are of no use.
+    pub(super) fn take_news(&mut self) -> Option<(bool, String)> {
+        if !std::mem::take(&mut self.news) {
+            return None;
         }
+        let down = [&self.state, &self.renewals_state].into_iter().find_map(|state| {
+            match &state.borrow().status {
+                LinkStatus::Up(_) => None,
+                LinkStatus::Down { reason, .. } => Some(format!("{}: {reason}", self.node)),
+            }
+        });
+        self.figures.redis_up.with_label_values(&[&self.node]).set(i64::from(down.is_none()));
+        Some((down.is_none(), down.unwrap_or_else(|| format!("{} answers", self.node))))
     }
 
     /// Sends a script; the future brings what became of it.
@@ -169,16 +177,12 @@ impl RedisSide {
     }
 
     fn state_changed(&mut self) -> FromRedis {
-        let up = self.figures.redis_up.with_label_values(&[&self.node]);
-        match &self.state.borrow_and_update().status {
-            LinkStatus::Up(_) => {
-                up.set(1);
-                self.connections += 1;
-                if self.connections > 1 {
-                    self.figures.reconnects.with_label_values(&[&self.node]).inc();
-                }
+        self.news = true;
+        if matches!(self.state.borrow_and_update().status, LinkStatus::Up(_)) {
+            self.connections += 1;
+            if self.connections > 1 {
+                self.figures.reconnects.with_label_values(&[&self.node]).inc();
             }
-            LinkStatus::Down { .. } => up.set(0),
         }
         FromRedis::Changed
     }
@@ -186,6 +190,7 @@ impl RedisSide {
     /// Holds are verified down the connection for renewals, so it is that one which must be there. It is also the
     /// one that looks whether the server behind it is still what it was.
     fn renewals_state_changed(&mut self) -> FromRedis {
+        self.news = true;
         let status = self.renewals_state.borrow_and_update().status.clone();
         match status {
             LinkStatus::Up(info) => {

@@ -1,5 +1,7 @@
 //! Settings: flags, environment and file, and what the program makes of them.
 
+mod access;
+
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -16,6 +18,7 @@ use service_kit::redis_link::Target;
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry;
 
+use crate::access::Access;
 use crate::model;
 
 /// The most deployments, and the most databases of one.
@@ -26,7 +29,7 @@ const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
 const PROGRAM: Program = Program {
     env_prefix: "LOCKSCOPE_DASHBOARD",
     env_fallbacks: &[("redis_url", "REDIS_URL"), ("log", "LOCKSCOPE_LOG")],
-    tables: &["redis", "lock"],
+    tables: &["redis", "lock", "access"],
 };
 
 /// Finds Redisson-compatible locks in Redis and shows who holds them, live.
@@ -51,11 +54,29 @@ struct Flags {
     /// Where metrics are served instead of on the address of the pages
     #[arg(long, value_name = "ADDRESS")]
     metrics_listen: Option<SocketAddr>,
-    /// Serve on addresses that others can reach, although this version knows no login
+    /// Serve to others without asking who they are, or without TLS
     #[arg(long)]
     insecure: bool,
+    /// Who may come in: a file with lines `token[,name[,rights]]`, rights being look, ack, watch, release with `+`
+    #[arg(long, value_name = "FILE")]
+    auth_token_file: Option<PathBuf>,
+    /// The header by which a trusted proxy names the user
+    #[arg(long, value_name = "HEADER")]
+    trusted_user_header: Option<String>,
+    /// The header by which a trusted proxy names the user's groups, parted by commas
+    #[arg(long, value_name = "HEADER")]
+    trusted_groups_header: Option<String>,
+    /// Addresses or networks of trusted proxies
+    #[arg(long, value_name = "ADDRESS[/BITS]")]
+    trusted_proxy: Vec<String>,
+    /// The certificate (PEM, with its chain) to serve pages by TLS; a renewed one is taken up by itself
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's key (PEM)
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
     /// The address people use, where a proxy stands before this program; its host is then answered to
-    #[arg(long, value_name = "URL", value_parser = public_host)]
+    #[arg(long, value_name = "URL", value_parser = public_url)]
     public_url: Option<String>,
     /// The badge on every page that says which environment this is
     #[arg(long, value_name = "TEXT", value_parser = badge)]
@@ -93,6 +114,9 @@ struct Flags {
     /// From what age on a lock that is renewed is called stuck
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = at_least_a_second)]
     stuck_after: HumanDuration,
+    /// From when on somebody who waits for a lock is said to starve
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = at_least_a_second)]
+    starving_after: HumanDuration,
     /// How metrics call locks whose names match; by default digits and ids are replaced by `*`
     #[arg(long, value_name = "GLOB[=LABEL]")]
     group: Vec<String>,
@@ -151,6 +175,7 @@ struct LockTable {
     #[serde(rename = "match")]
     pattern: String,
     stuck_after: Option<HumanDuration>,
+    starving_after: Option<HumanDuration>,
     expected: Option<Expected>,
 }
 
@@ -215,6 +240,10 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where metrics are served, if not there.
     pub metrics_listen: Option<SocketAddr>,
+    /// Who may do what.
+    pub access: Access,
+    /// Certificate and key, where pages are served by TLS.
+    pub tls: Option<(PathBuf, PathBuf)>,
     /// The host of the address that people use.
     pub public_host: Option<String>,
     /// The badge of every page.
@@ -276,7 +305,11 @@ impl Config {
 fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     let mut mistakes = Vec::new();
     let deployments = deployments(&raw, &mut mistakes);
-    let rules = raw.tables("lock").map(|rows| rules(rows, &mut mistakes));
+    let usual = model::Rule {
+        stuck_after: Some(raw.values.stuck_after.into()),
+        starving_after: Some(raw.values.starving_after.into()),
+    };
+    let rules = raw.tables("lock").map(|rows| rules(rows, usual, &mut mistakes));
     let rules = rules.unwrap_or_else(|errors| {
         mistakes.extend(errors);
         Vec::new()
@@ -288,19 +321,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             Err(error) => mistakes.push(raw.mistake("group", error)),
         }
     }
-    let open = [("listen", Some(raw.values.listen)), ("metrics_listen", raw.values.metrics_listen)];
-    for (field, address) in open {
-        let Some(address) = address.filter(|address| !address.ip().is_loopback()) else { continue };
-        if !raw.values.insecure {
-            mistakes.push(raw.mistake(
-                field,
-                format!(
-                    "{address} can be reached by others, and this version has no login yet: \
-                     listen on 127.0.0.1 behind a proxy that knows who may look, or add --insecure"
-                ),
-            ));
-        }
-    }
+    let access = access::build(&raw, &mut mistakes);
     if raw.values.metrics_listen == Some(raw.values.listen) && raw.values.listen.port() != 0 {
         mistakes.push(raw.mistake("metrics_listen", "it is the same address as --listen"));
     }
@@ -312,7 +333,9 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         deployments,
         listen: flags.listen,
         metrics_listen: flags.metrics_listen,
-        public_host: flags.public_url,
+        access: access.access,
+        tls: access.tls,
+        public_host: flags.public_url.as_deref().and_then(host_of),
         environment: flags.environment,
         scan: ScanSettings {
             rate: flags.scan_rate,
@@ -327,7 +350,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         model: model::Settings {
             max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
             poll_rate: flags.poll_rate,
-            stuck_after: flags.stuck_after.into(),
+            usual,
             rules,
             ignore: flags.ignore.into_iter().map(String::into_bytes).collect(),
         },
@@ -448,21 +471,33 @@ pub fn node_of(target: &Target) -> String {
     address.to_string()
 }
 
-fn rules(rows: Vec<LockTable>, mistakes: &mut Vec<String>) -> Vec<model::LockRule> {
+fn rules(
+    rows: Vec<LockTable>,
+    usual: model::Rule,
+    mistakes: &mut Vec<String>,
+) -> Vec<model::LockRule> {
     let mut rules = Vec::new();
     for row in rows {
-        let stuck_after = match (row.expected, row.stuck_after) {
-            (Some(Expected::Long), None) => None,
-            (None, Some(after)) => Some(after.into()),
+        let given = row.stuck_after.is_some() || row.starving_after.is_some();
+        let rule = match (row.expected, given) {
+            (Some(Expected::Long), false) => {
+                model::Rule { stuck_after: None, starving_after: None }
+            }
+            (None, true) => model::Rule {
+                stuck_after: row.stuck_after.map_or(usual.stuck_after, |after| Some(after.into())),
+                starving_after: row
+                    .starving_after
+                    .map_or(usual.starving_after, |after| Some(after.into())),
+            },
             _ => {
                 mistakes.push(format!(
-                    "[[lock]] `{}`: expected either `stuck_after` or `expected = \"long\"`",
+                    "[[lock]] `{}`: expected either `stuck_after` and `starving_after`, one or both, or `expected = \"long\"`",
                     row.pattern
                 ));
                 continue;
             }
         };
-        rules.push(model::LockRule { pattern: row.pattern.into_bytes(), stuck_after });
+        rules.push(model::LockRule { pattern: row.pattern.into_bytes(), rule });
     }
     rules
 }
@@ -490,11 +525,17 @@ fn badge(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-fn public_host(text: &str) -> Result<String, String> {
-    let expected = || "expected such as https://locks.example.com".to_owned();
-    let uri: axum::http::Uri = text.parse().map_err(|_| expected())?;
-    let known = matches!(uri.scheme_str(), Some("http" | "https"));
-    uri.host().filter(|_| known).map(str::to_owned).ok_or_else(expected)
+fn public_url(text: &str) -> Result<String, String> {
+    let uri: Result<axum::http::Uri, _> = text.parse();
+    let known = |uri: &axum::http::Uri| matches!(uri.scheme_str(), Some("http" | "https"));
+    match uri {
+        Ok(uri) if known(&uri) && uri.host().is_some() => Ok(text.to_owned()),
+        _ => Err("expected such as https://locks.example.com".to_owned()),
+    }
+}
+
+fn host_of(url: &str) -> Option<String> {
+    url.parse::<axum::http::Uri>().ok()?.host().map(str::to_owned)
 }
 
 #[cfg(test)]

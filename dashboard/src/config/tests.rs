@@ -21,7 +21,7 @@ fn without_anything_it_looks_at_the_local_server() {
     let config = load(&[], &[]).unwrap();
     assert_eq!(config.scopes(), [(Arc::from("default"), 0)]);
     assert_eq!(config.listen.to_string(), "127.0.0.1:9761");
-    assert_eq!(config.model.stuck_after, Duration::from_secs(300));
+    assert_eq!(config.model.usual.stuck_after, Some(Duration::from_secs(300)));
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_file_may_say_it_all() {
     .unwrap();
     assert_eq!(config.scopes(), [(Arc::from("eu"), 0)]);
     assert_eq!(config.model.rules.len(), 2);
-    assert_eq!(config.model.rules[0].stuck_after, None);
+    assert_eq!(config.model.rules[0].rule.stuck_after, None);
     assert_eq!(config.model.ignore, [b"cart:*"]);
 }
 
@@ -52,7 +52,15 @@ fn a_file_may_say_it_all() {
 fn mistakes_are_named() {
     for (args, word) in [
         (&["--listen", "0.0.0.0:80"][..], "--insecure"),
-        (&["--metrics-listen", "[::]:80"], "--insecure"),
+        (&["--listen", "0.0.0.0:80"], "--auth-token-file"),
+        (&["--listen", "0.0.0.0:80"], "--tls-cert"),
+        (&["--listen", "0.0.0.0:80", "--tls-cert", "/c", "--tls-key", "/k"], "--auth-token-file"),
+        (&["--tls-cert", "/c"], "--tls-key"),
+        (&["--auth-token-file", "/nowhere"], "/nowhere"),
+        (&["--trusted-user-header", "X-User"], "--trusted-proxy"),
+        (&["--trusted-user-header", "a b", "--trusted-proxy", "10.0.0.1"], "`a b`"),
+        (&["--trusted-proxy", "10.0.0"], "`10.0.0`"),
+        (&["--trusted-groups-header", "X-Groups"], "--trusted-user-header"),
         (&["--metrics-listen", "127.0.0.1:9761"], "same address"),
         (&["--redis-url", "a=redis://x", "--redis-url", "a=redis://y"], "`a`"),
         (&["--redis-url", "a b=redis://x"], "letters"),
@@ -75,7 +83,44 @@ fn mistakes_are_named() {
 
 #[test]
 fn it_may_be_told_that_nobody_needs_to_log_in() {
-    assert!(load(&["--listen", "0.0.0.0:80", "--insecure"], &[]).is_ok());
+    let open = load(&["--listen", "0.0.0.0:80", "--insecure"], &[]).unwrap();
+    assert!(!open.access.is_needed() && !open.access.proxies_only);
+    // Figures on an address of their own are meant to be fetched from elsewhere.
+    assert!(load(&["--metrics-listen", "[::]:80"], &[]).is_ok());
     let config = load(&["--public-url", "https://locks.example.com/x"], &[]).unwrap();
     assert_eq!(config.public_host.as_deref(), Some("locks.example.com"));
+}
+
+#[test]
+fn others_may_come_where_they_are_asked_who_they_are() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "0123456789abcdef,anna\n").unwrap();
+    let tokens = ["--auth-token-file", file.path().to_str().unwrap()];
+    let listen = ["--listen", "0.0.0.0:80"];
+    let error = load(&[listen, tokens].concat(), &[]).unwrap_err();
+    assert!(error.contains("in the clear") && !error.contains("0123456789abcdef"), "{error}");
+    let tls = ["--tls-cert", "/c", "--tls-key", "/k"];
+    let config = load(&[&listen[..], &tokens, &tls].concat(), &[]).unwrap();
+    assert!(config.access.secure_cookies && !config.access.proxies_only);
+    let proxy = ["--trusted-proxy", "10.0.0.7", "--public-url", "https://locks.example.com"];
+    let config = load(&[&listen[..], &tokens, &proxy].concat(), &[]).unwrap();
+    assert!(config.access.secure_cookies && config.access.proxies_only);
+}
+
+#[test]
+fn rows_of_access_need_a_proxy_that_tells() {
+    let proxy = "trusted_user_header = \"X-User\"\ntrusted_proxy = [\"10.0.0.0/8\", \"::1\"]\n";
+    let user = "[[access]]\nuser = \"anna\"\nrights = [\"release\"]\n";
+    let group = "[[access]]\ngroup = \"ops\"\nrights = [\"ack\"]\n";
+    let config = with_file(&format!("{proxy}{user}")).unwrap();
+    assert_eq!(config.access.proxy.map(|proxy| proxy.rules.len()), Some(1));
+    for (file, word) in [
+        (user.to_owned(), "--trusted-user-header"),
+        (format!("{proxy}{group}"), "--trusted-groups-header"),
+        (format!("{proxy}[[access]]\nrights = []\n"), "`user` or `group`"),
+        (format!("{proxy}[[access]]\nuser = \"a\"\nrights = [\"fly\"]\n"), "`fly`"),
+    ] {
+        let error = with_file(&file).unwrap_err();
+        assert!(error.contains(word), "{file}: {error}");
+    }
 }

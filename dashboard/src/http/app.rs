@@ -146,6 +146,7 @@ impl App {
             counts: self.counts(&self.hub.snapshot()),
             several_deployments,
             several_dbs,
+            visitor: None,
         }
     }
 

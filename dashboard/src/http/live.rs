@@ -246,7 +246,7 @@ mod tests {
         let settings = Settings {
             max_locks: 1,
             poll_rate: 1,
-            stuck_after: Duration::from_secs(1),
+            usual: crate::model::Rule { stuck_after: None, starving_after: None },
             rules: Vec::new(),
             ignore: Vec::new(),
         };

@@ -1,9 +1,11 @@
-//! Pages, API, streams and files over HTTP, all read-only.
+//! Pages, API, streams and files over HTTP, for those who may look.
 
 pub mod api;
 pub mod app;
 pub mod assets;
+pub mod guard;
 pub mod live;
+pub mod login;
 pub mod pages;
 pub mod params;
 pub mod problem;
@@ -11,10 +13,11 @@ pub mod stream;
 pub mod viewers;
 pub mod watch;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
@@ -28,8 +31,13 @@ use tower_http::timeout::TimeoutLayer;
 
 use app::App;
 
+use crate::access::Access;
+
 /// How long an answer may take to begin; streams then go on as long as they like.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// The largest form, bytes.
+const MAX_FORM: usize = 16 << 10;
 
 /// Nothing is loaded or sent elsewhere, no script or style stands in a page, no other page may show ours.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
@@ -40,7 +48,8 @@ const HEADERS: [(HeaderName, HeaderValue); 5] = [
     (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY)),
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
-    (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    // Our own forms have to tell where they come from: without this their origin would be hidden from us too.
+    (header::REFERRER_POLICY, HeaderValue::from_static("same-origin")),
     (
         HeaderName::from_static("cross-origin-resource-policy"),
         HeaderValue::from_static("same-origin"),
@@ -50,11 +59,18 @@ const HEADERS: [(HeaderName, HeaderValue); 5] = [
 /// Everything that is served on the address of the pages. `registry`: metrics, where they are served here too.
 pub fn router(
     app: App,
+    access: Access,
     hosts: AllowedHosts,
     requests: HttpMetrics,
     registry: Option<Registry>,
     stop: &CancellationToken,
 ) -> Router {
+    let access = Arc::new(access);
+    let doors = Router::new()
+        .route("/login", get(login::page).post(login::enter))
+        .route("/logout", post(login::leave))
+        .layer(DefaultBodyLimit::max(MAX_FORM))
+        .with_state(Arc::clone(&access));
     let pages = Router::new()
         .route("/", get(pages::locks))
         .route("/lock", get(pages::lock))
@@ -72,12 +88,13 @@ pub fn router(
         .fallback(pages::nowhere)
         .method_not_allowed_fallback(pages::wrong_method)
         .with_state(app);
-    let router = pages.merge(health(stop));
-    let router = match registry {
-        Some(registry) => router.merge(metrics_route(registry)),
-        None => router,
+    let guarded = match registry {
+        Some(registry) => pages.merge(doors).merge(metrics_route(registry)),
+        None => pages.merge(doors),
     };
-    router
+    guarded
+        .layer(from_fn_with_state(access, guard::check_visitor))
+        .merge(health(stop))
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, ANSWER_WITHIN))
         .layer(from_fn_with_state(hosts, check_host))
         .layer(from_fn(with_headers))

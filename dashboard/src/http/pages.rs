@@ -6,9 +6,11 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
 
 use super::app::App;
+use super::guard::Who;
 use super::params::{LockParams, TableParams, understood};
 use super::problem::Problem;
-use crate::views::{self, ErrorPage};
+use crate::access::By;
+use crate::views::{self, Chrome, ErrorPage, VisitorView};
 
 /// A page's own path and query.
 fn address(uri: &Uri) -> String {
@@ -25,9 +27,16 @@ fn rendered(status: StatusCode, html: Result<String, askama::Error>) -> Response
     }
 }
 
-fn refused(app: &App, uri: &Uri, problem: &Problem) -> Response {
+/// The visitor as the page's head names them.
+fn named(who: Who) -> Option<VisitorView> {
+    let visitor = who.0?;
+    let can_leave = visitor.by == By::Cookie;
+    visitor.name.map(|name| VisitorView { name: name.to_string(), can_leave })
+}
+
+fn refused(app: &App, uri: &Uri, who: Who, problem: &Problem) -> Response {
     let page = ErrorPage {
-        chrome: app.chrome(&address(uri)),
+        chrome: Chrome { visitor: named(who), ..app.chrome(&address(uri)) },
         status: problem.status.as_u16(),
         message: problem.detail.clone(),
     };
@@ -38,17 +47,19 @@ fn refused(app: &App, uri: &Uri, problem: &Problem) -> Response {
 pub async fn locks(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
+    who: Who,
     params: Result<Query<TableParams>, QueryRejection>,
 ) -> Response {
     match understood(params).and_then(|params| app.locks_page(&address(&uri), &params)) {
-        Ok(page) => {
+        Ok(mut page) => {
+            page.chrome.visitor = named(who);
             let status = match page.filter_error {
                 Some(_) => StatusCode::BAD_REQUEST,
                 None => StatusCode::OK,
             };
             rendered(status, views::locks_page(&page))
         }
-        Err(problem) => refused(&app, &uri, &problem),
+        Err(problem) => refused(&app, &uri, who, &problem),
     }
 }
 
@@ -56,47 +67,53 @@ pub async fn locks(
 pub async fn lock(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
+    who: Who,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Response {
     match understood(params).and_then(|params| app.lock_id(&params)) {
         Ok(id) => {
-            let page = app.lock_page(&address(&uri), id).await;
+            let mut page = app.lock_page(&address(&uri), id).await;
+            page.chrome.visitor = named(who);
             rendered(StatusCode::OK, views::lock_page(&page))
         }
-        Err(problem) => refused(&app, &uri, &problem),
+        Err(problem) => refused(&app, &uri, who, &problem),
     }
 }
 
 /// `/sources`
-pub async fn sources(State(app): State<App>, OriginalUri(uri): OriginalUri) -> Response {
-    rendered(StatusCode::OK, views::sources_page(&app.sources_page(&address(&uri))))
+pub async fn sources(State(app): State<App>, OriginalUri(uri): OriginalUri, who: Who) -> Response {
+    let mut page = app.sources_page(&address(&uri));
+    page.chrome.visitor = named(who);
+    rendered(StatusCode::OK, views::sources_page(&page))
 }
 
 /// What there is not: as a page for browsers, as a problem below the API.
 pub async fn nowhere(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
+    who: Who,
     headers: HeaderMap,
 ) -> Response {
     let problem = Problem::new(StatusCode::NOT_FOUND, "there is nothing at this address");
-    told(&app, &uri, &headers, problem)
+    told(&app, &uri, who, &headers, problem)
 }
 
 /// Only GET and HEAD are known.
 pub async fn wrong_method(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
+    who: Who,
     headers: HeaderMap,
 ) -> Response {
     let problem =
         Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are answered here");
-    told(&app, &uri, &headers, problem)
+    told(&app, &uri, who, &headers, problem)
 }
 
-fn told(app: &App, uri: &Uri, headers: &HeaderMap, problem: Problem) -> Response {
+fn told(app: &App, uri: &Uri, who: Who, headers: &HeaderMap, problem: Problem) -> Response {
     let html = |value: &header::HeaderValue| value.to_str().is_ok_and(|v| v.contains("text/html"));
     if !uri.path().starts_with("/api/") && headers.get(header::ACCEPT).is_some_and(html) {
-        refused(app, uri, &problem)
+        refused(app, uri, who, &problem)
     } else {
         problem.into_response()
     }

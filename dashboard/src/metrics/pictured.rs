@@ -11,15 +11,8 @@ use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 use super::named::Named;
 use super::{Pairs, opts};
 use crate::model::actor::{Hub, wall};
-use crate::model::view::{Certainty, LockView, ProblemKind, SourceState, WallMillis};
+use crate::model::view::{LockView, ProblemKind, SourceState, WallMillis};
 use crate::sources::status::Sources;
-
-/// Every problem with every certainty it can have now.
-const PROBLEMS: [(ProblemKind, Certainty); 3] = [
-    (ProblemKind::Leaked, Certainty::Sure),
-    (ProblemKind::Stuck, Certainty::Sure),
-    (ProblemKind::Stuck, Certainty::Suspected),
-];
 
 /// What is read off the newest picture at each scrape.
 pub(super) struct Pictured {
@@ -32,6 +25,7 @@ pub(super) struct Pictured {
     filling: Mutex<()>,
     locks: IntGaugeVec,
     holders: IntGaugeVec,
+    waiters: IntGaugeVec,
     oldest: GaugeVec,
     problems: IntGaugeVec,
     problem_since: GaugeVec,
@@ -66,6 +60,11 @@ impl Pictured {
             filling: Mutex::new(()),
             locks: ints("locks", "Confirmed locks that are held.", &of_lock)?,
             holders: ints("holders", "Holders of confirmed locks.", &of_lock)?,
+            waiters: ints(
+                "waiters",
+                "Waiters of confirmed locks: all of them where exact, else at least so many.",
+                &["deployment", "lock_group", "exact"],
+            )?,
             oldest: floats(
                 "oldest_hold_start_timestamp_seconds",
                 "Start of the longest hold, as far as is known; without locks expected to be long.",
@@ -125,11 +124,12 @@ impl Collector for Pictured {
 
 impl Pictured {
     /// What is collected, once it is filled.
-    fn gauges(&self) -> [&dyn Collector; 12] {
+    fn gauges(&self) -> [&dyn Collector; 13] {
         [
             &self.detected,
             &self.locks,
             &self.holders,
+            &self.waiters,
             &self.oldest,
             &self.problems,
             &self.problem_since,
@@ -143,9 +143,16 @@ impl Pictured {
     }
 
     fn fill(&self) {
-        for vec in
-            [&self.locks, &self.holders, &self.problems, &self.source_state, &self.up, &self.evicts]
-        {
+        let ints = [
+            &self.locks,
+            &self.holders,
+            &self.waiters,
+            &self.problems,
+            &self.source_state,
+            &self.up,
+            &self.evicts,
+        ];
+        for vec in ints {
             vec.reset();
         }
         for vec in [&self.oldest, &self.problem_since, &self.source_success, &self.source_lag] {
@@ -156,7 +163,7 @@ impl Pictured {
         self.not_kept.set(i64::try_from(snapshot.not_kept).unwrap_or(i64::MAX));
         let seen = self.deployments_seen();
         let mut oldest: HashMap<(Arc<str>, String), WallMillis> = HashMap::new();
-        let confirmed = snapshot.locks().filter(|lock| lock.confirmed && lock.is_held());
+        let confirmed = snapshot.locks().filter(|lock| lock.is_listed());
         for lock in confirmed.filter(|lock| seen.contains(&*lock.id.deployment)) {
             self.fill_lock(lock, &mut oldest);
         }
@@ -192,15 +199,24 @@ impl Pictured {
         let deployment = &lock.id.deployment;
         let (group, new) = self.pairs.label(deployment, &lock.group);
         if new {
-            for (problem, certainty) in PROBLEMS {
-                let labels = [deployment, problem.as_str(), certainty.as_str(), group];
-                // Being there at 0 is what lets the first one show as an increase.
-                drop(self.detected.with_label_values(&labels));
+            for problem in ProblemKind::ALL {
+                for certainty in problem.certainties() {
+                    let labels = [deployment, problem.as_str(), certainty.as_str(), group];
+                    // Being there at 0 is what lets the first one show as an increase.
+                    drop(self.detected.with_label_values(&labels));
+                }
             }
         }
-        self.locks.with_label_values(&[&**deployment, lock.kind, group]).inc();
-        let holders = i64::try_from(lock.holders.len()).unwrap_or(i64::MAX);
-        self.holders.with_label_values(&[&**deployment, lock.kind, group]).add(holders);
+        if lock.is_held() {
+            self.locks.with_label_values(&[&**deployment, lock.kind, group]).inc();
+            let holders = i64::try_from(lock.holders.len()).unwrap_or(i64::MAX);
+            self.holders.with_label_values(&[&**deployment, lock.kind, group]).add(holders);
+        }
+        if lock.is_awaited() {
+            let exact = if lock.waiters_exact { "true" } else { "false" };
+            let waiting = i64::try_from(lock.waiting).unwrap_or(i64::MAX);
+            self.waiters.with_label_values(&[&**deployment, group, exact]).add(waiting);
+        }
         for problem in &lock.problems {
             let (kind, certainty) = (problem.problem.as_str(), problem.certainty.as_str());
             let labels = [&**deployment, kind, certainty, group, "false"];

@@ -55,9 +55,16 @@ impl Serialize for LockView {
         map.serialize_entry("observed_at", &self.observed_at)?;
         map.serialize_entry("lease_ms", &self.lease_ms)?;
         map.serialize_entry("renewed", &self.renewed)?;
+        map.serialize_entry("token", &self.token)?;
         map.serialize_entry("queued", &self.queued)?;
+        map.serialize_entry("queue", &self.queue)?;
+        map.serialize_entry("waiters", &self.waiters)?;
+        map.serialize_entry("waiting", &self.waiting)?;
+        map.serialize_entry("waiters_exact", &self.waiters_exact)?;
         map.serialize_entry("problems", &self.problems)?;
         map.serialize_entry("events", &*self.events)?;
+        map.serialize_entry("past", &*self.past)?;
+        map.serialize_entry("longest_hold", &self.longest_hold)?;
         map.serialize_entry("sources", &self.sources)?;
         map.end()
     }

@@ -12,6 +12,9 @@ use redisson::Moment;
 const NOISE: Duration = Duration::from_millis(100);
 /// How much of a third of the lease must lie between two renewals: watchdogs are not punctual.
 const PATIENCE: (u32, u32) = (8, 10);
+/// How much of the lease may have passed when it is set again. One that had all but run out was taken anew, as a throttle
+/// is.
+const LATEST: (u32, u32) = (9, 10);
 
 /// What the readings so far say about one hold.
 #[derive(Debug, Clone, Default)]
@@ -108,13 +111,23 @@ impl LeaseWatch {
         let lease = self.lease.filter(|_| same_lease).map_or(seen, |lease| lease.narrowed(seen));
         self.lease = Some(lease);
         let pace = lease.least / 3 * PATIENCE.0 / PATIENCE.1;
-        if moved + noise < pace || !same_lease {
+        let ran_out = moved > lease.least * LATEST.0 / LATEST.1;
+        if moved + noise < pace || !same_lease || ran_out {
             self.regular = 0;
         } else if gap < pace {
             self.regular += 1;
         } // Readings as far apart as renewals would rise either way: they speak neither for nor against.
         self.rose = true;
         Step::Rose
+    }
+
+    /// A renewal was seen as such, to that lease where it told.
+    pub fn renewal(&mut self, lease: Option<Duration>) {
+        if let Some(lease) = lease {
+            self.lease = Some(Range { least: lease, most: lease });
+        }
+        self.regular = self.regular.max(2);
+        self.rose = true;
     }
 
     /// The lease, as the highest time to live seen since it was set while we looked.
@@ -203,6 +216,11 @@ mod tests {
         assert_eq!(watch.lease(), Some(ms(29_950)));
         watch.restart(at(99_000), Some(ms(10_000)), age);
         assert_eq!(watch.lease(), Some(ms(10_000)));
+    }
+
+    #[test]
+    fn fixed_leases_end_to_end_are_not_renewed() {
+        assert!(!watch(&every(4_900, 40), |ms| ms / LEASE * LEASE).renewed());
     }
 
     #[test]

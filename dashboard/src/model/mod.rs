@@ -4,10 +4,12 @@
 //! [`actor`]; all others read what it publishes.
 
 pub mod actor;
+pub mod deadlock;
 pub mod history;
 pub mod json;
 pub mod lease;
 pub mod observation;
+pub mod past;
 pub mod problem;
 pub mod record;
 pub mod schedule;
@@ -16,23 +18,29 @@ pub mod settings;
 pub mod snapshot;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod troubles;
 pub mod view;
+pub mod waiting;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::group::glob_matches;
-use redisson::{Grouping, LockName, Moment};
+use redisson::{Grouping, HolderId, LockName, Moment, monitor};
 
 pub use observation::{Observation, Reading, ScopeId, Source, Stamp, Traffic};
-pub use record::Effect;
+pub use problem::Rule;
+pub use record::{Effect, Remembered};
 pub use settings::{LockRule, Settings};
 pub use snapshot::{Delta, Notice, Snapshot};
 
-use record::{Record, Rule, Surroundings};
+use deadlock::{Cycle, Wait};
+use past::Ending;
+use record::{Record, Surroundings};
 use scope::{Kept, Restart, Scope};
-use view::WallMillis;
+use view::{LockId, WallMillis};
 
 /// How long a lock that nobody holds is remembered.
 const REMEMBERED: Duration = Duration::from_secs(600);
@@ -40,6 +48,8 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 const MAX_FREE: usize = 10_000;
 /// The most views made for one snapshot; the rest come with the next one.
 const MAX_CHANGES: usize = 2_000;
+/// The most pairs of waiter and holder among which circles are looked for.
+const MAX_WAITS: usize = 100_000;
 /// How many notices are kept.
 const MAX_NOTICES: usize = 20;
 
@@ -48,8 +58,21 @@ const MAX_NOTICES: usize = 20;
 pub struct ReadRequest {
     /// Which.
     pub name: LockName,
-    /// The fields it had when it was last read.
+    /// What it had when it was last read.
+    pub known: Known,
+}
+
+/// What a lock is known to have, which is then asked for by name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Known {
+    /// Its fields; none: it is asked step by step what it is.
     pub fields: Vec<Vec<u8>>,
+    /// Its readers, with how many times over they hold it.
+    pub readers: Vec<(HolderId, i64)>,
+    /// Those who stand in its queue.
+    pub waiting: Vec<HolderId>,
+    /// Whether to look for a token.
+    pub token: bool,
 }
 
 /// All that is known.
@@ -61,6 +84,8 @@ pub struct Model {
     snapshot: Snapshot,
     notices: VecDeque<Notice>,
     effects: Vec<(ScopeId, Effect)>,
+    /// What an earlier run knew of locks not seen again yet.
+    remembered: HashMap<LockId, Remembered>,
     kept: usize,
     stale: bool,
 }
@@ -86,9 +111,15 @@ impl Model {
             snapshot: Snapshot::empty(),
             notices: VecDeque::new(),
             effects: Vec::new(),
+            remembered: HashMap::new(),
             kept: 0,
             stale: true,
         }
+    }
+
+    /// Takes in what an earlier run knew; it counts for locks that are seen from now on.
+    pub fn remember(&mut self, known: HashMap<LockId, Remembered>) {
+        self.remembered = known;
     }
 
     /// Takes in what a source saw.
@@ -107,11 +138,27 @@ impl Model {
                 }
             }
             Observation::Traffic(traffic) => self.traffic(scope, &traffic),
-            Observation::Tapping { .. } => {}
+            Observation::Tapping { on, .. } => {
+                if !on {
+                    self.untapped(scope);
+                }
+            }
             Observation::Listening { on, at } => {
                 self.scopes[scope.0].listening_since = on.then_some(at);
             }
-            Observation::Up { at, wall, run_id } => self.up(scope, at, wall, run_id),
+            Observation::Up { at, wall, run_id, cluster } => {
+                self.scopes[scope.0].cluster = cluster;
+                self.up(scope, at, wall, run_id);
+            }
+            Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
+            Observation::Subscribers { counts, at, wall } => {
+                for (name, count) in counts {
+                    if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
+                        kept.record.count_subscribers(count, at, wall);
+                        self.settle(scope, &name);
+                    }
+                }
+            }
             Observation::Down => {
                 let scope = &mut self.scopes[scope.0];
                 if scope.readable_since.take().is_some() {
@@ -156,7 +203,7 @@ impl Model {
         if !self.scopes[scope_id.0].locks.contains_key(name) {
             let new = match reading {
                 Reading::Lock { hash, .. } => hash.is_candidate() && hash.alien.is_empty(),
-                Reading::Absent { queued } => *queued,
+                Reading::Absent { beside } => beside.queue.is_some(),
                 Reading::Other(_) => false,
             };
             if !new || !self.admit(scope_id, name, stamp.received) {
@@ -164,16 +211,12 @@ impl Model {
             }
         }
         let scope = &mut self.scopes[scope_id.0];
+        // A pass misses no key that is there from its beginning to its end; one that had no room for all locks
+        // proves nothing.
+        let proves = source == Source::Scan && scope.not_kept == 0 && scope.refused == 0;
+        let pass_began = scope.pass_began.filter(|_| proves);
+        let around = Surroundings { pass_began, ..scope.around() };
         let Some(kept) = scope.locks.get_mut(name) else { return };
-        let around = Surroundings {
-            listening_since: scope.listening_since,
-            restarted: scope.restart.is_some(),
-            // A pass misses no key that is there from its beginning to its end; one that had no room for all locks
-            // proves nothing.
-            pass_began: scope
-                .pass_began
-                .filter(|_| source == Source::Scan && scope.not_kept == 0 && scope.refused == 0),
-        };
         let mut effects = Vec::new();
         kept.record.read(stamp, source, reading, around, &mut effects);
         if let Some(restart) = &mut scope.restart {
@@ -184,17 +227,45 @@ impl Model {
         self.settle(scope_id, name);
     }
 
-    /// Traffic confirms that a key is a lock; what it changed is read at once.
+    /// Takes in what MONITOR showed. What changed who holds a lock is read at once.
     fn traffic(&mut self, scope_id: ScopeId, traffic: &Traffic) {
+        if traffic.missed > 0 {
+            // Who was granted or gave up among what was missed is not known.
+            self.untapped(scope_id);
+        }
         for event in &traffic.events {
-            let source = (scope_id, Effect::Event(Source::Monitor, event.what.as_str()));
-            self.effects.push(source);
-            if let Some(kept) = self.scopes[scope_id.0].locks.get_mut(&event.lock) {
-                kept.record.confirm();
-                self.settle(scope_id, &event.lock);
+            let told = Effect::Event(Source::Monitor, event.what.as_str());
+            self.effects.push((scope_id, told));
+            let known = self.scopes[scope_id.0].locks.contains_key(&event.lock);
+            let is_lock = event.certainty == monitor::Certainty::Sure && event.holder.is_some();
+            if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
+                continue;
             }
-            if event.what.changes_holders() {
+            let scope = &mut self.scopes[scope_id.0];
+            let around = scope.around();
+            let Some(kept) = scope.locks.get_mut(&event.lock) else { continue };
+            let mut effects = Vec::new();
+            kept.record.traffic(event, traffic.at, traffic.wall, around, &mut effects);
+            let tapped = kept.record.has_tapped_waiters();
+            let hurry = !known || changes_holders(event.what);
+            self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
+            if tapped {
+                self.scopes[scope_id.0].contended.insert(event.lock.clone());
+            }
+            self.settle(scope_id, &event.lock);
+            if hurry {
                 self.hurry(scope_id, &event.lock);
+            }
+        }
+    }
+
+    /// MONITOR shows nothing more, or did not for a while.
+    fn untapped(&mut self, scope_id: ScopeId) {
+        let names: Vec<LockName> = self.scopes[scope_id.0].contended.iter().cloned().collect();
+        for name in names {
+            if let Some(kept) = self.scopes[scope_id.0].locks.get_mut(&name) {
+                kept.record.untapped();
+                self.settle(scope_id, &name);
             }
         }
     }
@@ -209,7 +280,7 @@ impl Model {
         for name in names {
             if let Some(kept) = self.scopes[scope.0].locks.get_mut(name) {
                 let mut effects = Vec::new();
-                kept.record.released(at, wall, &mut effects);
+                kept.record.released(at, wall, Source::Channels, Ending::Released, &mut effects);
                 self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
                 self.settle(scope, name);
             }
@@ -228,10 +299,13 @@ impl Model {
             return false;
         }
         let rule = self.settings.rules.iter().find(|rule| glob_matches(&rule.pattern, bytes));
-        let stuck_after = rule.map_or(Some(self.settings.stuck_after), |rule| rule.stuck_after);
+        let rule = rule.map_or(self.settings.usual, |rule| rule.rule);
         let group = self.grouping.label(name);
         let scope = &mut self.scopes[scope_id.0];
-        let record = Record::new(scope.id(name), group, Rule { stuck_after }, now);
+        let mut record = Record::new(scope.id(name), group, rule, now);
+        if let Some(known) = self.remembered.remove(&scope.id(name)) {
+            record.remember(known);
+        }
         scope.locks.insert(name.clone(), Kept { record, shown: None, free: None });
         self.kept += 1;
         true
@@ -246,6 +320,12 @@ impl Model {
             return;
         }
         scope.schedule.set(name, kept.record.next_read());
+        if kept.record.has_named_waiters() {
+            scope.contended.insert(name.clone());
+        } else if !kept.record.is_in_cycle() {
+            scope.contended.remove(name);
+        }
+        // What is wrong with a free lock is told for as long as it lasts, in bounds.
         let free = (!kept.record.is_held()).then(|| kept.record.free_since());
         if kept.free != free {
             if let Some(before) = std::mem::replace(&mut kept.free, free) {
@@ -277,6 +357,7 @@ impl Model {
             scope.free.remove(&(free, name.clone()));
         }
         scope.schedule.forget(name);
+        scope.contended.remove(name);
         scope.news.remove(name);
         if kept.shown.is_some() {
             let id = scope.id(name);
@@ -288,9 +369,14 @@ impl Model {
     pub fn tick(&mut self, now: Moment) {
         for index in 0..self.scopes.len() {
             let scope_id = ScopeId(index);
-            while let Some((since, name)) = self.scopes[index].free.first().cloned()
-                && now.since(since) > REMEMBERED
-            {
+            let scope = &self.scopes[index];
+            let old = scope.free.iter().take_while(|(since, _)| now.since(*since) > REMEMBERED);
+            // Those with problems stay: there are few of them, and they are bounded with the rest.
+            let old = old.filter(|(_, name)| {
+                scope.locks.get(name).is_none_or(|kept| !kept.record.has_problems())
+            });
+            let old: Vec<LockName> = old.map(|(_, name)| name.clone()).collect();
+            for name in old {
                 self.forget(scope_id, &name);
             }
             let scope = &mut self.scopes[index];
@@ -306,6 +392,50 @@ impl Model {
                 );
                 self.notice(restart.wall, deployment, text);
             }
+        }
+        self.look_for_deadlocks();
+    }
+
+    /// Looks for circles among those who wait and hold by name.
+    fn look_for_deadlocks(&mut self) {
+        let mut locks = Vec::new();
+        for (index, scope) in self.scopes.iter().enumerate() {
+            // One that cannot be read is as it was: nothing is raised and nothing cleared.
+            if scope.readable_since.is_some() {
+                locks.extend(scope.contended.iter().map(|name| (index, name.clone())));
+            }
+        }
+        if locks.is_empty() {
+            return;
+        }
+        let record = |lock: &(usize, LockName)| self.scopes[lock.0].locks.get(&lock.1);
+        let mut waits: Vec<Wait> = Vec::new();
+        for lock in &locks {
+            let Some(kept) = record(lock) else { continue };
+            waits.extend(kept.record.waits(lock).take(MAX_WAITS.saturating_sub(waits.len())));
+        }
+        let mut part_of: HashMap<(usize, LockName), Arc<Cycle>> = HashMap::new();
+        for cycle in deadlock::cycles(&waits) {
+            if !cycle.is_confirmed() {
+                // They may only seem to be there at the same time: the next readings tell.
+                for wait in &cycle.waits {
+                    self.hurry(ScopeId(wait.lock.0), &wait.lock.1);
+                }
+                continue;
+            }
+            let cycle = Arc::new(cycle);
+            for wait in &cycle.waits {
+                part_of.insert(wait.lock.clone(), Arc::clone(&cycle));
+            }
+        }
+        for lock in locks {
+            let scope_id = ScopeId(lock.0);
+            let around = self.scopes[lock.0].around();
+            let Some(kept) = self.scopes[lock.0].locks.get_mut(&lock.1) else { continue };
+            let mut effects = Vec::new();
+            kept.record.set_cycle(part_of.remove(&lock), around, &mut effects);
+            self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
+            self.settle(scope_id, &lock.1);
         }
     }
 
@@ -334,7 +464,10 @@ impl Model {
         let last_sent = |name: &LockName| locks.get(name).and_then(|kept| kept.record.last_sent());
         let names = schedule.take(now, most, last_sent);
         let request = |name: LockName| ReadRequest {
-            fields: locks.get(&name).map(|kept| kept.record.fields()).unwrap_or_default(),
+            known: match locks.get(&name) {
+                Some(kept) => kept.record.known(now),
+                None => Known { token: true, ..Known::default() },
+            },
             name,
         };
         names.into_iter().map(request).collect()
@@ -404,4 +537,20 @@ impl Model {
         let delta = Delta::new(self.snapshot.seq, wall, changed, removed);
         Some((Arc::new(self.snapshot.clone()), Arc::new(delta)))
     }
+}
+
+/// Whether an event changes who holds the lock, or how often.
+fn changes_holders(what: monitor::What) -> bool {
+    use monitor::What;
+    matches!(
+        what,
+        What::Acquired { .. }
+            | What::Reentered { .. }
+            | What::Recounted { .. }
+            | What::PartlyReleased
+            | What::Released
+            | What::HandedOver { .. }
+            | What::ForceReleased
+            | What::Vanished
+    )
 }

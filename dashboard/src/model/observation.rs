@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redisson::shape::LockHash;
-use redisson::{LockName, Moment, monitor};
+use redisson::{HolderId, LockName, Moment, monitor};
 
 use super::view::WallMillis;
 
@@ -22,11 +22,16 @@ pub enum Source {
     Poll,
     /// What MONITOR shows of all commands.
     Monitor,
+    /// Connections that listen for a lock's release, counted.
+    Subscribers,
+    /// Who a holder is: the agents' own keys, and the server's list of clients.
+    Identity,
 }
 
 impl Source {
     /// Every one, in the order pages show them.
-    pub const ALL: [Self; 4] = [Self::Scan, Self::Channels, Self::Poll, Self::Monitor];
+    pub const ALL: [Self; 6] =
+        [Self::Scan, Self::Channels, Self::Subscribers, Self::Poll, Self::Monitor, Self::Identity];
 
     /// The word.
     #[must_use]
@@ -36,6 +41,8 @@ impl Source {
             Self::Channels => "channels",
             Self::Poll => "poll",
             Self::Monitor => "monitor",
+            Self::Subscribers => "subscribers",
+            Self::Identity => "identity",
         }
     }
 }
@@ -69,10 +76,10 @@ impl Stamp {
 /// What a key was read as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reading {
-    /// There is no such key. A fair lock's queue may still be there.
+    /// There is no such key. What belongs to one may still be there.
     Absent {
-        /// Whether it is.
-        queued: bool,
+        /// What is.
+        beside: Beside,
     },
     /// A hash of a lock's form.
     Lock {
@@ -80,11 +87,68 @@ pub enum Reading {
         hash: LockHash,
         /// Time to live; none: it has none.
         ttl: Option<Duration>,
-        /// Whether there is a fair lock's queue beside it.
-        queued: bool,
+        /// What stands beside it.
+        beside: Beside,
     },
     /// Something else; a sentence says what.
     Other(String),
+}
+
+/// Keys that belong to a lock, as far as they were looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Beside {
+    /// A fair lock's queue and deadlines; none: neither is there.
+    pub queue: Option<Queue>,
+    /// A fenced lock's token.
+    pub token: Token,
+    /// The markers of readers, of those that were asked about.
+    pub markers: Vec<(HolderId, Marker)>,
+}
+
+/// A fair lock's queue.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Queue {
+    /// How many stand in it.
+    pub len: u64,
+    /// The first of them, the next one first; empty where they were not looked at.
+    pub front: Vec<Queued>,
+    /// How many deadlines there are, and how many of them had passed by the server's clock.
+    pub deadlines: u64,
+    /// See above.
+    pub passed: u64,
+}
+
+/// A place in a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Queued {
+    /// Whose.
+    pub id: HolderId,
+    /// Until when it keeps the place, in epoch milliseconds by its own clock; none: it has none, or it was not
+    /// looked at.
+    pub deadline: Option<u64>,
+}
+
+/// A fenced lock's token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Token {
+    /// Not looked at.
+    #[default]
+    NotRead,
+    /// There is none.
+    Nothing,
+    /// The one granted last.
+    Is(i64),
+}
+
+/// What shows that a reader lives: a key of its own beside the lock, which its client renews.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Marker {
+    /// There is none: the reader is gone, and only its field is left.
+    Missing,
+    /// With so long to live.
+    Left(Duration),
+    /// Without a time to live.
+    Endless,
 }
 
 /// Lock traffic that MONITOR showed, in its order.
@@ -128,6 +192,20 @@ pub enum Observation {
         /// The lock.
         name: LockName,
     },
+    /// The server's clock was read.
+    Clock {
+        /// How many milliseconds it is ahead of ours; behind where negative.
+        ahead_ms: i64,
+    },
+    /// Connections that listen for releases of these locks were counted.
+    Subscribers {
+        /// How many each.
+        counts: Vec<(LockName, u64)>,
+        /// When.
+        at: Moment,
+        /// The same by the wall clock.
+        wall: WallMillis,
+    },
     /// MONITOR showed something.
     Traffic(Traffic),
     /// From now on MONITOR shows all traffic, or no longer does.
@@ -152,6 +230,8 @@ pub enum Observation {
         run_id: Option<String>,
         /// When, by the boot clock.
         at: Moment,
+        /// Whether it is part of a cluster.
+        cluster: bool,
     },
     /// The server cannot be read.
     Down,

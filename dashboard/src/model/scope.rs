@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use redisson::{LockName, Moment};
 
-use super::record::Record;
+use super::record::{Record, Surroundings};
 use super::schedule::Schedule;
 use super::view::{LockId, LockView, WallMillis};
 
@@ -29,6 +29,11 @@ pub(super) struct Scope {
     pub(super) readable_since: Option<Moment>,
     pub(super) listening_since: Option<Moment>,
     pub(super) run_id: Option<String>,
+    pub(super) cluster: bool,
+    /// How many milliseconds its server's clock is ahead of ours.
+    pub(super) ahead_ms: i64,
+    /// Locks whose waiters are known by name.
+    pub(super) contended: HashSet<LockName>,
     pub(super) restart: Option<Restart>,
     /// When the newest complete pass over all keys began.
     pub(super) pass_began: Option<Moment>,
@@ -58,12 +63,27 @@ impl Scope {
             readable_since: None,
             listening_since: None,
             run_id: None,
+            cluster: false,
+            ahead_ms: 0,
+            contended: HashSet::new(),
             restart: None,
             pass_began: None,
             refused: 0,
             not_kept: 0,
             news: HashSet::new(),
             removed: Vec::new(),
+        }
+    }
+
+    /// What is known around each of its locks, whatever was seen.
+    pub(super) fn around(&self) -> Surroundings {
+        Surroundings {
+            listening_since: self.listening_since,
+            pass_began: None,
+            restarted: self.restart.is_some(),
+            readable_since: self.readable_since,
+            ahead_ms: self.ahead_ms,
+            cluster: self.cluster,
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the model is told by the settings.
 
-use std::time::Duration;
+use super::problem::Rule;
 
 /// What the settings say.
 #[derive(Debug, Clone)]
@@ -9,8 +9,8 @@ pub struct Settings {
     pub max_locks: usize,
     /// The most reads of known locks a second in one database.
     pub poll_rate: u32,
-    /// From what age on a renewed hold is stuck.
-    pub stuck_after: Duration,
+    /// What holds for all locks but those named below.
+    pub usual: Rule,
     /// What holds for locks of certain names instead; the first that matches counts.
     pub rules: Vec<LockRule>,
     /// Names that are never looked at.
@@ -22,6 +22,6 @@ pub struct Settings {
 pub struct LockRule {
     /// A name in which `*` stands for anything.
     pub pattern: Vec<u8>,
-    /// From what age on a renewed hold is stuck; none: it is expected to be long.
-    pub stuck_after: Option<Duration>,
+    /// What holds for them.
+    pub rule: Rule,
 }

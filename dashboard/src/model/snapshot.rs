@@ -156,7 +156,13 @@ impl LockView {
     /// Whether it belongs on the list that is shown when nothing else is asked for.
     #[must_use]
     pub fn is_listed(&self) -> bool {
-        self.confirmed && (self.is_held() || self.queued)
+        self.confirmed && (self.is_held() || self.is_awaited() || !self.problems.is_empty())
+    }
+
+    /// Whether somebody waits for it, as far as is known.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        self.queued || self.waiting > 0
     }
 
     /// When the longest of its holds began; none while it is free.

@@ -6,84 +6,105 @@ use proptest::prelude::*;
 use redisson::shape::{Holder, LockHash};
 use redisson::{ClientId, HolderId};
 
+use super::observation::{Beside, Queue, Queued};
 use super::view::{Certainty, LockId, LockView, ProblemKind, State};
 use super::*;
 
-const MAIN: ScopeId = ScopeId(0);
+pub(super) const MAIN: ScopeId = ScopeId(0);
 
-fn at(ms: u64) -> Moment {
+pub(super) fn at(ms: u64) -> Moment {
     Moment::from_micros(ms * 1000)
 }
 
-fn stamp(ms: u64) -> Stamp {
+pub(super) fn stamp(ms: u64) -> Stamp {
     Stamp { sent: at(ms), received: at(ms + 1), wall: WallMillis(ms + 1) }
 }
 
-fn name(text: &str) -> LockName {
+pub(super) fn name(text: &str) -> LockName {
     LockName::new(text.as_bytes()).unwrap()
 }
 
-fn holder(n: u8) -> HolderId {
+pub(super) fn holder(n: u8) -> HolderId {
     HolderId::new(ClientId::from_random([n; 16]), 52)
 }
 
-fn held(by: u8, count: i64, ttl_ms: Option<u64>) -> Reading {
+pub(super) fn held(by: u8, count: i64, ttl_ms: Option<u64>) -> Reading {
     let hash = LockHash { holders: vec![Holder { id: holder(by), count }], ..LockHash::default() };
-    Reading::Lock { hash, ttl: ttl_ms.map(Duration::from_millis), queued: false }
+    Reading::Lock { hash, ttl: ttl_ms.map(Duration::from_millis), beside: Beside::default() }
 }
 
-fn absent() -> Reading {
-    Reading::Absent { queued: false }
+pub(super) fn absent() -> Reading {
+    Reading::Absent { beside: Beside::default() }
 }
 
-fn settings() -> Settings {
+/// A queue of these threads, each with its deadline.
+pub(super) fn queued(places: &[(i64, u64)]) -> Beside {
+    let place = |(thread, deadline): &(i64, u64)| Queued {
+        id: HolderId::new(ClientId::from_random([9; 16]), *thread),
+        deadline: Some(*deadline),
+    };
+    let len = places.len() as u64;
+    let front = places.iter().map(place).collect();
+    let queue = (len > 0).then_some(Queue { len, front, deadlines: len, passed: 0 });
+    Beside { queue, ..Beside::default() }
+}
+
+pub(super) fn settings() -> Settings {
     Settings {
         max_locks: 1000,
         poll_rate: 1000,
-        stuck_after: Duration::from_secs(300),
+        usual: Rule {
+            stuck_after: Some(Duration::from_secs(300)),
+            starving_after: Some(Duration::from_secs(60)),
+        },
         rules: Vec::new(),
         ignore: Vec::new(),
     }
 }
 
-fn model_with(settings: Settings) -> Model {
+pub(super) fn model_with(settings: Settings) -> Model {
     let scopes = [(Arc::from("main"), 0)];
     let mut model = Model::new(settings, Grouping::new(Vec::new(), 10), &scopes, at(0));
     model.observe(
         MAIN,
-        Observation::Up { at: at(0), wall: WallMillis(0), run_id: Some("one".into()) },
+        Observation::Up {
+            at: at(0),
+            wall: WallMillis(0),
+            run_id: Some("one".into()),
+            cluster: false,
+        },
     );
     model.observe(MAIN, Observation::Listening { on: true, at: at(0) });
     model
 }
 
-fn model() -> Model {
+pub(super) fn model() -> Model {
     model_with(settings())
 }
 
-fn read(model: &mut Model, lock: &str, ms: u64, reading: Reading) {
+pub(super) fn read(model: &mut Model, lock: &str, ms: u64, reading: Reading) {
     let source = Source::Poll;
     let observation = Observation::Read { name: name(lock), stamp: stamp(ms), source, reading };
     model.observe(MAIN, observation);
 }
 
-fn release(model: &mut Model, lock: &str, ms: u64) {
+pub(super) fn release(model: &mut Model, lock: &str, ms: u64) {
     let names = vec![name(lock)];
     model.observe(MAIN, Observation::Released { names, at: at(ms), wall: WallMillis(ms) });
 }
 
-fn shown(model: &mut Model, lock: &str) -> Option<Arc<LockView>> {
+pub(super) fn shown(model: &mut Model, lock: &str) -> Option<Arc<LockView>> {
     model.publish(WallMillis(0));
     let id = model.scopes[0].id(&name(lock));
     model.snapshot.get(&id).cloned()
 }
 
-fn words(view: &LockView) -> Vec<&'static str> {
+pub(super) fn words(view: &LockView) -> Vec<&'static str> {
     view.events.iter().rev().map(|event| event.event).collect()
 }
 
 /// A watchdog's time to live at an instant, for a lease of 30 s set first at 0 and then each 10 s.
-fn renewed_ttl(ms: u64) -> Option<u64> {
+pub(super) fn renewed_ttl(ms: u64) -> Option<u64> {
     Some(30_000 - ms % 10_000)
 }
 
@@ -202,7 +223,10 @@ fn a_hot_lock_of_one_thread_is_no_problem_even_if_its_releases_are_unheard() {
 
 #[test]
 fn settings_name_locks_that_are_long() {
-    let rule = LockRule { pattern: b"leader:*".to_vec(), stuck_after: None };
+    let rule = LockRule {
+        pattern: b"leader:*".to_vec(),
+        rule: Rule { stuck_after: None, starving_after: None },
+    };
     let mut model = model_with(Settings { rules: vec![rule], ..settings() });
     for ms in (0..=900_000).step_by(5_000) {
         read(&mut model, "leader:x", ms, held(1, 1, renewed_ttl(ms)));
@@ -226,7 +250,12 @@ fn while_a_server_cannot_be_read_everything_freezes() {
     assert_eq!((b.state, b.problems.len()), (State::Unknown, 1));
     assert!(a.is_listed());
     assert!(model.due(MAIN, at(99_000), 10).is_empty(), "nothing is asked of it");
-    let up = Observation::Up { at: at(100_000), wall: WallMillis(100_000), run_id: None };
+    let up = Observation::Up {
+        at: at(100_000),
+        wall: WallMillis(100_000),
+        run_id: None,
+        cluster: false,
+    };
     model.observe(MAIN, up);
     assert_eq!(shown(&mut model, "a").unwrap().state, State::Unknown, "not read since");
     assert_eq!(model.due(MAIN, at(100_000), 10).len(), 2);
@@ -245,6 +274,7 @@ fn what_a_restart_loses_is_one_notice() {
         at: at(5_000),
         wall: WallMillis(5_000),
         run_id: Some(run_id.into()),
+        cluster: false,
     };
     model.observe(MAIN, up("two"));
     model.take_effects();
@@ -339,7 +369,7 @@ fn any_reading() -> impl Strategy<Value = Reading> {
     let ttl = prop::option::of(0_u64..40_000);
     prop_oneof![
         Just(absent()),
-        Just(Reading::Absent { queued: true }),
+        Just(Reading::Absent { beside: queued(&[(9, 99_000)]) }),
         Just(Reading::Other("a string".to_owned())),
         (0_u8..3, 1_i64..3, ttl).prop_map(|(by, count, ttl)| held(by, count, ttl)),
     ]
@@ -417,7 +447,7 @@ proptest! {
                 0 => release(&mut model, &lock, now),
                 1 => model.observe(MAIN, Observation::Down),
                 2 => model.observe(MAIN, Observation::Up {
-                    at: at(now), wall: WallMillis(now), run_id: Some(ms.to_string()),
+                    at: at(now), wall: WallMillis(now), run_id: Some(ms.to_string()), cluster: false,
                 }),
                 3 => model.tick(at(now * 1000)),
                 _ => read(&mut model, &lock, now, reading),

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::past::PastHoldView;
+
 /// An instant in epoch milliseconds of the dashboard's clock, written as RFC 3339 in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WallMillis(pub u64);
@@ -55,8 +57,34 @@ pub struct HolderView {
     pub mode: &'static str,
     /// Reentrancy count.
     pub count: i64,
+    /// Milliseconds to live of a reader's marker when last read; none where it has none, or none was looked for.
+    pub marker_ttl_ms: Option<u64>,
+    /// Whether it is a reader whose marker is gone: only its field is left of it.
+    pub zombie: bool,
     /// Since when.
     pub since: Since,
+}
+
+/// Somebody who waits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct WaiterView {
+    /// The holder it wants to be.
+    pub id: String,
+    /// Since when.
+    pub since: Since,
+    /// How often it was seen to try; none where attempts cannot be seen.
+    pub attempts: Option<u32>,
+}
+
+/// A place in a fair lock's queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlaceView {
+    /// Whose.
+    pub id: String,
+    /// Until when it is kept, by its own client's clock; none where it has no deadline.
+    pub deadline: Option<WallMillis>,
+    /// Whether that is still to come.
+    pub alive: bool,
 }
 
 /// How sure a problem is.
@@ -69,26 +97,64 @@ pub enum Certainty {
     Suspected,
 }
 
-/// What can be wrong with a lock.
+/// What can be wrong with a lock, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, PartialOrd, Ord)]
 #[serde(rename_all = "snake_case")]
 pub enum ProblemKind {
-    /// No time to live: it will never end by itself.
+    /// Owners wait for one another in a circle.
+    Deadlock,
+    /// It will not end by itself, or not soon, and its holder may be gone.
     Leaked,
+    /// It is usually renewed, and is not now.
+    RenewalOverdue,
+    /// A hold ended by its lease although it had been renewed.
+    Expired,
     /// Renewed and held for too long.
     Stuck,
+    /// Somebody waits for too long.
+    Starving,
+    /// Its hash has something in it that does not belong there.
+    Malformed,
+    /// What belongs to it was left behind.
+    Orphan,
 }
 
 impl ProblemKind {
     /// Every kind, worst first.
-    pub const ALL: [Self; 2] = [Self::Leaked, Self::Stuck];
+    pub const ALL: [Self; 8] = [
+        Self::Deadlock,
+        Self::Leaked,
+        Self::RenewalOverdue,
+        Self::Expired,
+        Self::Stuck,
+        Self::Starving,
+        Self::Malformed,
+        Self::Orphan,
+    ];
 
     /// The word for it in pages, the API and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Deadlock => "deadlock",
             Self::Leaked => "leaked",
+            Self::RenewalOverdue => "renewal_overdue",
+            Self::Expired => "expired",
             Self::Stuck => "stuck",
+            Self::Starving => "starving",
+            Self::Malformed => "malformed",
+            Self::Orphan => "orphan",
+        }
+    }
+
+    /// How sure it can be.
+    #[must_use]
+    pub fn certainties(self) -> &'static [Certainty] {
+        match self {
+            Self::Deadlock | Self::Leaked | Self::Expired | Self::Stuck | Self::Starving => {
+                &[Certainty::Sure, Certainty::Suspected]
+            }
+            Self::RenewalOverdue | Self::Malformed | Self::Orphan => &[Certainty::Sure],
         }
     }
 }
@@ -180,10 +246,24 @@ pub struct LockView {
     pub problems: Vec<ProblemView>,
     /// The latest events, newest first; shared between the versions of a view.
     pub events: Arc<[EventView]>,
+    /// Its latest holds that are over, newest first; shared likewise.
+    pub past: Arc<[PastHoldView]>,
+    /// The longest of all that were seen.
+    pub longest_hold: Option<PastHoldView>,
     /// Which sources this rests on, by name.
     pub sources: Vec<&'static str>,
     /// Whether somebody stands in its queue (fair locks only).
     pub queued: bool,
+    /// Who waits, as far as they are known by name, those longest first.
+    pub waiters: Vec<WaiterView>,
+    /// How many wait at least: by name, by place in the queue, or by connections that listen for its release.
+    pub waiting: u64,
+    /// Whether these are all that wait.
+    pub waiters_exact: bool,
+    /// The first in its queue, the next one first.
+    pub queue: Vec<PlaceView>,
+    /// The fencing token granted last.
+    pub token: Option<i64>,
     /// What metrics call it.
     pub group: Arc<str>,
     /// Whether the settings expect it to be held for long.

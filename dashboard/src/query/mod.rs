@@ -125,7 +125,7 @@ impl Term {
                     ProblemKind::ALL
                         .into_iter()
                         .find(|problem| problem.as_str() == word)
-                        .ok_or_else(|| one_of("any, none, leaked, stuck"))?,
+                        .ok_or_else(|| one_of(&problem_words()))?,
                 )),
             },
             "db" => Self::Db(value.parse().map_err(|_| {
@@ -170,6 +170,12 @@ impl Term {
             Self::State(state) => lock.state == *state,
         }
     }
+}
+
+/// What may stand behind `problem:`.
+fn problem_words() -> String {
+    let words = ProblemKind::ALL.map(ProblemKind::as_str).join(", ");
+    format!("any, none, {words}")
 }
 
 impl Filter {
@@ -234,7 +240,7 @@ impl Filter {
         let asks_confirmed = self.0.iter().any(|term| matches!(term, Term::Confirmed(_)));
         let asks_state = self.0.iter().any(|term| matches!(term, Term::State(_)));
         (asks_confirmed || lock.confirmed)
-            && (asks_state || lock.is_held() || lock.queued)
+            && (asks_state || lock.is_held() || lock.is_awaited() || !lock.problems.is_empty())
             && self.0.iter().all(|term| term.matches(lock, now))
     }
 
@@ -285,6 +291,8 @@ pub(crate) mod tests {
                 thread: "52".into(),
                 mode: "lock",
                 count: 1,
+                marker_ttl_ms: None,
+                zombie: false,
                 since: Since { at: WallMillis(1_000_000), exact: true },
             }],
             ttl_ms: Some(30_000),
@@ -293,8 +301,15 @@ pub(crate) mod tests {
             renewed: false,
             problems: Vec::new(),
             events: Arc::from([]),
+            past: Arc::from([]),
+            longest_hold: None,
             sources: vec!["scan"],
             queued: false,
+            waiters: Vec::new(),
+            waiting: 0,
+            waiters_exact: false,
+            queue: Vec::new(),
+            token: None,
             group: "x".into(),
             expected_long: false,
         }

@@ -86,13 +86,12 @@ fn rank(sort: Sort, lock: &LockView) -> (u64, u64) {
 }
 
 fn severity(lock: &LockView) -> u64 {
-    let of = |problem: ProblemKind, certainty: Certainty| match (problem, certainty) {
-        (ProblemKind::Leaked, Certainty::Sure) => 0,
-        (ProblemKind::Stuck, Certainty::Sure) => 1,
-        (ProblemKind::Leaked, Certainty::Suspected) => 2,
-        (ProblemKind::Stuck, Certainty::Suspected) => 3,
+    // What is sure comes before what is suspected, and then the worst.
+    let of = |problem: ProblemKind, certainty: Certainty| match certainty {
+        Certainty::Sure => problem as u64,
+        Certainty::Suspected => ProblemKind::ALL.len() as u64 + problem as u64,
     };
-    lock.problems.iter().map(|p| of(p.problem, p.certainty)).min().unwrap_or(9)
+    lock.problems.iter().map(|p| of(p.problem, p.certainty)).min().unwrap_or(u64::MAX)
 }
 
 fn text(sort: Sort, lock: &LockView) -> &[u8] {

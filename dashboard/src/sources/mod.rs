@@ -1,12 +1,14 @@
-//! Where knowledge of locks comes from: passes over all keys, release messages, known locks read again, MONITOR.
+//! Where knowledge of locks comes from: passes over all keys, release messages, known locks read again, counts of
+//! those who listen for a release, and MONITOR.
 //!
 //! Each database has a connection of its own for the passes and one for reading known locks, each deployment one for
 //! messages, one for MONITOR and one that judges whether that may be on, all of them called `lockscope-dashboard`.
 //!
 //! Their account needs to read keys (`%R~*`, or the patterns of the locks it may see), to subscribe to
 //! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands: SCAN, DBSIZE, HLEN, HRANDFIELD, HSTRLEN, HMGET,
-//! PTTL, TYPE, MULTI, EXEC, PING, PSUBSCRIBE, INFO, and SELECT for another database than 0. Without one of them the
-//! source that needs it is denied, and says so.
+//! PTTL, TYPE, MULTI, EXEC, PING, PSUBSCRIBE, INFO, and SELECT for another database than 0; PUBSUB NUMSUB to count
+//! waiters; LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE and TIME for what stands beside a lock. Without
+//! one of them the source that needs it is denied or sees less, and says so.
 
 pub mod channels;
 mod fine_timer;
@@ -15,6 +17,7 @@ pub mod poll;
 pub mod read;
 pub mod scan;
 pub mod status;
+pub mod subscribers;
 pub mod tap;
 
 use std::sync::Arc;
@@ -32,9 +35,10 @@ use crate::model::{ReadRequest, ScopeId, Source};
 
 use channels::Channels;
 use poll::Poll;
-use read::ReadError;
+use read::{ReadError, ServerFacts};
 use scan::Scan;
 use status::{Server, SourceStatus, Sources};
+use subscribers::Subscribers;
 use tap::Tap;
 
 /// What our connections are called, so that other observers know them.
@@ -79,14 +83,24 @@ pub fn start(
             let node =
                 if deployment.dbs.len() > 1 { format!("{server}/{db}") } else { server.clone() };
             let target = deployment.target.with_db(*db);
+            let facts = ServerFacts::default();
             let poll = Poll {
                 scope: scope.clone(),
                 link: link(target.clone(), shutdown),
                 batches,
                 model: model.clone(),
                 status: sources.add(&deployment.name, &node, Source::Poll),
+                facts: facts.clone(),
             };
             if scopes.is_empty() {
+                let subscribers = Subscribers {
+                    deployment: Arc::clone(&deployment.name),
+                    link: poll.link.clone(),
+                    model: model.clone(),
+                    hub: Arc::clone(hub),
+                    status: sources.add(&deployment.name, &server, Source::Subscribers),
+                };
+                spawn(shutdown, format!("subscribers of {server}"), subscribers.run());
                 sources.add_server(Server {
                     deployment: Arc::clone(&deployment.name),
                     node: server.clone(),
@@ -102,6 +116,7 @@ pub fn start(
                 hub: Arc::clone(hub),
                 status: sources.add(&deployment.name, &node, Source::Scan),
                 metrics: metrics.0.of(&node),
+                facts,
             };
             spawn(shutdown, format!("poll of {node}"), poll.run());
             spawn(shutdown, format!("scan of {node}"), scan.run());

@@ -12,7 +12,7 @@ use service_kit::redis_link::{CallError, Link, ServerError};
 use tokio::time::Instant;
 
 use super::fine_timer::FineTimer;
-use super::read::{Caller, pipeline};
+use super::read::{Caller, ServerFacts, pipeline};
 
 /// PINGs in one judgement.
 const WINDOW: usize = 64;
@@ -40,6 +40,7 @@ const SLOWEST: f64 = 4.0;
 #[derive(Debug)]
 pub struct Pacer {
     link: Link,
+    facts: ServerFacts,
     next: Instant,
     /// Seconds that one key costs at the highest rate allowed.
     key_cost: f64,
@@ -57,9 +58,10 @@ pub struct Pacer {
 impl Pacer {
     /// At most `rate` keys a second.
     #[must_use]
-    pub fn new(link: Link, rate: u32) -> Self {
+    pub fn new(link: Link, facts: ServerFacts, rate: u32) -> Self {
         Self {
             link,
+            facts,
             next: Instant::now(),
             key_cost: 1.0 / f64::from(rate.max(1)),
             factor: 1.0,
@@ -170,5 +172,9 @@ impl Caller for Pacer {
         let pause = (took * 3).max(cost * COST).mul_f64(self.factor * self.slowdown).min(LONGEST);
         self.next = sent + pause;
         Ok(replies)
+    }
+
+    fn facts(&self) -> &ServerFacts {
+        &self.facts
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Scope;
-use super::read::{Found, ReadError, Unpaced, read};
+use super::read::{Found, ReadError, ServerFacts, Unpaced, read, strings};
 use super::status::SourceStatus;
 use crate::model::actor::{ModelHandle, wall};
 use crate::model::view::SourceState;
@@ -20,6 +20,8 @@ use crate::model::{Observation, ReadRequest, Source};
 const PART: usize = 32;
 /// After this long without anything to read the server is asked whether it is there.
 const QUIET: Duration = Duration::from_secs(2);
+/// How often the server's clock is read. It can be stepped, and runs at a pace of its own.
+const CLOCK_EACH: Duration = Duration::from_secs(10);
 
 /// The reader of one database.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub struct Poll {
     pub model: ModelHandle,
     /// How it fares.
     pub status: Arc<SourceStatus>,
+    /// What is learnt of the server.
+    pub facts: ServerFacts,
 }
 
 impl Poll {
@@ -44,6 +48,8 @@ impl Poll {
         self.tell(&mut state, &mut up).await;
         let mut quiet = interval(QUIET);
         quiet.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut clock = interval(CLOCK_EACH);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
@@ -52,7 +58,9 @@ impl Poll {
                         return;
                     }
                     self.tell(&mut state, &mut up).await;
+                    clock.reset_immediately();
                 }
+                _ = clock.tick(), if up.is_some() => self.read_clock().await,
                 batch = self.batches.recv() => {
                     let Some(batch) = batch else { return };
                     self.read(batch).await;
@@ -79,7 +87,9 @@ impl Poll {
                 *up = Some(generation);
                 let at = Moment::from_micros(info.connected_at_micros);
                 let run_id = info.run_id.clone();
-                let observation = Observation::Up { at, wall: wall(), run_id };
+                let cluster = info.cluster;
+                self.facts.forget_denials();
+                let observation = Observation::Up { at, wall: wall(), run_id, cluster };
                 self.model.see(self.scope.id, observation).await;
                 self.status.set(SourceState::On, "");
                 self.status.succeeded();
@@ -92,21 +102,47 @@ impl Poll {
         }
     }
 
+    /// Learns how far the server's clock is from ours: deadlines of fair locks' queues are judged by it. Where the
+    /// account may not ask they are judged by ours.
+    async fn read_clock(&self) {
+        let before = wall().0;
+        let Ok(reply) = self.link.call(cmd("TIME")).await else { return };
+        let Some(parts) = strings(&reply) else { return };
+        let number = |i: usize| {
+            let text = parts.get(i).and_then(|part| std::str::from_utf8(part).ok())?;
+            text.parse::<u64>().ok()
+        };
+        let (Some(seconds), Some(micros)) = (number(0), number(1)) else { return };
+        let theirs = seconds.saturating_mul(1_000).saturating_add(micros / 1_000);
+        // The reply was made about halfway between.
+        let ours = before.midpoint(wall().0);
+        let ahead_ms = i64::try_from(i128::from(theirs) - i128::from(ours)).unwrap_or(0);
+        self.facts.set_ahead(ahead_ms);
+        self.model.see(self.scope.id, Observation::Clock { ahead_ms }).await;
+    }
+
     async fn read(&self, batch: Vec<ReadRequest>) {
         let parts = batch.chunks(PART).map(|part| self.read_part(part.to_vec()));
         futures_util::future::join_all(parts).await;
     }
 
     async fn read_part(&self, part: Vec<ReadRequest>) {
-        match read(&mut Unpaced(&self.link), part).await {
+        match read(&mut Unpaced(&self.link, &self.facts), part).await {
             Ok(found) => {
                 for Found { name, stamp, reading } in found {
                     let source = Source::Poll;
                     let read = Observation::Read { name, stamp, source, reading };
                     self.model.see(self.scope.id, read).await;
                 }
-                if self.status.state() == SourceState::Denied {
-                    self.status.set(SourceState::On, "");
+                match self.facts.beside_denied() {
+                    Some(why) => self.status.set(
+                        SourceState::On,
+                        format!("queues, tokens and readers' markers are not read: {why}"),
+                    ),
+                    None if self.status.state() == SourceState::Denied => {
+                        self.status.set(SourceState::On, "");
+                    }
+                    None => {}
                 }
                 self.status.succeeded();
             }

@@ -12,7 +12,7 @@ use service_kit::redis_link::{Link, LinkStatus, ServerInfo};
 use tokio::time::Instant;
 
 use super::pace::Pacer;
-use super::read::{Caller, Found, ReadError, discover, integer, strings};
+use super::read::{Caller, Found, ReadError, ServerFacts, discover, integer, strings};
 use super::status::{Pass, SourceStatus};
 use super::{Scope, failed};
 use crate::config::ScanSettings;
@@ -63,6 +63,8 @@ pub struct Scan {
     pub status: Arc<SourceStatus>,
     /// What it counts.
     pub metrics: ScanMetrics,
+    /// What is learnt of the server.
+    pub facts: ServerFacts,
 }
 
 /// What a scan keeps from pass to pass.
@@ -78,7 +80,7 @@ struct Memory {
 impl Scan {
     /// Passes over the keys again and again, for ever.
     pub async fn run(self) {
-        let mut pacer = Pacer::new(self.link.clone(), self.settings.rate);
+        let mut pacer = Pacer::new(self.link.clone(), self.facts.clone(), self.settings.rate);
         let mut memory =
             Memory { innocent: None, hasher: RandomState::new(), seen: 0, size: None, passes: 0 };
         let mut companions_due = Instant::now();

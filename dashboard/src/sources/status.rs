@@ -265,6 +265,10 @@ impl Sources {
         for status in &self.statuses {
             let at = format!("{} ({})", status.deployment, status.node);
             match (status.source, status.state()) {
+                (Source::Channels | Source::Subscribers, SourceState::On)
+                | (Source::Identity, SourceState::On | SourceState::Off)
+                | (Source::Monitor, SourceState::On | SourceState::Behind)
+                | (Source::Poll, SourceState::On | SourceState::Off | SourceState::Paused) => {}
                 (Source::Scan, SourceState::Down | SourceState::Denied) => {
                     limits.push(format!("{at}: locks taken under new names are not found."));
                 }
@@ -276,8 +280,6 @@ impl Sources {
                     ),
                     None => format!("{at}: not all keys have been looked at yet."),
                 }),
-                (Source::Channels, SourceState::On)
-                | (Source::Monitor, SourceState::On | SourceState::Behind) => {}
                 (Source::Channels, _) => limits.push(format!(
                     "{at}: release messages are not heard, so a lock freed and taken again by the same \
                      thread looks like one long hold, and `stuck` is only suspected."
@@ -286,11 +288,16 @@ impl Sources {
                     "{at}: known locks are not read again; what is shown of them is as of their last reading."
                 )),
                 (Source::Poll, SourceState::Behind) => limits.push(format!(
-                    "{at}: known locks are read later than they should be; renewals are not judged."
+                    "{at}: known locks are read later than they should be; their problems are found, and cleared, as late."
                 )),
-                (Source::Poll, _) => {}
+                (Source::Subscribers, _) => limits.push(format!(
+                    "{at}: connections that wait for a release are not counted; only fair locks' queues show waiters."
+                )),
                 (Source::Monitor, _) => limits.push(format!(
                     "{at}: MONITOR is not on, so refused attempts and holds between two readings are not seen."
+                )),
+                (Source::Identity, _) => limits.push(format!(
+                    "{at}: which process a holder is, and whether it lives, is not known."
                 )),
             }
         }
@@ -300,7 +307,9 @@ impl Sources {
                 .to_owned(),
         );
         limits.push(
-            "Waiters that poll or subscribe are not counted; only fair locks' queues are seen."
+            "Waiters are known by name where they stand in a fair lock's queue. Others are counted by the connections \
+             that listen for a release, of which one may stand for many threads; those that only try again and again \
+             are not seen."
                 .to_owned(),
         );
         limits

@@ -10,7 +10,8 @@ use super::row::{Badge, Ttl, held_since, owner_link};
 use super::shell::{self, Command, RawKey};
 use super::{Chrome, LockPage, Subject, links};
 use crate::model::view::{
-    Certainty, EventView, Evidence, HolderView, LockView, ProblemKind, State, WallMillis,
+    Certainty, EventView, Evidence, HolderView, LockView, PlaceView, ProblemKind, State,
+    WaiterView, WallMillis,
 };
 
 /// The longest part of a name that a title holds, characters.
@@ -96,7 +97,19 @@ impl<'a> Problems<'a> {
 
 fn meaning(problem: ProblemKind) -> &'static str {
     match problem {
-        ProblemKind::Leaked => "It has no time to live, so it never ends by itself.",
+        ProblemKind::Deadlock => "Its holder waits for something that those who wait for it hold.",
+        ProblemKind::Leaked => {
+            "It does not end by itself, or not soon, and may have nobody to release it."
+        }
+        ProblemKind::RenewalOverdue => {
+            "It is renewed as a rule, and should have been again by now: it may soon be lost."
+        }
+        ProblemKind::Expired => {
+            "Its lease ran out under a holder that had kept it alive until then."
+        }
+        ProblemKind::Starving => "Somebody has been waiting for it for too long.",
+        ProblemKind::Malformed => "Its hash is not as any kind of lock should be.",
+        ProblemKind::Orphan => "What belongs to it was left behind by others that are gone.",
         ProblemKind::Stuck => {
             "Its holder keeps renewing it, far longer than such a hold should last."
         }
@@ -106,6 +119,7 @@ fn meaning(problem: ProblemKind) -> &'static str {
 struct Holder<'a> {
     view: &'a HolderView,
     since: Ago,
+    marker: Option<String>,
     owner: String,
 }
 
@@ -129,9 +143,38 @@ impl<'a> Holders<'a> {
                 .map(|view| Holder {
                     view,
                     since: Ago::since(view.since, page.chrome.now),
+                    marker: view.marker_ttl_ms.map(format::duration),
                     owner: owner_link(view),
                 })
                 .collect(),
+        }
+    }
+}
+
+/// Who waits, and in which order.
+#[derive(Template)]
+#[template(path = "parts/lock_waiters.html")]
+struct Waiters<'a> {
+    waiting: u64,
+    exact: bool,
+    waiters: Vec<(Ago, &'a WaiterView)>,
+    queue: Vec<(Option<Clock>, &'a PlaceView)>,
+}
+
+impl HtmlSafe for Waiters<'_> {}
+
+impl<'a> Waiters<'a> {
+    fn new(page: &'a LockPage) -> Self {
+        let now = page.chrome.now;
+        let lock = known(page);
+        let waiters = lock.map(|lock| lock.waiters.as_slice()).unwrap_or_default();
+        let queue = lock.map(|lock| lock.queue.as_slice()).unwrap_or_default();
+        let clock = |place: &PlaceView| place.deadline.map(|at| Clock::new(at, now));
+        Self {
+            waiting: lock.map_or(0, |lock| lock.waiting),
+            exact: lock.is_some_and(|lock| lock.waiters_exact),
+            waiters: waiters.iter().map(|w| (Ago::since(w.since, now), w)).collect(),
+            queue: queue.iter().map(|place| (clock(place), place)).collect(),
         }
     }
 }
@@ -189,6 +232,7 @@ struct LockTemplate<'a> {
     summary: Summary<'a>,
     problems: Problems<'a>,
     holders: Holders<'a>,
+    waiters: Waiters<'a>,
     events: Events<'a>,
     raw: Raw,
     json: String,
@@ -206,6 +250,7 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         summary: Summary::new(page),
         problems: Problems::new(page),
         holders: Holders::new(page),
+        waiters: Waiters::new(page),
         events: Events::new(page),
         raw: Raw::new(page),
         json: links::lock_json(&page.id),
@@ -239,6 +284,7 @@ pub(super) fn regions(page: &LockPage) -> Result<Vec<(&'static str, String)>, as
         ("lock-state", Summary::new(page).render()?),
         ("lock-problems", Problems::new(page).render()?),
         ("lock-holders", Holders::new(page).render()?),
+        ("lock-waiters", Waiters::new(page).render()?),
         ("lock-events", Events::new(page).render()?),
         ("lock-raw", Raw::new(page).render()?),
     ])

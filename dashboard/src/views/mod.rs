@@ -13,6 +13,7 @@ mod links;
 pub mod live;
 mod lock;
 mod locks;
+mod login;
 mod page;
 mod row;
 mod shell;
@@ -27,6 +28,7 @@ use crate::model::view::{LockId, LockView, SourceView, WallMillis};
 
 pub use lock::lock_page;
 pub use locks::locks_page;
+pub use login::login_page;
 pub use page::error_page;
 pub use sources::sources_page;
 
@@ -53,6 +55,17 @@ pub struct Chrome {
     pub several_deployments: bool,
     /// Whether there are several databases.
     pub several_dbs: bool,
+    /// Who looks at it, where they had to say so.
+    pub visitor: Option<VisitorView>,
+}
+
+/// Who looks at a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VisitorView {
+    /// Their name.
+    pub name: String,
+    /// Whether they came by the login, and can leave.
+    pub can_leave: bool,
 }
 
 /// A Redis server that is looked at.
@@ -253,4 +266,13 @@ pub struct ErrorPage {
     pub status: u16,
     /// What went wrong and what to do, a sentence.
     pub message: String,
+}
+
+/// `/login`.
+#[derive(Debug, Clone)]
+pub struct LoginPage {
+    /// The page to go on to, a path.
+    pub next: String,
+    /// Why the last attempt was refused.
+    pub error: Option<String>,
 }

@@ -205,6 +205,7 @@ pub(super) fn same_row_but_ttl(a: &LockView, b: &LockView) -> bool {
         && a.lease_ms == b.lease_ms
         && a.renewed == b.renewed
         && a.queued == b.queued
+        && a.waiting == b.waiting
         && a.ttl_ms.is_some()
         && b.ttl_ms.is_some()
         && problems(a) == problems(b)

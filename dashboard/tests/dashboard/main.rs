@@ -7,7 +7,9 @@
     reason = "what tests share may fail as they do"
 )]
 
+mod access;
 mod http;
+mod kinds;
 mod live;
 mod metrics;
 mod monitor;

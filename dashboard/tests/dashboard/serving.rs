@@ -171,10 +171,35 @@ pub(crate) async fn request(
     path: &str,
     headers: &[(&str, &str)],
 ) -> Answer {
+    send(address, method, path, headers, "").await
+}
+
+/// Sends a form.
+pub(crate) async fn post(
+    address: SocketAddr,
+    path: &str,
+    headers: &[(&str, &str)],
+    form: &str,
+) -> Answer {
+    let length = form.len().to_string();
+    let mut all =
+        vec![("Content-Type", "application/x-www-form-urlencoded"), ("Content-Length", &*length)];
+    all.extend_from_slice(headers);
+    send(address, "POST", path, &all, form).await
+}
+
+async fn send(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Answer {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let mut all = vec![("Connection", "close")];
     all.extend_from_slice(headers);
-    stream.write_all(head(method, path, address, &all).as_bytes()).await.unwrap();
+    let request = head(method, path, address, &all) + body;
+    stream.write_all(request.as_bytes()).await.unwrap();
     let mut bytes = Vec::new();
     timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("an answer").unwrap();
     let text = String::from_utf8(bytes).unwrap();

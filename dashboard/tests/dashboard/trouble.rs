@@ -11,7 +11,7 @@ use crate::serving::Dashboard;
 
 /// What an account needs that looks at locks and may do nothing else. The patterns are literal ones: a right to
 /// `redisson_*` would not allow to subscribe to them.
-const OBSERVER: [&str; 24] = [
+const OBSERVER: [&str; 34] = [
     "ACL",
     "SETUSER",
     "observer",
@@ -22,6 +22,16 @@ const OBSERVER: [&str; 24] = [
     "&redisson_lock__channel:*",
     "&redisson_rwlock:*",
     "-@all",
+    "+llen",
+    "+lrange",
+    "+memory|usage",
+    "+zcard",
+    "+zcount",
+    "+zmscore",
+    "+getrange",
+    "+time",
+    "+pubsub|numsub",
+    "+pubsub|shardnumsub",
     "+scan",
     "+dbsize",
     "+hlen",
@@ -120,7 +130,7 @@ async fn an_observers_account_is_enough() {
     let url = format!("redis://observer:look@127.0.0.1:{}", server.port);
     let dashboard = Dashboard::with(&["--redis-url", &url, "--monitor", "off"]).await;
     dashboard.listed_when("", &["orders:1"]).await;
-    for source in ["scan", "channels", "poll"] {
+    for source in ["scan", "channels", "subscribers", "poll"] {
         dashboard.source_when(source, "on").await;
     }
     dashboard.lock_when("orders:1", |lock| lock["sources"] == json!(["scan", "poll"])).await;
@@ -236,7 +246,7 @@ async fn keys_that_vanish_between_two_reads_do_no_harm() {
             break;
         }
     }
-    for source in ["scan", "channels", "poll"] {
+    for source in ["scan", "channels", "subscribers", "poll"] {
         dashboard.source_when(source, "on").await;
     }
 }

@@ -4,6 +4,7 @@
 mod host;
 mod request_metrics;
 mod serve;
+mod tls;
 
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ use prometheus::Registry;
 
 pub use host::{AllowedHosts, check_host};
 pub use request_metrics::{HttpMetrics, measure};
-pub use serve::{Limits, serve};
+pub use serve::{Limits, serve, serve_with_tls};
+pub use tls::ServerTls;
 
 /// The media type of Prometheus' text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

@@ -18,10 +18,14 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+use super::tls::ServerTls;
 
 /// A request's head (line and headers) must fit into this many bytes.
 const MAX_HEAD_BYTES: usize = 32 * 1024;
@@ -55,6 +59,17 @@ impl Default for Limits {
 /// event streams should end by themselves on the same token. Handlers find the peer's address in
 /// `ConnectInfo<SocketAddr>`.
 pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: CancellationToken) {
+    serve_with_tls(listener, None, router, limits, stop).await;
+}
+
+/// [`serve`], by TLS where it is given; a client has as long for the handshake as for a request's head.
+pub async fn serve_with_tls(
+    listener: TcpListener,
+    tls: Option<ServerTls>,
+    router: Router,
+    limits: Limits,
+    stop: CancellationToken,
+) {
     let permits = Arc::new(Semaphore::new(limits.connections));
     let connections = TaskTracker::new();
     let accepting = async {
@@ -63,9 +78,28 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: 
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, peer)) => {
-                    let served =
-                        serve_one(stream, peer, router.clone(), limits, stop.clone(), permit);
-                    connections.spawn(served);
+                    if let Err(error) = set_tcp_options(&stream, limits.stall_timeout) {
+                        tracing::debug!(%error, %peer, "TCP options were refused");
+                    }
+                    let (router, stop, tls) = (router.clone(), stop.clone(), tls.clone());
+                    connections.spawn(async move {
+                        let Some(tls) = tls else {
+                            return serve_one(stream, peer, router, limits, stop, permit).await;
+                        };
+                        let handshake = timeout(limits.head_timeout, tls.accept(stream));
+                        match stop.run_until_cancelled(handshake).await {
+                            Some(Ok(Ok(stream))) => {
+                                serve_one(stream, peer, router, limits, stop, permit).await;
+                            }
+                            Some(Ok(Err(error))) => {
+                                tracing::debug!(%error, %peer, "the TLS handshake failed");
+                            }
+                            Some(Err(_)) => {
+                                tracing::debug!(%peer, "the TLS handshake took too long");
+                            }
+                            None => {}
+                        }
+                    });
                 }
                 Err(error) => pause_after(&error).await,
             }
@@ -87,16 +121,13 @@ async fn pause_after(error: &io::Error) {
 }
 
 async fn serve_one(
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
     peer: SocketAddr,
     router: Router,
     limits: Limits,
     stop: CancellationToken,
     _permit: OwnedSemaphorePermit,
 ) {
-    if let Err(error) = set_tcp_options(&stream, limits.stall_timeout) {
-        tracing::debug!(%error, %peer, "TCP options were refused");
-    }
     let app = TowerToHyperService::new(router);
     let service = service_fn(move |request| answer(&app, peer, request));
     let connection = http1::Builder::new()
@@ -113,7 +144,7 @@ async fn serve_one(
         Some(ended) => ended,
         None => {
             connection.as_mut().graceful_shutdown();
-            tokio::time::timeout(LAST_RESPONSES, connection).await.unwrap_or(Ok(()))
+            timeout(LAST_RESPONSES, connection).await.unwrap_or(Ok(()))
         }
     };
     if let Err(error) = ended {

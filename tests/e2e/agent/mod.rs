@@ -3,6 +3,8 @@
 mod death;
 mod drain;
 mod events;
+mod fair;
+mod fenced;
 mod foreign;
 mod http;
 mod leases;
@@ -11,6 +13,7 @@ mod lost;
 mod outage;
 mod protocol;
 mod queue;
+mod read_write;
 mod requests;
 mod sockets;
 mod together;

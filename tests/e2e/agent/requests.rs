@@ -24,7 +24,7 @@ async fn wrong_commands_are_told_what_is_wrong() -> Result<()> {
         ("LOCK a OWNER me", "SYNTAX", "me"),
         ("LOCK a OWNER 9223372036854775808", "LIMIT", "64 bits"),
         ("LOCK a KIND spin", "SYNTAX", "spin"),
-        ("LOCK a KIND fair", "SYNTAX", "fair"),
+        ("LOCK a KIND red", "SYNTAX", "red"),
         ("LOCK a SOON", "SYNTAX", "SOON"),
         ("UNLOCK", "SYNTAX", "UNLOCK name"),
         ("UNLOCK a NOWAIT", "SYNTAX", "NOWAIT"),

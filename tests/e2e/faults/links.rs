@@ -37,7 +37,7 @@ async fn a_parting_longer_than_the_lease_is_told_before_redis_lets_go() -> Resul
     assert_eq!(worker.push().await?, ["lock-lost", "a", "lock", "unconfirmed"]);
     assert_held_by(&mut bench, "a", &first).await?;
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "unconfirmed");
-    unready(&bench.agent, "no").await;
+    unready(&bench.agent, "no answer within").await;
     // Another takes it once Redis has let go; what was held back must not touch it.
     bench.until_free("a").await;
     let thief = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";

@@ -1,1 +1,323 @@
-//! x
+//! Redis itself: restarted, emptied, following another, busy, full, locked up, on another clock.
+
+use anyhow::{Result, ensure};
+use harness::proxy::Place;
+use harness::{Client, RedisServer, Reply, eventually};
+
+use super::{
+    LONG, SHORT, assert_error, assert_held_by, credentials, holder, listener, lock, lost, on,
+    ready, stage, unready,
+};
+
+const RENEWALS_TOTAL: &str = "lockscope_agent_renewals_total";
+
+/// Asserts that the next push tells the loss of `a` for this reason.
+async fn assert_lost(worker: &mut Client, reason: &str) -> Result<()> {
+    assert_eq!(worker.push().await?, ["lock-lost", "a", "lock", reason]);
+    Ok(())
+}
+
+/// Runs a command in that Redis, which must not refuse it.
+async fn run(direct: &mut Client, words: &str) -> Result<()> {
+    direct.call(words).await?.ok()?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_restart_that_forgets_nothing_loses_nothing() -> Result<()> {
+    let redis = RedisServer::with(&[("appendonly", "yes"), ("appendfsync", "always")]).await?;
+    let (mut bench, _proxy) = on(redis, LONG).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    bench.redis.restart().await?;
+    bench.direct = bench.redis.client().await?;
+    let mut other = bench.session().await?;
+    lock(&mut other, "LOCK b WAIT 20000").await?;
+    bench.until_metric(RENEWALS_TOTAL, &[("outcome", "renewed")], 1.0).await;
+    assert_held_by(&mut bench, "a", &first).await?;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    assert_eq!(lost(&bench.agent).await?, 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_restart_with_old_data_brings_back_a_ghost_that_is_removed() -> Result<()> {
+    let (mut bench, _proxy) = stage(LONG).await?;
+    let mut worker = bench.session().await?;
+    let old = holder(&lock(&mut worker, "LOCK a").await?)?;
+    run(&mut bench.direct, "SAVE").await?;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    bench.redis.restart().await?;
+    bench.direct = bench.redis.client().await?;
+    assert_held_by(&mut bench, "a", &old).await?;
+    let granted = holder(&lock(&mut worker, "LOCK a").await?)?;
+    assert_held_by(&mut bench, "a", &granted).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_redis_that_is_loading_is_waited_for() -> Result<()> {
+    let slow = [("key-load-delay", "1000"), ("loading-process-events-interval-bytes", "1024")];
+    let redis = RedisServer::with(&slow).await?;
+    let (mut bench, _proxy) = on(redis, LONG).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    for i in 0..50 {
+        let keys: Vec<String> = (0..100).map(|k| format!("k:{i}:{k} v")).collect();
+        run(&mut bench.direct, &format!("MSET {}", keys.join(" "))).await?;
+    }
+    run(&mut bench.direct, "SAVE").await?;
+    bench.redis.restart().await?;
+    bench.direct = bench.redis.client().await?;
+    unready(&bench.agent, "LOADING").await;
+    assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "LOADING");
+    lock(&mut worker, "LOCK b").await?;
+    assert_held_by(&mut bench, "a", &first).await?;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    assert_eq!(lost(&bench.agent).await?, 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_flushed_redis_is_noticed_at_the_next_renewal_and_nothing_is_taken_back() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let mut worker = listener(&bench.agent).await?;
+    lock(&mut worker, "LOCK a").await?;
+    run(&mut bench.direct, "FLUSHALL").await?;
+    assert_lost(&mut worker, "missing").await?;
+    assert_eq!(bench.direct.call("DBSIZE").await?, Reply::Int(0));
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "missing");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_redis_that_forgot_the_scripts_is_sent_them_again() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let mut worker = bench.session().await?;
+    let mut waiter = bench.session().await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    run(&mut bench.direct, "SCRIPT FLUSH").await?;
+    bench.until_metric(RENEWALS_TOTAL, &[("outcome", "renewed")], 2.0).await;
+    assert_held_by(&mut bench, "a", &first).await?;
+    waiter.send("LOCK a").await?;
+    bench.until_waiting("a", 1).await?;
+    run(&mut bench.direct, "SCRIPT FLUSH").await?;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    assert_eq!(waiter.reply().await?.field("holds")?, &Reply::Int(1));
+    run(&mut bench.direct, "SCRIPT FLUSH").await?;
+    assert_eq!(waiter.call("UNLOCK a").await?, Reply::Int(0));
+    assert!(bench.is_free("a").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_is_a_lost_lock_and_is_left_alone() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let mut worker = listener(&bench.agent).await?;
+    lock(&mut worker, "LOCK a").await?;
+    run(&mut bench.direct, "SET a theirs").await?;
+    assert_lost(&mut worker, "missing").await?;
+    assert_error(&worker.call("LOCK a").await?, "WRONGTYPE", "a");
+    assert_eq!(bench.direct.call("GET a").await?.text(), "theirs");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_role_that_changed_on_a_living_connection_verifies_every_hold() -> Result<()> {
+    let (mut bench, _proxy) = stage(LONG).await?;
+    let mut worker = listener(&bench.agent).await?;
+    lock(&mut worker, "LOCK a").await?;
+    let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
+    // It follows another for a moment, so its data may be another's; no connection is closed.
+    run(&mut bench.direct, "DEL a").await?;
+    run(&mut bench.direct, "REPLICAOF 127.0.0.1 1").await?;
+    run(&mut bench.direct, "REPLICAOF NO ONE").await?;
+    assert_lost(&mut worker, "missing").await?;
+    assert_held_by(&mut bench, "b", &kept).await?;
+    assert_eq!(lost(&bench.agent).await?, 1.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_master_that_became_a_replica_is_left_for_the_new_master() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let other = RedisServer::start().await?;
+    let mut there = other.client().await?;
+    let mut worker = listener(&bench.agent).await?;
+    let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
+    run(&mut there, &format!("REPLICAOF 127.0.0.1 {}", bench.redis.port())).await?;
+    eventually("the replica to follow", async || {
+        let info = there.call("INFO replication").await?.text();
+        ensure!(info.contains("master_link_status:up"), "{info}");
+        Ok(())
+    })
+    .await;
+    assert_eq!(bench.direct.call("WAIT 1 20000").await?, Reply::Int(1));
+    // What the replica has not seen when it is promoted is lost.
+    run(&mut there, "REPLICAOF NO ONE").await?;
+    lock(&mut worker, "LOCK a").await?;
+    run(&mut bench.direct, &format!("REPLICAOF 127.0.0.1 {}", other.port())).await?;
+    // The old connections stand, as behind a virtual address; only new ones lead to the new master.
+    proxy.lead_to(Place::Port(other.port()));
+    assert_lost(&mut worker, "missing").await?;
+    bench.direct = there;
+    assert_held_by(&mut bench, "b", &kept).await?;
+    lock(&mut worker, "LOCK a WAIT 20000").await?;
+    assert_eq!(bench.holders("a").await?.len(), 1, "taken in the new master");
+    assert_eq!(worker.call("UNLOCK b").await?, Reply::Int(0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_replica_is_no_redis_to_take_locks_in() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    run(&mut bench.direct, "REPLICAOF 127.0.0.1 1").await?;
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    unready(&bench.agent, "is a replica").await;
+    assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "replica");
+    run(&mut bench.direct, "REPLICAOF NO ONE").await?;
+    assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
+    assert_held_by(&mut bench, "a", &first).await?;
+    ready(&bench.agent).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_clock_that_steps_verifies_every_hold() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut worker = listener(&bench.agent).await?;
+    lock(&mut worker, "LOCK a").await?;
+    let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
+    // What a step forward does to a key whose end it passes.
+    run(&mut bench.direct, "DEL a").await?;
+    proxy.shift_clock(3_600);
+    assert_lost(&mut worker, "missing").await?;
+    // And one back, which harms nobody.
+    let renewed = bench.agent.metrics().await?.sum(RENEWALS_TOTAL, &[("outcome", "renewed")]);
+    proxy.shift_clock(-3_600);
+    bench.until_metric(RENEWALS_TOTAL, &[("outcome", "renewed")], renewed + 1.0).await;
+    assert_held_by(&mut bench, "b", &kept).await?;
+    assert_eq!(lost(&bench.agent).await?, 1.0);
+    let log = bench.agent.process().log();
+    assert!(log.contains("this Redis is not what it was") && log.contains("clock"), "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_busy_script_is_waited_for_on_the_same_connection() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    run(&mut bench.direct, "CONFIG SET busy-reply-threshold 20").await?;
+    let mut hog = bench.redis.client().await?;
+    hog.send_bytes(b"EVAL \"while true do end\" 0\r\n").await?;
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "BUSY");
+    let mut waiter = bench.session().await?;
+    waiter.send("LOCK b").await?;
+    bench.until_waiting("b", 1).await?;
+    run(&mut bench.direct, "SCRIPT KILL").await?;
+    assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
+    assert_eq!(waiter.reply().await?.field("holds")?, &Reply::Int(1));
+    assert_held_by(&mut bench, "a", &first).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn rights_that_are_taken_away_and_given_back() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let mut direct = redis.client().await?;
+    run(&mut direct, "ACL SETUSER default >secret").await?;
+    let with_password = redis.url().replace("redis://", "redis://:secret@");
+    let agent = harness::Agent::at(&with_password, SHORT).await?;
+    ready(&agent).await;
+    let mut worker = listener(&agent).await?;
+    lock(&mut worker, "LOCK a").await?;
+    // Scripts are denied: inside a living connection, and with NOPERM.
+    run(&mut direct, "ACL SETUSER default -eval -evalsha").await?;
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "NOPERM");
+    run(&mut direct, "ACL SETUSER default +eval +evalsha").await?;
+    assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
+    // Another password, and every connection gone: nobody gets in.
+    run(&mut direct, "ACL SETUSER default resetpass >other").await?;
+    run(&mut direct, "CLIENT KILL USER default SKIPME yes").await?;
+    unready(&agent, "WRONGPASS").await;
+    assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "WRONGPASS");
+    run(&mut direct, "ACL SETUSER default >secret").await?;
+    ready(&agent).await;
+    lock(&mut worker, "LOCK b WAIT 20000").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_redis_with_no_room_for_clients_is_tried_again() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut worker = bench.session().await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    run(&mut bench.direct, "CONFIG SET maxclients 1").await?;
+    proxy.cut();
+    unready(&bench.agent, "max number of clients").await;
+    assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "max number of clients");
+    run(&mut bench.direct, "CONFIG SET maxclients 1000").await?;
+    lock(&mut worker, "LOCK b WAIT 20000").await?;
+    assert_held_by(&mut bench, "a", &first).await?;
+    assert_eq!(lost(&bench.agent).await?, 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_redis_that_takes_no_writes_for_now_is_waited_for() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let mut waiter = bench.session().await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    run(&mut bench.direct, "CONFIG SET min-replicas-to-write 1").await?;
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "NOREPLICAS");
+    waiter.send("LOCK b").await?;
+    bench.until_waiting("b", 1).await?;
+    run(&mut bench.direct, "CONFIG SET min-replicas-to-write 0").await?;
+    assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
+    assert_eq!(waiter.reply().await?.field("holds")?, &Reply::Int(1));
+    assert_held_by(&mut bench, "a", &first).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn writes_paused_for_a_while_are_survived() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    run(&mut bench.direct, "CLIENT PAUSE 600000 WRITE").await?;
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    run(&mut bench.direct, "CLIENT UNPAUSE").await?;
+    assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
+    assert_held_by(&mut bench, "a", &first).await?;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    assert!(bench.is_free("a").await?, "no copy that was held back brings it back");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_policy_that_evicts_is_named_when_it_is_set() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let mut worker = bench.session().await?;
+    let mut ear = bench.session().await?;
+    let told = credentials(&mut worker).await?;
+    lock(&mut worker, "LOCK a").await?;
+    run(&mut bench.direct, "CONFIG SET maxmemory-policy volatile-ttl").await?;
+    run(&mut bench.direct, "CONFIG SET maxmemory 100mb").await?;
+    bench.until_metric("lockscope_agent_redis_evicts", &[], 1.0).await;
+    assert!(bench.agent.process().log().contains("volatile-ttl"), "the log names it");
+    // And so it comes: the lock is the one key that may be evicted.
+    run(&mut bench.direct, "CONFIG SET maxmemory 1").await?;
+    let refused = bench.direct.call("SET k v").await?;
+    assert!(refused.is_error("OOM"), "{refused}");
+    assert!(bench.is_free("a").await?);
+    let events = ear.call(&format!("EVENTS {told} WAIT 20000")).await?;
+    assert_eq!(events.text(), "[[lost, a, lock, missing]]");
+    Ok(())
+}

@@ -1,1 +1,192 @@
-//! x
+//! Processes that stand still or die: workers, agents, Redis.
+
+use anyhow::{Result, ensure};
+use harness::proxy::{Flow, Place, Way};
+use harness::{Agent, Client, Proxy, Reply, Worker, eventually};
+
+use super::{
+    COMMANDS, SHORT, assert_error, assert_held_by, holder, listener, lock, lost, ready, stage,
+};
+
+const SLEEPS: &str = "lockscope_agent_sleeps_total";
+
+/// Another host's agent on the same Redis.
+async fn neighbour(bench: &super::Bench) -> Result<Agent> {
+    let agent = Agent::at(&bench.redis.url(), SHORT).await?;
+    ready(&agent).await;
+    Ok(agent)
+}
+
+#[tokio::test]
+async fn an_agent_that_slept_through_its_leases_tells_before_it_serves() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let mut worker = listener(&bench.agent).await?;
+    lock(&mut worker, "LOCK a").await?;
+    lock(&mut worker, "LOCK b").await?;
+    let other = neighbour(&bench).await?;
+    let mut thief = other.client().await?;
+    thief.send("LOCK a").await?;
+    bench.agent.process().freeze().await?;
+    // What is waiting for the agent when it wakes.
+    for command in ["HOLDS", "LOCK a NOWAIT", "UNLOCK b"] {
+        worker.send(command).await?;
+    }
+    let theirs = holder(&thief.reply().await?)?;
+    bench.until_free("b").await;
+    bench.agent.process().thaw()?;
+    assert_eq!(worker.reply().await?, Reply::Array(vec![]), "nothing is held any more");
+    assert_eq!(worker.reply().await?, Reply::Null, "another has it");
+    assert_error(&worker.reply().await?, "LOST", "unconfirmed");
+    let mut told = [worker.push().await?, worker.push().await?];
+    told.sort();
+    for (push, name) in told.iter().zip(["a", "b"]) {
+        assert_eq!(*push, ["lock-lost", name, "lock", "unconfirmed"]);
+    }
+    assert_held_by(&mut bench, "a", &theirs).await?;
+    bench.until_metric(SLEEPS, &[], 1.0).await;
+    assert_eq!(thief.call("UNLOCK a").await?, Reply::Int(0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_slept_for_less_than_its_leases_verifies_every_hold() -> Result<()> {
+    let (mut bench, _proxy) = stage(&["--lease", "20s"]).await?;
+    let mut worker = listener(&bench.agent).await?;
+    lock(&mut worker, "LOCK a").await?;
+    let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
+    bench.agent.process().freeze().await?;
+    bench.direct.call("DEL a").await?.ok()?;
+    // More than a third of the lease, and less than all of it.
+    eventually("the lease of b to run down", async || {
+        let left = bench.pttl("b").await?;
+        ensure!(left < 11_000, "{left} ms are left");
+        Ok(())
+    })
+    .await;
+    bench.agent.process().thaw()?;
+    assert_eq!(worker.push().await?, ["lock-lost", "a", "lock", "missing"]);
+    bench.until_metric(SLEEPS, &[], 1.0).await;
+    assert_held_by(&mut bench, "b", &kept).await?;
+    assert_eq!(lost(&bench.agent).await?, 1.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_grant_that_lay_in_the_buffer_of_a_stopped_agent_is_not_told() -> Result<()> {
+    let (mut bench, proxy) = stage(SHORT).await?;
+    let other = neighbour(&bench).await?;
+    let mut worker = bench.session().await?;
+    let mut thief = other.client().await?;
+    let line = proxy.line(COMMANDS).await;
+    line.set(Way::Down, Flow::Hold);
+    worker.send("LOCK a").await?;
+    // Redis has given it, and the agent stands still before it hears of that.
+    line.until_held(Way::Down).await;
+    let stale = bench.holders("a").await?;
+    bench.agent.process().freeze().await?;
+    line.set(Way::Down, Flow::Pass);
+    thief.send("LOCK a").await?;
+    let theirs = holder(&thief.reply().await?)?;
+    bench.agent.process().thaw()?;
+    bench.until_waiting("a", 1).await?;
+    assert_held_by(&mut bench, "a", &theirs).await?;
+    assert_eq!(thief.call("UNLOCK a").await?, Reply::Int(0));
+    let granted = holder(&worker.reply().await?)?;
+    assert!(stale.iter().all(|(stale, _)| *stale != granted), "a grant of its own");
+    assert_held_by(&mut bench, "a", &granted).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_killed_agents_locks_are_free_after_their_lease_and_never_before() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let other = neighbour(&bench).await?;
+    let mut worker = listener(&bench.agent).await?;
+    let mut waiter = other.client().await?;
+    let first = holder(&lock(&mut worker, "LOCK a").await?)?;
+    waiter.send("LOCK a").await?;
+    bench.agent.process().kill()?;
+    assert!(worker.until_closed().await?.is_empty(), "its worker sees the end of the connection");
+    // The very agent comes back, with the same name: it takes nothing over by guess.
+    bench.agent.restart().await?;
+    ready(&bench.agent).await;
+    assert_held_by(&mut bench, "a", &first).await?;
+    let mut again = bench.session().await?;
+    assert_eq!(again.call("LOCK a NOWAIT").await?, Reply::Null);
+    let theirs = holder(&waiter.reply().await?)?;
+    assert_held_by(&mut bench, "a", &theirs).await?;
+    let client = |holder: &str| holder.split(':').next().map(str::to_owned);
+    let fresh = holder(&lock(&mut again, "LOCK b").await?)?;
+    assert_eq!(client(&fresh), client(&first), "the same agent");
+    assert_ne!(fresh, first, "a number never used before");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stopped_worker_keeps_its_lock_and_can_go_on() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
+    let mut worker = Worker::start(&socket, &folder, &["LOCK a", "LOCK b"])?;
+    worker.line().await?;
+    worker.line().await?;
+    let held = bench.holders("a").await?;
+    worker.process().freeze().await?;
+    let renewed = "lockscope_agent_renewals_total";
+    bench.until_metric(renewed, &[("outcome", "renewed")], 6.0).await;
+    assert_eq!(bench.holders("a").await?, held);
+    worker.process().thaw()?;
+    worker.process().kill()?;
+    bench.until_free("a").await;
+    bench.until_free("b").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_way_to_the_agent_that_is_cut_frees_what_its_worker_held() -> Result<()> {
+    let (mut bench, _to_redis) = stage(SHORT).await?;
+    let near = bench.agent.folder().join("near.sock");
+    let proxy = Proxy::unix(&near, Place::Socket(bench.agent.socket()))?;
+    let mut worker = Client::unix(&near).await?;
+    let mut waiter = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    waiter.send("LOCK a").await?;
+    bench.until_waiting("a", 1).await?;
+    // The reply to what it asked for last is cut in the middle.
+    for line in proxy.lines(None) {
+        line.set(Way::Down, Flow::CutAfter(10));
+    }
+    worker.send("LOCK b").await?;
+    assert!(worker.reply().await.is_err(), "half a reply is none");
+    assert_eq!(waiter.reply().await?.field("holds")?, &Reply::Int(1));
+    bench.until_free("b").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_frozen_redis_is_left_in_time_by_every_hold() -> Result<()> {
+    let (mut bench, _proxy) = stage(SHORT).await?;
+    let mut workers = Vec::new();
+    for i in 0..20 {
+        let mut worker = listener(&bench.agent).await?;
+        lock(&mut worker, &format!("LOCK n:{i}")).await?;
+        workers.push(worker);
+    }
+    bench.redis.process().freeze().await?;
+    for worker in &mut workers {
+        assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    }
+    for worker in &mut workers {
+        assert_eq!(worker.push().await?[3], "unconfirmed");
+    }
+    bench.redis.process().thaw()?;
+    for (i, worker) in workers.iter_mut().enumerate() {
+        lock(worker, &format!("LOCK n:{i}")).await?;
+    }
+    assert_eq!(lost(&bench.agent).await?, 20.0);
+    // Nothing that was asked for during the freeze is done to what is held now.
+    for (i, worker) in workers.iter_mut().enumerate() {
+        assert_eq!(worker.call(&format!("UNLOCK n:{i}")).await?, Reply::Int(0));
+    }
+    assert_eq!(bench.direct.call("DBSIZE").await?, Reply::Int(0));
+    Ok(())
+}

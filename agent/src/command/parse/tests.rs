@@ -117,7 +117,7 @@ fn every_mistake_has_its_sentence() {
         ("LOCK a OWNER x".into(), "SYNTAX OWNER takes a whole number"),
         ("LOCK a OWNER -".into(), "SYNTAX OWNER takes a whole number"),
         (format!("LOCK a OWNER {huge}"), "LIMIT OWNER 999"),
-        ("LOCK a KIND fair".into(), "SYNTAX KIND fair is not served by this version"),
+        ("LOCK a KIND red".into(), "SYNTAX KIND red is not served by this version"),
         ("LOCK a KIND soft".into(), "SYNTAX 'soft' is no kind of lock"),
         (format!("LOCK a IN {long}"), "LIMIT IN of 513 bytes is too long"),
         ("LOCK a b".into(), "SYNTAX 'B' is not understood here: LOCK name"),

@@ -1,6 +1,6 @@
 //! The core against a small model of Redis.
 
-mod chaos;
+mod doubt;
 mod locks;
 mod trouble;
 mod world;

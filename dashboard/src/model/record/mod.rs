@@ -2,23 +2,25 @@
 
 mod seen;
 mod shown;
+mod traffic;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::{HolderId, Moment};
 
+use super::deadlock::{Cycle, Wait};
 use super::history::{Habit, Happening, History};
 use super::lease::LeaseWatch;
-use super::observation::{Reading, Source, Stamp};
+use super::observation::{Beside, Marker, Reading, Source, Stamp, Token};
+use super::past::{Note, Past, PastHold};
+use super::problem::{Expired, Gone, Rule, overdue_below};
 use super::view::{Certainty, LockId, ProblemKind, ProblemView, Since, WallMillis};
+use super::waiting::Waiting;
+use super::{Known, LockName};
 
-/// What the settings say of a lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rule {
-    /// From what age on a renewed hold is stuck; none: it is expected to be long.
-    pub stuck_after: Option<Duration>,
-}
+/// How long a token is good for before it is read again, where none was found.
+const TOKEN_EACH: Duration = Duration::from_secs(60);
 
 /// What is known around a lock when something is seen of it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -29,6 +31,12 @@ pub struct Surroundings {
     pub pass_began: Option<Moment>,
     /// Whether the server was started anew and what it lost is still being found out.
     pub restarted: bool,
+    /// Since when the server can be read without a gap.
+    pub readable_since: Option<Moment>,
+    /// How many milliseconds the server's clock is ahead of ours.
+    pub ahead_ms: i64,
+    /// Whether the server is part of a cluster.
+    pub cluster: bool,
 }
 
 /// Something that metrics count.
@@ -40,6 +48,17 @@ pub enum Effect {
     Detected(ProblemKind, Certainty, Arc<str>),
     /// A held lock was gone after a restart of its server.
     LostInRestart,
+    /// Something for the history on disk.
+    Note(Box<Note>),
+}
+
+/// What an earlier run of this program knew of a lock.
+#[derive(Debug, Clone, Default)]
+pub struct Remembered {
+    /// Who held it in the end, and since when.
+    pub holds: Vec<(HolderId, Since)>,
+    /// The latest holds before, oldest first.
+    pub past: Vec<PastHold>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +70,31 @@ struct Hold {
     first: Stamp,
     /// No later than this; where `since` is exact, within a second of it.
     from: Moment,
+    /// A reader's marker, where it was looked for.
+    marker: Option<Marker>,
+}
+
+/// What few locks have, apart so that the others do not pay for it.
+#[derive(Debug, Default)]
+struct Rare {
+    waiting: Waiting,
+    expired: Option<Expired>,
+    gone: Option<Gone>,
+    cycle: Option<Arc<Cycle>>,
+    orphan_since: Option<Stamp>,
+    /// What does not belong in the hash, in words.
+    odd: Option<String>,
+}
+
+impl Rare {
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+            && self.expired.is_none()
+            && self.gone.is_none()
+            && self.cycle.is_none()
+            && self.orphan_since.is_none()
+            && self.odd.is_none()
+    }
 }
 
 /// A lock.
@@ -66,7 +110,9 @@ pub struct Record {
     holds: Vec<Hold>,
     mode: Option<Vec<u8>>,
     fair: bool,
-    queued: bool,
+    token: Option<i64>,
+    token_read: Option<Moment>,
+    rare: Option<Box<Rare>>,
     ttl: Option<Duration>,
     lease: LeaseWatch,
     /// A release message that no reading is newer than yet.
@@ -74,8 +120,13 @@ pub struct Record {
     still_since: (Moment, WallMillis),
     bare_since: Option<Stamp>,
     free_since: Moment,
+    /// When a release was told last, and by which source.
+    told: Option<(Moment, Source)>,
     habit: Habit,
     history: History,
+    past: Past,
+    /// Holds that an earlier run of this program saw begin, until they are seen again.
+    remembered: Vec<(HolderId, Since)>,
     problems: Vec<ProblemView>,
     news: bool,
 }
@@ -93,15 +144,20 @@ impl Record {
             holds: Vec::new(),
             mode: None,
             fair: false,
-            queued: false,
+            token: None,
+            token_read: None,
+            rare: None,
             ttl: None,
             lease: LeaseWatch::default(),
             released: None,
             still_since: (now, WallMillis(0)),
             bare_since: None,
             free_since: now,
+            told: None,
             habit: Habit::default(),
             history: History::default(),
+            past: Past::default(),
+            remembered: Vec::new(),
             problems: Vec::new(),
             news: true,
         }
@@ -131,12 +187,93 @@ impl Record {
         self.stamp.map(|stamp| stamp.sent)
     }
 
-    /// The fields that it last had, to be asked for by name.
+    /// Whether somebody waits for it, as far as is known.
     #[must_use]
-    pub fn fields(&self) -> Vec<Vec<u8>> {
+    pub fn is_awaited(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.waiting.is_awaited())
+    }
+
+    /// Whether it has a problem.
+    #[must_use]
+    pub fn has_problems(&self) -> bool {
+        !self.problems.is_empty()
+    }
+
+    /// What it is known to have, so that it is asked for by name.
+    #[must_use]
+    pub fn known(&self, now: Moment) -> Known {
         let mode = self.mode.as_ref().map(|_| redisson::shape::MODE_FIELD.to_vec());
         let holders = self.holds.iter().map(|hold| hold.id.to_string().into_bytes());
-        mode.into_iter().chain(holders).collect()
+        let fields =
+            if self.is_held() { mode.into_iter().chain(holders).collect() } else { Vec::new() };
+        let readers = self.holds.iter().filter(|hold| self.mode.is_some() && !hold.id.write);
+        let queue = self.rare.as_ref().and_then(|rare| rare.waiting.queue.as_ref());
+        let stale = self.token_read.is_none_or(|read| now.since(read) >= TOKEN_EACH);
+        Known {
+            fields,
+            readers: readers.map(|hold| (hold.id, hold.count)).collect(),
+            waiting: queue.iter().flat_map(|queue| &queue.front).map(|place| place.id).collect(),
+            token: self.token.is_some() || stale,
+        }
+    }
+
+    /// Whether its waiters are known by name.
+    #[must_use]
+    pub fn has_named_waiters(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.waiting.waiters().next().is_some())
+    }
+
+    /// Whether it is part of a circle of waits.
+    #[must_use]
+    pub fn is_in_cycle(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.cycle.is_some())
+    }
+
+    /// Each of its waiters with each of its holders.
+    pub fn waits<'a>(&'a self, lock: &'a (usize, LockName)) -> impl Iterator<Item = Wait> + 'a {
+        let waiters = self.rare.iter().flat_map(|rare| rare.waiting.waiters());
+        waiters.filter(|waiter| waiter.is_live()).flat_map(move |waiter| {
+            // A reader that is gone keeps nobody waiting for longer than the others do.
+            let holds = self.holds.iter().filter(|hold| hold.marker != Some(Marker::Missing));
+            holds.map(|hold| Wait {
+                waiter: waiter.id,
+                lock: lock.clone(),
+                holder: hold.id,
+                confirmed: waiter.seen,
+                held_from: hold.from,
+                limited: waiter.limited,
+            })
+        })
+    }
+
+    /// What an earlier run of this program knew of it.
+    pub fn remember(&mut self, known: Remembered) {
+        self.confirm();
+        self.remembered = known.holds;
+        for past in known.past {
+            if past.since.exact {
+                self.habit.push(Duration::from_millis(past.millis()));
+            }
+            self.past.push(past);
+        }
+    }
+
+    /// Since when a holder has had it that is seen for the first time.
+    fn since_remembered(&mut self, id: HolderId, seen: Since) -> Since {
+        if seen.exact {
+            return seen;
+        }
+        let known = self.remembered.iter().position(|(known, _)| *known == id);
+        known.map_or(seen, |known| self.remembered.swap_remove(known).1)
+    }
+
+    fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    /// Gives back what is no longer needed.
+    fn thin_out(&mut self) {
+        self.rare.take_if(|rare| rare.is_empty());
     }
 
     /// Marks it as surely a lock.
@@ -152,6 +289,9 @@ impl Record {
     pub fn next_read(&self) -> Moment {
         const AT_LEAST: Duration = Duration::from_secs(10);
         let Some(stamp) = self.stamp else { return self.free_since };
+        /// Somebody waits: who is next, and since when, is worth knowing.
+        const AWAITED: Duration = Duration::from_secs(2);
+        let longest = if self.is_awaited() { AWAITED } else { Duration::MAX };
         let wait = if !self.is_held() {
             let free = stamp.received.since(self.free_since);
             (free / 4).clamp(Duration::from_secs(1), Duration::from_secs(30))
@@ -160,12 +300,30 @@ impl Record {
                 (None, _) if !self.confirmed => Duration::from_secs(60),
                 (None, _) => super::problem::LEAK_GAP,
                 (Some(ttl), Some(lease)) if self.lease.rose() => {
-                    (lease / 6).clamp(Duration::from_millis(250), AT_LEAST).min(past(ttl))
+                    let usual = (lease / 6).clamp(Duration::from_millis(250), AT_LEAST);
+                    usual.min(self.until_overdue(lease, ttl)).min(past(ttl))
                 }
                 (Some(ttl), _) => past(ttl).min(AT_LEAST),
             }
         };
-        stamp.received + wait
+        stamp.received + wait.min(longest)
+    }
+
+    /// When to look again at a lock that is renewed: as soon as its renewal is overdue, then more often, and once
+    /// shortly before it runs out, which tells a lease that ran out from a release.
+    fn until_overdue(&self, lease: Duration, ttl: Duration) -> Duration {
+        const OFTEN: Duration = Duration::from_secs(1);
+        const BEFORE_END: Duration = Duration::from_millis(500);
+        if !self.lease.renewed() {
+            return Duration::MAX;
+        }
+        match ttl.checked_sub(overdue_below(lease)) {
+            Some(left) => left + Duration::from_millis(5),
+            None => match ttl.checked_sub(BEFORE_END) {
+                Some(left) if !left.is_zero() => left.min(OFTEN),
+                _ => past(ttl),
+            },
+        }
     }
 
     /// Takes in a reading. One asked for earlier than the newest known changes nothing but what it proves for
@@ -182,26 +340,93 @@ impl Record {
         if let Reading::Lock { ttl: Some(_), .. } = reading {
             self.confirm();
         }
-        let (Reading::Lock { queued, .. } | Reading::Absent { queued }) = reading else {
+        let (Reading::Lock { beside, .. } | Reading::Absent { beside }) = reading else {
             return self.read_nothing(stamp, source, reading, around, effects);
         };
-        if *queued {
+        if beside.queue.is_some() {
             self.confirm();
             self.fair = true;
         }
-        if self.is_newer(stamp) {
-            self.news |= self.queued != *queued;
-            self.queued = *queued;
+        let newer = self.is_newer(stamp);
+        if let Some(rare) = &mut self.rare {
+            self.news |= rare.waiting.expire(stamp.received);
+        }
+        if newer {
+            self.read_beside(stamp, beside, around);
         }
         match reading {
             Reading::Lock { hash, ttl, .. } if self.confirmed || hash.alien.is_empty() => {
-                if self.is_newer(stamp) {
+                if newer {
                     self.read_held(stamp, source, hash, *ttl, around, effects);
+                    self.read_markers(beside);
                     self.judge(stamp, source, around, effects);
                 }
             }
             _ => self.read_nothing(stamp, source, reading, around, effects),
         }
+    }
+
+    /// What stands beside it, of a reading that is the newest.
+    fn read_beside(&mut self, stamp: Stamp, beside: &Beside, around: Surroundings) {
+        if let Token::Is(token) = beside.token {
+            self.confirm();
+            self.news |= self.token != Some(token);
+            (self.token, self.token_read) = (Some(token), Some(stamp.received));
+        } else if beside.token == Token::Nothing {
+            self.news |= self.token.take().is_some();
+            self.token_read = Some(stamp.received);
+        }
+        let had = self.rare.as_ref().is_some_and(|rare| rare.waiting.queue.is_some());
+        if had || self.has_named_waiters() || beside.queue.is_some() {
+            let window = self.stamp.map(|last| stamp.received.since(last.sent));
+            let clock = stamp.wall.0.saturating_add_signed(around.ahead_ms);
+            let queue = beside.queue.as_ref();
+            self.news |= self.rare().waiting.read_queue(stamp, window, clock, queue);
+        }
+    }
+
+    fn read_markers(&mut self, beside: &Beside) {
+        for (id, marker) in &beside.markers {
+            if let Some(hold) = self.holds.iter_mut().find(|hold| hold.id == *id) {
+                let was_gone = hold.marker == Some(Marker::Missing);
+                self.news |= hold.marker.is_none() || was_gone != (*marker == Marker::Missing);
+                hold.marker = Some(*marker);
+            }
+        }
+    }
+
+    /// Connections that listen for its release were counted.
+    pub fn count_subscribers(&mut self, count: u64, at: Moment, wall: WallMillis) {
+        if count == 0 && self.rare.is_none() {
+            return;
+        }
+        self.confirm();
+        self.seen_by(Source::Subscribers);
+        self.news |= self.rare().waiting.count(count, at, wall);
+        self.thin_out();
+    }
+
+    /// It is part of that circle of waits, or of none.
+    pub fn set_cycle(
+        &mut self,
+        cycle: Option<Arc<Cycle>>,
+        around: Surroundings,
+        effects: &mut Vec<Effect>,
+    ) {
+        let before = self.rare.as_ref().and_then(|rare| rare.cycle.as_ref());
+        let same = match (before, &cycle) {
+            (None, None) => true,
+            (Some(before), Some(cycle)) => before.is_same(cycle),
+            _ => false,
+        };
+        if same {
+            return;
+        }
+        self.rare().cycle = cycle;
+        if let Some(stamp) = self.stamp {
+            self.judge(stamp, Source::Poll, around, effects);
+        }
+        self.thin_out();
     }
 
     fn is_newer(&self, stamp: Stamp) -> bool {

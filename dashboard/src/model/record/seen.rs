@@ -2,19 +2,26 @@
 
 use std::time::Duration;
 
-use redisson::Moment;
 use redisson::shape::LockHash;
+use redisson::{HolderId, Moment};
 
 use super::{Effect, Hold, Record, Surroundings, millis};
 use crate::model::history::{End, Happening};
 use crate::model::lease::Step;
-use crate::model::observation::{Reading, Source, Stamp};
-use crate::model::view::{Since, WallMillis};
+use crate::model::observation::{Queued, Reading, Source, Stamp};
+use crate::model::past::{Ending, Note, PastHold};
+use crate::model::problem::Expired;
+use crate::model::view::{Certainty, Since, WallMillis};
+use crate::model::waiting::Waiting;
 
 /// A hold's beginning is exact when it is known within this.
 const EXACT: Duration = Duration::from_secs(1);
+/// A lease that had no more left than this when it was last seen was not released before its end.
+const NEAR_END: Duration = Duration::from_secs(1);
 /// A lease that was to end within this of a reading that finds the lock gone has run out.
 const RUN_OUT: Duration = Duration::from_millis(200);
+/// A release that two sources tell of within this is one.
+const TOLD_TWICE: Duration = Duration::from_millis(200);
 
 impl Record {
     pub(super) fn read_held(
@@ -54,12 +61,18 @@ impl Record {
                         None => Happening::FoundHeld(holder.id),
                     };
                     self.event(stamp.wall, source, what, effects);
+                    let since = self.since_remembered(holder.id, since);
+                    if self.confirmed {
+                        let note = Note::Began(self.id.clone(), holder.id, since);
+                        effects.push(Effect::Note(Box::new(note)));
+                    }
                     Hold {
                         id: holder.id,
                         count: holder.count,
                         since,
                         first: stamp,
                         from: stamp.received,
+                        marker: None,
                     }
                 }
             };
@@ -67,19 +80,37 @@ impl Record {
         }
         for gone in before.iter().filter(|hold| !hash.holders.iter().any(|h| h.id == hold.id)) {
             moved = true;
-            self.end(*gone, stamp.received);
+            let over = self.is_over(last, stamp);
+            let ended = if over { Ending::RanOut } else { Ending::Vanished };
+            self.end(*gone, stamp.received, stamp.wall, ended, effects);
+            self.consider_expired(*gone, last, stamp, source, around);
             let what = Happening::Vanished(gone.id, End::OthersHold);
             self.event(stamp.wall, source, what, effects);
         }
         self.holds = holds;
         self.news |= self.mode != hash.mode;
         self.mode.clone_from(&hash.mode);
+        self.look_for_odd(hash, around);
+        if let Some(rare) = &mut self.rare {
+            let ids: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
+            // A reader that wants to write waits for itself: its place is the write side's.
+            self.news |= rare.waiting.granted(&ids);
+            rare.orphan_since = None;
+            if moved {
+                rare.gone = None;
+            }
+        }
         let was_renewed = self.lease.renewed();
         if moved || last.is_none() {
             self.still_since = (stamp.received, stamp.wall);
             self.lease.restart(stamp.received, ttl, window.filter(|window| *window <= EXACT));
-        } else if self.lease.read(stamp.received, stamp.slack(), ttl) != Step::Ran {
-            self.news = true;
+        } else {
+            let step = self.lease.read(stamp.received, stamp.slack(), ttl);
+            self.news |= step != Step::Ran;
+            if let Some(rare) = self.rare.as_mut().filter(|_| step == Step::Rose) {
+                // Whoever renews it lives, whatever else was seen.
+                rare.gone = None;
+            }
         }
         if self.lease.renewed() && !was_renewed {
             let lease = self.lease.lease().map_or(0, millis);
@@ -88,6 +119,54 @@ impl Record {
         self.news |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
         self.ttl = ttl;
         self.bare_since = if ttl.is_some() { None } else { self.bare_since.or(Some(stamp)) };
+    }
+
+    fn look_for_odd(&mut self, hash: &LockHash, around: Surroundings) {
+        let odd = hash.malformed().or_else(|| {
+            // Only a cluster has slots that the lock and what belongs to it could differ in.
+            let apart = around.cluster && !self.id.name.companions_share_slot();
+            apart
+                .then(|| "braces in its name keep its channel and queue in another slot".to_owned())
+        });
+        if odd.is_some() || self.rare.is_some() {
+            self.rare().odd = odd;
+        }
+    }
+
+    /// Notes a hold that ran out although it had been renewed. It was seen shortly before its end, so that nobody
+    /// can have released it unheard meanwhile.
+    fn consider_expired(
+        &mut self,
+        hold: Hold,
+        last: Option<Stamp>,
+        stamp: Stamp,
+        source: Source,
+        around: Surroundings,
+    ) {
+        let (Some(last), Some(ttl), Some(lease)) = (last, self.ttl, self.lease.lease()) else {
+            return;
+        };
+        let watched = around.readable_since.is_some_and(|since| since <= last.sent);
+        let near = ttl <= NEAR_END;
+        let over = self.is_over(Some(last), stamp);
+        if !self.lease.renewed() || around.restarted || !watched || !near || !over {
+            return;
+        }
+        let seen = format!(
+            "{} had renewed it to about {:.1} s; last seen with {:.1} s left, then it was gone, and no release was told",
+            hold.id,
+            lease.as_secs_f64(),
+            ttl.as_secs_f64()
+        );
+        let (holder, certainty) = (hold.id, Certainty::Suspected);
+        let at = (stamp.received, stamp.wall);
+        self.rare().expired = Some(Expired { at, holder, certainty, source, seen });
+    }
+
+    /// Whether the time to live that was read last had run out by this reading.
+    fn is_over(&self, last: Option<Stamp>, stamp: Stamp) -> bool {
+        let end = last.zip(self.ttl).map(|(last, ttl)| last.received + ttl);
+        end.is_some_and(|end| end.since(stamp.received) <= RUN_OUT)
     }
 
     /// A reading that finds no lock there.
@@ -112,7 +191,9 @@ impl Record {
             if told {
                 continue;
             }
-            self.end(hold, stamp.received);
+            if matches!(reading, Reading::Absent { .. }) {
+                self.consider_expired(hold, last, stamp, source, around);
+            }
             let left =
                 last.zip(self.ttl).map(|(last, ttl)| (last.received + ttl).since(stamp.received));
             let end = match reading {
@@ -127,29 +208,65 @@ impl Record {
                     None => End::Early(0),
                 },
             };
+            let ended = match end {
+                End::Replaced(_) => Ending::Replaced,
+                End::ServerRestarted => Ending::Restarted,
+                End::RanOut => Ending::RanOut,
+                End::Early(_) | End::OthersHold => Ending::Vanished,
+            };
+            self.end(hold, stamp.received, stamp.wall, ended, effects);
             self.event(stamp.wall, source, Happening::Vanished(hold.id, end), effects);
         }
         self.ttl = None;
         self.bare_since = None;
+        self.look_for_orphans(stamp, reading);
         self.judge(stamp, source, around, effects);
+        self.thin_out();
     }
 
-    /// Takes in a release message: whoever held the lock until then does so no more.
-    pub fn released(&mut self, at: Moment, wall: WallMillis, effects: &mut Vec<Effect>) {
-        self.seen_by(Source::Channels);
+    /// A lock that is not there: whether the first in its queue is dead.
+    fn look_for_orphans(&mut self, stamp: Stamp, reading: &Reading) {
+        let Some(rare) = &mut self.rare else { return };
+        (rare.gone, rare.odd) = (None, None);
+        let dead = matches!(reading, Reading::Absent { .. }) && is_dead(&rare.waiting);
+        rare.orphan_since = dead.then(|| rare.orphan_since.unwrap_or(stamp));
+    }
+
+    /// Takes in a release, told by its message or seen by MONITOR: whoever held the lock until then does so no more.
+    pub fn released(
+        &mut self,
+        at: Moment,
+        wall: WallMillis,
+        source: Source,
+        ended: Ending,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.seen_by(source);
         self.confirm();
+        // Both tell of the same release, and either may be first.
+        let twice = |(told, by): (Moment, Source)| by != source && at.since(told) <= TOLD_TWICE;
+        if self.told.is_some_and(twice) {
+            return;
+        }
+        self.told = Some((at, source));
+        if let Some(rare) = &mut self.rare {
+            // What seemed to have run out was released at that very moment, and the reading was quicker.
+            rare.expired.take_if(|expired| {
+                expired.certainty == Certainty::Suspected && at.since(expired.at.0) <= NEAR_END
+            });
+        }
         if let Some(stamp) = self.stamp.filter(|stamp| stamp.sent >= at) {
-            return self.released_before(stamp, at, wall, effects);
+            return self.released_before(stamp, at, wall, source, effects);
         }
         let known: Vec<Hold> =
             if self.released.is_some() { Vec::new() } else { self.holds.clone() };
         for hold in &known {
-            self.end(*hold, at);
+            self.end(*hold, at, wall, ended, effects);
             let what = Happening::Released(Some(hold.id));
-            self.event(wall, Source::Channels, what, effects);
+            self.event(wall, source, what, effects);
         }
         if known.is_empty() {
-            self.event(wall, Source::Channels, Happening::Released(None), effects);
+            self.event(wall, source, Happening::Released(None), effects);
         }
         if !self.is_held() {
             self.free_since = self.free_since.max(at);
@@ -163,6 +280,7 @@ impl Record {
         newer: Stamp,
         at: Moment,
         wall: WallMillis,
+        source: Source,
         effects: &mut Vec<Effect>,
     ) {
         let exact = newer.received.since(at) <= EXACT;
@@ -175,14 +293,40 @@ impl Record {
         }
         if restarted {
             self.still_since = (at, wall);
-            self.event(wall, Source::Channels, Happening::Released(None), effects);
+            self.event(wall, source, Happening::Released(None), effects);
         }
     }
 
-    /// Notes how long a hold lasted, where both ends are known well enough to make a habit.
-    fn end(&mut self, hold: Hold, at: Moment) {
+    /// Notes how long a hold lasted and how it ended; where both ends are known well enough that makes a habit.
+    pub(super) fn end(
+        &mut self,
+        hold: Hold,
+        at: Moment,
+        wall: WallMillis,
+        ended: Ending,
+        effects: &mut Vec<Effect>,
+    ) {
         if hold.since.exact {
             self.habit.push(at.since(hold.from));
         }
+        let past = PastHold { id: hold.id, since: hold.since, to: wall, ended };
+        self.past.push(past);
+        if self.confirmed {
+            effects.push(Effect::Note(Box::new(Note::Ended(self.id.clone(), past))));
+        }
+    }
+}
+
+/// Whether whoever is first in the queue is past its deadline; or everybody is, where the queue itself is gone or was
+/// only counted.
+fn is_dead(waiting: &Waiting) -> bool {
+    let Some(queue) = &waiting.queue else { return false };
+    match queue.front.first() {
+        // Without a deadline nobody ever purges it: Redisson stops there.
+        Some(Queued { deadline: None, .. }) => queue.deadlines == 0,
+        Some(Queued { id, .. }) => {
+            waiting.waiters().any(|waiter| waiter.id == *id && waiter.overdue)
+        }
+        None => queue.passed > 0 && queue.passed == queue.deadlines,
     }
 }

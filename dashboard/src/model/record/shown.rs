@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use redisson::{Kind, Moment};
 
-use super::{Effect, Record, Surroundings, millis};
+use super::{Effect, Rare, Record, Surroundings, millis};
 use crate::model::history::Happening;
-use crate::model::observation::{Source, Stamp};
+use crate::model::observation::{Marker, Source, Stamp};
 use crate::model::problem::{Case, Verdict, explain, judge};
-use crate::model::view::{HolderView, LockView, ProblemKind, State, WallMillis};
+use crate::model::view::{
+    HolderView, LockView, PlaceView, ProblemKind, State, WaiterView, WallMillis,
+};
+use crate::model::waiting::Waiter;
 
 /// A view that says nothing new is made again no sooner than this, so that idle readings cost no traffic.
 const REFRESH_MS: u64 = 2_000;
@@ -24,16 +27,34 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         let holders: Vec<_> = self.holds.iter().map(|hold| (hold.id, hold.count)).collect();
+        let rare = self.rare.as_deref();
+        let waiters: Vec<Waiter> =
+            rare.map(|rare| rare.waiting.waiters().copied().collect()).unwrap_or_default();
+        let (gone, expired, cycle, odd) = (
+            rare.and_then(|rare| rare.gone.clone()),
+            rare.and_then(|rare| rare.expired.clone()),
+            rare.and_then(|rare| rare.cycle.clone()),
+            rare.and_then(|rare| rare.odd.clone()),
+        );
         let case = Case {
             now,
             holders: &holders,
             confirmed: self.confirmed,
+            ttl: self.ttl,
             bare_since: self.bare_since,
             renewed: self.lease.lease().filter(|_| self.lease.renewed()),
             still_since: self.still_since,
             listening_since: around.listening_since,
+            silent: self.is_silent(),
             habit: self.habit.p99(),
-            stuck_after: self.rule.stuck_after,
+            rule: self.rule,
+            waiters: &waiters,
+            subscribers: rare.and_then(|rare| rare.waiting.subscribers),
+            gone: gone.as_ref(),
+            expired: expired.as_ref(),
+            cycle: cycle.as_deref(),
+            orphan_since: rare.and_then(|rare| rare.orphan_since),
+            odd: odd.as_deref(),
         };
         let verdicts = judge(&case);
         let mut begun = Vec::new();
@@ -69,6 +90,12 @@ impl Record {
         }
     }
 
+    /// Whether it may be released without a message that is heard: a fair lock is where nobody queues, and one reader
+    /// of several is.
+    fn is_silent(&self) -> bool {
+        self.fair || (self.mode.is_some() && self.holds.len() > 1)
+    }
+
     fn detected(&self, verdict: &Verdict) -> Effect {
         Effect::Detected(verdict.problem, verdict.certainty, Arc::clone(&self.group))
     }
@@ -99,6 +126,7 @@ impl Record {
         self.news = false;
         let kind = match self.mode.as_deref() {
             None if self.fair => Kind::Fair,
+            None if self.token.is_some() => Kind::Fenced,
             None => Kind::Lock,
             Some(b"write") => Kind::Write,
             Some(_) => Kind::Read,
@@ -116,9 +144,15 @@ impl Record {
                     (None, false) => "lock",
                 },
                 count: hold.count,
+                marker_ttl_ms: match hold.marker {
+                    Some(Marker::Left(left)) => Some(millis(left)),
+                    Some(Marker::Missing | Marker::Endless) | None => None,
+                },
+                zombie: hold.marker == Some(Marker::Missing),
                 since: hold.since,
             })
             .collect();
+        let waiting = Awaited::new(self.rare.as_deref());
         let state = match (self.is_current(readable_since), self.is_held()) {
             (false, _) => State::Unknown,
             (true, true) => State::Held,
@@ -136,14 +170,68 @@ impl Record {
             renewed: self.lease.renewed(),
             problems: self.problems.clone(),
             events: self.history.shown(),
+            past: self.past.shown(),
+            longest_hold: self.past.longest(),
             sources: Source::ALL
                 .into_iter()
                 .filter(|source| self.sources[*source as usize])
                 .map(Source::as_str)
                 .collect(),
-            queued: self.queued,
+            queued: waiting.queued,
+            waiters: waiting.waiters,
+            waiting: waiting.count,
+            waiters_exact: waiting.exact,
+            queue: waiting.queue,
+            token: self.token,
             group: Arc::clone(&self.group),
             expected_long: self.rule.stuck_after.is_none(),
         }
+    }
+}
+
+/// Who waits, as it is shown.
+struct Awaited {
+    queued: bool,
+    waiters: Vec<WaiterView>,
+    count: u64,
+    exact: bool,
+    queue: Vec<PlaceView>,
+}
+
+impl Awaited {
+    fn new(rare: Option<&Rare>) -> Self {
+        let mut shown =
+            Self { queued: false, waiters: Vec::new(), count: 0, exact: false, queue: Vec::new() };
+        let Some(waiting) = rare.map(|rare| &rare.waiting) else { return shown };
+        let live = waiting.waiters().filter(|waiter| waiter.is_live());
+        shown.waiters = live
+            .map(|waiter| WaiterView {
+                id: waiter.id.to_string(),
+                since: waiter.since,
+                attempts: waiter.attempts,
+            })
+            .collect();
+        let named = u64::try_from(shown.waiters.len()).unwrap_or(u64::MAX);
+        let listening = waiting.subscribers.map_or(0, |subscribers| subscribers.count);
+        shown.count = named.max(listening);
+        if let Some(queue) = &waiting.queue {
+            shown.queued = queue.len > 0;
+            // Each waiter of a fair lock has a place of its own.
+            shown.exact = queue.len == u64::try_from(queue.front.len()).unwrap_or(u64::MAX);
+            let overdue = |id| waiting.waiters().any(|waiter| waiter.id == id && waiter.overdue);
+            shown.queue = queue
+                .front
+                .iter()
+                .map(|place| PlaceView {
+                    id: place.id.to_string(),
+                    deadline: place.deadline.map(WallMillis),
+                    alive: !overdue(place.id),
+                })
+                .collect();
+            if !shown.exact {
+                shown.count = shown.count.max(queue.len.saturating_sub(queue.passed));
+            }
+        }
+        shown
     }
 }

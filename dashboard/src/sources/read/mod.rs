@@ -5,6 +5,8 @@
 //! in bounded number, values of fields whose lengths were asked before. What a reading consists of comes from one
 //! MULTI/EXEC, so that it never mixes two holders. No script is used: an observer's account needs no right to run any.
 
+pub mod beside;
+mod facts;
 mod probe;
 mod reply;
 mod transaction;
@@ -15,8 +17,9 @@ use service_kit::redis_link::{CallError, Link, ServerError};
 use thiserror::Error;
 
 use crate::model::actor::{now, wall};
-use crate::model::{ReadRequest, Reading, Stamp};
+use crate::model::{Known, ReadRequest, Reading, Stamp};
 
+pub use facts::ServerFacts;
 use probe::{PROBES, probe};
 pub use reply::{integer, strings};
 use transaction::{Job, transactions};
@@ -39,11 +42,14 @@ pub trait Caller: Send {
         &mut self,
         commands: Vec<Cmd>,
     ) -> impl Future<Output = Result<Vec<Result<Value, ServerError>>, CallError>> + Send;
+
+    /// What was learnt of the server meanwhile.
+    fn facts(&self) -> &ServerFacts;
 }
 
 /// A link at its own pace.
 #[derive(Debug)]
-pub struct Unpaced<'a>(pub &'a Link);
+pub struct Unpaced<'a>(pub &'a Link, pub &'a ServerFacts);
 
 impl Caller for Unpaced<'_> {
     async fn send(
@@ -51,6 +57,10 @@ impl Caller for Unpaced<'_> {
         commands: Vec<Cmd>,
     ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
         self.0.pipeline(pipeline(commands)).await
+    }
+
+    fn facts(&self) -> &ServerFacts {
+        self.1
     }
 }
 
@@ -84,13 +94,13 @@ pub async fn read(
     requests: Vec<ReadRequest>,
 ) -> Result<Vec<Found>, ReadError> {
     let (known, unknown): (Vec<_>, Vec<_>) =
-        requests.into_iter().partition(|request| !request.fields.is_empty());
+        requests.into_iter().partition(|request| !request.known.fields.is_empty());
     let mut found = Vec::new();
+    let facts = caller.facts().clone();
     let mut jobs: Vec<Job> =
-        known.into_iter().map(|request| Job::new(request.name, request.fields)).collect();
-    let names: Vec<LockName> = unknown.into_iter().map(|request| request.name).collect();
-    for names in names.chunks(PROBES) {
-        jobs.extend(probe(caller, names, true, &mut found).await?);
+        known.into_iter().map(|request| Job::new(request.name, &request.known, &facts)).collect();
+    for requests in unknown.chunks(PROBES) {
+        jobs.extend(probe(caller, requests, true, &mut found).await?);
     }
     transactions(caller, jobs, &mut found).await?;
     Ok(found)
@@ -107,8 +117,11 @@ pub async fn discover(
 ) -> Result<Vec<Found>, ReadError> {
     let mut found = Vec::new();
     let mut jobs = Vec::new();
+    let known = Known { token: true, ..Known::default() };
     for names in names.chunks(PROBES) {
-        jobs.extend(probe(caller, names, false, &mut found).await?);
+        let request = |name: &LockName| ReadRequest { name: name.clone(), known: known.clone() };
+        let requests: Vec<ReadRequest> = names.iter().map(request).collect();
+        jobs.extend(probe(caller, &requests, false, &mut found).await?);
     }
     for other in found.drain(..).filter(|found| matches!(found.reading, Reading::Other(_))) {
         left.push(other.name);

@@ -2,9 +2,10 @@
 
 use redisson::{LockName, keys, shape};
 
-use super::reply::{integer, is_list, no_lock, other, permitted, strings, too_large};
+use super::reply::{integer, is_of, no_lock, no_lock_but, other, permitted, strings, too_large};
 use super::transaction::Job;
-use super::{Caller, Found, ReadError, ask, command};
+use super::{Caller, Found, Known, ReadError, ReadRequest, ask, command};
+use crate::model::observation::Beside;
 use crate::model::{Reading, Stamp};
 
 /// Keys in one pipeline of single commands.
@@ -15,46 +16,56 @@ const SAMPLE: usize = 3;
 /// Asks of each key, step by step, whether it can be a lock. Those that can are returned, the others are found.
 pub(super) async fn probe(
     caller: &mut impl Caller,
-    names: &[LockName],
+    requests: &[ReadRequest],
     with_queue: bool,
     found: &mut Vec<Found>,
 ) -> Result<Vec<Job>, ReadError> {
-    let mut commands = Vec::with_capacity(names.len() * 2);
-    for name in names {
+    let facts = caller.facts().clone();
+    let mut commands = Vec::with_capacity(requests.len() * 3);
+    for ReadRequest { name, .. } in requests {
         commands.push(command("HLEN", name.as_bytes()));
         if with_queue {
             commands.push(command("TYPE", &keys::queue(name)));
+            commands.push(command("TYPE", &keys::deadlines(name)));
         }
     }
     let (stamp, replies) = ask(caller, commands).await?;
     let mut replies = replies.into_iter();
     let mut hashes = Vec::new();
-    for name in names {
+    let mut jobs = Vec::new();
+    for request in requests {
         let length = replies.next().ok_or(ReadError::Odd("HLEN"))?;
-        let queue = if with_queue { replies.next() } else { None };
-        let queued = match queue {
-            Some(reply) => is_list(&permitted(reply)?),
-            None => false,
-        };
+        let mut queued = false;
+        if with_queue {
+            let (queue, deadlines) = (replies.next(), replies.next());
+            for (reply, of) in [(queue, "list"), (deadlines, "zset")] {
+                queued |= is_of(&permitted(reply.ok_or(ReadError::Odd("TYPE"))?)?, of);
+            }
+        }
+        let name = request.name.clone();
         let reading = match permitted(length)? {
             Ok(value) => match integer(&value).ok_or(ReadError::Odd("HLEN"))? {
-                0 => Reading::Absent { queued },
+                0 if queued && facts.may_look_beside() => {
+                    jobs.push(Job::of_queue(name, &request.known, &facts));
+                    continue;
+                }
+                0 => Reading::Absent { beside: Beside::default() },
                 n if n > shape::MAX_FIELDS => Reading::Other(too_large(n)),
                 _ => {
-                    hashes.push(name.clone());
+                    hashes.push((name, request.known.token));
                     continue;
                 }
             },
             Err(error) => Reading::Other(other(&error)),
         };
-        found.push(Found { name: name.clone(), stamp, reading });
+        found.push(Found { name, stamp, reading });
     }
     if hashes.is_empty() {
-        return Ok(Vec::new());
+        return Ok(jobs);
     }
     let commands = hashes
         .iter()
-        .map(|name| {
+        .map(|(name, _)| {
             let mut names = command("HRANDFIELD", name.as_bytes());
             names.arg(SAMPLE);
             names
@@ -62,26 +73,31 @@ pub(super) async fn probe(
         .collect();
     let (stamp, replies) = ask(caller, commands).await?;
     let mut candidates = Vec::new();
-    for (name, reply) in hashes.into_iter().zip(replies) {
+    let mut tokens = Vec::new();
+    for ((name, token), reply) in hashes.into_iter().zip(replies) {
         let fields = permitted(reply)?.map(|value| strings(&value).unwrap_or_default());
         match fields {
             Ok(fields) if fields.is_empty() => {
-                found.push(Found { name, stamp, reading: Reading::Absent { queued: false } });
+                let reading = Reading::Absent { beside: Beside::default() };
+                found.push(Found { name, stamp, reading });
             }
             Ok(fields) if fields.iter().all(|field| shape::is_lock_field(field)) => {
                 candidates.push((name, fields));
+                tokens.push(token);
             }
-            Ok(_) => found.push(Found { name, stamp, reading: Reading::Other(no_lock()) }),
+            Ok(fields) => {
+                let reading = Reading::Other(no_lock_but(&fields));
+                found.push(Found { name, stamp, reading });
+            }
             Err(error) => {
                 found.push(Found { name, stamp, reading: Reading::Other(other(&error)) });
             }
         }
     }
     let (stamp, lengths) = lengths(caller, &candidates).await?;
-    let mut jobs = Vec::new();
-    for ((name, fields), lengths) in candidates.into_iter().zip(lengths) {
+    for (((name, fields), token), lengths) in candidates.into_iter().zip(tokens).zip(lengths) {
         if lengths.iter().all(|length| *length <= shape::MAX_VALUE_LEN as u64) {
-            jobs.push(Job::new(name, fields));
+            jobs.push(Job::new(name, &Known { fields, token, ..Known::default() }, &facts));
         } else {
             found.push(Found { name, stamp, reading: Reading::Other(no_lock()) });
         }

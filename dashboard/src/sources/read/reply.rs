@@ -1,6 +1,7 @@
 //! Replies taken apart, and refusals put into words.
 
 use redis::Value;
+use redisson::shape;
 use service_kit::redis_link::{CallError, ServerError};
 
 use super::ReadError;
@@ -44,10 +45,23 @@ pub(super) fn no_lock() -> String {
     "a hash whose fields are not a lock's".to_owned()
 }
 
+/// The same for a hash that is known by its fields as one of Redisson's other things.
+pub(super) fn no_lock_but(fields: &[Vec<u8>]) -> String {
+    match shape::other_synchronizer(fields) {
+        Some(what) => format!("{what}, which is no lock"),
+        None => no_lock(),
+    }
+}
+
 pub(super) fn is_list(reply: &Result<Value, ServerError>) -> bool {
+    is_of(reply, "list")
+}
+
+/// Whether TYPE says so.
+pub(super) fn is_of(reply: &Result<Value, ServerError>, of: &str) -> bool {
     match reply {
-        Ok(Value::SimpleString(kind)) => kind == "list",
-        Ok(Value::BulkString(kind)) => kind == b"list",
+        Ok(Value::SimpleString(kind)) => kind == of,
+        Ok(Value::BulkString(kind)) => kind == of.as_bytes(),
         _ => false,
     }
 }

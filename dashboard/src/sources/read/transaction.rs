@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use redis::{Cmd, Value, cmd};
 use redisson::shape::{self, LockHash};
-use redisson::{LockName, keys};
+use redisson::{HolderId, LockName};
 use service_kit::redis_link::ServerError;
 
+use super::beside::{Ask, More, readable};
 use super::probe::lengths;
 use super::reply::{
-    concerns_key, integer, is_list, no_lock, optional_strings, other, permitted, signed, strings,
-    too_large,
+    concerns_key, integer, no_lock, optional_strings, other, permitted, signed, strings, too_large,
 };
-use super::{Caller, Found, ReadError, ask, command};
+use super::{Caller, Found, Known, ReadError, ServerFacts, ask, command};
 use crate::model::Reading;
+use crate::model::observation::Beside;
 
 /// Locks in one pipeline.
 const TRANSACTIONS: usize = 32;
@@ -32,77 +33,102 @@ pub(super) struct Job {
     alien: Vec<Vec<u8>>,
     /// How many names to ask for.
     ask: usize,
-    /// Whether to ask for the queue too, which an account may be denied that may read the lock.
-    with_queue: bool,
+    /// What to ask for beside it; nothing where the account may read the lock but not what belongs to it.
+    beside: Option<Ask>,
 }
 
 impl Job {
-    pub(super) fn new(name: LockName, fields: Vec<Vec<u8>>) -> Self {
-        let ask = fields.len() + SPARE_NAMES;
-        Self { name, fields, alien: Vec::new(), ask, with_queue: true }
+    pub(super) fn new(name: LockName, known: &Known, facts: &ServerFacts) -> Self {
+        let ask = known.fields.len() + SPARE_NAMES;
+        let beside = facts.may_look_beside().then(|| Ask::new(known, facts.clock()));
+        Self { name, fields: known.fields.clone(), alien: Vec::new(), ask, beside }
+    }
+
+    /// For a key that is not there, with a queue or deadlines that are.
+    pub(super) fn of_queue(name: LockName, known: &Known, facts: &ServerFacts) -> Self {
+        let mut job = Self::new(name, known, facts);
+        if let Some(beside) = &mut job.beside {
+            beside.expects_queue();
+        }
+        job
     }
 
     fn key(&self) -> &[u8] {
         self.name.as_bytes()
     }
 
-    /// What one transaction asks: how many fields, their names, the values of those known, the time to live, and
-    /// whether a fair lock's queue stands beside it.
-    fn commands(&self) -> Vec<Cmd> {
-        let mut values = command("HMGET", self.key());
-        for field in &self.fields {
-            values.arg(field);
-        }
+    /// What one transaction asks: how many fields, their names, the time to live, the values of fields known, and
+    /// what stands beside it. Also how many of these concern the lock itself, MULTI included.
+    fn commands(&self) -> (Vec<Cmd>, usize) {
         let mut names = command("HRANDFIELD", self.key());
         names.arg(self.ask);
         let mut commands =
             vec![cmd("MULTI"), command("HLEN", self.key()), names, command("PTTL", self.key())];
         if !self.fields.is_empty() {
+            let mut values = command("HMGET", self.key());
+            for field in &self.fields {
+                values.arg(field);
+            }
             commands.push(values);
         }
-        if self.with_queue {
-            commands.push(command("TYPE", &keys::queue(&self.name)));
+        let own = commands.len();
+        if let Some(beside) = &self.beside {
+            commands.extend(beside.commands(&self.name));
         }
         commands.push(cmd("EXEC"));
-        commands
+        (commands, own)
     }
 }
 
-/// Reads locks, again where their fields turn out to be others than thought.
+/// Reads locks, again where more has to be asked for.
 pub(super) async fn transactions(
     caller: &mut impl Caller,
     mut jobs: Vec<Job>,
     found: &mut Vec<Found>,
 ) -> Result<(), ReadError> {
-    for _ in 0..TRIES {
+    for left in (0..TRIES).rev() {
         let mut again = Vec::new();
         for jobs in chunks(jobs) {
-            let commands = jobs.iter().flat_map(Job::commands).collect();
+            let mut commands = Vec::new();
+            let mut sizes = Vec::with_capacity(jobs.len());
+            for job in &jobs {
+                let (of_job, own) = job.commands();
+                sizes.push((of_job.len(), own));
+                commands.extend(of_job);
+            }
             let (stamp, replies) = ask(caller, commands).await?;
             let mut replies = replies.into_iter();
-            for job in jobs {
-                let mut block: Vec<_> = replies.by_ref().take(job.commands().len()).collect();
+            for (job, (size, own)) in jobs.into_iter().zip(sizes) {
+                let mut block: Vec<_> = replies.by_ref().take(size).collect();
                 let exec = block.pop();
-                let only_queue =
-                    block.iter().rposition(Result::is_ok) == block.len().checked_sub(2);
+                let beside_refused =
+                    block.iter().position(Result::is_err).is_some_and(|i| i >= own);
                 let refused = block.into_iter().find_map(Result::err);
-                if job.with_queue && only_queue && refused.as_ref().is_some_and(concerns_key) {
-                    again.push((Job { with_queue: false, ..job }, Vec::new()));
+                if let Some(error) = refused.as_ref().filter(|_| beside_refused)
+                    && !error.is_transient()
+                {
+                    if !concerns_key(error) {
+                        caller.facts().deny_beside(&error.to_string());
+                    }
+                    again.push((Job { beside: None, ..job }, Need::Same));
                     continue;
                 }
                 match outcome(&job, refused, exec)? {
                     Outcome::Read(reading) => {
                         found.push(Found { name: job.name, stamp, reading });
                     }
-                    Outcome::Others(fields) => again.push((job, fields)),
-                    Outcome::More(ask) => again.push((Job { ask, ..job }, Vec::new())),
+                    // Who waits is told without the deadlines of those that came just now, rather than not at all.
+                    Outcome::Needs(Need::Deadlines(_), reading) if left == 0 => {
+                        found.push(Found { name: job.name, stamp, reading });
+                    }
+                    Outcome::Needs(need, _) => again.push((job, need)),
                 }
             }
         }
         if again.is_empty() {
             return Ok(());
         }
-        jobs = vetted(caller, again).await?;
+        jobs = prepared(caller, again).await?;
     }
     Ok(())
 }
@@ -116,42 +142,80 @@ fn chunks(jobs: Vec<Job>) -> Vec<Vec<Job>> {
     chunks
 }
 
-/// Asks of the fields not known yet whether their values are short enough to be read.
-async fn vetted(
-    caller: &mut impl Caller,
-    jobs: Vec<(Job, Vec<Vec<u8>>)>,
-) -> Result<Vec<Job>, ReadError> {
+/// Makes jobs ready to be tried again: fields not known yet are read only where their values are short, queues only
+/// where their entries are.
+async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Vec<Job>, ReadError> {
     let mut asked = Vec::new();
-    for (job, fields) in &jobs {
-        let new = fields.iter().filter(|field| !job.fields.contains(field));
-        let new = new.filter(|field| shape::is_lock_field(field)).cloned().collect();
-        asked.push((job.name.clone(), new));
+    let mut queues = Vec::new();
+    for (job, need) in &jobs {
+        match need {
+            Need::Fields(fields) => {
+                let new = fields.iter().filter(|field| !job.fields.contains(field));
+                let new = new.filter(|field| shape::is_lock_field(field)).cloned().collect();
+                asked.push((job.name.clone(), new));
+            }
+            Need::Queue => queues.push(job.name.clone()),
+            Need::Same | Need::Names(_) | Need::Deadlines(_) => {}
+        }
     }
     let (_, lengths) = lengths(caller, &asked).await?;
-    let mut vetted = Vec::new();
-    for (((mut job, fields), (_, new)), lengths) in jobs.into_iter().zip(asked).zip(lengths) {
-        if !fields.is_empty() {
-            let long: HashSet<&Vec<u8>> = new
-                .iter()
-                .zip(lengths)
-                .filter(|(_, length)| *length > shape::MAX_VALUE_LEN as u64)
-                .map(|(field, _)| field)
-                .collect();
-            let fits = |field: &Vec<u8>| shape::is_lock_field(field) && !long.contains(field);
-            (job.fields, job.alien) = fields.into_iter().partition(fits);
-            job.ask = job.ask.max(job.fields.len() + job.alien.len() + SPARE_NAMES);
+    let mut vetted = asked.into_iter().map(|(_, new)| new).zip(lengths);
+    let mut queues = readable(caller, &queues).await?.into_iter();
+    let mut prepared = Vec::new();
+    for (mut job, need) in jobs {
+        match need {
+            Need::Same => {}
+            Need::Names(ask) => job.ask = ask,
+            Need::Fields(fields) => {
+                let (new, lengths) = vetted.next().unwrap_or_default();
+                let long: HashSet<&Vec<u8>> = new
+                    .iter()
+                    .zip(lengths)
+                    .filter(|(_, length)| *length > shape::MAX_VALUE_LEN as u64)
+                    .map(|(field, _)| field)
+                    .collect();
+                let fits = |field: &Vec<u8>| shape::is_lock_field(field) && !long.contains(field);
+                (job.fields, job.alien) = fields.into_iter().partition(fits);
+                job.ask = job.ask.max(job.fields.len() + job.alien.len() + SPARE_NAMES);
+                if let Some(beside) = &mut job.beside {
+                    beside.has_fields(&job.fields);
+                }
+            }
+            Need::Queue => {
+                let may_be_read = queues.next().unwrap_or(false);
+                if let Some(beside) = &mut job.beside {
+                    beside.has_queue(may_be_read);
+                }
+            }
+            Need::Deadlines(waiting) => {
+                if let Some(beside) = &mut job.beside {
+                    beside.waits(waiting);
+                }
+            }
         }
-        vetted.push(job);
+        prepared.push(job);
     }
-    Ok(vetted)
+    Ok(prepared)
+}
+
+/// What has to be asked for besides.
+enum Need {
+    /// The same again.
+    Same,
+    /// It has these fields, others than those asked for.
+    Fields(Vec<Vec<u8>>),
+    /// It has more fields than were asked for: ask for so many.
+    Names(usize),
+    /// There is a queue beside it.
+    Queue,
+    /// These stand in its queue.
+    Deadlines(Vec<HolderId>),
 }
 
 enum Outcome {
     Read(Reading),
-    /// It has these fields, others than those asked for.
-    Others(Vec<Vec<u8>>),
-    /// It has more fields than were asked for: ask for so many.
-    More(usize),
+    /// More is needed; the reading as far as it goes.
+    Needs(Need, Reading),
 }
 
 /// What the replies to one transaction say.
@@ -175,22 +239,19 @@ fn outcome(
     let mut next = || results.next().ok_or(ReadError::Odd("EXEC"));
     let (length, names, ttl) = (next()?, next()?, next()?);
     let values = if job.fields.is_empty() { None } else { Some(next()?) };
-    let queued = job.with_queue && is_list(&Ok(next()?));
     if let Value::ServerError(error) = &length {
         let error = ServerError { code: error.code().to_owned(), message: String::new() };
         return Ok(Outcome::Read(Reading::Other(other(&error))));
     }
     let length = integer(&length).ok_or(ReadError::Odd("HLEN"))?;
-    if length == 0 {
-        return Ok(Outcome::Read(Reading::Absent { queued }));
-    }
     if length > shape::MAX_FIELDS {
         return Ok(Outcome::Read(Reading::Other(too_large(length))));
     }
-    let names = strings(&names).ok_or(ReadError::Odd("HRANDFIELD"))?;
+    let names = strings(&names).unwrap_or_default();
     let length = usize::try_from(length).unwrap_or(usize::MAX);
+    let half = || Reading::Absent { beside: Beside::default() };
     if names.len() < length {
-        return Ok(Outcome::More(length + SPARE_NAMES));
+        return Ok(Outcome::Needs(Need::Names(length + SPARE_NAMES), half()));
     }
     let values = match values {
         Some(values) => optional_strings(&values).ok_or(ReadError::Odd("HMGET"))?,
@@ -205,18 +266,28 @@ fn outcome(
     let read = |name: &Vec<u8>| hash.iter().any(|(field, _)| field == name);
     let alien = |name: &Vec<u8>| job.alien.contains(name);
     if !names.iter().all(|name| read(name) || alien(name)) {
-        return Ok(Outcome::Others(names));
+        return Ok(Outcome::Needs(Need::Fields(names), half()));
     }
+    let mut hash = LockHash::read(hash);
+    hash.alien.extend(names.into_iter().filter(alien));
+    let (beside, more) = match &job.beside {
+        Some(beside) => beside.read(&mut results, &hash.holders)?,
+        None => (Beside::default(), None),
+    };
     let ttl = match signed(&ttl).ok_or(ReadError::Odd("PTTL"))? {
         -1 => None,
         ms => Some(Duration::from_millis(u64::try_from(ms).unwrap_or(0))),
     };
-    let mut hash = LockHash::read(hash);
-    hash.alien.extend(names.into_iter().filter(alien));
-    let reading = if hash.is_candidate() {
-        Reading::Lock { hash, ttl, queued }
+    let reading = if length == 0 {
+        Reading::Absent { beside }
+    } else if hash.is_candidate() {
+        Reading::Lock { hash, ttl, beside }
     } else {
         Reading::Other(no_lock())
     };
-    Ok(Outcome::Read(reading))
+    Ok(match more {
+        None => Outcome::Read(reading),
+        Some(More::Queue) => Outcome::Needs(Need::Queue, reading),
+        Some(More::Waiting(waiting)) => Outcome::Needs(Need::Deadlines(waiting), reading),
+    })
 }

@@ -25,6 +25,8 @@ pub(super) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) -> HolderVie
         thread: (31 + n).to_string(),
         mode: "lock",
         count,
+        marker_ttl_ms: None,
+        zombie: false,
         since: Since { at: ago(held_ms), exact },
     }
 }
@@ -58,8 +60,15 @@ pub(super) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
             },
         ]
         .into(),
+        past: Arc::from([]),
+        longest_hold: None,
         sources: vec!["scan", "poll", "channels"],
         queued: false,
+        waiters: Vec::new(),
+        waiting: 0,
+        waiters_exact: false,
+        queue: Vec::new(),
+        token: None,
         group: "orders:*".into(),
         expected_long: false,
     }
@@ -154,6 +163,7 @@ pub(super) fn chrome(address: &str) -> Chrome {
         counts: Counts { held: 14, ..Counts::default() },
         several_deployments: false,
         several_dbs: false,
+        visitor: None,
     }
 }
 

@@ -1,0 +1,198 @@
+//! What goes wrong, and how it is mended.
+
+use redisson::keys;
+
+use super::host::{Stall, micros};
+use super::link::{COMMANDS, MESSAGES, RENEWALS, Weather};
+use super::redis::{Content, Entry};
+use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name};
+
+/// The end of a fault that does not end by itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Mend {
+    ServerUp,
+    Memory,
+    Alien(&'static str),
+}
+
+impl Simulation {
+    pub(super) fn fault(&mut self) -> Lawful {
+        if self.phase != Phase::Trouble {
+            return Ok(());
+        }
+        let pause = self.trouble_time() * 2;
+        self.after(pause, Event::Fault);
+        let host = self.dice.index(self.hosts.len());
+        let lock = self.dice.pick(&NAMES);
+        match self.dice.within(0..30) {
+            0..9 => self.bad_weather(host),
+            9..12 => {
+                let lane = self.dice.pick(&[COMMANDS, RENEWALS, MESSAGES]);
+                return self.break_link(host, lane, "reset");
+            }
+            12 | 13 => {
+                let until = self.now + self.trouble_time();
+                self.log(|| "Redis freezes".to_owned());
+                self.server.frozen_until = until;
+            }
+            14 | 15 => return self.restart_server(),
+            16 | 17 => {
+                self.log(|| "a replica catches up".to_owned());
+                self.server.copy = self.server.redis.keys().clone();
+            }
+            18..21 => {
+                let until = self.now + self.trouble_time();
+                let suspended = self.dice.one_in(2);
+                if self.hosts[host].stall.is_none() {
+                    self.log(|| format!("host {host} stalls, suspended: {suspended}"));
+                    self.hosts[host].stall = Some(Stall { until, suspended });
+                    self.at(until, Event::Resume { host });
+                }
+            }
+            21 if self.dice.one_in(2) => self.kill_agent(host),
+            22 => {
+                self.log(|| format!("{lock} is evicted"));
+                self.laws.excuse_key(lock, &self.server.redis);
+                self.server.redis.keys_mut().remove(lock);
+            }
+            23 if self.server.up => self.force_release(lock),
+            24 if self.server.redis.get(lock).is_none() || self.dice.one_in(3) => {
+                self.log(|| format!("{lock} is used for something else"));
+                self.become_alien(lock);
+                let pause = self.trouble_time();
+                self.after(pause, Event::Mend(Mend::Alien(lock)));
+            }
+            25 => {
+                let step = self.dice.within(0..3000);
+                let back = self.dice.one_in(2);
+                self.log(|| format!("Redis' clock steps {step} ms, back: {back}"));
+                self.laws.excuse_all(&self.server.redis);
+                let offset = &mut self.server.offset_ms;
+                *offset = if back { *offset - step } else { *offset + step };
+                self.set_clock();
+            }
+            26 | 27 => {
+                self.log(|| "Redis' memory is full".to_owned());
+                self.server.redis.full = true;
+                let pause = self.trouble_time();
+                self.after(pause, Event::Mend(Mend::Memory));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The name becomes a string's, or a fair lock's with somebody in its queue.
+    fn become_alien(&mut self, lock: &'static str) {
+        self.laws.excuse_key(lock, &self.server.redis);
+        let mut set = |key: String, content: Content| {
+            let entry = Entry { content, expires_ms: None };
+            self.server.redis.keys_mut().insert(key, entry);
+        };
+        if self.dice.one_in(2) {
+            return set(lock.to_owned(), Content::Text("no lock".to_owned()));
+        }
+        let name = lock_name(lock);
+        let key = |bytes: Vec<u8>| String::from_utf8(bytes).expect("ASCII, as the names are");
+        let waiter = "f0000000-0000-4000-8000-00000000000f:1".to_owned();
+        set(key(keys::queue(&name)), Content::List([waiter.clone()].into()));
+        set(key(keys::deadlines(&name)), Content::Scores([(waiter, 9e15)].into()));
+    }
+
+    /// From less than a round trip to beyond a lease, in microseconds.
+    fn trouble_time(&mut self) -> u64 {
+        let settings = &self.hosts[0].settings;
+        let timeout = micros(settings.response_timeout);
+        let lease = micros(settings.lease.duration());
+        let most = self.dice.pick(&[1000, timeout, timeout * 4, lease / 2, lease * 2]);
+        self.dice.within(1..most)
+    }
+
+    fn bad_weather(&mut self, host: usize) {
+        let until = self.now + self.trouble_time();
+        let timeout = micros(self.hosts[host].settings.response_timeout);
+        let weather = match self.dice.within(0..4) {
+            0 | 1 => Weather::Dark,
+            2 => Weather::Deaf,
+            _ => Weather::Fair(self.dice.pick(&[5000, timeout / 2, timeout * 2])),
+        };
+        let lanes: &[usize] = match self.dice.within(0..6) {
+            0 => &[COMMANDS],
+            1 => &[RENEWALS],
+            2 => &[MESSAGES],
+            _ => &[COMMANDS, RENEWALS, MESSAGES],
+        };
+        self.log(|| format!("host {host}, connections {lanes:?}: {weather:?} until {until}"));
+        for lane in lanes {
+            self.hosts[host].links[*lane].set_weather(weather, until);
+        }
+    }
+
+    /// The server ends, and comes back empty, or with what was saved, or another one takes its place that lags.
+    fn restart_server(&mut self) -> Lawful {
+        let kept = self.dice.one_in(2);
+        self.log(|| format!("Redis ends; with a copy: {kept}"));
+        self.laws.excuse_all(&self.server.redis);
+        let copy = if kept { self.server.copy.clone() } else { Default::default() };
+        *self.server.redis.keys_mut() = copy;
+        self.set_clock();
+        self.laws.resurrected(&self.server.redis);
+        self.server.up = false;
+        for host in 0..self.hosts.len() {
+            for lane in [COMMANDS, RENEWALS, MESSAGES] {
+                self.break_link(host, lane, "Redis ended")?;
+            }
+        }
+        let pause = self.trouble_time() / 2;
+        self.after(pause, Event::Mend(Mend::ServerUp));
+        Ok(())
+    }
+
+    fn kill_agent(&mut self, host: usize) {
+        self.log(|| format!("agent {host} is killed and starts anew"));
+        let sessions = self.hosts[host].sessions.len();
+        self.hosts[host].restart(self.now);
+        self.drop_subscriptions(host);
+        self.connect_all(host);
+        for _ in 0..sessions {
+            let pause = self.think(host);
+            self.after(pause, Event::Join { host });
+        }
+    }
+
+    pub(super) fn mend(&mut self, mend: Mend) {
+        self.log(|| format!("mended: {mend:?}"));
+        match mend {
+            Mend::ServerUp => self.server.up = true,
+            Mend::Memory => self.server.redis.full = false,
+            Mend::Alien(lock) => {
+                if matches!(self.server.redis.get(lock).map(|e| &e.content), Some(Content::Text(_)))
+                {
+                    self.server.redis.keys_mut().remove(lock);
+                }
+            }
+        }
+    }
+
+    /// All is well from now on.
+    pub(super) fn heal(&mut self) -> Lawful {
+        self.log(|| "everything is mended".to_owned());
+        self.phase = Phase::Healed;
+        self.server.frozen_until = self.now;
+        self.mend(Mend::ServerUp);
+        self.mend(Mend::Memory);
+        for lock in NAMES {
+            self.mend(Mend::Alien(lock));
+        }
+        for host in 0..self.hosts.len() {
+            for link in &mut self.hosts[host].links {
+                link.set_weather(Weather::Dark, 0);
+            }
+            if let Some(stall) = &mut self.hosts[host].stall {
+                stall.until = self.now;
+                self.after(0, Event::Resume { host });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+//! One host: an agent's core with the driver around it, a clock of its own, and workers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::Registry;
+use redisson::script::{Publish, Value};
+use redisson::{ClientId, Grouping, Lease, LockName, Moment};
+
+use super::dice::Dice;
+use super::link::Link;
+use super::worker::Session;
+use crate::command::Command;
+use crate::core::{Core, Failure, Number, OpId, Settings};
+use crate::metrics::Figures;
+use crate::session::SessionId;
+
+/// Whole microseconds: the simulation's unit of time.
+pub(super) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).expect("no simulation lasts that long")
+}
+
+/// What reaches a core from outside.
+#[derive(Debug)]
+pub(super) enum Input {
+    Outcome { renewal: bool, op: OpId, outcome: Result<Value, Failure> },
+    Connected,
+    Message(LockName),
+    Subscribed(LockName),
+    Unsubscribed,
+    Forced(LockName, Number),
+    Opened(SessionId, bool),
+    Command(SessionId, Command),
+    Closed(SessionId),
+}
+
+impl Input {
+    /// The driver takes what is urgent first.
+    pub(super) fn urgency(&self) -> u8 {
+        match self {
+            Self::Outcome { renewal: true, .. } => 0,
+            Self::Outcome { .. } => 1,
+            Self::Opened(..) | Self::Command(..) | Self::Closed(_) => 3,
+            _ => 2,
+        }
+    }
+}
+
+/// A stretch of time in which the host does nothing.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stall {
+    pub(super) until: u64,
+    /// The whole host was suspended: its timers do not know, so that what has arrived comes before they do.
+    pub(super) suspended: bool,
+}
+
+pub(super) struct Host {
+    pub(super) core: Core,
+    pub(super) figures: Arc<Figures>,
+    pub(super) settings: Settings,
+    pub(super) client: ClientId,
+    /// Grows when the agent is killed and started again.
+    pub(super) run: u64,
+    pub(super) links: [Link; 3],
+    /// Channels it asked for.
+    pub(super) wishes: BTreeSet<LockName>,
+    pub(super) stall: Option<Stall>,
+    pub(super) inbox: Vec<Input>,
+    pub(super) tick_at: Moment,
+    /// When, in true time, its alarm goes off.
+    pub(super) alarm_at: u64,
+    pub(super) sessions: BTreeMap<SessionId, Session>,
+    pub(super) next_session: u64,
+    /// Since when nothing at all has been wrong between it and Redis.
+    pub(super) calm_since: u64,
+    /// Numbers that a script was sent to remove, and those that were ever granted.
+    pub(super) removed: BTreeSet<Number>,
+    pub(super) granted: BTreeSet<Number>,
+    offset: u64,
+    /// How much faster its clock runs than Redis', in millionths.
+    drift: i64,
+}
+
+/// What an agent is set to, different with each seed. Short leases make more happen in less time.
+pub(super) fn settings(dice: &mut Dice) -> Settings {
+    let lease = dice.pick(&[600, 1000, 3000, 10_000]);
+    let response_timeout = dice.pick(&[lease / 20, lease / 6, lease / 3]);
+    Settings {
+        lease: Lease::new(Duration::from_millis(lease)).expect("a lease within bounds"),
+        lost_margin: Duration::from_millis(dice.pick(&[10, 100, 500])),
+        handover_max: dice.pick(&[1, 4, 32]),
+        handover_max_time: Duration::from_millis(dice.pick(&[20, 100])),
+        poll_max: Duration::from_millis(dice.pick(&[1000, 5000])),
+        max_waiters: dice.pick(&[3, 1000, 1000, 1000]),
+        require_session: false,
+        response_timeout: Duration::from_millis(response_timeout),
+        publish: Publish::Plain,
+    }
+}
+
+impl Host {
+    pub(super) fn new(index: u8, settings: Settings, dice: &mut Dice) -> Self {
+        let client = ClientId::from_random([index + 1; 16]);
+        let figures = figures();
+        let offset = dice.within(1_000_000..1_000_000_000);
+        let drift = dice.pick(&[0, 0, 2000, -2000]);
+        let now = Moment::from_micros(offset);
+        let core = Core::new(settings.clone(), client, 1 << 30, Arc::clone(&figures), now);
+        Self {
+            core,
+            figures,
+            settings,
+            client,
+            run: 1,
+            links: [Link::new(), Link::new(), Link::new()],
+            wishes: BTreeSet::new(),
+            stall: None,
+            inbox: Vec::new(),
+            tick_at: Moment::default(),
+            alarm_at: u64::MAX,
+            sessions: BTreeMap::new(),
+            next_session: 0,
+            calm_since: 0,
+            removed: BTreeSet::new(),
+            granted: BTreeSet::new(),
+            offset,
+            drift,
+        }
+    }
+
+    /// The agent is killed and started again, with numbers that were never used.
+    pub(super) fn restart(&mut self, now: u64) {
+        self.run += 1;
+        let first = i64::try_from(self.run << 30).expect("few runs");
+        self.figures = figures();
+        let figures = Arc::clone(&self.figures);
+        self.core = Core::new(self.settings.clone(), self.client, first, figures, self.boot(now));
+        self.links = [Link::new(), Link::new(), Link::new()];
+        self.wishes.clear();
+        self.stall = None;
+        self.inbox.clear();
+        self.tick_at = Moment::default();
+        self.alarm_at = u64::MAX;
+        self.sessions.clear();
+        self.calm_since = now;
+    }
+
+    /// Its boot clock at a true instant.
+    pub(super) fn boot(&self, now: u64) -> Moment {
+        let drifted = now.saturating_add_signed(self.elapsed_drift(now));
+        Moment::from_micros(self.offset + drifted)
+    }
+
+    fn elapsed_drift(&self, now: u64) -> i64 {
+        i64::try_from(now).expect("years of simulation") * self.drift / 1_000_000
+    }
+
+    /// The first true instant at which its boot clock has reached `moment`.
+    pub(super) fn true_time(&self, moment: Moment) -> u64 {
+        if moment == Moment::NEVER {
+            return u64::MAX;
+        }
+        let wanted = moment.as_micros().saturating_sub(self.offset);
+        let mut at = wanted.saturating_add_signed(-self.elapsed_drift(wanted));
+        while self.boot(at) < moment {
+            at += 1 + micros(moment.since(self.boot(at))) / 2;
+        }
+        at
+    }
+
+    pub(super) fn lease(&self) -> Duration {
+        self.settings.lease.duration()
+    }
+
+    pub(super) fn first_number(&self) -> Number {
+        i64::try_from(self.run << 30).expect("few runs")
+    }
+
+    /// When the driver is to call `on_time`.
+    pub(super) fn due(&self) -> Moment {
+        let due = self.core.next_deadline().unwrap_or(Moment::NEVER);
+        if self.core.holds() > 0 { due.min(self.tick_at) } else { due }
+    }
+
+    pub(super) fn is_calm(&self, now: u64) -> bool {
+        self.stall.is_none() && self.links.iter().all(|link| link.is_good(now))
+    }
+}
+
+fn figures() -> Arc<Figures> {
+    let made = Figures::new(Grouping::new(vec![], 50), &Registry::new());
+    Arc::new(made.expect("an empty registry takes every figure"))
+}

@@ -1,0 +1,453 @@
+//! What must hold at every instant of every run.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use redisson::HolderId;
+use redisson::script::Call;
+
+use super::host::{Host, micros};
+use super::redis::Redis;
+use super::run::{Lawful, NAMES, Phase, Simulation};
+use super::wire::Packet;
+use super::worker::OWNERS;
+use crate::core::Number;
+use crate::core::hold::Care;
+use crate::core::name::Contest;
+use crate::core::op::Purpose;
+use crate::resp::{Frame, Outgoing};
+use crate::session::SessionId;
+
+/// What the checks remember.
+#[derive(Debug, Default)]
+pub(super) struct Laws {
+    /// Fields that an exception has struck, by lock: eviction, deletion, restart, failover, a step of Redis' clock.
+    excused: BTreeSet<(String, String)>,
+    /// Fields that a copy of a script set or prolonged after its op was over.
+    ghosts: BTreeSet<(String, String)>,
+    /// When a lock became free, and by which host's script.
+    freed: BTreeMap<String, (u64, Option<usize>)>,
+    /// Fields of the lock at hand before a script ran.
+    before: Vec<String>,
+    /// Since when a hold has been missing in Redis, or a ghost been in a waiter's way.
+    missing: BTreeMap<(usize, Number), u64>,
+    haunted: BTreeMap<(usize, &'static str), u64>,
+    /// Locks granted since everything was mended.
+    pub(super) granted_since: u64,
+}
+
+fn field_names(redis: &Redis, lock: &str) -> Vec<String> {
+    redis.fields(lock).iter().map(|(field, _)| field.clone()).collect()
+}
+
+fn key(call: &Call) -> String {
+    String::from_utf8_lossy(&call.keys[0]).into_owned()
+}
+
+fn number(arg: &[u8]) -> Number {
+    HolderId::parse(arg).expect("a holder of ours").thread
+}
+
+impl Laws {
+    pub(super) fn excuse_key(&mut self, lock: &str, redis: &Redis) {
+        for field in field_names(redis, lock) {
+            self.excused.insert((lock.to_owned(), field));
+        }
+    }
+
+    pub(super) fn excuse_all(&mut self, redis: &Redis) {
+        for lock in NAMES {
+            self.excuse_key(lock, redis);
+        }
+    }
+
+    /// A copy that lags is in force now: what it has may be long over.
+    pub(super) fn resurrected(&mut self, redis: &Redis) {
+        for lock in NAMES {
+            for field in field_names(redis, lock) {
+                self.ghosts.insert((lock.to_owned(), field.clone()));
+                self.excused.insert((lock.to_owned(), field));
+            }
+        }
+    }
+
+    pub(super) fn is_excused(&self, lock: &str, field: &str) -> bool {
+        self.excused.contains(&(lock.to_owned(), field.to_owned()))
+    }
+
+    fn is_ghost(&self, lock: &str, field: &str) -> bool {
+        self.ghosts.contains(&(lock.to_owned(), field.to_owned()))
+    }
+
+    pub(super) fn freed(&mut self, lock: &str, by: Option<usize>, now: u64) {
+        self.freed.insert(lock.to_owned(), (now, by));
+    }
+
+    pub(super) fn before_script(&mut self, packet: &Packet, redis: &Redis) {
+        self.before = field_names(redis, &key(&packet.call));
+    }
+
+    pub(super) fn after_script(
+        &mut self,
+        now: u64,
+        packet: &Packet,
+        hosts: &[Host],
+        redis: &Redis,
+    ) {
+        let host = &hosts[packet.host];
+        let lock = key(&packet.call);
+        let alive = host.run == packet.run && host.core.ops.contains_key(&packet.op);
+        for field in field_names(redis, &lock) {
+            // It set the field, or gave it another lease when nobody counted on that any more.
+            let late = !self.before.contains(&field) || packet.call.script.name == "keep";
+            if !alive && late {
+                self.ghosts.insert((lock.clone(), field));
+            }
+        }
+        if redis.get(&lock).is_some() {
+            self.freed.remove(&lock);
+        } else if !self.before.is_empty() {
+            let by = (alive && packet.call.script.name == "release").then_some(packet.host);
+            self.freed(&lock, by, now);
+        }
+    }
+
+    /// A core sends a script: never one about a number that an earlier one was sent to remove, unless to remove it.
+    pub(super) fn sending(&mut self, host: &mut Host, call: &Call) -> Lawful {
+        let script = call.script.name;
+        let breach = |number: Number, host: &Host| {
+            if host.removed.contains(&number) {
+                return Err(format!("{script} for {number}, which a script was sent to remove"));
+            }
+            Ok(())
+        };
+        match script {
+            "acquire" => breach(number(&call.args[0]), host)?,
+            "keep" => {
+                for holder in call.args[1..].chunks(2) {
+                    breach(number(&holder[0]), host)?;
+                }
+            }
+            "hand_over" => {
+                breach(number(&call.args[1]), host)?;
+                host.removed.insert(number(&call.args[0]));
+            }
+            "release" => {
+                host.removed.insert(number(&call.args[0]));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A worker was told of a new hold.
+    pub(super) fn granted(
+        &mut self,
+        host: &mut Host,
+        lock: &str,
+        holder: &str,
+        phase: Phase,
+    ) -> Lawful {
+        if !host.granted.insert(number(holder.as_bytes())) {
+            return Err(format!("{lock}: {holder} was granted before"));
+        }
+        if phase == Phase::Healed {
+            self.granted_since += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Simulation {
+    /// Whoever is told that it is inside, or still inside, is alone there.
+    pub(super) fn alone_inside(
+        &self,
+        host: usize,
+        id: SessionId,
+        owner: usize,
+        lock: &'static str,
+    ) -> Lawful {
+        let Some(mine) =
+            self.hosts[host].sessions.get(&id).and_then(|s| s.owners[owner].views.get(lock))
+        else {
+            return Ok(());
+        };
+        if mine.leaving
+            || mine.valid_until <= self.hosts[host].boot(self.now)
+            || self.laws.is_excused(lock, &mine.holder)
+        {
+            return Ok(());
+        }
+        let mut inside = Vec::new();
+        for other in &self.hosts {
+            let now = other.boot(self.now);
+            for session in other.sessions.values() {
+                let views = session.owners.iter().filter_map(|owner| owner.views.get(lock));
+                inside.extend(
+                    views
+                        .filter(|view| !view.leaving && now < view.valid_until)
+                        .map(|view| view.holder.clone()),
+                );
+            }
+        }
+        let foreign = self.foreign.iter().filter(|foreign| foreign.inside(self.now) == Some(lock));
+        inside.extend(foreign.map(|foreign| foreign.field()));
+        inside.retain(|holder| *holder != mine.holder && !self.laws.is_excused(lock, holder));
+        if inside.is_empty() {
+            return Ok(());
+        }
+        Err(format!("two inside {lock}: {} and {inside:?}", mine.holder))
+    }
+
+    /// What a core says at the very moment it says it.
+    pub(super) fn check_delivery(&self, host: usize, outgoing: &Outgoing) -> Lawful {
+        let Outgoing::Reply(Frame::Map(pairs)) = outgoing else { return Ok(()) };
+        let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
+        let (Some(Frame::Bulk(holder)), Some(Frame::Int(valid))) =
+            (value("holder"), value("valid_ms"))
+        else {
+            return Ok(());
+        };
+        let state = &self.hosts[host];
+        let now = state.boot(self.now);
+        let Some(hold) = state.core.holds.get(&number(holder)) else {
+            return Err(format!("a grant was told of what is not held: {pairs:?}"));
+        };
+        if u64::try_from(*valid) != Ok(hold.valid_ms(now)) {
+            return Err(format!("{valid} ms of validity were told, it is {}", hold.valid_ms(now)));
+        }
+        if hold.care == Care::Watched
+            && now >= state.settings.lease.lost_at(hold.valid_until, state.settings.lost_margin)
+        {
+            return Err(format!("a grant was told that is as good as lost: {pairs:?}"));
+        }
+        if now >= hold.valid_until {
+            return Err(format!("a grant was told that is over: {pairs:?}"));
+        }
+        Ok(())
+    }
+
+    /// After every event.
+    pub(super) fn check(&mut self) -> Lawful {
+        let server_calm =
+            self.server.up && self.server.frozen_until <= self.now && !self.server.redis.full;
+        if !server_calm {
+            self.server.calm_since = self.now;
+        }
+        for host in 0..self.hosts.len() {
+            if !self.hosts[host].is_calm(self.now) || !server_calm {
+                self.hosts[host].calm_since = self.now;
+            }
+            self.check_holds(host).map_err(|breach| format!("host {host}: {breach}"))?;
+            self.check_names(host).map_err(|breach| format!("host {host}: {breach}"))?;
+            self.check_fields(host).map_err(|breach| format!("host {host}: {breach}"))?;
+        }
+        Ok(())
+    }
+
+    /// Holds stand in Redis, and their owners hear in time of what threatens them.
+    fn check_holds(&mut self, host: usize) -> Lawful {
+        let state = &self.hosts[host];
+        let now = state.boot(self.now);
+        let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
+        for hold in state.core.holds.values() {
+            let lock = std::str::from_utf8(hold.name.as_bytes()).expect("a lock of ours");
+            let field = HolderId::new(state.client, hold.number).to_string();
+            let there = self.server.redis.has(lock, &field);
+            let excused = self.laws.is_excused(lock, &field);
+            if now < hold.valid_until && !there && !excused {
+                return Err(format!(
+                    "{field} holds {lock} to its knowledge, Redis has {:?}",
+                    self.server.redis.fields(lock)
+                ));
+            }
+            if state.stall.is_none() {
+                // What is due at this very instant may still be in the queue of events.
+                let now = state.boot(self.now - 1);
+                let watched = hold.care == Care::Watched;
+                if watched && now >= lease.lost_at(hold.valid_until, margin) {
+                    return Err(format!("the loss of {field} on {lock} is not told in time"));
+                }
+                if watched && !hold.jeopardy && now >= lease.jeopardy_at(hold.valid_until) {
+                    return Err(format!("the jeopardy of {field} on {lock} is not told in time"));
+                }
+                if now >= hold.valid_until {
+                    return Err(format!("{field} holds {lock} beyond its lease"));
+                }
+            }
+            let key = (host, hold.number);
+            if there || hold.care == Care::Fixed {
+                self.laws.missing.remove(&key);
+            } else {
+                let since = *self.laws.missing.entry(key).or_insert(self.now);
+                let since = since.max(state.calm_since);
+                let enough = state.lease() / 3 + state.settings.response_timeout;
+                if self.now - since > micros(enough) {
+                    return Err(format!("nobody noticed that {field} is gone from {lock}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody or something acts for every waiter, and nothing is kept that serves nobody.
+    fn check_names(&mut self, host: usize) -> Lawful {
+        let state = &self.hosts[host];
+        let core = &state.core;
+        let now = state.boot(self.now - 1);
+        let queued: usize = core.names.values().map(|name| name.queue.len()).sum();
+        if queued != core.waiters.len() {
+            return Err(format!("{queued} stand in queues, {} wait", core.waiters.len()));
+        }
+        let held = core.names.values().filter(|name| name.hold.is_some()).count();
+        if held != core.holds.len() {
+            return Err(format!("{held} names are held, {} holds are there", core.holds.len()));
+        }
+        for (name, known) in &core.names {
+            let leaving = core.ops.values().filter(|op| match &op.purpose {
+                Purpose::Release(ending) => ending.name == *name,
+                Purpose::Undo { name: undone, .. } => undone == name,
+                _ => false,
+            });
+            if leaving.count() != known.leaving as usize {
+                return Err(format!("{name}: {} leave, as it counts", known.leaving));
+            }
+            let asking = match known.contest {
+                Contest::Asking(op) if !core.ops.contains_key(&op) => {
+                    return Err(format!("{name} asks by an op that is over"));
+                }
+                Contest::Asking(_) => true,
+                Contest::Asleep(until) => {
+                    if known.queue.is_empty() {
+                        return Err(format!("{name} sleeps for nobody"));
+                    }
+                    state.stall.is_some()
+                        || now < until
+                        || known.hold.is_some()
+                        || known.leaving > 0
+                }
+                Contest::Idle => false,
+            };
+            let served = known.hold.is_some() || known.leaving > 0 || asking;
+            if !known.queue.is_empty() && !served {
+                return Err(format!("nobody acts for those who wait for {name}: {known:?}"));
+            }
+            if known.queue.is_empty() && !served {
+                return Err(format!("{name} is remembered for nothing: {known:?}"));
+            }
+            self.laws_of_waiting(host, name)?;
+        }
+        Ok(())
+    }
+
+    /// Who made the lock free for its own waiters lets them try at once, whether or not it hears its own message.
+    fn laws_of_waiting(&self, host: usize, name: &redisson::LockName) -> Lawful {
+        let state = &self.hosts[host];
+        let lock = super::worker::name_of(name);
+        let known = &state.core.names[name];
+        let Some((at, Some(by))) = self.laws.freed.get(lock) else { return Ok(()) };
+        if *by != host || !matches!(known.contest, Contest::Asleep(_)) {
+            return Ok(());
+        }
+        // A few bad minutes ago retries may have been spaced out; from then on it is the stand-back that counts.
+        let since = state.calm_since.max(*at);
+        if self.now > since + 1_200_000 {
+            return Err(format!(
+                "{name} has been free for {} µs, and its waiters sleep",
+                self.now - since
+            ));
+        }
+        Ok(())
+    }
+
+    /// Every field of ours in Redis is somebody's.
+    fn check_fields(&mut self, host: usize) -> Lawful {
+        let state = &self.hosts[host];
+        for lock in NAMES {
+            let mut ghosts = 0;
+            let fields = self.server.redis.fields(lock);
+            for (field, _) in fields {
+                let Some(holder) = HolderId::parse(field.as_bytes()) else { continue };
+                if holder.client != state.client || holder.thread < state.first_number() {
+                    continue;
+                }
+                let held = state.core.holds.contains_key(&holder.thread);
+                let known =
+                    held || state.core.ops.values().any(|op| op.purpose.concerns(holder.thread));
+                if !known && !self.laws.is_ghost(lock, field) && !self.laws.is_excused(lock, field)
+                {
+                    return Err(format!("{field} was left behind on {lock}"));
+                }
+                ghosts += usize::from(!known);
+            }
+            // A lock that only ghosts hold is had by whoever waits for it here.
+            let haunted = ghosts > 0
+                && ghosts == fields.len()
+                && state.core.names.values().any(|name| {
+                    !name.queue.is_empty() && name.contest != Contest::Idle && name.hold.is_none()
+                })
+                && state
+                    .core
+                    .names
+                    .get(&super::run::lock_name(lock))
+                    .is_some_and(|n| !n.queue.is_empty());
+            if !haunted {
+                self.laws.haunted.remove(&(host, lock));
+                continue;
+            }
+            let since = *self.laws.haunted.entry((host, lock)).or_insert(self.now);
+            let since = since.max(state.calm_since);
+            let enough = state.settings.poll_max + state.settings.response_timeout * 2;
+            if self.now > since + micros(enough) + 1_000_000 {
+                return Err(format!("ghosts keep {lock} from those who wait: {fields:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everybody has gone: nothing may be left.
+    pub(super) fn check_end(&self) -> Lawful {
+        for (index, host) in self.hosts.iter().enumerate() {
+            let core = &host.core;
+            if !core.is_idle() || !core.names.is_empty() || core.next_deadline().is_some() {
+                return Err(format!(
+                    "host {index} keeps {:?} {:?} {:?} until {:?}",
+                    core.ops,
+                    core.holds,
+                    core.names,
+                    core.next_deadline()
+                ));
+            }
+            if !host.wishes.is_empty() || !core.ready.is_empty() || !core.sessions.is_empty() {
+                return Err(format!("host {index} keeps {:?} {:?}", host.wishes, core.sessions));
+            }
+            let figures = &host.figures;
+            let gauges = [&figures.jeopardy_holds, &figures.subscriptions, &figures.sessions];
+            if gauges.iter().any(|gauge| gauge.get() != 0) {
+                return Err(format!("host {index}: its gauges are not back at 0"));
+            }
+        }
+        for lock in NAMES {
+            if self.server.redis.get(lock).is_some() {
+                return Err(format!("{lock} is left in Redis: {:?}", self.server.redis.get(lock)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every command has been answered.
+    pub(super) fn check_answered(&self) -> Lawful {
+        for (index, host) in self.hosts.iter().enumerate() {
+            for (id, session) in &host.sessions {
+                if let Some((at, asked)) = session.asked.front() {
+                    return Err(format!("host {index} {id:?} waits since {at} µs for {asked:?}"));
+                }
+                for owner in 0..OWNERS {
+                    if !session.owners[owner].views.is_empty() {
+                        return Err(format!("host {index} {id:?} still holds: {session:?}"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

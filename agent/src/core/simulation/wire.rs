@@ -1,0 +1,206 @@
+//! The way between hosts and Redis: connections made and broken, scripts and subscriptions under way.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use redisson::LockName;
+use redisson::script::Call;
+
+use super::host::{Input, micros};
+use super::link::{MESSAGES, RENEWALS, Weather};
+use super::run::{Event, Lawful, Phase, Simulation, channel, lock_name};
+use crate::core::{Failure, OpId};
+
+/// A script on its way to Redis.
+#[derive(Debug, Clone)]
+pub(super) struct Packet {
+    pub(super) host: usize,
+    pub(super) run: u64,
+    lane: usize,
+    generation: u64,
+    id: u64,
+    pub(super) op: OpId,
+    pub(super) call: Rc<Call>,
+    /// It was held up on the way, and arrives in any case.
+    held: bool,
+}
+
+impl Simulation {
+    /// Whether nothing comes back down that connection.
+    pub(super) fn is_cut(&self, host: usize, lane: usize) -> bool {
+        !self.server.up
+            || self.server.frozen_until > self.now
+            || !matches!(self.hosts[host].links[lane].weather(self.now), Weather::Fair(_))
+    }
+
+    pub(super) fn heartbeat(&mut self, host: usize, lane: usize, generation: u64) {
+        let link = &self.hosts[host].links[lane];
+        if !link.up || link.generation != generation {
+            return;
+        }
+        let (run, cut) = (self.hosts[host].run, self.is_cut(host, lane));
+        let period = micros(self.hosts[host].settings.response_timeout);
+        let event = if cut {
+            Event::Break { host, run, lane, generation }
+        } else {
+            Event::Heartbeat { host, run, lane, generation }
+        };
+        self.after(period, event);
+        if cut {
+            self.after(period + 1, Event::Heartbeat { host, run, lane, generation });
+        }
+    }
+
+    pub(super) fn connect(&mut self, host: usize, lane: usize) -> Lawful {
+        if self.hosts[host].links[lane].up {
+            return Ok(());
+        }
+        let run = self.hosts[host].run;
+        if self.is_cut(host, lane) || self.hosts[host].stall.is_some() {
+            let link = &mut self.hosts[host].links[lane];
+            link.failures += 1;
+            let pause = (10_000 << link.failures.min(7)).min(1_000_000);
+            self.after(pause, Event::Connect { host, run, lane });
+            return Ok(());
+        }
+        self.hosts[host].links[lane].connected();
+        let generation = self.hosts[host].links[lane].generation;
+        self.log(|| format!("host {host}: connection {lane} is up ({generation})"));
+        let period = micros(self.hosts[host].settings.response_timeout);
+        self.after(period, Event::Heartbeat { host, run, lane, generation });
+        match lane {
+            RENEWALS => self.input(host, Input::Connected),
+            MESSAGES => {
+                for name in self.hosts[host].wishes.clone() {
+                    self.after(200, Event::Subscribe { host, run, generation, name });
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A connection ends: whatever was under way on it is in doubt.
+    pub(super) fn break_link(&mut self, host: usize, lane: usize, why: &str) -> Lawful {
+        let link = &mut self.hosts[host].links[lane];
+        if !link.up {
+            return Ok(());
+        }
+        link.up = false;
+        let generation = link.generation;
+        let in_flight = std::mem::take(&mut link.in_flight);
+        let run = self.hosts[host].run;
+        self.log(|| format!("host {host}: connection {lane} broke: {why}"));
+        let pause = self.dice.within(1000..20_000);
+        self.after(pause, Event::Connect { host, run, lane });
+        if lane == MESSAGES {
+            self.server
+                .subscriptions
+                .retain(|(_, of, r, g)| (*of, *r, *g) != (host, run, generation));
+            self.count_subscribers();
+            self.input(host, Input::Unsubscribed)?;
+        }
+        for op in in_flight.into_values() {
+            let outcome = Err(Failure::Lost(why.to_owned()));
+            self.input(host, Input::Outcome { renewal: lane == RENEWALS, op, outcome })?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn drop_subscriptions(&mut self, host: usize) {
+        self.server.subscriptions.retain(|(_, of, ..)| *of != host);
+        self.count_subscribers();
+    }
+
+    pub(super) fn subscribe(&mut self, host: usize, generation: u64, name: LockName) {
+        let link = &self.hosts[host].links[MESSAGES];
+        let run = self.hosts[host].run;
+        if !link.up || link.generation != generation || self.is_cut(host, MESSAGES) {
+            return;
+        }
+        let channel = channel(&name);
+        if self.hosts[host].wishes.contains(&name) {
+            self.server.subscriptions.insert((channel, host, run, generation));
+            self.count_subscribers();
+            self.after(200, Event::Input { host, run, input: Input::Subscribed(name) });
+        } else {
+            self.server.subscriptions.remove(&(channel, host, run, generation));
+            self.count_subscribers();
+        }
+    }
+
+    pub(super) fn count_subscribers(&mut self) {
+        let mut subscribers: BTreeMap<String, usize> = BTreeMap::new();
+        for (channel, ..) in &self.server.subscriptions {
+            *subscribers.entry(channel.clone()).or_default() += 1;
+        }
+        for foreign in &self.foreign {
+            if let Some(name) = foreign.waits_for() {
+                *subscribers.entry(channel(&lock_name(name))).or_default() += 1;
+            }
+        }
+        self.server.redis.subscribers = subscribers;
+    }
+
+    /// A script has come to Redis.
+    pub(super) fn arrive(&mut self, packet: Packet) -> Lawful {
+        let Packet { host, run, lane, generation, id, .. } = packet;
+        let link = &self.hosts[host].links[lane];
+        let live = self.is_run(host, run) && link.up && link.generation == generation;
+        if !self.server.up || (!live && !packet.held && self.dice.one_in(4)) {
+            return Ok(());
+        }
+        if self.server.frozen_until > self.now {
+            self.at(self.server.frozen_until, Event::Arrive(packet));
+            return Ok(());
+        }
+        self.laws.before_script(&packet, &self.server.redis);
+        let served = self.server.redis.serve(&packet.call);
+        self.log(|| {
+            let late = if live { "" } else { " (late)" };
+            let args: Vec<_> =
+                packet.call.args.iter().take(3).map(|arg| String::from_utf8_lossy(arg)).collect();
+            let key = String::from_utf8_lossy(&packet.call.keys[0]);
+            let reply = &served.reply;
+            format!("redis: {} {key} {args:?}{late} -> {reply:?}", packet.call.script.name)
+        });
+        self.laws.after_script(self.now, &packet, &self.hosts, &self.server.redis);
+        self.publish(&served.published);
+        if live && let Some(at) = self.hosts[host].links[lane].answer(self.now, &mut self.dice) {
+            let outcome = served.reply.map_err(Failure::Refused);
+            self.at(at, Event::Answer { host, run, lane, generation, id, outcome });
+        }
+        Ok(())
+    }
+
+    pub(super) fn send(&mut self, host: usize, op: OpId, lane: usize, call: Call) {
+        self.log(|| format!("host {host} -> {} {op:?}", call.script.name));
+        self.next_packet += 1;
+        let id = self.next_packet;
+        let state = &mut self.hosts[host];
+        let run = state.run;
+        let link = &mut state.links[lane];
+        if !link.up {
+            let outcome = Err(Failure::Unsent("no connection".to_owned()));
+            let input = Input::Outcome { renewal: lane == RENEWALS, op, outcome };
+            return self.after(20, Event::Input { host, run, input });
+        }
+        link.in_flight.insert(id, op);
+        let generation = link.generation;
+        let held = link.dark_until(self.now).is_some();
+        let arrival = link.arrival(self.now, &mut self.dice);
+        let timeout = micros(state.settings.response_timeout);
+        self.after(timeout, Event::TimeOut { host, run, lane, generation, id });
+        let Some(at) = arrival else { return };
+        let packet = Packet { host, run, lane, generation, id, op, call: Rc::new(call), held };
+        if self.phase == Phase::Trouble && self.dice.one_in(200) {
+            // Somebody on the way repeats it.
+            let again = at + self.dice.within(0..2_000_000);
+            self.at(
+                again,
+                Event::Arrive(Packet { held: true, generation: u64::MAX, ..packet.clone() }),
+            );
+        }
+        self.at(at, Event::Arrive(packet));
+    }
+}

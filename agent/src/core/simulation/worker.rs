@@ -1,0 +1,333 @@
+//! Workers: sessions whose owners take, hold, give back, and now and then die, cancel or stop reading.
+//!
+//! What a worker believes comes from nothing but what it was told on its socket.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use redisson::{Kind, Lease, LockName, Moment};
+
+use super::host::{Input, micros};
+use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name};
+use crate::command::{Command, HoldRequest, ListRequest, LockRequest, Wait};
+use crate::resp::{Frame, Outgoing};
+use crate::session::SessionId;
+
+pub(super) const OWNERS: usize = 2;
+
+/// A hold as its worker knows it.
+#[derive(Debug, Clone)]
+pub(super) struct View {
+    pub(super) holder: String,
+    pub(super) count: u32,
+    /// The worker takes its host's boot clock and adds what it was told.
+    pub(super) valid_until: Moment,
+    /// It has sent the UNLOCK that ends it: it is out.
+    pub(super) leaving: bool,
+}
+
+/// A command that waits for its reply.
+#[derive(Debug, Clone)]
+pub(super) enum Asked {
+    Lock { owner: usize, lock: &'static str },
+    Unlock { owner: usize, lock: &'static str },
+    Extend { owner: usize, lock: &'static str },
+    Holds,
+    Other,
+    Token(i64),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Owner {
+    pub(super) views: BTreeMap<&'static str, View>,
+    /// Commands of its own without a reply.
+    pub(super) unanswered: usize,
+}
+
+/// One connection of one worker.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) owners: [Owner; OWNERS],
+    /// Commands without a reply, oldest first, and when they were sent.
+    pub(super) asked: VecDeque<(u64, Asked)>,
+    /// Two tasks share it. Then no wait is without a limit: replies keep the commands' order, so that two such
+    /// connections could keep one another from hearing of what they hold.
+    shared: bool,
+    /// What came while it did not read, and when.
+    unread: VecDeque<(u64, Outgoing)>,
+    reading: bool,
+    next_token: i64,
+}
+
+impl Session {
+    fn new(shared: bool) -> Self {
+        Self {
+            owners: Default::default(),
+            asked: VecDeque::new(),
+            shared,
+            unread: VecDeque::new(),
+            reading: true,
+            next_token: 0,
+        }
+    }
+}
+
+impl Simulation {
+    /// A worker connects.
+    pub(super) fn join(&mut self, host: usize) {
+        if self.phase == Phase::Ending {
+            return;
+        }
+        let state = &mut self.hosts[host];
+        state.next_session += 1;
+        let (id, run) = (SessionId(state.next_session), state.run);
+        let shared = self.dice.one_in(2);
+        state.sessions.insert(id, Session::new(shared));
+        let resp3 = !self.dice.one_in(4);
+        self.after(10, Event::Input { host, run, input: Input::Opened(id, resp3) });
+        if resp3 {
+            let command = Command::Session { push: Some(true), deadlines: Some(true) };
+            self.ask(host, id, Asked::Other, command);
+        }
+        for owner in 0..if shared { OWNERS } else { 1 } {
+            let pause = self.think(host);
+            self.after(pause, Event::Act { host, run, session: id, owner });
+        }
+    }
+
+    /// How long somebody thinks, in microseconds: mostly briefly, now and then beyond a lease.
+    pub(super) fn think(&mut self, host: usize) -> u64 {
+        let lease = micros(self.hosts[host].lease());
+        let most = match self.dice.within(0..10) {
+            0..4 => 500,
+            4..7 => 20_000,
+            7..9 => lease / 4,
+            _ => lease * 3 / 2,
+        };
+        self.dice.within(20..most)
+    }
+
+    fn ask(&mut self, host: usize, id: SessionId, asked: Asked, command: Command) {
+        let now = self.now;
+        let run = self.hosts[host].run;
+        let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return };
+        if let Asked::Lock { owner, .. }
+        | Asked::Unlock { owner, .. }
+        | Asked::Extend { owner, .. } = &asked
+        {
+            session.owners[*owner].unanswered += 1;
+        }
+        self.log(|| format!("host {host} worker {id:?}: {asked:?}"));
+        let session = self.hosts[host].sessions.get_mut(&id).expect("looked up above");
+        session.asked.push_back((now, asked));
+        // Bytes on a socket keep their order: every command takes the same time.
+        self.after(20, Event::Input { host, run, input: Input::Command(id, command) });
+    }
+
+    /// One owner's next deed.
+    pub(super) fn act(&mut self, host: usize, id: SessionId, owner: usize) {
+        let run = self.hosts[host].run;
+        let Some(session) = self.hosts[host].sessions.get(&id) else { return };
+        let mine = &session.owners[owner];
+        if mine.unanswered > 0 {
+            return;
+        }
+        let held: Vec<&'static str> = mine.views.keys().copied().collect();
+        if self.phase == Phase::Ending {
+            match held.first() {
+                Some(lock) => self.unlock(host, id, owner, lock),
+                None => self.leave_when_done(host, id),
+            }
+            return;
+        }
+        if self.work_left == 0 {
+            if let Some(lock) = held.first().filter(|_| self.phase == Phase::Healed) {
+                return self.unlock(host, id, owner, lock);
+            }
+            let pause = self.think(host);
+            return self.after(pause, Event::Act { host, run, session: id, owner });
+        }
+        self.work_left -= 1;
+        let lock = self.dice.pick(&NAMES);
+        match self.dice.within(0..40) {
+            0 => return self.hang_up(host, id),
+            1 => self.stop_reading(host, id),
+            2 => self.side_question(host, id),
+            3 => self.cancel(host, id),
+            _ => {}
+        }
+        if held.is_empty() {
+            return self.lock(host, id, owner, lock, false);
+        }
+        let mine = self.dice.pick(&held);
+        match self.dice.within(0..20) {
+            0..3 => self.lock(host, id, owner, mine, true),
+            3..5 => self.lock(host, id, owner, lock, true),
+            5..7 => self.extend(host, id, owner, mine),
+            7..10 => {
+                let pause = self.think(host);
+                self.after(pause, Event::Act { host, run, session: id, owner });
+            }
+            _ => self.unlock(host, id, owner, mine),
+        }
+    }
+
+    fn lease(&mut self) -> Option<Lease> {
+        let most = self.dice.pick(&[200, 2000, 10_000]);
+        Lease::new(Duration::from_millis(self.dice.within(100..most)))
+    }
+
+    /// Who holds something waits for more only with a limit, or two of them could wait for each other for ever.
+    fn lock(
+        &mut self,
+        host: usize,
+        id: SessionId,
+        owner: usize,
+        lock: &'static str,
+        limited: bool,
+    ) {
+        let limited = limited || self.hosts[host].sessions.get(&id).is_none_or(|s| s.shared);
+        let wait = match self.dice.within(0..4) {
+            0 | 1 if !limited => Wait::Forever,
+            2 => Wait::AtMost(Duration::ZERO),
+            _ => Wait::AtMost(Duration::from_micros(self.think(host))),
+        };
+        let lease = if self.dice.one_in(3) { self.lease() } else { None };
+        let request = LockRequest {
+            name: lock_name(lock),
+            kind: Kind::Lock,
+            wait,
+            lease,
+            owner: owner as i64,
+            session: None,
+            traceparent: None,
+        };
+        self.ask(host, id, Asked::Lock { owner, lock }, Command::Lock(request));
+    }
+
+    fn request(lock: &str, owner: usize) -> HoldRequest {
+        HoldRequest { name: lock_name(lock), kind: None, owner: owner as i64, session: None }
+    }
+
+    fn unlock(&mut self, host: usize, id: SessionId, owner: usize, lock: &'static str) {
+        let session = self.hosts[host].sessions.get_mut(&id);
+        if let Some(view) = session.and_then(|s| s.owners[owner].views.get_mut(lock)) {
+            view.leaving = view.count == 1;
+        }
+        let command = Command::Unlock(Self::request(lock, owner));
+        self.ask(host, id, Asked::Unlock { owner, lock }, command);
+    }
+
+    fn extend(&mut self, host: usize, id: SessionId, owner: usize, lock: &'static str) {
+        let lease = if self.dice.one_in(2) { self.lease() } else { None };
+        // An extension may also shorten: until the answer tells, the worker counts on nothing.
+        let now = self.hosts[host].boot(self.now);
+        let session = self.hosts[host].sessions.get_mut(&id);
+        if lease.is_some()
+            && let Some(view) = session.and_then(|s| s.owners[owner].views.get_mut(lock))
+        {
+            view.valid_until = view.valid_until.min(now);
+        }
+        let command = Command::Extend(Self::request(lock, owner), lease);
+        self.ask(host, id, Asked::Extend { owner, lock }, command);
+    }
+
+    /// A question beside the work, whose reply has its place among the others.
+    fn side_question(&mut self, host: usize, id: SessionId) {
+        let lock = lock_name(self.dice.pick(&NAMES));
+        let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return };
+        session.next_token += 1;
+        let token = session.next_token;
+        let (asked, command) = match self.dice.within(0..4) {
+            0 => (Asked::Holds, Command::Holds),
+            1 => (Asked::Other, Command::Show(lock)),
+            2 => {
+                let all = ListRequest { pattern: None, cursor: 0, count: 100 };
+                (Asked::Other, Command::Locks(all))
+            }
+            _ => {
+                let echo = Outgoing::Reply(Frame::Int(token));
+                (Asked::Token(token), Command::Answered(echo))
+            }
+        };
+        self.ask(host, id, asked, command);
+    }
+
+    /// Ends another owner's wait, by way of a third connection.
+    fn cancel(&mut self, host: usize, id: SessionId) {
+        let owner = self.dice.index(OWNERS) as i64;
+        let session = self.hosts[host].core.session_name(id).into_bytes();
+        let by = self.hosts[host].sessions.keys().copied().find(|other| *other != id);
+        if let Some(by) = by {
+            let secret = "01".repeat(16).into_bytes();
+            self.ask(host, by, Asked::Other, Command::Cancel { session, secret, owner });
+        }
+    }
+
+    /// The worker dies, or just goes.
+    pub(super) fn hang_up(&mut self, host: usize, id: SessionId) {
+        let run = self.hosts[host].run;
+        if self.hosts[host].sessions.remove(&id).is_none() {
+            return;
+        }
+        self.log(|| format!("host {host} worker {id:?} goes"));
+        self.after(20, Event::Input { host, run, input: Input::Closed(id) });
+        let pause = self.think(host);
+        self.after(pause, Event::Join { host });
+    }
+
+    fn stop_reading(&mut self, host: usize, id: SessionId) {
+        let run = self.hosts[host].run;
+        let pause = self.think(host);
+        if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
+            session.reading = false;
+            self.after(pause, Event::Read { host, run, session: id });
+        }
+    }
+
+    pub(super) fn read_on(&mut self, host: usize, id: SessionId) -> Lawful {
+        let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return Ok(()) };
+        session.reading = true;
+        for (came, outgoing) in std::mem::take(&mut session.unread) {
+            self.read(host, id, came, outgoing)?;
+        }
+        Ok(())
+    }
+
+    fn leave_when_done(&mut self, host: usize, id: SessionId) {
+        let done = self.hosts[host].sessions.get(&id).is_some_and(|session| {
+            session.asked.is_empty() && session.owners.iter().all(|owner| owner.views.is_empty())
+        });
+        if done {
+            self.hang_up(host, id);
+        }
+    }
+
+    /// The agent writes to a worker.
+    pub(super) fn deliver(&mut self, host: usize, id: SessionId, outgoing: Outgoing) -> Lawful {
+        self.check_delivery(host, &outgoing)?;
+        let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return Ok(()) };
+        if !session.reading {
+            session.unread.push_back((self.now, outgoing));
+            return Ok(());
+        }
+        self.read(host, id, self.now, outgoing)
+    }
+
+    /// Nobody begins anything any more.
+    pub(super) fn wind_down(&mut self) {
+        self.phase = Phase::Ending;
+        for host in 0..self.hosts.len() {
+            let run = self.hosts[host].run;
+            for session in self.hosts[host].sessions.keys().copied().collect::<Vec<_>>() {
+                for owner in 0..OWNERS {
+                    self.after(100, Event::Act { host, run, session, owner });
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn name_of(name: &LockName) -> &'static str {
+    NAMES.into_iter().find(|lock| lock.as_bytes() == name.as_bytes()).expect("a lock of ours")
+}

@@ -1,0 +1,76 @@
+//! What somebody may do.
+
+/// One thing that somebody may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Right {
+    /// See pages, API and metrics.
+    Look,
+    /// Acknowledge problems.
+    Ack,
+    /// Have MONITOR opened for a while.
+    Watch,
+    /// Release locks by force.
+    Release,
+}
+
+impl Right {
+    /// Every one.
+    pub const ALL: [Self; 4] = [Self::Look, Self::Ack, Self::Watch, Self::Release];
+
+    /// The word in settings.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Look => "look",
+            Self::Ack => "ack",
+            Self::Watch => "watch",
+            Self::Release => "release",
+        }
+    }
+
+    fn bit(self) -> u8 {
+        match self {
+            Self::Look => 1,
+            Self::Ack => 2,
+            Self::Watch => 4,
+            Self::Release => 8,
+        }
+    }
+}
+
+/// A set of rights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rights(u8);
+
+impl Rights {
+    /// All that there are.
+    pub const ALL: Self = Self(0b1111);
+
+    /// Reads words. Who may do anything may look.
+    ///
+    /// # Errors
+    /// A sentence that names the word that is none.
+    pub fn parse<'w>(words: impl IntoIterator<Item = &'w str>) -> Result<Self, String> {
+        let mut rights = Self(Right::Look.bit());
+        for word in words {
+            let right = Right::ALL.into_iter().find(|right| right.as_str() == word);
+            let right = right.ok_or_else(|| {
+                format!("`{word}` is no right: expected look, ack, watch or release")
+            })?;
+            rights.0 |= right.bit();
+        }
+        Ok(rights)
+    }
+
+    /// Whether it holds this one.
+    #[must_use]
+    pub fn has(self, right: Right) -> bool {
+        self.0 & right.bit() != 0
+    }
+
+    /// What either holds.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}

@@ -1,0 +1,176 @@
+//! Settings of who may come in.
+
+use std::path::PathBuf;
+
+use axum::http::HeaderName;
+use ipnet::IpNet;
+use serde::Deserialize;
+use service_kit::settings::Raw;
+
+use super::Flags;
+use crate::access::Access;
+use crate::access::proxy::{Proxy, Rule, Who};
+use crate::access::rights::Rights;
+use crate::access::tokens::Tokens;
+
+/// A row of `[[access]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AccessTable {
+    user: Option<String>,
+    group: Option<String>,
+    rights: Vec<String>,
+}
+
+/// What came of it.
+pub(super) struct Built {
+    pub(super) access: Access,
+    pub(super) tls: Option<(PathBuf, PathBuf)>,
+}
+
+pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
+    let flags = &raw.values;
+    let tls = match (&flags.tls_cert, &flags.tls_key) {
+        (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
+        (None, None) => None,
+        (Some(_), None) => {
+            mistakes.push(raw.mistake("tls_cert", "it needs --tls-key beside it"));
+            None
+        }
+        (None, Some(_)) => {
+            mistakes.push(raw.mistake("tls_key", "it needs --tls-cert beside it"));
+            None
+        }
+    };
+    let tokens = tokens(raw, mistakes);
+    let proxy = proxy(raw, mistakes);
+    let behind_proxy = proxy.is_some();
+    let public = flags.public_url.as_deref().unwrap_or_default();
+    let access = Access {
+        tokens,
+        proxy,
+        secure_cookies: tls.is_some() || public.starts_with("https:"),
+        proxies_only: false,
+    };
+    let open = !flags.listen.ip().is_loopback() && !flags.insecure;
+    let address = flags.listen;
+    if open && !access.is_needed() {
+        mistakes.push(raw.mistake(
+            "listen",
+            format!(
+                "{address} can be reached by others: say who may come in with --auth-token-file, or with \
+                 --trusted-user-header and --trusted-proxy; or listen on 127.0.0.1; or add --insecure"
+            ),
+        ));
+    }
+    if open && tls.is_none() && !behind_proxy {
+        mistakes.push(raw.mistake(
+            "listen",
+            format!(
+                "{address} can be reached by others, and tokens would pass in the clear: add --tls-cert and \
+                 --tls-key, or --trusted-proxy with a proxy that speaks TLS; or add --insecure"
+            ),
+        ));
+    }
+    let proxies_only = open && tls.is_none();
+    Built { access: Access { proxies_only, ..access }, tls }
+}
+
+fn tokens(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Tokens> {
+    let path = raw.values.auth_token_file.as_ref()?;
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => {
+            mistakes.push(raw.mistake("auth_token_file", format!("{}: {error}", path.display())));
+            return None;
+        }
+    };
+    match Tokens::parse(&text) {
+        Ok(tokens) => Some(tokens),
+        Err(errors) => {
+            for error in errors {
+                mistakes
+                    .push(raw.mistake("auth_token_file", format!("{}, {error}", path.display())));
+            }
+            None
+        }
+    }
+}
+
+fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
+    let flags = &raw.values;
+    let mut header = |field: &'static str, name: &Option<String>| {
+        let name = name.as_ref()?;
+        match name.parse::<HeaderName>() {
+            Ok(name) => Some(name),
+            Err(_) => {
+                mistakes.push(raw.mistake(field, format!("`{name}` cannot be a header's name")));
+                None
+            }
+        }
+    };
+    let user = header("trusted_user_header", &flags.trusted_user_header);
+    let groups = header("trusted_groups_header", &flags.trusted_groups_header);
+    let mut networks = Vec::new();
+    for text in &flags.trusted_proxy {
+        // A single address is a network of its own.
+        match text.parse::<IpNet>().or_else(|_| text.parse().map(|ip: std::net::IpAddr| ip.into()))
+        {
+            Ok(network) => networks.push(network),
+            Err(_) => mistakes.push(raw.mistake(
+                "trusted_proxy",
+                format!("`{text}` is no address: expected such as 10.0.0.7 or 10.0.0.0/24"),
+            )),
+        }
+    }
+    if flags.trusted_user_header.is_some() && flags.trusted_proxy.is_empty() {
+        mistakes.push(raw.mistake(
+            "trusted_user_header",
+            "anybody could send it: name the proxies that may with --trusted-proxy",
+        ));
+    }
+    if flags.trusted_groups_header.is_some() && flags.trusted_user_header.is_none() {
+        mistakes
+            .push(raw.mistake("trusted_groups_header", "it needs --trusted-user-header beside it"));
+    }
+    let rules = rules(raw, mistakes);
+    if !rules.is_empty() && flags.trusted_user_header.is_none() {
+        mistakes.push(
+            "[[access]]: the rows are for users of a proxy: --trusted-user-header is missing"
+                .to_owned(),
+        );
+    }
+    (!networks.is_empty()).then_some(Proxy { networks, user, groups, rules })
+}
+
+fn rules(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Rule> {
+    let rows = match raw.tables::<AccessTable>("access") {
+        Ok(rows) => rows,
+        Err(errors) => {
+            mistakes.extend(errors);
+            return Vec::new();
+        }
+    };
+    let mut rules = Vec::new();
+    for row in rows {
+        let who = match (row.user, row.group) {
+            (Some(user), None) => Who::User(user),
+            (None, Some(group)) if raw.values.trusted_groups_header.is_some() => Who::Group(group),
+            (None, Some(group)) => {
+                mistakes.push(format!(
+                    "[[access]] group `{group}`: no proxy tells groups: --trusted-groups-header is missing"
+                ));
+                continue;
+            }
+            _ => {
+                mistakes.push("[[access]]: expected either `user` or `group`".to_owned());
+                continue;
+            }
+        };
+        match Rights::parse(row.rights.iter().map(String::as_str)) {
+            Ok(rights) => rules.push(Rule { who, rights }),
+            Err(error) => mistakes.push(format!("[[access]]: {error}")),
+        }
+    }
+    rules
+}

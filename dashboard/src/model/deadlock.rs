@@ -1,0 +1,203 @@
+//! Circles of owners that wait for one another.
+
+use std::collections::HashMap;
+
+use redisson::{ClientId, HolderId, LockName, Moment};
+
+/// A thread of a client: whoever holds one lock and waits for another under different ids is the same one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Owner {
+    /// Its client.
+    pub client: ClientId,
+    /// Its thread.
+    pub thread: i64,
+}
+
+impl From<HolderId> for Owner {
+    fn from(id: HolderId) -> Self {
+        Self { client: id.client, thread: id.thread }
+    }
+}
+
+/// One owner that waits for a lock which another holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wait {
+    /// Who waits.
+    pub waiter: HolderId,
+    /// For which lock; the first number tells its database among all that are looked at.
+    pub lock: (usize, LockName),
+    /// Who holds that.
+    pub holder: HolderId,
+    /// When the waiter was last seen to wait.
+    pub confirmed: Moment,
+    /// When the hold began, at the latest.
+    pub held_from: Moment,
+    /// Whether the waiter is known to give up after a time.
+    pub limited: bool,
+}
+
+/// A circle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cycle {
+    /// Its waits, each for the next one's waiter; the smallest owner first.
+    pub waits: Vec<Wait>,
+}
+
+impl Cycle {
+    /// Whether each wait was seen after the newest hold of the circle had begun: before, they may never have been
+    /// there at the same time.
+    #[must_use]
+    pub fn is_confirmed(&self) -> bool {
+        let newest = self.waits.iter().map(|wait| wait.held_from).max();
+        self.waits.iter().all(|wait| Some(wait.confirmed) > newest)
+    }
+
+    /// Whether one of the waits ends by itself.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.waits.iter().any(|wait| wait.limited)
+    }
+
+    /// Whether it is the same circle, whenever it was seen.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let parts = |wait: &Wait| (wait.waiter, wait.lock.clone(), wait.holder);
+        self.waits.iter().map(parts).eq(other.waits.iter().map(parts))
+    }
+}
+
+/// The circles among these waits. A wait that is part of several is told in one of them.
+#[must_use]
+pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
+    let mut by_owner: HashMap<Owner, Vec<usize>> = HashMap::new();
+    for (i, wait) in waits.iter().enumerate() {
+        by_owner.entry(wait.waiter.into()).or_default().push(i);
+    }
+    let mut owners: Vec<Owner> = by_owner.keys().copied().collect();
+    owners.sort_unstable();
+    let mut done: HashMap<Owner, bool> = HashMap::new();
+    let mut found = Vec::new();
+    for start in owners {
+        if done.contains_key(&start) {
+            continue;
+        }
+        // A walk by hand, since a chain of waiters can be long: the waits from `start` to here, each with the number
+        // of its owner's waits tried so far.
+        let mut path: Vec<(Owner, usize)> = vec![(start, 0)];
+        done.insert(start, false);
+        while let Some((owner, tried)) = path.last_mut() {
+            let next = by_owner.get(owner).and_then(|waits| waits.get(*tried)).copied();
+            *tried += 1;
+            let Some(wait) = next else {
+                done.insert(*owner, true);
+                path.pop();
+                continue;
+            };
+            let holder = Owner::from(waits[wait].holder);
+            match done.get(&holder) {
+                Some(false) => {
+                    let from = path.iter().position(|(owner, _)| *owner == holder).unwrap_or(0);
+                    let taken = path[from..].iter().filter_map(|(owner, tried)| {
+                        by_owner.get(owner).and_then(|waits| waits.get(tried - 1)).copied()
+                    });
+                    found.push(circle(taken.map(|i| waits[i].clone()).collect()));
+                }
+                None if by_owner.contains_key(&holder) => {
+                    done.insert(holder, false);
+                    path.push((holder, 0));
+                }
+                Some(true) | None => {}
+            }
+        }
+    }
+    found
+}
+
+fn circle(mut waits: Vec<Wait>) -> Cycle {
+    let first = waits.iter().enumerate().min_by_key(|(_, wait)| Owner::from(wait.waiter));
+    let first = first.map_or(0, |(i, _)| i);
+    waits.rotate_left(first);
+    Cycle { waits }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id(thread: i64) -> HolderId {
+        HolderId::new(ClientId::from_random([7; 16]), thread)
+    }
+
+    fn wait(waiter: i64, holder: i64) -> Wait {
+        let lock = (0, LockName::new(format!("held by {holder}").into_bytes()).unwrap());
+        let at = Moment::from_micros;
+        Wait {
+            waiter: id(waiter),
+            lock,
+            holder: id(holder),
+            confirmed: at(20),
+            held_from: at(10),
+            limited: false,
+        }
+    }
+
+    fn found(waits: &[(i64, i64)]) -> Vec<Vec<i64>> {
+        let waits: Vec<Wait> = waits.iter().map(|(a, b)| wait(*a, *b)).collect();
+        let threads = |cycle: &Cycle| cycle.waits.iter().map(|wait| wait.waiter.thread).collect();
+        cycles(&waits).iter().map(threads).collect()
+    }
+
+    #[test]
+    fn circles_are_found() {
+        assert!(found(&[(1, 2), (2, 3), (1, 3), (4, 1)]).is_empty());
+        assert_eq!(found(&[(2, 1), (1, 2)]), [[1, 2]]);
+        assert_eq!(found(&[(9, 2), (3, 1), (2, 3), (1, 2)]), [[1, 2, 3]]);
+        assert_eq!(found(&[(1, 1)]), [[1]], "a reader that wants to write waits for itself");
+        assert_eq!(found(&[(1, 2), (2, 1), (3, 4), (4, 3)]).len(), 2);
+        let writer = HolderId { write: true, ..id(2) };
+        let waits = [wait(1, 2), Wait { waiter: writer, ..wait(2, 1) }];
+        assert_eq!(cycles(&waits).len(), 1, "the same thread, whichever side it takes");
+    }
+
+    #[test]
+    fn a_circle_is_confirmed_by_waits_after_its_newest_hold() {
+        let at = Moment::from_micros;
+        let mut waits = vec![wait(1, 2), wait(2, 1)];
+        assert!(cycles(&waits)[0].is_confirmed());
+        waits[0].held_from = at(20);
+        assert!(!cycles(&waits)[0].is_confirmed());
+        waits[1].confirmed = at(21);
+        assert!(!cycles(&waits)[0].is_confirmed());
+        waits[0].confirmed = at(21);
+        assert!(cycles(&waits)[0].is_confirmed());
+    }
+
+    proptest! {
+        #[test]
+        fn a_circle_is_found_if_and_only_if_there_is_one(
+            edges in prop::collection::vec((0_i64..8, 0_i64..8), 0..14),
+        ) {
+            let mut reach = [[false; 8]; 8];
+            for (from, to) in &edges {
+                reach[usize::try_from(*from).unwrap()][usize::try_from(*to).unwrap()] = true;
+            }
+            for k in 0..8 {
+                for i in 0..8 {
+                    for j in 0..8 {
+                        reach[i][j] |= reach[i][k] && reach[k][j];
+                    }
+                }
+            }
+            let found = found(&edges);
+            prop_assert_eq!(!found.is_empty(), (0..8).any(|i| reach[i][i]));
+            for circle in found {
+                for (i, from) in circle.iter().enumerate() {
+                    let to = circle[(i + 1) % circle.len()];
+                    prop_assert!(edges.contains(&(*from, to)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Holds that are over.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use redisson::HolderId;
+use serde::Serialize;
+
+use super::view::{LockId, Since, WallMillis};
+
+/// How many a lock remembers. The history on disk has more.
+const MAX_PAST: usize = 8;
+
+/// How a hold ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// Its holder released it.
+    Released,
+    /// Its lease was over.
+    RanOut,
+    /// Before its lease was over, and no release was seen.
+    Vanished,
+    /// Its holder passed it on to another of the same client.
+    HandedOver,
+    /// Somebody ended it by force.
+    Forced,
+    /// The server was started anew without it.
+    Restarted,
+    /// The key became something else.
+    Replaced,
+}
+
+impl Ending {
+    /// Every one.
+    pub const ALL: [Self; 7] = [
+        Self::Released,
+        Self::RanOut,
+        Self::Vanished,
+        Self::HandedOver,
+        Self::Forced,
+        Self::Restarted,
+        Self::Replaced,
+    ];
+
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::RanOut => "ran_out",
+            Self::Vanished => "vanished",
+            Self::HandedOver => "handed_over",
+            Self::Forced => "forced",
+            Self::Restarted => "restarted",
+            Self::Replaced => "replaced",
+        }
+    }
+
+    /// Whether whoever held it meant it to end.
+    #[must_use]
+    pub fn is_wanted(self) -> bool {
+        matches!(self, Self::Released | Self::HandedOver)
+    }
+}
+
+/// A hold that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PastHold {
+    /// Whose.
+    pub id: HolderId,
+    /// Since when.
+    pub since: Since,
+    /// Until when, as far as was seen.
+    pub to: WallMillis,
+    /// How it ended.
+    pub ended: Ending,
+}
+
+/// The same, as it is shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PastHoldView {
+    /// Whose.
+    pub id: String,
+    /// Since when.
+    pub since: Since,
+    /// Until when, as far as was seen; none where it lasts.
+    pub to: Option<WallMillis>,
+    /// How it ended; none where it lasts.
+    pub ended: Option<&'static str>,
+}
+
+impl PastHold {
+    /// How long it lasted, in milliseconds, at least.
+    #[must_use]
+    pub fn millis(&self) -> u64 {
+        self.to.0.saturating_sub(self.since.at.0)
+    }
+
+    fn view(&self) -> PastHoldView {
+        PastHoldView {
+            id: self.id.to_string(),
+            since: self.since,
+            to: Some(self.to),
+            ended: Some(self.ended.as_str()),
+        }
+    }
+}
+
+/// The latest holds of one lock, and its longest.
+#[derive(Debug, Default)]
+pub struct Past {
+    holds: VecDeque<PastHold>,
+    longest: Option<PastHold>,
+    shown: Option<Arc<[PastHoldView]>>,
+}
+
+impl Past {
+    /// Adds one; the oldest gives way.
+    pub fn push(&mut self, hold: PastHold) {
+        self.shown = None;
+        if self.longest.is_none_or(|longest| longest.millis() < hold.millis()) {
+            self.longest = Some(hold);
+        }
+        if self.holds.len() >= MAX_PAST {
+            self.holds.pop_front();
+        }
+        if self.holds.len() == self.holds.capacity() {
+            self.holds.reserve_exact(self.holds.len().max(1));
+        }
+        self.holds.push_back(hold);
+    }
+
+    /// The newest hold of that holder.
+    #[must_use]
+    pub fn newest_of(&self, id: &HolderId) -> Option<&PastHold> {
+        self.holds.iter().rev().find(|hold| hold.id == *id)
+    }
+
+    /// The longest that was seen.
+    #[must_use]
+    pub fn longest(&self) -> Option<PastHoldView> {
+        self.longest.as_ref().map(PastHold::view)
+    }
+
+    /// As they are shown, newest first.
+    pub fn shown(&mut self) -> Arc<[PastHoldView]> {
+        let holds = &self.holds;
+        let shown =
+            self.shown.get_or_insert_with(|| holds.iter().rev().map(PastHold::view).collect());
+        Arc::clone(shown)
+    }
+}
+
+/// What a history on disk is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Note {
+    /// A hold began, or was found.
+    Began(LockId, HolderId, Since),
+    /// A hold is over.
+    Ended(LockId, PastHold),
+}
+
+#[cfg(test)]
+mod tests {
+    use redisson::ClientId;
+
+    use super::*;
+
+    #[test]
+    fn the_latest_are_kept_and_the_longest() {
+        let hold = |i: u64| PastHold {
+            id: HolderId::new(ClientId::from_random([1; 16]), i64::try_from(i).unwrap()),
+            since: Since { at: WallMillis(i * 100), exact: true },
+            to: WallMillis(i * 100 + if i == 3 { 90 } else { 10 }),
+            ended: Ending::Released,
+        };
+        let mut past = Past::default();
+        (0..50).for_each(|i| past.push(hold(i)));
+        let shown = past.shown();
+        assert_eq!((shown.len(), shown[0].since.at), (MAX_PAST, WallMillis(4_900)));
+        assert_eq!(past.longest().unwrap().since.at, WallMillis(300));
+        assert!(past.newest_of(&hold(49).id).is_some() && past.newest_of(&hold(3).id).is_none());
+    }
+}

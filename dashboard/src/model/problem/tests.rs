@@ -1,0 +1,290 @@
+use redisson::{ClientId, LockName};
+
+use super::*;
+use crate::model::deadlock::Wait;
+use crate::model::view::Since;
+
+fn at(secs: u64) -> Moment {
+    Moment::from_micros(secs * 1_000_000)
+}
+
+fn stamp(secs: u64) -> Stamp {
+    Stamp { sent: at(secs), received: at(secs), wall: WallMillis(secs * 1000) }
+}
+
+fn id(thread: i64) -> HolderId {
+    HolderId::new(ClientId::from_random([1; 16]), thread)
+}
+
+fn holders() -> [(HolderId, i64); 1] {
+    [(id(52), 1)]
+}
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+/// A healthy lock, renewed to 30 s and read with 25 s left.
+fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
+    Case {
+        now: stamp(now),
+        holders,
+        confirmed: true,
+        ttl: Some(secs(25)),
+        bare_since: None,
+        renewed: Some(secs(30)),
+        still_since: (at(still), stamp(still).wall),
+        listening_since: Some(at(0)),
+        silent: false,
+        habit: None,
+        rule: Rule { stuck_after: Some(secs(300)), starving_after: Some(secs(60)) },
+        waiters: &[],
+        subscribers: None,
+        gone: None,
+        expired: None,
+        cycle: None,
+        orphan_since: None,
+        odd: None,
+    }
+}
+
+const SURE: Certainty = Certainty::Sure;
+const SUSPECTED: Certainty = Certainty::Suspected;
+
+fn only(case: &Case<'_>) -> Option<(ProblemKind, Certainty)> {
+    let verdicts = judge(case);
+    assert!(verdicts.len() <= 1, "{verdicts:?}");
+    verdicts.first().map(|v| (v.problem, v.certainty))
+}
+
+#[test]
+fn stuck_needs_renewal_age_and_ears() {
+    let holders = holders();
+    let case = |now| renewed(&holders, 10, now);
+    let stuck = |certainty| Some((ProblemKind::Stuck, certainty));
+    let long = Rule { stuck_after: None, ..case(0).rule };
+    for (case, expected) in [
+        (case(310), None),
+        (case(311), stuck(SURE)),
+        (Case { renewed: None, ..case(9_999) }, None),
+        (Case { rule: long, ..case(9_999) }, None),
+        (Case { confirmed: false, ..case(9_999) }, None),
+        (Case { holders: &[], ..case(9_999) }, None),
+        (Case { listening_since: None, ..case(311) }, stuck(SUSPECTED)),
+        (Case { silent: true, ..case(311) }, stuck(SUSPECTED)),
+        (Case { listening_since: Some(at(100)), ..case(311) }, stuck(SUSPECTED)),
+        (Case { listening_since: Some(at(100)), ..case(401) }, stuck(SURE)),
+    ] {
+        assert_eq!(only(&case), expected, "{case:?}");
+    }
+}
+
+#[test]
+fn far_beyond_its_habit_is_stuck_but_not_within_a_minute() {
+    let holders = holders();
+    let quick = |now| Case { habit: Some(Duration::from_millis(20)), ..renewed(&holders, 0, now) };
+    assert_eq!(only(&quick(60)), None);
+    assert_eq!(only(&quick(61)), Some((ProblemKind::Stuck, SURE)));
+    let slow = Case { habit: Some(secs(100)), ..renewed(&holders, 0, 299) };
+    assert_eq!(only(&slow), None);
+}
+
+#[test]
+fn a_leak_needs_two_readings_apart_or_a_holder_that_is_gone() {
+    let holders = holders();
+    let bare = |first, now| Case {
+        renewed: None,
+        ttl: None,
+        bare_since: Some(stamp(first)),
+        ..renewed(&holders, 0, now)
+    };
+    let gone = Gone { since: WallMillis(5_000), seen: "no connection from 10.0.0.7".into() };
+    let left = |ttl| Case {
+        renewed: None,
+        ttl: Some(secs(ttl)),
+        gone: Some(&gone),
+        ..renewed(&holders, 0, 20)
+    };
+    let leaked = |certainty| Some((ProblemKind::Leaked, certainty));
+    for (case, expected) in [
+        (bare(10, 14), None),
+        (bare(10, 15), leaked(SURE)),
+        (Case { confirmed: false, ..bare(10, 99) }, None),
+        (Case { holders: &[], ..bare(10, 99) }, None),
+        (left(60), None),
+        (left(61), leaked(SUSPECTED)),
+        (Case { gone: None, ..left(600) }, None),
+        (Case { gone: Some(&gone), ..bare(10, 14) }, leaked(SUSPECTED)),
+        (Case { gone: Some(&gone), ..bare(10, 15) }, leaked(SURE)),
+    ] {
+        assert_eq!(only(&case), expected, "{case:?}");
+    }
+}
+
+#[test]
+fn a_renewal_is_overdue_below_half_of_the_lease_less_a_twentieth() {
+    let holders = holders();
+    let case = |ms| Case { ttl: Some(Duration::from_millis(ms)), ..renewed(&holders, 0, 100) };
+    let overdue = Some((ProblemKind::RenewalOverdue, SURE));
+    for (case, expected) in [
+        (case(13_500), None),
+        (case(13_499), overdue),
+        (case(0), overdue),
+        (Case { renewed: None, ..case(1_000) }, None),
+        (Case { confirmed: false, ..case(1_000) }, None),
+    ] {
+        assert_eq!(only(&case), expected, "{case:?}");
+    }
+    assert_eq!(judge(&case(11_500))[0].since, WallMillis(98_000));
+}
+
+#[test]
+fn an_expired_hold_is_told_for_an_hour_whoever_has_the_lock_since() {
+    let holders = holders();
+    let expired = |certainty| Expired {
+        at: (at(100), WallMillis(100_000)),
+        holder: id(7),
+        certainty,
+        source: Source::Poll,
+        seen: "it ran out".into(),
+    };
+    for certainty in [SURE, SUSPECTED] {
+        let expired = expired(certainty);
+        let case = |now| Case {
+            expired: Some(&expired),
+            rule: Rule { stuck_after: None, starving_after: None },
+            ..renewed(&holders, 0, now)
+        };
+        let found = Some((ProblemKind::Expired, certainty));
+        assert_eq!(only(&case(100)), found);
+        assert_eq!(only(&Case { holders: &[], ..case(200) }), found);
+        assert_eq!(only(&case(3_700)), found);
+        assert_eq!(only(&case(3_701)), None);
+    }
+}
+
+fn waiter(from: u64) -> Waiter {
+    Waiter {
+        id: id(9),
+        since: Since { at: stamp(from).wall, exact: true },
+        from: at(from),
+        seen: at(from),
+        attempts: None,
+        source: Source::Poll,
+        until: None,
+        overdue: false,
+        limited: false,
+        there: true,
+    }
+}
+
+#[test]
+fn whoever_waits_for_long_starves() {
+    let holders = holders();
+    let one = [waiter(10)];
+    let dead = [Waiter { overdue: true, ..waiter(10) }];
+    let left = [Waiter { there: false, ..waiter(10) }];
+    let listening = Subscribers { count: 2, since: (at(10), WallMillis(10_000)), at: at(10) };
+    let waits = |now| Case { waiters: &one, ..renewed(&holders, 0, now) };
+    let counted =
+        |still, now| Case { subscribers: Some(listening), ..renewed(&holders, still, now) };
+    let starving = |certainty| Some((ProblemKind::Starving, certainty));
+    let long = Rule { starving_after: None, ..waits(0).rule };
+    for (case, expected) in [
+        (waits(70), None),
+        (waits(71), starving(SURE)),
+        (Case { holders: &[], ..waits(71) }, starving(SURE)),
+        (Case { rule: long, ..waits(71) }, None),
+        (Case { waiters: &dead, ..waits(200) }, None),
+        (Case { waiters: &left, ..waits(200) }, None),
+        (counted(0, 70), None),
+        (counted(0, 71), starving(SUSPECTED)),
+        // Others come and go behind a lock that changes hands, without waiting long each.
+        (counted(50, 71), None),
+        (counted(50, 111), starving(SUSPECTED)),
+        (Case { holders: &[], ..counted(0, 200) }, None),
+    ] {
+        assert_eq!(only(&case), expected, "{case:?}");
+    }
+}
+
+#[test]
+fn a_circle_is_a_deadlock_and_one_with_a_limit_is_suspected() {
+    let holders = holders();
+    let wait = |waiter, holder, limited| Wait {
+        waiter: id(waiter),
+        lock: (0, LockName::new(&b"other"[..]).unwrap()),
+        holder: id(holder),
+        confirmed: at(20),
+        held_from: at(10),
+        limited,
+    };
+    for (limited, certainty) in [(false, SURE), (true, SUSPECTED)] {
+        let cycle = Cycle { waits: vec![wait(52, 9, false), wait(9, 52, limited)] };
+        let case = Case { cycle: Some(&cycle), ..renewed(&holders, 0, 20) };
+        assert_eq!(only(&case), Some((ProblemKind::Deadlock, certainty)));
+        let problem = explain(&case, judge(&case)[0]);
+        assert_eq!(problem.evidence.len(), 2);
+        assert!(problem.evidence[0].text.contains("waits for other"), "{problem:?}");
+        assert_eq!(only(&Case { holders: &[], ..case }), None);
+    }
+}
+
+#[test]
+fn what_is_left_behind_is_an_orphan_after_a_minute() {
+    let holders = holders();
+    let free = |now| Case {
+        holders: &[],
+        renewed: None,
+        ttl: None,
+        orphan_since: Some(stamp(10)),
+        ..renewed(&holders, 0, now)
+    };
+    assert_eq!(only(&free(69)), None);
+    assert_eq!(only(&free(70)), Some((ProblemKind::Orphan, SURE)));
+    assert_eq!(only(&Case { orphan_since: None, ..free(999) }), None);
+    assert_eq!(only(&Case { holders: &holders, ..free(99) }), None, "somebody has it again");
+}
+
+#[test]
+fn what_does_not_belong_is_malformed() {
+    let holders = holders();
+    let case = Case { odd: Some("count 0"), ..renewed(&holders, 0, 20) };
+    assert_eq!(only(&case), Some((ProblemKind::Malformed, SURE)));
+    assert_eq!(only(&Case { confirmed: false, ..case.clone() }), None);
+    assert_eq!(explain(&case, judge(&case)[0]).evidence[0].text, "count 0");
+}
+
+#[test]
+fn several_come_worst_first() {
+    let holders = holders();
+    let one = [waiter(0)];
+    let case = Case {
+        ttl: Some(secs(5)),
+        waiters: &one,
+        odd: Some("count 0"),
+        ..renewed(&holders, 0, 1_000)
+    };
+    let kinds: Vec<ProblemKind> = judge(&case).iter().map(|v| v.problem).collect();
+    use ProblemKind::{Malformed, RenewalOverdue, Starving, Stuck};
+    assert_eq!(kinds, [RenewalOverdue, Stuck, Starving, Malformed]);
+    for verdict in judge(&case) {
+        let problem = explain(&case, verdict);
+        assert!(!problem.evidence.is_empty() && !problem.advice.is_empty(), "{problem:?}");
+        assert!(verdict.problem.certainties().contains(&verdict.certainty));
+    }
+}
+
+#[test]
+fn it_says_why_and_what_to_do() {
+    let holders = holders();
+    let case = renewed(&holders, 10, 400);
+    let problem = explain(&case, judge(&case)[0]);
+    assert_eq!(problem.evidence.len(), 3);
+    assert!(problem.advice.contains("thread 52") && problem.advice.contains("Thread.print"));
+    assert_eq!(problem.since, WallMillis(310_000));
+    let agents = [(HolderId { thread: 1_700_000_000 << 30, ..holders[0].0 }, 1)];
+    let case = Case { holders: &agents, ..case };
+    let problem = explain(&case, judge(&case)[0]);
+    assert!(problem.advice.contains("LOCKS") && !problem.advice.contains("jcmd"));
+}

@@ -1,0 +1,180 @@
+//! What MONITOR shows of a lock's traffic.
+
+use std::time::Duration;
+
+use redisson::monitor::{Certainty as Seen, Event, What};
+use redisson::{HolderId, Kind, Moment};
+
+use super::{Effect, Hold, Record, Surroundings};
+use crate::model::history::Happening;
+use crate::model::observation::{Source, Stamp};
+use crate::model::past::{Ending, Note};
+use crate::model::problem::Expired;
+use crate::model::view::{Certainty, Since, WallMillis};
+
+/// How long after the time to live that it was answered a waiter may take to try again.
+const SILENCE: Duration = Duration::from_secs(5);
+/// How long a waiter may sleep that was refused by a lock whose time to live is not known, or has none.
+const ASLEEP: Duration = Duration::from_secs(60);
+
+impl Record {
+    /// Takes in one event, read at that time.
+    pub fn traffic(
+        &mut self,
+        event: &Event,
+        at: Moment,
+        wall: WallMillis,
+        around: Surroundings,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.confirm();
+        self.seen_by(Source::Monitor);
+        let sure = event.certainty == Seen::Sure;
+        let Some(holder) = event.holder else {
+            if event.what == What::ForceReleased && sure {
+                self.released(at, wall, Source::Monitor, Ending::Forced, effects);
+            }
+            return;
+        };
+        match event.what {
+            What::Acquired { .. } | What::Reentered { .. } => self.came_in(holder),
+            What::Refused => self.refused(holder, at, wall),
+            What::Queued { .. } => self.tries(holder, at, wall, None),
+            What::LeftQueue => self.gave_up(holder),
+            What::Renewed { lease } => self.renewed(holder, lease),
+            // Readers come and go singly; which of them are left tells the next reading.
+            What::Released if sure && event.kind != Some(Kind::Read) && !self.is_shared() => {
+                self.released(at, wall, Source::Monitor, Ending::Released, effects);
+            }
+            What::ForceReleased if sure => {
+                self.released(at, wall, Source::Monitor, Ending::Forced, effects);
+            }
+            What::HandedOver { to, lease } => {
+                self.handed_over(holder, to, lease, at, wall, effects);
+            }
+            What::RenewalFoundNothing | What::ReleaseFoundNothing if sure => {
+                self.came_late(holder, event.what, at, wall);
+                if let Some(stamp) = self.stamp {
+                    self.judge(stamp, Source::Monitor, around, effects);
+                }
+            }
+            What::RenewalFoundNothing
+            | What::ReleaseFoundNothing
+            | What::Recounted { .. }
+            | What::PartlyReleased
+            | What::Released
+            | What::ForceReleased
+            | What::Vanished
+            | What::DroppedFromQueue
+            | What::Subscribed
+            | What::Unsubscribed
+            | What::Failed => {}
+        }
+    }
+
+    /// The next reading shows the new holder; that the old one gave it up shows here only.
+    fn handed_over(
+        &mut self,
+        from: HolderId,
+        to: HolderId,
+        lease: Option<Duration>,
+        at: Moment,
+        wall: WallMillis,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.came_in(to);
+        let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at) || self.released.is_some();
+        let Some(i) = self.holds.iter().position(|hold| hold.id == from).filter(|_| !newer) else {
+            return;
+        };
+        let before = self.holds[i];
+        self.end(before, at, wall, Ending::HandedOver, effects);
+        self.event(wall, Source::Monitor, Happening::Released(Some(from)), effects);
+        self.event(wall, Source::Monitor, Happening::Taken(to, 0), effects);
+        let since = Since { at: wall, exact: true };
+        effects.push(Effect::Note(Box::new(Note::Began(self.id.clone(), to, since))));
+        let first = Stamp { sent: at, received: at, wall };
+        self.holds[i] = Hold { id: to, count: 1, since, first, from: at, marker: None };
+        self.still_since = (at, wall);
+        self.lease.restart(at, lease.or(self.ttl), Some(Duration::ZERO));
+    }
+
+    fn is_shared(&self) -> bool {
+        self.mode.as_deref() == Some(b"read")
+    }
+
+    fn came_in(&mut self, holder: HolderId) {
+        if let Some(rare) = &mut self.rare {
+            self.news |= rare.waiting.granted(&[holder]);
+        }
+    }
+
+    fn gave_up(&mut self, holder: HolderId) {
+        // It waits for it no more than one who has it.
+        self.came_in(holder);
+    }
+
+    fn refused(&mut self, holder: HolderId, at: Moment, wall: WallMillis) {
+        let left = self.stamp.zip(self.ttl).map(|(stamp, ttl)| (stamp.received + ttl).since(at));
+        let lease = self.lease.lease();
+        // Whoever renews it may do so just after the waiter was answered.
+        let sleep = match (left, lease.filter(|_| self.lease.renewed())) {
+            (_, Some(lease)) => lease,
+            (Some(left), None) => left,
+            (None, None) => ASLEEP,
+        };
+        self.tries(holder, at, wall, Some(at + sleep + SILENCE));
+    }
+
+    fn tries(&mut self, holder: HolderId, at: Moment, wall: WallMillis, until: Option<Moment>) {
+        self.news |= self.rare().waiting.attempt(holder, at, wall, until);
+    }
+
+    fn renewed(&mut self, holder: HolderId, lease: Option<Duration>) {
+        if self.holds.iter().any(|hold| hold.id == holder) && self.released.is_none() {
+            self.news |= !self.lease.renewed();
+            self.lease.renewal(lease);
+            if let Some(rare) = &mut self.rare {
+                rare.gone = None;
+            }
+        }
+    }
+
+    /// A holder wanted to renew or release what it no longer had. Where it had not given it up itself it has lost it.
+    fn came_late(&mut self, holder: HolderId, what: What, at: Moment, wall: WallMillis) {
+        let still = self.holds.iter().any(|hold| hold.id == holder) && self.released.is_none();
+        let Some(past) = self.past.newest_of(&holder).filter(|_| !still) else { return };
+        if past.ended.is_wanted() || past.ended == Ending::Forced {
+            return;
+        }
+        let wanted = if what == What::RenewalFoundNothing { "renew" } else { "release" };
+        let seen = format!(
+            "{holder} came back to {wanted} it {:.1} s after it was gone",
+            Duration::from_millis(wall.0.saturating_sub(past.to.0)).as_secs_f64()
+        );
+        let expired = Expired {
+            at: (at, wall),
+            holder,
+            certainty: Certainty::Sure,
+            source: Source::Monitor,
+            seen,
+        };
+        self.rare().expired = Some(expired);
+        self.news = true;
+    }
+
+    /// MONITOR shows nothing more: waiters that only it knew of are not known to wait any longer.
+    pub fn untapped(&mut self) {
+        if let Some(rare) = &mut self.rare {
+            self.news |= rare.waiting.forget(Source::Monitor);
+        }
+        self.thin_out();
+    }
+
+    /// Whether MONITOR told of somebody who waits.
+    #[must_use]
+    pub fn has_tapped_waiters(&self) -> bool {
+        let waiters = self.rare.iter().flat_map(|rare| rare.waiting.waiters());
+        waiters.into_iter().any(|waiter| waiter.source == Source::Monitor)
+    }
+}

@@ -1,0 +1,51 @@
+//! What reading teaches of a server beyond its locks.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::model::actor::wall;
+
+/// What was learnt of one server with one account. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct ServerFacts(Arc<Facts>);
+
+#[derive(Debug, Default)]
+struct Facts {
+    beside_denied: Mutex<Option<String>>,
+    ahead_ms: AtomicI64,
+}
+
+impl ServerFacts {
+    /// Whether the account may look at queues, tokens and markers, as far as is known.
+    #[must_use]
+    pub fn may_look_beside(&self) -> bool {
+        self.beside_denied().is_none()
+    }
+
+    /// Why it may not.
+    #[must_use]
+    pub fn beside_denied(&self) -> Option<String> {
+        self.0.beside_denied.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// It may not.
+    pub fn deny_beside(&self, why: &str) {
+        *self.0.beside_denied.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
+    }
+
+    /// A new connection: what was denied may be allowed now.
+    pub fn forget_denials(&self) {
+        *self.0.beside_denied.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// How far its clock is ahead of ours, in milliseconds; behind where negative.
+    pub fn set_ahead(&self, ms: i64) {
+        self.0.ahead_ms.store(ms, Ordering::Relaxed);
+    }
+
+    /// The server's clock now, in epoch milliseconds, as far as is known.
+    #[must_use]
+    pub fn clock(&self) -> u64 {
+        wall().0.saturating_add_signed(self.0.ahead_ms.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,20 @@
+//! The page by which people come in.
+
+use askama::Template;
+
+use super::{LoginPage, assets};
+
+#[derive(Template)]
+#[template(path = "login.html")]
+struct LoginTemplate<'a> {
+    page: &'a LoginPage,
+    assets: &'static assets::Addresses,
+}
+
+/// The form that asks for a token.
+///
+/// # Errors
+/// When the template fails, which is a bug.
+pub fn login_page(page: &LoginPage) -> Result<String, askama::Error> {
+    LoginTemplate { page, assets: &assets::ADDRESSES }.render()
+}

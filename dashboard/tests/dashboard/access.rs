@@ -1,0 +1,243 @@
+//! Who comes in, and who does not: what an attacker would try.
+
+use std::sync::Arc;
+
+use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use tempfile::NamedTempFile;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::serving::{Answer, Dashboard, encoded, post};
+
+const NO_REDIS: &str = "redis://127.0.0.1:1";
+const TOKEN: &str = "5f1c0b6b7d6e4c1f9a2e";
+const ACK_ONLY: &str = "a2e5f1c0b6b7d6e4c1f9";
+
+fn tokens() -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("{TOKEN},Anna <b>\n{ACK_ONLY},robot,ack\n")).unwrap();
+    file
+}
+
+async fn guarded(more: &[&str]) -> (Dashboard, NamedTempFile) {
+    let file = tokens();
+    let path = file.path().to_str().unwrap().to_owned();
+    let flags = ["--redis-url", NO_REDIS, "--auth-token-file", &path];
+    (Dashboard::with(&[&flags, more].concat()).await, file)
+}
+
+const SAME: (&str, &str) = ("Sec-Fetch-Site", "same-origin");
+
+async fn login(dashboard: &Dashboard, token: &str, next: &str) -> Answer {
+    let body = format!("token={}&next={}", encoded(token.as_bytes()), encoded(next.as_bytes()));
+    post(dashboard.address, "/login", &[SAME], &body).await
+}
+
+/// The cookie as a browser sends it back.
+fn cookie(answer: &Answer) -> String {
+    let set = answer.header("set-cookie").expect("a cookie");
+    set.split(';').next().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn nothing_is_shown_to_strangers() {
+    let (dashboard, _file) = guarded(&[]).await;
+    for path in [
+        "/",
+        "/lock?name=a",
+        "/sources",
+        "/live?path=/",
+        "/metrics",
+        "/api/v1/locks",
+        "/api/v1/lock?name=a",
+        "/api/v1/sources",
+        "/api/v1/stream",
+        "/api/v1/openapi.json",
+        "/nowhere",
+        "//login",
+        "/login/",
+        "/LOGIN",
+        "/static",
+    ] {
+        let answer = dashboard.get(path).await;
+        assert_eq!(answer.status, 401, "{path}: {answer:?}");
+        assert!(answer.header("www-authenticate").is_some_and(|how| how.starts_with("Bearer")));
+    }
+    for path in ["/healthz", "/readyz", "/login", "/static/app.css", "/favicon.ico"] {
+        assert_eq!(dashboard.get(path).await.status, 200, "{path}");
+    }
+    // A token in an address would stand in logs and histories.
+    for path in [format!("/?token={TOKEN}"), format!("/api/v1/locks?access_token={TOKEN}")] {
+        assert_eq!(dashboard.get(&path).await.status, 401, "{path}");
+    }
+    // Nobody said that this header comes from a proxy.
+    for header in ["X-Forwarded-User", "X-Remote-User", "Remote-User", "X-User"] {
+        assert_eq!(dashboard.get_with("/", &[(header, "anna")]).await.status, 401, "{header}");
+    }
+}
+
+#[tokio::test]
+async fn a_browser_logs_in_and_out() {
+    let (dashboard, _file) = guarded(&[]).await;
+    let html = [("Accept", "text/html")];
+    let led = dashboard.get_with("/lock?name=a%26b", &html).await;
+    assert_eq!(led.status, 303);
+    assert_eq!(led.header("location"), Some("/login?next=%2Flock%3Fname%3Da%2526b"));
+    let form = dashboard.get("/login?next=%2Flock%3Fname%3Da%2526b").await;
+    assert!(form.body.contains("value=\"/lock?name=a%26b\""), "{}", form.body);
+    let wrong = login(&dashboard, "wrong-token-of-some-length", "/").await;
+    assert_eq!(wrong.status, 401);
+    assert!(wrong.header("set-cookie").is_none() && wrong.body.contains("not known"));
+    let entered = login(&dashboard, TOKEN, "/lock?name=a%26b").await;
+    assert_eq!((entered.status, entered.header("location")), (303, Some("/lock?name=a%26b")));
+    let set = entered.header("set-cookie").unwrap();
+    assert!(set.contains("HttpOnly") && set.contains("SameSite=Strict") && !set.contains(TOKEN));
+    let cookie = cookie(&entered);
+    let page = dashboard.get_with("/", &[("Cookie", &cookie)]).await;
+    assert_eq!(page.status, 200);
+    assert!(page.body.contains("Anna &#60;b&#62;"), "named, and escaped");
+    assert_eq!(dashboard.get_with("/api/v1/locks", &[("Cookie", &cookie)]).await.status, 200);
+    let left = post(dashboard.address, "/logout", &[SAME, ("Cookie", &cookie)], "").await;
+    assert!(left.header("set-cookie").is_some_and(|set| set.contains("Max-Age=0")));
+}
+
+#[tokio::test]
+async fn a_login_leads_to_our_own_pages_only() {
+    let (dashboard, _file) = guarded(&[]).await;
+    for next in [
+        "//evil.example",
+        "https://evil.example/",
+        "/\\evil.example",
+        "javascript:alert(1)",
+        "/\r\nX: y",
+    ] {
+        let entered = login(&dashboard, TOKEN, next).await;
+        assert_eq!(entered.header("location"), Some("/"), "{next:?}");
+        assert!(entered.header("x").is_none());
+        let form = dashboard.get(&format!("/login?next={}", encoded(next.as_bytes()))).await;
+        assert!(!form.body.contains("evil.example"), "{next:?}");
+    }
+    let script = dashboard.get("/login?next=%2F%22%3E%3Cscript%3E").await;
+    assert!(!script.body.contains("\"><script>"), "{}", script.body);
+}
+
+#[tokio::test]
+async fn other_sites_cannot_use_a_login() {
+    let (dashboard, _file) = guarded(&[]).await;
+    let cookie = cookie(&login(&dashboard, TOKEN, "/").await);
+    let host = dashboard.address.to_string();
+    let origin = format!("http://{host}");
+    let body = format!("token={TOKEN}");
+    for (headers, status) in [
+        (vec![("Sec-Fetch-Site", "same-origin")], 303),
+        (vec![("Origin", origin.as_str())], 303),
+        (vec![("Sec-Fetch-Site", "cross-site"), ("Origin", origin.as_str())], 403),
+        (vec![("Sec-Fetch-Site", "same-site")], 403),
+        (vec![("Sec-Fetch-Site", "none")], 403),
+        (vec![("Origin", "http://evil.example")], 403),
+        (vec![("Origin", "null")], 403),
+        (vec![], 403),
+    ] {
+        for path in ["/login", "/logout"] {
+            let headers = [headers.as_slice(), &[("Cookie", cookie.as_str())]].concat();
+            let answer = post(dashboard.address, path, &headers, &body).await;
+            assert_eq!(answer.status, status, "{path} {headers:?}");
+        }
+    }
+    // The same without a login: nobody is logged in to somebody else's token either.
+    let answer =
+        post(dashboard.address, "/login", &[("Sec-Fetch-Site", "cross-site")], &body).await;
+    assert_eq!(answer.status, 403);
+    assert!(answer.header("set-cookie").is_none());
+}
+
+#[tokio::test]
+async fn machines_send_their_token() {
+    let (dashboard, _file) = guarded(&[]).await;
+    let bearer = format!("Bearer {TOKEN}");
+    for path in ["/", "/api/v1/locks", "/metrics"] {
+        let answer = dashboard.get_with(path, &[("Authorization", &bearer)]).await;
+        assert_eq!(answer.status, 200, "{path}");
+    }
+    let robot = format!("Bearer {ACK_ONLY}");
+    assert_eq!(dashboard.get_with("/", &[("Authorization", &robot)]).await.status, 200);
+    for wrong in ["Bearer", "Bearer nonsense", "Basic YW5uYTphbm5h"] {
+        let answer = dashboard.get_with("/", &[("Authorization", wrong)]).await;
+        assert_eq!(answer.status, 401, "{wrong}");
+    }
+    let long = format!("Bearer {}", "x".repeat(20_000));
+    assert_eq!(dashboard.get_with("/", &[("Authorization", &long)]).await.status, 401);
+}
+
+#[tokio::test]
+async fn a_trusted_proxy_names_its_users() {
+    let dashboard = Dashboard::with(&[
+        "--redis-url",
+        NO_REDIS,
+        "--trusted-user-header",
+        "X-Forwarded-User",
+        "--trusted-proxy",
+        "127.0.0.0/8",
+    ])
+    .await;
+    let anna = dashboard.get_with("/", &[("X-Forwarded-User", "anna@example.com")]).await;
+    assert_eq!(anna.status, 200);
+    assert!(anna.body.contains("anna@example.com") && !anna.body.contains("Log out"));
+    assert_eq!(dashboard.get("/").await.status, 401);
+    let twice = [("X-Forwarded-User", "anna"), ("X-Forwarded-User", "root")];
+    assert_eq!(dashboard.get_with("/", &twice).await.status, 403);
+    // There is no token to log in with.
+    assert_eq!(login(&dashboard, TOKEN, "/").await.status, 401);
+}
+
+#[tokio::test]
+async fn metrics_of_their_own_address_need_no_token() {
+    let (dashboard, _file) = guarded(&["--metrics-listen", "127.0.0.1:0"]).await;
+    let metrics = crate::serving::request(dashboard.metrics.unwrap(), "GET", "/metrics", &[]).await;
+    assert_eq!(metrics.status, 200);
+    assert_eq!(dashboard.get("/metrics").await.status, 401, "not among the pages then");
+}
+
+#[tokio::test]
+async fn pages_are_served_by_tls() {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let flags = ["--tls-cert", certificate.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
+    let (dashboard, _file) = guarded(&flags).await;
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(rustls::pki_types::CertificateDer::from_pem_file(&certificate).unwrap()).unwrap();
+    let config =
+        rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let stream = TcpStream::connect(dashboard.address).await.unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut stream = connector.connect(name, stream).await.unwrap();
+    let body = format!("token={TOKEN}");
+    let length = body.len();
+    let request = format!(
+        "POST /login HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nSec-Fetch-Site: same-origin\r\n\
+         Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    // The end without a farewell of TLS is an end too.
+    drop(stream.read_to_end(&mut answer).await);
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 303"), "{answer}");
+    assert!(
+        answer.contains("set-cookie: __Host-lockscope=") && answer.contains("; Secure"),
+        "{answer}"
+    );
+    // Who speaks plain HTTP, or nothing at all, keeps nobody else from coming in.
+    let mut plain = TcpStream::connect(dashboard.address).await.unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    drop(plain.read_to_end(&mut answer).await);
+    assert!(!answer.starts_with(b"HTTP/"), "plain HTTP was answered");
+    let _silent = TcpStream::connect(dashboard.address).await.unwrap();
+    dashboard.stop().await;
+}

@@ -1,0 +1,168 @@
+//! TLS for a server, with a certificate that may be renewed under it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+/// How often the files are looked at for a newer certificate.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+
+/// A certificate with its key, taken anew from its files when they change.
+#[derive(Debug, Clone)]
+pub struct ServerTls {
+    acceptor: AcceptorOf,
+    kept: Arc<Kept>,
+}
+
+#[derive(Clone)]
+struct AcceptorOf(TlsAcceptor);
+
+impl std::fmt::Debug for AcceptorOf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TlsAcceptor")
+    }
+}
+
+#[derive(Debug)]
+struct Kept {
+    certificate: PathBuf,
+    key: PathBuf,
+    now: RwLock<Arc<CertifiedKey>>,
+}
+
+impl ResolvesServerCert for Kept {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+impl ServerTls {
+    /// Reads a certificate with its chain and its key, both PEM. The process' crypto provider must be installed.
+    ///
+    /// # Errors
+    /// A sentence that names the file and what is wrong with it.
+    pub fn load(certificate: &Path, key: &Path) -> Result<Self, String> {
+        let now = RwLock::new(Arc::new(read(certificate, key)?));
+        let kept = Arc::new(Kept { certificate: certificate.to_owned(), key: key.to_owned(), now });
+        let resolver: Arc<dyn ResolvesServerCert> = Arc::<Kept>::clone(&kept);
+        let mut config =
+            rustls::ServerConfig::builder().with_no_client_auth().with_cert_resolver(resolver);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self { acceptor: AcceptorOf(TlsAcceptor::from(Arc::new(config))), kept })
+    }
+
+    /// The handshake.
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        self.acceptor.0.accept(stream).await
+    }
+
+    /// Takes up a renewed certificate until `stop` is cancelled. One that cannot be used is logged, and the old one
+    /// stays.
+    pub async fn follow_files(self, stop: CancellationToken) {
+        let follow = async {
+            let mut seen = self.kept.changed();
+            let mut clock = tokio::time::interval(LOOK_EVERY);
+            loop {
+                clock.tick().await;
+                let now = self.kept.changed();
+                if now != seen && self.kept.take_anew() {
+                    seen = now;
+                }
+            }
+        };
+        stop.run_until_cancelled(follow).await;
+    }
+}
+
+impl Kept {
+    fn changed(&self) -> [Option<SystemTime>; 2] {
+        [&self.certificate, &self.key]
+            .map(|path| fs::metadata(path).and_then(|file| file.modified()).ok())
+    }
+
+    /// Whether what is in the files now is used. Key and certificate may be written one after the other: a pair that
+    /// does not fit is tried again.
+    fn take_anew(&self) -> bool {
+        match read(&self.certificate, &self.key) {
+            Ok(fresh) => {
+                *self.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
+                tracing::info!(certificate = %self.certificate.display(), "a renewed certificate is used");
+                true
+            }
+            Err(error) => {
+                tracing::warn!(error, "the renewed certificate cannot be used; the old one stays");
+                false
+            }
+        }
+    }
+}
+
+fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {
+    let bad = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect)
+        .map_err(|error| bad(certificate, &error))?;
+    if chain.is_empty() {
+        return Err(bad(certificate, &"there is no certificate in it"));
+    }
+    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| bad(key, &error))?;
+    let provider = rustls::crypto::CryptoProvider::get_default()
+        .ok_or_else(|| "no crypto provider is installed".to_owned())?;
+    // Where it cannot be told whether they fit, handshakes will tell.
+    CertifiedKey::from_der(chain, secret, provider).map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => {
+            bad(key, &format!("it does not belong to {}", certificate.display()))
+        }
+        error => bad(key, &error),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::redis_link::install_crypto_provider;
+
+    fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
+        let path = folder.join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    #[test]
+    fn files_are_read_and_what_does_not_fit_is_named() {
+        install_crypto_provider();
+        let folder = tempfile::tempdir().unwrap();
+        let make = || rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let (one, two) = (make(), make());
+        let certificate = write(folder.path(), "cert.pem", &one.cert.pem());
+        let key = write(folder.path(), "key.pem", &one.signing_key.serialize_pem());
+        let other = write(folder.path(), "other.pem", &two.signing_key.serialize_pem());
+        let tls = ServerTls::load(&certificate, &key).unwrap();
+        let mismatch = ServerTls::load(&certificate, &other).unwrap_err();
+        assert!(mismatch.contains("other.pem") && mismatch.contains("cert.pem"), "{mismatch}");
+        let empty = write(folder.path(), "empty.pem", "");
+        assert!(ServerTls::load(&empty, &key).unwrap_err().contains("empty.pem"));
+        assert!(ServerTls::load(&certificate, &empty).unwrap_err().contains("empty.pem"));
+        assert!(ServerTls::load(&folder.path().join("none"), &key).unwrap_err().contains("none"));
+        // Half renewed the old pair stays; whole, the new one is used.
+        let serial = |tls: &ServerTls| tls.kept.now.read().unwrap().cert[0].to_vec();
+        let before = serial(&tls);
+        write(folder.path(), "cert.pem", &two.cert.pem());
+        assert!(!tls.kept.take_anew());
+        assert_eq!(serial(&tls), before);
+        write(folder.path(), "key.pem", &two.signing_key.serialize_pem());
+        assert!(tls.kept.take_anew());
+        assert_ne!(serial(&tls), before);
+    }
+}

@@ -1,0 +1,243 @@
+//! The load generator: many workers, each with a connection of its own, on one thread with one epoll set. Each takes
+//! its lock, gives it back, and begins again.
+
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::{Errno, read, write};
+use tokio::time::Instant;
+
+use crate::stats::{Times, float};
+use crate::wire::{is_yes, shown, whole};
+
+/// After this long without any reply something hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One worker before it begins.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    stream: OwnedFd,
+    take: Vec<u8>,
+    give: Vec<u8>,
+}
+
+impl Plan {
+    /// Over a Unix socket.
+    pub(crate) fn unix(path: &Path, take: Vec<u8>, give: Vec<u8>) -> Result<Self> {
+        let stream = UnixStream::connect(path).with_context(|| path.display().to_string())?;
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream: stream.into(), take, give })
+    }
+
+    /// Over TCP.
+    pub(crate) fn tcp(port: u16, take: Vec<u8>, give: Vec<u8>) -> Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream: stream.into(), take, give })
+    }
+}
+
+#[derive(Debug)]
+struct Worker {
+    plan: Plan,
+    unread: Vec<u8>,
+    holds: bool,
+    /// When its latest take was sent.
+    asked: Instant,
+    grants: u64,
+    done: bool,
+}
+
+/// How long workers go on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Turns {
+    /// For that time.
+    For(Duration),
+    /// Until each has had its lock once and has given it back.
+    Once,
+}
+
+/// What a crowd has seen.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// How long it ran.
+    pub(crate) took: Duration,
+    /// Grants of each worker.
+    pub(crate) grants: Vec<u64>,
+    /// Grants to another worker than the one before.
+    pub(crate) switches: u64,
+    /// Grants that passed somebody who had asked before, first turns aside: all ask at once at the beginning.
+    pub(crate) overtaken: u64,
+    /// The longest time from asking to having.
+    pub(crate) longest_wait: Duration,
+    /// From asking to having given back.
+    pub(crate) pairs: Times,
+}
+
+impl Seen {
+    pub(crate) fn per_second(&self, count: u64) -> f64 {
+        float(count) / self.took.as_secs_f64()
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.grants.iter().sum()
+    }
+
+    /// How far apart the counts of workers are, as a share of their mean.
+    pub(crate) fn unevenness(&self) -> f64 {
+        let (most, least) = (self.grants.iter().max(), self.grants.iter().min());
+        let apart = most.zip(least).map_or(0, |(most, least)| most - least);
+        float(apart) * float(self.grants.len() as u64) / float(self.total().max(1))
+    }
+}
+
+/// Workers that are connected.
+#[derive(Debug)]
+pub(crate) struct Crowd {
+    workers: Vec<Worker>,
+    epoll: OwnedFd,
+    /// All want the same lock: the order in which they get it is watched.
+    rivals: bool,
+    /// Who has asked, in order.
+    queue: VecDeque<usize>,
+    last: Option<usize>,
+    seen: Seen,
+}
+
+impl Crowd {
+    /// Workers of which each has a lock of its own.
+    pub(crate) fn new(plans: Vec<Plan>) -> Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        for (index, plan) in plans.iter().enumerate() {
+            let data = EventData::new_u64(index as u64);
+            epoll::add(&epoll, &plan.stream, data, EventFlags::IN)?;
+        }
+        let asked = Instant::now();
+        let workers = plans.into_iter().map(|plan| Worker {
+            plan,
+            unread: Vec::with_capacity(512),
+            holds: false,
+            asked,
+            grants: 0,
+            done: false,
+        });
+        Ok(Self {
+            workers: workers.collect(),
+            epoll,
+            rivals: false,
+            queue: VecDeque::new(),
+            last: None,
+            seen: Seen::default(),
+        })
+    }
+
+    /// Workers that all want one lock.
+    pub(crate) fn rivals(plans: Vec<Plan>) -> Result<Self> {
+        Ok(Self { rivals: true, ..Self::new(plans)? })
+    }
+
+    /// Every worker asks.
+    pub(crate) fn ask(&mut self) -> Result<()> {
+        (0..self.workers.len()).try_for_each(|index| self.take(index))
+    }
+
+    /// Lets them go on, after [`Self::ask`].
+    pub(crate) fn run(mut self, turns: Turns) -> Result<Seen> {
+        let start = Instant::now();
+        let mut unfinished = self.workers.len();
+        let mut events: Vec<Event> = Vec::with_capacity(1024);
+        let mut heard = start;
+        loop {
+            let now = Instant::now();
+            match turns {
+                Turns::For(time) if now.duration_since(start) >= time => break,
+                Turns::Once if unfinished == 0 => break,
+                _ => {}
+            }
+            ensure!(now.duration_since(heard) < PATIENCE, "no reply for {PATIENCE:?}");
+            events.clear();
+            let pause = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+            epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&pause))?;
+            if !events.is_empty() {
+                heard = now;
+            }
+            for event in &events {
+                let data = event.data;
+                let index = usize::try_from(data.u64())?;
+                self.read(index)?;
+                while let Some(length) = whole(&self.workers[index].unread) {
+                    self.replied(index, length, turns)?;
+                    unfinished -= usize::from(self.workers[index].done);
+                }
+            }
+        }
+        self.seen.took = start.elapsed();
+        self.seen.grants = self.workers.iter().map(|worker| worker.grants).collect();
+        Ok(self.seen)
+    }
+
+    fn read(&mut self, index: usize) -> Result<()> {
+        let worker = &mut self.workers[index];
+        worker.unread.reserve(512);
+        match read(&worker.plan.stream, rustix::buffer::spare_capacity(&mut worker.unread)) {
+            Ok(0) => bail!("worker {index}: the connection was closed"),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A worker has been answered: it had asked for its lock, or given it back.
+    fn replied(&mut self, index: usize, length: usize, turns: Turns) -> Result<()> {
+        let now = Instant::now();
+        let worker = &mut self.workers[index];
+        let reply = &worker.unread[..length];
+        ensure!(reply.first() != Some(&b'-'), "worker {index}: {}", shown(reply));
+        ensure!(worker.holds || is_yes(reply), "worker {index} did not get it: {}", shown(reply));
+        worker.unread.drain(..length);
+        if worker.holds {
+            worker.holds = false;
+            self.seen.pairs.add(now.duration_since(worker.asked));
+            match turns {
+                Turns::Once => worker.done = true,
+                Turns::For(_) => self.take(index)?,
+            }
+            return Ok(());
+        }
+        worker.holds = true;
+        worker.grants += 1;
+        let waited = now.duration_since(worker.asked);
+        self.seen.longest_wait = self.seen.longest_wait.max(waited);
+        let first_turn = worker.grants == 1;
+        if self.rivals {
+            let place = self.queue.iter().position(|asked| *asked == index).unwrap_or(0);
+            self.queue.remove(place);
+            self.seen.overtaken += u64::from(place > 0 && !first_turn);
+            self.seen.switches += u64::from(self.last.replace(index) != Some(index));
+        }
+        send(&self.workers[index].plan.stream, &self.workers[index].plan.give)
+    }
+
+    fn take(&mut self, index: usize) -> Result<()> {
+        let worker = &mut self.workers[index];
+        worker.asked = Instant::now();
+        if self.rivals {
+            self.queue.push_back(index);
+        }
+        send(&worker.plan.stream, &worker.plan.take)
+    }
+}
+
+/// One request at a time always finds room in its socket.
+fn send(stream: &OwnedFd, request: &[u8]) -> Result<()> {
+    let sent = write(stream, request)?;
+    ensure!(sent == request.len(), "a socket took {sent} bytes of {}", request.len());
+    Ok(())
+}

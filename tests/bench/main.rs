@@ -1,0 +1,73 @@
+//! `make bench`: the agent, its peers and the bare limits, side by side in one run.
+//!
+//! Every target is a ratio, or a plain number where the promise is one. On a machine that does other work absolute
+//! figures mean little; ratios of one round hold better.
+
+mod crowd;
+mod limits;
+mod peers;
+mod report;
+mod rows;
+mod stats;
+mod wire;
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::{Parser, ValueEnum as _};
+
+/// Measures the agent beside other lock libraries and the bare limits of this machine.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// What to measure; all of it when nothing is named
+    rows: Vec<rows::Name>,
+    /// How often everything is measured
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// How long each thing is measured in each round, in seconds
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// Only the agent and the bare limits, no other libraries
+    #[arg(long)]
+    no_peers: bool,
+    /// One JSON document instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    ensure!((0.1..=600.0).contains(&arguments.seconds), "--seconds: expected 0.1 to 600");
+    // Before the clock runs.
+    harness::programs::path("lockscope-agent")?;
+    // One thread for all: the children are told to die with the thread that started them.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(run(arguments))
+}
+
+async fn run(arguments: Arguments) -> Result<()> {
+    let options = rows::Options {
+        rounds: usize::try_from(arguments.rounds)?,
+        time: Duration::from_secs_f64(arguments.seconds),
+        peers: !arguments.no_peers,
+    };
+    let mut names = arguments.rows;
+    if names.is_empty() {
+        names = rows::Name::value_variants().to_vec();
+    }
+    let mut out = std::io::stdout();
+    let mut documents = Vec::new();
+    for name in names {
+        let row = name.run(options).await?;
+        if arguments.json {
+            documents.push(row.json());
+        } else {
+            writeln!(out, "{}", row.text())?;
+        }
+    }
+    if arguments.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&documents)?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! Other libraries on the same Redis, each in a small program of its own that prints what it measured as one line
+//! of JSON.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::process::on_path;
+use serde_json::Value;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::report::Round;
+
+/// How long a peer may take beyond the time it is asked to measure for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What peers are asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Task {
+    /// One worker takes and gives back a free lock.
+    Uncontended,
+    /// Many workers, each with a lock of its own.
+    Own,
+    /// The same, and each a connection of its own, where a library shares one among them.
+    OwnConnections,
+    /// Many workers, one lock.
+    One,
+    /// Many workers wait; how long until each has had the lock once.
+    Drain,
+}
+
+impl Task {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Uncontended => "uncontended",
+            Self::Own => "own",
+            Self::OwnConnections => "own-connections",
+            Self::One => "one",
+            Self::Drain => "drain",
+        }
+    }
+}
+
+/// A library to compare with.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    /// Its name.
+    pub(crate) name: &'static str,
+    program: PathBuf,
+    arguments: Vec<String>,
+}
+
+/// All of them; `make bench` installs what they need.
+pub(crate) fn all() -> Result<Vec<Peer>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/peers");
+    let python = folder.join(".venv/bin/python");
+    let script = folder.join("python.py").display().to_string();
+    let node = on_path("node").context("there is no node on the PATH")?;
+    // Beside our own programs: `make bench` builds it there.
+    let ours = std::env::current_exe()?;
+    let rslock = ours.with_file_name("bench-rslock");
+    let python = |name, library: &str| Peer {
+        name,
+        program: python.clone(),
+        arguments: vec![script.clone(), library.to_owned()],
+    };
+    let peers = vec![
+        python("redis-py", "redis-py"),
+        python("redis-py asyncio", "asyncio"),
+        python("python-redis-lock", "python-redis-lock"),
+        Peer {
+            name: "node-redlock",
+            program: node,
+            arguments: vec![folder.join("redlock.js").display().to_string()],
+        },
+        Peer { name: "rslock", program: rslock, arguments: vec![] },
+    ];
+    for peer in &peers {
+        let there = peer.program.is_file();
+        ensure!(there, "{} is not there: `make bench` installs it", peer.program.display());
+    }
+    Ok(peers)
+}
+
+impl Peer {
+    /// Runs one task with so many workers on the Redis of that port, for `time`; it prints figures by name.
+    pub(crate) async fn run(
+        &self,
+        task: Task,
+        port: u16,
+        workers: usize,
+        time: Duration,
+    ) -> Result<Value> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).arg(task.word());
+        command.args([port.to_string(), workers.to_string(), time.as_secs_f64().to_string()]);
+        run(self.name, command, time).await
+    }
+
+    /// The same, put into `round`.
+    pub(crate) async fn measure(
+        &self,
+        round: &mut Round,
+        task: Task,
+        port: u16,
+        workers: usize,
+        time: Duration,
+    ) -> Result<Value> {
+        let figures = self.run(task, port, workers, time).await?;
+        for (key, what) in FIGURES {
+            if let Some(value) = figures.get(key).and_then(Value::as_f64) {
+                round.figure(self.name, what, value);
+            }
+        }
+        Ok(figures)
+    }
+}
+
+/// What programs print, and what the table calls it.
+const FIGURES: [(&str, &str); 8] = [
+    ("pairs_per_s", PAIRS),
+    ("p50_us", P50),
+    ("p99_us", P99),
+    ("switches_per_s", SWITCHES),
+    ("least", LEAST),
+    ("most", MOST),
+    ("longest_wait_ms", LONGEST),
+    ("drain_ms", DRAIN),
+];
+pub(crate) const PAIRS: &str = "pairs/s";
+pub(crate) const P50: &str = "p50 µs";
+pub(crate) const P99: &str = "p99 µs";
+pub(crate) const SWITCHES: &str = "hand-overs/s";
+pub(crate) const LEAST: &str = "fewest of a worker";
+pub(crate) const MOST: &str = "most";
+pub(crate) const LONGEST: &str = "longest wait ms";
+pub(crate) const DRAIN: &str = "ms for all";
+
+/// Our own agent, asked by a client library as a worker in Python would.
+pub(crate) async fn agent_from_python(socket: &Path, time: Duration) -> Result<Value> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/peers");
+    let mut command = Command::new(folder.join(".venv/bin/python"));
+    command.arg(folder.join("python.py")).args(["agent", "uncontended"]).arg(socket);
+    command.args(["1", &time.as_secs_f64().to_string()]);
+    run("the agent from Python", command, time).await
+}
+
+async fn run(name: &str, mut command: Command, time: Duration) -> Result<Value> {
+    command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    let output = timeout(time + PATIENCE, command.output())
+        .await
+        .with_context(|| format!("{name} does not end"))?
+        .with_context(|| format!("cannot start {name}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{name}: {}\n{errors}", output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().last().with_context(|| format!("{name} prints nothing\n{errors}"))?;
+    serde_json::from_str(line).with_context(|| format!("{name} prints `{line}`"))
+}

@@ -1,0 +1,239 @@
+//! KIND fair: one order for all clients, kept in Redis.
+
+use anyhow::{Result, ensure};
+use harness::{Agent, Client, Reply, eventually};
+
+use super::{Bench, assert_error, credentials, holder, lock};
+
+const QUEUE: &str = "redisson_lock_queue:{a}";
+const DEADLINES: &str = "redisson_lock_timeout:{a}";
+const FOREIGN: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+
+impl Bench {
+    async fn places(&mut self) -> Result<Vec<String>> {
+        let places = self.direct.call(&format!("LRANGE {QUEUE} 0 -1")).await?.ok()?;
+        Ok(places.items()?.iter().map(Reply::text).collect())
+    }
+
+    async fn until_places(&mut self, count: usize) {
+        eventually("that many places in the queue", async || {
+            let places = self.places().await?;
+            ensure!(places.len() == count, "{places:?}");
+            Ok(())
+        })
+        .await;
+    }
+
+    /// A waiter of another client with a place that stands for that long.
+    async fn foreign_place(&mut self, ms: i64) -> Result<()> {
+        let time = self.direct.call("TIME").await?;
+        let at = time.items()?[0].text().parse::<i64>()? * 1000 + ms;
+        self.direct.call(&format!("RPUSH {QUEUE} {FOREIGN}")).await?.ok()?;
+        self.direct.call(&format!("ZADD {DEADLINES} {at} {FOREIGN}")).await?.ok()?;
+        Ok(())
+    }
+
+    async fn nothing_is_left(&mut self) {
+        eventually("nothing to be left in Redis", async || {
+            let keys = self.direct.call("KEYS *").await?.text();
+            ensure!(self.direct.call("DBSIZE").await? == Reply::Int(0), "{keys}");
+            Ok(())
+        })
+        .await;
+    }
+
+    async fn fair_waiter(&mut self, agent: &Agent, places: usize) -> Result<Client> {
+        let mut waiter = agent.client().await?;
+        waiter.send("LOCK a KIND fair").await?;
+        self.until_places(places).await;
+        Ok(waiter)
+    }
+}
+
+#[tokio::test]
+async fn waiters_of_two_agents_are_served_in_one_order() -> Result<()> {
+    // Nobody looks again by itself: each hears of its turn.
+    let flags = ["--poll-max", "10m", "--lease", "10m"];
+    let mut bench = Bench::with(&flags).await?;
+    let other = Agent::with(&bench.redis, &flags).await?;
+    let mut first = bench.session().await?;
+    let held = lock(&mut first, "LOCK a KIND fair").await?;
+    assert_eq!(held.field("kind")?.text(), "fair");
+    assert_eq!(bench.holders("a").await?, [(holder(&held)?, "1".to_owned())]);
+    assert_eq!(lock(&mut first, "LOCK a KIND fair NOWAIT").await?.field("holds")?.int()?, 2);
+    first.call("UNLOCK a").await?.ok()?;
+    let mut line = Vec::new();
+    for n in 0..6 {
+        let mut waiter = if n % 2 == 0 { other.client().await? } else { bench.session().await? };
+        waiter.send("LOCK a KIND fair").await?;
+        bench.until_places(n + 1).await;
+        line.push(waiter);
+    }
+    assert_eq!(first.call("LOCK a KIND fair NOWAIT").await?.field("holds")?.int()?, 2);
+    first.call("UNLOCK a").await?.ok()?;
+    let shown = first.call("SHOW a").await?;
+    assert_eq!(
+        (shown.field("kind")?.text().as_str(), shown.field("queue")?.items()?.len()),
+        ("fair", 6)
+    );
+    let places = bench.places().await?;
+    first.call("UNLOCK a").await?.ok()?;
+    for (waiter, place) in line.iter_mut().zip(places) {
+        assert_eq!(holder(&waiter.reply().await?)?, place, "the place's number is the hold's");
+        waiter.call("UNLOCK a").await?.ok()?;
+    }
+    bench.nothing_is_left().await;
+    let metrics = bench.agent.metrics().await?;
+    assert_eq!(metrics.sum("lockscope_agent_subscriptions", &[]), 0.0);
+    assert_eq!(metrics.sum("lockscope_agent_handovers_total", &[]), 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn whoever_goes_leaves_no_place_behind() -> Result<()> {
+    let mut bench = Bench::with(&["--poll-max", "10m", "--lease", "10m"]).await?;
+    let mut first = bench.session().await?;
+    lock(&mut first, "LOCK a KIND fair").await?;
+    assert_eq!(first.call("LOCK a KIND fair NOWAIT OWNER 5").await?, Reply::Null);
+    assert_eq!(bench.places().await?.len(), 0, "who does not wait does not queue");
+    let mut impatient = bench.session().await?;
+    assert_eq!(impatient.call("LOCK a KIND fair WAIT 100").await?, Reply::Null);
+    bench.until_places(0).await;
+
+    let mut cancelled = bench.session().await?;
+    let session = credentials(&mut cancelled).await?;
+    cancelled.send("LOCK a KIND fair").await?;
+    bench.until_places(1).await;
+    let mut dying = bench.session().await?;
+    dying.send("LOCK a KIND fair").await?;
+    bench.until_places(2).await;
+    let mut last = bench.session().await?;
+    last.send("LOCK a KIND fair").await?;
+    bench.until_places(3).await;
+    assert_eq!(impatient.call(&format!("CANCEL {session}")).await?, Reply::Int(1));
+    assert_eq!(cancelled.reply().await?, Reply::Null);
+    drop(dying);
+    bench.until_places(1).await;
+    assert_eq!(bench.direct.call(&format!("ZCARD {DEADLINES}")).await?, Reply::Int(1));
+    drop(first);
+    last.reply().await?.ok()?;
+    last.call("UNLOCK a").await?.ok()?;
+    bench.nothing_is_left().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_head_that_leaves_wakes_the_next() -> Result<()> {
+    let mut bench = Bench::with(&["--poll-max", "10m", "--lease", "10m"]).await?;
+    bench.foreign_place(600_000).await?;
+    let mut one = bench.session().await?;
+    one.send("LOCK a KIND fair").await?;
+    bench.until_places(2).await;
+    bench.until_metric("lockscope_agent_subscriptions", &[], 1.0).await;
+    let mut two = bench.session().await?;
+    two.send("LOCK a KIND fair").await?;
+    bench.until_places(3).await;
+    bench.until_metric("lockscope_agent_subscriptions", &[], 2.0).await;
+    assert!(bench.is_free("a").await?, "it is the foreign waiter's turn");
+    // It gives up, as Redisson does: without a message.
+    bench.direct.call(&format!("LREM {QUEUE} 0 {FOREIGN}")).await?;
+    bench.direct.call(&format!("ZREM {DEADLINES} {FOREIGN}")).await?;
+    drop(one);
+    two.reply().await?.ok()?;
+    two.call("UNLOCK a").await?.ok()?;
+    bench.nothing_is_left().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_dead_head_holds_nobody_up_for_longer_than_its_place_stands() -> Result<()> {
+    let mut bench = Bench::with(&["--poll-max", "10m"]).await?;
+    bench.foreign_place(1_500).await?;
+    let mut one = bench.session().await?;
+    assert_eq!(one.call("LOCK a KIND fair NOWAIT").await?, Reply::Null);
+    assert_error(&one.call("LOCK a").await?, "WRONGKIND", "fair");
+    one.call("LOCK a KIND fair").await?.ok()?;
+    assert_eq!(bench.places().await?, Vec::<String>::new());
+    one.call("UNLOCK a").await?.ok()?;
+    bench.nothing_is_left().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_living_waiter_keeps_its_place_alive() -> Result<()> {
+    let mut bench = Bench::with(&["--poll-max", "100ms"]).await?;
+    let mut first = bench.session().await?;
+    lock(&mut first, "LOCK a KIND fair").await?;
+    let mut waiter = bench.session().await?;
+    waiter.send("LOCK a KIND fair").await?;
+    bench.until_places(1).await;
+    let place = bench.places().await?.remove(0);
+    let deadline = async |direct: &mut Client| -> Result<i64> {
+        Ok(direct.call(&format!("ZSCORE {DEADLINES} {place}")).await?.text().parse()?)
+    };
+    // As if it had not been heard of for long.
+    bench.direct.call(&format!("ZADD {DEADLINES} XX 1000 {place}")).await?.ok()?;
+    eventually("the deadline to be put off", async || {
+        let at = deadline(&mut bench.direct).await?;
+        ensure!(at > 1_000_000, "{at}");
+        Ok(())
+    })
+    .await;
+    // Somebody else took it for dead: it queues again.
+    bench.direct.call(&format!("DEL {QUEUE} {DEADLINES}")).await?.ok()?;
+    bench.until_places(1).await;
+    assert_eq!(bench.places().await?, [place]);
+    first.call("UNLOCK a").await?.ok()?;
+    waiter.reply().await?.ok()?;
+    waiter.call("UNLOCK a").await?.ok()?;
+    bench.nothing_is_left().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_crowd_passes_the_lock_on_and_leaves_nothing() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let other = Agent::start(&bench.redis).await?;
+    let mut crowd = tokio::task::JoinSet::new();
+    for n in 0..12 {
+        let mut worker = if n % 2 == 0 { bench.session().await? } else { other.client().await? };
+        let mut redis = bench.redis.client().await?;
+        crowd.spawn(async move {
+            for _ in 0..10 {
+                lock(&mut worker, "LOCK a KIND fair").await?;
+                // Read, then write: two inside would lose one of their counts.
+                let count = redis.call("GET count").await?.text().parse().unwrap_or(0);
+                redis.call(&format!("SET count {}", count + 1)).await?.ok()?;
+                worker.call("UNLOCK a").await?.ok()?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(worker) = crowd.join_next().await {
+        worker??;
+    }
+    assert_eq!(bench.direct.call("GET count").await?.text(), "120");
+    bench.direct.call("DEL count").await?;
+    bench.nothing_is_left().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn waiters_keep_their_order_through_an_outage() -> Result<()> {
+    let mut bench = Bench::with(&["--poll-max", "200ms"]).await?;
+    let mut first = bench.session().await?;
+    lock(&mut first, "LOCK a KIND fair").await?;
+    let agent = Agent::with(&bench.redis, &["--poll-max", "200ms"]).await?;
+    let mut one = bench.fair_waiter(&agent, 1).await?;
+    let mut two = bench.fair_waiter(&agent, 2).await?;
+    let places = bench.places().await?;
+    bench.direct.call("CLIENT KILL TYPE normal SKIPME yes").await?.ok()?;
+    bench.direct.call("CLIENT KILL TYPE pubsub").await?.ok()?;
+    first.call("UNLOCK a").await?.ok()?;
+    assert_eq!(holder(&one.reply().await?)?, places[0]);
+    one.call("UNLOCK a").await?.ok()?;
+    assert_eq!(holder(&two.reply().await?)?, places[1]);
+    two.call("UNLOCK a").await?.ok()?;
+    bench.nothing_is_left().await;
+    Ok(())
+}

@@ -1,0 +1,51 @@
+//! No more files may be opened.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Client, eventually};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use tokio::time::timeout;
+
+use super::Crowd;
+
+fn limit_files(pid: u32, most: u64) -> Result<()> {
+    let pid = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    prlimit(Some(pid), Resource::Nofile, Rlimit { current: Some(most), maximum })?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_descriptors_new_connections_wait_and_the_others_go_on() -> Result<()> {
+    let crowd = Crowd::new(&["--lease", "3s"]).await?;
+    let mut worker = crowd.agent.client().await?;
+    worker.call("LOCK a").await?.ok()?;
+    // As when something else in the process had taken all there are.
+    let open = std::fs::read_dir(format!("/proc/{}/fd", crowd.agent.pid()))?.count();
+    limit_files(crowd.agent.pid(), open as u64 - 1)?;
+    let mut newcomer = Client::unix(&crowd.agent.socket()).await?;
+    newcomer.send("PING").await?;
+    eventually("the failure to be told", async || {
+        let log = std::fs::read_to_string(crowd.agent.folder().join("agent.log"))?;
+        let tries = log.matches("cannot accept a connection").count();
+        ensure!(tries >= 3, "{tries} times");
+        Ok(())
+    })
+    .await;
+    for _ in 0..100 {
+        worker.call("LOCK b").await?.ok()?;
+        worker.call("UNLOCK b").await?.ok()?;
+    }
+    let early = timeout(Duration::from_millis(1), newcomer.reply()).await;
+    ensure!(early.is_err(), "it was served without a descriptor");
+    limit_files(crowd.agent.pid(), 1_000)?;
+    ensure!(newcomer.reply().await?.text() == "PONG");
+    // It did not spin: the pause between two tries grows to a second.
+    let log = std::fs::read_to_string(crowd.agent.folder().join("agent.log"))?;
+    let tries = log.matches("cannot accept a connection").count();
+    let failures = crowd.figure("lockscope_agent_accept_failures_total", &[]).await?;
+    ensure!(failures == tries as f64, "{failures} counted, {tries} told");
+    crowd.nothing_is_lost().await?;
+    Ok(())
+}

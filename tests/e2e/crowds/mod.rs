@@ -1,0 +1,111 @@
+//! Crowds: as many sessions, holds and waiters as an agent is made for, all at once, and workers that do not read.
+//!
+//! One at a time, since each is load enough for a small machine.
+
+mod descriptors;
+mod holds;
+mod sessions;
+mod slow;
+mod waiters;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::client::encode;
+use harness::{Agent, Client, RedisServer, Reply, within};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// How long a crowd may take for something.
+const LONG: Duration = Duration::from_secs(60);
+/// How many commands are sent before their replies are read: what a session may have unanswered is a little more.
+const PIPELINE: usize = 1_000;
+
+/// An agent for a crowd, on a Redis of its own, and the machine for oneself among the crowds.
+struct Crowd {
+    agent: Agent,
+    redis: RedisServer,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Crowd {
+    async fn new(flags: &[&str]) -> Result<Self> {
+        static ALONE: Mutex<()> = Mutex::const_new(());
+        let alone = ALONE.lock().await;
+        let redis = RedisServer::start().await?;
+        let agent = Agent::with(&redis, flags).await?;
+        Ok(Self { agent, redis, _alone: alone })
+    }
+
+    async fn figure(&self, metric: &str, labels: &[(&str, &str)]) -> Result<f64> {
+        Ok(self.agent.metrics().await?.sum(metric, labels))
+    }
+
+    async fn until_figure(&self, metric: &str, labels: &[(&str, &str)], is: f64) {
+        within(LONG, metric, async || {
+            let value = self.figure(metric, labels).await?;
+            ensure!((value - is).abs() < 0.5, "{value}, not {is}");
+            Ok(())
+        })
+        .await;
+    }
+
+    /// Waits until Redis has that many keys.
+    async fn until_keys(&self, count: i64) -> Result<()> {
+        let mut direct = self.redis.client().await?;
+        within(LONG, "that many keys in Redis", async || {
+            let keys = direct.call("DBSIZE").await?.int()?;
+            ensure!(keys == count, "{keys}, not {count}");
+            Ok(())
+        })
+        .await;
+        Ok(())
+    }
+
+    /// Nothing was lost, or in danger.
+    async fn nothing_is_lost(&self) -> Result<()> {
+        for metric in ["lockscope_agent_lost_holds_total", "lockscope_agent_jeopardy_holds"] {
+            let value = self.figure(metric, &[]).await?;
+            ensure!(value == 0.0, "{metric} {value}");
+        }
+        Ok(())
+    }
+
+    /// How much memory the agent has, in bytes.
+    fn memory(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.agent.pid()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no VmRSS")?;
+        Ok(kib.trim().parse::<u64>()? << 10)
+    }
+}
+
+/// Sends commands, many at a time, and gives their replies.
+async fn all(client: &mut Client, commands: &[String]) -> Result<Vec<Reply>> {
+    let mut replies = Vec::with_capacity(commands.len());
+    for some in commands.chunks(PIPELINE) {
+        send_all(client, some).await?;
+        for command in some {
+            replies.push(client.reply().await.with_context(|| command.clone())?);
+        }
+    }
+    Ok(replies)
+}
+
+/// Sends commands at once.
+async fn send_all(client: &mut Client, commands: &[String]) -> Result<()> {
+    let words = |command: &String| encode(&command.split(' ').collect::<Vec<_>>());
+    client.send_bytes(&commands.iter().flat_map(words).collect::<Vec<u8>>()).await
+}
+
+/// Lets this process have as many files open as it may.
+fn open_files(needed: u64) -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
+    let most = limit.maximum.unwrap_or(u64::MAX);
+    ensure!(
+        most >= needed,
+        "{needed} files must be open at once, the limit is {most} (ulimit -Hn)"
+    );
+    Ok(())
+}
