@@ -13,6 +13,9 @@ use crate::serving::{Dashboard, PATIENCE};
 /// What makes a server end a reader that stalls.
 const BOUNDED: [&str; 2] = ["--client-output-buffer-limit", "normal 32mb 0 0"];
 
+/// What a browser says of our own page's requests.
+const OWN: [(&str, &str); 1] = [("Sec-Fetch-Site", "same-origin")];
+
 async fn watching(server: &RedisServer, flags: &[&str]) -> Dashboard {
     let url = server.url();
     Dashboard::with(&[&["--redis-url", &url, "--scan-every", "1h"], flags].concat()).await
@@ -21,7 +24,7 @@ async fn watching(server: &RedisServer, flags: &[&str]) -> Dashboard {
 fn call(connection: &mut Connection, call: &Call) {
     let mut command = cmd("EVAL");
     command.arg(call.script.source).arg(call.keys.len());
-    for part in call.keys.iter().chain(&call.args) {
+    for part in call.keys.iter().chain(call.args.iter()) {
         command.arg(part);
     }
     command.exec(connection).unwrap();
@@ -119,11 +122,10 @@ async fn it_is_opened_only_where_the_server_bounds_a_stalled_reader() {
     for header in [("Origin", "https://evil.example"), ("Sec-Fetch-Site", "cross-site")] {
         assert_eq!(dashboard.post(path, &[header]).await.status, 403, "{header:?}");
     }
-    let own = [("Sec-Fetch-Site", "same-origin"), ("Origin", "null")];
-    assert_eq!(dashboard.post(path, &own).await.status, 303);
+    assert_eq!(dashboard.post(path, &OWN).await.status, 303);
     assert_eq!(dashboard.get(path).await.status, 405);
-    assert_eq!(dashboard.post("/sources/watch?deployment=x", &[]).await.status, 404);
-    let answer = dashboard.post("/api/v1/monitor/watch", &[]).await;
+    assert_eq!(dashboard.post("/sources/watch?deployment=x", &OWN).await.status, 404);
+    let answer = dashboard.post("/api/v1/monitor/watch", &OWN).await;
     assert_eq!(answer.status, 202, "{answer:?}");
     dashboard.source_when("monitor", "paused").await;
     assert_eq!(monitors(&server), 0);
@@ -132,7 +134,7 @@ async fn it_is_opened_only_where_the_server_bounds_a_stalled_reader() {
         &mut server.connect(),
         &["CONFIG", "SET", "client-output-buffer-limit", "normal 33554432 0 0"],
     );
-    dashboard.post("/api/v1/monitor/watch", &[]).await;
+    dashboard.post("/api/v1/monitor/watch", &OWN).await;
     dashboard.source_when("monitor", "on").await;
     let lifted = RedisServer::start();
     let dashboard = watching(&lifted, &["--monitor", "on", "--monitor-unbounded"]).await;
@@ -165,7 +167,7 @@ async fn off_is_off_and_denied_is_told() {
     let server = RedisServer::with(&BOUNDED);
     let dashboard = watching(&server, &["--monitor", "off"]).await;
     dashboard.source_when("monitor", "off").await;
-    let answer = dashboard.post("/api/v1/monitor/watch", &[]).await;
+    let answer = dashboard.post("/api/v1/monitor/watch", &OWN).await;
     assert_eq!(answer.status, 409, "{answer:?}");
     dashboard.stop().await;
 
@@ -195,6 +197,28 @@ async fn off_is_off_and_denied_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_look_takes_the_right_to_watch() {
+    let server = RedisServer::with(&BOUNDED);
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let tokens = "looking-token-0123456789,robot,look\nwatching-token-0123456789,anna,watch\n";
+    std::io::Write::write_all(&mut file, tokens.as_bytes()).unwrap();
+    let file = file.path().display().to_string();
+    let url = server.url();
+    let flags = ["--redis-url", &*url, "--auth-token-file", &*file, "--monitor-max-ops", "1"];
+    let dashboard = Dashboard::with(&flags).await;
+    for (token, status) in [("looking", 403), ("watching", 202)] {
+        let bearer = format!("Bearer {token}-token-0123456789");
+        let answer = dashboard.post("/api/v1/monitor/watch", &[("Authorization", &*bearer)]).await;
+        assert_eq!(answer.status, status, "{answer:?}");
+    }
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while monitors(&server) == 0 {
+        assert!(tokio::time::Instant::now() < deadline, "it is opened, busy or not");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn while_the_server_is_quiet_and_nobody_else_looks() {
     let server = RedisServer::with(&BOUNDED);
     let mut busybody = server.connect();
@@ -209,7 +233,7 @@ async fn while_the_server_is_quiet_and_nobody_else_looks() {
     dashboard.json_when("/api/v1/sources", says("another client")).await;
     assert_eq!(monitors(&server), 1);
     // Whoever asks gets a look all the same.
-    assert_eq!(dashboard.post("/api/v1/monitor/watch", &[]).await.status, 202);
+    assert_eq!(dashboard.post("/api/v1/monitor/watch", &OWN).await.status, 202);
     dashboard.json_when("/api/v1/sources", says("s more")).await;
     assert_eq!(monitors(&server), 2);
     drop(busybody);

@@ -90,31 +90,6 @@ pub enum What {
 }
 
 impl What {
-    /// Whether the lock's holders or their counts are others than before.
-    #[must_use]
-    pub fn changes_holders(&self) -> bool {
-        match self {
-            Self::Acquired { .. }
-            | Self::Reentered { .. }
-            | Self::Recounted { .. }
-            | Self::PartlyReleased
-            | Self::Released
-            | Self::HandedOver { .. }
-            | Self::ForceReleased
-            | Self::Vanished => true,
-            Self::Refused
-            | Self::Renewed { .. }
-            | Self::RenewalFoundNothing
-            | Self::ReleaseFoundNothing
-            | Self::Queued { .. }
-            | Self::LeftQueue
-            | Self::DroppedFromQueue
-            | Self::Subscribed
-            | Self::Unsubscribed
-            | Self::Failed => false,
-        }
-    }
-
     /// The word for it in logs, metrics and the API.
     #[must_use]
     pub fn as_str(&self) -> &'static str {

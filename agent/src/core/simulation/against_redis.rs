@@ -165,7 +165,7 @@ impl Pair {
         self.let_time_pass(3).await;
         let count = call.keys.len().to_string();
         let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), count.as_bytes()];
-        args.extend(call.keys.iter().chain(&call.args).map(Vec::as_slice));
+        args.extend(call.keys.iter().chain(call.args.iter()));
         // All at once, so that as little time as can be lies between.
         let mut bytes = harness::client::encode(&["TIME"]);
         bytes.extend(harness::client::encode(&args));
