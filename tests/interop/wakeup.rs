@@ -162,7 +162,7 @@ async fn java_hears_an_operator() -> Result<()> {
     let call = script::force_release(&name, &[seen], Publish::Plain);
     let keys = call.keys.len().to_string();
     let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), keys.as_bytes()];
-    args.extend(call.keys.iter().chain(&call.args).map(Vec::as_slice));
+    args.extend(call.keys.iter().chain(call.args.iter()));
     bed.direct.call_args(&args).await?.ok()?;
     waiting.answer().await??;
     assert_eq!(holder.thrown("unlock").await?.class, "IllegalMonitorStateException");

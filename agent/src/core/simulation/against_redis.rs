@@ -189,7 +189,7 @@ impl Pair {
         let context = format!(
             "{} {:?}, {known:?}",
             call.script.name,
-            call.args.iter().map(|a| text(a)).collect::<Vec<_>>()
+            call.args.iter().map(text).collect::<Vec<_>>()
         );
         match (&model.reply, &real) {
             (Err(model), real) => {
