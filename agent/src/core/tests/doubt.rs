@@ -213,3 +213,19 @@ fn a_renewals_validity_counts_from_its_sending() {
     assert!(kept_until.since(world.now) > LEASE / 2, "it has been renewed");
     assert!(hold.valid_until < kept_until, "its owner counts on more than Redis keeps");
 }
+
+#[test]
+fn a_refused_hand_over_in_doubt_leaves_nothing_though_nobody_waits_any_more() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.network = Network::Breaks;
+    world.unlock(a, "x");
+    world.network = Network::Refuses;
+    world.pass(Duration::from_millis(100));
+    world.close(b);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert!(world.holders("x").is_empty());
+}
