@@ -200,3 +200,32 @@ fn a_hand_over_in_doubt_that_is_refused_is_undone_and_its_number_never_used_agai
     assert_ne!(world.holders("x"), handed, "an undoing of that number may still be under way");
     assert_eq!(world.holders("x").len(), 1);
 }
+
+#[test]
+fn a_renewals_validity_counts_from_its_sending() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.network = Network::Slow(1500);
+    world.pass(LEASE / 3 + Duration::from_secs(2));
+    let hold = world.core.holds.values().next().expect("it is held");
+    let kept_until = world.redis["x"].expires.expect("it has a time to live");
+    assert!(kept_until.since(world.now) > LEASE / 2, "it has been renewed");
+    assert!(hold.valid_until < kept_until, "its owner counts on more than Redis keeps");
+}
+
+#[test]
+fn a_refused_hand_over_in_doubt_leaves_nothing_though_nobody_waits_any_more() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.network = Network::Breaks;
+    world.unlock(a, "x");
+    world.network = Network::Refuses;
+    world.pass(Duration::from_millis(100));
+    world.close(b);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert!(world.holders("x").is_empty());
+}
