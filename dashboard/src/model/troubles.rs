@@ -471,13 +471,16 @@ fn a_lock_whose_holder_is_gone_is_leaked_unless_it_ends_soon_or_is_renewed() {
             |ms: u64| if renewed { renewed_ttl(ms).map(|ms| ms + 90_000) } else { Some(ttl - ms) };
         for ms in (0..80_000).step_by(5_000) {
             read(&mut model, "a", ms, held(1, 1, ttl(ms)));
-            if ms % 15_000 == 0 {
+            if ms % 10_000 == 0 {
                 let addresses = [connected.parse().unwrap()].into();
                 let wall = WallMillis(ms);
                 model.observe(MAIN, Observation::Connected { addresses, at: at(ms + 600), wall });
             }
         }
         let view = shown(&mut model, "a").unwrap();
+        let told = model.take_effects();
+        let told = told.iter().any(|(_, effect)| matches!(effect, Effect::Detected(..)));
+        assert!(!(renewed && told), "not even for a moment");
         let alive = view.holders[0].client.as_ref().and_then(|client| client.alive);
         (problems(&view), alive)
     };

@@ -120,6 +120,8 @@ pub struct Record {
     still_since: (Moment, WallMillis),
     bare_since: Option<Stamp>,
     free_since: Moment,
+    /// When its lease was last seen set again.
+    rose: Option<WallMillis>,
     /// When a release was told last, and by which source.
     told: Option<(Moment, Source)>,
     habit: Habit,
@@ -153,6 +155,7 @@ impl Record {
             still_since: (now, WallMillis(0)),
             bare_since: None,
             free_since: now,
+            rose: None,
             told: None,
             habit: Habit::default(),
             history: History::default(),
@@ -252,7 +255,8 @@ impl Record {
     /// Whether its holder is gone. What is renewed has a living one, whatever else is seen. True when that is news.
     pub fn find_gone(&mut self, clients: &Clients) -> bool {
         let gone = self.holds.iter().find_map(|hold| clients.gone(&hold.id.client));
-        let gone = gone.filter(|_| !self.lease.renewed());
+        let rose_since = |gone: &Gone| self.rose.is_some_and(|rose| rose >= gone.since);
+        let gone = gone.filter(|gone| !self.lease.renewed() && !rose_since(gone));
         let before = self.rare.as_ref().and_then(|rare| rare.gone.as_ref());
         if before == gone.as_ref() {
             return false;

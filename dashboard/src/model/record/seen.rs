@@ -107,6 +107,9 @@ impl Record {
         } else {
             let step = self.lease.read(stamp.received, stamp.slack(), ttl);
             self.news |= step != Step::Ran;
+            if step == Step::Rose {
+                self.rose = Some(stamp.wall);
+            }
             if let Some(rare) = self.rare.as_mut().filter(|_| step == Step::Rose) {
                 // Whoever renews it lives, whatever else was seen.
                 rare.gone = None;
