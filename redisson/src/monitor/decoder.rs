@@ -229,7 +229,7 @@ impl Decoder {
         }
         let mut intent =
             known.unwrap_or_else(|| intent::by_shape(&self.unit.words, self.unit.keys));
-        if intent == Intent::Expire && self.recent.knows(self.unit.words.get(0)) {
+        if intent == Intent::Expire && !self.recent.knows(self.unit.words.get(0)) {
             intent = Intent::Nothing;
         }
         if intent != Intent::Nothing {
