@@ -29,6 +29,10 @@ async fn a_hundred_thousand_wait_for_one_lock() -> Result<()> {
         let locks: Vec<String> = (0..PIPELINE).map(|i| format!("LOCK one OWNER {i}")).collect();
         send_all(&mut client, &locks).await?;
         sessions.push(client);
+        // What several send at once is taken in turns: the first one's are to be in front.
+        if sessions.len() == 1 {
+            crowd.until_figure("lockscope_agent_waiters", &[], PIPELINE as f64).await;
+        }
     }
     crowd.until_figure("lockscope_agent_waiters", &[], WAITERS as f64).await;
     let each = (crowd.memory()? - idle) / WAITERS as u64;
