@@ -17,7 +17,7 @@ pub(in crate::core) enum Content {
     List(VecDeque<String>),
     /// A fair lock's deadlines.
     Scores(BTreeMap<String, f64>),
-    /// Something that is no lock.
+    /// A fenced lock's counter, or something that is no lock.
     Text(String),
 }
 
@@ -149,6 +149,7 @@ impl Redis {
             Stop::WrongType => {
                 "WRONGTYPE Operation against a key holding the wrong kind of value".to_owned()
             }
+            Stop::NoNumber => "ERR value is not an integer or out of range".to_owned(),
         });
         Served { reply, published }
     }
@@ -206,8 +207,15 @@ fn occupant(run: &Run<'_>, lock: &str) -> Result<Result<(String, Vec<String>), S
 }
 
 fn acquire(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
-    let [lock, queue, deadlines] = keys else { panic!("the model of Redis knows no tokens") };
+    let (lock, queue, deadlines) = (&keys[0], &keys[1], &keys[2]);
     let (me, lease) = (&args[0], number(&args[1]));
+    let counter = keys.get(3).zip(args.get(2));
+    if let Some((counter, _)) = counter
+        && !can_count(run, counter)
+    {
+        let reason = bytes("lock whose token key holds no number");
+        return Ok(Value::Array(vec![Value::Int(3), reason]));
+    }
     let (kind, holders) = match occupant(run, lock)? {
         Ok(occupant) => occupant,
         Err(other) => return Ok(Value::Array(vec![Value::Int(3), bytes(&other)])),
@@ -217,15 +225,16 @@ fn acquire(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value,
             run.pexpire(lock, lease);
         }
         run.hset(lock, me, "1")?;
-        return Ok(ints(&[1]));
+        return had(token_of_grant(run, counter)?);
     }
     if living_head(run, queue, deadlines).is_some() {
         return Ok(Value::Array(vec![Value::Int(2), bytes("fair")]));
     }
     if kind == "none" {
+        let token = next_token(run, counter)?;
         run.hset(lock, me, "1")?;
         run.pexpire(lock, lease);
-        return Ok(ints(&[1]));
+        return had(token);
     }
     if kind != "lock" {
         return Ok(Value::Array(vec![Value::Int(2), bytes(&kind)]));
@@ -233,6 +242,46 @@ fn acquire(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value,
     let mut reply = vec![Value::Int(0), Value::Int(run.pttl(lock))];
     reply.extend(holders.iter().map(|holder| bytes(holder)));
     Ok(Value::Array(reply))
+}
+
+/// The lock is had, with its token if it is a fenced one.
+fn had(token: Option<String>) -> Result<Value, Stop> {
+    Ok(Value::Array([Value::Int(1)].into_iter().chain(token.map(|token| bytes(&token))).collect()))
+}
+
+fn can_count(run: &Run<'_>, counter: &str) -> bool {
+    match run.type_of(counter) {
+        "none" => true,
+        "string" => run.text(counter).is_some_and(|text| is_counter(&Content::Text(text))),
+        _ => false,
+    }
+}
+
+/// Whether that is the number of a counter that can go on.
+pub(super) fn is_counter(content: &Content) -> bool {
+    let number = |text: &str| {
+        (1..19).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    matches!(content, Content::Text(text) if number(text))
+}
+
+/// A fenced lock's counter with the least token that it may give.
+type Counter<'a> = Option<(&'a String, &'a String)>;
+
+fn next_token(run: &mut Run<'_>, counter: Counter<'_>) -> Result<Option<String>, Stop> {
+    let Some((counter, least)) = counter else { return Ok(None) };
+    run.incr(counter)?;
+    if run.text(counter).is_some_and(|token| number(&token) < number(least)) {
+        run.set(counter, least, false)?;
+    }
+    Ok(run.text(counter))
+}
+
+fn token_of_grant(run: &mut Run<'_>, counter: Counter<'_>) -> Result<Option<String>, Stop> {
+    match counter.and_then(|(counter, _)| run.text(counter)) {
+        Some(token) => Ok(Some(token)),
+        None => next_token(run, counter),
+    }
 }
 
 /// A fair lock's first waiter, if its deadline is still to come.
@@ -302,21 +351,27 @@ fn release(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value,
 
 fn hand_over(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
     let (lock, from, to, lease) = (&keys[0], &args[0], &args[1], number(&args[2]));
-    match run.hexists(lock, from) {
+    let counter = keys.get(1).zip(args.get(4));
+    let token = match run.hexists(lock, from) {
         Err(_) => return Ok(ints(&[3])),
         Ok(true) => {
             run.pexpire(lock, lease);
+            let token = next_token(run, counter)?;
             run.hset(lock, to, "1")?;
             run.hdel(lock, from)?;
+            token
         }
         Ok(false) if run.hexists(lock, to)? => {
             if run.pttl(lock) < lease {
                 run.pexpire(lock, lease);
             }
+            token_of_grant(run, counter)?
         }
         Ok(false) => return Ok(ints(&[if run.exists(lock) { 2 } else { 0 }])),
-    }
-    Ok(Value::Array(vec![Value::Int(1), int(run.subscribers(&args[3]))]))
+    };
+    let mut reply = vec![Value::Int(1), int(run.subscribers(&args[3]))];
+    reply.extend(token.map(|token| bytes(&token)));
+    Ok(Value::Array(reply))
 }
 
 fn force_release(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
@@ -373,6 +428,8 @@ fn show(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, St
             }
         }
     }
+    let longest = usize::try_from(number(&args[2])).expect("a small length");
+    let token = run.text(&keys[3]).filter(|text| text.len() <= longest).unwrap_or_default();
     let mut places = Vec::new();
     let waiters = run.list(queue);
     for waiter in &waiters {
@@ -387,7 +444,7 @@ fn show(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, St
         Value::Array(pairs),
         int(waiters.len()),
         Value::Array(places),
-        bytes(""),
+        bytes(&token),
         Value::Array(markers),
     ]))
 }
