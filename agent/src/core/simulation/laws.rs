@@ -7,7 +7,7 @@ use redisson::script::Call;
 
 use super::host::{Host, micros};
 use super::redis::Redis;
-use super::run::{Lawful, NAMES, Phase, Simulation};
+use super::run::{Lawful, NAMES, Simulation};
 use super::wire::Packet;
 use super::worker::OWNERS;
 use crate::core::hold::Care;
@@ -41,7 +41,7 @@ pub(super) struct Laws {
     told: BTreeMap<(String, usize, u64), i64>,
     /// Holders that had their tokens from a counter that was lost.
     uncounted: BTreeSet<(String, String)>,
-    /// Locks granted since everything was mended.
+    /// Locks granted since everything was mended, to whoever holds them already too.
     pub(super) granted_since: u64,
 }
 
@@ -186,18 +186,9 @@ impl Laws {
     }
 
     /// A worker was told of a new hold.
-    pub(super) fn granted(
-        &mut self,
-        host: &mut Host,
-        lock: &str,
-        holder: &str,
-        phase: Phase,
-    ) -> Lawful {
+    pub(super) fn granted(&mut self, host: &mut Host, lock: &str, holder: &str) -> Lawful {
         if !host.granted.insert(number(holder.as_bytes())) {
             return Err(format!("{lock}: {holder} was granted before"));
-        }
-        if phase == Phase::Healed {
-            self.granted_since += 1;
         }
         Ok(())
     }

@@ -131,6 +131,9 @@ impl Simulation {
         if token.is_some() != (kind == Kind::Fenced) {
             return Err(format!("a grant of kind {kind:?} with token {token:?}"));
         }
+        if self.phase == Phase::Healed {
+            self.laws.granted_since += 1;
+        }
         let valid_until = self.hosts[host].boot(came) + told(*valid);
         let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
         match session.owners[owner].views.get_mut(lock) {
@@ -152,7 +155,7 @@ impl Simulation {
                 let view =
                     View { holder: holder.clone(), count: 1, token, valid_until, leaving: false };
                 session.owners[owner].views.insert(lock, view);
-                self.laws.granted(&mut self.hosts[host], lock, &holder, self.phase)?;
+                self.laws.granted(&mut self.hosts[host], lock, &holder)?;
                 self.grants.push((host, id));
             }
         }
