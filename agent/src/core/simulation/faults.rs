@@ -4,7 +4,6 @@ use redisson::keys;
 
 use super::host::{Stall, micros};
 use super::link::{COMMANDS, MESSAGES, RENEWALS, Weather};
-use super::redis::is_counter;
 use super::redis::{Content, Entry};
 use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name};
 
@@ -55,7 +54,7 @@ impl Simulation {
             21 if self.dice.one_in(2) => self.kill_agent(host),
             22 if self.dice.one_in(2) => {
                 self.log(|| format!("the counter of {lock} is evicted"));
-                self.laws.counter_lost(lock, &self.server.redis);
+                self.laws.tokens.counter_lost(lock, &self.server.redis);
                 self.server.redis.keys_mut().remove(&counter(lock));
             }
             30 => self.spoil_counter(lock),
@@ -127,7 +126,7 @@ impl Simulation {
     /// Somebody writes a text where a lock's tokens are counted.
     fn spoil_counter(&mut self, lock: &'static str) {
         self.log(|| format!("the counter of {lock} is used for something else"));
-        self.laws.counter_lost(lock, &self.server.redis);
+        self.laws.tokens.counter_lost(lock, &self.server.redis);
         let entry = Entry { content: Content::Text("no number".to_owned()), expires_ms: None };
         self.server.redis.keys_mut().insert(counter(lock), entry);
         let pause = self.trouble_time();
@@ -174,7 +173,7 @@ impl Simulation {
         self.laws.resurrected(&self.server.redis);
         for lock in NAMES {
             self.laws.taken(lock);
-            self.laws.counter_lost(lock, &self.server.redis);
+            self.laws.tokens.counter_lost(lock, &self.server.redis);
             self.mend(Mend::Counter(lock));
         }
         self.server.up = false;
@@ -207,7 +206,7 @@ impl Simulation {
             Mend::Refusal => self.server.refusal = None,
             Mend::Memory => self.server.redis.full = false,
             Mend::Counter(lock) => {
-                let spoilt = |entry: &Entry| !is_counter(&entry.content);
+                let spoilt = |entry: &Entry| !entry.content.is_counter();
                 if self.server.redis.get(&counter(lock)).is_some_and(spoilt) {
                     self.server.redis.keys_mut().remove(&counter(lock));
                 }

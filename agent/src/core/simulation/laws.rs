@@ -8,6 +8,7 @@ use redisson::script::Call;
 use super::host::{Host, micros};
 use super::redis::Redis;
 use super::run::{Lawful, NAMES, Simulation};
+use super::tokens::Tokens;
 use super::wire::Packet;
 use super::worker::OWNERS;
 use crate::core::hold::Care;
@@ -36,11 +37,7 @@ pub(super) struct Laws {
     /// Since when a hold has been missing in Redis, or a ghost been in a waiter's way.
     missing: BTreeMap<(usize, Number), u64>,
     haunted: BTreeMap<(usize, &'static str), u64>,
-    /// The highest fencing token told on a lock since its counter was last lost, and that each run of a host has told.
-    highest: BTreeMap<String, i64>,
-    told: BTreeMap<(String, usize, u64), i64>,
-    /// Holders that had their tokens from a counter that was lost.
-    uncounted: BTreeSet<(String, String)>,
+    pub(super) tokens: Tokens,
     /// Locks granted since everything was mended, to whoever holds them already too.
     pub(super) granted_since: u64,
 }
@@ -86,43 +83,6 @@ impl Laws {
 
     fn is_ghost(&self, lock: &str, field: &str) -> bool {
         self.ghosts.contains(&(lock.to_owned(), field.to_owned()))
-    }
-
-    /// A lock's counter is lost, or falls back: who has a token of the old one no longer compares with the others.
-    pub(super) fn counter_lost(&mut self, lock: &str, redis: &Redis) {
-        self.highest.remove(lock);
-        for field in field_names(redis, lock) {
-            self.uncounted.insert((lock.to_owned(), field));
-        }
-    }
-
-    /// Fencing tokens only grow: on one agent whatever becomes of the counter, on all of them while it lives.
-    fn fenced(
-        &mut self,
-        host: &Host,
-        index: usize,
-        lock: &str,
-        holder: &str,
-        token: i64,
-    ) -> Lawful {
-        if host.granted.contains(&number(holder.as_bytes())) {
-            return Ok(());
-        }
-        let told = self.told.entry((lock.to_owned(), index, host.run)).or_default();
-        if token <= *told {
-            return Err(format!("{lock}: token {token} was told after {told} by the same agent"));
-        }
-        *told = token;
-        let field = (lock.to_owned(), holder.to_owned());
-        if self.excused.contains(&field) || self.uncounted.contains(&field) {
-            return Ok(());
-        }
-        let highest = self.highest.entry(lock.to_owned()).or_default();
-        if token <= *highest {
-            return Err(format!("{lock}: token {token} was told after {highest}"));
-        }
-        *highest = token;
-        Ok(())
     }
 
     pub(super) fn heard(&mut self, host: usize, lock: &str, now: u64) {
@@ -260,12 +220,13 @@ impl Simulation {
         if now >= hold.valid_until {
             return Err(format!("a grant was told that is over: {pairs:?}"));
         }
-        // A re-entry tells the token again.
+        // A re-entry tells its token again.
         if let (Some(Frame::Int(token)), Some(Frame::Int(1)), Some(Frame::Bulk(lock))) =
             (value("token"), value("holds"), value("lock"))
         {
             let (lock, holder) = (String::from_utf8_lossy(lock), String::from_utf8_lossy(holder));
-            self.laws.fenced(state, host, &lock, &holder, *token)?;
+            let excused = self.laws.is_excused(&lock, &holder);
+            self.laws.tokens.told(host, state.run, &lock, &holder, excused, *token)?;
         }
         Ok(())
     }

@@ -20,6 +20,8 @@ mod link;
 pub(in crate::core) mod redis;
 mod replies;
 mod run;
+mod scripts;
+mod tokens;
 mod wire;
 mod worker;
 
