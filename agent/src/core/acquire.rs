@@ -166,7 +166,7 @@ impl Core {
 
     /// Redis answered an attempt.
     pub(super) fn acquired(&mut self, id: OpId, op: &Op, attempt: &Attempt, acquired: Acquired) {
-        let Attempt { name, waiter, .. } = attempt;
+        let name = &attempt.name;
         self.stop_asking(attempt, id);
         if op.doubt {
             let applied = matches!(acquired, Acquired::Granted { .. });
@@ -194,17 +194,28 @@ impl Core {
                     "WRONGKIND `{name}` is in use as a {} lock: kinds do not mix under one name",
                     printable(&kind)
                 );
-                self.leave(*waiter, Left::Failed(sentence));
+                self.cannot_be_had(attempt, op.doubt, sentence);
             }
             Acquired::WrongType(kind) => {
                 let sentence = format!(
                     "WRONGTYPE the key `{name}` is no lock but a {}: use another name",
                     printable(&kind)
                 );
-                self.leave(*waiter, Left::Failed(sentence));
+                self.cannot_be_had(attempt, op.doubt, sentence);
             }
         }
         self.advance(name);
+    }
+
+    /// There is no lock under this name, or one of another kind: the waiter leaves.
+    fn cannot_be_had(&mut self, attempt: &Attempt, doubt: bool, sentence: String) {
+        let Attempt { name, kind, waiter, number, lease, .. } = attempt;
+        if doubt && *kind != Kind::Fair {
+            // An earlier copy may have had it, before something else came to stand there. A fair waiter's place is left
+            // in any case.
+            self.undo(name, *kind, *number, *lease);
+        }
+        self.leave(*waiter, Left::Failed(sentence));
     }
 
     /// The lock is ours under this attempt's number: its waiter gets it, or the next one, or it is released.

@@ -95,7 +95,11 @@ impl Pair {
         let publish = Publish::Plain;
         let queue = text(&keys::queue(&name));
         let deadlines = text(&keys::deadlines(&name));
-        Step::Script(match self.dice.within(0..40) {
+        let counter = text(&keys::token(&name));
+        let fenced = self.dice.one_in(2);
+        let least = self.dice.pick(&[1, 1, 7, 1_000_000]);
+        Step::Script(match self.dice.within(0..44) {
+            0..9 if fenced => script::acquire_fenced(&name, &holder, lease, least),
             0..9 => script::acquire(&name, &holder, lease),
             9..14 => script::keep([(&name, holder, count)], lease),
             14 | 15 => {
@@ -105,6 +109,7 @@ impl Pair {
                 script::keep(holds, lease)
             }
             16..20 => script::release(&name, &holder, publish),
+            20..24 if fenced => script::hand_over_fenced(&name, &holder, &other, lease, least),
             20..24 => script::hand_over(&name, &holder, &other, lease),
             24 | 25 => script::show(&name),
             26 => {
@@ -130,6 +135,11 @@ impl Pair {
             }
             35 => return Step::Plain(words(&format!("DEL {queue} {deadlines}"))),
             36 | 37 => return Step::Full(self.dice.one_in(3)),
+            40 => return Step::Plain(words(&format!("DEL {counter}"))),
+            41 => {
+                let odd = self.dice.pick(&["text", "9223372036854775807", "12 PX 2000"]);
+                return Step::Plain(words(&format!("SET {counter} {odd}")));
+            }
             _ => return Step::Rest,
         })
     }
@@ -273,7 +283,10 @@ impl Pair {
                             |(member, score): (String, String)| (member, score.parse().unwrap());
                         Content::Scores(scores.into_iter().map(score).collect())
                     }
-                    "string" => Content::Text("text".to_owned()),
+                    "string" => match self.client.call(&format!("GET {key}")).await.unwrap() {
+                        Reply::Null => continue,
+                        text => Content::Text(text.text()),
+                    },
                     // It has just gone.
                     _ => continue,
                 };

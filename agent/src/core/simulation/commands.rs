@@ -11,6 +11,8 @@ pub(super) enum Stop {
     Full,
     /// A command on a key of another type.
     WrongType,
+    /// INCR of what is no number, or too high.
+    NoNumber,
 }
 
 /// One script at work.
@@ -84,6 +86,38 @@ impl<'a> Run<'a> {
 
     pub(super) fn del(&mut self, key: &str) {
         self.wrote |= self.redis.keys_mut().remove(key).is_some();
+    }
+
+    /// A string, if one is there.
+    pub(super) fn text(&self, key: &str) -> Option<String> {
+        match self.redis.get(key).map(|entry| &entry.content) {
+            Some(Content::Text(text)) => Some(text.clone()),
+            _ => None,
+        }
+    }
+
+    /// As INCR, on what is surely a counter or nothing.
+    pub(super) fn incr(&mut self, key: &str) -> Result<(), Stop> {
+        let had = self.text(key).map_or(Some(0), |had| had.parse::<i64>().ok());
+        if self.redis.full && !self.wrote {
+            return Err(Stop::Full);
+        }
+        let next = had.and_then(|had| had.checked_add(1)).ok_or(Stop::NoNumber)?;
+        self.set(key, &next.to_string(), true)
+    }
+
+    /// As SET, which drops a time to live unless told otherwise.
+    pub(super) fn set(&mut self, key: &str, value: &str, keep_ttl: bool) -> Result<(), Stop> {
+        if self.redis.full && !self.wrote {
+            return Err(Stop::Full);
+        }
+        self.wrote = true;
+        let entry = self.redis.entry(key, Content::Text(String::new()));
+        entry.content = Content::Text(value.to_owned());
+        if !keep_ttl {
+            entry.expires_ms = None;
+        }
+        Ok(())
     }
 
     /// As PTTL: −2 without a key, −1 without a time to live.

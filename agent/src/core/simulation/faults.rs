@@ -14,6 +14,7 @@ pub(super) enum Mend {
     Memory,
     Refusal,
     Alien(&'static str),
+    Counter(&'static str),
 }
 
 impl Simulation {
@@ -51,6 +52,12 @@ impl Simulation {
                 }
             }
             21 if self.dice.one_in(2) => self.kill_agent(host),
+            22 if self.dice.one_in(2) => {
+                self.log(|| format!("the counter of {lock} is evicted"));
+                self.laws.tokens.counter_lost(lock, &self.server.redis);
+                self.server.redis.keys_mut().remove(&counter(lock));
+            }
+            30 => self.spoil_counter(lock),
             22 => {
                 self.log(|| format!("{lock} is evicted"));
                 self.laws.excuse_key(lock, &self.server.redis);
@@ -116,6 +123,16 @@ impl Simulation {
         set(key(keys::deadlines(&name)), Content::Scores([(waiter, 9e15)].into()));
     }
 
+    /// Somebody writes a text where a lock's tokens are counted.
+    fn spoil_counter(&mut self, lock: &'static str) {
+        self.log(|| format!("the counter of {lock} is used for something else"));
+        self.laws.tokens.counter_lost(lock, &self.server.redis);
+        let entry = Entry { content: Content::Text("no number".to_owned()), expires_ms: None };
+        self.server.redis.keys_mut().insert(counter(lock), entry);
+        let pause = self.trouble_time();
+        self.after(pause, Event::Mend(Mend::Counter(lock)));
+    }
+
     /// From less than a round trip to beyond a lease, in microseconds.
     fn trouble_time(&mut self) -> u64 {
         let settings = &self.hosts[0].settings;
@@ -156,6 +173,8 @@ impl Simulation {
         self.laws.resurrected(&self.server.redis);
         for lock in NAMES {
             self.laws.taken(lock);
+            self.laws.tokens.counter_lost(lock, &self.server.redis);
+            self.mend(Mend::Counter(lock));
         }
         self.server.up = false;
         for host in 0..self.hosts.len() {
@@ -186,6 +205,12 @@ impl Simulation {
             Mend::ServerUp => self.server.up = true,
             Mend::Refusal => self.server.refusal = None,
             Mend::Memory => self.server.redis.full = false,
+            Mend::Counter(lock) => {
+                let spoilt = |entry: &Entry| !entry.content.is_counter();
+                if self.server.redis.get(&counter(lock)).is_some_and(spoilt) {
+                    self.server.redis.keys_mut().remove(&counter(lock));
+                }
+            }
             Mend::Alien(lock) => {
                 if matches!(self.server.redis.get(lock).map(|e| &e.content), Some(Content::Text(_)))
                 {
@@ -205,6 +230,7 @@ impl Simulation {
         self.mend(Mend::Refusal);
         for lock in NAMES {
             self.mend(Mend::Alien(lock));
+            self.mend(Mend::Counter(lock));
         }
         for host in 0..self.hosts.len() {
             for link in &mut self.hosts[host].links {
@@ -217,4 +243,9 @@ impl Simulation {
         }
         Ok(())
     }
+}
+
+/// The key of a fenced lock's counter.
+fn counter(lock: &str) -> String {
+    String::from_utf8(keys::token(&lock_name(lock))).expect("ASCII, as the names are")
 }

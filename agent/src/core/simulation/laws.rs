@@ -7,7 +7,8 @@ use redisson::script::Call;
 
 use super::host::{Host, micros};
 use super::redis::Redis;
-use super::run::{Lawful, NAMES, Phase, Simulation};
+use super::run::{Lawful, NAMES, Simulation};
+use super::tokens::Tokens;
 use super::wire::Packet;
 use super::worker::OWNERS;
 use crate::core::hold::Care;
@@ -36,7 +37,8 @@ pub(super) struct Laws {
     /// Since when a hold has been missing in Redis, or a ghost been in a waiter's way.
     missing: BTreeMap<(usize, Number), u64>,
     haunted: BTreeMap<(usize, &'static str), u64>,
-    /// Locks granted since everything was mended.
+    pub(super) tokens: Tokens,
+    /// Locks granted since everything was mended, to whoever holds them already too.
     pub(super) granted_since: u64,
 }
 
@@ -144,18 +146,9 @@ impl Laws {
     }
 
     /// A worker was told of a new hold.
-    pub(super) fn granted(
-        &mut self,
-        host: &mut Host,
-        lock: &str,
-        holder: &str,
-        phase: Phase,
-    ) -> Lawful {
+    pub(super) fn granted(&mut self, host: &mut Host, lock: &str, holder: &str) -> Lawful {
         if !host.granted.insert(number(holder.as_bytes())) {
             return Err(format!("{lock}: {holder} was granted before"));
-        }
-        if phase == Phase::Healed {
-            self.granted_since += 1;
         }
         Ok(())
     }
@@ -203,7 +196,7 @@ impl Simulation {
     }
 
     /// What a core says at the very moment it says it.
-    pub(super) fn check_delivery(&self, host: usize, outgoing: &Outgoing) -> Lawful {
+    pub(super) fn check_delivery(&mut self, host: usize, outgoing: &Outgoing) -> Lawful {
         let Outgoing::Reply(Frame::Map(pairs)) = outgoing else { return Ok(()) };
         let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
         let (Some(Frame::Bulk(holder)), Some(Frame::Int(valid))) =
@@ -226,6 +219,14 @@ impl Simulation {
         }
         if now >= hold.valid_until {
             return Err(format!("a grant was told that is over: {pairs:?}"));
+        }
+        // A re-entry tells its token again.
+        if let (Some(Frame::Int(token)), Some(Frame::Int(1)), Some(Frame::Bulk(lock))) =
+            (value("token"), value("holds"), value("lock"))
+        {
+            let (lock, holder) = (String::from_utf8_lossy(lock), String::from_utf8_lossy(holder));
+            let excused = self.laws.is_excused(&lock, &holder);
+            self.laws.tokens.told(host, state.run, &lock, &holder, excused, *token)?;
         }
         Ok(())
     }

@@ -20,6 +20,8 @@ mod link;
 pub(in crate::core) mod redis;
 mod replies;
 mod run;
+mod scripts;
+mod tokens;
 mod wire;
 mod worker;
 
@@ -29,7 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use host::micros;
 use run::{Event, Lawful, Simulation};
 
-const SEEDS: Range<u64> = 0..1000;
+const SEEDS: Range<u64> = 0..2000;
 
 /// One run from its first to its last instant.
 fn run(seed: u64, traced: bool) -> (Simulation, Lawful) {

@@ -1,4 +1,4 @@
-//! The model of Redis: keys with a time to live, and our scripts as they run there, command by command.
+//! The model of Redis: keys with a time to live, on which our scripts run.
 //!
 //! `against_redis.rs` holds it against a real server. It leaves out what no lock script can see.
 
@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use redisson::script::{Args, Call, Value};
 
 use super::commands::{Run, Stop};
+use super::scripts;
 
 /// What stands under a key.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,7 +18,7 @@ pub(in crate::core) enum Content {
     List(VecDeque<String>),
     /// A fair lock's deadlines.
     Scores(BTreeMap<String, f64>),
-    /// Something that is no lock.
+    /// A fenced lock's counter, or something that is no lock.
     Text(String),
 }
 
@@ -29,6 +30,14 @@ impl Content {
             Self::Scores(_) => "zset",
             Self::Text(_) => "string",
         }
+    }
+
+    /// Whether that is the number of a fenced lock's counter that can go on.
+    pub(super) fn is_counter(&self) -> bool {
+        let number = |text: &str| {
+            (1..19).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
+        };
+        matches!(self, Self::Text(text) if number(text))
     }
 
     fn is_empty(&self) -> bool {
@@ -134,260 +143,15 @@ impl Redis {
         };
         let (keys, args) = (text(&call.keys), text(&call.args));
         let mut run = Run::new(self);
-        let reply = match call.script.name {
-            "acquire" => acquire(&mut run, &keys, &args),
-            "keep" => keep(&mut run, &keys, &args),
-            "release" => release(&mut run, &keys, &args),
-            "hand_over" => hand_over(&mut run, &keys, &args),
-            "force_release" => force_release(&mut run, &keys, &args),
-            "show" => show(&mut run, &keys, &args),
-            other => panic!("the model of Redis lacks the script {other}"),
-        };
+        let reply = scripts::serve(&mut run, call.script.name, &keys, &args);
         let published = run.published;
         let reply = reply.map_err(|stop| match stop {
             Stop::Full => "OOM command not allowed when used memory > 'maxmemory'.".to_owned(),
             Stop::WrongType => {
                 "WRONGTYPE Operation against a key holding the wrong kind of value".to_owned()
             }
+            Stop::NoNumber => "ERR value is not an integer or out of range".to_owned(),
         });
         Served { reply, published }
     }
-}
-
-fn number(text: &str) -> i64 {
-    text.parse().expect("scripts are called with whole numbers there")
-}
-
-fn int(n: usize) -> Value {
-    Value::Int(i64::try_from(n).expect("a small count"))
-}
-
-fn ints(ints: &[i64]) -> Value {
-    Value::Array(ints.iter().map(|n| Value::Int(*n)).collect())
-}
-
-fn bytes(text: &str) -> Value {
-    Value::Bytes(text.as_bytes().to_vec())
-}
-
-/// Whether a field has the form of a holder: `uuid:thread`, perhaps with `:write`.
-fn is_holder(field: &str) -> bool {
-    let Some((uuid, rest)) = field.split_once(':') else { return false };
-    let parts: Vec<&str> = uuid.split('-').collect();
-    let hex = |part: &&str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_hexdigit());
-    let digits = rest.strip_prefix('-').unwrap_or(rest);
-    field.len() <= 96
-        && parts.len() == 5
-        && parts.iter().all(hex)
-        && digits.starts_with(|c: char| c.is_ascii_digit())
-}
-
-/// What stands at a lock's key: `none`, `lock` or a read-write lock's mode, and its holders where it is a lock. Or, as
-/// an error of its own, what it is instead.
-fn occupant(run: &Run<'_>, lock: &str) -> Result<Result<(String, Vec<String>), String>, Stop> {
-    let kind = run.type_of(lock);
-    if kind == "none" {
-        return Ok(Ok((kind.to_owned(), Vec::new())));
-    }
-    if kind != "hash" {
-        return Ok(Err(kind.to_owned()));
-    }
-    if let Some(mode) = run.hget(lock, "mode")? {
-        let mode = if mode.len() < 8 { mode } else { "read".to_owned() };
-        return Ok(Ok((mode, Vec::new())));
-    }
-    let fields = run.hkeys(lock)?;
-    let few = fields.len() <= 8;
-    let holders: Vec<String> = fields.into_iter().filter(|field| is_holder(field)).collect();
-    if !few || holders.is_empty() {
-        return Ok(Err("hash with other fields".to_owned()));
-    }
-    Ok(Ok(("lock".to_owned(), holders)))
-}
-
-fn acquire(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
-    let [lock, queue, deadlines] = keys else { panic!("the model of Redis knows no tokens") };
-    let (me, lease) = (&args[0], number(&args[1]));
-    let (kind, holders) = match occupant(run, lock)? {
-        Ok(occupant) => occupant,
-        Err(other) => return Ok(Value::Array(vec![Value::Int(3), bytes(&other)])),
-    };
-    if kind == "lock" && run.hexists(lock, me)? {
-        if run.pttl(lock) < lease {
-            run.pexpire(lock, lease);
-        }
-        run.hset(lock, me, "1")?;
-        return Ok(ints(&[1]));
-    }
-    if living_head(run, queue, deadlines).is_some() {
-        return Ok(Value::Array(vec![Value::Int(2), bytes("fair")]));
-    }
-    if kind == "none" {
-        run.hset(lock, me, "1")?;
-        run.pexpire(lock, lease);
-        return Ok(ints(&[1]));
-    }
-    if kind != "lock" {
-        return Ok(Value::Array(vec![Value::Int(2), bytes(&kind)]));
-    }
-    let mut reply = vec![Value::Int(0), Value::Int(run.pttl(lock))];
-    reply.extend(holders.iter().map(|holder| bytes(holder)));
-    Ok(Value::Array(reply))
-}
-
-/// A fair lock's first waiter, if its deadline is still to come.
-fn living_head(run: &Run<'_>, queue: &str, deadlines: &str) -> Option<String> {
-    let head = run.list(queue).into_iter().next()?;
-    run.zscore(deadlines, &head).filter(|score| *score > run.now_ms_f64()).map(|_| head)
-}
-
-/// The same, with the dead ones before it taken out.
-fn head_without_the_dead(run: &mut Run<'_>, queue: &str, deadlines: &str) -> Option<String> {
-    while let Some(head) = run.list(queue).into_iter().next() {
-        if living_head(run, queue, deadlines).is_some() {
-            return Some(head);
-        }
-        run.lpop(queue);
-        run.zrem(deadlines, &head);
-    }
-    None
-}
-
-fn keep(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
-    let lease = number(&args[0]);
-    let mut replies = Vec::new();
-    for (lock, pair) in keys.iter().zip(args[1..].chunks(2)) {
-        let (me, count) = (&pair[0], &pair[1]);
-        replies.push(match run.hget(lock, me) {
-            Err(_) => 3,
-            Ok(Some(had)) => {
-                let ttl = run.pttl(lock);
-                if ttl < lease {
-                    run.pexpire(lock, lease);
-                }
-                if had != *count {
-                    if ttl >= lease {
-                        run.pexpire(lock, ttl);
-                    }
-                    run.hset(lock, me, count)?;
-                }
-                1
-            }
-            Ok(None) => {
-                if run.exists(lock) {
-                    2
-                } else {
-                    0
-                }
-            }
-        });
-    }
-    Ok(ints(&replies))
-}
-
-fn release(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
-    let lock = &keys[0];
-    let Ok(removed) = run.hdel(lock, &args[0]) else { return Ok(ints(&[3])) };
-    let left = run.exists(lock);
-    if !removed {
-        return Ok(ints(&[if left { 2 } else { 0 }]));
-    }
-    if !left {
-        for _ in &args[3..] {
-            run.publish(&args[1]);
-        }
-    }
-    Ok(ints(&[1]))
-}
-
-fn hand_over(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
-    let (lock, from, to, lease) = (&keys[0], &args[0], &args[1], number(&args[2]));
-    match run.hexists(lock, from) {
-        Err(_) => return Ok(ints(&[3])),
-        Ok(true) => {
-            run.pexpire(lock, lease);
-            run.hset(lock, to, "1")?;
-            run.hdel(lock, from)?;
-        }
-        Ok(false) if run.hexists(lock, to)? => {
-            if run.pttl(lock) < lease {
-                run.pexpire(lock, lease);
-            }
-        }
-        Ok(false) => return Ok(ints(&[if run.exists(lock) { 2 } else { 0 }])),
-    }
-    Ok(Value::Array(vec![Value::Int(1), int(run.subscribers(&args[3]))]))
-}
-
-fn force_release(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
-    let (lock, queue, deadlines) = (&keys[0], &keys[1], &keys[2]);
-    let Ok(fields) = run.hkeys(lock) else { return Ok(ints(&[3])) };
-    if fields.is_empty() {
-        return Ok(ints(&[0]));
-    }
-    let verbs = usize::try_from(number(&args[4])).expect("a small count");
-    let seen: Vec<&[String]> = args[5 + verbs..].chunks(4).collect();
-    let read_write = run.hexists(lock, "mode")?;
-    if fields.len() - usize::from(read_write) != seen.len() {
-        return Ok(ints(&[2]));
-    }
-    for holder in &seen {
-        if run.hget(lock, &holder[0])?.as_ref() != Some(&holder[1]) {
-            return Ok(ints(&[2]));
-        }
-    }
-    run.del(lock);
-    let mut channels = vec![if read_write { args[1].clone() } else { args[0].clone() }];
-    if !read_write {
-        let head = head_without_the_dead(run, queue, deadlines);
-        channels.extend(head.map(|head| format!("{}{head}", args[2])));
-    }
-    for channel in channels {
-        for _ in 0..verbs {
-            run.publish(&channel);
-        }
-    }
-    for holder in seen {
-        run.publish(&holder[3]);
-    }
-    Ok(ints(&[1]))
-}
-
-fn show(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
-    let (lock, queue, deadlines) = (&keys[0], &keys[1], &keys[2]);
-    let kind = run.type_of(lock);
-    let pttl = run.pttl(lock);
-    let (mut pairs, mut markers) = (Vec::new(), Vec::new());
-    let mut count = 0;
-    if kind == "hash" {
-        let fields = run.hkeys(lock)?;
-        count = fields.len();
-        if count <= usize::try_from(number(&args[0])).expect("a small count") {
-            let read_write = run.hexists(lock, "mode")?;
-            for field in fields {
-                // The model has no markers: whoever reads has been dead for long.
-                markers.extend(read_write.then_some(Value::Int(-2)));
-                let value = run.hget(lock, &field)?.unwrap_or_default();
-                pairs.push(bytes(&field));
-                pairs.push(bytes(&value));
-            }
-        }
-    }
-    let mut places = Vec::new();
-    let waiters = run.list(queue);
-    for waiter in &waiters {
-        let score = run.zscore(deadlines, waiter).map_or(String::new(), |score| score.to_string());
-        places.push(bytes(waiter));
-        places.push(bytes(&score));
-    }
-    Ok(Value::Array(vec![
-        bytes(kind),
-        Value::Int(pttl),
-        int(count),
-        Value::Array(pairs),
-        int(waiters.len()),
-        Value::Array(places),
-        bytes(""),
-        Value::Array(markers),
-    ]))
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use redisson::Kind;
+
 use super::run::{Event, Lawful, NAMES, Phase, Simulation};
 use super::worker::{Asked, OWNERS, View};
 use crate::resp::{Frame, Outgoing};
@@ -65,8 +67,8 @@ impl Simulation {
             return Err(format!("{id:?} was sent a reply to nothing: {frame:?}"));
         };
         let (owner, outcome) = match asked {
-            Asked::Lock { owner, lock } => {
-                (Some(owner), self.locked(host, id, owner, lock, came, frame))
+            Asked::Lock { owner, lock, kind } => {
+                (Some(owner), self.locked(host, id, owner, (lock, kind), came, frame))
             }
             Asked::Unlock { owner, lock } => {
                 (Some(owner), self.unlocked(host, id, owner, lock, frame))
@@ -97,7 +99,7 @@ impl Simulation {
         host: usize,
         id: SessionId,
         owner: usize,
-        lock: &'static str,
+        (lock, kind): (&'static str, Kind),
         came: u64,
         frame: &Frame,
     ) -> Lawful {
@@ -121,12 +123,26 @@ impl Simulation {
             return Err(format!("a grant of no known shape: {frame:?}"));
         };
         let holder = String::from_utf8_lossy(holder).into_owned();
+        let token = match field("token") {
+            Some(Frame::Int(token)) => Some(*token),
+            Some(Frame::NullValue) => None,
+            other => return Err(format!("a grant with {other:?} for a token")),
+        };
+        if token.is_some() != (kind == Kind::Fenced) {
+            return Err(format!("a grant of kind {kind:?} with token {token:?}"));
+        }
+        if self.phase == Phase::Healed {
+            self.laws.granted_since += 1;
+        }
         let valid_until = self.hosts[host].boot(came) + told(*valid);
         let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
         match session.owners[owner].views.get_mut(lock) {
             Some(view) if view.holder == holder => {
                 if i64::from(view.count) + 1 != *holds {
                     return Err(format!("{lock} was held {} times, now {holds}", view.count));
+                }
+                if view.token != token {
+                    return Err(format!("{lock} had token {:?}, now {token:?}", view.token));
                 }
                 view.count += 1;
                 view.valid_until = view.valid_until.max(valid_until);
@@ -136,9 +152,10 @@ impl Simulation {
                 if *holds != 1 {
                     return Err(format!("{lock} was granted at count {holds}"));
                 }
-                let view = View { holder: holder.clone(), count: 1, valid_until, leaving: false };
+                let view =
+                    View { holder: holder.clone(), count: 1, token, valid_until, leaving: false };
                 session.owners[owner].views.insert(lock, view);
-                self.laws.granted(&mut self.hosts[host], lock, &holder, self.phase)?;
+                self.laws.granted(&mut self.hosts[host], lock, &holder)?;
                 self.grants.push((host, id));
             }
         }
@@ -243,7 +260,13 @@ impl Simulation {
         self.view(host, id, owner, lock).is_some_and(|v| now < v.valid_until && !excused(v))
     }
 
-    fn view(&self, host: usize, id: SessionId, owner: usize, lock: &str) -> Option<&View> {
+    pub(super) fn view(
+        &self,
+        host: usize,
+        id: SessionId,
+        owner: usize,
+        lock: &str,
+    ) -> Option<&View> {
         self.hosts[host].sessions.get(&id)?.owners[owner].views.get(lock)
     }
 

@@ -14,12 +14,16 @@ use crate::resp::{Frame, Outgoing};
 use crate::session::SessionId;
 
 pub(super) const OWNERS: usize = 2;
+/// Others hold a lock for four seconds at most.
+const PATIENCE: Duration = Duration::from_secs(12);
 
 /// A hold as its worker knows it.
 #[derive(Debug, Clone)]
 pub(super) struct View {
     pub(super) holder: String,
     pub(super) count: u32,
+    /// The token of a fenced lock.
+    pub(super) token: Option<i64>,
     /// The worker takes its host's boot clock and adds what it was told.
     pub(super) valid_until: Moment,
     /// It has sent the UNLOCK that ends it: it is out.
@@ -29,12 +33,18 @@ pub(super) struct View {
 /// A command that waits for its reply.
 #[derive(Debug, Clone)]
 pub(super) enum Asked {
-    Lock { owner: usize, lock: &'static str },
+    Lock { owner: usize, lock: &'static str, kind: Kind },
     Unlock { owner: usize, lock: &'static str },
     Extend { owner: usize, lock: &'static str },
     Holds,
     Other,
     Token(i64),
+}
+
+/// What a LOCK asks for.
+struct Wanted {
+    name: &'static str,
+    kind: Kind,
 }
 
 #[derive(Debug, Default)]
@@ -139,7 +149,10 @@ impl Simulation {
         if self.contest.is_some() && self.phase != Phase::Ending {
             return match held.first() {
                 Some(lock) => self.unlock(host, id, owner, lock),
-                None => self.lock_as_asked(host, id, owner, NAMES[0], Wait::Forever, None),
+                None => {
+                    let lock = Wanted { name: NAMES[0], kind: Kind::Lock };
+                    self.lock_as_asked(host, id, owner, lock, Wait::Forever, None);
+                }
             };
         }
         if self.phase == Phase::Ending {
@@ -195,13 +208,23 @@ impl Simulation {
         lock: &'static str,
         limited: bool,
     ) {
+        // Until somebody has got on since everything was mended, nobody gives up within a few holders' time.
+        let patient = !limited && self.phase == Phase::Healed && self.laws.granted_since == 0;
         let limited = limited || self.hosts[host].sessions.get(&id).is_none_or(|s| s.shared);
         let wait = match self.dice.within(0..4) {
+            _ if patient => Wait::AtMost(PATIENCE),
             0 | 1 if !limited => Wait::Forever,
             2 => Wait::AtMost(Duration::ZERO),
             _ => Wait::AtMost(Duration::from_micros(self.think(host))),
         };
         let lease = if self.dice.one_in(3) { self.lease() } else { None };
+        let kind = match self.view(host, id, owner, lock) {
+            Some(View { token: Some(_), .. }) => Kind::Fenced,
+            Some(_) => Kind::Lock,
+            // Both may be asked for under one name: they exclude one another.
+            None => self.dice.pick(&[Kind::Lock, Kind::Lock, Kind::Fenced]),
+        };
+        let lock = Wanted { name: lock, kind };
         self.lock_as_asked(host, id, owner, lock, wait, lease);
     }
 
@@ -210,20 +233,20 @@ impl Simulation {
         host: usize,
         id: SessionId,
         owner: usize,
-        lock: &'static str,
+        Wanted { name: lock, kind }: Wanted,
         wait: Wait,
         lease: Option<Lease>,
     ) {
         let request = LockRequest {
             name: lock_name(lock),
-            kind: Kind::Lock,
+            kind,
             wait,
             lease,
             owner: owner as i64,
             session: None,
             traceparent: None,
         };
-        self.ask(host, id, Asked::Lock { owner, lock }, Command::Lock(request));
+        self.ask(host, id, Asked::Lock { owner, lock, kind }, Command::Lock(request));
     }
 
     fn request(lock: &str, owner: usize) -> HoldRequest {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::Lease;
+use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, name, short};
 use crate::command::{Command, HoldRequest, LockRequest, Wait};
@@ -228,4 +228,18 @@ fn a_refused_hand_over_in_doubt_leaves_nothing_though_nobody_waits_any_more() {
     world.network = Network::Good;
     world.pass(Duration::from_secs(2));
     assert!(world.holders("x").is_empty());
+}
+
+#[test]
+fn what_an_earlier_copy_took_is_given_back_when_a_later_one_is_told_that_it_is_no_lock() {
+    let mut world = World::new();
+    let a = world.open();
+    world.network = Network::Breaks;
+    world.lock_as(a, "x", Kind::Fenced);
+    assert_eq!(world.holders("x").len(), 1, "it ran, its reply is lost");
+    world.spoilt_counters = true;
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.reply(a), "WRONGTYPE");
+    assert_eq!(world.holders("x"), Vec::<String>::new(), "it is not left there for a lease");
 }

@@ -62,6 +62,8 @@ pub(super) struct World {
     pub(super) served: Vec<&'static str>,
     /// How many others are subscribed.
     pub(super) others: i64,
+    /// Where fenced locks count their tokens stands something else.
+    pub(super) spoilt_counters: bool,
     held_back: VecDeque<Call>,
     /// Outcomes on their way back.
     on_their_way: Vec<(Moment, OpId, Result<Value, Failure>)>,
@@ -115,6 +117,7 @@ impl World {
             turns: VecDeque::new(),
             served: Vec::new(),
             others: 0,
+            spoilt_counters: false,
             held_back: VecDeque::new(),
             on_their_way: Vec::new(),
             next_session: 0,
@@ -308,6 +311,10 @@ impl World {
         let ms = |arg: &str| Duration::from_millis(arg.parse().unwrap());
         let ints = |ints: &[i64]| Some(Value::Array(ints.iter().map(|n| Value::Int(*n)).collect()));
         match call.script.name {
+            "acquire" if self.spoilt_counters && call.keys.iter().count() > 3 => {
+                let reason = Value::Bytes(b"lock whose token key holds no number".to_vec());
+                Some(Value::Array(vec![Value::Int(3), reason]))
+            }
             "acquire" => {
                 let hash = self.redis.entry(key).or_default();
                 if hash.fields.is_empty() || hash.fields.contains_key(&args[0]) {
