@@ -90,6 +90,7 @@ async fn the_documented_users_are_enough() -> Result<()> {
     eventually("the dashboard to see all by all its sources", async || {
         let list = dashboard.json("/api/v1/locks").await?;
         ensure!(list["total"].as_i64() >= Some(2), "{list}");
+        ensure!(list.to_string().contains("\"host\":\""), "no agent's holder is known: {list}");
         let sources = dashboard.json("/api/v1/sources").await?;
         let sources = sources["sources"].as_array().cloned().unwrap_or_default();
         ensure!(sources.iter().all(|source| source["state"] == "on"), "{sources:?}");

@@ -1,25 +1,35 @@
-//! Where clients are connected from, and whether they still are.
+//! Where clients are connected from and whether they still are, and which agents tell of themselves.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::time::Duration;
 
 use redisson::{ClientId, Moment};
 
 use super::problem::Gone;
 use super::view::{ClientView, WallMillis};
+use super::who::{GONE_AFTER, Told};
 
 /// The most clients whose addresses are known in one deployment's database.
 const MAX_CLIENTS: usize = 10_000;
 /// The most addresses of one client.
 const MAX_ADDRESSES: usize = 4;
-/// How far apart the first and the last of the checks must be that find a client gone: pools close connections and open
-/// others all the time.
-const GONE_AFTER: Duration = Duration::from_secs(30);
 
-/// The addresses that clients were seen to come from.
+/// The addresses that clients were seen to come from, and the agents among them.
 #[derive(Debug, Default)]
-pub struct Clients(HashMap<ClientId, Client>);
+pub struct Clients {
+    seen: HashMap<ClientId, Client>,
+    agents: HashMap<ClientId, Agent>,
+}
+
+/// One that has told of itself.
+#[derive(Debug)]
+struct Agent {
+    asked: Moment,
+    /// Whether it was seen to tell of a holder: it may be forbidden to.
+    tells: bool,
+    missing_since: Option<(Moment, WallMillis)>,
+    gone: bool,
+}
 
 #[derive(Debug)]
 struct Client {
@@ -35,11 +45,11 @@ struct Client {
 impl Clients {
     /// A client did something, from that address.
     pub fn seen(&mut self, id: ClientId, address: IpAddr, at: Moment) {
-        if !self.0.contains_key(&id) && self.0.len() >= MAX_CLIENTS {
-            let oldest = self.0.iter().min_by_key(|(_, client)| client.seen).map(|(id, _)| *id);
-            oldest.map(|oldest| self.0.remove(&oldest));
+        if !self.seen.contains_key(&id) && self.seen.len() >= MAX_CLIENTS {
+            let oldest = self.seen.iter().min_by_key(|(_, client)| client.seen).map(|(id, _)| *id);
+            oldest.map(|oldest| self.seen.remove(&oldest));
         }
-        let client = self.0.entry(id).or_insert_with(|| Client {
+        let client = self.seen.entry(id).or_insert_with(|| Client {
             addresses: Vec::new(),
             seen: at,
             connected: None,
@@ -57,7 +67,7 @@ impl Clients {
     /// These are all addresses that anybody is connected from. True when a client is found gone, or back.
     pub fn connected(&mut self, addresses: &HashSet<IpAddr>, at: Moment, wall: WallMillis) -> bool {
         let mut news = false;
-        for client in self.0.values_mut().filter(|client| client.seen < at) {
+        for client in self.seen.values_mut().filter(|client| client.seen < at) {
             let here = client.addresses.iter().any(|address| addresses.contains(address));
             client.connected = Some(here);
             if here {
@@ -72,10 +82,55 @@ impl Clients {
         news
     }
 
+    /// Which agents tell of themselves, and of which holders. True when one is found gone, or back. One that was never
+    /// seen to tell of itself may be forbidden to: it is not missed.
+    pub fn told(&mut self, told: &Told) -> bool {
+        let mut news = false;
+        for (id, there) in &told.agents {
+            if *there && !self.agents.contains_key(id) {
+                if self.agents.len() >= MAX_CLIENTS {
+                    let oldest = self.agents.iter().min_by_key(|(_, agent)| agent.asked);
+                    oldest.map(|(id, _)| *id).map(|oldest| self.agents.remove(&oldest));
+                }
+                let agent =
+                    Agent { asked: told.at, tells: false, missing_since: None, gone: false };
+                self.agents.insert(*id, agent);
+            }
+            let Some(agent) = self.agents.get_mut(id) else { continue };
+            agent.asked = told.at;
+            if *there {
+                agent.missing_since = None;
+            } else {
+                agent.missing_since.get_or_insert((told.at, told.wall));
+            }
+            let missing = agent.missing_since;
+            let gone = missing.is_some_and(|(since, _)| told.at.since(since) >= GONE_AFTER);
+            news |= agent.gone != gone;
+            agent.gone = gone;
+        }
+        for (_, id, who) in &told.holders {
+            if let Some(agent) = self.agents.get_mut(&id.client) {
+                agent.tells |= who.is_some();
+            }
+        }
+        news
+    }
+
+    /// Whether a holder of that client's would be told of: its agent lives, and tells of others.
+    #[must_use]
+    pub fn would_tell(&self, id: &ClientId) -> bool {
+        self.agents.get(id).is_some_and(|agent| agent.tells && agent.missing_since.is_none())
+    }
+
     /// Whether a client is gone, and since when.
     #[must_use]
     pub fn gone(&self, id: &ClientId) -> Option<Gone> {
-        let client = self.0.get(id).filter(|client| client.gone)?;
+        if let Some(agent) = self.agents.get(id).filter(|agent| agent.gone) {
+            let (_, since) = agent.missing_since?;
+            let seen = "its agent has not told of itself for more than a minute".to_owned();
+            return Some(Gone { since, seen });
+        }
+        let client = self.seen.get(id).filter(|client| client.gone)?;
         let (_, since) = client.missing_since?;
         let from: Vec<String> = client.addresses.iter().map(ToString::to_string).collect();
         let seen = format!(
@@ -88,10 +143,21 @@ impl Clients {
     /// A client as it is shown.
     #[must_use]
     pub fn view(&self, id: &ClientId) -> Option<ClientView> {
-        let client = self.0.get(id)?;
-        let address = client.addresses.first()?.to_string();
+        let client = self.seen.get(id)?;
+        let addr = client.addresses.first()?.to_string();
         let alive = if client.gone { Some(false) } else { client.connected.filter(|here| *here) };
-        Some(ClientView { address, alive })
+        Some(ClientView { addr: Some(addr), alive, ..ClientView::default() })
+    }
+
+    /// Whether a client is an agent that lives; none where it never told of itself.
+    #[must_use]
+    pub fn agent_lives(&self, id: &ClientId) -> Option<bool> {
+        let agent = self.agents.get(id)?;
+        match (agent.gone, agent.missing_since) {
+            (true, _) => Some(false),
+            (false, None) => Some(true),
+            (false, Some(_)) => None,
+        }
     }
 }
 
@@ -146,12 +212,12 @@ mod tests {
         for n in 0..MAX_CLIENTS as u64 + 3 {
             clients.seen(id(n), ip("10.0.0.1"), at(n));
         }
-        assert_eq!(clients.0.len(), MAX_CLIENTS);
+        assert_eq!(clients.seen.len(), MAX_CLIENTS);
         assert!(clients.view(&id(2)).is_none() && clients.view(&id(3)).is_some());
         for n in 0..10_u8 {
             clients.seen(id(3), IpAddr::from([10, 0, 1, n]), at(99_999));
         }
-        assert_eq!(clients.0[&id(3)].addresses.len(), MAX_ADDRESSES);
-        assert_eq!(clients.view(&id(3)).unwrap().address, "10.0.1.9");
+        assert_eq!(clients.seen[&id(3)].addresses.len(), MAX_ADDRESSES);
+        assert_eq!(clients.view(&id(3)).unwrap().addr.as_deref(), Some("10.0.1.9"));
     }
 }

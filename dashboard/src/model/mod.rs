@@ -24,6 +24,7 @@ mod troubles;
 pub mod view;
 pub mod waiting;
 mod watch;
+pub mod who;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -141,6 +142,7 @@ impl Model {
                     self.look_for_gone(scope);
                 }
             }
+            Observation::Told(told) => self.told(scope, told),
             Observation::Traffic(traffic) => self.traffic(scope, &traffic),
             Observation::Tapping { on, .. } => {
                 if !on {

@@ -8,6 +8,7 @@ use redisson::shape::LockHash;
 use redisson::{HolderId, LockName, Moment, monitor};
 
 use super::view::WallMillis;
+use super::who::Told;
 
 /// Which database of which deployment: an index into the model's scopes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,7 +27,7 @@ pub enum Source {
     Monitor,
     /// Connections that listen for a lock's release, counted.
     Subscribers,
-    /// Whether a holder's client is connected, by the server's list of clients.
+    /// Who holders are and whether they live, by the server's list of clients and by what agents tell in Redis.
     Identity,
 }
 
@@ -217,6 +218,8 @@ pub enum Observation {
         /// The same by the wall clock.
         wall: WallMillis,
     },
+    /// Agents told of themselves and of their holders, or did not.
+    Told(Told),
     /// MONITOR showed something.
     Traffic(Traffic),
     /// From now on MONITOR shows all traffic, or no longer does.

@@ -44,11 +44,25 @@ pub struct Since {
     pub exact: bool,
 }
 
-/// The process behind a holder.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// The process behind a holder. What its agent tells of it is what somebody wrote into Redis.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct ClientView {
     /// The address it was seen to come from last.
-    pub address: String,
+    pub addr: Option<String>,
+    /// What it calls itself.
+    pub name: Option<String>,
+    /// The host it is on.
+    pub host: Option<Arc<str>>,
+    /// Its process id there.
+    pub pid: Option<u32>,
+    /// Its user id there.
+    pub uid: Option<u32>,
+    /// The name of its process there.
+    pub comm: Option<String>,
+    /// Its session with its agent.
+    pub session: Option<String>,
+    /// Since when it has held the lock, by its agent's clock.
+    pub since: Option<WallMillis>,
     /// Whether it lives; none where that is not known.
     pub alive: Option<bool>,
 }

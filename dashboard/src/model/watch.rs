@@ -1,4 +1,4 @@
-//! What is seen across locks: MONITOR's traffic, circles of waits, clients that are gone.
+//! What is seen across locks: MONITOR's traffic, circles of waits, clients that are gone, what agents tell.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use redisson::{LockName, monitor};
 
 use super::deadlock::{self, Cycle, Wait};
+use super::who::Told;
 use super::{Effect, Model, ScopeId, Source, Traffic};
 
 /// The most pairs of waiter and holder among which circles are looked for.
@@ -46,6 +47,29 @@ impl Model {
             if hurry {
                 self.hurry(scope_id, &event.lock);
             }
+        }
+    }
+
+    /// Takes in what agents tell of themselves and of their holders.
+    pub(super) fn told(&mut self, scope_id: ScopeId, told: Told) {
+        let scope = &mut self.scopes[scope_id.0];
+        let news = scope.clients.told(&told);
+        let mut changed = Vec::new();
+        for (name, id, who) in told.holders {
+            let denies = scope.clients.would_tell(&id.client);
+            let Some(kept) = scope.locks.get_mut(&name) else { continue };
+            if !kept.record.tell(id, who, denies, told.at, told.wall) {
+                continue;
+            }
+            kept.record.find_gone(&scope.clients);
+            changed.push(name);
+        }
+        for name in changed {
+            self.settle(scope_id, &name);
+            self.hurry(scope_id, &name);
+        }
+        if news {
+            self.look_for_gone(scope_id);
         }
     }
 

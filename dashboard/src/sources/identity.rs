@@ -1,7 +1,7 @@
 //! Who is connected to the server, asked within bounds: listing clients takes the server's time, each of them.
 //!
 //! MONITOR tells from which address a holder's client comes; whether anybody is connected from there still is what is
-//! asked here.
+//! asked here. Agents tell of their holders themselves, in keys that are read here too.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -12,6 +12,7 @@ use redis::{Value, cmd};
 use service_kit::redis_link::{CallError, Link};
 use tokio::time::Instant;
 
+use super::agents::Agents;
 use super::status::SourceStatus;
 use super::{Scope, rest};
 use crate::model::Observation;
@@ -20,16 +21,20 @@ use crate::model::view::SourceState;
 
 /// How often.
 const EACH: Duration = Duration::from_secs(15);
+/// How often agents' holders are asked about; agents write about as often.
+const AGENTS_EACH: Duration = Duration::from_secs(2);
 /// The most clients that are listed: a thousand take the server two milliseconds.
 const MAX_CLIENTS: u64 = 1_000;
 
-/// What asks of one deployment's server who is connected.
+/// What asks of one deployment's server who is connected, and what agents tell.
 #[derive(Debug)]
 pub struct Identity {
     /// Its databases.
     pub scopes: Vec<Scope>,
     /// A connection to it.
     pub link: Link,
+    /// What reads, in each database, what agents tell.
+    pub(super) agents: Vec<Agents>,
     /// Where findings go.
     pub model: ModelHandle,
     /// How it fares.
@@ -38,33 +43,70 @@ pub struct Identity {
 
 impl Identity {
     /// Asks for ever.
-    pub async fn run(self) {
+    pub async fn run(mut self) {
+        let mut connected = (SourceState::On, String::new());
+        let mut clients_due = Instant::now();
         loop {
             if self.link.up().await.is_none() {
                 return;
             }
-            match self.ask().await {
-                Ok(None) => self.status.set(
-                    SourceState::Paused,
-                    format!("more than {MAX_CLIENTS} clients are connected: listing them would hold up the others"),
-                ),
-                Ok(Some(addresses)) => {
-                    let (at, wall) = (now(), wall());
-                    for scope in &self.scopes {
-                        let addresses = addresses.clone();
-                        let seen = Observation::Connected { addresses, at, wall };
-                        self.model.see(scope.id, seen).await;
-                    }
-                    self.status.set(SourceState::On, "");
-                    self.status.succeeded();
+            if Instant::now() >= clients_due {
+                connected = self.ask_for_clients().await;
+                if connected.0 != SourceState::Down {
+                    clients_due = Instant::now() + EACH;
                 }
-                Err(CallError::Refused(refused)) if !refused.is_transient() => {
-                    self.status.set(SourceState::Denied, refused.to_string());
-                }
-                Err(error) => self.status.set(SourceState::Down, error.to_string()),
             }
-            rest(&self.link, &self.status, Instant::now() + EACH).await;
+            let untold = self.ask_about_agents().await;
+            let details = [connected.1.as_str(), untold.as_deref().unwrap_or_default()];
+            let details: Vec<&str> = details.into_iter().filter(|text| !text.is_empty()).collect();
+            self.status.set(connected.0, details.join("; "));
+            if connected.0 == SourceState::On {
+                self.status.succeeded();
+            }
+            rest(&self.link, &self.status, Instant::now() + AGENTS_EACH).await;
         }
+    }
+
+    /// Tells the model who is connected. Says how that went.
+    async fn ask_for_clients(&self) -> (SourceState, String) {
+        match self.ask().await {
+            Ok(None) => (
+                SourceState::Paused,
+                format!(
+                    "more than {MAX_CLIENTS} clients are connected: listing them would hold up the others"
+                ),
+            ),
+            Ok(Some(addresses)) => {
+                let (at, wall) = (now(), wall());
+                for scope in &self.scopes {
+                    let addresses = addresses.clone();
+                    let seen = Observation::Connected { addresses, at, wall };
+                    self.model.see(scope.id, seen).await;
+                }
+                (SourceState::On, String::new())
+            }
+            Err(CallError::Refused(refused)) if !refused.is_transient() => {
+                (SourceState::Denied, refused.to_string())
+            }
+            Err(error) => (SourceState::Down, error.to_string()),
+        }
+    }
+
+    /// Tells the model what agents tell. Says why, where that cannot be read.
+    async fn ask_about_agents(&mut self) -> Option<String> {
+        let mut untold = None;
+        for agents in &mut self.agents {
+            match agents.ask().await {
+                Ok(None) => {}
+                Ok(Some(refused)) => {
+                    untold =
+                        Some(format!("what agents tell of their holders is not read: {refused}"));
+                }
+                // The connection's own state tells of that; the next round is soon.
+                Err(error) => tracing::debug!(%error, "what agents tell was not read"),
+            }
+        }
+        untold
     }
 
     /// The addresses that somebody is connected from; none where there are too many to ask.

@@ -7,9 +7,10 @@
 //! Their account needs to read keys (`%R~*`, or the patterns of the locks it may see), to subscribe to
 //! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands: SCAN, DBSIZE, HLEN, HRANDFIELD, HSTRLEN, HMGET,
 //! PTTL, TYPE, MULTI, EXEC, PING, PSUBSCRIBE, INFO, and SELECT for another database than 0; PUBSUB NUMSUB to count
-//! waiters, CLIENT LIST to tell who is gone; LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE and TIME for what stands beside a lock. Without
+//! waiters, CLIENT LIST to tell who is gone (what agents tell of their holders is read by HSTRLEN and HMGET); LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE and TIME for what stands beside a lock. Without
 //! one of them the source that needs it is denied or sees less, and says so.
 
+mod agents;
 pub mod channels;
 mod fine_timer;
 pub mod identity;
@@ -35,6 +36,7 @@ use crate::model::actor::{Hub, ModelHandle};
 use crate::model::view::SourceState;
 use crate::model::{ReadRequest, ScopeId, Source};
 
+use agents::Agents;
 use channels::Channels;
 use identity::Identity;
 use poll::Poll;
@@ -79,6 +81,7 @@ pub fn start(
         let server = node_of(&deployment.target);
         let mut scopes = Vec::new();
         let mut first = None;
+        let mut agents = Vec::new();
         for db in &deployment.dbs {
             let (Some(id), Some(batches)) = (index.next().map(ScopeId), batches.next()) else {
                 continue;
@@ -96,6 +99,12 @@ pub fn start(
                 status: sources.add(&deployment.name, &node, Source::Poll),
                 facts: facts.clone(),
             };
+            agents.push(Agents::new(
+                scope.clone(),
+                poll.link.clone(),
+                Arc::clone(hub),
+                model.clone(),
+            ));
             if scopes.is_empty() {
                 let subscribers = Subscribers {
                     deployment: Arc::clone(&deployment.name),
@@ -146,6 +155,7 @@ pub fn start(
             let identity = Identity {
                 scopes: scopes.clone(),
                 link,
+                agents,
                 model: model.clone(),
                 status: sources.add(&deployment.name, &server, Source::Identity),
             };

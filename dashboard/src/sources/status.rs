@@ -297,7 +297,7 @@ impl Sources {
                     "{at}: MONITOR is not on, so refused attempts and holds between two readings are not seen."
                 )),
                 (Source::Identity, _) => limits.push(format!(
-                    "{at}: which process a holder is, and whether it lives, is not known."
+                    "{at}: whether holders' hosts are still connected is not known; only agents tell of their holders."
                 )),
             }
         }

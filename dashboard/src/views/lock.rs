@@ -6,7 +6,7 @@ use askama::filters::HtmlSafe;
 use super::format::{self, Ago, Clock, Prose};
 
 use super::page::{self, Frame, STALE_MS};
-use super::row::{Badge, Ttl, held_since, owner_link};
+use super::row::{Badge, Ttl, client_words, held_since, owner_link};
 use super::shell::{self, Command, RawKey};
 use super::{Chrome, LockPage, Subject, links};
 use crate::model::past::PastHoldView;
@@ -119,6 +119,8 @@ fn meaning(problem: ProblemKind) -> &'static str {
 
 struct Holder<'a> {
     view: &'a HolderView,
+    /// The process behind it, in words.
+    who: Option<String>,
     since: Ago,
     marker: Option<String>,
     owner: String,
@@ -143,6 +145,7 @@ impl<'a> Holders<'a> {
                 .iter()
                 .map(|view| Holder {
                     view,
+                    who: view.client.as_ref().map(client_words),
                     since: Ago::since(view.since, page.chrome.now),
                     marker: view.marker_ttl_ms.map(format::duration),
                     owner: owner_link(view),

@@ -7,7 +7,7 @@ use super::format::{self, Ago};
 use super::links;
 use super::page::STALE_MS;
 use crate::model::view::{
-    Certainty, HolderView, LockId, LockView, ProblemView, Since, State, WallMillis,
+    Certainty, ClientView, HolderView, LockId, LockView, ProblemView, Since, State, WallMillis,
 };
 
 /// A problem as a badge.
@@ -85,6 +85,9 @@ pub(super) struct HolderCell<'a> {
     holder: &'a HolderView,
     short: String,
     link: String,
+    /// Its process and host.
+    place: Option<String>,
+    gone: bool,
 }
 
 impl<'a> HolderCell<'a> {
@@ -94,7 +97,14 @@ impl<'a> HolderCell<'a> {
             true => holder.id.chars().take(24).collect(),
             false => format!("{start}…:{}", short_thread(&holder.thread)),
         };
-        Self { holder, short, link: owner_link(holder) }
+        let client = holder.client.as_ref();
+        Self {
+            holder,
+            short,
+            link: owner_link(holder),
+            place: client.and_then(place_words),
+            gone: client.is_some_and(|client| client.alive == Some(false)),
+        }
     }
 }
 
@@ -110,6 +120,39 @@ fn short_thread(thread: &str) -> String {
 pub(super) fn owner_link(holder: &HolderView) -> String {
     let owner = if holder.uuid.is_empty() { &holder.id } else { &holder.uuid };
     links::filtered(&format!("owner:{owner}"))
+}
+
+/// A client's process, as far as it is known.
+pub(super) fn client_words(client: &ClientView) -> String {
+    let mut words = Vec::new();
+    match (&client.host, client.pid, &client.comm) {
+        (Some(host), Some(pid), Some(comm)) => {
+            words.push(format!("{comm}, process {pid} on {host}"));
+        }
+        (Some(host), Some(pid), None) => words.push(format!("process {pid} on {host}")),
+        (Some(host), None, _) => words.push(format!("on {host}")),
+        (None, _, _) => {}
+    }
+    words.extend(client.name.as_ref().map(|name| format!("calls itself {name}")));
+    words.extend(client.uid.map(|uid| format!("user id {uid}")));
+    words.extend(client.addr.as_ref().map(|addr| format!("from {addr}")));
+    if client.alive == Some(false) {
+        words.push("gone".to_owned());
+    }
+    words.join(", ")
+}
+
+/// Where a client is, in the few words that a row has room for.
+fn place_words(client: &ClientView) -> Option<String> {
+    let process = client.comm.as_deref().map_or_else(
+        || client.pid.map(|pid| format!("process {pid}")),
+        |comm| Some(comm.to_owned()),
+    );
+    let host = client.host.as_deref()?;
+    Some(match process {
+        Some(process) => format!("{process} on {host}"),
+        None => format!("on {host}"),
+    })
 }
 
 /// Since when a lock is held: by whoever has held it longest.

@@ -6,6 +6,10 @@ use serde_json::json;
 use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
 use crate::serving::{Dashboard, encoded};
 
+const AGENT: &str = "7c1e5a90-3b1d-4f5e-9d42-18f0a6b2c3d4";
+/// A number as agents draw them.
+const NUMBER: i64 = 1_927_612_615_576_518_676;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_is_found_followed_and_remembered() {
     let server = RedisServer::start();
@@ -227,4 +231,94 @@ async fn some_names_are_not_looked_at() {
     let counted = |json: &serde_json::Value| json["counts"]["not_kept"] == 1;
     let sources = few.json_when("/api/v1/sources", counted).await;
     assert_eq!(sources["counts"]["held"], 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_tell_who_their_holders_are() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let (told, odd, none) = (NUMBER, NUMBER + 1, NUMBER + 2);
+    let other = "00000000-0000-4000-8000-000000000000";
+    for (lock, holder) in [
+        ("told", format!("{AGENT}:{told}")),
+        ("odd", format!("{AGENT}:{odd}")),
+        ("none", format!("{AGENT}:{none}")),
+        ("stranger", format!("{other}:{told}")),
+        ("java", HOLDER.to_owned()),
+    ] {
+        take(&mut redis, lock.as_bytes(), &holder, 600_000);
+    }
+    let agent = format!("lockscope:agent:{{{AGENT}}}");
+    run::<i64>(&mut redis, &["HSET", &agent, "host", "db\u{202e}1", "pid", "17"]);
+    let holders = format!("lockscope:holders:{{{AGENT}}}");
+    let note = r#"{"pid":4711,"uid":1000,"comm":"java","client":"<b>billing","session":"1-2","since":1795219200123}"#;
+    run::<i64>(&mut redis, &["HSET", &holders, &told.to_string(), note]);
+    run::<i64>(&mut redis, &["HSET", &holders, &odd.to_string(), &"x".repeat(5_000)]);
+    // Not an agent's: of another type.
+    run::<()>(&mut redis, &["SET", &format!("lockscope:agent:{{{other}}}"), "x"]);
+    // Of a client whose number is no agent's nothing is asked.
+    let java = format!("lockscope:holders:{{{}}}", &HOLDER[..36]);
+    run::<i64>(&mut redis, &["HSET", &java, "52", note]);
+
+    let dashboard = Dashboard::start(&server.url()).await;
+    let client = |lock: &serde_json::Value| lock["holders"][0]["client"].clone();
+    let lock = dashboard.lock_when("told", |lock| client(lock)["host"].is_string()).await;
+    let expected = json!({
+        "addr": null, "name": "<b>billing", "host": "db\\u{202e}1", "pid": 4711, "uid": 1000,
+        "comm": "java", "session": "1-2", "since": "2026-11-21T00:00:00.123Z", "alive": true,
+    });
+    assert_eq!(client(&lock), expected);
+    assert!(lock["sources"].as_array().unwrap().contains(&json!("identity")), "{lock}");
+    let schemas = dashboard.json("/api/v1/openapi.json").await["components"]["schemas"].clone();
+    let mut required: Vec<String> =
+        serde_json::from_value(schemas["Client"]["required"].clone()).unwrap();
+    required.sort();
+    let fields: Vec<&String> = expected.as_object().unwrap().keys().collect();
+    assert_eq!(fields, required.iter().collect::<Vec<_>>());
+
+    // What cannot be read of it is not known, and no more.
+    let lock = dashboard.lock_when("odd", |lock| client(lock)["host"].is_string()).await;
+    assert_eq!((&client(&lock)["pid"], &client(&lock)["alive"]), (&json!(null), &json!(true)));
+    for lock in ["none", "stranger", "java"] {
+        let lock = dashboard.lock_when(lock, |lock| lock["state"] == "held").await;
+        assert_eq!(client(&lock), json!(null), "{lock}");
+    }
+    let page = dashboard.get("/lock?name=told").await.body;
+    assert!(
+        page.contains("java, process 4711 on db\\u{202e}1, calls itself &#60;b&#62;billing"),
+        "{page}"
+    );
+    let page = dashboard.get("/").await.body;
+    assert!(page.contains("java on db\\u{202e}1"), "{page}");
+    dashboard.source_when("identity", "on").await;
+
+    // It is said what to do about it in these words.
+    run::<i64>(&mut redis, &["PERSIST", "told"]);
+    let lock = dashboard.lock_when("told", |lock| lock["problems"] != json!([])).await;
+    let advice = lock["problems"][0]["advice"].as_str().unwrap();
+    assert!(advice.contains("process 4711 (java) on the host db"), "{advice}");
+    assert!(advice.contains("`jcmd 4711 Thread.print`"), "{advice}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_agents_tell_may_be_denied() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let user = ["ACL", "SETUSER", "narrow", "on", ">look", "allchannels", "+@all", "%R~orders:*"];
+    run::<String>(&mut redis, &user);
+    take(&mut redis, b"orders:1", &format!("{AGENT}:{NUMBER}"), 600_000);
+    let url = format!("redis://narrow:look@127.0.0.1:{}", server.port);
+    let dashboard = Dashboard::with(&["--redis-url", &url, "--monitor", "off"]).await;
+    let detail = |json: &serde_json::Value| {
+        let sources = json["sources"].as_array().unwrap();
+        let identity = sources.iter().find(|source| source["source"] == "identity").unwrap();
+        identity["detail"]
+            .as_str()
+            .unwrap()
+            .contains("what agents tell of their holders is not read")
+    };
+    dashboard.json_when("/api/v1/sources", detail).await;
+    dashboard.source_when("identity", "on").await;
+    run::<String>(&mut redis, &["ACL", "SETUSER", "narrow", "%R~lockscope:*"]);
+    dashboard.json_when("/api/v1/sources", |json| !detail(json)).await;
 }

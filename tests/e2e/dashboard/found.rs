@@ -1,7 +1,9 @@
 //! What it finds, whoever took it.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
-use harness::{Agent, Foreign, RedisServer, eventually, http};
+use harness::{Agent, Foreign, RedisServer, eventually, http, within};
 
 use super::{Bench, find};
 
@@ -222,5 +224,42 @@ async fn a_redis_that_cannot_be_read_is_said_so_everywhere() -> Result<()> {
     let lock =
         eventually("the new one", async || bench.dashboard.json("/api/v1/lock?name=b").await).await;
     assert_eq!(lock["state"], "held");
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_holds_it_is_told_by_its_agent() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let agent = Agent::with(&bench.redis, &[]).await?;
+    let mut worker = agent.client().await?;
+    worker.call("CLIENT SETNAME billing").await?.ok()?;
+    worker.call("LOCK a LEASE 600000").await?.ok()?;
+    let lock = bench.listed("a", |lock| lock["holders"][0]["client"]["pid"].is_i64()).await;
+    let holder = &lock["holders"][0];
+    let client = &holder["client"];
+    assert_eq!(client["pid"], std::process::id());
+    assert_eq!(client["uid"], rustix::process::getuid().as_raw());
+    assert_eq!(client["name"], "billing");
+    assert_eq!(client["alive"], true);
+    let comm = std::fs::read_to_string("/proc/self/comm")?;
+    assert_eq!(client["comm"], comm.trim_end());
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
+    assert_eq!(client["host"], host.trim_end());
+
+    // A field that looks like one of its holders, and that it knows nothing of.
+    let uuid = holder["uuid"].as_str().unwrap_or_default();
+    let number = holder["thread"].as_str().unwrap_or_default().parse::<i64>()? + 1_000_000;
+    bench.direct.call(&format!("HSET left {uuid}:{number} 1")).await?.ok()?;
+    bench.direct.call("PEXPIRE left 600000").await?.ok()?;
+    let left = within(Duration::from_secs(60), "`left` to be leaked", async || {
+        let lock = bench.dashboard.json("/api/v1/lock?name=left").await?;
+        ensure!(super::problems(&lock) == ["leaked"], "{lock}");
+        Ok(lock)
+    })
+    .await;
+    assert_eq!(left["problems"][0]["certainty"], "suspected");
+    assert_eq!(left["holders"][0]["client"]["alive"], false);
+    let lock = bench.listed("a", |_| true).await;
+    assert!(super::problems(&lock).is_empty(), "{lock}");
     Ok(())
 }

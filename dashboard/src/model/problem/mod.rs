@@ -14,8 +14,9 @@ use super::deadlock::Cycle;
 use super::observation::{Source, Stamp};
 use super::view::{Certainty, ProblemKind, WallMillis};
 use super::waiting::{Subscribers, Waiter};
+use super::who::{Known, Who};
 
-pub use words::explain;
+pub use words::{advice, explain};
 
 /// How far apart the two readings without a time to live must be that make a leak: a script of somebody else may
 /// set it in a second step.
@@ -99,10 +100,18 @@ pub struct Case<'a> {
     pub expired: Option<&'a Expired>,
     /// The circle of waits that it is part of.
     pub cycle: Option<&'a Cycle>,
+    /// What agents tell of its holders.
+    pub told: &'a [Known],
     /// The first reading that found it absent with a queue whose head is dead.
     pub orphan_since: Option<Stamp>,
     /// What does not belong there.
     pub odd: Option<&'a str>,
+}
+
+impl Case<'_> {
+    fn who(&self, id: &HolderId) -> Option<&Who> {
+        self.told.iter().find(|known| known.id == *id).map(|known| &known.who)
+    }
 }
 
 /// A problem that a lock has.

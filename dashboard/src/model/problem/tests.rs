@@ -42,6 +42,7 @@ fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
         subscribers: None,
         gone: None,
         expired: None,
+        told: &[],
         cycle: None,
         orphan_since: None,
         odd: None,

@@ -143,7 +143,17 @@ fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
 }
 
 /// How to find the process and the thread behind a holder.
-fn find(holder: &HolderId) -> String {
+fn find(case: &Case<'_>, holder: &HolderId) -> String {
+    let who = case.who(holder);
+    if let Some((who, words)) = who.and_then(|who| Some((who, who.words()?))) {
+        let java = who.pid.filter(|_| who.comm.as_deref() == Some("java"));
+        return match java {
+            Some(pid) => format!(
+                "Its agent says that it is {words}: `jcmd {pid} Thread.print` there shows its threads."
+            ),
+            None => format!("Its agent says that it is {words}."),
+        };
+    }
     if holder.looks_like_agent() {
         format!(
             "Its number is one that agents draw: on the host whose lockscope-agent logs the id {} at its start, LOCKS on the agent's socket shows the worker's process.",
@@ -157,8 +167,10 @@ fn find(holder: &HolderId) -> String {
     }
 }
 
-fn advice(case: &Case<'_>, verdict: Verdict) -> String {
-    let found = case.holders.first().map(|(holder, _)| find(holder)).unwrap_or_default();
+/// What to do next, with what is known of the holder by now.
+#[must_use]
+pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
+    let found = case.holders.first().map(|(holder, _)| find(case, holder)).unwrap_or_default();
     match verdict.problem {
         ProblemKind::Leaked if case.ttl.is_some() => format!(
             "Its holder seems to be gone, so that nobody will release it before its lease ends. {found} If that process is gone, the lock can be released by force."
@@ -173,13 +185,13 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
             "Unless it is renewed at once the lock will be lost to others while its holder may still work. {found} A long pause of that process (garbage collection, a frozen host) or a broken way to Redis keeps renewals away."
         ),
         ProblemKind::Expired => {
-            let holder = case.expired.map(|expired| find(&expired.holder)).unwrap_or_default();
+            let holder = case.expired.map(|expired| find(case, &expired.holder)).unwrap_or_default();
             format!(
                 "The holder meant to keep the lock, and may have worked on without it: what it does must be checked for damage by two at once. {holder} If that process has died, this is how its lock was freed."
             )
         }
         ProblemKind::Starving => {
-            let who = longest(case).map(|waiter| find(&waiter.id)).unwrap_or_default();
+            let who = longest(case).map(|waiter| find(case, &waiter.id)).unwrap_or_default();
             match case.holders.is_empty() {
                 true => format!(
                     "The lock is free, but the first in its queue has not taken it; the others must wait until its deadline has passed. {who}"

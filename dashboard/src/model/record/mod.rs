@@ -21,6 +21,7 @@ use super::past::{Note, Past, PastHold};
 use super::problem::{Expired, Gone, Rule};
 use super::view::{Certainty, LockId, ProblemKind, ProblemView, Since, WallMillis};
 use super::waiting::Waiting;
+use super::who::{Known, Who};
 
 /// What is known around a lock when something is seen of it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -80,6 +81,8 @@ struct Rare {
     waiting: Waiting,
     expired: Option<Expired>,
     gone: Option<Gone>,
+    /// Who its holders are, as far as their agents tell.
+    told: Vec<Known>,
     cycle: Option<Arc<Cycle>>,
     orphan_since: Option<Stamp>,
     /// What does not belong in the hash, in words.
@@ -91,6 +94,7 @@ impl Rare {
         self.waiting.is_empty()
             && self.expired.is_none()
             && self.gone.is_none()
+            && self.told.is_empty()
             && self.cycle.is_none()
             && self.orphan_since.is_none()
             && self.odd.is_none()
@@ -254,7 +258,15 @@ impl Record {
 
     /// Whether its holder is gone. What is renewed has a living one, whatever else is seen. True when that is news.
     pub fn find_gone(&mut self, clients: &Clients) -> bool {
-        let gone = self.holds.iter().find_map(|hold| clients.gone(&hold.id.client));
+        let denied = |id: &HolderId| {
+            let since = self.told(id)?.denied_since()?;
+            let seen = format!("its agent lives, and tells nothing of {id}");
+            Some(Gone { since, seen })
+        };
+        let gone = self
+            .holds
+            .iter()
+            .find_map(|hold| clients.gone(&hold.id.client).or_else(|| denied(&hold.id)));
         let rose_since = |gone: &Gone| self.rose.is_some_and(|rose| rose >= gone.since);
         let gone = gone.filter(|gone| !self.lease.renewed() && !rose_since(gone));
         let before = self.rare.as_ref().and_then(|rare| rare.gone.as_ref());
@@ -266,6 +278,53 @@ impl Record {
         self.thin_out();
         self.news = true;
         true
+    }
+
+    /// Its agent tells who a holder is, or nothing of it; `denies`: which it would if it knew of it. True when that is
+    /// news.
+    pub fn tell(
+        &mut self,
+        id: HolderId,
+        who: Option<Who>,
+        denies: bool,
+        at: Moment,
+        wall: WallMillis,
+    ) -> bool {
+        let holds = self.holds.iter().any(|hold| hold.id == id);
+        if !holds || (who.is_none() && !denies) {
+            return false;
+        }
+        if who.is_some() {
+            self.confirm();
+            self.seen_by(Source::Identity);
+        }
+        let told = &mut self.rare().told;
+        let place = told.iter().position(|known| known.id == id).unwrap_or_else(|| {
+            told.push(Known::new(id));
+            told.len() - 1
+        });
+        let news = match who {
+            Some(who) => told[place].told(who),
+            None => told[place].denied(at, wall),
+        };
+        self.news |= news;
+        news
+    }
+
+    /// What is told of a holder.
+    fn told(&self, id: &HolderId) -> Option<&Known> {
+        self.rare.as_ref()?.told.iter().find(|known| known.id == *id)
+    }
+
+    /// Drops what was told of holders that are no longer of interest.
+    fn forget_told(&mut self) {
+        let Some(rare) = self.rare.as_mut().filter(|rare| !rare.told.is_empty()) else { return };
+        let expired = rare.expired.as_ref().map(|expired| expired.holder);
+        let holds = &self.holds;
+        rare.told.retain(|known| {
+            expired == Some(known.id) || holds.iter().any(|hold| hold.id == known.id)
+        });
+        self.thin_out();
     }
 
     fn rare(&mut self) -> &mut Rare {
@@ -323,6 +382,7 @@ impl Record {
             }
             _ => self.read_nothing(stamp, source, reading, around, effects),
         }
+        self.forget_told();
     }
 
     /// Connections that listen for its release were counted.

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use redisson::{Kind, Moment};
+use redisson::{HolderId, Kind, Moment};
 
 use super::{Effect, Rare, Record, Surroundings, millis};
 use crate::model::clients::Clients;
 use crate::model::history::Happening;
 use crate::model::observation::{Marker, Source, Stamp};
 use crate::model::past::Note;
-use crate::model::problem::{Case, Verdict, explain, judge};
+use crate::model::problem::{Case, Verdict, advice, explain, judge};
 use crate::model::view::{
-    HolderView, LockView, PlaceView, ProblemKind, State, WaiterView, WallMillis,
+    ClientView, HolderView, LockView, PlaceView, ProblemKind, ProblemView, State, WaiterView,
+    WallMillis,
 };
 use crate::model::waiting::Waiter;
 
@@ -55,6 +56,7 @@ impl Record {
             gone: gone.as_ref(),
             expired: expired.as_ref(),
             cycle: cycle.as_deref(),
+            told: rare.map_or(&[], |rare| &rare.told),
             orphan_since: rare.and_then(|rare| rare.orphan_since),
             odd: odd.as_deref(),
         };
@@ -63,7 +65,11 @@ impl Record {
         let mut problems = Vec::with_capacity(verdicts.len());
         for verdict in &verdicts {
             match self.problems.iter().find(|old| old.problem == verdict.problem) {
-                Some(old) if old.certainty == verdict.certainty => problems.push(old.clone()),
+                Some(old) if old.certainty == verdict.certainty => {
+                    // Who its holder is may have been learnt since.
+                    let advice = advice(&case, *verdict);
+                    problems.push(ProblemView { advice, ..old.clone() });
+                }
                 Some(old) => {
                     effects.push(self.detected(verdict));
                     let verdict = Verdict { since: old.since, ..*verdict };
@@ -101,6 +107,36 @@ impl Record {
         for problem in over {
             self.event(now.wall, source, Happening::Cleared(problem), effects);
         }
+    }
+
+    /// Who a holder is, where anything is known of that.
+    fn client(&self, id: &HolderId, clients: &Clients) -> Option<ClientView> {
+        let seen = clients.view(&id.client);
+        let Some(known) = self.told(id) else {
+            return match clients.agent_lives(&id.client) {
+                Some(false) => Some(ClientView { alive: Some(false), ..seen.unwrap_or_default() }),
+                Some(true) | None => seen,
+            };
+        };
+        let alive = match (known.denied_since(), clients.agent_lives(&id.client)) {
+            (Some(_), _) => Some(false),
+            // It may only be too young to be told of.
+            (None, Some(true)) if known.is_doubted() => None,
+            (None, lives) => lives,
+        };
+        let who = known.who.clone();
+        let view = ClientView {
+            addr: seen.and_then(|seen| seen.addr),
+            name: who.name,
+            host: who.host,
+            pid: who.pid,
+            uid: who.uid,
+            comm: who.comm,
+            session: who.session,
+            since: who.since,
+            alive,
+        };
+        (view != ClientView::default()).then_some(view)
     }
 
     /// Whether it may be released without a message that is heard: a fair lock is where nobody queues, and one reader
@@ -163,7 +199,7 @@ impl Record {
                 },
                 zombie: hold.marker == Some(Marker::Missing),
                 since: hold.since,
-                client: clients.view(&hold.id.client),
+                client: self.client(&hold.id, clients),
             })
             .collect();
         let waiting = Awaited::new(self.rare.as_deref());

@@ -1,0 +1,287 @@
+//! What agents tell of themselves and of their holders, in keys of their own beside the locks.
+//!
+//! Only the agents of holders that are shown are asked about, so many at a time, and nothing is read whose length was
+//! not asked for before. All of it is text that anybody may have written who can write to Redis: it is cut, what would
+//! not be seen of it is spelled out, and it is shown, nothing else.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use redis::Value;
+use redisson::name::is_invisible;
+use redisson::{ClientId, HolderId, LockName, keys};
+use serde::Deserialize;
+use service_kit::redis_link::{CallError, Link, ServerError};
+
+use super::Scope;
+use super::read::integer;
+use crate::model::Observation;
+use crate::model::actor::{Hub, ModelHandle, now, wall};
+use crate::model::view::WallMillis;
+use crate::model::who::{Told, Who};
+
+/// The most holders that are asked about in one round; the others have their turn in the next ones.
+const HOLDERS: usize = 1_000;
+/// Commands in one pipeline.
+const COMMANDS: usize = 250;
+/// Fields in one command.
+const FIELDS: usize = 50;
+/// The longest note that is read, bytes.
+const MAX_NOTE: u64 = 4_096;
+/// The longest host that is read, bytes.
+const MAX_HOST: u64 = 256;
+/// How much of any text is kept, characters.
+const MAX_TEXT: usize = 100;
+
+/// What reads in one database what agents tell there.
+#[derive(Debug)]
+pub(super) struct Agents {
+    scope: Scope,
+    link: Link,
+    hub: Arc<Hub>,
+    model: ModelHandle,
+    /// Behind which holder to go on, among those not known yet and among the others.
+    after: (Option<HolderId>, Option<HolderId>),
+}
+
+/// A holder as its agent tells it; fields that are not there, or are something else, are not known.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Note {
+    pid: Option<u32>,
+    uid: Option<u32>,
+    comm: Option<String>,
+    client: Option<String>,
+    session: Option<String>,
+    since: Option<u64>,
+}
+
+impl Note {
+    fn who(bytes: &[u8], host: Option<Arc<str>>) -> Who {
+        let note: Self = serde_json::from_slice(bytes).unwrap_or_default();
+        let text = |text: Option<String>| text.map(|text| plain(&text)).filter(|t| !t.is_empty());
+        Who {
+            host,
+            pid: note.pid,
+            uid: note.uid,
+            comm: text(note.comm),
+            name: text(note.client),
+            session: text(note.session),
+            since: note.since.map(WallMillis),
+        }
+    }
+}
+
+/// The beginning of a text, with what would not be seen spelled out.
+fn plain(text: &str) -> String {
+    let mut plain = String::new();
+    for c in text.chars().take(MAX_TEXT) {
+        if c.is_control() || is_invisible(c) {
+            plain.extend(c.escape_default());
+        } else {
+            plain.push(c);
+        }
+    }
+    plain
+}
+
+type Asked = (HolderId, LockName);
+
+impl Agents {
+    /// Asks in that database, by that connection.
+    #[must_use]
+    pub(super) fn new(scope: Scope, link: Link, hub: Arc<Hub>, model: ModelHandle) -> Self {
+        Self { scope, link, hub, model, after: (None, None) }
+    }
+
+    /// Asks about some of the holders. Says why, where Redis does not let us.
+    pub(super) async fn ask(&mut self) -> Result<Option<ServerError>, CallError> {
+        let asked = self.choose();
+        if asked.is_empty() {
+            return Ok(None);
+        }
+        let (at, wall) = (now(), wall());
+        let mut agents: Vec<ClientId> = asked.iter().map(|(id, _)| id.client).collect();
+        agents.sort_unstable();
+        agents.dedup();
+        let mut lengths = Vec::new();
+        for agent in &agents {
+            let key = keys::agent(agent);
+            lengths.push(["HSTRLEN".into(), key.clone(), "pid".into()].to_vec());
+            lengths.push(["HSTRLEN".into(), key, "host".into()].to_vec());
+        }
+        for (id, _) in &asked {
+            let key = keys::agent_holders(&id.client);
+            lengths.push(["HSTRLEN".into(), key, id.thread.to_string().into()].to_vec());
+        }
+        let replies = self.send(lengths).await?;
+        let refused = replies.iter().find_map(|reply| reply.as_ref().err());
+        if let Some(refused) = refused.filter(|refused| refused.is_denied()) {
+            return Ok(Some(refused.clone()));
+        }
+        // What is of another type tells nothing: it is no agent's.
+        let length = |reply: &Result<Value, ServerError>| reply.as_ref().ok().and_then(integer);
+        let (of_agents, of_holders) = replies.split_at(agents.len() * 2);
+        let there: Vec<(ClientId, bool)> = agents
+            .iter()
+            .zip(of_agents.chunks_exact(2))
+            .filter_map(|(id, lengths)| Some((*id, length(&lengths[0])? > 0)))
+            .collect();
+        let hosted = agents.iter().zip(of_agents.chunks_exact(2));
+        let hosted = hosted.filter(|(_, lengths)| {
+            length(&lengths[1]).is_some_and(|length| (1..=MAX_HOST).contains(&length))
+        });
+        let hosts = self.hosts(hosted.map(|(id, _)| *id).collect()).await?;
+        let short = asked.iter().zip(of_holders).filter(|(_, reply)| {
+            length(reply).is_some_and(|length| (1..=MAX_NOTE).contains(&length))
+        });
+        let notes = self.notes(short.map(|((id, _), _)| *id).collect()).await?;
+        let mut holders = Vec::with_capacity(asked.len());
+        for ((id, lock), reply) in asked.into_iter().zip(of_holders) {
+            let Some(length) = length(reply) else { continue };
+            // A note that is too long, or gone since its length was asked for, is one all the same.
+            let note = notes.get(&id).map(Vec::as_slice).unwrap_or_default();
+            let host = || hosts.get(&id.client).cloned();
+            holders.push((lock, id, (length > 0).then(|| Note::who(note, host()))));
+        }
+        let told = Told { agents: there, holders, at, wall };
+        self.model.see(self.scope.id, Observation::Told(told)).await;
+        Ok(None)
+    }
+
+    /// The holders of this round: half of them not known yet, where there are so many.
+    fn choose(&mut self) -> Vec<Asked> {
+        let snapshot = self.hub.snapshot();
+        let ours = snapshot.locks().filter(|lock| {
+            lock.id.deployment == self.scope.deployment && lock.id.db == self.scope.db
+        });
+        let (mut fresh, mut known) = (Vec::new(), Vec::new());
+        for lock in ours.filter(|lock| !lock.is_unknown()) {
+            for holder in &lock.holders {
+                let id = HolderId::parse(holder.id.as_bytes());
+                let Some(id) = id.filter(HolderId::looks_like_agent) else { continue };
+                let is_known = holder.client.as_ref().is_some_and(|client| client.host.is_some());
+                let list = if is_known { &mut known } else { &mut fresh };
+                list.push((id, lock.id.name.clone()));
+            }
+        }
+        let room = HOLDERS - known.len().min(HOLDERS / 2);
+        let mut asked = turn(fresh, &mut self.after.0, room);
+        let room = HOLDERS - asked.len();
+        asked.extend(turn(known, &mut self.after.1, room));
+        asked
+    }
+
+    async fn hosts(&self, agents: Vec<ClientId>) -> Result<HashMap<ClientId, Arc<str>>, CallError> {
+        let command = |id: &ClientId| vec!["HMGET".into(), keys::agent(id), "host".into()];
+        let replies = self.send(agents.iter().map(command).collect()).await?;
+        let hosts = agents.into_iter().zip(replies).filter_map(|(id, reply)| {
+            let Ok(Value::Array(values)) = reply else { return None };
+            let Some(Value::BulkString(host)) = values.first() else { return None };
+            Some((id, plain(&String::from_utf8_lossy(host)).into()))
+        });
+        Ok(hosts.collect())
+    }
+
+    async fn notes(&self, asked: Vec<HolderId>) -> Result<HashMap<HolderId, Vec<u8>>, CallError> {
+        let parts: Vec<&[HolderId]> = asked
+            .chunk_by(|a, b| a.client == b.client)
+            .flat_map(|of_one| of_one.chunks(FIELDS))
+            .collect();
+        let command = |part: &&[HolderId]| {
+            let mut command = vec!["HMGET".into(), keys::agent_holders(&part[0].client)];
+            command.extend(part.iter().map(|id| id.thread.to_string().into_bytes()));
+            command
+        };
+        let replies = self.send(parts.iter().map(command).collect()).await?;
+        let mut notes = HashMap::new();
+        for (part, reply) in parts.into_iter().zip(replies) {
+            let Ok(Value::Array(values)) = reply else { continue };
+            for (id, value) in part.iter().zip(values) {
+                if let Value::BulkString(note) = value {
+                    notes.insert(*id, note);
+                }
+            }
+        }
+        Ok(notes)
+    }
+
+    /// Sends commands, a bounded number at once.
+    async fn send(
+        &self,
+        commands: Vec<Vec<Vec<u8>>>,
+    ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
+        let mut replies = Vec::with_capacity(commands.len());
+        for commands in commands.chunks(COMMANDS) {
+            let mut pipeline = redis::Pipeline::new();
+            for command in commands {
+                let mut words = redis::Cmd::new();
+                for word in command {
+                    words.arg(word);
+                }
+                pipeline.add_command(words);
+            }
+            replies.extend(self.link.pipeline(pipeline).await?);
+        }
+        Ok(replies)
+    }
+}
+
+/// The next ones of a list that is gone through in turn, sorted by their agents.
+fn turn(mut list: Vec<Asked>, after: &mut Option<HolderId>, room: usize) -> Vec<Asked> {
+    list.sort_unstable();
+    if list.len() > room {
+        let from = after.map_or(0, |after| list.partition_point(|(id, _)| *id <= after));
+        let len = list.len();
+        list.rotate_left(from % len);
+        list.truncate(room);
+        *after = list.last().map(|(id, _)| *id);
+        list.sort_unstable();
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn asked(n: i64) -> Asked {
+        let id = HolderId::new(ClientId::from_random([1; 16]), n);
+        (id, LockName::new(n.to_string().as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn everybody_has_a_turn() {
+        let list: Vec<Asked> = (0..10).map(asked).collect();
+        let mut after = None;
+        let mut seen = HashSet::new();
+        for _ in 0..4 {
+            let part = turn(list.clone(), &mut after, 3);
+            assert_eq!(part.len(), 3);
+            seen.extend(part.into_iter().map(|(id, _)| id.thread));
+        }
+        assert_eq!(seen.len(), 10);
+        assert_eq!(turn(list, &mut after, 10).len(), 10);
+    }
+
+    #[test]
+    fn a_note_is_text_of_somebody_else() {
+        let who = |note: &str| Note::who(note.as_bytes(), None);
+        let whole = who(
+            r#"{"pid":4711,"uid":1000,"comm":"java","client":"a\u001b[31m\u202ex","session":"1-2","since":5,"more":[]}"#,
+        );
+        assert_eq!(
+            (whole.pid, whole.uid, whole.since),
+            (Some(4711), Some(1000), Some(WallMillis(5)))
+        );
+        assert_eq!(whole.name.as_deref(), Some("a\\u{1b}[31m\\u{202e}x"));
+        let long = format!(r#"{{"comm":"{}"}}"#, "x".repeat(4_000));
+        assert_eq!(who(&long).comm.unwrap().len(), MAX_TEXT);
+        assert_eq!(who(r#"{"pid":null,"comm":null,"client":""}"#), Who::default());
+        for odd in ["", "null", "[]", r#"{"pid":-1}"#, r#"{"pid":"x"}"#, "{\"comm\":\"\u{7}"] {
+            assert_eq!(who(odd), Who::default(), "{odd}");
+        }
+    }
+}
