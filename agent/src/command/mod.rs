@@ -31,6 +31,10 @@ pub enum Command {
     Lock(LockRequest),
     /// Give up one hold of it.
     Unlock(HoldRequest),
+    /// Take all of them or none: one request for each, alike but for the name. Never empty, no name twice.
+    LockAll(Vec<LockRequest>),
+    /// Give up one hold of each of them. Never empty, no name twice.
+    UnlockAll(Vec<HoldRequest>),
     /// Fix a hold's lease from now, or give it back to the watchdog (no lease).
     Extend(HoldRequest, Option<Lease>),
     /// This session's holds.
@@ -118,6 +122,8 @@ impl Command {
         match self {
             Self::Lock(_) => "lock",
             Self::Unlock(_) => "unlock",
+            Self::LockAll(_) => "mlock",
+            Self::UnlockAll(_) => "munlock",
             Self::Extend(..) => "extend",
             Self::Holds => "holds",
             Self::Locks(_) => "locks",
@@ -135,6 +141,8 @@ impl Command {
         match self {
             Self::Lock(lock) => lock.owner,
             Self::Unlock(hold) | Self::Extend(hold, _) => hold.owner,
+            Self::LockAll(locks) => locks.first().map_or(0, |lock| lock.owner),
+            Self::UnlockAll(holds) => holds.first().map_or(0, |hold| hold.owner),
             _ => 0,
         }
     }

@@ -1,5 +1,7 @@
 //! Requests as commands: words, keywords and numbers, each within its bounds.
 
+mod several;
+
 use std::time::Duration;
 
 use redisson::{Kind, Lease, LockName};
@@ -17,7 +19,11 @@ const DEFAULT_COUNT: usize = 100;
 const MAX_TEXT: usize = 128;
 
 const LOCK: &str = "LOCK name [KIND lock|fair|read|write|fenced] [WAIT ms | NOWAIT] [LEASE ms] [OWNER n] [IN session] [TRACEPARENT v]";
+const MLOCK: &str = "MLOCK n name… [KIND lock|fair|read|write|fenced] [WAIT ms | NOWAIT] [LEASE ms] [OWNER n] [IN session]";
+/// How errors call MLOCK's first argument.
+const MEMBERS: &str = "the number of locks";
 const UNLOCK: &str = "UNLOCK name [KIND kind] [OWNER n] [IN session]";
+const MUNLOCK: &str = "MUNLOCK n name… [KIND kind] [OWNER n] [IN session]";
 const EXTEND: &str = "EXTEND name ms [KIND kind] [OWNER n] [IN session]";
 const HOLDS: &str = "HOLDS";
 const LOCKS: &str = "LOCKS [MATCH glob] [CURSOR c] [COUNT n]";
@@ -38,8 +44,12 @@ type Parsed<T> = Result<T, Frame>;
 pub fn parse(args: Args<'_>, protocol: Protocol) -> Result<Command, Frame> {
     let word = args.get(0).unwrap_or_default().to_ascii_uppercase();
     match word.as_slice() {
-        b"LOCK" => lock(args),
-        b"UNLOCK" => hold(args, UNLOCK).map(Command::Unlock),
+        b"LOCK" => lock(lock_name(args, LOCK)?, Options::new(args, 2, LOCK)).map(Command::Lock),
+        b"UNLOCK" => {
+            hold(lock_name(args, UNLOCK)?, Options::new(args, 2, UNLOCK)).map(Command::Unlock)
+        }
+        b"MLOCK" => several::lock_all(args),
+        b"MUNLOCK" => several::unlock_all(args),
         b"EXTEND" => extend(args),
         b"HOLDS" => Options::new(args, 1, HOLDS).end().map(|()| Command::Holds),
         b"LOCKS" => locks(args),
@@ -60,9 +70,7 @@ pub fn parse(args: Args<'_>, protocol: Protocol) -> Result<Command, Frame> {
     }
 }
 
-fn lock(args: Args<'_>) -> Parsed<Command> {
-    let name = lock_name(args, LOCK)?;
-    let mut options = Options::new(args, 2, LOCK);
+fn lock(name: LockName, mut options: Options<'_>) -> Parsed<LockRequest> {
     let mut request = LockRequest {
         name,
         kind: Kind::Lock,
@@ -86,17 +94,16 @@ fn lock(args: Args<'_>) -> Parsed<Command> {
             b"LEASE" => request.lease = Some(options.lease()?),
             b"OWNER" => request.owner = options.owner()?,
             b"IN" => request.session = Some(options.text("IN")?),
-            b"TRACEPARENT" => request.traceparent = Some(options.text("TRACEPARENT")?),
+            b"TRACEPARENT" if options.usage == LOCK => {
+                request.traceparent = Some(options.text("TRACEPARENT")?);
+            }
             other => return Err(options.unknown(other)),
         }
     }
-    Ok(Command::Lock(request))
+    Ok(request)
 }
 
-fn hold(args: Args<'_>, usage: &'static str) -> Parsed<HoldRequest> {
-    let name = lock_name(args, usage)?;
-    let first = if usage == EXTEND { 3 } else { 2 };
-    let mut options = Options::new(args, first, usage);
+fn hold(name: LockName, mut options: Options<'_>) -> Parsed<HoldRequest> {
     let mut request = HoldRequest { name, kind: None, owner: 0, session: None };
     while let Some(word) = options.next() {
         match word.as_slice() {
@@ -115,7 +122,8 @@ fn extend(args: Args<'_>) -> Parsed<Command> {
         Some(0) => None,
         millis => Some(lease_of("EXTEND", millis)?),
     };
-    Ok(Command::Extend(hold(args, EXTEND)?, lease))
+    let request = hold(lock_name(args, EXTEND)?, Options::new(args, 3, EXTEND))?;
+    Ok(Command::Extend(request, lease))
 }
 
 fn locks(args: Args<'_>) -> Parsed<Command> {
@@ -207,7 +215,11 @@ fn credentials(args: Args<'_>, form: &'static str) -> Parsed<(SessionName, Vec<u
 }
 
 fn lock_name(args: Args<'_>, form: &'static str) -> Parsed<LockName> {
-    let name = args.get(1).ok_or_else(|| usage(form))?;
+    name_at(args, 1, form)
+}
+
+fn name_at(args: Args<'_>, at: usize, form: &'static str) -> Parsed<LockName> {
+    let name = args.get(at).ok_or_else(|| usage(form))?;
     LockName::new(name).map_err(|error| if name.is_empty() { syntax(error) } else { limit(error) })
 }
 
@@ -323,7 +335,7 @@ impl<'a> Options<'a> {
 /// A whole number; none when it is one too big to be counted.
 fn number(word: &str, value: &[u8]) -> Parsed<Option<u64>> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
-        let what = if matches!(word, "CURSOR" | "COUNT") {
+        let what = if matches!(word, "CURSOR" | "COUNT" | MEMBERS) {
             "a whole number"
         } else {
             "whole milliseconds"

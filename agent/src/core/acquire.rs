@@ -38,10 +38,7 @@ impl Core {
             self.attempt(id);
             return;
         }
-        let taken = self
-            .names
-            .get(&request.name)
-            .is_some_and(|name| name.keeps_out(request.kind) || !name.queue.is_empty());
+        let taken = self.is_taken(&request.name, request.kind);
         let waiter = self.new_waiter(slot, owner, request, taken);
         if taken && waiter.is_now_or_never() {
             let group = self.group(&waiter.name);
@@ -58,8 +55,13 @@ impl Core {
         self.queue_up(waiter);
     }
 
+    /// Whether a newcomer of that kind has to wait, as far as this agent knows.
+    pub(super) fn is_taken(&self, name: &LockName, kind: Kind) -> bool {
+        self.names.get(name).is_some_and(|name| name.keeps_out(kind) || !name.queue.is_empty())
+    }
+
     /// Why a LOCK is not even tried.
-    fn refusal(&self, slot: Slot, request: &LockRequest) -> Option<Frame> {
+    pub(super) fn refusal(&self, slot: Slot, request: &LockRequest) -> Option<Frame> {
         if let Some(refusal) = self.wrong_session(slot, request.session.as_deref(), &request.name) {
             return Some(refusal);
         }

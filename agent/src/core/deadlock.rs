@@ -10,7 +10,7 @@ use crate::command::Wait;
 
 impl Core {
     /// Whether `owner`, were it to wait for `name` without end, would wait for itself. Waits with a deadline break a
-    /// cycle by themselves and do not count. A reader that waits does so behind a writer, and thus for whoever that one
+    /// cycle by themselves and do not count, nor do holds of an MLOCK that goes on waiting: it gives them back. A reader that waits does so behind a writer, and thus for whoever that one
     /// waits for: all holders count, whatever their kind.
     pub(super) fn would_deadlock(&self, owner: Owner, name: &LockName) -> bool {
         let mut wanted = vec![name];
@@ -19,14 +19,20 @@ impl Core {
             let Some(state) = self.names.get(name).filter(|_| seen.insert(name)) else { continue };
             let holders = state.hold.iter().chain(&state.readers);
             for hold in holders.filter_map(|number| self.holds.get(number)) {
+                let Some(session) = self.sessions.get(&hold.owner.session) else { continue };
+                let several = session.several.get(&hold.owner.owner);
+                if several.is_some_and(|several| several.gives_way(hold.number)) {
+                    continue;
+                }
                 if hold.owner == owner {
                     return true;
                 }
-                let wait = self
-                    .sessions
-                    .get(&hold.owner.session)
-                    .and_then(|session| session.waits.get(&hold.owner.owner))
-                    .and_then(|number| self.waiters.get(number));
+                if let Some(several) = several {
+                    wanted.extend(several.awaited());
+                    continue;
+                }
+                let wait = session.waits.get(&hold.owner.owner);
+                let wait = wait.and_then(|number| self.waiters.get(number));
                 wanted.extend(
                     wait.filter(|waiter| waiter.wait == Wait::Forever).map(|waiter| &waiter.name),
                 );

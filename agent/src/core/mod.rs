@@ -23,6 +23,7 @@ mod hold;
 mod keep;
 mod list;
 mod log_limit;
+mod multi;
 mod name;
 mod op;
 mod release;
@@ -135,6 +136,8 @@ pub struct Core {
     fences: fence::Fences,
     /// Owners whose next command may begin.
     ready: VecDeque<(SessionId, i64)>,
+    /// Owners whose MLOCK or MUNLOCK may take its next step.
+    steps: VecDeque<session::Owner>,
     actions: VecDeque<Action>,
     figures: Arc<Figures>,
     draining: bool,
@@ -172,6 +175,7 @@ impl Core {
             timers: Timers::default(),
             fences: fence::Fences::default(),
             ready: VecDeque::new(),
+            steps: VecDeque::new(),
             actions: VecDeque::new(),
             figures,
             draining: false,
@@ -251,6 +255,9 @@ impl Core {
         let Some(session) = self.sessions.remove(&id) else { return };
         self.figures.sessions.set(gauge(self.sessions.len()));
         self.end_events(id, &session);
+        for (owner, several) in &session.several {
+            self.timers.clear(several.armed, Timer::Patience(id, *owner));
+        }
         // In order of arrival: what happens is not to depend on how a map is laid out.
         for number in session.waits.values().copied().collect::<BTreeSet<_>>() {
             self.leave(number, wait::Left::Cancelled);
@@ -287,6 +294,9 @@ impl Core {
                 Some(Timer::Place(number)) => self.place_due(number),
                 Some(Timer::Name(name)) => self.name_due(&name),
                 Some(Timer::Events(id)) => self.wake_events(id),
+                Some(Timer::Patience(session, owner)) => {
+                    self.patience_due(session::Owner { session, owner });
+                }
                 Some(Timer::Hold(_)) | None => break,
             }
         }

@@ -42,6 +42,11 @@ impl Core {
             Ok(number) => number,
             Err(reply) => return self.answer(slot, reply),
         };
+        self.give_back(slot, number);
+    }
+
+    /// Gives one hold back.
+    pub(super) fn give_back(&mut self, slot: Slot, number: Number) {
         let Some(hold) = self.holds.get_mut(&number) else { return };
         if hold.count == 1 {
             return self.end_hold(number, End::Released, Some(slot));
@@ -53,7 +58,7 @@ impl Core {
             kind: hold.kind,
             number,
             count: hold.count,
-            owner,
+            owner: hold.owner,
             slot,
         };
         self.keep(asked, Change::Partial);
@@ -308,7 +313,9 @@ impl Core {
             self.figures.lost(&group, end);
         }
         self.void_replies(owner, number, &name, end);
-        self.tell(owner, &name, kind, &Event::Lost(end));
+        if !self.member_lost(owner, number, &name, end) {
+            self.tell(owner, &name, kind, &Event::Lost(end));
+        }
         let Some(ending) = self.remove_hold(number, end) else { return };
         match end {
             // It may still stand in Redis. Its owner has been told, but is given the time that it was promised:

@@ -28,6 +28,20 @@ pub(super) enum Reply {
     },
     /// The session's holds.
     Holds,
+    /// MLOCK's or MUNLOCK's, one for each member.
+    Several(Vec<Self>),
+}
+
+impl Reply {
+    /// The hold that it speaks of.
+    fn hold(&self) -> Option<Number> {
+        match self {
+            Self::Grant(Grant { number, .. })
+            | Self::Left { number, .. }
+            | Self::Valid { number, .. } => Some(*number),
+            Self::Ready(_) | Self::Holds | Self::Several(_) => None,
+        }
+    }
 }
 
 /// What LOCK's success says.
@@ -58,24 +72,42 @@ impl Core {
                 Frame::count(millis(valid_until(number, then).since(self.now)))
             }
             Reply::Holds => self.holds_frame(id),
+            Reply::Several(parts) => {
+                let parts = parts.into_iter().filter_map(|part| match self.settle(id, part) {
+                    Outgoing::Reply(frame) => Some(frame),
+                    // No command of a single lock is answered so.
+                    Outgoing::Switch(..) | Outgoing::Push(_) | Outgoing::Close => None,
+                });
+                Frame::Array(parts.collect())
+            }
         })
     }
 
     /// A hold is lost: what has not been told of it yet is not told any more.
     pub(super) fn void_replies(&mut self, owner: Owner, lost: Number, name: &LockName, end: End) {
         let Some(session) = self.sessions.get_mut(&owner.session) else { return };
+        let mut untold = Vec::new();
         for pending in &mut session.pending {
-            let told = match &pending.reply {
-                Some(
-                    Reply::Grant(Grant { number, .. })
-                    | Reply::Left { number, .. }
-                    | Reply::Valid { number, .. },
-                ) => *number,
-                _ => continue,
+            let speaks_of_it = match &pending.reply {
+                Some(Reply::Several(parts)) => {
+                    let speaks_of_it = parts.iter().any(|part| part.hold() == Some(lost));
+                    let granted = parts.iter().filter_map(|part| match part {
+                        Reply::Grant(grant) if grant.number != lost => Some(grant.number),
+                        _ => None,
+                    });
+                    untold.extend(granted.filter(|_| speaks_of_it));
+                    speaks_of_it
+                }
+                Some(reply) => reply.hold() == Some(lost),
+                None => false,
             };
-            if told == lost {
+            if speaks_of_it {
                 pending.reply = Some(Reply::Ready(Outgoing::Reply(Self::lost(name, end))));
             }
+        }
+        // All or none: what was granted together with it goes too.
+        for number in untold {
+            self.give_back_untold(number);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Sessions: one per connection. Commands of one owner run one after another, replies keep the commands' order.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use redisson::{Kind, LockName, Moment};
 
 use super::event::{End, Event};
+use super::multi::Several;
 use super::reply::Reply;
 use super::timer::Timer;
 use super::{Action, Core, Number};
@@ -33,6 +34,15 @@ pub(super) type HoldKey = (i64, LockName, bool);
 pub(super) struct Slot {
     pub(super) session: SessionId,
     pub(super) seq: u64,
+    /// Which member's part it is, where the command is an MLOCK or MUNLOCK.
+    pub(super) member: Option<usize>,
+}
+
+impl Slot {
+    /// Where one member of an MLOCK or MUNLOCK is answered.
+    pub(super) fn of_member(self, index: usize) -> Self {
+        Self { member: Some(index), ..self }
+    }
 }
 
 /// A command not answered yet, or answered behind one that is not.
@@ -59,6 +69,8 @@ pub(super) struct Session {
     pub(super) holds: HashMap<HoldKey, Number>,
     /// The wait of each owner that has one.
     pub(super) waits: HashMap<i64, Number>,
+    /// The MLOCK or MUNLOCK of each owner that has one under way.
+    pub(super) several: BTreeMap<i64, Several>,
     lost: HashMap<(i64, LockName), End>,
     lost_order: VecDeque<(i64, LockName)>,
     pub(super) pending: VecDeque<Pending>,
@@ -84,6 +96,7 @@ impl Session {
             deadlines: false,
             holds: HashMap::new(),
             waits: HashMap::new(),
+            several: BTreeMap::new(),
             lost: HashMap::new(),
             lost_order: VecDeque::new(),
             pending: VecDeque::new(),
@@ -177,17 +190,23 @@ impl Core {
             queue.push_back((seq, command));
         } else {
             session.queued.insert(owner, VecDeque::new());
-            self.run(Slot { session: id, seq }, command);
+            self.run(Slot { session: id, seq, member: None }, command);
         }
     }
 
-    /// Begins the commands whose owners have become free.
+    /// Goes on with the MLOCKs that can, and begins the commands whose owners have become free.
     pub(super) fn run_ready(&mut self) {
-        while let Some((id, owner)) = self.ready.pop_front() {
+        loop {
+            while let Some(owner) = self.steps.pop_front() {
+                self.go_on(owner);
+            }
+            let Some((id, owner)) = self.ready.pop_front() else { return };
             let Some(session) = self.sessions.get_mut(&id) else { continue };
             let Some(queue) = session.queued.get_mut(&owner) else { continue };
             match queue.pop_front() {
-                Some((seq, command)) => self.run(Slot { session: id, seq }, command),
+                Some((seq, command)) => {
+                    self.run(Slot { session: id, seq, member: None }, command);
+                }
                 None => {
                     session.queued.remove(&owner);
                 }
@@ -199,6 +218,8 @@ impl Core {
         match command {
             Command::Lock(request) => self.lock(slot, request),
             Command::Unlock(request) => self.unlock(slot, &request),
+            Command::LockAll(requests) => self.lock_all(slot, requests),
+            Command::UnlockAll(requests) => self.unlock_all(slot, &requests),
             Command::Extend(request, lease) => self.extend(slot, &request, lease),
             Command::Show(name) => self.show(slot, name),
             Command::Holds => self.answer_with(slot, Reply::Holds),
@@ -233,6 +254,10 @@ impl Core {
         else {
             return;
         };
+        if let Some(index) = slot.member {
+            let owner = Owner { session: slot.session, owner: pending.owner };
+            return self.member_answered(owner, index, reply);
+        }
         let failed = matches!(reply, Reply::Ready(Outgoing::Reply(Frame::Error(_))));
         self.figures.command(pending.word, failed, self.now.since(pending.began));
         pending.reply = Some(reply);
@@ -331,10 +356,11 @@ impl Core {
     fn cancel(&mut self, slot: Slot, owner: Owner) {
         let wait =
             self.sessions.get(&owner.session).and_then(|s| s.waits.get(&owner.owner)).copied();
+        let several = self.cancel_several(owner);
         if let Some(number) = wait {
             self.leave(number, super::wait::Left::Cancelled);
         }
-        self.answer(slot, Frame::Int(i64::from(wait.is_some())));
+        self.answer(slot, Frame::Int(i64::from(wait.is_some() || several)));
     }
 }
 

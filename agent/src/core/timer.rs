@@ -22,6 +22,8 @@ pub(super) enum Timer {
     Name(LockName),
     /// An EVENTS call on this session's events is over.
     Events(SessionId),
+    /// An owner's MLOCK has waited for long enough with locks in its hands.
+    Patience(SessionId, i64),
 }
 
 /// The set. Whoever sets a deadline remembers it and clears it by the same instant.

@@ -12,6 +12,7 @@ mod kinds;
 mod leases;
 mod locks;
 mod lost;
+mod multi;
 mod outage;
 mod protocol;
 mod queue;

@@ -154,3 +154,50 @@ fn an_unknown_command_is_refused_in_redis_own_words() {
     assert!(long.ends_with(&format!("'{}' ", "z".repeat(128))), "{long}");
     assert!(!read("\"a\\nb\"").unwrap_err().contains('\n'));
 }
+
+#[test]
+fn several_locks_at_once() {
+    let full = "mlock 2 b a kind write wait 250 lease 100 owner 3 in s1";
+    let like = LockRequest {
+        kind: Kind::Write,
+        wait: Wait::AtMost(Duration::from_millis(250)),
+        lease: Lease::new(Duration::from_millis(100)),
+        owner: 3,
+        session: Some(b"s1".to_vec()),
+        ..plain("b")
+    };
+    let other = LockRequest { name: plain("a").name, ..like.clone() };
+    assert_eq!(read(full), Ok(Command::LockAll(vec![like, other])));
+    let hold = |name| HoldRequest {
+        name: plain(name).name,
+        kind: Some(Kind::Read),
+        owner: 3,
+        session: None,
+    };
+    let expected = Command::UnlockAll(vec![hold("b"), hold("a")]);
+    assert_eq!(expected.owner(), 3);
+    assert_eq!(read("munlock 2 b a kind read owner 3"), Ok(expected));
+    // A name may be spelt like a keyword: the number tells.
+    let wait = Command::LockAll(vec![plain("WAIT"), plain("5")]);
+    assert_eq!(read("MLOCK 2 WAIT 5"), Ok(wait));
+}
+
+#[test]
+fn several_locks_within_bounds() {
+    let names: Vec<_> = (0..65).map(|i| format!("n{i}")).collect();
+    assert!(read(&format!("MLOCK 64 {}", names[..64].join(" "))).is_ok());
+    let refused = |line: &str, word: &str| {
+        let sentence = read(line).unwrap_err();
+        assert!(sentence.starts_with(word), "{line}: {sentence}");
+        assert!(sentence.contains("n name"), "{line}: {sentence}");
+    };
+    refused(&format!("MLOCK 65 {}", names.join(" ")), "LIMIT the number of locks must be");
+    refused("MUNLOCK 0 a", "LIMIT");
+    refused("MLOCK 99999999999999999999999 a", "LIMIT");
+    refused("MLOCK 2 a", "SYNTAX words are missing");
+    refused("MLOCK", "SYNTAX words are missing");
+    refused("MLOCK 2 a a", "SYNTAX `a` is named twice");
+    refused("MLOCK 1 a b", "SYNTAX 'B'");
+    refused("MLOCK 1 a TRACEPARENT 00-ab", "SYNTAX");
+    assert!(read("MLOCK a b").unwrap_err().starts_with("SYNTAX the number of locks takes a whole"));
+}

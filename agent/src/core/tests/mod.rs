@@ -3,6 +3,7 @@
 mod doubt;
 mod fair;
 mod locks;
+mod multi;
 mod read_write;
 mod trouble;
 mod world;

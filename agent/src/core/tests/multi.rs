@@ -1,0 +1,443 @@
+//! MLOCK and MUNLOCK: all or none.
+
+use std::time::Duration;
+
+use redisson::{Kind, Lease};
+
+use super::world::{LEASE, Network, World, lock_command, name};
+use crate::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::session::SessionId;
+
+const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
+
+/// Longer than an MLOCK of two waits with something in its hands.
+const LONG: Duration = Duration::from_millis(3100);
+
+fn mlock(world: &mut World, id: SessionId, names: &str) {
+    mlock_as(world, id, names, &lock_command("x"));
+}
+
+fn mlock_as(world: &mut World, id: SessionId, names: &str, like: &LockRequest) {
+    let each = names.split(' ').map(|lock| LockRequest { name: name(lock), ..like.clone() });
+    let requests = each.collect();
+    world.command(id, Command::LockAll(requests));
+}
+
+fn within(ms: u64) -> LockRequest {
+    LockRequest { wait: Wait::AtMost(Duration::from_millis(ms)), ..lock_command("x") }
+}
+
+fn munlock(world: &mut World, id: SessionId, names: &str) {
+    let each = names.split(' ').map(|lock| HoldRequest {
+        name: name(lock),
+        kind: None,
+        owner: 0,
+        session: None,
+    });
+    let requests = each.collect();
+    world.command(id, Command::UnlockAll(requests));
+}
+
+fn cancel(world: &mut World, by: SessionId, whose: SessionId) -> String {
+    let session = world.core.session_name(whose).into_bytes();
+    let secret = "01".repeat(16).into_bytes();
+    world.command(by, Command::Cancel { session, secret, owner: 0 });
+    world.reply(by)
+}
+
+/// Nothing is left, in Redis or here.
+fn is_clean(world: &mut World) {
+    assert!(world.redis.is_empty(), "{:?}", world.redis);
+    assert!(world.core.is_idle() && world.core.names.is_empty() && world.listening.is_empty());
+    assert_eq!(world.core.next_deadline(), None);
+}
+
+#[test]
+fn all_are_taken_and_given_back() {
+    let mut world = World::new();
+    let a = world.open();
+    mlock(&mut world, a, "y x z");
+    assert_eq!(world.reply(a), "held 1 held 1 held 1");
+    for lock in ["x", "y", "z"] {
+        assert_eq!(world.holders(lock).len(), 1);
+    }
+    munlock(&mut world, a, "x y z");
+    assert_eq!(world.reply(a), "0 0 0");
+    is_clean(&mut world);
+}
+
+#[test]
+fn who_held_one_before_enters_once_more() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "y");
+    assert_eq!(world.reply(a), "held 1");
+    mlock(&mut world, a, "x y");
+    assert_eq!(world.reply(a), "held 1 held 2", "in the order in which they were named");
+    munlock(&mut world, a, "y x");
+    assert_eq!(world.reply(a), "1 0");
+    // What was there before an MLOCK that failed is there afterwards.
+    world.foreign("z", FOREIGN, LEASE);
+    mlock_as(&mut world, a, "y z", &within(0));
+    assert_eq!(world.reply(a), "null");
+    world.unlock(a, "y");
+    assert_eq!(world.reply(a), "0");
+    world.foreign_release("z");
+    is_clean(&mut world);
+}
+
+#[test]
+fn a_null_is_told_only_when_nothing_is_held_any_more() {
+    let mut world = World::new();
+    let a = world.open();
+    world.foreign("y", FOREIGN, LEASE);
+    mlock_as(&mut world, a, "x y", &within(500));
+    assert_eq!(world.holders("x").len(), 1);
+    assert!(world.has_no_reply(a));
+    // The release of x is on its way for a while.
+    world.network = Network::Slow(300);
+    world.pass(Duration::from_millis(600));
+    assert!(world.has_no_reply(a), "x is not known to be free yet");
+    world.pass(Duration::from_millis(300));
+    assert_eq!(world.reply(a), "null");
+    assert!(world.holders("x").is_empty());
+    world.network = Network::Good;
+    world.foreign_release("y");
+    is_clean(&mut world);
+}
+
+#[test]
+fn now_or_never_waits_for_nobody() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(b, "y");
+    assert_eq!(world.reply(b), "held 1");
+    mlock_as(&mut world, a, "x y z", &within(0));
+    assert_eq!(world.reply(a), "null");
+    assert!(world.holders("x").is_empty() && world.holders("z").is_empty());
+    world.unlock(b, "y");
+    assert_eq!(world.reply(b), "0");
+    is_clean(&mut world);
+}
+
+#[test]
+fn it_waits_for_long_only_with_empty_hands_and_keeps_its_place() {
+    let mut world = World::new();
+    let (a, b, c) = (world.open(), world.open(), world.open());
+    world.lock(b, "y");
+    assert_eq!(world.reply(b), "held 1");
+    mlock(&mut world, a, "x y");
+    world.pass(Duration::from_millis(2200));
+    assert_eq!(world.holders("x").len(), 1, "its patience is not over");
+    world.lock(c, "y");
+    world.pass(LONG);
+    assert!(world.holders("x").is_empty(), "others may have it meanwhile");
+    assert!(world.has_no_reply(a));
+    world.unlock(b, "y");
+    assert_eq!(world.reply(b), "0");
+    world.pass(Duration::from_millis(100));
+    assert_eq!(world.reply(a), "held 1 held 1", "it stood before the one who came later");
+    assert!(world.has_no_reply(c));
+    munlock(&mut world, a, "x y");
+    assert_eq!(world.reply(a), "0 0");
+    assert_eq!(world.reply(c), "held 1");
+    world.close(c);
+    is_clean(&mut world);
+}
+
+#[test]
+fn opposite_orders_end_well() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    // As a foreign client would, b has taken them in the other order.
+    world.lock(b, "y");
+    assert_eq!(world.reply(b), "held 1");
+    mlock(&mut world, a, "x y");
+    world.lock(b, "x");
+    assert!(world.has_no_reply(b), "no deadlock: the other one gives way");
+    world.pass(LONG);
+    assert_eq!(world.reply(b), "held 1");
+    munlock(&mut world, b, "y x");
+    assert_eq!(world.reply(b), "0 0");
+    world.pass(LONG);
+    assert_eq!(world.reply(a), "held 1 held 1");
+    world.close(a);
+    is_clean(&mut world);
+}
+
+#[test]
+fn many_with_overlapping_lists_all_get_their_turn() {
+    let mut world = World::new();
+    let lists = ["a b c", "c b a", "b d", "d a", "c d b a"];
+    let all: Vec<_> = lists.iter().map(|list| (world.open(), *list)).collect();
+    for (id, list) in &all {
+        mlock(&mut world, *id, list);
+    }
+    let mut waiting = all;
+    for _ in 0..200 {
+        waiting.retain(|(id, list)| {
+            let done = !world.has_no_reply(*id);
+            if done {
+                munlock(&mut world, *id, list);
+            }
+            !done
+        });
+        world.pass(Duration::from_millis(100));
+    }
+    assert!(waiting.is_empty(), "{waiting:?}");
+    is_clean(&mut world);
+}
+
+#[test]
+fn what_it_held_before_can_make_a_circle() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "y");
+    assert_eq!((world.reply(a), world.reply(b)), ("held 1".to_owned(), "held 1".to_owned()));
+    world.lock(b, "x");
+    // a will not give x back while it waits for y.
+    mlock(&mut world, a, "w y");
+    assert_eq!(world.reply(a), "DEADLOCK");
+    assert!(world.holders("w").is_empty());
+    mlock_as(&mut world, a, "w y", &within(300));
+    world.pass(Duration::from_millis(400));
+    assert_eq!(world.reply(a), "null");
+    world.unlock(a, "x");
+    assert_eq!((world.reply(a), world.reply(b)), ("0".to_owned(), "held 1".to_owned()));
+    // And the other way round: the MLOCK waits already.
+    mlock(&mut world, a, "v x");
+    assert!(world.has_no_reply(a));
+    world.close(b);
+    assert_eq!(world.reply(a), "held 1 held 1");
+    world.close(a);
+    is_clean(&mut world);
+}
+
+#[test]
+fn a_lock_for_which_an_mlock_waits_is_part_of_a_circle() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "y");
+    world.replies_of(a);
+    world.replies_of(b);
+    mlock(&mut world, a, "w y");
+    world.lock(b, "x");
+    assert_eq!(world.reply(b), "DEADLOCK");
+    // w will be given back, whoever waits for it may.
+    world.lock(b, "w");
+    assert!(world.has_no_reply(b));
+    world.pass(LONG);
+    assert_eq!(world.reply(b), "held 1");
+    world.close(b);
+    world.pass(Duration::from_millis(100));
+    assert_eq!(world.reply(a), "held 1 held 1");
+    world.close(a);
+    is_clean(&mut world);
+}
+
+#[test]
+fn a_wait_is_cancelled_whole() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.foreign("y", FOREIGN, LEASE);
+    mlock(&mut world, a, "x y");
+    assert_eq!(cancel(&mut world, b, a), "1");
+    assert_eq!(world.reply(a), "null");
+    assert!(world.holders("x").is_empty());
+    assert_eq!(cancel(&mut world, b, a), "0");
+    world.foreign_release("y");
+    is_clean(&mut world);
+}
+
+#[test]
+fn a_session_that_ends_leaves_nothing() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.foreign("y", FOREIGN, LEASE);
+    mlock(&mut world, a, "x y z");
+    mlock(&mut world, b, "x z");
+    world.close(a);
+    assert_eq!(world.reply(b), "held 1 held 1");
+    world.close(b);
+    world.foreign_release("y");
+    world.pass(LONG);
+    is_clean(&mut world);
+}
+
+#[test]
+fn what_cannot_be_had_is_told_before_anything_is_taken() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock_as(b, "z", Kind::Fair);
+    assert_eq!(world.reply(b), "held 1");
+    world.served.clear();
+    mlock(&mut world, a, "x y z");
+    assert_eq!(world.reply(a), "WRONGKIND");
+    assert!(world.served.is_empty());
+    world.close(b);
+    is_clean(&mut world);
+}
+
+#[test]
+fn every_kind_can_be_taken_together() {
+    for kind in [Kind::Fair, Kind::Read, Kind::Write] {
+        let mut world = World::new();
+        let (a, b) = (world.open(), world.open());
+        mlock_as(&mut world, a, "x y", &LockRequest { kind, ..lock_command("x") });
+        assert_eq!(world.reply(a), "held 1 held 1");
+        mlock_as(&mut world, b, "y x", &LockRequest { kind, ..lock_command("x") });
+        if kind != Kind::Read {
+            assert!(world.has_no_reply(b));
+            world.close(a);
+        }
+        assert_eq!(world.reply(b), "held 1 held 1", "{kind}");
+        world.close(a);
+        world.close(b);
+        assert!(world.redis.is_empty() && world.core.is_idle(), "{kind}");
+    }
+}
+
+#[test]
+fn a_lease_counts_from_when_all_are_had() {
+    let mut world = World::new();
+    let a = world.open();
+    world.foreign("y", FOREIGN, LEASE);
+    let lease = Lease::new(Duration::from_secs(5));
+    mlock_as(&mut world, a, "x y", &LockRequest { lease, ..lock_command("x") });
+    world.pass(Duration::from_secs(2));
+    world.foreign_release("y");
+    assert_eq!(world.reply(a), "held 1 held 1");
+    world.pass(Duration::from_secs(4));
+    assert!(world.events(a).is_empty(), "neither has ended before its time");
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.events(a).len(), 2, "both have by now");
+    world.foreign_release("y");
+    world.pass(LEASE);
+    is_clean(&mut world);
+}
+
+#[test]
+fn a_member_that_is_lost_before_all_are_had_is_taken_again() {
+    let mut world = World::new();
+    let a = world.open();
+    world.foreign("y", FOREIGN, Duration::from_secs(60));
+    mlock(&mut world, a, "x y");
+    world.redis.remove("x");
+    world.core.verify_all(world.now);
+    world.work();
+    assert!(world.has_no_reply(a));
+    world.foreign_release("y");
+    assert_eq!(world.reply(a), "held 1 held 1");
+    assert_eq!(world.holders("x").len(), 1);
+    assert!(world.events(a).is_empty(), "its worker never knew of the one that was lost");
+    world.close(a);
+    is_clean(&mut world);
+}
+
+#[test]
+fn what_was_held_before_and_is_lost_meanwhile_does_not_come_back() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    assert_eq!(world.reply(a), "held 1");
+    world.foreign("y", FOREIGN, Duration::from_secs(60));
+    mlock(&mut world, a, "x y");
+    world.redis.remove("x");
+    world.core.verify_all(world.now);
+    world.work();
+    world.foreign_release("y");
+    assert_eq!(world.reply(a), "LOST");
+    assert_eq!(world.events(a), ["lost x lock missing"]);
+    is_clean(&mut world);
+}
+
+#[test]
+fn what_has_been_granted_but_not_told_is_void_as_a_whole() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(b, "busy");
+    world.lock(a, "busy");
+    let like = LockRequest { owner: 7, ..lock_command("x") };
+    mlock_as(&mut world, a, "x y", &like);
+    assert!(world.has_no_reply(a), "it stands behind the other owner's reply");
+    world.redis.remove("x");
+    world.core.verify_all(world.now);
+    world.work();
+    assert!(world.holders("y").is_empty(), "all or none");
+    world.close(b);
+    let replies = world.replies_of(a);
+    let replies: Vec<_> = replies.iter().map(super::world::short).collect();
+    assert_eq!(replies, ["held 1", "LOST"]);
+    world.close(a);
+    is_clean(&mut world);
+}
+
+#[test]
+fn giving_back_goes_on_past_what_is_lost() {
+    let mut world = World::new();
+    let a = world.open();
+    mlock(&mut world, a, "x y z");
+    assert_eq!(world.reply(a), "held 1 held 1 held 1");
+    world.redis.remove("x");
+    world.core.verify_all(world.now);
+    world.work();
+    munlock(&mut world, a, "x y z");
+    assert_eq!(world.reply(a), "LOST");
+    is_clean(&mut world);
+    munlock(&mut world, a, "y z");
+    assert_eq!(world.reply(a), "NOTHELD");
+}
+
+#[test]
+fn commands_behind_it_wait_for_it() {
+    let mut world = World::new();
+    let a = world.open();
+    world.foreign("y", FOREIGN, LEASE);
+    mlock(&mut world, a, "x y");
+    munlock(&mut world, a, "x y");
+    world.lock(a, "w");
+    world.unlock(a, "w");
+    assert!(world.has_no_reply(a) && world.holders("w").is_empty());
+    world.foreign_release("y");
+    let replies = world.replies_of(a);
+    let replies: Vec<_> = replies.iter().map(super::world::short).collect();
+    assert_eq!(replies, ["held 1 held 1", "0 0", "held 1", "0"]);
+    is_clean(&mut world);
+}
+
+#[test]
+fn a_redis_that_hangs_is_told_at_the_deadline_and_leaves_nothing() {
+    let mut world = World::new();
+    let a = world.open();
+    world.foreign("y", FOREIGN, LEASE);
+    mlock_as(&mut world, a, "x y", &within(1000));
+    world.network = Network::Down;
+    world.pass(Duration::from_millis(900));
+    assert!(world.has_no_reply(a));
+    world.pass(Duration::from_secs(3));
+    let reply = world.reply(a);
+    assert!(["null", "UNAVAILABLE"].contains(&reply.as_str()), "{reply}");
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert!(world.holders("x").is_empty());
+    world.foreign_release("y");
+    is_clean(&mut world);
+}
+
+#[test]
+fn draining_ends_it() {
+    let mut world = World::new();
+    let a = world.open();
+    world.foreign("y", FOREIGN, LEASE);
+    mlock(&mut world, a, "x y");
+    world.core.drain();
+    world.work();
+    assert_eq!(world.reply(a), "DRAINING");
+    assert!(world.holders("x").is_empty());
+    mlock(&mut world, a, "x y");
+    assert_eq!(world.reply(a), "DRAINING");
+    world.foreign_release("y");
+    is_clean(&mut world);
+}
