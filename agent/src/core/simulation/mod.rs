@@ -69,9 +69,16 @@ impl Simulation {
         self.heal()?;
         // Whoever died has left a lease at most, and the longest one asked for is ten seconds.
         let leases = 2 * lease + 12_000_000;
-        self.work_left = 40;
-        self.run_until(self.now + leases)?;
-        if self.laws.granted_since == 0 && self.work_left < 40 {
+        // Once a crowd may just have bad luck: all ask for what others hold, and give up before that ends.
+        let mut asked = 0;
+        for _ in 0..4 {
+            if self.laws.granted_since == 0 {
+                self.work_left = 40;
+                self.run_until(self.now + leases)?;
+                asked += 40 - self.work_left;
+            }
+        }
+        if self.laws.granted_since == 0 && asked > 0 {
             return Err("nobody was granted anything after everything was mended".to_owned());
         }
         self.wind_down();

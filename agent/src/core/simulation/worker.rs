@@ -14,8 +14,6 @@ use crate::resp::{Frame, Outgoing};
 use crate::session::SessionId;
 
 pub(super) const OWNERS: usize = 2;
-/// Others hold a lock for four seconds at most.
-const PATIENCE: Duration = Duration::from_secs(12);
 
 /// A hold as its worker knows it.
 #[derive(Debug, Clone)]
@@ -208,11 +206,8 @@ impl Simulation {
         lock: &'static str,
         limited: bool,
     ) {
-        // Until somebody has got on since everything was mended, nobody gives up within a few holders' time.
-        let patient = !limited && self.phase == Phase::Healed && self.laws.granted_since == 0;
         let limited = limited || self.hosts[host].sessions.get(&id).is_none_or(|s| s.shared);
         let wait = match self.dice.within(0..4) {
-            _ if patient => Wait::AtMost(PATIENCE),
             0 | 1 if !limited => Wait::Forever,
             2 => Wait::AtMost(Duration::ZERO),
             _ => Wait::AtMost(Duration::from_micros(self.think(host))),
