@@ -253,7 +253,8 @@ async fn agents_tell_who_their_holders_are() {
     let holders = format!("lockscope:holders:{{{AGENT}}}");
     let note = r#"{"pid":4711,"uid":1000,"comm":"java","client":"<b>billing","session":"1-2","since":1795219200123}"#;
     run::<i64>(&mut redis, &["HSET", &holders, &told.to_string(), note]);
-    run::<i64>(&mut redis, &["HSET", &holders, &odd.to_string(), &"x".repeat(5_000)]);
+    let long = format!(r#"{{"pid":4711,"comm":"{}"}}"#, "x".repeat(5_000));
+    run::<i64>(&mut redis, &["HSET", &holders, &odd.to_string(), &long]);
     // Not an agent's: of another type.
     run::<()>(&mut redis, &["SET", &format!("lockscope:agent:{{{other}}}"), "x"]);
     // Of a client whose number is no agent's nothing is asked.
@@ -353,6 +354,7 @@ async fn problems_and_owners_are_listed_page_by_page() {
             let fields: Vec<&String> = row.as_object().unwrap().keys().collect();
             assert_eq!(fields, required.iter().collect::<Vec<_>>(), "{schema}");
             seen.push(row[id].to_string());
+            assert!(seen.len() <= total, "{list}: {seen:?}");
             let Some(next) = page["next"].as_str() else { break };
             cursor = next.to_owned();
             let elsewhere = format!("/api/v1/{list}?filter=a&cursor={cursor}");
