@@ -11,7 +11,7 @@ use redisson::LockName;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::params::{LockParams, TableParams};
+use super::params::{LockParams, TableParams, limit};
 use super::problem::Problem;
 use super::viewers::Viewers;
 use crate::archive::Reader;
@@ -20,7 +20,7 @@ use crate::model::actor::{Answer, Hub, ModelHandle, wall};
 use crate::model::view::{LockId, WallMillis};
 use crate::model::{Reading, Snapshot};
 use crate::query::Filter;
-use crate::query::page::{MAX_ROWS, Query, Rows};
+use crate::query::page::{Query, Rows};
 use crate::sources::status::Sources;
 use crate::views::live::Fragments;
 use crate::views::{Chrome, Counts, LockPage, LocksPage, Order, Sort, SourcesPage, Subject};
@@ -189,14 +189,7 @@ impl App {
                 Problem::bad_request("`order` is not understood: expected asc or desc")
             })?,
         };
-        let limit = match params.limit.as_deref() {
-            None => MAX_ROWS,
-            Some(text) => {
-                text.parse().ok().filter(|n| (1..=MAX_ROWS).contains(n)).ok_or_else(|| {
-                    Problem::bad_request(format!("`limit` must be from 1 to {MAX_ROWS}"))
-                })?
-            }
-        };
+        let limit = limit(params.limit.as_deref())?;
         let filter = match Filter::parse(&params.filter) {
             Ok(filter) => filter,
             Err(error) => {

@@ -4,6 +4,7 @@ pub mod api;
 pub mod app;
 pub mod assets;
 pub mod guard;
+pub mod lists;
 pub mod live;
 pub mod login;
 pub mod pages;
@@ -83,6 +84,8 @@ pub fn router(
         .route("/api/v1/locks", get(api::locks))
         .route("/api/v1/lock", get(api::lock))
         .route("/api/v1/events", get(api::events))
+        .route("/api/v1/owners", get(lists::owners))
+        .route("/api/v1/problems", get(lists::problems))
         .route("/api/v1/sources", get(api::sources))
         .route("/api/v1/stream", get(stream::stream))
         .route("/api/v1/openapi.json", get(api::openapi))

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::problem::Problem;
 use crate::model::view::WallMillis;
+use crate::query::page::MAX_ROWS;
 
 /// What a table's address says.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -24,6 +25,28 @@ pub struct TableParams {
     pub cursor: Option<String>,
     /// How many rows; the API's only.
     pub limit: Option<String>,
+}
+
+/// What the address of another list says.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct ListParams {
+    /// Which locks it is about.
+    #[serde(default)]
+    pub filter: String,
+    /// Where the page begins.
+    pub cursor: Option<String>,
+    /// How many rows.
+    pub limit: Option<String>,
+}
+
+/// How many rows are asked for.
+///
+/// # Errors
+/// Where that is no number, or out of bounds.
+pub fn limit(text: Option<&str>) -> Result<usize, Problem> {
+    let Some(text) = text else { return Ok(MAX_ROWS) };
+    let limit = text.parse().ok().filter(|n| (1..=MAX_ROWS).contains(n));
+    limit.ok_or_else(|| Problem::bad_request(format!("`limit` must be from 1 to {MAX_ROWS}")))
 }
 
 /// What a lock's address says.

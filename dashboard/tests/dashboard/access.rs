@@ -51,6 +51,8 @@ async fn nothing_is_shown_to_strangers() {
         "/metrics",
         "/api/v1/locks",
         "/api/v1/lock?name=a",
+        "/api/v1/owners",
+        "/api/v1/problems",
         "/api/v1/sources",
         "/api/v1/stream",
         "/api/v1/openapi.json",

@@ -19,6 +19,12 @@ async fn every_answer_is_guarded() {
         ("/static/app.css", 200),
         ("/static/../Cargo.toml", 404),
         ("/api/v1/locks", 200),
+        ("/api/v1/problems", 200),
+        ("/api/v1/problems?filter=age:x", 400),
+        ("/api/v1/problems?limit=0", 400),
+        ("/api/v1/owners", 200),
+        ("/api/v1/owners?limit=101", 400),
+        ("/api/v1/owners?cursor=x", 400),
         ("/api/v1/nowhere", 404),
         ("/api/v1/events", 400),
         ("/api/v1/openapi.json", 200),
@@ -146,7 +152,8 @@ async fn the_description_of_the_api_names_every_route() {
     let dashboard = Dashboard::start(NO_REDIS).await;
     let api = dashboard.json("/api/v1/openapi.json").await;
     let paths: Vec<&String> = api["paths"].as_object().unwrap().keys().collect();
-    let all = ["events", "lock", "locks", "monitor/watch", "sources", "stream"];
+    let all =
+        ["events", "lock", "locks", "monitor/watch", "owners", "problems", "sources", "stream"];
     assert_eq!(paths, all.map(|route| format!("/api/v1/{route}")).each_ref());
     assert!(api["openapi"].as_str().unwrap().starts_with("3."));
 }

@@ -253,7 +253,8 @@ async fn agents_tell_who_their_holders_are() {
     let holders = format!("lockscope:holders:{{{AGENT}}}");
     let note = r#"{"pid":4711,"uid":1000,"comm":"java","client":"<b>billing","session":"1-2","since":1795219200123}"#;
     run::<i64>(&mut redis, &["HSET", &holders, &told.to_string(), note]);
-    run::<i64>(&mut redis, &["HSET", &holders, &odd.to_string(), &"x".repeat(5_000)]);
+    let long = format!(r#"{{"pid":4711,"comm":"{}"}}"#, "x".repeat(5_000));
+    run::<i64>(&mut redis, &["HSET", &holders, &odd.to_string(), &long]);
     // Not an agent's: of another type.
     run::<()>(&mut redis, &["SET", &format!("lockscope:agent:{{{other}}}"), "x"]);
     // Of a client whose number is no agent's nothing is asked.
@@ -321,4 +322,53 @@ async fn what_agents_tell_may_be_denied() {
     dashboard.source_when("identity", "on").await;
     run::<String>(&mut redis, &["ACL", "SETUSER", "narrow", "%R~lockscope:*"]);
     dashboard.json_when("/api/v1/sources", |json| !detail(json)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn problems_and_owners_are_listed_page_by_page() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let other = HOLDER.replace("285475da", "385475da");
+    for (lock, holder) in [("a", HOLDER), ("b", HOLDER), ("c", &*other), ("whole", HOLDER)] {
+        take(&mut redis, lock.as_bytes(), holder, 600_000);
+    }
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.listed_when("", &["a", "b", "c", "whole"]).await;
+    for lock in ["a", "b", "c"] {
+        run::<i64>(&mut redis, &["PERSIST", lock]);
+    }
+    dashboard.json_when("/api/v1/problems", |json| json["total"] == 3).await;
+    let schemas = dashboard.json("/api/v1/openapi.json").await["components"]["schemas"].clone();
+    for (list, id, schema, total) in
+        [("problems", "lock", "ProblemOfLock", 3), ("owners", "id", "Owner", 2)]
+    {
+        let (mut seen, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let path = format!("/api/v1/{list}?limit=1&cursor={cursor}");
+            let page = dashboard.json(&path).await;
+            assert_eq!((&page["total"], page[list].as_array().unwrap().len()), (&json!(total), 1));
+            let row = &page[list][0];
+            let mut required: Vec<String> =
+                serde_json::from_value(schemas[schema]["required"].clone()).unwrap();
+            required.sort();
+            let fields: Vec<&String> = row.as_object().unwrap().keys().collect();
+            assert_eq!(fields, required.iter().collect::<Vec<_>>(), "{schema}");
+            seen.push(row[id].to_string());
+            assert!(seen.len() <= total, "{list}: {seen:?}");
+            let Some(next) = page["next"].as_str() else { break };
+            cursor = next.to_owned();
+            let elsewhere = format!("/api/v1/{list}?filter=a&cursor={cursor}");
+            assert_eq!(dashboard.get(&elsewhere).await.status, 400);
+        }
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), total, "{list}: {seen:?}");
+    }
+    let problems = dashboard.json("/api/v1/problems?filter=b").await;
+    assert_eq!(problems["problems"][0]["lock"]["name"], "b");
+    assert_eq!(problems["problems"][0]["problem"], "leaked");
+    let owners = dashboard.json("/api/v1/owners").await;
+    let owner = &owners["owners"][0];
+    assert_eq!(owner["id"], HOLDER[..36]);
+    assert_eq!((&owner["holds"], &owner["with_problems"]), (&json!(3), &json!(2)));
 }
