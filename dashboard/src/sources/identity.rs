@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use redis::{Value, cmd};
 use service_kit::redis_link::{CallError, Link};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::Instant;
 
-use super::Scope;
 use super::status::SourceStatus;
+use super::{Scope, rest};
 use crate::model::Observation;
 use crate::model::actor::{ModelHandle, now, wall};
 use crate::model::view::SourceState;
@@ -39,10 +39,7 @@ pub struct Identity {
 impl Identity {
     /// Asks for ever.
     pub async fn run(self) {
-        let mut tick = interval(EACH);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tick.tick().await;
             if self.link.up().await.is_none() {
                 return;
             }
@@ -66,6 +63,7 @@ impl Identity {
                 }
                 Err(error) => self.status.set(SourceState::Down, error.to_string()),
             }
+            rest(&self.link, &self.status, Instant::now() + EACH).await;
         }
     }
 

@@ -24,9 +24,10 @@ pub mod tap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use service_kit::redis_link::{CallError, Link, LinkOptions, Target};
+use service_kit::redis_link::{CallError, Link, LinkOptions, LinkStatus, Target};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::config::{Config, node_of};
 use crate::metrics::{ScansMetrics, TapsMetrics};
@@ -197,5 +198,19 @@ async fn failed(status: &SourceStatus, link: &Link, error: &ReadError) {
         link.up().await;
     } else {
         tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// Rests until then. A server that is lost meanwhile is told at once, and ends the rest.
+async fn rest(link: &Link, status: &SourceStatus, until: Instant) {
+    let mut state = link.state();
+    let lost = state.wait_for(|link| matches!(link.status, LinkStatus::Down { .. }));
+    tokio::select! {
+        () = tokio::time::sleep_until(until) => {}
+        Ok(link) = lost => {
+            if let LinkStatus::Down { reason, .. } = &link.status {
+                status.set(SourceState::Down, reason.clone());
+            }
+        }
     }
 }

@@ -8,13 +8,13 @@ use std::time::Duration;
 use redis::{Value, cmd};
 use redisson::group::glob_matches;
 use redisson::{LockName, keys};
-use service_kit::redis_link::{Link, LinkStatus, ServerInfo};
+use service_kit::redis_link::{Link, ServerInfo};
 use tokio::time::Instant;
 
 use super::pace::Pacer;
 use super::read::{Caller, Found, ReadError, ServerFacts, discover, integer, strings};
 use super::status::{Pass, SourceStatus};
-use super::{Scope, failed};
+use super::{Scope, failed, rest};
 use crate::config::ScanSettings;
 use crate::metrics::ScanMetrics;
 use crate::model::actor::{Hub, ModelHandle, now, wall};
@@ -103,21 +103,7 @@ impl Scan {
                 }
                 companions_due = Instant::now() + COMPANIONS_EACH.max(begun.elapsed() * PAUSE);
             }
-            self.rest(next).await;
-        }
-    }
-
-    /// Rests until then. A server that is lost meanwhile is told at once, and ends the rest.
-    async fn rest(&self, next: Instant) {
-        let mut link = self.link.state();
-        let lost = link.wait_for(|link| matches!(link.status, LinkStatus::Down { .. }));
-        tokio::select! {
-            () = tokio::time::sleep_until(next) => {}
-            Ok(link) = lost => {
-                if let LinkStatus::Down { reason, .. } = &link.status {
-                    self.status.set(SourceState::Down, reason.clone());
-                }
-            }
+            rest(&self.link, &self.status, next).await;
         }
     }
 

@@ -10,11 +10,11 @@ use std::time::Duration;
 use redis::{Value, cmd};
 use redisson::{Kind, LockName, keys};
 use service_kit::redis_link::{CallError, Link};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::Instant;
 
-use super::AGAIN;
 use super::read::integer;
 use super::status::SourceStatus;
+use super::{AGAIN, rest};
 use crate::model::actor::{Hub, ModelHandle, now, wall};
 use crate::model::view::{LockView, SourceState};
 use crate::model::{Observation, ScopeId};
@@ -52,11 +52,8 @@ struct Asked {
 impl Subscribers {
     /// Counts for ever.
     pub async fn run(self) {
-        let mut tick = interval(EACH);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut after: Option<(ScopeId, LockName)> = None;
         loop {
-            tick.tick().await;
             let Some(server) = self.link.up().await else { return };
             let asked = self.next(&mut after);
             match self.count(asked, server.cluster).await {
@@ -70,6 +67,7 @@ impl Subscribers {
                 }
                 Err(error) => self.status.set(SourceState::Down, error.to_string()),
             }
+            rest(&self.link, &self.status, Instant::now() + EACH).await;
         }
     }
 

@@ -43,8 +43,8 @@ impl Bench {
         ensure!(status.success(), "{status}: {}", process.log());
         let mut direct = self.redis.client().await?;
         eventually("nothing to be left in Redis", async || {
-            let left = direct.call("KEYS *").await?.text();
-            ensure!(left == "[]", "{left}");
+            let left = harness::redis::locks(&mut direct).await?;
+            ensure!(left == 0, "{left} keys");
             Ok(())
         })
         .await;

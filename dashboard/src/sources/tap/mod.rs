@@ -2,7 +2,7 @@
 //!
 //! It is the one source that costs the server something for each command of others, and the one that can harm it: what a
 //! reader leaves unread fills the server's memory. So there is one connection a server, whoever looks; it is opened only
-//! where the server itself ends a reader that stalls; and unless told otherwise a [governor](governor) keeps it to quiet
+//! where the server itself ends a reader that stalls; and unless told otherwise a [governor] keeps it to quiet
 //! times and closes it within a second when they end.
 
 mod delivery;
