@@ -493,3 +493,37 @@ fn it_is_cancelled_between_its_waits_too() {
     assert_eq!(world.reply(a), "0");
     is_clean(&mut world);
 }
+
+#[test]
+fn lost_replies_leave_nothing_behind() {
+    let networks = [Network::LosesReplies, Network::Breaks, Network::Slow(300), Network::Refuses];
+    for network in networks {
+        for steps in 0..12 {
+            let mut world = World::new();
+            let (a, b) = (world.open(), world.open());
+            mlock(&mut world, a, "x y z");
+            mlock_as(&mut world, b, "z y x", &within(2500));
+            assert_eq!(world.reply(a), "held 1 held 1 held 1");
+            // The trouble comes at another moment each time: while it gives back, hands over, takes the next.
+            world.network = network;
+            munlock(&mut world, a, "z y x");
+            world.pass(Duration::from_millis(steps * 50));
+            world.network = Network::Good;
+            world.pass(Duration::from_secs(3));
+            let case = format!("{network:?} for {steps}");
+            assert_eq!(world.replies_of(a).len(), 1, "{case}");
+            let got = world.reply(b);
+            assert!(
+                ["held 1 held 1 held 1", "null", "UNAVAILABLE"].contains(&got.as_str()),
+                "{got}"
+            );
+            let held = usize::from(got.starts_with("held"));
+            for lock in ["x", "y", "z"] {
+                assert_eq!(world.holders(lock).len(), held, "{case}: {lock}");
+            }
+            world.close(b);
+            world.pass(Duration::from_secs(1));
+            is_clean(&mut world);
+        }
+    }
+}
