@@ -197,9 +197,10 @@ fn what_it_held_before_can_make_a_circle() {
     assert_eq!((world.reply(a), world.reply(b)), ("held 1".to_owned(), "held 1".to_owned()));
     world.lock(b, "x");
     // a will not give x back while it waits for y.
+    world.served.clear();
     mlock(&mut world, a, "w y");
     assert_eq!(world.reply(a), "DEADLOCK");
-    assert!(world.holders("w").is_empty());
+    assert!(world.served.is_empty(), "told before anything is taken");
     mlock_as(&mut world, a, "w y", &within(300));
     world.pass(Duration::from_millis(400));
     assert_eq!(world.reply(a), "null");
@@ -440,4 +441,89 @@ fn draining_ends_it() {
     assert_eq!(world.reply(a), "DRAINING");
     world.foreign_release("y");
     is_clean(&mut world);
+}
+
+#[test]
+fn members_are_taken_in_byte_order() {
+    let mut world = World::new();
+    let a = world.open();
+    world.foreign("x", FOREIGN, LEASE);
+    mlock(&mut world, a, "z y x");
+    assert!(world.holders("y").is_empty() && world.holders("z").is_empty());
+    world.foreign_release("x");
+    assert_eq!(world.reply(a), "held 1 held 1 held 1");
+    world.close(a);
+    is_clean(&mut world);
+}
+
+#[test]
+fn a_member_that_was_held_before_is_not_given_back() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "y");
+    world.replies_of(a);
+    world.replies_of(b);
+    mlock(&mut world, a, "x y");
+    world.lock(b, "x");
+    assert_eq!(world.reply(b), "DEADLOCK");
+    world.pass(LONG);
+    assert_eq!(world.holders("x").len(), 1);
+    world.close(b);
+    world.pass(Duration::from_millis(100));
+    assert_eq!(world.reply(a), "held 2 held 1");
+    world.close(a);
+    is_clean(&mut world);
+}
+
+#[test]
+fn it_is_cancelled_between_its_waits_too() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    assert_eq!(world.reply(a), "held 1");
+    world.network = Network::Slow(100);
+    // It enters x once more, which is no wait.
+    mlock(&mut world, a, "x y");
+    assert_eq!(cancel(&mut world, b, a), "1");
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.reply(a), "null");
+    world.network = Network::Good;
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "0");
+    is_clean(&mut world);
+}
+
+#[test]
+fn lost_replies_leave_nothing_behind() {
+    let networks = [Network::LosesReplies, Network::Breaks, Network::Slow(300), Network::Refuses];
+    for network in networks {
+        for steps in 0..12 {
+            let mut world = World::new();
+            let (a, b) = (world.open(), world.open());
+            mlock(&mut world, a, "x y z");
+            mlock_as(&mut world, b, "z y x", &within(2500));
+            assert_eq!(world.reply(a), "held 1 held 1 held 1");
+            // The trouble comes at another moment each time: while it gives back, hands over, takes the next.
+            world.network = network;
+            munlock(&mut world, a, "z y x");
+            world.pass(Duration::from_millis(steps * 50));
+            world.network = Network::Good;
+            world.pass(Duration::from_secs(3));
+            let case = format!("{network:?} for {steps}");
+            assert_eq!(world.replies_of(a).len(), 1, "{case}");
+            let got = world.reply(b);
+            assert!(
+                ["held 1 held 1 held 1", "null", "UNAVAILABLE"].contains(&got.as_str()),
+                "{got}"
+            );
+            let held = usize::from(got.starts_with("held"));
+            for lock in ["x", "y", "z"] {
+                assert_eq!(world.holders(lock).len(), held, "{case}: {lock}");
+            }
+            world.close(b);
+            world.pass(Duration::from_secs(1));
+            is_clean(&mut world);
+        }
+    }
 }
