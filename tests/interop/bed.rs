@@ -119,6 +119,19 @@ impl Bed {
         Self::with(&["--lease", LEASE, "--poll-max", LEASE], "watchdog=600000").await
     }
 
+    /// With a further client `b`, for many waiters at a time. A write lock's release wakes those of a Redisson client
+    /// that sleep, and is lost on one that is about to: Java threads among themselves forget one another by it. They
+    /// look again when the lease they were told is over, so for this kind it is short.
+    pub(crate) async fn crowded(kind: Kind, settings_of_b: &str) -> Result<Self> {
+        let (flags, settings) = match kind.word {
+            "write" => (["--lease", "3s"].as_slice(), "watchdog=3000"),
+            _ => (["--lease", LEASE, "--poll-max", LEASE].as_slice(), "watchdog=600000"),
+        };
+        let bed = Self::with(flags, settings).await?;
+        bed.open("b", &format!("{settings} {settings_of_b}")).await?;
+        Ok(bed)
+    }
+
     /// With these flags of the agent and these settings of client `a`.
     pub(crate) async fn with(flags: &[&str], settings: &str) -> Result<Self> {
         let redis = RedisServer::start().await?;
