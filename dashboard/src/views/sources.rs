@@ -33,6 +33,16 @@ fn about(source: &str) -> About {
             sees: "Reads known locks again: holders, counts, time to live. \
                    Shows renewals, re-entries, expiry and new holders.",
         },
+        "subscribers" => About {
+            label: "Subscribers",
+            sees: "Counts the connections that listen for a lock’s release. Each is at least one waiter, \
+                   and may stand for many threads.",
+        },
+        "identity" => About {
+            label: "Identity",
+            sees: "Reads what agents tell of the processes behind their holds, and which addresses are \
+                   connected. Shows who a holder is, and whether it still lives.",
+        },
         "monitor" => About {
             label: "Monitor",
             sees: "Reads what MONITOR prints of every client’s commands, as far as it is about locks. \
