@@ -35,6 +35,7 @@ bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent bes
 	$(CARGO) build --locked --release --manifest-path $(PEERS)/rslock/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
 	LOCKSCOPE_TEST_PROGRAMS="$(RELEASE)" "$(RELEASE)/bench" $(ARGS)
 
+# The whole workspace is named so that its libraries are built as for the other tests, not anew.
 # Each version is tested by itself, and together with one that is far from it in age.
 interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISSON)) $(lastword $(REDISSON))) ## The agent beside the real Redisson; ALL=1: beside four versions of it
 	@tests/install-missing cc redis-server
@@ -42,7 +43,7 @@ interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISS
 	  other=$(firstword $(REDISSON)); [[ $$version == $$other ]] && other=$(lastword $(REDISSON)); \
 	  echo "== Redisson $$version, and $$other"; \
 	  LOCKSCOPE_REDISSON=$$version LOCKSCOPE_REDISSON_OTHER=$$other RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(nproc)} \
-	    $(CARGO) test --locked -p lockscope-tests --features interop --test interop -- $(ARGS); \
+	    $(CARGO) test --locked --workspace --features lockscope-tests/interop --test interop -- $(ARGS); \
 	done
 
 recordings: $(patsubst %,$(BED)/target/%/classpath,$(REDISSON)) ## Records anew what MONITOR shows of Redisson

@@ -20,8 +20,12 @@ use crate::command::ListRequest;
 use crate::core::Number;
 use crate::session::{FromSession, ListRow};
 
-/// How often the core is asked.
+/// How often the core is asked, with few holds.
 const INTERVAL: Duration = Duration::from_secs(2);
+/// With many it is asked less often, so that listing them stays small beside renewing them: this long for each.
+const FOR_EACH: Duration = Duration::from_micros(200);
+/// Yet well within the time that Redis keeps what was written.
+const LONGEST: Duration = Duration::from_secs(20);
 /// How long it is left alone after Redis has refused.
 const PAUSE: Duration = Duration::from_secs(30);
 /// How long Redis keeps what the agent no longer renews.
@@ -32,7 +36,7 @@ const MIN_AGE_MS: u64 = 1_000;
 const PAGE: usize = 500;
 /// How many fields are set or removed by one command.
 const BATCH: usize = 200;
-/// How many fields are added each time; the rest follows.
+/// How many fields are added each time, or a fifth of all where that is more; the rest follows.
 const MAX_ADDED: usize = 4_000;
 /// How much of a client's own name is written, in characters.
 const MAX_CLIENT: usize = 100;
@@ -134,11 +138,24 @@ impl Book {
         let gone: Vec<Number> = self.written.difference(&here).copied().collect();
         self.written.retain(|number| here.contains(number));
         let due = rows.iter().filter(|row| row.age_ms >= MIN_AGE_MS);
-        let added: Vec<&ListRow> =
-            due.filter(|row| !self.written.contains(&row.number)).take(MAX_ADDED).collect();
+        let added: Vec<&ListRow> = due
+            .filter(|row| !self.written.contains(&row.number))
+            .take(most_added(rows.len()))
+            .collect();
         self.written.extend(added.iter().map(|row| row.number));
         Changes { anew, gone, added }
     }
+}
+
+/// How many of so many holds and waits are added at once.
+fn most_added(rows: usize) -> usize {
+    MAX_ADDED.max(rows / 5)
+}
+
+/// How long to wait before so many holds and waits are listed again.
+fn pause_after(rows: usize) -> Duration {
+    let wanted = FOR_EACH.saturating_mul(u32::try_from(rows).unwrap_or(u32::MAX));
+    wanted.clamp(INTERVAL, LONGEST)
 }
 
 struct Announcer {
@@ -158,7 +175,7 @@ impl Announcer {
     async fn run(mut self) {
         while self.link.up().await.is_some() {
             let Some(rows) = self.rows().await else { return };
-            let pause = if self.write(&rows).await { INTERVAL } else { PAUSE };
+            let pause = if self.write(&rows).await { pause_after(rows.len()) } else { PAUSE };
             tokio::time::sleep(pause).await;
         }
     }
@@ -299,5 +316,15 @@ mod tests {
         assert_eq!(book.turn(&rows).added.len(), MAX_ADDED);
         assert_eq!(book.turn(&rows).added.len(), 1_000);
         assert_eq!(book.turn(&rows).added.len(), 0);
+    }
+
+    #[test]
+    fn many_holds_are_listed_less_often_and_never_too_late() {
+        assert_eq!(pause_after(0), INTERVAL);
+        assert_eq!(pause_after(10_000), INTERVAL);
+        assert_eq!(pause_after(50_000), Duration::from_secs(10));
+        assert_eq!(pause_after(usize::MAX), LONGEST);
+        assert!(LONGEST * 2 < TTL);
+        assert_eq!((most_added(10_000), most_added(100_000)), (MAX_ADDED, 20_000));
     }
 }
