@@ -29,7 +29,9 @@ async fn locks_are_counted_by_group() {
     run::<i64>(&mut redis, &["PEXPIRE", "w", "600000"]);
     run::<i64>(&mut redis, &["HSET", "cart", HOLDER, "1"]);
     let dashboard = Dashboard::start(&server.url()).await;
-    let text = metrics_when(&dashboard, |text| text.contains("kind=\"write\"")).await;
+    // Events are counted a moment after the picture that they led to is there.
+    let there = ["kind=\"write\"", "lockscope_dashboard_events_total{"];
+    let text = metrics_when(&dashboard, |text| there.iter().all(|part| text.contains(part))).await;
     let node = format!("127.0.0.1:{}", server.port);
     for line in [
         r#"lockscope_dashboard_locks{deployment="default",kind="lock",lock_group="orders:*"} 3"#,
