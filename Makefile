@@ -36,11 +36,11 @@ bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent bes
 	LOCKSCOPE_TEST_PROGRAMS="$(RELEASE)" "$(RELEASE)/bench" $(ARGS)
 
 # The whole workspace is named so that its libraries are built as for the other tests, not anew.
-# Each version is tested by itself, and together with one that is far from it in age.
+# Each version is tested by itself, and together with one that is far from it in age: the first two with the last.
 interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISSON)) $(lastword $(REDISSON))) ## The agent beside the real Redisson; ALL=1: beside four versions of it
 	@tests/install-missing cc redis-server
 	for version in $(VERSIONS); do \
-	  other=$(firstword $(REDISSON)); [[ $$version == $$other ]] && other=$(lastword $(REDISSON)); \
+	  other=$(lastword $(REDISSON)); [[ " $(wordlist 1,2,$(REDISSON)) " == *" $$version "* ]] || other=$(firstword $(REDISSON)); \
 	  echo "== Redisson $$version, and $$other"; \
 	  LOCKSCOPE_REDISSON=$$version LOCKSCOPE_REDISSON_OTHER=$$other RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(nproc)} \
 	    $(CARGO) test --locked --workspace --features lockscope-tests/interop --test interop -- $(ARGS); \

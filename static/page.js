@@ -60,10 +60,11 @@
   const rows = byId("rows");
   const keys = byId("keys");
   const filter = byId("filter");
+  const pages = [...document.querySelectorAll("header nav a")];
   byId("help").addEventListener("click", () => keys.showModal());
 
   function step(by) {
-    const links = [...rows.children].map((row) => row.querySelector("th a"));
+    const links = [...rows.children].map((row) => row.querySelector("th a")).filter(Boolean);
     if (links.length === 0) return;
     const at = links.findIndex((link) => link.closest("tr").contains(document.activeElement));
     const next = at < 0 ? (by > 0 ? 0 : links.length - 1) : Math.min(links.length - 1, Math.max(0, at + by));
@@ -81,8 +82,10 @@
       "/": filter && (() => { filter.focus(); filter.select(); }),
       j: rows && (() => step(1)),
       k: rows && (() => step(-1)),
-      a: rows && (() => byId("waiting").querySelector("button").click()),
+      a: rows && (() => byId("waiting")?.querySelector("button").click()),
       p: document.body.dataset.live && (() => byId("pause").click()),
+      u: () => byId("zone").click(),
+      ...Object.fromEntries(pages.map((link, i) => [String(i + 1), () => link.click()])),
       "?": () => keys.showModal(),
     }[event.key];
     if (!act) return;

@@ -1,5 +1,6 @@
 //! Settings: flags, environment and file, and what the agent makes of them.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,10 +13,13 @@ use service_kit::redis_link::Target;
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry;
 
+use crate::policy::Policy;
 use crate::{core, socket};
 
 /// The shortest lease that the watchdog keeps: a third of it must hold a round trip and a second attempt.
 const MIN_LEASE: Duration = Duration::from_millis(500);
+/// How many independent servers red locks may have at most: beyond, each attempt costs more than it is worth.
+const MAX_RED: usize = 15;
 /// How long a connection to Redis may take to be made, beyond what is always granted: a share of the lease.
 const MAX_CONNECT: Duration = Duration::from_secs(3);
 
@@ -35,7 +39,16 @@ struct Flags {
     /// The password, in the file's first line; beats one in the URL
     #[arg(long, value_name = "FILE")]
     redis_password_file: Option<PathBuf>,
-    /// The authorities (PEM) that sign the server's certificate, instead of the system's
+    /// One of the independent servers that have the red locks, given once for each: an odd number, at least three
+    #[arg(long, value_name = "URL")]
+    redlock_url: Vec<Target>,
+    /// The password of all of these, in the file's first line; beats those in the URLs
+    #[arg(long, value_name = "FILE")]
+    redlock_password_file: Option<PathBuf>,
+    /// How long an attempt at a red lock waits for one of its servers
+    #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = node_timeout)]
+    node_timeout: HumanDuration,
+    /// The authorities (PEM) that sign the servers' certificates, instead of the system's
     #[arg(long, value_name = "FILE")]
     redis_ca_file: Option<PathBuf>,
     /// The socket that workers connect to; by default /run/lockscope/agent.sock, else one in the user's run-time
@@ -45,6 +58,13 @@ struct Flags {
     /// The socket's permissions, in octal digits
     #[arg(long, value_name = "MODE", default_value = "0660", value_parser = octal)]
     socket_mode: u32,
+    /// Let everybody on this host use the socket: without this a mode that does so is refused
+    #[arg(long)]
+    world_writable_socket: bool,
+    /// Who may take which locks, in a file of rules, read again upon SIGHUP; without one whoever may use the socket
+    /// may take all
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
     /// The socket's group, by name or number
     #[arg(long, value_name = "GROUP", value_parser = socket::group_id)]
     socket_group: Option<u32>,
@@ -72,6 +92,9 @@ struct Flags {
     /// How long workers have to finish once the agent is asked to end
     #[arg(long, value_name = "DURATION", default_value = "25s")]
     drain_timeout: HumanDuration,
+    /// The longest that a session may ask its holds to outlive its connection (SESSION GRACE); 0s where none may
+    #[arg(long, value_name = "DURATION", default_value = "10m")]
+    max_grace: HumanDuration,
     /// How often a lock is passed on within this host in a row while other hosts wait for it
     #[arg(long, value_name = "TIMES", default_value_t = 32)]
     handover_max: u32,
@@ -106,6 +129,8 @@ struct Flags {
 pub struct Config {
     /// Which Redis.
     pub target: Target,
+    /// The servers of red locks; none where there are to be no such locks.
+    pub red: Vec<Target>,
     /// How long a connection to it may take to be made.
     pub connect_timeout: Duration,
     /// Where the socket is, where that is set.
@@ -114,6 +139,8 @@ pub struct Config {
     pub socket_mode: u32,
     /// The socket's group, where it is not the process' own.
     pub socket_group: Option<u32>,
+    /// The file that says who may take which locks.
+    pub policy: Option<PathBuf>,
     /// Where HTTP is served.
     pub http: SocketAddr,
     /// Whether holds and waits are shown there.
@@ -169,9 +196,18 @@ impl Config {
 fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     let mut mistakes = Vec::new();
     let target = target(&raw, &mut mistakes);
+    let red = red_targets(&raw, &mut mistakes);
     let lease = Lease::new(raw.values.lease.into());
     if lease.is_none() {
         mistakes.push(raw.mistake("lease", "expected 500ms to a year"));
+    }
+    if raw.values.socket_mode & 0o002 != 0 && !raw.values.world_writable_socket {
+        let sentence = "everybody on this host could take every lock: give the group the right instead \
+                        (--socket-group), or say --world-writable-socket";
+        mistakes.push(raw.mistake("socket_mode", sentence));
+    }
+    if let Some(Err(error)) = raw.values.policy.as_deref().map(Policy::read) {
+        mistakes.push(raw.mistake("policy", error));
     }
     let mut groups = Vec::new();
     for group in &raw.values.group {
@@ -184,15 +220,21 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         return Err(mistakes);
     };
     let flags = raw.values;
+    let red_settings = (!red.is_empty()).then(|| core::RedSettings {
+        nodes: red.iter().map(ToString::to_string).collect(),
+        node_timeout: flags.node_timeout.into(),
+    });
     // Several attempts must fit between the first renewal, after a third of the lease, and its end.
     let response_timeout =
         (lease.duration() / 15).clamp(Duration::from_millis(50), Duration::from_secs(2));
     Ok(Config {
         target,
+        red,
         connect_timeout: (response_timeout * 2).min(MAX_CONNECT),
         socket: flags.socket,
         socket_mode: flags.socket_mode,
         socket_group: flags.socket_group,
+        policy: flags.policy,
         http: flags.http,
         http_sessions: flags.http_sessions,
         publish_cmdline: flags.publish_cmdline,
@@ -205,9 +247,12 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             handover_max_time: Duration::from_millis(u64::from(flags.handover_max_ms)),
             poll_max: flags.poll_max.into(),
             max_waiters: usize::try_from(flags.max_waiters).unwrap_or(usize::MAX),
+            max_grace: flags.max_grace.into(),
+            max_graced: usize::try_from(flags.max_sessions).unwrap_or(usize::MAX),
             require_session: flags.require_session,
             response_timeout,
             publish: Publish::Plain,
+            red: red_settings,
         },
         drain_timeout: flags.drain_timeout.into(),
         groups,
@@ -229,11 +274,56 @@ fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Target> {
     if let Some(file) = &flags.redis_ca_file {
         if target.uses_tls() {
             target = target.with_ca_file(file.clone());
-        } else {
+        } else if !flags.redlock_url.iter().any(Target::uses_tls) {
             mistakes.push(raw.mistake("redis_ca_file", "it is of use with a rediss:// URL only"));
         }
     }
     target.validate().map_err(|error| mistakes.push(raw.mistake("redis_url", error))).ok()
+}
+
+/// The servers of red locks: a majority of them can only be one if each is there once.
+fn red_targets(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Target> {
+    let flags = &raw.values;
+    let count = flags.redlock_url.len();
+    if count > 0 && (count < 3 || count.is_multiple_of(2) || count > MAX_RED) {
+        let wanted = format!("expected an odd number of servers from 3 to {MAX_RED}, not {count}");
+        mistakes.push(raw.mistake("redlock_url", wanted));
+    }
+    let mut password = None;
+    if let Some(file) = &flags.redlock_password_file {
+        match Secret::from_file(file) {
+            Ok(secret) => password = Some(secret),
+            Err(error) => mistakes.push(raw.mistake("redlock_password_file", error)),
+        }
+        if count == 0 {
+            let wanted = "it is of use with --redlock-url only";
+            mistakes.push(raw.mistake("redlock_password_file", wanted));
+        }
+    }
+    let mut names = HashSet::new();
+    let mut targets = Vec::with_capacity(count);
+    for target in &flags.redlock_url {
+        let mut target = target.clone();
+        if let Some(password) = &password {
+            target = target.with_password(password.clone());
+        }
+        if let Some(file) = flags.redis_ca_file.as_ref().filter(|_| target.uses_tls()) {
+            target = target.with_ca_file(file.clone());
+        }
+        if !names.insert(target.to_string()) {
+            let twice = format!("{target} is given twice: the servers must be independent");
+            mistakes.push(raw.mistake("redlock_url", twice));
+        }
+        match target.validate() {
+            Ok(target) => targets.push(target),
+            Err(error) => mistakes.push(raw.mistake("redlock_url", error)),
+        }
+    }
+    targets
+}
+
+fn node_timeout(text: &str) -> Result<HumanDuration, String> {
+    within(text, Duration::from_millis(1), Duration::from_secs(2), "expected 1ms to 2s")
 }
 
 fn octal(text: &str) -> Result<u32, String> {
@@ -320,17 +410,42 @@ mod tests {
         for (args, words) in [
             (&["--lease", "100ms"][..], ["--lease", "expected 500ms to a year"]),
             (&["--socket-mode", "999"], ["--socket-mode", "octal"]),
+            (&["--socket-mode", "0666"], ["--socket-mode", "--world-writable-socket"]),
+            (&["--policy", "/no/such"], ["--policy", "/no/such"]),
             (&["--socket-group", "no-such-group"], ["--socket-group", "no-such-group"]),
             (&["--redis-url", "http://host"], ["--redis-url", "`http`"]),
             (&["--redis-ca-file", "/x"], ["--redis-ca-file", "rediss://"]),
             (&["--redis-password-file", "/no/such"], ["--redis-password-file", "cannot read"]),
             (&["--group", "a=$1"], ["--group", "bad group"]),
             (&["--poll-max", "0s"], ["--poll-max", "expected 10ms"]),
+            (&["--redlock-url", "redis://a"], ["--redlock-url", "odd number"]),
+            (&["--redlock-password-file", "/no/such"], ["--redlock-password-file", "cannot read"]),
+            (&["--node-timeout", "5s"], ["--node-timeout", "1ms to 2s"]),
             (&["--max-sessions", "0"], ["--max-sessions", "1..=1000000"]),
             (&["--grace", "5s"], ["--grace", "unexpected"]),
         ] {
             let error = load(args, &[]).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{args:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn red_locks_have_an_odd_number_of_servers_each_once() {
+        let urls = |urls: &[&str]| {
+            let args: Vec<_> = urls.iter().flat_map(|url| ["--redlock-url", url]).collect();
+            load(&args, &[])
+        };
+        let config = urls(&["redis://a", "redis://:secret@b", "redis://c:7"]).unwrap();
+        let red = config.core.red.unwrap();
+        assert_eq!(red.nodes, ["redis://a:6379/0", "redis://:***@b:6379/0", "redis://c:7/0"]);
+        assert_eq!((red.node_timeout, config.red.len()), (Duration::from_millis(50), 3));
+        assert!(load(&[], &[]).unwrap().core.red.is_none());
+        for (given, words) in [
+            (&["redis://a", "redis://b", "redis://c", "redis://d"][..], "not 4"),
+            (&["redis://a", "redis://b", "redis://a:6379"], "given twice"),
+        ] {
+            let error = urls(given).unwrap_err();
+            assert!(error.contains("--redlock-url") && error.contains(words), "{error}");
         }
     }
 

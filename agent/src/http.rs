@@ -267,8 +267,7 @@ mod tests {
         let answering = thread::spawn(move || {
             let Some(FromSession::List(request, answer)) = inbox.blocking_recv() else { panic!() };
             let row = ListRow {
-                number: 7,
-                session: "1-2".into(),
+                session: "1-2".to_owned(),
                 lock: "a".into(),
                 name: b"a".to_vec(),
                 kind: "lock",

@@ -29,6 +29,8 @@ pub struct Identity {
     pub client: ClientId,
     /// Later than that of every earlier run with this uuid.
     pub epoch: u64,
+    /// The folder that keeps it; none where it is kept for this run only.
+    pub folder: Option<PathBuf>,
     /// Keeps the folder ours as long as we run.
     _lock: Option<File>,
 }
@@ -64,7 +66,7 @@ impl Identity {
         let now = now.min(LAST_EPOCH);
         let Some(folder) = folder else {
             tracing::warn!(agent = %fresh, "there is no state folder: the agent has a new identity for this run");
-            return Ok(Self { client: fresh, epoch: now, _lock: None });
+            return Ok(Self { client: fresh, epoch: now, folder: None, _lock: None });
         };
         match Self::keep(folder, machine.trim(), fresh, now) {
             Ok(identity) => Ok(identity),
@@ -73,7 +75,7 @@ impl Identity {
                     folder = %folder.display(), %why, agent = %fresh,
                     "the state folder cannot be used: the agent has a new identity for this run"
                 );
-                Ok(Self { client: fresh, epoch: now, _lock: None })
+                Ok(Self { client: fresh, epoch: now, folder: None, _lock: None })
             }
         }
     }
@@ -104,7 +106,7 @@ impl Identity {
             Stored { uuid: client.to_string(), epoch, machine: machine.to_owned(), folder: inode };
         // Before the first number of this epoch is used.
         write(folder, &serde_json::to_vec(&stored).map_err(io::Error::from)?)?;
-        Ok(Self { client, epoch, _lock: Some(lock) })
+        Ok(Self { client, epoch, folder: Some(folder.to_owned()), _lock: Some(lock) })
     }
 
     /// The first number of this run: a holder's number is this plus how many were drawn before.

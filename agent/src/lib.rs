@@ -11,9 +11,11 @@ pub mod core;
 pub mod driver;
 pub mod http;
 pub mod identity;
+pub mod journal;
 pub mod limits;
 pub mod metrics;
 pub mod peer;
+pub mod policy;
 pub mod process;
 pub mod resp;
 pub mod server;
@@ -21,6 +23,7 @@ pub mod session;
 pub mod socket;
 
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +32,8 @@ use prometheus::{Gauge, Registry};
 use sd_notify::NotifyState;
 use service_kit::shutdown::Shutdown;
 use tokio::runtime::Handle;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -37,7 +42,9 @@ use connection::Shared;
 use driver::{Start, Status};
 use identity::Identity;
 use metrics::Figures;
+use policy::Policy;
 use process::Processes;
+use session::FromSession;
 use socket::Socket;
 
 /// How long connections have at the end to write what they were given last.
@@ -84,8 +91,21 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     let folder = config.state_dir.clone().or_else(identity::default_folder);
     let identity = Identity::take(folder.as_deref(), service_kit::clock::wall_millis() / 1000)
         .context("the kernel gives no random bytes")?;
+    let journal = match &identity.folder {
+        Some(folder) => journal::open(folder, identity.client).map_err(|error| {
+            format!("the journal in {} cannot be read: {error}", folder.display())
+        }),
+        None => Err("there is none that this agent can use; its log says why".to_owned()),
+    };
+    if let Err(why) = &journal {
+        tracing::warn!(why, "no session can outlive its connection (SESSION GRACE)");
+    }
     let registry = Registry::new();
     let figures = figures(&config, &registry)?;
+    let policy = match &config.policy {
+        Some(path) => Some(Policy::read(path).map_err(anyhow::Error::msg).context("--policy")?),
+        None => None,
+    };
 
     // Redis is needed until the last hold has been dealt with, long after the shutdown has begun.
     let stage = Shutdown::new();
@@ -95,8 +115,12 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
             client: identity.client,
             first_number: identity.first_number(),
             target: config.target.clone(),
+            red: config.red.clone(),
             connect_timeout: config.connect_timeout,
             drain_timeout: config.drain_timeout,
+            journal,
+            policy,
+            watchdog: sd_notify::watchdog_enabled(),
         },
         Arc::clone(&figures),
         &stage,
@@ -121,6 +145,11 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     let http_address = http.local_addr().context("cannot serve HTTP")?;
     let http = http::start(http, sources, stage.token())?;
     tokio::spawn(report_status(core.status(), stage.token()));
+    if let Some(path) = config.policy.clone() {
+        let hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+        let reread = reread_policy(path, hangups, core.sender(), Arc::clone(&figures));
+        tokio::spawn(stage.token().run_until_cancelled_owned(reread));
+    }
 
     let sessions = TaskTracker::new();
     let stop = CancellationToken::new();
@@ -128,6 +157,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         core: core.sender(),
         processes: Processes::new(room.processes),
         stop: stop.clone(),
+        agent: command::AgentInfo { client: identity.client, status: core.status() }.into(),
         figures,
     };
     tracing::info!(
@@ -173,8 +203,34 @@ fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>>
         revision,
     )?;
     service_kit::metrics::register_process(registry)?;
+    service_kit::metrics::register_spans(registry, "lockscope_agent")?;
     service_kit::metrics::register_runtime(registry, "locks", Handle::current())?;
     Ok(figures)
+}
+
+/// Reads the policy again upon each SIGHUP. One that cannot be read leaves the old one in force.
+async fn reread_policy(
+    path: PathBuf,
+    mut hangups: Signal,
+    core: mpsc::Sender<FromSession>,
+    figures: Arc<Figures>,
+) {
+    while hangups.recv().await.is_some() {
+        let outcome = match Policy::read(&path) {
+            Ok(policy) => {
+                tracing::info!(path = %path.display(), rules = policy.len(), "the policy is read anew");
+                if core.send(FromSession::Policy(policy)).await.is_err() {
+                    return;
+                }
+                "applied"
+            }
+            Err(error) => {
+                tracing::error!(error, "the policy is not read anew: the old one stays in force");
+                "refused"
+            }
+        };
+        figures.policy_reloads.with_label_values(&[outcome]).inc();
+    }
 }
 
 /// Tells the service manager how the agent fares whenever that changes, at most each second.

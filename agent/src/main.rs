@@ -24,7 +24,13 @@ fn main() -> ExitCode {
 }
 
 fn start(config: Config) -> anyhow::Result<()> {
-    telemetry::init(&config.log)?;
+    let telemetry = telemetry::init(&config.log, "lockscope-agent", env!("CARGO_PKG_VERSION"))?;
+    let ended = serve(config);
+    telemetry.finish();
+    ended
+}
+
+fn serve(config: Config) -> anyhow::Result<()> {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         pid = std::process::id(),

@@ -12,6 +12,7 @@ use prometheus::{
 use redisson::{Grouping, Kind, LockName};
 
 use crate::core::End;
+use crate::policy::Denial;
 
 /// Waits: from what an idle socket takes to minutes. Twelve bounds at most, by the series budget.
 const WAIT_BUCKETS: [f64; 11] =
@@ -24,6 +25,9 @@ const ROUND_TRIP_BUCKETS: [f64; 11] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0];
 /// How late a renewal was sent, how much validity was left when it succeeded: parts of leases.
 const LEASE_BUCKETS: [f64; 11] = [0.001, 0.01, 0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0];
+
+/// What may come of a session's absence.
+const RESUMED: [&str; 6] = ["resumed", "lapsed", "alive", "gone", "refused", "unconfirmed"];
 
 const OUTCOMES: [&str; 6] = ["acquired", "reentered", "timeout", "cancelled", "denied", "error"];
 
@@ -61,6 +65,16 @@ pub struct Figures {
     pub subscriptions: IntGauge,
     /// Sessions now.
     pub sessions: IntGauge,
+    /// Sessions whose connection has gone, within their grace.
+    pub away_sessions: IntGauge,
+    /// What came of attempts to take sessions over, and of waiting for them.
+    pub sessions_resumed: IntCounterVec,
+    /// Times the journal could not be written.
+    pub journal_errors: IntCounter,
+    /// Locks that the policy denied, by what they failed at.
+    pub policy_denials: IntCounterVec,
+    /// Times the policy was to be read anew, by outcome.
+    pub policy_reloads: IntCounterVec,
     /// Sessions ever.
     pub sessions_opened: IntCounter,
     /// Connections turned away, by reason.
@@ -71,6 +85,7 @@ pub struct Figures {
     pub events_dropped: IntCounter,
     /// Times the agent or its host slept.
     pub sleeps: IntCounter,
+    red_votes: IntCounterVec,
     /// Connections to Redis made anew, by node.
     pub reconnects: IntCounterVec,
     /// Whether Redis can be reached, by node.
@@ -241,6 +256,29 @@ impl Figures {
             jeopardy_holds: make.gauge("jeopardy_holds", "Holds whose renewals fail, still valid.")?,
             subscriptions: make.gauge("subscriptions", "Release channels listened to.")?,
             sessions: make.gauge("sessions", "Connected workers.")?,
+            away_sessions: make.gauge(
+                "away_sessions",
+                "Sessions whose connection has gone, within their grace.",
+            )?,
+            sessions_resumed: make.counters(
+                "sessions_resumed_total",
+                "RESUME commands by what came of them, and sessions that nobody came back for (lapsed).",
+                &["outcome"],
+            )?,
+            journal_errors: make.counter(
+                "journal_errors_total",
+                "Times the journal of sessions with grace could not be written.",
+            )?,
+            policy_denials: make.counters(
+                "policy_denials_total",
+                "Locks that the policy denied, by what they failed at.",
+                &["reason"],
+            )?,
+            policy_reloads: make.counters(
+                "policy_reloads_total",
+                "Times the policy was to be read anew: applied, or refused and the old one kept.",
+                &["outcome"],
+            )?,
             sessions_opened: make.counter("sessions_opened_total", "Connections taken.")?,
             sessions_rejected: make.counters(
                 "sessions_rejected_total",
@@ -256,6 +294,11 @@ impl Figures {
                 "Events that sessions left unread for too long.",
             )?,
             sleeps: make.counter("sleeps_total", "Times the agent or its host slept beyond a third of a lease.")?,
+            red_votes: make.counters(
+                "red_votes_total",
+                "What the servers of red locks answered to attempts: granted, refused (another holds it there), unfit (no such lock), silent (no answer in time).",
+                &["node", "outcome"],
+            )?,
             reconnects: make.counters("reconnects_total", "Connections to Redis made anew.", &["node"])?,
             redis_up: make.gauges("redis_up", "Whether Redis answers.", &["node"])?,
             redis_evicts: make.gauges(
@@ -277,6 +320,15 @@ impl Figures {
         };
         for end in End::LOST {
             figures.lost_holds.with_label_values(&[end.as_str()]);
+        }
+        for reason in Denial::REASONS {
+            figures.policy_denials.with_label_values(&[reason]);
+        }
+        for outcome in ["applied", "refused"] {
+            figures.policy_reloads.with_label_values(&[outcome]);
+        }
+        for outcome in RESUMED {
+            figures.sessions_resumed.with_label_values(&[outcome]);
         }
         for outcome in ["applied", "not_applied", "undone_late"] {
             figures.doubts.with_label_values(&[outcome]);
@@ -349,6 +401,11 @@ impl Figures {
             _ => "other",
         };
         self.hold_seconds.with_label_values(&[&**group, label]).observe(held.as_secs_f64());
+    }
+
+    /// A server of red locks answered an attempt, or did not.
+    pub fn red_vote(&self, node: &str, outcome: &str) {
+        self.red_votes.with_label_values(&[node, outcome]).inc();
     }
 
     /// A lock was passed on locally.

@@ -125,6 +125,7 @@ mod tests {
                 core,
                 processes: Processes::new(10),
                 stop: CancellationToken::new(),
+                agent: crate::command::AgentInfo::unknown().into(),
                 figures: Arc::clone(&figures),
             };
             let closed = CancellationToken::new();

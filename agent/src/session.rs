@@ -1,16 +1,62 @@
 //! What the core and the connections say to one another.
 
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::command::{Command, ListRequest};
+use crate::core::Number;
+use crate::policy::Policy;
 use crate::resp::Outgoing;
 
 /// A session's number in this run of the agent: never given twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
 
+/// A session's name, which it keeps when another connection takes it over: the run of the agent in which it began, and
+/// the number of its first connection there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionKey {
+    /// The run's epoch.
+    pub run: u64,
+    /// The number of the connection that began it.
+    pub number: u64,
+}
+
+impl SessionKey {
+    /// Reads what [`fmt::Display`] has written, and nothing else.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let (run, number) = std::str::from_utf8(text).ok()?.split_once('-')?;
+        let run = u64::from_str_radix(run, 16).ok()?;
+        let key = Self { run, number: number.parse().ok()? };
+        (key.to_string().as_bytes() == text).then_some(key)
+    }
+}
+
+impl fmt::Display for SessionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{}", self.run, self.number)
+    }
+}
+
+impl Serialize for SessionKey {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for SessionKey {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(text.as_bytes()).ok_or_else(|| serde::de::Error::custom("no session's name"))
+    }
+}
+
 /// The process at the other end, as the kernel tells.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Peer {
     /// Its pid; none where it lives in a pid namespace that we cannot see.
     pub pid: Option<i32>,
@@ -42,12 +88,18 @@ pub enum FromSession {
     Command(SessionId, Command),
     /// It speaks RESP3 now, or no longer.
     Resp3(SessionId, bool),
-    /// It has gone: its holds are released, its waits end.
+    /// It says goodbye: what its session holds is released at its end, whatever grace it asked for.
+    Quit(SessionId),
+    /// It has gone: its waits end, and its holds are released unless its session has grace.
     Closed(SessionId),
+    /// From now on this says who may take which locks.
+    Policy(Policy),
     /// A page of the HTTP side wants the agent's holds and waits.
     List(ListRequest, oneshot::Sender<ListPage<ListRow>>),
     /// It wants the sessions: after this one, so many at most.
     Sessions(u64, usize, oneshot::Sender<ListPage<SessionRow>>),
+    /// The announcer wants to know what its notes lack.
+    Noted(Noted, oneshot::Sender<Differences>),
 }
 
 /// How many commands of one session may be unanswered; the connection reads no further meanwhile.
@@ -58,10 +110,7 @@ pub const PUSHES: usize = 256;
 /// One hold or wait, as LOCKS and the HTTP side list it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct ListRow {
-    /// The number that ends its holder id, or will once it is granted.
-    #[serde(skip)]
-    pub number: crate::core::Number,
-    /// The id of its session.
+    /// The id of its session, as SESSION tells it.
     #[serde(skip)]
     pub session: String,
     /// The lock's name, escaped where it is not printable UTF-8.
@@ -104,10 +153,57 @@ pub struct SessionRow {
     pub client: Option<String>,
     /// Milliseconds since it connected.
     pub age_ms: u64,
+    /// For how long its holds outlive its connection, in milliseconds; none where they do not.
+    pub grace_ms: Option<u64>,
+    /// Milliseconds since its connection has gone; none while it lives.
+    pub away_ms: Option<u64>,
     /// Locks it holds.
     pub holds: usize,
     /// Its commands that wait for locks.
     pub waits: usize,
+}
+
+/// A part of what the notes in Redis say: of which holds and waits they tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Noted {
+    /// The part begins above this number,
+    pub after: Number,
+    /// and ends with this one.
+    pub until: Number,
+    /// Those in it that are told of, in order.
+    pub numbers: Vec<Number>,
+    /// What is younger is not worth a note.
+    pub min_age: Duration,
+}
+
+/// What would make such a part true.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Differences {
+    /// Told of, and over.
+    pub gone: Vec<Number>,
+    /// Not told of, and old enough.
+    pub due: Vec<Noteworthy>,
+    /// How far this goes; none where nothing can be beyond.
+    pub next: Option<Number>,
+}
+
+/// Who is behind a hold or a wait.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Noteworthy {
+    /// The number that ends its holder id, or will once it is granted.
+    pub number: Number,
+    /// The id of its session.
+    pub session: String,
+    /// The worker's pid, where it can be seen.
+    pub pid: Option<i32>,
+    /// The worker's user.
+    pub uid: u32,
+    /// The worker's command.
+    pub comm: Option<String>,
+    /// CLIENT SETNAME's text.
+    pub client: Option<String>,
+    /// Milliseconds since the grant, or since the wait began.
+    pub age_ms: u64,
 }
 
 /// A page of rows.

@@ -4,7 +4,7 @@
 //! - the [`model`] makes of it what is known of every lock, and publishes pictures of that;
 //! - [`http`] answers from the newest picture: pages made by [`views`], an API, streams, and [`metrics`].
 //!
-//! Nothing is ever written to Redis.
+//! Nothing is ever written to Redis, but for what an operator ends by force ([`release`]).
 
 pub mod access;
 pub mod archive;
@@ -13,6 +13,7 @@ pub mod http;
 pub mod metrics;
 pub mod model;
 pub mod query;
+pub mod release;
 pub mod sources;
 pub mod views;
 
@@ -30,6 +31,7 @@ use http::app::{App, MAX_STREAMS};
 use metrics::{ModelMetrics, ScansMetrics, StreamMetrics, TapsMetrics};
 use model::Model;
 use model::actor::{self, now};
+use release::Releases;
 
 /// How long tasks may take to end.
 const GRACE: Duration = Duration::from_secs(3);
@@ -106,6 +108,7 @@ fn start(config: &Config, registry: &Registry, shutdown: &Shutdown) -> anyhow::R
     let version = env!("CARGO_PKG_VERSION");
     service_kit::metrics::register_build_info(registry, metrics::PREFIX, version, revision)?;
     service_kit::metrics::register_process(registry)?;
+    service_kit::metrics::register_spans(registry, metrics::PREFIX)?;
     let runtime = tokio::runtime::Handle::current();
     service_kit::metrics::register_runtime(registry, "main", runtime)?;
     let streams = StreamMetrics::register(registry)?;
@@ -115,7 +118,7 @@ fn start(config: &Config, registry: &Registry, shutdown: &Shutdown) -> anyhow::R
     let scopes = config.scopes();
     let mut model = Model::new(config.model.clone(), config.grouping(), &scopes, now());
     let mut archived = None;
-    let mut notes = None;
+    let mut notes: Option<archive::Notes> = None;
     if let Some(folder) = &config.history_dir {
         let archive::Archive { notes: to, writer, reader } = archive::open(folder, actor::wall())?;
         model.remember(reader.remembered().context("cannot read the history")?);
@@ -127,8 +130,10 @@ fn start(config: &Config, registry: &Registry, shutdown: &Shutdown) -> anyhow::R
         Arc::new(sources::start(config, &model, &hub, batches, (&scans, &taps), shutdown));
     let listener: ModelMetrics =
         metrics::register_model(registry, &hub, &sources, &scopes, config.lock_names_in_metrics)?
-            .noting(notes);
+            .noting(notes.clone());
     shutdown.spawn("model", task.run(listener, shutdown.token()));
     let environment = config.environment.clone();
-    Ok(App::new(hub, model, sources, environment, streams, archived, shutdown.token()))
+    let releases = Releases::start(config, &model, notes, registry, shutdown)?;
+    let stop = shutdown.token();
+    Ok(App::new(hub, model, sources, environment, streams, archived, releases, stop))
 }

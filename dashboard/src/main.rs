@@ -13,7 +13,13 @@ fn main() -> ExitCode {
         Err(stop) => return stop.report(),
     };
     redis_link::install_crypto_provider();
-    match telemetry::init(&config.log).map_err(anyhow::Error::from).and_then(|()| serve(config)) {
+    let started = telemetry::init(&config.log, "lockscope-dashboard", env!("CARGO_PKG_VERSION"));
+    let served = started.map_err(anyhow::Error::from).and_then(|telemetry| {
+        let served = serve(config);
+        telemetry.finish();
+        served
+    });
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");

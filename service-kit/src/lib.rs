@@ -1,5 +1,5 @@
-//! Plumbing that both programs share: the link to Redis, settings, logs, shutdown, health and
-//! metrics routes. Nothing in here knows what a lock is.
+//! Plumbing that both programs share: the link to Redis, settings, logs, traces, shutdown, health
+//! and metrics routes. Nothing in here knows what a lock is.
 //!
 //! A program starts in this order: [`settings::load`], [`telemetry::init`],
 //! [`redis_link::install_crypto_provider`], then its listeners, then [`redis_link::Link::start`].
@@ -13,3 +13,4 @@ pub mod redis_link;
 pub mod settings;
 pub mod shutdown;
 pub mod telemetry;
+pub mod trace;

@@ -1,10 +1,14 @@
-//! Figures that every program has: its build, its process, its runtime.
+//! Figures that every program has: its build, its process, its runtime, its spans.
+
+use std::sync::atomic::Ordering;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::MetricFamily;
-use prometheus::{Encoder, GaugeVec, IntGauge, Opts, Registry, TextEncoder};
+use prometheus::{Encoder, GaugeVec, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
 use tokio::runtime::Handle;
+
+use crate::trace::COUNTS;
 
 /// Registers `<prefix>_build_info`, always 1, with the version and the revision as labels.
 ///
@@ -40,6 +44,20 @@ pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
 /// When a runtime of that name is registered already.
 pub fn register_runtime(registry: &Registry, name: &str, handle: Handle) -> prometheus::Result<()> {
     registry.register(Box::new(RuntimeCollector::new(name, handle)?))
+}
+
+/// Registers `<prefix>_trace_spans_total`: what became of this process' [spans](crate::trace), by outcome. All are 0
+/// while traces are off.
+///
+/// # Errors
+///
+/// When the registry has a metric of that name.
+pub fn register_spans(registry: &Registry, prefix: &str) -> prometheus::Result<()> {
+    let opts = Opts::new(
+        format!("{prefix}_trace_spans_total"),
+        "Spans by what became of them: exported, failed (refused or not answered), dropped (too many waited).",
+    );
+    registry.register(Box::new(SpanCollector(IntCounterVec::new(opts, &["outcome"])?)))
 }
 
 /// The registry's metrics in Prometheus' text format.
@@ -93,6 +111,28 @@ impl Collector for RuntimeCollector {
     }
 }
 
+/// Reads the counts of spans when asked for.
+struct SpanCollector(IntCounterVec);
+
+impl Collector for SpanCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        self.0.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        // Emptied first: what is counted elsewhere is set, not added.
+        self.0.reset();
+        for (outcome, count) in [
+            ("exported", &COUNTS.exported),
+            ("failed", &COUNTS.failed),
+            ("dropped", &COUNTS.dropped),
+        ] {
+            self.0.with_label_values(&[outcome]).inc_by(count.load(Ordering::Relaxed));
+        }
+        self.0.collect()
+    }
+}
+
 fn count(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
@@ -108,11 +148,13 @@ mod tests {
         register_process(&registry).unwrap();
         register_runtime(&registry, "main", Handle::current()).unwrap();
         register_runtime(&registry, "http", Handle::current()).unwrap();
+        register_spans(&registry, "thing").unwrap();
         let text = encode(&registry).unwrap();
         for line in [
             r#"thing_build_info{revision="abc",version="1.2.3"} 1"#,
             r#"tokio_workers{runtime="main"} 1"#,
             r#"tokio_workers{runtime="http"} 1"#,
+            r#"thing_trace_spans_total{outcome="dropped"} 0"#,
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

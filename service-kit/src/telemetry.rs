@@ -1,10 +1,18 @@
-//! Logs: one line an event on stderr, text for people and JSON for machines.
+//! Logs, one line an event on stderr, text for people and JSON for machines; and traces, where they are wanted.
 
 use std::io::{self, IsTerminal};
+use std::time::Duration;
 
+use tracing::Metadata;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{EnvFilter, Layer, fmt};
+
+use crate::trace::{self, Exporting, Program};
+
+/// How long the last spans may take to be sent at the program's end.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 
 /// Why logging could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -17,21 +25,70 @@ pub enum InitError {
     Twice(#[from] TryInitError),
 }
 
+/// What [`init`] has begun; to be [finished](Telemetry::finish) as the program's last act.
+#[derive(Debug)]
+#[must_use = "spans that wait to be sent are lost unless it is finished"]
+pub struct Telemetry {
+    traces: Option<Exporting>,
+}
+
+impl Telemetry {
+    /// Sends the spans that wait, for a moment at most. Must not be called on a runtime.
+    pub fn finish(self) {
+        if let Some(traces) = self.traces {
+            traces.finish(LAST_SPANS);
+        }
+    }
+}
+
 /// Starts logging to stderr: text when that is a terminal, else JSON. `filter` is a level or a list
-/// of `target=level`, such as `info` or `info,lockscope_agent=debug`.
+/// of `target=level`, such as `info` or `info,lockscope_agent=debug`. Starts sending [traces](trace)
+/// as well, as a program of this name and version, where the `OTEL_*` variables want it; a mistake
+/// in those is told and leaves them off, since a program does its work without traces too.
 ///
 /// # Errors
 ///
 /// When the filter cannot be read, or logging runs already.
-pub fn init(filter: &str) -> Result<(), InitError> {
+pub fn init(
+    filter: &str,
+    name: &'static str,
+    version: &'static str,
+) -> Result<Telemetry, InitError> {
     let filter = parse_filter(filter).map_err(InitError::Filter)?;
     let lines = if io::stderr().is_terminal() {
         fmt::layer().with_writer(io::stderr).boxed()
     } else {
         fmt::layer().json().flatten_event(true).with_writer(io::stderr).boxed()
     };
-    tracing_subscriber::registry().with(lines.with_filter(filter)).try_init()?;
-    Ok(())
+    let is_trace = |metadata: &Metadata<'_>| metadata.target() == trace::TARGET;
+    let lines = lines.with_filter(filter.and(filter_fn(move |metadata| !is_trace(metadata))));
+    let (traces, mistake) = match Exporting::from_env(Program { name, version }) {
+        Ok(traces) => (traces, None),
+        Err(mistake) => (None, Some(mistake)),
+    };
+    let registry = tracing_subscriber::registry().with(lines);
+    match &traces {
+        // No layer, rather than one that is empty: beside an empty one every span is asked about anew each time,
+        // and an event that follows such a question may be taken for one that nobody wants.
+        None => registry.try_init()?,
+        Some(traces) => {
+            let spans = tracing_opentelemetry::layer()
+                .with_tracer(traces.tracer())
+                .with_location(false)
+                .with_threads(false)
+                .with_target(false)
+                .with_tracked_inactivity(false);
+            registry.with(spans.with_filter(filter_fn(is_trace))).try_init()?;
+            trace::switch_on();
+        }
+    }
+    if let Some((endpoint, protocol)) = traces.as_ref().map(Exporting::shown) {
+        tracing::info!(endpoint, protocol, "sending traces");
+    }
+    if let Some(mistake) = mistake {
+        tracing::error!("no traces are sent: {mistake}");
+    }
+    Ok(Telemetry { traces })
 }
 
 /// For a setting: the filter as it was given, if [`init`] would take it.

@@ -8,5 +8,7 @@ mod demo;
 mod documents;
 mod faults;
 mod grafana;
+mod lockctl;
 mod scripts;
 mod secure;
+mod traces;

@@ -8,7 +8,7 @@ async fn documented_users(direct: &mut Client) -> Result<()> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/acl.md");
     let text = std::fs::read_to_string(path)?;
     let users: Vec<&str> = text.lines().filter(|line| line.starts_with("ACL SETUSER ")).collect();
-    assert_eq!(users.len(), 3, "an agent, an observer, and a tap");
+    assert_eq!(users.len(), 4, "an agent, an observer, a releaser and a tap");
     for user in users {
         direct.call(user).await?.ok().context(user.to_owned())?;
     }
@@ -24,7 +24,9 @@ async fn refused(direct: &mut Client) -> Result<Vec<String>> {
 
 #[tokio::test]
 async fn the_documented_users_are_enough() -> Result<()> {
-    let redis = RedisServer::with(&[("client-output-buffer-limit", "normal 32mb 0 0")]).await?;
+    let settings =
+        [("client-output-buffer-limit", "normal 32mb 0 0"), ("notify-keyspace-events", "KEA")];
+    let redis = RedisServer::with(&settings).await?;
     let mut direct = redis.client().await?;
     documented_users(&mut direct).await?;
     direct.call("SELECT 3").await?.ok()?;

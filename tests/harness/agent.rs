@@ -16,9 +16,13 @@ pub struct Agent {
     process: Process,
     redis_url: String,
     flags: Vec<String>,
+    environment: Environment,
     http: u16,
     folder: TempDir,
 }
+
+/// Variables beyond those that every process has.
+type Environment = Vec<(String, String)>;
 
 /// The command line of an agent that keeps all it has in `folder`.
 ///
@@ -46,7 +50,19 @@ impl Agent {
     /// # Errors
     /// When it does not start.
     pub async fn with(redis: &RedisServer, flags: &[&str]) -> Result<Self> {
-        let agent = Self::at(&redis.url(), flags).await?;
+        Self::in_environment(redis, flags, &[]).await
+    }
+
+    /// Starts one with further flags and variables.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn in_environment(
+        redis: &RedisServer,
+        flags: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Self> {
+        let agent = Self::spawned(&redis.url(), flags, environment).await?;
         eventually("the agent to reach Redis", async || {
             let ready = http::get(agent.http, "/readyz").await?;
             ensure!(ready.status == 200, "{}", ready.body);
@@ -61,13 +77,26 @@ impl Agent {
     /// # Errors
     /// When it does not start.
     pub async fn at(redis_url: &str, flags: &[&str]) -> Result<Self> {
+        Self::spawned(redis_url, flags, &[]).await
+    }
+
+    async fn spawned(
+        redis_url: &str,
+        flags: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Self> {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let environment: Environment = environment.iter().map(owned).collect();
         let folder = tempfile::Builder::new().prefix("lockscope-agent-").tempdir()?;
         std::fs::create_dir(folder.path().join("state"))?;
         let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
         for _ in 0..20 {
             let http = random_port();
-            if let Some(process) = spawn(folder.path(), redis_url, http, &flags).await? {
-                return Ok(Self { process, redis_url: redis_url.to_owned(), flags, http, folder });
+            if let Some(process) =
+                spawn(folder.path(), redis_url, http, &flags, &environment).await?
+            {
+                let redis_url = redis_url.to_owned();
+                return Ok(Self { process, redis_url, flags, environment, http, folder });
             }
         }
         bail!("no port is free for the agent")
@@ -80,7 +109,8 @@ impl Agent {
     pub async fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
         let path = self.folder.path();
-        let started = spawn(path, &self.redis_url, self.http, &self.flags).await?;
+        let started =
+            spawn(path, &self.redis_url, self.http, &self.flags, &self.environment).await?;
         let Some(process) = started else { bail!("its old port is taken") };
         self.process = process;
         Ok(())
@@ -170,9 +200,11 @@ async fn spawn(
     redis_url: &str,
     http: u16,
     flags: &[String],
+    environment: &Environment,
 ) -> Result<Option<Process>> {
     let log = folder.join("agent.log");
-    let command = command(folder, redis_url, http, flags)?;
+    let mut command = command(folder, redis_url, http, flags)?;
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
     let mut process = Process::spawn("lockscope-agent", command, &log, None)?;
     let socket = folder.join("agent.sock");
     let up = eventually("the agent to answer", async || {

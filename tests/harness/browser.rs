@@ -17,6 +17,11 @@ pub struct Browser {
     _profile: TempDir,
 }
 
+/// Keys that have no character, as `WebDriver` writes them.
+pub const ENTER: &str = "\u{e007}";
+/// Likewise.
+pub const ESCAPE: &str = "\u{e00c}";
+
 const ARGUMENTS: [&str; 10] = [
     "--headless=new",
     "--no-sandbox",
@@ -81,6 +86,47 @@ impl Browser {
     /// When it throws.
     pub async fn run(&self, script: &str) -> Result<Value> {
         self.command("execute/sync", &json!({"script": script, "args": []})).await
+    }
+
+    /// Presses a key and lets it go, wherever the focus is.
+    ///
+    /// # Errors
+    /// When the browser does not answer.
+    pub async fn press(&self, key: &str) -> Result<()> {
+        let actions = json!([{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]);
+        let keyboard = json!({"type": "key", "id": "keyboard", "actions": actions});
+        self.command("actions", &json!({"actions": [keyboard]})).await?;
+        Ok(())
+    }
+
+    /// The window that commands go to.
+    ///
+    /// # Errors
+    /// When the browser does not answer.
+    pub async fn window(&self) -> Result<String> {
+        let path = format!("/session/{}/window", self.session);
+        let json = http::get(self.port, &path).await?.json()?;
+        Ok(json["value"].as_str().context("no window")?.to_owned())
+    }
+
+    /// Opens another window beside the first, to which commands go from now on.
+    ///
+    /// # Errors
+    /// When the browser does not open it.
+    pub async fn new_window(&self) -> Result<String> {
+        let opened = self.command("window/new", &json!({"type": "window"})).await?;
+        let handle = opened["handle"].as_str().context("no window")?.to_owned();
+        self.switch_to(&handle).await?;
+        Ok(handle)
+    }
+
+    /// Lets commands go to that window.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub async fn switch_to(&self, window: &str) -> Result<()> {
+        self.command("window", &json!({"handle": window})).await?;
+        Ok(())
     }
 
     /// The process of chromedriver.

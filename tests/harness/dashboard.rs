@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, bail, ensure};
-use serde_json::Value;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::agent::Metrics;
@@ -107,6 +108,26 @@ impl Dashboard {
         let response = http::get(self.port, path).await?;
         ensure!(response.status == 200, "{path}: {} {}", response.status, response.body);
         response.json()
+    }
+
+    /// Releases a lock by force as a machine does: looks at it, once it is known, and sends back what was seen. The
+    /// target is `lock`, `holder:<id>` or `place:<id>`. Gives what came of it, also where nothing was done.
+    ///
+    /// # Errors
+    /// When it cannot be looked at, or there is no such target.
+    pub async fn release(&self, name: &str, target: &str) -> Result<Value> {
+        let encoded = utf8_percent_encode(name, NON_ALPHANUMERIC);
+        let path = format!("/api/v1/release?name={encoded}");
+        let seen = eventually("the lock to be known", async || {
+            let json = self.json(&path).await?;
+            let targets = json["targets"].as_array().map(Vec::as_slice).unwrap_or_default();
+            ensure!(targets.iter().any(|known| known == target), "{json}");
+            Ok(json["seen"].clone())
+        })
+        .await;
+        let wish = json!({"seen": seen, "target": target, "reason": "a test", "name": name});
+        let headers = [("Content-Type", "application/json")];
+        http::request(self.port, "POST", &path, &headers, &wish.to_string()).await?.json()
     }
 
     /// Its figures at this moment.

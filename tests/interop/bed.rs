@@ -51,15 +51,38 @@ pub(crate) const KINDS: &[Kind] = &[
     },
     Kind {
         word: "write",
-        // 3.17.7 has it, but fails with a name mapper and in a crowd: see docs/interop.md.
-        since: 23,
+        since: 0,
         shown: "write",
         suffix: ":write",
         object: &["getReadWriteLock", "NAME", ".", "writeLock"],
         acquire: "acquire_write",
         channel: "redisson_rwlock:{NAME}",
     },
+    FAIR,
 ];
+
+/// A kind whose waiters stand in a queue.
+pub(crate) const FAIR: Kind = Kind {
+    word: "fair",
+    since: 0,
+    shown: "lock",
+    suffix: "",
+    object: &["getFairLock", "NAME"],
+    acquire: "acquire_fair",
+    // Each waiter has its own: this one, a colon, and its id.
+    channel: "redisson_lock__channel:{NAME}:*",
+};
+
+/// Readers exclude writers only; see `readers.rs`.
+pub(crate) const READ: Kind = Kind {
+    word: "read",
+    since: 0,
+    shown: "read",
+    suffix: "",
+    object: &["getReadWriteLock", "NAME", ".", "readLock"],
+    acquire: "acquire_read",
+    channel: "redisson_rwlock:{NAME}",
+};
 
 /// The kinds that the version under test has.
 pub(crate) fn kinds() -> Result<Vec<Kind>> {
@@ -92,7 +115,7 @@ pub(crate) fn other_version() -> Result<String> {
 }
 
 /// The JVM that tests share, each with clients of its own; starting one takes longer than most tests.
-fn shared() -> Result<Arc<Jvm>> {
+pub(crate) fn shared() -> Result<Arc<Jvm>> {
     static SHARED: OnceLock<Result<Arc<Jvm>, String>> = OnceLock::new();
     let start = || Jvm::start(&version()?);
     let jvm = SHARED.get_or_init(|| start().map_err(|error| format!("{error:#}")));
@@ -204,12 +227,18 @@ impl Bed {
         Ok(())
     }
 
-    /// Waits until that many connections listen to the lock's releases.
+    /// Waits until that many connections listen to the lock's releases: one of each client that waits, or of a fair
+    /// lock one of each waiter.
     pub(crate) async fn until_listening(&mut self, kind: Kind, name: &str, count: i64) {
         let channel = kind.channel(name);
         eventually("that many listeners", async || {
-            let numsub = self.direct.call_args(&["PUBSUB", "NUMSUB", &channel]).await?;
-            let found = numsub.items()?[1].int()?;
+            let found = if kind.is_fair() {
+                let channels = self.direct.call_args(&["PUBSUB", "CHANNELS", &channel]).await?;
+                i64::try_from(channels.items()?.len())?
+            } else {
+                let numsub = self.direct.call_args(&["PUBSUB", "NUMSUB", &channel]).await?;
+                numsub.items()?[1].int()?
+            };
             ensure!(found == count, "{found} of {count} listen to {channel}");
             Ok(())
         })
@@ -256,12 +285,26 @@ pub(crate) async fn open(
     jvm.thread(client, 0).call(&format!("open {} {settings}", redis.url())).await
 }
 
+/// Whether a version is this minor version of Redisson 3 or a later one.
+pub(crate) fn is_since(version: &str, since: u32) -> bool {
+    let minor = version.strip_prefix("3.").and_then(|rest| rest.split('.').next()?.parse().ok());
+    minor.is_none_or(|minor: u32| minor >= since)
+}
+
 impl Kind {
+    /// The kind of that word, of those that exclude.
+    pub(crate) fn of(word: &str) -> Option<Self> {
+        KINDS.iter().copied().find(|kind| kind.word == word)
+    }
+
     /// Whether that version of Redisson has it.
     pub(crate) fn is_in(self, version: &str) -> bool {
-        let minor =
-            version.strip_prefix("3.").and_then(|rest| rest.split('.').next()?.parse().ok());
-        minor.is_none_or(|minor: u32| minor >= self.since)
+        is_since(version, self.since)
+    }
+
+    /// Whether its waiters stand in a queue in Redis.
+    pub(crate) fn is_fair(self) -> bool {
+        self.word == "fair"
     }
 
     /// The field of a Java thread's hold.
@@ -364,6 +407,13 @@ impl JavaLock {
     /// Sections under this lock: see `tests/redisson`.
     pub(crate) fn begin_sections(&self, count: usize, counter: &str) -> Result<Pending> {
         let mut words = vec!["sections".to_owned(), count.to_string(), counter.to_owned()];
+        words.extend(self.object.iter().cloned());
+        self.thread.begin_words(&words)
+    }
+
+    /// Readings under this lock, likewise.
+    pub(crate) fn begin_readings(&self, count: usize, counter: &str) -> Result<Pending> {
+        let mut words = vec!["readings".to_owned(), count.to_string(), counter.to_owned()];
         words.extend(self.object.iter().cloned());
         self.thread.begin_words(&words)
     }

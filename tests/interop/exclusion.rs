@@ -17,7 +17,7 @@ const WRITE: &str =
 pub(crate) const LONG: Duration = Duration::from_secs(240);
 
 /// Reads the counter and writes one more.
-async fn count(direct: &mut Client, counter: &str) -> Result<()> {
+pub(crate) async fn count(direct: &mut Client, counter: &str) -> Result<()> {
     let next = read(direct, counter).await? + 1;
     write(direct, counter, next).await
 }
@@ -130,8 +130,12 @@ async fn killed(kind: Kind) -> Result<()> {
     let java = bed.java(kind, "till").begin_sections(300, "counter")?;
     let session = bed.agent.client().await?;
     let ours = sections(session, redis.client().await?, kind, "till", "counter", 300);
-    let (dropped, workers, jvms) =
-        (drop_sessions(&bed, kind, 100), kill_workers(&bed, kind, 20), kill_jvms(redis, kind, 2));
+    let jvms = if super::fair::jvms_may_die(kind, &version()?) { 2 } else { 0 };
+    let (dropped, workers, jvms) = (
+        drop_sessions(&bed, kind, 100),
+        kill_workers(&bed, kind, 20),
+        kill_jvms(redis, kind, jvms),
+    );
     let (ours, dropped, workers, jvms) = tokio::join!(ours, dropped, workers, jvms);
     ours?;
     java.answer_within(LONG).await??;
@@ -140,6 +144,12 @@ async fn killed(kind: Kind) -> Result<()> {
     let at_least = 600 + dropped? + workers?;
     let total = tally(&mut bed.direct, "counter").await?.total;
     ensure!(total >= at_least, "{total} sections, at least {at_least} of them ended");
+    if kind.is_fair() {
+        // Dead places of a JVM stand until somebody comes who finds them dead.
+        let mut session = bed.session().await?;
+        ensure!(lock(&mut session, kind, "till", "").await?, "its wait has no limit");
+        unlock(&mut session, kind, "till").await?;
+    }
     bed.assert_nothing_left().await;
     Ok(())
 }
@@ -187,7 +197,9 @@ async fn kill_jvms(redis: &RedisServer, kind: Kind, many: usize) -> Result<()> {
     let mut direct = redis.client().await?;
     for _ in 0..many {
         let jvm = Jvm::start(&version()?)?;
-        let id = open(&jvm, "a", redis, "watchdog=2000").await?;
+        // Its threads in a fair queue count as dead as soon.
+        let settings = if kind.is_fair() { "watchdog=2000 fairwait=2000" } else { "watchdog=2000" };
+        let id = open(&jvm, "a", redis, settings).await?;
         let threads = [1, 2, 3].map(|thread| JavaLock::new(jvm.thread("a", thread), kind, "till"));
         for thread in &threads {
             drop(thread.begin_sections(1_000_000, "counter")?);

@@ -6,7 +6,13 @@
 
 mod bed;
 mod exclusion;
+mod fair;
+mod fenced;
+mod multi;
 mod names;
+mod readers;
+mod red;
+mod release;
 mod settings;
 mod truth;
 mod upstream;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::bed::{for_each_kind, lock, unlock};
+use super::bed::{for_each_kind, is_since, lock, unlock, version};
 use super::{Bed, Kind};
 
 for_each_kind!(
@@ -51,18 +51,26 @@ mod cases {
     }
 
     pub(super) async fn a_name_mapper_changes_the_name(kind: Kind) -> Result<()> {
+        let version = version()?;
+        if kind.is_fair() && !is_since(&version, 52) {
+            // Its queue and its deadlines have the unmapped name there, the lock the mapped one.
+            return Ok(());
+        }
+        // The sides of a read-write lock map the name that the lock has mapped already.
+        let twice = kind.word == "write" && !is_since(&version, 23);
+        let mapped = if twice { "shop:shop:a" } else { "shop:a" };
         let bed = Bed::new().await?;
         bed.open("shop", "watchdog=600000 prefix=shop:").await?;
         let java = bed.java(kind, "a").by(bed.thread("shop", 1));
         java.call("lock").await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "NOWAIT").await?, "quite another lock");
-        assert!(!lock(&mut worker, kind, "shop:a", "NOWAIT").await?);
-        bed.begin_wait(&mut worker, kind, "shop:a").await?;
+        assert!(!lock(&mut worker, kind, mapped, "NOWAIT").await?);
+        bed.begin_wait(&mut worker, kind, mapped).await?;
         java.call("unlock").await?;
         assert_eq!(worker.reply().await?.ok()?.field("holds")?.int()?, 1);
         let waiting = java.begin_wait().await?;
-        assert_eq!(unlock(&mut worker, kind, "shop:a").await?, 0);
+        assert_eq!(unlock(&mut worker, kind, mapped).await?, 0);
         waiting.answer().await??;
         Ok(())
     }

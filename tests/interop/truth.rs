@@ -140,14 +140,14 @@ mod cases {
 
     /// Both watchdogs at work on locks of the same names, one after the other, for several of their leases.
     pub(super) async fn our_hold_is_kept_alive_beside_javas(kind: Kind) -> Result<()> {
-        let mut bed = Bed::with(&["--lease", "900ms"], "watchdog=900").await?;
+        let mut bed = Bed::with(&["--lease", "1500ms"], "watchdog=1500").await?;
         let java = bed.java(kind, "java");
         java.call("lock").await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "ours", "").await?);
         // Neither has the other's before three leases are over.
-        assert!(!lock(&mut worker, kind, "java", "WAIT 2700").await?);
-        assert!(!bed.java(kind, "ours").on(2).is("tryLock 2700 ms").await?);
+        assert!(!lock(&mut worker, kind, "java", "WAIT 4500").await?);
+        assert!(!bed.java(kind, "ours").on(2).is("tryLock 4500 ms").await?);
         assert!(java.is("isHeldByCurrentThread").await?);
         assert_eq!(unlock(&mut worker, kind, "ours").await?, 0);
         java.call("unlock").await?;

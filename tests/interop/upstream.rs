@@ -3,7 +3,7 @@
 use anyhow::Result;
 use harness::{Reply, eventually};
 
-use super::bed::{for_each_kind, lock, unlock};
+use super::bed::{for_each_kind, is_since, lock, unlock, version};
 use super::{Bed, Kind};
 
 for_each_kind!(
@@ -58,6 +58,10 @@ mod cases {
     }
 
     pub(super) async fn a_killed_agents_lock_is_free_within_its_lease(kind: Kind) -> Result<()> {
+        if kind.is_fair() && !is_since(&version()?, 32) {
+            // A thread whose holder was renewed meanwhile sleeps there until a message, which the dead do not send.
+            return Ok(());
+        }
         let mut bed = Bed::with(&["--lease", "1500ms"], "").await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
@@ -106,6 +110,10 @@ mod cases {
     }
 
     pub(super) async fn an_interrupted_wait_leaves_nothing(kind: Kind) -> Result<()> {
+        if kind.is_fair() {
+            // Redisson's leaves its place: see `fair.rs`.
+            return Ok(());
+        }
         let mut bed = Bed::new().await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);

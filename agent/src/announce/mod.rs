@@ -6,6 +6,7 @@
 mod cmdline;
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
@@ -16,28 +17,27 @@ use service_kit::redis_link::{Link, LinkOptions, Target};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::command::ListRequest;
 use crate::core::Number;
-use crate::session::{FromSession, ListRow};
+use crate::session::{Differences, FromSession, Noted, Noteworthy};
 
-/// How often the core is asked, with few holds.
+/// How often what is written is compared with what there is, with few holds.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// With many it is asked less often, so that listing them stays small beside renewing them: this long for each.
-const FOR_EACH: Duration = Duration::from_micros(200);
+/// With many it happens less often, so that comparing stays small beside renewing: this long for each.
+const FOR_EACH: Duration = Duration::from_micros(100);
 /// Yet well within the time that Redis keeps what was written.
 const LONGEST: Duration = Duration::from_secs(20);
 /// How long it is left alone after Redis has refused.
 const PAUSE: Duration = Duration::from_secs(30);
 /// How long Redis keeps what the agent no longer renews.
 const TTL: Duration = Duration::from_secs(60);
-/// What is younger than this, in milliseconds, is not written.
-const MIN_AGE_MS: u64 = 1_000;
-/// How many rows the core gives at once.
+/// What is younger than this is not written.
+const MIN_AGE: Duration = Duration::from_secs(1);
+/// How many of the numbers written are compared at once.
 const PAGE: usize = 500;
 /// How many fields are set or removed by one command.
 const BATCH: usize = 200;
-/// How many fields are added each time, or a fifth of all where that is more; the rest follows.
-const MAX_ADDED: usize = 4_000;
+/// The pause after a page that was written: a crowd of new holds comes to Redis in small helpings.
+const BETWEEN: Duration = Duration::from_millis(10);
 /// How much of a client's own name is written, in characters.
 const MAX_CLIENT: usize = 100;
 
@@ -113,43 +113,27 @@ struct Note<'a> {
 
 /// Which numbers stand in Redis.
 #[derive(Debug, Default)]
-struct Book {
-    written: BTreeSet<Number>,
-    /// Whether what stands there is not known, so that all is written anew.
-    unknown: bool,
-}
-
-/// What has to be written.
-#[derive(Debug, Default)]
-struct Changes<'a> {
-    anew: bool,
-    gone: Vec<Number>,
-    added: Vec<&'a ListRow>,
-}
+struct Book(BTreeSet<Number>);
 
 impl Book {
-    /// What differs between Redis and `rows`. The book then says what Redis will say once that is written.
-    fn turn<'a>(&mut self, rows: &'a [ListRow]) -> Changes<'a> {
-        let anew = std::mem::take(&mut self.unknown);
-        if anew {
-            self.written.clear();
-        }
-        let here: BTreeSet<Number> = rows.iter().map(|row| row.number).collect();
-        let gone: Vec<Number> = self.written.difference(&here).copied().collect();
-        self.written.retain(|number| here.contains(number));
-        let due = rows.iter().filter(|row| row.age_ms >= MIN_AGE_MS);
-        let added: Vec<&ListRow> = due
-            .filter(|row| !self.written.contains(&row.number))
-            .take(most_added(rows.len()))
-            .collect();
-        self.written.extend(added.iter().map(|row| row.number));
-        Changes { anew, gone, added }
+    /// The next part of it, above `after`.
+    fn part(&self, after: Number) -> Noted {
+        let range = (Bound::Excluded(after), Bound::Unbounded);
+        let numbers: Vec<Number> = self.0.range(range).take(PAGE).copied().collect();
+        let until = match numbers.last() {
+            Some(last) if numbers.len() == PAGE => *last,
+            _ => Number::MAX,
+        };
+        Noted { after, until, numbers, min_age: MIN_AGE }
     }
-}
 
-/// How many of so many holds and waits are added at once.
-fn most_added(rows: usize) -> usize {
-    MAX_ADDED.max(rows / 5)
+    /// These differences have been written.
+    fn enter(&mut self, written: &Differences) {
+        for number in &written.gone {
+            self.0.remove(number);
+        }
+        self.0.extend(written.due.iter().map(|row| row.number));
+    }
 }
 
 /// How long to wait before so many holds and waits are listed again.
@@ -170,85 +154,117 @@ struct Announcer {
     refused: Option<String>,
 }
 
+/// Why a pass ended before its time.
+enum Ended {
+    /// The core has ended, and so does the announcer.
+    NoCore,
+    /// Redis is out of reach: what stands there is not known.
+    Unreachable,
+    /// Redis refuses, which will not be otherwise a moment later.
+    Refused(String),
+}
+
 impl Announcer {
     /// Until the core has ended.
     async fn run(mut self) {
         while self.link.up().await.is_some() {
-            let Some(rows) = self.rows().await else { return };
-            let pause = if self.write(&rows).await { pause_after(rows.len()) } else { PAUSE };
+            let passed = self.pass().await;
+            let pause = match passed {
+                Ok(()) => {
+                    self.refused = None;
+                    pause_after(self.book.0.len())
+                }
+                Err(Ended::NoCore) => return,
+                Err(Ended::Unreachable) => INTERVAL,
+                Err(Ended::Refused(error)) => {
+                    if self.refused.as_ref() != Some(&error) {
+                        tracing::warn!(
+                            error,
+                            "Redis does not let the agent tell who its holders are"
+                        );
+                    }
+                    self.refused = Some(error);
+                    PAUSE
+                }
+            };
             tokio::time::sleep(pause).await;
         }
     }
 
-    /// All holds and waits; nothing once the core has ended.
-    async fn rows(&self) -> Option<Vec<ListRow>> {
-        let (mut rows, mut cursor) = (Vec::new(), 0);
+    /// Brings Redis up to date, page by page.
+    async fn pass(&mut self) -> Result<(), Ended> {
+        self.tell_about_us().await?;
+        let mut after = 0;
         loop {
-            let (answer, page) = oneshot::channel();
-            let request = ListRequest { pattern: None, cursor, count: PAGE };
-            self.core.send(FromSession::List(request, answer)).await.ok()?;
-            let page = page.await.ok()?;
-            rows.extend(page.rows);
-            cursor = page.next;
-            if cursor == 0 {
-                return Some(rows);
+            let (answer, differences) = oneshot::channel();
+            let part = self.book.part(after);
+            self.core.send(FromSession::Noted(part, answer)).await.map_err(|_| Ended::NoCore)?;
+            let differences = differences.await.map_err(|_| Ended::NoCore)?;
+            if !(differences.gone.is_empty() && differences.due.is_empty()) {
+                self.send(self.pipeline(&differences)).await?;
+                self.book.enter(&differences);
+                tokio::time::sleep(BETWEEN).await;
+            }
+            match differences.next {
+                Some(next) => after = next,
+                None => return Ok(()),
             }
         }
     }
 
-    /// Brings Redis up to date. False when Redis refuses, which will not be otherwise a moment later.
-    async fn write(&mut self, rows: &[ListRow]) -> bool {
-        let changes = self.book.turn(rows);
-        let pipeline = self.pipeline(&changes);
-        let answers = match self.link.pipeline(pipeline).await {
-            Ok(answers) => answers,
-            Err(error) => {
-                // The link tells of its outages itself.
-                tracing::debug!(%error, "holders are not told in Redis");
-                self.book.unknown = true;
-                return true;
-            }
-        };
-        // The last command found no such key: somebody has deleted what was written before.
-        let kept = matches!(answers.last(), Some(Ok(Value::Int(1))));
-        self.book.unknown = !kept && !self.book.written.is_empty();
-        let refused = answers.into_iter().find_map(Result::err).map(|error| error.to_string());
-        if let Some(error) = &refused {
-            self.book.unknown = true;
-            if self.refused.as_ref() != Some(error) {
-                tracing::warn!(error, "Redis does not let the agent tell who its holders are");
-            }
-        }
-        self.refused = refused;
-        self.refused.is_none()
-    }
-
-    fn pipeline(&self, changes: &Changes<'_>) -> Pipeline {
+    /// Writes who we are, keeps what is written alive, and begins anew where Redis has other than what we wrote:
+    /// somebody has deleted it, or a write was lost.
+    async fn tell_about_us(&mut self) -> Result<(), Ended> {
         let ttl = TTL.as_millis().to_string();
-        let (agent, holders) = (&self.agent_key, &self.holders_key);
+        let (us, key) = (&self.about_us, &self.agent_key);
         let mut pipeline = Pipeline::new();
-        let us = &self.about_us;
-        pipeline.cmd("HSET").arg(agent).arg("host").arg(&us.host).arg("pid").arg(us.pid);
+        pipeline.cmd("HSET").arg(key).arg("host").arg(&us.host).arg("pid").arg(us.pid);
         pipeline.arg("version").arg(env!("CARGO_PKG_VERSION")).arg("started").arg(us.started_ms);
-        pipeline.cmd("PEXPIRE").arg(agent).arg(&ttl);
-        if changes.anew {
-            pipeline.cmd("DEL").arg(holders);
+        pipeline.cmd("PEXPIRE").arg(key).arg(&ttl);
+        pipeline.cmd("PEXPIRE").arg(&self.holders_key).arg(&ttl);
+        pipeline.cmd("HLEN").arg(&self.holders_key);
+        let answers = self.send(pipeline).await?;
+        let there = match answers.last() {
+            Some(Value::Int(there)) => usize::try_from(*there).ok(),
+            _ => None,
+        };
+        if there != Some(self.book.0.len()) {
+            let mut pipeline = Pipeline::new();
+            pipeline.cmd("DEL").arg(&self.holders_key);
+            self.send(pipeline).await?;
+            self.book = Book::default();
         }
-        for numbers in changes.gone.chunks(BATCH) {
+        Ok(())
+    }
+
+    async fn send(&self, pipeline: Pipeline) -> Result<Vec<Value>, Ended> {
+        let answers = self.link.pipeline(pipeline).await.map_err(|error| {
+            // The link tells of its outages itself.
+            tracing::debug!(%error, "holders are not told in Redis");
+            Ended::Unreachable
+        })?;
+        let answers: Result<Vec<Value>, _> = answers.into_iter().collect();
+        answers.map_err(|error| Ended::Refused(error.to_string()))
+    }
+
+    fn pipeline(&self, differences: &Differences) -> Pipeline {
+        let holders = &self.holders_key;
+        let mut pipeline = Pipeline::new();
+        for numbers in differences.gone.chunks(BATCH) {
             pipeline.cmd("HDEL").arg(holders).arg(numbers);
         }
         let now_ms = wall_millis();
-        for rows in changes.added.chunks(BATCH) {
+        for rows in differences.due.chunks(BATCH) {
             pipeline.cmd("HSET").arg(holders);
             for row in rows {
                 pipeline.arg(row.number).arg(self.note(row, now_ms));
             }
         }
-        pipeline.cmd("PEXPIRE").arg(holders).arg(&ttl);
+        pipeline.cmd("PEXPIRE").arg(holders).arg(TTL.as_millis().to_string());
         pipeline
     }
 
-    fn note(&self, row: &ListRow, now_ms: u64) -> String {
+    fn note(&self, row: &Noteworthy, now_ms: u64) -> String {
         let client = row.client.as_ref().map(|name| name.chars().take(MAX_CLIENT).collect());
         let cmdline = row.pid.filter(|_| self.cmdline).and_then(cmdline::of);
         let note = Note {
@@ -268,63 +284,32 @@ impl Announcer {
 mod tests {
     use super::*;
 
-    fn row(number: Number, age_ms: u64) -> ListRow {
-        ListRow {
-            number,
+    #[test]
+    fn the_book_is_compared_part_by_part() {
+        let mut book = Book((1..=501).map(|n| n * 10).collect());
+        let first = book.part(0);
+        assert_eq!((first.numbers.len(), first.until), (PAGE, 5_000));
+        let second = book.part(first.until);
+        assert_eq!((second.numbers, second.until), (vec![5_010], Number::MAX));
+        let due = Noteworthy {
+            number: 15,
             session: "1-2".into(),
-            lock: "a".into(),
-            name: b"a".to_vec(),
-            kind: "lock",
-            holder: None,
-            state: "waiting",
             pid: Some(1),
             uid: 0,
             comm: None,
             client: None,
-            age_ms,
-            valid_ms: None,
-        }
-    }
-
-    fn numbers(rows: &[&ListRow]) -> Vec<Number> {
-        rows.iter().map(|row| row.number).collect()
+            age_ms: 1_000,
+        };
+        book.enter(&Differences { gone: vec![20, 30], due: vec![due], next: None });
+        assert_eq!(book.part(0).numbers[..3], [10, 15, 40]);
     }
 
     #[test]
-    fn what_lasts_is_written_once_and_removed_once() {
-        let mut book = Book::default();
-        let rows = [row(1, 999), row(2, 1_000)];
-        assert_eq!(numbers(&book.turn(&rows).added), [2]);
-        let rows = [row(1, 2_999), row(2, 3_000)];
-        let changes = book.turn(&rows);
-        assert_eq!((numbers(&changes.added), changes.gone), (vec![1], vec![]));
-        let rows = [row(1, 5_000)];
-        let changes = book.turn(&rows);
-        assert_eq!((numbers(&changes.added), changes.gone), (vec![], vec![2]));
-        assert!(book.turn(&rows).gone.is_empty());
-        book.unknown = true;
-        let changes = book.turn(&rows);
-        assert!(changes.anew);
-        assert_eq!(numbers(&changes.added), [1]);
-        assert!(!book.turn(&rows).anew);
-    }
-
-    #[test]
-    fn a_crowd_is_written_in_several_rounds() {
-        let mut book = Book::default();
-        let rows: Vec<ListRow> = (0..5_000).map(|number| row(number, 1_000)).collect();
-        assert_eq!(book.turn(&rows).added.len(), MAX_ADDED);
-        assert_eq!(book.turn(&rows).added.len(), 1_000);
-        assert_eq!(book.turn(&rows).added.len(), 0);
-    }
-
-    #[test]
-    fn many_holds_are_listed_less_often_and_never_too_late() {
+    fn many_holds_are_compared_less_often_and_never_too_late() {
         assert_eq!(pause_after(0), INTERVAL);
-        assert_eq!(pause_after(10_000), INTERVAL);
-        assert_eq!(pause_after(50_000), Duration::from_secs(10));
+        assert_eq!(pause_after(20_000), INTERVAL);
+        assert_eq!(pause_after(100_000), Duration::from_secs(10));
         assert_eq!(pause_after(usize::MAX), LONGEST);
         assert!(LONGEST * 2 < TTL);
-        assert_eq!((most_added(10_000), most_added(100_000)), (MAX_ADDED, 20_000));
     }
 }

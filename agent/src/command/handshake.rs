@@ -1,7 +1,11 @@
 //! What client libraries say before and beside the real work: answered by the connection itself.
 
+use redisson::ClientId;
+use tokio::sync::watch;
+
 use super::ClientState;
 use super::parse::{error, shown};
+use crate::driver::Status;
 use crate::resp::{Args, Frame, Outgoing, Protocol};
 
 /// The Redis version that libraries are told: its commands for connections are those served here.
@@ -16,6 +20,23 @@ pub struct Client {
     pub id: u64,
     /// The process at the other end, where it can be seen.
     pub pid: Option<i32>,
+}
+
+/// What a connection can tell of the agent, for INFO.
+#[derive(Debug, Clone)]
+pub struct AgentInfo {
+    /// Its client id in Redis.
+    pub client: ClientId,
+    /// How it fares, always the latest.
+    pub status: watch::Receiver<Status>,
+}
+
+impl AgentInfo {
+    /// An agent of which nothing is known.
+    #[cfg(test)]
+    pub(crate) fn unknown() -> Self {
+        Self { client: ClientId::from_random([0; 16]), status: watch::channel(Status::default()).1 }
+    }
 }
 
 /// The answer to such a command.
@@ -36,7 +57,12 @@ impl Answer {
 }
 
 /// Answers one of these commands and brings `state` up to date; none when it is another one.
-pub fn answer(args: Args<'_>, state: &mut ClientState, client: Client) -> Option<Answer> {
+pub fn answer(
+    args: Args<'_>,
+    state: &mut ClientState,
+    client: Client,
+    agent: &AgentInfo,
+) -> Option<Answer> {
     let word = args.get(0)?.to_ascii_uppercase();
     let frame = match word.as_slice() {
         b"PING" => match args.len() {
@@ -64,7 +90,7 @@ pub fn answer(args: Args<'_>, state: &mut ClientState, client: Client) -> Option
         },
         b"SELECT" => wrong_number("select"),
         b"COMMAND" => command(args),
-        b"INFO" => Frame::bytes(info()),
+        b"INFO" => Frame::bytes(info(agent)),
         _ => return None,
     };
     Some(Answer::new(frame))
@@ -221,14 +247,20 @@ fn command(args: Args<'_>) -> Frame {
     }
 }
 
-fn info() -> String {
+fn info(agent: &AgentInfo) -> String {
+    let status = agent.status.borrow();
+    let redis = status.detail.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (redis_up, draining) = (u8::from(status.redis_up), u8::from(status.draining));
     let (version, pid) = (env!("CARGO_PKG_VERSION"), std::process::id());
     format!(
         "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
          lockscope_version:{version}\r\nprocess_id:{pid}\r\n\r\n\
          # Persistence\r\nloading:0\r\n\r\n\
          # Replication\r\nrole:master\r\nconnected_slaves:0\r\n\r\n\
-         # Cluster\r\ncluster_enabled:0\r\n"
+         # Cluster\r\ncluster_enabled:0\r\n\r\n\
+         # Lockscope\r\nagent:{}\r\nredis_up:{redis_up}\r\nredis:{redis}\r\ndraining:{draining}\r\n\
+         holds:{}\r\nwaiters:{}\r\n",
+        agent.client, status.holds, status.waiters
     )
 }
 

@@ -9,7 +9,7 @@ use redisson::{Kind, Lease, LockName};
 
 use crate::resp::{Outgoing, Protocol};
 
-pub use handshake::{Answer, Client, answer};
+pub use handshake::{AgentInfo, Answer, Client, answer};
 pub use parse::parse;
 
 /// How long a LOCK waits for its turn.
@@ -45,10 +45,19 @@ pub enum Command {
     Show(LockName),
     /// The session's id and secret; sets what is given.
     Session {
+        /// How long its holds outlive a broken connection; zero: not at all.
+        grace: Option<Duration>,
         /// Whether events come unasked on this connection.
         push: Option<bool>,
         /// Whether each renewal is told.
         deadlines: Option<bool>,
+    },
+    /// Take over a session whose connection has gone.
+    Resume {
+        /// Which session.
+        session: SessionName,
+        /// Its secret.
+        secret: Vec<u8>,
     },
     /// The events of a session since the last call.
     Events {
@@ -68,6 +77,15 @@ pub enum Command {
         /// Which owner of it.
         owner: i64,
     },
+    /// For operators: release a lock whoever holds it, or only if this one does.
+    Force {
+        /// Which lock.
+        name: LockName,
+        /// The holder as Redis shows it.
+        holder: Option<Vec<u8>>,
+    },
+    /// For operators: end a session.
+    Kick(SessionName),
     /// Answered by the connection itself; it only waits for its turn among the replies.
     Answered(Outgoing),
 }
@@ -129,8 +147,11 @@ impl Command {
             Self::Locks(_) => "locks",
             Self::Show(_) => "show",
             Self::Session { .. } => "session",
+            Self::Resume { .. } => "resume",
             Self::Events { .. } => "events",
             Self::Cancel { .. } => "cancel",
+            Self::Force { .. } => "force",
+            Self::Kick(_) => "kick",
             Self::Answered(_) => "other",
         }
     }

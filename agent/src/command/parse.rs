@@ -18,8 +18,8 @@ const DEFAULT_COUNT: usize = 100;
 /// The longest session id, secret or `traceparent`, in bytes: ours are shorter, and the standard's has 55.
 const MAX_TEXT: usize = 128;
 
-const LOCK: &str = "LOCK name [KIND lock|fair|read|write|fenced] [WAIT ms | NOWAIT] [LEASE ms] [OWNER n] [IN session] [TRACEPARENT v]";
-const MLOCK: &str = "MLOCK n name… [KIND lock|fair|read|write|fenced] [WAIT ms | NOWAIT] [LEASE ms] [OWNER n] [IN session]";
+const LOCK: &str = "LOCK name [KIND lock|fair|read|write|fenced|red] [WAIT ms | NOWAIT] [LEASE ms] [OWNER n] [IN session] [TRACEPARENT v]";
+const MLOCK: &str = "MLOCK n name… [KIND lock|fair|read|write|fenced|red] [WAIT ms | NOWAIT] [LEASE ms] [OWNER n] [IN session] [TRACEPARENT v]";
 /// How errors call MLOCK's first argument.
 const MEMBERS: &str = "the number of locks";
 const UNLOCK: &str = "UNLOCK name [KIND kind] [OWNER n] [IN session]";
@@ -28,12 +28,15 @@ const EXTEND: &str = "EXTEND name ms [KIND kind] [OWNER n] [IN session]";
 const HOLDS: &str = "HOLDS";
 const LOCKS: &str = "LOCKS [MATCH glob] [CURSOR c] [COUNT n]";
 const SHOW: &str = "SHOW name";
-const SESSION: &str = "SESSION [PUSH on|off] [DEADLINES on|off]";
+const SESSION: &str = "SESSION [GRACE ms] [PUSH on|off] [DEADLINES on|off]";
+const RESUME: &str = "RESUME id secret";
 const EVENTS: &str = "EVENTS id secret [WAIT ms]";
 const CANCEL: &str = "CANCEL id secret [OWNER n]";
+const FORCE: &str = "FORCE name [HOLDER id]";
+const KICK: &str = "KICK session";
 
 /// The kinds that LOCK takes.
-const SERVED: &str = "lock, fair, read, write and fenced";
+const SERVED: &str = "lock, fair, read, write, fenced and red";
 
 type Parsed<T> = Result<T, Frame>;
 
@@ -59,8 +62,19 @@ pub fn parse(args: Args<'_>, protocol: Protocol) -> Result<Command, Frame> {
             Ok(Command::Show(name))
         }
         b"SESSION" => session(args, protocol),
+        b"RESUME" => {
+            let (session, secret) = credentials(args, RESUME)?;
+            Options::new(args, 3, RESUME).end()?;
+            Ok(Command::Resume { session, secret })
+        }
         b"EVENTS" => events(args),
         b"CANCEL" => cancel(args),
+        b"FORCE" => force(args),
+        b"KICK" => {
+            let session = bounded("the session", args.get(1).ok_or_else(|| usage(KICK))?)?;
+            Options::new(args, 2, KICK).end()?;
+            Ok(Command::Kick(session))
+        }
         b"MULTI" | b"EXEC" | b"DISCARD" | b"WATCH" => Err(error(format!(
             "ERR {} is not served: each command here is complete in itself; send them one by one, \
              or pipeline them without a transaction",
@@ -94,7 +108,7 @@ fn lock(name: LockName, mut options: Options<'_>) -> Parsed<LockRequest> {
             b"LEASE" => request.lease = Some(options.lease()?),
             b"OWNER" => request.owner = options.owner()?,
             b"IN" => request.session = Some(options.text("IN")?),
-            b"TRACEPARENT" if options.usage == LOCK => {
+            b"TRACEPARENT" => {
                 request.traceparent = Some(options.text("TRACEPARENT")?);
             }
             other => return Err(options.unknown(other)),
@@ -162,9 +176,14 @@ fn locks(args: Args<'_>) -> Parsed<Command> {
 
 fn session(args: Args<'_>, protocol: Protocol) -> Parsed<Command> {
     let mut options = Options::new(args, 1, SESSION);
-    let (mut push, mut deadlines) = (None, None);
+    let (mut grace, mut push, mut deadlines) = (None, None, None);
     while let Some(word) = options.next() {
         match word.as_slice() {
+            b"GRACE" => {
+                let value = options.value("GRACE")?;
+                let millis = number("GRACE", value)?;
+                grace = Some(millis.map_or(Duration::MAX, Duration::from_millis));
+            }
             b"PUSH" => push = Some(options.switch("PUSH")?),
             b"DEADLINES" => deadlines = Some(options.switch("DEADLINES")?),
             other => return Err(options.unknown(other)),
@@ -175,7 +194,7 @@ fn session(args: Args<'_>, protocol: Protocol) -> Parsed<Command> {
             "PUSH on needs RESP3, and this connection speaks RESP2: send HELLO 3 first, or read the events by EVENTS",
         ));
     }
-    Ok(Command::Session { push, deadlines })
+    Ok(Command::Session { grace, push, deadlines })
 }
 
 fn events(args: Args<'_>) -> Parsed<Command> {
@@ -205,6 +224,19 @@ fn cancel(args: Args<'_>) -> Parsed<Command> {
         }
     }
     Ok(Command::Cancel { session, secret, owner })
+}
+
+fn force(args: Args<'_>) -> Parsed<Command> {
+    let name = lock_name(args, FORCE)?;
+    let mut options = Options::new(args, 2, FORCE);
+    let mut holder = None;
+    while let Some(word) = options.next() {
+        match word.as_slice() {
+            b"HOLDER" => holder = Some(options.text("HOLDER")?),
+            other => return Err(options.unknown(other)),
+        }
+    }
+    Ok(Command::Force { name, holder })
 }
 
 fn credentials(args: Args<'_>, form: &'static str) -> Parsed<(SessionName, Vec<u8>)> {
@@ -286,9 +318,6 @@ impl<'a> Options<'a> {
     fn kind(&mut self) -> Parsed<Kind> {
         let word = self.value("KIND")?;
         match Kind::parse(word) {
-            Some(Kind::Red) => {
-                Err(syntax(format!("KIND red is not served by this version: {SERVED} are")))
-            }
             Some(kind) => Ok(kind),
             None => {
                 Err(syntax(format!("'{}' is no kind of lock: {SERVED} are served", shown(word))))

@@ -23,7 +23,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio_util::sync::CancellationToken;
 
-use crate::command::{self, Client, ClientState, Command};
+use crate::command::{self, AgentInfo, Client, ClientState, Command};
 use crate::metrics::Figures;
 use crate::peer;
 use crate::process::{Processes, Watch};
@@ -46,6 +46,8 @@ pub struct Shared {
     pub processes: Arc<Processes>,
     /// Ends every connection, once what it has been given is written.
     pub stop: CancellationToken,
+    /// What INFO tells of the agent.
+    pub agent: Arc<AgentInfo>,
     /// Where commands are counted that a connection answers without the core.
     pub figures: Arc<Figures>,
 }
@@ -220,7 +222,9 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
             return Ok(true);
         }
         let before = self.client.protocol;
-        if let Some(answer) = command::answer(args, &mut self.client, self.about) {
+        if let Some(answer) =
+            command::answer(args, &mut self.client, self.about, &self.shared.agent)
+        {
             self.input.consume(consumed);
             if answer.named {
                 let name = self.client.name.clone().unwrap_or_default();
@@ -232,6 +236,7 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
             }
             self.reply(answer.reply)?;
             if answer.close {
+                self.tell(FromSession::Quit(self.session))?;
                 self.ended = true;
                 self.input.clear();
                 self.reply(Outgoing::Close)?;

@@ -34,8 +34,13 @@ impl Rig {
         let (client, server) = UnixStream::pair().unwrap();
         let (core, mut inbox) = mpsc::channel(room);
         let stop = CancellationToken::new();
-        let shared =
-            Shared { core, processes: Processes::new(100), stop: stop.clone(), figures: figures() };
+        let shared = Shared {
+            core,
+            processes: Processes::new(100),
+            stop: stop.clone(),
+            agent: AgentInfo::unknown().into(),
+            figures: figures(),
+        };
         let task = tokio::spawn(serve(server, SessionId(5), shared));
         let Ok(Some(FromSession::Opened { session: SessionId(5), peer, secret, outbox })) =
             timeout(DEADLINE, inbox.recv()).await
@@ -182,6 +187,7 @@ async fn quit_closes_behind_its_reply() {
     let mut rig = Rig::new().await;
     rig.write("PING\r\nQUIT\r\nPING\r\n").await;
     assert_eq!(rig.read_end().await, "+PONG\r\n+OK\r\n");
+    assert!(matches!(rig.news().await, FromSession::Quit(_)), "it ends, whatever its grace");
     rig.closed().await;
 }
 
@@ -369,6 +375,7 @@ async fn idle_connections_keep_little() {
             core: mpsc::channel(1).0,
             processes: Processes::new(1),
             stop: CancellationToken::new(),
+            agent: AgentInfo::unknown().into(),
             figures: figures(),
         },
     ));

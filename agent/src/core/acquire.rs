@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redisson::script::{Acquired, MAX_READ_COUNT};
 use redisson::{Family, HolderId, Kind, LockName, Moment};
+use tracing::Span;
 
 use super::event::End;
 use super::hold::{Care, Hold};
@@ -12,43 +13,47 @@ use super::op::{Asked, Attempt, Change, Failure, Op, OpId, Purpose};
 use super::reply::Reply;
 use super::session::{Owner, Slot};
 use super::wait::{Left, Waiter, WaiterId};
-use super::{Core, Number};
+use super::{Core, Number, trace};
 use crate::command::{LockRequest, Wait};
 use crate::resp::Frame;
 
 impl Core {
     pub(super) fn lock(&mut self, slot: Slot, request: LockRequest) {
         let owner = Owner { session: slot.session, owner: request.owner };
+        let span = self.acquire_span(owner, &request);
         if let Some(refusal) = self.refusal(slot, &request) {
             let group = self.group(&request.name);
             self.figures.acquisition(&group, request.kind, "denied");
+            trace::outcome(&span, "denied");
             self.answer(slot, refusal);
             // Only asked for its label: nobody holds or waits for it here.
             return self.advance(&request.name);
         }
         if let Some(number) = self.hold_of(owner, &request.name, request.kind == Kind::Read) {
-            return self.reenter(slot, number, &request);
+            return self.reenter(slot, number, &request, span);
         }
         let Some(session) = self.sessions.get_mut(&slot.session) else { return };
         session.forget_loss(request.owner, &request.name);
         if request.kind == Kind::Read && self.hold_of(owner, &request.name, false).is_some() {
             // Under its own write hold it may read whoever waits.
-            let waiter = self.new_waiter(slot, owner, request, false);
+            let waiter = self.new_waiter(slot, owner, request, false, span);
             let id = self.begin_wait(waiter);
             self.attempt(id);
             return;
         }
         let taken = self.is_taken(&request.name, request.kind);
-        let waiter = self.new_waiter(slot, owner, request, taken);
+        let waiter = self.new_waiter(slot, owner, request, taken, span);
         if taken && waiter.is_now_or_never() {
             let group = self.group(&waiter.name);
             self.figures.acquisition(&group, waiter.kind, "timeout");
             self.figures.waited(&group, "timeout", Duration::ZERO);
+            trace::outcome(&waiter.span, "timeout");
             return self.answer(slot, Frame::Null);
         }
         if taken && waiter.wait == Wait::Forever && self.would_deadlock(owner, &waiter.name) {
             let group = self.group(&waiter.name);
             self.figures.acquisition(&group, waiter.kind, "denied");
+            trace::outcome(&waiter.span, "denied");
             let reply = self.deadlock(&waiter.name);
             return self.answer(slot, reply);
         }
@@ -72,6 +77,15 @@ impl Core {
         if self.settings.require_session && !session.introduced {
             return Some(Frame::Error(format!(
                 "SESSION `{}` is not tried: this agent wants SESSION before the first LOCK, and IN with each",
+                request.name
+            )));
+        }
+        if let Some(refusal) = self.denied(slot, request) {
+            return Some(refusal);
+        }
+        if request.kind == Kind::Red && self.settings.red.is_none() {
+            return Some(Frame::Error(format!(
+                "SYNTAX `{}` is not tried as KIND red: this agent knows no servers for that; name each by --redlock-url",
                 request.name
             )));
         }
@@ -113,12 +127,14 @@ impl Core {
         })
     }
 
-    fn reenter(&mut self, slot: Slot, number: Number, request: &LockRequest) {
+    fn reenter(&mut self, slot: Slot, number: Number, request: &LockRequest, span: Span) {
         let Some(hold) = self.holds.get(&number) else { return };
         let Some(count) = hold.count.checked_add(1) else {
+            trace::outcome(&span, "denied");
             return self.answer(slot, Self::limit(&request.name, "its count is at its highest"));
         };
         if hold.kind == Kind::Read && count > MAX_READ_COUNT {
+            trace::outcome(&span, "denied");
             let most = format!("a reader may enter {MAX_READ_COUNT} times");
             return self.answer(slot, Self::limit(&request.name, &most));
         }
@@ -131,6 +147,7 @@ impl Core {
             count,
             owner: hold.owner,
             slot,
+            span,
         };
         self.keep(asked, Change::Reenter(lease));
     }
@@ -142,6 +159,13 @@ impl Core {
             .then(|| self.hold_of(waiter.owner, &waiter.name, false))
             .flatten();
         let attempt = self.attempt_of(waiter, id, under);
+        if attempt.kind == Kind::Red {
+            let ballot = self.attempt_red(&attempt);
+            if let Some(waiter) = self.waiters.get_mut(&id) {
+                waiter.asking = Some(ballot);
+            }
+            return Some(ballot);
+        }
         // Repeated for as long as its waiter waits.
         let op = self.send(Purpose::Acquire(attempt), Duration::MAX);
         if let Some(waiter) = self.waiters.get_mut(&id) {
@@ -226,32 +250,34 @@ impl Core {
         if let Some(token) = token {
             self.fences.saw(name, token);
         }
-        let valid_until = lease.valid_until(sent);
-        if self.now >= lease.lost_at(valid_until, self.settings.lost_margin) {
-            // The answer came too late to be worth anything: never tell a grant that is about to end.
-            self.renumber(*waiter);
-            self.undo(name, *kind, *number, *lease);
-            // Who stands in no local queue asks again by itself.
-            if *kind == Kind::Fair || under.is_some() {
-                self.attempt(*waiter);
-            }
-            return;
+        if let Some(heir) = self.heir(attempt, sent) {
+            return self.grant(heir, *number, sent, token);
+        }
+        self.renumber(*waiter);
+        self.undo(name, *kind, *number, *lease);
+        // Who stands in no local queue asks again by itself, unless it has gone.
+        if *kind == Kind::Fair || under.is_some() {
+            self.attempt(*waiter);
+        }
+    }
+
+    /// Who gets what an attempt has had: its waiter, or the next one, or nobody.
+    pub(super) fn heir(&self, attempt: &Attempt, sent: Moment) -> Option<WaiterId> {
+        let Attempt { name, kind, waiter, lease, under, .. } = attempt;
+        // An answer that comes too late is worth nothing: never tell a grant that is about to end.
+        if self.now >= lease.lost_at(lease.valid_until(sent), self.settings.lost_margin) {
+            return None;
         }
         if self.waiters.contains_key(waiter) {
-            return self.grant(*waiter, *number, sent, token);
+            return Some(*waiter);
         }
-        // Its waiter has gone. Nobody was ever told of the number, so it may be the next one's.
-        let next = self.names.get(name).and_then(|state| state.queue.front()).copied();
-        let same = next.and_then(|next| self.waiters.get(&next)).is_some_and(|waiter| {
+        // Its waiter has gone. Nobody was ever told of the number, so it may be the next one's. But a fair lock's next one
+        // may be another client's, and a read under a write hold is its owner's alone.
+        let next = *self.names.get(name)?.queue.front()?;
+        let same = self.waiters.get(&next).is_some_and(|waiter| {
             waiter.kind == *kind && waiter.lease.unwrap_or(self.settings.lease) == *lease
         });
-        match next {
-            // A fair lock's next one may be another client's; a read under a write hold is its owner's alone.
-            Some(next) if same && under.is_none() && *kind != Kind::Fair => {
-                self.grant(next, *number, sent, token);
-            }
-            _ => self.undo(name, *kind, *number, *lease),
-        }
+        (same && under.is_none() && *kind != Kind::Fair).then_some(next)
     }
 
     /// Tells a waiter that it holds the lock, under `number`.
@@ -263,12 +289,19 @@ impl Core {
         token: Option<u64>,
     ) {
         let Some(waiter) = self.remove_waiter(waiting) else { return };
+        if waiter.kind != Kind::Read
+            && let Some(gone) = self.names.get(&waiter.name).and_then(|state| state.hold)
+        {
+            // Fair waiters ask whatever is held here: Redis, which gives it to this one, no longer has the other hold.
+            self.lose(gone, End::Missing);
+        }
         let waited = self.now.since(waiter.since);
         let group = self.group(&waiter.name);
         self.figures.acquisition(&group, waiter.kind, "acquired");
         self.figures.waited(&group, "acquired", waited);
         let waited_ms = self.waited_ms(&waiter);
-        let Waiter { name, kind, owner, slot, lease, trace, .. } = waiter;
+        let span = self.hold_span(&waiter, &group, number, token);
+        let Waiter { name, kind, owner, uid, slot, lease, trace, .. } = waiter;
         let care = if lease.is_some() { Care::Fixed } else { Care::Watched };
         let lease = lease.unwrap_or(self.settings.lease);
         let jitter = self.jitter();
@@ -278,6 +311,7 @@ impl Core {
             group: Arc::clone(&group),
             kind,
             owner,
+            uid,
             token,
             count: 1,
             care,
@@ -290,9 +324,12 @@ impl Core {
             failures: 0,
             jeopardy: false,
             trace,
+            span,
+            votes: None,
             armed: Moment::NEVER,
         };
         let grant = hold.grant(waited_ms);
+        self.claims.add(uid);
         self.holds.insert(number, hold);
         self.arm(number);
         self.figures.hold_began(&group, kind, number);
@@ -305,6 +342,7 @@ impl Core {
         if let Some(session) = self.sessions.get_mut(&owner.session) {
             session.holds.insert((owner.owner, name, kind == Kind::Read), number);
         }
+        self.note_hold(number);
         self.answer_with(slot, Reply::Grant(grant));
     }
 
@@ -381,7 +419,7 @@ impl Core {
     }
 
     /// Whether a number of this run is neither held nor waited under nor under way.
-    fn is_ghost(&self, number: Number) -> bool {
+    pub(super) fn is_ghost(&self, number: Number) -> bool {
         (self.first_number..self.next_number).contains(&number)
             && !self.holds.contains_key(&number)
             && !self.ops.values().any(|op| op.purpose.concerns(number))
@@ -431,6 +469,6 @@ impl Core {
 }
 
 /// A word that Redis holds, harmless in a sentence.
-fn printable(word: &str) -> String {
+pub(super) fn printable(word: &str) -> String {
     word.chars().filter(|c| !c.is_control()).take(40).collect()
 }

@@ -8,7 +8,7 @@ use redisson::{Kind, LockName, Moment, keys};
 use super::op::{Attempt, FAIR_WAIT, OpId};
 use super::timer::Timer;
 use super::wait::{Waiter, WaiterId};
-use super::{Action, Core, Number};
+use super::{Action, Core, Node, Number};
 
 /// A fair waiter's place in the queue.
 #[derive(Debug, Default)]
@@ -33,11 +33,11 @@ impl Core {
         waiter.place.may_stand = true;
         if waiter.place.listening.as_ref() != Some(&channel) {
             if let Some(old) = waiter.place.listening.replace(channel.clone()) {
-                self.actions.push_back(Action::Unsubscribe(old));
+                self.actions.push_back(Action::Unsubscribe(Node::Main, old));
             } else {
                 self.figures.subscriptions.inc();
             }
-            self.actions.push_back(Action::Subscribe(channel));
+            self.actions.push_back(Action::Subscribe(Node::Main, channel));
         }
         // A message that came while the answer was under way may have told of this very turn.
         if waiter.place.message_at.take().is_some_and(|at| at >= sent) {
@@ -110,7 +110,7 @@ impl Core {
             self.timers.clear(armed, Timer::Place(id));
         }
         if let Some(channel) = waiter.place.listening.take() {
-            self.actions.push_back(Action::Unsubscribe(channel));
+            self.actions.push_back(Action::Unsubscribe(Node::Main, channel));
             self.figures.subscriptions.dec();
         }
     }

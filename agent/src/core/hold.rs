@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use redisson::{Kind, Lease, LockName, Moment};
+use tracing::Span;
 
+use super::red::votes::Votes;
 use super::reply::Grant;
 use super::session::Owner;
 use super::{Number, OpId};
@@ -26,6 +28,8 @@ pub(super) struct Hold {
     pub(super) group: Arc<str>,
     pub(super) kind: Kind,
     pub(super) owner: Owner,
+    /// Whose process it is.
+    pub(super) uid: u32,
     /// Its fencing token, where its kind has one.
     pub(super) token: Option<u64>,
     /// Reentrancy count, as the owner knows it.
@@ -50,6 +54,10 @@ pub(super) struct Hold {
     pub(super) jeopardy: bool,
     /// The trace its LOCK was part of, for the log.
     pub(super) trace: Option<Box<str>>,
+    /// Its own span, which ends with it.
+    pub(super) span: Span,
+    /// How a red one stands on each of its servers.
+    pub(super) votes: Option<Votes>,
     /// Where its deadline stands among the timers.
     pub(super) armed: Moment,
 }

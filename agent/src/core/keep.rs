@@ -1,14 +1,15 @@
 //! What the keep script is asked for by a worker: re-entry, partial release, another lease.
 
 use redisson::script::Kept;
-use redisson::{Lease, Moment};
+use redisson::{Kind, Lease, Moment};
+use tracing::Span;
 
-use super::Core;
 use super::event::End;
 use super::hold::Care;
 use super::op::{Asked, Change, Purpose};
 use super::reply::Reply;
 use super::session::{Owner, Slot};
+use super::{Core, trace};
 use crate::command::HoldRequest;
 
 impl Core {
@@ -26,6 +27,7 @@ impl Core {
             count: hold.count,
             owner,
             slot,
+            span: Span::none(),
         };
         self.keep(asked, Change::Extend(lease));
     }
@@ -33,11 +35,11 @@ impl Core {
     /// Asks Redis for a change of a hold.
     pub(super) fn keep(&mut self, asked: Asked, change: Change) {
         let number = asked.number;
-        let lease = match change {
-            Change::Reenter(lease) | Change::Extend(lease) => lease,
-            Change::Partial => None,
+        let lease = change.lease();
+        let id = match asked.kind {
+            Kind::Red => self.keep_red(&asked, change),
+            _ => self.send(Purpose::Keep(asked, change), self.settings.response_timeout),
         };
-        let id = self.send(Purpose::Keep(asked, change), self.settings.response_timeout);
         if let Some(hold) = self.holds.get_mut(&number) {
             hold.asking = Some(id);
             hold.longest = hold.longest.max(lease.unwrap_or(hold.longest));
@@ -46,7 +48,7 @@ impl Core {
 
     /// Redis answered a re-entry, a partial release or an extension that was sent at `sent`.
     pub(super) fn kept(&mut self, sent: Moment, asked: &Asked, change: Change, kept: Kept) {
-        let Asked { name, number, count, owner, slot, .. } = asked;
+        let Asked { name, number, count, owner, slot, span, .. } = asked;
         if let Some(end) = lost_end(kept) {
             self.lose(*number, end);
         }
@@ -55,6 +57,7 @@ impl Core {
         let Some(hold) = self.holds.get_mut(number) else {
             // It was lost, by this answer or meanwhile.
             let end = self.sessions.get(&owner.session).and_then(|s| s.loss(owner.owner, name));
+            trace::outcome(span, "error");
             return self.answer(*slot, Self::lost(name, end.unwrap_or(End::Missing)));
         };
         let reply = match change {
@@ -66,6 +69,8 @@ impl Core {
                 let (grant, kind) = (hold.grant(0), hold.kind);
                 let group = self.group(name);
                 self.figures.acquisition(&group, kind, "reentered");
+                trace::outcome(span, "reentered");
+                span.record("lock.holds", *count);
                 Reply::Grant(grant)
             }
             Change::Partial => Reply::Left { number: *number, count: *count },
@@ -78,6 +83,7 @@ impl Core {
         };
         self.calm(*number);
         self.arm(*number);
+        self.note_hold(*number);
         self.answer_with(*slot, reply);
     }
 }

@@ -40,11 +40,7 @@ impl Core {
     }
 
     pub(super) fn list_locks(&mut self, slot: Slot, request: &ListRequest) {
-        let uid = self.sessions.get(&slot.session).map(|session| session.peer.uid);
-        // Root and the agent's own user see everybody's, others their own.
-        let own_uid = rustix::process::geteuid().as_raw();
-        let only = uid.filter(|uid| *uid != 0 && *uid != own_uid);
-        let page = self.list(request, only);
+        let page = self.list(request, self.sees_only(slot.session));
         let rows = page.rows.into_iter().map(row_frame).collect();
         let next = Frame::bytes(page.next.to_string());
         self.answer(slot, Frame::Array(vec![next, Frame::Array(rows)]));
@@ -100,7 +96,6 @@ impl Core {
         };
         let session = self.sessions.get(&owner.session);
         let row = ListRow {
-            number,
             session: self.session_name(owner.session),
             lock: name.to_string(),
             name: name.as_bytes().to_vec(),
@@ -136,6 +131,8 @@ impl Core {
                 comm: session.peer.comm.clone(),
                 client: client_name(session),
                 age_ms: millis(self.now.since(session.opened)),
+                grace_ms: session.grace.as_ref().map(|grace| millis(grace.time)),
+                away_ms: session.away_since().map(|since| millis(self.now.since(since))),
                 holds: session.holds.len(),
                 waits: session.waits.len(),
             })
@@ -152,13 +149,28 @@ impl Core {
         let reply = if shown.key_type == "none" && shown.queue_length == 0 {
             Frame::Null
         } else {
-            show_frame(name, shown)
+            let only_uid = self.sees_only(slot.session);
+            show_frame(name, shown, |id| self.known(id, only_uid))
         };
         self.answer(slot, reply);
     }
+
+    /// Whose holds and waits alone a session may see; none where it sees everybody's, as root and the agent's own user
+    /// do.
+    pub(super) fn sees_only(&self, session: SessionId) -> Option<u32> {
+        let uid = self.sessions.get(&session).map(|session| session.peer.uid);
+        let own_uid = rustix::process::geteuid().as_raw();
+        uid.filter(|uid| *uid != 0 && *uid != own_uid)
+    }
+
+    /// What is known of a holder that is one of this agent's.
+    fn known(&self, id: &HolderId, only_uid: Option<u32>) -> Option<ListRow> {
+        let (row, _) = (id.client == self.client).then(|| self.row(id.thread, true))??;
+        only_uid.is_none_or(|uid| row.uid == uid).then_some(row)
+    }
 }
 
-fn client_name(session: &Session) -> Option<String> {
+pub(super) fn client_name(session: &Session) -> Option<String> {
     session.client_name.as_deref().map(|name| String::from_utf8_lossy(name).into_owned())
 }
 
@@ -169,6 +181,7 @@ fn row_frame(row: ListRow) -> Frame {
         ("kind", Frame::word(row.kind)),
         ("holder", text(row.holder)),
         ("state", Frame::word(row.state)),
+        ("session", Frame::bytes(row.session)),
         ("pid", Frame::or_null(row.pid.map(|pid| Frame::Int(pid.into())))),
         ("uid", Frame::Int(row.uid.into())),
         ("comm", text(row.comm)),
@@ -178,7 +191,11 @@ fn row_frame(row: ListRow) -> Frame {
     ])
 }
 
-fn show_frame(name: &LockName, shown: &Shown) -> Frame {
+fn show_frame(
+    name: &LockName,
+    shown: &Shown,
+    known: impl Fn(&HolderId) -> Option<ListRow>,
+) -> Frame {
     let mut warnings = Vec::new();
     if shown.key_type != "hash" && shown.key_type != "none" {
         warnings.push(format!("the key is no lock but a {}", shown.key_type));
@@ -216,10 +233,20 @@ fn show_frame(name: &LockName, shown: &Shown) -> Frame {
         .holders
         .iter()
         .map(|holder| {
+            let alive = alive(&holder.id).map(|alive| Frame::Int(alive.into()));
+            let row = known(&holder.id);
+            let row = row.as_ref();
+            let text = |text: Option<&String>| Frame::or_null(text.cloned().map(Frame::bytes));
+            let number = |number: Option<i64>| Frame::or_null(number.map(Frame::Int));
             Frame::Map(vec![
                 ("holder", Frame::bytes(holder.id.to_string())),
                 ("holds", Frame::Int(holder.count)),
-                ("alive", Frame::or_null(alive(&holder.id).map(|alive| Frame::Int(alive.into())))),
+                ("alive", Frame::or_null(alive)),
+                ("pid", number(row.and_then(|row| row.pid).map(i64::from))),
+                ("uid", number(row.map(|row| row.uid.into()))),
+                ("comm", text(row.and_then(|row| row.comm.as_ref()))),
+                ("name", text(row.and_then(|row| row.client.as_ref()))),
+                ("age_ms", Frame::or_null(row.map(|row| Frame::count(row.age_ms)))),
             ])
         })
         .collect();

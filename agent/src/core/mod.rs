@@ -14,18 +14,25 @@
 //! - the **watchdog** ([`watchdog`]) is one ordered set of deadlines, shared by everything that waits for time.
 
 mod acquire;
+mod adopt;
 mod answer;
+mod claims;
 mod deadlock;
 mod event;
 mod fair;
 mod fence;
+mod force;
+mod grace;
 mod hold;
+mod journal;
 mod keep;
 mod list;
 mod log_limit;
 mod multi;
 mod name;
+mod notes;
 mod op;
+mod red;
 mod release;
 mod reply;
 mod session;
@@ -34,6 +41,7 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod trace;
 mod wait;
 mod watchdog;
 
@@ -43,17 +51,21 @@ use std::time::Duration;
 
 use redisson::script::{self, Call};
 use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
+use service_kit::trace::TraceParent;
 
 pub use event::End;
 pub use op::{Failure, OpId};
+pub use red::RedSettings;
 
 use crate::command::Command;
+use crate::journal::Record;
 use crate::metrics::Figures;
+use crate::policy::Policy;
 use crate::resp::Outgoing;
-use crate::session::{Peer, SessionId};
+use crate::session::{Peer, SessionId, SessionKey};
 use hold::Hold;
 use name::Name;
-use op::Op;
+use op::{Op, Purpose};
 use session::Session;
 use timer::{Timer, Timers};
 use wait::Waiter;
@@ -76,12 +88,27 @@ pub struct Settings {
     pub poll_max: Duration,
     /// How many waits at a time.
     pub max_waiters: usize,
+    /// The longest grace that a session may ask for; zero where none may.
+    pub max_grace: Duration,
+    /// How many sessions may have grace at a time, connected or not.
+    pub max_graced: usize,
     /// Whether LOCK is refused until the session has asked for its id.
     pub require_session: bool,
     /// How long a worker waits for an answer that only Redis can give.
     pub response_timeout: Duration,
     /// How releases are published.
     pub publish: script::Publish,
+    /// The independent servers of red locks, where there are any.
+    pub red: Option<RedSettings>,
+}
+
+/// Which Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Node {
+    /// The one of all kinds but red.
+    Main,
+    /// One of the independent servers of red locks, by its place in [`RedSettings::nodes`].
+    Red(usize),
 }
 
 /// Which connection a script goes down.
@@ -100,18 +127,25 @@ pub enum Action {
     Send {
         /// By which the outcome names it.
         op: OpId,
+        /// To which Redis.
+        node: Node,
         /// Down which connection.
         lane: Lane,
         /// The script and its arguments.
         call: Call,
+        /// What it is a part of in traces.
+        place: TraceParent,
     },
     /// Give a session something to write.
     Deliver(SessionId, Outgoing),
     /// Listen to this channel, on which releases of a lock are told; tell [`Core::on_subscribed`] once the
     /// subscription stands.
-    Subscribe(Vec<u8>),
+    Subscribe(Node, Vec<u8>),
     /// No longer listen to it.
-    Unsubscribe(Vec<u8>),
+    Unsubscribe(Node, Vec<u8>),
+    /// Note this in the journal; tell [`Core::on_journalled`] or [`Core::on_journal_failed`]. Replies that rest on it
+    /// wait for that.
+    Journal(Record),
 }
 
 /// The state machine.
@@ -124,6 +158,17 @@ pub struct Core {
     next_op: u64,
     /// Distinguishes this run's session ids from another's.
     run: u64,
+    /// Sessions that go on under another connection's number than the one they began with.
+    taken_over: HashMap<SessionKey, SessionId>,
+    /// Sessions whose holds outlive their connection.
+    graced: BTreeSet<SessionId>,
+    /// How many of them have none now.
+    away: usize,
+    /// Sessions that may be ready to be taken over by who waits for it.
+    askable: VecDeque<SessionId>,
+    journal: journal::Journal,
+    policy: Option<Policy>,
+    claims: claims::Claims,
     now: Moment,
     /// When it was last noticed that the agent had slept.
     woke: Moment,
@@ -134,6 +179,7 @@ pub struct Core {
     ops: HashMap<OpId, Op>,
     timers: Timers,
     fences: fence::Fences,
+    red: red::Red,
     /// Owners whose next command may begin.
     ready: VecDeque<(SessionId, i64)>,
     /// Owners whose MLOCK or MUNLOCK may take its next step.
@@ -165,6 +211,13 @@ impl Core {
             next_number: first_number,
             next_op: 0,
             run: first_number.unsigned_abs() >> 30,
+            taken_over: HashMap::new(),
+            graced: BTreeSet::new(),
+            away: 0,
+            askable: VecDeque::new(),
+            journal: journal::Journal::default(),
+            policy: None,
+            claims: claims::Claims::default(),
             now,
             woke: Moment::default(),
             sessions: HashMap::new(),
@@ -174,6 +227,7 @@ impl Core {
             ops: HashMap::new(),
             timers: Timers::default(),
             fences: fence::Fences::default(),
+            red: red::Red::default(),
             ready: VecDeque::new(),
             steps: VecDeque::new(),
             actions: VecDeque::new(),
@@ -202,10 +256,16 @@ impl Core {
         self.timers.first()
     }
 
-    /// Whether nothing is held and nothing is under way: after a drain, the time to end.
+    /// Whether nothing is held and nothing is under way but what a successor can go on with: after a drain, the time
+    /// to end.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.holds.is_empty() && self.ops.is_empty() && self.waiters.is_empty()
+        let left = self.graced.iter().filter_map(|id| self.sessions.get(id));
+        let renews = |op: &Op| matches!(op.purpose, Purpose::Renew { .. } | Purpose::Adopt { .. });
+        let spared = |op: &Op| renews(op) || !self.is_waited_for(op);
+        self.waiters.is_empty()
+            && self.holds.len() == left.map(|session| session.holds.len()).sum::<usize>()
+            && self.ops.values().all(spared)
     }
 
     /// How many holds there are.
@@ -223,8 +283,9 @@ impl Core {
     /// A worker has connected.
     pub fn on_open(&mut self, now: Moment, id: SessionId, peer: Peer, secret: [u8; 16]) {
         self.reach(now);
-        self.sessions.insert(id, Session::new(peer, secret, self.now));
-        self.figures.sessions.set(gauge(self.sessions.len()));
+        let key = SessionKey { run: self.run, number: id.0 };
+        self.sessions.insert(id, Session::new(key, peer, secret, self.now));
+        self.count_sessions();
         self.figures.sessions_opened.inc();
     }
 
@@ -249,11 +310,20 @@ impl Core {
         self.run_ready();
     }
 
-    /// A worker has gone: its waits end, its holds are released.
+    /// A worker has gone: its waits end, its holds are released, unless its session has grace.
     pub fn on_close(&mut self, now: Moment, id: SessionId) {
         self.reach(now);
-        let Some(session) = self.sessions.remove(&id) else { return };
-        self.figures.sessions.set(gauge(self.sessions.len()));
+        if !self.go_away(id) {
+            self.end_session(id, End::Disconnected);
+        }
+        self.run_ready();
+    }
+
+    /// Ends a session and all it has.
+    fn end_session(&mut self, id: SessionId, end: End) {
+        let Some(mut session) = self.sessions.remove(&id) else { return };
+        self.end_grace(id, &mut session);
+        self.count_sessions();
         self.end_events(id, &session);
         for (owner, several) in &session.several {
             self.timers.clear(several.armed, Timer::Patience(id, *owner));
@@ -263,9 +333,13 @@ impl Core {
             self.leave(number, wait::Left::Cancelled);
         }
         for number in session.holds.values().copied().collect::<BTreeSet<_>>() {
-            self.end_hold(number, End::Disconnected, None);
+            self.end_hold(number, end, None);
         }
-        self.run_ready();
+    }
+
+    fn count_sessions(&self) {
+        self.figures.sessions.set(gauge(self.sessions.len() - self.away));
+        self.figures.away_sessions.set(gauge(self.away));
     }
 
     /// An instant has come: what is due is done.
@@ -290,6 +364,7 @@ impl Core {
             }
             match others.pop_front() {
                 Some(Timer::Op(op)) => self.op_due(op),
+                Some(Timer::Ballot(ballot)) => self.ballot_due(ballot),
                 Some(Timer::Waiter(number)) => self.waiter_due(number),
                 Some(Timer::Place(number)) => self.place_due(number),
                 Some(Timer::Name(name)) => self.name_due(&name),
@@ -297,13 +372,15 @@ impl Core {
                 Some(Timer::Patience(session, owner)) => {
                     self.patience_due(session::Owner { session, owner });
                 }
+                Some(Timer::Grace(id)) => self.lapse(id),
+                Some(Timer::Resume(id)) => self.resume_due(id),
                 Some(Timer::Hold(_)) | None => break,
             }
         }
         if slept {
             self.figures.sleeps.inc();
             self.woke = self.now;
-            self.all_due(&mut due);
+            self.all_due(&mut due, |_| true);
         }
         self.renew(due);
     }
@@ -318,9 +395,11 @@ impl Core {
     }
 
     /// The time to finish is over: who still holds something is told that it is lost, and nothing is released,
-    /// since a living worker may be inside. The leases run out.
+    /// since a living worker may be inside. The leases run out. What sessions with grace hold is left to the successor.
     pub fn end_drain(&mut self) {
-        for number in self.holds.keys().copied().collect::<Vec<_>>() {
+        let left = |hold: &&Hold| !self.graced.contains(&hold.owner.session);
+        let held: Vec<_> = self.holds.values().filter(left).map(|hold| hold.number).collect();
+        for number in held {
             self.lose(number, End::Drained);
         }
     }

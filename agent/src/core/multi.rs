@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use redisson::{LockName, Moment};
+use tracing::Span;
 
 use super::event::End;
 use super::hold::{Care, Hold, millis};
@@ -334,7 +335,10 @@ impl Core {
             {
                 several.members[index] = Member::Leasing(grant.clone());
             }
-            self.keep(Asked { name, kind, number, count, owner, slot }, Change::Extend(lease));
+            self.keep(
+                Asked { name, kind, number, count, owner, slot, span: Span::none() },
+                Change::Extend(lease),
+            );
         }
         self.steps.push_back(owner);
     }

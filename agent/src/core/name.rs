@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use redisson::{Family, Kind, LockName, Moment, keys};
 
+use super::red::ears::Ears;
 use super::timer::Timer;
-use super::{Action, Core, Number, OpId};
+use super::{Action, Core, Node, Number, OpId};
 
 /// What the front waiter is doing about the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,10 +35,10 @@ pub(super) struct Name {
     pub(super) readers_leaving: u32,
     pub(super) queue: VecDeque<Number>,
     pub(super) contest: Contest,
-    /// The channel of release messages that we asked for.
-    pub(super) listening: Option<Vec<u8>>,
-    /// The subscription stands.
-    pub(super) subscribed: bool,
+    /// The channel of release messages that we asked for, and for which family of kinds.
+    pub(super) listening: Option<(Family, Vec<u8>)>,
+    /// For a red lock: what is heard from which node.
+    pub(super) ears: Ears,
     /// When the latest release message came.
     pub(super) message_at: Option<Moment>,
     /// When the lock was last taken from Redis rather than from a local holder.
@@ -66,7 +67,7 @@ impl Name {
             queue: VecDeque::new(),
             contest: Contest::Idle,
             listening: None,
-            subscribed: false,
+            ears: Ears::default(),
             message_at: None,
             taken_at: Moment::default(),
             handovers: 0,
@@ -194,55 +195,83 @@ impl Core {
 
     /// Asks for release messages of a lock that others hold.
     pub(super) fn listen(&mut self, name: &LockName) {
-        let family = self.family(name);
+        let family = self.family(name).unwrap_or(Family::Plain);
         let Some(state) = self.names.get_mut(name).filter(|state| state.listening.is_none()) else {
             return;
         };
         let channel = match family {
-            Some(Family::ReadWrite) => keys::read_write_channel(name),
+            Family::ReadWrite => keys::read_write_channel(name),
             _ => keys::channel(name),
         };
-        state.listening = Some(channel.clone());
-        self.actions.push_back(Action::Subscribe(channel));
+        state.listening = Some((family, channel.clone()));
+        for node in self.nodes_of(family) {
+            self.actions.push_back(Action::Subscribe(node, channel.clone()));
+        }
         self.figures.subscriptions.inc();
     }
 
     fn stop_listening(&mut self, name: &LockName) {
         let Some(state) = self.names.get_mut(name) else { return };
-        if let Some(channel) = state.listening.take() {
-            state.subscribed = false;
-            self.actions.push_back(Action::Unsubscribe(channel));
+        if let Some((family, channel)) = state.listening.take() {
+            state.ears.deaf();
+            for node in self.nodes_of(family) {
+                self.actions.push_back(Action::Unsubscribe(node, channel.clone()));
+            }
             self.figures.subscriptions.dec();
         }
     }
 
+    /// The servers that have a family's locks.
+    fn nodes_of(&self, family: Family) -> Vec<Node> {
+        match family {
+            Family::Red => (0..self.nodes().len()).map(Node::Red).collect(),
+            _ => vec![Node::Main],
+        }
+    }
+
+    /// What is heard about a lock, where that server has something to say about it: a name is in use on the one server of
+    /// most kinds, or on those of red locks.
+    fn listener(&mut self, node: Node, name: &LockName) -> Option<&mut Name> {
+        let fits = |family: Family| (family == Family::Red) == (node != Node::Main);
+        let state = self.names.get_mut(name)?;
+        state.listening.as_ref().is_some_and(|(family, _)| fits(*family)).then_some(state)
+    }
+
     /// The subscription to a lock's messages stands, for the first time or again: what was published before it did
     /// is lost, so the front waiter looks again.
-    pub fn on_subscribed(&mut self, now: Moment, name: &LockName) {
+    pub fn on_subscribed(&mut self, now: Moment, node: Node, name: &LockName) {
         self.reach(now);
-        if let Some(state) = self.names.get_mut(name).filter(|state| state.listening.is_some()) {
-            state.subscribed = true;
-            self.wake(name);
+        let majority = self.majority();
+        if let Some(state) = self.listener(node, name) {
+            let looks = match node {
+                Node::Main => true,
+                Node::Red(node) => state.ears.subscribed(node, majority),
+            };
+            if looks {
+                self.wake(name);
+            }
         }
         self.run_ready();
     }
 
-    /// The connection for messages is down: every name sleeps without one until it is back.
-    pub fn on_unsubscribed(&mut self) {
-        for state in self.names.values_mut() {
-            state.subscribed = false;
+    /// A connection for messages is down: every name sleeps without it until it is back.
+    pub fn on_unsubscribed(&mut self, node: Node) {
+        if let Node::Red(node) = node {
+            self.names.values_mut().for_each(|state| state.ears.unsubscribed(node));
         }
     }
 
     /// Somebody published a release of the lock.
-    pub fn on_message(&mut self, now: Moment, name: &LockName) {
+    pub fn on_message(&mut self, now: Moment, node: Node, name: &LockName) {
         self.reach(now);
         let at = self.now;
-        if let Some(state) = self.names.get_mut(name) {
+        if let Some(state) = self.listener(node, name) {
             state.message_at = Some(at);
-            // Our own true release is published too, and right before we stand back; it wakes nobody here.
-            if state.stand_back_until <= at {
-                self.wake(name);
+            match node {
+                Node::Red(node) => self.heard_free(node, name),
+                // Our own true release is published too, and right before we stand back; it wakes nobody here.
+                Node::Main if state.stand_back_until <= at => self.wake(name),
+                Node::Main => {}
             }
         }
         self.run_ready();

@@ -7,12 +7,16 @@ use std::time::Duration;
 
 use redisson::script::{self, Call, Value};
 use redisson::{Kind, Lease, LockName, Moment};
+use tracing::Span;
 
+use super::force::Force;
+use super::red::Ask;
 use super::release::Ending;
 use super::session::{Owner, Slot};
 use super::timer::Timer;
 use super::wait::{Waiter, WaiterId};
-use super::{Action, Core, Lane, Number};
+use super::{Action, Core, Lane, Node, Number, trace};
+use crate::journal::HoldRecord;
 use crate::resp::Frame;
 
 /// For how long a place in a fair lock's queue stands without a sign of life.
@@ -34,7 +38,9 @@ pub enum Failure {
 }
 
 impl Failure {
-    pub(super) fn text(&self) -> &str {
+    /// What happened, in words.
+    #[must_use]
+    pub fn text(&self) -> &str {
         match self {
             Self::Unsent(text) | Self::Lost(text) | Self::Refused(text) => text,
         }
@@ -51,6 +57,8 @@ pub(super) struct Asked {
     pub(super) count: u32,
     pub(super) owner: Owner,
     pub(super) slot: Slot,
+    /// That of a LOCK that enters again; what is asked otherwise is a part of the hold's.
+    pub(super) span: Span,
 }
 
 /// What is asked.
@@ -62,6 +70,16 @@ pub(super) enum Change {
     Partial,
     /// A fixed lease from now, or the watchdog's care.
     Extend(Option<Lease>),
+}
+
+impl Change {
+    /// The lease that is asked for, where one is.
+    pub(super) fn lease(self) -> Option<Lease> {
+        match self {
+            Self::Reenter(lease) | Self::Extend(lease) => lease,
+            Self::Partial => None,
+        }
+    }
 }
 
 /// One waiter's attempt at a lock.
@@ -90,10 +108,12 @@ pub(super) struct Renewal {
 pub(super) enum Purpose {
     /// To take the lock for a waiter.
     Acquire(Attempt),
+    /// To see whether holds of an earlier run are still there, and to keep them: read holds, or others.
+    Adopt { reads: bool, holds: Vec<HoldRecord> },
     /// To change one hold's count or lease for its owner.
     Keep(Asked, Change),
     /// To renew holds, at the counts they had: read holds, or others.
-    Renew { reads: bool, holds: Vec<Renewal> },
+    Renew { reads: bool, holds: Vec<Renewal>, span: Span },
     /// To end a hold.
     Release(Ending),
     /// To pass a hold on to a waiter.
@@ -102,6 +122,12 @@ pub(super) enum Purpose {
     Undo { name: LockName, kind: Kind, number: Number },
     /// To see a lock.
     Show { name: LockName, slot: Slot },
+    /// To see a lock that an operator wants released, from this holder where one is named.
+    Look { name: LockName, slot: Slot, holder: Option<Vec<u8>> },
+    /// To release a lock for an operator.
+    Force(Force),
+    /// One node's share of what is asked about a red lock.
+    Red(Ask),
 }
 
 impl Purpose {
@@ -113,7 +139,9 @@ impl Purpose {
             Self::Keep(asked, _) => asked.number == sought,
             Self::Release(ending) => ending.number == sought,
             Self::HandOver { from, to } => from.number == sought || to.number == sought,
-            Self::Renew { .. } | Self::Show { .. } => false,
+            Self::Adopt { holds, .. } => holds.iter().any(|hold| hold.number == sought),
+            Self::Red(ask) => ask.concerns(sought),
+            Self::Renew { .. } | Self::Show { .. } | Self::Look { .. } | Self::Force(_) => false,
         }
     }
 }
@@ -159,10 +187,11 @@ impl Core {
     }
 
     fn plan(&mut self, purpose: Purpose, give_up: Duration) -> OpId {
-        let id = OpId(self.next_op);
-        self.next_op += 1;
+        let id = self.draw_op();
         let answer_by = match &purpose {
-            Purpose::Keep(..) | Purpose::Show { .. } => self.now + self.settings.response_timeout,
+            Purpose::Keep(..) | Purpose::Show { .. } | Purpose::Look { .. } | Purpose::Force(_) => {
+                self.now + self.settings.response_timeout
+            }
             Purpose::Release(ending) | Purpose::HandOver { from: ending, .. }
                 if ending.slot.is_some() =>
             {
@@ -184,6 +213,12 @@ impl Core {
         id
     }
 
+    pub(super) fn draw_op(&mut self) -> OpId {
+        let id = OpId(self.next_op);
+        self.next_op += 1;
+        id
+    }
+
     fn dispatch(&mut self, id: OpId) {
         let now = self.now;
         let Some(op) = self.ops.get_mut(&id) else { return };
@@ -191,14 +226,14 @@ impl Core {
         op.retry_at = Moment::NEVER;
         let answer_by = op.answer_by;
         self.timers.set(&mut op.armed, answer_by, Timer::Op(id));
-        let lane = if matches!(op.purpose, Purpose::Renew { .. }) {
-            Lane::Renewals
-        } else {
-            Lane::Commands
+        let (node, lane) = match &op.purpose {
+            Purpose::Renew { .. } | Purpose::Adopt { .. } => (Node::Main, Lane::Renewals),
+            Purpose::Red(ask) => (Node::Red(ask.node), ask.lane()),
+            _ => (Node::Main, Lane::Commands),
         };
         let Some(op) = self.ops.get(&id) else { return };
-        let call = self.call(&op.purpose);
-        self.actions.push_back(Action::Send { op: id, lane, call });
+        let (call, place) = (self.call(&op.purpose), self.place_of(&op.purpose));
+        self.actions.push_back(Action::Send { op: id, node, lane, call, place });
     }
 
     fn call(&self, purpose: &Purpose) -> Call {
@@ -208,20 +243,23 @@ impl Core {
             // Never less than a watched lease, whatever is asked: a key without a time to live is given this one,
             // and a shorter lease is kept by the agent, which releases at its end.
             Purpose::Keep(Asked { name, kind, number, count, .. }, change) => {
-                let wanted = match change {
-                    Change::Reenter(wanted) | Change::Extend(wanted) => wanted.unwrap_or(lease),
-                    Change::Partial => lease,
-                };
+                let wanted = change.lease().unwrap_or(lease);
                 let hold = [(name, self.field(*kind, *number), *count)];
                 match kind {
                     Kind::Read => script::keep_read(hold, wanted),
                     _ => script::keep(hold, wanted),
                 }
             }
-            Purpose::Renew { reads, holds } => {
+            Purpose::Renew { reads, holds, .. } => {
                 let holds = holds
                     .iter()
                     .map(|hold| (&hold.name, self.field(hold.kind, hold.number), hold.count));
+                if *reads { script::keep_read(holds, lease) } else { script::keep(holds, lease) }
+            }
+            Purpose::Adopt { reads, holds } => {
+                let holds = holds
+                    .iter()
+                    .map(|hold| (&hold.lock, self.field(hold.kind, hold.number), hold.count));
                 if *reads { script::keep_read(holds, lease) } else { script::keep(holds, lease) }
             }
             Purpose::Release(Ending { name, kind, number, .. })
@@ -240,7 +278,9 @@ impl Core {
                     _ => script::hand_over(&to.name, &old, &new, to.lease),
                 }
             }
-            Purpose::Show { name, .. } => script::show(name),
+            Purpose::Show { name, .. } | Purpose::Look { name, .. } => script::show(name),
+            Purpose::Force(force) => force.call(self.settings.publish),
+            Purpose::Red(ask) => self.red_call(ask),
         }
     }
 
@@ -283,28 +323,34 @@ impl Core {
         }
         let Some(op) = self.take_op(id) else { return };
         let took = self.now.since(op.sent);
-        if !op.doubt {
+        if !op.doubt && !matches!(op.purpose, Purpose::Red(_)) {
             self.round_trip = (self.round_trip * 7 + took) / 8;
         }
-        let result =
-            match &op.purpose {
-                Purpose::Acquire(attempt) => script::parse_acquire(reply)
-                    .map(|acquired| self.acquired(id, &op, attempt, acquired)),
-                Purpose::Keep(asked, change) => script::parse_keep(reply, 1)
-                    .map(|kept| self.kept(op.sent, asked, *change, kept[0])),
-                Purpose::Renew { holds, .. } => script::parse_keep(reply, holds.len())
-                    .map(|kept| self.renewed(&op, holds, &kept)),
-                Purpose::Release(ending) => script::parse_release(reply)
-                    .map(|released| self.released(ending, op.doubt, released)),
-                Purpose::HandOver { from, to } => script::parse_hand_over(reply)
-                    .map(|passed| self.handed_over(id, &op, from, to, passed)),
-                Purpose::Undo { name, kind, .. } => {
-                    script::parse_release(reply).map(|released| self.undone(name, *kind, released))
-                }
-                Purpose::Show { name, slot } => {
-                    script::parse_show(reply).map(|shown| self.shown(*slot, name, &shown))
-                }
-            };
+        let result = match &op.purpose {
+            Purpose::Acquire(attempt) => script::parse_acquire(reply)
+                .map(|acquired| self.acquired(id, &op, attempt, acquired)),
+            Purpose::Keep(asked, change) => {
+                script::parse_keep(reply, 1).map(|kept| self.kept(op.sent, asked, *change, kept[0]))
+            }
+            Purpose::Renew { holds, span, .. } => script::parse_keep(reply, holds.len())
+                .map(|kept| self.renewed(&op, holds, &kept, span)),
+            Purpose::Release(ending) => script::parse_release(reply)
+                .map(|released| self.released(ending, op.doubt, released)),
+            Purpose::HandOver { from, to } => script::parse_hand_over(reply)
+                .map(|passed| self.handed_over(id, &op, from, to, passed)),
+            Purpose::Undo { name, kind, number } => script::parse_release(reply)
+                .map(|released| self.undone(name, *kind, *number, released)),
+            Purpose::Adopt { holds, .. } => script::parse_keep(reply, holds.len())
+                .map(|kept| self.adopted(op.sent, holds, &kept)),
+            Purpose::Show { name, slot } => {
+                script::parse_show(reply).map(|shown| self.shown(*slot, name, &shown))
+            }
+            Purpose::Look { name, slot, holder } => script::parse_show(reply)
+                .map(|shown| self.looked(*slot, name, holder.as_deref(), &shown)),
+            Purpose::Force(force) => script::parse_forced(reply)
+                .map(|forced| self.force_answered(force, op.doubt, forced)),
+            Purpose::Red(ask) => self.node_answered(&op, ask, reply),
+        };
         if let Err(bad) = result {
             // Whatever answers there does not run our scripts: as good as refused.
             self.ops.insert(id, op);
@@ -321,6 +367,7 @@ impl Core {
                 self.waiters.contains_key(&attempt.waiter)
             }
             Purpose::Keep(..) => true,
+            Purpose::Red(ask) => self.asks_again(ask),
             _ => false,
         })
     }
@@ -345,18 +392,24 @@ impl Core {
         let at_once = failures == 1 && matches!(failure, Failure::Lost(_));
         let pause = if at_once { Duration::ZERO } else { self.pause(failures) };
         match purpose {
-            Purpose::Renew { holds, .. } => {
+            Purpose::Renew { holds, span, .. } => {
                 self.take_op(id);
+                span.record("otel.status_code", "ERROR");
                 self.renewal_failed(&holds, pause);
             }
             Purpose::Acquire(_) => self.attempt_failed(id, failure, pause),
+            Purpose::Red(ask) => self.node_failed(id, &ask, failure, pause),
             Purpose::HandOver { .. } if matches!(failure, Failure::Refused(_)) => {
                 // Redis takes no new field (full, say): then the old hold is simply released.
                 if let Some(op) = self.take_op(id) {
                     self.hand_over_refused(id, op);
                 }
             }
-            Purpose::Show { name, slot } if matches!(failure, Failure::Refused(_)) => {
+            Purpose::Show { name, slot }
+            | Purpose::Look { name, slot, .. }
+            | Purpose::Force(Force { name, slot, .. })
+                if matches!(failure, Failure::Refused(_)) =>
+            {
                 self.take_op(id);
                 self.answer(slot, Self::unavailable_for(&name, failure.text()));
             }
@@ -364,6 +417,7 @@ impl Core {
                 if matches!(failure, Failure::Refused(_)) =>
             {
                 self.take_op(id);
+                trace::outcome(&asked.span, "error");
                 self.answer(asked.slot, Self::unavailable_for(&asked.name, failure.text()));
             }
             _ => self.retry(id, pause),
@@ -425,12 +479,21 @@ impl Core {
                 }
             }
             // A hold's count in Redis may differ from ours now: the next renewal puts it right.
-            Purpose::Keep(Asked { name, slot, .. }, _) | Purpose::Show { name, slot } => {
+            Purpose::Keep(Asked { name, slot, .. }, _)
+            | Purpose::Show { name, slot }
+            | Purpose::Look { name, slot, .. }
+            | Purpose::Force(Force { name, slot, .. }) => {
                 let (name, slot) = (name.clone(), *slot);
-                self.take_op(id);
+                if let Some(Purpose::Keep(asked, _)) = self.take_op(id).map(|op| op.purpose) {
+                    trace::outcome(&asked.span, "error");
+                }
                 self.answer(slot, Self::unavailable_for(&name, silence));
             }
-            Purpose::Acquire(_) | Purpose::Renew { .. } | Purpose::Undo { .. } => {}
+            Purpose::Acquire(_)
+            | Purpose::Renew { .. }
+            | Purpose::Adopt { .. }
+            | Purpose::Undo { .. }
+            | Purpose::Red(_) => {}
         }
     }
 
@@ -438,9 +501,11 @@ impl Core {
     fn give_up(&mut self, id: OpId) {
         let Some(op) = self.take_op(id) else { return };
         match op.purpose {
-            Purpose::Release(ending) => self.left(&ending.name, ending.kind),
-            Purpose::Undo { name, kind, .. } => self.left(&name, kind),
-            Purpose::HandOver { to, .. } => {
+            Purpose::Release(Ending { name, kind, number, .. })
+            | Purpose::Undo { name, kind, number } => self.left(&name, kind, number),
+            Purpose::Adopt { holds, .. } => self.not_adopted(&holds),
+            Purpose::HandOver { from, to } => {
+                self.note_gone(from.number);
                 self.renumber(to.waiter);
                 self.stop_asking(&to, id);
                 // The old field has run out by now; a copy may have set the new one just before.
@@ -450,9 +515,16 @@ impl Core {
                 self.stop_asking(&attempt, id);
                 self.advance(&attempt.name);
             }
-            Purpose::Keep(Asked { slot, name, .. }, _) | Purpose::Show { slot, name } => {
+            Purpose::Keep(Asked { slot, name, span, .. }, _) => {
+                trace::outcome(&span, "error");
                 self.answer(slot, Self::unavailable_for(&name, "Redis has not answered in time"));
             }
+            Purpose::Show { slot, name }
+            | Purpose::Look { slot, name, .. }
+            | Purpose::Force(Force { slot, name, .. }) => {
+                self.answer(slot, Self::unavailable_for(&name, "Redis has not answered in time"));
+            }
+            Purpose::Red(ask) => self.node_given_up(&ask),
             Purpose::Renew { .. } => {}
         }
     }

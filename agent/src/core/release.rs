@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use redisson::script::{HandedOver, Released};
 use redisson::{Family, Kind, Lease, LockName, Moment};
+use service_kit::trace::TraceParent;
+use tracing::Span;
 
 use super::event::{End, Event};
 use super::hold::Hold;
@@ -11,7 +13,7 @@ use super::name::Contest;
 use super::op::{Asked, Attempt, Change, Op, OpId, Purpose};
 use super::session::{Owner, Slot};
 use super::timer::Timer;
-use super::{Core, Number};
+use super::{Core, Node, Number, trace};
 use crate::command::HoldRequest;
 use crate::resp::Frame;
 
@@ -33,6 +35,8 @@ pub(super) struct Ending {
     pub(super) valid_until: Moment,
     /// The longest lease that Redis may still keep it for.
     pub(super) longest: Lease,
+    /// The hold's place in its trace.
+    pub(super) place: TraceParent,
 }
 
 impl Core {
@@ -60,6 +64,7 @@ impl Core {
             count: hold.count,
             owner: hold.owner,
             slot,
+            span: Span::none(),
         };
         self.keep(asked, Change::Partial);
     }
@@ -98,11 +103,11 @@ impl Core {
     /// Takes a hold out of everything that knows it, and counts its end.
     fn remove_hold(&mut self, number: Number, end: End) -> Option<Ending> {
         let hold = self.holds.remove(&number)?;
+        self.claims.remove(hold.uid);
         self.timers.clear(hold.armed, Timer::Hold(number));
-        if let Some(Purpose::Keep(asked, _)) =
-            hold.asking.and_then(|id| self.take_op(id)).map(|op| op.purpose)
-        {
+        if let Some(asked) = hold.asking.and_then(|id| self.take_question(id)) {
             // There is nothing left to change, and nothing may keep in Redis what is to be released there.
+            trace::outcome(&asked.span, "error");
             self.answer(asked.slot, Self::lost(&hold.name, end));
         }
         if let Some(session) = self.sessions.get_mut(&hold.owner.session) {
@@ -119,8 +124,16 @@ impl Core {
         if hold.jeopardy {
             self.figures.jeopardy_holds.dec();
         }
+        trace::ended(&hold.span, end);
+        let place = TraceParent::of(&hold.span);
         let Hold { name, kind, valid_until, longest, .. } = hold;
-        Some(Ending { name, kind, number, end, slot: None, valid_until, longest })
+        // Whose owner has not given it back counts on it until its validity ends.
+        let after = match end {
+            End::Unconfirmed | End::Expired => valid_until,
+            _ => Moment::default(),
+        };
+        self.note_trace(number, &name, kind, after);
+        Some(Ending { name, kind, number, end, slot: None, valid_until, longest, place })
     }
 
     /// Ends a hold for its owner, and in Redis by hand-over or release.
@@ -128,20 +141,36 @@ impl Core {
         let Some(ending) = self.remove_hold(number, end) else { return };
         let ending = Ending { slot, ..ending };
         let name = ending.name.clone();
-        let now = self.now;
         let Some(next) = self.next_in_line(&ending) else { return self.release(ending) };
         if self.must_yield(&name) {
-            self.figures.yields.inc();
-            let pause = (self.round_trip * 3).clamp(STAND_BACK.0, STAND_BACK.1);
-            if let Some(state) = self.names.get_mut(&name) {
-                state.stand_back_until = now + pause;
-            }
+            self.stand_back(&name);
             return self.release(ending);
         }
+        self.link_to_predecessor(next.waiter, ending.number, &ending.place);
         let give_up = self.worth_repeating(ending.longest.max(next.lease));
         let id = self.send(Purpose::HandOver { from: ending, to: next }, give_up);
         if let Some(state) = self.names.get_mut(&name) {
             state.contest = Contest::Asking(id);
+        }
+    }
+
+    /// Leaves the lock to others for a moment.
+    pub(super) fn stand_back(&mut self, name: &LockName) {
+        let until = self.now + (self.round_trip * 3).clamp(STAND_BACK.0, STAND_BACK.1);
+        if let Some(state) = self.names.get_mut(name) {
+            state.stand_back_until = until;
+            self.figures.yields.inc();
+        }
+    }
+
+    /// What the owner of a hold asks about it, and is not to be asked of Redis any more.
+    fn take_question(&mut self, id: OpId) -> Option<Asked> {
+        if let Some(asked) = self.take_keep_ballot(id) {
+            return Some(asked);
+        }
+        match self.take_op(id)?.purpose {
+            Purpose::Keep(asked, _) => Some(asked),
+            _ => None,
         }
     }
 
@@ -151,6 +180,11 @@ impl Core {
         let state = self.names.get(&ending.name)?;
         let next = *state.queue.front()?;
         let waiter = self.waiters.get(&next)?;
+        // An attempt made before a hold of an earlier run was taken up again may still run: under the number that would
+        // be handed the lock, and its late grant would be undone at the cost of that hold.
+        if waiter.asking.is_some() || matches!(state.contest, Contest::Asking(_)) {
+            return None;
+        }
         let fits = match (ending.kind.family(), waiter.kind.family()) {
             (Family::Plain, Family::Plain) => true,
             (Family::ReadWrite, Family::ReadWrite) => {
@@ -174,7 +208,7 @@ impl Core {
 
     /// For how long from now it is worth repeating a script that removes a field: Redis keeps none longer than the
     /// lease it was last given, were it given this instant.
-    fn worth_repeating(&self, lease: Lease) -> Duration {
+    pub(super) fn worth_repeating(&self, lease: Lease) -> Duration {
         let lease = lease.duration();
         lease + lease / 100 + self.settings.response_timeout
     }
@@ -186,6 +220,9 @@ impl Core {
 
     /// The same, but not before that instant.
     fn release_after(&mut self, at: Moment, ending: Ending) {
+        if ending.kind == Kind::Red {
+            return self.release_red(at, ending);
+        }
         let give_up = at.since(self.now) + self.worth_repeating(ending.longest);
         *self.leaving_mut(&ending.name, ending.kind) += 1;
         self.send_at(at, Purpose::Release(ending), give_up);
@@ -194,17 +231,23 @@ impl Core {
     /// Removes a number that nobody holds.
     pub(super) fn undo(&mut self, name: &LockName, kind: Kind, number: Number, lease: Lease) {
         *self.leaving_mut(name, kind) += 1;
-        let give_up = self.worth_repeating(lease);
+        let give_up = match kind {
+            // A place in a queue ends with no lease: it holds others up until its deadline, which is the later the
+            // more stand before it.
+            Kind::Fair => Duration::MAX,
+            _ => self.worth_repeating(lease),
+        };
         self.send(Purpose::Undo { name: name.clone(), kind, number }, give_up);
     }
 
-    fn leaving_mut(&mut self, name: &LockName, kind: Kind) -> &mut u32 {
+    pub(super) fn leaving_mut(&mut self, name: &LockName, kind: Kind) -> &mut u32 {
         let state = self.name_mut(name);
         if kind == Kind::Read { &mut state.readers_leaving } else { &mut state.leaving }
     }
 
     /// A release or an undoing is over.
-    pub(super) fn left(&mut self, name: &LockName, kind: Kind) {
+    pub(super) fn left(&mut self, name: &LockName, kind: Kind, number: Number) {
+        self.note_gone(number);
         let leaving = self.leaving_mut(name, kind);
         *leaving = leaving.saturating_sub(1);
         if *leaving == 0 {
@@ -213,11 +256,17 @@ impl Core {
         self.advance(name);
     }
 
-    pub(super) fn undone(&mut self, name: &LockName, kind: Kind, released: Released) {
+    pub(super) fn undone(
+        &mut self,
+        name: &LockName,
+        kind: Kind,
+        number: Number,
+        released: Released,
+    ) {
         if released == Released::Released {
             self.figures.doubt("undone_late");
         }
-        self.left(name, kind);
+        self.left(name, kind, number);
     }
 
     /// Redis answered a release.
@@ -230,11 +279,11 @@ impl Core {
             Released::Stolen => Some(End::Stolen),
         };
         self.confirm(ending, end);
-        self.left(&ending.name, ending.kind);
+        self.left(&ending.name, ending.kind, ending.number);
     }
 
     /// Tells who waits for it that the hold has ended, or that it had been lost before.
-    fn confirm(&mut self, ending: &Ending, lost: Option<End>) {
+    pub(super) fn confirm(&mut self, ending: &Ending, lost: Option<End>) {
         let reply = match lost {
             // An explicit lease or a lost hold was to end anyway.
             Some(end) if !ending.end.is_loss() && ending.end != End::Expired => {
@@ -259,6 +308,7 @@ impl Core {
         passed: HandedOver,
     ) {
         let name = from.name.clone();
+        self.note_gone(from.number);
         self.stop_asking(to, id);
         let lost = match passed {
             HandedOver::Passed { subscribers, token } => {
@@ -302,6 +352,7 @@ impl Core {
             tracing::warn!(
                 lock.name = %name,
                 lock.holder = %self.field(kind, number),
+                worker.pid = self.worker_pid(owner),
                 trace.parent = hold.trace(),
                 reason = end.as_str(),
                 "lock lost: {}",
@@ -321,15 +372,25 @@ impl Core {
             // It may still stand in Redis. Its owner has been told, but is given the time that it was promised:
             // nobody else comes in before that is over.
             End::Unconfirmed | End::Expired => self.release_after(ending.valid_until, ending),
-            _ => self.advance(&name),
+            // A minority of its servers may still have it.
+            _ if kind == Kind::Red && end != End::Drained => self.release(ending),
+            _ => {
+                self.note_gone(number);
+                self.advance(&name);
+            }
         }
     }
 
     /// An operator released a hold of ours, as the dashboard tells.
-    pub fn on_forced(&mut self, now: Moment, name: &LockName, number: Number) {
+    pub fn on_forced(&mut self, now: Moment, node: Node, name: &LockName, number: Number) {
         self.reach(now);
-        if self.holds.get(&number).is_some_and(|hold| hold.name == *name) {
-            self.lose(number, End::Forced);
+        if let Some(hold) = self.holds.get(&number).filter(|hold| hold.name == *name) {
+            match node {
+                Node::Red(node) => self.forced_on(node, number),
+                Node::Main if hold.votes.is_none() => self.lose(number, End::Forced),
+                // What looked like it on a server that has no such locks was none of ours.
+                Node::Main => {}
+            }
         }
         self.run_ready();
     }

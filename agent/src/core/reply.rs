@@ -28,6 +28,10 @@ pub(super) enum Reply {
     },
     /// The session's holds.
     Holds,
+    /// SESSION GRACE's.
+    Graced(Frame),
+    /// RESUME's: the session as it is now.
+    Resumed,
     /// MLOCK's or MUNLOCK's, one for each member.
     Several(Vec<Self>),
 }
@@ -39,7 +43,23 @@ impl Reply {
             Self::Grant(Grant { number, .. })
             | Self::Left { number, .. }
             | Self::Valid { number, .. } => Some(*number),
-            Self::Ready(_) | Self::Holds | Self::Several(_) => None,
+            Self::Ready(_) | Self::Holds | Self::Several(_) | Self::Graced(_) | Self::Resumed => {
+                None
+            }
+        }
+    }
+
+    /// Whether a session with grace is told it only once the journal has it.
+    pub(super) fn rests_on_journal(&self) -> bool {
+        !matches!(self, Self::Ready(_) | Self::Holds)
+    }
+
+    /// The grants that it tells of.
+    pub(super) fn granted(&self) -> Vec<Number> {
+        match self {
+            Self::Grant(grant) => vec![grant.number],
+            Self::Several(parts) => parts.iter().flat_map(Self::granted).collect(),
+            _ => Vec::new(),
         }
     }
 }
@@ -72,6 +92,8 @@ impl Core {
                 Frame::count(millis(valid_until(number, then).since(self.now)))
             }
             Reply::Holds => self.holds_frame(id),
+            Reply::Graced(frame) => frame,
+            Reply::Resumed => self.resumed_frame(id),
             Reply::Several(parts) => {
                 let parts = parts.into_iter().filter_map(|part| match self.settle(id, part) {
                     Outgoing::Reply(frame) => Some(frame),

@@ -1,17 +1,19 @@
 //! Sessions: one per connection. Commands of one owner run one after another, replies keep the commands' order.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
 use super::event::{End, Event};
+use super::grace::{Grace, Resuming};
 use super::multi::Several;
 use super::reply::Reply;
 use super::timer::Timer;
 use super::{Action, Core, Number};
 use crate::command::Command;
 use crate::resp::{Frame, Outgoing};
-use crate::session::{Peer, SessionId};
+use crate::session::{Peer, SessionId, SessionKey};
 
 /// How many events a session may leave unread; then the oldest are dropped and the gap is told.
 pub(super) const BACKLOG: usize = 256;
@@ -52,11 +54,15 @@ pub(super) struct Pending {
     word: &'static str,
     began: Moment,
     pub(super) reply: Option<Reply>,
+    /// Up to which record the journal must be written before it is told.
+    pub(super) after: u64,
 }
 
-/// One connection's state.
+/// One connection's state; of a session with grace, also when that has gone.
 #[derive(Debug)]
 pub(super) struct Session {
+    /// Its name.
+    pub(super) key: SessionKey,
     pub(super) peer: Peer,
     pub(super) secret: [u8; 16],
     pub(super) opened: Moment,
@@ -64,28 +70,33 @@ pub(super) struct Session {
     pub(super) resp3: bool,
     /// It has asked for its id.
     pub(super) introduced: bool,
-    push: bool,
+    pub(super) push: bool,
     deadlines: bool,
+    /// Its holds outlive its connection.
+    pub(super) grace: Option<Grace>,
+    /// A RESUME of its own that waits.
+    pub(super) resuming: Option<Resuming>,
     pub(super) holds: HashMap<HoldKey, Number>,
     /// The wait of each owner that has one.
     pub(super) waits: HashMap<i64, Number>,
     /// The MLOCK or MUNLOCK of each owner that has one under way.
     pub(super) several: BTreeMap<i64, Several>,
-    lost: HashMap<(i64, LockName), End>,
-    lost_order: VecDeque<(i64, LockName)>,
+    pub(super) lost: HashMap<(i64, LockName), End>,
+    pub(super) lost_order: VecDeque<(i64, LockName)>,
     pub(super) pending: VecDeque<Pending>,
     first_seq: u64,
     /// Commands of owners that are busy with an earlier one.
-    queued: HashMap<i64, VecDeque<(u64, Command)>>,
-    backlog: VecDeque<Vec<Frame>>,
-    missed: u64,
+    pub(super) queued: HashMap<i64, VecDeque<(u64, Command)>>,
+    pub(super) backlog: VecDeque<Vec<Frame>>,
+    pub(super) missed: u64,
     /// An EVENTS call that waits for this session's next event, and its deadline.
     pub(super) events_waiter: Option<(Slot, Moment)>,
 }
 
 impl Session {
-    pub(super) fn new(peer: Peer, secret: [u8; 16], opened: Moment) -> Self {
+    pub(super) fn new(key: SessionKey, peer: Peer, secret: [u8; 16], opened: Moment) -> Self {
         Self {
+            key,
             peer,
             secret,
             opened,
@@ -94,6 +105,8 @@ impl Session {
             introduced: false,
             push: false,
             deadlines: false,
+            grace: None,
+            resuming: None,
             holds: HashMap::new(),
             waits: HashMap::new(),
             several: BTreeMap::new(),
@@ -118,7 +131,7 @@ impl Session {
         }
     }
 
-    fn remember_loss(&mut self, owner: i64, name: LockName, end: End) {
+    pub(super) fn remember_loss(&mut self, owner: i64, name: LockName, end: End) {
         let key = (owner, name);
         if self.lost.insert(key.clone(), end).is_none() {
             self.lost_order.push_back(key);
@@ -140,12 +153,12 @@ impl Session {
         Frame::Array(events)
     }
 
-    fn secret_text(&self) -> String {
+    pub(super) fn secret_text(&self) -> String {
         self.secret.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Compares in constant time: a local process must not find the secret byte by byte.
-    fn has_secret(&self, given: &[u8]) -> bool {
+    pub(super) fn has_secret(&self, given: &[u8]) -> bool {
         let own = self.secret_text();
         own.len() == given.len()
             && own.bytes().zip(given).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
@@ -153,17 +166,23 @@ impl Session {
 }
 
 impl Core {
-    /// The id as SESSION tells it: this run's number, then the session's.
+    /// The id as SESSION tells it.
     pub(super) fn session_name(&self, id: SessionId) -> String {
-        format!("{:x}-{}", self.run, id.0)
+        let key = self.sessions.get(&id).map(|session| session.key);
+        key.unwrap_or(SessionKey { run: self.run, number: id.0 }).to_string()
+    }
+
+    /// The session of that name.
+    pub(super) fn session_of(&self, key: SessionKey) -> Option<SessionId> {
+        let own = || (key.run == self.run).then_some(SessionId(key.number));
+        let id = self.taken_over.get(&key).copied().or_else(own)?;
+        self.sessions.get(&id).filter(|session| session.key == key).map(|_| id)
     }
 
     /// The session of that id, if it lives and the secret is its own.
     fn session_by_secret(&self, name: &[u8], secret: &[u8]) -> Option<SessionId> {
-        let number = std::str::from_utf8(name).ok()?.rsplit_once('-')?.1.parse().ok()?;
-        let id = SessionId(number);
-        let session = self.sessions.get(&id)?;
-        (self.session_name(id).as_bytes() == name && session.has_secret(secret)).then_some(id)
+        let id = self.session_of(SessionKey::parse(name)?)?;
+        self.sessions.get(&id)?.has_secret(secret).then_some(id)
     }
 
     /// Takes a command in: it begins at once unless its owner is busy.
@@ -180,12 +199,14 @@ impl Core {
                     word: "other",
                     began,
                     reply: Some(Reply::Ready(reply)),
+                    after: 0,
                 });
                 return self.flush(id);
             }
             command => command,
         };
-        session.pending.push_back(Pending { owner, word: command.word(), began, reply: None });
+        let word = command.word();
+        session.pending.push_back(Pending { owner, word, began, reply: None, after: 0 });
         if let Some(queue) = session.queued.get_mut(&owner) {
             queue.push_back((seq, command));
         } else {
@@ -199,6 +220,10 @@ impl Core {
         loop {
             while let Some(owner) = self.steps.pop_front() {
                 self.go_on(owner);
+            }
+            if let Some(id) = self.askable.pop_front() {
+                self.wake_askers(id);
+                continue;
             }
             let Some((id, owner)) = self.ready.pop_front() else { return };
             let Some(session) = self.sessions.get_mut(&id) else { continue };
@@ -224,7 +249,10 @@ impl Core {
             Command::Show(name) => self.show(slot, name),
             Command::Holds => self.answer_with(slot, Reply::Holds),
             Command::Locks(request) => self.list_locks(slot, &request),
-            Command::Session { push, deadlines } => self.introduce(slot, push, deadlines),
+            Command::Session { grace, push, deadlines } => {
+                self.introduce(slot, grace, push, deadlines);
+            }
+            Command::Resume { session, secret } => self.resume(slot, &session, secret),
             Command::Events { session, secret, wait } => {
                 let until = self.now + wait;
                 match self.session_by_secret(&session, &secret) {
@@ -238,6 +266,8 @@ impl Core {
                     None => self.answer(slot, wrong_secret()),
                 }
             }
+            Command::Force { name, holder } => self.force(slot, name, holder),
+            Command::Kick(session) => self.kick(slot, &session),
             Command::Answered(reply) => self.answer_with(slot, Reply::Ready(reply)),
         }
     }
@@ -260,17 +290,22 @@ impl Core {
         }
         let failed = matches!(reply, Reply::Ready(Outgoing::Reply(Frame::Error(_))));
         self.figures.command(pending.word, failed, self.now.since(pending.began));
+        if session.grace.is_some() && reply.rests_on_journal() {
+            pending.after = self.journal.wait(slot.session);
+        }
         pending.reply = Some(reply);
         self.ready.push_back((slot.session, pending.owner));
+        if session.grace.as_ref().is_some_and(|grace| !grace.askers.is_empty()) {
+            self.askable.push_back(slot.session);
+        }
         self.flush(slot.session);
     }
 
-    fn flush(&mut self, id: SessionId) {
+    pub(super) fn flush(&mut self, id: SessionId) {
         while let Some(session) = self.sessions.get_mut(&id) {
-            let Some(reply) = session.pending.front_mut().and_then(|first| first.reply.take())
-            else {
-                return;
-            };
+            let first = session.pending.front_mut();
+            let first = first.filter(|first| first.after <= self.journal.done());
+            let Some(reply) = first.and_then(|first| first.reply.take()) else { return };
             session.pending.pop_front();
             session.first_seq += 1;
             let reply = self.settle(id, reply);
@@ -278,14 +313,27 @@ impl Core {
         }
     }
 
-    fn introduce(&mut self, slot: Slot, push: Option<bool>, deadlines: Option<bool>) {
+    fn introduce(
+        &mut self,
+        slot: Slot,
+        grace: Option<Duration>,
+        push: Option<bool>,
+        deadlines: Option<bool>,
+    ) {
+        if let Some(Err(refusal)) = grace.map(|grace| self.set_grace(slot.session, grace)) {
+            return self.answer(slot, refusal);
+        }
         let id = Frame::bytes(self.session_name(slot.session));
         let Some(session) = self.sessions.get_mut(&slot.session) else { return };
         session.introduced = true;
         session.push = push.unwrap_or(session.push);
         session.deadlines = deadlines.unwrap_or(session.deadlines);
         let secret = Frame::bytes(session.secret_text());
-        self.answer(slot, Frame::Map(vec![("id", id), ("secret", secret)]));
+        let reply = Frame::Map(vec![("id", id), ("secret", secret)]);
+        match grace {
+            Some(_) => self.answer_with(slot, Reply::Graced(reply)),
+            None => self.answer(slot, reply),
+        }
     }
 
     /// Tells a session about one of its holds.
@@ -364,6 +412,6 @@ impl Core {
     }
 }
 
-fn wrong_secret() -> Frame {
+pub(super) fn wrong_secret() -> Frame {
     Frame::Error("SESSION there is no such session, or the secret is not its own; SESSION on its connection tells both".to_owned())
 }

@@ -14,6 +14,8 @@ pub(super) enum Timer {
     Hold(Number),
     /// An op is to be sent again, answered for or given up.
     Op(OpId),
+    /// A question to all nodes of red locks is to be decided.
+    Ballot(OpId),
     /// A wait is over.
     Waiter(Number),
     /// A fair waiter is to look again.
@@ -22,6 +24,10 @@ pub(super) enum Timer {
     Name(LockName),
     /// An EVENTS call on this session's events is over.
     Events(SessionId),
+    /// A session whose connection has gone has waited long enough for another one.
+    Grace(SessionId),
+    /// A RESUME of this connection's has waited long enough.
+    Resume(SessionId),
     /// An owner's MLOCK has waited for long enough with locks in its hands.
     Patience(SessionId, i64),
 }

@@ -1,6 +1,7 @@
 //! Waiting: one local queue a name, first come, first served. Only the front waiter competes in Redis.
 
 use redisson::{Kind, Lease, LockName, Moment};
+use tracing::Span;
 
 use super::fair::Place;
 use super::hold::millis;
@@ -8,7 +9,7 @@ use super::name::Contest;
 use super::op::{Attempt, Op, OpId, Purpose};
 use super::session::{Owner, Slot};
 use super::timer::Timer;
-use super::{Core, Number};
+use super::{Core, Number, trace};
 use crate::command::Wait;
 use crate::resp::Frame;
 
@@ -23,6 +24,8 @@ pub(super) struct Waiter {
     /// Under which number it asks: one that no script has been sent to remove.
     pub(super) number: Number,
     pub(super) owner: Owner,
+    /// Whose process it is.
+    pub(super) uid: u32,
     pub(super) slot: Slot,
     /// The lease it asked for; none for the watchdog's care.
     pub(super) lease: Option<Lease>,
@@ -30,12 +33,18 @@ pub(super) struct Waiter {
     pub(super) since: Moment,
     /// The trace its LOCK is part of.
     pub(super) trace: Option<Box<str>>,
+    /// Its own span.
+    pub(super) span: Span,
+    /// The hold of this agent that it stood behind when it came, where it has a span to say so.
+    pub(super) behind: Option<Number>,
     /// It has been told by Redis, or knows from a local hold, that the lock is taken.
     pub(super) refused: bool,
     /// Its place in a fair lock's queue.
     pub(super) place: Place,
     /// Its attempt that is on its way, or waits to be sent again.
     pub(super) asking: Option<OpId>,
+    /// The ballot that takes back what its latest attempt at a red lock has got.
+    pub(super) undoing: Option<OpId>,
     /// Where its deadline stands among the timers.
     armed: Moment,
 }
@@ -61,7 +70,8 @@ pub(super) enum Left {
 
 impl Core {
     /// Puts a LOCK into its name's queue.
-    pub(super) fn queue_up(&mut self, waiter: Waiter) {
+    pub(super) fn queue_up(&mut self, mut waiter: Waiter) {
+        self.link_to_holds(&mut waiter);
         let name = waiter.name.clone();
         let fair = waiter.kind == Kind::Fair;
         let id = self.begin_wait(waiter);
@@ -91,8 +101,10 @@ impl Core {
         if let Some(session) = self.sessions.get_mut(&waiter.owner.session) {
             session.waits.insert(waiter.owner.owner, number);
         }
+        self.claims.add(waiter.uid);
         let waiter = self.waiters.entry(number).or_insert(waiter);
         self.timers.set(&mut waiter.armed, deadline, Timer::Waiter(number));
+        self.note_attempts(number);
         number
     }
 
@@ -102,20 +114,25 @@ impl Core {
         owner: Owner,
         request: crate::command::LockRequest,
         refused: bool,
+        span: Span,
     ) -> Waiter {
         Waiter {
             name: request.name,
             kind: request.kind,
             number: 0,
             owner,
+            uid: self.sessions.get(&slot.session).map_or(u32::MAX, |session| session.peer.uid),
             slot,
             lease: request.lease,
             wait: request.wait,
             since: self.now,
             trace: request.traceparent.map(|v| String::from_utf8_lossy(&v).into()),
+            span,
+            behind: None,
             refused,
             place: Place::default(),
             asking: None,
+            undoing: None,
             armed: Moment::NEVER,
         }
     }
@@ -128,6 +145,7 @@ impl Core {
             if let Some(waiter) = self.waiters.get_mut(&waiter) {
                 waiter.number = number;
             }
+            self.note_attempts(waiter);
         }
     }
 
@@ -141,6 +159,7 @@ impl Core {
     /// Takes a waiter out of everything that knows it.
     pub(super) fn remove_waiter(&mut self, number: WaiterId) -> Option<Waiter> {
         let mut waiter = self.waiters.remove(&number)?;
+        self.claims.remove(waiter.uid);
         self.timers.set(&mut waiter.armed, Moment::NEVER, Timer::Waiter(number));
         self.clear_place(number, &mut waiter);
         if let Some(session) = self.sessions.get_mut(&waiter.owner.session)
@@ -187,8 +206,17 @@ impl Core {
             },
         };
         self.figures.acquisition(&group, waiter.kind, outcome);
+        trace::outcome(&waiter.span, outcome);
+        waiter.span.record("lock.wait_ms", millis(waited));
         self.figures.waited(&group, if outcome == "timeout" { outcome } else { "other" }, waited);
-        self.answer(waiter.slot, reply);
+        match waiter.kind {
+            Kind::Red => self.tell_once_undone(&waiter, reply),
+            _ => self.answer(waiter.slot, reply),
+        }
+        if waiter.asking.is_none() && waiter.kind != Kind::Fair {
+            // Whatever it asked was answered, and has left nothing.
+            self.note_gone(waiter.number);
+        }
         self.abandon_attempt(&waiter, front);
         self.leave_place(&waiter, waiter.asking);
         self.advance(name);

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use redisson::script::{Kept, MAX_BATCH};
 use redisson::{Kind, Moment};
+use tracing::Span;
 
 use super::event::{End, Event};
 use super::hold::{Care, Hold};
 use super::keep::lost_end;
 use super::op::{Op, Purpose, Renewal};
 use super::timer::Timer;
-use super::{Core, Number};
+use super::{Core, Node, Number, trace};
 
 /// How many holds of each group: those of one batch are of few.
 #[derive(Default)]
@@ -60,10 +61,12 @@ impl Core {
             hold.jeopardy = true;
             let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
             let left = hold.valid_ms(now);
+            hold.note_jeopardy(left);
             self.figures.jeopardy_holds.inc();
             if self.log_limit.admits(now) {
                 let trace = hold.trace();
-                tracing::warn!(lock.name = %name, trace.parent = trace, valid_ms = left, "lock in jeopardy: renewals fail");
+                let worker = self.sessions.get(&owner.session).and_then(|session| session.peer.pid);
+                tracing::warn!(lock.name = %name, worker.pid = worker, trace.parent = trace, valid_ms = left, "lock in jeopardy: renewals fail");
             }
             self.tell(owner, &name, kind, &Event::Jeopardy(left));
         }
@@ -74,30 +77,44 @@ impl Core {
     pub(super) fn renew(&mut self, due: Vec<Number>) {
         // Read holds have markers to be renewed, by a script of their own.
         let mut batches = [Vec::new(), Vec::new()];
+        let mut red = Vec::new();
         for number in due {
             let Some(hold) = self.holds.get(&number) else { continue };
             let Hold { kind, count, .. } = *hold;
+            if kind == Kind::Red {
+                red.push(number);
+                continue;
+            }
             let reads = kind == Kind::Read;
             let batch = &mut batches[usize::from(reads)];
             batch.push(Renewal { name: hold.name.clone(), kind, number, count });
             if batch.len() == MAX_BATCH {
                 let holds = std::mem::take(batch);
-                self.send(Purpose::Renew { reads, holds }, Duration::ZERO);
+                self.send_renewals(reads, holds);
             }
         }
         for (reads, holds) in [false, true].into_iter().zip(batches) {
             if !holds.is_empty() {
-                self.send(Purpose::Renew { reads, holds }, Duration::ZERO);
+                self.send_renewals(reads, holds);
             }
         }
+        self.renew_red(&red);
+    }
+
+    fn send_renewals(&mut self, reads: bool, holds: Vec<Renewal>) {
+        let span = trace::renewal(holds.len());
+        self.send(Purpose::Renew { reads, holds, span }, Duration::ZERO);
     }
 
     /// Redis answered a batch of renewals.
-    pub(super) fn renewed(&mut self, op: &Op, holds: &[Renewal], kept: &[Kept]) {
+    pub(super) fn renewed(&mut self, op: &Op, holds: &[Renewal], kept: &[Kept], span: &Span) {
         let now = self.now;
         let lease = self.settings.lease;
         self.figures.renewal_seconds.observe(now.since(op.sent).as_secs_f64());
         let mut renewed = Tally::default();
+        let gone = kept.iter().filter(|kept| lost_end(**kept).is_some()).count();
+        span.record("lock.gone", gone);
+        span.record("lock.renewed", kept.len() - gone);
         for (Renewal { name, number, count, .. }, kept) in holds.iter().zip(kept) {
             let jitter = self.jitter();
             // A hold that ended meanwhile is no business of a renewal any more.
@@ -135,6 +152,7 @@ impl Core {
             && (hold.care == Care::Fixed || lease.jeopardy_at(hold.valid_until) > self.now)
         {
             hold.jeopardy = false;
+            hold.note_safe(hold.valid_ms(self.now));
             let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
             self.figures.jeopardy_holds.dec();
             self.tell(owner, &name, kind, &Event::Safe);
@@ -152,6 +170,7 @@ impl Core {
             };
             hold.renewing = false;
             hold.failures = hold.failures.saturating_add(1);
+            hold.note_failed_renewal();
             let failures = hold.failures;
             self.figures.renewals(&group, "error", 1);
             // The op's own pause is for its first failure; a hold whose renewals go on failing slows down.
@@ -163,21 +182,29 @@ impl Core {
         }
     }
 
-    /// Verifies every hold now: the server is another one, or has restarted.
-    pub fn verify_all(&mut self, now: Moment) {
+    /// Verifies every hold on a server now: it is another one, or has restarted.
+    pub fn verify(&mut self, now: Moment, node: Node) {
         self.reach(now);
-        let mut due = Vec::new();
-        self.all_due(&mut due);
-        self.renew(due);
+        match node {
+            Node::Main => {
+                let mut due = Vec::new();
+                self.all_due(&mut due, |hold| hold.votes.is_none());
+                self.renew(due);
+            }
+            Node::Red(node) => self.verify_node(node),
+        }
         self.run_ready();
     }
 
-    /// Makes every hold due for a renewal, which is a verification too. (One with a fixed lease may be kept longer
+    /// Makes every such hold due for a renewal, which is a verification too. (One with a fixed lease may be kept longer
     /// in Redis by it; the agent still ends it in time.)
-    pub(super) fn all_due(&mut self, due: &mut Vec<Number>) {
-        let first = due.len();
-        for hold in self.holds.values_mut().filter(|hold| !hold.renewing) {
+    pub(super) fn all_due(&mut self, due: &mut Vec<Number>, which: impl Fn(&Hold) -> bool) {
+        let (first, now) = (due.len(), self.now);
+        for hold in self.holds.values_mut().filter(|hold| !hold.renewing && which(hold)) {
             hold.renewing = true;
+            for vote in hold.votes.iter_mut().flat_map(|votes| &mut votes.0) {
+                vote.renew_at = now;
+            }
             due.push(hold.number);
         }
         for number in due.iter().skip(first).copied().collect::<Vec<_>>() {

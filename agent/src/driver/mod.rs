@@ -3,6 +3,7 @@
 //! What is urgent comes first: deadlines (renewals among them), then replies to renewals, then all other replies,
 //! then messages, then a bounded number of what the workers sent.
 
+mod heartbeat;
 mod redis_side;
 
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
+use futures_util::stream::{BoxStream, FuturesUnordered, SelectAll};
 use prometheus::Registry;
 use redisson::{ClientId, Moment, keys};
 use service_kit::redis_link::Target;
@@ -18,10 +19,13 @@ use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::core::{Action, Core, Lane, Number, Settings};
+use crate::core::{Action, Core, Lane, Node, Number, Settings};
+use crate::journal::{self, Past, Writer};
 use crate::metrics::{Figures, Oldest};
+use crate::policy::Policy;
 use crate::resp::Outgoing;
 use crate::session::{FromSession, PIPELINE, SessionId};
+use heartbeat::Heartbeat;
 use redis_side::{FromRedis, Outcome, RedisSide};
 
 /// How many messages of workers may wait for the core.
@@ -30,6 +34,8 @@ const INBOX: usize = 4096;
 const BATCH: usize = 256;
 /// How often the core is told the time while there are holds, so that it notices having slept.
 const TICK: Duration = Duration::from_millis(100);
+/// How long the journal's last records may take to be written.
+const JOURNAL_END: Duration = Duration::from_secs(2);
 /// Ticks that late tell of a process that stood still.
 const STALL: Duration = Duration::from_millis(200);
 
@@ -44,10 +50,18 @@ pub struct Start {
     pub first_number: Number,
     /// Which Redis.
     pub target: Target,
+    /// The servers of red locks, in the order in which the settings name them.
+    pub red: Vec<Target>,
     /// How long a connection may take to be made.
     pub connect_timeout: Duration,
     /// How long holders have to finish once the agent drains.
     pub drain_timeout: Duration,
+    /// The journal of sessions with grace, and what an earlier run has left there; or why there is none.
+    pub journal: Result<(journal::File, Past), String>,
+    /// Who may take which locks; without one everybody may take all.
+    pub policy: Option<Policy>,
+    /// Within which time the service manager wants a sign of life, if at all.
+    pub watchdog: Option<Duration>,
 }
 
 /// How the agent fares, for readiness and systemd.
@@ -109,13 +123,36 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
     let (status_sender, status) = watch::channel(Status::default());
     let (done_sender, done) = oneshot::channel();
     let (drain_timeout, client) = (start.drain_timeout, start.client);
-    let redis = RedisSide::start(&start, Arc::clone(&figures), stage);
-    let core =
+    let mut news = SelectAll::new();
+    let mut side = |place, target: &Target| {
+        let (side, events) = RedisSide::start(&start, place, target, &figures, stage);
+        news.push(events.boxed());
+        side
+    };
+    let main = side(Node::Main, &start.target);
+    let red = start.red.iter().enumerate().map(|(n, target)| side(Node::Red(n), target)).collect();
+    let mut core =
         Core::new(start.settings, start.client, start.first_number, Arc::clone(&figures), now());
+    core.set_policy(start.policy);
+    let journal = match start.journal {
+        Ok((file, past)) => {
+            core.restore(now(), past);
+            Some(Writer::new(file))
+        }
+        Err(why) => {
+            core.without_journal(why);
+            None
+        }
+    };
     let driver = Driver {
         core,
+        journal,
+        heartbeat: Heartbeat::new(start.watchdog),
         client,
-        redis,
+        main,
+        red,
+        news,
+        redis_state: None,
         figures,
         outboxes: HashMap::new(),
         status: status_sender,
@@ -141,10 +178,26 @@ fn now() -> Moment {
     Moment::from_micros(service_kit::clock::boot_micros())
 }
 
+/// What became of records that were being written; never, where there is no journal.
+async fn written(journal: &mut Option<Writer>) -> journal::Outcome {
+    match journal {
+        Some(journal) => journal.written().await,
+        None => std::future::pending().await,
+    }
+}
+
 struct Driver {
     core: Core,
+    journal: Option<Writer>,
+    heartbeat: Heartbeat,
     client: ClientId,
-    redis: RedisSide,
+    main: RedisSide,
+    /// The servers of red locks.
+    red: Vec<RedisSide>,
+    /// What comes from all of them.
+    news: SelectAll<BoxStream<'static, (Node, FromRedis)>>,
+    /// Whether the main one answers, and what else there is to say of it, if that has changed.
+    redis_state: Option<(bool, String)>,
     figures: Arc<Figures>,
     outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
     status: watch::Sender<Status>,
@@ -170,17 +223,25 @@ impl Driver {
         loop {
             while let Some(action) = self.core.next_action() {
                 match action {
-                    Action::Send { op, lane, call } => {
-                        let call = self.redis.call(op, lane, call);
+                    Action::Send { op, node, lane, call, place } => {
+                        let call = self.redis(node).call(op, lane, call, &place);
                         match lane {
                             Lane::Renewals => renewals.push(call),
                             Lane::Commands => replies.push(call),
                         }
                     }
                     Action::Deliver(session, outgoing) => self.deliver(session, outgoing),
-                    Action::Subscribe(channel) => self.redis.subscribe(channel),
-                    Action::Unsubscribe(channel) => self.redis.unsubscribe(channel),
+                    Action::Subscribe(node, channel) => self.redis(node).subscribe(channel),
+                    Action::Unsubscribe(node, channel) => self.redis(node).unsubscribe(channel),
+                    Action::Journal(record) => {
+                        if let Some(journal) = &mut self.journal {
+                            journal.push(record);
+                        }
+                    }
                 }
+            }
+            if let Some(journal) = &mut self.journal {
+                journal.start(|| self.core.journal_records());
             }
             let time = self.now();
             if self.core.has_actions() {
@@ -188,16 +249,22 @@ impl Driver {
             }
             if let Some(ends) = drain_ends {
                 if self.core.is_idle() {
-                    return;
+                    return self.leave().await;
                 }
                 if ends <= time {
                     self.core.end_drain();
                     while let Some(action) = self.core.next_action() {
-                        if let Action::Deliver(session, outgoing) = action {
-                            self.deliver(session, outgoing);
+                        match action {
+                            Action::Deliver(session, outgoing) => self.deliver(session, outgoing),
+                            Action::Journal(record) => {
+                                if let Some(journal) = &mut self.journal {
+                                    journal.push(record);
+                                }
+                            }
+                            _ => {}
                         }
                     }
-                    return;
+                    return self.leave().await;
                 }
             }
             self.publish_status(drain_ends.is_some());
@@ -205,6 +272,7 @@ impl Driver {
             if self.core.holds() > 0 || drain_ends.is_some() {
                 due = due.min(tick_at);
             }
+            due = due.min(self.heartbeat.beat(time));
             if due <= time {
                 tick_at = time + TICK;
                 self.core.on_time(time);
@@ -221,7 +289,8 @@ impl Driver {
                 () = &mut alarm, if alarm_at != Moment::NEVER => alarm_at = Moment::NEVER,
                 Some(outcome) = renewals.next(), if !renewals.is_empty() => self.on_outcome(outcome),
                 Some(outcome) = replies.next(), if !replies.is_empty() => self.on_outcome(outcome),
-                event = self.redis.next_event() => self.on_redis(event),
+                Some((node, event)) = self.news.next() => self.on_redis(node, event),
+                written = written(&mut self.journal) => self.on_written(&written),
                 count = inbox.recv_many(&mut batch, BATCH) => {
                     if count == 0 {
                         // Every connection and the listener have gone: nobody can ask for anything any more.
@@ -251,6 +320,21 @@ impl Driver {
         time
     }
 
+    /// The last of it: what the journal still has to say.
+    async fn leave(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.finish(JOURNAL_END, || self.core.journal_records()).await;
+        }
+    }
+
+    fn on_written(&mut self, written: &journal::Outcome) {
+        let time = self.now();
+        match &written.error {
+            None => self.core.on_journalled(time, written.upto),
+            Some(why) => self.core.on_journal_failed(time, written.upto, why),
+        }
+    }
+
     fn on_outcome(&mut self, (op, outcome): Outcome) {
         let time = self.now();
         match outcome {
@@ -259,13 +343,20 @@ impl Driver {
         }
     }
 
-    fn on_redis(&mut self, event: FromRedis) {
+    fn redis(&self, node: Node) -> &RedisSide {
+        match node {
+            Node::Main => &self.main,
+            Node::Red(index) => &self.red[index],
+        }
+    }
+
+    fn on_redis(&mut self, node: Node, event: FromRedis) {
         let time = self.now();
         match event {
             FromRedis::Message { channel } => {
                 let turn = self.own_waiter(&channel);
                 for name in keys::locks_of_channel(&channel) {
-                    self.core.on_message(time, &name);
+                    self.core.on_message(time, node, &name);
                     if let Some(number) = turn {
                         self.core.on_turn(time, &name, number);
                     }
@@ -274,19 +365,24 @@ impl Driver {
             FromRedis::Subscribed { channel } => {
                 let turn = self.own_waiter(&channel);
                 for name in keys::locks_of_channel(&channel) {
-                    self.core.on_subscribed(time, &name);
+                    self.core.on_subscribed(time, node, &name);
                     if let Some(number) = turn {
                         self.core.on_turn_subscribed(time, &name, number);
                     }
                 }
             }
-            FromRedis::Unsubscribed => self.core.on_unsubscribed(),
-            FromRedis::Forced { name, number } => self.core.on_forced(time, &name, number),
-            FromRedis::InDoubt => {
-                // Another server, the same one restarted, one with other data or another clock: ask it, do not guess.
-                self.core.verify_all(time);
+            FromRedis::Unsubscribed => self.core.on_unsubscribed(node),
+            FromRedis::Forced { name, number } => self.core.on_forced(time, node, &name, number),
+            FromRedis::State { up, detail, in_doubt } => {
+                if node == Node::Main {
+                    self.redis_state = Some((up, detail));
+                }
+                if in_doubt {
+                    // Another server, the same one restarted, one with other data or another clock: ask it, do not guess.
+                    self.core.verify(time, node);
+                }
             }
-            FromRedis::Changed => {}
+            FromRedis::Nothing => {}
         }
     }
 
@@ -309,6 +405,8 @@ impl Driver {
                 let time = self.now();
                 self.core.on_command(time, session, command);
             }
+            FromSession::Policy(policy) => self.core.set_policy(Some(policy)),
+            FromSession::Quit(session) => self.core.on_quit(session),
             FromSession::Closed(session) => {
                 self.outboxes.remove(&session);
                 let time = self.now();
@@ -322,6 +420,10 @@ impl Driver {
             FromSession::Sessions(after, count, answer) => {
                 self.core.on_time(now());
                 answer.send(self.core.list_sessions(after, count)).ok();
+            }
+            FromSession::Noted(noted, answer) => {
+                self.core.on_time(now());
+                answer.send(self.core.differences(&noted)).ok();
             }
         }
     }
@@ -345,7 +447,7 @@ impl Driver {
 
     fn publish_status(&mut self, draining: bool) {
         let (holds, waiters) = (self.core.holds(), self.core.waiters());
-        let news = self.redis.take_news();
+        let news = self.redis_state.take();
         self.status.send_if_modified(|status| {
             let same =
                 status.draining == draining && status.holds == holds && status.waiters == waiters;

@@ -1,21 +1,26 @@
-//! The core's side of Redis: two connections for scripts, one for messages.
+//! The core's side of one Redis: two connections for scripts, one for messages.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::Stream;
+use futures_util::stream::unfold;
 use redis::Value as RedisValue;
 use redisson::script::{self, Call, Value};
 use redisson::{HolderId, LockName, keys};
 use service_kit::redis_link::{
     CallError, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent, ServerInfo, Subscriber,
-    SubscriberOptions,
+    SubscriberOptions, Target,
 };
 use service_kit::shutdown::Shutdown;
+use service_kit::trace::{self, TraceParent};
 use tokio::sync::{mpsc, watch};
+use tracing::Span;
+use tracing::field::Empty;
 
 use super::Start;
-use crate::core::{Failure, Lane, Number, OpId};
+use crate::core::{Failure, Lane, Node, Number, OpId};
 use crate::metrics::Figures;
 
 /// How often to look whether a living connection still leads to the same Redis with the same clock.
@@ -35,30 +40,49 @@ pub(super) enum FromRedis {
     Unsubscribed,
     /// An operator released a hold of ours.
     Forced { name: LockName, number: Number },
-    /// There is a fresh connection for renewals, or what is behind it has changed: its role, its history, its clock.
-    InDoubt,
-    /// Something that only the status shows.
-    Changed,
+    /// A connection for scripts has come or gone.
+    State {
+        /// Whether both are there: locks that cannot be renewed are of no use.
+        up: bool,
+        /// Which Redis, and why it cannot be used.
+        detail: String,
+        /// There is a fresh connection for renewals, or what is behind it has changed: its role, its history, its clock.
+        in_doubt: bool,
+    },
+    /// Nothing that anybody needs to know.
+    Nothing,
 }
 
+/// What goes to Redis.
 pub(super) struct RedisSide {
     commands: Link,
     renewals: Link,
+    subscriber: Subscriber,
+    node: String,
+    figures: Arc<Figures>,
+}
+
+/// What comes from it unasked.
+struct News {
     state: watch::Receiver<LinkState>,
     renewals_state: watch::Receiver<LinkState>,
     messages: mpsc::Receiver<PubSubEvent>,
-    subscriber: Subscriber,
     forced: Vec<u8>,
     node: String,
     figures: Arc<Figures>,
     connections: u64,
     evicts: Option<bool>,
-    /// Either connection's state has changed since it was last asked for.
-    news: bool,
 }
 
 impl RedisSide {
-    pub(super) fn start(start: &Start, figures: Arc<Figures>, stage: &Shutdown) -> Self {
+    /// Starts connecting; gives what scripts go by, and what comes back unasked.
+    pub(super) fn start(
+        start: &Start,
+        place: Node,
+        target: &Target,
+        figures: &Arc<Figures>,
+        stage: &Shutdown,
+    ) -> (Self, impl Stream<Item = (Node, FromRedis)> + use<>) {
         let timeout = start.settings.response_timeout;
         let options = |name: &str| LinkOptions {
             response_timeout: timeout,
@@ -68,38 +92,38 @@ impl RedisSide {
             writable: true,
             ..LinkOptions::new(name)
         };
-        let commands = Link::start(start.target.clone(), options("lockscope-agent"), stage);
+        let commands = Link::start(target.clone(), options("lockscope-agent"), stage);
         let checked = LinkOptions { check: Some(CHECK), ..options("lockscope-agent-renewals") };
-        let renewals = Link::start(start.target.clone(), checked, stage);
+        let renewals = Link::start(target.clone(), checked, stage);
         let subscriber_options = SubscriberOptions {
             response_timeout: timeout,
             connect_timeout: start.connect_timeout,
             heartbeat: timeout,
             ..SubscriberOptions::new("lockscope-agent-messages")
         };
-        let (subscriber, messages) =
-            Subscriber::start(start.target.clone(), subscriber_options, stage);
+        let (subscriber, messages) = Subscriber::start(target.clone(), subscriber_options, stage);
         let forced = keys::forced_channel(&start.client);
         subscriber.subscribe([forced.clone()]);
         let state = commands.state();
         let renewals_state = renewals.state();
-        let node = start.target.to_string();
+        let node = target.to_string();
         figures.redis_up.with_label_values(&[&node]).set(0);
         figures.reconnects.with_label_values(&[&node]);
-        Self {
-            commands,
-            renewals,
+        let news = News {
             state,
             renewals_state,
             messages,
-            subscriber,
             forced,
-            node,
-            figures,
+            node: node.clone(),
+            figures: Arc::clone(figures),
             connections: 0,
             evicts: None,
-            news: true,
-        }
+        };
+        let news = unfold(news, move |mut news| async move {
+            let event = news.next().await;
+            Some(((place, event), news))
+        });
+        (Self { commands, renewals, subscriber, node, figures: Arc::clone(figures) }, news)
     }
 
     pub(super) fn subscribe(&self, channel: Vec<u8>) {
@@ -110,28 +134,13 @@ impl RedisSide {
         self.subscriber.unsubscribe([channel]);
     }
 
-    /// Whether Redis can be used, and why not, if that may have changed since it was last asked for. It takes both
-    /// connections: locks that cannot be renewed are of no use.
-    pub(super) fn take_news(&mut self) -> Option<(bool, String)> {
-        if !std::mem::take(&mut self.news) {
-            return None;
-        }
-        let down = [&self.state, &self.renewals_state].into_iter().find_map(|state| {
-            match &state.borrow().status {
-                LinkStatus::Up(_) => None,
-                LinkStatus::Down { reason, .. } => Some(format!("{}: {reason}", self.node)),
-            }
-        });
-        self.figures.redis_up.with_label_values(&[&self.node]).set(i64::from(down.is_none()));
-        Some((down.is_none(), down.unwrap_or_else(|| format!("{} answers", self.node))))
-    }
-
-    /// Sends a script; the future brings what became of it.
+    /// Sends a script; the future brings what became of it. What is part of a trace has a span of its own there.
     pub(super) fn call(
         &self,
         op: OpId,
         lane: Lane,
         call: Call,
+        place: &TraceParent,
     ) -> impl Future<Output = Outcome> + use<> {
         let link = match lane {
             Lane::Commands => self.commands.clone(),
@@ -139,6 +148,11 @@ impl RedisSide {
         };
         let figures = Arc::clone(&self.figures);
         let node = self.node.clone();
+        let span = if place.is_empty() {
+            Span::none()
+        } else {
+            trace::within(redis_span(&call, &node), place)
+        };
         async move {
             let Call { script, keys, args } = call;
             let sent = service_kit::clock::boot_micros();
@@ -157,15 +171,19 @@ impl RedisSide {
                 Err(error) => {
                     let (word, failure) = failure(error);
                     figures.redis_errors.with_label_values(&[&node, &word]).inc();
+                    span.record("error.type", &word);
+                    span.record("otel.status_code", "ERROR");
+                    span.record("otel.status_description", failure.text());
                     Err(failure)
                 }
             };
             (op, outcome)
         }
     }
+}
 
-    /// Waits for news. Cancelling the wait loses none.
-    pub(super) async fn next_event(&mut self) -> FromRedis {
+impl News {
+    async fn next(&mut self) -> FromRedis {
         tokio::select! {
             biased;
             Ok(()) = self.renewals_state.changed() => self.renewals_state_changed(),
@@ -176,28 +194,39 @@ impl RedisSide {
         }
     }
 
+    fn state(&self, in_doubt: bool) -> FromRedis {
+        let down = [&self.state, &self.renewals_state].into_iter().find_map(|state| {
+            match &state.borrow().status {
+                LinkStatus::Up(_) => None,
+                LinkStatus::Down { reason, .. } => Some(format!("{}: {reason}", self.node)),
+            }
+        });
+        self.figures.redis_up.with_label_values(&[&self.node]).set(i64::from(down.is_none()));
+        let up = down.is_none();
+        let detail = down.unwrap_or_else(|| format!("{} answers", self.node));
+        FromRedis::State { up, detail, in_doubt }
+    }
+
     fn state_changed(&mut self) -> FromRedis {
-        self.news = true;
         if matches!(self.state.borrow_and_update().status, LinkStatus::Up(_)) {
             self.connections += 1;
             if self.connections > 1 {
                 self.figures.reconnects.with_label_values(&[&self.node]).inc();
             }
         }
-        FromRedis::Changed
+        self.state(false)
     }
 
     /// Holds are verified down the connection for renewals, so it is that one which must be there. It is also the
     /// one that looks whether the server behind it is still what it was.
     fn renewals_state_changed(&mut self) -> FromRedis {
-        self.news = true;
         let status = self.renewals_state.borrow_and_update().status.clone();
         match status {
             LinkStatus::Up(info) => {
                 self.note_eviction(&info);
-                FromRedis::InDoubt
+                self.state(true)
             }
-            LinkStatus::Down { .. } => FromRedis::Changed,
+            LinkStatus::Down { .. } => self.state(false),
         }
     }
 
@@ -219,22 +248,33 @@ impl RedisSide {
     fn message(&self, event: PubSubEvent) -> FromRedis {
         match event {
             PubSubEvent::Message { channel, payload, .. } if channel == self.forced => {
-                forced(&payload).unwrap_or(FromRedis::Changed)
+                forced(&payload).unwrap_or(FromRedis::Nothing)
             }
             PubSubEvent::Message { channel, .. } => FromRedis::Message { channel },
             PubSubEvent::Subscribed(channel) => FromRedis::Subscribed { channel },
             PubSubEvent::Down { .. } => FromRedis::Unsubscribed,
-            PubSubEvent::Up | PubSubEvent::PSubscribed(_) => FromRedis::Changed,
+            PubSubEvent::Up | PubSubEvent::PSubscribed(_) => FromRedis::Nothing,
             PubSubEvent::Refused { channel, reason } => {
                 tracing::warn!(
                     channel = %channel.escape_ascii(),
                     reason = %reason,
                     "Redis refuses a subscription: waiters of this lock look again each few seconds instead"
                 );
-                FromRedis::Changed
+                FromRedis::Nothing
             }
         }
     }
+}
+
+/// A call of Redis, named as OpenTelemetry names calls of databases.
+fn redis_span(call: &Call, node: &str) -> Span {
+    tracing::info_span!(
+        target: trace::TARGET, parent: None, "EVALSHA",
+        otel.name = format!("EVALSHA {}", call.script.name), otel.kind = "client",
+        db.system.name = "redis", db.operation.name = "EVALSHA",
+        db.stored_procedure.name = call.script.name, redis.node = node,
+        "error.type" = Empty, otel.status_code = Empty, otel.status_description = Empty,
+    )
 }
 
 /// `<holder> <lock>`, as the force-release script publishes it.

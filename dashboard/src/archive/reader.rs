@@ -11,16 +11,24 @@ use serde::Serialize;
 
 use super::writer::millis;
 use crate::model::Remembered;
+use crate::model::actor::wall;
 use crate::model::past::{Ending, PastHold, PastHoldView};
-use crate::model::view::{LockId, Since, WallMillis};
+use crate::model::view::{Acknowledgement, LockId, ProblemKind, Since, WallMillis};
 
 /// Holds told for one instant: a lock has that many readers at the most.
 const MAX_HOLDERS: usize = 1_024;
+/// Holds of a lock told at once.
+const MAX_HOLDS: usize = 1_000;
 /// Events told at once.
 pub const MAX_EVENTS: usize = 1_000;
 /// What is remembered of one lock from run to run, and of all.
 const PAST_OF_LOCK: usize = 64;
 const PAST_OF_ALL: usize = 500_000;
+/// What is told of an act.
+const ACT: &str =
+    "outcome || ': ' || who || ' from ' || from_ip || ', ' || was || '; why: ' || reason";
+/// Within this after a start a problem is seen again that was acknowledged before it, or it is another one.
+const SEEN_AGAIN_MS: u64 = 600_000;
 /// Gaps told at once.
 const MAX_GAPS: usize = 100;
 
@@ -53,13 +61,14 @@ pub struct Gap {
 pub struct Told {
     /// When.
     pub at: WallMillis,
-    /// `taken`, `ended`, `problem` or `cleared`.
-    pub event: &'static str,
+    /// `taken`, `ended`, `problem` or `cleared`; or what somebody did: `force_released`, `place_removed`,
+    /// `acknowledged`, `unacknowledged`.
+    pub event: String,
     /// To which lock.
     pub lock: LockId,
-    /// The holder, or the problem.
+    /// The holder, or the problem; `lock` where all of it is meant.
     pub subject: String,
-    /// How a hold ended, or how sure the problem is.
+    /// How a hold ended, or how sure the problem is; or who did it from where and why, what was there, and what came of it.
     pub detail: Option<String>,
 }
 
@@ -98,7 +107,29 @@ impl Reader {
         .await
     }
 
-    /// What happened between two instants, oldest first, at most [`MAX_EVENTS`]; to one lock or to all.
+    /// The latest holds of a lock that touch a span of time, newest first.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub async fn holds(
+        &self,
+        lock: LockId,
+        from: WallMillis,
+        to: WallMillis,
+    ) -> rusqlite::Result<Vec<PastHoldView>> {
+        self.ask(move |connection| {
+            let mut holds = connection.prepare_cached(
+                "SELECT holder, began, exact, ended, how FROM hold WHERE deployment = ?1 AND db = ?2 AND name = ?3
+                 AND began <= ?5 AND (ended IS NULL OR ended >= ?4) ORDER BY began DESC LIMIT ?6",
+            )?;
+            let (from, to) = (millis(from), millis(to));
+            let key = params![&*lock.deployment, lock.db, lock.name.as_bytes(), from, to, MAX_HOLDS];
+            holds.query_map(key, hold)?.collect()
+        })
+        .await
+    }
+
+    /// What happened between two instants, at most [`MAX_EVENTS`], from one end or the other; to one lock or to all.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -107,24 +138,26 @@ impl Reader {
         lock: Option<LockId>,
         from: WallMillis,
         to: WallMillis,
+        newest_first: bool,
     ) -> rusqlite::Result<Vec<Told>> {
         self.ask(move |connection| {
+            let order = if newest_first { "DESC" } else { "ASC" };
             let mut all = Vec::new();
             for (event, table, time, subject, detail) in [
-                ("taken", "hold", "began", "holder", "NULL"),
-                ("ended", "hold", "ended", "holder", "how"),
-                ("problem", "problem", "began", "problem", "certainty"),
-                ("cleared", "problem", "cleared", "problem", "certainty"),
+                ("'taken'", "hold", "began", "holder", "NULL"),
+                ("'ended'", "hold", "ended", "holder", "how"),
+                ("'problem'", "problem", "began", "problem", "certainty"),
+                ("'cleared'", "problem", "cleared", "problem", "certainty"),
+                ("what", "act", "at", "subject", ACT),
             ] {
                 let of_lock = match &lock {
                     Some(_) => "AND deployment = ?4 AND db = ?5 AND name = ?6",
                     None => "",
                 };
                 let mut events = connection.prepare_cached(&format!(
-                    "SELECT {time}, deployment, db, name, {subject}, {detail} FROM {table}
-                     WHERE {time} BETWEEN ?1 AND ?2 {of_lock} ORDER BY {time} LIMIT ?3"
+                    "SELECT {time}, deployment, db, name, {subject}, {detail}, {event} FROM {table}
+                     WHERE {time} BETWEEN ?1 AND ?2 {of_lock} ORDER BY {time} {order} LIMIT ?3"
                 ))?;
-                let told = |row: &Row<'_>| told(event, row);
                 let (from, to) = (millis(from), millis(to));
                 let rows = match &lock {
                     Some(lock) => {
@@ -139,6 +172,9 @@ impl Reader {
                 all.extend(rows.into_iter().flatten());
             }
             all.sort_by_key(|told| told.at);
+            if newest_first {
+                all.reverse();
+            }
             all.truncate(MAX_EVENTS);
             Ok(all)
         })
@@ -174,7 +210,7 @@ impl Reader {
         .await
     }
 
-    /// What an earlier run knew: who held which lock in the end, and the latest holds of each.
+    /// What an earlier run knew: who held which lock in the end, what was wrong with it, and the latest holds of each.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -205,6 +241,35 @@ impl Reader {
             let (Some(lock), Some(id)) = (lock(row, 0)?, holder(row, 3)?) else { continue };
             let since = Since { at: instant(row.get(4)?), exact: row.get(5)? };
             known.entry(lock).or_default().holds.push((id, since));
+        }
+        let mut open = connection.prepare(
+            "SELECT deployment, db, name, problem, began FROM problem WHERE cleared IS NULL LIMIT ?1",
+        )?;
+        let mut rows = open.query([PAST_OF_ALL])?;
+        while let Some(row) = rows.next()? {
+            let problem: String = row.get(3)?;
+            let problem = ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == problem);
+            let (Some(lock), Some(problem)) = (lock(row, 0)?, problem) else { continue };
+            known.entry(lock).or_default().problems.push((problem, instant(row.get(4)?)));
+        }
+        let now = wall();
+        let seen_by = WallMillis(now.0.saturating_add(SEEN_AGAIN_MS));
+        let mut in_hand = connection.prepare(
+            "SELECT deployment, db, name, problem, who, reason, at, until FROM acknowledged WHERE until > ?1 LIMIT ?2",
+        )?;
+        let mut rows = in_hand.query(params![millis(now), PAST_OF_ALL])?;
+        while let Some(row) = rows.next()? {
+            let word: String = row.get(3)?;
+            let problem = ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == word);
+            let (Some(lock), Some(problem)) = (lock(row, 0)?, problem) else { continue };
+            let word = Acknowledgement {
+                by: row.get(4)?,
+                reason: row.get(5)?,
+                at: instant(row.get(6)?),
+                until: instant(row.get(7)?),
+            };
+            let acknowledged = &mut known.entry(lock).or_default().acknowledged;
+            acknowledged.push((problem, Arc::new(word), seen_by));
         }
         Ok(known)
     }
@@ -239,9 +304,10 @@ fn hold(row: &Row<'_>) -> rusqlite::Result<PastHoldView> {
 }
 
 /// One event; none where the row names no lock that could be.
-fn told(event: &'static str, row: &Row<'_>) -> rusqlite::Result<Option<Told>> {
+fn told(row: &Row<'_>) -> rusqlite::Result<Option<Told>> {
     let Some(lock) = lock(row, 1)? else { return Ok(None) };
     let (at, subject, detail) = (instant(row.get(0)?), row.get(4)?, row.get(5)?);
+    let event = row.get(6)?;
     Ok(Some(Told { at, event, lock, subject, detail }))
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-/// Raised with each change of the tables; a file of another version is put aside.
+/// Raised with each change of a table that is there already; a file of another version is put aside.
 const VERSION: i64 = 1;
 /// How long one connection waits for the other.
 const BUSY: Duration = Duration::from_secs(5);
@@ -25,6 +25,15 @@ CREATE TABLE IF NOT EXISTS problem (
 CREATE INDEX IF NOT EXISTS problem_began ON problem (began);
 CREATE INDEX IF NOT EXISTS problem_cleared ON problem (cleared);
 CREATE UNIQUE INDEX IF NOT EXISTS problem_open ON problem (deployment, db, name, problem) WHERE cleared IS NULL;
+CREATE TABLE IF NOT EXISTS act (
+  deployment TEXT NOT NULL, db INTEGER NOT NULL, name BLOB NOT NULL, at INTEGER NOT NULL, who TEXT NOT NULL,
+  from_ip TEXT NOT NULL, what TEXT NOT NULL, subject TEXT NOT NULL, reason TEXT NOT NULL, was TEXT NOT NULL,
+  outcome TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS act_at ON act (at);
+CREATE TABLE IF NOT EXISTS acknowledged (
+  deployment TEXT NOT NULL, db INTEGER NOT NULL, name BLOB NOT NULL, problem TEXT NOT NULL,
+  who TEXT NOT NULL, reason TEXT NOT NULL, at INTEGER NOT NULL, until INTEGER NOT NULL,
+  PRIMARY KEY (deployment, db, name, problem));
 ";
 
 /// Opens the file, and makes its tables where they are not there.

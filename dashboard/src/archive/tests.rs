@@ -81,6 +81,31 @@ async fn a_hold_found_again_is_one_and_a_missed_end_is_told_as_such() {
 }
 
 #[tokio::test]
+async fn what_was_wrong_in_the_end_is_remembered() {
+    let folder = tempfile::tempdir().unwrap();
+    let [leaked, stuck] = [ProblemKind::Leaked, ProblemKind::Stuck];
+    let problem = |kind, at| Note::Problem(lock(b"a"), kind, Certainty::Sure, WallMillis(at));
+    let reader = written(
+        folder.path(),
+        0,
+        [
+            problem(stuck, 1_000),
+            problem(leaked, 2_000),
+            Note::Cleared(lock(b"a"), stuck, WallMillis(3_000)),
+            problem(leaked, 9_000),
+            Note::Began(lock(b"a"), id(1), since(1_500)),
+            Note::Unseen(lock(b"a"), id(1), WallMillis(4_000)),
+            Note::Unseen(lock(b"a"), id(2), WallMillis(4_000)),
+        ],
+    )
+    .await;
+    let known = &reader.remembered().unwrap()[&lock(b"a")];
+    assert_eq!(known.problems, [(leaked, WallMillis(2_000))], "it went on");
+    assert_eq!((known.holds.len(), holders(&reader, b"a", 3_999).await.len()), (0, 1));
+    assert_eq!(holders(&reader, b"a", 4_000).await.len(), 0);
+}
+
+#[tokio::test]
 async fn events_come_in_order_of_one_lock_or_of_all() {
     let folder = tempfile::tempdir().unwrap();
     let stuck = ProblemKind::Stuck;
@@ -96,9 +121,9 @@ async fn events_come_in_order_of_one_lock_or_of_all() {
         ],
     )
     .await;
-    let told = async |lock, from, to| -> Vec<(&str, u64)> {
-        let told = reader.between(lock, WallMillis(from), WallMillis(to)).await.unwrap();
-        told.iter().map(|told| (told.event, told.at.0)).collect()
+    let told = async |lock, from, to| -> Vec<(String, u64)> {
+        let told = reader.between(lock, WallMillis(from), WallMillis(to), false).await.unwrap();
+        told.iter().map(|told| (told.event.clone(), told.at.0)).collect()
     };
     let all = [
         ("taken", 1_000),
@@ -107,11 +132,13 @@ async fn events_come_in_order_of_one_lock_or_of_all() {
         ("ended", 3_000),
         ("cleared", 3_500),
         ("ended", 4_000),
-    ];
+    ]
+    .map(|(event, at)| (event.to_owned(), at));
     assert_eq!(told(None, 0, 9_000).await, all);
     assert_eq!(told(None, 1_500, 2_500).await, all[1..3]);
-    assert_eq!(told(Some(lock(b"b")), 0, 9_000).await, [all[1], all[3]]);
-    let problem = &reader.between(None, WallMillis(2_500), WallMillis(2_500)).await.unwrap()[0];
+    assert_eq!(told(Some(lock(b"b")), 0, 9_000).await, [all[1].clone(), all[3].clone()]);
+    let problem =
+        &reader.between(None, WallMillis(2_500), WallMillis(2_500), true).await.unwrap()[0];
     assert_eq!((problem.subject.as_str(), problem.detail.as_deref()), ("stuck", Some("sure")));
 }
 

@@ -138,6 +138,8 @@ impl Table {
         let oldest = millis(WallMillis(now.0.saturating_sub(MAX_AGE_MS)));
         self.connection.execute("DELETE FROM hold WHERE ended < ?1", [oldest])?;
         self.connection.execute("DELETE FROM problem WHERE cleared < ?1", [oldest])?;
+        self.connection.execute("DELETE FROM act WHERE at < ?1", [oldest])?;
+        self.connection.execute("DELETE FROM acknowledged WHERE until < ?1", [millis(now)])?;
         self.connection.execute("DELETE FROM span WHERE alive < ?1", [oldest])?;
         let number = |what: &str| -> rusqlite::Result<u64> {
             self.connection.query_row(&format!("PRAGMA {what}"), [], |row| row.get(0))
@@ -197,6 +199,14 @@ fn put(to: &Transaction<'_>, note: &Note) -> rusqlite::Result<()> {
                 ])?;
             }
         }
+        Note::Unseen(lock, holder, at) => {
+            let (deployment, db, name) = key(lock);
+            to.prepare_cached(
+                "UPDATE hold SET ended = max(began, ?5), how = 'unseen' WHERE deployment = ?1 AND db = ?2
+                 AND name = ?3 AND holder = ?4 AND ended IS NULL",
+            )?
+            .execute(params![deployment, db, name, holder.to_string(), millis(*at)])?;
+        }
         Note::Problem(lock, problem, certainty, at) => {
             let (deployment, db, name) = key(lock);
             let (problem, certainty) = (problem.as_str(), certainty.as_str());
@@ -222,6 +232,50 @@ fn put(to: &Transaction<'_>, note: &Note) -> rusqlite::Result<()> {
                  AND problem = ?4 AND cleared IS NULL",
             )?
             .execute(params![deployment, db, name, problem.as_str(), millis(*at)])?;
+        }
+        Note::Acknowledged(lock, problem, word) => {
+            let (deployment, db, name) = key(lock);
+            to.prepare_cached(
+                "INSERT OR REPLACE INTO acknowledged (deployment, db, name, problem, who, reason, at, until)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            )?
+            .execute(params![
+                deployment,
+                db,
+                name,
+                problem.as_str(),
+                word.by,
+                word.reason,
+                millis(word.at),
+                millis(word.until)
+            ])?;
+        }
+        Note::Unacknowledged(lock, problem, _) => {
+            let (deployment, db, name) = key(lock);
+            to.prepare_cached(
+                "DELETE FROM acknowledged WHERE deployment = ?1 AND db = ?2 AND name = ?3 AND problem = ?4",
+            )?
+            .execute(params![deployment, db, name, problem.as_str()])?;
+        }
+        Note::Acted(lock, act) => {
+            let (deployment, db, name) = key(lock);
+            to.prepare_cached(
+                "INSERT INTO act (deployment, db, name, at, who, from_ip, what, subject, reason, was, outcome)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+            )?
+            .execute(params![
+                deployment,
+                db,
+                name,
+                millis(act.at),
+                act.who,
+                act.from.to_string(),
+                act.what,
+                act.subject,
+                act.reason,
+                act.was,
+                act.outcome
+            ])?;
         }
     }
     Ok(())

@@ -1,8 +1,9 @@
 //! Settings: flags, environment and file, and what the program makes of them.
 
 mod access;
+mod redis_table;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,6 +21,8 @@ use service_kit::telemetry;
 
 use crate::access::Access;
 use crate::model;
+
+use redis_table::RedisTable;
 
 /// The most deployments, and the most databases of one.
 const MAX_DEPLOYMENTS: usize = 32;
@@ -111,6 +114,12 @@ struct Flags {
     /// The server, by the same address, as a user who may use MONITOR; with the name of the server where there are several
     #[arg(long, value_name = "[NAME=]URL")]
     monitor_redis_url: Vec<NamedUrl>,
+    /// Let those with the right `release` end locks by force
+    #[arg(long)]
+    allow_release: bool,
+    /// The server, by the same address, as a user who may release locks; with the name of the server where there are several
+    #[arg(long, value_name = "[NAME=]URL")]
+    release_redis_url: Vec<NamedUrl>,
     /// From what age on a lock that is renewed is called stuck
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = at_least_a_second)]
     stuck_after: HumanDuration,
@@ -163,14 +172,6 @@ fn deployment_name(name: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// A row of `[[redis]]`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RedisTable {
-    name: String,
-    url: String,
-}
-
 /// A row of `[[lock]]`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -199,6 +200,8 @@ pub struct Deployment {
     pub dbs: Vec<u32>,
     /// How to reach it for MONITOR, which shows all databases.
     pub monitor: Target,
+    /// How to reach it for releases by force.
+    pub release: Target,
 }
 
 /// When MONITOR is used.
@@ -255,6 +258,8 @@ pub struct Config {
     pub scan: ScanSettings,
     /// MONITOR.
     pub monitor: MonitorSettings,
+    /// Whether locks may be released by force.
+    pub allow_release: bool,
     /// Where the history is kept.
     pub history_dir: Option<PathBuf>,
     /// What the model is told.
@@ -310,6 +315,9 @@ impl Config {
 fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     let mut mistakes = Vec::new();
     let deployments = deployments(&raw, &mut mistakes);
+    // What is wrong with the rows themselves has just been said.
+    let red = raw.tables::<RedisTable>("redis").unwrap_or_default();
+    let red = redis_table::groups(&red, &mut mistakes);
     let usual = model::Rule {
         stuck_after: Some(raw.values.stuck_after.into()),
         starving_after: Some(raw.values.starving_after.into()),
@@ -352,6 +360,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             max_ops: flags.monitor_max_ops,
             unbounded: flags.monitor_unbounded,
         },
+        allow_release: flags.allow_release,
         history_dir: flags.history_dir,
         model: model::Settings {
             max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
@@ -359,6 +368,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             usual,
             rules,
             ignore: flags.ignore.into_iter().map(String::into_bytes).collect(),
+            groups: red,
         },
         groups,
         max_groups: usize::from(flags.max_groups),
@@ -370,14 +380,15 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
 fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> {
     let flags = &raw.values;
     let mut urls = flags.redis_url.clone();
+    let mut own_dbs: HashMap<String, Vec<u32>> = HashMap::new();
     match raw.tables::<RedisTable>("redis") {
         Ok(tables) => {
             for table in tables {
-                let named = deployment_name(&table.name).and_then(|name| {
-                    let target = table.url.parse::<Target>().map_err(|error| error.to_string())?;
-                    Ok(NamedUrl { name: Some(name), target })
-                });
-                match named {
+                if !table.db.is_empty() {
+                    let dbs = table.db.iter().map(|db| u32::from(*db)).collect();
+                    own_dbs.insert(table.name.clone(), dbs);
+                }
+                match table.named() {
                     Ok(named) => urls.push(named),
                     Err(error) => mistakes.push(format!("[[redis]] `{}`: {error}", table.name)),
                 }
@@ -420,33 +431,60 @@ fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> 
         if !names.insert(name.clone()) {
             mistakes.push(format!("two servers are called `{name}`; name them apart"));
         }
-        let mut dbs = if flags.db.is_empty() { vec![target.db()] } else { flags.db.clone() };
+        let mut dbs = match own_dbs.remove(&name) {
+            Some(dbs) => dbs,
+            None if flags.db.is_empty() => vec![target.db()],
+            None => flags.db.clone(),
+        };
+        if dbs.len() > MAX_DEPLOYMENTS {
+            mistakes.push(format!("`{name}`: at most {MAX_DEPLOYMENTS} databases"));
+        }
         dbs.sort_unstable();
         dbs.dedup();
         match target.validate() {
             Ok(target) => {
-                let monitor = target.with_db(0);
-                deployments.push(Deployment { name: name.into(), target, dbs, monitor });
+                let (monitor, release) = (target.with_db(0), target.clone());
+                deployments.push(Deployment { name: name.into(), target, dbs, monitor, release });
             }
             Err(error) => mistakes.push(raw.mistake("redis_url", error)),
         }
     }
+    if !flags.allow_release && !flags.release_redis_url.is_empty() {
+        mistakes
+            .push(raw.mistake("release_redis_url", "nothing is released without --allow-release"));
+    }
     if mistakes.is_empty() {
-        monitor_targets(raw, &mut deployments, mistakes);
+        for (index, target) in
+            other_users(raw, "monitor_redis_url", &flags.monitor_redis_url, &deployments, mistakes)
+        {
+            // It shows all databases.
+            deployments[index].monitor = target.with_db(0);
+        }
+        for (index, target) in
+            other_users(raw, "release_redis_url", &flags.release_redis_url, &deployments, mistakes)
+        {
+            deployments[index].release = target;
+        }
     }
     deployments
 }
 
-/// Sets how each server is reached for MONITOR, where that is told.
-fn monitor_targets(raw: &Raw<Flags>, deployments: &mut [Deployment], mistakes: &mut Vec<String>) {
-    let mut mistake = |error: String| mistakes.push(raw.mistake("monitor_redis_url", error));
-    for NamedUrl { name, target } in &raw.values.monitor_redis_url {
-        let known = match name {
-            Some(name) => deployments.iter_mut().find(|deployment| *deployment.name == **name),
-            None if deployments.len() == 1 => deployments.first_mut(),
-            None => None,
+/// Servers that are reached as another user for one purpose: which, by its index, and how.
+fn other_users(
+    raw: &Raw<Flags>,
+    field: &'static str,
+    urls: &[NamedUrl],
+    deployments: &[Deployment],
+    mistakes: &mut Vec<String>,
+) -> Vec<(usize, Target)> {
+    let mut mistake = |error: String| mistakes.push(raw.mistake(field, error));
+    let mut found = Vec::new();
+    for NamedUrl { name, target } in urls {
+        let index = match name {
+            Some(name) => deployments.iter().position(|deployment| *deployment.name == **name),
+            None => (deployments.len() == 1).then_some(0),
         };
-        let Some(deployment) = known else {
+        let Some((index, deployment)) = index.and_then(|i| Some((i, deployments.get(i)?))) else {
             mistake("which server is it? write NAME=URL with the name of one".to_owned());
             continue;
         };
@@ -458,16 +496,16 @@ fn monitor_targets(raw: &Raw<Flags>, deployments: &mut [Deployment], mistakes: &
             ));
             continue;
         }
-        // It shows all databases.
-        let mut target = target.with_db(0);
+        let mut target = target.clone();
         if let Some(file) = raw.values.redis_ca_file.as_ref().filter(|_| target.uses_tls()) {
             target = target.with_ca_file(file.clone());
         }
         match target.validate() {
-            Ok(target) => deployment.monitor = target,
+            Ok(target) => found.push((index, target)),
             Err(error) => mistake(error.to_string()),
         }
     }
+    found
 }
 
 /// The server's address, as it is shown.

@@ -49,6 +49,29 @@ fn a_file_may_say_it_all() {
 }
 
 #[test]
+fn servers_of_the_file_have_databases_and_groups_of_their_own() {
+    let row = |name: &str, more: &str| {
+        format!("[[redis]]\nname = \"{name}\"\nurl = \"redis://{name}\"\n{more}\n")
+    };
+    let red = "group = \"red\"";
+    let rows = [row("a", red), row("b", red), row("c", "db = [2, 0, 2]")].concat();
+    let config = with_file(&format!("db = [5]\n{rows}")).unwrap();
+    let scopes: Vec<_> = config.scopes().iter().map(|(d, db)| format!("{d}/{db}")).collect();
+    assert_eq!(scopes, ["a/5", "b/5", "c/0", "c/2"]);
+    let [group] = &config.model.groups[..] else { panic!("{:?}", config.model.groups) };
+    let members: Vec<&str> = group.deployments.iter().map(|name| &**name).collect();
+    assert_eq!((&*group.name, members), ("red", vec!["a", "b"]));
+    for (rows, word) in [
+        (row("a", red), "one server only"),
+        (row("a", "group = \"x y\""), "`x y`"),
+        (row("a", "db = [70000]"), "db"),
+    ] {
+        let error = with_file(&rows).unwrap_err();
+        assert!(error.contains(word), "{error}");
+    }
+}
+
+#[test]
 fn mistakes_are_named() {
     for (args, word) in [
         (&["--listen", "0.0.0.0:80"][..], "--insecure"),

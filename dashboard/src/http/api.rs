@@ -8,8 +8,9 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::app::App;
-use super::params::{EventsParams, LockParams, TableParams, instant, understood};
+use super::app::{App, Span};
+use super::csv;
+use super::params::{EventsParams, Format, LockParams, TableParams, instant, understood};
 use super::problem::Problem;
 use crate::archive::{Answer, Gap, MAX_EVENTS, Told};
 use crate::model::actor::wall;
@@ -31,9 +32,17 @@ pub async fn locks(
     State(app): State<App>,
     params: Result<Query<TableParams>, QueryRejection>,
 ) -> Result<Response, Problem> {
-    let table = app.table(&understood(params)?)?;
+    let params = understood(params)?;
+    let format = Format::parse(params.format.as_deref())?;
+    let table = match format {
+        Format::Json => app.table(&params, None)?,
+        Format::Csv => app.table(&params, Some(csv::MAX_ROWS))?,
+    };
     if let Some(error) = table.filter_error {
         return Err(Problem::bad_request(error));
+    }
+    if format == Format::Csv {
+        return Ok(csv::response("locks", table.rows.rows.clone(), table.rows.total));
     }
     let locks = table.rows.rows.iter().map(|lock| &**lock).collect();
     let next = table.rows.next.as_deref();
@@ -51,7 +60,7 @@ pub async fn lock(
     let params = understood(params)?;
     let id = app.lock_id(&params)?;
     if let Some(at) = &params.at {
-        let at = instant("at", at)?;
+        let at = instant("at", at, wall())?;
         let lock = id.clone();
         let answer = app.history(|archive| async move { archive.at(id, at).await }).await?;
         return Ok(Json(PastJson { lock, answer }).into_response());
@@ -94,19 +103,29 @@ pub async fn events(
     params: Result<Query<EventsParams>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let params = understood(params)?;
-    let from = params.from.as_deref().ok_or_else(|| {
-        Problem::bad_request("`from` is missing: an instant, such as 2026-11-21T03:12:00Z")
-    })?;
-    let from = instant("from", from)?;
-    let to = params.to.as_deref().map_or_else(|| Ok(wall()), |to| instant("to", to))?;
-    let lock = if params.name.is_some() || params.name64.is_some() {
-        let EventsParams { deployment, db, name, name64, .. } = params;
-        Some(app.lock_id(&LockParams { deployment, db, name, name64, at: None })?)
-    } else {
-        None
+    let format = Format::parse(params.format.as_deref())?;
+    if params.from.is_none() {
+        return Err(Problem::bad_request(
+            "`from` is missing: an instant, such as 2026-11-21T03:12:00Z",
+        ));
+    }
+    let span = app.span(&params, wall())?;
+    let newest_first = match params.order.as_deref() {
+        None | Some("" | "asc") => false,
+        Some("desc") => true,
+        Some(_) => {
+            return Err(Problem::bad_request("`order` is not understood: expected asc or desc"));
+        }
     };
-    let events =
-        app.history(|archive| async move { archive.between(lock, from, to).await }).await?;
+    let Span { from, to, lock } = span;
+    let events = app
+        .history(|archive| async move { archive.between(lock, from, to, newest_first).await })
+        .await?;
+    if format == Format::Csv {
+        // Whether there are more is not counted: one more than are told stands for them.
+        let total = events.len() + usize::from(events.len() >= MAX_EVENTS);
+        return Ok(csv::response("events", events, total));
+    }
     let gaps = app.history(|archive| async move { archive.gaps(from, to).await }).await?;
     let cut = events.len() >= MAX_EVENTS;
     Ok(Json(EventsJson { from, to, events, cut, gaps }).into_response())
@@ -144,6 +163,7 @@ fn counts(counts: Counts) -> Value {
     json!({
         "held": counts.held,
         "with_problems": counts.with_problems,
+        "acknowledged": counts.acknowledged,
         "unconfirmed": counts.unconfirmed,
         "unknown": counts.unknown,
         "not_kept": counts.not_kept,

@@ -11,7 +11,8 @@ use redisson::LockName;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::params::{LockParams, TableParams, limit};
+use super::feed::Feeds;
+use super::params::{EventsParams, LockParams, TableParams, instant, limit};
 use super::problem::Problem;
 use super::viewers::Viewers;
 use crate::archive::Reader;
@@ -20,10 +21,12 @@ use crate::model::actor::{Answer, Hub, ModelHandle, wall};
 use crate::model::view::{LockId, WallMillis};
 use crate::model::{Reading, Snapshot};
 use crate::query::Filter;
+use crate::query::list::Known;
 use crate::query::page::{Query, Rows};
+use crate::release::Releases;
 use crate::sources::status::Sources;
 use crate::views::live::Fragments;
-use crate::views::{Chrome, Counts, LockPage, LocksPage, Order, Sort, SourcesPage, Subject};
+use crate::views::{Chrome, Counts, Order, Sort, Subject};
 
 /// The most event streams, of pages and of the API together.
 pub const MAX_STREAMS: usize = 1_000;
@@ -33,6 +36,8 @@ const MAX_TABLES: usize = 512;
 const MOVING_MS: u64 = 1_000;
 /// A lock asked for by name is read unless it was within this, milliseconds.
 const FRESH_MS: u64 = 1_000;
+/// How far back events are told where nobody says, milliseconds.
+const USUAL_SPAN_MS: u64 = 3_600_000;
 /// How long to wait for that.
 const PATIENCE: Duration = Duration::from_millis(800);
 
@@ -57,12 +62,16 @@ pub struct Inner {
     pub viewers: Viewers,
     /// What was, where it is kept.
     pub archive: Option<Reader>,
+    /// Ends locks by force, where the settings allow it.
+    pub releases: Option<Releases>,
     /// Ends streams.
     pub stop: CancellationToken,
     /// Places for streams.
     pub places: Arc<Semaphore>,
     /// Rows rendered for streams.
     pub fragments: Fragments,
+    /// The pages that are open, each made once for all who look at it.
+    pub feeds: Feeds,
     /// Tells the ids of this process' pictures from those of an earlier one.
     pub epoch: String,
     tables: Mutex<HashMap<TableKey, Table>>,
@@ -98,6 +107,17 @@ pub struct TableAnswer {
     pub filter_error: Option<String>,
 }
 
+/// What past events are asked of.
+#[derive(Debug, Clone)]
+pub struct Span {
+    /// From when.
+    pub from: WallMillis,
+    /// Until when.
+    pub to: WallMillis,
+    /// Which lock; none: all.
+    pub lock: Option<LockId>,
+}
+
 impl std::ops::Deref for App {
     type Target = Inner;
     fn deref(&self) -> &Inner {
@@ -108,6 +128,7 @@ impl std::ops::Deref for App {
 impl App {
     /// Puts it together.
     #[must_use]
+    #[expect(clippy::too_many_arguments, reason = "each is a part that it is put together from")]
     pub fn new(
         hub: Arc<Hub>,
         model: ModelHandle,
@@ -115,6 +136,7 @@ impl App {
         environment: Option<String>,
         metrics: StreamMetrics,
         archive: Option<Reader>,
+        releases: Option<Releases>,
         stop: CancellationToken,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -124,10 +146,12 @@ impl App {
             environment,
             metrics,
             archive,
+            releases,
             viewers: Viewers::default(),
             stop,
             places: Arc::new(Semaphore::new(MAX_STREAMS)),
             fragments: Fragments::default(),
+            feeds: Feeds::default(),
             epoch: format!("{:x}", wall().0),
             tables: Mutex::default(),
             counts: Mutex::new((u64::MAX, Counts::default())),
@@ -155,13 +179,21 @@ impl App {
         }
     }
 
+    /// What lists are made from.
+    #[must_use]
+    pub fn known(&self) -> Known {
+        Known { snapshot: self.hub.snapshot(), contention: self.hub.contention() }
+    }
+
     fn counts(&self, snapshot: &Snapshot) -> Counts {
         let mut kept = lock(&self.counts);
         if kept.0 != snapshot.seq {
             let mut counts = Counts { not_kept: snapshot.not_kept, ..Counts::default() };
             for lock in snapshot.locks() {
                 counts.held += usize::from(lock.confirmed && lock.is_held());
-                counts.with_problems += usize::from(!lock.problems.is_empty());
+                counts.with_problems += usize::from(lock.is_troubled());
+                counts.acknowledged +=
+                    usize::from(!lock.problems.is_empty() && !lock.is_troubled());
                 counts.unconfirmed += usize::from(!lock.confirmed && lock.is_held());
                 counts.unknown += usize::from(lock.is_unknown());
             }
@@ -170,11 +202,11 @@ impl App {
         kept.1
     }
 
-    /// The rows that are asked for, shared by all who ask for the same.
+    /// The rows that are asked for, shared by all who ask for the same; `most` of them where that is given.
     ///
     /// # Errors
     /// Where a parameter cannot be understood. A bad filter is told in the answer.
-    pub fn table(&self, params: &TableParams) -> Result<TableAnswer, Problem> {
+    pub fn table(&self, params: &TableParams, most: Option<usize>) -> Result<TableAnswer, Problem> {
         let sort = match params.sort.as_deref().filter(|sort| !sort.is_empty()) {
             None => Sort::default(),
             Some(word) => Sort::parse(word).ok_or_else(|| {
@@ -189,7 +221,10 @@ impl App {
                 Problem::bad_request("`order` is not understood: expected asc or desc")
             })?,
         };
-        let limit = limit(params.limit.as_deref())?;
+        let limit = match most {
+            Some(most) => most,
+            None => limit(params.limit.as_deref())?,
+        };
         let filter = match Filter::parse(&params.filter) {
             Ok(filter) => filter,
             Err(error) => {
@@ -206,7 +241,11 @@ impl App {
             query = query.after(cursor).map_err(|error| Problem::bad_request(error.to_string()))?;
         }
         let key = TableKey { filter: text, sort, order, cursor, limit };
-        let rows = self.rows(key, &query, moves);
+        // What is larger than a page is not worth keeping.
+        let rows = match most {
+            Some(_) => Arc::new(query.rows(&self.hub.snapshot(), wall())),
+            None => self.rows(key, &query, moves),
+        };
         Ok(TableAnswer { rows, sort, order, filter_error: None })
     }
 
@@ -227,33 +266,13 @@ impl App {
         rows
     }
 
-    /// The table as a page.
-    ///
-    /// # Errors
-    /// As [`Self::table`].
-    pub fn locks_page(&self, address: &str, params: &TableParams) -> Result<LocksPage, Problem> {
-        let table = self.table(params)?;
-        Ok(LocksPage {
-            chrome: self.chrome(address),
-            filter: params.filter.clone(),
-            filter_error: table.filter_error,
-            sort: table.sort,
-            order: table.order,
-            rows: table.rows.rows.clone(),
-            total: table.rows.total,
-            skipped: table.rows.skipped,
-            cursor: params.cursor.clone().filter(|cursor| !cursor.is_empty()),
-            next: table.rows.next.clone(),
-        })
-    }
-
-    /// Which lock is asked for.
+    /// Which deployment is asked for: where there is but one, it need not be named.
     ///
     /// # Errors
     /// A sentence that says what is missing or unknown.
-    pub fn lock_id(&self, params: &LockParams) -> Result<LockId, Problem> {
+    pub fn deployment(&self, named: Option<&str>) -> Result<Arc<str>, Problem> {
         let scopes = self.model.scopes();
-        let deployment = match params.deployment.as_deref().filter(|name| !name.is_empty()) {
+        let deployment = match named.filter(|name| !name.is_empty()) {
             Some(name) => scopes.iter().find(|scope| &*scope.0 == name).ok_or_else(|| {
                 let known: Vec<&str> = scopes.iter().map(|scope| &*scope.0).collect();
                 Problem::new(
@@ -264,7 +283,16 @@ impl App {
             None if scopes.iter().all(|scope| scope.0 == scopes[0].0) => &scopes[0],
             None => return Err(Problem::bad_request("there are several: `deployment` is needed")),
         };
-        let deployment = Arc::clone(&deployment.0);
+        Ok(Arc::clone(&deployment.0))
+    }
+
+    /// Which lock is asked for.
+    ///
+    /// # Errors
+    /// A sentence that says what is missing or unknown.
+    pub fn lock_id(&self, params: &LockParams) -> Result<LockId, Problem> {
+        let scopes = self.model.scopes();
+        let deployment = self.deployment(params.deployment.as_deref())?;
         let mut dbs = scopes.iter().filter(|scope| scope.0 == deployment).map(|scope| scope.1);
         let db = match params.db.as_deref().filter(|db| !db.is_empty()) {
             Some(text) => dbs.find(|db| db.to_string() == text).ok_or_else(|| {
@@ -316,6 +344,15 @@ impl App {
         }
     }
 
+    /// What a lock's key is, read just now.
+    ///
+    /// # Errors
+    /// A sentence, where it could not be read.
+    pub async fn read_now(&self, id: &LockId) -> Result<Answer, String> {
+        let answer = self.model.ask(id, PATIENCE).await;
+        answer.ok_or_else(|| self.why_unreadable(id))
+    }
+
     fn why_unreadable(&self, id: &LockId) -> String {
         let servers = self.sources.server_views();
         let down = servers.into_iter().filter(|server| server.deployment == *id.deployment);
@@ -325,25 +362,29 @@ impl App {
         }
     }
 
-    /// One lock as a page; as it was at `then`, where that is asked for.
+    /// Which time and which lock past events are asked of: until `now`, from an hour before, where that is not said.
     ///
     /// # Errors
-    /// Where what was cannot be told.
-    pub async fn lock_page(
-        &self,
-        address: &str,
-        id: LockId,
-        then: Option<WallMillis>,
-    ) -> Result<LockPage, Problem> {
-        let then = match then {
-            Some(at) => {
-                let id = id.clone();
-                Some(self.history(|archive| async move { archive.at(id, at).await }).await?)
-            }
-            None => None,
+    /// Where an instant is none, they are the wrong way round, or the lock cannot be.
+    pub fn span(&self, params: &EventsParams, now: WallMillis) -> Result<Span, Problem> {
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+        let from = match given(&params.from) {
+            Some(from) => instant("from", &from, now)?,
+            None => WallMillis(now.0.saturating_sub(USUAL_SPAN_MS)),
         };
-        let subject = self.subject(&id).await;
-        Ok(LockPage { chrome: self.chrome(address), id, subject, then })
+        let to = given(&params.to).map_or(Ok(now), |to| instant("to", &to, now))?;
+        if to < from {
+            return Err(Problem::bad_request("`to` is before `from`"));
+        }
+        let lock = if given(&params.name).is_some() || params.name64.is_some() {
+            let EventsParams { deployment, db, name, name64, .. } = params.clone();
+            let name = given(&name);
+            let lock = LockParams { deployment, db, name, name64, ..LockParams::default() };
+            Some(self.lock_id(&lock)?)
+        } else {
+            None
+        };
+        Ok(Span { from, to, lock })
     }
 
     /// Asks the history.
@@ -367,16 +408,6 @@ impl App {
                 "the history cannot be read; the log says why",
             )
         })
-    }
-
-    /// The sources as a page.
-    #[must_use]
-    pub fn sources_page(&self, address: &str) -> SourcesPage {
-        SourcesPage {
-            chrome: self.chrome(address),
-            limits: self.limits(),
-            notices: Arc::clone(&self.hub.snapshot().notices),
-        }
     }
 
     /// What is not seen, and what happened to whole servers, a sentence each.

@@ -116,6 +116,12 @@ impl Who {
         Err(Problem::new(StatusCode::FORBIDDEN, why))
     }
 
+    /// Their name, to tell one visitor from another.
+    #[must_use]
+    pub fn named(&self) -> Option<Arc<str>> {
+        self.0.as_ref()?.name.clone()
+    }
+
     /// Their name, for logs.
     #[must_use]
     pub fn name(&self) -> Option<&str> {

@@ -1,172 +1,117 @@
-//! Lists of the API that are not of locks: problems, and those who hold.
-
-use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+//! Lists that are not of locks: the same rows for page, stream, JSON and CSV.
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde::ser::SerializeMap as _;
 
 use super::app::App;
-use super::params::{ListParams, limit, understood};
+use super::csv::{self, Record};
+use super::params::{Format, TableParams, limit, understood};
 use super::problem::Problem;
 use crate::model::actor::wall;
-use crate::model::view::{Certainty, ClientView, LockId, ProblemView, WallMillis};
 use crate::query::Filter;
-use crate::query::page::BadCursor;
+use crate::query::list::{Known, ListQuery, ListRows, Listed};
+use crate::views::{ListPage, ListView};
 
-/// A place in a list; it stays valid when its row is gone.
-#[derive(Serialize, Deserialize)]
-struct Cursor<K> {
-    /// Of which list.
-    list: u64,
-    key: K,
+/// A list as asked for: what is wrong with its filter stands in it, and it has no rows then.
+struct Answer<T> {
+    rows: ListRows<T>,
+    sort: &'static str,
+    filter_error: Option<String>,
 }
 
-fn list_of(route: &str, filter: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (route, filter.trim()).hash(&mut hasher);
-    hasher.finish()
+/// How a list is sorted, by its parameter.
+fn sort_of<T: Listed>(params: &TableParams) -> Result<&'static str, Problem> {
+    let usual = T::SORTS.first().copied().unwrap_or_default();
+    match params.sort.as_deref().filter(|sort| !sort.is_empty()) {
+        None => Ok(usual),
+        Some(word) => T::SORTS.iter().find(|sort| **sort == word).copied().ok_or_else(|| {
+            let known = T::SORTS.join(", ");
+            Problem::bad_request(format!("`sort` is not understood: expected one of {known}"))
+        }),
+    }
 }
 
-/// The rows of a page, how many there are in all, and where the next page begins.
-fn page<K: Ord + Serialize + DeserializeOwned, T>(
-    rows: BTreeMap<K, T>,
-    list: u64,
-    params: &ListParams,
-) -> Result<(Vec<T>, usize, Option<String>), Problem> {
-    let after = match params.cursor.as_deref().filter(|cursor| !cursor.is_empty()) {
-        None => None,
-        Some(cursor) => {
-            let json = URL_SAFE_NO_PAD.decode(cursor).ok();
-            let cursor = json.and_then(|json| serde_json::from_slice::<Cursor<K>>(&json).ok());
-            let ours = cursor.filter(|cursor| cursor.list == list);
-            Some(ours.ok_or_else(|| Problem::bad_request(BadCursor.to_string()))?.key)
+fn asked<T: Listed>(app: &App, params: &TableParams, limit: usize) -> Result<Answer<T>, Problem> {
+    let sort = sort_of::<T>(params)?;
+    let filter = match Filter::parse(&params.filter) {
+        Ok(filter) => filter,
+        Err(error) => {
+            let rows = ListRows { rows: Vec::new(), total: 0, skipped: 0, next: None };
+            return Ok(Answer { rows, sort, filter_error: Some(error.to_string()) });
         }
     };
-    let limit = limit(params.limit.as_deref())?;
-    let total = rows.len();
-    let mut behind = rows.into_iter().filter(|(key, _)| after.as_ref().is_none_or(|at| key > at));
-    let mut shown = Vec::new();
-    let mut last = None;
-    for (key, row) in behind.by_ref().take(limit) {
-        shown.push(row);
-        last = Some(key);
+    let text = params.filter.trim().to_owned();
+    let cursor = params.cursor.clone().filter(|cursor| !cursor.is_empty());
+    let rows = ListQuery { text, filter, sort, cursor, limit }
+        .rows(&app.known(), wall())
+        .map_err(|error| Problem::bad_request(error.to_string()))?;
+    Ok(Answer { rows, sort, filter_error: None })
+}
+
+/// A list as a page shows it.
+///
+/// # Errors
+/// Where a parameter is not understood. A bad filter is told in the page.
+pub fn list_page<T: ListView>(
+    app: &App,
+    address: &str,
+    params: &TableParams,
+) -> Result<ListPage<T>, Problem> {
+    let answer = asked(app, params, limit(None)?)?;
+    Ok(ListPage {
+        chrome: app.chrome(address),
+        filter: params.filter.clone(),
+        filter_error: answer.filter_error,
+        sort: answer.sort,
+        rows: answer.rows,
+        cursor: params.cursor.clone().filter(|cursor| !cursor.is_empty()),
+        contention: T::groups(&app.known()).map(|_| app.hub.contention()),
+    })
+}
+
+/// `{"owners": […], "total": 3, "next": null}`, with the list's own name, and `groups` where it tells of some.
+struct ListJson<T> {
+    rows: ListRows<T>,
+    known: Known,
+}
+
+impl<T: Listed> Serialize for ListJson<T> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry(T::NAME, &self.rows.rows)?;
+        map.serialize_entry("total", &self.rows.total)?;
+        map.serialize_entry("next", &self.rows.next)?;
+        if let Some(groups) = T::groups(&self.known) {
+            map.serialize_entry("groups", groups)?;
+        }
+        map.end()
     }
-    let more = behind.next().is_some();
-    let next = last.filter(|_| more).map(|key| {
-        // Numbers and strings: this cannot fail.
-        URL_SAFE_NO_PAD.encode(serde_json::to_vec(&Cursor { list, key }).unwrap_or_default())
-    });
-    Ok((shown, total, next))
 }
 
-fn filter(params: &ListParams) -> Result<Filter, Problem> {
-    Filter::parse(&params.filter).map_err(|error| Problem::bad_request(error.to_string()))
-}
-
-#[derive(Serialize)]
-struct ProblemRow<'a> {
-    lock: &'a LockId,
-    #[serde(flatten)]
-    problem: &'a ProblemView,
-}
-
-#[derive(Serialize)]
-struct ProblemsJson<'a> {
-    problems: Vec<ProblemRow<'a>>,
-    total: usize,
-    next: Option<String>,
-}
-
-/// `/api/v1/problems`: what is sure before what is suspected, the worst first, then by age.
+/// `/api/v1/{owners,problems,contention}`: the rows of a filter's locks, a page at a time; as CSV, all of them.
 ///
 /// # Errors
 /// Where a parameter is not understood.
-pub async fn problems(
+pub async fn api<T: Listed + Record>(
     State(app): State<App>,
-    params: Result<Query<ListParams>, QueryRejection>,
+    params: Result<Query<TableParams>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let params = understood(params)?;
-    let filter = filter(&params)?;
-    let (snapshot, now) = (app.hub.snapshot(), wall());
-    let mut rows = BTreeMap::new();
-    for lock in snapshot.locks().filter(|lock| !lock.problems.is_empty()) {
-        if !filter.matches(lock, now) {
-            continue;
-        }
-        for problem in &lock.problems {
-            let suspected = problem.certainty == Certainty::Suspected;
-            let LockId { deployment, db, name } = &lock.id;
-            let place = (deployment.to_string(), *db, name.as_bytes().to_vec());
-            let key = (suspected, problem.problem as u8, problem.since.0, place);
-            rows.insert(key, ProblemRow { lock: &lock.id, problem });
-        }
+    let format = Format::parse(params.format.as_deref())?;
+    let limit = match format {
+        Format::Json => limit(params.limit.as_deref())?,
+        Format::Csv => csv::MAX_ROWS,
+    };
+    let answer = asked::<T>(&app, &params, limit)?;
+    if let Some(error) = answer.filter_error {
+        return Err(Problem::bad_request(error));
     }
-    let list = list_of("problems", &params.filter);
-    let (problems, total, next) = page(rows, list, &params)?;
-    Ok(Json(ProblemsJson { problems, total, next }).into_response())
-}
-
-/// A client with all that it holds.
-#[derive(Serialize)]
-struct OwnerRow<'a> {
-    deployment: &'a str,
-    /// Its uuid; the whole field where that is none.
-    id: &'a str,
-    /// How many holds it has, each reader of a lock being one.
-    holds: usize,
-    /// How many of them are of locks with problems.
-    with_problems: usize,
-    /// Since when it has had the oldest of them.
-    oldest: WallMillis,
-    /// Its process, as of one of its holds for which it is known.
-    client: Option<&'a ClientView>,
-}
-
-#[derive(Serialize)]
-struct OwnersJson<'a> {
-    owners: Vec<OwnerRow<'a>>,
-    total: usize,
-    next: Option<String>,
-}
-
-/// `/api/v1/owners`: the clients that hold the locks of a filter, by deployment and uuid.
-///
-/// # Errors
-/// Where a parameter is not understood.
-pub async fn owners(
-    State(app): State<App>,
-    params: Result<Query<ListParams>, QueryRejection>,
-) -> Result<Response, Problem> {
-    let params = understood(params)?;
-    let filter = filter(&params)?;
-    let (snapshot, now) = (app.hub.snapshot(), wall());
-    let mut rows: BTreeMap<(String, String), OwnerRow<'_>> = BTreeMap::new();
-    for lock in snapshot.locks().filter(|lock| lock.is_held() && filter.matches(lock, now)) {
-        for holder in &lock.holders {
-            let id = if holder.uuid.is_empty() { &holder.id } else { &holder.uuid };
-            let key = (lock.id.deployment.to_string(), id.clone());
-            let row = rows.entry(key).or_insert_with(|| OwnerRow {
-                deployment: &lock.id.deployment,
-                id,
-                holds: 0,
-                with_problems: 0,
-                oldest: holder.since.at,
-                client: None,
-            });
-            row.holds += 1;
-            row.with_problems += usize::from(!lock.problems.is_empty());
-            row.oldest = row.oldest.min(holder.since.at);
-            row.client = row.client.or(holder.client.as_ref());
-        }
-    }
-    let list = list_of("owners", &params.filter);
-    let (owners, total, next) = page(rows, list, &params)?;
-    Ok(Json(OwnersJson { owners, total, next }).into_response())
+    Ok(match format {
+        Format::Json => Json(ListJson { rows: answer.rows, known: app.known() }).into_response(),
+        Format::Csv => csv::response(T::NAME, answer.rows.rows, answer.rows.total),
+    })
 }

@@ -1,31 +1,36 @@
-//! `/live`: keeps an open page true.
+//! `/live`: keeps an open page true in a browser.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::{HeaderName, StatusCode};
-use axum::response::sse::{Event, Sse};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde::Deserialize;
-use tokio::sync::{OwnedSemaphorePermit, broadcast};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::app::{App, MAX_STREAMS};
-use super::params::{Address, TableParams, understood};
+use super::feed::Latest;
+use super::frame::{Frame, Packing};
+use super::lists::list_page;
+use super::params::{Address, EventsParams, LockParams, OwnerParams, TableParams, understood};
 use super::problem::Problem;
-use super::viewers::{Viewed, Viewer};
-use crate::model::Delta;
+use super::viewers::Viewed;
 use crate::model::actor::wall;
 use crate::model::view::LockId;
-use crate::views::live::{BEAT_MS, Stream as Patches, beat};
-use crate::views::{LockPage, Subject};
+use crate::query::contention::ContentionRow;
+use crate::query::owners::OwnerRow;
+use crate::query::problems::ProblemRow;
+use crate::views::Subject;
+use crate::views::live::{BEAT_MS, Picture, beat};
 
-/// The shortest time between two patches of one stream.
-const PATCH_EACH: Duration = Duration::from_millis(100);
+/// The shortest time between two looks into the history.
+const HISTORY_EACH: Duration = Duration::from_secs(2);
 /// A lock that is not known is asked for again after this.
 const ASK_EACH: Duration = Duration::from_secs(2);
 /// What proxies are told: do not wait for more before passing this on.
@@ -70,6 +75,7 @@ impl Drop for Place {
 /// The stream of the page at `path`.
 pub async fn live(
     State(app): State<App>,
+    headers: HeaderMap,
     params: Result<Query<Params>, QueryRejection>,
 ) -> Response {
     let topic = understood(params)
@@ -80,7 +86,13 @@ pub async fn live(
     };
     match Place::take(&app) {
         Ok(place) => {
-            (UNBUFFERED, Sse::new(patches(app, params.path, topic, place))).into_response()
+            let latest = app.feeds.join(&app, &params.path, topic);
+            let packing = Packing::wanted(&headers);
+            let events = events(app, latest, packing, place);
+            let kind =
+                [(header::CONTENT_TYPE, "text/event-stream"), (header::VARY, "Accept-Encoding")];
+            let coding = (packing == Packing::Gzip).then_some([(header::CONTENT_ENCODING, "gzip")]);
+            (UNBUFFERED, kind, coding, Body::from_stream(events)).into_response()
         }
         Err(problem) => problem.into_response(),
     }
@@ -88,83 +100,178 @@ pub async fn live(
 
 /// What a stream is about.
 #[derive(Debug)]
-enum Topic {
+pub(super) enum Topic {
     Locks(TableParams),
-    Lock(LockId),
+    Lock(LockParams, Asked),
+    Owners(TableParams),
+    Owner(OwnerParams),
+    Problems(TableParams),
+    Contention(TableParams),
+    Events(EventsParams),
     Sources,
 }
+
+/// What came of asking for a lock that is not known, and when.
+type Asked = Mutex<Option<(Instant, Subject)>>;
 
 impl Topic {
     fn new(app: &App, address: Address) -> Result<Self, Problem> {
         Ok(match address {
             Address::Locks(params) => {
-                app.table(&params)?;
+                app.table(&params, None)?;
                 Self::Locks(params)
             }
-            Address::Lock(params) => Self::Lock(app.lock_id(&params)?),
+            Address::Lock(params) => {
+                app.lock_id(&params)?;
+                Self::Lock(params, Asked::default())
+            }
+            Address::Owners(params) => {
+                list_page::<OwnerRow>(app, "", &params)?;
+                Self::Owners(params)
+            }
+            Address::Owner(params) => {
+                app.owner_page("", &params)?;
+                Self::Owner(params)
+            }
+            Address::Problems(params) => {
+                list_page::<ProblemRow>(app, "", &params)?;
+                Self::Problems(params)
+            }
+            Address::Contention(params) => {
+                list_page::<ContentionRow>(app, "", &params)?;
+                Self::Contention(params)
+            }
+            Address::Events(params) => {
+                app.span(&params, wall())?;
+                Self::Events(params)
+            }
             Address::Sources => Self::Sources,
         })
     }
+
+    /// The shortest time between two versions, beyond what holds for all pages.
+    pub(super) fn pace(&self) -> Duration {
+        match self {
+            Self::Events(_) => HISTORY_EACH,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// The page as it is now, and the locks that it shows; none where it cannot be made just now.
+    pub(super) async fn picture(
+        &self,
+        app: &App,
+        address: &str,
+        before: Option<&Picture>,
+    ) -> Result<Option<(Picture, Option<Viewed>)>, askama::Error> {
+        let made = match self {
+            Self::Locks(params) => {
+                let Ok(table) = app.table(params, None) else { return Ok(None) };
+                let Ok(page) = app.locks_page(address, params) else { return Ok(None) };
+                let picture = Picture::locks(&page, before, &app.fragments)?;
+                (picture, Some(Viewed::Rows(table.rows)))
+            }
+            Self::Lock(params, asked) => {
+                let Ok(id) = app.lock_id(params) else { return Ok(None) };
+                let subject = subject_of(app, &id, asked).await;
+                match app.lock_page(address, params, Some(subject)).await {
+                    Ok(page) => (Picture::lock(&page, before)?, Some(Viewed::Lock(id))),
+                    Err(_) => return Ok(None),
+                }
+            }
+            Self::Owners(params) => match list_page::<OwnerRow>(app, address, params) {
+                Ok(page) => (Picture::list(&page, before)?, None),
+                Err(_) => return Ok(None),
+            },
+            Self::Problems(params) => match list_page::<ProblemRow>(app, address, params) {
+                Ok(page) => (Picture::list(&page, before)?, None),
+                Err(_) => return Ok(None),
+            },
+            Self::Contention(params) => match list_page::<ContentionRow>(app, address, params) {
+                Ok(page) => (Picture::list(&page, before)?, None),
+                Err(_) => return Ok(None),
+            },
+            Self::Owner(params) => match app.owner_page(address, params) {
+                Ok(page) => (Picture::owner(&page, before, &app.fragments)?, None),
+                Err(_) => return Ok(None),
+            },
+            Self::Events(params) => match app.events_page(address, params).await {
+                Ok(page) => (Picture::events(&page, before)?, None),
+                Err(_) => return Ok(None),
+            },
+            Self::Sources => (Picture::sources(&app.sources_page(address), before)?, None),
+        };
+        Ok(Some(made))
+    }
 }
 
-/// One page being kept true.
-struct Live {
+/// What the picture knows of a lock; one that it does not know is asked for now and then.
+async fn subject_of(app: &App, id: &LockId, asked: &Asked) -> Subject {
+    let kept = || asked.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = app.hub.snapshot().get(id) {
+        *kept() = None;
+        return Subject::Known(Arc::clone(known));
+    }
+    let fresh = kept().clone().filter(|(at, _)| at.elapsed() < ASK_EACH);
+    if let Some((_, subject)) = fresh {
+        return subject;
+    }
+    let subject = app.subject(id).await;
+    *kept() = Some((Instant::now(), subject.clone()));
+    subject
+}
+
+/// One reader of a page.
+struct Reader {
     app: App,
-    address: String,
-    topic: Topic,
-    patches: Patches,
-    changes: broadcast::Receiver<Arc<Delta>>,
-    viewer: Viewer,
-    asked: Option<(Instant, Subject)>,
-    sent: Option<Instant>,
+    latest: Latest,
+    packing: Packing,
+    /// What stands before the first event.
+    head: Option<Bytes>,
+    seen: Option<Arc<Picture>>,
+    sent: Instant,
     _place: Place,
 }
 
-fn patches(
+fn events(
     app: App,
-    address: String,
-    topic: Topic,
+    latest: Latest,
+    packing: Packing,
     place: Place,
-) -> impl Stream<Item = Result<Event, Infallible>> {
-    let live = Live {
-        address,
-        topic,
-        patches: Patches::new(app.fragments.clone()),
-        changes: app.hub.changes(),
-        viewer: app.viewers.enter(),
-        asked: None,
-        sent: None,
-        _place: place,
-        app,
-    };
-    futures_util::stream::unfold(live, |mut live| async move {
-        let event = live.next().await?;
-        Some((Ok(event), live))
+) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    let (head, sent) = (packing.head(), Instant::now());
+    let reader = Reader { app, latest, packing, head, seen: None, sent, _place: place };
+    futures_util::stream::unfold(reader, |mut reader| async move {
+        let stop = reader.app.stop.clone();
+        let event = stop.run_until_cancelled(reader.next()).await??;
+        reader.sent = Instant::now();
+        Some((Ok(event), reader))
     })
 }
 
-impl Live {
-    /// The next event, when there is something to tell or it has been quiet for long; none at the end. Nothing is
-    /// queued: while the reader is slow nothing is made, and the next event has all that changed meanwhile.
-    async fn next(&mut self) -> Option<Event> {
-        let stop = self.app.stop.clone();
-        stop.run_until_cancelled(async {
-            loop {
-                if let Some(sent) = self.sent {
-                    let beat = sent + Duration::from_millis(BEAT_MS);
-                    tokio::time::sleep_until(sent + PATCH_EACH).await;
-                    // A look at least each second: what the sources say changes without the model.
-                    let look = (Instant::now() + Duration::from_secs(1)).min(beat);
-                    tokio::select! {
-                        () = self.changed() => {}
-                        () = tokio::time::sleep_until(look) => {}
+impl Reader {
+    /// The next event, when there is something to tell or it has been quiet for long; none at the end. It is asked for
+    /// when the one before has gone out, so whoever is slow gets fewer and larger ones.
+    async fn next(&mut self) -> Option<Bytes> {
+        if let Some(head) = self.head.take() {
+            return Some(head);
+        }
+        let frame = self.frame().await?;
+        Some(frame.bytes(self.packing))
+    }
+
+    async fn frame(&mut self) -> Option<Frame> {
+        loop {
+            let latest = self.latest.borrow_and_update().clone();
+            if let Some(version) = latest {
+                match version.event(self.seen.as_ref()) {
+                    Ok(Some((event, behind))) => {
+                        self.seen = Some(Arc::clone(&version.picture));
+                        if behind {
+                            self.app.metrics.resyncs.inc();
+                        }
+                        return Some(event);
                     }
-                }
-                let quiet =
-                    self.sent.is_some_and(|sent| sent.elapsed() >= Duration::from_millis(BEAT_MS));
-                match self.patch().await {
-                    Ok(Some(json)) => return Some(self.event(json)),
-                    Ok(None) if quiet => return Some(self.event(beat(wall()))),
                     Ok(None) => {}
                     Err(error) => {
                         tracing::error!(%error, "a page's patch could not be made");
@@ -172,59 +279,10 @@ impl Live {
                     }
                 }
             }
-        })
-        .await
-        .flatten()
-    }
-
-    fn event(&mut self, json: String) -> Event {
-        self.sent = Some(Instant::now());
-        Event::default().event("patch").data(json)
-    }
-
-    /// Waits for a change of the picture, and takes all that there are.
-    async fn changed(&mut self) {
-        // A receiver that fell behind has surely missed a change, which is all that counts here.
-        drop(self.changes.recv().await);
-        while !matches!(
-            self.changes.try_recv(),
-            Err(broadcast::error::TryRecvError::Empty | broadcast::error::TryRecvError::Closed)
-        ) {}
-    }
-
-    async fn patch(&mut self) -> Result<Option<String>, askama::Error> {
-        match &self.topic {
-            Topic::Locks(params) => {
-                let Ok(table) = self.app.table(params) else { return Ok(None) };
-                self.viewer.look(Viewed::Rows(table.rows));
-                match self.app.locks_page(&self.address, params) {
-                    Ok(page) => self.patches.locks(&page),
-                    Err(_) => Ok(None),
-                }
-            }
-            Topic::Lock(id) => {
-                let id = id.clone();
-                self.viewer.look(Viewed::Lock(id.clone()));
-                let subject = self.subject_of(&id).await;
-                let chrome = self.app.chrome(&self.address);
-                self.patches.lock(&LockPage { chrome, id, subject, then: None })
-            }
-            Topic::Sources => self.patches.sources(&self.app.sources_page(&self.address)),
-        }
-    }
-
-    /// What the picture knows of a lock; one that it does not know is asked for now and then.
-    async fn subject_of(&mut self, id: &LockId) -> Subject {
-        if let Some(known) = self.app.hub.snapshot().get(id) {
-            self.asked = None;
-            return Subject::Known(Arc::clone(known));
-        }
-        match &self.asked {
-            Some((at, subject)) if at.elapsed() < ASK_EACH => subject.clone(),
-            _ => {
-                let subject = self.app.subject(id).await;
-                self.asked = Some((Instant::now(), subject.clone()));
-                subject
+            let beat_at = self.sent + Duration::from_millis(BEAT_MS);
+            tokio::select! {
+                changed = self.latest.changed() => changed.ok()?,
+                () = tokio::time::sleep_until(beat_at) => return Some(Frame::new(&beat(wall()))),
             }
         }
     }
@@ -249,12 +307,21 @@ mod tests {
             usual: crate::model::Rule { stuck_after: None, starving_after: None },
             rules: Vec::new(),
             ignore: Vec::new(),
+            groups: Vec::new(),
         };
         let model = Model::new(settings, Grouping::new(Vec::new(), 1), &[], now());
         let (_actor, model, hub, _) = actor::new(model, &[]);
         let metrics = StreamMetrics::register(&Registry::new()).unwrap();
-        let app =
-            App::new(hub, model, Arc::default(), None, metrics, None, CancellationToken::new());
+        let app = App::new(
+            hub,
+            model,
+            Arc::default(),
+            None,
+            metrics,
+            None,
+            None,
+            CancellationToken::new(),
+        );
         let mut places: Vec<Place> = (0..MAX_STREAMS).map(|_| Place::take(&app).unwrap()).collect();
         let problem = Place::take(&app).unwrap_err();
         assert_eq!(problem.status, StatusCode::SERVICE_UNAVAILABLE);

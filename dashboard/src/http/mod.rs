@@ -1,8 +1,13 @@
 //! Pages, API, streams and files over HTTP, for those who may look.
 
+pub mod acknowledge;
 pub mod api;
 pub mod app;
 pub mod assets;
+pub mod csv;
+pub mod feed;
+pub mod fill;
+pub mod frame;
 pub mod guard;
 pub mod lists;
 pub mod live;
@@ -10,6 +15,7 @@ pub mod login;
 pub mod pages;
 pub mod params;
 pub mod problem;
+pub mod release;
 pub mod stream;
 pub mod viewers;
 pub mod watch;
@@ -33,6 +39,9 @@ use tower_http::timeout::TimeoutLayer;
 use app::App;
 
 use crate::access::Access;
+use crate::query::contention::ContentionRow;
+use crate::query::owners::OwnerRow;
+use crate::query::problems::ProblemRow;
 
 /// How long an answer may take to begin; streams then go on as long as they like.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -75,6 +84,17 @@ pub fn router(
     let pages = Router::new()
         .route("/", get(pages::locks))
         .route("/lock", get(pages::lock))
+        .route("/acknowledge", post(acknowledge::from_page))
+        .route("/unacknowledge", post(acknowledge::undo_from_page))
+        .route("/api/v1/acknowledge", post(acknowledge::from_api))
+        .route("/api/v1/unacknowledge", post(acknowledge::undo_from_api))
+        .route("/release", get(release::page).post(release::from_page))
+        .route("/api/v1/release", get(release::look).post(release::from_api))
+        .route("/owners", get(pages::list::<OwnerRow>))
+        .route("/owner", get(pages::owner))
+        .route("/problems", get(pages::list::<ProblemRow>))
+        .route("/contention", get(pages::list::<ContentionRow>))
+        .route("/events", get(pages::events))
         .route("/sources", get(pages::sources))
         .route("/sources/watch", post(watch::from_page))
         .route("/api/v1/monitor/watch", post(watch::from_api))
@@ -84,11 +104,13 @@ pub fn router(
         .route("/api/v1/locks", get(api::locks))
         .route("/api/v1/lock", get(api::lock))
         .route("/api/v1/events", get(api::events))
-        .route("/api/v1/owners", get(lists::owners))
-        .route("/api/v1/problems", get(lists::problems))
+        .route("/api/v1/owners", get(lists::api::<OwnerRow>))
+        .route("/api/v1/problems", get(lists::api::<ProblemRow>))
+        .route("/api/v1/contention", get(lists::api::<ContentionRow>))
         .route("/api/v1/sources", get(api::sources))
         .route("/api/v1/stream", get(stream::stream))
         .route("/api/v1/openapi.json", get(api::openapi))
+        .layer(DefaultBodyLimit::max(MAX_FORM))
         .fallback(pages::nowhere)
         .method_not_allowed_fallback(pages::wrong_method)
         .with_state(app);

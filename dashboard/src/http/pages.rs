@@ -7,17 +7,19 @@ use axum::response::{Html, IntoResponse, Response};
 
 use super::app::App;
 use super::guard::Who;
-use super::params::{LockParams, TableParams, instant, understood};
+use super::lists::list_page;
+use super::params::{EventsParams, LockParams, OwnerParams, TableParams, understood};
 use super::problem::Problem;
 use crate::access::By;
-use crate::views::{self, Chrome, ErrorPage, VisitorView};
+use crate::access::rights::Right;
+use crate::views::{self, Chrome, ErrorPage, ListView, VisitorView};
 
 /// A page's own path and query.
-fn address(uri: &Uri) -> String {
+pub(super) fn address(uri: &Uri) -> String {
     uri.path_and_query().map_or_else(|| uri.path().to_owned(), ToString::to_string)
 }
 
-fn rendered(status: StatusCode, html: Result<String, askama::Error>) -> Response {
+pub(super) fn rendered(status: StatusCode, html: Result<String, askama::Error>) -> Response {
     match html {
         Ok(html) => (status, Html(html)).into_response(),
         Err(error) => {
@@ -28,13 +30,13 @@ fn rendered(status: StatusCode, html: Result<String, askama::Error>) -> Response
 }
 
 /// The visitor as the page's head names them.
-fn named(who: Who) -> Option<VisitorView> {
+pub(super) fn named(who: Who) -> Option<VisitorView> {
     let visitor = who.0?;
     let can_leave = visitor.by == By::Cookie;
     visitor.name.map(|name| VisitorView { name: name.to_string(), can_leave })
 }
 
-fn refused(app: &App, uri: &Uri, who: Who, problem: &Problem) -> Response {
+pub(super) fn refused(app: &App, uri: &Uri, who: Who, problem: &Problem) -> Response {
     let page = ErrorPage {
         chrome: Chrome { visitor: named(who), ..app.chrome(&address(uri)) },
         status: problem.status.as_u16(),
@@ -70,15 +72,66 @@ pub async fn lock(
     who: Who,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Response {
-    let page = async {
-        let params = understood(params)?;
-        let then = params.at.as_deref().map(|at| instant("at", at)).transpose()?;
-        app.lock_page(&address(&uri), app.lock_id(&params)?, then).await
-    };
+    let page = async { app.lock_page(&address(&uri), &understood(params)?, None).await };
+    match page.await {
+        Ok(mut page) => {
+            page.may_acknowledge = who.needs(Right::Ack).is_ok();
+            page.may_release = app.releases.is_some() && who.needs(Right::Release).is_ok();
+            page.chrome.visitor = named(who);
+            rendered(StatusCode::OK, views::lock_page(&page))
+        }
+        Err(problem) => refused(&app, &uri, who, &problem),
+    }
+}
+
+/// `/owners`, `/problems`, `/contention`
+pub async fn list<T: ListView>(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    who: Who,
+    params: Result<Query<TableParams>, QueryRejection>,
+) -> Response {
+    match understood(params).and_then(|params| list_page::<T>(&app, &address(&uri), &params)) {
+        Ok(mut page) => {
+            page.chrome.visitor = named(who);
+            let status = match page.filter_error {
+                Some(_) => StatusCode::BAD_REQUEST,
+                None => StatusCode::OK,
+            };
+            rendered(status, views::list_page(&page))
+        }
+        Err(problem) => refused(&app, &uri, who, &problem),
+    }
+}
+
+/// `/owner`
+pub async fn owner(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    who: Who,
+    params: Result<Query<OwnerParams>, QueryRejection>,
+) -> Response {
+    match understood(params).and_then(|params| app.owner_page(&address(&uri), &params)) {
+        Ok(mut page) => {
+            page.chrome.visitor = named(who);
+            rendered(StatusCode::OK, views::owner_page(&page))
+        }
+        Err(problem) => refused(&app, &uri, who, &problem),
+    }
+}
+
+/// `/events`
+pub async fn events(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    who: Who,
+    params: Result<Query<EventsParams>, QueryRejection>,
+) -> Response {
+    let page = async { app.events_page(&address(&uri), &understood(params)?).await };
     match page.await {
         Ok(mut page) => {
             page.chrome.visitor = named(who);
-            rendered(StatusCode::OK, views::lock_page(&page))
+            rendered(StatusCode::OK, views::events_page(&page))
         }
         Err(problem) => refused(&app, &uri, who, &problem),
     }

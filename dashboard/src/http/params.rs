@@ -25,18 +25,40 @@ pub struct TableParams {
     pub cursor: Option<String>,
     /// How many rows; the API's only.
     pub limit: Option<String>,
+    /// `json` or `csv`; the API's only.
+    pub format: Option<String>,
 }
 
-/// What the address of another list says.
+/// How the API writes a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// A page of it, as JSON.
+    Json,
+    /// All of it, as CSV.
+    Csv,
+}
+
+impl Format {
+    /// Reads the parameter; JSON where there is none.
+    ///
+    /// # Errors
+    /// Where it is neither.
+    pub fn parse(word: Option<&str>) -> Result<Self, Problem> {
+        match word {
+            None | Some("" | "json") => Ok(Self::Json),
+            Some("csv") => Ok(Self::Csv),
+            Some(_) => Err(Problem::bad_request("`format` must be json or csv")),
+        }
+    }
+}
+
+/// What the address of a client's page says.
 #[derive(Debug, Clone, Default, Deserialize)]
-pub struct ListParams {
-    /// Which locks it is about.
-    #[serde(default)]
-    pub filter: String,
-    /// Where the page begins.
-    pub cursor: Option<String>,
-    /// How many rows.
-    pub limit: Option<String>,
+pub struct OwnerParams {
+    /// The client's uuid, or the whole holder where it has none.
+    pub id: Option<String>,
+    /// Deployment; needed where there are several.
+    pub deployment: Option<String>,
 }
 
 /// How many rows are asked for.
@@ -62,6 +84,8 @@ pub struct LockParams {
     pub name64: Option<String>,
     /// The instant it is asked about, where that is not now.
     pub at: Option<String>,
+    /// How far back its picture goes, such as `1h`.
+    pub window: Option<String>,
 }
 
 /// What the address of past events says.
@@ -79,22 +103,59 @@ pub struct EventsParams {
     pub name: Option<String>,
     /// The name in base64.
     pub name64: Option<String>,
+    /// `asc`, oldest first (the API's usual order), or `desc`.
+    pub order: Option<String>,
+    /// `json` or `csv`; the API's only.
+    pub format: Option<String>,
 }
 
-/// Reads an instant, such as `2026-11-21T03:12:00Z`.
+/// A day, milliseconds.
+const DAY_MS: u64 = 86_400_000;
+
+/// Reads an instant in UTC: `2026-11-21T03:12:00Z`, the same without seconds or zone, `03:12` for the latest such time
+/// of day, or `-15m` for so long before `now`.
 ///
 /// # Errors
-/// Where it is none.
-pub fn instant(key: &str, text: &str) -> Result<WallMillis, Problem> {
-    let at = humantime::parse_rfc3339_weak(text).ok().and_then(|at| {
+/// Where it is none of these.
+pub fn instant(key: &str, text: &str, now: WallMillis) -> Result<WallMillis, Problem> {
+    let text = text.trim();
+    let whole = || {
+        let at = if text.len() == "2026-11-21T03:12".len() {
+            format!("{text}:00")
+        } else {
+            text.to_owned()
+        };
+        let at = humantime::parse_rfc3339_weak(&at).ok()?;
         let since = at.duration_since(std::time::UNIX_EPOCH).ok()?;
         u64::try_from(since.as_millis()).ok()
-    });
+    };
+    let at = ago(text, now).or_else(|| time_of_day(text, now)).or_else(whole);
     at.map(WallMillis).ok_or_else(|| {
         Problem::bad_request(format!(
-            "`{key}` is not an instant: expected one in UTC, such as 2026-11-21T03:12:00Z"
+            "`{key}` is not an instant: expected one in UTC, such as 2026-11-21T03:12:00Z, 03:12, or -15m"
         ))
     })
+}
+
+fn ago(text: &str, now: WallMillis) -> Option<u64> {
+    let before = humantime::parse_duration(text.strip_prefix('-')?).ok()?;
+    Some(now.0.saturating_sub(u64::try_from(before.as_millis()).ok()?))
+}
+
+fn time_of_day(text: &str, now: WallMillis) -> Option<u64> {
+    let mut parts = text.split(':');
+    let mut part = |below: u64| {
+        let part = parts.next()?;
+        let two = part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_digit());
+        part.parse::<u64>().ok().filter(|n| two && *n < below)
+    };
+    let (hour, minute) = (part(24)?, part(60)?);
+    let second = if text.len() > 5 { part(60)? } else { 0 };
+    if parts.next().is_some() {
+        return None;
+    }
+    let at = now.0 - now.0 % DAY_MS + ((hour * 60 + minute) * 60 + second) * 1_000;
+    Some(if at > now.0 { at.saturating_sub(DAY_MS) } else { at })
 }
 
 /// A page by its address, as a stream keeps it true.
@@ -104,6 +165,16 @@ pub enum Address {
     Locks(TableParams),
     /// One lock.
     Lock(LockParams),
+    /// Who holds.
+    Owners(TableParams),
+    /// One who holds.
+    Owner(OwnerParams),
+    /// What is wrong.
+    Problems(TableParams),
+    /// What is waited for.
+    Contention(TableParams),
+    /// What happened.
+    Events(EventsParams),
     /// The sources.
     Sources,
 }
@@ -119,6 +190,11 @@ impl Address {
         match uri.path() {
             "/" => Ok(Self::Locks(query(&uri)?)),
             "/lock" => Ok(Self::Lock(query(&uri)?)),
+            "/owners" => Ok(Self::Owners(query(&uri)?)),
+            "/owner" => Ok(Self::Owner(query(&uri)?)),
+            "/problems" => Ok(Self::Problems(query(&uri)?)),
+            "/contention" => Ok(Self::Contention(query(&uri)?)),
+            "/events" => Ok(Self::Events(query(&uri)?)),
             "/sources" => Ok(Self::Sources),
             other => Err(Problem::bad_request(format!("there is no live page `{other}`"))),
         }
@@ -135,4 +211,34 @@ fn query<T: for<'de> Deserialize<'de>>(uri: &Uri) -> Result<T, Problem> {
 /// Where they cannot be read.
 pub fn understood<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Problem> {
     query.map(|query| query.0).map_err(|error| Problem::bad_request(error.body_text()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instants_are_read_as_people_write_them() {
+        // 2026-11-22T04:00:00Z
+        let now = WallMillis(1_795_320_000_000);
+        let read = |text: &str| instant("at", text, now).map(|at| at.0);
+        for (text, before_ms) in [
+            ("2026-11-22T03:12:00Z", 48 * 60_000),
+            ("2026-11-22T03:12:00", 48 * 60_000),
+            ("2026-11-22T03:12", 48 * 60_000),
+            (" 03:12 ", 48 * 60_000),
+            ("03:12:30", 48 * 60_000 - 30_000),
+            ("04:00", 0),
+            ("04:01", DAY_MS - 60_000),
+            ("-15m", 15 * 60_000),
+            ("-1h", 3_600_000),
+        ] {
+            assert_eq!(read(text).unwrap(), now.0 - before_ms, "{text}");
+        }
+        for text in
+            ["", "soon", "3:12", "24:00", "03:60", "03:12:00:00", "15m", "--1h", "-", "03:1x"]
+        {
+            assert!(read(text).unwrap_err().detail.contains("`at`"), "{text}");
+        }
+    }
 }

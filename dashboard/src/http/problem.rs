@@ -12,13 +12,21 @@ pub struct Problem {
     pub status: StatusCode,
     /// What went wrong and what to do, a sentence.
     pub detail: String,
+    /// A member of its own that machines may act on.
+    pub more: Option<(&'static str, &'static str)>,
 }
 
 impl Problem {
     /// A problem with that status.
     #[must_use]
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into() }
+        Self { status, detail: detail.into(), more: None }
+    }
+
+    /// The same with a member of its own.
+    #[must_use]
+    pub fn with(self, member: &'static str, value: &'static str) -> Self {
+        Self { more: Some((member, value)), ..self }
     }
 
     /// The request itself is wrong.
@@ -30,12 +38,15 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let body = json!({
+        let mut body = json!({
             "type": "about:blank",
             "title": self.status.canonical_reason().unwrap_or("error"),
             "status": self.status.as_u16(),
             "detail": self.detail,
         });
+        if let Some((member, value)) = self.more {
+            body[member] = value.into();
+        }
         let headers = [(header::CONTENT_TYPE, "application/problem+json")];
         (self.status, headers, Json(body)).into_response()
     }

@@ -18,6 +18,8 @@ pub enum Viewed {
     Rows(Arc<Rows>),
     /// This lock.
     Lock(LockId),
+    /// No lock in particular.
+    Nothing,
 }
 
 /// All of it. Cheap to clone.
@@ -77,7 +79,7 @@ impl Viewers {
                 Viewed::Rows(rows) if tables.insert(Arc::as_ptr(&rows)) => {
                     ids.extend(rows.rows.iter().map(|lock| lock.id.clone()));
                 }
-                Viewed::Rows(_) => {}
+                Viewed::Rows(_) | Viewed::Nothing => {}
                 Viewed::Lock(id) => {
                     ids.insert(id);
                 }
@@ -94,6 +96,7 @@ impl Viewer {
         let same = match (all.viewed.get(&self.id), &viewed) {
             (Some(Viewed::Rows(old)), Viewed::Rows(new)) => Arc::ptr_eq(old, new),
             (Some(Viewed::Lock(old)), Viewed::Lock(new)) => old == new,
+            (Some(Viewed::Nothing) | None, Viewed::Nothing) => true,
             _ => false,
         };
         if !same {

@@ -28,7 +28,10 @@ pub const PREFIX: &str = "lockscope_dashboard";
 const MAX_PAIRS: usize = 201;
 /// From when on the poll is called behind.
 const BEHIND: Duration = Duration::from_secs(2);
-fn opts(name: &str, help: &str) -> Opts {
+
+/// Name and help of one of them.
+#[must_use]
+pub fn opts(name: &str, help: &str) -> Opts {
     Opts::new(format!("{PREFIX}_{name}"), help)
 }
 
@@ -237,7 +240,7 @@ impl Listener for ModelMetrics {
                     notes.tell(*note);
                 }
             }
-            Effect::LostInRestart => {}
+            Effect::Count(..) | Effect::LostInRestart => {}
         }
     }
 

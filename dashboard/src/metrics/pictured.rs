@@ -219,7 +219,8 @@ impl Pictured {
         }
         for problem in &lock.problems {
             let (kind, certainty) = (problem.problem.as_str(), problem.certainty.as_str());
-            let labels = [&**deployment, kind, certainty, group, "false"];
+            let acknowledged = if problem.acknowledged.is_some() { "true" } else { "false" };
+            let labels = [&**deployment, kind, certainty, group, acknowledged];
             self.problems.with_label_values(&labels).inc();
         }
         if let Some(since) = lock.held_since().filter(|_| !lock.expected_long) {

@@ -11,6 +11,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
+use super::contention::Contention;
 use super::view::{LockId, WallMillis};
 use super::{Delta, Effect, Model, Observation, ReadRequest, Reading, ScopeId, Snapshot};
 
@@ -22,6 +23,8 @@ const AT_ONCE: usize = 512;
 const TICK: Duration = Duration::from_millis(20);
 /// How often a picture is published, at most.
 const PUBLISH_EACH: Duration = Duration::from_millis(50);
+/// How often what was counted in the last hour is summed up.
+const COUNT_EACH: Duration = Duration::from_secs(5);
 /// How often what is old is forgotten.
 const TIDY_EACH: Duration = Duration::from_secs(1);
 /// Locks in one batch of reads.
@@ -52,6 +55,7 @@ pub fn wall() -> WallMillis {
 #[derive(Debug)]
 pub struct Hub {
     snapshot: ArcSwap<Snapshot>,
+    contention: ArcSwap<Contention>,
     deltas: broadcast::Sender<Arc<Delta>>,
     recent: Mutex<VecDeque<Arc<Delta>>>,
 }
@@ -60,6 +64,7 @@ impl Hub {
     fn new() -> Self {
         Self {
             snapshot: ArcSwap::from_pointee(Snapshot::empty()),
+            contention: ArcSwap::default(),
             deltas: broadcast::Sender::new(DELTAS),
             recent: Mutex::new(VecDeque::new()),
         }
@@ -69,6 +74,12 @@ impl Hub {
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshot.load_full()
+    }
+
+    /// How often locks were taken, held and waited for in the last hour, as of the last few seconds.
+    #[must_use]
+    pub fn contention(&self) -> Arc<Contention> {
+        self.contention.load_full()
     }
 
     /// What changes from now on. A picture taken after this call may already have some of it.
@@ -175,6 +186,7 @@ pub struct Actor {
     readers: Vec<mpsc::Sender<Vec<ReadRequest>>>,
     asked: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<Answer>>>,
     published: Instant,
+    counted: Option<Instant>,
 }
 
 /// Hears what metrics count, and how late each database is polled.
@@ -202,6 +214,7 @@ pub fn new(
         readers,
         asked: HashMap::new(),
         published: Instant::now(),
+        counted: None,
     };
     (actor, handle, hub, batches)
 }
@@ -308,6 +321,11 @@ impl Actor {
     fn tidy(&mut self, listener: &mut impl Listener) {
         let now = now();
         self.model.tick(now);
+        self.model.end_acknowledgements(wall());
+        if self.counted.is_none_or(|counted| counted.elapsed() >= COUNT_EACH) {
+            self.counted = Some(Instant::now());
+            self.hub.contention.store(Arc::new(self.model.contention(now, wall())));
+        }
         for waiting in self.asked.values_mut() {
             waiting.retain(|reply| !reply.is_closed());
         }

@@ -1,8 +1,11 @@
 //! Circles of owners that wait for one another.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use redisson::{ClientId, HolderId, LockName, Moment};
+
+use super::view::WaitView;
 
 /// A thread of a client: whoever holds one lock and waits for another under different ids is the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,6 +44,8 @@ pub struct Wait {
 pub struct Cycle {
     /// Its waits, each for the next one's waiter; the smallest owner first.
     pub waits: Vec<Wait>,
+    /// The same as they are shown; whoever knows the locks' places fills it in.
+    pub shown: Arc<[WaitView]>,
 }
 
 impl Cycle {
@@ -117,7 +122,7 @@ fn circle(mut waits: Vec<Wait>) -> Cycle {
     let first = waits.iter().enumerate().min_by_key(|(_, wait)| Owner::from(wait.waiter));
     let first = first.map_or(0, |(i, _)| i);
     waits.rotate_left(first);
-    Cycle { waits }
+    Cycle { waits, shown: Arc::default() }
 }
 
 #[cfg(test)]

@@ -39,6 +39,8 @@ pub enum Happening {
     Problem(ProblemKind),
     /// A problem ended.
     Cleared(ProblemKind),
+    /// Somebody did something on this dashboard: the word for it, and a sentence.
+    Acted(&'static str, String),
 }
 
 /// How a hold ended that no message told about.
@@ -68,6 +70,7 @@ impl Happening {
             Self::Renewed(_) => "renewed",
             Self::Problem(_) => "problem",
             Self::Cleared(_) => "cleared",
+            Self::Acted(word, _) => word,
         }
     }
 
@@ -104,6 +107,7 @@ impl Happening {
             }
             Self::Problem(problem) => format!("{} begins", problem.as_str()),
             Self::Cleared(problem) => format!("{} is over", problem.as_str()),
+            Self::Acted(_, text) => text.clone(),
         }
     }
 }

@@ -65,6 +65,8 @@ impl Serialize for LockView {
         map.serialize_entry("events", &*self.events)?;
         map.serialize_entry("past", &*self.past)?;
         map.serialize_entry("longest_hold", &self.longest_hold)?;
+        map.serialize_entry("longest_wait", &self.longest_wait)?;
+        map.serialize_entry("red", &self.red)?;
         map.serialize_entry("sources", &self.sources)?;
         map.end()
     }

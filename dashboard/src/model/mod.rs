@@ -5,6 +5,9 @@
 
 pub mod actor;
 pub mod clients;
+pub mod contention;
+#[cfg(test)]
+mod counted;
 pub mod deadlock;
 pub mod history;
 pub mod json;
@@ -13,6 +16,9 @@ pub mod observation;
 pub mod past;
 pub mod problem;
 pub mod record;
+pub mod red;
+#[cfg(test)]
+mod restarted;
 pub mod schedule;
 mod scope;
 pub mod settings;
@@ -36,13 +42,14 @@ use redisson::{Grouping, HolderId, LockName, Moment};
 pub use observation::{Observation, Reading, ScopeId, Source, Stamp, Traffic};
 pub use problem::Rule;
 pub use record::{Effect, Remembered};
-pub use settings::{LockRule, Settings};
+pub use settings::{Group, LockRule, Settings};
 pub use snapshot::{Delta, Notice, Snapshot};
 
-use past::Ending;
+use contention::{Contention, Count, Totals};
+use past::{Ending, Note};
 use record::{Record, Surroundings};
 use scope::{Kept, Restart, Scope};
-use view::{LockId, WallMillis};
+use view::{LockId, LockView, WallMillis};
 
 /// How long a lock that nobody holds is remembered.
 const REMEMBERED: Duration = Duration::from_secs(600);
@@ -50,6 +57,8 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 const MAX_FREE: usize = 10_000;
 /// The most views made for one snapshot; the rest come with the next one.
 const MAX_CHANGES: usize = 2_000;
+/// The longest time between two looks at who waits that is counted as waited.
+const MAX_TICK: Duration = Duration::from_secs(5);
 /// How many notices are kept.
 const MAX_NOTICES: usize = 20;
 
@@ -84,6 +93,8 @@ pub struct Model {
     snapshot: Snapshot,
     notices: VecDeque<Notice>,
     effects: Vec<(ScopeId, Effect)>,
+    totals: Totals,
+    ticked: Moment,
     /// What an earlier run knew of locks not seen again yet.
     remembered: HashMap<LockId, Remembered>,
     kept: usize,
@@ -111,6 +122,8 @@ impl Model {
             snapshot: Snapshot::empty(),
             notices: VecDeque::new(),
             effects: Vec::new(),
+            totals: Totals::new(now),
+            ticked: now,
             remembered: HashMap::new(),
             kept: 0,
             stale: true,
@@ -129,6 +142,9 @@ impl Model {
                 self.read(scope, &name, stamp, source, &reading);
             }
             Observation::Released { names, at, wall } => self.released(scope, &names, at, wall),
+            Observation::Changed { name, expired, at, wall } => {
+                self.changed(scope, &name, expired, at, wall);
+            }
             Observation::Companion { name } => {
                 if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
                     kept.record.confirm();
@@ -143,8 +159,32 @@ impl Model {
                 }
             }
             Observation::Told(told) => self.told(scope, told),
+            Observation::Forcing { name, holders, at } => {
+                if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
+                    kept.record.forcing(holders, at);
+                }
+            }
+            Observation::Acknowledged { name, problem, word, act } => {
+                if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
+                    let mut effects = Vec::new();
+                    kept.record.acknowledge(problem, word, *act, &mut effects);
+                    self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
+                    self.scopes[scope.0].acknowledged.insert(name.clone());
+                    self.settle(scope, &name);
+                }
+            }
+            Observation::Acted { name, word, text, wall } => {
+                if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
+                    let mut effects = Vec::new();
+                    kept.record.acted(word, text, wall, &mut effects);
+                    self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
+                    self.settle(scope, &name);
+                }
+                self.hurry(scope, &name);
+            }
             Observation::Traffic(traffic) => self.traffic(scope, &traffic),
             Observation::Tapping { on, .. } => {
+                self.scopes[scope.0].tapped = on;
                 if !on {
                     self.untapped(scope);
                 }
@@ -171,13 +211,29 @@ impl Model {
                     scope.news.extend(scope.locks.keys().cloned());
                 }
             }
-            Observation::PassEnded { started } => {
-                let scope = &mut self.scopes[scope.0];
-                let refused = std::mem::take(&mut scope.refused);
-                self.stale |= scope.pass_began.is_none() || scope.not_kept != refused;
-                scope.not_kept = refused;
-                scope.pass_began = Some(started);
+            Observation::PassEnded { started, wall } => {
+                let passed = &mut self.scopes[scope.0];
+                let refused = std::mem::take(&mut passed.refused);
+                self.stale |= passed.pass_began.is_none() || passed.not_kept != refused;
+                passed.not_kept = refused;
+                let first = passed.pass_began.replace(started).is_none();
+                if first && refused == 0 {
+                    self.forget_remembered(scope, wall);
+                }
             }
+        }
+    }
+
+    /// What an earlier run knew of locks that are no longer there is over; nobody saw when that came.
+    fn forget_remembered(&mut self, scope_id: ScopeId, wall: WallMillis) {
+        let scope = &self.scopes[scope_id.0];
+        let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
+        for (id, known) in self.remembered.extract_if(|id, _| ours(id)) {
+            let unseen = known.holds.into_iter().map(|(by, _)| Note::Unseen(id.clone(), by, wall));
+            let problems = known.problems.into_iter();
+            let cleared = problems.map(|(problem, _)| Note::Cleared(id.clone(), problem, wall));
+            let notes = unseen.chain(cleared).map(|note| Effect::Note(Box::new(note)));
+            self.effects.extend(notes.map(|note| (scope_id, note)));
         }
     }
 
@@ -229,8 +285,24 @@ impl Model {
             let lost = |effect: &&Effect| **effect == Effect::LostInRestart;
             restart.lost += effects.iter().filter(lost).count();
         }
-        self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
+        self.keep(scope_id, name, stamp.received, effects);
         self.settle(scope_id, name);
+    }
+
+    /// Counts what is to be counted, and keeps the rest for metrics and history.
+    fn keep(&mut self, scope_id: ScopeId, name: &LockName, now: Moment, effects: Vec<Effect>) {
+        let scope = &self.scopes[scope_id.0];
+        for effect in effects {
+            let Effect::Count(source, count) = effect else {
+                self.effects.push((scope_id, effect));
+                continue;
+            };
+            // While MONITOR shows all traffic it alone tells how often a lock is taken.
+            let told_twice = count == Count::Acquired && scope.tapped && source != Source::Monitor;
+            if let Some(kept) = scope.locks.get(name).filter(|_| !told_twice) {
+                self.totals.add(now, kept.record.id(), kept.record.group(), count);
+            }
+        }
     }
 
     fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, wall: WallMillis) {
@@ -244,11 +316,33 @@ impl Model {
             if let Some(kept) = self.scopes[scope.0].locks.get_mut(name) {
                 let mut effects = Vec::new();
                 kept.record.released(at, wall, Source::Channels, Ending::Released, &mut effects);
-                self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
+                self.keep(scope, name, at, effects);
                 self.settle(scope, name);
             }
             self.hurry(scope, name);
         }
+    }
+
+    /// The server told that a key was changed: what it is now tells the next reading.
+    fn changed(
+        &mut self,
+        scope_id: ScopeId,
+        name: &LockName,
+        expired: bool,
+        at: Moment,
+        wall: WallMillis,
+    ) {
+        let scope = &mut self.scopes[scope_id.0];
+        let around = scope.around();
+        // Of keys that expire most are no locks.
+        let Some(kept) = scope.locks.get_mut(name) else { return };
+        if expired {
+            let mut effects = Vec::new();
+            kept.record.ran_out(at, wall, around, &mut effects);
+            self.keep(scope_id, name, at, effects);
+            self.settle(scope_id, name);
+        }
+        self.hurry(scope_id, name);
     }
 
     /// Makes room for a lock not known yet. False where it is not to be kept.
@@ -267,6 +361,9 @@ impl Model {
         let scope = &mut self.scopes[scope_id.0];
         let mut record = Record::new(scope.id(name), group, rule, now);
         if let Some(known) = self.remembered.remove(&scope.id(name)) {
+            if !known.acknowledged.is_empty() {
+                scope.acknowledged.insert(name.clone());
+            }
             record.remember(known);
         }
         scope.locks.insert(name.clone(), Kept { record, shown: None, free: None });
@@ -287,6 +384,11 @@ impl Model {
             scope.contended.insert(name.clone());
         } else if !kept.record.is_in_cycle() {
             scope.contended.remove(name);
+        }
+        if kept.record.is_awaited() {
+            scope.awaited.insert(name.clone());
+        } else {
+            scope.awaited.remove(name);
         }
         // What is wrong with a free lock is told for as long as it lasts, in bounds.
         let free = (!kept.record.is_held()).then(|| kept.record.free_since());
@@ -314,13 +416,18 @@ impl Model {
 
     fn forget(&mut self, scope_id: ScopeId, name: &LockName) {
         let scope = &mut self.scopes[scope_id.0];
-        let Some(kept) = scope.locks.remove(name) else { return };
+        let Some(mut kept) = scope.locks.remove(name) else { return };
         self.kept -= 1;
+        let mut effects = Vec::new();
+        kept.record.clear_all(&mut effects);
+        self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
         if let Some(free) = kept.free {
             scope.free.remove(&(free, name.clone()));
         }
         scope.schedule.forget(name);
         scope.contended.remove(name);
+        scope.awaited.remove(name);
+        scope.acknowledged.remove(name);
         scope.news.remove(name);
         if kept.shown.is_some() {
             let id = scope.id(name);
@@ -328,8 +435,9 @@ impl Model {
         }
     }
 
-    /// Forgets what nobody has held for long, and concludes restarts.
+    /// Forgets what nobody has held for long, counts those who wait, and concludes restarts.
     pub fn tick(&mut self, now: Moment) {
+        self.count_waiting(now);
         for index in 0..self.scopes.len() {
             let scope_id = ScopeId(index);
             let scope = &self.scopes[index];
@@ -357,6 +465,45 @@ impl Model {
             }
         }
         self.look_for_deadlocks();
+    }
+
+    /// Adds up how long locks are waited for.
+    fn count_waiting(&mut self, now: Moment) {
+        // After a pause nobody knows who waited in it.
+        let passed = now.since(self.ticked).min(MAX_TICK);
+        self.ticked = self.ticked.max(now);
+        for scope in self.scopes.iter().filter(|scope| scope.readable_since.is_some()) {
+            for kept in scope.awaited.iter().filter_map(|name| scope.locks.get(name)) {
+                let waiters = u32::try_from(kept.record.waiting_at_least()).unwrap_or(u32::MAX);
+                let waited = Count::Waiting(passed.saturating_mul(waiters));
+                self.totals.add(now, kept.record.id(), kept.record.group(), waited);
+            }
+        }
+    }
+
+    /// How often locks were taken, held and waited for in the last hour.
+    pub fn contention(&mut self, now: Moment, wall: WallMillis) -> Contention {
+        self.totals.shown(now, wall)
+    }
+
+    /// Ends what people had in hand until now.
+    pub fn end_acknowledgements(&mut self, wall: WallMillis) {
+        for scope_id in (0..self.scopes.len()).map(ScopeId) {
+            let names: Vec<LockName> =
+                self.scopes[scope_id.0].acknowledged.iter().cloned().collect();
+            for name in names {
+                let scope = &mut self.scopes[scope_id.0];
+                let Some(kept) = scope.locks.get_mut(&name) else { continue };
+                let mut effects = Vec::new();
+                if !kept.record.end_acknowledgements(wall, &mut effects) {
+                    scope.acknowledged.remove(&name);
+                }
+                if !effects.is_empty() {
+                    self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
+                    self.settle(scope_id, &name);
+                }
+            }
+        }
     }
 
     fn notice(&mut self, at: WallMillis, deployment: String, text: String) {
@@ -417,21 +564,45 @@ impl Model {
         std::mem::take(&mut self.effects)
     }
 
+    /// Puts a new view of a lock into the picture. Where it is held by others than before, its views on the other
+    /// servers of its group come next.
+    fn show(&mut self, scope_id: ScopeId, mut view: LockView) -> Arc<LockView> {
+        view.red = self.red(scope_id, &view.id.name);
+        let view = Arc::new(view);
+        self.snapshot.put(Arc::clone(&view));
+        let kept = self.scopes[scope_id.0].locks.get_mut(&view.id.name);
+        let before = kept.and_then(|kept| kept.shown.replace(Arc::clone(&view)));
+        let ids = |view: &LockView| -> Vec<String> {
+            view.holders.iter().map(|holder| holder.id.clone()).collect()
+        };
+        if before.is_none_or(|before| ids(&before) != ids(&view)) {
+            for member in self.members(scope_id).into_iter().filter(|member| *member != scope_id) {
+                let member = &mut self.scopes[member.0];
+                if member.locks.contains_key(&view.id.name) {
+                    member.news.insert(view.id.name.clone());
+                }
+            }
+        }
+        view
+    }
+
     /// The next snapshot, where anything is new.
     pub fn publish(&mut self, wall: WallMillis) -> Option<(Arc<Snapshot>, Arc<Delta>)> {
-        let mut changed = Vec::new();
-        let mut removed = Vec::new();
-        for scope in &mut self.scopes {
+        let mut views = Vec::new();
+        for (index, scope) in self.scopes.iter_mut().enumerate() {
             let taken: Vec<LockName> =
-                scope.news.iter().take(MAX_CHANGES - changed.len()).cloned().collect();
+                scope.news.iter().take(MAX_CHANGES - views.len()).cloned().collect();
             for name in taken {
                 scope.news.remove(&name);
                 let Some(kept) = scope.locks.get_mut(&name) else { continue };
-                let view = Arc::new(kept.record.view(scope.readable_since, &scope.clients));
-                kept.shown = Some(Arc::clone(&view));
-                self.snapshot.put(Arc::clone(&view));
-                changed.push(view);
+                views
+                    .push((ScopeId(index), kept.record.view(scope.readable_since, &scope.clients)));
             }
+        }
+        let changed: Vec<Arc<LockView>> =
+            views.into_iter().map(|(scope, view)| self.show(scope, view)).collect();
+        let mut removed = Vec::new();
+        for scope in &mut self.scopes {
             for id in scope.removed.drain(..) {
                 // It may have come back since, with a view of its own.
                 if scope.locks.get(&id.name).is_none_or(|kept| kept.shown.is_none()) {

@@ -2,12 +2,14 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::shape::LockHash;
 use redisson::{HolderId, LockName, Moment, monitor};
 
-use super::view::WallMillis;
+use super::past::Act;
+use super::view::{Acknowledgement, ProblemKind, WallMillis};
 use super::who::Told;
 
 /// Which database of which deployment: an index into the model's scopes.
@@ -27,14 +29,26 @@ pub enum Source {
     Monitor,
     /// Connections that listen for a lock's release, counted.
     Subscribers,
+    /// What the server tells of changed keys, where it does.
+    Keyspace,
     /// Who holders are and whether they live, by the server's list of clients and by what agents tell in Redis.
     Identity,
+    /// Somebody who did something on this dashboard.
+    Operator,
 }
 
 impl Source {
     /// Every one, in the order pages show them.
-    pub const ALL: [Self; 6] =
-        [Self::Scan, Self::Channels, Self::Subscribers, Self::Poll, Self::Monitor, Self::Identity];
+    pub const ALL: [Self; 8] = [
+        Self::Scan,
+        Self::Channels,
+        Self::Keyspace,
+        Self::Subscribers,
+        Self::Poll,
+        Self::Monitor,
+        Self::Identity,
+        Self::Operator,
+    ];
 
     /// The word.
     #[must_use]
@@ -45,7 +59,9 @@ impl Source {
             Self::Poll => "poll",
             Self::Monitor => "monitor",
             Self::Subscribers => "subscribers",
+            Self::Keyspace => "keyspace",
             Self::Identity => "identity",
+            Self::Operator => "operator",
         }
     }
 }
@@ -121,6 +137,14 @@ pub struct Queue {
     pub passed: u64,
 }
 
+impl Queue {
+    /// Whether all who stand in it are known by name.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.len == u64::try_from(self.front.len()).unwrap_or(u64::MAX)
+    }
+}
+
 /// A place in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Queued {
@@ -190,6 +214,17 @@ pub enum Observation {
         /// The same by the wall clock.
         wall: WallMillis,
     },
+    /// The server told that the lock's key was changed.
+    Changed {
+        /// Which lock.
+        name: LockName,
+        /// Whether its time to live had run out.
+        expired: bool,
+        /// When that was heard.
+        at: Moment,
+        /// The same by the wall clock.
+        wall: WallMillis,
+    },
     /// A companion key of the lock was seen by a pass.
     Companion {
         /// The lock.
@@ -222,6 +257,37 @@ pub enum Observation {
     Told(Told),
     /// MONITOR showed something.
     Traffic(Traffic),
+    /// Somebody is about to end these holds of the lock by force.
+    Forcing {
+        /// The lock.
+        name: LockName,
+        /// Whose holds; none where a place in its queue is meant, or nothing came of it.
+        holders: Vec<HolderId>,
+        /// When.
+        at: Moment,
+    },
+    /// Somebody did something about the lock on this dashboard.
+    Acted {
+        /// The lock.
+        name: LockName,
+        /// What, as events call it.
+        word: &'static str,
+        /// Who did what and why, a sentence.
+        text: String,
+        /// When.
+        wall: WallMillis,
+    },
+    /// Somebody has a problem of the lock in hand, or no longer has.
+    Acknowledged {
+        /// The lock.
+        name: LockName,
+        /// Which problem.
+        problem: ProblemKind,
+        /// Who, why and until when; none: no longer.
+        word: Option<Arc<Acknowledgement>>,
+        /// What was done, for the history.
+        act: Box<Act>,
+    },
     /// From now on MONITOR shows all traffic, or no longer does.
     Tapping {
         /// Which.
@@ -253,5 +319,7 @@ pub enum Observation {
     PassEnded {
         /// When it had begun.
         started: Moment,
+        /// When it had ended, by the wall clock.
+        wall: WallMillis,
     },
 }

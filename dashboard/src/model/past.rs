@@ -1,12 +1,14 @@
 //! Holds that are over.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use redisson::HolderId;
 use serde::Serialize;
 
-use super::view::{Certainty, LockId, ProblemKind, Since, WallMillis};
+use super::contention::{PastWait, PastWaitView};
+use super::view::{Acknowledgement, Certainty, LockId, ProblemKind, Since, WallMillis};
 
 /// How many a lock remembers. The history on disk has more.
 const MAX_PAST: usize = 8;
@@ -111,6 +113,8 @@ impl PastHold {
 pub struct Past {
     holds: VecDeque<PastHold>,
     longest: Option<PastHold>,
+    /// Few locks have one.
+    longest_wait: Option<Box<PastWait>>,
     shown: Option<Arc<[PastHoldView]>>,
 }
 
@@ -128,6 +132,19 @@ impl Past {
             self.holds.reserve_exact(self.holds.len().max(1));
         }
         self.holds.push_back(hold);
+    }
+
+    /// Adds a wait that is over; only the longest is kept.
+    pub fn waited(&mut self, wait: PastWait) {
+        if self.longest_wait.as_ref().is_none_or(|longest| longest.millis() < wait.millis()) {
+            self.longest_wait = Some(Box::new(wait));
+        }
+    }
+
+    /// The longest wait that was seen to end.
+    #[must_use]
+    pub fn longest_wait(&self) -> Option<PastWaitView> {
+        self.longest_wait.as_ref().map(|wait| wait.view())
     }
 
     /// The newest hold of that holder.
@@ -158,10 +175,39 @@ pub enum Note {
     Began(LockId, HolderId, Since),
     /// A hold is over.
     Ended(LockId, PastHold),
+    /// A hold of an earlier run is over; when it ended was not seen, only that it had by then.
+    Unseen(LockId, HolderId, WallMillis),
     /// A problem began, or became surer.
     Problem(LockId, ProblemKind, Certainty, WallMillis),
     /// A problem is over.
     Cleared(LockId, ProblemKind, WallMillis),
+    /// Somebody did something about a lock.
+    Acted(LockId, Box<Act>),
+    /// Somebody has a problem in hand.
+    Acknowledged(LockId, ProblemKind, Arc<Acknowledgement>),
+    /// Nobody has it in hand any more.
+    Unacknowledged(LockId, ProblemKind, WallMillis),
+}
+
+/// What somebody did about a lock on this dashboard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Act {
+    /// When.
+    pub at: WallMillis,
+    /// Who.
+    pub who: String,
+    /// From where.
+    pub from: IpAddr,
+    /// What, as events call it: `force_released`, `place_removed`, `acknowledged`, `unacknowledged`.
+    pub what: &'static str,
+    /// To which holder, about which problem, or `lock`.
+    pub subject: String,
+    /// Why.
+    pub reason: String,
+    /// What was there.
+    pub was: String,
+    /// What came of it.
+    pub outcome: String,
 }
 
 #[cfg(test)]

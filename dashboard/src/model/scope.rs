@@ -34,8 +34,14 @@ pub(super) struct Scope {
     /// How many milliseconds its server's clock is ahead of ours.
     pub(super) ahead_ms: i64,
     pub(super) clients: Clients,
+    /// Whether MONITOR shows all traffic.
+    pub(super) tapped: bool,
+    /// Locks that somebody waits for.
+    pub(super) awaited: HashSet<LockName>,
     /// Locks whose waiters are known by name.
     pub(super) contended: HashSet<LockName>,
+    /// Locks of which somebody has a problem in hand.
+    pub(super) acknowledged: HashSet<LockName>,
     pub(super) restart: Option<Restart>,
     /// When the newest complete pass over all keys began.
     pub(super) pass_began: Option<Moment>,
@@ -68,7 +74,10 @@ impl Scope {
             cluster: false,
             ahead_ms: 0,
             clients: Clients::default(),
+            tapped: false,
+            awaited: HashSet::new(),
             contended: HashSet::new(),
+            acknowledged: HashSet::new(),
             restart: None,
             pass_began: None,
             refused: 0,

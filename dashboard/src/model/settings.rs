@@ -1,5 +1,7 @@
 //! What the model is told by the settings.
 
+use std::sync::Arc;
+
 use super::problem::Rule;
 
 /// What the settings say.
@@ -15,6 +17,17 @@ pub struct Settings {
     pub rules: Vec<LockRule>,
     /// Names that are never looked at.
     pub ignore: Vec<Vec<u8>>,
+    /// Deployments over which red locks are spread.
+    pub groups: Vec<Group>,
+}
+
+/// Independent servers that keep red locks together: whoever has a majority of them has the lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its deployments.
+    pub deployments: Vec<Arc<str>>,
 }
 
 /// What holds for locks whose names match.

@@ -159,6 +159,12 @@ impl LockView {
         self.confirmed && (self.is_held() || self.is_awaited() || !self.problems.is_empty())
     }
 
+    /// Whether it has a problem that nobody has in hand.
+    #[must_use]
+    pub fn is_troubled(&self) -> bool {
+        self.problems.iter().any(|problem| problem.acknowledged.is_none())
+    }
+
     /// Whether somebody waits for it, as far as is known.
     #[must_use]
     pub fn is_awaited(&self) -> bool {

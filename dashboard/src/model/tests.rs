@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use redisson::shape::{Holder, LockHash};
-use redisson::{ClientId, HolderId};
+use redisson::{ClientId, HolderId, monitor};
 
 use super::observation::{Beside, Queue, Queued};
 use super::view::{Certainty, LockId, LockView, ProblemKind, State};
@@ -59,6 +59,7 @@ pub(super) fn settings() -> Settings {
         },
         rules: Vec::new(),
         ignore: Vec::new(),
+        groups: Vec::new(),
     }
 }
 
@@ -91,6 +92,25 @@ pub(super) fn read(model: &mut Model, lock: &str, ms: u64, reading: Reading) {
 pub(super) fn release(model: &mut Model, lock: &str, ms: u64) {
     let names = vec![name(lock)];
     model.observe(MAIN, Observation::Released { names, at: at(ms), wall: WallMillis(ms) });
+}
+
+/// What MONITOR shows of a thread of the client of `holder(1)`.
+pub(super) fn event(lock: &str, by: i64, what: monitor::What) -> monitor::Event {
+    monitor::Event {
+        at_micros: 0,
+        db: 0,
+        client: None,
+        lock: name(lock),
+        kind: None,
+        holder: Some(HolderId::new(ClientId::from_random([1; 16]), by)),
+        what,
+        certainty: monitor::Certainty::Sure,
+    }
+}
+
+pub(super) fn traffic(model: &mut Model, ms: u64, events: Vec<monitor::Event>) {
+    let wall = WallMillis(ms);
+    model.observe(MAIN, Observation::Traffic(Traffic { events, at: at(ms), wall, missed: 0 }));
 }
 
 pub(super) fn shown(model: &mut Model, lock: &str) -> Option<Arc<LockView>> {
@@ -138,7 +158,7 @@ fn what_a_pass_did_not_see_began_after_it() {
         model.observe(MAIN, Observation::Read { name, stamp: stamp(ms), source, reading });
     };
     scan(&mut model, "a", 100);
-    model.observe(MAIN, Observation::PassEnded { started: at(50) });
+    model.observe(MAIN, Observation::PassEnded { started: at(50), wall: WallMillis(60) });
     scan(&mut model, "b", 900);
     scan(&mut model, "c", 5_000);
     let mut exact = |lock: &str| shown(&mut model, lock).unwrap().holders[0].since.exact;
@@ -298,7 +318,7 @@ fn beyond_the_limit_locks_are_counted() {
     for i in 0..25 {
         read(&mut model, &format!("lock:{i}"), i, held(1, 1, Some(30_000)));
     }
-    model.observe(MAIN, Observation::PassEnded { started: at(0) });
+    model.observe(MAIN, Observation::PassEnded { started: at(0), wall: WallMillis(1) });
     let (snapshot, delta) = model.publish(WallMillis(0)).unwrap();
     assert_eq!((snapshot.len(), snapshot.not_kept, delta.changed.len()), (10, 15, 10));
     assert!(snapshot.complete);

@@ -343,24 +343,6 @@ fn a_deadlock_is_told_once_each_wait_is_seen_after_the_newest_hold() {
     assert!(!deadlocked(&mut model, "a") && !deadlocked(&mut model, "b"));
 }
 
-fn event(lock: &str, by: i64, what: monitor::What) -> monitor::Event {
-    monitor::Event {
-        at_micros: 0,
-        db: 0,
-        client: None,
-        lock: name(lock),
-        kind: None,
-        holder: Some(HolderId::new(redisson::ClientId::from_random([1; 16]), by)),
-        what,
-        certainty: monitor::Certainty::Sure,
-    }
-}
-
-fn traffic(model: &mut Model, ms: u64, events: Vec<monitor::Event>) {
-    let wall = WallMillis(ms);
-    model.observe(MAIN, Observation::Traffic(Traffic { events, at: at(ms), wall, missed: 0 }));
-}
-
 #[test]
 fn monitor_names_those_who_wait_until_they_fall_silent() {
     use monitor::What::{Acquired, Refused};
@@ -627,4 +609,51 @@ fn what_was_told_of_a_hold_ends_with_it() {
     read(&mut model, "a", 2_000, held(1, 1, Some(600_000)));
     let view = shown(&mut model, "a").unwrap();
     assert!(view.holders[0].client.as_ref().is_none_or(|client| client.pid.is_none()));
+}
+
+#[test]
+fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
+    let id = |n: i64| HolderId::new(redisson::ClientId::from_random([9; 16]), n);
+    let marked = |left: &[(i64, observation::Marker)]| Beside {
+        markers: left.iter().map(|(n, marker)| (id(*n), *marker)).collect(),
+        ..Beside::default()
+    };
+    let readers = |model: &mut Model, ms| {
+        let holders = (1..=2).map(|n| redisson::shape::Holder { id: id(n), count: 1 }).collect();
+        let hash = redisson::shape::LockHash {
+            holders,
+            mode: Some(b"read".to_vec()),
+            ..Default::default()
+        };
+        let beside = marked(&[(1, observation::Marker::Endless), (2, LEFT)]);
+        read(model, "a", ms, Reading::Lock { hash, ttl: Some(Duration::from_secs(30)), beside });
+    };
+    const LEFT: observation::Marker = observation::Marker::Left(Duration::from_secs(20));
+    const GONE: observation::Marker = observation::Marker::Missing;
+    let mut model = model();
+    let asked = |model: &mut Model, ms| {
+        model.hurry(MAIN, &name("a"));
+        model.due(MAIN, at(ms), 1).remove(0).known.readers
+    };
+    readers(&mut model, 0);
+    let absent = |left: &[(i64, observation::Marker)]| Reading::Absent { beside: marked(left) };
+    let endless = (1, observation::Marker::Endless);
+    read(&mut model, "a", 10_000, absent(&[endless, (2, LEFT)]));
+    assert_eq!(asked(&mut model, 20_000), [(id(1), 1), (id(2), 1)]);
+    read(&mut model, "a", 40_000, absent(&[endless, (2, GONE)]));
+    assert_eq!(asked(&mut model, 50_000), [(id(1), 1)], "one of them ended by itself");
+    read(&mut model, "a", 69_000, absent(&[endless]));
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
+    read(&mut model, "a", 71_000, absent(&[endless]));
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!(problems(&view), [(ProblemKind::Orphan, SURE)]);
+    assert!(view.problems[0].evidence[0].text.contains("markers that 1 of its readers left"));
+    read(&mut model, "a", 80_000, absent(&[(1, GONE)]));
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
+    assert_eq!(asked(&mut model, 90_000), []);
+    // Readers that release it take their markers with them.
+    readers(&mut model, 100_000);
+    release(&mut model, "a", 101_000);
+    read(&mut model, "a", 101_010, absent(&[(1, GONE), (2, GONE)]));
+    assert_eq!(asked(&mut model, 102_000), []);
 }

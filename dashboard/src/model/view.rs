@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::contention::PastWaitView;
 use super::past::PastHoldView;
+use super::red::RedView;
 
 /// An instant in epoch milliseconds of the dashboard's clock, written as RFC 3339 in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,6 +101,8 @@ pub struct WaiterView {
     pub since: Since,
     /// How often it was seen to try; none where attempts cannot be seen.
     pub attempts: Option<u32>,
+    /// The process behind it, where it is known.
+    pub client: Option<ClientView>,
 }
 
 /// A place in a fair lock's queue.
@@ -218,6 +222,17 @@ pub struct Evidence {
     pub text: String,
 }
 
+/// One wait of a circle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct WaitView {
+    /// Who waits.
+    pub waiter: String,
+    /// For which lock.
+    pub lock: LockId,
+    /// Who holds that: the next one's waiter.
+    pub holder: String,
+}
+
 /// A problem of a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ProblemView {
@@ -231,6 +246,23 @@ pub struct ProblemView {
     pub evidence: Vec<Evidence>,
     /// What to do next, a sentence.
     pub advice: String,
+    /// The circle, where it is a deadlock.
+    pub cycle: Arc<[WaitView]>,
+    /// Who has it in hand; none: nobody said so.
+    pub acknowledged: Option<Arc<Acknowledgement>>,
+}
+
+/// Somebody's word that a problem is known and in hand.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Acknowledgement {
+    /// Whose.
+    pub by: String,
+    /// Why it may wait.
+    pub reason: String,
+    /// Since when.
+    pub at: WallMillis,
+    /// Until when, unless the problem is over before.
+    pub until: WallMillis,
 }
 
 /// Something that happened to a lock.
@@ -275,6 +307,10 @@ pub struct LockView {
     pub past: Arc<[PastHoldView]>,
     /// The longest of all that were seen.
     pub longest_hold: Option<PastHoldView>,
+    /// The longest wait that was seen to end.
+    pub longest_wait: Option<PastWaitView>,
+    /// How it stands on the servers of its group, where it is known on several of them.
+    pub red: Option<RedView>,
     /// Which sources this rests on, by name.
     pub sources: Vec<&'static str>,
     /// Whether somebody stands in its queue (fair locks only).

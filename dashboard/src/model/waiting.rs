@@ -70,6 +70,8 @@ pub struct Waiting {
     waiters: Vec<Waiter>,
     /// Subscribers, where there are any.
     pub subscribers: Option<Subscribers>,
+    /// Those who have left or fallen silent, until somebody asks.
+    given_up: Vec<Waiter>,
 }
 
 impl Waiting {
@@ -90,6 +92,19 @@ impl Waiting {
         self.queue.as_ref().is_some_and(|queue| queue.len > 0)
             || self.subscribers.is_some()
             || self.waiters().next().is_some()
+    }
+
+    /// How many wait at least.
+    #[must_use]
+    pub fn at_least(&self) -> u64 {
+        let named = self.waiters().filter(|waiter| waiter.is_live()).count();
+        let listening = self.subscribers.map_or(0, |subscribers| subscribers.count);
+        let known = u64::try_from(named).unwrap_or(u64::MAX).max(listening);
+        match &self.queue {
+            // Only the first of a long queue are known by name.
+            Some(queue) if !queue.is_whole() => known.max(queue.len.saturating_sub(queue.passed)),
+            _ => known,
+        }
     }
 
     /// The lock's queue was read. `clock` is the server's, in epoch milliseconds; `window` the time since it was
@@ -131,11 +146,13 @@ impl Waiting {
             });
         }
         let before = self.waiters.len();
-        self.waiters.retain(|waiter| {
-            waiter.there
+        let gone = self.waiters.extract_if(.., |waiter| {
+            let stays = waiter.there
                 || waiter.source == Source::Monitor
-                || stamp.received.since(waiter.seen) <= BACK_WITHIN
+                || stamp.received.since(waiter.seen) <= BACK_WITHIN;
+            !stays
         });
+        self.given_up.extend(gone);
         news || self.waiters.len() != before
     }
 
@@ -174,9 +191,16 @@ impl Waiting {
 
     /// Drops those who should have tried again by now. True when that is news.
     pub fn expire(&mut self, now: Moment) -> bool {
-        let before = self.waiters().count();
-        self.waiters.retain(|waiter| waiter.until.is_none_or(|until| now <= until));
-        self.waiters().count() != before
+        let silent = |waiter: &mut Waiter| waiter.until.is_some_and(|until| now > until);
+        let gone: Vec<Waiter> = self.waiters.extract_if(.., silent).collect();
+        let news = gone.iter().any(|waiter| waiter.there);
+        self.given_up.extend(gone.into_iter().filter(|waiter| waiter.there));
+        news
+    }
+
+    /// Those who have left or fallen silent since the last call.
+    pub fn take_given_up(&mut self) -> Vec<Waiter> {
+        std::mem::take(&mut self.given_up)
     }
 
     /// Drops those that only this source told of. True when that is news.
@@ -194,12 +218,14 @@ impl Waiting {
         self.waiters.push(waiter);
     }
 
-    /// These hold the lock: they wait no more. True when that is news.
-    pub fn granted(&mut self, holders: &[HolderId]) -> bool {
-        let before = self.waiters.len();
+    /// These hold the lock, or have left: they wait no more. Tells who of them waited until now.
+    pub fn remove(&mut self, ids: &[HolderId]) -> Vec<Waiter> {
         // Whoever stands in the queue although it holds the lock has just been granted it, or asks once more.
-        self.waiters.retain(|waiter| !holders.contains(&waiter.id));
-        self.waiters.len() != before
+        let mut gone: Vec<Waiter> =
+            self.waiters.extract_if(.., |waiter| ids.contains(&waiter.id)).collect();
+        // A first attempt that had success is no wait.
+        gone.retain(|waiter| waiter.there || waiter.source == Source::Poll);
+        gone
     }
 
     /// The channel's subscribers were counted. True when that is news.
@@ -264,7 +290,10 @@ mod tests {
         read(&mut waiting, 21_000, &[(2, 40_000), (1, 50_000)]);
         let one = waiting.waiters().find(|waiter| waiter.id == id(1)).unwrap();
         assert_eq!(one.since.at, WallMillis(21_000), "it had left for good");
-        assert!(waiting.granted(&[id(2)]) && waiting.waiters().count() == 1);
+        assert_eq!(waiting.remove(&[id(2)]).len(), 1);
+        assert_eq!(waiting.waiters().count(), 1);
+        let left: Vec<_> = waiting.take_given_up().iter().map(|waiter| waiter.id).collect();
+        assert_eq!(left, [id(1)]);
     }
 
     #[test]

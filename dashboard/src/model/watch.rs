@@ -6,6 +6,7 @@ use std::sync::Arc;
 use redisson::{LockName, monitor};
 
 use super::deadlock::{self, Cycle, Wait};
+use super::view::WaitView;
 use super::who::Told;
 use super::{Effect, Model, ScopeId, Source, Traffic};
 
@@ -39,7 +40,7 @@ impl Model {
             kept.record.traffic(event, traffic.at, traffic.wall, around, &mut effects);
             let tapped = kept.record.has_tapped_waiters();
             let hurry = !known || changes_holders(event.what);
-            self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
+            self.keep(scope_id, &event.lock, traffic.at, effects);
             if tapped {
                 self.scopes[scope_id.0].contended.insert(event.lock.clone());
             }
@@ -126,7 +127,12 @@ impl Model {
                 }
                 continue;
             }
-            let cycle = Arc::new(cycle);
+            let shown = cycle.waits.iter().map(|wait| WaitView {
+                waiter: wait.waiter.to_string(),
+                lock: self.scopes[wait.lock.0].id(&wait.lock.1),
+                holder: wait.holder.to_string(),
+            });
+            let cycle = Arc::new(Cycle { shown: shown.collect(), ..cycle });
             for wait in &cycle.waits {
                 part_of.insert(wait.lock.clone(), Arc::clone(&cycle));
             }

@@ -3,7 +3,11 @@
 //! Terms are parted by spaces and all must hold. A plain word is looked for in the name, one with a `*` is a glob
 //! for the whole of it; `key:value` asks for something else. A quoted term is part of a name whatever stands in it.
 
+pub mod contention;
+pub mod list;
+pub mod owners;
 pub mod page;
+pub mod problems;
 
 use std::time::Duration;
 
@@ -36,6 +40,8 @@ enum Term {
     /// None: any.
     Problem(Option<ProblemKind>),
     NoProblem,
+    /// Whether it has a problem that somebody has in hand, or one that nobody has.
+    Acknowledged(bool),
     Db(u32),
     Age(Bound),
     Ttl(Bound),
@@ -139,6 +145,11 @@ impl Term {
                 "no" => Self::Confirmed(false),
                 _ => return Err(one_of("yes, no")),
             },
+            "acknowledged" => match value.to_ascii_lowercase().as_str() {
+                "yes" => Self::Acknowledged(true),
+                "no" => Self::Acknowledged(false),
+                _ => return Err(one_of("yes, no")),
+            },
             "state" => match value.to_ascii_lowercase().as_str() {
                 "held" => Self::State(State::Held),
                 "free" => Self::State(State::Free),
@@ -158,6 +169,8 @@ impl Term {
             Self::Problem(None) => !lock.problems.is_empty(),
             Self::Problem(Some(kind)) => lock.problems.iter().any(|p| p.problem == *kind),
             Self::NoProblem => lock.problems.is_empty(),
+            Self::Acknowledged(false) => lock.is_troubled(),
+            Self::Acknowledged(true) => lock.problems.iter().any(|p| p.acknowledged.is_some()),
             Self::Db(db) => lock.id.db == *db,
             Self::Age(bound) => {
                 lock.held_since().is_some_and(|since| bound.holds(now.0.saturating_sub(since.at.0)))
@@ -237,11 +250,22 @@ impl Filter {
     /// that are held or waited for.
     #[must_use]
     pub fn matches(&self, lock: &LockView, now: WallMillis) -> bool {
-        let asks_confirmed = self.0.iter().any(|term| matches!(term, Term::Confirmed(_)));
         let asks_state = self.0.iter().any(|term| matches!(term, Term::State(_)));
-        (asks_confirmed || lock.confirmed)
-            && (asks_state || lock.is_held() || lock.is_awaited() || !lock.problems.is_empty())
-            && self.0.iter().all(|term| term.matches(lock, now))
+        (asks_state || lock.is_held() || lock.is_awaited() || !lock.problems.is_empty())
+            && self.fits(lock, now)
+    }
+
+    /// The same for lists that have other reasons to tell of a lock than that it is held or waited for.
+    #[must_use]
+    pub fn fits(&self, lock: &LockView, now: WallMillis) -> bool {
+        let asks_confirmed = self.0.iter().any(|term| matches!(term, Term::Confirmed(_)));
+        (asks_confirmed || lock.confirmed) && self.0.iter().all(|term| term.matches(lock, now))
+    }
+
+    /// Whether it asks for nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Whether what it matches depends on the clock.
@@ -273,7 +297,7 @@ pub(crate) mod tests {
     use redisson::LockName;
 
     use super::*;
-    use crate::model::view::{Certainty, HolderView, LockId, ProblemView, Since};
+    use crate::model::view::{Acknowledgement, Certainty, HolderView, LockId, ProblemView, Since};
 
     pub(crate) fn lock(name: &str) -> LockView {
         LockView {
@@ -304,6 +328,8 @@ pub(crate) mod tests {
             events: Arc::from([]),
             past: Arc::from([]),
             longest_hold: None,
+            longest_wait: None,
+            red: None,
             sources: vec!["scan"],
             queued: false,
             waiters: Vec::new(),
@@ -323,7 +349,33 @@ pub(crate) mod tests {
             since: WallMillis(0),
             evidence: Vec::new(),
             advice: String::new(),
+            cycle: Arc::default(),
+            acknowledged: None,
         }
+    }
+
+    /// The same, and somebody has it in hand.
+    pub(crate) fn acknowledged() -> ProblemView {
+        let (at, until) = (WallMillis(0), WallMillis(9));
+        let word = Acknowledgement { by: "anna".into(), reason: "known".into(), at, until };
+        ProblemView { acknowledged: Some(Arc::new(word)), ..leaked() }
+    }
+
+    #[test]
+    fn what_is_in_hand_is_told_apart() {
+        let open = LockView { problems: vec![leaked()], ..lock("a") };
+        let known = LockView { problems: vec![acknowledged()], ..lock("a") };
+        for (filter, lock, expected) in [
+            ("acknowledged:no", &open, true),
+            ("acknowledged:yes", &open, false),
+            ("acknowledged:no", &known, false),
+            ("acknowledged:yes", &known, true),
+            ("acknowledged:no", &lock("a"), false),
+            ("problem:any", &known, true),
+        ] {
+            assert_eq!(matches(filter, lock), expected, "{filter}");
+        }
+        assert!(Filter::parse("acknowledged:maybe").is_err());
     }
 
     const NOW: WallMillis = WallMillis(1_060_000);

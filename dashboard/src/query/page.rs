@@ -91,7 +91,9 @@ fn severity(lock: &LockView) -> u64 {
         Certainty::Sure => problem as u64,
         Certainty::Suspected => ProblemKind::ALL.len() as u64 + problem as u64,
     };
-    lock.problems.iter().map(|p| of(p.problem, p.certainty)).min().unwrap_or(u64::MAX)
+    // What somebody has in hand does not stand at the top.
+    let open = lock.problems.iter().filter(|p| p.acknowledged.is_none());
+    open.map(|p| of(p.problem, p.certainty)).min().unwrap_or(u64::MAX)
 }
 
 fn text(sort: Sort, lock: &LockView) -> &[u8] {
@@ -192,7 +194,7 @@ impl Query {
             }
         }
         let skipped = total - found.len();
-        let limit = self.limit.min(MAX_ROWS);
+        let limit = self.limit;
         let more = found.len() > limit;
         if more {
             found.select_nth_unstable_by(limit, |a, b| ordered(a.cmp(b)));
@@ -212,7 +214,7 @@ mod tests {
 
     use super::*;
     use crate::model::view::Since;
-    use crate::query::tests::{leaked, lock};
+    use crate::query::tests::{acknowledged, leaked, lock};
 
     const NOW: WallMillis = WallMillis(2_000_000);
 
@@ -245,6 +247,9 @@ mod tests {
         let snapshot = snapshot(vec![aged("young", 500), aged("old", 100), bad]);
         let usual = query(Sort::Problems, Order::usual(Sort::Problems), 10);
         assert_eq!(names(&usual.rows(&snapshot, NOW)), ["bad", "old", "young"]);
+        let in_hand = LockView { problems: vec![acknowledged()], ..aged("in hand", 900) };
+        let known = self::snapshot(vec![aged("young", 500), in_hand]);
+        assert_eq!(names(&usual.rows(&known, NOW)), ["young", "in hand"]);
         let by_age = query(Sort::Age, Order::usual(Sort::Age), 10);
         assert_eq!(names(&by_age.rows(&snapshot, NOW)), ["old", "young", "bad"]);
         let by_name = query(Sort::Name, Order::Descending, 2);

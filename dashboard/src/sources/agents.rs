@@ -1,6 +1,6 @@
-//! What agents tell of themselves and of their holders, in keys of their own beside the locks.
+//! What agents tell of themselves, their holders and those who wait, in keys of their own beside the locks.
 //!
-//! Only the agents of holders that are shown are asked about, so many at a time, and nothing is read whose length was
+//! Only the agents of holders and waiters that are shown are asked about, so many at a time, and nothing is read whose length was
 //! not asked for before. All of it is text that anybody may have written who can write to Redis: it is cut, what would
 //! not be seen of it is spelled out, and it is shown, nothing else.
 
@@ -20,7 +20,7 @@ use crate::model::actor::{Hub, ModelHandle, now, wall};
 use crate::model::view::WallMillis;
 use crate::model::who::{Told, Who};
 
-/// The most holders that are asked about in one round; the others have their turn in the next ones.
+/// The most holders and waiters that are asked about in one round; the others have their turn in the next ones.
 const HOLDERS: usize = 1_000;
 /// Commands in one pipeline.
 const COMMANDS: usize = 250;
@@ -157,10 +157,12 @@ impl Agents {
         });
         let (mut fresh, mut known) = (Vec::new(), Vec::new());
         for lock in ours.filter(|lock| !lock.is_unknown()) {
-            for holder in &lock.holders {
-                let id = HolderId::parse(holder.id.as_bytes());
+            let holders = lock.holders.iter().map(|holder| (&holder.id, &holder.client));
+            let waiters = lock.waiters.iter().map(|waiter| (&waiter.id, &waiter.client));
+            for (id, client) in holders.chain(waiters) {
+                let id = HolderId::parse(id.as_bytes());
                 let Some(id) = id.filter(HolderId::looks_like_agent) else { continue };
-                let is_known = holder.client.as_ref().is_some_and(|client| client.host.is_some());
+                let is_known = client.as_ref().is_some_and(|client| client.host.is_some());
                 let list = if is_known { &mut known } else { &mut fresh };
                 list.push((id, lock.id.name.clone()));
             }

@@ -1,19 +1,23 @@
-//! Redisson's release messages: each says that a lock is free this very moment, or was.
+//! Redisson's release messages: each says that a lock is free this very moment, or was. In a cluster also those that
+//! are told on channels of shards.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::keys;
-use service_kit::redis_link::{PubSubEvent, Subscriber, SubscriberOptions, Target};
+use service_kit::redis_link::{
+    Link, LinkStatus, PubSubEvent, Subscriber, SubscriberOptions, Target,
+};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::shards::Shards;
 use super::status::SourceStatus;
 use super::{CLIENT_NAME, PATIENCE, Scope};
 use crate::model::Observation;
-use crate::model::actor::{ModelHandle, now, wall};
+use crate::model::actor::{Hub, ModelHandle, now, wall};
 use crate::model::view::SourceState;
 
 /// Events taken at once; of several messages on one channel among them one is told.
@@ -29,7 +33,10 @@ pub struct Channels {
     status: Arc<SourceStatus>,
     events: mpsc::Receiver<PubSubEvent>,
     subscribed: HashSet<Vec<u8>>,
-    _subscriber: Subscriber,
+    subscriber: Subscriber,
+    shards: Shards,
+    link: Link,
+    hub: Arc<Hub>,
 }
 
 /// What is subscribed to: an account needs the right to just these patterns.
@@ -38,12 +45,13 @@ fn patterns() -> [Vec<u8>; 2] {
 }
 
 impl Channels {
-    /// Begins to subscribe.
+    /// Begins to subscribe. `link` is a connection to the deployment, `shards` what is subscribed in its cluster.
     #[must_use]
     pub fn start(
         target: Target,
         scopes: Vec<Scope>,
-        model: ModelHandle,
+        (link, shards): (Link, Shards),
+        (hub, model): (Arc<Hub>, ModelHandle),
         status: Arc<SourceStatus>,
         shutdown: &Shutdown,
     ) -> Self {
@@ -51,7 +59,8 @@ impl Channels {
             SubscriberOptions { response_timeout: PATIENCE, ..SubscriberOptions::new(CLIENT_NAME) };
         let (subscriber, events) = Subscriber::start(target, options, shutdown);
         subscriber.psubscribe(patterns());
-        Self { scopes, model, status, events, subscribed: HashSet::new(), _subscriber: subscriber }
+        let subscribed = HashSet::new();
+        Self { scopes, model, status, events, subscribed, subscriber, shards, link, hub }
     }
 
     /// Passes on what is heard, until the end.
@@ -67,7 +76,10 @@ impl Channels {
                     }
                 }
                 // The connection shows a sign of life each second, or is told to be down.
-                _ = quiet.tick(), if self.is_listening() => self.status.succeeded(),
+                _ = quiet.tick(), if self.is_listening() => {
+                    self.status.succeeded();
+                    self.choose_shards();
+                }
             }
             let mut told = HashSet::new();
             for event in events.drain(..) {
@@ -84,6 +96,24 @@ impl Channels {
                     }
                 }
             }
+        }
+    }
+
+    fn choose_shards(&self) {
+        let Some(scope) = self.scopes.first() else { return };
+        let sharded = matches!(
+            &self.link.state().borrow().status,
+            LinkStatus::Up(server) if server.cluster && has_shards(server.version.as_deref())
+        );
+        self.shards.choose(&self.subscriber, &self.hub.snapshot(), &scope.deployment, sharded);
+        if sharded {
+            let heard = self.shards.count();
+            self.status.set(
+                SourceState::On,
+                format!(
+                    "release messages are heard, and those of {heard} locks on channels of shards"
+                ),
+            );
         }
     }
 
@@ -110,6 +140,10 @@ impl Channels {
                     self.listening(true).await;
                 }
             }
+            PubSubEvent::Refused { channel, .. } if !patterns().contains(&channel) => {
+                // A channel of a shard: of a slot that another server has, or one that the account may not hear.
+                tracing::debug!(channel = %String::from_utf8_lossy(&channel), "cannot hear a channel of a shard");
+            }
             PubSubEvent::Refused { channel, reason } => {
                 let pattern = String::from_utf8_lossy(&channel).into_owned();
                 let detail = format!("the account may not subscribe to `{pattern}`: {reason}");
@@ -119,10 +153,14 @@ impl Channels {
             }
             PubSubEvent::Down { reason } => {
                 self.subscribed.clear();
+                self.shards.lost();
                 self.status.set(SourceState::Down, reason);
                 self.listening(false).await;
             }
-            PubSubEvent::Up | PubSubEvent::Subscribed(_) | PubSubEvent::Message { .. } => {}
+            PubSubEvent::Subscribed(channel) => {
+                self.shards.subscribed(&channel);
+            }
+            PubSubEvent::Up | PubSubEvent::Message { .. } => {}
         }
     }
 
@@ -134,5 +172,22 @@ impl Channels {
         for scope in &self.scopes {
             self.model.see(scope.id, Observation::Listening { on, at: now() }).await;
         }
+    }
+}
+
+/// Whether servers of this version know channels of shards: from 7.0 on.
+fn has_shards(version: Option<&str>) -> bool {
+    let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    major.is_some_and(|major| major >= 7)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_came_with_7_0() {
+        assert!(has_shards(Some("7.0.15")) && has_shards(Some("10.1")));
+        assert!(!has_shards(Some("6.2.14")) && !has_shards(None));
     }
 }

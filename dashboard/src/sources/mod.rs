@@ -1,12 +1,13 @@
-//! Where knowledge of locks comes from: passes over all keys, release messages, known locks read again, counts of
-//! those who listen for a release, MONITOR.
+//! Where knowledge of locks comes from: passes over all keys, release messages, notifications of changed keys, known locks
+//! read again, counts of those who listen for a release, MONITOR.
 //!
 //! Each database has a connection of its own for the passes and one for reading known locks, each deployment one for
-//! messages, one for MONITOR and one that judges whether that may be on, all of them called `lockscope-dashboard`.
+//! messages, one for notifications, one for MONITOR and one that judges whether that may be on, all of them called `lockscope-dashboard`.
 //!
 //! Their account needs to read keys (`%R~*`, or the patterns of the locks it may see), to subscribe to
 //! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands: SCAN, DBSIZE, HLEN, HRANDFIELD, HSTRLEN, HMGET,
-//! PTTL, TYPE, MULTI, EXEC, PING, PSUBSCRIBE, INFO, and SELECT for another database than 0; PUBSUB NUMSUB to count
+//! PTTL, TYPE, MULTI, EXEC, PING, PSUBSCRIBE, INFO, and SELECT for another database than 0; CONFIG GET, SUBSCRIBE and
+//! UNSUBSCRIBE for notifications, SSUBSCRIBE and SUNSUBSCRIBE in a cluster; PUBSUB NUMSUB to count
 //! waiters, CLIENT LIST to tell who is gone (what agents tell of their holders is read by HSTRLEN and HMGET); LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE and TIME for what stands beside a lock. Without
 //! one of them the source that needs it is denied or sees less, and says so.
 
@@ -14,10 +15,12 @@ mod agents;
 pub mod channels;
 mod fine_timer;
 pub mod identity;
+pub mod keyspace;
 pub mod pace;
 pub mod poll;
 pub mod read;
 pub mod scan;
+pub mod shards;
 pub mod status;
 pub mod subscribers;
 pub mod tap;
@@ -39,9 +42,11 @@ use crate::model::{ReadRequest, ScopeId, Source};
 use agents::Agents;
 use channels::Channels;
 use identity::Identity;
+use keyspace::Keyspace;
 use poll::Poll;
 use read::{ReadError, ServerFacts};
 use scan::Scan;
+use shards::Shards;
 use status::{Server, SourceStatus, Sources};
 use subscribers::Subscribers;
 use tap::Tap;
@@ -81,6 +86,7 @@ pub fn start(
         let server = node_of(&deployment.target);
         let mut scopes = Vec::new();
         let mut first = None;
+        let shards = Shards::default();
         let mut agents = Vec::new();
         for db in &deployment.dbs {
             let (Some(id), Some(batches)) = (index.next().map(ScopeId), batches.next()) else {
@@ -111,6 +117,7 @@ pub fn start(
                     link: poll.link.clone(),
                     model: model.clone(),
                     hub: Arc::clone(hub),
+                    shards: shards.clone(),
                     status: sources.add(&deployment.name, &server, Source::Subscribers),
                 };
                 spawn(shutdown, format!("subscribers of {server}"), subscribers.run());
@@ -152,6 +159,25 @@ pub fn start(
         sources.add_switch(&deployment.name, switch);
         spawn(shutdown, format!("MONITOR of {server}"), tap.run());
         if let Some(link) = first {
+            let channels = Channels::start(
+                deployment.target.clone(),
+                scopes.clone(),
+                (link.clone(), shards),
+                (Arc::clone(hub), model.clone()),
+                sources.add(&deployment.name, &server, Source::Channels),
+                shutdown,
+            );
+            spawn(shutdown, format!("channels of {server}"), channels.run());
+            let keyspace = Keyspace::start(
+                deployment.target.clone(),
+                scopes.clone(),
+                link.clone(),
+                Arc::clone(hub),
+                model.clone(),
+                sources.add(&deployment.name, &server, Source::Keyspace),
+                shutdown,
+            );
+            spawn(shutdown, format!("keyspace of {server}"), keyspace.run());
             let identity = Identity {
                 scopes: scopes.clone(),
                 link,
@@ -161,14 +187,6 @@ pub fn start(
             };
             spawn(shutdown, format!("identity of {server}"), identity.run());
         }
-        let channels = Channels::start(
-            deployment.target.clone(),
-            scopes,
-            model.clone(),
-            sources.add(&deployment.name, &server, Source::Channels),
-            shutdown,
-        );
-        spawn(shutdown, format!("channels of {server}"), channels.run());
     }
     sources
 }

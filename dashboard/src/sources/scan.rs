@@ -179,7 +179,7 @@ impl Scan {
         memory.seen = memory.size.unwrap_or(memory.seen);
         memory.passes += 1;
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
-        self.model.see(self.scope.id, Observation::PassEnded { started }).await;
+        self.model.see(self.scope.id, Observation::PassEnded { started, wall: wall() }).await;
         Ok(())
     }
 

@@ -267,8 +267,11 @@ impl Sources {
             match (status.source, status.state()) {
                 (Source::Channels | Source::Subscribers, SourceState::On)
                 | (Source::Identity, SourceState::On | SourceState::Off)
+                // What it hears would be read a little later anyway.
+                | (Source::Keyspace, _)
                 | (Source::Monitor, SourceState::On | SourceState::Behind)
-                | (Source::Poll, SourceState::On | SourceState::Off | SourceState::Paused) => {}
+                | (Source::Poll, SourceState::On | SourceState::Off | SourceState::Paused)
+                | (Source::Operator, _) => {}
                 (Source::Scan, SourceState::Down | SourceState::Denied) => {
                     limits.push(format!("{at}: locks taken under new names are not found."));
                 }

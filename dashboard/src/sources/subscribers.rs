@@ -13,6 +13,7 @@ use service_kit::redis_link::{CallError, Link};
 use tokio::time::Instant;
 
 use super::read::integer;
+use super::shards::Shards;
 use super::status::SourceStatus;
 use super::{AGAIN, rest};
 use crate::model::actor::{Hub, ModelHandle, now, wall};
@@ -37,6 +38,8 @@ pub struct Subscribers {
     pub model: ModelHandle,
     /// What is known already.
     pub hub: Arc<Hub>,
+    /// The channels of shards that we are subscribed to ourselves.
+    pub shards: Shards,
     /// How it fares.
     pub status: Arc<SourceStatus>,
 }
@@ -115,7 +118,8 @@ impl Subscribers {
             let mut counts = self.ask("NUMSUB", asked).await?;
             if cluster {
                 for (channel, count) in self.ask("SHARDNUMSUB", asked).await? {
-                    *counts.entry(channel).or_default() += count;
+                    let others = count.saturating_sub(self.shards.own(&channel));
+                    *counts.entry(channel).or_default() += others;
                 }
             }
             let mut of_scope: HashMap<ScopeId, Vec<(LockName, u64)>> = HashMap::new();
@@ -151,7 +155,7 @@ impl Subscribers {
 }
 
 /// The channel that those who wait for the lock listen to.
-fn channel(lock: &LockView) -> Vec<u8> {
+pub(super) fn channel(lock: &LockView) -> Vec<u8> {
     if [Kind::Read, Kind::Write].iter().any(|kind| kind.as_str() == lock.kind) {
         keys::read_write_channel(&lock.id.name)
     } else {

@@ -25,8 +25,10 @@ macro_rules! asset {
 }
 
 /// Every one. Addresses in pages end in `?v=` and the [`Asset::version`].
-pub const ASSETS: [Asset; 5] = [
+pub const ASSETS: [Asset; 7] = [
     asset!("app.css", "text/css; charset=utf-8"),
+    asset!("time.js", "text/javascript; charset=utf-8"),
+    asset!("stream.js", "text/javascript; charset=utf-8"),
     asset!("live.js", "text/javascript; charset=utf-8"),
     asset!("page.js", "text/javascript; charset=utf-8"),
     asset!("theme.js", "text/javascript; charset=utf-8"),
@@ -52,6 +54,8 @@ pub fn find(name: &str) -> Option<&'static Asset> {
 /// Addresses of the files, for the templates.
 pub(super) struct Addresses {
     pub(super) css: String,
+    pub(super) time: String,
+    pub(super) stream: String,
     pub(super) live: String,
     pub(super) page: String,
     pub(super) theme: String,
@@ -59,9 +63,9 @@ pub(super) struct Addresses {
 }
 
 pub(super) static ADDRESSES: LazyLock<Addresses> = LazyLock::new(|| {
-    let [css, live, page, theme, icon] =
+    let [css, time, stream, live, page, theme, icon] =
         ASSETS.map(|asset| format!("/static/{}?v={}", asset.name, asset.version()));
-    Addresses { css, live, page, theme, icon }
+    Addresses { css, time, stream, live, page, theme, icon }
 });
 
 static BUILD: LazyLock<String> = LazyLock::new(|| {

@@ -21,6 +21,16 @@ pub(super) fn duration(millis: u64) -> String {
     }
 }
 
+/// A duration where fractions of a second matter.
+pub(super) fn short_duration(millis: u64) -> String {
+    match millis {
+        0..10 => format!("{millis}ms"),
+        10..100 => format!("0.{:02}s", millis / 10),
+        100..10_000 => format!("{}.{}s", millis / 1_000, millis % 1_000 / 100),
+        _ => duration(millis),
+    }
+}
+
 /// A lease as learnt: the highest time to live seen, hence a little more than that.
 pub(super) fn lease(millis: u64) -> String {
     format!("~{}", duration(millis.saturating_add(999)))
@@ -72,7 +82,7 @@ fn is_blank(c: char) -> bool {
 }
 
 /// An instant as RFC 3339, in UTC, to the millisecond.
-pub(super) fn rfc3339(at: WallMillis) -> String {
+pub(crate) fn rfc3339(at: WallMillis) -> String {
     let (days, millis) = (at.0 / 86_400_000, at.0 % 86_400_000);
     let (year, month, day) = civil(days);
     let (seconds, millis) = (millis / 1_000, millis % 1_000);

@@ -36,9 +36,62 @@ pub(super) fn lock(id: &LockId) -> String {
     format!("/lock?{}", lock_query(id))
 }
 
+/// Where a lock is released by force.
+pub(super) fn release(id: &LockId) -> String {
+    format!("/release?{}", lock_query(id))
+}
+
+/// Where its problems are acknowledged.
+pub(super) fn acknowledge(id: &LockId) -> String {
+    format!("/acknowledge?{}", lock_query(id))
+}
+
+/// And where that is taken back.
+pub(super) fn unacknowledge(id: &LockId) -> String {
+    format!("/unacknowledge?{}", lock_query(id))
+}
+
 /// A lock as JSON.
 pub(super) fn lock_json(id: &LockId) -> String {
     format!("/api/v1/lock?{}", lock_query(id))
+}
+
+/// A lock's page as it goes so far back.
+pub(super) fn lock_window(id: &LockId, window: &str) -> String {
+    format!("{}&window={}", lock(id), encoded(window))
+}
+
+/// What happened to a lock.
+pub(super) fn lock_events(id: &LockId) -> String {
+    with("/events", &event_query(Some(id)))
+}
+
+/// The part of the query of events that names a lock; empty for all.
+pub(super) fn event_query(lock: Option<&LockId>) -> Vec<(&'static str, String)> {
+    let Some(id) = lock else { return Vec::new() };
+    let name = match id.name.as_str() {
+        Some(name) => ("name", name.to_owned()),
+        None => ("name64", STANDARD.encode(id.name.as_bytes())),
+    };
+    vec![("deployment", id.deployment.to_string()), ("db", id.db.to_string()), name]
+}
+
+/// A client's page.
+pub(super) fn owner(deployment: &str, id: &str) -> String {
+    format!("/owner?deployment={}&id={}", encoded(deployment), encoded(id))
+}
+
+/// A path with these parameters, those that there are.
+pub(super) fn address(path: &str, query: &[(&str, Option<&str>)]) -> String {
+    let query = query.iter().filter_map(|(key, value)| Some((*key, (*value)?.to_owned())));
+    with(path, &query.collect::<Vec<_>>())
+}
+
+/// A path with these parameters.
+pub(super) fn with(path: &str, query: &[(&str, String)]) -> String {
+    let query: Vec<String> =
+        query.iter().map(|(key, value)| format!("{key}={}", encoded(value))).collect();
+    if query.is_empty() { path.to_owned() } else { format!("{path}?{}", query.join("&")) }
 }
 
 /// Where a look by MONITOR is asked for.
@@ -66,21 +119,23 @@ pub(super) fn locks_json(page: &LocksPage) -> String {
     locks("/api/v1/locks", &page.filter, page.sort, page.order, page.cursor.as_deref())
 }
 
+/// All rows of the table, as CSV.
+pub(super) fn locks_csv(page: &LocksPage) -> String {
+    let json = locks("/api/v1/locks", &page.filter, page.sort, page.order, None);
+    format!("{json}{}format=csv", if json.contains('?') { '&' } else { '?' })
+}
+
 fn locks(path: &str, filter: &str, sort: Sort, order: Order, cursor: Option<&str>) -> String {
-    let mut query = Vec::new();
-    if !filter.is_empty() {
-        query.push(format!("filter={}", encoded(filter)));
-    }
-    if sort != Sort::default() {
-        query.push(format!("sort={}", sort.as_str()));
-    }
-    if order != Order::usual(sort) {
-        query.push(format!("order={}", order.as_str()));
-    }
-    if let Some(cursor) = cursor {
-        query.push(format!("cursor={}", encoded(cursor)));
-    }
-    if query.is_empty() { path.to_owned() } else { format!("{path}?{}", query.join("&")) }
+    let usual = order == Order::usual(sort);
+    address(
+        path,
+        &[
+            ("filter", Some(filter).filter(|filter| !filter.is_empty())),
+            ("sort", Some(sort.as_str()).filter(|_| sort != Sort::default())),
+            ("order", Some(order.as_str()).filter(|_| !usual)),
+            ("cursor", cursor),
+        ],
+    )
 }
 
 /// The live stream of the page at `address`.

@@ -1,9 +1,8 @@
-//! Keeping an open page true: what its event stream carries, and when.
+//! Keeping an open page true: what its event stream carries.
 //!
-//! The browser opens `/live?path=<the page's path and query, percent-encoded>`. The handler makes that page's struct
-//! again whenever the snapshot changes (at a bounded rate) and hands it to one [`Stream`] per connection, which
-//! remembers what the browser has and gives the difference. There is no queue: a slow reader just gets the next
-//! difference later.
+//! The browser opens `/live?path=<the page's path and query, percent-encoded>`. A page is made anew when the snapshot
+//! changes (at a bounded rate), once for all who look at it, into a [`Picture`]: its rows and parts as HTML, without
+//! ages and without what is left to live, which are the script's to count. From one picture to another leads a patch.
 //!
 //! Events, all named `patch`, each with one JSON object:
 //!
@@ -13,22 +12,24 @@
 //! | `full` | true in a stream's first event: it holds everything, what it does not name is gone |
 //! | `build` | in full ones: [`super::assets::build`], so that a page of an older program notices |
 //! | `title` | the document's title, when changed |
-//! | `rows` | `{id: html}`: table rows new to this page or changed |
-//! | `ttl` | `{id: [ttl_ms, observed_at]}`: rows of which only this changed |
+//! | `rows` | `{id: html}`: table rows new to this page or changed in most of their cells |
+//! | `cells` | `{id: {line: html}}`: the changed lines of a row; 0 is its start tag, the others are its cells |
+//! | `ttl` | `{id: [ttl_ms or null, observed_at]}`: what was read of a row's time to live, and when |
 //! | `order` | `[id…]`: the rows of this page in order, when changed; a row not in it has gone |
 //! | `regions` | `{id: html}`: the new inside of an element of the page |
 //!
-//! The handler sends an event at least each [`BEAT_MS`], with nothing but `now` if need be ([`beat`]): comments
-//! are invisible to a page's script, which takes a longer silence for a lost connection. Ages in fragments are left
-//! to the script, so a fragment depends on what it shows only, and is shared by all streams through [`Fragments`].
+//! An event is sent at least each [`BEAT_MS`], with nothing but `now` if need be ([`beat`]): comments are invisible to
+//! a page's script, which takes a longer silence for a lost connection.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 
-use super::{Chrome, LockPage, LocksPage, SourcesPage, assets, lock, locks, page, row, sources};
+use super::{
+    Chrome, EventsPage, ListPage, ListView, LockPage, LocksPage, OwnerPage, SourcesPage, assets,
+    events, list, lock, locks, owner, page, row, sources,
+};
 use crate::model::view::{LockView, SourceState, WallMillis};
 
 /// The longest silence on a stream, milliseconds.
@@ -37,13 +38,16 @@ pub const BEAT_MS: u64 = 5_000;
 /// How long a change of nothing but ages in the line about the sources waits, milliseconds.
 const STATUS_MS: u64 = 2_000;
 
+/// The parts that tell how far the picture can be trusted.
+const STATUS: [&str; 3] = ["status", "alerts", "spoken"];
+
 /// The event for a stream that has been silent for [`BEAT_MS`].
 #[must_use]
 pub fn beat(now: WallMillis) -> String {
     format!("{{\"now\":{}}}", now.0)
 }
 
-/// Rendered rows, shared by all streams of the program. Bounded; cheap to clone.
+/// Rendered rows of locks, shared by all pages. Bounded; cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Fragments(Arc<Mutex<HashMap<Key, Fragment>>>);
 
@@ -61,13 +65,13 @@ impl Fragments {
     /// The most rows kept: a few megabytes.
     const MAX: usize = 4_096;
 
-    fn row(&self, lock: &Arc<LockView>, page: &LocksPage) -> Result<Arc<str>, askama::Error> {
-        let (deployment, db) = (page.chrome.several_deployments, page.chrome.several_dbs);
+    fn row(&self, lock: &Arc<LockView>, chrome: &Chrome) -> Result<Arc<str>, askama::Error> {
+        let (deployment, db) = (chrome.several_deployments, chrome.several_dbs);
         let key = (Arc::as_ptr(lock).addr(), deployment, db);
         if let Some(known) = self.lock().get(&key) {
             return Ok(Arc::clone(&known.html));
         }
-        let html: Arc<str> = row::row_html(lock, deployment, db, AGELESS)?.into();
+        let html: Arc<str> = row::live_row(lock, deployment, db)?.into();
         let mut kept = self.lock();
         if kept.len() >= Self::MAX {
             kept.clear();
@@ -81,19 +85,28 @@ impl Fragments {
     }
 }
 
-/// The clock that live fragments are rendered at: everything is just now, the script counts on from there.
-const AGELESS: WallMillis = WallMillis(0);
+/// The clock that live parts are rendered at: everything is just now, the script counts on from there.
+pub(super) const AGELESS: WallMillis = WallMillis(0);
 
-/// What one open page has got so far.
+/// An open page at one instant.
 #[derive(Debug)]
-pub struct Stream {
-    fragments: Fragments,
-    begun: bool,
+pub struct Picture {
+    now: u64,
     title: String,
-    rows: Vec<(String, Arc<LockView>)>,
-    regions: HashMap<&'static str, u64>,
+    rows: Vec<LiveRow>,
+    regions: Vec<(&'static str, Arc<str>)>,
     status_at: u64,
     states: Vec<SourceState>,
+}
+
+/// A row of its table.
+#[derive(Debug)]
+pub(super) struct LiveRow {
+    pub(super) id: String,
+    /// Its start tag, then each of its cells, on a line of their own.
+    pub(super) html: Arc<str>,
+    /// Milliseconds to live as read, if there is an end, and when that was.
+    pub(super) ttl: Option<(Option<u64>, u64)>,
 }
 
 #[derive(Debug, Serialize, Default)]
@@ -106,142 +119,209 @@ struct Patch<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     title: Option<&'a str>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    rows: BTreeMap<&'a str, Arc<str>>,
+    rows: BTreeMap<&'a str, &'a str>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    ttl: BTreeMap<&'a str, (u64, u64)>,
+    cells: BTreeMap<&'a str, BTreeMap<usize, &'a str>>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    ttl: BTreeMap<&'a str, (Option<u64>, u64)>,
     #[serde(skip_serializing_if = "Option::is_none")]
     order: Option<Vec<&'a str>>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    regions: BTreeMap<&'static str, String>,
+    regions: BTreeMap<&'static str, &'a str>,
 }
 
+/// Parts of a page by the ids of their elements.
 type Regions = Vec<(&'static str, String)>;
 
-impl Stream {
-    /// A stream that has sent nothing yet.
-    #[must_use]
-    pub fn new(fragments: Fragments) -> Self {
-        Self {
-            fragments,
-            begun: false,
-            title: String::new(),
-            rows: Vec::new(),
-            regions: HashMap::new(),
-            status_at: 0,
-            states: Vec::new(),
-        }
-    }
-
-    /// The event's JSON that makes the browser's page equal to `page`; none where it is so already.
+impl Picture {
+    /// The table of locks. `before`: the picture before, whose parts are kept where they are the same.
     ///
     /// # Errors
     /// When a template fails, which is a bug.
-    pub fn locks(&mut self, page: &LocksPage) -> Result<Option<String>, askama::Error> {
-        let now: Vec<(String, Arc<LockView>)> =
-            page.rows.iter().map(|lock| (row::row_id(&lock.id), Arc::clone(lock))).collect();
-        let before = std::mem::take(&mut self.rows);
-        let known: HashMap<&str, &Arc<LockView>> =
-            before.iter().map(|(id, lock)| (id.as_str(), lock)).collect();
-        let mut patch = Patch::default();
-        for (id, lock) in &now {
-            match known.get(id.as_str()) {
-                Some(old) if Arc::ptr_eq(old, lock) => {}
-                Some(old) if row::same_row_but_ttl(old, lock) => {
-                    if let Some(ttl) = lock.ttl_ms {
-                        patch.ttl.insert(id, (ttl, lock.observed_at.0));
-                    }
-                }
-                _ => {
-                    patch.rows.insert(id, self.fragments.row(lock, page)?);
-                }
-            }
-        }
-        let same_order = before.len() == now.len()
-            && before.iter().zip(&now).all(|((old, _), (new, _))| old == new);
-        if !same_order || !self.begun {
-            patch.order = Some(now.iter().map(|(id, _)| id.as_str()).collect());
-        }
-        let title = locks::title(page);
-        let regions = locks::regions(page)?;
-        let event = self.event(patch, &page.chrome, &title, regions);
-        self.rows = now;
-        event
+    pub fn locks(
+        page: &LocksPage,
+        before: Option<&Self>,
+        fragments: &Fragments,
+    ) -> Result<Self, askama::Error> {
+        let rows = lock_rows(&page.rows, &page.chrome, fragments)?;
+        Self::new(&page.chrome, locks::title(page), rows, locks::regions(page)?, before)
     }
 
-    /// As [`Self::locks`], for one lock's page.
+    /// A list of another kind.
     ///
     /// # Errors
     /// When a template fails, which is a bug.
-    pub fn lock(&mut self, page: &LockPage) -> Result<Option<String>, askama::Error> {
+    pub fn list<T: ListView>(
+        page: &ListPage<T>,
+        before: Option<&Self>,
+    ) -> Result<Self, askama::Error> {
+        let rows = page.rows.rows.iter().map(|row| {
+            let html = row.html(&page.chrome, AGELESS)?;
+            Ok(LiveRow { id: list::row_id(&row.id()), html: html.into(), ttl: None })
+        });
+        let rows = rows.collect::<Result<_, askama::Error>>()?;
+        Self::new(&page.chrome, list::title(page), rows, list::regions(page)?, before)
+    }
+
+    /// One lock's page.
+    ///
+    /// # Errors
+    /// When a template fails, which is a bug.
+    pub fn lock(page: &LockPage, before: Option<&Self>) -> Result<Self, askama::Error> {
         let ageless = LockPage { chrome: ageless(&page.chrome), ..page.clone() };
-        let regions = lock::regions(&ageless)?;
-        self.event(Patch::default(), &page.chrome, &lock::title(page), regions)
+        let regions = lock::regions(&ageless, page.chrome.now)?;
+        Self::new(&page.chrome, lock::title(page), Vec::new(), regions, before)
     }
 
-    /// As [`Self::locks`], for the page about sources.
+    /// One client's page.
     ///
     /// # Errors
     /// When a template fails, which is a bug.
-    pub fn sources(&mut self, page: &SourcesPage) -> Result<Option<String>, askama::Error> {
+    pub fn owner(
+        page: &OwnerPage,
+        before: Option<&Self>,
+        fragments: &Fragments,
+    ) -> Result<Self, askama::Error> {
+        let rows = lock_rows(&page.locks, &page.chrome, fragments)?;
+        let ageless = OwnerPage { chrome: ageless(&page.chrome), ..page.clone() };
+        Self::new(&page.chrome, owner::title(page), rows, owner::regions(&ageless)?, before)
+    }
+
+    /// The page of events.
+    ///
+    /// # Errors
+    /// When a template fails, which is a bug.
+    pub fn events(page: &EventsPage, before: Option<&Self>) -> Result<Self, askama::Error> {
+        let ageless = EventsPage { chrome: ageless(&page.chrome), ..page.clone() };
+        let regions = events::regions(&ageless)?;
+        Self::new(&page.chrome, events::title(page), Vec::new(), regions, before)
+    }
+
+    /// The page about sources.
+    ///
+    /// # Errors
+    /// When a template fails, which is a bug.
+    pub fn sources(page: &SourcesPage, before: Option<&Self>) -> Result<Self, askama::Error> {
         let ageless = SourcesPage { chrome: ageless(&page.chrome), ..page.clone() };
         let regions = sources::regions(&ageless)?;
-        self.event(Patch::default(), &page.chrome, &sources::title(page), regions)
+        Self::new(&page.chrome, sources::title(page), Vec::new(), regions, before)
     }
 
-    fn event<'a>(
-        &mut self,
-        mut patch: Patch<'a>,
+    fn new(
         chrome: &Chrome,
-        title: &'a str,
-        mut regions: Regions,
-    ) -> Result<Option<String>, askama::Error> {
-        patch.now = chrome.now.0;
-        if !self.begun {
+        title: String,
+        rows: Vec<LiveRow>,
+        regions: Regions,
+        before: Option<&Self>,
+    ) -> Result<Self, askama::Error> {
+        let mut regions: Vec<(&'static str, Arc<str>)> =
+            regions.into_iter().map(|(id, html)| (id, html.into())).collect();
+        let states: Vec<SourceState> = chrome.sources.iter().map(|source| source.state).collect();
+        // Unless a state is another one, what is said of the sources waits: their ages change all the time.
+        let waits = before.filter(|before| {
+            before.states == states && chrome.now.0.saturating_sub(before.status_at) < STATUS_MS
+        });
+        let status_at = match waits {
+            Some(before) => {
+                let kept = before.regions.iter().filter(|(id, _)| STATUS.contains(id));
+                regions.extend(kept.cloned());
+                before.status_at
+            }
+            None => {
+                let fresh = page::regions(&ageless(chrome))?;
+                regions.extend(fresh.into_iter().map(|(id, html)| (id, html.into())));
+                chrome.now.0
+            }
+        };
+        Ok(Self { now: chrome.now.0, title, rows, regions, status_at, states })
+    }
+
+    /// The event's JSON that makes a browser's page equal to this; everything where nothing was seen `before`, none
+    /// where it is equal already.
+    ///
+    /// # Errors
+    /// When it cannot be written, which is a bug.
+    pub fn patch(&self, before: Option<&Self>) -> Result<Option<String>, askama::Error> {
+        let mut patch = Patch { now: self.now, ..Patch::default() };
+        if before.is_none() {
             patch.full = true;
             patch.build = Some(assets::build());
         }
-        if self.title != title {
-            title.clone_into(&mut self.title);
-            patch.title = Some(title);
+        if before.is_none_or(|before| before.title != self.title) {
+            patch.title = Some(&self.title);
         }
-        if self.status_is_due(chrome) {
-            regions.extend(page::regions(&ageless(chrome))?);
-        }
-        for (id, html) in regions {
-            let hash = fingerprint(&html);
-            if self.regions.insert(id, hash) != Some(hash) {
+        self.add_rows(before, &mut patch);
+        let known: HashMap<&str, &Arc<str>> = before
+            .map(|before| before.regions.iter().map(|(id, html)| (*id, html)).collect())
+            .unwrap_or_default();
+        for (id, html) in &self.regions {
+            if known.get(id).is_none_or(|known| *known != html) {
                 patch.regions.insert(id, html);
             }
         }
-        self.begun = true;
         if patch.is_empty() {
             return Ok(None);
         }
         serde_json::to_string(&patch).map(Some).map_err(|e| askama::Error::Custom(e.into()))
     }
 
-    /// Whether the sources fare otherwise than the browser knows, or have not been told for a while.
-    fn status_is_due(&mut self, chrome: &Chrome) -> bool {
-        let states: Vec<SourceState> = chrome.sources.iter().map(|source| source.state).collect();
-        let due = self.states != states
-            || !self.begun
-            || chrome.now.0.saturating_sub(self.status_at) >= STATUS_MS;
-        if due {
-            self.states = states;
-            self.status_at = chrome.now.0;
+    fn add_rows<'a>(&'a self, before: Option<&'a Self>, patch: &mut Patch<'a>) {
+        let old: &[LiveRow] = before.map(|before| before.rows.as_slice()).unwrap_or_default();
+        let known: HashMap<&str, &LiveRow> = old.iter().map(|row| (row.id.as_str(), row)).collect();
+        for row in &self.rows {
+            let known = known.get(row.id.as_str());
+            match known {
+                Some(old) if Arc::ptr_eq(&old.html, &row.html) || old.html == row.html => {}
+                Some(old) => match changed_lines(&old.html, &row.html) {
+                    Some(lines) => drop(patch.cells.insert(&row.id, lines)),
+                    None => drop(patch.rows.insert(&row.id, &row.html)),
+                },
+                None => drop(patch.rows.insert(&row.id, &row.html)),
+            }
+            if let Some(ttl) = row.ttl.filter(|_| known.is_none_or(|old| old.ttl != row.ttl)) {
+                patch.ttl.insert(&row.id, ttl);
+            }
         }
-        due
+        let same = before.is_some()
+            && old.len() == self.rows.len()
+            && old.iter().zip(&self.rows).all(|(old, new)| old.id == new.id);
+        if !same {
+            patch.order = Some(self.rows.iter().map(|row| row.id.as_str()).collect());
+        }
     }
+}
+
+/// Rows of the table of locks.
+fn lock_rows(
+    locks: &[Arc<LockView>],
+    chrome: &Chrome,
+    fragments: &Fragments,
+) -> Result<Vec<LiveRow>, askama::Error> {
+    let row = |lock: &Arc<LockView>| {
+        Ok(LiveRow {
+            id: row::row_id(&lock.id),
+            html: fragments.row(lock, chrome)?,
+            ttl: Some((lock.ttl_ms, lock.observed_at.0)),
+        })
+    };
+    locks.iter().map(row).collect()
+}
+
+/// The lines of a row that are not as they were; none where most of it is new.
+fn changed_lines<'a>(old: &str, new: &'a str) -> Option<BTreeMap<usize, &'a str>> {
+    let (old, lines): (Vec<&str>, Vec<&str>) = (old.lines().collect(), new.lines().collect());
+    if old.len() != lines.len() {
+        return None;
+    }
+    let pairs = old.iter().zip(&lines).enumerate();
+    let changed: BTreeMap<usize, &str> =
+        pairs.filter(|(_, (old, new))| old != new).map(|(i, (_, new))| (i, *new)).collect();
+    let size: usize = changed.values().map(|line| line.len()).sum();
+    (size * 4 <= new.len() * 3).then_some(changed)
 }
 
 fn ageless(chrome: &Chrome) -> Chrome {
     Chrome { now: AGELESS, ..chrome.clone() }
-}
-
-fn fingerprint(html: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    html.hash(&mut hasher);
-    hasher.finish()
 }
 
 impl Patch<'_> {
@@ -249,6 +329,7 @@ impl Patch<'_> {
         !self.full
             && self.title.is_none()
             && self.rows.is_empty()
+            && self.cells.is_empty()
             && self.ttl.is_empty()
             && self.order.is_none()
             && self.regions.is_empty()

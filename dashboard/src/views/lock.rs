@@ -5,14 +5,16 @@ use askama::filters::HtmlSafe;
 
 use super::format::{self, Ago, Clock, Prose};
 
+use super::live::AGELESS;
 use super::page::{self, Frame, STALE_MS};
+use super::picture::{Circle, Durations, Timeline, ending_words, lasted};
 use super::row::{Badge, Ttl, client_words, held_since, owner_link};
 use super::shell::{self, Command, RawKey};
 use super::{Chrome, LockPage, Subject, links};
 use crate::model::past::PastHoldView;
 use crate::model::view::{
-    Certainty, EventView, Evidence, HolderView, LockView, PlaceView, ProblemKind, State,
-    WaiterView, WallMillis,
+    Acknowledgement, Certainty, EventView, Evidence, HolderView, LockView, PlaceView, ProblemKind,
+    ProblemView, State, WaiterView, WallMillis,
 };
 
 /// The longest part of a name that a title holds, characters.
@@ -50,7 +52,10 @@ impl<'a> Summary<'a> {
             subject: &page.subject,
             now,
             held: lock.and_then(held_since).map(|since| Ago::since(since, now)),
-            ttl: lock.map(|lock| Ttl::new(lock, now)),
+            ttl: lock.map(|lock| match now {
+                AGELESS => Ttl::uncounted(lock),
+                now => Ttl::new(lock, now),
+            }),
             read: read_at.map(|at| Ago::new(at, now)),
             stale: read_at.is_some_and(|at| now.0.saturating_sub(at.0) > STALE_MS),
             lease: lock.and_then(|lock| lock.lease_ms).map(format::lease),
@@ -71,6 +76,9 @@ struct Problem<'a> {
     suspected: bool,
     advice: Prose<'a>,
     evidence: Vec<(Clock, &'a Evidence)>,
+    circle: Option<Circle>,
+    /// Who has it in hand, and until when.
+    acknowledged: Option<(Clock, &'a Acknowledgement)>,
 }
 
 #[derive(Template)]
@@ -91,6 +99,11 @@ impl<'a> Problems<'a> {
             suspected: problem.certainty == Certainty::Suspected,
             advice: Prose(&problem.advice),
             evidence: problem.evidence.iter().map(|e| (Clock::new(e.at, now), e)).collect(),
+            acknowledged: problem
+                .acknowledged
+                .as_deref()
+                .map(|word| (Clock::new(word.until, now), word)),
+            circle: Circle::new(problem),
         });
         Self { problems: problems.collect() }
     }
@@ -148,7 +161,7 @@ impl<'a> Holders<'a> {
                     who: view.client.as_ref().map(client_words),
                     since: Ago::since(view.since, page.chrome.now),
                     marker: view.marker_ttl_ms.map(format::duration),
-                    owner: owner_link(view),
+                    owner: owner_link(&page.id.deployment, view),
                 })
                 .collect(),
         }
@@ -232,6 +245,7 @@ impl<'a> Then<'a> {
 }
 
 struct PastRow<'a> {
+    ended: &'static str,
     from: Clock,
     exact: bool,
     lasted: Option<String>,
@@ -241,7 +255,8 @@ struct PastRow<'a> {
 impl<'a> PastRow<'a> {
     fn new(hold: &'a PastHoldView, now: WallMillis) -> Self {
         let lasted = hold.to.map(|to| format::duration(to.0.saturating_sub(hold.since.at.0)));
-        Self { from: Clock::new(hold.since.at, now), exact: hold.since.exact, lasted, hold }
+        let from = Clock::new(hold.since.at, now);
+        Self { ended: ending_words(hold), from, exact: hold.since.exact, lasted, hold }
     }
 }
 
@@ -279,6 +294,31 @@ impl Raw {
     }
 }
 
+/// What its last minutes or hours looked like.
+#[derive(Template)]
+#[template(path = "parts/lock_pictures.html")]
+struct Pictures {
+    timeline: Option<Timeline>,
+    durations: Option<Durations>,
+}
+
+impl HtmlSafe for Pictures {}
+
+impl Pictures {
+    /// `now`: where the picture ends, also where ages are left to the script.
+    fn new(page: &LockPage, now: WallMillis) -> Self {
+        let window = &page.past;
+        let choices = match window.kept {
+            true => ["15m", "1h", "6h", "24h"].map(|w| (w, links::lock_window(&page.id, w))).into(),
+            false => Vec::new(),
+        };
+        Self {
+            timeline: Timeline::new(known(page), window, now, choices),
+            durations: Durations::new(window.holds.iter().filter_map(lasted).collect()),
+        }
+    }
+}
+
 fn known(page: &LockPage) -> Option<&LockView> {
     match &page.subject {
         Subject::Known(lock) => Some(lock),
@@ -300,7 +340,42 @@ struct LockTemplate<'a> {
     events: Events<'a>,
     past: PastHolds<'a>,
     raw: Raw,
+    pictures: Pictures,
+    history: String,
     json: String,
+    /// Where it is released by force, for those who may.
+    release: Option<String>,
+    /// Where its problems are acknowledged, for those who may.
+    acknowledge: Option<Acknowledge<'a>>,
+}
+
+/// The form by which problems are acknowledged. It is no part of what the stream changes, so that nothing that is typed
+/// is lost.
+struct Acknowledge<'a> {
+    action: String,
+    undo: String,
+    open: Vec<&'a str>,
+    in_hand: Vec<&'a str>,
+}
+
+impl<'a> Acknowledge<'a> {
+    fn new(page: &'a LockPage) -> Option<Self> {
+        let problems = known(page).map(|lock| lock.problems.as_slice()).unwrap_or_default();
+        if !page.may_acknowledge || problems.is_empty() {
+            return None;
+        }
+        let (in_hand, open): (Vec<_>, Vec<_>) =
+            problems.iter().partition(|problem| problem.acknowledged.is_some());
+        let words = |problems: Vec<&'a ProblemView>| {
+            problems.into_iter().map(|problem| problem.problem.as_str()).collect()
+        };
+        Some(Self {
+            action: links::acknowledge(&page.id),
+            undo: links::unacknowledge(&page.id),
+            open: words(open),
+            in_hand: words(in_hand),
+        })
+    }
 }
 
 /// The page.
@@ -320,7 +395,11 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         events: Events::new(page),
         past: PastHolds::new(page),
         raw: Raw::new(page),
+        pictures: Pictures::new(page, page.chrome.now),
+        history: links::lock_events(&page.id),
         json: links::lock_json(&page.id),
+        acknowledge: Acknowledge::new(page),
+        release: page.may_release.then(|| links::release(&page.id)),
     }
     .render()
 }
@@ -345,11 +424,15 @@ pub(super) fn title(page: &LockPage) -> String {
     format!("{mark}{}", page::title(&chrome, &short))
 }
 
-/// The parts that a stream keeps true.
-pub(super) fn regions(page: &LockPage) -> Result<Vec<(&'static str, String)>, askama::Error> {
+/// The parts that a stream keeps true; ages are counted to the page's clock, the picture goes to `now`.
+pub(super) fn regions(
+    page: &LockPage,
+    now: WallMillis,
+) -> Result<Vec<(&'static str, String)>, askama::Error> {
     Ok(vec![
         ("lock-state", Summary::new(page).render()?),
         ("lock-problems", Problems::new(page).render()?),
+        ("lock-pictures", Pictures::new(page, now).render()?),
         ("lock-holders", Holders::new(page).render()?),
         ("lock-waiters", Waiters::new(page).render()?),
         ("lock-events", Events::new(page).render()?),

@@ -3,11 +3,11 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
+use super::foot::{Foot, Shown};
 use super::format::{self, Prose};
 use super::page::{self, Frame};
 use super::row::Row;
 use super::{Chrome, LocksPage, Order, Sort, links};
-use crate::model::view::{SourceState, SourceView};
 
 /// A heading of the table.
 struct Column {
@@ -76,6 +76,9 @@ impl Views {
             view("With problems", counts.with_problems, PROBLEMS, true),
             view("Unconfirmed", counts.unconfirmed, UNCONFIRMED, false),
         ];
+        if counts.acknowledged > 0 {
+            views.push(view("Acknowledged", counts.acknowledged, ACKNOWLEDGED, false));
+        }
         if counts.unknown > 0 {
             views.push(view("Not readable", counts.unknown, UNKNOWN, true));
         }
@@ -84,97 +87,29 @@ impl Views {
 }
 
 /// Filters behind the views' links.
-const PROBLEMS: &str = "problem:any";
+const PROBLEMS: &str = "problem:any acknowledged:no";
+const ACKNOWLEDGED: &str = "acknowledged:yes";
 const UNCONFIRMED: &str = "confirmed:no";
 const UNKNOWN: &str = "state:unknown";
 
-/// What stands below the rows: why there are none, or which they are.
-#[derive(Template)]
-#[template(path = "parts/foot.html")]
-struct Foot<'a> {
-    page: &'a LocksPage,
-    empty: Option<Empty<'a>>,
-    scanning: Option<Scanning>,
-    range: String,
-    total: String,
-    first: Option<String>,
-    next: Option<String>,
-}
-
-impl HtmlSafe for Foot<'_> {}
-
-/// How far the first pass has come.
-struct Scanning {
-    seen: String,
-    of: Option<(String, u64)>,
-    value: u64,
-}
-
-/// Why a table has no rows.
-enum Empty<'a> {
-    /// The filter is wrong.
-    Filter,
-    /// No server can be read, and what the first says.
-    Down(&'a str),
-    /// The first look at all keys is not done.
-    Scanning,
-    /// The filter matches nothing.
-    NoMatch,
-    /// Nothing is held, as far as these sources, which do not fare well, can tell.
-    Incomplete(Vec<&'a SourceView>),
-    /// Nothing is held.
-    NothingHeld,
-}
-
-impl<'a> Foot<'a> {
-    fn new(page: &'a LocksPage) -> Self {
-        let chrome = &page.chrome;
-        let (first, last) = (page.skipped + 1, page.skipped + page.rows.len());
-        Self {
-            page,
-            empty: Self::why_empty(page),
-            scanning: chrome.first_scan.map(|progress| Scanning {
-                seen: format::count(progress.seen),
-                of: progress.of.map(|of| (format::count(of), of.max(1))),
-                value: progress.seen.min(progress.of.unwrap_or(u64::MAX)),
-            }),
-            range: match first == last {
-                true => format::count(first as u64),
-                false => format!("{}–{}", format::count(first as u64), format::count(last as u64)),
-            },
-            total: format::count(page.total as u64),
+fn foot(page: &LocksPage) -> Foot<'_> {
+    Foot::new(
+        &page.chrome,
+        Shown {
+            filter: &page.filter,
+            filter_error: page.filter_error.is_some(),
+            rows: page.rows.len(),
+            skipped: page.skipped,
+            total: page.total,
             first: page.cursor.as_ref().map(|_| links::at(page, None)),
             next: page.next.as_deref().map(|next| links::at(page, Some(next))),
-        }
-    }
-
-    fn why_empty(page: &'a LocksPage) -> Option<Empty<'a>> {
-        let servers = &page.chrome.servers;
-        let ailing = |source: &&'a SourceView| {
-            !matches!(source.state, SourceState::On | SourceState::Off | SourceState::Paused)
-        };
-        let ailing: Vec<_> = page.chrome.sources.iter().filter(ailing).collect();
-        let down = || servers.iter().find_map(|server| server.down.as_ref());
-        if !page.rows.is_empty() {
-            None
-        } else if page.filter_error.is_some() {
-            Some(Empty::Filter)
-        } else if let Some(down) = down().filter(|_| servers.iter().all(|s| s.down.is_some())) {
-            Some(Empty::Down(&down.reason))
-        } else if page.chrome.first_scan.is_some() {
-            Some(Empty::Scanning)
-        } else if !page.filter.trim().is_empty() {
-            Some(Empty::NoMatch)
-        } else if !ailing.is_empty() {
-            Some(Empty::Incomplete(ailing))
-        } else {
-            Some(Empty::NothingHeld)
-        }
-    }
-
-    fn counts(&self) -> &super::Counts {
-        &self.page.chrome.counts
-    }
+            nothing: (
+                "No lock is held",
+                "Every key has been looked at, and no lock is held right now. The next one shows here by itself.",
+            ),
+            all: "/".to_owned(),
+        },
+    )
 }
 
 #[derive(Template)]
@@ -187,6 +122,7 @@ struct LocksTemplate<'a> {
     rows: Vec<Row<'a>>,
     foot: Foot<'a>,
     json: String,
+    csv: String,
 }
 
 /// The page.
@@ -204,8 +140,9 @@ pub fn locks_page(page: &LocksPage) -> Result<String, askama::Error> {
         views: Views::new(page),
         columns: columns(page),
         rows: page.rows.iter().map(|lock| row(lock)).collect(),
-        foot: Foot::new(page),
+        foot: foot(page),
         json: links::locks_json(page),
+        csv: links::locks_csv(page),
     }
     .render()
 }
@@ -217,5 +154,5 @@ pub(super) fn title(page: &LocksPage) -> String {
 
 /// The parts around the rows that a stream keeps true; none of them holds an age.
 pub(super) fn regions(page: &LocksPage) -> Result<Vec<(&'static str, String)>, askama::Error> {
-    Ok(vec![("views", Views::new(page).render()?), ("foot", Foot::new(page).render()?)])
+    Ok(vec![("views", Views::new(page).render()?), ("foot", foot(page).render()?)])
 }

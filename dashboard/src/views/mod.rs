@@ -1,20 +1,27 @@
 //! The pages: what goes in, HTML comes out.
 //!
-//! A page is a plain struct that its handler fills from one snapshot ([`LocksPage`], [`LockPage`], [`SourcesPage`],
-//! [`ErrorPage`]) and a function that renders it. Nothing here reads a clock or the model, so a page can be made
+//! A page is a plain struct that its handler fills from one snapshot ([`LocksPage`], [`LockPage`], [`ListPage`],
+//! [`OwnerPage`], [`EventsPage`], [`SourcesPage`], [`ErrorPage`]) and a function that renders it. Nothing here reads a clock or the model, so a page can be made
 //! again at any time and compared: that is how the live stream works, see [`live`].
 //!
 //! Pages hold ages, so they must be served with `Cache-Control: no-store`. What [`assets`] lists is served under
 //! its path; its address changes with its content, so it may be cached for ever.
 
 pub mod assets;
+mod contention;
+mod events;
+mod foot;
 mod format;
 mod links;
+mod list;
 pub mod live;
 mod lock;
 mod locks;
 mod login;
+mod owner;
 mod page;
+mod picture;
+mod release;
 mod row;
 mod shell;
 mod sources;
@@ -23,14 +30,24 @@ mod tests;
 
 use std::sync::Arc;
 
-use crate::archive::Answer;
+use crate::archive::{Answer, Gap};
+use crate::model::contention::Contention;
+use crate::model::past::PastHoldView;
 use crate::model::snapshot::Notice;
 use crate::model::view::{LockId, LockView, SourceView, WallMillis};
+use crate::query::list::ListRows;
+use crate::query::owners::OwnerRow;
+use crate::release::{Offer, Outcome};
 
+pub use events::events_page;
+pub(crate) use format::rfc3339;
+pub use list::{ListView, list_page};
 pub use lock::lock_page;
 pub use locks::locks_page;
 pub use login::login_page;
+pub use owner::owner_page;
 pub use page::error_page;
+pub use release::release_page;
 pub use sources::sources_page;
 
 /// What stands around every page.
@@ -107,8 +124,10 @@ pub struct Progress {
 pub struct Counts {
     /// Confirmed locks that are held.
     pub held: usize,
-    /// Locks with at least one problem.
+    /// Locks with at least one problem that nobody has in hand.
     pub with_problems: usize,
+    /// Locks of whose problems somebody has each in hand.
+    pub acknowledged: usize,
     /// Held hashes of a lock's form that nothing has confirmed yet.
     pub unconfirmed: usize,
     /// Locks whose server cannot be read.
@@ -231,6 +250,148 @@ pub struct LockPage {
     pub subject: Subject,
     /// Who held it at the instant that was asked about.
     pub then: Option<Answer>,
+    /// Who held it lately.
+    pub past: PastWindow,
+    /// Whether whoever looks at it may release it by force.
+    pub may_release: bool,
+    /// Whether they may say that its problems are in hand.
+    pub may_acknowledge: bool,
+}
+
+/// The latest holds of a lock that are over.
+#[derive(Debug, Clone)]
+pub struct PastWindow {
+    /// How far back they go, milliseconds.
+    pub millis: u64,
+    /// The holds that ended in that time, newest first.
+    pub holds: Vec<PastHoldView>,
+    /// Whether they come from a history, so that all are there; else only the latest are remembered.
+    pub kept: bool,
+    /// How far back somebody asked them to go, as written.
+    pub chosen: Option<String>,
+}
+
+/// `/owners`, `/problems`, `/contention`: a list other than that of locks.
+#[derive(Debug, Clone)]
+pub struct ListPage<T> {
+    /// What stands around it.
+    pub chrome: Chrome,
+    /// The filter as typed.
+    pub filter: String,
+    /// What is wrong with the filter; the rows are then empty.
+    pub filter_error: Option<String>,
+    /// Sorted by.
+    pub sort: &'static str,
+    /// The rows of this page.
+    pub rows: ListRows<T>,
+    /// The cursor of this page, none on the first one.
+    pub cursor: Option<String>,
+    /// What was counted in the last hour, where the list tells of it.
+    pub contention: Option<Arc<Contention>>,
+}
+
+/// `/owner`: one client.
+#[derive(Debug, Clone)]
+pub struct OwnerPage {
+    /// What stands around it.
+    pub chrome: Chrome,
+    /// The client, with what it has in all.
+    pub owner: OwnerRow,
+    /// The locks that it holds, those it has had longest first, at most 100.
+    pub locks: Vec<Arc<LockView>>,
+    /// How many it holds in all.
+    pub total: usize,
+    /// The locks that it waits for, each with the number of its waiter, the longest wait first.
+    pub waits: Vec<(Arc<LockView>, usize)>,
+    /// What it held that is over, as far as it is remembered, newest first.
+    pub past: Vec<(Arc<LockView>, PastHoldView)>,
+}
+
+/// `/events`: what happened.
+#[derive(Debug, Clone)]
+pub struct EventsPage {
+    /// What stands around it.
+    pub chrome: Chrome,
+    /// From when, as typed.
+    pub from_text: String,
+    /// Until when, as typed; empty: now, and on.
+    pub to_text: String,
+    /// The lock's name, as typed.
+    pub name_text: String,
+    /// From when.
+    pub from: WallMillis,
+    /// Until when.
+    pub to: WallMillis,
+    /// Which lock; none: all.
+    pub lock: Option<LockId>,
+    /// The events, newest first, at most 100.
+    pub rows: Vec<EventRow>,
+    /// The times in which nobody looked.
+    pub gaps: Vec<Gap>,
+    /// Whether they come from a history; else from what is remembered of each lock.
+    pub kept: bool,
+    /// Whether there are more than are shown.
+    pub cut: bool,
+}
+
+/// Something that happened, as the page tells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventRow {
+    /// When.
+    pub at: WallMillis,
+    /// The word for it.
+    pub event: String,
+    /// To which lock.
+    pub lock: LockId,
+    /// A sentence.
+    pub text: String,
+    /// Which source saw it, where that is known.
+    pub source: Option<&'static str>,
+}
+
+/// `/release`: a lock as it is just now, and what of it can be released by force.
+#[derive(Debug)]
+pub struct ReleasePage {
+    /// What stands around it.
+    pub chrome: Chrome,
+    /// Which lock.
+    pub id: LockId,
+    /// What can be done.
+    pub step: ReleaseStep,
+}
+
+/// What there is to do on a [`ReleasePage`].
+#[derive(Debug)]
+pub enum ReleaseStep {
+    /// Nothing: a sentence says why.
+    Nothing(String),
+    /// It may be released as it is shown.
+    Ask {
+        /// As it is shown.
+        offer: Arc<Offer>,
+        /// Names what is shown, for the answer.
+        seen: String,
+        /// Why the last attempt was not tried.
+        mistake: Option<String>,
+        /// What was chosen in it.
+        target: Option<String>,
+        /// The reason given in it.
+        reason: String,
+    },
+    /// It was tried.
+    Done(Outcome),
+}
+
+/// The address of a lock's page.
+#[must_use]
+pub fn lock_link(id: &LockId) -> String {
+    links::lock(id)
+}
+
+/// A lock's name as pages show it: one line that hides nothing.
+#[must_use]
+pub fn shown_name(name: &redisson::LockName) -> String {
+    format::bytes(name.as_bytes())
 }
 
 /// What is known of a lock that was asked for.

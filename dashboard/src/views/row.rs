@@ -5,7 +5,9 @@ use askama::filters::HtmlSafe;
 
 use super::format::{self, Ago};
 use super::links;
+use super::live::AGELESS;
 use super::page::STALE_MS;
+use super::picture::Spark;
 use crate::model::view::{
     Certainty, ClientView, HolderView, LockId, LockView, ProblemView, Since, State, WallMillis,
 };
@@ -15,6 +17,8 @@ pub(super) struct Badge {
     pub(super) word: &'static str,
     pub(super) certainty: &'static str,
     pub(super) ago: Ago,
+    /// Whether somebody has it in hand.
+    pub(super) acknowledged: bool,
 }
 
 impl Badge {
@@ -23,6 +27,7 @@ impl Badge {
             word: problem.problem.as_str(),
             certainty: problem.certainty.as_str(),
             ago: Ago::new(problem.since, now),
+            acknowledged: problem.acknowledged.is_some(),
         }
     }
 }
@@ -32,9 +37,10 @@ impl Badge {
 #[template(path = "parts/ttl.html")]
 pub(super) struct Ttl {
     state: State,
-    /// As read; none: it has no end.
-    millis: Option<u64>,
-    observed_at: u64,
+    /// Whether it has an end.
+    ends: bool,
+    /// Whether what is left stands in it; else the script puts it there, from what its row or box was read with.
+    counted: bool,
     /// What is left by now.
     left: String,
     left_millis: u64,
@@ -63,8 +69,8 @@ impl Ttl {
         let lease = lock.lease_ms.map(|lease| (lease, format::lease(lease)));
         Self {
             state: lock.state,
-            millis: lock.ttl_ms,
-            observed_at: lock.observed_at.0,
+            ends: lock.ttl_ms.is_some(),
+            counted: true,
             left,
             left_millis,
             over,
@@ -73,14 +79,23 @@ impl Ttl {
         }
     }
 
-    /// What a full bar stands for.
+    /// The same but for what is left, which the script fills in: so it changes only when something else does.
+    pub(super) fn uncounted(lock: &LockView) -> Self {
+        let ttl = Self::new(lock, lock.observed_at);
+        // What could be read of a server that is gone stays as it was then.
+        Self { counted: lock.state == State::Unknown, ..ttl }
+    }
+
+    /// What a full bar stands for; the script makes it longer where more is left.
     fn whole(&self) -> u64 {
         let lease = self.lease.as_ref().map_or(0, |(lease, _)| *lease);
-        lease.max(self.millis.unwrap_or_default()).max(1)
+        lease.max(if self.counted { self.left_millis } else { 0 }).max(1)
     }
 }
 
 /// A holder, short enough for a table.
+#[derive(Template)]
+#[template(path = "parts/holder.html")]
 pub(super) struct HolderCell<'a> {
     holder: &'a HolderView,
     short: String,
@@ -90,36 +105,55 @@ pub(super) struct HolderCell<'a> {
     gone: bool,
 }
 
+impl HtmlSafe for HolderCell<'_> {}
+
 impl<'a> HolderCell<'a> {
-    fn new(holder: &'a HolderView) -> Self {
-        let start: String = holder.uuid.chars().take(8).collect();
+    pub(super) fn new(deployment: &str, holder: &'a HolderView) -> Self {
         let short = match holder.uuid.is_empty() {
             true => holder.id.chars().take(24).collect(),
-            false => format!("{start}…:{}", short_thread(&holder.thread)),
+            false => format!("{}:{}", short_client(&holder.uuid), short_thread(&holder.thread)),
         };
         let client = holder.client.as_ref();
         Self {
             holder,
             short,
-            link: owner_link(holder),
+            link: owner_link(deployment, holder),
             place: client.and_then(place_words),
             gone: client.is_some_and(|client| client.alive == Some(false)),
         }
     }
 }
 
+/// A holder's id, short enough for a table.
+pub(super) fn short_holder(id: &str) -> String {
+    match id.split_once(':') {
+        Some((uuid, thread)) if uuid.len() == 36 => {
+            format!("{}:{}", short_client(uuid), short_thread(thread))
+        }
+        _ => id.chars().take(24).collect(),
+    }
+}
+
 /// A thread's number, or the end of it: an agent's numbers are long, and differ at their ends.
-fn short_thread(thread: &str) -> String {
+pub(super) fn short_thread(thread: &str) -> String {
     match thread.len().checked_sub(6) {
         Some(hidden) if hidden > 4 => format!("…{}", thread.get(hidden..).unwrap_or(thread)),
         _ => thread.to_owned(),
     }
 }
 
-/// The locks of a holder's client.
-pub(super) fn owner_link(holder: &HolderView) -> String {
+/// The page of a holder's client.
+pub(super) fn owner_link(deployment: &str, holder: &HolderView) -> String {
     let owner = if holder.uuid.is_empty() { &holder.id } else { &holder.uuid };
-    links::filtered(&format!("owner:{owner}"))
+    links::owner(deployment, owner)
+}
+
+/// A client's id, short enough for a table.
+pub(super) fn short_client(id: &str) -> String {
+    match id.chars().count() {
+        36 => format!("{}…", id.chars().take(8).collect::<String>()),
+        _ => id.chars().take(24).collect(),
+    }
 }
 
 /// A client's process, as far as it is known.
@@ -143,7 +177,7 @@ pub(super) fn client_words(client: &ClientView) -> String {
 }
 
 /// Where a client is, in the few words that a row has room for.
-fn place_words(client: &ClientView) -> Option<String> {
+pub(super) fn place_words(client: &ClientView) -> Option<String> {
     let process = client.comm.as_deref().map_or_else(
         || client.pid.map(|pid| format!("process {pid}")),
         |comm| Some(comm.to_owned()),
@@ -175,35 +209,46 @@ pub(super) struct Row<'a> {
     more_holders: usize,
     held: Option<Ago>,
     ttl: Ttl,
-    read: Ago,
+    /// What was read of its time to live, when, and how long ago; left out of what a stream sends apart from it.
+    read: Option<Read>,
     stale: bool,
+    spark: Spark,
 }
 
 impl HtmlSafe for Row<'_> {}
 
+/// When a lock was read.
+pub(super) struct Read {
+    pub(super) at: u64,
+    pub(super) ttl: Option<u64>,
+    pub(super) ago: String,
+}
+
+impl Read {
+    pub(super) fn new(lock: &LockView, now: WallMillis) -> Self {
+        let passed = now.0.saturating_sub(lock.observed_at.0);
+        Self { at: lock.observed_at.0, ttl: lock.ttl_ms, ago: format::duration(passed) }
+    }
+}
+
 impl<'a> Row<'a> {
     pub(super) fn new(lock: &'a LockView, deployment: bool, db: bool, now: WallMillis) -> Self {
-        let place = match (deployment, db) {
-            (true, true) => Some(format!("{}/{}", lock.id.deployment, lock.id.db)),
-            (true, false) => Some(lock.id.deployment.to_string()),
-            (false, true) => Some(format!("db {}", lock.id.db)),
-            (false, false) => None,
-        };
         let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
         let passed = now.0.saturating_sub(lock.observed_at.0);
         Self {
             id: row_id(&lock.id),
             link: links::lock(&lock.id),
             name: format::bytes(lock.id.name.as_bytes()),
-            place,
+            place: place(&lock.id, deployment, db),
             lock,
             problems: lock.problems.iter().map(|problem| Badge::new(problem, now)).collect(),
-            holder: holder.map(HolderCell::new),
+            holder: holder.map(|holder| HolderCell::new(&lock.id.deployment, holder)),
             more_holders: lock.holders.len().saturating_sub(1),
             held: held_since(lock).map(|since| Ago::since(since, now)),
             ttl: Ttl::new(lock, now),
-            read: Ago::new(lock.observed_at, now),
+            read: Some(Read::new(lock, now)),
             stale: passed > STALE_MS,
+            spark: Spark::new(&lock.past),
         }
     }
 
@@ -225,33 +270,24 @@ pub(super) fn row_id(id: &LockId) -> String {
     format!("r{:016x}", hasher.finish())
 }
 
-/// A row by itself.
-pub(super) fn row_html(
+/// Where a lock stands, where that is not plain: to be shown beside its name.
+pub(super) fn place(id: &LockId, deployment: bool, db: bool) -> Option<String> {
+    match (deployment, db) {
+        (true, true) => Some(format!("{}/{}", id.deployment, id.db)),
+        (true, false) => Some(id.deployment.to_string()),
+        (false, true) => Some(format!("db {}", id.db)),
+        (false, false) => None,
+    }
+}
+
+/// A row by itself as a stream sends it: without anything that changes by itself.
+pub(super) fn live_row(
     lock: &LockView,
     deployment: bool,
     db: bool,
-    now: WallMillis,
 ) -> Result<String, askama::Error> {
-    Row::new(lock, deployment, db, now).render()
-}
-
-/// Whether both make the same row but for the time to live and when it was read.
-pub(super) fn same_row_but_ttl(a: &LockView, b: &LockView) -> bool {
-    let problems = |lock: &LockView| -> Vec<_> {
-        lock.problems.iter().map(|p| (p.problem, p.certainty, p.since)).collect()
-    };
-    a.id == b.id
-        && a.state == b.state
-        && a.confirmed == b.confirmed
-        && a.kind == b.kind
-        && a.holders == b.holders
-        && a.lease_ms == b.lease_ms
-        && a.renewed == b.renewed
-        && a.queued == b.queued
-        && a.waiting == b.waiting
-        && a.ttl_ms.is_some()
-        && b.ttl_ms.is_some()
-        && problems(a) == problems(b)
+    let row = Row::new(lock, deployment, db, AGELESS);
+    Row { ttl: Ttl::uncounted(lock), read: None, ..row }.render()
 }
 
 #[cfg(test)]

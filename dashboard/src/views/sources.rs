@@ -38,6 +38,11 @@ fn about(source: &str) -> About {
             sees: "Counts the connections that listen for a lock’s release. Each is at least one waiter, \
                    and may stand for many threads.",
         },
+        "keyspace" => About {
+            label: "Keyspace",
+            sees: "Hears from the server when the key of a known lock is changed or expires, where the server \
+                   tells that anyway. Shows changes sooner than reading again would.",
+        },
         "identity" => About {
             label: "Identity",
             sees: "Reads what agents tell of the processes behind their holds, and which addresses are \

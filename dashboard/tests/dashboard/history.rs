@@ -1,8 +1,8 @@
 //! What survives a restart of the dashboard.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::redis_server::{HOLDER, RedisServer, release, take, thread};
+use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
 use crate::serving::Dashboard;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,6 +44,15 @@ async fn ages_and_past_holds_survive_a_restart() {
         .map(|event| event["event"].as_str().unwrap())
         .collect();
     assert_eq!(told, ["taken", "ended", "taken"]);
+    let newest = dashboard.json("/api/v1/events?from=-1h&name=a&order=desc").await;
+    assert_eq!(newest["events"][0], events["events"][2]);
+    let csv = dashboard.get("/api/v1/events?from=-1h&name=a&format=csv").await.body;
+    assert_eq!(csv.matches(",taken,").count(), 2, "{csv}");
+    let page = dashboard.get("/events?name=a").await.body;
+    assert!(page.contains("released it") && page.contains("name=\"at\""), "{page}");
+    // The picture of the lock goes back to what an earlier run of the dashboard saw.
+    let page = dashboard.get("/lock?name=a&window=1h").await.body;
+    assert!(page.contains("<rect class=\"released\"") && page.contains("window=24h"), "{page}");
     assert_eq!(
         (&events["cut"], events["gaps"].as_array().unwrap().len() >= 2),
         (&json!(false), true)
@@ -59,4 +68,30 @@ async fn questions_that_make_no_sense_are_told() {
     for path in ["/api/v1/events", "/api/v1/events?from=yesterday", "/api/v1/lock?name=a&at=x"] {
         assert_eq!(none.get(path).await.status, 400, "{path}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn problems_go_on_and_what_ended_meanwhile_is_over() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let url = server.url();
+    let flags = ["--redis-url", &url, "--history-dir", folder.path().to_str().unwrap()];
+    let dashboard = Dashboard::with(&flags).await;
+    for name in ["kept", "gone"] {
+        take(&mut redis, name.as_bytes(), HOLDER, 600_000);
+        dashboard.lock_when(name, |lock| lock["state"] == "held").await;
+    }
+    run::<()>(&mut redis, &["PERSIST", "kept"]);
+    let leaked = |lock: &Value| lock["problems"][0]["problem"] == "leaked";
+    let before = dashboard.lock_when("kept", leaked).await;
+    dashboard.stop().await;
+    run::<()>(&mut redis, &["DEL", "gone"]);
+    let dashboard = Dashboard::with(&flags).await;
+    let after = dashboard.lock_when("kept", leaked).await;
+    assert_eq!(after["problems"][0]["since"], before["problems"][0]["since"]);
+    let path = "/api/v1/events?from=2001-01-01T00:00:00Z&name=gone";
+    let over = |told: &Value| told["events"][1]["event"] == "ended";
+    let told = dashboard.json_when(path, over).await;
+    assert_eq!(told["events"][1]["detail"], "unseen", "{told}");
 }

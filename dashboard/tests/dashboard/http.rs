@@ -13,6 +13,18 @@ async fn every_answer_is_guarded() {
     for (path, status) in [
         ("/", 200),
         ("/sources", 200),
+        ("/owners", 200),
+        ("/owners?sort=x", 400),
+        ("/owner?id=x", 200),
+        ("/owner", 400),
+        ("/problems", 200),
+        ("/problems?filter=age:x", 400),
+        ("/contention", 200),
+        ("/contention?cursor=x", 400),
+        ("/events", 200),
+        ("/events?from=soon", 400),
+        ("/events?from=-1m&to=-2m", 400),
+        ("/lock?name=a&window=x", 400),
         ("/nowhere", 404),
         ("/?filter=age:x", 400),
         ("/lock", 400),
@@ -25,10 +37,16 @@ async fn every_answer_is_guarded() {
         ("/api/v1/owners", 200),
         ("/api/v1/owners?limit=101", 400),
         ("/api/v1/owners?cursor=x", 400),
+        ("/api/v1/contention", 200),
+        ("/api/v1/contention?sort=age", 400),
+        ("/api/v1/locks?format=csv", 200),
+        ("/api/v1/locks?format=xml", 400),
         ("/api/v1/nowhere", 404),
         ("/api/v1/events", 400),
         ("/api/v1/openapi.json", 200),
         ("/live?path=/nowhere", 400),
+        ("/live?path=/owner", 400),
+        ("/live?path=/events%3Ffrom%3Dsoon", 400),
         ("/live", 400),
         ("/metrics", 200),
         ("/healthz", 200),
@@ -152,8 +170,20 @@ async fn the_description_of_the_api_names_every_route() {
     let dashboard = Dashboard::start(NO_REDIS).await;
     let api = dashboard.json("/api/v1/openapi.json").await;
     let paths: Vec<&String> = api["paths"].as_object().unwrap().keys().collect();
-    let all =
-        ["events", "lock", "locks", "monitor/watch", "owners", "problems", "sources", "stream"];
+    let all = [
+        "acknowledge",
+        "contention",
+        "events",
+        "lock",
+        "locks",
+        "monitor/watch",
+        "owners",
+        "problems",
+        "release",
+        "sources",
+        "stream",
+        "unacknowledge",
+    ];
     assert_eq!(paths, all.map(|route| format!("/api/v1/{route}")).each_ref());
     assert!(api["openapi"].as_str().unwrap().starts_with("3."));
 }

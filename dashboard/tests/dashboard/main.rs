@@ -8,13 +8,16 @@
 )]
 
 mod access;
+mod acknowledge;
 mod history;
 mod http;
+mod keyspace;
 mod kinds;
 mod live;
 mod metrics;
 mod monitor;
 mod redis_server;
+mod release;
 mod serving;
 mod sources;
 mod trouble;

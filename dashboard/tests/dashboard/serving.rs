@@ -92,6 +92,17 @@ impl Dashboard {
         self.json_when(&path, wished).await
     }
 
+    /// The same where several databases are looked at.
+    pub(crate) async fn lock_when_in(
+        &self,
+        name: &str,
+        db: u32,
+        wished: impl Fn(&Value) -> bool,
+    ) -> Value {
+        let path = format!("/api/v1/lock?db={db}&name={}", encoded(name.as_bytes()));
+        self.json_when(&path, wished).await
+    }
+
     /// What the path answers, once `wished` says so.
     pub(crate) async fn json_when(&self, path: &str, wished: impl Fn(&Value) -> bool) -> Value {
         let deadline = Instant::now() + PATIENCE;
@@ -186,6 +197,20 @@ pub(crate) async fn post(
         vec![("Content-Type", "application/x-www-form-urlencoded"), ("Content-Length", &*length)];
     all.extend_from_slice(headers);
     send(address, "POST", path, &all, form).await
+}
+
+/// Sends JSON.
+pub(crate) async fn post_json(
+    address: SocketAddr,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &Value,
+) -> Answer {
+    let body = body.to_string();
+    let length = body.len().to_string();
+    let mut all = vec![("Content-Type", "application/json"), ("Content-Length", &*length)];
+    all.extend_from_slice(headers);
+    send(address, "POST", path, &all, &body).await
 }
 
 async fn send(

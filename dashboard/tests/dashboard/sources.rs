@@ -1,7 +1,7 @@
 //! What is found and followed.
 
 use redis::cmd;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
 use crate::serving::{Dashboard, encoded};
@@ -216,6 +216,43 @@ async fn several_servers_and_databases_are_one_picture() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_hangs_delays_no_other_and_red_locks_are_joined() {
+    let servers = [RedisServer::start(), RedisServer::start(), RedisServer::start()];
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("dashboard.toml");
+    let row = |(name, server): (&str, &RedisServer)| {
+        format!("[[redis]]\nname = \"{name}\"\nurl = \"{}\"\ngroup = \"red\"\n", server.url())
+    };
+    let rows: String = ["a", "b", "c"].into_iter().zip(&servers).map(row).collect();
+    std::fs::write(&file, rows).unwrap();
+    for server in &servers[..2] {
+        take(&mut server.connect(), b"red", HOLDER, 600_000);
+    }
+    let dashboard = Dashboard::with(&["--config", file.to_str().unwrap()]).await;
+    let path = "/api/v1/lock?deployment=b&db=0&name=red";
+    let joined = |lock: &Value| lock["red"]["held"] == json!(["a", "b"]);
+    let lock = dashboard.json_when(path, joined).await;
+    assert_eq!((&lock["red"]["group"], &lock["red"]["of"]), (&json!("red"), &json!(3)));
+    let page = dashboard.get("/lock?deployment=b&db=0&name=red").await.body;
+    assert!(page.contains("2 of 3"), "{page}");
+    let metrics = dashboard.get("/metrics").await.body;
+    for deployment in ["a", "b"] {
+        let line = format!("lockscope_dashboard_locks{{deployment=\"{deployment}\"");
+        assert!(metrics.contains(&line), "{metrics}");
+    }
+    servers[0].freeze();
+    dashboard.listed_when("filter=state:unknown", &["red"]).await;
+    take(&mut servers[2].connect(), b"red", HOLDER, 600_000);
+    take(&mut servers[2].connect(), b"other", HOLDER, 600_000);
+    dashboard.listed_when("filter=deployment:c", &["other", "red"]).await;
+    run::<()>(&mut servers[1].connect(), &["DEL", "red"]);
+    dashboard.json_when(path, |lock| lock["red"]["held"] == json!(["a", "c"])).await;
+    servers[0].thaw();
+    dashboard.listed_when("filter=deployment:a", &["red"]).await;
+    dashboard.listed_when("filter=state:unknown", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn some_names_are_not_looked_at() {
     let server = RedisServer::start();
     let mut redis = server.connect();
@@ -228,7 +265,7 @@ async fn some_names_are_not_looked_at() {
     let matching = Dashboard::with(&["--redis-url", &url, "--scan-match", "orders:*"]).await;
     matching.listed_when("", &["orders:1", "orders:2"]).await;
     let few = Dashboard::with(&["--redis-url", &url, "--max-locks", "3"]).await;
-    let counted = |json: &serde_json::Value| json["counts"]["not_kept"] == 1;
+    let counted = |json: &Value| json["counts"]["not_kept"] == 1;
     let sources = few.json_when("/api/v1/sources", counted).await;
     assert_eq!(sources["counts"]["held"], 3);
 }
@@ -262,7 +299,7 @@ async fn agents_tell_who_their_holders_are() {
     run::<i64>(&mut redis, &["HSET", &java, "52", note]);
 
     let dashboard = Dashboard::start(&server.url()).await;
-    let client = |lock: &serde_json::Value| lock["holders"][0]["client"].clone();
+    let client = |lock: &Value| lock["holders"][0]["client"].clone();
     let lock = dashboard.lock_when("told", |lock| client(lock)["host"].is_string()).await;
     let expected = json!({
         "addr": null, "name": "<b>billing", "host": "db\\u{202e}1", "pid": 4711, "uid": 1000,
@@ -310,7 +347,7 @@ async fn what_agents_tell_may_be_denied() {
     take(&mut redis, b"orders:1", &format!("{AGENT}:{NUMBER}"), 600_000);
     let url = format!("redis://narrow:look@127.0.0.1:{}", server.port);
     let dashboard = Dashboard::with(&["--redis-url", &url, "--monitor", "off"]).await;
-    let detail = |json: &serde_json::Value| {
+    let detail = |json: &Value| {
         let sources = json["sources"].as_array().unwrap();
         let identity = sources.iter().find(|source| source["source"] == "identity").unwrap();
         identity["detail"]
@@ -368,6 +405,13 @@ async fn problems_and_owners_are_listed_page_by_page() {
     assert_eq!(problems["problems"][0]["lock"]["name"], "b");
     assert_eq!(problems["problems"][0]["problem"], "leaked");
     let owners = dashboard.json("/api/v1/owners").await;
+    let csv = dashboard.get("/api/v1/problems?format=csv&limit=1").await;
+    assert_eq!(csv.header("content-type"), Some("text/csv; charset=utf-8"));
+    assert_eq!(csv.body.matches(",leaked,sure,").count(), 3, "all, whatever the limit");
+    let page = dashboard.get("/problems?filter=b").await.body;
+    assert!(page.contains("leaked") && page.matches("<tr id=").count() == 1, "{page}");
+    let page = dashboard.get(&format!("/owner?id={}", &HOLDER[..36])).await.body;
+    assert_eq!(page.matches("<tr id=").count(), 3, "{page}");
     let owner = &owners["owners"][0];
     assert_eq!(owner["id"], HOLDER[..36]);
     assert_eq!((&owner["holds"], &owner["with_problems"]), (&json!(3), &json!(2)));

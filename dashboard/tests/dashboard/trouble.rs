@@ -11,7 +11,7 @@ use crate::serving::Dashboard;
 
 /// What an account needs that looks at locks and may do nothing else. The patterns are literal ones: a right to
 /// `redisson_*` would not allow to subscribe to them.
-const OBSERVER: [&str; 35] = [
+const OBSERVER: [&str; 40] = [
     "ACL",
     "SETUSER",
     "observer",
@@ -21,6 +21,8 @@ const OBSERVER: [&str; 35] = [
     "resetchannels",
     "&redisson_lock__channel:*",
     "&redisson_rwlock:*",
+    "&__keyspace@*",
+    "&__keyevent@*",
     "-@all",
     "+client|list",
     "+llen",
@@ -45,6 +47,9 @@ const OBSERVER: [&str; 35] = [
     "+exec",
     "+ping",
     "+psubscribe",
+    "+subscribe",
+    "+unsubscribe",
+    "+config|get",
     "+info",
     "+select",
 ];

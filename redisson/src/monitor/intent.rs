@@ -117,7 +117,10 @@ pub(super) fn of_own(script: &script::Script) -> Intent {
         "release_read" => Intent::OwnRelease(Kind::Read),
         "release_write" => Intent::OwnRelease(Kind::Write),
         "hand_over" => Intent::OwnHandOver,
-        "force_release" => Intent::OwnForce,
+        "force_release"
+        | "force_release_holder"
+        | "force_release_reader"
+        | "force_release_writer" => Intent::OwnForce,
         _ => Intent::Nothing,
     }
 }

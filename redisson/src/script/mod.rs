@@ -9,6 +9,7 @@
 mod args;
 mod fair;
 mod fenced;
+mod force;
 mod read_write;
 mod reply;
 
@@ -20,12 +21,13 @@ use sha1::{Digest, Sha1};
 pub use args::Args;
 pub use fair::{acquire_fair, release_fair};
 pub use fenced::{acquire_fenced, hand_over_fenced};
+pub use force::{Seen, force_release, force_release_holder, remove_place};
 pub use read_write::{
     MAX_READ_COUNT, acquire_read, acquire_write, keep_read, release_read, release_write,
 };
 pub use reply::{
     Acquired, BadReply, Forced, HandedOver, Kept, QueuePlace, Reader, Released, Shown, Value,
-    parse_acquire, parse_force_release, parse_hand_over, parse_keep, parse_release, parse_show,
+    parse_acquire, parse_forced, parse_hand_over, parse_keep, parse_release, parse_show,
 };
 
 use crate::{HolderId, Lease, LockName, keys, shape};
@@ -87,10 +89,14 @@ script!(/** Ends a write hold. */ RELEASE_WRITE, "release_write": "release_write
 script!(/** Ends a fair hold, or a wait for one. */ RELEASE_FAIR, "release_fair": "queue.lua" "release_fair.lua");
 script!(/** Passes a lock between two holders of one client. */ HAND_OVER, "hand_over": "fence.lua" "hand_over.lua");
 script!(/** Ends a lock for an operator. */ FORCE_RELEASE, "force_release": "queue.lua" "force_release.lua");
+script!(/** Ends one of its holds for an operator. */ FORCE_RELEASE_HOLDER, "force_release_holder": "as_seen.lua" "release.lua");
+script!(/** The same for a read hold. */ FORCE_RELEASE_READER, "force_release_reader": "as_seen.lua" "release_read.lua");
+script!(/** The same for a write hold. */ FORCE_RELEASE_WRITER, "force_release_writer": "as_seen.lua" "release_write.lua");
+script!(/** Takes a dead waiter out of a queue for an operator. */ REMOVE_PLACE, "remove_place": "queue.lua" "remove_place.lua");
 script!(/** Tells what a lock looks like. */ SHOW, "show": "show.lua");
 
 /// Every script, for loading them on connecting.
-pub static ALL: [&Script; 13] = [
+pub static ALL: [&Script; 17] = [
     &ACQUIRE,
     &ACQUIRE_READ,
     &ACQUIRE_WRITE,
@@ -103,6 +109,10 @@ pub static ALL: [&Script; 13] = [
     &RELEASE_FAIR,
     &HAND_OVER,
     &FORCE_RELEASE,
+    &FORCE_RELEASE_HOLDER,
+    &FORCE_RELEASE_READER,
+    &FORCE_RELEASE_WRITER,
+    &REMOVE_PLACE,
     &SHOW,
 ];
 
@@ -190,28 +200,6 @@ pub fn hand_over(name: &LockName, from: &HolderId, to: &HolderId, lease: Lease) 
         keys: Args::from([name.as_bytes()]),
         args: Args::from([text(from), text(to), text(lease.millis()), channel]),
     }
-}
-
-/// Ends a lock of any kind for an operator, if its holders and counts are still exactly `seen`. Tells waiters, and
-/// each holder's agent on its [`keys::forced_channel`]. Read the reply with [`parse_force_release`].
-#[must_use]
-pub fn force_release(name: &LockName, seen: &[shape::Holder], publish: Publish) -> Call {
-    let verbs = publish.commands();
-    let mut args = Args::from([
-        keys::channel(name),
-        keys::read_write_channel(name),
-        keys::fair_channels(name),
-        text(MAX_READ_COUNT),
-        text(verbs.len()),
-    ]);
-    args.extend(verbs);
-    for holder in seen {
-        args.push_text(holder.id);
-        args.push_text(holder.count);
-        args.push(keys::read_markers(name, &holder.id));
-        args.push(keys::forced_channel(&holder.id.client));
-    }
-    Call { script: &FORCE_RELEASE, keys: with_queue(name), args }
 }
 
 /// The lock with the keys of a fair lock's queue.

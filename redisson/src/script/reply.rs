@@ -121,9 +121,9 @@ pub enum HandedOver {
 /// What came of a forced release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forced {
-    /// The lock is gone, waiters were told.
+    /// Lock, hold or place is gone, whom it concerns was told.
     Released,
-    /// It was free already.
+    /// It was gone already.
     Free,
     /// It is not as the operator saw it: nothing was done.
     Changed,
@@ -269,11 +269,11 @@ pub fn parse_hand_over(reply: &Value) -> Result<HandedOver, BadReply> {
     }
 }
 
-/// Reads the reply to [`super::force_release`].
+/// Reads the reply to [`super::force_release`], [`super::force_release_holder`] and [`super::remove_place`].
 ///
 /// # Errors
 /// When it is no such reply.
-pub fn parse_force_release(reply: &Value) -> Result<Forced, BadReply> {
+pub fn parse_forced(reply: &Value) -> Result<Forced, BadReply> {
     match reply.array() {
         Some([Value::Int(1)]) => Ok(Forced::Released),
         Some([Value::Int(0)]) => Ok(Forced::Free),
@@ -358,7 +358,7 @@ mod tests {
             assert!(parse_keep(&reply, 1).is_err());
             assert!(parse_release(&reply).is_err());
             assert!(parse_hand_over(&reply).is_err());
-            assert!(parse_force_release(&reply).is_err());
+            assert!(parse_forced(&reply).is_err());
             assert!(parse_show(&reply).is_err());
         }
         assert!(parse_keep(&Value::Array(vec![Value::Int(1)]), 2).is_err());

@@ -1,10 +1,15 @@
-//! How many requests, how they ended, how long they took.
+//! How many requests, how they ended, how long they took; and each one's span, where traces are sent.
 
 use axum::extract::{MatchedPath, Request, State};
+use axum::http::HeaderMap;
 use axum::middleware::Next;
 use axum::response::Response;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 use tokio::time::Instant;
+use tracing::Span;
+use tracing::field::Empty;
+
+use crate::trace::{self, TraceParent};
 
 /// Seconds; requests are answered from memory, so a second is already bad.
 const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0];
@@ -43,14 +48,41 @@ impl HttpMetrics {
     }
 }
 
+/// What programs ask for every few seconds: a trace of it tells nobody anything.
+const PROBED: [&str; 3] = ["/metrics", "/healthz", "/readyz"];
+
 /// Middleware for `axum::middleware::from_fn_with_state` that counts into [`HttpMetrics`]. Add it
 /// with `Router::layer` after the routes, so that it knows which one matched.
 pub async fn measure(State(metrics): State<HttpMetrics>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let start = Instant::now();
+    let span = server_span(&request, route.as_ref());
     let response = next.run(request).await;
     let route = route.as_ref().map_or("none", MatchedPath::as_str);
+    span.record("http.response.status_code", response.status().as_u16());
+    if response.status().is_server_error() {
+        span.record("otel.status_code", "ERROR");
+    }
     metrics.requests.with_label_values(&[route, response.status().as_str()]).inc();
     metrics.seconds.with_label_values(&[route]).observe(start.elapsed().as_secs_f64());
     response
+}
+
+/// A request's span, named as OpenTelemetry names those of servers: by the route, since paths may hold anything.
+fn server_span(request: &Request, route: Option<&MatchedPath>) -> Span {
+    let Some(route) = route.map(MatchedPath::as_str).filter(|route| !PROBED.contains(route)) else {
+        return Span::none();
+    };
+    let span = tracing::info_span!(
+        target: trace::TARGET, parent: None, "GET",
+        otel.name = format_args!("{} {route}", request.method()), otel.kind = "server",
+        http.request.method = request.method().as_str(), http.route = route,
+        http.response.status_code = Empty, otel.status_code = Empty,
+    );
+    trace::within(span, &parent(request.headers()))
+}
+
+fn parent(headers: &HeaderMap) -> TraceParent {
+    let header = headers.get("traceparent").and_then(|value| value.to_str().ok());
+    header.map_or_else(TraceParent::default, TraceParent::read)
 }

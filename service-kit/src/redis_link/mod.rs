@@ -23,7 +23,7 @@ mod subscriber;
 mod supervisor;
 mod tap;
 mod target;
-mod tls;
+pub(crate) mod tls;
 
 pub use error::{CallError, ServerError};
 pub use link::{Link, LinkOptions, LinkState, LinkStatus};

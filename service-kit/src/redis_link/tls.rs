@@ -31,12 +31,17 @@ pub(crate) async fn handshake(
     // Made anew for each connection, so that renewed certificates are taken up; reading them
     // blocks.
     let ca_file = ca_file.map(Path::to_owned);
-    let config = tokio::task::spawn_blocking(move || config(ca_file.as_deref()));
+    let config = tokio::task::spawn_blocking(move || client_config(ca_file.as_deref()));
     let config = config.await.map_err(io::Error::other)??;
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 
-fn config(ca_file: Option<&Path>) -> io::Result<ClientConfig> {
+/// How a client trusts servers: those that an authority in the file has signed, or one of the system's.
+///
+/// # Errors
+///
+/// When there is none, or the file cannot be read.
+pub(crate) fn client_config(ca_file: Option<&Path>) -> io::Result<ClientConfig> {
     let roots = match ca_file {
         Some(path) => roots_of_file(path)?,
         None => system_roots()?,

@@ -12,7 +12,7 @@ use service_kit::telemetry;
 #[tokio::test]
 #[ignore = "runs as the child of the test below"]
 async fn child() {
-    telemetry::init("info").unwrap();
+    let _telemetry = telemetry::init("info", "kit", "0").unwrap();
     let shutdown = Shutdown::new();
     shutdown.listen_for_signals().unwrap();
     let token = shutdown.token();

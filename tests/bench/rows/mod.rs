@@ -1,6 +1,7 @@
 //! The rows of the bench: each measures the agent, its peers and the bare limits in one run, round by round.
 
 mod alone;
+mod browser;
 mod dead_worker;
 mod kept;
 mod memory;
@@ -42,6 +43,8 @@ pub(crate) enum Name {
     DeadWorker,
     /// An agent with nothing to do
     Memory,
+    /// From a change in Redis to the row in a browser, with 500 streams beside it
+    Browser,
 }
 
 /// How to measure.
@@ -71,6 +74,7 @@ impl Name {
             Self::Kept => kept::kept(stage).await,
             Self::DeadWorker => dead_worker::dead_worker(stage).await,
             Self::Memory => memory::memory(stage).await,
+            Self::Browser => browser::browser(stage).await,
         };
         let rounds = rounds.with_context(|| format!("row {name}"))?;
         Ok(Row::new(name, about, rounds))

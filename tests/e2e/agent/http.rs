@@ -72,6 +72,36 @@ async fn names_never_become_labels_without_end() -> Result<()> {
     Ok(())
 }
 
+/// The most series of one agent, whatever its locks are called.
+const SERIES: usize = 10_000;
+
+#[tokio::test]
+async fn ten_thousand_names_stay_within_the_bound_on_series() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    let letter = |n: u32| char::from(b'a' + u8::try_from(n % 26).unwrap_or(0));
+    for batch in 0..100_u32 {
+        let mut bytes = Vec::new();
+        for i in batch * 100..(batch + 1) * 100 {
+            let name: String = [i / 17_576, i / 676, i / 26, i].map(letter).iter().collect();
+            let kind = ["lock", "fair", "fenced", "read", "write"][i as usize % 5];
+            bytes.extend_from_slice(
+                format!("LOCK {name} KIND {kind}\r\nUNLOCK {name}\r\n").as_bytes(),
+            );
+        }
+        worker.send_bytes(&bytes).await?;
+        for _ in 0..200 {
+            worker.reply().await?.ok()?;
+        }
+    }
+    let metrics = bench.agent.metrics().await?;
+    assert_eq!(metrics.sum("lockscope_agent_lock_groups", &[]), 10_000.0);
+    assert_eq!(metrics.sum("lockscope_agent_holds", &[]), 0.0);
+    let series = metrics.0.lines().filter(|line| !line.starts_with('#')).count();
+    assert!(series < SERIES, "{series}");
+    promtool(&metrics.0)
+}
+
 #[tokio::test]
 async fn sessions_are_listed_only_when_allowed() -> Result<()> {
     let bench = Bench::new().await?;

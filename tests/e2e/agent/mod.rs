@@ -7,6 +7,7 @@ mod events;
 mod fair;
 mod fenced;
 mod foreign;
+mod grace;
 mod http;
 mod kinds;
 mod leases;
@@ -17,6 +18,7 @@ mod outage;
 mod protocol;
 mod queue;
 mod read_write;
+mod red;
 mod requests;
 mod sockets;
 mod together;
@@ -35,11 +37,11 @@ pub(crate) struct Bench {
 
 impl Bench {
     /// With the agent's own settings.
-    async fn new() -> Result<Self> {
+    pub(crate) async fn new() -> Result<Self> {
         Self::with(&[]).await
     }
 
-    async fn with(flags: &[&str]) -> Result<Self> {
+    pub(crate) async fn with(flags: &[&str]) -> Result<Self> {
         let redis = RedisServer::start().await?;
         let direct = redis.client().await?;
         Ok(Self { agent: Agent::with(&redis, flags).await?, redis, direct })

@@ -1,6 +1,7 @@
 //! The dashboard as a process of its own, on a Redis where an agent and others hold locks.
 
 mod browser;
+mod browsing;
 mod found;
 mod pages;
 mod problems;

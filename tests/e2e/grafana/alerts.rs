@@ -188,6 +188,48 @@ async fn crowds_and_those_who_give_up_are_told() -> Result<()> {
 }
 
 #[tokio::test]
+async fn monitor_that_stays_on_is_told() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let flags = ["--monitor", "on", "--monitor-unbounded"];
+    let dashboard = Dashboard::start(&redis.url(), &flags).await?;
+    let jobs = [("lockscope-dashboard", vec![dashboard.port()])];
+    let prometheus = Prometheus::start(&jobs, &hurried(&text(RULES)?)).await?;
+    let labels = eventually("LockscopeMonitorOn", async || {
+        let firing = prometheus.firing().await?;
+        let ours = firing.iter().find(|labels| labels["alertname"] == "LockscopeMonitorOn");
+        ours.cloned().ok_or_else(|| anyhow::anyhow!("firing: {firing:?}"))
+    })
+    .await;
+    assert_eq!((&labels["outcome"], &labels["severity"]), (&"unbounded".into(), &"warning".into()));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_release_by_force_is_told() -> Result<()> {
+    let watched = Watched::start().await?;
+    let mut worker = watched.agent.client().await?;
+    lock(&mut worker, "orders:9").await?;
+    eventually("the group to be scraped", async || {
+        let seen = watched.prometheus.query("lockscope_agent_locks_lost_total").await?;
+        ensure!(!seen.is_empty(), "not yet");
+        Ok(())
+    })
+    .await;
+    // What the dashboard's script does.
+    let mut direct = watched.redis.client().await?;
+    let holder = direct.call("HGETALL orders:9").await?.ok()?.items()?[0].text();
+    let agent = holder.split(':').next().unwrap_or_default();
+    direct.call("DEL orders:9").await?.ok()?;
+    let channel = format!("lockscope:forced:{{{agent}}}");
+    direct.call_args(&["PUBLISH", &channel, &format!("{holder} orders:9")]).await?.ok()?;
+    let labels = watched.fires("LockscopeForceReleased").await;
+    assert_eq!((&labels["lock_group"], &labels["severity"]), (&"orders:*".into(), &"info".into()));
+    let firing = watched.firing().await?;
+    assert!(!firing.contains("LockscopeLockLost"), "it was meant to be: {firing:?}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_agent_that_stands_still_is_down_and_then_says_so() -> Result<()> {
     let mut watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;

@@ -19,7 +19,7 @@ use anyhow::{Context as _, Result, bail};
 use harness::{Client, RedisServer, Reply};
 use redisson::script::{
     Acquired, Call, Forced, HandedOver, Kept, Publish, Released, Shown, Value, parse_acquire,
-    parse_force_release, parse_hand_over, parse_keep, parse_release, parse_show,
+    parse_forced, parse_hand_over, parse_keep, parse_release, parse_show,
 };
 use redisson::{ClientId, HolderId, Lease, LockName, keys, script, shape};
 
@@ -102,9 +102,14 @@ impl Bench {
         Ok(parse_hand_over(&reply)?)
     }
 
+    async fn forced(&mut self, call: &Call) -> Result<Forced> {
+        Ok(parse_forced(&self.call(call).await?)?)
+    }
+
     async fn force_release(&mut self, name: &LockName, seen: &[shape::Holder]) -> Result<Forced> {
-        let reply = self.call(&script::force_release(name, seen, Publish::Plain)).await?;
-        Ok(parse_force_release(&reply)?)
+        let hash = shape::LockHash { holders: seen.to_vec(), ..Default::default() };
+        let seen = script::Seen { hash: &hash, most_left: None };
+        self.forced(&script::force_release(name, seen, Publish::Plain)).await
     }
 
     async fn show(&mut self, name: &LockName) -> Result<Shown> {

@@ -55,6 +55,13 @@ async fn each_script_is_seen_as_what_it_did() -> Result<()> {
     let (l, p) = (lease(30_000), Publish::Plain);
     let wait = Duration::from_secs(60);
     let holder = |id, count| shape::Holder { id, count };
+    let hash = |holders, mode: Option<&str>| shape::LockHash {
+        holders,
+        mode: mode.map(Into::into),
+        ..Default::default()
+    };
+    let (held, read) = (hash(vec![holder(one, 1)], None), hash(vec![holder(two, 2)], Some("read")));
+    let seen = |hash| script::Seen { hash, most_left: None };
     let steps: Vec<(Call, &[&str])> = vec![
         (script::acquire(&a, &one, l), &["acquired a lock 1"]),
         (script::acquire(&a, &theirs(), l), &["refused a lock 47"]),
@@ -66,7 +73,7 @@ async fn each_script_is_seen_as_what_it_did() -> Result<()> {
         (script::release(&a, &two, p), &["released a lock 2"]),
         (script::acquire_fenced(&t, &one, l, 1), &["acquired token fenced 1"]),
         (script::acquire_fenced(&t, &two, l, 1), &["refused token fenced 2"]),
-        (script::force_release(&t, &[holder(one, 1)], p), &["force_released token - -"]),
+        (script::force_release(&t, seen(&held), p), &["force_released token - -"]),
         (script::acquire_fair(&f, &one, l, wait, true), &["acquired fair fair 1"]),
         (script::acquire_fair(&f, &two, l, wait, false), &["refused fair fair 2"]),
         (script::acquire_fair(&f, &two, l, wait, true), &["queued fair fair 2"]),
@@ -82,7 +89,10 @@ async fn each_script_is_seen_as_what_it_did() -> Result<()> {
         (script::keep_read([(&rw, two, 2)], l), &["renewed rw read 2"]),
         (script::release_read(&rw, &one, p), &["released rw read 1"]),
         (script::release_read(&rw, &one, p), &["release_found_nothing rw read 1"]),
-        (script::release_read(&rw, &two, p), &["released rw read 2"]),
+        (
+            script::force_release_holder(&rw, seen(&read), &holder(two, 2), p),
+            &["force_released rw - -"],
+        ),
         (script::release_write(&rw, &write, p), &["release_found_nothing rw write 1w"]),
         (script::show(&a), &[]),
     ];

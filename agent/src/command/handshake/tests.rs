@@ -6,7 +6,12 @@ const CLIENT: Client = Client { id: 7, pid: Some(42) };
 fn ask(line: &str, state: &mut ClientState) -> Option<Answer> {
     let mut decoder = Decoder::default();
     let input = format!("{line}\r\n");
-    answer(decoder.decode(input.as_bytes()).unwrap().unwrap().args, state, CLIENT)
+    answer(
+        decoder.decode(input.as_bytes()).unwrap().unwrap().args,
+        state,
+        CLIENT,
+        &AgentInfo::unknown(),
+    )
 }
 
 fn reply(line: &str) -> Frame {

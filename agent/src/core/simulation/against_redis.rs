@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use harness::{Client, RedisServer, Reply};
-use redisson::script::{self, Call, Publish, Value};
+use redisson::script::{self, Call, Publish, Seen, Value};
 use redisson::{ClientId, HolderId, Lease, LockName, keys};
 
 use super::dice::Dice;
@@ -115,8 +115,8 @@ impl Pair {
             26 => {
                 let fields = self.model.fields(lock).to_vec();
                 let pairs = fields.iter().map(|(f, v)| (f.as_bytes(), v.as_bytes()));
-                let seen = redisson::shape::LockHash::read(pairs).holders;
-                script::force_release(&name, &seen, publish)
+                let hash = redisson::shape::LockHash::read(pairs);
+                script::force_release(&name, Seen { hash: &hash, most_left: None }, publish)
             }
             27 => return Step::Plain(words(&format!("HSET {lock} {other} 2"))),
             28 => return Step::Plain(words(&format!("HSET {lock} colour red"))),

@@ -21,9 +21,12 @@ fn usual() -> Settings {
         handover_max_time: Duration::from_millis(100),
         poll_max: Duration::from_secs(5),
         max_waiters: 1000,
+        max_grace: Duration::ZERO,
+        max_graced: 0,
         require_session: false,
         response_timeout: Duration::from_secs(1),
         publish: Publish::Plain,
+        red: None,
     }
 }
 

@@ -12,6 +12,7 @@ use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name};
 pub(super) enum Mend {
     ServerUp,
     Memory,
+    Disk(usize),
     Refusal,
     Alien(&'static str),
     Counter(&'static str),
@@ -51,13 +52,19 @@ impl Simulation {
                     self.at(until, Event::Resume { host });
                 }
             }
-            21 if self.dice.one_in(2) => self.kill_agent(host),
+            21 if self.dice.one_in(2) => return self.kill_agent(host),
             22 if self.dice.one_in(2) => {
                 self.log(|| format!("the counter of {lock} is evicted"));
                 self.laws.tokens.counter_lost(lock, &self.server.redis);
                 self.server.redis.keys_mut().remove(&counter(lock));
             }
             30 => self.spoil_counter(lock),
+            31 => {
+                self.log(|| format!("the disk of host {host} is full"));
+                self.hosts[host].disk.full = true;
+                let pause = self.trouble_time();
+                self.after(pause, Event::Mend(Mend::Disk(host)));
+            }
             22 => {
                 self.log(|| format!("{lock} is evicted"));
                 self.laws.excuse_key(lock, &self.server.redis);
@@ -187,16 +194,26 @@ impl Simulation {
         Ok(())
     }
 
-    fn kill_agent(&mut self, host: usize) {
+    fn kill_agent(&mut self, host: usize) -> Lawful {
         self.log(|| format!("agent {host} is killed and starts anew"));
         let sessions = self.hosts[host].sessions.len();
+        let survivors = self.survivors(host);
+        self.forget_ends(host);
+        if self.hosts[host].disk.broken {
+            self.hosts[host].sessions.values_mut().for_each(|s| s.ticket_unsure = true);
+        }
         self.hosts[host].restart(self.now);
         self.drop_subscriptions(host);
         self.connect_all(host);
-        for _ in 0..sessions {
+        self.hosts[host].sessions.retain(|id, _| survivors.contains(id));
+        for id in &survivors {
+            self.come_back(host, *id);
+        }
+        for _ in survivors.len()..sessions {
             let pause = self.think(host);
             self.after(pause, Event::Join { host });
         }
+        self.pump(host)
     }
 
     pub(super) fn mend(&mut self, mend: Mend) {
@@ -204,6 +221,7 @@ impl Simulation {
         match mend {
             Mend::ServerUp => self.server.up = true,
             Mend::Refusal => self.server.refusal = None,
+            Mend::Disk(host) => self.hosts[host].disk.full = false,
             Mend::Memory => self.server.redis.full = false,
             Mend::Counter(lock) => {
                 let spoilt = |entry: &Entry| !entry.content.is_counter();
@@ -233,6 +251,7 @@ impl Simulation {
             self.mend(Mend::Counter(lock));
         }
         for host in 0..self.hosts.len() {
+            self.mend(Mend::Disk(host));
             for link in &mut self.hosts[host].links {
                 link.set_weather(Weather::Dark, 0);
             }

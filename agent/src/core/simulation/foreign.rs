@@ -104,19 +104,20 @@ impl Simulation {
 
     /// An operator releases what stands there, as the dashboard does.
     pub(super) fn force_release(&mut self, lock: &'static str) {
-        let seen: Vec<redisson::shape::Holder> = {
+        let hash = {
             let fields = self.server.redis.fields(lock);
             let pairs = fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
-            redisson::shape::LockHash::read(pairs).holders
+            redisson::shape::LockHash::read(pairs)
         };
+        let seen = redisson::script::Seen { hash: &hash, most_left: None };
         self.laws.excuse_key(lock, &self.server.redis);
         let publish = redisson::script::Publish::Plain;
-        let call = redisson::script::force_release(&lock_name(lock), &seen, publish);
+        let call = redisson::script::force_release(&lock_name(lock), seen, publish);
         let served = self.server.redis.serve(&call);
         self.log(|| format!("an operator releases {lock}: {:?}", served.reply));
         if served.reply == Ok(Value::Array(vec![Value::Int(1)])) {
             self.publish(&served.published);
-            for holder in seen {
+            for holder in hash.holders {
                 let Some(host) = self.hosts.iter().position(|host| host.client == holder.id.client)
                 else {
                     continue;

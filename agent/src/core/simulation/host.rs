@@ -9,6 +9,7 @@ use redisson::script::{Publish, Value};
 use redisson::{ClientId, Grouping, Lease, LockName, Moment};
 
 use super::dice::Dice;
+use super::grace::Disk;
 use super::link::Link;
 use super::worker::Session;
 use crate::command::Command;
@@ -77,6 +78,7 @@ pub(super) struct Host {
     /// Numbers that a script was sent to remove, and those that were ever granted.
     pub(super) removed: BTreeSet<Number>,
     pub(super) granted: BTreeSet<Number>,
+    pub(super) disk: Disk,
     offset: u64,
     /// How much faster its clock runs than Redis', in millionths.
     drift: i64,
@@ -93,9 +95,12 @@ pub(super) fn settings(dice: &mut Dice) -> Settings {
         handover_max_time: Duration::from_millis(dice.pick(&[20, 100])),
         poll_max: Duration::from_millis(dice.pick(&[1000, 5000])),
         max_waiters: dice.pick(&[3, 1000, 1000, 1000]),
+        max_grace: Duration::from_secs(600),
+        max_graced: 1000,
         require_session: false,
         response_timeout: Duration::from_millis(response_timeout),
         publish: Publish::Plain,
+        red: None,
     }
 }
 
@@ -124,6 +129,7 @@ impl Host {
             calm_since: 0,
             removed: BTreeSet::new(),
             granted: BTreeSet::new(),
+            disk: Disk::default(),
             offset,
             drift,
         }
@@ -142,8 +148,10 @@ impl Host {
         self.inbox.clear();
         self.tick_at = Moment::default();
         self.alarm_at = u64::MAX;
-        self.sessions.clear();
         self.calm_since = now;
+        self.disk.records = 0;
+        let past = self.disk.past.clone();
+        self.core.restore(self.boot(now), past);
     }
 
     /// Its boot clock at a true instant.

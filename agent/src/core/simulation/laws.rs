@@ -61,6 +61,10 @@ impl Laws {
         }
     }
 
+    pub(super) fn excuse(&mut self, lock: &str, field: String) {
+        self.excused.insert((lock.to_owned(), field));
+    }
+
     pub(super) fn excuse_all(&mut self, redis: &Redis) {
         for lock in NAMES {
             self.excuse_key(lock, redis);
@@ -435,11 +439,19 @@ impl Simulation {
                     core.next_deadline()
                 ));
             }
+            if !core.claims.is_empty() {
+                return Err(format!("host {index} counts {:?}", core.claims));
+            }
             if !host.wishes.is_empty() || !core.ready.is_empty() || !core.sessions.is_empty() {
                 return Err(format!("host {index} keeps {:?} {:?}", host.wishes, core.sessions));
             }
             let figures = &host.figures;
-            let gauges = [&figures.jeopardy_holds, &figures.subscriptions, &figures.sessions];
+            let gauges = [
+                &figures.jeopardy_holds,
+                &figures.subscriptions,
+                &figures.sessions,
+                &figures.away_sessions,
+            ];
             if gauges.iter().any(|gauge| gauge.get() != 0) {
                 return Err(format!("host {index}: its gauges are not back at 0"));
             }

@@ -10,7 +10,7 @@ use crate::resp::{Frame, Outgoing};
 use crate::session::SessionId;
 
 /// A time as replies tell it.
-fn told(ms: i64) -> Duration {
+pub(super) fn told(ms: i64) -> Duration {
     Duration::from_millis(ms.unsigned_abs())
 }
 
@@ -79,6 +79,8 @@ impl Simulation {
             Asked::Holds => (None, self.holds_told(host, id, frame)),
             Asked::Token(token) if *frame == Frame::Int(token) => (None, Ok(())),
             Asked::Token(token) => (None, Err(format!("{frame:?} in place of {token}"))),
+            Asked::Grace => (None, self.graced(host, id, frame)),
+            Asked::Resume => return self.resumed(host, id, came, frame),
             Asked::Other => (None, Ok(())),
         };
         outcome.map_err(|breach| format!("host {host} {id:?}: {breach}"))?;

@@ -14,8 +14,8 @@ use super::link::{COMMANDS, MESSAGES, RENEWALS};
 use super::redis::Entry;
 use super::redis::Redis;
 use super::wire::Packet;
-use crate::core::{Action, Failure, Lane};
-use crate::session::SessionId;
+use crate::core::{Action, Failure, Lane, Node};
+use crate::session::{Peer, SessionId};
 
 /// What a law's breach says.
 pub(super) type Lawful<T = ()> = Result<T, String>;
@@ -72,6 +72,11 @@ pub(super) enum Event {
     },
     Resume {
         host: usize,
+    },
+    Reconnect {
+        host: usize,
+        run: u64,
+        session: SessionId,
     },
     Act {
         host: usize,
@@ -309,6 +314,10 @@ impl Simulation {
                 Ok(())
             }
             Event::Resume { host } => self.resume(host),
+            Event::Reconnect { host, run, session } if self.is_run(host, run) => {
+                self.reconnect(host, session);
+                Ok(())
+            }
             Event::Act { host, run, session, owner } if self.is_run(host, run) => {
                 self.act(host, session, owner);
                 Ok(())
@@ -386,13 +395,13 @@ impl Simulation {
         match input {
             Input::Outcome { op, outcome: Ok(reply), .. } => core.on_reply(now, op, &reply),
             Input::Outcome { op, outcome: Err(failure), .. } => core.on_failure(now, op, &failure),
-            Input::Connected => core.verify_all(now),
-            Input::Message(name) => core.on_message(now, &name),
-            Input::Subscribed(name) => core.on_subscribed(now, &name),
-            Input::Unsubscribed => core.on_unsubscribed(),
-            Input::Forced(name, number) => core.on_forced(now, &name, number),
+            Input::Connected => core.verify(now, Node::Main),
+            Input::Message(name) => core.on_message(now, Node::Main, &name),
+            Input::Subscribed(name) => core.on_subscribed(now, Node::Main, &name),
+            Input::Unsubscribed => core.on_unsubscribed(Node::Main),
+            Input::Forced(name, number) => core.on_forced(now, Node::Main, &name, number),
             Input::Opened(id, resp3) => {
-                core.on_open(now, id, crate::session::Peer::default(), [1; 16]);
+                core.on_open(now, id, Peer::default(), secret(id));
                 core.on_protocol(id, resp3);
             }
             Input::Command(id, command) => core.on_command(now, id, command),
@@ -427,13 +436,14 @@ impl Simulation {
     fn perform(&mut self, host: usize, action: Action) -> Lawful {
         let run = self.hosts[host].run;
         match action {
-            Action::Send { op, lane, call } => {
+            Action::Send { op, lane, call, .. } => {
                 self.laws.sending(&mut self.hosts[host], &call)?;
                 let lane = if lane == Lane::Renewals { RENEWALS } else { COMMANDS };
                 self.send(host, op, lane, call);
             }
             Action::Deliver(session, outgoing) => self.deliver(host, session, outgoing)?,
-            Action::Subscribe(channel) => {
+            Action::Journal(record) => self.journal(host, record),
+            Action::Subscribe(_, channel) => {
                 let name = lock_of(&channel);
                 let state = &mut self.hosts[host];
                 if !state.wishes.insert(name.clone()) {
@@ -442,7 +452,7 @@ impl Simulation {
                 let generation = state.links[MESSAGES].generation;
                 self.after(200, Event::Subscribe { host, run, generation, name });
             }
-            Action::Unsubscribe(channel) => {
+            Action::Unsubscribe(_, channel) => {
                 let name = lock_of(&channel);
                 let state = &mut self.hosts[host];
                 if !state.wishes.remove(&name) {
@@ -473,6 +483,11 @@ impl Simulation {
         }
         self.pump(host)
     }
+}
+
+/// A connection's secret.
+pub(super) fn secret(id: SessionId) -> [u8; 16] {
+    u128::from(id.0).to_be_bytes()
 }
 
 pub(super) fn channel(name: &LockName) -> String {

@@ -240,11 +240,21 @@ fn force_release(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<
     if fields.is_empty() {
         return Ok(ints(&[0]));
     }
-    let verbs = usize::try_from(number(&args[4])).expect("a small count");
-    let seen: Vec<&[String]> = args[5 + verbs..].chunks(4).collect();
-    let read_write = run.hexists(lock, "mode")?;
-    if fields.len() - usize::from(read_write) != seen.len() {
+    assert_eq!(args[5], "-1", "nobody compares times to live here");
+    let small = |text: &str| usize::try_from(number(text)).expect("a small count");
+    let (alien, verbs) = (small(&args[6]), small(&args[7]));
+    let (alien, rest) = args[8..].split_at(alien);
+    let seen: Vec<&[String]> = rest[verbs..].chunks(4).collect();
+    let mode = run.hget(lock, "mode")?;
+    let read_write = mode.is_some();
+    let others = fields.len() - usize::from(read_write);
+    if mode.unwrap_or_default() != args[4] || others != alien.len() + seen.len() {
         return Ok(ints(&[2]));
+    }
+    for field in alien {
+        if !run.hexists(lock, field)? {
+            return Ok(ints(&[2]));
+        }
     }
     for holder in &seen {
         if run.hget(lock, &holder[0])?.as_ref() != Some(&holder[1]) {

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease, LockName, Moment};
 
+use super::grace::{Ticket, hex};
 use super::host::{Input, micros};
-use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name};
+use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name, secret};
 use crate::command::{Command, HoldRequest, ListRequest, LockRequest, Wait};
 use crate::resp::{Frame, Outgoing};
 use crate::session::SessionId;
@@ -35,6 +36,8 @@ pub(super) enum Asked {
     Unlock { owner: usize, lock: &'static str },
     Extend { owner: usize, lock: &'static str },
     Holds,
+    Grace,
+    Resume,
     Other,
     Token(i64),
 }
@@ -60,11 +63,20 @@ pub(super) struct Session {
     pub(super) asked: VecDeque<(u64, Asked)>,
     /// Two tasks share it. Then no wait is without a limit: replies keep the commands' order, so that two such
     /// connections could keep one another from hearing of what they hold.
-    shared: bool,
+    pub(super) shared: bool,
     /// What came while it did not read, and when.
-    unread: VecDeque<(u64, Outgoing)>,
-    reading: bool,
+    pub(super) unread: VecDeque<(u64, Outgoing)>,
+    pub(super) reading: bool,
     next_token: i64,
+    /// It has a connection; else it is about to get another one.
+    pub(super) connected: bool,
+    /// With which it comes back to its session, if that outlives its connection.
+    pub(super) ticket: Option<Ticket>,
+    /// Its agent was killed before the disk had room for what it had told: the ticket may be unknown to the next one.
+    pub(super) ticket_unsure: bool,
+    pub(super) grace: Duration,
+    /// Owners and locks of commands that its last connection left unanswered.
+    pub(super) unsure: Vec<(usize, &'static str)>,
 }
 
 impl Session {
@@ -76,6 +88,11 @@ impl Session {
             unread: VecDeque::new(),
             reading: true,
             next_token: 0,
+            connected: true,
+            ticket: None,
+            ticket_unsure: false,
+            grace: Duration::ZERO,
+            unsure: Vec::new(),
         }
     }
 }
@@ -94,8 +111,11 @@ impl Simulation {
         let resp3 = !self.dice.one_in(4);
         self.after(10, Event::Input { host, run, input: Input::Opened(id, resp3) });
         if resp3 {
-            let command = Command::Session { push: Some(true), deadlines: Some(true) };
+            let command = Command::Session { grace: None, push: Some(true), deadlines: Some(true) };
             self.ask(host, id, Asked::Other, command);
+        }
+        if self.contest.is_none() && self.dice.one_in(3) {
+            self.ask_for_grace(host, id);
         }
         for owner in 0..if shared { OWNERS } else { 1 } {
             let pause = self.think(host);
@@ -118,7 +138,7 @@ impl Simulation {
         self.dice.within(20..most)
     }
 
-    fn ask(&mut self, host: usize, id: SessionId, asked: Asked, command: Command) {
+    pub(super) fn ask(&mut self, host: usize, id: SessionId, asked: Asked, command: Command) {
         let now = self.now;
         let run = self.hosts[host].run;
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return };
@@ -140,7 +160,7 @@ impl Simulation {
         let run = self.hosts[host].run;
         let Some(session) = self.hosts[host].sessions.get(&id) else { return };
         let mine = &session.owners[owner];
-        if mine.unanswered > 0 {
+        if mine.unanswered > 0 || !session.connected {
             return;
         }
         let held: Vec<&'static str> = mine.views.keys().copied().collect();
@@ -170,7 +190,7 @@ impl Simulation {
         self.work_left -= 1;
         let lock = self.dice.pick(&NAMES);
         match self.dice.within(0..40) {
-            0 => return self.hang_up(host, id),
+            0 => return self.disconnect(host, id),
             1 => self.stop_reading(host, id),
             2 => self.side_question(host, id),
             3 => self.cancel(host, id),
@@ -296,10 +316,21 @@ impl Simulation {
     fn cancel(&mut self, host: usize, id: SessionId) {
         let owner = self.dice.index(OWNERS) as i64;
         let session = self.hosts[host].core.session_name(id).into_bytes();
-        let by = self.hosts[host].sessions.keys().copied().find(|other| *other != id);
-        if let Some(by) = by {
-            let secret = "01".repeat(16).into_bytes();
+        let others = self.hosts[host].sessions.iter();
+        let by = others.filter(|(_, session)| session.connected).map(|(other, _)| *other);
+        if let Some(by) = by.into_iter().find(|other| *other != id) {
+            let secret = hex(secret(id));
             self.ask(host, by, Asked::Other, Command::Cancel { session, secret, owner });
+        }
+    }
+
+    /// A connection breaks: the worker dies, or comes back to a session that waits for it.
+    fn disconnect(&mut self, host: usize, id: SessionId) {
+        let waits = self.hosts[host].sessions.get(&id).is_some_and(|s| s.ticket.is_some());
+        if waits && !self.dice.one_in(3) {
+            self.drop_out(host, id);
+        } else {
+            self.hang_up(host, id);
         }
     }
 

@@ -2,8 +2,11 @@
 
 mod doubt;
 mod fair;
+mod grace;
 mod locks;
 mod multi;
+mod notes;
 mod read_write;
+mod red;
 mod trouble;
 mod world;

@@ -326,7 +326,7 @@ fn a_member_that_is_lost_before_all_are_had_is_taken_again() {
     world.foreign("y", FOREIGN, Duration::from_secs(60));
     mlock(&mut world, a, "x y");
     world.redis.remove("x");
-    world.core.verify_all(world.now);
+    world.core.verify(world.now, crate::core::Node::Main);
     world.work();
     assert!(world.has_no_reply(a));
     world.foreign_release("y");
@@ -346,7 +346,7 @@ fn what_was_held_before_and_is_lost_meanwhile_does_not_come_back() {
     world.foreign("y", FOREIGN, Duration::from_secs(60));
     mlock(&mut world, a, "x y");
     world.redis.remove("x");
-    world.core.verify_all(world.now);
+    world.core.verify(world.now, crate::core::Node::Main);
     world.work();
     world.foreign_release("y");
     assert_eq!(world.reply(a), "LOST");
@@ -364,7 +364,7 @@ fn what_has_been_granted_but_not_told_is_void_as_a_whole() {
     mlock_as(&mut world, a, "x y", &like);
     assert!(world.has_no_reply(a), "it stands behind the other owner's reply");
     world.redis.remove("x");
-    world.core.verify_all(world.now);
+    world.core.verify(world.now, crate::core::Node::Main);
     world.work();
     assert!(world.holders("y").is_empty(), "all or none");
     world.close(b);
@@ -382,7 +382,7 @@ fn giving_back_goes_on_past_what_is_lost() {
     mlock(&mut world, a, "x y z");
     assert_eq!(world.reply(a), "held 1 held 1 held 1");
     world.redis.remove("x");
-    world.core.verify_all(world.now);
+    world.core.verify(world.now, crate::core::Node::Main);
     world.work();
     munlock(&mut world, a, "x y z");
     assert_eq!(world.reply(a), "LOST");

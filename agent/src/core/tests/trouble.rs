@@ -256,7 +256,7 @@ fn an_operators_release_is_told_as_forced() {
     let holder = world.holders("x").remove(0);
     let number = holder.rsplit_once(':').unwrap().1.parse().unwrap();
     world.redis.clear();
-    world.core.on_forced(world.now, &super::world::name("x"), number);
+    world.core.on_forced(world.now, crate::core::Node::Main, &super::world::name("x"), number);
     world.work();
     assert_eq!(world.events(a), ["lost x lock forced"]);
 }

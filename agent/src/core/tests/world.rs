@@ -9,7 +9,8 @@ use redisson::script::{Call, Publish, Value};
 use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
 use crate::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::core::{Action, Core, Failure, OpId, Settings};
+use crate::core::{Action, Core, Failure, Node, OpId, Settings};
+use crate::journal::{Past, Record};
 use crate::metrics::Figures;
 use crate::resp::{Frame, Outgoing};
 use crate::session::{Peer, SessionId};
@@ -41,6 +42,17 @@ pub(super) enum Network {
     Slow(u64),
 }
 
+/// What becomes of the journal's records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Disk {
+    /// They are written.
+    Good,
+    /// They wait.
+    Slow,
+    /// They are refused.
+    Full,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Hash {
     pub(super) fields: BTreeMap<String, i64>,
@@ -49,6 +61,7 @@ pub(super) struct Hash {
 
 pub(super) struct World {
     pub(super) core: Core,
+    runs: i64,
     pub(super) now: Moment,
     pub(super) redis: BTreeMap<String, Hash>,
     pub(super) network: Network,
@@ -64,6 +77,12 @@ pub(super) struct World {
     pub(super) others: i64,
     /// Where fenced locks count their tokens stands something else.
     pub(super) spoilt_counters: bool,
+    /// What the journal's records amount to.
+    pub(super) past: Past,
+    pub(super) disk: Disk,
+    /// How many records there have been, the slow disk's among them.
+    records: u64,
+    slow: Vec<Record>,
     held_back: VecDeque<Call>,
     /// Outcomes on their way back.
     on_their_way: Vec<(Moment, OpId, Result<Value, Failure>)>,
@@ -90,24 +109,32 @@ pub(super) fn lock_command(lock: &str) -> LockRequest {
     }
 }
 
+fn core(run: i64, now: Moment) -> Core {
+    let settings = Settings {
+        lease: Lease::new(LEASE).unwrap(),
+        lost_margin: Duration::from_millis(500),
+        handover_max: 32,
+        handover_max_time: Duration::from_millis(100),
+        poll_max: Duration::from_secs(5),
+        max_waiters: 1000,
+        max_grace: Duration::from_secs(600),
+        max_graced: 100,
+        require_session: false,
+        response_timeout: Duration::from_secs(2),
+        publish: Publish::Plain,
+        red: None,
+    };
+    let figures = Figures::new(Grouping::new(vec![], 50), &Registry::new()).unwrap();
+    let client = ClientId::from_random([9; 16]);
+    Core::new(settings, client, run << 30, Arc::new(figures), now)
+}
+
 impl World {
     pub(super) fn new() -> Self {
-        let settings = Settings {
-            lease: Lease::new(LEASE).unwrap(),
-            lost_margin: Duration::from_millis(500),
-            handover_max: 32,
-            handover_max_time: Duration::from_millis(100),
-            poll_max: Duration::from_secs(5),
-            max_waiters: 1000,
-            require_session: false,
-            response_timeout: Duration::from_secs(2),
-            publish: Publish::Plain,
-        };
-        let figures = Figures::new(Grouping::new(vec![], 50), &Registry::new()).unwrap();
         let now = Moment::from_micros(1_000_000);
-        let client = ClientId::from_random([9; 16]);
         Self {
-            core: Core::new(settings, client, 7 << 30, Arc::new(figures), now),
+            core: core(7, now),
+            runs: 7,
             now,
             redis: BTreeMap::new(),
             network: Network::Good,
@@ -118,17 +145,66 @@ impl World {
             served: Vec::new(),
             others: 0,
             spoilt_counters: false,
+            past: Past::default(),
+            disk: Disk::Good,
+            records: 0,
+            slow: Vec::new(),
             held_back: VecDeque::new(),
             on_their_way: Vec::new(),
             next_session: 0,
         }
     }
-
     pub(super) fn open(&mut self) -> SessionId {
+        self.open_as(0, [1; 16])
+    }
+
+    /// A connection of that user's, with that secret.
+    pub(super) fn open_as(&mut self, uid: u32, secret: [u8; 16]) -> SessionId {
         self.next_session += 1;
         let id = SessionId(self.next_session);
-        self.core.on_open(self.now, id, Peer::default(), [1; 16]);
+        let peer = Peer { uid, ..Peer::default() };
+        self.core.on_open(self.now, id, peer, secret);
         id
+    }
+
+    fn journal(&mut self, record: Record) {
+        self.records += 1;
+        match self.disk {
+            Disk::Good => {
+                self.past.add(record);
+                self.core.on_journalled(self.now, self.records);
+            }
+            Disk::Slow => self.slow.push(record),
+            Disk::Full => self.core.on_journal_failed(self.now, self.records, "it is full"),
+        }
+    }
+
+    /// A slow disk has taken all, or none of it.
+    pub(super) fn disk_answers(&mut self, disk: Disk) {
+        self.disk = disk;
+        let slow = std::mem::take(&mut self.slow);
+        match disk {
+            Disk::Full => self.core.on_journal_failed(self.now, self.records, "it is full"),
+            _ => {
+                slow.into_iter().for_each(|record| self.past.add(record));
+                self.core.on_journalled(self.now, self.records);
+            }
+        }
+        self.work();
+    }
+
+    /// The agent is killed, and another one starts after that time with the journal it finds.
+    pub(super) fn kill_and_restart(&mut self, after: Duration) {
+        self.now = self.now + after;
+        self.runs += 1;
+        let past = std::mem::take(&mut self.past);
+        self.past = past.clone();
+        (self.core, self.records) = (core(self.runs, self.now), 0);
+        self.listening.clear();
+        self.slow.clear();
+        self.on_their_way.clear();
+        self.core.restore(self.now, past);
+        self.work();
     }
 
     pub(super) fn close(&mut self, id: SessionId) {
@@ -194,16 +270,17 @@ impl World {
             match action {
                 Action::Send { op, call, .. } => self.serve(op, call),
                 Action::Deliver(id, outgoing) => self.replies.push((id, outgoing)),
-                Action::Subscribe(channel) => {
+                Action::Subscribe(_, channel) => {
                     // Of two names with one channel the worlds of these tests have the one without braces.
                     let name = keys::locks_of_channel(&channel).remove(0);
                     self.listening.push(name.clone());
                     match keys::waiter_of_channel(&channel) {
                         Some(waiter) => self.turns.push_back((name, waiter.thread, false)),
-                        None => self.core.on_subscribed(self.now, &name),
+                        None => self.core.on_subscribed(self.now, Node::Main, &name),
                     }
                 }
-                Action::Unsubscribe(channel) => {
+                Action::Journal(record) => self.journal(record),
+                Action::Unsubscribe(_, channel) => {
                     let name = keys::locks_of_channel(&channel).remove(0);
                     let at = self.listening.iter().position(|other| *other == name).unwrap();
                     self.listening.remove(at);
@@ -288,7 +365,7 @@ impl World {
     /// A foreign holder releases and publishes.
     pub(super) fn foreign_release(&mut self, lock: &str) {
         self.redis.remove(lock);
-        self.core.on_message(self.now, &name(lock));
+        self.core.on_message(self.now, Node::Main, &name(lock));
         self.work();
     }
 
@@ -330,10 +407,13 @@ impl World {
                 );
                 Some(Value::Array(reply))
             }
-            "keep" => {
+            "keep" | "keep_read" => {
                 let mut kept = Vec::new();
-                for (i, key) in call.keys.iter().enumerate() {
-                    let (me, count) = (&args[1 + 2 * i], args[2 + 2 * i].parse().unwrap());
+                // Readers' markers, every second key, are not modelled; how many one may have comes first.
+                let (first, step) = if call.script.name == "keep" { (1, 1) } else { (2, 2) };
+                for (i, key) in call.keys.iter().step_by(step).enumerate() {
+                    let (me, count) = (&args[first + 2 * i], args[first + 1 + 2 * i].parse());
+                    let count = count.unwrap();
                     kept.push(match self.redis.get_mut(&text(key)) {
                         None => 0,
                         Some(hash) => match hash.fields.get_mut(me) {

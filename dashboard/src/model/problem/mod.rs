@@ -102,8 +102,10 @@ pub struct Case<'a> {
     pub cycle: Option<&'a Cycle>,
     /// What agents tell of its holders.
     pub told: &'a [Known],
-    /// The first reading that found it absent with a queue whose head is dead.
+    /// The first reading that found it absent with a queue whose head is dead, or with markers of readers.
     pub orphan_since: Option<Stamp>,
+    /// How many readers left markers behind.
+    pub left: usize,
     /// What does not belong there.
     pub odd: Option<&'a str>,
 }

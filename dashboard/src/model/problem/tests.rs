@@ -45,6 +45,7 @@ fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
         told: &[],
         cycle: None,
         orphan_since: None,
+        left: 0,
         odd: None,
     }
 }
@@ -221,7 +222,10 @@ fn a_circle_is_a_deadlock_and_one_with_a_limit_is_suspected() {
         limited,
     };
     for (limited, certainty) in [(false, SURE), (true, SUSPECTED)] {
-        let cycle = Cycle { waits: vec![wait(52, 9, false), wait(9, 52, limited)] };
+        let cycle = Cycle {
+            waits: vec![wait(52, 9, false), wait(9, 52, limited)],
+            shown: std::sync::Arc::default(),
+        };
         let case = Case { cycle: Some(&cycle), ..renewed(&holders, 0, 20) };
         assert_eq!(only(&case), Some((ProblemKind::Deadlock, certainty)));
         let problem = explain(&case, judge(&case)[0]);

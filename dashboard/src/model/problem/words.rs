@@ -1,5 +1,7 @@
 //! Why a problem is told, and what to do about it.
 
+use std::sync::Arc;
+
 use redisson::HolderId;
 
 use super::{Case, Verdict, longest, stuck_limit};
@@ -15,6 +17,11 @@ pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
         since: verdict.since,
         evidence: evidence(case, verdict),
         advice: advice(case, verdict),
+        cycle: match (verdict.problem, case.cycle) {
+            (ProblemKind::Deadlock, Some(cycle)) => Arc::clone(&cycle.shown),
+            _ => Arc::default(),
+        },
+        acknowledged: None,
     }
 }
 
@@ -47,13 +54,22 @@ fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
         }
         ProblemKind::Starving => starving(case, verdict),
         ProblemKind::Deadlock => deadlock(case),
-        ProblemKind::Orphan => vec![
-            read(
-                verdict.since,
-                "the lock is not there, and the first in its queue is past its deadline",
-            ),
-            read(now, "still so; nobody has cleared the queue meanwhile"),
-        ],
+        ProblemKind::Orphan => {
+            let (what, who) = if case.left > 0 {
+                (
+                    format!(
+                        "the lock is not there, and markers that {} of its readers left are",
+                        case.left
+                    ),
+                    "them",
+                )
+            } else {
+                let what = "the lock is not there, and the first in its queue is past its deadline";
+                (what.to_owned(), "the queue")
+            };
+            let still = format!("still so; nobody has cleared {who} meanwhile");
+            vec![read(verdict.since, what), read(now, still)]
+        }
         ProblemKind::Malformed => vec![read(now, case.odd.unwrap_or_default())],
     }
 }
@@ -202,6 +218,7 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ProblemKind::Deadlock => format!(
             "These threads wait for one another and none of them can go on: one must be ended, or its lock released by force. {found}"
         ),
+        ProblemKind::Orphan if case.left > 0 => "The lock was deleted under its readers: by force, or by hand. What is left of them, keys named after the lock in braces with `rwlock_timeout` in them, costs memory; those without a time to live stay until somebody deletes them.".to_owned(),
         ProblemKind::Orphan => "Whoever queued is gone, and nobody has asked for the lock since. The leftovers cost memory, and the next one to come removes them; a key of the queue without a time to live stays until then.".to_owned(),
         ProblemKind::Malformed => format!(
             "Something wrote to the lock's hash that is no lock of this kind: two kinds of lock under one name, or another program's key. {found}"

@@ -1,5 +1,6 @@
 //! One lock as the model keeps it: readings and messages in, its view out.
 
+mod acts;
 mod beside;
 mod plan;
 mod seen;
@@ -13,14 +14,17 @@ use redisson::{HolderId, Moment};
 
 use super::LockName;
 use super::clients::Clients;
+use super::contention::{Count, PastWait};
 use super::deadlock::{Cycle, Wait};
 use super::history::{Habit, Happening, History};
 use super::lease::LeaseWatch;
 use super::observation::{Marker, Reading, Source, Stamp};
 use super::past::{Note, Past, PastHold};
 use super::problem::{Expired, Gone, Rule};
-use super::view::{Certainty, LockId, ProblemKind, ProblemView, Since, WallMillis};
-use super::waiting::Waiting;
+use super::view::{
+    Acknowledgement, Certainty, LockId, ProblemKind, ProblemView, Since, WallMillis,
+};
+use super::waiting::{Waiter, Waiting};
 use super::who::{Known, Who};
 
 /// What is known around a lock when something is seen of it.
@@ -49,6 +53,8 @@ pub enum Effect {
     Detected(ProblemKind, Certainty, Arc<str>),
     /// A held lock was gone after a restart of its server.
     LostInRestart,
+    /// Something that is counted for the last hour; by which source it was seen.
+    Count(Source, Count),
     /// Something for the history on disk.
     Note(Box<Note>),
 }
@@ -60,6 +66,10 @@ pub struct Remembered {
     pub holds: Vec<(HolderId, Since)>,
     /// The latest holds before, oldest first.
     pub past: Vec<PastHold>,
+    /// What was wrong with it in the end, and since when.
+    pub problems: Vec<(ProblemKind, WallMillis)>,
+    /// Problems that somebody had in hand, and until when such a problem must be seen again to be the same one.
+    pub acknowledged: Vec<(ProblemKind, Arc<Acknowledgement>, WallMillis)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -79,25 +89,40 @@ struct Hold {
 #[derive(Debug, Default)]
 struct Rare {
     waiting: Waiting,
+    /// Who took it, as MONITOR showed, until a reading shows it too.
+    taken: Option<(HolderId, Moment, WallMillis)>,
     expired: Option<Expired>,
     gone: Option<Gone>,
-    /// Who its holders are, as far as their agents tell.
+    /// What was wrong with it in an earlier run, until it is found again or some time has passed without that.
+    before: Vec<(ProblemKind, WallMillis)>,
+    /// Who its holders and waiters are, as far as their agents tell.
     told: Vec<Known>,
     cycle: Option<Arc<Cycle>>,
+    /// Readers that had it when it vanished, with their counts, until their markers are gone too.
+    left: Vec<(HolderId, i64)>,
     orphan_since: Option<Stamp>,
     /// What does not belong in the hash, in words.
     odd: Option<String>,
+    /// The problems that somebody has in hand.
+    acknowledged: Vec<acts::InHand>,
+    /// The holds that somebody is ending by force, and since when.
+    forcing: Option<(Vec<HolderId>, Moment)>,
 }
 
 impl Rare {
     fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+            && self.taken.is_none()
             && self.expired.is_none()
             && self.gone.is_none()
+            && self.before.is_empty()
             && self.told.is_empty()
             && self.cycle.is_none()
+            && self.left.is_empty()
             && self.orphan_since.is_none()
             && self.odd.is_none()
+            && self.forcing.is_none()
+            && self.acknowledged.is_empty()
     }
 }
 
@@ -123,6 +148,8 @@ pub struct Record {
     released: Option<(Moment, WallMillis)>,
     still_since: (Moment, WallMillis),
     bare_since: Option<Stamp>,
+    /// Since when anything is known of it.
+    known_since: Moment,
     free_since: Moment,
     /// When its lease was last seen set again.
     rose: Option<WallMillis>,
@@ -158,6 +185,7 @@ impl Record {
             released: None,
             still_since: (now, WallMillis(0)),
             bare_since: None,
+            known_since: now,
             free_since: now,
             rose: None,
             told: None,
@@ -174,6 +202,18 @@ impl Record {
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.holds.is_empty()
+    }
+
+    /// Its whole name.
+    #[must_use]
+    pub fn id(&self) -> &LockId {
+        &self.id
+    }
+
+    /// What metrics call it.
+    #[must_use]
+    pub fn group(&self) -> &Arc<str> {
+        &self.group
     }
 
     /// Whether it is worth keeping although nobody holds it: held before, queued for, or told of.
@@ -198,6 +238,17 @@ impl Record {
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         self.rare.as_ref().is_some_and(|rare| rare.waiting.is_awaited())
+    }
+
+    /// The numbers of the threads that hold it.
+    pub fn threads(&self) -> impl Iterator<Item = i64> {
+        self.holds.iter().map(|hold| hold.id.thread)
+    }
+
+    /// How many wait for it at least.
+    #[must_use]
+    pub fn waiting_at_least(&self) -> u64 {
+        self.rare.as_ref().map_or(0, |rare| rare.waiting.at_least())
     }
 
     /// Whether it has a problem.
@@ -238,7 +289,11 @@ impl Record {
     /// What an earlier run of this program knew of it.
     pub fn remember(&mut self, known: Remembered) {
         self.confirm();
+        self.remember_acknowledged(known.acknowledged);
         self.remembered = known.holds;
+        if !known.problems.is_empty() {
+            self.rare().before = known.problems;
+        }
         for past in known.past {
             if past.since.exact {
                 self.habit.push(Duration::from_millis(past.millis()));
@@ -280,8 +335,8 @@ impl Record {
         true
     }
 
-    /// Its agent tells who a holder is, or nothing of it; `denies`: which it would if it knew of it. True when that is
-    /// news.
+    /// Its agent tells who a holder or waiter is, or nothing of it; `denies`: which it would if it knew of such a holder.
+    /// True when that is news.
     pub fn tell(
         &mut self,
         id: HolderId,
@@ -291,7 +346,12 @@ impl Record {
         wall: WallMillis,
     ) -> bool {
         let holds = self.holds.iter().any(|hold| hold.id == id);
-        if !holds || (who.is_none() && !denies) {
+        // A wait may be too young to be told of, or over by now: only a holder is denied.
+        let heard = match who {
+            Some(_) => holds || self.waits_by_name(&id),
+            None => holds && denies,
+        };
+        if !heard {
             return false;
         }
         if who.is_some() {
@@ -311,7 +371,11 @@ impl Record {
         news
     }
 
-    /// What is told of a holder.
+    fn waits_by_name(&self, id: &HolderId) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.waiting.waiters().any(|w| w.id == *id))
+    }
+
+    /// What is told of a holder or waiter.
     fn told(&self, id: &HolderId) -> Option<&Known> {
         self.rare.as_ref()?.told.iter().find(|known| known.id == *id)
     }
@@ -321,8 +385,11 @@ impl Record {
         let Some(rare) = self.rare.as_mut().filter(|rare| !rare.told.is_empty()) else { return };
         let expired = rare.expired.as_ref().map(|expired| expired.holder);
         let holds = &self.holds;
+        let waits = |id| rare.waiting.waiters().any(|waiter| waiter.id == id);
         rare.told.retain(|known| {
-            expired == Some(known.id) || holds.iter().any(|hold| hold.id == known.id)
+            expired == Some(known.id)
+                || holds.iter().any(|hold| hold.id == known.id)
+                || waits(known.id)
         });
         self.thin_out();
     }
@@ -372,6 +439,10 @@ impl Record {
         if newer {
             self.read_beside(stamp, beside, around);
         }
+        let given_up = self.rare.as_mut().map(|rare| rare.waiting.take_given_up());
+        for waiter in given_up.into_iter().flatten() {
+            self.waited(waiter, None, source, effects);
+        }
         match reading {
             Reading::Lock { hash, ttl, .. } if self.confirmed || hash.alien.is_empty() => {
                 if newer {
@@ -381,6 +452,11 @@ impl Record {
                 }
             }
             _ => self.read_nothing(stamp, source, reading, around, effects),
+        }
+        for (id, _) in std::mem::take(&mut self.remembered) {
+            // It held the lock when an earlier run ended, and does so no more.
+            let over = Note::Unseen(self.id.clone(), id, stamp.wall);
+            effects.push(Effect::Note(Box::new(over)));
         }
         self.forget_told();
     }
@@ -417,6 +493,27 @@ impl Record {
             self.judge(stamp, Source::Poll, around, effects);
         }
         self.thin_out();
+    }
+
+    /// Somebody waits no more: it was granted the lock at that instant, or has given up.
+    fn waited(
+        &mut self,
+        waiter: Waiter,
+        granted: Option<WallMillis>,
+        source: Source,
+        effects: &mut Vec<Effect>,
+    ) {
+        let seen = millis(waiter.seen.since(waiter.from));
+        let last = WallMillis(waiter.since.at.0.saturating_add(seen));
+        let wait = PastWait {
+            id: waiter.id,
+            since: waiter.since,
+            to: granted.unwrap_or(last),
+            granted: granted.is_some(),
+        };
+        self.past.waited(wait);
+        effects.push(Effect::Count(source, Count::Waited(wait)));
+        self.news = true;
     }
 
     fn is_newer(&self, stamp: Stamp) -> bool {

@@ -62,11 +62,13 @@ impl Record {
         let fields =
             if self.is_held() { mode.into_iter().chain(holders).collect() } else { Vec::new() };
         let readers = self.holds.iter().filter(|hold| self.mode.is_some() && !hold.id.write);
+        let readers = readers.map(|hold| (hold.id, hold.count));
+        let left = self.rare.iter().flat_map(|rare| rare.left.iter().copied());
         let queue = self.rare.as_ref().and_then(|rare| rare.waiting.queue.as_ref());
         let stale = self.token_read.is_none_or(|read| now.since(read) >= TOKEN_EACH);
         Known {
             fields,
-            readers: readers.map(|hold| (hold.id, hold.count)).collect(),
+            readers: readers.chain(left).collect(),
             waiting: queue.iter().flat_map(|queue| &queue.front).map(|place| place.id).collect(),
             token: self.token.is_some() || stale,
         }

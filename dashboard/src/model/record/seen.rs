@@ -6,9 +6,10 @@ use redisson::shape::LockHash;
 use redisson::{HolderId, Moment};
 
 use super::{Effect, Hold, Record, Surroundings, millis};
+use crate::model::contention::Count;
 use crate::model::history::{End, Happening};
 use crate::model::lease::Step;
-use crate::model::observation::{Queued, Reading, Source, Stamp};
+use crate::model::observation::{Marker, Queued, Reading, Source, Stamp};
 use crate::model::past::{Ending, Note, PastHold};
 use crate::model::problem::Expired;
 use crate::model::view::{Certainty, Since, WallMillis};
@@ -20,6 +21,8 @@ const EXACT: Duration = Duration::from_secs(1);
 const NEAR_END: Duration = Duration::from_secs(1);
 /// A lease that was to end within this of a reading that finds the lock gone has run out.
 const RUN_OUT: Duration = Duration::from_millis(200);
+/// The most readers whose markers are looked for after the lock has vanished.
+const MAX_LEFT: usize = 16;
 /// A release that two sources tell of within this is one.
 const TOLD_TWICE: Duration = Duration::from_millis(200);
 
@@ -56,12 +59,20 @@ impl Record {
                 }
                 None => {
                     moved = true;
-                    let what = match window {
-                        Some(window) => Happening::Taken(holder.id, millis(window)),
-                        None => Happening::FoundHeld(holder.id),
+                    let taken = self.taken(holder.id, stamp);
+                    let what = match (taken, window) {
+                        (Some(_), _) => Happening::Taken(holder.id, 0),
+                        (None, Some(window)) => Happening::Taken(holder.id, millis(window)),
+                        (None, None) => Happening::FoundHeld(holder.id),
                     };
+                    if matches!(what, Happening::Taken(..)) {
+                        self.count(source, Count::Acquired, effects);
+                    }
                     self.event(stamp.wall, source, what, effects);
-                    let since = self.since_remembered(holder.id, since);
+                    let (from, since) = match taken {
+                        Some((at, wall)) => (at, Since { at: wall, exact: true }),
+                        None => (stamp.received, self.since_remembered(holder.id, since)),
+                    };
                     if self.confirmed {
                         let note = Note::Began(self.id.clone(), holder.id, since);
                         effects.push(Effect::Note(Box::new(note)));
@@ -71,7 +82,7 @@ impl Record {
                         count: holder.count,
                         since,
                         first: stamp,
-                        from: stamp.received,
+                        from,
                         marker: None,
                     }
                 }
@@ -92,12 +103,16 @@ impl Record {
         self.mode.clone_from(&hash.mode);
         self.look_for_odd(hash, around);
         if let Some(rare) = &mut self.rare {
-            let ids: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
-            // A reader that wants to write waits for itself: its place is the write side's.
-            self.news |= rare.waiting.granted(&ids);
             rare.orphan_since = None;
+            rare.left.clear();
+            rare.taken.take_if(|(_, at, _)| *at <= stamp.sent);
             if moved {
                 rare.gone = None;
+            }
+            let ids: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
+            // A reader that wants to write waits for itself: its place is the write side's.
+            for waiter in rare.waiting.remove(&ids) {
+                self.waited(waiter, Some(stamp.wall), source, effects);
             }
         }
         let was_renewed = self.lease.renewed();
@@ -166,6 +181,38 @@ impl Record {
         self.rare().expired = Some(Expired { at, holder, certainty, source, seen });
     }
 
+    /// The server told that its key has run out. The next reading is to show what there is now.
+    pub fn ran_out(
+        &mut self,
+        at: Moment,
+        wall: WallMillis,
+        around: Surroundings,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.seen_by(Source::Keyspace);
+        let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at);
+        if newer || self.released.is_some() || !self.is_held() {
+            return;
+        }
+        let lease = self.lease.lease().filter(|_| self.lease.renewed());
+        for hold in std::mem::take(&mut self.holds) {
+            self.end(hold, at, wall, Ending::RanOut, effects);
+            self.event(wall, Source::Keyspace, Happening::Vanished(hold.id, End::RanOut), effects);
+            let Some(lease) = lease.filter(|_| !around.restarted) else { continue };
+            let seen = format!(
+                "{} had renewed it to about {:.1} s; then the server told that its key had expired",
+                hold.id,
+                lease.as_secs_f64()
+            );
+            let (holder, certainty) = (hold.id, Certainty::Suspected);
+            let (at, source) = ((at, wall), Source::Keyspace);
+            self.rare().expired = Some(Expired { at, holder, certainty, source, seen });
+        }
+        self.free_since = at;
+        self.ttl = None;
+        self.bare_since = None;
+    }
+
     /// Whether the time to live that was read last had run out by this reading.
     fn is_over(&self, last: Option<Stamp>, stamp: Stamp) -> bool {
         let end = last.zip(self.ttl).map(|(last, ttl)| last.received + ttl);
@@ -189,8 +236,12 @@ impl Record {
         if told || last.is_none() || self.is_held() {
             self.free_since = stamp.received;
         }
+        let shared = self.mode.is_some();
         for hold in std::mem::take(&mut self.holds) {
             self.news = true;
+            if shared && !hold.id.write && hold.marker != Some(Marker::Missing) {
+                self.may_have_left(hold);
+            }
             if told {
                 continue;
             }
@@ -227,11 +278,27 @@ impl Record {
         self.thin_out();
     }
 
-    /// A lock that is not there: whether the first in its queue is dead.
+    /// It vanished under a reader, whose markers may still be there.
+    fn may_have_left(&mut self, hold: Hold) {
+        let left = &mut self.rare().left;
+        if left.len() < MAX_LEFT {
+            left.push((hold.id, hold.count));
+        }
+    }
+
+    /// A lock that is not there: whether the first in its queue is dead, or markers of readers were left behind.
     fn look_for_orphans(&mut self, stamp: Stamp, reading: &Reading) {
         let Some(rare) = &mut self.rare else { return };
         (rare.gone, rare.odd) = (None, None);
-        let dead = matches!(reading, Reading::Absent { .. }) && is_dead(&rare.waiting);
+        rare.taken.take_if(|(_, at, _)| *at <= stamp.sent);
+        let Reading::Absent { beside } = reading else {
+            rare.orphan_since = None;
+            return rare.left.clear();
+        };
+        let marker = |id| beside.markers.iter().find(|(known, _)| *known == id).map(|(_, m)| *m);
+        rare.left.retain(|(id, _)| marker(*id) != Some(Marker::Missing));
+        let marked = rare.left.iter().any(|(id, _)| marker(*id).is_some());
+        let dead = is_dead(&rare.waiting) || marked;
         rare.orphan_since = dead.then(|| rare.orphan_since.unwrap_or(stamp));
     }
 
@@ -269,12 +336,48 @@ impl Record {
             self.event(wall, source, what, effects);
         }
         if known.is_empty() {
-            self.event(wall, source, Happening::Released(None), effects);
+            self.released_unread(at, wall, source, ended, effects);
         }
         if !self.is_held() {
             self.free_since = self.free_since.max(at);
         }
         self.released = Some(self.released.map_or((at, wall), |before| before.max((at, wall))));
+    }
+
+    /// A release of a hold that no reading has shown.
+    fn released_unread(
+        &mut self,
+        at: Moment,
+        wall: WallMillis,
+        source: Source,
+        ended: Ending,
+        effects: &mut Vec<Effect>,
+    ) {
+        let taken = self.rare.as_mut().and_then(|rare| rare.taken.take());
+        let Some((id, from, since)) = taken else {
+            self.count(source, Count::Acquired, effects);
+            return self.event(wall, source, Happening::Released(None), effects);
+        };
+        // MONITOR saw it whole. So short a hold is not written down: there may be thousands a second.
+        let past = PastHold { id, since: Since { at: since, exact: true }, to: wall, ended };
+        self.habit.push(at.since(from));
+        self.past.push(past);
+        self.count(source, Count::Held(past), effects);
+        self.event(since, Source::Monitor, Happening::Taken(id, 0), effects);
+        self.event(wall, source, Happening::Released(Some(id)), effects);
+    }
+
+    /// When MONITOR saw that holder take it, where no reading since has shown otherwise.
+    fn taken(&self, id: HolderId, stamp: Stamp) -> Option<(Moment, WallMillis)> {
+        let (by, at, wall) = self.rare.as_ref()?.taken?;
+        (by == id && at <= stamp.received).then_some((at, wall))
+    }
+
+    /// Counts something for the last hour, of what is surely a lock.
+    pub(super) fn count(&self, source: Source, count: Count, effects: &mut Vec<Effect>) {
+        if self.confirmed {
+            effects.push(Effect::Count(source, count));
+        }
     }
 
     /// A release message that is told after a newer reading: what that shows was taken after the release.
@@ -296,6 +399,7 @@ impl Record {
         }
         if restarted {
             self.still_since = (at, wall);
+            self.count(source, Count::Acquired, effects);
             self.event(wall, source, Happening::Released(None), effects);
         }
     }
@@ -309,12 +413,15 @@ impl Record {
         ended: Ending,
         effects: &mut Vec<Effect>,
     ) {
-        if hold.since.exact {
+        let ended = if self.is_forced(&hold.id, at) { Ending::Forced } else { ended };
+        if hold.since.exact && ended != Ending::Forced {
             self.habit.push(at.since(hold.from));
         }
         let past = PastHold { id: hold.id, since: hold.since, to: wall, ended };
         self.past.push(past);
         if self.confirmed {
+            // Which source showed its end changes nothing here.
+            effects.push(Effect::Count(Source::Poll, Count::Held(past)));
             effects.push(Effect::Note(Box::new(Note::Ended(self.id.clone(), past))));
         }
     }

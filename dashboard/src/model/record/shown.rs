@@ -1,6 +1,7 @@
 //! What is wrong with a lock, and how it is shown.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use redisson::{HolderId, Kind, Moment};
 
@@ -9,7 +10,7 @@ use crate::model::clients::Clients;
 use crate::model::history::Happening;
 use crate::model::observation::{Marker, Source, Stamp};
 use crate::model::past::Note;
-use crate::model::problem::{Case, Verdict, advice, explain, judge};
+use crate::model::problem::{Case, ORPHAN_GAP, Verdict, advice, explain, judge};
 use crate::model::view::{
     ClientView, HolderView, LockView, PlaceView, ProblemKind, ProblemView, State, WaiterView,
     WallMillis,
@@ -18,6 +19,9 @@ use crate::model::waiting::Waiter;
 
 /// A view that says nothing new is made again no sooner than this, so that idle readings cost no traffic.
 const REFRESH_MS: u64 = 2_000;
+/// How much longer than its limit it may take until a problem of an earlier run is found again: a renewal has to be seen
+/// twice, or a holder's absence.
+const FOUND_AGAIN: Duration = Duration::from_secs(300);
 /// How far a time to live may be from what its view foretells without being news.
 const FORETOLD_MS: u64 = 250;
 
@@ -48,7 +52,7 @@ impl Record {
             renewed: self.lease.lease().filter(|_| self.lease.renewed()),
             still_since: self.still_since,
             listening_since: around.listening_since,
-            silent: self.is_silent(),
+            silent: self.is_silent() || around.cluster,
             habit: self.habit.p99(),
             rule: self.rule,
             waiters: &waiters,
@@ -58,9 +62,11 @@ impl Record {
             cycle: cycle.as_deref(),
             told: rare.map_or(&[], |rare| &rare.told),
             orphan_since: rare.and_then(|rare| rare.orphan_since),
+            left: rare.map_or(0, |rare| rare.left.len()),
             odd: odd.as_deref(),
         };
         let verdicts = judge(&case);
+        let before = rare.map_or(&[][..], |rare| &rare.before);
         let mut begun = Vec::new();
         let mut problems = Vec::with_capacity(verdicts.len());
         for verdict in &verdicts {
@@ -78,7 +84,9 @@ impl Record {
                 }
                 None => {
                     effects.push(self.detected(verdict));
-                    problems.push(explain(&case, *verdict));
+                    let known = before.iter().find(|(known, _)| *known == verdict.problem);
+                    let since = known.map_or(verdict.since, |(_, since)| verdict.since.min(*since));
+                    problems.push(explain(&case, Verdict { since, ..*verdict }));
                     begun.push(verdict.problem);
                 }
             }
@@ -90,6 +98,8 @@ impl Record {
             .filter(|old| !verdicts.iter().any(|new| new.problem == *old))
             .collect();
         self.problems = problems;
+        self.no_longer_in_hand(&over, now.wall, effects);
+        self.mark_acknowledged();
         for verdict in &verdicts {
             if begun.contains(&verdict.problem) {
                 let id = self.id.clone();
@@ -98,9 +108,9 @@ impl Record {
             }
         }
         for problem in &over {
-            let note = Note::Cleared(self.id.clone(), *problem, now.wall);
-            effects.push(Effect::Note(Box::new(note)));
+            self.cleared(*problem, now.wall, effects);
         }
+        self.judge_again(now, effects);
         for problem in begun {
             self.event(now.wall, source, Happening::Problem(problem), effects);
         }
@@ -109,7 +119,38 @@ impl Record {
         }
     }
 
-    /// Who a holder is, where anything is known of that.
+    /// What was wrong in an earlier run and was not found again in the time that it takes is over.
+    fn judge_again(&mut self, now: Stamp, effects: &mut Vec<Effect>) {
+        let limits = [self.rule.stuck_after, self.rule.starving_after];
+        let slowest = limits.into_iter().flatten().fold(ORPHAN_GAP, Duration::max);
+        let time_is_up = now.received.since(self.known_since) > slowest + FOUND_AGAIN;
+        let Some(rare) = self.rare.as_mut().filter(|rare| !rare.before.is_empty()) else { return };
+        let problems = &self.problems;
+        rare.before.retain(|(before, _)| problems.iter().all(|found| found.problem != *before));
+        if time_is_up {
+            for (problem, _) in std::mem::take(&mut rare.before) {
+                self.cleared(problem, now.wall, effects);
+            }
+        }
+    }
+
+    /// Nothing more will be known of it: whatever was wrong is told to be over as of the newest reading.
+    pub fn clear_all(&mut self, effects: &mut Vec<Effect>) {
+        let last = self.stamp.map_or(WallMillis(0), |stamp| stamp.wall);
+        let before = self.rare.as_mut().map(|rare| std::mem::take(&mut rare.before));
+        let before = before.into_iter().flatten().map(|(problem, _)| problem);
+        let found = std::mem::take(&mut self.problems).into_iter().map(|found| found.problem);
+        for problem in before.chain(found) {
+            self.cleared(problem, last, effects);
+        }
+    }
+
+    fn cleared(&self, problem: ProblemKind, at: WallMillis, effects: &mut Vec<Effect>) {
+        let note = Note::Cleared(self.id.clone(), problem, at);
+        effects.push(Effect::Note(Box::new(note)));
+    }
+
+    /// Who a holder or waiter is, where anything is known of that.
     fn client(&self, id: &HolderId, clients: &Clients) -> Option<ClientView> {
         let seen = clients.view(&id.client);
         let Some(known) = self.told(id) else {
@@ -140,7 +181,7 @@ impl Record {
     }
 
     /// Whether it may be released without a message that is heard: a fair lock is where nobody queues, and one reader
-    /// of several is.
+    /// of several is. In a cluster all may be, on channels of shards that nobody here listens to.
     fn is_silent(&self) -> bool {
         self.fair || (self.mode.is_some() && self.holds.len() > 1)
     }
@@ -202,7 +243,7 @@ impl Record {
                 client: self.client(&hold.id, clients),
             })
             .collect();
-        let waiting = Awaited::new(self.rare.as_deref());
+        let waiting = Awaited::new(self.rare.as_deref(), |id| self.client(id, clients));
         let state = match (self.is_current(readable_since), self.is_held()) {
             (false, _) => State::Unknown,
             (true, true) => State::Held,
@@ -222,6 +263,8 @@ impl Record {
             events: self.history.shown(),
             past: self.past.shown(),
             longest_hold: self.past.longest(),
+            longest_wait: self.past.longest_wait(),
+            red: None,
             sources: Source::ALL
                 .into_iter()
                 .filter(|source| self.sources[*source as usize])
@@ -249,7 +292,8 @@ struct Awaited {
 }
 
 impl Awaited {
-    fn new(rare: Option<&Rare>) -> Self {
+    /// `client` tells the process behind a waiter.
+    fn new(rare: Option<&Rare>, client: impl Fn(&HolderId) -> Option<ClientView>) -> Self {
         let mut shown =
             Self { queued: false, waiters: Vec::new(), count: 0, exact: false, queue: Vec::new() };
         let Some(waiting) = rare.map(|rare| &rare.waiting) else { return shown };
@@ -259,15 +303,14 @@ impl Awaited {
                 id: waiter.id.to_string(),
                 since: waiter.since,
                 attempts: waiter.attempts,
+                client: client(&waiter.id),
             })
             .collect();
-        let named = u64::try_from(shown.waiters.len()).unwrap_or(u64::MAX);
-        let listening = waiting.subscribers.map_or(0, |subscribers| subscribers.count);
-        shown.count = named.max(listening);
+        shown.count = waiting.at_least();
         if let Some(queue) = &waiting.queue {
             shown.queued = queue.len > 0;
             // Each waiter of a fair lock has a place of its own.
-            shown.exact = queue.len == u64::try_from(queue.front.len()).unwrap_or(u64::MAX);
+            shown.exact = queue.is_whole();
             let overdue = |id| waiting.waiters().any(|waiter| waiter.id == id && waiter.overdue);
             shown.queue = queue
                 .front
@@ -278,9 +321,6 @@ impl Awaited {
                     alive: !overdue(place.id),
                 })
                 .collect();
-            if !shown.exact {
-                shown.count = shown.count.max(queue.len.saturating_sub(queue.passed));
-            }
         }
         shown
     }

@@ -6,6 +6,7 @@ use redisson::monitor::{Certainty as Seen, Event, What};
 use redisson::{HolderId, Kind, Moment};
 
 use super::{Effect, Hold, Record, Surroundings};
+use crate::model::contention::Count;
 use crate::model::history::Happening;
 use crate::model::observation::{Source, Stamp};
 use crate::model::past::{Ending, Note};
@@ -37,10 +38,13 @@ impl Record {
             return;
         };
         match event.what {
-            What::Acquired { .. } | What::Reentered { .. } => self.came_in(holder),
+            What::Acquired { .. } => {
+                self.took(holder, at, wall, event.kind, effects);
+            }
+            What::Reentered { .. } => self.waits_no_more(holder, Some(wall), effects),
             What::Refused => self.refused(holder, at, wall),
             What::Queued { .. } => self.tries(holder, at, wall, None),
-            What::LeftQueue => self.gave_up(holder),
+            What::LeftQueue => self.waits_no_more(holder, None, effects),
             What::Renewed { lease } => self.renewed(holder, lease),
             // Readers come and go singly; which of them are left tells the next reading.
             What::Released if sure && event.kind != Some(Kind::Read) && !self.is_shared() => {
@@ -82,7 +86,8 @@ impl Record {
         wall: WallMillis,
         effects: &mut Vec<Effect>,
     ) {
-        self.came_in(to);
+        self.waits_no_more(to, Some(wall), effects);
+        self.count(Source::Monitor, Count::Acquired, effects);
         let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at) || self.released.is_some();
         let Some(i) = self.holds.iter().position(|hold| hold.id == from).filter(|_| !newer) else {
             return;
@@ -103,15 +108,36 @@ impl Record {
         self.mode.as_deref() == Some(b"read")
     }
 
-    fn came_in(&mut self, holder: HolderId) {
-        if let Some(rare) = &mut self.rare {
-            self.news |= rare.waiting.granted(&[holder]);
+    /// Somebody has it from now on.
+    fn took(
+        &mut self,
+        holder: HolderId,
+        at: Moment,
+        wall: WallMillis,
+        kind: Option<Kind>,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.waits_no_more(holder, Some(wall), effects);
+        self.count(Source::Monitor, Count::Acquired, effects);
+        // Of several readers none is the one that a release is about.
+        let alone = kind != Some(Kind::Read) && !self.is_shared();
+        let known = self.released.is_none() && self.holds.iter().any(|hold| hold.id == holder);
+        if alone && !known {
+            self.rare().taken = Some((holder, at, wall));
         }
     }
 
-    fn gave_up(&mut self, holder: HolderId) {
-        // It waits for it no more than one who has it.
-        self.came_in(holder);
+    /// Somebody was granted it at that instant, or has left.
+    fn waits_no_more(
+        &mut self,
+        holder: HolderId,
+        granted: Option<WallMillis>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(rare) = &mut self.rare else { return };
+        for waiter in rare.waiting.remove(&[holder]) {
+            self.waited(waiter, granted, Source::Monitor, effects);
+        }
     }
 
     fn refused(&mut self, holder: HolderId, at: Moment, wall: WallMillis) {

@@ -192,6 +192,7 @@ impl Ask {
             Some(_) => Token::Nothing,
         };
         let mut markers = Vec::new();
+        // Also those of readers that no longer hold it: they may have been left behind.
         for (id, asked) in self.asked_readers() {
             let mut found: Option<Marker> = None;
             for _ in self.numbers(*asked) {
@@ -199,10 +200,10 @@ impl Ask {
             }
             let count = counts.iter().find(|holder| holder.id == *id).map(|holder| holder.count);
             match (found, count) {
-                (Some(marker), Some(_)) => markers.push((*id, marker)),
+                (Some(marker), _) => markers.push((*id, marker)),
                 // With more holds than were thought the markers asked for may just be old.
-                (None, Some(count)) if count <= *asked => markers.push((*id, Marker::Missing)),
-                _ => {}
+                (None, Some(count)) if count > *asked => {}
+                (None, _) => markers.push((*id, Marker::Missing)),
             }
         }
         Ok((Beside { queue, token, markers }, more))

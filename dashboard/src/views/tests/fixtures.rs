@@ -5,7 +5,13 @@ use std::sync::Arc;
 use redisson::LockName;
 
 use super::super::*;
+use crate::model::contention::{Contention, GroupTally, LockTally, Tally};
+use crate::model::past::PastHoldView;
 use crate::model::view::*;
+use crate::query::contention::ContentionRow;
+use crate::query::list::Known;
+use crate::query::owners::OwnerRow;
+use crate::query::problems::ProblemRow;
 
 pub(super) const NOW: u64 = 1_795_223_742_000;
 
@@ -63,6 +69,8 @@ pub(super) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
         .into(),
         past: Arc::from([]),
         longest_hold: None,
+        longest_wait: None,
+        red: None,
         sources: vec!["scan", "poll", "channels"],
         queued: false,
         waiters: Vec::new(),
@@ -99,6 +107,8 @@ pub(super) fn stuck() -> LockView {
                 "Look at what thread 40 of client 3f2b97bb is doing: on its host run `jcmd <pid> \
                      Thread.print` and find the thread with number 40."
                     .into(),
+            cycle: Arc::default(),
+            acknowledged: None,
         }],
         ..held(b"billing:invoice-run:2026-11", 9, 912_000)
     }
@@ -121,6 +131,8 @@ pub(super) fn leaked() -> LockView {
             advice:
                 "Find out whether its holder still works; if it is gone, release the lock by hand."
                     .into(),
+            cycle: Arc::default(),
+            acknowledged: None,
         }],
         ..held(b"import:customers", 12, 7_400_000)
     }
@@ -193,7 +205,169 @@ pub(super) fn lock(subject: LockView) -> LockPage {
         id: subject.id.clone(),
         subject: Subject::Known(Arc::new(subject)),
         then: None,
+        may_release: false,
+        may_acknowledge: false,
+        past: past(),
     }
+}
+
+fn past_hold(n: u64, began_ms: u64, lasted_ms: u64, ended: &'static str) -> PastHoldView {
+    PastHoldView {
+        id: holder(n, 1, 0, true).id,
+        since: Since { at: ago(began_ms), exact: true },
+        to: Some(ago(began_ms - lasted_ms)),
+        ended: Some(ended),
+    }
+}
+
+/// What a lock went through.
+pub(super) fn past() -> PastWindow {
+    let holds = vec![
+        past_hold(3, 100_000, 4_000, "released"),
+        past_hold(4, 200_000, 30_000, "ran_out"),
+        past_hold(3, 300_000, 90_000, "handed_over"),
+        past_hold(5, 800_000, 200_000, "vanished"),
+    ];
+    PastWindow { millis: 900_000, holds, kept: true, chosen: None }
+}
+
+/// Two that wait for one another, over locks of hostile names.
+pub(super) fn deadlocked() -> LockView {
+    let wait = |name: &[u8], from: u64, to: u64| WaitView {
+        waiter: holder(from, 1, 0, true).id,
+        lock: id(name),
+        holder: holder(to, 1, 0, true).id,
+    };
+    let names = hostile_names();
+    let problem = ProblemView {
+        problem: ProblemKind::Deadlock,
+        cycle: [wait(&names[0], 1, 2), wait(&names[1], 2, 1)].into(),
+        ..stuck().problems.remove(0)
+    };
+    LockView { problems: vec![problem], ..held(&names[0], 2, 40_000) }
+}
+
+fn contended_lock() -> LockView {
+    let waiter = |n: u64, ms: u64| WaiterView {
+        id: holder(n, 1, 0, true).id,
+        since: Since { at: ago(ms), exact: n.is_multiple_of(2) },
+        attempts: Some(3),
+        client: None,
+    };
+    LockView {
+        waiting: 2,
+        waiters: vec![waiter(30, 9_000), waiter(31, 4_000)],
+        past: past().holds.into(),
+        longest_hold: Some(past_hold(3, 300_000, 90_000, "handed_over")),
+        ..held(b"hot:<b>", 2, 40_000)
+    }
+}
+
+fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
+    let mut snapshot = crate::model::Snapshot::empty();
+    for lock in locks {
+        snapshot.put(Arc::new(lock));
+    }
+    let known = Known { snapshot: Arc::new(snapshot), contention: Arc::new(last_hour()) };
+    let query = crate::query::list::ListQuery {
+        text: String::new(),
+        filter: crate::query::Filter::default(),
+        sort: T::SORTS[0],
+        cursor: None,
+        limit: 100,
+    };
+    ListPage {
+        chrome: chrome(&format!("/{}", T::NAME)),
+        filter: String::new(),
+        filter_error: None,
+        sort: T::SORTS[0],
+        rows: query.rows(&known, WallMillis(NOW)).unwrap(),
+        cursor: None,
+        contention: T::groups(&known).map(|_| Arc::clone(&known.contention)),
+    }
+}
+
+fn last_hour() -> Contention {
+    let tally = Tally { acquisitions: 1_204, waiting_ms: 90_000, ..Tally::default() };
+    let lock = contended_lock().id;
+    let (deployment, lock_group) = (Arc::clone(&lock.deployment), Arc::from("hot:<b>*"));
+    Contention {
+        from: ago(3_600_000),
+        to: ago(0),
+        groups: vec![GroupTally { deployment, lock_group, tally: tally.clone() }],
+        locks: vec![LockTally { lock, lock_group: "hot:<b>*".into(), tally }],
+        locks_left_out: 3,
+    }
+}
+
+fn troubled() -> Vec<LockView> {
+    let hostile = hostile().rows.into_iter().map(|lock| (*lock).clone());
+    [stuck(), leaked(), deadlocked(), contended_lock()].into_iter().chain(hostile).collect()
+}
+
+pub(super) fn owners() -> ListPage<OwnerRow> {
+    list(troubled())
+}
+
+/// Every row of the lists other than that of locks.
+pub(super) fn list_rows() -> Vec<String> {
+    fn html<T: ListView>(page: &ListPage<T>) -> Vec<String> {
+        let rows = &page.rows.rows;
+        assert!(!rows.is_empty());
+        rows.iter().map(|row| row.html(&page.chrome, page.chrome.now).unwrap()).collect()
+    }
+    let problems: ListPage<ProblemRow> = list(troubled());
+    let contention: ListPage<ContentionRow> = list(troubled());
+    [html(&owners()), html(&problems), html(&contention)].concat()
+}
+
+fn owner(of: &LockView) -> OwnerPage {
+    let deployment = &of.id.deployment;
+    let mut owner = OwnerRow::new(deployment, &of.holders[0].uuid);
+    owner.add(of, 0);
+    let lock = Arc::new(of.clone());
+    OwnerPage {
+        chrome: chrome("/owner?id=x"),
+        owner,
+        locks: vec![Arc::clone(&lock)],
+        total: 1,
+        waits: vec![(Arc::new(contended_lock()), 0)],
+        past: past().holds.into_iter().map(|hold| (Arc::clone(&lock), hold)).collect(),
+    }
+}
+
+fn events(kept: bool, rows: Vec<EventRow>) -> EventsPage {
+    EventsPage {
+        chrome: chrome("/events"),
+        from_text: String::new(),
+        to_text: String::new(),
+        name_text: "\"><script>".into(),
+        from: ago(3_600_000),
+        to: ago(0),
+        lock: kept.then(|| id(&hostile_names()[0])),
+        cut: !rows.is_empty(),
+        rows,
+        gaps: vec![Gap { from: None, to: Some(ago(90_000)) }],
+        kept,
+    }
+}
+
+fn happened() -> Vec<EventRow> {
+    let locks = troubled();
+    let seen = |lock: &LockView| -> Vec<EventRow> {
+        lock.events.iter().map(|event| EventRow::seen(&lock.id, event)).collect()
+    };
+    let told = |event, detail: Option<&str>| {
+        EventRow::told(&crate::archive::Told {
+            at: ago(5),
+            event: String::from(event),
+            lock: locks[4].id.clone(),
+            subject: "<script>".into(),
+            detail: detail.map(Into::into),
+        })
+    };
+    let told = [told("ended", Some("ran_out")), told("problem", Some("sure")), told("other", None)];
+    told.into_iter().chain(locks.iter().flat_map(seen)).collect()
 }
 
 pub(super) fn healthy_rows() -> Vec<LockView> {
@@ -385,6 +559,9 @@ pub(super) fn all() -> Vec<(String, String)> {
         id: id(b"orders:9"),
         subject,
         then: None,
+        may_release: false,
+        may_acknowledge: false,
+        past: past(),
     };
     one("lock-absent", about(Subject::Absent { read_at: ago(20) }));
     one("lock-no-lock", about(Subject::NoLock("it is a string.".into())));
@@ -400,6 +577,22 @@ pub(super) fn all() -> Vec<(String, String)> {
     hostile_lock("lock-bidi", hostile(), 6);
     hostile_lock("lock-control", hostile(), 7);
     hostile_lock("lock-bytes", hostile(), 8);
+
+    pages.push(("lock-deadlock", lock_page(&lock(deadlocked())).unwrap()));
+    pages.push(("lock-contended", lock_page(&lock(contended_lock())).unwrap()));
+    let unkept = PastWindow { kept: false, holds: Vec::new(), ..past() };
+    let bare = LockPage { past: unkept, ..lock(held(b"bare", 1, 900)) };
+    pages.push(("lock-without-history", lock_page(&bare).unwrap()));
+    pages.push(("owners", list_page(&owners()).unwrap()));
+    pages.push(("problems", list_page(&list::<ProblemRow>(troubled())).unwrap()));
+    pages.push(("problems-none", list_page(&list::<ProblemRow>(Vec::new())).unwrap()));
+    pages.push(("contention", list_page(&list::<ContentionRow>(troubled())).unwrap()));
+    pages.push(("contention-none", list_page(&list::<ContentionRow>(Vec::new())).unwrap()));
+    pages.push(("owner", owner_page(&owner(&stuck())).unwrap()));
+    pages.push(("owner-hostile", owner_page(&owner(&hostile().rows[1])).unwrap()));
+    pages.push(("events", events_page(&events(true, happened())).unwrap()));
+    pages.push(("events-remembered", events_page(&events(false, happened())).unwrap()));
+    pages.push(("events-none", events_page(&events(true, Vec::new())).unwrap()));
 
     let sources = |chrome: Chrome| {
         let limits = vec![

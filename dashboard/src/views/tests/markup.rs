@@ -69,7 +69,7 @@ fn no_name_becomes_markup() {
     for (page, html) in all() {
         let tags = tags(&html);
         let scripts: Vec<&Tag> = tags.iter().filter(|tag| tag.name == "script").collect();
-        assert_eq!(scripts.len(), 3, "{page}");
+        assert_eq!(scripts.len(), 5, "{page}");
         assert!(!html.contains("<script>"), "{page}");
         assert!(tags.iter().all(|tag| tag.name != "img" && tag.name != "style"), "{page}");
         for tag in &tags {
@@ -171,7 +171,7 @@ fn arguments<'a>(script: &'a str, call: &str) -> BTreeSet<&'a str> {
 #[test]
 fn the_scripts_find_what_they_look_for() {
     let script = |name| std::str::from_utf8(assets::find(name).unwrap().body).unwrap();
-    let script = &[script("live.js"), script("page.js")].concat();
+    let script = &["time.js", "stream.js", "live.js", "page.js"].map(script).concat();
     let text: String = templates().into_iter().map(|(_, text)| text).collect();
 
     let ids = arguments(script, "byId(");

@@ -21,11 +21,19 @@ enum Verb {
     Unsubscribe,
     PSubscribe,
     PUnsubscribe,
+    SSubscribe,
+    SUnsubscribe,
 }
 
 impl Verb {
-    const ALL: [Self; 4] =
-        [Self::PSubscribe, Self::Subscribe, Self::PUnsubscribe, Self::Unsubscribe];
+    const ALL: [Self; 6] = [
+        Self::PSubscribe,
+        Self::Subscribe,
+        Self::SSubscribe,
+        Self::PUnsubscribe,
+        Self::Unsubscribe,
+        Self::SUnsubscribe,
+    ];
 
     fn of(change: &Change) -> Self {
         match (&change.topic, change.wanted) {
@@ -33,6 +41,8 @@ impl Verb {
             (Topic::Channel(_), false) => Self::Unsubscribe,
             (Topic::Pattern(_), true) => Self::PSubscribe,
             (Topic::Pattern(_), false) => Self::PUnsubscribe,
+            (Topic::Shard(_), true) => Self::SSubscribe,
+            (Topic::Shard(_), false) => Self::SUnsubscribe,
         }
     }
 
@@ -42,11 +52,22 @@ impl Verb {
             Self::Unsubscribe => "unsubscribe",
             Self::PSubscribe => "psubscribe",
             Self::PUnsubscribe => "punsubscribe",
+            Self::SSubscribe => "ssubscribe",
+            Self::SUnsubscribe => "sunsubscribe",
         }
     }
 
     fn subscribes(self) -> bool {
-        matches!(self, Self::Subscribe | Self::PSubscribe)
+        matches!(self, Self::Subscribe | Self::PSubscribe | Self::SSubscribe)
+    }
+
+    /// Topics to a command.
+    fn batch(self) -> usize {
+        match self {
+            // Channels of one command must be of one slot.
+            Self::SSubscribe | Self::SUnsubscribe => 1,
+            _ => BATCH,
+        }
     }
 }
 
@@ -97,7 +118,7 @@ impl Conversation {
         let mut bytes = Vec::new();
         for verb in Verb::ALL {
             let topics = topics.remove(&verb).unwrap_or_default();
-            for batch in topics.chunks(BATCH) {
+            for batch in topics.chunks(verb.batch()) {
                 self.send(verb, batch, &mut bytes);
             }
         }
@@ -152,9 +173,10 @@ impl Conversation {
         let Some(Frame::Bulk(kind)) = kind else { return Err(unexpected(&kind)) };
         let rest = (parts.next(), parts.next(), parts.next());
         match (kind.as_slice(), rest) {
-            (b"message", (Some(Frame::Bulk(channel)), Some(Frame::Bulk(payload)), None)) => {
-                Ok(Heard::Event(PubSubEvent::Message { channel, pattern: None, payload }))
-            }
+            (
+                b"message" | b"smessage",
+                (Some(Frame::Bulk(channel)), Some(Frame::Bulk(payload)), None),
+            ) => Ok(Heard::Event(PubSubEvent::Message { channel, pattern: None, payload })),
             (
                 b"pmessage",
                 (

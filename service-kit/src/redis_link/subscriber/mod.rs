@@ -141,6 +141,17 @@ impl Subscriber {
         self.wishes.remove(patterns.into_iter().map(Topic::Pattern));
     }
 
+    /// Wishes for these channels of a cluster's shards (Redis 7.0 and later): what is published there with SPUBLISH
+    /// is heard by no other subscription. A server that is not their slot's refuses them.
+    pub fn ssubscribe(&self, channels: impl IntoIterator<Item = Vec<u8>>) {
+        self.wishes.add(channels.into_iter().map(Topic::Shard));
+    }
+
+    /// Wishes for these channels of shards no longer.
+    pub fn sunsubscribe(&self, channels: impl IntoIterator<Item = Vec<u8>>) {
+        self.wishes.remove(channels.into_iter().map(Topic::Shard));
+    }
+
     /// How many channels and patterns are wished.
     #[must_use]
     pub fn wished(&self) -> usize {

@@ -200,7 +200,7 @@ impl<'a> Talk<'a> {
             return Ok(());
         }
         let event = match topic {
-            Topic::Channel(name) => PubSubEvent::Subscribed(name),
+            Topic::Channel(name) | Topic::Shard(name) => PubSubEvent::Subscribed(name),
             Topic::Pattern(name) => PubSubEvent::PSubscribed(name),
         };
         self.tell(event).await

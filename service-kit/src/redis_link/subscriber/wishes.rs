@@ -10,18 +10,20 @@ use tokio::sync::Notify;
 pub(super) enum Topic {
     Channel(Vec<u8>),
     Pattern(Vec<u8>),
+    /// A channel of a cluster's shard: what is published there is heard by those who subscribe to it as such.
+    Shard(Vec<u8>),
 }
 
 impl Topic {
     pub(super) fn name(&self) -> &[u8] {
         match self {
-            Self::Channel(name) | Self::Pattern(name) => name,
+            Self::Channel(name) | Self::Pattern(name) | Self::Shard(name) => name,
         }
     }
 
     pub(super) fn into_name(self) -> Vec<u8> {
         match self {
-            Self::Channel(name) | Self::Pattern(name) => name,
+            Self::Channel(name) | Self::Pattern(name) | Self::Shard(name) => name,
         }
     }
 }

@@ -54,6 +54,28 @@ fn many_topics_go_in_few_commands() {
 }
 
 #[test]
+fn channels_of_shards_are_asked_for_one_by_one() {
+    let mut talk = Conversation::default();
+    let shard = |name: &str| Topic::Shard(name.as_bytes().to_vec());
+    let changes = ["a", "b"].map(|name| Change { topic: shard(name), wanted: true });
+    talk.ask(changes.into());
+    assert_eq!(talk.unanswered(), 2);
+    let text = |text: &str| Frame::Bulk(text.as_bytes().to_vec());
+    assert_eq!(talk.hear(reply("ssubscribe", "a")), Ok(Heard::Subscribed(shard("a"))));
+    let message = Frame::Array(vec![text("smessage"), text("a"), text("0")]);
+    let heard = PubSubEvent::Message { channel: b"a".into(), pattern: None, payload: b"0".into() };
+    assert_eq!(talk.hear(message), Ok(Heard::Event(heard)));
+    let refused = talk.hear(error("MOVED 1 127.0.0.1:7000"));
+    assert!(
+        matches!(&refused, Ok(Heard::Event(PubSubEvent::Refused { channel, .. })) if channel == b"b")
+    );
+    talk.ask(vec![Change { topic: shard("a"), wanted: false }]);
+    assert_eq!(talk.hear(reply("sunsubscribe", "a")), Ok(Heard::Nothing));
+    // The slot has gone to another server: what is said without being asked for ends the connection.
+    assert!(talk.hear(reply("sunsubscribe", "a")).is_err());
+}
+
+#[test]
 fn messages_come_through_at_any_time() {
     let mut talk = Conversation::default();
     talk.ask(vec![change("a", true)]);

@@ -25,8 +25,8 @@ import static java.nio.charset.StandardCharsets.UTF_8;
  * is {@code <number> ok <value>} or {@code <number> error <exception> <message>}, as soon as it is known.
  *
  * <p>Commands: {@code open <url> <setting>=<value>…} and {@code close} (see {@link Settings}); {@code thread}, the Java
- * thread's id; {@code interrupt <thread>}; {@code sleeps <thread>}, whether it waits for a message; {@code sections} (see {@link Sections}); anything else is a chain of calls
- * on the client (see {@link Calls}).
+ * thread's id; {@code interrupt <thread>}; {@code sleeps <thread>}, whether it waits for a message; {@code sections} and
+ * {@code readings} (see {@link Sections}); anything else is a chain of calls on the client (see {@link Calls}).
  */
 public final class Bed {
     private final Map<String, Client> clients = new ConcurrentHashMap<>();
@@ -77,6 +77,7 @@ public final class Bed {
                     .anyMatch(frame -> frame.getClassName().equals(Semaphore.class.getName()));
             case "thread" -> Thread.currentThread().getId();
             case "sections" -> Sections.run(clients.get(client), command.subList(1, command.size()));
+            case "readings" -> Sections.read(clients.get(client), command.subList(1, command.size()));
             default -> Calls.run(clients.get(client), clients, command);
         };
     }

@@ -2,6 +2,7 @@ package bed;
 
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 
 import org.redisson.api.RLock;
 import org.redisson.api.RScript;
@@ -11,12 +12,32 @@ import org.redisson.client.codec.StringCodec;
  * Critical sections that tell on whoever breaks the lock: {@code sections <how many> <counter> <lock>…} reads the
  * counter, and writes one more in a call of its own, together with a note in the list {@code <counter>:log}. Two
  * that were inside together write the same number twice. Done without pause, since that is how one side would starve
- * the other.
+ * the other. {@code readings <how many> <counter> <lock>…} reads the counter twice under the lock of a reader, and fails
+ * where somebody wrote in between.
  */
 final class Sections {
     private static final String WRITE = "redis.call('set', KEYS[1], ARGV[1]) redis.call('rpush', KEYS[2], ARGV[1] .. ' java')";
 
     private Sections() {}
+
+    static Object read(Client client, List<String> words) throws Exception {
+        var many = Integer.parseInt(words.get(0));
+        var lock = (RLock) Calls.object(client, Map.of(), words.subList(2, words.size()));
+        var bucket = client.redisson().<String>getBucket(words.get(1), StringCodec.INSTANCE);
+        for (int i = 0; i < many; i++) {
+            lock.lock();
+            try {
+                var first = bucket.get();
+                var second = bucket.get();
+                if (!Objects.equals(first, second)) {
+                    throw new IllegalStateException(first + " became " + second + " beside a reader");
+                }
+            } finally {
+                lock.unlock();
+            }
+        }
+        return many;
+    }
 
     static Object run(Client client, List<String> words) throws Exception {
         var many = Integer.parseInt(words.get(0));

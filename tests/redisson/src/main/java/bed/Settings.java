@@ -15,7 +15,8 @@ import org.redisson.config.SingleServerConfig;
 
 /**
  * What a client is opened with: {@code watchdog=<ms>}, {@code codec=string|java}, {@code prefix=<of every name>},
- * {@code timeout=<ms>}, {@code retries=<n>}, {@code subscriptions=<per connection, and connections for them>}. Whatever is not named stays as Redisson has it.
+ * {@code fairwait=<ms>, from 3.46 on}, {@code timeout=<ms>}, {@code retries=<n>},
+ * {@code subscriptions=<per connection, and connections for them>}. Whatever is not named stays as Redisson has it.
  */
 final class Settings {
     private Settings() {}
@@ -31,6 +32,7 @@ final class Settings {
             var value = setting.substring(equals + 1);
             switch (setting.substring(0, equals)) {
                 case "watchdog" -> config.setLockWatchdogTimeout(Long.parseLong(value));
+                case "fairwait" -> fairWait(config, Long.parseLong(value));
                 case "codec" -> config.setCodec(codec(value));
                 case "prefix" -> prefix(config, server, value);
                 case "timeout" -> server.setTimeout(Integer.parseInt(value));
@@ -49,6 +51,15 @@ final class Settings {
             case "java" -> new SerializationCodec();
             default -> throw new IllegalArgumentException(name);
         };
+    }
+
+    /** By name: old versions have it not. */
+    private static void fairWait(Config config, long ms) {
+        try {
+            Config.class.getMethod("setFairLockWaitTimeout", long.class).invoke(config, ms);
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalStateException(error);
+        }
     }
 
     /** By name: 4.x has it in other places. */

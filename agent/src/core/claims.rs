@@ -1,0 +1,61 @@
+//! How many locks each user holds or waits for, and what the policy says of it.
+
+use std::collections::HashMap;
+
+use super::Core;
+use super::session::{Owner, Slot};
+use crate::command::LockRequest;
+use crate::policy::Policy;
+use crate::resp::Frame;
+
+/// Holds and waits of each user that has any.
+#[derive(Debug, Default)]
+pub(super) struct Claims(HashMap<u32, usize>);
+
+impl Claims {
+    pub(super) fn add(&mut self, uid: u32) {
+        *self.0.entry(uid).or_default() += 1;
+    }
+
+    pub(super) fn remove(&mut self, uid: u32) {
+        if let Some(count) = self.0.get_mut(&uid) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.0.remove(&uid);
+            }
+        }
+    }
+
+    pub(super) fn of(&self, uid: u32) -> usize {
+        self.0.get(&uid).copied().unwrap_or(0)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Core {
+    /// From now on this says who may take which locks; without one everybody may take all. What is held already stays.
+    pub fn set_policy(&mut self, policy: Option<Policy>) {
+        self.policy = policy;
+    }
+
+    /// Why the policy denies a LOCK, if it does. Whoever holds the lock may enter it again.
+    pub(super) fn denied(&self, slot: Slot, request: &LockRequest) -> Option<Frame> {
+        let policy = self.policy.as_ref()?;
+        let owner = Owner { session: slot.session, owner: request.owner };
+        let held = [false, true].iter().any(|reads| {
+            let number = self.hold_of(owner, &request.name, *reads);
+            number.and_then(|n| self.holds.get(&n)).is_some_and(|hold| hold.kind == request.kind)
+        });
+        let peer = &self.sessions.get(&slot.session)?.peer;
+        if held {
+            return None;
+        }
+        let denial = policy.check(peer, request, self.claims.of(peer.uid)).err()?;
+        self.figures.policy_denials.with_label_values(&[denial.reason]).inc();
+        Some(Frame::Error(format!("DENIED `{}` {}", request.name, denial.text)))
+    }
+}

@@ -1,0 +1,237 @@
+//! The core's side of the journal: what is noted of sessions with grace, and which replies wait for it.
+
+use std::collections::{HashSet, VecDeque};
+
+use redisson::{Kind, LockName, Moment};
+
+use super::hold::{Care, Hold};
+use super::reply::Reply;
+use super::{Action, Core, Number};
+use crate::journal::{HoldRecord, Record, SessionRecord, TraceRecord};
+use crate::resp::{Frame, Outgoing};
+use crate::session::SessionId;
+
+/// How far the journal is.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    /// Why there is none, if so.
+    missing: Option<String>,
+    /// How many records there have been.
+    noted: u64,
+    /// How many of them are written, or will not be.
+    done: u64,
+    /// Replies that wait for so many, and whose.
+    waiting: VecDeque<(u64, SessionId)>,
+    /// Numbers that stand in it.
+    numbers: HashSet<Number>,
+}
+
+impl Journal {
+    /// Up to which record replies may be told.
+    pub(super) fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Lets a reply wait for all that has been noted so far.
+    pub(super) fn wait(&mut self, id: SessionId) -> u64 {
+        if self.noted > self.done {
+            self.waiting.push_back((self.noted, id));
+        }
+        self.noted
+    }
+
+    /// Why there is none, if so.
+    pub(super) fn missing(&self) -> Option<&str> {
+        self.missing.as_deref()
+    }
+
+    /// These stand in it since an earlier run.
+    pub(super) fn knows(&mut self, numbers: impl IntoIterator<Item = Number>) {
+        self.numbers.extend(numbers);
+    }
+}
+
+impl Core {
+    /// There is no journal, for this reason: no session gets grace.
+    pub fn without_journal(&mut self, why: String) {
+        self.journal.missing = Some(why);
+    }
+
+    pub(super) fn note(&mut self, record: Record) {
+        self.journal.noted += 1;
+        self.actions.push_back(Action::Journal(record));
+    }
+
+    /// Notes a hold as it stands now, if its session has grace.
+    pub(super) fn note_hold(&mut self, number: Number) {
+        let Some(hold) = self.holds.get(&number) else { return };
+        match self.hold_record(hold) {
+            Some(record) => {
+                self.journal.numbers.insert(number);
+                self.note(Record::Hold(record));
+            }
+            // It was another session's wait, whose attempt went on.
+            None => self.note_gone(number),
+        }
+    }
+
+    fn hold_record(&self, hold: &Hold) -> Option<HoldRecord> {
+        let session = self.sessions.get(&hold.owner.session)?;
+        session.grace.as_ref()?;
+        Some(HoldRecord {
+            session: session.key,
+            owner: hold.owner.owner,
+            number: hold.number,
+            lock: hold.name.clone(),
+            kind: hold.kind,
+            count: hold.count,
+            token: hold.token,
+            until: (hold.care == Care::Fixed).then_some(hold.valid_until),
+            longest: hold.longest,
+            granted: hold.granted,
+        })
+    }
+
+    /// Notes that a waiter's number may come to stand in Redis, if its session has grace.
+    pub(super) fn note_attempts(&mut self, waiter: Number) {
+        let Some(waiter) = self.waiters.get(&waiter) else { return };
+        if self.graced.contains(&waiter.owner.session) {
+            let (number, kind, name) = (waiter.number, waiter.kind, waiter.name.clone());
+            self.journal.numbers.insert(number);
+            self.note_trace(number, &name, kind, Moment::default());
+        }
+    }
+
+    /// Notes that a number is nobody's any more and may still stand in Redis, if the journal has it.
+    pub(super) fn note_trace(
+        &mut self,
+        number: Number,
+        name: &LockName,
+        kind: Kind,
+        after: Moment,
+    ) {
+        if self.journal.numbers.contains(&number) {
+            let lock = name.clone();
+            self.note(Record::Trace(TraceRecord { number, lock, kind, after }));
+        }
+    }
+
+    /// Notes that nothing is left of a number, if the journal has it.
+    pub(super) fn note_gone(&mut self, number: Number) {
+        if self.journal.numbers.remove(&number) {
+            self.note(Record::Gone { number });
+        }
+    }
+
+    pub(super) fn session_record(&self, id: SessionId) -> Option<SessionRecord> {
+        let session = self.sessions.get(&id)?;
+        let client = session.client_name.as_deref();
+        Some(SessionRecord {
+            session: session.key,
+            secret: session.secret,
+            peer: session.peer.clone(),
+            client: client.map(|name| String::from_utf8_lossy(name).into_owned()),
+            grace_ms: super::hold::millis(session.grace.as_ref()?.time),
+        })
+    }
+
+    /// The whole journal, for when it is written anew. Numbers of which nothing is left any more are forgotten.
+    pub fn journal_records(&mut self) -> Vec<Record> {
+        let mut records = Vec::new();
+        for id in &self.graced {
+            let Some(session) = self.session_record(*id) else { continue };
+            let key = session.session;
+            records.push(Record::Session(session));
+            if let Some(since) = self.sessions.get(id).and_then(|session| session.away_since()) {
+                records.push(Record::Away { session: key, since });
+            }
+        }
+        let mut known = std::mem::take(&mut self.journal.numbers);
+        for hold in known.iter().filter_map(|number| self.holds.get(number)) {
+            records.extend(self.hold_record(hold).map(Record::Hold));
+        }
+        let mut traces: Vec<_> = self.ops.values().flat_map(|op| op.purpose.records()).collect();
+        traces.extend(self.waiters.values().map(|waiter| {
+            let (number, kind, lock) = (waiter.number, waiter.kind, waiter.name.clone());
+            Record::Trace(TraceRecord { number, lock, kind, after: Moment::default() })
+        }));
+        let mut standing = HashSet::new();
+        for record in traces {
+            let (Record::Trace(TraceRecord { number, .. })
+            | Record::Hold(HoldRecord { number, .. })) = &record
+            else {
+                continue;
+            };
+            if known.contains(number)
+                && !self.holds.contains_key(number)
+                && standing.insert(*number)
+            {
+                records.push(record);
+            }
+        }
+        known.retain(|number| self.holds.contains_key(number) || standing.contains(number));
+        self.journal.numbers = known;
+        records
+    }
+
+    /// The journal is written up to this record, counted from the first: what waited for it is told.
+    pub fn on_journalled(&mut self, now: Moment, upto: u64) {
+        self.reach(now);
+        for id in self.journal_reached(upto) {
+            self.flush(id);
+        }
+        self.run_ready();
+    }
+
+    fn journal_reached(&mut self, upto: u64) -> Vec<SessionId> {
+        let journal = &mut self.journal;
+        journal.done = journal.done.max(upto);
+        let mut reached = Vec::new();
+        while let Some((_, id)) = journal.waiting.pop_front_if(|(after, _)| *after <= upto) {
+            if reached.last() != Some(&id) {
+                reached.push(id);
+            }
+        }
+        reached
+    }
+
+    /// The records up to this one are not written: grants that rest on them are taken back rather than told, and no
+    /// session gets a grace that would end with the agent.
+    pub fn on_journal_failed(&mut self, now: Moment, upto: u64, why: &str) {
+        self.reach(now);
+        self.figures.journal_errors.inc();
+        if self.log_limit.admits(self.now) {
+            tracing::warn!(why, "the journal cannot be written: sessions with grace get no locks");
+        }
+        let done = self.journal.done;
+        for id in self.journal_reached(upto) {
+            self.take_back(id, done, why);
+            self.flush(id);
+        }
+        self.run_ready();
+    }
+
+    /// Turns a session's replies that wait for records after `done` into refusals.
+    fn take_back(&mut self, id: SessionId, done: u64, why: &str) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let (mut untold, mut graced) = (Vec::new(), true);
+        let refusal = format!("UNAVAILABLE the journal cannot be written: {why}");
+        for pending in session.pending.iter_mut().filter(|p| p.after > done) {
+            let Some(reply) = &mut pending.reply else { continue };
+            let granted = reply.granted();
+            if matches!(reply, Reply::Graced(_)) {
+                graced = false;
+            } else if granted.is_empty() {
+                continue;
+            }
+            untold.extend(granted);
+            *reply = Reply::Ready(Outgoing::Reply(Frame::Error(refusal.clone())));
+        }
+        for number in untold {
+            self.give_back_untold(number);
+        }
+        if !graced {
+            self.drop_grace(id);
+        }
+    }
+}

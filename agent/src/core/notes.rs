@@ -1,0 +1,61 @@
+//! What the notes in Redis about our holds and waits do not say yet, or no longer say rightly.
+
+use super::hold::millis;
+use super::list::client_name;
+use super::{Core, Number};
+use crate::session::{Differences, Noted, Noteworthy};
+
+/// How many holds and waits are looked at for one answer.
+const LOOKED_AT: usize = 1_000;
+
+impl Core {
+    /// Compares a page of what is noted with what there is. The caller goes on from `next` until it is `None`.
+    #[must_use]
+    pub fn differences(&self, noted: &Noted) -> Differences {
+        let range = noted.after.saturating_add(1)..=noted.until;
+        let holds = self.holds.range(range.clone()).map(|(number, hold)| {
+            let age = self.now.since(hold.granted);
+            (*number, hold.owner.session, age)
+        });
+        let waits = self.waiters.range(range).map(|(number, waiter)| {
+            let age = self.now.since(waiter.since);
+            (*number, waiter.owner.session, age)
+        });
+        // One more than is looked at tells whether there is more.
+        let most = LOOKED_AT + 1;
+        let mut here: Vec<_> = holds.take(most).chain(waits.take(most)).collect();
+        here.sort_unstable_by_key(|(number, ..)| *number);
+        let all = here.len() <= LOOKED_AT;
+        here.truncate(LOOKED_AT);
+        let until = match here.last() {
+            Some((number, ..)) if !all => *number,
+            _ => noted.until,
+        };
+        let gone = noted
+            .numbers
+            .iter()
+            .copied()
+            .take_while(|number| *number <= until)
+            .filter(|number| here.binary_search_by_key(number, |(here, ..)| *here).is_err())
+            .collect();
+        let due = here
+            .into_iter()
+            .filter(|(number, _, age)| {
+                *age >= noted.min_age && noted.numbers.binary_search(number).is_err()
+            })
+            .map(|(number, session, age)| {
+                let worker = self.sessions.get(&session);
+                Noteworthy {
+                    number,
+                    session: self.session_name(session),
+                    pid: worker.and_then(|worker| worker.peer.pid),
+                    uid: worker.map_or(u32::MAX, |worker| worker.peer.uid),
+                    comm: worker.and_then(|worker| worker.peer.comm.clone()),
+                    client: worker.and_then(client_name),
+                    age_ms: millis(age),
+                }
+            })
+            .collect();
+        Differences { gone, due, next: (until < Number::MAX).then_some(until) }
+    }
+}

@@ -1,0 +1,282 @@
+//! Workers whose sessions outlive their connections, and the journal that an agent's successor reads.
+
+use redisson::{HolderId, Moment};
+
+use super::host::Input;
+use super::replies::{code, told};
+use super::run::{Event, Lawful, NAMES, Phase, Simulation, secret};
+use super::worker::{Asked, OWNERS, Session, View};
+use crate::command::Command;
+use crate::journal::{Past, Record};
+use crate::resp::Frame;
+use crate::session::SessionId;
+
+/// What a worker needs to come back to its session: the id and the secret that it was told.
+pub(super) type Ticket = (Vec<u8>, Vec<u8>);
+
+/// A host's disk, as far as the journal uses it.
+#[derive(Debug, Default)]
+pub(super) struct Disk {
+    pub(super) past: Past,
+    /// Records that this run has written.
+    pub(super) records: u64,
+    pub(super) full: bool,
+    /// A record was refused: the next one brings all the others with it.
+    pub(super) broken: bool,
+}
+
+impl Simulation {
+    /// A core notes something.
+    pub(super) fn journal(&mut self, host: usize, record: Record) {
+        let anew = self.dice.one_in(50);
+        let now = self.hosts[host].boot(self.now);
+        let state = &mut self.hosts[host];
+        state.disk.records += 1;
+        let upto = state.disk.records;
+        if state.disk.full {
+            state.disk.broken = true;
+            return state.core.on_journal_failed(now, upto, "it is full");
+        }
+        if std::mem::take(&mut state.disk.broken) || anew {
+            state.disk.past = Past::default();
+            state.core.journal_records().into_iter().for_each(|r| state.disk.past.add(r));
+        }
+        state.disk.past.add(record);
+        state.core.on_journalled(now, upto);
+    }
+
+    /// A worker asks that its holds outlive its connection.
+    pub(super) fn ask_for_grace(&mut self, host: usize, id: SessionId) {
+        let lease = self.hosts[host].lease();
+        let grace = lease * u32::try_from(self.dice.pick(&[1, 2, 4])).expect("small") / 2;
+        if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
+            session.grace = grace;
+        }
+        let command = Command::Session { grace: Some(grace), push: None, deadlines: None };
+        self.ask(host, id, Asked::Grace, command);
+    }
+
+    pub(super) fn graced(&mut self, host: usize, id: SessionId, frame: &Frame) -> Lawful {
+        if code(frame) == "UNAVAILABLE" {
+            return Ok(());
+        }
+        let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
+        session.ticket = Some(ticket(frame)?);
+        Ok(())
+    }
+
+    /// A worker's connection breaks, and it will come back to its session on another one.
+    pub(super) fn drop_out(&mut self, host: usize, id: SessionId) {
+        let run = self.hosts[host].run;
+        self.after(20, Event::Input { host, run, input: Input::Closed(id) });
+        self.come_back(host, id);
+    }
+
+    /// A worker without a connection gets another one in a while.
+    pub(super) fn come_back(&mut self, host: usize, id: SessionId) {
+        let state = &mut self.hosts[host];
+        let now = state.boot(self.now);
+        let Some(mut session) = state.sessions.remove(&id) else { return };
+        session.break_off(now);
+        state.next_session += 1;
+        let (new, run) = (SessionId(state.next_session), state.run);
+        state.sessions.insert(new, session);
+        self.log(|| format!("host {host} worker {id:?} will come back as {new:?}"));
+        let pause = self.think(host);
+        self.after(pause + 30, Event::Reconnect { host, run, session: new });
+    }
+
+    pub(super) fn reconnect(&mut self, host: usize, id: SessionId) {
+        let run = self.hosts[host].run;
+        let session = self.hosts[host].sessions.get(&id);
+        let Some((session, secret)) = session.and_then(|session| session.ticket.clone()) else {
+            return;
+        };
+        if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
+            session.connected = true;
+        }
+        self.after(10, Event::Input { host, run, input: Input::Opened(id, true) });
+        self.ask(host, id, Asked::Resume, Command::Resume { session, secret });
+    }
+
+    /// What came of RESUME.
+    pub(super) fn resumed(
+        &mut self,
+        host: usize,
+        id: SessionId,
+        came: u64,
+        frame: &Frame,
+    ) -> Lawful {
+        let run = self.hosts[host].run;
+        match code(frame) {
+            "UNAVAILABLE" => {
+                // On a fresh connection: this one may have been granted it all the same.
+                self.after(20, Event::Input { host, run, input: Input::Closed(id) });
+                self.come_back(host, id);
+                return Ok(());
+            }
+            code @ ("GONE" | "SESSION") => {
+                let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
+                if code == "SESSION" && !session.ticket_unsure {
+                    return Err(format!("RESUME with the right secret was answered {frame:?}"));
+                }
+                session.forget_all();
+                self.hang_up(host, id);
+                return Ok(());
+            }
+            "" => {}
+            other => return Err(format!("RESUME was answered {other}: {frame:?}")),
+        }
+        let new = ticket(frame)?;
+        if new.1 != hex(secret(id)) {
+            return Err(format!("RESUME told another connection's secret: {frame:?}"));
+        }
+        let Frame::Map(pairs) = frame else { return Err(format!("RESUME: {frame:?}")) };
+        let Some((_, Frame::Array(rows))) = pairs.iter().find(|(key, _)| *key == "holds") else {
+            return Err(format!("RESUME told of no holds: {frame:?}"));
+        };
+        let now = self.hosts[host].boot(came);
+        let mut views: [std::collections::BTreeMap<&'static str, View>; OWNERS] =
+            Default::default();
+        for row in rows {
+            let (owner, lock, view) = held(row, now)?;
+            views[owner].insert(lock, view);
+        }
+        let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
+        (session.ticket, session.ticket_unsure) = (Some(new), false);
+        let unsure = session.take_unsure();
+        for (owner, views) in views.into_iter().enumerate() {
+            let before = self.hosts[host]
+                .sessions
+                .get_mut(&id)
+                .map(|session| std::mem::replace(&mut session.owners[owner].views, views));
+            for (lock, view) in before.unwrap_or_default() {
+                let sure = !unsure.contains(&(owner, lock)) && !view.leaving;
+                let counts = view.valid_until > self.hosts[host].boot(self.now)
+                    && !self.laws.is_excused(lock, &view.holder);
+                match self.view(host, id, owner, lock) {
+                    None if sure && counts => {
+                        return Err(format!("{} on {lock} did not come back", view.holder));
+                    }
+                    Some(now) if sure && now.holder == view.holder && now.count != view.count => {
+                        let (then, now) = (view.count, now.count);
+                        return Err(format!("{lock} came back {now} times held, it was {then}"));
+                    }
+                    _ => {}
+                }
+            }
+            for lock in NAMES {
+                self.alone_inside(host, id, owner, lock)?;
+            }
+        }
+        let shared = self.hosts[host].sessions[&id].shared;
+        for owner in 0..if shared { OWNERS } else { 1 } {
+            self.after(20, Event::Act { host, run, session: id, owner });
+        }
+        Ok(())
+    }
+
+    /// An agent dies while its disk takes nothing: what it could not note any more was that holds have ended. Their
+    /// releases may come late, when the successor has found them still there.
+    pub(super) fn forget_ends(&mut self, host: usize) {
+        let state = &mut self.hosts[host];
+        if !state.disk.broken {
+            return;
+        }
+        let holds = state.disk.past.sessions.values().flat_map(|session| session.holds.values());
+        for hold in holds {
+            if state.removed.remove(&hold.number) {
+                let field = HolderId::new(state.client, hold.number).to_string();
+                self.laws.excuse(super::worker::name_of(&hold.lock), field);
+            }
+        }
+    }
+
+    /// What an agent's death leaves of its workers: those with grace come back, most of the time.
+    pub(super) fn survivors(&mut self, host: usize) -> Vec<SessionId> {
+        let sessions: Vec<_> = self.hosts[host]
+            .sessions
+            .iter()
+            .filter(|(_, session)| session.ticket.is_some())
+            .map(|(id, _)| *id)
+            .collect();
+        let ending = self.phase == Phase::Ending;
+        sessions.into_iter().filter(|_| ending || !self.dice.one_in(4)).collect()
+    }
+}
+
+impl Session {
+    /// The connection has gone: what has not been answered never will be.
+    fn break_off(&mut self, now: Moment) {
+        // Beyond its grace it counts on nothing.
+        for view in self.owners.iter_mut().flat_map(|owner| owner.views.values_mut()) {
+            view.valid_until = view.valid_until.min(now + self.grace);
+        }
+        for (_, asked) in std::mem::take(&mut self.asked) {
+            if let Asked::Lock { owner, lock, .. }
+            | Asked::Unlock { owner, lock }
+            | Asked::Extend { owner, lock } = asked
+            {
+                self.unsure.push((owner, lock));
+            }
+        }
+        // Replies that were not read tell of what happened all the same.
+        if !self.unread.is_empty() {
+            self.unsure.extend((0..OWNERS).flat_map(|owner| NAMES.map(|lock| (owner, lock))));
+            self.unread.clear();
+        }
+        self.owners.iter_mut().for_each(|owner| owner.unanswered = 0);
+        (self.reading, self.connected) = (true, false);
+    }
+
+    fn take_unsure(&mut self) -> Vec<(usize, &'static str)> {
+        std::mem::take(&mut self.unsure)
+    }
+
+    fn forget_all(&mut self) {
+        self.owners.iter_mut().for_each(|owner| owner.views.clear());
+        self.ticket = None;
+    }
+}
+
+fn ticket(frame: &Frame) -> Result<Ticket, String> {
+    let Frame::Map(pairs) = frame else { return Err(format!("a session of no shape: {frame:?}")) };
+    let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
+    match (value("id"), value("secret")) {
+        (Some(Frame::Bulk(id)), Some(Frame::Bulk(secret))) => Ok((id.to_vec(), secret.to_vec())),
+        _ => Err(format!("a session without id and secret: {frame:?}")),
+    }
+}
+
+pub(super) fn hex(secret: [u8; 16]) -> Vec<u8> {
+    format!("{:032x}", u128::from_be_bytes(secret)).into_bytes()
+}
+
+/// A row of holds: whose, of which lock, and what its worker makes of it.
+fn held(row: &Frame, came: Moment) -> Result<(usize, &'static str, View), String> {
+    let Frame::Map(pairs) = row else { return Err(format!("a row of holds: {row:?}")) };
+    let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
+    let (
+        Some(Frame::Int(owner)),
+        Some(Frame::Bulk(lock)),
+        Some(Frame::Bulk(holder)),
+        Some(Frame::Int(count)),
+        Some(Frame::Int(valid)),
+    ) = (value("owner"), value("lock"), value("holder"), value("holds"), value("valid_ms"))
+    else {
+        return Err(format!("a row of holds: {row:?}"));
+    };
+    let token = match value("token") {
+        Some(Frame::Int(token)) => Some(*token),
+        _ => None,
+    };
+    let lock = NAMES.into_iter().find(|name| name.as_bytes() == &lock[..]).expect("a lock of ours");
+    let view = View {
+        holder: String::from_utf8_lossy(holder).into_owned(),
+        count: u32::try_from(*count).map_err(|error| error.to_string())?,
+        token,
+        valid_until: came + told(*valid),
+        leaving: false,
+    };
+    Ok((usize::try_from(*owner).map_err(|error| error.to_string())?, lock, view))
+}

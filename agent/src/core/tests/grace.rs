@@ -1,0 +1,491 @@
+//! Sessions that outlive their connection, and agents that go on with those of a killed one.
+
+use std::time::Duration;
+
+use redisson::{Kind, Lease};
+
+use super::world::{Disk, LEASE, Network, World, lock_command, short};
+use crate::command::{Command, LockRequest, Wait};
+use crate::resp::Frame;
+use crate::session::SessionId;
+
+const GRACE: Duration = Duration::from_secs(60);
+
+/// All but that much of the grace.
+fn grace_less(rest: Duration) -> Duration {
+    GRACE.checked_sub(rest).unwrap()
+}
+
+const NEXT: [u8; 16] = [2; 16];
+
+/// A session's id and secret, as its worker was told.
+type Ticket = (Vec<u8>, Vec<u8>);
+
+fn ticket(frame: &Frame) -> Ticket {
+    let Frame::Map(pairs) = frame else { panic!("{frame:?}") };
+    let value = |name| match pairs.iter().find(|(key, _)| *key == name) {
+        Some((_, Frame::Bulk(bytes))) => bytes.to_vec(),
+        other => panic!("{name}: {other:?}"),
+    };
+    (value("id"), value("secret"))
+}
+
+impl World {
+    fn ask_grace(&mut self, id: SessionId, grace: Duration) -> Frame {
+        let command = Command::Session { grace: Some(grace), push: None, deadlines: None };
+        self.command(id, command);
+        self.replies_of(id).remove(0)
+    }
+
+    /// All that a session was told, in short.
+    fn told(&mut self, id: SessionId) -> Vec<String> {
+        self.replies_of(id).iter().map(short).collect()
+    }
+
+    fn graced(&mut self) -> (SessionId, Ticket) {
+        let id = self.open();
+        let told = self.ask_grace(id, GRACE);
+        (id, ticket(&told))
+    }
+
+    fn resume(&mut self, id: SessionId, (session, secret): &Ticket) {
+        let (session, secret) = (session.clone(), secret.clone());
+        self.command(id, Command::Resume { session, secret });
+    }
+
+    /// What RESUME told: the new ticket, and each hold as `lock kind count`.
+    fn resumed(&mut self, id: SessionId) -> (Ticket, Vec<String>) {
+        let frame = self.replies_of(id).remove(0);
+        let Frame::Map(pairs) = &frame else { panic!("{}", short(&frame)) };
+        let Some((_, Frame::Array(rows))) = pairs.iter().find(|(key, _)| *key == "holds") else {
+            panic!("{frame:?}")
+        };
+        let row = |row: &Frame| {
+            let Frame::Map(pairs) = row else { panic!("{row:?}") };
+            let text = |name: &str| match pairs.iter().find(|(key, _)| *key == name) {
+                Some((_, Frame::Bulk(bytes))) => String::from_utf8_lossy(bytes).into_owned(),
+                Some((_, Frame::Int(number))) => number.to_string(),
+                other => panic!("{name}: {other:?}"),
+            };
+            format!("{} {} {}", text("lock"), text("kind"), text("holds"))
+        };
+        (ticket(&frame), rows.iter().map(row).collect())
+    }
+}
+
+#[test]
+fn holds_outlive_a_broken_connection_and_come_back_by_resume() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    world.lock(a, "x");
+    world.close(a);
+    let before = world.holders("x");
+    world.pass(grace_less(Duration::from_secs(1)));
+    assert_eq!(world.holders("x"), before, "it is renewed meanwhile");
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    let (new, holds) = world.resumed(b);
+    assert_eq!(holds, ["x lock 2"]);
+    assert_eq!((&new.0, new.1 == told.1), (&told.0, false), "its old name, a new secret");
+    world.pass(GRACE * 2);
+    assert_eq!(world.holders("x"), before, "it lives with its connection again");
+    world.unlock(b, "x");
+    world.unlock(b, "x");
+    assert_eq!(world.told(b), ["1", "0"]);
+    world.command(b, Command::Session { grace: Some(Duration::ZERO), push: None, deadlines: None });
+    world.close(b);
+    assert!(world.core.sessions.is_empty() && world.core.is_idle() && world.past.is_empty());
+    assert_eq!(world.core.next_deadline(), None);
+}
+
+#[test]
+fn who_does_not_come_back_in_time_has_ended() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    let waiter = world.open();
+    world.lock(a, "x");
+    world.lock(waiter, "x");
+    world.close(a);
+    world.pass(grace_less(Duration::from_millis(1)));
+    assert!(world.has_no_reply(waiter));
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.reply(waiter), "held 1");
+    let late = world.open();
+    world.resume(late, &told);
+    assert_eq!(world.reply(late), "GONE");
+    assert!(world.past.is_empty(), "{:?}", world.past);
+}
+
+#[test]
+fn nobody_else_can_take_it() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    // Its connection lives: whoever asks waits a moment for its end to be noticed, and is refused then.
+    let early = world.open_as(0, NEXT);
+    world.resume(early, &told);
+    assert!(world.has_no_reply(early));
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.reply(early), "SESSION");
+    world.close(a);
+    let other_user = world.open_as(1000, NEXT);
+    world.resume(other_user, &told);
+    assert_eq!(world.reply(other_user), "DENIED");
+    let guesser = world.open_as(0, NEXT);
+    world.resume(guesser, &(told.0.clone(), b"0".repeat(32)));
+    assert_eq!(world.reply(guesser), "SESSION");
+    world.resume(guesser, &(b"7-99".to_vec(), told.1.clone()));
+    world.resume(guesser, &(b"no name".to_vec(), told.1.clone()));
+    assert_eq!(world.told(guesser), ["GONE", "GONE"]);
+    let busy = world.open();
+    world.lock(busy, "y");
+    world.replies.clear();
+    world.resume(busy, &told);
+    assert_eq!(world.reply(busy), "SESSION", "it has holds of its own");
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    let (new, holds) = world.resumed(b);
+    assert_eq!(holds, ["x lock 1"]);
+    world.close(b);
+    let c = world.open_as(0, [3; 16]);
+    world.resume(c, &told);
+    assert_eq!(world.reply(c), "SESSION", "the old secret is void");
+    world.resume(c, &new);
+    assert_eq!(world.resumed(c).1, ["x lock 1"]);
+}
+
+#[test]
+fn who_comes_back_before_its_old_end_is_noticed_waits_for_that() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    assert!(world.has_no_reply(b));
+    world.close(a);
+    assert_eq!(world.resumed(b).1, ["x lock 1"]);
+}
+
+#[test]
+fn what_was_under_way_ends_before_it_is_taken_over() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    world.foreign("y", "285475da-9152-4c83-822a-67ee2f116a79:52", LEASE);
+    world.network = Network::Slow(500);
+    // Re-entry is on its way, and a wait.
+    world.lock(a, "x");
+    world.command(a, Command::Lock(LockRequest { owner: 5, ..lock_command("y") }));
+    world.close(a);
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    assert!(world.has_no_reply(b));
+    world.pass(Duration::from_millis(501));
+    assert_eq!(world.resumed(b).1, ["x lock 2"], "as Redis has it");
+    assert_eq!(world.core.waiters(), 0, "nobody waits for a connection that has gone");
+}
+
+#[test]
+fn what_was_lost_meanwhile_is_told_to_who_comes_back() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    world.close(a);
+    world.redis.clear();
+    world.pass(LEASE);
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    let (new, holds) = world.resumed(b);
+    assert!(holds.is_empty(), "{holds:?}");
+    world.command(b, Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO });
+    assert_eq!(world.reply(b), "lost x lock missing");
+    world.unlock(b, "x");
+    assert_eq!(world.reply(b), "LOST");
+}
+
+#[test]
+fn a_session_that_says_goodbye_or_gives_its_grace_back_ends_at_once() {
+    for goodbye in [true, false] {
+        let mut world = World::new();
+        let (a, told) = world.graced();
+        world.lock(a, "x");
+        if goodbye {
+            world.core.on_quit(a);
+        } else {
+            world.ask_grace(a, Duration::ZERO);
+        }
+        world.close(a);
+        assert!(world.holders("x").is_empty());
+        let b = world.open();
+        world.resume(b, &told);
+        assert_eq!(world.reply(b), "GONE");
+        assert!(world.past.is_empty());
+    }
+}
+
+#[test]
+fn a_killed_agents_successor_keeps_holds_of_every_kind() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    for (lock, kind) in [
+        ("plain", Kind::Lock),
+        ("fenced", Kind::Fenced),
+        ("fair", Kind::Fair),
+        ("shared", Kind::Read),
+        ("sole", Kind::Write),
+        ("sole", Kind::Read),
+    ] {
+        world.lock_as(a, lock, kind);
+    }
+    world.lock(a, "plain");
+    let short_lease = Lease::new(Duration::from_secs(5));
+    let brief = LockRequest { lease: short_lease, ..lock_command("brief") };
+    world.command(a, Command::Lock(brief));
+    let (b, other) = (world.open(), ["ungraced"]);
+    world.lock(b, other[0]);
+    let before: Vec<_> =
+        ["plain", "fenced", "fair", "shared", "sole"].map(|name| world.holders(name)).into();
+    world.kill_and_restart(LEASE / 2);
+    world.pass(LEASE);
+    let after: Vec<_> =
+        ["plain", "fenced", "fair", "shared", "sole"].map(|name| world.holders(name)).into();
+    assert_eq!(before, after, "the successor renews them");
+    assert!(world.holders("ungraced").is_empty(), "its lease has run out");
+    let c = world.open_as(0, NEXT);
+    world.resume(c, &told);
+    let (new, mut holds) = world.resumed(c);
+    holds.sort();
+    let expected = [
+        "fair fair 1",
+        "fenced fenced 1",
+        "plain lock 2",
+        "shared read 1",
+        "sole read 1",
+        "sole write 1",
+    ];
+    assert_eq!(holds, expected);
+    let events = Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO };
+    world.command(c, events);
+    assert_eq!(world.reply(c), "lost brief lock expired");
+    world.unlock(c, "plain");
+    world.unlock(c, "plain");
+    world.unlock(c, "fair");
+    assert_eq!(world.told(c), ["1", "0", "0"]);
+}
+
+#[test]
+fn a_successor_releases_what_nobody_resumes() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    world.kill_and_restart(Duration::from_secs(1));
+    world.pass(grace_less(Duration::from_millis(1)));
+    assert_eq!(world.holders("x").len(), 1);
+    world.pass(Duration::from_millis(2));
+    assert!(world.holders("x").is_empty());
+    let late = world.open();
+    world.resume(late, &told);
+    assert_eq!(world.reply(late), "GONE");
+    assert!(world.past.is_empty(), "{:?}", world.past);
+}
+
+#[test]
+fn the_grace_of_who_had_gone_before_the_kill_goes_on_from_then() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    world.lock(a, "x");
+    world.close(a);
+    world.pass(grace_less(Duration::from_secs(5)));
+    world.kill_and_restart(Duration::from_secs(2));
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.holders("x").len(), 1);
+    world.pass(Duration::from_secs(2));
+    assert!(world.holders("x").is_empty());
+}
+
+#[test]
+fn a_successor_says_nothing_of_holds_before_redis_does() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    world.lock(a, "y");
+    world.network = Network::Down;
+    world.redis.remove("y");
+    world.kill_and_restart(Duration::from_secs(1));
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    world.pass(Duration::from_secs(3));
+    assert_eq!(world.reply(b), "UNAVAILABLE");
+    world.resume(b, &told);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    let (new, holds) = world.resumed(b);
+    assert_eq!(holds, ["x lock 1"]);
+    let events = Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO };
+    world.command(b, events);
+    assert_eq!(world.reply(b), "lost y lock missing");
+}
+
+#[test]
+fn what_redis_never_confirms_is_lost_when_its_lease_must_be_over() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    world.network = Network::Down;
+    world.kill_and_restart(Duration::from_secs(1));
+    world.pass(LEASE + Duration::from_secs(5));
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    let (new, holds) = world.resumed(b);
+    assert!(holds.is_empty(), "{holds:?}");
+    let events = Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO };
+    world.command(b, events);
+    assert_eq!(world.reply(b), "lost x lock unconfirmed");
+}
+
+#[test]
+fn a_successor_removes_what_its_waiters_left_in_redis() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    let holder = world.open();
+    world.lock_as(holder, "x", Kind::Fair);
+    world.lock_as(a, "x", Kind::Fair);
+    assert_eq!(world.queues["x"].len(), 1);
+    // An attempt that runs, and of which the killed agent never hears.
+    world.network = Network::Slow(1000);
+    world.command(a, Command::Lock(LockRequest { owner: 5, ..lock_command("y") }));
+    assert_eq!(world.holders("y").len(), 1);
+    world.network = Network::Good;
+    world.kill_and_restart(Duration::from_secs(1));
+    assert!(world.queues.get("x").is_none_or(Vec::is_empty), "{:?}", world.queues);
+    assert!(world.holders("y").is_empty());
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    assert!(world.resumed(b).1.is_empty());
+}
+
+#[test]
+fn a_grant_is_told_once_the_journal_has_it() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    let other = world.open();
+    world.disk = Disk::Slow;
+    world.lock(a, "x");
+    assert!(world.has_no_reply(a));
+    world.lock(other, "y");
+    assert_eq!(world.reply(other), "held 1", "sessions without grace do not wait for a disk");
+    world.pass(Duration::from_secs(3));
+    assert_eq!(world.holders("x").len(), 1, "it is renewed all the same");
+    world.disk_answers(Disk::Good);
+    assert_eq!(world.reply(a), "held 1");
+}
+
+#[test]
+fn a_grant_that_cannot_be_noted_is_taken_back() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    world.lock(a, "kept");
+    world.replies.clear();
+    world.disk = Disk::Slow;
+    world.lock(a, "x");
+    world.disk_answers(Disk::Full);
+    assert_eq!(world.reply(a), "UNAVAILABLE");
+    assert!(world.holders("x").is_empty());
+    world.lock(a, "kept");
+    assert_eq!(world.reply(a), "UNAVAILABLE", "not even a re-entry");
+    world.unlock(a, "kept");
+    assert_eq!(world.reply(a), "0", "what needs no note goes on");
+    let b = world.open();
+    let refused = world.ask_grace(b, GRACE);
+    assert_eq!(short(&refused), "UNAVAILABLE");
+    world.lock(b, "x");
+    assert_eq!(world.reply(b), "held 1");
+    world.close(b);
+    assert!(world.holders("x").is_empty(), "it got no grace");
+    world.disk = Disk::Good;
+    world.lock(a, "x");
+    assert_eq!(world.reply(a), "held 1");
+}
+
+#[test]
+fn grace_is_bounded_and_needs_a_journal() {
+    let mut world = World::new();
+    let a = world.open();
+    let refused = world.ask_grace(a, Duration::from_secs(601));
+    assert_eq!(short(&refused), "LIMIT");
+    for _ in 0..100 {
+        world.graced();
+    }
+    let refused = world.ask_grace(a, GRACE);
+    assert_eq!(short(&refused), "LIMIT", "a hundred have it");
+    let mut world = World::new();
+    world.core.without_journal("nowhere to write".to_owned());
+    let a = world.open();
+    let Frame::Error(refused) = world.ask_grace(a, GRACE) else { panic!() };
+    assert!(
+        refused.starts_with("UNAVAILABLE") && refused.contains("nowhere to write"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn the_whole_journal_says_what_its_records_did() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    let (b, _) = world.graced();
+    for lock in ["x", "y", "z"] {
+        world.lock(a, lock);
+    }
+    world.lock(b, "x");
+    world.unlock(a, "y");
+    world.close(a);
+    let mut whole = crate::journal::Past::default();
+    world.core.journal_records().into_iter().for_each(|record| whole.add(record));
+    assert_eq!(whole.sessions, world.past.sessions);
+    assert_eq!(whole.traces, world.past.traces);
+    assert_eq!(whole.traces.len(), 1, "the wait");
+}
+
+#[test]
+fn a_drain_leaves_them_to_the_successor() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    let other = world.open();
+    world.lock(a, "x");
+    world.lock(other, "y");
+    let wait = Wait::AtMost(Duration::from_secs(600));
+    world.command(a, Command::Lock(LockRequest { wait, ..lock_command("y") }));
+    world.replies.clear();
+    world.core.drain();
+    world.work();
+    assert_eq!(world.reply(a), "DRAINING");
+    assert!(!world.core.is_idle(), "a living worker without grace holds y");
+    world.unlock(other, "y");
+    assert!(world.core.is_idle());
+    world.core.end_drain();
+    world.work();
+    assert_eq!(world.events(a), Vec::<String>::new(), "nothing is lost");
+    world.kill_and_restart(Duration::from_secs(1));
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    assert_eq!(world.resumed(b).1, ["x lock 1"]);
+}
+
+#[test]
+fn events_are_heard_across_a_reconnect() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    let ear = world.open();
+    let wait = Duration::from_secs(600);
+    let (session, secret) = told.clone();
+    world.command(ear, Command::Events { session, secret, wait });
+    world.close(a);
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    assert!(world.has_no_reply(ear));
+    world.redis.clear();
+    world.pass(LEASE);
+    assert_eq!(world.reply(ear), "lost x lock missing");
+}

@@ -1,0 +1,352 @@
+//! Red locks on three servers, one thing at a time.
+
+use std::time::Duration;
+
+use redisson::Lease;
+
+use super::world::short;
+use crate::command::{Command, Wait};
+use crate::core::simulation::red::{World, hold_request, lock_name, red_lock};
+use crate::session::SessionId;
+
+const NOW: Wait = Wait::AtMost(Duration::ZERO);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn three(agents: u8) -> World {
+    World::new(7, 3, agents, |_| {})
+}
+
+fn unlock(world: &mut World, agent: usize, session: SessionId) {
+    world.command(agent, session, Command::Unlock(hold_request("x")));
+}
+
+/// The replies of a session, in short.
+fn told(world: &mut World, agent: usize, session: SessionId) -> Vec<String> {
+    world.replies_of(agent, session).iter().map(short).collect()
+}
+
+fn pass(world: &mut World, time: u64) {
+    world.pass(ms(time));
+    assert_eq!(world.breach(), None);
+}
+
+#[test]
+fn a_lock_stands_on_all_servers_and_goes_from_all_of_them() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.command(0, a, red_lock("x", Wait::Forever, None));
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+    assert_eq!(world.standing("x"), 3);
+    unlock(&mut world, 0, a);
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["0"]);
+    assert_eq!(world.standing("x"), 0);
+}
+
+#[test]
+fn a_majority_is_enough_and_a_server_that_hangs_delays_nothing() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.freeze(1, ms(1_000_000));
+    for _ in 0..3 {
+        world.command(0, a, red_lock("x", NOW, None));
+        pass(&mut world, 3);
+        assert_eq!(told(&mut world, 0, a), ["held 1"]);
+        unlock(&mut world, 0, a);
+        pass(&mut world, 3);
+        assert_eq!(told(&mut world, 0, a), ["0"]);
+    }
+}
+
+#[test]
+fn without_a_majority_it_is_unavailable_by_the_servers_names_and_nothing_is_left() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.kill(0, false);
+    world.kill(2, false);
+    world.command(0, a, red_lock("x", NOW, None));
+    pass(&mut world, 60);
+    let reply = world.replies_of(0, a).remove(0);
+    let sentence = format!("{reply:?}");
+    assert!(sentence.contains("UNAVAILABLE `x`"), "{sentence}");
+    assert!(sentence.contains("node0") && sentence.contains("node2"), "{sentence}");
+    assert!(!sentence.contains("node1"), "{sentence}");
+    assert_eq!(world.standing("x"), 0);
+    // Who waits has it as soon as there is a majority again.
+    world.command(0, a, red_lock("x", Wait::Forever, None));
+    pass(&mut world, 5000);
+    assert_eq!(told(&mut world, 0, a), Vec::<String>::new());
+    world.start(2);
+    pass(&mut world, 1000);
+    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+}
+
+#[test]
+fn null_is_told_when_what_was_taken_is_gone() {
+    let mut world = three(2);
+    let (a, b) = (world.open(0), world.open(1));
+    // The first one has a bare majority, and its lease is not kept up.
+    world.kill(2, false);
+    world.command(0, a, red_lock("x", NOW, Lease::new(ms(20_000))));
+    pass(&mut world, 60);
+    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+    world.start(2);
+    pass(&mut world, 100);
+    // On the third server the undoing takes its time.
+    world.servers[2].slow = 20_000;
+    world.command(1, b, red_lock("x", NOW, None));
+    pass(&mut world, 30);
+    assert_eq!(world.standing("x"), 3, "it has the third server");
+    assert_eq!(told(&mut world, 1, b), Vec::<String>::new());
+    while world.standing("x") == 3 {
+        assert_eq!(told(&mut world, 1, b), Vec::<String>::new(), "not before it is gone");
+        pass(&mut world, 1);
+    }
+    pass(&mut world, 30);
+    assert_eq!(told(&mut world, 1, b), ["null"]);
+}
+
+#[test]
+fn a_release_elsewhere_wakes_who_waits() {
+    let mut world = three(2);
+    let (a, b) = (world.open(0), world.open(1));
+    world.command(0, a, red_lock("x", Wait::Forever, None));
+    pass(&mut world, 10);
+    world.command(1, b, red_lock("x", Wait::Forever, None));
+    pass(&mut world, 500);
+    unlock(&mut world, 0, a);
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 1, b), ["held 1"]);
+    assert_eq!(told(&mut world, 0, a), ["held 1", "0"]);
+}
+
+#[test]
+fn a_release_told_while_the_answers_were_under_way_is_not_missed() {
+    let mut world = three(2);
+    let (a, b) = (world.open(0), world.open(1));
+    world.command(0, a, red_lock("x", Wait::Forever, None));
+    pass(&mut world, 10);
+    world.command(1, b, red_lock("x", Wait::Forever, None));
+    pass(&mut world, 500);
+    // It looks again, and hears no until the release that comes behind has long been told.
+    let servers = world.servers.len();
+    (0..servers).for_each(|node| world.answers_later(node, 20_000));
+    for _ in 0..6000 {
+        if world.agents[1].core.red.ballots.is_empty() {
+            pass(&mut world, 1);
+        }
+    }
+    pass(&mut world, 2);
+    assert!(!world.agents[1].core.red.ballots.is_empty(), "its question is under way");
+    unlock(&mut world, 0, a);
+    pass(&mut world, 200);
+    assert_eq!(told(&mut world, 1, b), ["held 1"]);
+}
+
+#[test]
+fn a_release_of_a_bare_majority_wakes_too() {
+    let mut world = three(2);
+    let (a, b) = (world.open(0), world.open(1));
+    world.command(1, b, red_lock("x", Wait::Forever, Lease::new(ms(20_000))));
+    world.kill(2, false);
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 1, b), ["held 1"]);
+    world.start(2);
+    pass(&mut world, 100);
+    world.command(0, a, red_lock("x", Wait::Forever, None));
+    pass(&mut world, 500);
+    unlock(&mut world, 1, b);
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+}
+
+#[test]
+fn three_who_split_the_servers_come_to_an_end() {
+    for seed in 0..20 {
+        let mut world = World::new(seed, 3, 3, |_| {});
+        let sessions: Vec<_> = (0..3).map(|agent| world.open(agent)).collect();
+        for (agent, session) in sessions.iter().enumerate() {
+            world.command(agent, *session, red_lock("x", Wait::Forever, None));
+        }
+        for turn in 0..3 {
+            let mut winner = None;
+            for _ in 0..200 {
+                pass(&mut world, 10);
+                winner = (0..3).find(|agent| {
+                    told(&mut world, *agent, sessions[*agent]).contains(&"held 1".to_owned())
+                });
+                if winner.is_some() {
+                    break;
+                }
+            }
+            let winner = winner.unwrap_or_else(|| panic!("seed {seed}: nobody has turn {turn}"));
+            unlock(&mut world, winner, sessions[winner]);
+        }
+    }
+}
+
+#[test]
+fn re_entry_counts_on_every_server() {
+    let mut world = three(1);
+    let a = world.open(0);
+    for held in ["held 1", "held 2"] {
+        world.command(0, a, red_lock("x", NOW, None));
+        pass(&mut world, 10);
+        assert_eq!(told(&mut world, 0, a), [held]);
+    }
+    let counts = |world: &World| -> Vec<_> {
+        world.servers.iter().map(|server| server.redis.fields("x")[0].1.clone()).collect()
+    };
+    assert_eq!(counts(&world), ["2", "2", "2"]);
+    unlock(&mut world, 0, a);
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["1"]);
+    assert_eq!(counts(&world), ["1", "1", "1"]);
+    // One that was away learns the count by the next renewal.
+    world.freeze(0, ms(15_000));
+    world.command(0, a, red_lock("x", NOW, None));
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["held 2"]);
+    pass(&mut world, 20_000);
+    assert_eq!(counts(&world), ["2", "2", "2"]);
+}
+
+#[test]
+fn a_server_that_forgot_has_the_hold_again_while_the_majority_is_sure() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.command(0, a, red_lock("x", NOW, None));
+    pass(&mut world, 10);
+    for node in 0..3 {
+        world.kill(node, true);
+        pass(&mut world, 500);
+        assert_eq!(world.standing("x"), 2);
+        world.start(node);
+        pass(&mut world, 500);
+        assert_eq!(world.standing("x"), 3, "each of them, one after the other");
+    }
+    pass(&mut world, 60_000);
+    assert_eq!(world.standing("x"), 3);
+    unlock(&mut world, 0, a);
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["held 1", "0"]);
+    assert_eq!(world.standing("x"), 0);
+}
+
+#[test]
+fn a_majority_that_forgot_is_a_loss_and_is_not_repaired() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.command(0, a, red_lock("x", NOW, None));
+    pass(&mut world, 10);
+    world.kill(0, true);
+    world.kill(1, true);
+    world.start(0);
+    world.start(1);
+    pass(&mut world, 1000);
+    assert_eq!(world.standing("x"), 0, "the third server is rid of it too");
+    unlock(&mut world, 0, a);
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["held 1", "LOST"]);
+}
+
+#[test]
+fn jeopardy_and_loss_are_the_majoritys() {
+    let mut world = three(1);
+    let (a, ear) = (world.open(0), world.open(0));
+    world.command(0, a, red_lock("x", NOW, None));
+    pass(&mut world, 10);
+    let session = world.agents[0].core.session_name(a).into_bytes();
+    let events = |world: &mut World| {
+        let secret = "01".repeat(16).into_bytes();
+        let session = session.clone();
+        world.command(0, ear, Command::Events { session, secret, wait: Duration::ZERO });
+        told(world, 0, ear).pop().unwrap_or_default()
+    };
+    world.freeze(0, ms(3_600_000));
+    pass(&mut world, 120_000);
+    assert_eq!(events(&mut world), "", "a minority is no danger");
+    world.kill(1, false);
+    pass(&mut world, 25_000);
+    assert!(events(&mut world).starts_with("jeopardy x red"));
+    world.start(1);
+    pass(&mut world, 1000);
+    assert_eq!(events(&mut world), "safe x red");
+    world.kill(1, false);
+    pass(&mut world, 30_000);
+    let told = events(&mut world);
+    assert!(told.ends_with("lost x red unconfirmed"), "{told}");
+}
+
+#[test]
+fn a_server_that_answers_late_is_one_vote_more() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.servers[2].slow = 60_000;
+    world.command(0, a, red_lock("x", NOW, None));
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+    assert_eq!(world.standing("x"), 2);
+    pass(&mut world, 200);
+    assert_eq!(world.standing("x"), 3);
+    let votes = |world: &World| {
+        let hold = world.agents[0].core.holds.values().next().unwrap();
+        let votes = &hold.votes.as_ref().unwrap().0;
+        votes.iter().filter(|vote| vote.valid_until > hold.granted).count()
+    };
+    assert_eq!(votes(&world), 3);
+}
+
+#[test]
+fn an_explicit_lease_ends_and_an_extension_is_the_majoritys() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.command(0, a, red_lock("x", NOW, Lease::new(ms(1000))));
+    pass(&mut world, 500);
+    let lease = Lease::new(ms(2000));
+    world.command(0, a, Command::Extend(hold_request("x"), lease));
+    pass(&mut world, 10);
+    let replies = told(&mut world, 0, a);
+    assert_eq!(replies[0], "held 1");
+    assert!(replies[1].parse::<u64>().is_ok_and(|ms| (1900..2000).contains(&ms)), "{replies:?}");
+    pass(&mut world, 1500);
+    assert_eq!(world.standing("x"), 3);
+    pass(&mut world, 600);
+    assert_eq!(world.standing("x"), 0);
+    unlock(&mut world, 0, a);
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["LOST"]);
+}
+
+#[test]
+fn an_operators_release_counts_when_a_majority_is_released() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.command(0, a, red_lock("x", NOW, None));
+    pass(&mut world, 10);
+    let number = *world.agents[0].core.holds.keys().next().unwrap();
+    for node in 0..2 {
+        world.servers[node].redis.keys_mut().clear();
+        world.forced(0, node, &lock_name("x"), number);
+        pass(&mut world, 20_000);
+        assert_eq!(world.standing("x"), 2 - 2 * node, "and is not taken back by a renewal");
+    }
+    unlock(&mut world, 0, a);
+    pass(&mut world, 10);
+    let reply = world.replies_of(0, a).pop().unwrap();
+    assert!(format!("{reply:?}").contains("forced"), "{reply:?}");
+}
+
+#[test]
+fn an_agent_without_such_servers_says_which_setting_names_them() {
+    let mut world = World::new(7, 3, 1, |settings| settings.red = None);
+    let a = world.open(0);
+    world.command(0, a, red_lock("x", NOW, None));
+    let reply = world.replies_of(0, a).remove(0);
+    assert!(format!("{reply:?}").contains("SYNTAX `x`"), "{reply:?}");
+    assert!(format!("{reply:?}").contains("--redlock-url"), "{reply:?}");
+}

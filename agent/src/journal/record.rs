@@ -1,0 +1,269 @@
+//! What is noted, as it stands in the file.
+
+use redisson::{Kind, Lease, LockName, Moment};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+use crate::core::Number;
+use crate::session::{Peer, SessionKey};
+
+/// One line of the journal. Instants are microseconds of the boot clock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "lowercase")]
+pub enum Record {
+    /// A session asked for grace, or another connection has taken it over.
+    Session(SessionRecord),
+    /// Its connection has gone.
+    Away {
+        /// Which session.
+        session: SessionKey,
+        /// When.
+        #[serde(with = "moment")]
+        since: Moment,
+    },
+    /// A hold as it stands now.
+    Hold(HoldRecord),
+    /// A number that scripts may have left in Redis, though nobody holds it.
+    Trace(TraceRecord),
+    /// A number of which nothing is left in Redis.
+    Gone {
+        /// Which one.
+        number: Number,
+    },
+    /// A session has ended, or has no grace any more.
+    End {
+        /// Which one.
+        session: SessionKey,
+    },
+}
+
+/// A session with grace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionRecord {
+    /// Its name.
+    pub session: SessionKey,
+    /// What shows the right to it, in hexadecimal digits. The file is its user's alone.
+    #[serde(with = "hex")]
+    pub secret: [u8; 16],
+    /// The worker's process.
+    pub peer: Peer,
+    /// CLIENT SETNAME's text.
+    pub client: Option<String>,
+    /// For how many milliseconds its holds outlive its connection.
+    pub grace_ms: u64,
+}
+
+/// A hold of such a session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldRecord {
+    /// Whose.
+    pub session: SessionKey,
+    /// Of which of its owners.
+    pub owner: i64,
+    /// Under which number it stands in Redis.
+    pub number: Number,
+    /// Which lock.
+    #[serde(with = "name")]
+    pub lock: LockName,
+    /// As which kind.
+    #[serde(with = "kind")]
+    pub kind: Kind,
+    /// How often it was entered.
+    pub count: u32,
+    /// Its fencing token.
+    pub token: Option<u64>,
+    /// When its explicit lease ends; none where the watchdog keeps it.
+    #[serde(with = "moment_or_none", default)]
+    pub until: Option<Moment>,
+    /// The longest lease that Redis was ever asked to give it.
+    #[serde(with = "lease")]
+    pub longest: Lease,
+    /// When it was granted.
+    #[serde(with = "moment")]
+    pub granted: Moment,
+}
+
+/// A number to be removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceRecord {
+    /// Under which it may stand in Redis.
+    pub number: Number,
+    /// Of which lock.
+    #[serde(with = "name")]
+    pub lock: LockName,
+    /// As which kind.
+    #[serde(with = "kind")]
+    pub kind: Kind,
+    /// Its former owner counts on it until then.
+    #[serde(with = "moment")]
+    pub after: Moment,
+}
+
+mod moment {
+    use super::*;
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+    pub(super) fn serialize<S: Serializer>(moment: &Moment, to: S) -> Result<S::Ok, S::Error> {
+        moment.as_micros().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Moment, D::Error> {
+        u64::deserialize(from).map(Moment::from_micros)
+    }
+}
+
+mod moment_or_none {
+    use super::*;
+
+    #[expect(clippy::ref_option, reason = "serde calls it so")]
+    pub(super) fn serialize<S: Serializer>(at: &Option<Moment>, to: S) -> Result<S::Ok, S::Error> {
+        at.map(Moment::as_micros).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Moment>, D::Error> {
+        Ok(Option::<u64>::deserialize(from)?.map(Moment::from_micros))
+    }
+}
+
+mod lease {
+    use super::*;
+
+    pub(super) fn serialize<S: Serializer>(lease: &Lease, to: S) -> Result<S::Ok, S::Error> {
+        lease.millis().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Lease, D::Error> {
+        let lease = Lease::new(std::time::Duration::from_millis(u64::deserialize(from)?));
+        lease.ok_or_else(|| D::Error::custom("no lease"))
+    }
+}
+
+mod kind {
+    use super::*;
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+    pub(super) fn serialize<S: Serializer>(kind: &Kind, to: S) -> Result<S::Ok, S::Error> {
+        kind.as_str().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Kind, D::Error> {
+        let word = String::deserialize(from)?;
+        Kind::parse(word.as_bytes()).ok_or_else(|| D::Error::custom("no kind of lock"))
+    }
+}
+
+/// A name as text where it is text, so that people can read it, else as its bytes.
+mod name {
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        Text(String),
+        Bytes(Vec<u8>),
+    }
+
+    pub(super) fn serialize<S: Serializer>(name: &LockName, to: S) -> Result<S::Ok, S::Error> {
+        match name.as_str() {
+            Some(text) => text.serialize(to),
+            None => Form::Bytes(name.as_bytes().to_vec()).serialize(to),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<LockName, D::Error> {
+        let bytes = match Form::deserialize(from)? {
+            Form::Text(text) => text.into_bytes(),
+            Form::Bytes(bytes) => bytes,
+        };
+        LockName::new(bytes).map_err(D::Error::custom)
+    }
+}
+
+mod hex {
+    use super::*;
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8; 16], to: S) -> Result<S::Ok, S::Error> {
+        format!("{:032x}", u128::from_be_bytes(*bytes)).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; 16], D::Error> {
+        let text = String::deserialize(from)?;
+        let number = u128::from_str_radix(&text, 16).ok().filter(|_| text.len() == 32);
+        number.map(u128::to_be_bytes).ok_or_else(|| D::Error::custom("no secret"))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub(in crate::journal) fn session(number: u64) -> SessionRecord {
+        SessionRecord {
+            session: SessionKey { run: 7, number },
+            secret: [3; 16],
+            peer: Peer { pid: Some(5), uid: 1000, gid: 1000, comm: Some("cron".to_owned()) },
+            client: None,
+            grace_ms: 5000,
+        }
+    }
+
+    pub(in crate::journal) fn hold(session: u64, number: Number, lock: &[u8]) -> HoldRecord {
+        HoldRecord {
+            session: SessionKey { run: 7, number: session },
+            owner: -1,
+            number,
+            lock: LockName::new(lock).unwrap(),
+            kind: Kind::Fenced,
+            count: 2,
+            token: Some(9),
+            until: None,
+            longest: Lease::new(Duration::from_secs(30)).unwrap(),
+            granted: Moment::from_micros(77),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_is_one_line_and_comes_back(
+            lock in proptest::collection::vec(any::<u8>(), 1..40),
+            secret: [u8; 16],
+            until: Option<u64>,
+        ) {
+            let until = until.map(Moment::from_micros);
+            let hold = HoldRecord { until, ..hold(1, 3, &lock) };
+            let trace = TraceRecord {
+                number: 4, lock: hold.lock.clone(), kind: Kind::Read, after: Moment::NEVER,
+            };
+            let records = [
+                Record::Session(SessionRecord { secret, ..session(1) }),
+                Record::Away { session: hold.session, since: Moment::from_micros(5) },
+                Record::Hold(hold.clone()),
+                Record::Trace(trace),
+                Record::Gone { number: 4 },
+                Record::End { session: hold.session },
+            ];
+            for record in records {
+                let line = serde_json::to_string(&record).unwrap();
+                prop_assert!(!line.contains('\n'), "{line}");
+                prop_assert_eq!(serde_json::from_str::<Record>(&line).unwrap(), record);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_none_of_ours_is_refused() {
+        let line = serde_json::to_string(&Record::Hold(hold(1, 3, b"a"))).unwrap();
+        for (whole, broken) in
+            [("fenced", "mutex"), ("30000", "1"), ("7-1", "7-01"), ("\"a\"", "\"\"")]
+        {
+            assert!(line.contains(whole), "{line}");
+            let broken = line.replacen(whole, broken, 1);
+            assert!(serde_json::from_str::<Record>(&broken).is_err(), "{broken}");
+        }
+    }
+}

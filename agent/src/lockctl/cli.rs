@@ -1,0 +1,368 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rustix::process::Signal;
+
+use crate::client;
+use crate::duration;
+use crate::exec::signals;
+use crate::exit::Exit;
+
+/// The longest wait and lease that the agent takes.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The shortest lease that the agent takes.
+const MIN_LEASE: Duration = Duration::from_millis(100);
+
+/// Runs commands while holding locks, and shows the locks of this host's agent
+#[derive(Debug, Parser)]
+#[command(name = "lockctl", version, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    /// The agent's socket; by default /run/lockscope/agent.sock, else one in the user's run-time folder
+    #[arg(long, global = true, value_name = "PATH", env = "LOCKSCOPE_SOCKET")]
+    pub(crate) socket: Option<PathBuf>,
+    /// What to do
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// What `lockctl` can do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Run a command while holding a lock, or several
+    Exec(ExecArgs),
+    /// List the locks that this host's agent holds and waits for, the oldest first
+    Ls {
+        /// Only locks whose names match; `*` stands for anything
+        #[arg(value_name = "GLOB")]
+        glob: Option<OsString>,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Show one lock as Redis has it, whoever holds it
+    Show {
+        /// Its name
+        #[arg(value_name = "LOCK")]
+        lock: OsString,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Tell how the agent fares; exit status 0 where locks are to be had, else 69
+    Status {
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Follow the list: live in a terminal, else a line for each change
+    Watch {
+        /// Only locks whose names match; `*` stands for anything
+        #[arg(value_name = "GLOB")]
+        glob: Option<OsString>,
+        /// How often it is looked
+        #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
+        interval: Duration,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Release a lock by force, whoever holds it: for root and the agent's own user
+    ///
+    /// The process that holds it is not stopped, and another one comes in beside it. Who did it is logged.
+    Unlock {
+        /// Say that you mean it: your own locks are released by what holds them
+        #[arg(long, required = true)]
+        force: bool,
+        /// Only if this holder has it, as `lockctl show` tells
+        #[arg(long, value_name = "ID")]
+        holder: Option<OsString>,
+        /// Its name
+        #[arg(value_name = "LOCK")]
+        lock: OsString,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// End a session and release its locks: for root and the agent's own user
+    ///
+    /// Its worker is told that its locks are lost, and its connection is closed. Who did it is logged.
+    Kick {
+        /// Its id, as `lockctl ls` tells
+        #[arg(value_name = "SESSION")]
+        session: OsString,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Print a script that completes lockctl's commands and options in a shell
+    Completions {
+        /// Which shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Print lockctl's manual page, in roff
+    Man,
+}
+
+/// How something is told.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Format {
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `lockctl exec`
+#[derive(Debug, Args)]
+#[command(after_help = EXIT_HELP)]
+pub(crate) struct ExecArgs {
+    /// Do not wait: give up at once if the lock is taken
+    #[arg(long = "try", conflicts_with = "wait")]
+    pub(crate) try_once: bool,
+    /// Wait no longer than this; without it, as long as it takes
+    #[arg(long, value_name = "DURATION", value_parser = wait)]
+    pub(crate) wait: Option<Duration>,
+    /// Hold the lock no longer than this: it is not renewed, and the command is ended in time
+    #[arg(long, value_name = "DURATION", value_parser = lease)]
+    pub(crate) lease: Option<Duration>,
+    /// What kind of lock
+    #[arg(long, value_enum, default_value_t = LockKind::Lock)]
+    pub(crate) kind: LockKind,
+    /// What the command gets when its lock is lost: term, kill, another signal, or ignore
+    #[arg(long, value_name = "WHAT", default_value = "term", value_parser = OnLost::parse)]
+    pub(crate) on_lost: OnLost,
+    /// How long a command that is being ended has before it is killed; where its lock is lost, what is left of the
+    /// lock's validity at most
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse)]
+    pub(crate) kill_after: Duration,
+    /// Say nothing of who holds the lock while waiting
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+    #[command(flatten)]
+    pub(crate) exits: Exits,
+    /// The locks, by their names; all of them are taken, or none
+    #[arg(value_name = "LOCK", required = true)]
+    pub(crate) locks: Vec<OsString>,
+    /// The command and its arguments; no shell reads them
+    #[arg(value_name = "COMMAND", required = true, last = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// The exit statuses that can be chosen.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Exits {
+    /// The exit status where the lock was not to be had in time
+    #[arg(long, value_name = "STATUS", env = "LOCKCTL_EXIT_TIMEOUT", default_value_t = Exit::TIMEOUT)]
+    pub(crate) exit_timeout: u8,
+    /// The exit status where the lock was lost while the command ran
+    #[arg(long, value_name = "STATUS", env = "LOCKCTL_EXIT_LOST", default_value_t = Exit::LOST)]
+    pub(crate) exit_lost: u8,
+    /// The exit status where there is no agent, or it cannot reach Redis
+    #[arg(long, value_name = "STATUS", env = "LOCKCTL_EXIT_NO_AGENT", default_value_t = Exit::NO_AGENT)]
+    pub(crate) exit_no_agent: u8,
+    /// The exit status for a command line that cannot be used
+    #[arg(long, value_name = "STATUS", env = EXIT_USAGE, default_value_t = Exit::USAGE)]
+    pub(crate) exit_usage: u8,
+}
+
+const EXIT_USAGE: &str = "LOCKCTL_EXIT_USAGE";
+
+const EXIT_HELP: &str = "\
+Exit status: that of the command, 128+n where signal n ended it, 126 where it cannot be run and 127 where there is \
+none of that name, as in a shell; 75 where the lock was not to be had in time, 76 where it was lost while the command \
+ran, 69 where there is no agent or it cannot reach Redis, 64 for bad usage, 77 where the agent's policy forbids the \
+lock, 65 where the lock can never be had this way.";
+
+/// What the guard tells the process that becomes the command
+#[derive(Debug, Parser)]
+pub(crate) struct Launch {
+    /// The guard: if it is not our parent any more, nothing is run
+    #[arg(long)]
+    pub(crate) guard: i32,
+    /// The process group whose terminal is taken over, if it has one
+    #[arg(long)]
+    pub(crate) foreground_of: i32,
+    /// The command
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// The kinds of lock, as the agent spells them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LockKind {
+    /// One holder
+    Lock,
+    /// One holder, first come, first served among all hosts
+    Fair,
+    /// Shared with other readers
+    Read,
+    /// Excludes readers and writers
+    Write,
+    /// One holder, and a token that grows with each of them
+    Fenced,
+}
+
+impl LockKind {
+    /// The agent's word for it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Lock => "lock",
+            Self::Fair => "fair",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Fenced => "fenced",
+        }
+    }
+}
+
+/// What a command gets that has lost its lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnLost {
+    /// This signal, and KILL before the lock's validity ends.
+    Signal(Signal),
+    /// Nothing: the loss is told, and the command goes on.
+    Ignore,
+}
+
+impl OnLost {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.eq_ignore_ascii_case("ignore") {
+            return Ok(Self::Ignore);
+        }
+        signals::by_name(text).map(Self::Signal).ok_or_else(|| {
+            "expected term, kill, ignore, or a signal by its name or number, such as INT or 2"
+                .to_owned()
+        })
+    }
+}
+
+impl Cli {
+    /// The agent's socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.socket.clone().unwrap_or_else(client::usual_socket)
+    }
+}
+
+impl ExecArgs {
+    /// The locks' names as bytes.
+    pub(crate) fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.locks.iter().map(|name| name.as_bytes())
+    }
+
+    /// The locks' names for a person.
+    pub(crate) fn shown(&self) -> String {
+        let names: Vec<_> = self.names().map(shown).collect();
+        names.join(", ")
+    }
+}
+
+/// A name for a terminal: nothing in it can move the cursor.
+pub(crate) fn shown(name: &[u8]) -> String {
+    match std::str::from_utf8(name) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => name.escape_ascii().to_string(),
+    }
+}
+
+fn wait(text: &str) -> Result<Duration, String> {
+    let wait = duration::parse(text)?;
+    if wait <= YEAR { Ok(wait) } else { Err("expected a year at most".to_owned()) }
+}
+
+fn lease(text: &str) -> Result<Duration, String> {
+    let lease = duration::parse(text)?;
+    let fits = (MIN_LEASE..=YEAR).contains(&lease);
+    if fits { Ok(lease) } else { Err("expected 100ms to a year".to_owned()) }
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = duration::parse(text)?;
+    let fits = (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&interval);
+    if fits { Ok(interval) } else { Err("expected 100ms to 1h".to_owned()) }
+}
+
+/// Prints help, version, or what is wrong with the command line.
+pub(crate) fn refuse(error: &clap::Error) -> Exit {
+    // Nobody may be there to read it.
+    error.print().unwrap_or_default();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::OK,
+        _ => Exit(usage_status(std::env::args_os(), std::env::var_os(EXIT_USAGE).as_ref())),
+    }
+}
+
+/// The status for bad usage, from a command line that could not be read as a whole.
+fn usage_status(args: impl Iterator<Item = OsString>, env: Option<&OsString>) -> u8 {
+    let status = |text: &OsString| text.to_str().and_then(|text| text.parse().ok());
+    let mut args = args.take_while(|arg| arg != "--");
+    while let Some(arg) = args.next() {
+        let text = arg.to_string_lossy();
+        let value = match text.strip_prefix("--exit-usage") {
+            Some("") => args.next(),
+            Some(rest) => rest.strip_prefix('=').map(OsString::from),
+            None => continue,
+        };
+        return value.as_ref().and_then(status).unwrap_or(Exit::USAGE);
+    }
+    env.and_then(status).unwrap_or(Exit::USAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    fn exec(args: &str) -> Result<ExecArgs, String> {
+        let words = ["lockctl", "exec"].into_iter().chain(args.split_whitespace());
+        match Cli::try_parse_from(words) {
+            Ok(Cli { verb: Verb::Exec(args), .. }) => Ok(args),
+            Ok(other) => Err(format!("{other:?}")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn locks_stand_before_the_dashes_and_the_command_behind() {
+        let args = exec("--wait 2.5s --kind fenced --on-lost INT a b -- sh -c x --wait").unwrap();
+        assert_eq!(args.names().collect::<Vec<_>>(), [b"a", b"b"]);
+        assert_eq!(args.command, ["sh", "-c", "x", "--wait"]);
+        assert_eq!(args.wait, Some(Duration::from_millis(2500)));
+        assert_eq!(args.on_lost, OnLost::Signal(Signal::INT));
+        assert_eq!(args.kind.word(), "fenced");
+        for bad in ["a", "-- true", "a -- ", "--try --wait 1 a -- true", "--lease 1ms a -- true"] {
+            assert!(exec(bad).is_err(), "{bad}");
+        }
+        for (args, words) in [
+            ("--on-lost sleep a -- true", "expected term, kill, ignore"),
+            ("--wait soon a -- true", "expected a duration"),
+            ("--wait 9000h a -- true", "a year"),
+        ] {
+            let error = exec(args).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn bad_usage_has_the_status_that_was_asked_for() {
+        let status = |line: &str, env: Option<&str>| {
+            usage_status(line.split(' ').map(OsString::from), env.map(OsString::from).as_ref())
+        };
+        assert_eq!(status("exec", None), 64);
+        assert_eq!(status("exec --exit-usage 3 --nonsense", None), 3);
+        assert_eq!(status("exec --exit-usage=3", Some("4")), 3);
+        assert_eq!(status("exec -- x --exit-usage 3", Some("4")), 4);
+        assert_eq!(status("exec --exit-usage three", None), 64);
+    }
+
+    #[test]
+    fn a_name_cannot_move_the_cursor() {
+        assert_eq!(shown("größe".as_bytes()), "größe");
+        assert_eq!(shown(b"a\x1b[2J"), r"a\x1b[2J");
+        assert_eq!(shown(b"\xff"), r"\xff");
+    }
+}

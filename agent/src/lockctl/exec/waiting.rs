@@ -1,0 +1,161 @@
+//! The wait for the locks, and what is told of who has them meanwhile.
+
+use std::path::Path;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::grant::Grant;
+use crate::cli::{ExecArgs, shown};
+use crate::client::{Agent, Failure, text};
+use crate::exit::Exit;
+use crate::holders;
+use crate::say::say;
+
+/// How long one waits before it is told for whom.
+const SILENCE: Duration = Duration::from_secs(1);
+/// How long an agent that went away while one waited may take to come back.
+const COMEBACK: Duration = Duration::from_secs(60);
+/// How often it is looked whether it is back.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A session that has the locks.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    /// The session.
+    pub(crate) agent: Agent,
+    /// Its id.
+    pub(crate) id: String,
+    /// The locks.
+    pub(crate) grant: Grant,
+}
+
+/// Takes the locks, however long it may take.
+///
+/// # Errors
+/// The exit status; why is told already.
+pub(crate) async fn acquire(
+    socket: &Path,
+    args: &ExecArgs,
+    traceparent: Option<&str>,
+) -> Result<Granted, Exit> {
+    let began = Instant::now();
+    let deadline = if args.try_once { Some(began) } else { args.wait.map(|wait| began + wait) };
+    let mut away: Option<Instant> = None;
+    loop {
+        let failure = match attempt(socket, args, deadline, traceparent, &mut away).await {
+            Ok(Some(granted)) => return Ok(granted),
+            Ok(None) => {
+                say(&format!(
+                    "gave up on {} after {}",
+                    args.shown(),
+                    crate::duration::show(began.elapsed())
+                ));
+                if !args.quiet {
+                    tell_holders(socket, args).await;
+                }
+                return Err(Exit(args.exits.exit_timeout));
+            }
+            Err(failure) => failure,
+        };
+        // Who has waited already waits for an agent that is started anew, too.
+        let gone = match &failure {
+            Failure::NoAgent(_) => true,
+            Failure::Refused(code, _) => code == "DRAINING",
+        };
+        let now = Instant::now();
+        let patience = away.map(|since| since + COMEBACK);
+        let patient = patience.is_some_and(|end| now < end) && deadline.is_none_or(|end| now < end);
+        if !gone || !patient {
+            say(&failure.to_string());
+            return Err(failure.exit(args.exits.exit_no_agent, args.exits.exit_usage));
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// One session's try. `away` begins when it has waited and lost the agent, and ends when it has found it again.
+async fn attempt(
+    socket: &Path,
+    args: &ExecArgs,
+    deadline: Option<Instant>,
+    traceparent: Option<&str>,
+    away: &mut Option<Instant>,
+) -> Result<Option<Granted>, Failure> {
+    let mut agent = Agent::connect(socket).await?;
+    let program =
+        args.command.first().map(|program| Path::new(program).file_name().unwrap_or(program));
+    agent.introduce(&program.unwrap_or_default().to_string_lossy()).await?;
+    let mut session = redis::cmd("SESSION");
+    session.arg("PUSH").arg("on").arg("DEADLINES").arg("on");
+    let session = agent.call(&session).await?;
+    let id = crate::client::field(&session, "id").and_then(text).unwrap_or_default();
+    *away = None;
+    let asked = Instant::now();
+    let command =
+        command(args, deadline.map(|end| end.saturating_duration_since(asked)), traceparent);
+    let reply = {
+        let mut reply = std::pin::pin!(agent.call(&command));
+        match timeout_at(asked + SILENCE, &mut reply).await {
+            Ok(reply) => reply,
+            Err(_) => {
+                if !args.quiet {
+                    say(&format!("waiting for {}", args.shown()));
+                    tell_holders(socket, args).await;
+                }
+                reply.await
+            }
+        }
+    };
+    if reply.is_err() {
+        *away = Some(Instant::now());
+    }
+    match reply? {
+        Value::Nil => Ok(None),
+        granted => match Grant::read(&granted) {
+            Some(grant) => Ok(Some(Granted { agent, id, grant })),
+            None => Err(Failure::NoAgent("what answers there is no agent".to_owned())),
+        },
+    }
+}
+
+/// LOCK for one name, MLOCK for several.
+fn command(args: &ExecArgs, wait: Option<Duration>, traceparent: Option<&str>) -> Cmd {
+    let names = args.names();
+    let one = names.len() == 1;
+    let mut command = redis::cmd(if one { "LOCK" } else { "MLOCK" });
+    if !one {
+        command.arg(names.len());
+    }
+    for name in names {
+        command.arg(name);
+    }
+    command.arg("KIND").arg(args.kind.word());
+    if let Some(wait) = wait {
+        command.arg("WAIT").arg(millis(wait));
+    }
+    if let Some(lease) = args.lease {
+        command.arg("LEASE").arg(millis(lease));
+    }
+    if let Some(traceparent) = traceparent.filter(|_| one) {
+        command.arg("TRACEPARENT").arg(traceparent);
+    }
+    command
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Says who has the locks, each in a line. It is no failure if that cannot be told.
+async fn tell_holders(socket: &Path, args: &ExecArgs) {
+    let Ok(mut agent) = Agent::connect(socket).await else { return };
+    for name in args.names() {
+        match holders::of(&mut agent, name).await {
+            Ok(Some(line)) => say(&format!("{} {line}", shown(name))),
+            Ok(None) => {}
+            Err(failure) => return say(&failure.to_string()),
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Who may take which locks: a file of rules, read at the start and again upon SIGHUP.
+
+use std::path::Path;
+use std::time::Duration;
+
+use redisson::{Kind, LockName, group};
+use serde::Deserialize;
+use service_kit::settings::HumanDuration;
+
+use crate::command::{LockRequest, Wait};
+use crate::session::Peer;
+
+/// How long a policy file may be, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+
+/// The rules, in the file's order. The first one that fits a worker and a lock's name decides; where none does, the
+/// lock is denied.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Policy {
+    rules: Vec<Rule>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    uids: Vec<u32>,
+    gids: Vec<u32>,
+    names: Vec<String>,
+    kinds: Vec<Kind>,
+    max_locks: Option<usize>,
+    max_wait: Option<Duration>,
+}
+
+/// Why a LOCK is denied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Denial {
+    /// What it failed at: `name`, `kind`, `count` or `wait`.
+    pub reason: &'static str,
+    /// The rest of a sentence that begins with the lock.
+    pub text: String,
+}
+
+impl Denial {
+    /// What a LOCK may fail at.
+    pub const REASONS: [&'static str; 4] = ["name", "kind", "count", "wait"];
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    allow: Vec<Allow>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Allow {
+    #[serde(default)]
+    uid: Vec<u32>,
+    #[serde(default)]
+    gid: Vec<u32>,
+    names: Vec<String>,
+    #[serde(default)]
+    kinds: Vec<String>,
+    max_locks: Option<usize>,
+    max_wait: Option<HumanDuration>,
+}
+
+impl Policy {
+    /// Reads a policy file.
+    ///
+    /// # Errors
+    /// When it cannot be read or says what cannot be meant; the text names the file, the place and what is expected.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let length = std::fs::metadata(path).map_err(|error| told(&error))?.len();
+        if length > MAX_FILE {
+            return Err(told(&format_args!("{length} bytes are too many: at most {MAX_FILE}")));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| told(&error))?;
+        Self::parse(&text).map_err(|error| told(&error))
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+        let rules = (1..).zip(file.allow).map(|(number, allow)| {
+            Rule::new(allow).map_err(|error| format!("rule {number} ([[allow]]): {error}"))
+        });
+        Ok(Self { rules: rules.collect::<Result<_, _>>()? })
+    }
+
+    /// How many rules there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether there are none: everything is denied.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Whether a worker may have what it asks for. `locks` are those that its user holds and waits for already.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self, peer: &Peer, request: &LockRequest, locks: usize) -> Result<(), Denial> {
+        let rule = self.rules.iter().find(|rule| rule.is_about(peer, &request.name));
+        let deny = |reason, text| Err(Denial { reason, text });
+        let who = format!("user {} of group {}", peer.uid, peer.gid);
+        let Some(rule) = rule else {
+            return deny("name", format!("is not for {who}: no rule of the policy allows it"));
+        };
+        if !rule.kinds.is_empty() && !rule.kinds.contains(&request.kind) {
+            return deny("kind", format!("is not for {who} as kind {}", request.kind));
+        }
+        if let Some(most) = rule.max_locks.filter(|most| locks >= *most) {
+            let text = format!("is one too many for {who}, who holds or awaits {locks} of {most}");
+            return deny("count", text);
+        }
+        match (rule.max_wait, request.wait) {
+            (Some(most), Wait::Forever) => {
+                let most = most.as_millis();
+                deny("wait", format!("may be awaited by {who} for {most} ms at most: say WAIT"))
+            }
+            (Some(most), Wait::AtMost(wait)) if wait > most => {
+                let (wait, most) = (wait.as_millis(), most.as_millis());
+                deny("wait", format!("may be awaited by {who} for {most} ms at most, not {wait}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Rule {
+    fn new(allow: Allow) -> Result<Self, String> {
+        let kind = |word: &String| {
+            Kind::parse(word.as_bytes()).ok_or_else(|| {
+                let known = Kind::ALL.map(Kind::as_str).join(", ");
+                format!("kinds: `{word}` is no kind of lock; expected {known}")
+            })
+        };
+        if allow.names.is_empty() {
+            return Err("names: expected at least one, such as \"orders:*\"".to_owned());
+        }
+        Ok(Self {
+            uids: allow.uid,
+            gids: allow.gid,
+            names: allow.names,
+            kinds: allow.kinds.iter().map(kind).collect::<Result<_, _>>()?,
+            max_locks: allow.max_locks,
+            max_wait: allow.max_wait.map(Duration::from),
+        })
+    }
+
+    /// Whether it is about this worker, by user or by group (whom none is named: everybody), and about this name.
+    fn is_about(&self, peer: &Peer, name: &LockName) -> bool {
+        let anybody = self.uids.is_empty() && self.gids.is_empty();
+        let named = |glob: &String| group::glob_matches(glob.as_bytes(), name.as_bytes());
+        (anybody || self.uids.contains(&peer.uid) || self.gids.contains(&peer.gid))
+            && self.names.iter().any(named)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: &str = r#"
+        [[allow]]
+        uid = [1000]
+        names = ["orders:*", "a*z"]
+        kinds = ["lock", "fenced"]
+        max_locks = 2
+        max_wait = "1m"
+
+        [[allow]]
+        gid = [50, 51]
+        names = ["orders:*"]
+
+        [[allow]]
+        names = ["public:*"]
+        max_wait = "0s"
+    "#;
+
+    fn request(name: &str, kind: Kind, wait: Wait) -> LockRequest {
+        LockRequest {
+            name: LockName::new(name.as_bytes()).unwrap(),
+            kind,
+            wait,
+            lease: None,
+            owner: 0,
+            session: None,
+            traceparent: None,
+        }
+    }
+
+    #[test]
+    fn the_first_rule_that_fits_decides() {
+        let policy = Policy::parse(RULES).unwrap();
+        let minute = Wait::AtMost(Duration::from_secs(60));
+        let now = Wait::AtMost(Duration::ZERO);
+        for (uid, gid, name, kind, wait, locks, denied) in [
+            (1000, 1, "orders:1", Kind::Lock, minute, 1, None),
+            (1000, 1, "az", Kind::Fenced, now, 0, None),
+            (1000, 1, "orders", Kind::Lock, now, 0, Some("name")),
+            (1000, 50, "orders:1", Kind::Fair, now, 0, Some("kind")),
+            (1000, 1, "orders:1", Kind::Lock, now, 2, Some("count")),
+            (1000, 1, "orders:1", Kind::Lock, Wait::Forever, 0, Some("wait")),
+            (
+                1000,
+                1,
+                "orders:1",
+                Kind::Lock,
+                Wait::AtMost(Duration::from_secs(61)),
+                0,
+                Some("wait"),
+            ),
+            (7, 51, "orders:1", Kind::Fair, Wait::Forever, 99, None),
+            (7, 52, "orders:1", Kind::Lock, now, 0, Some("name")),
+            (7, 52, "public:x", Kind::Write, now, 0, None),
+            (0, 0, "orders:1", Kind::Lock, now, 0, Some("name")),
+        ] {
+            let peer = Peer { uid, gid, ..Peer::default() };
+            let verdict = policy.check(&peer, &request(name, kind, wait), locks);
+            let reason = verdict.as_ref().err().map(|denial| denial.reason);
+            assert_eq!(reason, denied, "{uid} {gid} {name} {kind} {wait:?}: {verdict:?}");
+            if let Err(denial) = verdict {
+                assert!(Denial::REASONS.contains(&denial.reason));
+                assert!(denial.text.contains(&format!("user {uid} of group {gid}")), "{denial:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_rules_deny_everything() {
+        let policy = Policy::parse("").unwrap();
+        assert!(policy.is_empty());
+        let request = request("a", Kind::Lock, Wait::Forever);
+        assert_eq!(policy.check(&Peer::default(), &request, 0).unwrap_err().reason, "name");
+    }
+
+    #[test]
+    fn mistakes_name_the_place_and_what_is_expected() {
+        for (text, words) in [
+            ("[[allow]]\nuid = [1]", &["names"][..]),
+            ("[[allow]]\nnames = []", &["rule 1", "names", "orders:*"]),
+            ("[[allow]]\nnames = [\"a\"]\nuser = [1]", &["user", "line 3"]),
+            ("[[allow]]\nnames = [\"a\"]\nuid = [-1]", &["-1", "line 3"]),
+            (
+                "[[allow]]\nnames = [\"a\"]\n[[allow]]\nnames = [\"a\"]\nkinds = [\"mutex\"]",
+                &["rule 2", "mutex", "fenced"],
+            ),
+            ("[[allow]]\nnames = [\"a\"]\nmax_wait = \"soon\"", &["max_wait", "line 3"]),
+            ("[[deny]]\nnames = [\"a\"]", &["deny"]),
+            ("[[allow", &["line 1"]),
+        ] {
+            let error = Policy::parse(text).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{text}: {error}");
+        }
+        let error = Policy::read(Path::new("/no/such/policy.toml")).unwrap_err();
+        assert!(error.contains("/no/such/policy.toml"), "{error}");
+    }
+}

@@ -1,0 +1,55 @@
+//! Servers that the settings' file names, and which of them keep red locks together.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use service_kit::redis_link::Target;
+
+use super::{NamedUrl, deployment_name};
+use crate::model::Group;
+
+/// A row of `[[redis]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RedisTable {
+    pub(super) name: String,
+    url: String,
+    /// Its databases, in place of those that are told for all servers.
+    #[serde(default)]
+    pub(super) db: Vec<u16>,
+    /// The group of independent servers with which it keeps red locks.
+    group: Option<String>,
+}
+
+impl RedisTable {
+    /// The server by its name.
+    pub(super) fn named(&self) -> Result<NamedUrl, String> {
+        let name = deployment_name(&self.name)?;
+        let target = self.url.parse::<Target>().map_err(|error| error.to_string())?;
+        Ok(NamedUrl { name: Some(name), target })
+    }
+}
+
+/// The groups that the rows make.
+pub(super) fn groups(tables: &[RedisTable], mistakes: &mut Vec<String>) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for table in tables {
+        let Some(group) = &table.group else { continue };
+        if let Err(error) = deployment_name(group) {
+            mistakes.push(format!("[[redis]] `{}`: group: {error}", table.name));
+            continue;
+        }
+        let member = Arc::from(table.name.as_str());
+        match groups.iter_mut().find(|known| *known.name == **group) {
+            Some(known) => known.deployments.push(member),
+            None => groups.push(Group { name: group.as_str().into(), deployments: vec![member] }),
+        }
+    }
+    for group in groups.iter().filter(|group| group.deployments.len() < 2) {
+        mistakes.push(format!(
+            "[[redis]] group `{}` has one server only: red locks are spread over several",
+            group.name
+        ));
+    }
+    groups
+}

@@ -1,0 +1,242 @@
+//! Problems that somebody has in hand: they leave the top and are counted apart, until they are over or their time is.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::{FormRejection, JsonRejection, QueryRejection};
+use axum::extract::{ConnectInfo, OriginalUri, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::{Form, Json};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::broadcast::error::RecvError;
+
+use super::app::App;
+use super::guard::Who;
+use super::pages::refused;
+use super::params::{LockParams, instant, understood};
+use super::problem::Problem;
+use crate::access::rights::Right;
+use crate::model::Observation;
+use crate::model::actor::wall;
+use crate::model::json::rfc3339;
+use crate::model::past::Act;
+use crate::model::view::{Acknowledgement, LockId, ProblemKind, WallMillis};
+use crate::release::MAX_REASON;
+use crate::views;
+
+/// The longest that a problem may be in hand.
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 3_600);
+/// How long to wait until it shows.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Which problem, why, and for how long: `for`, such as `8h`, or `until`, an instant.
+#[derive(Debug, Deserialize)]
+pub struct Word {
+    problem: String,
+    reason: String,
+    #[serde(rename = "for")]
+    duration: Option<String>,
+    until: Option<String>,
+}
+
+/// Which problem.
+#[derive(Debug, Deserialize)]
+pub struct Undo {
+    problem: String,
+}
+
+fn kind(word: &str) -> Result<ProblemKind, Problem> {
+    ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == word).ok_or_else(|| {
+        let known = ProblemKind::ALL.map(ProblemKind::as_str).join(", ");
+        unprocessable(format!("`problem` is none of {known}"))
+    })
+}
+
+fn unprocessable(detail: impl Into<String>) -> Problem {
+    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+}
+
+fn until(word: &Word, now: WallMillis) -> Result<WallMillis, Problem> {
+    let until = match (&word.duration, &word.until) {
+        (Some(text), None) => {
+            let duration = humantime::parse_duration(text)
+                .map_err(|_| unprocessable("`for` is not understood: expected such as 8h or 2d"))?;
+            let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+            WallMillis(now.0.saturating_add(millis))
+        }
+        (None, Some(text)) => instant("until", text, now)?,
+        _ => return Err(unprocessable("either `for` or `until` is needed")),
+    };
+    let ahead = until.0.saturating_sub(now.0);
+    if ahead == 0 || u128::from(ahead) > LONGEST.as_millis() {
+        return Err(unprocessable("the end must be to come, within 30 days"));
+    }
+    Ok(until)
+}
+
+async fn acknowledge(
+    app: &App,
+    who: &Who,
+    peer: SocketAddr,
+    params: Result<Query<LockParams>, QueryRejection>,
+    word: &Word,
+) -> Result<(LockId, Value), Problem> {
+    let reason = word.reason.trim();
+    if !(3..=MAX_REASON).contains(&reason.chars().count()) || reason.chars().any(char::is_control) {
+        let why = format!("say why, in 3 to {MAX_REASON} characters on one line");
+        return Err(unprocessable(why));
+    }
+    let (now, problem) = (wall(), kind(&word.problem)?);
+    let until = until(word, now)?;
+    let by = who.name().unwrap_or("somebody").to_owned();
+    let word = Acknowledgement { by, reason: reason.to_owned(), at: now, until };
+    let outcome = format!("until {}", rfc3339(until));
+    let told = json!({"problem": problem, "acknowledged": &word});
+    let id = change(app, who, peer, params, problem, Some(word), outcome).await?;
+    Ok((id, told))
+}
+
+async fn change(
+    app: &App,
+    who: &Who,
+    peer: SocketAddr,
+    params: Result<Query<LockParams>, QueryRejection>,
+    problem: ProblemKind,
+    word: Option<Acknowledgement>,
+    outcome: String,
+) -> Result<LockId, Problem> {
+    let id = app.lock_id(&understood(params)?)?;
+    let shows = |wanted: &dyn Fn(bool) -> bool| {
+        let snapshot = app.hub.snapshot();
+        let lock = snapshot.get(&id)?;
+        let view = lock.problems.iter().find(|view| view.problem == problem)?;
+        Some(wanted(view.acknowledged.is_some()))
+    };
+    let wanted = word.is_some();
+    let known = shows(&|is| wanted || is).ok_or_else(|| {
+        let why = format!("the lock has no problem `{}`, or no longer", problem.as_str());
+        Problem::new(StatusCode::NOT_FOUND, why)
+    })?;
+    if !known {
+        return Err(Problem::new(StatusCode::NOT_FOUND, "nobody has acknowledged this problem"));
+    }
+    let what = if wanted { "acknowledged" } else { "unacknowledged" };
+    let reason = word.as_ref().map_or_else(|| "no longer".to_owned(), |word| word.reason.clone());
+    tracing::info!(
+        deployment = &*id.deployment,
+        db = id.db,
+        lock = %id.name,
+        problem = problem.as_str(),
+        who = who.name(),
+        from = %peer.ip(),
+        reason,
+        outcome,
+        "a problem was {what}"
+    );
+    let act = Act {
+        at: wall(),
+        who: who.name().unwrap_or("somebody").to_owned(),
+        from: peer.ip(),
+        what,
+        subject: problem.as_str().to_owned(),
+        reason,
+        was: problem.as_str().to_owned(),
+        outcome,
+    };
+    let Some(scope) = app.model.scope(&id.deployment, id.db) else {
+        return Err(Problem::new(StatusCode::NOT_FOUND, "this database is not looked at"));
+    };
+    let (name, act, word) = (id.name.clone(), Box::new(act), word.map(Arc::new));
+    let mut changes = app.hub.changes();
+    app.model.see(scope, Observation::Acknowledged { name, problem, word, act }).await;
+    // Whoever asked looks at the lock next: it should show there.
+    let shown = async {
+        while shows(&|is| is == wanted) == Some(false) {
+            if matches!(changes.recv().await, Err(RecvError::Closed)) {
+                return;
+            }
+        }
+    };
+    if tokio::time::timeout(PATIENCE, shown).await.is_err() {
+        tracing::warn!(lock = %id.name, "an acknowledgement does not show yet");
+    }
+    Ok(id)
+}
+
+/// `POST /acknowledge`
+pub async fn from_page(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    who: Who,
+    params: Result<Query<LockParams>, QueryRejection>,
+    form: Result<Form<Word>, FormRejection>,
+) -> Response {
+    let done = async {
+        who.needs(Right::Ack)?;
+        let Form(word) = form.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+        acknowledge(&app, &who, peer, params, &word).await
+    };
+    match done.await {
+        Ok((id, _)) => Redirect::to(&views::lock_link(&id)).into_response(),
+        Err(problem) => refused(&app, &uri, who, &problem),
+    }
+}
+
+/// `POST /unacknowledge`
+pub async fn undo_from_page(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    who: Who,
+    params: Result<Query<LockParams>, QueryRejection>,
+    form: Result<Form<Undo>, FormRejection>,
+) -> Response {
+    let done = async {
+        who.needs(Right::Ack)?;
+        let Form(undo) = form.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+        change(&app, &who, peer, params, kind(&undo.problem)?, None, "ended".to_owned()).await
+    };
+    match done.await {
+        Ok(id) => Redirect::to(&views::lock_link(&id)).into_response(),
+        Err(problem) => refused(&app, &uri, who, &problem),
+    }
+}
+
+/// `POST /api/v1/acknowledge`
+///
+/// # Errors
+/// Where the visitor may not, the lock has no such problem, or something is not as it must be.
+pub async fn from_api(
+    State(app): State<App>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    who: Who,
+    params: Result<Query<LockParams>, QueryRejection>,
+    body: Result<Json<Word>, JsonRejection>,
+) -> Result<Json<Value>, Problem> {
+    who.needs(Right::Ack)?;
+    let Json(word) = body.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+    let (_, told) = acknowledge(&app, &who, peer, params, &word).await?;
+    Ok(Json(told))
+}
+
+/// `POST /api/v1/unacknowledge`
+///
+/// # Errors
+/// As [`from_api`].
+pub async fn undo_from_api(
+    State(app): State<App>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    who: Who,
+    params: Result<Query<LockParams>, QueryRejection>,
+    body: Result<Json<Undo>, JsonRejection>,
+) -> Result<Json<Value>, Problem> {
+    who.needs(Right::Ack)?;
+    let Json(undo) = body.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+    let problem = kind(&undo.problem)?;
+    change(&app, &who, peer, params, problem, None, "ended".to_owned()).await?;
+    Ok(Json(json!({"problem": problem, "acknowledged": null})))
+}

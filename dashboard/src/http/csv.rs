@@ -1,0 +1,300 @@
+//! What lists show, as CSV (RFC 4180) that no spreadsheet takes for a formula.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+
+use crate::archive::Told;
+use crate::model::contention::Longest;
+use crate::model::view::{LockId, LockView, Since, WallMillis};
+use crate::query::contention::ContentionRow;
+use crate::query::owners::OwnerRow;
+use crate::query::problems::ProblemRow;
+
+/// The most rows in one answer; what is beyond is told in its last line.
+pub const MAX_ROWS: usize = 100_000;
+/// Rows written at once.
+const CHUNK: usize = 500;
+
+/// What has a line of its own.
+pub trait Record: Send + Sync + 'static {
+    /// The headings.
+    const COLUMNS: &'static [&'static str];
+    /// The cells, as many as headings.
+    fn cells(&self) -> Vec<String>;
+}
+
+/// Rows as a file called after their list, written as fast as it is read; `total`: how many there are in all.
+pub fn response<T: Record>(name: &str, rows: Vec<T>, total: usize) -> Response {
+    let cut = (total > rows.len()).then(|| format!("cut: {} of {total} rows", rows.len()));
+    let head = line(T::COLUMNS.iter().map(ToString::to_string));
+    let mut rows = rows.into_iter();
+    let body = std::iter::once(head)
+        .chain(std::iter::from_fn(move || {
+            let lines: String = rows.by_ref().take(CHUNK).map(|row| line(row.cells())).collect();
+            (!lines.is_empty()).then_some(lines)
+        }))
+        .chain(cut.map(|cut| line([cut])))
+        .map(|lines| Ok::<_, std::convert::Infallible>(Bytes::from(lines)));
+    let headers = [
+        (header::CONTENT_TYPE, "text/csv; charset=utf-8".to_owned()),
+        (header::CONTENT_DISPOSITION, format!("attachment; filename=\"lockscope-{name}.csv\"")),
+    ];
+    (headers, Body::from_stream(futures_util::stream::iter(body))).into_response()
+}
+
+fn line(cells: impl IntoIterator<Item = String>) -> String {
+    let cells: Vec<String> = cells.into_iter().map(|text| cell(&text)).collect();
+    let mut line = cells.join(",");
+    line.push_str("\r\n");
+    line
+}
+
+/// A cell in quotes where it needs them, and with an apostrophe before what a spreadsheet would run.
+fn cell(text: &str) -> String {
+    let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r', '\n']);
+    let text = if formula { format!("'{text}") } else { text.to_owned() };
+    if text.contains(['"', ',', '\n', '\r', '\'', ' ']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text
+    }
+}
+
+fn instant(at: WallMillis) -> String {
+    crate::views::rfc3339(at)
+}
+
+/// An instant, and whether it is known or only the latest that it can have been.
+fn since(since: Option<Since>) -> [String; 2] {
+    match since {
+        Some(since) => [instant(since.at), since.exact.to_string()],
+        None => Default::default(),
+    }
+}
+
+fn number<T: ToString>(n: Option<T>) -> String {
+    n.map(|n| n.to_string()).unwrap_or_default()
+}
+
+/// Deployment, database and name; what is not UTF-8 in a name stands as escapes.
+fn place(id: &LockId) -> Vec<String> {
+    vec![id.deployment.to_string(), id.db.to_string(), id.name.to_string()]
+}
+
+impl Record for Arc<LockView> {
+    const COLUMNS: &'static [&'static str] = &[
+        "deployment",
+        "db",
+        "name",
+        "state",
+        "confirmed",
+        "kind",
+        "holders",
+        "held_since",
+        "held_since_exact",
+        "ttl_ms",
+        "observed_at",
+        "lease_ms",
+        "renewed",
+        "waiting",
+        "waiters_exact",
+        "problems",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let holders = self.holders.iter().map(|h| format!("{} x{} {}", h.id, h.count, h.mode));
+        let holders: Vec<String> = holders.collect();
+        let problems = self.problems.iter();
+        let problems = problems.map(|p| format!("{} {}", p.problem.as_str(), p.certainty.as_str()));
+        let problems: Vec<String> = problems.collect();
+        let mut cells = place(&self.id);
+        cells.extend([
+            self.state.as_str().to_owned(),
+            self.confirmed.to_string(),
+            self.kind.to_owned(),
+            holders.join("; "),
+        ]);
+        cells.extend(since(self.held_since()));
+        cells.extend([
+            number(self.ttl_ms),
+            instant(self.observed_at),
+            number(self.lease_ms),
+            self.renewed.to_string(),
+            self.waiting.to_string(),
+            self.waiters_exact.to_string(),
+            problems.join("; "),
+        ]);
+        cells
+    }
+}
+
+impl Record for OwnerRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "deployment",
+        "id",
+        "holds",
+        "with_problems",
+        "waits",
+        "oldest",
+        "oldest_exact",
+        "host",
+        "pid",
+        "process",
+        "address",
+        "alive",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let client = self.client.clone().unwrap_or_default();
+        let mut cells = vec![
+            self.deployment.to_string(),
+            self.id.clone(),
+            self.holds.to_string(),
+            self.with_problems.to_string(),
+            self.waits.to_string(),
+        ];
+        cells.extend(since(self.oldest));
+        cells.extend([
+            number(client.host),
+            number(client.pid),
+            number(client.comm),
+            number(client.addr),
+            number(client.alive),
+        ]);
+        cells
+    }
+}
+
+impl Record for ProblemRow {
+    const COLUMNS: &'static [&'static str] =
+        &["deployment", "db", "name", "problem", "certainty", "since", "evidence", "advice"];
+
+    fn cells(&self) -> Vec<String> {
+        let problem = self.problem();
+        let evidence = problem.evidence.iter();
+        let evidence = evidence.map(|e| format!("{} {}: {}", instant(e.at), e.source, e.text));
+        let evidence: Vec<String> = evidence.collect();
+        let mut cells = place(&self.lock.id);
+        cells.extend([
+            problem.problem.as_str().to_owned(),
+            problem.certainty.as_str().to_owned(),
+            instant(problem.since),
+            evidence.join("; "),
+            problem.advice.clone(),
+        ]);
+        cells
+    }
+}
+
+impl Record for ContentionRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "deployment",
+        "db",
+        "name",
+        "waiting",
+        "waiters_exact",
+        "longest_wait_since",
+        "longest_wait_since_exact",
+        "held_since",
+        "held_since_exact",
+        "acquisitions",
+        "waits",
+        "waits_given_up",
+        "waiting_ms",
+        "longest_wait_ms",
+        "holds",
+        "holds_lost",
+        "hold_p50_ms",
+        "hold_p99_ms",
+        "longest_hold_ms",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let hour = &self.last_hour;
+        let longest = |longest: &Option<Box<Longest>>| number(longest.as_ref().map(|l| l.ms));
+        let mut cells = place(&self.id);
+        cells.extend([self.waiting().to_string(), self.is_exact().to_string()]);
+        cells.extend(since(self.longest_wait));
+        cells.extend(since(self.held_since()));
+        cells.extend([
+            hour.acquisitions.to_string(),
+            hour.waits.count().to_string(),
+            hour.waits_given_up.to_string(),
+            hour.waiting_ms.to_string(),
+            longest(&hour.longest_wait),
+            hour.holds.count().to_string(),
+            hour.holds_lost.to_string(),
+            number(hour.holds.percentile_ms(50)),
+            number(hour.holds.percentile_ms(99)),
+            longest(&hour.longest_hold),
+        ]);
+        cells
+    }
+}
+
+impl Record for Told {
+    const COLUMNS: &'static [&'static str] =
+        &["at", "event", "deployment", "db", "name", "subject", "detail"];
+
+    fn cells(&self) -> Vec<String> {
+        let mut cells = vec![instant(self.at), self.event.clone()];
+        cells.extend(place(&self.lock));
+        cells.extend([self.subject.clone(), self.detail.clone().unwrap_or_default()]);
+        cells
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::query::tests::{leaked, lock};
+
+    #[test]
+    fn nothing_runs_as_a_formula_and_nothing_breaks_out_of_its_cell() {
+        for (text, safe) in [
+            ("orders:42", "orders:42"),
+            ("=1+1", "\"'=1+1\""),
+            ("+49", "\"'+49\""),
+            ("-1", "\"'-1\""),
+            ("@SUM(A1)", "\"'@SUM(A1)\""),
+            ("\t=1", "\"'\t=1\""),
+            ("a,b", "\"a,b\""),
+            ("say \"x\"", "\"say \"\"x\"\"\""),
+            ("two\nlines", "\"two\nlines\""),
+            ("", ""),
+        ] {
+            assert_eq!(cell(text), safe);
+        }
+    }
+
+    async fn written<T: Record>(rows: Vec<T>, total: usize) -> String {
+        let body = response("x", rows, total).into_body();
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn every_row_has_a_cell_for_each_heading() {
+        let mut view = lock("=cmd");
+        view.problems.push(leaked());
+        let text = written(vec![Arc::new(view)], 1).await;
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2);
+        assert!(lines[1].starts_with("main,0,\"'=cmd\",held,true,lock,"), "{text}");
+        assert!(lines[1].ends_with(",\"leaked sure\""), "{text}");
+        let view = lock("a");
+        assert_eq!(Arc::new(view).cells().len(), <Arc<LockView>>::COLUMNS.len());
+    }
+
+    #[tokio::test]
+    async fn all_rows_come_and_a_cut_is_told() {
+        let rows = |n: usize| (0..n).map(|i| Arc::new(lock(&format!("l{i}")))).collect::<Vec<_>>();
+        let whole = written(rows(1_201), 1_201).await;
+        assert_eq!(whole.lines().count(), 1_202);
+        let cut = written(rows(3), 7).await;
+        assert_eq!(cut.lines().last(), Some("\"cut: 3 of 7 rows\""));
+    }
+}

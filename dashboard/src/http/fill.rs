@@ -1,0 +1,228 @@
+//! Fills the pages with what the model and the history know.
+
+use std::sync::Arc;
+
+use super::app::App;
+use super::params::{EventsParams, LockParams, OwnerParams, TableParams, instant};
+use super::problem::Problem;
+use crate::model::actor::wall;
+use crate::model::past::PastHoldView;
+use crate::model::view::{LockId, LockView, WallMillis};
+use crate::query::owners::{OwnerRow, client_of};
+use crate::views::{
+    EventRow, EventsPage, LockPage, LocksPage, OwnerPage, PastWindow, SourcesPage, Subject,
+};
+
+/// The most locks that an owner's page lists of each sort.
+const OWNERS_LOCKS: usize = 100;
+/// The most past holds there.
+const OWNERS_PAST: usize = 20;
+/// The most events of a page.
+const EVENTS: usize = 100;
+/// How far back a lock's picture goes where nobody says, milliseconds.
+const WINDOW_MS: u64 = 15 * 60_000;
+/// And at most.
+const MAX_WINDOW_MS: u64 = 7 * 24 * 3_600_000;
+
+impl App {
+    /// The table as a page.
+    ///
+    /// # Errors
+    /// As [`Self::table`].
+    pub fn locks_page(&self, address: &str, params: &TableParams) -> Result<LocksPage, Problem> {
+        let table = self.table(params, None)?;
+        Ok(LocksPage {
+            chrome: self.chrome(address),
+            filter: params.filter.clone(),
+            filter_error: table.filter_error,
+            sort: table.sort,
+            order: table.order,
+            rows: table.rows.rows.clone(),
+            total: table.rows.total,
+            skipped: table.rows.skipped,
+            cursor: params.cursor.clone().filter(|cursor| !cursor.is_empty()),
+            next: table.rows.next.clone(),
+        })
+    }
+
+    /// One lock as a page; as it was at an instant, where that is asked for. A stream brings the `subject` that it
+    /// knows of.
+    ///
+    /// # Errors
+    /// Where a parameter is not understood, or what was cannot be told.
+    pub async fn lock_page(
+        &self,
+        address: &str,
+        params: &LockParams,
+        subject: Option<Subject>,
+    ) -> Result<LockPage, Problem> {
+        let (id, now) = (self.lock_id(params)?, wall());
+        let then = match params.at.as_deref().filter(|at| !at.trim().is_empty()) {
+            Some(at) => {
+                let (id, at) = (id.clone(), instant("at", at, now)?);
+                Some(self.history(|archive| async move { archive.at(id, at).await }).await?)
+            }
+            None => None,
+        };
+        let subject = match subject {
+            Some(subject) => subject,
+            None => self.subject(&id).await,
+        };
+        let past = self.past_window(&id, &subject, params.window.as_deref(), now).await?;
+        Ok(LockPage {
+            chrome: self.chrome(address),
+            id,
+            subject,
+            then,
+            past,
+            may_release: false,
+            may_acknowledge: false,
+        })
+    }
+
+    /// The holds that the picture of a lock shows: from the history where there is one, else what is remembered.
+    async fn past_window(
+        &self,
+        id: &LockId,
+        subject: &Subject,
+        window: Option<&str>,
+        now: WallMillis,
+    ) -> Result<PastWindow, Problem> {
+        let chosen = window.filter(|text| !text.trim().is_empty());
+        let millis = match chosen {
+            None => WINDOW_MS,
+            Some(text) => humantime::parse_duration(text.trim())
+                .ok()
+                .and_then(|window| u64::try_from(window.as_millis()).ok())
+                .filter(|millis| (1_000..=MAX_WINDOW_MS).contains(millis))
+                .ok_or_else(|| {
+                    Problem::bad_request("`window` must be a time from 1s to 7d, such as 1h")
+                })?,
+        };
+        let from = WallMillis(now.0.saturating_sub(millis));
+        let remembered = match subject {
+            Subject::Known(lock) => lock.past.to_vec(),
+            _ => Vec::new(),
+        };
+        let (holds, kept) = if self.archive.is_some() {
+            let id = id.clone();
+            let told = self.history(|archive| async move { archive.holds(id, from, now).await });
+            (told.await?, true)
+        } else {
+            (remembered, false)
+        };
+        let holds: Vec<PastHoldView> =
+            holds.into_iter().filter(|hold| hold.to.is_some_and(|to| to >= from)).collect();
+        Ok(PastWindow { millis, holds, kept, chosen: chosen.map(str::to_owned) })
+    }
+
+    /// A client with what it holds, waits for and held.
+    ///
+    /// # Errors
+    /// Where a parameter is not understood.
+    pub fn owner_page(&self, address: &str, params: &OwnerParams) -> Result<OwnerPage, Problem> {
+        let id = params.id.clone().filter(|id| !id.is_empty());
+        let id = id.ok_or_else(|| Problem::bad_request("`id` is needed: a client's uuid"))?;
+        let deployment = self.deployment(params.deployment.as_deref())?;
+        let snapshot = self.hub.snapshot();
+        let mut owner = OwnerRow::new(&deployment, &id);
+        let (mut locks, mut waits, mut past) = (Vec::new(), Vec::new(), Vec::new());
+        for lock in snapshot.locks().filter(|lock| lock.id.deployment == deployment) {
+            let mut holds = false;
+            for (i, holder) in lock.holders.iter().enumerate() {
+                if holder.uuid == id || holder.id == id {
+                    owner.add(lock, i);
+                    holds = true;
+                }
+            }
+            if holds {
+                locks.push(Arc::clone(lock));
+            }
+            for (i, waiter) in lock.waiters.iter().enumerate() {
+                if client_of(&waiter.id) == id {
+                    owner.waits += 1;
+                    waits.push((Arc::clone(lock), i));
+                }
+            }
+            let held = lock.past.iter().filter(|hold| client_of(&hold.id) == id);
+            past.extend(held.map(|hold| (Arc::clone(lock), hold.clone())));
+        }
+        locks.sort_by_key(|lock: &Arc<LockView>| lock.held_since().map(|since| since.at));
+        waits.sort_by_key(|(lock, i)| lock.waiters[*i].since.at);
+        past.sort_by_key(|(_, hold)| std::cmp::Reverse(hold.to));
+        let total = locks.len();
+        locks.truncate(OWNERS_LOCKS);
+        waits.truncate(OWNERS_LOCKS);
+        past.truncate(OWNERS_PAST);
+        Ok(OwnerPage { chrome: self.chrome(address), owner, locks, total, waits, past })
+    }
+
+    /// What happened, newest first.
+    ///
+    /// # Errors
+    /// Where a parameter is not understood, or the history cannot be read.
+    pub async fn events_page(
+        &self,
+        address: &str,
+        params: &EventsParams,
+    ) -> Result<EventsPage, Problem> {
+        let span = self.span(params, wall())?;
+        let (from, to) = (span.from, span.to);
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let kept = self.archive.is_some();
+        let (rows, gaps) = if kept {
+            let lock = span.lock.clone();
+            let told = self
+                .history(|archive| async move { archive.between(lock, from, to, true).await })
+                .await?;
+            let gaps = self.history(|archive| async move { archive.gaps(from, to).await }).await?;
+            (told.iter().map(EventRow::told).collect(), gaps)
+        } else {
+            (self.remembered_events(span.lock.as_ref(), from, to), Vec::new())
+        };
+        let mut rows: Vec<EventRow> = rows;
+        let cut = rows.len() > EVENTS;
+        rows.truncate(EVENTS);
+        Ok(EventsPage {
+            chrome: self.chrome(address),
+            from_text: text(&params.from),
+            to_text: text(&params.to),
+            name_text: text(&params.name),
+            from,
+            to,
+            lock: span.lock,
+            rows,
+            gaps,
+            kept,
+            cut,
+        })
+    }
+
+    /// The latest events of each lock that is remembered, newest first.
+    fn remembered_events(
+        &self,
+        of: Option<&LockId>,
+        from: WallMillis,
+        to: WallMillis,
+    ) -> Vec<EventRow> {
+        let snapshot = self.hub.snapshot();
+        let mut rows: Vec<EventRow> = snapshot
+            .locks()
+            .filter(|lock| of.is_none_or(|id| lock.id == *id))
+            .flat_map(|lock| lock.events.iter().map(|event| EventRow::seen(&lock.id, event)))
+            .filter(|row| (from..=to).contains(&row.at))
+            .collect();
+        rows.sort_by(|a, b| (b.at, &b.lock.name).cmp(&(a.at, &a.lock.name)));
+        rows
+    }
+
+    /// The sources as a page.
+    #[must_use]
+    pub fn sources_page(&self, address: &str) -> SourcesPage {
+        SourcesPage {
+            chrome: self.chrome(address),
+            limits: self.limits(),
+            notices: Arc::clone(&self.hub.snapshot().notices),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Events as they go over the wire: each is written, and packed, once for all who get it.
+
+use std::sync::{Arc, OnceLock};
+
+use axum::body::Bytes;
+use axum::http::{HeaderMap, header};
+use flate2::{Compress, Compression, FlushCompress};
+
+/// What a stream in gzip begins with (RFC 1952): deflate, no name, no time, of no particular system. Its end, with the
+/// checksum, never comes: the stream has none.
+const GZIP_HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
+/// Shorter events are not worth packing, bytes.
+const SHORT: usize = 512;
+
+/// How a reader wants to have events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// As they are.
+    Plain,
+    /// As one stream in gzip.
+    Gzip,
+}
+
+impl Packing {
+    /// What a request asks for.
+    #[must_use]
+    pub fn wanted(headers: &HeaderMap) -> Self {
+        let accepted = headers.get_all(header::ACCEPT_ENCODING);
+        let mut accepted = accepted.iter().filter_map(|value| value.to_str().ok());
+        let gzip = accepted.any(|value| {
+            value.split(',').any(|coding| {
+                let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
+                name.trim().eq_ignore_ascii_case("gzip")
+                    && !weight.replace(' ', "").ends_with("q=0")
+            })
+        });
+        if gzip { Self::Gzip } else { Self::Plain }
+    }
+
+    /// What stands before the first event.
+    #[must_use]
+    pub fn head(self) -> Option<Bytes> {
+        (self == Self::Gzip).then(|| Bytes::from_static(&GZIP_HEAD))
+    }
+}
+
+/// An event named `patch`. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Frame(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    plain: Bytes,
+    packed: OnceLock<Bytes>,
+}
+
+impl Frame {
+    /// Of some JSON, which has no line break in it.
+    #[must_use]
+    pub fn new(json: &str) -> Self {
+        let plain = format!("event: patch\ndata: {json}\n\n").into();
+        Self(Arc::new(Inner { plain, packed: OnceLock::new() }))
+    }
+
+    /// As it goes to a reader.
+    #[must_use]
+    pub fn bytes(&self, packing: Packing) -> Bytes {
+        match packing {
+            Packing::Plain => self.0.plain.clone(),
+            Packing::Gzip => self.0.packed.get_or_init(|| packed(&self.0.plain)).clone(),
+        }
+    }
+}
+
+/// Whole blocks of deflate (RFC 1951) that refer to nothing before them, so that they may follow whatever was sent.
+fn packed(plain: &[u8]) -> Bytes {
+    if let Some(length) = u16::try_from(plain.len()).ok().filter(|_| plain.len() < SHORT) {
+        // A block that is stored as it is.
+        let mut block = vec![0];
+        block.extend(length.to_le_bytes());
+        block.extend((!length).to_le_bytes());
+        block.extend(plain);
+        return block.into();
+    }
+    let mut packer = Compress::new(Compression::default(), false);
+    let mut out = Vec::with_capacity(plain.len() / 3 + SHORT);
+    loop {
+        let taken = usize::try_from(packer.total_in()).unwrap_or(plain.len());
+        let rest = plain.get(taken..).unwrap_or_default();
+        let packing = packer.compress_vec(rest, &mut out, FlushCompress::Full);
+        // A full buffer may have cut the flush short.
+        if packing.is_err() || rest.is_empty() && out.len() < out.capacity() {
+            return out.into();
+        }
+        out.reserve(plain.len() / 4 + SHORT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use flate2::read::DeflateDecoder;
+
+    use super::*;
+
+    #[test]
+    fn packed_events_follow_one_another_in_any_order() {
+        let long = format!("[{}]", "\"orders:42 is held\",".repeat(4_000));
+        let noise: String = (0..60_000_u32).map(|i| char::from(33 + (i * i % 89) as u8)).collect();
+        let frames = [&*long, "1", &*noise, &*long, "[]", &*long].map(Frame::new);
+        let bytes =
+            |packing| frames.iter().flat_map(|frame| frame.bytes(packing)).collect::<Vec<_>>();
+        let (plain, packed) = (bytes(Packing::Plain), bytes(Packing::Gzip));
+        assert!(packed.len() * 3 < plain.len(), "{} of {}", packed.len(), plain.len());
+        let mut unpacked = vec![0; plain.len()];
+        DeflateDecoder::new(&packed[..]).read_exact(&mut unpacked).unwrap();
+        assert!(unpacked == plain);
+    }
+
+    #[test]
+    fn who_wants_it_packed_says_so() {
+        let wanted = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT_ENCODING, value.parse().unwrap());
+            Packing::wanted(&headers)
+        };
+        for yes in ["gzip", "gzip, deflate, br", "br;q=1, GZIP;q=0.5"] {
+            assert_eq!(wanted(yes), Packing::Gzip, "{yes}");
+        }
+        for no in ["", "identity", "gzip;q=0", "br"] {
+            assert_eq!(wanted(no), Packing::Plain, "{no}");
+        }
+        assert_eq!(Packing::wanted(&HeaderMap::new()), Packing::Plain);
+    }
+}

@@ -1,0 +1,199 @@
+//! Releases by force, from the page and for machines: look first, then send back what was seen.
+
+use std::net::SocketAddr;
+
+use axum::extract::rejection::{FormRejection, JsonRejection, QueryRejection};
+use axum::extract::{ConnectInfo, OriginalUri, Query, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Form, Json};
+use serde_json::{Value, json};
+
+use super::app::App;
+use super::guard::Who;
+use super::pages::{address, named, refused, rendered};
+use super::params::{LockParams, understood};
+use super::problem::Problem;
+use crate::access::rights::Right;
+use crate::model::Reading;
+use crate::model::actor::{Answer, now, wall};
+use crate::model::view::{LockId, WallMillis};
+use crate::release::{Asker, Choice, Mistake, Offer, Outcome, Releases, VALID, Wish};
+use crate::views::{self, Chrome, ReleasePage, ReleaseStep};
+
+/// After how many seconds to try again where there were too many.
+const AGAIN_SECS: u32 = 60;
+
+fn allowed<'a>(app: &'a App, who: &Who) -> Result<&'a Releases, Problem> {
+    who.needs(Right::Release)?;
+    app.releases.as_ref().ok_or_else(|| {
+        let why = "nothing is released here: this dashboard was started without --allow-release";
+        Problem::new(StatusCode::FORBIDDEN, why)
+    })
+}
+
+/// The lock as it is just now, to be acted on; or a sentence that says why there is nothing to act on.
+async fn offered(app: &App, id: &LockId, who: &Who) -> Result<Offer, String> {
+    let asked = now();
+    let Answer { read_at, reading } = app.read_now(id).await?;
+    if let Reading::Other(what) = &reading {
+        return Err(format!("There is a key of this name, but it is no lock: it is {what}."));
+    }
+    let known = app.hub.snapshot().get(id).cloned();
+    let Some(view) = known else {
+        return Err("Nobody holds this lock, and nobody dead stands in its queue.".to_owned());
+    };
+    if !view.confirmed {
+        let why = "Only its form says that this is a lock: what is not confirmed is not released.";
+        return Err(why.to_owned());
+    }
+    Offer::new(view, reading, (asked, read_at), who.named())
+        .ok_or_else(|| "Nobody holds this lock, and nobody dead stands in its queue.".to_owned())
+}
+
+async fn step(app: &App, releases: &Releases, id: &LockId, who: &Who) -> ReleaseStep {
+    match offered(app, id, who).await {
+        Ok(offer) => {
+            let (seen, offer) = releases.show(offer);
+            ReleaseStep::Ask { offer, seen, mistake: None, target: None, reason: String::new() }
+        }
+        Err(why) => ReleaseStep::Nothing(why),
+    }
+}
+
+/// `GET /release`
+pub async fn page(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    who: Who,
+    params: Result<Query<LockParams>, QueryRejection>,
+) -> Response {
+    let page = async {
+        let releases = allowed(&app, &who)?;
+        let id = app.lock_id(&understood(params)?)?;
+        let step = step(&app, releases, &id, &who).await;
+        Ok(ReleasePage { chrome: app.chrome(&address(&uri)), id, step })
+    };
+    match page.await {
+        Ok(page) => shown(StatusCode::OK, page, who),
+        Err(problem) => refused(&app, &uri, who, &problem),
+    }
+}
+
+fn shown(status: StatusCode, page: ReleasePage, who: Who) -> Response {
+    let chrome = Chrome { visitor: named(who), ..page.chrome };
+    rendered(status, views::release_page(&ReleasePage { chrome, ..page }))
+}
+
+/// `POST /release`
+pub async fn from_page(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    who: Who,
+    params: Result<Query<LockParams>, QueryRejection>,
+    form: Result<Form<Wish>, FormRejection>,
+) -> Response {
+    let page = async {
+        let releases = allowed(&app, &who)?;
+        let id = app.lock_id(&understood(params)?)?;
+        let Form(wish) = form.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+        let asker = Asker { name: who.named(), from: peer.ip() };
+        let (status, step) = match releases.act(&id, &wish, &asker).await {
+            Ok(outcome) => (status(&outcome), ReleaseStep::Done(outcome)),
+            // What was typed stays; what is shown is as it is now.
+            Err(mistake) => {
+                let step = match step(&app, releases, &id, &who).await {
+                    ReleaseStep::Ask { offer, seen, .. } => ReleaseStep::Ask {
+                        offer,
+                        seen,
+                        mistake: Some(mistake.to_string()),
+                        target: Some(wish.target),
+                        reason: wish.reason,
+                    },
+                    other => other,
+                };
+                (mistaken(&mistake), step)
+            }
+        };
+        Ok((status, ReleasePage { chrome: app.chrome(&address(&uri)), id, step }))
+    };
+    match page.await {
+        Ok((status, page)) => shown(status, page, who),
+        Err(problem) => refused(&app, &uri, who, &problem),
+    }
+}
+
+fn status(outcome: &Outcome) -> StatusCode {
+    match outcome {
+        Outcome::Released | Outcome::Free => StatusCode::OK,
+        Outcome::Changed | Outcome::NoLock => StatusCode::CONFLICT,
+        Outcome::Refused(_) => StatusCode::BAD_GATEWAY,
+        Outcome::Unsent(_) => StatusCode::SERVICE_UNAVAILABLE,
+        Outcome::Unknown(_) => StatusCode::GATEWAY_TIMEOUT,
+        Outcome::Limited => StatusCode::TOO_MANY_REQUESTS,
+    }
+}
+
+fn mistaken(mistake: &Mistake) -> StatusCode {
+    match mistake {
+        Mistake::Stale => StatusCode::CONFLICT,
+        Mistake::Name | Mistake::Reason | Mistake::Target => StatusCode::UNPROCESSABLE_ENTITY,
+    }
+}
+
+/// `GET /api/v1/release`: what can be released, and the word by which to say so.
+///
+/// # Errors
+/// Where the visitor may not, the lock is not known, or there is nothing to release.
+pub async fn look(
+    State(app): State<App>,
+    who: Who,
+    params: Result<Query<LockParams>, QueryRejection>,
+) -> Result<Json<Value>, Problem> {
+    let releases = allowed(&app, &who)?;
+    let id = app.lock_id(&understood(params)?)?;
+    let offer = offered(&app, &id, &who).await;
+    let offer = offer.map_err(|why| Problem::new(StatusCode::NOT_FOUND, why))?;
+    let until = WallMillis(wall().0 + VALID.as_secs() * 1_000);
+    let (seen, offer) = releases.show(offer);
+    let targets: Vec<String> = offer.choices().iter().map(Choice::value).collect();
+    Ok(Json(json!({
+        "seen": seen,
+        "valid_until": until,
+        "targets": targets,
+        "lock": &*offer.view,
+        "last_renewal": offer.renewed_at(),
+    })))
+}
+
+/// `POST /api/v1/release`
+///
+/// # Errors
+/// Where nothing was done, or nobody knows.
+pub async fn from_api(
+    State(app): State<App>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    who: Who,
+    params: Result<Query<LockParams>, QueryRejection>,
+    body: Result<Json<Wish>, JsonRejection>,
+) -> Result<Response, Problem> {
+    let releases = allowed(&app, &who)?;
+    let id = app.lock_id(&understood(params)?)?;
+    let Json(wish) = body.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+    let asker = Asker { name: who.named(), from: peer.ip() };
+    let outcome = releases.act(&id, &wish, &asker).await;
+    let outcome =
+        outcome.map_err(|mistake| Problem::new(mistaken(&mistake), mistake.to_string()))?;
+    let status = status(&outcome);
+    if status.is_success() {
+        let told = json!({"outcome": outcome.as_str(), "detail": outcome.explained()});
+        return Ok((status, Json(told)).into_response());
+    }
+    let mut response =
+        Problem::new(status, outcome.explained()).with("outcome", outcome.as_str()).into_response();
+    if outcome == Outcome::Limited {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(AGAIN_SECS));
+    }
+    Ok(response)
+}

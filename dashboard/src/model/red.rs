@@ -1,0 +1,149 @@
+//! Red locks: one name on several independent servers, held by whoever has a majority of them.
+//!
+//! Redisson's clients have another uuid on each server and one thread number on all of them; our agents have one holder
+//! on all. So holds of one name belong together where the thread's number is the same.
+
+use std::sync::Arc;
+
+use redisson::LockName;
+use serde::Serialize;
+
+use super::{Model, ScopeId};
+
+/// How a lock stands on the servers of its group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RedView {
+    /// The group of deployments.
+    pub group: Arc<str>,
+    /// The deployments on which one thread holds it: the one that has most of them.
+    pub held: Vec<Arc<str>>,
+    /// How many deployments the group has.
+    pub of: usize,
+}
+
+impl RedView {
+    /// Whether that thread has a majority, and with it the lock.
+    #[must_use]
+    pub fn is_majority(&self) -> bool {
+        self.held.len() > self.of / 2
+    }
+}
+
+impl Model {
+    /// The databases of the same number in the group of that one's deployment, itself among them.
+    pub(super) fn members(&self, scope: ScopeId) -> Vec<ScopeId> {
+        let of = &self.scopes[scope.0];
+        let Some(group) =
+            self.settings.groups.iter().find(|g| g.deployments.contains(&of.deployment))
+        else {
+            return Vec::new();
+        };
+        let member = |(i, other): (usize, &super::Scope)| {
+            let same = other.db == of.db && group.deployments.contains(&other.deployment);
+            same.then_some(ScopeId(i))
+        };
+        self.scopes.iter().enumerate().filter_map(member).collect()
+    }
+
+    /// How the lock of that name stands in its group; none where it is known on one server only.
+    pub(super) fn red(&self, scope: ScopeId, name: &LockName) -> Option<RedView> {
+        let members = self.members(scope);
+        let known: Vec<_> = members
+            .iter()
+            .filter_map(|member| {
+                let member = &self.scopes[member.0];
+                Some((&member.deployment, member.locks.get(name)?))
+            })
+            .collect();
+        if known.len() < 2 {
+            return None;
+        }
+        let on = |thread: i64| -> Vec<Arc<str>> {
+            let holds = known.iter().filter(|(_, kept)| kept.record.threads().any(|t| t == thread));
+            holds.map(|(deployment, _)| Arc::clone(deployment)).collect()
+        };
+        let threads = known.iter().flat_map(|(_, kept)| kept.record.threads());
+        let held = threads.map(on).max_by_key(Vec::len).unwrap_or_default();
+        let deployment = &self.scopes[scope.0].deployment;
+        let group = self.settings.groups.iter().find(|g| g.deployments.contains(deployment))?;
+        Some(RedView { group: Arc::clone(&group.name), held, of: group.deployments.len() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redisson::{ClientId, Grouping, HolderId, shape};
+
+    use super::super::observation::{Beside, Observation, Reading, Source};
+    use super::super::tests::{at, settings, stamp};
+    use super::super::view::{LockId, LockView, WallMillis};
+    use super::super::{Group, Settings};
+    use super::*;
+
+    fn model() -> Model {
+        let group =
+            Group { name: "red".into(), deployments: ["a", "b", "c"].map(Arc::from).into() };
+        let scopes = ["a", "b", "c", "alone"].map(|name| (Arc::from(name), 0));
+        let settings = Settings { groups: vec![group], ..settings() };
+        let mut model = Model::new(settings, Grouping::new(Vec::new(), 10), &scopes, at(0));
+        for scope in (0..scopes.len()).map(ScopeId) {
+            let (at, wall) = (at(0), WallMillis(0));
+            let up = Observation::Up { at, wall, run_id: None, cluster: false };
+            model.observe(scope, up);
+        }
+        model
+    }
+
+    /// That server has the lock `l` held by that thread of a client of its own, or free.
+    fn read(model: &mut Model, scope: usize, ms: u64, thread: Option<i64>) {
+        let client = ClientId::from_random([u8::try_from(scope).unwrap(); 16]);
+        let beside = Beside::default();
+        let reading = match thread {
+            None => Reading::Absent { beside },
+            Some(thread) => {
+                let id = HolderId::new(client, thread);
+                let holders = vec![shape::Holder { id, count: 1 }];
+                let hash = shape::LockHash { holders, ..Default::default() };
+                Reading::Lock { hash, ttl: Some(std::time::Duration::from_secs(30)), beside }
+            }
+        };
+        let name = LockName::new(*b"l").unwrap();
+        let (stamp, source) = (stamp(ms), Source::Poll);
+        model.observe(ScopeId(scope), Observation::Read { name, stamp, source, reading });
+    }
+
+    fn shown(model: &mut Model, deployment: &str) -> Arc<LockView> {
+        while model.publish(WallMillis(0)).is_some() {}
+        let name = LockName::new(*b"l").unwrap();
+        let id = LockId { deployment: deployment.into(), db: 0, name };
+        Arc::clone(model.snapshot.get(&id).unwrap())
+    }
+
+    fn red(model: &mut Model, deployment: &str) -> Option<(Vec<String>, usize, bool)> {
+        let red = shown(model, deployment).red.clone()?;
+        let held = red.held.iter().map(ToString::to_string).collect();
+        Some((held, red.of, red.is_majority()))
+    }
+
+    #[test]
+    fn one_name_on_the_servers_of_a_group_is_one_lock() {
+        let mut model = model();
+        read(&mut model, 0, 1_000, Some(52));
+        read(&mut model, 3, 1_000, Some(52));
+        assert_eq!(red(&mut model, "a"), None, "one server is no red lock");
+        read(&mut model, 1, 1_100, Some(52));
+        let two = |of: [&str; 2]| Some((of.map(str::to_owned).to_vec(), 3, true));
+        for deployment in ["a", "b"] {
+            assert_eq!(red(&mut model, deployment), two(["a", "b"]), "{deployment} is told too");
+        }
+        assert_eq!(red(&mut model, "alone"), None);
+        // Another thread has the third: it has no majority.
+        read(&mut model, 2, 1_200, Some(7));
+        assert_eq!(red(&mut model, "c"), two(["a", "b"]));
+        read(&mut model, 0, 2_000, None);
+        for deployment in ["a", "b", "c"] {
+            let (held, _, majority) = red(&mut model, deployment).unwrap();
+            assert_eq!((held.len(), majority), (1, false), "{deployment}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Locks that somebody waits for, or did within the last hour.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::Filter;
+use super::list::{Known, Listed};
+use crate::model::contention::{GroupTally, LockTally, Tally};
+use crate::model::view::{LockId, LockView, Since, WallMillis};
+
+/// A lock that somebody waits for, or did within the last hour.
+#[derive(Debug, Clone)]
+pub struct ContentionRow {
+    /// Which.
+    pub id: LockId,
+    /// What is known of it now; none where it is remembered by what was counted only.
+    pub lock: Option<Arc<LockView>>,
+    /// Since when the one has waited that has done so longest; none where waiters are not known by name.
+    pub longest_wait: Option<Since>,
+    /// What was counted in the last hour; all zero where nothing was.
+    pub last_hour: Tally,
+}
+
+#[derive(Serialize)]
+struct ContentionJson<'a> {
+    lock: &'a LockId,
+    waiting: u64,
+    waiters_exact: bool,
+    longest_wait_since: Option<Since>,
+    held_since: Option<Since>,
+    last_hour: &'a Tally,
+}
+
+impl ContentionRow {
+    fn new(id: &LockId, lock: Option<&Arc<LockView>>, tally: Option<&LockTally>) -> Self {
+        let waiters = lock.map(|lock| lock.waiters.as_slice()).unwrap_or_default();
+        Self {
+            id: id.clone(),
+            longest_wait: waiters.iter().map(|w| w.since).min_by_key(|since| since.at),
+            lock: lock.cloned(),
+            last_hour: tally.map(|tally| tally.tally.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// How many wait now, at least.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        self.lock.as_ref().map_or(0, |lock| lock.waiting)
+    }
+
+    /// Whether these are all that wait.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.lock.as_ref().is_none_or(|lock| lock.waiters_exact)
+    }
+
+    /// Since when it is held; none while it is free.
+    #[must_use]
+    pub fn held_since(&self) -> Option<Since> {
+        self.lock.as_ref()?.held_since()
+    }
+}
+
+impl Serialize for ContentionRow {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        ContentionJson {
+            lock: &self.id,
+            waiting: self.waiting(),
+            waiters_exact: self.is_exact(),
+            longest_wait_since: self.longest_wait,
+            held_since: self.held_since(),
+            last_hour: &self.last_hour,
+        }
+        .serialize(serializer)
+    }
+}
+
+fn was_contended(tally: &Tally) -> bool {
+    tally.waiting_ms > 0 || tally.waits.count() > 0
+}
+
+impl Listed for ContentionRow {
+    const NAME: &'static str = "contention";
+    const SORTS: &'static [&'static str] = &["waited", "waiting", "wait", "taken", "hold", "name"];
+
+    fn all(known: &Known, filter: &Filter, now: WallMillis) -> Vec<Self> {
+        let mut tallies: HashMap<&LockId, &LockTally> = known
+            .contention
+            .locks
+            .iter()
+            .filter(|tally| was_contended(&tally.tally))
+            .map(|tally| (&tally.lock, tally))
+            .collect();
+        let mut rows = Vec::new();
+        for lock in known.snapshot.locks() {
+            let tally = tallies.remove(&lock.id);
+            if (tally.is_some() || lock.is_awaited()) && filter.fits(lock, now) {
+                rows.push(Self::new(&lock.id, Some(lock), tally));
+            }
+        }
+        // Of those that are forgotten otherwise nothing is known that a filter could ask for.
+        if filter.is_empty() {
+            rows.extend(tallies.into_iter().map(|(id, tally)| Self::new(id, None, Some(tally))));
+        }
+        rows
+    }
+
+    fn rank(&self, sort: &str) -> (u64, u64) {
+        let most = |n: u64| u64::MAX - n;
+        let wait = self.longest_wait.map_or(u64::MAX, |since| since.at.0);
+        let waited = most(self.last_hour.waiting_ms.max(self.last_hour.waits.sum_ms()));
+        match sort {
+            "waiting" => (most(self.waiting()), wait),
+            "wait" => (wait, waited),
+            "taken" => (most(self.last_hour.acquisitions), waited),
+            "hold" => {
+                (most(self.last_hour.longest_hold.as_ref().map_or(0, |longest| longest.ms)), waited)
+            }
+            "name" => (0, 0),
+            _ => (waited, most(self.waiting())),
+        }
+    }
+
+    fn id(&self) -> String {
+        let LockId { deployment, db, name } = &self.id;
+        format!("{name}\n{deployment}\n{db}")
+    }
+
+    fn groups(known: &Known) -> Option<&[GroupTally]> {
+        Some(&known.contention.groups)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Snapshot;
+    use crate::model::contention::Contention;
+    use crate::model::view::WaiterView;
+    use crate::query::tests::lock;
+
+    fn tally(name: &str, waiting_ms: u64) -> LockTally {
+        LockTally {
+            lock: lock(name).id,
+            lock_group: "g".into(),
+            tally: Tally { waiting_ms, acquisitions: 5, ..Tally::default() },
+        }
+    }
+
+    #[test]
+    fn what_was_waited_for_is_listed_the_most_first() {
+        let mut snapshot = Snapshot::empty();
+        let waiter = |at| WaiterView {
+            id: "w".into(),
+            since: Since { at: WallMillis(at), exact: true },
+            attempts: Some(1),
+            client: None,
+        };
+        let waiters = vec![waiter(9), waiter(4)];
+        snapshot.put(Arc::new(LockView { waiting: 3, waiters, ..lock("busy") }));
+        snapshot.put(Arc::new(lock("before")));
+        snapshot.put(Arc::new(lock("calm")));
+        let locks = vec![tally("before", 900), tally("forgotten", 500), tally("calm", 0)];
+        let contention = Contention { locks, ..Contention::default() };
+        let known = Known { snapshot: Arc::new(snapshot), contention: Arc::new(contention) };
+        let list = |filter: &str, sort: &str| {
+            let filter = Filter::parse(filter).unwrap();
+            let mut rows = ContentionRow::all(&known, &filter, WallMillis(2_000_000));
+            rows.sort_by_key(|row| row.rank(sort));
+            rows.into_iter().map(|row| row.id.name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(list("", "waited"), ["before", "forgotten", "busy"]);
+        assert_eq!(list("", "waiting")[0], "busy");
+        assert_eq!(list("", "wait")[0], "busy");
+        assert_eq!(list("b", "waited"), ["before", "busy"]);
+        let busy = ContentionRow::all(&known, &Filter::parse("busy").unwrap(), WallMillis(9));
+        assert_eq!(busy[0].longest_wait.map(|since| since.at), Some(WallMillis(4)));
+    }
+}

@@ -1,0 +1,71 @@
+//! Problems, one row each.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::Filter;
+use super::list::{Known, Listed};
+use crate::model::view::{Certainty, LockId, LockView, ProblemView, WallMillis};
+
+/// A problem with the lock that has it.
+#[derive(Debug, Clone)]
+pub struct ProblemRow {
+    /// The lock.
+    pub lock: Arc<LockView>,
+    /// Which of its problems.
+    index: usize,
+}
+
+#[derive(Serialize)]
+struct ProblemJson<'a> {
+    lock: &'a LockId,
+    #[serde(flatten)]
+    problem: &'a ProblemView,
+}
+
+impl ProblemRow {
+    /// The problem itself.
+    #[must_use]
+    pub fn problem(&self) -> &ProblemView {
+        &self.lock.problems[self.index]
+    }
+}
+
+impl Serialize for ProblemRow {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        ProblemJson { lock: &self.lock.id, problem: self.problem() }.serialize(serializer)
+    }
+}
+
+impl Listed for ProblemRow {
+    const NAME: &'static str = "problems";
+    const SORTS: &'static [&'static str] = &["severity", "age", "name"];
+
+    fn all(known: &Known, filter: &Filter, now: WallMillis) -> Vec<Self> {
+        let troubled = known.snapshot.locks().filter(|lock| !lock.problems.is_empty());
+        troubled
+            .filter(|lock| filter.matches(lock, now))
+            .flat_map(|lock| {
+                (0..lock.problems.len()).map(|index| Self { lock: Arc::clone(lock), index })
+            })
+            .collect()
+    }
+
+    fn rank(&self, sort: &str) -> (u64, u64) {
+        let problem = self.problem();
+        let suspected = u64::from(problem.certainty == Certainty::Suspected);
+        match sort {
+            "age" => (problem.since.0, 0),
+            "name" => (0, 0),
+            // What is sure before what is suspected, the worst first, then by age.
+            _ => ((suspected << 32) | problem.problem as u64, problem.since.0),
+        }
+    }
+
+    fn id(&self) -> String {
+        let LockId { deployment, db, name } = &self.lock.id;
+        let problem = self.problem().problem.as_str();
+        format!("{name}\n{deployment}\n{db}\n{problem}")
+    }
+}

@@ -1,0 +1,356 @@
+//! Releases by force: an operator is shown a lock as it is, gives a reason, and what was shown is compared and ended by
+//! one script. Whoever has come since is never hit. Every attempt is told: in the log, in the history, in a metric.
+
+mod offer;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus::{IntCounterVec, Registry};
+use redis::Value;
+use redisson::script::{self, Call, Forced, Publish, parse_forced};
+use service_kit::redis_link::{CallError, Link, LinkOptions, LinkStatus};
+use service_kit::shutdown::Shutdown;
+use tokio::time::Instant;
+
+use crate::archive::Notes;
+use crate::config::Config;
+use crate::metrics;
+use crate::model::actor::{ModelHandle, now, wall};
+use crate::model::past::{Act, Note};
+use crate::model::view::LockId;
+use crate::model::{Observation, ScopeId};
+use crate::sources::CLIENT_NAME;
+
+pub use offer::{Choice, Offer, Offers, Target};
+
+/// How long the state that somebody was shown may be acted on.
+pub const VALID: Duration = Duration::from_secs(60);
+/// Releases that are sent within a minute at most.
+pub const MOST: usize = 10;
+const MINUTE: Duration = Duration::from_secs(60);
+/// How long Redis may take to answer; twice that where it does not know the script yet.
+const PATIENCE: Duration = Duration::from_millis(1_500);
+/// The longest reason, characters.
+pub const MAX_REASON: usize = 500;
+
+/// What came of a release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// What was shown has ended.
+    Released,
+    /// It had ended already.
+    Free,
+    /// It is no longer as it was shown: nothing was done.
+    Changed,
+    /// The key is no lock: nothing was done.
+    NoLock,
+    /// Redis said no: nothing was done.
+    Refused(String),
+    /// Redis could not be reached: nothing was done.
+    Unsent(String),
+    /// No answer came: it may have been done, and may yet be.
+    Unknown(String),
+    /// There were too many within the last minute: nothing was done.
+    Limited,
+}
+
+impl Outcome {
+    /// The word for it, in the API, the history and the metric.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Free => "free",
+            Self::Changed => "changed",
+            Self::NoLock => "no_lock",
+            Self::Refused(_) => "refused",
+            Self::Unsent(_) => "unsent",
+            Self::Unknown(_) => "unknown",
+            Self::Limited => "limited",
+        }
+    }
+
+    /// What it means, in sentences.
+    #[must_use]
+    pub fn explained(&self) -> String {
+        match self {
+            Self::Released => "Released. Those who wait were told, and the agent of the holder where it has one; the \
+                process itself goes on."
+                .to_owned(),
+            Self::Free => "It had ended by itself already. Nothing was done.".to_owned(),
+            Self::Changed => "It is no longer as it was shown: holder, count, mode or deadline differ. Nothing was \
+                done. Look at it again."
+                .to_owned(),
+            Self::NoLock => "The key is no lock any more. Nothing was done.".to_owned(),
+            Self::Refused(why) => format!("Redis refused it: {why}. Nothing was done."),
+            Self::Unsent(why) => format!("Redis cannot be reached: {why}. Nothing was done."),
+            Self::Unknown(why) => format!(
+                "The outcome is unknown: {why}. It may have been done, and it may yet be once Redis goes on, but only \
+                 if the lock is then still exactly as it was shown. Look at it again."
+            ),
+            Self::Limited => format!("At most {MOST} releases a minute are sent. Nothing was done; wait a little."),
+        }
+    }
+}
+
+/// Why nothing was tried.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Mistake {
+    /// What was shown is no longer there to act on.
+    #[error("what you were shown is older than {} s, was acted on already, or was shown to somebody else: look again", VALID.as_secs())]
+    Stale,
+    /// The name was typed otherwise.
+    #[error("the name that you typed is not this lock's")]
+    Name,
+    /// There is no good reason.
+    #[error("say why, in 3 to {MAX_REASON} characters on one line: it is kept with the release")]
+    Reason,
+    /// There is nothing of that sort in what was shown.
+    #[error(
+        "what to release is not understood: `lock`, `holder:<id>` or `place:<id>` of what you were shown"
+    )]
+    Target,
+}
+
+/// Who asks for it.
+#[derive(Debug, Clone)]
+pub struct Asker {
+    /// Their name, where they had to say it.
+    pub name: Option<Arc<str>>,
+    /// Where they come from: the last address before us.
+    pub from: IpAddr,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, serde::Deserialize)]
+pub struct Wish {
+    /// Names the state that was shown.
+    pub seen: String,
+    /// `lock`, `holder:<id>` or `place:<id>`.
+    pub target: String,
+    /// Why.
+    pub reason: String,
+    /// The lock's name, typed.
+    pub name: String,
+}
+
+/// Releases locks by force.
+#[derive(Debug)]
+pub struct Releases {
+    links: HashMap<ScopeId, Link>,
+    offers: Mutex<Offers>,
+    sent: Mutex<VecDeque<Instant>>,
+    model: ModelHandle,
+    notes: Option<Notes>,
+    outcomes: IntCounterVec,
+}
+
+impl Releases {
+    /// Connects to every database; none where the settings do not allow releases.
+    ///
+    /// # Errors
+    /// When the registry has a metric of that name.
+    pub fn start(
+        config: &Config,
+        model: &ModelHandle,
+        notes: Option<Notes>,
+        registry: &Registry,
+        shutdown: &Shutdown,
+    ) -> prometheus::Result<Option<Self>> {
+        if !config.allow_release {
+            return Ok(None);
+        }
+        let options = LinkOptions {
+            response_timeout: PATIENCE,
+            connect_timeout: Duration::from_secs(2),
+            writable: true,
+            ..LinkOptions::new(CLIENT_NAME)
+        };
+        let mut links = HashMap::new();
+        for deployment in &config.deployments {
+            for db in &deployment.dbs {
+                if let Some(scope) = model.scope(&deployment.name, *db) {
+                    let target = deployment.release.with_db(*db);
+                    links.insert(scope, Link::start(target, options.clone(), shutdown));
+                }
+            }
+        }
+        let outcomes = IntCounterVec::new(
+            metrics::opts(
+                "releases_total",
+                "Releases by force that were asked for, by what came of them.",
+            ),
+            &["outcome"],
+        )?;
+        for outcome in
+            ["released", "free", "changed", "no_lock", "refused", "unsent", "unknown", "limited"]
+        {
+            drop(outcomes.with_label_values(&[outcome]));
+        }
+        registry.register(Box::new(outcomes.clone()))?;
+        let (offers, sent, model) = (Mutex::default(), Mutex::default(), model.clone());
+        Ok(Some(Self { links, offers, sent, model, notes, outcomes }))
+    }
+
+    /// Keeps what somebody is shown, and names it: for [`VALID`], for them alone, for one release.
+    #[must_use]
+    pub fn show(&self, offer: Offer) -> (String, Arc<Offer>) {
+        let offer = Arc::new(offer);
+        (lock(&self.offers).keep(Arc::clone(&offer), Instant::now()), offer)
+    }
+
+    /// Does what is asked for of that lock.
+    ///
+    /// # Errors
+    /// When nothing was tried, since it was not asked for as it must be.
+    pub async fn act(&self, id: &LockId, wish: &Wish, asker: &Asker) -> Result<Outcome, Mistake> {
+        let reason = wish.reason.trim();
+        let length = reason.chars().count();
+        if !(3..=MAX_REASON).contains(&length) || reason.chars().any(char::is_control) {
+            return Err(Mistake::Reason);
+        }
+        let offer = lock(&self.offers).get(&wish.seen, asker, Instant::now());
+        let offer = offer.filter(|offer| offer.id == *id).ok_or(Mistake::Stale)?;
+        if !offer.is_called(&wish.name) {
+            return Err(Mistake::Name);
+        }
+        let choice = Target::parse(&wish.target).and_then(|target| offer.choice(target));
+        let choice = choice.ok_or(Mistake::Target)?;
+        // One release for each look: a second click finds nothing.
+        if !lock(&self.offers).take(&wish.seen) {
+            return Err(Mistake::Stale);
+        }
+        let outcome =
+            if self.is_turn() { self.run(&offer, &choice).await } else { Outcome::Limited };
+        self.tell(&offer, &choice, reason, asker, &outcome).await;
+        Ok(outcome)
+    }
+
+    /// Whether there were few enough lately.
+    fn is_turn(&self) -> bool {
+        let (mut sent, now) = (lock(&self.sent), Instant::now());
+        while sent.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
+            sent.pop_front();
+        }
+        let free = sent.len() < MOST;
+        if free {
+            sent.push_back(now);
+        }
+        free
+    }
+
+    async fn run(&self, offer: &Offer, choice: &Choice) -> Outcome {
+        let link = self
+            .model
+            .scope(&offer.id.deployment, offer.id.db)
+            .and_then(|scope| Some((scope, self.links.get(&scope)?)));
+        let Some((scope, link)) = link else {
+            return Outcome::Unsent("this database is not looked at".to_owned());
+        };
+        let publish = match &link.state().borrow().status {
+            // Since Redis 7 a cluster has sharded messages, and Redisson may listen to either sort.
+            LinkStatus::Up(info) if info.cluster => Publish::Both,
+            LinkStatus::Up(_) | LinkStatus::Down { .. } => Publish::Plain,
+        };
+        let call = choice.call(offer, publish, now());
+        let forcing = Observation::Forcing {
+            name: offer.id.name.clone(),
+            holders: choice.holders(offer),
+            at: now(),
+        };
+        // Told before, so that the message of its release, which is heard first, is known for what it is.
+        self.model.see(scope, forcing).await;
+        let outcome = send(link, &call).await;
+        if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
+            // Whatever ends it now is not our doing.
+            let (name, at) = (offer.id.name.clone(), now());
+            self.model.see(scope, Observation::Forcing { name, holders: Vec::new(), at }).await;
+        }
+        outcome
+    }
+
+    async fn tell(
+        &self,
+        offer: &Offer,
+        choice: &Choice,
+        reason: &str,
+        asker: &Asker,
+        outcome: &Outcome,
+    ) {
+        self.outcomes.with_label_values(&[outcome.as_str()]).inc();
+        let who = asker.name.as_deref().unwrap_or("somebody");
+        let (what, was) = (choice.what(), choice.was(offer));
+        tracing::warn!(
+            deployment = &*offer.id.deployment,
+            db = offer.id.db,
+            lock = %offer.id.name,
+            who,
+            from = %asker.from,
+            what,
+            was,
+            reason,
+            outcome = outcome.as_str(),
+            "a release by force was asked for"
+        );
+        let act = Act {
+            at: wall(),
+            who: who.to_owned(),
+            from: asker.from,
+            what: choice.word(),
+            subject: choice.subject(),
+            reason: reason.to_owned(),
+            was: was.clone(),
+            outcome: outcome.as_str().to_owned(),
+        };
+        if let Some(notes) = &self.notes {
+            notes.tell(Note::Acted(offer.id.clone(), Box::new(act)));
+        }
+        let Some(scope) = self.model.scope(&offer.id.deployment, offer.id.db) else { return };
+        let text = match outcome {
+            Outcome::Released => {
+                format!("{who} released {what} by force, which was {was}: {reason}")
+            }
+            Outcome::Unknown(_) => {
+                format!(
+                    "{who} wanted to release {what} by force, which was {was}: {reason}; what came of it is not known"
+                )
+            }
+            _ => return,
+        };
+        let (name, word) = (offer.id.name.clone(), choice.word());
+        let acted = Observation::Acted { name: name.clone(), word, text, wall: wall() };
+        self.model.see(scope, acted).await;
+    }
+}
+
+async fn send(link: &Link, call: &Call) -> Outcome {
+    let (source, sha) = (call.script.source, call.script.sha());
+    match link.script(source, sha, call.keys.iter(), call.args.iter()).await {
+        Ok(reply) => match parse_forced(&read(&reply)) {
+            Ok(Forced::Released) => Outcome::Released,
+            Ok(Forced::Free) => Outcome::Free,
+            Ok(Forced::Changed) => Outcome::Changed,
+            Ok(Forced::WrongType) => Outcome::NoLock,
+            Err(error) => Outcome::Unknown(error.to_string()),
+        },
+        Err(CallError::Unsent { reason }) => Outcome::Unsent(reason),
+        Err(CallError::Lost { reason }) => Outcome::Unknown(reason),
+        Err(CallError::Refused(error)) => Outcome::Refused(error.to_string()),
+    }
+}
+
+/// The replies of these scripts are lists of whole numbers.
+fn read(reply: &Value) -> script::Value {
+    match reply {
+        Value::Int(n) => script::Value::Int(*n),
+        Value::Array(items) => script::Value::Array(items.iter().map(read).collect()),
+        _ => script::Value::Nil,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

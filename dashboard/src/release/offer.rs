@@ -1,0 +1,402 @@
+//! What an operator is shown, kept for as long as it may be acted on.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use redisson::script::{Call, Publish, Seen, force_release, force_release_holder, remove_place};
+use redisson::shape::{Holder, LockHash};
+use redisson::{HolderId, Moment};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use tokio::time::Instant;
+
+use super::{Asker, VALID};
+use crate::model::observation::{Queued, Reading};
+use crate::model::view::{LockId, LockView, WallMillis};
+use crate::views::shown_name;
+
+/// Offers that are kept at once; the oldest give way.
+const MOST_KEPT: usize = 256;
+/// How much more a lease may have left than it should, since clocks are read before and after.
+const SLACK: Duration = Duration::from_secs(1);
+/// Bytes of a name that nobody guesses.
+const NAME_LEN: usize = 24;
+
+/// A lock as somebody was shown it.
+#[derive(Debug)]
+pub struct Offer {
+    /// Which.
+    pub id: LockId,
+    /// What was known of it.
+    pub view: Arc<LockView>,
+    /// What was read of it; none: it is not held.
+    pub hash: Option<LockHash>,
+    /// Time to live; none: it has none.
+    pub ttl: Option<Duration>,
+    /// Places of its queue whose deadline has passed, or that have none.
+    pub dead: Vec<Queued>,
+    /// When it was read.
+    pub read_at: (Moment, WallMillis),
+    /// To whom it was shown.
+    pub shown_to: Option<Arc<str>>,
+}
+
+impl Offer {
+    /// From a reading made just now. None where there is nothing that could be released.
+    #[must_use]
+    pub fn new(
+        view: Arc<LockView>,
+        reading: Reading,
+        read_at: (Moment, WallMillis),
+        shown_to: Option<Arc<str>>,
+    ) -> Option<Self> {
+        let (hash, ttl, beside) = match reading {
+            Reading::Lock { hash, ttl, beside } => (Some(hash), ttl, beside),
+            Reading::Absent { beside } => (None, None, beside),
+            Reading::Other(_) => return None,
+        };
+        let queue = beside.queue.unwrap_or_default().front;
+        let dead = |place: &Queued| {
+            let id = place.id.to_string();
+            place.deadline.is_none()
+                || view.queue.iter().any(|shown| shown.id == id && !shown.alive)
+        };
+        let dead: Vec<Queued> = queue.into_iter().filter(dead).collect();
+        if hash.is_none() && dead.is_empty() {
+            return None;
+        }
+        Some(Self { id: view.id.clone(), view, hash, ttl, dead, read_at, shown_to })
+    }
+
+    /// Whether that is how the lock is called: its very name, or as pages show it.
+    #[must_use]
+    pub fn is_called(&self, typed: &str) -> bool {
+        self.id.name.as_bytes() == typed.as_bytes() || shown_name(&self.id.name) == typed
+    }
+
+    /// Everything in it that can be released.
+    #[must_use]
+    pub fn choices(&self) -> Vec<Choice> {
+        let holders = self.hash.iter().flat_map(|hash| &hash.holders);
+        let several = self.hash.as_ref().is_some_and(|hash| hash.holders.len() > 1);
+        let mut choices: Vec<Choice> = self.hash.iter().map(|_| Choice::Lock).collect();
+        // Of a single holder the lock is all there is.
+        choices.extend(holders.filter(|_| several).map(|holder| Choice::Holder(*holder)));
+        choices.extend(self.dead.iter().map(|place| Choice::Place(*place)));
+        choices
+    }
+
+    /// The one that is meant, if it is there.
+    #[must_use]
+    pub fn choice(&self, target: Target) -> Option<Choice> {
+        self.choices().into_iter().find(|choice| choice.target() == target)
+    }
+
+    /// When its lease was set last, as far as its time to live tells; none where it is not renewed.
+    #[must_use]
+    pub fn renewed_at(&self) -> Option<WallMillis> {
+        let (lease, ttl) = (self.view.lease_ms.filter(|_| self.view.renewed)?, self.ttl?);
+        let ago = lease.saturating_sub(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+        Some(WallMillis(self.read_at.1.0.saturating_sub(ago)))
+    }
+
+    /// What can be left of its lease by now, where nothing prolongs it.
+    fn most_left(&self, now: Moment) -> Option<Duration> {
+        let ttl = self.ttl.filter(|_| !self.view.renewed)?;
+        Some(ttl.saturating_sub(now.since(self.read_at.0)) + SLACK)
+    }
+}
+
+/// What to release, as addresses and forms say it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// All of it.
+    Lock,
+    /// One hold.
+    Holder(HolderId),
+    /// One place in its queue.
+    Place(HolderId),
+}
+
+impl Target {
+    /// Reads `lock`, `holder:<id>` or `place:<id>`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let id = |text: &str| HolderId::parse(text.as_bytes());
+        match text.split_once(':') {
+            None => (text == "lock").then_some(Self::Lock),
+            Some(("holder", text)) => id(text).map(Self::Holder),
+            Some(("place", text)) => id(text).map(Self::Place),
+            Some(_) => None,
+        }
+    }
+}
+
+/// Something in an offer that can be released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// All of the lock.
+    Lock,
+    /// One hold of several.
+    Holder(Holder),
+    /// A dead waiter's place.
+    Place(Queued),
+}
+
+impl Choice {
+    /// How forms name it.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        match self {
+            Self::Lock => Target::Lock,
+            Self::Holder(holder) => Target::Holder(holder.id),
+            Self::Place(place) => Target::Place(place.id),
+        }
+    }
+
+    /// The same as text.
+    #[must_use]
+    pub fn value(&self) -> String {
+        match self {
+            Self::Lock => "lock".to_owned(),
+            Self::Holder(holder) => format!("holder:{}", holder.id),
+            Self::Place(place) => format!("place:{}", place.id),
+        }
+    }
+
+    /// What it is, in words.
+    pub(super) fn what(&self) -> String {
+        match self {
+            Self::Lock => "the lock".to_owned(),
+            Self::Holder(holder) => format!("the hold of {}", holder.id),
+            Self::Place(place) => format!("the place of {}", place.id),
+        }
+    }
+
+    /// The word of its event.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Self::Lock | Self::Holder(_) => "force_released",
+            Self::Place(_) => "place_removed",
+        }
+    }
+
+    /// Whom the history names.
+    pub(super) fn subject(&self) -> String {
+        match self {
+            Self::Lock => "lock".to_owned(),
+            Self::Holder(holder) => holder.id.to_string(),
+            Self::Place(place) => place.id.to_string(),
+        }
+    }
+
+    /// What was there, in words; of a crowd only the first are named.
+    pub(super) fn was(&self, offer: &Offer) -> String {
+        const NAMED: usize = 8;
+        let holder = |holder: &Holder| format!("{} ×{}", holder.id, holder.count);
+        match self {
+            Self::Lock => {
+                let holders =
+                    offer.hash.as_ref().map(|hash| hash.holders.as_slice()).unwrap_or_default();
+                let mut named: Vec<String> = holders.iter().take(NAMED).map(holder).collect();
+                if holders.len() > NAMED {
+                    named.push(format!("{} more", holders.len() - NAMED));
+                }
+                format!("held by {}", named.join(", "))
+            }
+            Self::Holder(one) => format!("held by {}", holder(one)),
+            Self::Place(Queued { deadline: Some(at), .. }) => {
+                format!("dead since {}", crate::model::json::rfc3339(WallMillis(*at)))
+            }
+            Self::Place(Queued { deadline: None, .. }) => "without a deadline".to_owned(),
+        }
+    }
+
+    /// Whose holds end.
+    pub(super) fn holders(&self, offer: &Offer) -> Vec<HolderId> {
+        match self {
+            Self::Lock => {
+                offer.hash.iter().flat_map(|hash| &hash.holders).map(|holder| holder.id).collect()
+            }
+            Self::Holder(holder) => vec![holder.id],
+            Self::Place(_) => Vec::new(),
+        }
+    }
+
+    pub(super) fn call(&self, offer: &Offer, publish: Publish, now: Moment) -> Call {
+        let (name, nothing) = (&offer.id.name, LockHash::default());
+        let hash = offer.hash.as_ref().unwrap_or(&nothing);
+        let seen = Seen { hash, most_left: offer.most_left(now) };
+        match self {
+            Self::Lock => force_release(name, seen, publish),
+            Self::Holder(holder) => force_release_holder(name, seen, holder, publish),
+            Self::Place(place) => remove_place(name, &place.id, place.deadline, publish),
+        }
+    }
+}
+
+/// What was shown lately.
+#[derive(Debug, Default)]
+pub struct Offers(VecDeque<Kept>);
+
+#[derive(Debug)]
+struct Kept {
+    name: String,
+    until: Instant,
+    offer: Arc<Offer>,
+}
+
+impl Offers {
+    /// Keeps one; its name cannot be guessed.
+    pub(super) fn keep(&mut self, offer: Arc<Offer>, now: Instant) -> String {
+        self.0.retain(|kept| kept.until > now);
+        if self.0.len() >= MOST_KEPT {
+            self.0.pop_front();
+        }
+        let mut bytes = [0; NAME_LEN];
+        // Without randomness nothing may be acted on: a name that is not kept is found by nobody.
+        if SystemRandom::new().fill(&mut bytes).is_err() {
+            tracing::error!("the system gives no random bytes");
+            return String::new();
+        }
+        let name = URL_SAFE_NO_PAD.encode(bytes);
+        self.0.push_back(Kept { name: name.clone(), until: now + VALID, offer });
+        name
+    }
+
+    /// The one of that name, if it was shown to them and lately.
+    pub(super) fn get(&self, name: &str, asker: &Asker, now: Instant) -> Option<Arc<Offer>> {
+        let kept = self.0.iter().find(|kept| kept.name == name && kept.until > now)?;
+        (kept.offer.shown_to == asker.name).then(|| Arc::clone(&kept.offer))
+    }
+
+    /// Uses it up. False where somebody has already.
+    pub(super) fn take(&mut self, name: &str) -> bool {
+        let place = self.0.iter().position(|kept| kept.name == name);
+        place.and_then(|place| self.0.remove(place)).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use redisson::{ClientId, LockName};
+
+    use super::*;
+    use crate::model::observation::{Beside, Queue};
+    use crate::model::view::PlaceView;
+
+    fn holder(n: i64) -> HolderId {
+        HolderId::new(ClientId::from_random([7; 16]), n)
+    }
+
+    fn view(name: &[u8], renewed: bool) -> LockView {
+        let place = |(n, alive)| PlaceView {
+            id: holder(n).to_string(),
+            deadline: Some(WallMillis(9)),
+            alive,
+        };
+        LockView {
+            id: LockId { deployment: "main".into(), db: 0, name: LockName::new(name).unwrap() },
+            lease_ms: Some(30_000),
+            renewed,
+            queued: true,
+            queue: [(5, false), (6, true)].map(place).to_vec(),
+            ..crate::query::tests::lock("a")
+        }
+    }
+
+    fn offer(name: &[u8], holders: &[i64], renewed: bool) -> Option<Offer> {
+        let holders: Vec<_> = holders.iter().map(|n| Holder { id: holder(*n), count: 1 }).collect();
+        let front = [(5, Some(9)), (6, Some(9)), (7, None)]
+            .map(|(n, deadline)| Queued { id: holder(n), deadline })
+            .to_vec();
+        let beside =
+            Beside { queue: Some(Queue { front, ..Queue::default() }), ..Beside::default() };
+        let reading = if holders.is_empty() {
+            Reading::Absent { beside }
+        } else {
+            let hash = LockHash { holders, ..LockHash::default() };
+            Reading::Lock { hash, ttl: Some(Duration::from_secs(20)), beside }
+        };
+        let at = (Moment::from_micros(0), WallMillis(100_000));
+        Offer::new(Arc::new(view(name, renewed)), reading, at, Some("anna".into()))
+    }
+
+    fn asker(name: &str) -> Asker {
+        Asker { name: Some(name.into()), from: IpAddr::V4(Ipv4Addr::LOCALHOST) }
+    }
+
+    #[test]
+    fn only_what_is_there_and_dead_places_can_be_released() {
+        let values = |holders: &[i64]| -> Vec<String> {
+            offer(b"a", holders, false).unwrap().choices().iter().map(Choice::value).collect()
+        };
+        let places = [format!("place:{}", holder(5)), format!("place:{}", holder(7))];
+        assert_eq!(values(&[]), places, "6 lives");
+        assert_eq!(values(&[1]), [&["lock".to_owned()][..], &places].concat());
+        assert_eq!(values(&[1, 2]).len(), 5);
+        let one = offer(b"a", &[1], false).unwrap();
+        for target in [
+            "",
+            "lock:",
+            "holder:x",
+            &format!("holder:{}", holder(1)),
+            &format!("place:{}", holder(6)),
+        ] {
+            assert!(
+                Target::parse(target).and_then(|target| one.choice(target)).is_none(),
+                "{target}"
+            );
+        }
+        for value in values(&[1, 2]) {
+            let offer = offer(b"a", &[1, 2], false).unwrap();
+            assert_eq!(offer.choice(Target::parse(&value).unwrap()).unwrap().value(), value);
+        }
+        let other = Reading::Other("a string".to_owned());
+        let at = (Moment::from_micros(0), WallMillis(0));
+        assert!(Offer::new(Arc::new(view(b"a", false)), other, at, None).is_none());
+    }
+
+    #[test]
+    fn a_name_is_typed_as_it_is_or_as_it_is_shown() {
+        let odd = offer("a\u{202e}\n".as_bytes(), &[1], false).unwrap();
+        assert!(odd.is_called("a\u{202e}\n") && odd.is_called("a\\u{202e}\\n"));
+        for wrong in ["", "a", "a\\u{202e}", " a\\u{202e}\\n"] {
+            assert!(!odd.is_called(wrong), "{wrong}");
+        }
+        assert!(offer(b"\xff", &[1], false).unwrap().is_called("\\xff"));
+    }
+
+    #[test]
+    fn a_lease_that_nobody_renews_only_shrinks() {
+        let at = Moment::from_micros(5_000_000);
+        let fixed = offer(b"a", &[1], false).unwrap();
+        assert_eq!(fixed.most_left(at), Some(Duration::from_secs(16)));
+        assert_eq!(fixed.renewed_at(), None);
+        let renewed = offer(b"a", &[1], true).unwrap();
+        assert_eq!(renewed.most_left(at), None);
+        assert_eq!(renewed.renewed_at(), Some(WallMillis(90_000)));
+    }
+
+    #[test]
+    fn what_was_shown_is_good_for_a_minute_for_one_person_and_once() {
+        let (mut offers, now) = (Offers::default(), Instant::now());
+        let mut keep = |at| offers.keep(Arc::new(offer(b"a", &[1], false).unwrap()), at);
+        let (name, second) = (keep(now), keep(now));
+        assert_ne!(name, second);
+        assert!(offers.get(&name, &asker("anna"), now).is_some());
+        assert!(offers.get(&name, &asker("bert"), now).is_none());
+        assert!(offers.get("", &asker("anna"), now).is_none());
+        assert!(offers.get(&name, &asker("anna"), now + VALID).is_none());
+        assert!(offers.take(&name) && !offers.take(&name));
+        assert!(offers.get(&name, &asker("anna"), now).is_none());
+        for _ in 0..MOST_KEPT {
+            offers.keep(Arc::new(offer(b"a", &[1], false).unwrap()), now);
+        }
+        assert!(offers.get(&second, &asker("anna"), now).is_none(), "the oldest gives way");
+    }
+}

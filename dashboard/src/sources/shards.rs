@@ -1,0 +1,130 @@
+//! Channels of a cluster's shards: Redisson 3.22 and later tells releases there, where no pattern hears them.
+//!
+//! Whoever subscribes to one looks like somebody who waits, for other observers and for agents that ask whether anybody
+//! does. So it is done for few locks, and for none that an agent holds.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use redisson::HolderId;
+use service_kit::redis_link::Subscriber;
+
+use super::subscribers::channel;
+use crate::model::Snapshot;
+use crate::model::view::LockView;
+
+/// The most locks of one deployment.
+const MAX_LOCKS: usize = 1_000;
+
+/// Which channels of shards we are subscribed to. Cheap to clone; clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Shards(Arc<Mutex<Sets>>);
+
+#[derive(Debug, Default)]
+struct Sets {
+    wished: HashSet<Vec<u8>>,
+    subscribed: HashSet<Vec<u8>>,
+}
+
+impl Shards {
+    fn sets(&self) -> MutexGuard<'_, Sets> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Subscribes to the channels of locks that are worth it now, where the server has shards, and to no others.
+    pub(super) fn choose(
+        &self,
+        subscriber: &Subscriber,
+        snapshot: &Snapshot,
+        deployment: &str,
+        sharded: bool,
+    ) {
+        let mut sets = self.sets();
+        let wished = if sharded {
+            wanted(snapshot, deployment, &sets.wished)
+        } else if sets.wished.is_empty() {
+            return;
+        } else {
+            HashSet::new()
+        };
+        let left: Vec<_> = sets.wished.difference(&wished).cloned().collect();
+        let new: Vec<_> = wished.difference(&sets.wished).cloned().collect();
+        sets.subscribed.retain(|channel| wished.contains(channel));
+        sets.wished = wished;
+        drop(sets);
+        subscriber.sunsubscribe(left);
+        subscriber.ssubscribe(new);
+    }
+
+    /// A channel is heard from now on.
+    pub(super) fn subscribed(&self, channel: &[u8]) {
+        let mut sets = self.sets();
+        if sets.wished.contains(channel) {
+            sets.subscribed.insert(channel.to_vec());
+        }
+    }
+
+    /// None is heard any longer.
+    pub(super) fn lost(&self) {
+        self.sets().subscribed.clear();
+    }
+
+    /// How many are heard.
+    pub(super) fn count(&self) -> usize {
+        self.sets().subscribed.len()
+    }
+
+    /// How many of a channel's subscribers are ourselves.
+    pub(super) fn own(&self, channel: &[u8]) -> u64 {
+        u64::from(self.sets().subscribed.contains(channel))
+    }
+}
+
+/// The channels worth hearing: those of held locks with problems first, then those that are heard already.
+fn wanted(snapshot: &Snapshot, deployment: &str, known: &HashSet<Vec<u8>>) -> HashSet<Vec<u8>> {
+    let by_agent = |lock: &LockView| {
+        let mut ids = lock.holders.iter().map(|holder| HolderId::parse(holder.id.as_bytes()));
+        ids.any(|id| id.is_some_and(|id| id.looks_like_agent()))
+    };
+    let locks = snapshot.locks().filter(|lock| {
+        &*lock.id.deployment == deployment && lock.confirmed && lock.is_held() && !by_agent(lock)
+    });
+    let mut channels: Vec<_> = locks
+        .map(|lock| {
+            let channel = channel(lock);
+            (lock.problems.is_empty(), !known.contains(&channel), channel)
+        })
+        .collect();
+    if channels.len() > MAX_LOCKS {
+        channels.select_nth_unstable(MAX_LOCKS);
+        channels.truncate(MAX_LOCKS);
+    }
+    channels.into_iter().map(|(_, _, channel)| channel).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::query::tests::lock;
+
+    #[test]
+    fn few_locks_and_none_of_agents_and_those_heard_stay() {
+        let mut snapshot = Snapshot::empty();
+        for i in 0..MAX_LOCKS + 10 {
+            snapshot.put(Arc::new(lock(&format!("l:{i:05}"))));
+        }
+        let first = wanted(&snapshot, "main", &HashSet::new());
+        assert_eq!(first.len(), MAX_LOCKS);
+        snapshot.put(Arc::new(lock("a:new")));
+        assert_eq!(wanted(&snapshot, "main", &first), first);
+        let mut agents = lock("agents");
+        let agent = redisson::ClientId::from_random([7; 16]);
+        agents.holders[0].id = HolderId::new(agent, 1_700_000_000 << 30).to_string();
+        let mut snapshot = Snapshot::empty();
+        snapshot.put(Arc::new(agents));
+        assert!(wanted(&snapshot, "main", &HashSet::new()).is_empty());
+        assert!(wanted(&snapshot, "other", &HashSet::new()).is_empty());
+    }
+}

@@ -1,0 +1,137 @@
+//! `/contention`: a row for each lock that is or was waited for, and the last hour by group of locks.
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::Chrome;
+use super::format::{self, Ago, rfc3339};
+use super::list::{ListView, LockLink, holder, row_id};
+use super::picture::Histogram;
+use super::row::{HolderCell, held_since};
+use crate::model::contention::{Contention, Durations, GroupTally, Longest, Tally};
+use crate::model::view::WallMillis;
+use crate::query::contention::ContentionRow;
+use crate::query::list::Listed as _;
+
+/// The most groups shown, those most waited for first.
+const MAX_GROUPS: usize = 20;
+
+/// What was counted in an hour, in words and as a picture.
+struct Hour<'a> {
+    tally: &'a Tally,
+    acquisitions: String,
+    /// How long all who waited did together.
+    waited: Option<String>,
+    longest_wait: Option<String>,
+    /// How long holds lasted.
+    holds: Option<Holds>,
+}
+
+struct Holds {
+    picture: Histogram,
+    words: String,
+}
+
+impl<'a> Hour<'a> {
+    fn new(tally: &'a Tally) -> Self {
+        let ms = |longest: &Option<Box<Longest>>| longest.as_ref().map(|longest| longest.ms);
+        let waited = tally.waiting_ms.max(tally.waits.sum_ms());
+        Self {
+            tally,
+            acquisitions: format::count(tally.acquisitions),
+            waited: (waited > 0).then(|| format::short_duration(waited)),
+            longest_wait: ms(&tally.longest_wait).map(format::short_duration),
+            holds: (tally.holds.count() > 0).then(|| Holds {
+                picture: Histogram::new(&tally.holds),
+                words: hold_words(&tally.holds, ms(&tally.longest_hold)),
+            }),
+        }
+    }
+}
+
+fn hold_words(holds: &Durations, longest: Option<u64>) -> String {
+    // A bucket's bound may be far beyond the longest that is in it.
+    let bound = |percent| match holds.percentile_ms(percent).into_iter().chain(longest).min() {
+        Some(ms) => format!("≤ {}", format::short_duration(ms)),
+        None => "not known".to_owned(),
+    };
+    let words = format!("half {}, 99 of 100 {}", bound(50), bound(99));
+    match longest {
+        Some(longest) => format!("{words}, the longest {}", format::short_duration(longest)),
+        None => words,
+    }
+}
+
+#[derive(Template)]
+#[template(path = "parts/contention_row.html")]
+struct ContentionTemplate<'a> {
+    id: String,
+    lock: LockLink,
+    row: &'a ContentionRow,
+    wait: Option<Ago>,
+    holder: Option<HolderCell<'a>>,
+    held: Option<Ago>,
+    troubled: bool,
+    queued: bool,
+    hour: Hour<'a>,
+}
+
+impl ListView for ContentionRow {
+    const TITLE: &'static str = "Contention";
+    const COLUMNS: &'static [(&'static str, Option<&'static str>, &'static str)] = &[
+        ("Lock", Some("name"), "name"),
+        ("Waiting now", Some("waiting"), "figure"),
+        ("Longest wait", Some("wait"), "held"),
+        ("Held by", None, "holder"),
+        ("Taken", Some("taken"), "figure"),
+        ("Waited for", Some("waited"), "waited"),
+        ("Holds", Some("hold"), "past"),
+    ];
+    const NOTHING: (&'static str, &'static str) = (
+        "Nobody waits",
+        "No waiter was known of any lock within the last hour, as far as the sources see.",
+    );
+    const ABOUT: &'static str = "Locks that somebody waits for now, or did within the last hour, by how long all who \
+        waited did together. ≥ marks a lower bound: connections that listen for a release, each of which may stand \
+        for many threads. What was counted is what was seen, so it is a lower bound too.";
+
+    fn html(&self, chrome: &Chrome, now: WallMillis) -> Result<String, askama::Error> {
+        let lock = self.lock.as_deref();
+        ContentionTemplate {
+            id: row_id(&self.id()),
+            lock: LockLink::new(&self.id, chrome),
+            row: self,
+            wait: self.longest_wait.map(|since| Ago::since(since, now)),
+            holder: lock.and_then(holder),
+            held: lock.and_then(held_since).map(|since| Ago::since(since, now)),
+            troubled: lock.is_some_and(|lock| !lock.problems.is_empty()),
+            queued: lock.is_some_and(|lock| lock.queued),
+            hour: Hour::new(&self.last_hour),
+        }
+        .render()
+    }
+}
+
+/// The last hour by group of locks.
+#[derive(Template)]
+#[template(path = "parts/contention_groups.html")]
+pub(super) struct Groups<'a> {
+    groups: Vec<(&'a GroupTally, Hour<'a>)>,
+    more: usize,
+    left_out: u64,
+    from: String,
+}
+
+impl HtmlSafe for Groups<'_> {}
+
+impl<'a> Groups<'a> {
+    pub(super) fn new(contention: &'a Contention) -> Self {
+        let groups = contention.groups.iter().take(MAX_GROUPS);
+        Self {
+            groups: groups.map(|group| (group, Hour::new(&group.tally))).collect(),
+            more: contention.groups.len().saturating_sub(MAX_GROUPS),
+            left_out: contention.locks_left_out,
+            from: rfc3339(contention.from).get(11..16).unwrap_or_default().to_owned(),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What stands below the rows of a table: why there are none, or which they are.
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::Chrome;
+use super::format::{self, Prose};
+use crate::model::view::{SourceState, SourceView};
+
+/// What a table shows of what there is.
+pub(super) struct Shown<'a> {
+    /// The filter as typed.
+    pub(super) filter: &'a str,
+    /// Whether it is wrong.
+    pub(super) filter_error: bool,
+    /// How many rows there are on this page.
+    pub(super) rows: usize,
+    /// How many stand before them.
+    pub(super) skipped: usize,
+    /// How many there are in all.
+    pub(super) total: usize,
+    /// The first page, where this is another one.
+    pub(super) first: Option<String>,
+    /// The next page, where there is one.
+    pub(super) next: Option<String>,
+    /// What is said where there is nothing at all: a heading, and a sentence.
+    pub(super) nothing: (&'static str, &'static str),
+    /// The table without a filter.
+    pub(super) all: String,
+}
+
+#[derive(Template)]
+#[template(path = "parts/foot.html")]
+pub(super) struct Foot<'a> {
+    shown: Shown<'a>,
+    chrome: &'a Chrome,
+    empty: Option<Empty<'a>>,
+    scanning: Option<Scanning>,
+    range: String,
+    total: String,
+}
+
+impl HtmlSafe for Foot<'_> {}
+
+/// How far the first pass has come.
+struct Scanning {
+    seen: String,
+    of: Option<(String, u64)>,
+    value: u64,
+}
+
+/// Why a table has no rows.
+enum Empty<'a> {
+    /// The filter is wrong.
+    Filter,
+    /// No server can be read, and what the first says.
+    Down(&'a str),
+    /// The first look at all keys is not done.
+    Scanning,
+    /// The filter matches nothing.
+    NoMatch,
+    /// There is nothing, as far as these sources, which do not fare well, can tell.
+    Incomplete(Vec<&'a SourceView>),
+    /// There is nothing.
+    Nothing,
+}
+
+impl<'a> Foot<'a> {
+    pub(super) fn new(chrome: &'a Chrome, shown: Shown<'a>) -> Self {
+        let (first, last) = (shown.skipped + 1, shown.skipped + shown.rows);
+        Self {
+            empty: why_empty(chrome, &shown),
+            scanning: chrome.first_scan.map(|progress| Scanning {
+                seen: format::count(progress.seen),
+                of: progress.of.map(|of| (format::count(of), of.max(1))),
+                value: progress.seen.min(progress.of.unwrap_or(u64::MAX)),
+            }),
+            range: match first == last {
+                true => format::count(first as u64),
+                false => format!("{}–{}", format::count(first as u64), format::count(last as u64)),
+            },
+            total: format::count(shown.total as u64),
+            shown,
+            chrome,
+        }
+    }
+}
+
+fn why_empty<'a>(chrome: &'a Chrome, shown: &Shown<'_>) -> Option<Empty<'a>> {
+    let servers = &chrome.servers;
+    let ailing = |source: &&'a SourceView| {
+        !matches!(source.state, SourceState::On | SourceState::Off | SourceState::Paused)
+    };
+    let ailing: Vec<_> = chrome.sources.iter().filter(ailing).collect();
+    let down = || servers.iter().find_map(|server| server.down.as_ref());
+    if shown.rows > 0 {
+        None
+    } else if shown.filter_error {
+        Some(Empty::Filter)
+    } else if let Some(down) = down().filter(|_| servers.iter().all(|s| s.down.is_some())) {
+        Some(Empty::Down(&down.reason))
+    } else if chrome.first_scan.is_some() {
+        Some(Empty::Scanning)
+    } else if !shown.filter.trim().is_empty() {
+        Some(Empty::NoMatch)
+    } else if !ailing.is_empty() {
+        Some(Empty::Incomplete(ailing))
+    } else {
+        Some(Empty::Nothing)
+    }
+}

@@ -1,0 +1,148 @@
+//! `/owner`: one client, with all that it holds and waits for.
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::format::{self, Ago, Clock};
+use super::list::LockLink;
+use super::page::{self, Frame};
+use super::picture::{ending_words, lasted};
+use super::row::{Row, client_words, short_client, short_holder};
+use super::shell::RawKey;
+use super::{OwnerPage, links};
+
+/// What is known of it, at a glance.
+#[derive(Template)]
+#[template(path = "parts/owner_state.html")]
+struct Summary<'a> {
+    page: &'a OwnerPage,
+    who: Option<String>,
+    oldest: Option<Ago>,
+    alive: Option<bool>,
+}
+
+impl HtmlSafe for Summary<'_> {}
+
+impl<'a> Summary<'a> {
+    fn new(page: &'a OwnerPage) -> Self {
+        let client = page.owner.client.as_ref();
+        Self {
+            page,
+            who: client.map(client_words).filter(|words| !words.is_empty()),
+            oldest: page.owner.oldest.map(|since| Ago::since(since, page.chrome.now)),
+            alive: client.and_then(|client| client.alive),
+        }
+    }
+}
+
+struct Wait<'a> {
+    lock: LockLink,
+    waiter: &'a str,
+    since: Ago,
+    attempts: Option<u32>,
+}
+
+#[derive(Template)]
+#[template(path = "parts/owner_waits.html")]
+struct Waits<'a> {
+    waits: Vec<Wait<'a>>,
+}
+
+impl HtmlSafe for Waits<'_> {}
+
+impl<'a> Waits<'a> {
+    fn new(page: &'a OwnerPage) -> Self {
+        let wait = |(lock, i): &'a (std::sync::Arc<crate::model::view::LockView>, usize)| {
+            let waiter = &lock.waiters[*i];
+            Wait {
+                lock: LockLink::new(&lock.id, &page.chrome),
+                waiter: &waiter.id,
+                since: Ago::since(waiter.since, page.chrome.now),
+                attempts: waiter.attempts,
+            }
+        };
+        Self { waits: page.waits.iter().map(wait).collect() }
+    }
+}
+
+struct PastHold<'a> {
+    lock: LockLink,
+    holder: &'a str,
+    short: String,
+    from: Clock,
+    lasted: String,
+    ended: &'static str,
+}
+
+#[derive(Template)]
+#[template(path = "parts/owner_past.html")]
+struct Past<'a> {
+    past: Vec<PastHold<'a>>,
+}
+
+impl HtmlSafe for Past<'_> {}
+
+impl<'a> Past<'a> {
+    fn new(page: &'a OwnerPage) -> Self {
+        let past = page.past.iter().map(|(lock, hold)| PastHold {
+            lock: LockLink::new(&lock.id, &page.chrome),
+            holder: &hold.id,
+            short: short_holder(&hold.id),
+            from: Clock::new(hold.since.at, page.chrome.now),
+            lasted: lasted(hold).map(format::short_duration).unwrap_or_default(),
+            ended: ending_words(hold),
+        });
+        Self { past: past.collect() }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "owner.html")]
+struct OwnerTemplate<'a> {
+    frame: Frame<'a>,
+    page: &'a OwnerPage,
+    id: RawKey,
+    summary: Summary<'a>,
+    rows: Vec<Row<'a>>,
+    waits: Waits<'a>,
+    past: Past<'a>,
+    /// All locks that it holds, as the table and as JSON.
+    all: String,
+    json: String,
+}
+
+/// The page.
+///
+/// # Errors
+/// When the template fails, which is a bug.
+pub fn owner_page(page: &OwnerPage) -> Result<String, askama::Error> {
+    let chrome = &page.chrome;
+    let row = |lock| Row::new(lock, chrome.several_deployments, chrome.several_dbs, chrome.now);
+    let filter = format!("owner:{}", page.owner.id);
+    OwnerTemplate {
+        frame: Frame::new(title(page), "owners", chrome),
+        page,
+        id: RawKey::new("Client", page.owner.id.as_bytes()),
+        summary: Summary::new(page),
+        rows: page.locks.iter().map(|lock| row(lock)).collect(),
+        waits: Waits::new(page),
+        past: Past::new(page),
+        all: links::filtered(&filter),
+        json: links::with("/api/v1/locks", &[("filter", filter)]),
+    }
+    .render()
+}
+
+/// The document's title.
+pub(super) fn title(page: &OwnerPage) -> String {
+    page::title(&page.chrome, &format!("Owner {}", short_client(&page.owner.id)))
+}
+
+/// The parts beside the table that a stream keeps true.
+pub(super) fn regions(page: &OwnerPage) -> Result<Vec<(&'static str, String)>, askama::Error> {
+    Ok(vec![
+        ("owner-state", Summary::new(page).render()?),
+        ("owner-waits", Waits::new(page).render()?),
+        ("owner-past", Past::new(page).render()?),
+    ])
+}

@@ -1,0 +1,162 @@
+//! A deadlock, drawn: who waits for which lock, and who holds that.
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::super::row::{short_client, short_thread};
+use super::super::{format, links};
+use crate::model::view::{ProblemView, WaitView};
+
+/// The most waits that are drawn; of a larger circle the evidence tells.
+const MAX_WAITS: usize = 6;
+/// The picture's size and that of the circle in it.
+const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 340.0;
+const RADIUS_X: f64 = 205.0;
+const RADIUS_Y: f64 = 125.0;
+/// The longest label, characters.
+const LABEL: usize = 24;
+
+#[derive(Debug)]
+struct Node {
+    x: String,
+    y: String,
+    lock: bool,
+    label: String,
+    full: String,
+    link: String,
+}
+
+#[derive(Debug)]
+struct Arrow {
+    path: String,
+    waits: bool,
+}
+
+#[derive(Debug, Template)]
+#[template(path = "parts/circle.html")]
+pub(in super::super) struct Circle {
+    nodes: Vec<Node>,
+    arrows: Vec<Arrow>,
+    /// The circle in words, a wait each.
+    words: Vec<String>,
+}
+
+impl HtmlSafe for Circle {}
+
+impl Circle {
+    /// Of a problem; none where it is no circle, or one too large to be drawn.
+    pub(in super::super) fn new(problem: &ProblemView) -> Option<Self> {
+        let waits = &problem.cycle;
+        if waits.is_empty() || waits.len() > MAX_WAITS {
+            return None;
+        }
+        let count = waits.len() * 2;
+        let nodes = waits.iter().flat_map(|wait| [owner(wait), lock(wait)]).enumerate();
+        let nodes = nodes.map(|(i, node)| {
+            let (x, y) = place(i, count);
+            Node { x: shown(x), y: shown(y), ..node }
+        });
+        let arrows = (0..count).map(|i| Arrow {
+            path: arrow(place(i, count), place((i + 1) % count, count)),
+            waits: i.is_multiple_of(2),
+        });
+        let words = waits.iter().map(|wait| {
+            let name = format::bytes(wait.lock.name.as_bytes());
+            format!("{} waits for {name}, which {} holds", wait.waiter, wait.holder)
+        });
+        Some(Self { nodes: nodes.collect(), arrows: arrows.collect(), words: words.collect() })
+    }
+}
+
+fn owner(wait: &WaitView) -> Node {
+    let (uuid, thread) = wait.waiter.split_once(':').unwrap_or((&wait.waiter, ""));
+    Node {
+        x: String::new(),
+        y: String::new(),
+        lock: false,
+        label: format!("{}:{}", short_client(uuid), short_thread(thread)),
+        full: wait.waiter.clone(),
+        link: links::owner(&wait.lock.deployment, uuid),
+    }
+}
+
+fn lock(wait: &WaitView) -> Node {
+    let name = format::bytes(wait.lock.name.as_bytes());
+    let mut label: String = name.chars().take(LABEL).collect();
+    if label.len() < name.len() {
+        label.push('…');
+    }
+    let link = links::lock(&wait.lock);
+    Node { x: String::new(), y: String::new(), lock: true, label, full: name, link }
+}
+
+/// Where the node of that number stands: evenly around, the first on top.
+#[expect(clippy::cast_precision_loss, reason = "there are a dozen nodes at most")]
+fn place(i: usize, count: usize) -> (f64, f64) {
+    let angle = std::f64::consts::TAU * i as f64 / count as f64 - std::f64::consts::FRAC_PI_2;
+    (WIDTH / 2.0 + RADIUS_X * angle.cos(), HEIGHT / 2.0 + RADIUS_Y * angle.sin())
+}
+
+fn shown(n: f64) -> String {
+    format!("{n:.1}")
+}
+
+/// A line from one node towards another with a head, clear of both labels.
+fn arrow(from: (f64, f64), to: (f64, f64)) -> String {
+    let (dx, dy) = (to.0 - from.0, to.1 - from.1);
+    let length = dx.hypot(dy).max(1.0);
+    let (ux, uy) = (dx / length, dy / length);
+    // Labels are wide and low: a slanting line leaves them sooner than a level one.
+    let clear = (30.0 / uy.abs().max(0.2)).min(length * 0.32);
+    let (x1, y1) = (from.0 + ux * clear, from.1 + uy * clear);
+    let (x2, y2) = (to.0 - ux * clear, to.1 - uy * clear);
+    let (bx, by) = (x2 - ux * 9.0, y2 - uy * 9.0);
+    format!(
+        "M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}M{:.1} {:.1}L{x2:.1} {y2:.1}L{:.1} {:.1}",
+        bx - uy * 5.0,
+        by + ux * 5.0,
+        bx + uy * 5.0,
+        by - ux * 5.0,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::view::{Certainty, LockId, ProblemKind, WallMillis};
+    use redisson::LockName;
+
+    fn problem(waits: usize) -> ProblemView {
+        let owner = |i: usize| format!("0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:{}", i % waits.max(1));
+        let wait = |i: usize| WaitView {
+            waiter: owner(i),
+            lock: LockId {
+                deployment: "main".into(),
+                db: 0,
+                name: LockName::new(format!("<lock {i}>").into_bytes()).unwrap(),
+            },
+            holder: owner(i + 1),
+        };
+        ProblemView {
+            problem: ProblemKind::Deadlock,
+            certainty: Certainty::Sure,
+            since: WallMillis(0),
+            evidence: Vec::new(),
+            advice: String::new(),
+            cycle: (0..waits).map(wait).collect(),
+            acknowledged: None,
+        }
+    }
+
+    #[test]
+    fn every_owner_and_lock_is_drawn_once() {
+        let circle = Circle::new(&problem(2)).unwrap();
+        assert_eq!((circle.nodes.len(), circle.arrows.len()), (4, 4));
+        assert_eq!(circle.nodes.iter().filter(|node| node.lock).count(), 2);
+        assert!(circle.words[0].contains(":0 waits for <lock 0>, which"), "{:?}", circle.words);
+        let html = circle.render().unwrap();
+        assert!(html.contains("&#60;lock 0&#62;") && !html.contains("<lock"), "{html}");
+        assert!(Circle::new(&problem(0)).is_none() && Circle::new(&problem(7)).is_none());
+    }
+}

@@ -1,0 +1,112 @@
+//! Pictures: drawn here as SVG, coloured by the style sheet, each with its words beside it.
+
+mod circle;
+mod durations;
+mod histogram;
+mod timeline;
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::format;
+use crate::model::past::PastHoldView;
+
+pub(super) use circle::Circle;
+pub(super) use durations::Durations;
+pub(super) use histogram::Histogram;
+pub(super) use timeline::Timeline;
+
+/// How long the latest holds of a lock lasted, as bars in a row: the oldest first, high for long.
+#[derive(Debug, Template)]
+#[template(path = "parts/spark.html")]
+pub(super) struct Spark {
+    /// The bars of holds that ended as they should, and of the others, as paths.
+    fine: String,
+    odd: String,
+    width: usize,
+    words: String,
+}
+
+impl HtmlSafe for Spark {}
+
+/// Height of the picture, and the width of a bar with its gap.
+const HEIGHT: u32 = 12;
+const STEP: usize = 4;
+
+impl Spark {
+    /// Of past holds, newest first.
+    pub(super) fn new(past: &[PastHoldView]) -> Self {
+        let (mut fine, mut odd, mut words) = (String::new(), String::new(), Vec::new());
+        for (i, hold) in past.iter().rev().enumerate() {
+            let millis = lasted(hold).unwrap_or(0);
+            let (x, high) = (i * STEP, height(millis));
+            let bar = format!("M{x} {HEIGHT}v-{high}h3v{high}z");
+            let wanted = matches!(hold.ended, Some("released" | "handed_over") | None);
+            if wanted {
+                fine.push_str(&bar);
+            } else {
+                odd.push_str(&bar);
+            }
+            let how = if wanted { String::new() } else { format!(" ({})", ending_words(hold)) };
+            words.push(format!("{}{how}", format::short_duration(millis)));
+        }
+        Self {
+            fine,
+            odd,
+            width: past.len() * STEP,
+            words: format!("Its latest holds, the oldest first: {}", words.join(", ")),
+        }
+    }
+}
+
+/// How long a hold lasted, milliseconds; none while it lasts.
+pub(super) fn lasted(hold: &PastHoldView) -> Option<u64> {
+    Some(hold.to?.0.saturating_sub(hold.since.at.0))
+}
+
+/// How a hold ended, in words.
+pub(super) fn ending_words(hold: &PastHoldView) -> &'static str {
+    match hold.ended {
+        None => "still held",
+        Some("released") => "released",
+        Some("handed_over") => "handed over",
+        Some("ran_out") => "its lease ran out",
+        Some("vanished") => "gone before its lease was over",
+        Some("forced") => "ended by force",
+        Some("restarted") => "lost in a restart",
+        Some("replaced") => "the key became something else",
+        Some(_) => "its end was not seen",
+    }
+}
+
+/// A bar's height: each doubling of the time, from a sixteenth of a second on, makes it a little higher.
+fn height(millis: u64) -> u32 {
+    let doublings = (millis / 64).checked_ilog2().map_or(0, |log| log + 1);
+    (1 + doublings * 3 / 4).min(HEIGHT)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::model::view::{Since, WallMillis};
+
+    pub(crate) fn hold(id: &str, from: u64, to: u64, ended: &'static str) -> PastHoldView {
+        PastHoldView {
+            id: id.into(),
+            since: Since { at: WallMillis(from), exact: true },
+            to: Some(WallMillis(to)),
+            ended: Some(ended),
+        }
+    }
+
+    #[test]
+    fn longer_is_higher_and_what_went_wrong_is_told() {
+        let past = [hold("b", 500, 60_500, "ran_out"), hold("a", 0, 100, "released")];
+        let spark = Spark::new(&past);
+        assert_eq!(spark.fine, "M0 12v-1h3v1z");
+        assert_eq!(spark.odd, "M4 12v-8h3v8z");
+        assert!(spark.words.ends_with(": 0.1s, 1m 00s (its lease ran out)"), "{}", spark.words);
+        assert!(height(u64::MAX) == HEIGHT && height(0) == 1);
+        assert_eq!(Spark::new(&[]).render().unwrap(), "");
+    }
+}

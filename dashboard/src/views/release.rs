@@ -1,0 +1,104 @@
+//! `/release`: the form by which a lock is released by force, and what came of it.
+
+use askama::Template;
+
+use super::format::{self, Ago, Prose};
+use super::page::{self, Frame};
+use super::row::client_words;
+use super::{ReleasePage, ReleaseStep, links, shown_name};
+use crate::model::view::LockView;
+use crate::release::{Choice, MAX_REASON, Offer, Outcome, VALID};
+
+/// Choices that a form has at most: a crowd of readers is released by the API, or all at once.
+const MAX_CHOICES: usize = 100;
+
+struct Shown {
+    value: String,
+    label: String,
+    /// The process behind it.
+    who: Option<String>,
+    chosen: bool,
+}
+
+#[derive(Template)]
+#[template(path = "release.html")]
+struct ReleaseTemplate<'a> {
+    frame: Frame<'a>,
+    page: &'a ReleasePage,
+    name: String,
+    link: String,
+    action: String,
+    ttl: Option<String>,
+    renewed: Option<Ago>,
+    read: Ago,
+    choices: Vec<Shown>,
+    max_reason: usize,
+    valid: String,
+}
+
+/// The page.
+///
+/// # Errors
+/// When the template fails, which is a bug.
+pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
+    let now = page.chrome.now;
+    let asked = match &page.step {
+        ReleaseStep::Ask { offer, target, .. } => Some((offer, target.as_deref())),
+        ReleaseStep::Nothing(_) | ReleaseStep::Done(_) => None,
+    };
+    let ttl = asked.and_then(|(offer, _)| offer.ttl).map(|ttl| u64::try_from(ttl.as_millis()));
+    ReleaseTemplate {
+        frame: Frame::new(page::title(&page.chrome, "Release by force"), "", &page.chrome).still(),
+        page,
+        name: shown_name(&page.id.name),
+        link: links::lock(&page.id),
+        action: links::release(&page.id),
+        ttl: ttl.map(|ttl| format::duration(ttl.unwrap_or(u64::MAX))),
+        renewed: asked.and_then(|(offer, _)| offer.renewed_at()).map(|at| Ago::new(at, now)),
+        read: Ago::new(asked.map_or(now, |(offer, _)| offer.read_at.1), now),
+        choices: asked.map(|(offer, target)| choices(offer, target)).unwrap_or_default(),
+        max_reason: MAX_REASON,
+        valid: format::duration(VALID.as_secs() * 1_000),
+    }
+    .render()
+}
+
+fn choices(offer: &Offer, target: Option<&str>) -> Vec<Shown> {
+    let all = offer.choices();
+    let alone = all.len() == 1;
+    let shown = all.iter().take(MAX_CHOICES).map(|choice| {
+        let value = choice.value();
+        Shown {
+            chosen: alone || target == Some(value.as_str()),
+            value,
+            label: label(offer, choice),
+            who: who(&offer.view, choice),
+        }
+    });
+    shown.collect()
+}
+
+fn label(offer: &Offer, choice: &Choice) -> String {
+    match choice {
+        Choice::Lock => {
+            let holders =
+                offer.hash.as_ref().map(|hash| hash.holders.as_slice()).unwrap_or_default();
+            match holders {
+                [one] => format!("The lock, held by {} ×{}", one.id, one.count),
+                many => format!("The whole lock, with all {} holds", many.len()),
+            }
+        }
+        Choice::Holder(holder) => format!("Only the hold of {} ×{}", holder.id, holder.count),
+        Choice::Place(place) => format!("Only the dead place of {} in its queue", place.id),
+    }
+}
+
+fn who(lock: &LockView, choice: &Choice) -> Option<String> {
+    let id = match choice {
+        Choice::Lock => lock.holders.first().filter(|_| lock.holders.len() == 1)?.id.clone(),
+        Choice::Holder(holder) => holder.id.to_string(),
+        Choice::Place(_) => return None,
+    };
+    let holder = lock.holders.iter().find(|holder| holder.id == id)?;
+    holder.client.as_ref().map(client_words)
+}

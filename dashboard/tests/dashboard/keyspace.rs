@@ -1,0 +1,147 @@
+//! What the server tells of changed keys, and what is told on channels of a cluster's shards.
+
+use std::time::Duration;
+
+use redis::cmd;
+use serde_json::{Value, json};
+
+use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
+use crate::serving::Dashboard;
+
+/// The source, once it is so and says that.
+async fn says(dashboard: &Dashboard, source: &str, state: &str, words: &str) -> Value {
+    let found = |json: &Value| {
+        let sources = json["sources"].as_array().unwrap();
+        let is = |s: &&Value| {
+            let detail = s["detail"].as_str().unwrap();
+            s["source"] == source && s["state"] == state && detail.contains(words)
+        };
+        sources.iter().find(is).cloned()
+    };
+    found(&dashboard.json_when("/api/v1/sources", |json| found(json).is_some()).await).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_runs_out_is_told_by_its_server() {
+    let server = RedisServer::with(&["--notify-keyspace-events", "KEA"]);
+    let mut redis = server.connect();
+    // Locks of several databases, and keys that expire and are no locks.
+    take(&mut redis, b"long", HOLDER, 600_000);
+    take(&mut redis, b"a", HOLDER, 8_000);
+    let url = server.url();
+    let flags = ["--redis-url", &url, "--db", "0", "--db", "1", "--monitor", "off"];
+    let dashboard = Dashboard::with(&flags).await;
+    says(&dashboard, "keyspace", "on", "changes of 2 locks are heard, and which keys expire").await;
+    for i in 0..50 {
+        let key = format!("session:{i}");
+        run::<()>(&mut redis, &["SET", &key, "x", "PX", "1"]);
+    }
+    let lock = dashboard.lock_when_in("a", 0, |lock| lock["state"] == "free").await;
+    assert_eq!(lock["past"][0]["ended"], "ran_out", "{lock:#}");
+    // Reading again is due 20 ms later: where the server's word takes longer than that, reading tells it. One of them does.
+    let events = lock["events"].as_array().unwrap().iter();
+    let by: Vec<&Value> =
+        events.filter(|e| e["event"] == "vanished").map(|e| &e["source"]).collect();
+    assert!(by == ["keyspace"] || by == ["poll"], "{lock:#}");
+    assert_eq!(lock["problems"], json!([]), "nobody renewed it");
+    // What is freed is heard no more.
+    says(&dashboard, "keyspace", "on", "changes of 1 locks").await;
+    dashboard.listed_when("filter=db:0", &["long"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_is_read_at_once() {
+    let server = RedisServer::with(&["--notify-keyspace-events", "Kgh"]);
+    let mut redis = server.connect();
+    // Read again each ten seconds, and passed over each minute: the next change is told by the server first.
+    take(&mut redis, b"a", HOLDER, 600_000);
+    let dashboard = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
+    says(&dashboard, "keyspace", "on", "changes of 1 locks are heard").await;
+    for (count, holder) in [(2, HOLDER.to_owned()), (1, thread(7))] {
+        if count == 1 {
+            run::<()>(&mut redis, &["DEL", "a"]);
+        }
+        let written = dashboard.json("/api/v1/lock?name=a").await["observed_at"].clone();
+        take(&mut redis, b"a", &holder, 600_000);
+        let changed = |lock: &Value| {
+            lock["holders"][0]["id"] == *holder && lock["holders"][0]["count"] == count
+        };
+        let lock = dashboard.lock_when("a", changed).await;
+        assert_ne!(lock["observed_at"], written);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_off_or_denied_stays_so_and_what_is_too_much_is_left() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    take(&mut redis, b"a", HOLDER, 600_000);
+    let dashboard = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
+    says(&dashboard, "keyspace", "off", "notify-keyspace-events").await;
+    let setting: Vec<String> = run(&mut redis, &["CONFIG", "GET", "notify-keyspace-events"]);
+    assert_eq!(setting[1], "", "nothing is switched on");
+    dashboard.stop().await;
+
+    let user = "ACL SETUSER shy on >x ~* &redisson_* +@all -config";
+    run::<()>(&mut redis, &user.split(' ').collect::<Vec<_>>());
+    let shy = format!("redis://shy:x@127.0.0.1:{}", server.port);
+    let dashboard = Dashboard::with(&["--redis-url", &shy, "--monitor", "off"]).await;
+    says(&dashboard, "keyspace", "denied", "config").await;
+    dashboard.stop().await;
+    run::<()>(&mut redis, &["CONFIG", "SET", "notify-keyspace-events", "KA"]);
+    run::<()>(&mut redis, &["ACL", "SETUSER", "shy", "+config"]);
+    let dashboard = Dashboard::with(&["--redis-url", &shy, "--monitor", "off"]).await;
+    says(&dashboard, "keyspace", "denied", "__keyspace@0__:a").await;
+    dashboard.listed_when("", &["a"]).await;
+    dashboard.stop().await;
+
+    let dashboard = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
+    says(&dashboard, "keyspace", "on", "changes of 1 locks").await;
+    let mut storm = redis::pipe();
+    for _ in 0..8_000 {
+        storm.cmd("HINCRBY").arg("a").arg(HOLDER).arg(1);
+    }
+    storm.exec(&mut redis).unwrap();
+    says(&dashboard, "keyspace", "paused", "events a second").await;
+    dashboard.lock_when("a", |lock| lock["holders"][0]["count"] == 8_001).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn releases_on_channels_of_shards_are_heard_and_we_are_no_waiters() {
+    let bus = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let bus = bus.to_string();
+    let server = RedisServer::with(&["--cluster-enabled", "yes", "--cluster-port", &bus]);
+    let mut redis = server.connect();
+    run::<()>(&mut redis, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    for _ in 0..2_000 {
+        let state: String = run(&mut redis, &["CLUSTER", "INFO"]);
+        if state.contains("cluster_state:ok") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    take(&mut redis, b"a", HOLDER, 600_000);
+    take(&mut redis, b"b", HOLDER, 600_000);
+    let dashboard = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
+    says(&dashboard, "channels", "on", "those of 2 locks on channels of shards").await;
+    let channel = "redisson_lock__channel:{a}";
+    let listening: Vec<redis::Value> = run(&mut redis, &["PUBSUB", "SHARDNUMSUB", channel]);
+    assert_eq!(listening[1], redis::Value::Int(1), "that is us");
+    dashboard.source_when("subscribers", "on").await;
+    redis::pipe()
+        .atomic()
+        .add_command(cmd("DEL").arg("a").to_owned())
+        .add_command(cmd("SPUBLISH").arg(channel).arg("0").to_owned())
+        .exec(&mut redis)
+        .unwrap();
+    let lock = dashboard.lock_when("a", |lock| lock["state"] == "free").await;
+    assert_eq!((&lock["past"][0]["ended"], &lock["waiting"]), (&json!("released"), &json!(0)));
+    // A waiter of somebody else's counts, and only that one.
+    let waiter = redis::Client::open(server.url()).unwrap();
+    let mut waiter = waiter.get_connection().unwrap();
+    run::<redis::Value>(&mut waiter, &["SSUBSCRIBE", "redisson_lock__channel:{b}"]);
+    dashboard.lock_when("b", |lock| lock["waiting"] == 1).await;
+    // Those who publish as ever are heard too.
+    release(&mut redis, "b");
+    dashboard.lock_when("b", |lock| lock["past"][0]["ended"] == "released").await;
+}

@@ -1,0 +1,400 @@
+//! Releases by force: what an operator saw ends, and nothing else ever.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::NamedTempFile;
+
+use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
+use crate::serving::{Answer, Dashboard, encoded, post, post_json};
+
+const ANNA: &str = "5f1c0b6b7d6e4c1f9a2e";
+const LOOKER: &str = "a2e5f1c0b6b7d6e4c1f9";
+const SAME: (&str, &str) = ("Sec-Fetch-Site", "same-origin");
+
+async fn with_release(redis_url: &str, more: &[&str]) -> Dashboard {
+    let flags = ["--redis-url", redis_url, "--monitor", "off", "--allow-release"];
+    Dashboard::with(&[&flags, more].concat()).await
+}
+
+fn query(name: &str) -> String {
+    format!("name={}", encoded(name.as_bytes()))
+}
+
+/// What can be released of a lock, once the dashboard knows it.
+async fn look(dashboard: &Dashboard, name: &str) -> Value {
+    dashboard
+        .json_when(&format!("/api/v1/release?{}", query(name)), |json| json["seen"].is_string())
+        .await
+}
+
+async fn release(dashboard: &Dashboard, name: &str, seen: &Value, target: &str) -> Answer {
+    let wish = json!({"seen": seen["seen"], "target": target, "reason": "it hangs", "name": name});
+    post_json(dashboard.address, &format!("/api/v1/release?{}", query(name)), &[], &wish).await
+}
+
+fn outcome(answer: &Answer) -> (u16, String) {
+    (answer.status, answer.json()["outcome"].as_str().unwrap_or_default().to_owned())
+}
+
+/// The field of a form that names what was seen.
+fn seen_in(page: &str) -> Option<&str> {
+    page.split_once("name=\"seen\" value=\"")?.1.split('"').next()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_releases_what_the_page_shows() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let dashboard =
+        with_release(&server.url(), &["--history-dir", folder.path().to_str().unwrap()]).await;
+    let name = "a<script>";
+    take(&mut redis, name.as_bytes(), HOLDER, 600_000);
+    dashboard.lock_when(name, |lock| lock["state"] == "held").await;
+    let page = dashboard.get(&format!("/lock?{}", query(name))).await;
+    assert!(page.body.contains("Release by force"), "{}", page.body);
+    let path = format!("/release?{}", query(name));
+    let form = dashboard.get(&path).await;
+    assert_eq!(form.status, 200);
+    assert!(form.body.contains(HOLDER) && !form.body.contains("<script>\""), "{}", form.body);
+    assert!(form.body.contains("is not stopped"));
+    let seen = seen_in(&form.body).unwrap().to_owned();
+    let body = |seen: &str, reason: &str, name: &str| {
+        let (reason, name) = (encoded(reason.as_bytes()), encoded(name.as_bytes()));
+        format!("seen={seen}&target=lock&reason={reason}&name={name}")
+    };
+    for (reason, typed, status, word) in [
+        ("it hangs", "a", 422, "typed"),
+        (" ", name, 422, "say why"),
+        ("x\ny\nz", name, 422, "say why"),
+    ] {
+        let answer = post(dashboard.address, &path, &[SAME], &body(&seen, reason, typed)).await;
+        assert_eq!(answer.status, status, "{reason:?} {typed:?}");
+        assert!(answer.body.contains(word) && seen_in(&answer.body).is_some(), "{}", answer.body);
+    }
+    let unseen = post(dashboard.address, &path, &[SAME], &body("x", "it hangs", name)).await;
+    assert_eq!(unseen.status, 409);
+    let other = format!("/release?{}", query("b"));
+    let elsewhere = post(dashboard.address, &other, &[SAME], &body(&seen, "it hangs", name)).await;
+    assert_eq!(elsewhere.status, 409, "what was seen is of another lock");
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", name]), 1, "nothing was done until now");
+    let done = post(dashboard.address, &path, &[SAME], &body(&seen, "it hangs", name)).await;
+    assert!(done.status == 200 && done.body.contains("id=\"outcome\""), "{done:?}");
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", name]), 0);
+    let twice = post(dashboard.address, &path, &[SAME], &body(&seen, "it hangs", name)).await;
+    assert_eq!(twice.status, 409, "once for each look");
+
+    let lock = dashboard.lock_when(name, |lock| lock["past"][0]["ended"] == "forced").await;
+    let events = lock["events"].as_array().unwrap();
+    let event = events.iter().find(|event| event["event"] == "force_released").unwrap();
+    assert!(event["text"].as_str().unwrap().ends_with("it hangs"), "{event}");
+    let history = format!("/api/v1/events?from=2001-01-01T00:00:00Z&{}", query(name));
+    let kept = |json: &Value| {
+        let events = json["events"].as_array().unwrap();
+        events.iter().find(|event| event["event"] == "force_released").cloned()
+    };
+    let kept = kept(&dashboard.json_when(&history, |json| kept(json).is_some()).await).unwrap();
+    let detail = kept["detail"].as_str().unwrap();
+    for part in ["released", "127.0.0.1", HOLDER, "it hangs"] {
+        assert!(detail.contains(part), "{part}: {detail}");
+    }
+    let metrics = dashboard.get("/metrics").await.body;
+    assert!(metrics.contains("lockscope_dashboard_releases_total{outcome=\"released\"} 1"));
+    assert!(metrics.contains("lockscope_dashboard_releases_total{outcome=\"unknown\"} 0"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_came_since_is_never_hit() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = with_release(&server.url(), &[]).await;
+    // Each look is acted on while the lock is passed on and on: a hold is hit only if it is the one that was seen.
+    for round in 0..8 {
+        let name = format!("lock:{round}");
+        take(&mut redis, name.as_bytes(), &thread(0), 600_000);
+        let seen = look(&dashboard, &name).await;
+        let mut other = server.connect();
+        let (lock, stop) =
+            (name.clone(), std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)));
+        let stopped = std::sync::Arc::clone(&stop);
+        // A holder that is always there: never two at once, and never the one that was seen from the first turn on.
+        let relay = tokio::task::spawn_blocking(move || {
+            let mut turn = 0;
+            while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                turn += 1;
+                let (from, to) = (thread(turn - 1), thread(turn));
+                let script = "if redis.call('hdel', KEYS[1], ARGV[1]) == 1 then redis.call('hset', KEYS[1], ARGV[2], 1) \
+                    redis.call('pexpire', KEYS[1], 600000) return 1 end return 0";
+                let passed: i64 = run(&mut other, &["EVAL", script, "1", &lock, &from, &to]);
+                if passed == 0 {
+                    return turn;
+                }
+            }
+            0
+        });
+        let answer = release(&dashboard, &name, &seen, "lock").await;
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let lost_in_turn = relay.await.unwrap();
+        match outcome(&answer) {
+            (200, done) if done == "released" => {
+                assert!(lost_in_turn <= 1, "only the one that was seen");
+            }
+            (409, done) if done == "changed" => assert_eq!(lost_in_turn, 0, "nobody was hit"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_holder_a_new_count_or_a_new_lease_is_another_state() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = with_release(&server.url(), &[]).await;
+    let prepare = |redis: &mut redis::Connection, name: &str| {
+        run::<i64>(redis, &["DEL", name]);
+        take(redis, name.as_bytes(), HOLDER, 60_000);
+    };
+    let changes: [fn(&mut redis::Connection); 4] = [
+        |redis| {
+            run::<i64>(redis, &["DEL", "a"]);
+            take(redis, b"a", &thread(9), 60_000);
+        },
+        |redis| take(redis, b"a", HOLDER, 60_000),
+        |redis| assert_eq!(run::<i64>(redis, &["PEXPIRE", "a", "90000"]), 1),
+        |redis| assert_eq!(run::<i64>(redis, &["HSET", "a", "mode", "read"]), 1),
+    ];
+    for (i, change) in changes.iter().enumerate() {
+        prepare(&mut redis, "a");
+        let seen = look(&dashboard, "a").await;
+        change(&mut redis);
+        assert_eq!(
+            outcome(&release(&dashboard, "a", &seen, "lock").await),
+            (409, "changed".to_owned()),
+            "{i}"
+        );
+        assert_eq!(run::<i64>(&mut redis, &["EXISTS", "a"]), 1, "{i}");
+    }
+    prepare(&mut redis, "a");
+    let seen = look(&dashboard, "a").await;
+    run::<i64>(&mut redis, &["DEL", "a"]);
+    assert_eq!(outcome(&release(&dashboard, "a", &seen, "lock").await), (200, "free".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_reader_and_one_dead_place_go_alone() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = with_release(&server.url(), &[]).await;
+    run::<i64>(&mut redis, &["HSET", "rw", "mode", "read", HOLDER, "1", &thread(9), "1"]);
+    run::<i64>(&mut redis, &["PEXPIRE", "rw", "600000"]);
+    for id in [HOLDER, &thread(9)] {
+        run::<String>(
+            &mut redis,
+            &["SET", &format!("{{rw}}:{id}:rwlock_timeout:1"), "1", "PX", "600000"],
+        );
+    }
+    let seen = look(&dashboard, "rw").await;
+    let target = format!("holder:{HOLDER}");
+    assert!(seen["targets"].as_array().unwrap().contains(&json!(target)), "{seen}");
+    let none = release(&dashboard, "rw", &seen, "holder:nobody").await;
+    assert_eq!(none.status, 422, "{none:?}");
+    assert_eq!(
+        outcome(&release(&dashboard, "rw", &seen, &target).await),
+        (200, "released".to_owned())
+    );
+    assert_eq!(run::<i64>(&mut redis, &["HLEN", "rw"]), 2);
+    assert_eq!(
+        run::<i64>(&mut redis, &["EXISTS", &format!("{{rw}}:{HOLDER}:rwlock_timeout:1")]),
+        0
+    );
+
+    take(&mut redis, b"fair", HOLDER, 600_000);
+    run::<i64>(&mut redis, &["RPUSH", "redisson_lock_queue:{fair}", &thread(5), &thread(6)]);
+    for (waiter, deadline) in [(thread(5), "1000"), (thread(6), "9000000000000")] {
+        run::<i64>(&mut redis, &["ZADD", "redisson_lock_timeout:{fair}", deadline, &waiter]);
+    }
+    let dead = format!("place:{}", thread(5));
+    let path = format!("/api/v1/release?{}", query("fair"));
+    let seen = dashboard
+        .json_when(&path, |json| {
+            json["targets"].as_array().is_some_and(|targets| targets.contains(&json!(dead)))
+        })
+        .await;
+    assert_eq!(seen["targets"], json!(["lock", dead]), "the one that lives is not offered");
+    let living = release(&dashboard, "fair", &seen, &format!("place:{}", thread(6))).await;
+    assert_eq!(living.status, 422);
+    assert_eq!(
+        outcome(&release(&dashboard, "fair", &seen, &dead).await),
+        (200, "released".to_owned())
+    );
+    assert_eq!(run::<i64>(&mut redis, &["LLEN", "redisson_lock_queue:{fair}"]), 1);
+    dashboard
+        .lock_when("fair", |lock| {
+            lock["events"].as_array().unwrap().iter().any(|event| event["event"] == "place_removed")
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_hangs_leaves_the_outcome_unknown() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = with_release(&server.url(), &[]).await;
+    // The server knows the script from here on: what it is sent while it hangs runs later.
+    take(&mut redis, b"first", HOLDER, 600_000);
+    let seen = look(&dashboard, "first").await;
+    assert_eq!(release(&dashboard, "first", &seen, "lock").await.status, 200);
+    take(&mut redis, b"a", HOLDER, 600_000);
+    let seen = look(&dashboard, "a").await;
+    server.freeze();
+    let answer = release(&dashboard, "a", &seen, "lock").await;
+    assert_eq!(outcome(&answer), (504, "unknown".to_owned()));
+    assert!(answer.json()["detail"].as_str().unwrap().contains("may yet be"), "{answer:?}");
+    let path = format!("/release?{}", query("a"));
+    let page = dashboard.get(&path).await;
+    assert!(page.status == 200 && seen_in(&page.body).is_none(), "nothing to act on: {page:?}");
+    server.thaw();
+    // It had been sent: it is done once the server goes on, since the lock is still as it was seen.
+    dashboard.lock_when("a", |lock| lock["state"] == "free").await;
+    let lock = dashboard.lock_when("a", |lock| lock["past"][0]["ended"] == "forced").await;
+    assert!(lock["events"].to_string().contains("is not known"), "{lock:#}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_a_minute_and_no_more() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = with_release(&server.url(), &[]).await;
+    for i in 0..11 {
+        take(&mut redis, format!("lock:{i}").as_bytes(), HOLDER, 600_000);
+    }
+    for i in 0..10 {
+        let name = format!("lock:{i}");
+        let seen = look(&dashboard, &name).await;
+        assert_eq!(outcome(&release(&dashboard, &name, &seen, "lock").await).1, "released");
+    }
+    let seen = look(&dashboard, "lock:10").await;
+    let answer = release(&dashboard, "lock:10", &seen, "lock").await;
+    assert_eq!(outcome(&answer), (429, "limited".to_owned()));
+    assert_eq!(answer.header("retry-after"), Some("60"));
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", "lock:10"]), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_who_may_and_only_for_themselves() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let file = NamedTempFile::new().unwrap();
+    let second = "0b6b7d6e4c1f9a2e5f1c";
+    let lines =
+        format!("{ANNA},anna,release\n{LOOKER},looker,look+ack+watch\n{second},bert,release\n");
+    std::fs::write(file.path(), lines).unwrap();
+    let tokens = ["--auth-token-file", file.path().to_str().unwrap()];
+    take(&mut redis, b"a", HOLDER, 600_000);
+    let path = "/api/v1/release?name=a";
+    let bearer = |token: &str| format!("Bearer {token}");
+    let (anna, bert, looker) = (bearer(ANNA), bearer(second), bearer(LOOKER));
+
+    let flags = ["--redis-url", &server.url(), "--monitor", "off"];
+    let off = Dashboard::with(&[&flags[..], &tokens].concat()).await;
+    let refused = off.get_with(path, &[("Authorization", &anna)]).await;
+    assert!(refused.status == 403 && refused.body.contains("--allow-release"), "{refused:?}");
+    let page = off.get_with("/lock?name=a", &[("Authorization", &anna)]).await;
+    assert!(page.status == 200 && !page.body.contains("/release?"), "no way there");
+    off.stop().await;
+
+    let dashboard = with_release(&server.url(), &tokens).await;
+    for (method_path, what) in [("/release?name=a", "page"), (path, "api")] {
+        let answer = dashboard.get_with(method_path, &[("Authorization", &looker)]).await;
+        assert!(answer.status == 403 && answer.body.contains("release"), "{what}: {answer:?}");
+        assert_eq!(dashboard.get(method_path).await.status, 401, "{what}");
+    }
+    let page = dashboard.get_with("/lock?name=a", &[("Authorization", &looker)]).await;
+    assert!(!page.body.contains("/release?"));
+    let seen = loop {
+        let answer = dashboard.get_with(path, &[("Authorization", &anna)]).await;
+        if answer.status == 200 {
+            break answer.json();
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let wish = json!({"seen": seen["seen"], "target": "lock", "reason": "it hangs", "name": "a"});
+    for (who, status) in [(&looker, 403), (&bert, 409)] {
+        let answer = post_json(dashboard.address, path, &[("Authorization", who)], &wish).await;
+        assert_eq!(answer.status, status, "{answer:?}");
+    }
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", "a"]), 1);
+    let done = post_json(dashboard.address, path, &[("Authorization", &anna)], &wish).await;
+    assert_eq!(outcome(&done), (200, "released".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_lock_cannot_be_released() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = with_release(&server.url(), &[]).await;
+    run::<String>(&mut redis, &["SET", "text", "x"]);
+    // A lock's form without a time to live or any other sign.
+    run::<i64>(&mut redis, &["HSET", "candidate", HOLDER, "1"]);
+    dashboard.listed_when("filter=confirmed:no", &["candidate"]).await;
+    for (name, word) in
+        [("text", "no lock"), ("candidate", "not confirmed"), ("nothing", "Nobody holds")]
+    {
+        let answer = dashboard.get(&format!("/api/v1/release?{}", query(name))).await;
+        assert_eq!(answer.status, 404, "{name}");
+        assert!(answer.body.contains(word), "{name}: {}", answer.body);
+    }
+}
+
+/// As docs/acl.md has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_of_its_own_releases_and_may_do_little_else() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/acl.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let user =
+        docs.lines().find(|line| line.starts_with("ACL SETUSER lockscope-releaser")).unwrap();
+    run::<String>(&mut redis, &user.split(' ').collect::<Vec<_>>());
+    let url = format!("redis://lockscope-releaser:releaser-password@127.0.0.1:{}", server.port);
+    let dashboard = with_release(&server.url(), &["--release-redis-url", &url]).await;
+    take(&mut redis, b"a", HOLDER, 600_000);
+    run::<i64>(
+        &mut redis,
+        &["HSET", "rw", "mode", "write", &format!("{HOLDER}:write"), "1", HOLDER, "1"],
+    );
+    run::<i64>(&mut redis, &["PEXPIRE", "rw", "600000"]);
+    run::<String>(
+        &mut redis,
+        &["SET", &format!("{{rw}}:{HOLDER}:rwlock_timeout:1"), "1", "PX", "600000"],
+    );
+    run::<i64>(&mut redis, &["RPUSH", "redisson_lock_queue:{f}", &thread(5), &thread(6)]);
+    run::<i64>(
+        &mut redis,
+        &["ZADD", "redisson_lock_timeout:{f}", "1000", &thread(5), "9000000000000", &thread(6)],
+    );
+    for (name, target) in [
+        ("f", format!("place:{}", thread(5))),
+        ("rw", format!("holder:{HOLDER}:write")),
+        ("rw", "lock".to_owned()),
+        ("a", "lock".to_owned()),
+    ] {
+        let seen = look(&dashboard, name).await;
+        assert_eq!(
+            outcome(&release(&dashboard, name, &seen, &target).await).1,
+            "released",
+            "{name} {target}"
+        );
+    }
+    let refused: Vec<redis::Value> = run(&mut redis, &["ACL", "LOG"]);
+    assert!(refused.is_empty(), "{refused:?}");
+
+    // Without the right it says so, and nothing was done.
+    run::<String>(&mut redis, &["ACL", "SETUSER", "lockscope-releaser", "-del"]);
+    take(&mut redis, b"b", HOLDER, 600_000);
+    let seen = look(&dashboard, "b").await;
+    let answer = release(&dashboard, "b", &seen, "lock").await;
+    assert_eq!(outcome(&answer), (502, "refused".to_owned()), "{answer:?}");
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", "b"]), 1);
+}

@@ -1,0 +1,252 @@
+//! Where spans are sent and how, by the standard variables.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use opentelemetry_http::HttpClient;
+use opentelemetry_http::hyper::HyperClient;
+use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig};
+
+use crate::redis_link;
+
+/// How long a batch may take, as the standard has it.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const SAMPLERS: [&str; 6] = [
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+];
+
+/// A variable for traces, or the one for all signals in its place; an empty one counts as absent.
+fn otlp(env: &impl Fn(&str) -> Option<String>, name: &str) -> Option<(String, String)> {
+    [format!("OTEL_EXPORTER_OTLP_TRACES_{name}"), format!("OTEL_EXPORTER_OTLP_{name}")]
+        .into_iter()
+        .find_map(|variable| {
+            let value = env(&variable).filter(|value| !value.is_empty())?;
+            Some((variable, value))
+        })
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    Grpc,
+    Http,
+}
+
+/// What the variables say.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    url: String,
+    protocol: Protocol,
+    timeout: Duration,
+    /// Who signs the receiver's certificate, where that is not one of the system's.
+    authorities: Option<PathBuf>,
+}
+
+impl Endpoint {
+    /// What they say; none where they want no traces.
+    ///
+    /// # Errors
+    ///
+    /// Names the variable whose value cannot be used, and what was expected.
+    pub(super) fn from_env(env: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, String> {
+        let says = |name: &str, value: &str| {
+            env(name).is_some_and(|given| given.eq_ignore_ascii_case(value))
+        };
+        if says("OTEL_SDK_DISABLED", "true") || says("OTEL_TRACES_EXPORTER", "none") {
+            return Ok(None);
+        }
+        let Some((variable, url)) = otlp(&env, "ENDPOINT") else { return Ok(None) };
+        let known = url::Url::parse(&url)
+            .is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        if !known {
+            return Err(format!("{variable}: `{url}` is no URL such as http://collector:4318"));
+        }
+        let protocol = match otlp(&env, "PROTOCOL") {
+            None => Protocol::Http,
+            Some((_, value)) if value == "http/protobuf" => Protocol::Http,
+            Some((_, value)) if value == "grpc" => Protocol::Grpc,
+            Some((variable, value)) => {
+                return Err(format!("{variable}: `{value}`; expected grpc or http/protobuf"));
+            }
+        };
+        let timeout = match otlp(&env, "TIMEOUT") {
+            None => TIMEOUT,
+            Some((variable, value)) => {
+                let millis = value.parse().ok().filter(|millis| *millis > 0);
+                let wrong = || format!("{variable}: `{value}`; expected milliseconds");
+                Duration::from_millis(millis.ok_or_else(wrong)?)
+            }
+        };
+        check_sampler(&env)?;
+        let authorities = otlp(&env, "CERTIFICATE").map(|(_, path)| PathBuf::from(path));
+        Ok(Some(Self { url, protocol, timeout, authorities }))
+    }
+
+    /// How long a batch may take, its connection included.
+    pub(super) fn patience(&self) -> Duration {
+        self.timeout + self.timeout / 2
+    }
+
+    /// For a log line.
+    pub(super) fn shown(&self) -> (String, &'static str) {
+        let protocol = match self.protocol {
+            Protocol::Grpc => "grpc",
+            Protocol::Http => "http/protobuf",
+        };
+        (crate::settings::mask_url_passwords(&self.url), protocol)
+    }
+
+    /// Makes what sends; must be called on the runtime that is to send. Endpoint and headers it reads from the
+    /// variables itself, which say what is to be added to a URL.
+    ///
+    /// # Errors
+    ///
+    /// What the exporter, or the file of authorities, has against it.
+    pub(super) fn exporter(&self) -> Result<SpanExporter, String> {
+        let builder = SpanExporter::builder();
+        let made = match self.protocol {
+            Protocol::Grpc => {
+                let builder = builder.with_tonic().with_timeout(self.timeout);
+                let builder = if self.url.starts_with("https") {
+                    builder.with_tls_config(self.tonic_tls()?)
+                } else {
+                    builder
+                };
+                builder.build()
+            }
+            Protocol::Http => builder
+                .with_http()
+                .with_timeout(self.timeout)
+                .with_shared_http_client(self.http_client()?)
+                .build(),
+        };
+        made.map_err(|error| error.to_string())
+    }
+
+    fn tonic_tls(&self) -> Result<ClientTlsConfig, String> {
+        let Some(path) = &self.authorities else {
+            return Ok(ClientTlsConfig::new().with_enabled_roots());
+        };
+        let read = std::fs::read(path).map_err(|error| self.unreadable(&error))?;
+        Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read)))
+    }
+
+    fn http_client(&self) -> Result<Arc<dyn HttpClient>, String> {
+        // Roots are looked for only where they are needed: many a container has none.
+        if !self.url.starts_with("https") {
+            return Ok(Arc::new(HyperClient::with_default_connector(self.timeout, None)));
+        }
+        let tls = redis_link::tls::client_config(self.authorities.as_deref())
+            .map_err(|error| self.unreadable(&error))?;
+        let connector = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_only()
+            .enable_http1()
+            .build();
+        Ok(Arc::new(HyperClient::new(connector, self.timeout, None)))
+    }
+
+    fn unreadable(&self, error: &dyn std::fmt::Display) -> String {
+        let path = self.authorities.as_deref().map(|path| path.display().to_string());
+        let path = path.unwrap_or_else(|| "the system's certificates".to_owned());
+        format!("OTEL_EXPORTER_OTLP_CERTIFICATE: {path}: {error}")
+    }
+}
+
+/// The sampler is made by the library, which takes everything where it does not understand what is wanted: that may be
+/// a hundred times too much.
+fn check_sampler(env: &impl Fn(&str) -> Option<String>) -> Result<(), String> {
+    let Some(sampler) = env("OTEL_TRACES_SAMPLER").filter(|value| !value.is_empty()) else {
+        return Ok(());
+    };
+    if !SAMPLERS.contains(&&*sampler) {
+        let known = SAMPLERS.join(", ");
+        return Err(format!("OTEL_TRACES_SAMPLER: `{sampler}`; expected one of {known}"));
+    }
+    let share = env("OTEL_TRACES_SAMPLER_ARG").and_then(|share| share.parse::<f64>().ok());
+    if sampler.ends_with("traceidratio") && !share.is_some_and(|share| (0.0..=1.0).contains(&share))
+    {
+        return Err("OTEL_TRACES_SAMPLER_ARG: expected a share from 0 to 1".to_owned());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Option<Endpoint>, String> {
+        Endpoint::from_env(|name| {
+            let found = variables.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
+
+    #[test]
+    fn without_an_endpoint_or_when_switched_off_there_are_none() {
+        for variables in [
+            &[][..],
+            &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
+            &[ENDPOINT, ("OTEL_SDK_DISABLED", "TRUE")],
+            &[ENDPOINT, ("OTEL_TRACES_EXPORTER", "none")],
+        ] {
+            assert_eq!(read(variables), Ok(None), "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn the_variable_for_traces_comes_first() {
+        let endpoint = read(&[
+            ENDPOINT,
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://traces/v1/traces"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "300"),
+            ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+            ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
+        ]);
+        let expected = Endpoint {
+            url: "https://traces/v1/traces".to_owned(),
+            protocol: Protocol::Grpc,
+            timeout: Duration::from_millis(300),
+            authorities: None,
+        };
+        assert_eq!(endpoint, Ok(Some(expected)));
+        assert_eq!(read(&[ENDPOINT]).unwrap().unwrap().protocol, Protocol::Http);
+    }
+
+    #[test]
+    fn mistakes_name_the_variable_and_what_is_expected() {
+        for (variable, value, word) in [
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "collector:4317", "http://"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "http/protobuf"),
+            ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "10s", "milliseconds"),
+            ("OTEL_TRACES_SAMPLER", "jaeger_remote", "traceidratio"),
+            ("OTEL_TRACES_SAMPLER_ARG", "25", "0 to 1"),
+        ] {
+            let sampler = ("OTEL_TRACES_SAMPLER", "traceidratio");
+            let error = read(&[(variable, value), ENDPOINT, sampler]).unwrap_err();
+            assert!(error.contains(variable) && error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_authorities_that_cannot_be_read_is_named() {
+        for protocol in ["grpc", "http/protobuf"] {
+            let endpoint = read(&[
+                ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4317"),
+                ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
+                ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such.pem"),
+            ]);
+            let error = endpoint.unwrap().unwrap().exporter().unwrap_err();
+            assert!(error.contains("OTLP_CERTIFICATE: /no/such.pem"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The way of spans out of the process.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::resource::EnvResourceDetector;
+use opentelemetry_sdk::trace::{
+    BatchConfigBuilder, BatchSpanProcessor, SdkTracer, SdkTracerProvider,
+};
+use tokio::runtime::Runtime;
+
+use super::count::{Counted, Gate};
+use super::endpoint::Endpoint;
+
+/// How many spans may wait to be sent, unless `OTEL_BSP_MAX_QUEUE_SIZE` says otherwise.
+const ROOM: usize = 2048;
+
+/// Who the spans are of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Program {
+    pub(crate) name: &'static str,
+    pub(crate) version: &'static str,
+}
+
+/// Spans being sent, until it is [finished](Self::finish).
+#[derive(Debug)]
+pub(crate) struct Exporting {
+    provider: SdkTracerProvider,
+    /// Connections live here, off the program's own threads.
+    runtime: Runtime,
+    shown: (String, &'static str),
+}
+
+impl Exporting {
+    /// As the `OTEL_*` variables of this process want it; none where they name no endpoint.
+    ///
+    /// # Errors
+    ///
+    /// Which variable cannot be used and why, or what cannot be had.
+    pub(crate) fn from_env(program: Program) -> Result<Option<Self>, String> {
+        let env = |name: &str| std::env::var(name).ok();
+        let Some(endpoint) = Endpoint::from_env(env)? else { return Ok(None) };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("traces")
+            .enable_all()
+            .build()
+            .map_err(|error| format!("cannot make a runtime: {error}"))?;
+        let exporter = {
+            let _entered = runtime.enter();
+            endpoint.exporter()?
+        };
+        let room = env("OTEL_BSP_MAX_QUEUE_SIZE").and_then(|room| room.parse().ok());
+        let room = room.filter(|room| *room > 0).unwrap_or(ROOM);
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let counted = Counted::new(
+            exporter,
+            runtime.handle().clone(),
+            Arc::clone(&waiting),
+            endpoint.patience(),
+        );
+        let config = BatchConfigBuilder::default().with_max_queue_size(room).build();
+        let batches = BatchSpanProcessor::builder(counted).with_batch_config(config).build();
+        let provider = SdkTracerProvider::builder()
+            .with_resource(resource(program, env("OTEL_SERVICE_NAME")))
+            .with_span_processor(Gate::new(batches, waiting, room))
+            .build();
+        Ok(Some(Self { provider, runtime, shown: endpoint.shown() }))
+    }
+
+    pub(crate) fn tracer(&self) -> SdkTracer {
+        self.provider.tracer("lockscope")
+    }
+
+    /// Where they go, and by which protocol, for a log line.
+    pub(crate) fn shown(&self) -> (&str, &str) {
+        (&self.shown.0, self.shown.1)
+    }
+
+    /// Sends what waits, for `grace` at most.
+    pub(crate) fn finish(self, grace: Duration) {
+        if let Err(error) = self.provider.shutdown_with_timeout(grace) {
+            tracing::warn!(%error, "the last spans were not sent");
+        }
+        self.runtime.shutdown_background();
+    }
+}
+
+/// What every span is said to come from. The variables have the last word.
+fn resource(program: Program, name: Option<String>) -> Resource {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let resource = Resource::builder_empty()
+        .with_attributes([
+            KeyValue::new("service.name", program.name),
+            KeyValue::new("service.version", program.version),
+            KeyValue::new("host.name", host),
+            KeyValue::new("process.pid", i64::from(std::process::id())),
+        ])
+        .with_detector(Box::new(EnvResourceDetector::new()));
+    match name.filter(|name| !name.is_empty()) {
+        Some(name) => resource.with_service_name(name).build(),
+        None => resource.build(),
+    }
+}

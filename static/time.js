@@ -1,0 +1,110 @@
+// Ages, times to live, instants: counted on each second by the dashboard's clock, so that ours may be wrong.
+//
+//   time[data-at]                its age                 [data-clock], [data-day]  its time of day, its day
+//   .time-left                   what is left of what the nearest [data-observed] was read with (data-ttl)
+//   [data-observed]              stale once it was read too long ago; .read-ago within it: how long ago
+"use strict";
+const Lockscope = (() => {
+  const body = document.body;
+  const byId = (id) => document.getElementById(id);
+
+  // --- Clock.
+  let clock = { theirs: Number(body?.dataset.now), ours: Date.now() };
+  const now = () => clock.theirs + Date.now() - clock.ours;
+  const setClock = (theirs) => { clock = { theirs, ours: Date.now() }; };
+
+  const two = (n) => String(n).padStart(2, "0");
+  function duration(millis) {
+    const s = Math.max(0, Math.floor(millis / 1000));
+    const m = Math.floor(s / 60);
+    const h = Math.floor(s / 3600);
+    if (s < 60) return `${s}s`;
+    if (m < 60) return `${m}m ${two(s % 60)}s`;
+    if (h < 48) return `${h}h ${two(m % 60)}m`;
+    return `${Math.floor(s / 86400)}d ${h % 24}h`;
+  }
+
+  function setText(element, text) {
+    if (element && element.textContent !== text) element.textContent = text;
+  }
+
+  // --- UTC, or the time of whoever looks.
+  let local = false;
+  try {
+    local = localStorage.getItem("zone") === "local";
+  } catch {
+    // Storage may be forbidden: then it is UTC until somebody says otherwise.
+  }
+  const parts = (at) => local
+    ? new Date(at - new Date(at).getTimezoneOffset() * 60000).toISOString()
+    : new Date(at).toISOString();
+  const timeOfDay = (at) => parts(at).slice(11, 19);
+  const day = (at) => parts(at).slice(0, 10);
+  function instant(at) {
+    if (!local) return new Date(at).toISOString();
+    const ahead = -new Date(at).getTimezoneOffset();
+    const zone = `${ahead < 0 ? "-" : "+"}${two(Math.floor(Math.abs(ahead) / 60))}:${two(Math.abs(ahead) % 60)}`;
+    return parts(at).slice(0, 23) + zone;
+  }
+
+  const zone = byId("zone");
+  function showZone() {
+    if (!zone) return;
+    zone.textContent = local ? "Local" : "UTC";
+    zone.setAttribute("aria-label", `Times: ${local ? "local" : "UTC"}`);
+  }
+  zone?.addEventListener("click", () => {
+    local = !local;
+    try {
+      localStorage.setItem("zone", local ? "local" : "utc");
+    } catch {
+      // The choice then lasts for this page.
+    }
+    showZone();
+    tick();
+  });
+
+  // --- Each second, and after each change.
+  const staleAfter = Number(body?.dataset.stale);
+  const RAN_OUT = "What was read has run out since; the lock has not been read again";
+  const listeners = [];
+
+  function countDown(ttl, at) {
+    const read = ttl.closest("[data-observed]");
+    if (!read?.dataset.ttl) return;
+    const whole = Number(read.dataset.ttl);
+    const left = whole - (at - Number(read.dataset.observed));
+    const text = ttl.querySelector(".left");
+    setText(text, left < 0 ? `over by ${duration(-left)}` : duration(left));
+    const hint = left < 0 ? RAN_OUT : "";
+    if (text.title !== hint) text.title = hint;
+    ttl.classList.toggle("over", left < 0);
+    const bar = ttl.querySelector("progress");
+    if (bar.max < whole) bar.max = whole;
+    bar.value = Math.max(0, left);
+  }
+
+  function tick() {
+    const at = now();
+    for (const time of document.querySelectorAll("time[data-at]")) {
+      const its = Number(time.dataset.at);
+      setText(time, duration(at - its));
+      const title = instant(its);
+      if (time.title !== title) time.title = title;
+    }
+    for (const time of document.querySelectorAll("[data-clock]")) setText(time, timeOfDay(Number(time.dataset.clock)));
+    for (const time of document.querySelectorAll("[data-day]")) setText(time, day(Number(time.dataset.day)));
+    for (const ttl of document.querySelectorAll(".time-left")) countDown(ttl, at);
+    for (const read of document.querySelectorAll("[data-observed]")) {
+      const passed = at - Number(read.dataset.observed);
+      read.classList.toggle("stale", passed > staleAfter);
+      setText(read.querySelector(".read-ago"), duration(passed));
+    }
+    for (const listener of listeners) listener();
+  }
+
+  showZone();
+  tick();
+  setInterval(tick, 1000);
+  return { byId, duration, setText, setClock, tick, eachSecond: (listener) => listeners.push(listener) };
+})();

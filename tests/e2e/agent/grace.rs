@@ -1,0 +1,206 @@
+//! Sessions that outlive their connection, and the agent itself.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Client, Reply, Worker, eventually};
+
+use super::{Bench, assert_error, credentials, holder, lock};
+
+/// Asks for grace, and gives id and secret as two words.
+async fn graced(client: &mut Client, grace: Duration) -> Result<String> {
+    let reply = client.call(&format!("SESSION GRACE {}", grace.as_millis())).await?.ok()?;
+    Ok(format!("{} {}", reply.field("id")?, reply.field("secret")?))
+}
+
+/// What RESUME told: id and secret as two words, and `lock kind count` for each hold.
+async fn resume(client: &mut Client, told: &str) -> Result<(String, Vec<String>)> {
+    let reply = client.call(&format!("RESUME {told}")).await?.ok()?;
+    let mut holds = Vec::new();
+    for hold in reply.field("holds")?.items()? {
+        let word = |key| Ok::<_, anyhow::Error>(hold.field(key)?.text());
+        ensure!(hold.field("valid_ms")?.int()? > 0, "{hold}");
+        holds.push(format!("{} {} {}", word("lock")?, word("kind")?, word("holds")?));
+    }
+    Ok((format!("{} {}", reply.field("id")?, reply.field("secret")?), holds))
+}
+
+const GRACE: Duration = Duration::from_secs(300);
+
+#[tokio::test]
+async fn a_lock_outlives_a_broken_connection() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
+    let mut worker = bench.agent.client3().await?;
+    let told = graced(&mut worker, GRACE).await?;
+    let before = holder(&lock(&mut worker, "LOCK a").await?)?;
+    let mut rival = bench.session().await?;
+    rival.send("LOCK a").await?;
+    bench.until_waiting("a", 1).await?;
+    drop(worker);
+    bench.until_metric("lockscope_agent_away_sessions", &[], 1.0).await;
+    let mut again = bench.agent.client3().await?;
+    let (new, holds) = resume(&mut again, &told).await?;
+    assert_eq!(holds, ["a lock 1"]);
+    assert_eq!(bench.holders("a").await?, [(before, "1".to_owned())]);
+    // It is the same session in every way.
+    let (id, _) = new.split_once(' ').context("id and secret")?;
+    assert_eq!(credentials(&mut again).await?, new);
+    again.call("SESSION PUSH on").await?.ok()?;
+    assert_error(&again.call(&format!("RESUME {new}")).await?, "SESSION", id);
+    let mut thief = bench.session().await?;
+    assert_error(&thief.call(&format!("RESUME {told}")).await?, "SESSION", "secret");
+    assert_error(&thief.call(&format!("RESUME {new}")).await?, "SESSION", "lives");
+    bench.direct.call("DEL a").await?.ok()?;
+    assert_eq!(again.push().await?, ["lock-lost", "a", "lock", "missing"]);
+    rival.reply().await?.ok()?;
+    assert_error(&again.call(&format!("UNLOCK a IN {id}")).await?, "LOST", "a");
+    let metrics = bench.agent.metrics().await?;
+    let resumed =
+        |outcome| metrics.sum("lockscope_agent_sessions_resumed_total", &[("outcome", outcome)]);
+    assert_eq!((resumed("resumed"), resumed("alive"), resumed("refused")), (1.0, 2.0, 1.0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "20s"]).await?;
+    let mut worker = bench.session().await?;
+    let told = graced(&mut worker, GRACE).await?;
+    let mut before = Vec::new();
+    for command in [
+        "LOCK plain",
+        "LOCK fair KIND fair",
+        "LOCK fenced KIND fenced",
+        "LOCK rw KIND write",
+        "LOCK rw KIND read",
+        "LOCK owned OWNER 7",
+    ] {
+        lock(&mut worker, command).await?;
+    }
+    lock(&mut worker, "LOCK plain").await?;
+    for name in ["plain", "fair", "fenced", "rw", "owned"] {
+        before.push(bench.holders(name).await?);
+    }
+    // Somebody waits for the fair one, and leaves a dead place in its queue.
+    let mut waiting = bench.session().await?;
+    graced(&mut waiting, GRACE).await?;
+    waiting.send("LOCK fair KIND fair").await?;
+    bench.until_waiting("fair", 1).await?;
+    bench.agent.restart().await?;
+    let queue = "redisson_lock_queue:{fair}";
+    eventually("the dead waiter's place to be left", async || {
+        let length = bench.direct.call(&format!("LLEN {queue}")).await?.int()?;
+        ensure!(length == 0, "{length} in the queue");
+        Ok(())
+    })
+    .await;
+    let mut again = bench.session().await?;
+    let (_, mut holds) = resume(&mut again, &told).await?;
+    holds.sort();
+    let kinds = [
+        "fair fair 1",
+        "fenced fenced 1",
+        "owned lock 1",
+        "plain lock 2",
+        "rw read 1",
+        "rw write 1",
+    ];
+    assert_eq!(holds, kinds);
+    for (name, before) in ["plain", "fair", "fenced", "rw", "owned"].into_iter().zip(before) {
+        assert_eq!(bench.holders(name).await?, before, "{name}");
+        assert!(bench.pttl(name).await? > 0);
+    }
+    let token = lock(&mut again, "LOCK fenced KIND fenced").await?.field("token")?.int()?;
+    assert_eq!(token, 1, "the grant's own");
+    assert_eq!(again.call("UNLOCK plain").await?, Reply::Int(1));
+    assert_eq!(again.call("UNLOCK plain").await?, Reply::Int(0));
+    assert_error(&again.call("UNLOCK owned").await?, "NOTHELD", "owned");
+    again.call("QUIT").await?.ok()?;
+    for name in ["plain", "fair", "fenced", "rw", "owned"] {
+        bench.until_free(name).await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_nobody_comes_back_for_is_released_also_by_a_successor() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "10m"]).await?;
+    let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
+    let mut worker = Worker::start(&socket, &folder, &["SESSION GRACE 200", "LOCK a"])?;
+    worker.line().await?;
+    worker.line().await?;
+    worker.process().kill()?;
+    bench.until_free("a").await;
+    let mut worker = Worker::start(&socket, &folder, &["SESSION GRACE 200", "LOCK a"])?;
+    worker.line().await?;
+    worker.line().await?;
+    bench.agent.restart().await?;
+    bench.until_free("a").await;
+    bench
+        .until_metric("lockscope_agent_sessions_resumed_total", &[("outcome", "lapsed")], 1.0)
+        .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_damaged_journal_costs_what_is_damaged_and_no_start() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "10m"]).await?;
+    let journal = bench.agent.folder().join("state/journal");
+    let mut worker = bench.session().await?;
+    let told = graced(&mut worker, GRACE).await?;
+    lock(&mut worker, "LOCK a").await?;
+    lock(&mut worker, "LOCK b").await?;
+    let mode = std::fs::metadata(&journal)?.permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "there are secrets in it");
+    bench.agent.process().kill()?;
+    let mut bytes = std::fs::read(&journal)?;
+    bytes.truncate(bytes.len() - 9);
+    bytes.extend_from_slice(b"\n\xff\0garbage\n");
+    std::fs::write(&journal, bytes)?;
+    bench.agent.restart().await?;
+    let mut again = bench.session().await?;
+    let (told, holds) = resume(&mut again, &told).await?;
+    assert_eq!(holds, ["a lock 1"]);
+    bench.agent.process().kill()?;
+    std::fs::write(&journal, [0; 100_000])?;
+    bench.agent.restart().await?;
+    assert_error(&bench.session().await?.call(&format!("RESUME {told}")).await?, "GONE", "ended");
+    assert!(bench.agent.process().log().contains("is passed over"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn another_hosts_state_folder_is_nobodys() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "10m"]).await?;
+    let mut worker = bench.session().await?;
+    let told = graced(&mut worker, GRACE).await?;
+    let before = holder(&lock(&mut worker, "LOCK a").await?)?;
+    bench.agent.process().kill()?;
+    // As if the folder had been copied: the file that the identity is bound to is another one.
+    let file = bench.agent.folder().join("state/lock");
+    std::fs::rename(&file, file.with_extension("old"))?;
+    bench.agent.restart().await?;
+    let mut again = bench.session().await?;
+    let refused = again.call(&format!("RESUME {told}")).await?;
+    // Runs of different identities may have the same number when they began within one second.
+    assert!(refused.is_error("GONE") || refused.is_error("SESSION"), "{refused}");
+    assert_eq!(bench.holders("a").await?, [(before, "1".to_owned())], "it is not touched");
+    graced(&mut again, GRACE).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_state_folder_there_are_locks_but_no_grace() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    bench.agent.process().kill()?;
+    let folder = bench.agent.folder().join("state");
+    std::fs::remove_dir_all(&folder)?;
+    std::fs::write(&folder, "no folder")?;
+    bench.agent.restart().await?;
+    let mut worker = bench.session().await?;
+    assert_error(&worker.call("SESSION GRACE 5000").await?, "UNAVAILABLE", "state-dir");
+    lock(&mut worker, "LOCK a").await?;
+    assert_error(&worker.call("SESSION GRACE 99999999").await?, "LIMIT", "max-grace");
+    Ok(())
+}

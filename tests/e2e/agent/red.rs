@@ -1,0 +1,284 @@
+//! KIND red: a majority of three or five independent servers.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use harness::redis::locks;
+use harness::{Agent, Client, RedisServer, Reply, eventually};
+
+use super::{assert_error, credentials, holder, lock};
+
+/// An agent with its own Redis, and the servers of its red locks.
+pub(crate) struct Red {
+    pub(crate) agent: Agent,
+    pub(crate) servers: Vec<RedisServer>,
+    main: RedisServer,
+}
+
+impl Red {
+    pub(crate) async fn with(servers: usize, flags: &[&str]) -> Result<Self> {
+        let main = RedisServer::start().await?;
+        let mut started = Vec::new();
+        for _ in 0..servers {
+            started.push(RedisServer::start().await?);
+        }
+        let urls: Vec<_> = started.iter().map(RedisServer::url).collect();
+        let agent = agent(&main, &urls, flags).await?;
+        Ok(Self { agent, servers: started, main })
+    }
+
+    /// On how many servers the name is held, those aside that do not answer.
+    pub(crate) async fn standing(&self, name: &str) -> Result<usize> {
+        let mut standing = 0;
+        for server in &self.servers {
+            if let Ok(mut client) = server.client().await {
+                let exists = client.call(&format!("EXISTS {name}")).await;
+                standing += usize::from(exists.is_ok_and(|exists| exists == Reply::Int(1)));
+            }
+        }
+        Ok(standing)
+    }
+
+    pub(crate) async fn until_standing(&self, name: &str, servers: usize) {
+        eventually("the lock to stand on that many servers", async || {
+            let standing = self.standing(name).await?;
+            ensure!(standing == servers, "{standing} of {servers}");
+            Ok(())
+        })
+        .await;
+    }
+}
+
+/// An agent with these servers for its red locks; it has reached all of them.
+pub(crate) async fn agent(main: &RedisServer, urls: &[String], flags: &[&str]) -> Result<Agent> {
+    let mut all = flags.to_vec();
+    for url in urls {
+        all.extend(["--redlock-url", url]);
+    }
+    let agent = Agent::with(main, &all).await?;
+    let nodes = urls.len() as f64 + 1.0;
+    eventually("the agent to reach all servers", async || {
+        let up = agent.metrics().await?.sum("lockscope_agent_redis_up", &[]);
+        ensure!(up == nodes, "{up} of {nodes}");
+        Ok(())
+    })
+    .await;
+    Ok(agent)
+}
+
+/// The session's next event that tells of a loss.
+async fn until_lost(client: &mut Client, told: &str) -> String {
+    eventually("a loss", async || {
+        let events = client.call(&format!("EVENTS {told} WAIT 5000")).await?.ok()?;
+        for event in events.items()? {
+            if event.items()?[0].text() == "lost" {
+                return Ok(event.text());
+            }
+        }
+        bail!("only {events}")
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_red_lock_is_a_plain_one_on_each_of_its_servers() -> Result<()> {
+    let red = Red::with(3, &[]).await?;
+    let mut worker = red.agent.client().await?;
+    let mut other = red.agent.client().await?;
+    let held = lock(&mut worker, "LOCK a KIND red").await?;
+    assert_eq!((held.field("kind")?.text().as_str(), held.field("token")?), ("red", &Reply::Null));
+    red.until_standing("a", 3).await;
+    for server in &red.servers {
+        let fields = server.client().await?.call("HGETALL a").await?.text();
+        assert_eq!(fields, format!("[{}, 1]", holder(&held)?));
+    }
+    assert_eq!(
+        locks(&mut red.main.client().await?).await?,
+        0,
+        "the other Redis knows nothing of it"
+    );
+    assert_eq!(other.call("LOCK a KIND red NOWAIT").await?, Reply::Null);
+    assert_error(&other.call("LOCK a NOWAIT").await?, "WRONGKIND", "red");
+    assert_eq!(lock(&mut worker, "LOCK a KIND red").await?.field("holds")?, &Reply::Int(2));
+    assert_eq!(worker.call("HOLDS").await?.items()?[0].field("kind")?.text(), "red");
+    assert!(worker.call("EXTEND a 60000").await?.int()? > 50_000);
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(1));
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    red.until_standing("a", 0).await;
+    lock(&mut other, "LOCK a").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn mlock_takes_red_locks_too() -> Result<()> {
+    let red = Red::with(3, &[]).await?;
+    let (mut one, mut two) = (red.agent.client().await?, red.agent.client().await?);
+    lock(&mut one, "LOCK b KIND red").await?;
+    assert_eq!(two.call("MLOCK 2 a b KIND red WAIT 50").await?, Reply::Null);
+    assert_eq!(red.standing("a").await?, 0, "all or none");
+    one.call("UNLOCK b").await?.ok()?;
+    assert_eq!(two.call("MLOCK 2 a b KIND red").await?.items()?.len(), 2);
+    red.until_standing("a", 3).await;
+    assert_eq!(two.call("MUNLOCK 2 a b").await?.text(), "[0, 0]");
+    red.until_standing("a", 0).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_minority_of_killed_servers_is_no_harm() -> Result<()> {
+    let mut red = Red::with(5, &["--lease", "3s"]).await?;
+    let (mut worker, mut other) = (red.agent.client().await?, red.agent.client().await?);
+    lock(&mut worker, "LOCK a KIND red").await?;
+    red.until_standing("a", 5).await;
+    red.servers[0].process().kill()?;
+    red.servers[3].process().kill()?;
+    // Renewed, and taken by others, as ever.
+    let renewed = red.agent.metrics().await?.sum("lockscope_agent_renewals_total", &[]);
+    eventually("renewals", async || {
+        let now = red.agent.metrics().await?;
+        let now = now.sum("lockscope_agent_renewals_total", &[("outcome", "renewed")]);
+        ensure!(now >= renewed + 6.0, "{now}");
+        Ok(())
+    })
+    .await;
+    other.send("LOCK a KIND red").await?;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    other.reply().await?.ok()?;
+    red.until_standing("a", 3).await;
+    other.call("UNLOCK a").await?.ok()?;
+    red.until_standing("a", 0).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_majority_of_killed_servers_is_named_and_plain_locks_go_on() -> Result<()> {
+    let mut red = Red::with(3, &["--lease", "2s"]).await?;
+    let (mut worker, mut ear) = (red.agent.client().await?, red.agent.client().await?);
+    let told = credentials(&mut worker).await?;
+    lock(&mut worker, "LOCK a KIND red").await?;
+    let down: Vec<_> = [0, 1].map(|node| red.servers[node].url()).into();
+    for node in [0, 1] {
+        red.servers[node].process().kill()?;
+    }
+    let lost = until_lost(&mut ear, &told).await;
+    assert_eq!(lost, "[lost, a, red, unconfirmed]");
+    let refused = worker.call("LOCK b KIND red NOWAIT").await?;
+    for url in down {
+        assert_error(&refused, "UNAVAILABLE", &url);
+    }
+    assert!(!refused.error().unwrap_or_default().contains(&red.servers[2].url()), "{refused}");
+    assert_eq!(red.standing("b").await?, 0);
+    lock(&mut worker, "LOCK plain").await?;
+    worker.call("UNLOCK plain").await?.ok()?;
+    // Who waits has it once there is a majority again.
+    worker.send("LOCK c KIND red").await?;
+    red.servers[0].restart().await?;
+    worker.reply().await?.ok()?;
+    red.until_standing("c", 2).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_frozen_server_delays_nothing() -> Result<()> {
+    let mut red = Red::with(3, &[]).await?;
+    red.servers[1].process().freeze().await?;
+    let mut worker = red.agent.client().await?;
+    // Were each to wait for the response time-out of two seconds, these would take minutes.
+    let work = async {
+        for _ in 0..50 {
+            lock(&mut worker, "LOCK a KIND red NOWAIT").await?;
+            worker.call("UNLOCK a").await?.ok()?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(Duration::from_secs(30), work).await??;
+    lock(&mut worker, "LOCK a KIND red").await?;
+    red.servers[1].process().thaw()?;
+    red.until_standing("a", 3).await;
+    worker.call("UNLOCK a").await?.ok()?;
+    red.until_standing("a", 0).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_restarts_empty_has_the_hold_again() -> Result<()> {
+    let mut red = Red::with(3, &["--lease", "10s"]).await?;
+    let mut worker = red.agent.client().await?;
+    lock(&mut worker, "LOCK a KIND red").await?;
+    red.until_standing("a", 3).await;
+    for node in 0..3 {
+        red.servers[node].restart().await?;
+        red.until_standing("a", 3).await;
+    }
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0), "it was held all the time");
+    red.until_standing("a", 0).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_majority_that_restarts_empty_is_a_loss() -> Result<()> {
+    let mut red = Red::with(3, &["--lease", "10s"]).await?;
+    let (mut worker, mut ear) = (red.agent.client().await?, red.agent.client().await?);
+    let told = credentials(&mut worker).await?;
+    lock(&mut worker, "LOCK a KIND red").await?;
+    red.until_standing("a", 3).await;
+    red.agent.process().freeze().await?;
+    red.servers[0].restart().await?;
+    red.servers[1].restart().await?;
+    red.agent.process().thaw()?;
+    assert_eq!(until_lost(&mut ear, &told).await, "[lost, a, red, missing]");
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "missing");
+    red.until_standing("a", 0).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_agents_exclude_and_wake_each_other() -> Result<()> {
+    let red = Red::with(3, &[]).await?;
+    let urls: Vec<_> = red.servers.iter().map(RedisServer::url).collect();
+    let second = agent(&red.main, &urls, &["--poll-max", "1h"]).await?;
+    let (mut one, mut two) = (red.agent.client().await?, second.client().await?);
+    for _ in 0..5 {
+        lock(&mut one, "LOCK a KIND red").await?;
+        assert_eq!(two.call("LOCK a KIND red NOWAIT").await?, Reply::Null);
+        two.send("LOCK a KIND red").await?;
+        eventually("it to listen on all servers", async || {
+            let mut listening = 0;
+            for server in &red.servers {
+                let count =
+                    server.client().await?.call("PUBSUB NUMSUB redisson_lock__channel:{a}").await?;
+                listening += count.items()?[1].int()?;
+            }
+            ensure!(listening == 3, "{listening} of 3");
+            Ok(())
+        })
+        .await;
+        one.call("UNLOCK a").await?.ok()?;
+        // Without the messages it would sleep for most of the lease of thirty seconds.
+        let woken = tokio::time::timeout(Duration::from_secs(10), two.reply()).await??;
+        assert_eq!(woken.field("kind")?.text(), "red");
+        two.call("UNLOCK a").await?.ok()?;
+    }
+    drop(one);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_dead_workers_lock_is_free_on_all_servers() -> Result<()> {
+    let red = Red::with(3, &[]).await?;
+    let mut worker = red.agent.client().await?;
+    lock(&mut worker, "LOCK a KIND red").await?;
+    red.until_standing("a", 3).await;
+    drop(worker);
+    red.until_standing("a", 0).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_without_servers_for_it_says_which_setting_is_missing() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let agent = Agent::start(&redis).await?;
+    let refused = agent.client().await?.call("LOCK a KIND red").await?;
+    assert_error(&refused, "SYNTAX", "--redlock-url");
+    Ok(())
+}

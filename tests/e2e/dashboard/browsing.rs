@@ -1,0 +1,182 @@
+//! Every page in a real browser: by keyboard, in several windows, and open to those who cannot see colours or a screen.
+
+use anyhow::{Context as _, Result, ensure};
+use harness::browser::{self, Browser};
+use harness::{Client, Foreign, eventually, http};
+use serde_json::Value;
+
+use super::Bench;
+
+/// What axe finds that keeps somebody from using a page, as `impact rule target`.
+const AXE: &str =
+    "return axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations
+    .filter((violation) => ['serious', 'critical'].includes(violation.impact))
+    .map((violation) => `${violation.impact} ${violation.id} ${violation.nodes[0].target}`));";
+
+/// The checker that `make deps` installs.
+fn axe() -> Result<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/node_modules/axe-core/axe.min.js");
+    std::fs::read_to_string(path).with_context(|| format!("{path}: `make deps` installs it"))
+}
+
+/// A dashboard that has something to show on every page: a leaked lock, one that is waited for, and a history.
+struct Shown {
+    bench: Bench,
+    _java: Foreign,
+    _waiter: Client,
+    _folder: tempfile::TempDir,
+}
+
+/// Somebody who listens for a lock's release, as those do who wait for it.
+async fn listener(bench: &Bench, name: &str) -> Result<Client> {
+    let mut listener = bench.redis.client().await?;
+    listener.call(&format!("SUBSCRIBE redisson_lock__channel:{{{name}}}")).await?.ok()?;
+    Ok(listener)
+}
+
+impl Shown {
+    async fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let history = folder.path().to_str().context("no UTF-8")?;
+        let mut bench =
+            Bench::with(&["--history-dir", history, "--environment", "test", "--allow-release"])
+                .await?;
+        let mut java = Foreign::connect(&bench.redis).await?;
+        java.lease_ms = 600_000;
+        for name in ["awaited", "plain", "leaked"] {
+            ensure!(java.lock(name).await?, "{name} is taken");
+        }
+        bench.listed("leaked", |_| true).await;
+        bench.direct.call("PERSIST leaked").await?.ok()?;
+        let waiter = listener(&bench, "awaited").await?;
+        bench.listed("awaited", |lock| lock["waiting"] == 1).await;
+        bench.listed("leaked", |lock| lock["problems"][0]["problem"] == "leaked").await;
+        Ok(Self { bench, _java: java, _waiter: waiter, _folder: folder })
+    }
+
+    async fn pages(&self) -> Result<Vec<String>> {
+        let owners = self.bench.dashboard.json("/api/v1/owners").await?;
+        let owner = owners["owners"][0]["id"].as_str().context("no owner")?;
+        let mut pages: Vec<String> =
+            ["/", "/problems", "/owners", "/contention", "/events", "/sources"]
+                .map(str::to_owned)
+                .into();
+        pages.push(format!("/owner?id={owner}"));
+        pages.extend(["leaked", "awaited", "nowhere"].map(|name| format!("/lock?name={name}")));
+        pages.extend(["/release?name=plain", "/?filter=age:x", "/nothing"].map(str::to_owned));
+        Ok(pages)
+    }
+}
+
+#[tokio::test]
+async fn nothing_keeps_anybody_from_using_a_page() -> Result<()> {
+    let shown = Shown::new().await?;
+    let axe = axe()?;
+    let browser = Browser::start().await?;
+    for theme in ["light", "dark"] {
+        browser.open(&shown.bench.dashboard.url("/sources")).await?;
+        browser.run(&format!("localStorage.setItem('theme', '{theme}')")).await?;
+        for page in shown.pages().await? {
+            browser.open(&shown.bench.dashboard.url(&page)).await?;
+            let chosen = browser.run("return document.documentElement.dataset.theme").await?;
+            assert_eq!(chosen, theme, "before the first paint");
+            let found = browser.run(&format!("{axe};{AXE}")).await?;
+            assert_eq!(found, serde_json::json!([]), "{page} in {theme}");
+            let wide = "return document.documentElement.scrollWidth > innerWidth";
+            assert_eq!(browser.run(wide).await?, false, "{page} is wider than the window");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn everything_is_reached_by_keyboard() -> Result<()> {
+    let shown = Shown::new().await?;
+    let browser = Browser::start().await?;
+    let url = |page: &str| shown.bench.dashboard.url(page);
+    browser.open(&url("/?sort=name")).await?;
+    let says = async |script: &str, wanted: Value| {
+        eventually(&format!("{script} to be {wanted}"), async || {
+            let is = browser.run(&format!("return {script}")).await?;
+            ensure!(is == wanted, "{is}");
+            Ok(())
+        })
+        .await;
+    };
+    let focused = "document.activeElement.closest('tr')?.querySelector('.name')?.innerText ?? null";
+    for (key, row) in [("j", "awaited"), ("j", "leaked"), ("j", "plain"), ("k", "leaked")] {
+        browser.press(key).await?;
+        says(focused, row.into()).await;
+    }
+    // Something new that sorts before: nothing moves under whoever is among the rows.
+    let mut java = Foreign::connect(&shown.bench.redis).await?;
+    java.lease_ms = 600_000;
+    ensure!(java.lock("a-new-one").await?, "taken");
+    says("document.getElementById('waiting').hidden", false.into()).await;
+    let first = "document.querySelector('#rows .name').innerText";
+    says(first, "awaited".into()).await;
+    browser.press("a").await?;
+    says(first, "a-new-one".into()).await;
+    says(focused, "leaked".into()).await;
+    browser.press(browser::ENTER).await?;
+    says("location.pathname + document.querySelector('h1').innerText", "/lockleaked".into()).await;
+
+    // Paused: what is missed is counted, and there when it goes on.
+    browser.press("1").await?;
+    says("location.pathname", "/".into()).await;
+    says("document.querySelectorAll('#rows tr').length", 4.into()).await;
+    browser.press("p").await?;
+    ensure!(java.unlock("a-new-one").await?, "released");
+    let label = "document.querySelector('#pause .label').innerText";
+    says(&format!("/^Resume, [1-9]/.test({label})"), true.into()).await;
+    says("document.querySelectorAll('#rows tr').length", 4.into()).await;
+    browser.press("p").await?;
+    says("document.querySelectorAll('#rows tr').length", 3.into()).await;
+    says(label, "Pause".into()).await;
+
+    browser.press("/").await?;
+    says("document.activeElement.id", "filter".into()).await;
+    browser.press(browser::ESCAPE).await?;
+    says("document.activeElement.id", "".into()).await;
+    browser.press("?").await?;
+    says("document.getElementById('keys').open", true.into()).await;
+    browser.press(browser::ESCAPE).await?;
+    says("document.getElementById('keys').open", false.into()).await;
+    browser.press("u").await?;
+    says("document.getElementById('zone').innerText", "Local".into()).await;
+    for (key, page) in [
+        ("2", "/problems"),
+        ("3", "/owners"),
+        ("4", "/contention"),
+        ("5", "/events"),
+        ("6", "/sources"),
+    ] {
+        browser.press(key).await?;
+        says("location.pathname", page.into()).await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn tabs_of_one_page_share_a_stream() -> Result<()> {
+    let bench = Bench::new().await?;
+    let browser = Browser::start().await?;
+    browser.open(&bench.dashboard.url("/")).await?;
+    let first = browser.window().await?;
+    let second = browser.new_window().await?;
+    browser.open(&bench.dashboard.url("/")).await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    ensure!(java.lock("for-both").await?, "taken");
+    for window in [&second, &first] {
+        browser.switch_to(window).await?;
+        eventually("the row in both windows", async || {
+            let text = browser.run("return document.querySelector('#rows').innerText").await?;
+            ensure!(text.as_str().is_some_and(|text| text.contains("for-both")), "{text}");
+            Ok(())
+        })
+        .await;
+    }
+    let metrics = http::get(bench.dashboard.port(), "/metrics").await?.body;
+    assert!(metrics.contains("\nlockscope_dashboard_streams 1\n"), "{metrics}");
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! kill -9: of lockctl, of its guard, of what the command has started.
+
+use anyhow::Result;
+use harness::eventually;
+use rustix::process::{Pid, Signal};
+
+use super::{Desk, guard, is_there, kill, until_gone};
+
+/// Looks again and again: as long as one of them lives, the lock is held.
+async fn held_while_alive(desk: &mut Desk, pids: &[Pid]) -> Result<()> {
+    for pid in pids {
+        eventually("the end of a process", async || {
+            let alive = is_there(*pid);
+            let free = desk.bench.is_free("a").await?;
+            // It may have ended between the two looks.
+            assert!(!(alive && free && is_there(*pid)), "{pid} lives, and its lock is free");
+            anyhow::ensure!(!alive, "{pid} lives");
+            Ok(())
+        })
+        .await;
+    }
+    desk.bench.until_free("a").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn when_lockctl_is_killed_the_lock_stays_until_grandchildren_have_ended() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    // One ends when asked to, after a while; one ignores it; one has left group and session.
+    let script = "sh -c 'trap \"sleep 0.5; exit\" TERM; echo $$ > slow; while :; do sleep 0.05; done' & \
+        sh -c 'trap \"\" TERM; echo $$ > stubborn; while :; do sleep 0.05; done' & \
+        setsid sh -c 'trap \"\" TERM; echo $$ > apart; while :; do sleep 0.05; done' & \
+        echo $$ > shell; wait";
+    let mut run = desk.exec("--kill-after 1s a", script)?;
+    let mut pids = Vec::new();
+    for mark in ["slow", "stubborn", "apart", "shell"] {
+        pids.push(desk.pid(mark).await?);
+    }
+    run.0.kill()?;
+    held_while_alive(&mut desk, &pids).await
+}
+
+#[tokio::test]
+async fn all_that_are_called_lockctl_may_be_killed_at_once() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut run = desk.exec("a", "echo $$ > shell; sleep 600; true")?;
+    let shell = desk.pid("shell").await?;
+    let guard = guard(&run)?;
+    let name = std::fs::read_to_string(format!("/proc/{guard}/comm"))?;
+    assert!(!name.contains("lockctl"), "killall and pkill would hit both: {name}");
+    run.0.kill()?;
+    held_while_alive(&mut desk, &[shell, guard]).await
+}
+
+#[tokio::test]
+async fn when_the_guard_is_killed_so_is_all_that_it_guards() -> Result<()> {
+    let desk = Desk::new().await?;
+    let script = "setsid sh -c 'trap \"\" TERM; echo $$ > apart; while :; do sleep 0.05; done' & \
+        trap '' TERM; echo $$ > shell; while :; do sleep 0.05; done";
+    let mut run = desk.exec("a", script)?;
+    let (shell, apart) = (desk.pid("shell").await?, desk.pid("apart").await?);
+    kill(guard(&run)?)?;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 76, "{said}");
+    assert!(said.contains("lost a: the process that keeps it was ended by signal 9"), "{said}");
+    assert!(!is_there(apart), "gone before lockctl ends");
+    until_gone(shell).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn while_it_waits_a_lockctl_that_is_killed_leaves_nothing() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut other = desk.bench.session().await?;
+    crate::agent::lock(&mut other, "LOCK a").await?;
+    let mut run = desk.exec("a", "touch ran")?;
+    desk.bench.until_waiting("a", 1).await?;
+    let guard = guard(&run)?;
+    run.0.kill()?;
+    desk.bench.until_waiting("a", 0).await?;
+    until_gone(guard).await;
+    other.call("UNLOCK a").await?.ok()?;
+    desk.bench.until_free("a").await;
+    assert!(!desk.path("ran").exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stopped_command_keeps_its_lock() -> Result<()> {
+    let mut desk = Desk::hasty().await?;
+    let mut run = desk.exec("a", "echo $$ > shell; while :; do sleep 0.05; done")?;
+    let shell = desk.pid("shell").await?;
+    rustix::process::kill_process(shell, Signal::STOP)?;
+    let metric = "lockscope_agent_renewals_total";
+    desk.bench.until_metric(metric, &[("outcome", "renewed")], 4.0).await;
+    assert!(!desk.bench.is_free("a").await?);
+    run.0.terminate()?;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 143, "a stopped process goes on so that it can end: {said}");
+    Ok(())
+}

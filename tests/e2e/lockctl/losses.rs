@@ -1,0 +1,168 @@
+//! A lock that is lost while its command runs.
+
+use anyhow::{Result, ensure};
+use harness::eventually;
+
+use super::{Desk, Lockctl, is_there};
+
+/// Works on, tells of TERM, and does not end by it.
+const STUBBORN: &str =
+    "trap 'echo term > term' TERM; echo $$ > shell; while :; do sleep 0.02; done";
+/// Works on, and ends when asked to, in order.
+const ORDERLY: &str =
+    "trap 'echo term > term; exit 0' TERM; echo $$ > shell; while :; do sleep 0.02; done";
+
+async fn started(desk: &Desk, words: &str, script: &str) -> Result<Lockctl> {
+    let run = desk.exec(words, script)?;
+    desk.pid("shell").await?;
+    Ok(run)
+}
+
+#[tokio::test]
+async fn a_lock_that_is_gone_ends_its_command() -> Result<()> {
+    let mut desk = Desk::hasty().await?;
+    let mut run = started(&desk, "--kill-after 1h a", STUBBORN).await?;
+    desk.bench.direct.call("DEL a").await?.ok()?;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 76, "{said}");
+    assert!(said.contains("lost a: it is gone from Redis; ending sh"), "{said}");
+    // Nothing is left of the validity, so nothing is left of the hour.
+    assert!(!is_there(desk.pid("shell").await?));
+    std::fs::remove_file(desk.path("shell"))?;
+    let mut run = started(&desk, "--exit-lost 9 b", ORDERLY).await?;
+    desk.bench.direct.call("DEL b").await?.ok()?;
+    assert_eq!(run.end().await?.0, 9);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lock_of_several_is_enough() -> Result<()> {
+    let mut desk = Desk::hasty().await?;
+    let mut run = started(&desk, "a b c", STUBBORN).await?;
+    desk.bench.direct.call("DEL b").await?.ok()?;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 76, "{said}");
+    assert!(said.contains("lost b: "), "{said}");
+    for name in ["a", "c"] {
+        desk.bench.until_free(name).await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn another_signal_kill_or_nothing_may_be_asked_for() -> Result<()> {
+    let mut desk = Desk::hasty().await?;
+    let mut killed = started(&desk, "--on-lost kill a", STUBBORN).await?;
+    desk.bench.direct.call("DEL a").await?.ok()?;
+    assert_eq!(killed.end().await?.0, 76);
+    assert!(!desk.path("term").exists());
+    let script = "trap 'echo int > int; exit 0' INT; echo $$ > other; while :; do sleep 0.02; done";
+    let mut frozen = desk.exec("--on-lost int b", script)?;
+    desk.pid("other").await?;
+    // Here a grace is left: Redis is only out of reach.
+    desk.bench.redis.process().freeze().await?;
+    assert_eq!(frozen.end().await?.0, 76);
+    assert_eq!(desk.mark("int").await, "int");
+    desk.bench.redis.process().thaw()?;
+    let mut run = desk.exec(
+        "--on-lost ignore c",
+        "echo $$ > third; while ! test -e stop; do sleep 0.02; done; exit 4",
+    )?;
+    desk.pid("third").await?;
+    desk.bench.direct.call("DEL c").await?.ok()?;
+    run.says("goes on without it").await;
+    std::fs::write(desk.path("stop"), "")?;
+    assert_eq!(run.end().await?.0, 4);
+    Ok(())
+}
+
+/// Redis is frozen: the command has a grace, and is gone before anybody else could have the lock.
+#[tokio::test]
+async fn a_command_ends_while_the_lock_is_still_valid() -> Result<()> {
+    let mut desk = Desk::hasty().await?;
+    let mut run = started(&desk, "--kill-after 500ms a", STUBBORN).await?;
+    desk.bench.redis.process().freeze().await?;
+    run.says("a cannot be renewed: valid for another").await;
+    run.says("not renewed in time, valid for another").await;
+    assert_eq!(desk.mark("term").await, "term", "it is asked first");
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 76, "{said}");
+    // The lease has not run out in Redis, which could not be told to release it. Its clock went on while it stood
+    // still: what is left is seen at once when it answers again.
+    desk.bench.redis.process().thaw()?;
+    let left = desk.bench.pttl("a").await?;
+    assert!(left > 0 || left == -2, "{left}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn trouble_that_passes_is_ridden_out() -> Result<()> {
+    let mut desk = Desk::with(&["--lease", "6s"]).await?;
+    let mut run = desk.exec(
+        "--kill-after 100ms a",
+        "echo $$ > shell; while ! test -e stop; do sleep 0.02; done; exit 3",
+    )?;
+    desk.pid("shell").await?;
+    desk.bench.redis.process().freeze().await?;
+    run.says("a cannot be renewed").await;
+    desk.bench.redis.process().thaw()?;
+    run.says("a has been renewed again").await;
+    std::fs::write(desk.path("stop"), "")?;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 3, "{said}");
+    desk.bench.until_free("a").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lease_that_is_too_short_ends_the_command_in_time() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut run = started(&desk, "--lease 1500ms --kill-after 300ms a", STUBBORN).await?;
+    eventually("the command's end while the lock is held", async || {
+        let alive = is_there(desk.pid("shell").await?);
+        let free = desk.bench.is_free("a").await?;
+        assert!(
+            !(alive && free && is_there(desk.pid("shell").await?)),
+            "the command outlives its lease"
+        );
+        ensure!(!alive, "it runs");
+        Ok(())
+    })
+    .await;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 76, "{said}");
+    assert_eq!(desk.mark("term").await, "term");
+    Ok(())
+}
+
+#[tokio::test]
+async fn when_the_agent_is_killed_the_command_has_what_is_left_of_the_lease() -> Result<()> {
+    let mut desk = Desk::hasty().await?;
+    let mut quick =
+        desk.exec("b", "echo $$ > quick; while ! test -e stop; do sleep 0.02; done; exit 3")?;
+    desk.pid("quick").await?;
+    let mut run = started(&desk, "--kill-after 500ms a", STUBBORN).await?;
+    desk.bench.agent.process().kill()?;
+    quick.says("b stays ours for another").await;
+    std::fs::write(desk.path("stop"), "")?;
+    let (code, said) = quick.end().await?;
+    assert_eq!(code, 3, "what is done in time is done: {said}");
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 76, "{said}");
+    assert!(said.contains("the agent has gone; a stays ours for another"), "{said}");
+    assert_eq!(desk.mark("term").await, "term");
+    assert!(!is_there(desk.pid("shell").await?));
+    Ok(())
+}
+
+#[tokio::test]
+async fn when_the_agent_ends_the_command_has_what_is_left_of_the_lease() -> Result<()> {
+    let mut desk = Desk::with(&["--lease", "3s", "--drain-timeout", "200ms"]).await?;
+    let mut run = started(&desk, "--kill-after 500ms a", STUBBORN).await?;
+    desk.bench.agent.process().terminate()?;
+    run.says("a: the agent ends; a stays ours for another").await;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 76, "{said}");
+    assert_eq!(desk.mark("term").await, "term");
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! lockctl as people and scripts run it: real agents, real commands, real terminals.
+
+mod deaths;
+mod environment;
+mod losses;
+mod signals;
+mod statuses;
+mod terminal;
+mod views;
+mod waits;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Process, eventually, process, programs};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::agent::Bench;
+
+/// An agent, and a folder in which commands leave marks.
+struct Desk {
+    bench: Bench,
+    folder: TempDir,
+}
+
+/// A lockctl that runs, with what it says on both outputs in one file.
+struct Lockctl(Process);
+
+impl Desk {
+    async fn new() -> Result<Self> {
+        Self::with(&[]).await
+    }
+
+    /// An agent whose leases are short, so that they end within a test.
+    async fn hasty() -> Result<Self> {
+        Self::with(&["--lease", "3s"]).await
+    }
+
+    async fn with(flags: &[&str]) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("lockctl-").tempdir()?;
+        Ok(Self { bench: Bench::with(flags).await?, folder })
+    }
+
+    /// `lockctl` with these arguments, in the folder.
+    fn command(&self, args: &[&str]) -> Result<Command> {
+        command(&self.bench.agent.socket(), self.folder.path(), args)
+    }
+
+    /// Starts `lockctl exec` with these words, and behind the dashes a shell that runs `script`.
+    fn exec(&self, words: &str, script: &str) -> Result<Lockctl> {
+        let words = ["exec"].into_iter().chain(words.split_whitespace());
+        let args: Vec<&str> = words.chain(["--", "sh", "-c", script]).collect();
+        self.spawn(self.command(&args)?)
+    }
+
+    fn spawn(&self, command: Command) -> Result<Lockctl> {
+        let log = tempfile::Builder::new().prefix("log-").tempfile_in(self.folder.path())?;
+        let (_, path) = log.keep()?;
+        Ok(Lockctl(Process::spawn("lockctl", command, &path, None)?))
+    }
+
+    fn path(&self, mark: &str) -> PathBuf {
+        self.folder.path().join(mark)
+    }
+
+    /// Waits for a command to leave this mark, and gives what is in it: a whole line at least.
+    async fn mark(&self, mark: &str) -> String {
+        let path = self.path(mark);
+        eventually(mark, async || {
+            let text = std::fs::read_to_string(&path)?;
+            ensure!(text.ends_with('\n'), "not written yet");
+            Ok(text.trim_end().to_owned())
+        })
+        .await
+    }
+
+    /// Waits for the pid that a command has left.
+    async fn pid(&self, mark: &str) -> Result<Pid> {
+        let pid = self.mark(mark).await;
+        Pid::from_raw(pid.parse()?).context("pid 0")
+    }
+}
+
+impl Lockctl {
+    /// Waits for the end, and gives the exit status with all that was said.
+    async fn end(&mut self) -> Result<(i32, String)> {
+        let status = self.0.end().await;
+        let code = status.code().with_context(|| format!("{status}:\n{}", self.0.log()))?;
+        Ok((code, self.0.log()))
+    }
+
+    /// Waits until it has said that.
+    async fn says(&self, words: &str) {
+        eventually(words, async || {
+            let log = self.0.log();
+            ensure!(log.contains(words), "it said: {log}");
+            Ok(())
+        })
+        .await;
+    }
+}
+
+fn command(socket: &Path, folder: &Path, args: &[&str]) -> Result<Command> {
+    let mut command = process::command(&programs::path("lockctl")?);
+    command.current_dir(folder).env("LOCKSCOPE_SOCKET", socket).args(args);
+    Ok(command)
+}
+
+/// Whether this process lives: one that has died, and that nobody has waited for yet, does not.
+fn is_there(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+async fn until_gone(pid: Pid) {
+    eventually("the end of a process", async || {
+        ensure!(!is_there(pid), "pid {pid} is still there");
+        Ok(())
+    })
+    .await;
+}
+
+/// The pids of what that process has started, itself not.
+fn children(pid: Pid) -> Result<Vec<Pid>> {
+    let mut found = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let children = std::fs::read_to_string(task?.path().join("children"))?;
+        for child in children.split_whitespace() {
+            found.push(Pid::from_raw(child.parse()?).context("pid 0")?);
+        }
+    }
+    Ok(found)
+}
+
+/// The guard of this lockctl.
+fn guard(lockctl: &Lockctl) -> Result<Pid> {
+    let own = Pid::from_raw(i32::try_from(lockctl.0.pid())?).context("pid 0")?;
+    children(own)?.first().copied().context("it has no guard")
+}
+
+fn kill(pid: Pid) -> Result<()> {
+    Ok(kill_process(pid, Signal::KILL)?)
+}

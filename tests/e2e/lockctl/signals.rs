@@ -1,0 +1,91 @@
+//! Signals reach all that a command has started.
+
+use anyhow::Result;
+use rustix::process::Signal;
+
+use super::{Desk, is_there, until_gone};
+
+/// A shell that waits for a shell that works, as wrappers do.
+const WRAPPED: &str = "sh -c 'trap \"echo usr1 > usr1\" USR1; trap \"echo hup > hup; exit 3\" HUP; echo $$ > worker; \
+    while :; do sleep 0.05; done'; echo $? > inner";
+
+#[tokio::test]
+async fn signals_reach_the_worker_behind_a_wrapper() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut run = desk.exec("a", &format!("trap : USR1; trap 'exit 4' HUP; {WRAPPED}"))?;
+    let worker = desk.pid("worker").await?;
+    run.0.signal(Signal::USR1)?;
+    assert_eq!(desk.mark("usr1").await, "usr1");
+    assert!(is_there(worker));
+    run.0.signal(Signal::HUP)?;
+    assert_eq!(desk.mark("hup").await, "hup");
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 4, "{said}");
+    assert!(!is_there(worker), "the worker has ended before the lock was released");
+    assert!(desk.bench.is_free("a").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_wrapper_that_dies_first_releases_nothing() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    // The worker takes its time; its shell does not wait for it.
+    let worker = "sh -c 'trap \"sleep 0.7; echo done > done; exit\" TERM; echo $$ > worker; while :; do sleep 0.05; done'";
+    let mut run = desk.exec("a", &format!("{worker} & wait"))?;
+    let worker = desk.pid("worker").await?;
+    run.0.terminate()?;
+    while is_there(worker) {
+        assert!(
+            !desk.bench.is_free("a").await? || !is_there(worker),
+            "released while the worker runs"
+        );
+    }
+    assert_eq!(run.end().await?.0, 143);
+    assert_eq!(desk.mark("done").await, "done", "it was given its time");
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_does_not_end_is_killed_after_the_time_given() -> Result<()> {
+    let desk = Desk::new().await?;
+    let stubborn = "sh -c 'trap \"\" TERM; echo $$ > worker; while :; do sleep 0.05; done'";
+    let mut run = desk.exec("--kill-after 300ms a", &format!("{stubborn} & wait"))?;
+    let worker = desk.pid("worker").await?;
+    run.0.terminate()?;
+    assert_eq!(run.end().await?.0, 143);
+    until_gone(worker).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_ended_by_itself_may_leave_something_running() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut run = desk.exec("a", "sleep 600 & echo $! > daemon; exit 5")?;
+    assert_eq!(run.end().await?.0, 5);
+    let daemon = desk.pid("daemon").await?;
+    assert!(is_there(daemon), "a service that a command starts is not its business");
+    assert!(desk.bench.is_free("a").await?);
+    super::kill(daemon)
+}
+
+#[tokio::test]
+async fn what_is_ignored_stays_ignored() -> Result<()> {
+    let desk = Desk::new().await?;
+    let lockctl = super::programs::path("lockctl")?;
+    let script = format!(
+        "trap '' HUP; exec {} exec a -- sh -c 'echo $$ > worker; read line; exit 6' < fifo",
+        lockctl.display()
+    );
+    let mut command = super::process::command(std::path::Path::new("/bin/sh"));
+    command.current_dir(desk.folder.path()).env("LOCKSCOPE_SOCKET", desk.bench.agent.socket());
+    command.args(["-c", &format!("mkfifo fifo; exec 3<>fifo; {script}")]);
+    let mut run = desk.spawn(command)?;
+    let worker = desk.pid("worker").await?;
+    run.0.signal(Signal::HUP)?;
+    // A signal that is passed on comes before the next.
+    run.0.signal(Signal::WINCH)?;
+    assert!(is_there(worker));
+    std::fs::write(desk.path("fifo"), "go on\n")?;
+    assert_eq!(run.end().await?.0, 6, "as under nohup");
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! Exit statuses: the command's own, as a shell has them, and lockctl's.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::Desk;
+use crate::agent::lock;
+
+#[tokio::test]
+async fn the_commands_status_is_lockctls() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    for (script, status) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("exit 255", 255),
+        ("kill -TERM $$", 143),
+        ("kill -KILL $$", 137),
+        ("kill -SEGV $$", 139),
+    ] {
+        let (code, said) = desk.exec("a", script)?.end().await?;
+        assert_eq!(code, status, "{script}: {said}");
+        assert!(desk.bench.is_free("a").await?, "{script}: released before lockctl ends");
+    }
+    let run = |args: &[&str]| desk.spawn(desk.command(args)?);
+    let (code, said) = run(&["exec", "a", "--", "no-such-command-here"])?.end().await?;
+    assert_eq!(code, 127, "{said}");
+    assert!(said.contains("cannot run no-such-command-here: No such file"), "{said}");
+    let (code, said) = run(&["exec", "a", "--", "/etc/passwd"])?.end().await?;
+    assert_eq!(code, 126, "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_not_had_is_told_apart_from_what_failed() -> Result<()> {
+    let desk = Desk::new().await?;
+    let mut other = desk.bench.session().await?;
+    other.call("CLIENT SETNAME nightly-report").await?.ok()?;
+    lock(&mut other, "LOCK a").await?;
+    for words in ["--try a", "--wait 50ms a", "--wait 0.05 free a"] {
+        let (code, said) = desk.exec(words, "touch ran")?.end().await?;
+        assert_eq!(code, 75, "{words}: {said}");
+        let us = std::process::id();
+        assert!(said.contains("gave up on"), "{words}: {said}");
+        assert!(
+            said.contains(&format!("a is held by nightly-report (pid {us}, user ")),
+            "{words}: {said}"
+        );
+        assert!(said.contains("its time to live is 2"), "{words}: {said}");
+    }
+    let (code, said) = desk.exec("--quiet --try --exit-timeout 1 a", "touch ran")?.end().await?;
+    assert_eq!(code, 1, "{said}");
+    assert!(!said.contains("held by"), "{said}");
+    // Nothing of what could be had is kept either.
+    assert_eq!(desk.exec("--try free", "exit 0")?.end().await?.0, 0);
+    assert!(!desk.path("ran").exists(), "a command ran without its lock");
+    Ok(())
+}
+
+#[tokio::test]
+async fn refusals_have_statuses_of_their_own() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    desk.bench.direct.call("SET text x").await?.ok()?;
+    for (words, status, sentence) in [
+        ("text", 65, "(WRONGTYPE)"),
+        ("twice twice", 64, "(SYNTAX)"),
+        ("--socket /nowhere/agent.sock a", 69, "no agent answers at /nowhere/agent.sock"),
+        ("--socket /nowhere/agent.sock --exit-no-agent 3 a", 3, "no agent answers"),
+        ("--nonsense a", 64, "--nonsense"),
+        ("--wait soon a", 64, "expected a duration such as 500ms"),
+        ("--on-lost sleep a", 64, "expected term, kill, ignore"),
+        ("--exit-usage 2 --nonsense a", 2, "--nonsense"),
+    ] {
+        let (code, said) = desk.exec(words, "touch ran")?.end().await?;
+        assert_eq!(code, status, "{words}: {said}");
+        assert!(said.contains(sentence), "{words}: {said}");
+    }
+    let (code, said) = desk.spawn(desk.command(&["exec", "a"])?)?.end().await?;
+    assert!(code == 64 && said.contains("COMMAND"), "{code}: {said}");
+    assert_eq!(desk.spawn(desk.command(&["--help"])?)?.end().await?.0, 0);
+    let mut guard = Command::new(super::programs::path("lockctl")?);
+    let output = guard.arg0("lockctl-guard").args(["exec", "a", "--", "touch", "ran"]).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(64), "{said}");
+    assert!(said.contains("is started by `lockctl exec` alone"), "{said}");
+    assert!(!desk.path("ran").exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_redis_a_command_is_not_run() -> Result<()> {
+    let mut desk = Desk::hasty().await?;
+    desk.bench.redis.process().freeze().await?;
+    let (code, said) = desk.exec("--wait 200ms a", "touch ran")?.end().await?;
+    assert_eq!(code, 69, "{said}");
+    assert!(said.contains("(UNAVAILABLE)"), "{said}");
+    assert!(!desk.path("ran").exists());
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! lockctl in a real terminal, under a shell with job control.
+
+use anyhow::{Context as _, Result};
+use harness::process::on_path;
+use harness::{Process, eventually};
+
+use super::{Desk, process, programs};
+
+/// Runs an interactive bash in a terminal of its own, types what comes in line by line, and shows what bash shows.
+/// `^C` and `^Z` by themselves are typed as these keys.
+const TERMINAL: &str = r#"
+import os, pty, select, sys
+pid, master = pty.fork()
+if pid == 0:
+    os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+keys = {b"^C": b"\x03", b"^Z": b"\x1a"}
+pending = b""
+while True:
+    ready, _, _ = select.select([0, master], [], [])
+    if master in ready:
+        try:
+            shown = os.read(master, 4096)
+        except OSError:
+            break
+        os.write(1, shown)
+    if 0 in ready:
+        typed = os.read(0, 4096)
+        if not typed:
+            break
+        pending += typed
+        while b"\n" in pending:
+            line, pending = pending.split(b"\n", 1)
+            os.write(master, keys.get(line, line + b"\n"))
+"#;
+
+struct Terminal {
+    process: Process,
+    keys: std::process::ChildStdin,
+    log: std::path::PathBuf,
+}
+
+impl Terminal {
+    fn open(desk: &Desk) -> Result<Self> {
+        let python = on_path("python3").context("no python3")?;
+        let mut command = process::command(&python);
+        let lockctl = programs::path("lockctl")?;
+        command
+            .args(["-c", TERMINAL])
+            .current_dir(desk.folder.path())
+            .env("PS1", "$ ")
+            .env("TERM", "dumb");
+        command.env("LOCKSCOPE_SOCKET", desk.bench.agent.socket()).env("L", lockctl);
+        let log = desk.path("screen");
+        let mut process = Process::spawn_piped("terminal", command, &desk.path("terminal.log"))?;
+        let mut shown = process.take_stdout().context("no output")?;
+        let mut file = std::fs::File::create(&log)?;
+        std::thread::spawn(move || std::io::copy(&mut shown, &mut file));
+        let keys = process.take_stdin().context("no input")?;
+        Ok(Self { process, keys, log })
+    }
+
+    fn types(&mut self, line: &str) -> Result<()> {
+        use std::io::Write as _;
+        Ok(writeln!(self.keys, "{line}")?)
+    }
+
+    async fn shows(&self, words: &str) {
+        eventually(words, async || {
+            let screen = std::fs::read(&self.log)?;
+            let screen = String::from_utf8_lossy(&screen);
+            anyhow::ensure!(screen.contains(words), "the screen: {screen}");
+            Ok(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn the_command_has_the_terminal_and_gives_it_back() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut terminal = Terminal::open(&desk)?;
+    // It reads from the terminal, which only the foreground may.
+    terminal.types("$L exec a -- sh -c 'echo $$ > shell; read word < /dev/tty; echo got:$word:got'; echo status:$?:one")?;
+    desk.mark("shell").await;
+    terminal.types("hello")?;
+    terminal.shows("got:hello:got").await;
+    terminal.shows("status:0:one").await;
+    // The shell has it again.
+    terminal.types("echo back:$((6*7)):back")?;
+    terminal.shows("back:42:back").await;
+    terminal.types("$L exec a -- sh -c 'sh -c \"echo \\$\\$ > second; exec sleep 600\"; true'; echo status:$?:two")?;
+    // A shell that has not started the sleeper yet would take the key for itself.
+    let second = desk.pid("second").await?;
+    terminal.types("^C")?;
+    super::until_gone(second).await;
+    terminal.shows("status:130:two").await;
+    assert!(desk.bench.is_free("a").await?);
+    terminal.process.kill()
+}
+
+#[tokio::test]
+async fn ctrl_z_gives_the_shell_back_and_fg_goes_on() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut terminal = Terminal::open(&desk)?;
+    terminal
+        .types("$L exec a -- sh -c 'echo $$ > shell; read word < /dev/tty; echo got:$word:got'")?;
+    desk.mark("shell").await;
+    terminal.types("^Z")?;
+    terminal.shows("Stopped").await;
+    terminal.types("echo shell:$((6*7)):shell")?;
+    terminal.shows("shell:42:shell").await;
+    assert!(!desk.bench.is_free("a").await?, "a stopped command keeps its lock");
+    terminal.types("fg")?;
+    // Once it goes on, it is in the foreground: what is typed is read by it.
+    let shell = desk.pid("shell").await?;
+    eventually("the command to go on in the foreground", async || {
+        let stat = std::fs::read_to_string(format!("/proc/{shell}/stat"))?;
+        let fields: Vec<&str> = stat.rsplit(") ").next().context("no stat")?.split(' ').collect();
+        anyhow::ensure!(fields[0] != "T" && fields[2] == fields[5], "{stat}");
+        Ok(())
+    })
+    .await;
+    terminal.types("again")?;
+    terminal.shows("got:again:got").await;
+    desk.bench.until_free("a").await;
+    terminal.process.kill()
+}
+
+#[tokio::test]
+async fn in_the_background_it_leaves_the_terminal_alone() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut terminal = Terminal::open(&desk)?;
+    terminal.types(
+        "$L exec a -- sh -c 'echo $$ > shell; while ! test -e stop; do sleep 0.02; done; exit 5' &",
+    )?;
+    desk.mark("shell").await;
+    terminal.types("echo shell:$((6*7)):shell")?;
+    terminal.shows("shell:42:shell").await;
+    terminal.types("touch stop; wait %1; echo status:$?:bg")?;
+    terminal.shows("status:5:bg").await;
+    desk.bench.until_free("a").await;
+    terminal.process.kill()
+}

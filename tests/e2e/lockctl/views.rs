@@ -1,0 +1,242 @@
+//! Looking at locks, and what operators do to them.
+
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Process, eventually};
+use serde_json::Value;
+
+use super::{Desk, is_there};
+use crate::agent::{holder, lock};
+
+/// Runs it to its end: the status, and what it printed on standard output and standard error.
+fn run(desk: &Desk, args: &[&str]) -> Result<(i32, String, String)> {
+    let output = desk.command(args)?.stdin(Stdio::null()).output()?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok((output.status.code().context("a signal")?, text(&output.stdout), text(&output.stderr)))
+}
+
+fn json(desk: &Desk, args: &[&str]) -> Result<Value> {
+    let (status, out, err) = run(desk, args)?;
+    ensure!(status == 0, "{args:?}: {status}: {err}");
+    Ok(serde_json::from_str(&out)?)
+}
+
+#[tokio::test]
+async fn the_list_tells_who_holds_and_who_waits() -> Result<()> {
+    let desk = Desk::new().await?;
+    let mut one = desk.bench.session().await?;
+    one.call("CLIENT SETNAME nightly").await?.ok()?;
+    lock(&mut one, "LOCK orders:1").await?;
+    one.call_args(&["LOCK", "bad\u{1b}[2Jname"]).await?.ok()?;
+    let mut two = desk.bench.session().await?;
+    two.send("LOCK orders:1").await?;
+    desk.bench.until_waiting("orders:1", 1).await?;
+    let (status, out, _) = run(&desk, &["ls"])?;
+    assert_eq!(status, 0);
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(lines[0].starts_with("LOCK") && lines[0].ends_with("WHO"), "{out}");
+    assert!(lines.len() == 4 && !out.contains('\u{1b}'), "{out:?}");
+    assert!(lines[1].contains("held") && lines[1].ends_with("nightly"), "the oldest first: {out}");
+    let rows = json(&desk, &["ls", "--json", "orders:*"])?;
+    let rows = rows.as_array().context("a list")?;
+    let states: Vec<_> = rows.iter().map(|row| row["state"].as_str()).collect();
+    assert_eq!(states, [Some("held"), Some("waiting")]);
+    assert_eq!(rows[0]["pid"], std::process::id());
+    // More than one page.
+    for n in 0..1100 {
+        one.send(&format!("LOCK many:{n}")).await?;
+    }
+    for _ in 0..1100 {
+        one.reply().await?.ok()?;
+    }
+    assert_eq!(json(&desk, &["ls", "--json", "many:*"])?.as_array().map(Vec::len), Some(1100));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lock_is_shown_as_redis_has_it() -> Result<()> {
+    let desk = Desk::new().await?;
+    let mut one = desk.bench.session().await?;
+    let held = holder(&lock(&mut one, "LOCK a KIND fenced").await?)?;
+    lock(&mut one, "LOCK a KIND fenced").await?;
+    let (status, out, _) = run(&desk, &["show", "a"])?;
+    assert_eq!(status, 0);
+    let us = std::process::id();
+    for words in [
+        &format!("held by  {held}, 2 times"),
+        "ttl      29",
+        "token    1",
+        &format!("(pid {us}, user "),
+    ] {
+        assert!(out.contains(words), "`{words}` is not in {out}");
+    }
+    let shown = json(&desk, &["show", "--json", "a"])?;
+    assert_eq!((&shown["holders"][0]["holder"], &shown["token"]), (&held.into(), &1.into()));
+    assert_eq!(run(&desk, &["show", "b"])?.1, "b is free\n");
+    assert_eq!(json(&desk, &["show", "--json", "b"])?, Value::Null);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_status_says_whether_locks_are_to_be_had() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut one = desk.bench.session().await?;
+    lock(&mut one, "LOCK a").await?;
+    let status = json(&desk, &["status", "--json"])?;
+    assert_eq!((&status["pid"], &status["holds"]), (&desk.bench.agent.pid().into(), &1.into()));
+    assert_eq!((&status["redis_up"], &status["draining"]), (&true.into(), &false.into()));
+    desk.bench.redis.process().kill()?;
+    eventually("the status to tell that Redis is gone", async || {
+        let (status, out, _) = run(&desk, &["status"])?;
+        ensure!(status == 69 && out.contains("redis up  no"), "{status}: {out}");
+        Ok(())
+    })
+    .await;
+    desk.bench.agent.process().kill()?;
+    let (status, _, err) = run(&desk, &["status"])?;
+    assert!(status == 69 && err.contains("no agent answers at "), "{status}: {err}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn changes_are_lines_where_nobody_looks() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let log = desk.path("watched");
+    let file = std::fs::File::create(&log)?;
+    let command = desk.command(&["watch", "--interval", "100ms", "orders:*"])?;
+    let mut watch = Process::spawn("watch", command, &desk.path("watch.log"), Some(file.into()))?;
+    let lines = || -> Result<Vec<String>> {
+        let text = std::fs::read_to_string(&log)?;
+        Ok(text.lines().filter_map(|line| Some(line.split_once(' ')?.1.to_owned())).collect())
+    };
+    let tells = async |start: &str| {
+        eventually(start, async || {
+            let lines = lines()?;
+            ensure!(lines.iter().any(|line| line.starts_with(start)), "{lines:?}");
+            Ok(())
+        })
+        .await;
+    };
+    let mut one = desk.bench.session().await?;
+    lock(&mut one, "LOCK orders:1").await?;
+    lock(&mut one, "LOCK other").await?;
+    tells("held orders:1 lock pid=").await;
+    one.call("UNLOCK orders:1").await?.ok()?;
+    tells("released orders:1 lock pid=").await;
+    // An agent that is started anew is found again.
+    desk.bench.agent.restart().await?;
+    let mut one = desk.bench.session().await?;
+    lock(&mut one, "LOCK orders:2").await?;
+    tells("held orders:2 lock pid=").await;
+    assert_eq!(lines()?.len(), 3, "each change once: {:?}", lines()?);
+    watch.kill()
+}
+
+#[tokio::test]
+async fn a_lock_is_released_by_force_only_as_it_was_seen() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut run_under = desk.exec("a", "echo $$ > shell; while :; do sleep 0.05; done")?;
+    let shell = desk.pid("shell").await?;
+    let held = desk.bench.holders("a").await?[0].0.clone();
+    let (status, _, err) = run(&desk, &["unlock", "a"])?;
+    assert!(status == 64 && err.contains("--force"), "{status}: {err}");
+    let other = "11111111-2222-3333-4444-555555555555:42";
+    let (status, _, err) = run(&desk, &["unlock", "--force", "--holder", other, "a"])?;
+    assert!(status == 65 && err.contains(&held), "{status}: {err}");
+    assert!(is_there(shell) && !desk.bench.is_free("a").await?);
+    let mut next = desk.bench.session().await?;
+    next.send("LOCK a").await?;
+    desk.bench.until_waiting("a", 1).await?;
+    let (status, out, err) = run(&desk, &["unlock", "--force", "--holder", &held, "a"])?;
+    assert_eq!((status, out.as_str()), (0, "released a, holders: 1\n"), "{err}");
+    next.reply().await?.ok()?;
+    let (status, said) = run_under.end().await?;
+    assert!(status == 76 && said.contains("lost a: an operator released it"), "{status}: {said}");
+    assert!(!is_there(shell));
+    // Whoever holds it; also one that no agent knows.
+    desk.bench.direct.call(&format!("HSET b {other} 1")).await?.ok()?;
+    assert_eq!(json(&desk, &["unlock", "--force", "--json", "b"])?["released"], 1);
+    assert!(desk.bench.is_free("b").await?);
+    assert_eq!(run(&desk, &["unlock", "--force", "b"])?.1, "b is free\n");
+    desk.bench.direct.call("SET text x").await?.ok()?;
+    assert_eq!(run(&desk, &["unlock", "--force", "text"])?.0, 65);
+    assert!(!desk.bench.is_free("text").await? || desk.bench.pttl("text").await? == -1);
+    let log = desk.bench.agent.process().log();
+    let audit =
+        log.lines().find(|line| line.contains("released a lock by force")).context(log.clone())?;
+    for words in ["\"lock.name\":\"a\"", &held, "\"by.uid\":", "\"by.comm\":\"lockctl\""] {
+        assert!(audit.contains(words), "`{words}` is not in {audit}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_session_is_ended_with_its_locks_and_told() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut worker = desk.bench.agent.client3().await?;
+    let session = worker.call("SESSION PUSH on").await?.ok()?.field("id")?.text();
+    lock(&mut worker, "LOCK a").await?;
+    let rows = json(&desk, &["ls", "--json"])?;
+    assert_eq!(rows[0]["session"], session.as_str());
+    let (status, out, err) = run(&desk, &["kick", &session])?;
+    assert_eq!((status, out), (0, format!("ended {session}, locks released: 1\n")), "{err}");
+    assert_eq!(worker.push().await?, ["lock-lost", "a", "lock", "forced"]);
+    assert!(worker.until_closed().await?.is_empty());
+    desk.bench.until_free("a").await;
+    let (status, _, err) = run(&desk, &["kick", &session])?;
+    assert!(status == 65 && err.contains("no such session"), "{status}: {err}");
+    let metrics = desk.bench.agent.metrics().await?;
+    assert!(metrics.sum("lockscope_agent_lost_holds_total", &[("reason", "forced")]) >= 1.0);
+    assert!(desk.bench.agent.process().log().contains("an operator has ended a session"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn others_are_no_operators() -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    if !rustix::process::geteuid().is_root() {
+        // Only root can be somebody else.
+        return Ok(());
+    }
+    let mut desk = Desk::with(&["--socket-mode", "0666", "--world-writable-socket"]).await?;
+    std::fs::set_permissions(desk.bench.agent.folder(), std::fs::Permissions::from_mode(0o755))?;
+    let mut worker = desk.bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    let lockctl = desk.path("lockctl");
+    std::fs::copy(super::programs::path("lockctl")?, &lockctl)?;
+    std::fs::set_permissions(desk.folder.path(), std::fs::Permissions::from_mode(0o755))?;
+    let session =
+        json(&desk, &["ls", "--json"])?[0]["session"].as_str().context("no session")?.to_owned();
+    for args in [&["unlock", "--force", "a"][..], &["kick", &session]] {
+        let mut command = super::process::command(std::path::Path::new("/usr/bin/setpriv"));
+        command
+            .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+            .arg(&lockctl)
+            .args(args);
+        let output = command.env("LOCKSCOPE_SOCKET", desk.bench.agent.socket()).output()?;
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(77), "{args:?}: {err}");
+        assert!(err.contains("you are user 65534"), "{err}");
+    }
+    assert!(!desk.bench.is_free("a").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn completions_and_the_manual_know_every_verb() -> Result<()> {
+    let desk = Desk::new().await?;
+    let verbs = ["exec", "ls", "show", "status", "watch", "unlock", "kick", "completions", "man"];
+    let (status, page, _) = run(&desk, &["man"])?;
+    assert_eq!(status, 0);
+    for verb in verbs {
+        assert!(page.contains(&format!(".SH LOCKCTL {}\n", verb.to_uppercase())), "{verb}: {page}");
+    }
+    assert!(page.contains(r"\-\-kill\-after") && page.contains("Exit status"), "{page}");
+    for shell in ["bash", "zsh", "fish"] {
+        let (status, script, _) = run(&desk, &["completions", shell])?;
+        assert_eq!(status, 0);
+        assert!(verbs.iter().all(|verb| script.contains(verb)), "{shell}");
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! Waiting for a lock, or for several.
+
+use anyhow::Result;
+use rustix::process::Signal;
+
+use super::Desk;
+use crate::agent::lock;
+
+#[tokio::test]
+async fn who_waits_is_told_for_whom_and_may_wait_for_hours() -> Result<()> {
+    let desk = Desk::new().await?;
+    let mut other = desk.bench.session().await?;
+    lock(&mut other, "LOCK a").await?;
+    let mut run = desk.exec("--wait 100h a", "exit 3")?;
+    run.says("waiting for a\n").await;
+    run.says("a is held by ").await;
+    let us = std::process::id();
+    run.says(&format!("(pid {us}, user ")).await;
+    run.says("its time to live is ").await;
+    other.call("UNLOCK a").await?.ok()?;
+    assert_eq!(run.end().await?.0, 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn holders_elsewhere_are_told_by_their_ids() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let holder = "11111111-2222-3333-4444-555555555555:42";
+    desk.bench.direct.call(&format!("HSET a {holder} 1")).await?.ok()?;
+    let (code, said) = desk.exec("--try a", "true")?.end().await?;
+    assert_eq!(code, 75);
+    assert!(said.contains(&format!("a is held by {holder}; it has no time to live")), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_wait_ends_by_a_signal() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut other = desk.bench.session().await?;
+    lock(&mut other, "LOCK a").await?;
+    for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let mut run = desk.exec("a", "touch ran")?;
+        desk.bench.until_waiting("a", 1).await?;
+        run.0.signal(signal)?;
+        assert_eq!(run.end().await?.0, status);
+        desk.bench.until_waiting("a", 0).await?;
+    }
+    other.call("UNLOCK a").await?.ok()?;
+    desk.bench.until_free("a").await;
+    assert!(!desk.path("ran").exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn several_locks_are_taken_together_in_whatever_order() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let script =
+        "echo x >> inside; test $(wc -l < inside) = 1 || echo two > clash; sleep 0.02; : > inside";
+    let mut runs = Vec::new();
+    for words in ["a b c", "c b a", "b a", "c a", "a b", "b c a"] {
+        runs.push(desk.exec(words, script)?);
+    }
+    for run in &mut runs {
+        let (code, said) = run.end().await?;
+        assert_eq!(code, 0, "{said}");
+    }
+    assert!(!desk.path("clash").exists(), "two were inside at once");
+    for name in ["a", "b", "c"] {
+        assert!(desk.bench.is_free(name).await?);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn readers_share_and_a_writer_waits() -> Result<()> {
+    let desk = Desk::new().await?;
+    let wait = |mark: &str| format!("echo in > {mark}; while ! test -e stop; do sleep 0.02; done");
+    let mut one = desk.exec("--kind read a", &wait("one"))?;
+    let mut two = desk.exec("--kind read a", &wait("two"))?;
+    desk.mark("one").await;
+    desk.mark("two").await;
+    assert_eq!(desk.exec("--try --kind write a", "true")?.end().await?.0, 75);
+    std::fs::write(desk.path("stop"), "")?;
+    assert_eq!((one.end().await?.0, two.end().await?.0), (0, 0));
+    assert_eq!(desk.exec("--kind write a", "exit 0")?.end().await?.0, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_is_started_anew_is_waited_for() -> Result<()> {
+    let mut desk = Desk::with(&["--lease", "1s"]).await?;
+    let holder = "11111111-2222-3333-4444-555555555555:42";
+    desk.bench.direct.call(&format!("HSET a {holder} 1")).await?.ok()?;
+    let mut run = desk.exec("a", "exit 3")?;
+    desk.bench.until_waiting("a", 1).await?;
+    desk.bench.agent.restart().await?;
+    desk.bench.until_waiting("a", 1).await?;
+    desk.bench.direct.call("DEL a").await?.ok()?;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 3, "{said}");
+    Ok(())
+}

@@ -1,0 +1,292 @@
+//! Traces, as OpenTelemetry's own protobuf service receives them from agents and dashboards.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::otlp::SeenSpan;
+use harness::{
+    Agent, Client, Process, RedisServer, SpanReceiver, dashboard, eventually, http, redis,
+};
+use tokio::net::TcpListener;
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const WORKER: &str = "b7ad6b7169203331";
+const SPANS: &str = "lockscope_agent_trace_spans_total";
+
+/// What makes an agent send its spans there, soon.
+fn sending<'a>(endpoint: &'a str, protocol: &'a str) -> [(&'a str, &'a str); 3] {
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
+        ("OTEL_BSP_SCHEDULE_DELAY", "50"),
+    ]
+}
+
+/// Waits for a span of that name about that lock that is so.
+async fn span(
+    receiver: &SpanReceiver,
+    name: &str,
+    lock: &str,
+    is: impl Fn(&SeenSpan) -> bool,
+) -> SeenSpan {
+    eventually(&format!("{name} of {lock}"), async || {
+        let spans = receiver.about(name, lock);
+        spans.iter().find(|span| is(span)).cloned().with_context(|| format!("{spans:#?}"))
+    })
+    .await
+}
+
+/// The names of the calls of Redis that are a part of a span.
+fn calls_of(receiver: &SpanReceiver, parent: &SeenSpan) -> BTreeSet<String> {
+    let spans = receiver.spans();
+    let calls = spans.iter().filter(|span| span.parent == parent.id && span.kind == 3);
+    calls.map(|span| span.attribute("db.stored_procedure.name").to_owned()).collect()
+}
+
+async fn ok(client: &mut Client, words: &str) -> Result<()> {
+    client.call(words).await?.ok()?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_workers_trace_goes_through_wait_and_hold_by_either_protocol() -> Result<()> {
+    let receiver = SpanReceiver::start().await?;
+    for (endpoint, protocol) in [(receiver.grpc(), "grpc"), (receiver.http(), "http/protobuf")] {
+        let redis = RedisServer::start().await?;
+        let mut variables = sending(&endpoint, protocol).to_vec();
+        variables.push(("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test"));
+        let agent = Agent::in_environment(&redis, &[], &variables).await?;
+        let lock = format!("orders:{}", protocol.len());
+        let (mut first, mut second) = (agent.client().await?, agent.client().await?);
+        ok(&mut first, &format!("LOCK {lock} TRACEPARENT 00-{TRACE}-{WORKER}-01")).await?;
+        ok(&mut first, &format!("LOCK {lock}")).await?;
+        second.send(&format!("LOCK {lock}")).await?;
+        eventually("the second to wait", async || {
+            let waiters = agent.metrics().await?.sum("lockscope_agent_waiters", &[]);
+            ensure!(waiters == 1.0, "{waiters}");
+            Ok(())
+        })
+        .await;
+        ok(&mut first, &format!("UNLOCK {lock}")).await?;
+        ok(&mut first, &format!("UNLOCK {lock}")).await?;
+        second.reply().await?.ok()?;
+        let mut hasty = agent.client().await?;
+        hasty.call(&format!("LOCK {lock} NOWAIT")).await?;
+        ok(&mut second, &format!("UNLOCK {lock}")).await?;
+
+        let acquired = span(&receiver, "lock acquire", &lock, |s| s.parent == WORKER).await;
+        assert_eq!(acquired.trace, TRACE);
+        assert_eq!(acquired.resource["service.name"], "lockscope-agent");
+        assert_eq!(acquired.resource["deployment.environment"], "test");
+        assert_eq!(acquired.attribute("lock.outcome"), "acquired");
+        assert_eq!(acquired.attribute("lock.group"), "orders:*");
+        assert_eq!(acquired.attribute("lock.kind"), "lock");
+        assert_eq!(acquired.attribute("worker.pid"), std::process::id().to_string());
+        assert!(!acquired.failed && acquired.links.is_empty(), "{acquired:#?}");
+        assert_eq!(calls_of(&receiver, &acquired), ["acquire".to_owned()].into());
+
+        let held = span(&receiver, "lock hold", &lock, |s| s.parent == acquired.id).await;
+        assert_eq!((&*held.trace, held.attribute("lock.end")), (TRACE, "released"));
+        assert_eq!(held.attribute("lock.holder"), acquired.attribute("lock.holder"));
+        assert!(held.nanos > 0);
+
+        let outcome = |is: &'static str| move |s: &SeenSpan| s.attribute("lock.outcome") == is;
+        let again = span(&receiver, "lock acquire", &lock, outcome("reentered")).await;
+        assert_eq!(again.attribute("lock.holds"), "2");
+        assert_ne!(again.trace, TRACE, "it was not given a parent");
+        let waited =
+            span(&receiver, "lock acquire", &lock, |s| !s.links.is_empty() && s.id != again.id);
+        let waited = waited.await;
+        assert_eq!(waited.links[0], held.id);
+        eventually("the hand-over", async || {
+            let calls = calls_of(&receiver, &waited);
+            ensure!(calls.contains("hand_over"), "{calls:?}");
+            Ok(())
+        })
+        .await;
+        span(&receiver, "lock acquire", &lock, outcome("timeout")).await;
+        let last = span(&receiver, "lock hold", &lock, |s| s.parent == waited.id).await;
+        eventually("the release", async || {
+            let calls = calls_of(&receiver, &last);
+            ensure!(calls.contains("release"), "{calls:?}");
+            Ok(())
+        })
+        .await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lost_hold_shows_what_led_to_it() -> Result<()> {
+    let receiver = SpanReceiver::start().await?;
+    let endpoint = receiver.grpc();
+    let mut redis = RedisServer::start().await?;
+    let flags = ["--lease", "2s"];
+    let mut agent = Agent::in_environment(&redis, &flags, &sending(&endpoint, "grpc")).await?;
+    let mut worker = agent.client().await?;
+    ok(&mut worker, "LOCK report").await?;
+    eventually("a batch of renewals", async || {
+        let spans = receiver.spans();
+        let batch = spans.iter().find(|s| s.name == "lock renew").context("none")?.clone();
+        ensure!(batch.attribute("lock.renewed") == "1" && !batch.failed, "{batch:#?}");
+        ensure!(calls_of(&receiver, &batch).contains("keep"), "no call of Redis in it");
+        Ok(())
+    })
+    .await;
+    redis.process().freeze().await?;
+    let lost = span(&receiver, "lock hold", "report", |_| true).await;
+    redis.process().thaw()?;
+    assert_eq!(lost.attribute("lock.end"), "unconfirmed");
+    assert!(lost.failed);
+    let happened: BTreeSet<_> = lost.events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(happened, BTreeSet::from(["jeopardy", "renewal failed"]));
+    let failed = |s: &SeenSpan| s.name == "EVALSHA keep" && s.failed;
+    let spans = receiver.spans();
+    let call = spans.iter().find(|s| failed(s)).context("no failed call")?;
+    // Sent in vain, or not sent at all since the connection was down already.
+    assert!(["lost", "unsent"].contains(&call.attribute("error.type")), "{call:#?}");
+    // Whose lock it was is in the log, too.
+    let log = agent.process().log();
+    let line = log.lines().find(|line| line.contains("lock lost")).context("no line")?;
+    assert!(line.contains(&format!("\"worker.pid\":{}", std::process::id())), "{line}");
+    assert!(!log.contains("lock acquire"), "spans are no log lines: {log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_waits_is_sent_at_the_end() -> Result<()> {
+    let receiver = SpanReceiver::start().await?;
+    let endpoint = receiver.http();
+    let redis = RedisServer::start().await?;
+    let variables = [
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", &*format!("{endpoint}/v1/traces")),
+        ("OTEL_BSP_SCHEDULE_DELAY", "3600000"),
+        ("OTEL_SERVICE_NAME", "locks of host 7"),
+    ];
+    let mut agent = Agent::in_environment(&redis, &[], &variables).await?;
+    let mut worker = agent.client().await?;
+    ok(&mut worker, "LOCK a").await?;
+    ok(&mut worker, "UNLOCK a").await?;
+    drop(worker);
+    agent.process().terminate()?;
+    assert!(agent.process().end().await.success());
+    let held = receiver.about("lock hold", "a");
+    assert_eq!(held[0].resource["service.name"], "locks of host 7");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_sampler_decides_and_parents_decide_before_it() -> Result<()> {
+    let receiver = SpanReceiver::start().await?;
+    let endpoint = receiver.grpc();
+    let redis = RedisServer::start().await?;
+    let mut variables = sending(&endpoint, "grpc").to_vec();
+    variables.push(("OTEL_TRACES_SAMPLER", "parentbased_always_off"));
+    let agent = Agent::in_environment(&redis, &[], &variables).await?;
+    let mut worker = agent.client().await?;
+    for (lock, flags) in [("wanted", "01"), ("unwanted", "00")] {
+        ok(&mut worker, &format!("LOCK {lock} TRACEPARENT 00-{TRACE}-{WORKER}-{flags}")).await?;
+        ok(&mut worker, &format!("UNLOCK {lock}")).await?;
+    }
+    ok(&mut worker, "LOCK unasked TRACEPARENT nonsense").await?;
+    ok(&mut worker, "UNLOCK unasked").await?;
+    ok(&mut worker, &format!("MLOCK 2 x y TRACEPARENT 00-{TRACE}-{WORKER}-01")).await?;
+    ok(&mut worker, "MUNLOCK 2 x y").await?;
+    for lock in ["x", "y", "wanted"] {
+        span(&receiver, "lock hold", lock, |s| s.trace == TRACE).await;
+    }
+    let spans = receiver.spans();
+    assert!(spans.iter().all(|s| s.trace == TRACE), "{spans:#?}");
+    assert!(spans.iter().all(|s| !s.attribute("lock.name").starts_with('u')), "{spans:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_receives_traces_is_never_waited_for() -> Result<()> {
+    // One takes connections and says nothing; nobody listens at the other.
+    let deaf = TcpListener::bind("127.0.0.1:0").await?;
+    let hangs = format!("http://{}", deaf.local_addr()?);
+    let gone = TcpListener::bind("127.0.0.1:0").await?;
+    let refuses = format!("http://{}", gone.local_addr()?);
+    drop(gone);
+    let redis = RedisServer::start().await?;
+    for (endpoint, outcome) in [(&hangs, "dropped"), (&refuses, "failed")] {
+        for protocol in ["grpc", "http/protobuf"] {
+            let mut variables = sending(endpoint, protocol).to_vec();
+            variables.push(("OTEL_BSP_MAX_QUEUE_SIZE", "8"));
+            let mut agent = Agent::in_environment(&redis, &[], &variables).await?;
+            let mut worker = agent.client().await?;
+            eventually("spans to be given up", async || {
+                for _ in 0..20 {
+                    ok(&mut worker, "LOCK a").await?;
+                    ok(&mut worker, "UNLOCK a").await?;
+                }
+                let metrics = agent.metrics().await?;
+                let given_up = metrics.sum(SPANS, &[("outcome", outcome)]);
+                ensure!(given_up > 0.0, "{protocol}: none {outcome}");
+                ensure!(metrics.sum(SPANS, &[("outcome", "exported")]) == 0.0);
+                Ok(())
+            })
+            .await;
+            drop(worker);
+            agent.process().terminate()?;
+            assert!(agent.process().end().await.success());
+            let log = agent.process().log();
+            let told = log.matches("traces cannot be sent").count();
+            // Who hangs is found out when a batch has had its time, which is longer than this test.
+            assert_eq!(told, usize::from(outcome == "failed"), "{log}");
+            assert!(!log.contains("panicked"), "{log}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_mistake_in_the_variables_is_named_and_locks_are_served() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317")];
+    let mut agent = Agent::in_environment(&redis, &["--lease", "2s"], &variables).await?;
+    let mut worker = agent.client().await?;
+    ok(&mut worker, "LOCK a").await?;
+    let log = agent.process().log();
+    let line = log.lines().find(|line| line.contains("no traces are sent")).context("no line")?;
+    assert!(line.contains("OTEL_EXPORTER_OTLP_ENDPOINT: `collector:4317`"), "{line}");
+    // Log lines do not depend on traces.
+    redis.client().await?.call("DEL a").await?.ok()?;
+    eventually("the loss to be logged", async || {
+        let log = agent.process().log();
+        let line = log.lines().find(|line| line.contains("lock lost")).context("no line yet")?;
+        ensure!(line.contains(&format!("\"worker.pid\":{}", std::process::id())), "{line}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn requests_to_a_dashboard_are_traced() -> Result<()> {
+    let receiver = SpanReceiver::start().await?;
+    let endpoint = receiver.http();
+    let redis = RedisServer::start().await?;
+    let (port, folder) = (redis::random_port(), tempfile::tempdir()?);
+    let mut command = dashboard::command(&redis.url(), port, &[])?;
+    command.envs(sending(&endpoint, "http/protobuf"));
+    let log = folder.path().join("log");
+    let _dashboard = Process::spawn("lockscope-dashboard", command, &log, None)?;
+    eventually("the dashboard to answer", async || {
+        for path in ["/healthz", "/lock?name=%3Cscript%3E", "/nowhere"] {
+            http::get(port, path).await?;
+        }
+        Ok(())
+    })
+    .await;
+    let seen = eventually("a request's span", async || {
+        let spans = receiver.spans();
+        spans.iter().find(|s| s.name == "GET /lock").cloned().context("none yet")
+    })
+    .await;
+    assert_eq!((seen.kind, seen.attribute("http.route")), (2, "/lock"));
+    assert_eq!(seen.resource["service.name"], "lockscope-dashboard");
+    assert!(receiver.spans().iter().all(|s| !s.name.contains("healthz")));
+    Ok(())
+}

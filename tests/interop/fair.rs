@@ -1,0 +1,267 @@
+//! One queue for both sides: who came first is served first, whoever gives up or dies on the way.
+
+use anyhow::{Context as _, Result, ensure};
+use harness::client::encode;
+use harness::jvm::Pending;
+use harness::{Client, Reply, eventually};
+
+use super::bed::{FAIR, is_since, lock, unlock, version};
+use super::{Bed, JavaLock, Kind};
+
+const QUEUE: &str = "redisson_lock_queue:{a}";
+const DEADLINES: &str = "redisson_lock_timeout:{a}";
+
+/// Before that a waiter of Redisson's that died counts as alive for five minutes, whatever it is set to.
+const WAIT_CAN_BE_SET_SINCE: u32 = 46;
+
+/// Somebody of either side who waits in the queue.
+enum Waiter {
+    Java(JavaLock, Pending),
+    Ours(Client),
+}
+
+impl Waiter {
+    /// Queues up behind all who are there already.
+    async fn join(bed: &mut Bed, place: u32) -> Result<Self> {
+        let waiter = if place.is_multiple_of(2) {
+            let java = bed.java(FAIR, "a").on(place + 1);
+            let waiting = java.begin("lock")?;
+            Self::Java(java, waiting)
+        } else {
+            Self::Ours(begin(bed, "").await?)
+        };
+        until_queued(bed, place as usize + 1).await;
+        Ok(waiter)
+    }
+
+    /// Waits for its turn, and lets go.
+    async fn take_turn(self) -> Result<()> {
+        match self {
+            Self::Java(java, waiting) => {
+                waiting.answer().await??;
+                java.call("unlock").await?;
+            }
+            Self::Ours(mut session) => {
+                ensure!(session.reply().await?.ok()? != Reply::Null, "its wait has no limit");
+                unlock(&mut session, FAIR, "a").await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A session that has sent its LOCK.
+async fn begin(bed: &Bed, more: &str) -> Result<Client> {
+    let mut session = bed.session().await?;
+    session.send_bytes(&encode(&FAIR.lock("a", more))).await?;
+    Ok(session)
+}
+
+async fn queue(bed: &mut Bed) -> Result<Vec<String>> {
+    let reply = bed.direct.call_args(&["LRANGE", QUEUE, "0", "-1"]).await?.ok()?;
+    Ok(reply.items()?.iter().map(Reply::text).collect())
+}
+
+async fn until_queued(bed: &mut Bed, count: usize) {
+    eventually("that many to queue", async || {
+        let queue = queue(bed).await?;
+        ensure!(queue.len() == count, "{queue:?}");
+        Ok(())
+    })
+    .await;
+}
+
+/// The deadlines in the order of the queue, in milliseconds from now by Redis's clock.
+async fn deadlines(bed: &mut Bed) -> Result<Vec<i64>> {
+    let time = bed.direct.call("TIME").await?.ok()?;
+    let seconds: i64 = time.items()?[0].text().parse()?;
+    let mut left = Vec::new();
+    for waiter in queue(bed).await? {
+        let score = bed.direct.call_args(&["ZSCORE", DEADLINES, &waiter]).await?.ok()?.text();
+        left.push(score.parse::<i64>()? - seconds * 1000);
+    }
+    Ok(left)
+}
+
+#[tokio::test]
+async fn both_sides_are_served_in_the_order_of_one_queue() -> Result<()> {
+    let mut bed = Bed::new().await?;
+    let mut holder = bed.session().await?;
+    assert!(lock(&mut holder, FAIR, "a", "").await?);
+    let mut waiters = Vec::new();
+    for place in 0..8 {
+        waiters.push(Waiter::join(&mut bed, place).await?);
+    }
+    let order = queue(&mut bed).await?;
+    for (place, id) in order.iter().enumerate() {
+        assert_eq!(id.starts_with(&bed.id), place % 2 == 0, "{order:?}");
+    }
+    unlock(&mut holder, FAIR, "a").await?;
+    for (place, waiter) in waiters.into_iter().enumerate() {
+        let held = eventually("the next one to hold it", async || {
+            let held = bed.holders("a").await?;
+            let held = held.first().context("nobody holds it")?.0.clone();
+            ensure!(held == order[place], "{held} holds it, {place} of {order:?} is next");
+            Ok(held)
+        });
+        // Who has it keeps it until it is told to let go.
+        let (held, waiter) = match waiter {
+            Waiter::Java(java, waiting) => {
+                waiting.answer().await??;
+                (held.await, Waiter::Java(java.clone(), java.begin("isLocked")?))
+            }
+            ours @ Waiter::Ours(_) => (held.await, ours),
+        };
+        assert_eq!(held, order[place]);
+        waiter.take_turn().await?;
+    }
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn those_who_give_up_leave_their_places() -> Result<()> {
+    let mut bed = Bed::new().await?;
+    let mut holder = bed.session().await?;
+    assert!(lock(&mut holder, FAIR, "a", "").await?);
+    let first = begin(&bed, "").await?;
+    until_queued(&mut bed, 1).await;
+    let java = bed.java(FAIR, "a");
+    let patient = java.begin("lock")?;
+    until_queued(&mut bed, 2).await;
+    // In the middle and at the end; nobody's place changes by it.
+    let before = queue(&mut bed).await?;
+    assert!(!lock(&mut bed.session().await?, FAIR, "a", "WAIT 200").await?);
+    assert!(!java.on(2).is("tryLock 200 60000 ms").await?);
+    assert!(!lock(&mut bed.session().await?, FAIR, "a", "NOWAIT").await?);
+    assert!(!java.on(2).is("tryLock").await?);
+    until_queued(&mut bed, 2).await;
+    assert_eq!(queue(&mut bed).await?, before);
+    // At the head, by dying.
+    drop(first);
+    until_queued(&mut bed, 1).await;
+    unlock(&mut holder, FAIR, "a").await?;
+    patient.answer().await??;
+    java.call("unlock").await?;
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
+/// The lock is free and its head has gone without a word to anybody: the next one is told.
+#[tokio::test]
+async fn the_next_one_is_told_when_our_head_leaves_a_free_lock() -> Result<()> {
+    let mut bed = Bed::with(&["--lease", super::LEASE], "watchdog=600000").await?;
+    let java = bed.java(FAIR, "a");
+    java.call("lock").await?;
+    let ours = begin(&bed, "").await?;
+    until_queued(&mut bed, 1).await;
+    let waiting = java.on(2).begin("lock")?;
+    until_queued(&mut bed, 2).await;
+    // Nobody is told of this.
+    bed.direct.call("DEL a").await?.int()?;
+    drop(ours);
+    waiting.answer().await??;
+    java.on(2).call("unlock").await?;
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
+/// Waiters that come and go leave the deadlines of those who stay where they were.
+#[tokio::test]
+async fn deadlines_do_not_drift() -> Result<()> {
+    let mut bed = Bed::with(&["--lease", "60s"], "watchdog=60000").await?;
+    let mut holder = bed.session().await?;
+    assert!(lock(&mut holder, FAIR, "a", "").await?);
+    let java = bed.java(FAIR, "a");
+    let waiting = java.begin("lock")?;
+    until_queued(&mut bed, 1).await;
+    let ours = begin(&bed, "").await?;
+    until_queued(&mut bed, 2).await;
+    for _ in 0..5 {
+        assert!(!lock(&mut bed.session().await?, FAIR, "a", "WAIT 50").await?);
+        assert!(!java.on(2).is("tryLock 50 60000 ms").await?);
+    }
+    until_queued(&mut bed, 2).await;
+    let left = deadlines(&mut bed).await?;
+    // The lease of the holder, and the wait of each; a second for the rounding, and those that the clock went on.
+    assert!((300_000..=361_000).contains(&left[0]), "{left:?}");
+    assert!((left[0] + 14_000..=left[0] + 16_000).contains(&left[1]), "{left:?}");
+    unlock(&mut holder, FAIR, "a").await?;
+    Waiter::Java(java, waiting).take_turn().await?;
+    Waiter::Ours(ours).take_turn().await?;
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
+/// A place of a client that was killed stands until its deadline, and no longer.
+#[tokio::test]
+async fn javas_dead_head_is_passed() -> Result<()> {
+    if !is_since(&version()?, WAIT_CAN_BE_SET_SINCE) {
+        return Ok(());
+    }
+    let mut bed = Bed::with(&[], "").await?;
+    bed.open("b", "watchdog=1500 fairwait=1500").await?;
+    let java = bed.java(FAIR, "a").by(bed.thread("b", 1));
+    java.call("lock").await?;
+    let dead = java.on(2).begin_wait().await?;
+    until_queued(&mut bed, 1).await;
+    let mut ours = begin(&bed, "").await?;
+    until_queued(&mut bed, 2).await;
+    let waiting = bed.java(FAIR, "a").begin("lock")?;
+    until_queued(&mut bed, 3).await;
+    drop(dead);
+    bed.thread("b", 0).call("close").await?;
+    assert_ne!(ours.reply().await?.ok()?, Reply::Null);
+    unlock(&mut ours, FAIR, "a").await?;
+    waiting.answer().await??;
+    bed.java(FAIR, "a").call("unlock").await?;
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
+/// The place of a killed agent's worker likewise.
+#[tokio::test]
+async fn our_dead_head_is_passed() -> Result<()> {
+    let mut bed = Bed::with(&["--lease", "1500ms"], "").await?;
+    let mut holder = bed.session().await?;
+    assert!(lock(&mut holder, FAIR, "a", "").await?);
+    let dead = begin(&bed, "").await?;
+    until_queued(&mut bed, 1).await;
+    let java = bed.java(FAIR, "a");
+    let waiting = java.begin("lock")?;
+    until_queued(&mut bed, 2).await;
+    bed.agent.process().kill()?;
+    drop(dead);
+    waiting.answer().await??;
+    java.call("unlock").await?;
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
+/// `lockInterruptibly` of Redisson's leaves its place behind: it holds everybody off until its deadline, not for ever.
+#[tokio::test]
+async fn an_interrupted_thread_leaves_a_place_that_counts_as_dead() -> Result<()> {
+    if !is_since(&version()?, WAIT_CAN_BE_SET_SINCE) {
+        return Ok(());
+    }
+    let mut bed = Bed::with(&["--lease", "1s"], "").await?;
+    bed.open("b", "fairwait=1000").await?;
+    let mut holder = bed.session().await?;
+    assert!(lock(&mut holder, FAIR, "a", "").await?);
+    let java = bed.java(FAIR, "a").by(bed.thread("b", 1));
+    let waiting = java.begin("lockInterruptibly")?;
+    java.until_asleep().await;
+    java.interrupt().await?;
+    let thrown = waiting.answer().await?.expect_err("it was interrupted");
+    assert_eq!(thrown.class, "InterruptedException");
+    until_queued(&mut bed, 1).await;
+    unlock(&mut holder, FAIR, "a").await?;
+    assert!(lock(&mut bed.session().await?, FAIR, "a", "").await?);
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
+/// What fair locks do among the dying, where the dead can be told to go soon: see [`WAIT_CAN_BE_SET_SINCE`].
+pub(crate) fn jvms_may_die(kind: Kind, version: &str) -> bool {
+    !kind.is_fair() || is_since(version, WAIT_CAN_BE_SET_SINCE)
+}

@@ -1,0 +1,53 @@
+//! Fencing tokens of both sides come from one counter and grow in one sequence.
+
+use anyhow::{Context as _, Result};
+use harness::Reply;
+use harness::client::encode;
+
+use super::bed::{unlock, version};
+use super::{Bed, Kind};
+
+fn token(grant: &Reply) -> Result<i64> {
+    grant.field("token")?.int()
+}
+
+#[tokio::test]
+async fn tokens_of_both_sides_grow_in_one_sequence() -> Result<()> {
+    let kind = Kind::of("fenced").context("a word of the table")?;
+    if !kind.is_in(&version()?) {
+        return Ok(());
+    }
+    let mut bed = Bed::new().await?;
+    let java = bed.java(kind, "a");
+    let (mut worker, mut second) = (bed.session().await?, bed.session().await?);
+    let mut highest = 0;
+    let mut next = || {
+        highest += 1;
+        highest
+    };
+    for _ in 0..5 {
+        assert_eq!(java.number("lockAndGetToken").await?, next());
+        // Redisson counts a re-entry, the agent's keeps its token.
+        assert_eq!(java.number("tryLockAndGetToken").await?, next());
+        java.call("unlock").await?;
+        bed.begin_wait(&mut worker, kind, "a").await?;
+        java.call("unlock").await?;
+        let ours = next();
+        assert_eq!(token(&worker.reply().await?.ok()?)?, ours);
+        let again = worker.call_args(&kind.lock("a", "")).await?.ok()?;
+        assert_eq!((again.field("holds")?.int()?, token(&again)?), (2, ours));
+        assert_eq!(java.number("getToken").await?, ours);
+        assert_eq!(unlock(&mut worker, kind, "a").await?, 1);
+        // Within the agent it may be handed on.
+        second.send_bytes(&encode(&kind.lock("a", ""))).await?;
+        assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+        assert_eq!(token(&second.reply().await?.ok()?)?, next());
+        let waiting = java.begin_wait().await?;
+        assert_eq!(unlock(&mut second, kind, "a").await?, 0);
+        waiting.answer().await??;
+        assert_eq!(java.number("getToken").await?, next());
+        java.call("unlock").await?;
+    }
+    bed.assert_nothing_left().await;
+    Ok(())
+}

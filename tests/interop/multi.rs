@@ -1,0 +1,198 @@
+//! `RedissonMultiLock` and MLOCK: several locks at once, all or none, beside each other.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use harness::client::encode;
+use harness::jvm::{Pending, Thread};
+use harness::{Client, Reply, eventually};
+
+use super::Bed;
+use super::bed::{kinds, lock};
+use super::exclusion::{LONG, count, tally};
+
+/// Java's lock of these names, in this order.
+struct Several {
+    thread: Thread,
+    words: Vec<String>,
+}
+
+impl Several {
+    fn new(thread: Thread, names: &[&str]) -> Self {
+        let words = ["multi"].iter().chain(names).map(|&word| word.to_owned()).collect();
+        Self { thread, words }
+    }
+
+    fn begin(&self, call: &str) -> Result<Pending> {
+        let mut words = self.words.clone();
+        words.push(".".to_owned());
+        words.extend(call.split(' ').map(str::to_owned));
+        self.thread.begin_words(&words)
+    }
+
+    async fn call(&self, call: &str) -> Result<String> {
+        Ok(self.begin(call)?.answer().await??)
+    }
+
+    fn begin_sections(&self, many: usize, counter: &str) -> Result<Pending> {
+        let mut words = vec!["sections".to_owned(), many.to_string(), counter.to_owned()];
+        words.extend(self.words.iter().cloned());
+        self.thread.begin_words(&words)
+    }
+}
+
+async fn holders(bed: &mut Bed) -> Result<usize> {
+    let mut all = 0;
+    for name in ["a", "b", "c"] {
+        all += bed.holders(name).await?.len();
+    }
+    Ok(all)
+}
+
+/// MLOCK in the agent; false when the wait ran out.
+async fn mlock(session: &mut Client, words: &str) -> Result<bool> {
+    Ok(session.call(&format!("MLOCK {words}")).await?.ok()? != Reply::Null)
+}
+
+#[tokio::test]
+async fn each_sides_several_locks_keep_the_other_out() -> Result<()> {
+    let mut bed = Bed::with(&[], "").await?;
+    let mut worker = bed.session().await?;
+    // Java takes them in the order of its list, which need not be ours.
+    let java = Several::new(bed.thread("a", 1), &["c", "a", "b"]);
+    java.call("lock").await?;
+    assert!(!mlock(&mut worker, "3 a b c NOWAIT").await?);
+    assert!(!mlock(&mut worker, "2 b d NOWAIT").await?);
+    for name in ["a", "b", "c"] {
+        assert!(!lock(&mut worker, kinds()?[0], name, "NOWAIT").await?);
+    }
+    assert_eq!(bed.direct.call("EXISTS d").await?.int()?, 0, "all or none");
+    worker.send("MLOCK 3 a b c").await?;
+    java.call("unlock").await?;
+    assert_ne!(worker.reply().await?.ok()?, Reply::Null);
+    assert_eq!(holders(&mut bed).await?, 3);
+    assert_eq!(java.call("tryLock").await?, "false");
+    assert_eq!(Several::new(bed.thread("a", 2), &["d", "b"]).call("tryLock").await?, "false");
+    assert_eq!(bed.direct.call("EXISTS d").await?.int()?, 0, "all or none");
+    let waiting = java.begin("lock")?;
+    worker.call("MUNLOCK 3 a b c").await?.ok()?;
+    waiting.answer().await??;
+    assert_eq!(holders(&mut bed).await?, 3);
+    java.call("unlock").await?;
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
+/// Who has one of them keeps both sides from all of them, and they hold nothing for long while they wait.
+#[tokio::test]
+async fn a_member_that_is_taken_keeps_both_from_all() -> Result<()> {
+    let mut bed = Bed::with(&[], "").await?;
+    let single = bed.java(kinds()?[0], "c");
+    single.call("lock").await?;
+    let java = Several::new(bed.thread("a", 2), &["a", "b", "c"]);
+    let waiting = java.begin("lock")?;
+    let mut worker = bed.session().await?;
+    worker.send("MLOCK 3 a b c").await?;
+    // What is free is had by others, for all their waiting.
+    let mut other = bed.session().await?;
+    assert!(mlock(&mut other, "2 a b").await?);
+    assert!(waiting.is_open());
+    other.call("MUNLOCK 2 a b").await?.ok()?;
+    single.call("unlock").await?;
+    // One after the other, whoever is first.
+    let ours = async {
+        ensure!(worker.reply().await?.ok()? != Reply::Null, "its wait has no limit");
+        worker.call("MUNLOCK 3 a b c").await?.ok()
+    };
+    let theirs = async {
+        waiting.answer_within(LONG).await??;
+        java.call("unlock").await
+    };
+    let (ours, theirs) = tokio::join!(ours, theirs);
+    ours?;
+    theirs?;
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
+/// What the worker of a killed session held, and what it waited for, is free.
+#[tokio::test]
+async fn several_locks_of_the_dead_are_free() -> Result<()> {
+    let mut bed = Bed::with(&["--lease", super::LEASE], "").await?;
+    let java = Several::new(bed.thread("a", 1), &["c", "b", "a"]);
+    let (mut holder, mut waiter) = (bed.session().await?, bed.session().await?);
+    assert!(mlock(&mut holder, "3 a b c").await?);
+    waiter.send_bytes(&encode(&["MLOCK", "3", "a", "b", "c"])).await?;
+    let waiting = java.begin("lock")?;
+    drop(waiter);
+    drop(holder);
+    waiting.answer_within(LONG).await??;
+    java.call("unlock").await?;
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
+/// Sections of a Java thread for each of these orders in which it takes the locks, and of as many sessions of ours.
+async fn mixed(orders: &[[&str; 3]], many: usize) -> Result<()> {
+    let mut bed = Bed::with(&[], "").await?;
+    let (mut javas, mut tasks) = (Vec::new(), tokio::task::JoinSet::new());
+    for (thread, names) in (1..).zip(orders) {
+        javas.push(Several::new(bed.thread("a", thread), names).begin_sections(many, "counter")?);
+        let (mut session, mut direct) = (bed.session().await?, bed.redis.client().await?);
+        tasks.spawn(async move {
+            for _ in 0..many {
+                while !mlock(&mut session, "3 a b c WAIT 20000").await? {}
+                count(&mut direct, "counter").await?;
+                session.call("MUNLOCK 3 a b c").await?.ok()?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    let ours = async {
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(LONG, ours).await??;
+    for java in javas {
+        java.answer_within(LONG).await??;
+    }
+    assert_eq!(tally(&mut bed.direct, "counter").await?.total, 2 * orders.len() * many);
+    bed.assert_nothing_left().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn sections_under_several_locks_at_once() -> Result<()> {
+    mixed(&[["a", "b", "c"]; 3], 300).await
+}
+
+/// Each may hold what the other waits for: both give up after seconds, and it goes on.
+#[tokio::test]
+async fn sections_in_opposite_orders_are_slow_and_go_on() -> Result<()> {
+    mixed(&[["c", "b", "a"]], 5).await
+}
+
+/// Leases are set on all of them; they end together.
+#[tokio::test]
+async fn leases_of_several_end_together() -> Result<()> {
+    let mut bed = Bed::with(&[], "").await?;
+    let java = Several::new(bed.thread("a", 1), &["a", "b"]);
+    assert_eq!(java.call("tryLock 1000 1500 ms").await?, "true");
+    let mut worker = bed.session().await?;
+    assert!(!mlock(&mut worker, "2 a b NOWAIT").await?);
+    assert!(mlock(&mut worker, "2 a b WAIT 20000 LEASE 1000").await?);
+    assert_eq!(java.call("tryLock 20000 60000 ms").await?, "true");
+    eventually("the leases of both", async || {
+        for name in ["a", "b"] {
+            let left = Duration::from_millis(bed.pttl(name).await?.try_into()?);
+            ensure!(left > Duration::from_secs(40), "{name} has {left:?}");
+        }
+        Ok(())
+    })
+    .await;
+    java.call("unlock").await?;
+    bed.assert_nothing_left().await;
+    Ok(())
+}

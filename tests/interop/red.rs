@@ -1,0 +1,228 @@
+//! Red locks: `RedissonRedLock` over three servers that know nothing of each other, beside the agent's `KIND red`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use harness::jvm::{Pending, Thread};
+use harness::{Agent, Client, Jvm, RedisServer, Reply, eventually};
+
+use super::LEASE;
+use super::bed::{open, shared};
+use super::exclusion::{count, tally};
+
+/// Three servers of red locks, one for all else, an agent, and a Redisson client for each of the three.
+struct RedBed {
+    agent: Agent,
+    jvm: Arc<Jvm>,
+    prefix: String,
+    servers: Vec<RedisServer>,
+    main: RedisServer,
+}
+
+impl RedBed {
+    async fn new(flags: &[&str], settings: &str) -> Result<Self> {
+        let main = RedisServer::start().await?;
+        let mut servers = Vec::new();
+        for _ in 0..3 {
+            servers.push(RedisServer::start().await?);
+        }
+        let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
+        let mut all = flags.to_vec();
+        urls.iter().for_each(|url| all.extend(["--redlock-url", url]));
+        let agent = Agent::with(&main, &all).await?;
+        eventually("the agent to reach all servers", async || {
+            let up = agent.metrics().await?.sum("lockscope_agent_redis_up", &[]);
+            ensure!(up == 4.0, "{up} of 4");
+            Ok(())
+        })
+        .await;
+        let (jvm, prefix) = (shared()?, format!("{}:", main.port()));
+        for (number, server) in servers.iter().enumerate() {
+            open(&jvm, &format!("{prefix}{number}"), server, settings).await?;
+        }
+        Ok(Self { agent, jvm, prefix, servers, main })
+    }
+
+    /// Leases and polls so long that only a message can have woken whoever wakes.
+    async fn patient() -> Result<Self> {
+        Self::new(&["--lease", LEASE, "--poll-max", LEASE], "watchdog=600000").await
+    }
+
+    /// A Java thread: it belongs to the first client, and its locks to all three.
+    fn java(&self, thread: u32) -> JavaRed {
+        let members = (0..3).map(|number| format!("{}{number}@till", self.prefix));
+        let object = std::iter::once("red".to_owned()).chain(members).collect();
+        JavaRed { thread: self.jvm.thread(&format!("{}0", self.prefix), thread), object }
+    }
+
+    /// A plain lock of a further thread on one of the servers.
+    async fn hold_on(&self, server: usize) -> Result<()> {
+        let thread = self.jvm.thread(&format!("{}{server}", self.prefix), 99);
+        thread.call("getLock till . lock").await.map(drop)
+    }
+
+    async fn session(&self) -> Result<Client> {
+        self.agent.client().await
+    }
+
+    /// The holders of the lock on each server.
+    async fn holders(&self) -> Result<Vec<Vec<String>>> {
+        let mut holders = Vec::new();
+        for server in &self.servers {
+            let fields = server.client().await?.call("HKEYS till").await?.ok()?;
+            holders.push(fields.items()?.iter().map(Reply::text).collect());
+        }
+        Ok(holders)
+    }
+
+    async fn until_free(&self) {
+        eventually("the lock to be free on all servers", async || {
+            let holders = self.holders().await?;
+            ensure!(holders.iter().all(Vec::is_empty), "{holders:?}");
+            Ok(())
+        })
+        .await;
+    }
+}
+
+impl Drop for RedBed {
+    fn drop(&mut self) {
+        self.jvm.print_log();
+        for number in 0..3 {
+            // A JVM that has ended has closed them.
+            drop(self.jvm.thread(&format!("{}{number}", self.prefix), 0).begin("close"));
+        }
+    }
+}
+
+struct JavaRed {
+    thread: Thread,
+    object: Vec<String>,
+}
+
+impl JavaRed {
+    fn begin(&self, call: &str) -> Result<Pending> {
+        let mut words = self.object.clone();
+        words.push(".".to_owned());
+        words.extend(call.split_whitespace().map(str::to_owned));
+        self.thread.begin_words(&words)
+    }
+
+    async fn call(&self, call: &str) -> Result<String> {
+        Ok(self.begin(call)?.answer().await??)
+    }
+
+    async fn tries(&self, call: &str) -> Result<bool> {
+        Ok(self.call(call).await?.parse()?)
+    }
+}
+
+const OURS: &str = "LOCK till KIND red";
+
+#[tokio::test]
+async fn both_exclude_each_other_on_every_server() -> Result<()> {
+    let bed = RedBed::patient().await?;
+    let (java, mut worker) = (bed.java(1), bed.session().await?);
+    java.call("lock").await?;
+    assert!(bed.holders().await?.iter().all(|holders| holders.len() == 1));
+    assert_eq!(worker.call(&format!("{OURS} NOWAIT")).await?, Reply::Null);
+    java.call("unlock").await?;
+    bed.until_free().await;
+
+    let held = worker.call(OURS).await?.ok()?;
+    let field = held.field("holder")?.text();
+    eventually("our field on each server", async || {
+        let holders = bed.holders().await?;
+        ensure!(holders.iter().all(|holders| *holders == [field.clone()]), "{holders:?}");
+        Ok(())
+    })
+    .await;
+    assert!(!java.tries("tryLock").await?);
+    assert!(!java.tries("tryLock 50 1000 ms").await?);
+    let holders = bed.holders().await?;
+    assert!(
+        holders.iter().all(|holders| *holders == [field.clone()]),
+        "nothing is left: {holders:?}"
+    );
+    worker.call("UNLOCK till").await?.ok()?;
+    bed.until_free().await;
+    assert!(java.tries("tryLock").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_minority_held_by_others_is_no_hindrance_and_a_majority_is() -> Result<()> {
+    let bed = RedBed::new(&[], "").await?;
+    let (java, mut worker) = (bed.java(1), bed.session().await?);
+    bed.hold_on(2).await?;
+    worker.call(&format!("{OURS} NOWAIT")).await?.ok()?.field("holder")?;
+    assert!(!java.tries("tryLock").await?, "one free server is no majority");
+    worker.call("UNLOCK till").await?.ok()?;
+    assert!(java.tries("tryLock").await?);
+    assert_eq!(worker.call(&format!("{OURS} NOWAIT")).await?, Reply::Null);
+    java.call("unlock").await?;
+    bed.hold_on(1).await?;
+    assert_eq!(worker.call(&format!("{OURS} NOWAIT")).await?, Reply::Null);
+    assert!(!java.tries("tryLock").await?);
+    assert!(bed.holders().await?[0].is_empty(), "both have given back what they got");
+    Ok(())
+}
+
+#[tokio::test]
+async fn our_release_wakes_java() -> Result<()> {
+    let bed = RedBed::patient().await?;
+    let (java, mut worker) = (bed.java(1), bed.session().await?);
+    for _ in 0..3 {
+        worker.call(OURS).await?.ok()?.field("holder")?;
+        let waiting = java.begin("lock")?;
+        // It sleeps at the first server's lock, and goes on to the others when it has that.
+        eventually("Java to listen", async || {
+            let channel = "PUBSUB NUMSUB redisson_lock__channel:{till}";
+            let numsub = bed.servers[0].client().await?.call(channel).await?;
+            ensure!(numsub.items()?[1].int()? == 1, "nobody listens");
+            Ok(())
+        })
+        .await;
+        worker.call("UNLOCK till").await?.ok()?;
+        waiting.answer().await??;
+        java.call("unlock").await?;
+        bed.until_free().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn sections_of_both_sides() -> Result<()> {
+    let bed = RedBed::new(&[], "").await?;
+    let mut tasks = tokio::task::JoinSet::new();
+    for thread in 1..=2 {
+        let (java, mut direct) = (bed.java(thread), bed.main.client().await?);
+        tasks.spawn(async move {
+            for _ in 0..20 {
+                java.begin("lock")?.answer_within(Duration::from_secs(120)).await??;
+                count(&mut direct, "counter").await?;
+                java.call("unlock").await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    for _ in 0..3 {
+        let (mut session, mut direct) = (bed.session().await?, bed.main.client().await?);
+        tasks.spawn(async move {
+            for _ in 0..40 {
+                session.call(OURS).await?.ok()?.field("holder")?;
+                count(&mut direct, "counter").await?;
+                session.call("UNLOCK till").await?.ok()?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    let tally = tally(&mut bed.main.client().await?, "counter").await?;
+    assert_eq!(tally.total, 160);
+    bed.until_free().await;
+    Ok(())
+}

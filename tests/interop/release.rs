@@ -1,0 +1,111 @@
+//! An operator releases by force what one side holds, on the dashboard: the other side's waiters wake, and the holder
+//! learns that it has lost the lock. Leases are so long that nothing else can have woken them.
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Dashboard, Reply, eventually};
+
+use super::bed::{FAIR, READ, for_each_kind, lock};
+use super::{Bed, Kind};
+
+for_each_kind!(java_hears_of_our_hold, we_hear_of_javas_hold);
+
+async fn dashboard(bed: &Bed) -> Result<Dashboard> {
+    Dashboard::start(&bed.redis.url(), &["--allow-release", "--monitor", "off"]).await
+}
+
+/// Releases the lock `a`, or one of its holders.
+async fn release(dashboard: &Dashboard, target: &str) -> Result<()> {
+    let outcome = dashboard.release("a", target).await?;
+    ensure!(outcome["outcome"] == "released", "{outcome}");
+    Ok(())
+}
+
+mod cases {
+    use super::*;
+
+    pub(super) async fn java_hears_of_our_hold(kind: Kind) -> Result<()> {
+        let bed = Bed::new().await?;
+        let dashboard = dashboard(&bed).await?;
+        let mut worker = bed.session().await?;
+        assert!(lock(&mut worker, kind, "a", "").await?);
+        let java = bed.java(kind, "a");
+        let waiting = java.begin_wait().await?;
+        release(&dashboard, "lock").await?;
+        waiting.answer().await??;
+        assert!(java.is("isHeldByCurrentThread").await?);
+        let lost = worker.call_args(&kind.unlock("a")).await?;
+        assert!(lost.is_error("LOST") && lost.text().contains("forced"), "{lost}");
+        Ok(())
+    }
+
+    pub(super) async fn we_hear_of_javas_hold(kind: Kind) -> Result<()> {
+        let bed = Bed::new().await?;
+        let dashboard = dashboard(&bed).await?;
+        let java = bed.java(kind, "a");
+        java.call("lock").await?;
+        let mut worker = bed.session().await?;
+        bed.begin_wait(&mut worker, kind, "a").await?;
+        let another = java.on(2).begin_wait().await?;
+        release(&dashboard, "lock").await?;
+        // One message wakes both: whoever is quicker has it, and the other one gets it from there.
+        {
+            let ours = worker.reply();
+            tokio::pin!(ours);
+            tokio::select! {
+                reply = &mut ours => drop(reply?.ok()?),
+                answer = another.answer() => {
+                    answer??;
+                    java.on(2).call("unlock").await?;
+                    ours.await?.ok()?;
+                }
+            }
+        }
+        assert_eq!(java.thrown("unlock").await?.class, "IllegalMonitorStateException");
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn the_first_in_a_fair_queue_is_told() -> Result<()> {
+    let mut bed = Bed::new().await?;
+    let dashboard = dashboard(&bed).await?;
+    let java = bed.java(FAIR, "a");
+    java.call("lock").await?;
+    let first = java.on(2).begin_wait().await?;
+    let mut second = bed.session().await?;
+    second.send_bytes(&harness::client::encode(&FAIR.lock("a", ""))).await?;
+    let queue = "redisson_lock_queue:{a}";
+    eventually("two in the queue", async || {
+        ensure!(bed.direct.call_args(&["LLEN", queue]).await?.int()? == 2, "not yet");
+        Ok(())
+    })
+    .await;
+    release(&dashboard, "lock").await?;
+    first.answer().await??;
+    assert_eq!(bed.direct.call_args(&["LLEN", queue]).await?.int()?, 1, "the second one waits on");
+    release(&dashboard, "lock").await?;
+    assert_ne!(second.reply().await?.ok()?, Reply::Null, "ours had its turn");
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_reader_goes_and_the_last_lets_a_writer_in() -> Result<()> {
+    let bed = Bed::new().await?;
+    let dashboard = dashboard(&bed).await?;
+    let java = bed.java(READ, "a");
+    java.call("lock").await?;
+    let mut ours = bed.session().await?;
+    assert!(lock(&mut ours, READ, "a", "").await?);
+    let reader = format!("{}:{}", bed.id, java.thread_id().await?);
+    release(&dashboard, &format!("holder:{reader}")).await?;
+    let thrown = java.thrown("unlock").await?;
+    assert_eq!(thrown.class, "IllegalMonitorStateException");
+    let write = Kind::of("write").context("a kind of that name")?;
+    let waiting = bed.java(write, "a").on(2).begin_wait().await?;
+    assert!(waiting.is_open(), "ours still reads");
+    release(&dashboard, "lock").await?;
+    waiting.answer().await??;
+    let lost = ours.call_args(&READ.unlock("a")).await?;
+    assert!(lost.is_error("LOST") && lost.text().contains("forced"), "{lost}");
+    Ok(())
+}
