@@ -15,6 +15,8 @@ async fn ages_and_past_holds_survive_a_restart() {
     let dashboard = Dashboard::with(&flags).await;
     take(&mut redis, b"a", HOLDER, 600_000);
     dashboard.lock_when("a", |lock| lock["state"] == "held").await;
+    // Only where the release can be heard is it told from an expiry.
+    dashboard.source_when("channels", "on").await;
     release(&mut redis, "a");
     dashboard.lock_when("a", |lock| lock["past"][0]["ended"] == "released").await;
     dashboard.lock_when("a", |lock| lock["state"] == "free").await;

@@ -49,7 +49,10 @@ async fn all_that_are_called_lockctl_may_be_killed_at_once() -> Result<()> {
     let name = std::fs::read_to_string(format!("/proc/{guard}/comm"))?;
     assert!(!name.contains("lockctl"), "killall and pkill would hit both: {name}");
     run.0.kill()?;
-    held_while_alive(&mut desk, &[shell, guard]).await
+    // The guard ends last of all: after it has seen the lock free.
+    held_while_alive(&mut desk, &[shell]).await?;
+    until_gone(guard).await;
+    Ok(())
 }
 
 #[tokio::test]
