@@ -10,7 +10,7 @@ REDISSON := 3.17.7 3.23.5 3.52.0 4.7.0
 VERSIONS ?= $(if $(ALL),$(REDISSON),$(lastword $(REDISSON)))
 BED := tests/redisson
 
-.PHONY: help demo run test interop recordings bench check fmt doc deps advisories bench-decoder fuzz
+.PHONY: help demo run test soak interop recordings bench check fmt doc deps advisories bench-decoder fuzz
 
 help: ## Shows this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,10 @@ run: ## The same without workers, on a private Redis or on the one in REDIS_URL
 # Most tests wait for other processes most of the time.
 test: deps ## Every test, with real servers, clients and a browser
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((3 * $$(nproc)))} $(CARGO) test --locked --workspace
+
+soak: ## A quarter of an hour of healthy load, after which no alert may have fired
+	@tests/install-missing cc redis-server promtool
+	LOCKSCOPE_SOAK=1 $(CARGO) test --locked --workspace --test e2e -- --exact grafana::quiet::a_healthy_quarter_of_an_hour_wakes_nobody
 
 bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent beside other libraries; ARGS='--rounds 3 one-lock kept'
 	@tests/install-missing cc redis-server

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::connection::{self, Shared};
+use crate::metrics::TOO_MANY_SESSIONS;
 use crate::session::SessionId;
 
 /// The pause after a connection was turned away, so that a client that tries again at once costs little.
@@ -49,7 +50,7 @@ pub async fn accept(
                             shared
                                 .figures
                                 .sessions_rejected
-                                .with_label_values(&["max_sessions"])
+                                .with_label_values(&[TOO_MANY_SESSIONS])
                                 .inc();
                             reject(&stream, most);
                             tokio::time::sleep(AFTER_REJECTION).await;

@@ -7,6 +7,7 @@ mod dashboard;
 mod demo;
 mod documents;
 mod faults;
+mod figures;
 mod grafana;
 mod lockctl;
 mod scripts;

@@ -1,6 +1,7 @@
 //! A real Prometheus that scrapes our programs.
 
 use std::net::TcpListener;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -25,12 +26,22 @@ impl Prometheus {
     /// # Errors
     /// When there is no Prometheus, it does not start, or it dislikes the rules.
     pub async fn start(jobs: &[(&str, Vec<u16>)], rules: &str) -> Result<Self> {
+        Self::every(Duration::from_secs(1), jobs, rules).await
+    }
+
+    /// One that scrapes, and looks at its rules, each time when so long has passed.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn every(interval: Duration, jobs: &[(&str, Vec<u16>)], rules: &str) -> Result<Self> {
         let program = process::on_path("prometheus")
             .context("there is no prometheus on the PATH: `make deps` installs it")?;
         let folder = tempfile::Builder::new().prefix("lockscope-prometheus-").tempdir()?;
-        let mut config = "global: {scrape_interval: 1s, scrape_timeout: 1s, \
-                          evaluation_interval: 1s}\nrule_files: [rules.yml]\nscrape_configs:\n"
-            .to_owned();
+        let every = format!("{}ms", interval.as_millis());
+        let mut config = format!(
+            "global: {{scrape_interval: {every}, scrape_timeout: {every}, \
+             evaluation_interval: {every}}}\nrule_files: [rules.yml]\nscrape_configs:\n"
+        );
         for (job, ports) in jobs {
             let targets: Vec<_> = ports.iter().map(|port| format!("'127.0.0.1:{port}'")).collect();
             let targets = targets.join(", ");
@@ -78,6 +89,17 @@ impl Prometheus {
         let query = utf8_percent_encode(query, NON_ALPHANUMERIC);
         let answer = self.ask(&format!("/api/v1/query?query={query}")).await?;
         Ok(answer["result"].as_array().cloned().unwrap_or_default())
+    }
+
+    /// Every rule with its name and what it last failed with, if it did.
+    ///
+    /// # Errors
+    /// When Prometheus does not answer.
+    pub async fn rules(&self) -> Result<Vec<Value>> {
+        let answer = self.ask("/api/v1/rules").await?;
+        let groups = answer["groups"].as_array().cloned().unwrap_or_default();
+        let rules = groups.iter().filter_map(|group| group["rules"].as_array().cloned());
+        Ok(rules.flatten().collect())
     }
 
     /// The alerts that fire now, by their labels.

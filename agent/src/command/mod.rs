@@ -134,6 +134,12 @@ pub struct ListRequest {
 }
 
 impl Command {
+    /// Every [`word`](Self::word).
+    pub const WORDS: [&str; 15] = [
+        "lock", "unlock", "mlock", "munlock", "extend", "holds", "locks", "show", "session",
+        "resume", "events", "cancel", "force", "kick", "other",
+    ];
+
     /// The word it is counted by in metrics.
     #[must_use]
     pub fn word(&self) -> &'static str {

@@ -21,7 +21,7 @@ use tracing::field::Empty;
 
 use super::Start;
 use crate::core::{Failure, Lane, Node, Number, OpId};
-use crate::metrics::Figures;
+use crate::metrics::{self, Figures};
 
 /// How often to look whether a living connection still leads to the same Redis with the same clock.
 const CHECK: Duration = Duration::from_secs(2);
@@ -107,8 +107,7 @@ impl RedisSide {
         let state = commands.state();
         let renewals_state = renewals.state();
         let node = target.to_string();
-        figures.redis_up.with_label_values(&[&node]).set(0);
-        figures.reconnects.with_label_values(&[&node]);
+        figures.server(&node, place != Node::Main);
         let news = News {
             state,
             renewals_state,
@@ -288,8 +287,8 @@ fn forced(payload: &[u8]) -> Option<FromRedis> {
 /// A failed call as the core sees it, and the word it is counted by.
 fn failure(error: CallError) -> (String, Failure) {
     match error {
-        CallError::Unsent { reason } => ("unsent".to_owned(), Failure::Unsent(reason)),
-        CallError::Lost { reason } => ("lost".to_owned(), Failure::Lost(reason)),
+        CallError::Unsent { reason } => (metrics::UNSENT.to_owned(), Failure::Unsent(reason)),
+        CallError::Lost { reason } => (metrics::LOST.to_owned(), Failure::Lost(reason)),
         CallError::Refused(error) => {
             // The first word classifies; a server that makes words up must not make up series.
             let known =

@@ -2,6 +2,7 @@
 
 mod alerts;
 mod panels;
+mod quiet;
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,5 +1,7 @@
 //! Traces, as OpenTelemetry's own protobuf service receives them from agents and dashboards.
 
+mod tls;
+
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};

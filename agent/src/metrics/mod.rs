@@ -1,18 +1,23 @@
 //! Every figure of the agent. Recording one never blocks on anything but another recording, and never fails a lock.
 
+mod make;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry,
+    Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Registry,
 };
 use redisson::{Grouping, Kind, LockName};
 
+use crate::command::Command;
 use crate::core::End;
 use crate::policy::Denial;
+
+use make::{Maker, opts};
 
 /// Waits: from what an idle socket takes to minutes. Twelve bounds at most, by the series budget.
 const WAIT_BUCKETS: [f64; 11] =
@@ -25,6 +30,17 @@ const ROUND_TRIP_BUCKETS: [f64; 11] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0];
 /// How late a renewal was sent, how much validity was left when it succeeded: parts of leases.
 const LEASE_BUCKETS: [f64; 11] = [0.001, 0.01, 0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0];
+
+/// A script that was not sent, and one whose reply did not come: what a server itself says has words of its own.
+pub const UNSENT: &str = "unsent";
+/// See [`UNSENT`].
+pub const LOST: &str = "lost";
+
+/// Why a connection is turned away.
+pub const TOO_MANY_SESSIONS: &str = "max_sessions";
+
+/// What a server of red locks may answer to an attempt.
+const VOTES: [&str; 4] = ["granted", "refused", "unfit", "silent"];
 
 /// What may come of a session's absence.
 const RESUMED: [&str; 6] = ["resumed", "lapsed", "alive", "gone", "refused", "unconfirmed"];
@@ -105,68 +121,13 @@ type Starts = HashMap<Arc<str>, BTreeMap<i64, f64>>;
 struct Began {
     holds: Starts,
     waits: Starts,
+    /// The kinds of each group of which every outcome is there.
+    kinds: HashMap<Arc<str>, Vec<Kind>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // A figure half recorded is no reason to stop serving locks.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Makes a collector and registers it.
-struct Maker<'r>(&'r Registry);
-
-impl Maker<'_> {
-    fn register<C: Collector + Clone + 'static>(
-        &self,
-        made: prometheus::Result<C>,
-    ) -> prometheus::Result<C> {
-        let collector = made?;
-        self.0.register(Box::new(collector.clone()))?;
-        Ok(collector)
-    }
-
-    fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
-        self.register(IntCounter::with_opts(opts(name, help)))
-    }
-
-    fn counters(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> prometheus::Result<IntCounterVec> {
-        self.register(IntCounterVec::new(opts(name, help), labels))
-    }
-
-    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
-        self.register(IntGauge::with_opts(opts(name, help)))
-    }
-
-    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
-        self.register(IntGaugeVec::new(opts(name, help), labels))
-    }
-
-    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<Histogram> {
-        self.register(Histogram::with_opts(histogram_opts(name, help, buckets)))
-    }
-
-    fn histograms(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-        buckets: &[f64],
-    ) -> prometheus::Result<HistogramVec> {
-        self.register(HistogramVec::new(histogram_opts(name, help, buckets), labels))
-    }
-}
-
-fn opts(name: &str, help: &str) -> Opts {
-    Opts::new(format!("lockscope_agent_{name}"), help)
-}
-
-fn histogram_opts(name: &str, help: &str, buckets: &[f64]) -> HistogramOpts {
-    HistogramOpts::new(format!("lockscope_agent_{name}"), help).buckets(buckets.to_vec())
 }
 
 impl Figures {
@@ -333,6 +294,12 @@ impl Figures {
         for outcome in ["applied", "not_applied", "undone_late"] {
             figures.doubts.with_label_values(&[outcome]);
         }
+        figures.sessions_rejected.with_label_values(&[TOO_MANY_SESSIONS]);
+        for word in Command::WORDS {
+            for outcome in ["ok", "error"] {
+                figures.commands.with_label_values(&[word, outcome]);
+            }
+        }
         Ok(figures)
     }
 
@@ -347,10 +314,9 @@ impl Figures {
         if !began.holds.contains_key(&label) {
             began.holds.insert(Arc::clone(&label), BTreeMap::new());
             began.waits.insert(Arc::clone(&label), BTreeMap::new());
+            began.kinds.insert(Arc::clone(&label), vec![Kind::Lock]);
             drop(began);
-            for outcome in OUTCOMES {
-                self.acquisitions.with_label_values(&[&*label, "lock", outcome]);
-            }
+            self.all_outcomes(&label, Kind::Lock);
             for end in End::LOST {
                 self.locks_lost.with_label_values(&[&*label, end.as_str()]);
             }
@@ -360,6 +326,13 @@ impl Figures {
             self.handovers.with_label_values(&[&*label]);
         }
         label
+    }
+
+    /// At 0, so that the first of each shows as an increase.
+    fn all_outcomes(&self, group: &str, kind: Kind) {
+        for outcome in OUTCOMES {
+            self.acquisitions.with_label_values(&[group, kind.as_str(), outcome]);
+        }
     }
 
     /// A LOCK ended.
@@ -375,7 +348,13 @@ impl Figures {
     /// A wait began.
     pub fn wait_began(&self, group: &Arc<str>, kind: Kind, number: i64) {
         self.waiters.with_label_values(&[&**group, kind.as_str()]).inc();
-        start(&mut lock(&self.began).waits, group, number);
+        let mut began = lock(&self.began);
+        start(&mut began.waits, group, number);
+        if let Some(kinds) = began.kinds.get_mut(group).filter(|kinds| !kinds.contains(&kind)) {
+            kinds.push(kind);
+            drop(began);
+            self.all_outcomes(group, kind);
+        }
     }
 
     /// A wait ended.
@@ -401,6 +380,18 @@ impl Figures {
             _ => "other",
         };
         self.hold_seconds.with_label_values(&[&**group, label]).observe(held.as_secs_f64());
+    }
+
+    /// There is a server of that name: what is counted of it is there at 0.
+    pub fn server(&self, node: &str, red: bool) {
+        self.redis_up.with_label_values(&[node]).set(0);
+        self.reconnects.with_label_values(&[node]);
+        for error in [UNSENT, LOST] {
+            self.redis_errors.with_label_values(&[node, error]);
+        }
+        for vote in VOTES.into_iter().filter(|_| red) {
+            self.red_votes.with_label_values(&[node, vote]);
+        }
     }
 
     /// A server of red locks answered an attempt, or did not.

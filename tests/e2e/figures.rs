@@ -1,0 +1,233 @@
+//! The figures of both programs, held against docs/metrics.md, and had while Redis stands still.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result, ensure};
+use harness::agent::Metrics;
+use harness::{Agent, Dashboard, RedisServer, eventually, http};
+
+/// What a page or a program says of a metric.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct About {
+    /// Empty where the page leaves it to those who know such metrics.
+    kind: String,
+    labels: BTreeSet<String>,
+}
+
+type Figures = BTreeMap<String, About>;
+
+/// The metrics of a part of docs/metrics.md.
+fn documented(part: &str) -> Result<Figures> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+    let text = std::fs::read_to_string(path)?;
+    let part = text.split("\n## ").find_map(|text| text.strip_prefix(part)).context("no part")?;
+    let mut figures = Figures::new();
+    for row in part.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let words = |cell: &str| -> BTreeSet<String> {
+            cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+        };
+        for name in words(cells[0]) {
+            let about = About { kind: cells[1].to_owned(), labels: words(cells[2]) };
+            figures.insert(name, about);
+        }
+    }
+    Ok(figures)
+}
+
+/// The labels of a series, as it stands in Prometheus' text format.
+fn labels(series: &str) -> BTreeSet<String> {
+    let mut labels = BTreeSet::new();
+    let mut rest = series.split_once('{').map_or("", |(_, labels)| labels);
+    while let Some((name, value)) = rest.split_once("=\"") {
+        labels.insert(name.trim_start_matches(',').to_owned());
+        // A quote within a value has a backslash before it.
+        let mut escaped = false;
+        let end = value.find(|c| {
+            let ends = c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            ends
+        });
+        rest = end.map_or("", |end| &value[end + 1..]);
+    }
+    labels
+}
+
+/// What a program exports.
+fn exported(metrics: &Metrics) -> Figures {
+    let mut figures = Figures::new();
+    let mut name = "";
+    for line in metrics.0.lines() {
+        if let Some(family) = line.strip_prefix("# TYPE ") {
+            let (family, kind) = family.split_once(' ').unwrap_or_default();
+            name = family;
+            figures.insert(name.to_owned(), About { kind: kind.to_owned(), ..About::default() });
+        } else if !line.starts_with('#')
+            && let Some(about) = figures.get_mut(name)
+        {
+            about.labels.extend(labels(line).into_iter().filter(|label| label != "le"));
+        }
+    }
+    figures
+}
+
+/// Why the two differ, if they do.
+fn compare(documented: &Figures, metrics: &Metrics) -> Result<()> {
+    let exported = exported(metrics);
+    let absent: Vec<_> = documented.keys().filter(|name| !exported.contains_key(*name)).collect();
+    ensure!(absent.is_empty(), "documented and not exported: {absent:?}");
+    for (name, about) in &exported {
+        let row = documented.get(name).with_context(|| format!("{name} is not documented"))?;
+        ensure!(row.kind.is_empty() || row.kind == about.kind, "{name}: {about:?}, said {row:?}");
+        ensure!(row.labels == about.labels, "{name}: {about:?}, said {row:?}");
+    }
+    Ok(())
+}
+
+/// An agent whose red locks stand in three databases of its Redis, which will do for counting.
+async fn with_red_locks(redis: &RedisServer) -> Result<Agent> {
+    let urls = [1, 2, 3].map(|db| format!("{}/{db}", redis.url()));
+    let flags: Vec<&str> = urls.iter().flat_map(|url| ["--redlock-url", url]).collect();
+    Agent::with(redis, &flags).await
+}
+
+async fn ok(client: &mut harness::Client, words: &str) -> Result<()> {
+    client.call(words).await?.ok().with_context(|| words.to_owned())?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_page_and_the_programs_name_the_same_figures_and_labels() -> Result<()> {
+    let bound = [("client-output-buffer-limit", "normal 64mb 0 0")];
+    let redis = RedisServer::with(&bound).await?;
+    let agent = with_red_locks(&redis).await?;
+    let flags = ["--monitor", "on", "--allow-release", "--scan-every", "1s"];
+    let dashboard = Dashboard::start(&redis.url(), &flags).await?;
+
+    let (mut worker, mut waiter) = (agent.client().await?, agent.client().await?);
+    for words in ["LOCK orders:1", "LOCK a", "UNLOCK a", "LOCK r KIND red"] {
+        ok(&mut worker, words).await?;
+    }
+    waiter.send("LOCK orders:1").await?;
+    let both = documented("Both")?;
+    let mut wanted = documented("Agent")?;
+    wanted.extend(both.clone());
+    eventually("the agent to export all that is documented", async || {
+        compare(&wanted, &agent.metrics().await?)
+    })
+    .await;
+
+    // A lock that leaks, once it is known as one, and that somebody elsewhere waits for.
+    let (mut direct, mut elsewhere) = (redis.client().await?, redis.client().await?);
+    ok(&mut elsewhere, "SUBSCRIBE redisson_lock__channel:{orders:1}").await?;
+    eventually("the dashboard to know the lock", async || {
+        let list = dashboard.json("/api/v1/locks").await?;
+        let known =
+            list["locks"].as_array().is_some_and(|l| l.iter().any(|l| l["name"] == "orders:1"));
+        ensure!(known, "{list}");
+        Ok(())
+    })
+    .await;
+    let mut wanted = documented("Dashboard")?;
+    // A problem must last for a minute: the panels' test waits for that.
+    wanted.remove("lockscope_dashboard_problem_since_timestamp_seconds").context("it is a row")?;
+    wanted.extend(both);
+    eventually("the dashboard to export all that is documented", async || {
+        // The agent gives it a time to live again with each renewal.
+        ok(&mut direct, "PERSIST orders:1").await?;
+        compare(&wanted, &dashboard.metrics().await?)
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn counters_of_no_group_are_there_at_0_from_the_start() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let agent = with_red_locks(&redis).await?;
+    let fresh = agent.metrics().await?;
+    let there = exported(&fresh);
+    for (name, about) in documented("Agent")? {
+        let wanted = about.kind == "counter" && !about.labels.contains("lock_group");
+        assert!(!wanted || there.contains_key(&name), "{name} is not there from the start");
+    }
+    // And all of their outcomes: no use of the agent adds series to these.
+    let series = |metrics: &Metrics| {
+        let lines = metrics.0.lines();
+        let lines = lines.filter(|line| {
+            ["commands_total", "red_votes_total", "redis_errors_total", "sessions_rejected_total"]
+                .iter()
+                .any(|name| line.starts_with(&format!("lockscope_agent_{name}{{")))
+        });
+        lines.filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned())).collect::<BTreeSet<_>>()
+    };
+    let mut worker = agent.client().await?;
+    for words in ["LOCK a KIND fair", "LOCK a KIND fair", "UNLOCK a", "PING", "HOLDS", "LOCKS"] {
+        ok(&mut worker, words).await?;
+    }
+    for wrong in ["UNLOCK b", "nonsense", "SHOW", "EXTEND b 1000"] {
+        assert!(worker.call(wrong).await?.error().is_some(), "{wrong}");
+    }
+    let used = agent.metrics().await?;
+    assert_eq!(series(&fresh), series(&used));
+    let outcomes = |kind: &str| {
+        let kind = format!("kind=\"{kind}\"");
+        let lines = used.0.lines().filter(|l| l.starts_with("lockscope_agent_acquisitions_total{"));
+        lines.filter(|line| line.contains(&kind)).count()
+    };
+    assert_eq!((outcomes("lock"), outcomes("fair"), outcomes("read")), (6, 6, 0), "{}", used.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn figures_are_had_while_redis_stands_still() -> Result<()> {
+    let mut redis = RedisServer::start().await?;
+    let agent = Agent::with(&redis, &["--lease", "10m"]).await?;
+    let dashboard = Dashboard::start(&redis.url(), &[]).await?;
+    let mut worker = agent.client().await?;
+    ok(&mut worker, "LOCK report").await?;
+    const LOCKS: &str = "lockscope_dashboard_locks{";
+    eventually("the dashboard to count the lock", async || {
+        ensure!(dashboard.metrics().await?.0.contains(LOCKS), "no locks yet");
+        Ok(())
+    })
+    .await;
+    redis.process().freeze().await?;
+    eventually("both to say that Redis is out of reach", async || {
+        let (ours, theirs) = (agent.metrics().await?, dashboard.metrics().await?);
+        ensure!(ours.sum("lockscope_agent_redis_up", &[]) == 0.0, "{}", ours.0);
+        ensure!(theirs.sum("lockscope_dashboard_redis_up", &[]) == 0.0, "{}", theirs.0);
+        Ok(())
+    })
+    .await;
+    // What the agent knows by itself goes on; what the dashboard cannot read is absent, not 0.
+    let ours = agent.metrics().await?;
+    assert_eq!(ours.sum("lockscope_agent_holds", &[]), 1.0);
+    assert!(ours.sum("lockscope_agent_oldest_hold_start_timestamp_seconds", &[]) > 0.0);
+    assert_eq!(ours.sum("lockscope_agent_lost_holds_total", &[]), 0.0);
+    let theirs = dashboard.metrics().await?;
+    for absent in [LOCKS, "lockscope_dashboard_holders{", "lockscope_dashboard_problems{"] {
+        assert!(!theirs.0.contains(absent), "{absent}: {}", theirs.0);
+    }
+    let down = [("source", "poll"), ("state", "down")];
+    assert_eq!(theirs.sum("lockscope_dashboard_source_state", &down), 1.0);
+    // A crowd of Prometheuses, while one more LOCK hangs on Redis: nobody waits for it.
+    worker.send("LOCK other").await?;
+    for port in [agent.http(), dashboard.port()] {
+        for _ in 0..50 {
+            assert_eq!(http::get(port, "/metrics").await?.status, 200);
+        }
+    }
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", redis.process().pid()))?;
+    assert!(stat.contains(") T "), "Redis stood still all the time: {stat}");
+    redis.process().thaw()?;
+    worker.reply().await?.ok()?;
+    eventually("both to see again", async || {
+        let up = agent.metrics().await?.sum("lockscope_agent_redis_up", &[]);
+        ensure!(up == 1.0, "the agent does not");
+        ensure!(dashboard.metrics().await?.0.contains(LOCKS), "the dashboard does not");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
