@@ -190,7 +190,8 @@ async fn a_redis_that_cannot_be_read_is_said_so_everywhere() -> Result<()> {
     eventually("a pass over all of them", async || {
         let sources = bench.dashboard.json("/api/v1/sources").await?;
         let sources = sources["sources"].as_array().cloned().unwrap_or_default();
-        let detail = |source: &serde_json::Value| source["detail"].as_str().unwrap_or_default().to_owned();
+        let detail =
+            |source: &serde_json::Value| source["detail"].as_str().unwrap_or_default().to_owned();
         let scan = sources.iter().find(|source| source["source"] == "scan").map(detail);
         // Told when it begins to rest.
         ensure!(scan.as_ref().is_some_and(|it| it.starts_with("301 keys in")), "{scan:?}");
