@@ -116,6 +116,13 @@ struct Flags {
     /// Refuse LOCK in a session that has not asked for its id, so that no client reconnects unnoticed
     #[arg(long)]
     require_session: bool,
+    /// For how long nobody else gets the lock of a worker that has died, for resources that cannot check a token;
+    /// a worker that says QUIT or UNLOCK is not meant
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = lock_delay)]
+    lock_delay: HumanDuration,
+    /// What becomes of the locks of a worker that is stopped (SIGSTOP): they are renewed, or not until it goes on
+    #[arg(long, value_name = "WHAT", default_value = "keep", value_parser = frozen)]
+    frozen: core::Frozen,
     /// The longest that a waiter sleeps before it looks again whether its lock is free, whatever it was told
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = poll)]
     poll_max: HumanDuration,
@@ -252,6 +259,8 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             require_session: flags.require_session,
             response_timeout,
             publish: Publish::Plain,
+            lock_delay: flags.lock_delay.into(),
+            frozen: flags.frozen,
             red: red_settings,
         },
         drain_timeout: flags.drain_timeout.into(),
@@ -326,6 +335,18 @@ fn node_timeout(text: &str) -> Result<HumanDuration, String> {
     within(text, Duration::from_millis(1), Duration::from_secs(2), "expected 1ms to 2s")
 }
 
+fn lock_delay(text: &str) -> Result<HumanDuration, String> {
+    within(text, Duration::ZERO, Duration::from_secs(3600), "expected 0s to 1h")
+}
+
+fn frozen(text: &str) -> Result<core::Frozen, String> {
+    match text {
+        "keep" => Ok(core::Frozen::Keep),
+        "lapse" => Ok(core::Frozen::Lapse),
+        _ => Err("expected keep or lapse".to_owned()),
+    }
+}
+
 fn octal(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| "expected permissions in octal digits, such as 0660".to_owned())
@@ -377,6 +398,8 @@ mod tests {
         assert_eq!((config.max_sessions, config.core.max_waiters), (20_000, 100_000));
         assert_eq!((config.max_groups, config.socket_mode), (50, 0o660));
         assert_eq!(config.drain_timeout, Duration::from_secs(25));
+        assert_eq!(config.core.lock_delay, Duration::ZERO);
+        assert_eq!(config.core.frozen, core::Frozen::Keep);
         assert!(!config.core.require_session && !config.http_sessions);
     }
 
@@ -421,6 +444,8 @@ mod tests {
             (&["--redlock-url", "redis://a"], ["--redlock-url", "odd number"]),
             (&["--redlock-password-file", "/no/such"], ["--redlock-password-file", "cannot read"]),
             (&["--node-timeout", "5s"], ["--node-timeout", "1ms to 2s"]),
+            (&["--frozen", "thaw"], ["--frozen", "keep or lapse"]),
+            (&["--lock-delay", "2h"], ["--lock-delay", "0s to 1h"]),
             (&["--max-sessions", "0"], ["--max-sessions", "1..=1000000"]),
             (&["--grace", "5s"], ["--grace", "unexpected"]),
         ] {

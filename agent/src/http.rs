@@ -273,6 +273,7 @@ mod tests {
                 kind: "lock",
                 holder: None,
                 state: "waiting",
+                frozen: false,
                 pid: Some(1),
                 uid: 0,
                 comm: None,

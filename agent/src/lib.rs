@@ -21,6 +21,7 @@ pub mod resp;
 pub mod server;
 pub mod session;
 pub mod socket;
+pub mod stopped;
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -136,6 +137,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         },
         &stage,
     );
+    stopped::start(core.sender(), &stage);
     let sources = http::Sources {
         registry,
         status: core.status(),

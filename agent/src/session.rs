@@ -1,5 +1,6 @@
 //! What the core and the connections say to one another.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -98,6 +99,10 @@ pub enum FromSession {
     List(ListRequest, oneshot::Sender<ListPage<ListRow>>),
     /// It wants the sessions: after this one, so many at most.
     Sessions(u64, usize, oneshot::Sender<ListPage<SessionRow>>),
+    /// Which processes hold or wait for something.
+    Busy(oneshot::Sender<BTreeSet<i32>>),
+    /// Of these, the ones that are stopped.
+    Stopped(BTreeSet<i32>),
     /// The announcer wants to know what its notes lack.
     Noted(Noted, oneshot::Sender<Differences>),
 }
@@ -122,8 +127,10 @@ pub struct ListRow {
     pub kind: &'static str,
     /// Holder id in Redis; none while waiting.
     pub holder: Option<String>,
-    /// `held`, `releasing` or `waiting`.
+    /// `held`, `waiting`, or `delayed`: the worker is dead, and nobody else gets the lock yet.
     pub state: &'static str,
+    /// Whether the worker's process is stopped.
+    pub frozen: bool,
     /// The worker's pid, where it can be seen.
     pub pid: Option<i32>,
     /// The worker's user.
@@ -157,6 +164,8 @@ pub struct SessionRow {
     pub grace_ms: Option<u64>,
     /// Milliseconds since its connection has gone; none while it lives.
     pub away_ms: Option<u64>,
+    /// Whether its process is stopped.
+    pub frozen: bool,
     /// Locks it holds.
     pub holds: usize,
     /// Its commands that wait for locks.

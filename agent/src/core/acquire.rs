@@ -323,6 +323,8 @@ impl Core {
             renewing: false,
             failures: 0,
             jeopardy: false,
+            lapsing: self.lapses(owner.session),
+            kept_back: None,
             trace,
             span,
             votes: None,

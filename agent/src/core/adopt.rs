@@ -31,7 +31,7 @@ impl Purpose {
             Self::Acquire(attempt) => vec![trace(attempt.number, &attempt.name, attempt.kind, now)],
             Self::Undo { name, kind, number } => vec![trace(*number, name, *kind, now)],
             Self::Release(ending) => {
-                let lost = matches!(ending.end, End::Unconfirmed | End::Expired);
+                let lost = matches!(ending.end, End::Unconfirmed | End::Expired | End::Frozen);
                 let after = if lost { ending.valid_until } else { now };
                 vec![trace(ending.number, &ending.name, ending.kind, after)]
             }
@@ -197,6 +197,8 @@ impl Core {
             renewing: false,
             failures: 0,
             jeopardy: false,
+            lapsing: false,
+            kept_back: None,
             trace: None,
             span: tracing::Span::none(),
             votes: None,

@@ -21,14 +21,16 @@ pub enum End {
     Stolen,
     /// An operator released it.
     Forced,
+    /// Its worker was stopped, and it was let lapse.
+    Frozen,
     /// The agent ended before its worker did.
     Drained,
 }
 
 impl End {
     /// Those that count as lost.
-    pub const LOST: [Self; 5] =
-        [Self::Unconfirmed, Self::Missing, Self::Stolen, Self::Forced, Self::Drained];
+    pub const LOST: [Self; 6] =
+        [Self::Unconfirmed, Self::Missing, Self::Stolen, Self::Forced, Self::Frozen, Self::Drained];
 
     /// The word for it.
     #[must_use]
@@ -41,6 +43,7 @@ impl End {
             Self::Missing => "missing",
             Self::Stolen => "stolen",
             Self::Forced => "forced",
+            Self::Frozen => "frozen",
             Self::Drained => "drained",
         }
     }
@@ -63,6 +66,7 @@ impl End {
             }
             Self::Stolen => "another holder has it",
             Self::Forced => "an operator released it",
+            Self::Frozen => "its process was stopped for longer than the lease (--frozen lapse)",
             Self::Drained => "the agent was shut down",
         }
     }
@@ -71,7 +75,7 @@ impl End {
 /// Something a session hears about one of its holds.
 #[derive(Debug, Clone)]
 pub(super) enum Event {
-    /// Renewals fail; still valid for that many milliseconds.
+    /// It is not renewed; still valid for that many milliseconds.
     Jeopardy(u64),
     /// Renewed again after that.
     Safe,

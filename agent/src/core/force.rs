@@ -153,7 +153,7 @@ impl Core {
         }
         self.answer(slot, Frame::count(numbers.len() as u64));
         self.actions.push_back(Action::Deliver(id, Outgoing::Close));
-        self.end_session(id, End::Disconnected);
+        self.end_session(id, self.now);
     }
 
     /// Why this session may not do what operators do; nothing if it may.

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use redisson::Moment;
 
-use super::event::End;
 use super::hold::millis;
 use super::reply::Reply;
 use super::session::{Owner, Session, Slot, wrong_secret};
@@ -123,6 +122,9 @@ impl Core {
 
     /// A worker says goodbye: its session ends with its connection.
     pub fn on_quit(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.quit = true;
+        }
         self.drop_grace(id);
     }
 
@@ -140,6 +142,7 @@ impl Core {
         let waits: BTreeSet<_> = session.waits.values().copied().collect();
         let several: Vec<_> = session.several.keys().copied().collect();
         self.away += 1;
+        self.forget_stopped(id);
         self.count_sessions();
         self.arm_grace(id);
         self.note(Record::Away { session: key, since: now });
@@ -185,9 +188,11 @@ impl Core {
         let Some(grace) = &mut session.grace else { return };
         grace.armed = Moment::NEVER;
         let (key, holds, grace_ms) = (session.key, session.holds.len(), millis(grace.time));
+        let gone = grace.away.unwrap_or(self.now);
         tracing::info!(session = %key, holds, grace_ms, "nobody has resumed a session: it ends");
         self.figures.sessions_resumed.with_label_values(&["lapsed"]).inc();
-        self.end_session(id, End::Disconnected);
+        let until = self.kept_back_until(gone);
+        self.end_session(id, until);
     }
 
     pub(super) fn resume(&mut self, slot: Slot, name: &[u8], secret: Vec<u8>) {

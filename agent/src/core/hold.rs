@@ -5,6 +5,7 @@ use std::sync::Arc;
 use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
+use super::delay::KeptBack;
 use super::red::votes::Votes;
 use super::reply::Grant;
 use super::session::Owner;
@@ -52,6 +53,10 @@ pub(super) struct Hold {
     pub(super) failures: u32,
     /// Its owner has been warned.
     pub(super) jeopardy: bool,
+    /// Its worker is stopped: nothing renews it until that goes on.
+    pub(super) lapsing: bool,
+    /// Its worker is dead: it is kept from others for a while.
+    pub(super) kept_back: Option<Box<KeptBack>>,
     /// The trace its LOCK was part of, for the log.
     pub(super) trace: Option<Box<str>>,
     /// Its own span, which ends with it.
@@ -95,9 +100,13 @@ impl Hold {
         if self.care == Care::Fixed {
             return self.valid_until;
         }
+        let renew = if self.renewing || self.lapsing { Moment::NEVER } else { self.renew_at };
+        if let Some(kept_back) = &self.kept_back {
+            // There is nobody to be told in time.
+            return renew.min(self.valid_until).min(kept_back.until);
+        }
         let lost = lease.lost_at(self.valid_until, margin);
         let warn = if self.jeopardy { Moment::NEVER } else { lease.jeopardy_at(self.valid_until) };
-        let renew = if self.renewing { Moment::NEVER } else { self.renew_at };
         lost.min(warn).min(renew)
     }
 }

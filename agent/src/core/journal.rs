@@ -149,6 +149,11 @@ impl Core {
         let mut known = std::mem::take(&mut self.journal.numbers);
         for hold in known.iter().filter_map(|number| self.holds.get(number)) {
             records.extend(self.hold_record(hold).map(Record::Hold));
+            if let Some(kept_back) = &hold.kept_back {
+                let (number, kind, lock) = (hold.number, hold.kind, hold.name.clone());
+                let after = kept_back.until;
+                records.push(Record::Trace(TraceRecord { number, lock, kind, after }));
+            }
         }
         let mut traces: Vec<_> = self.ops.values().flat_map(|op| op.purpose.records()).collect();
         traces.extend(self.waiters.values().map(|waiter| {

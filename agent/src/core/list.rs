@@ -12,7 +12,17 @@ use super::session::{Session, Slot};
 use super::{Core, Number};
 use crate::command::ListRequest;
 use crate::resp::Frame;
-use crate::session::{ListPage, ListRow, SessionId, SessionRow};
+use crate::session::{ListPage, ListRow, Peer, SessionId, SessionRow};
+
+/// Who is behind a hold or a wait.
+pub(super) struct Worker {
+    /// The id of its session.
+    pub(super) session: String,
+    /// Its process.
+    pub(super) peer: Peer,
+    /// What it calls itself.
+    pub(super) client: Option<String>,
+}
 
 impl Core {
     /// HOLDS' answer.
@@ -94,22 +104,50 @@ impl Core {
             let waiter = self.waiters.get(&number)?;
             (&waiter.name, waiter.kind, waiter.owner, waiter.since, None)
         };
-        let session = self.sessions.get(&owner.session);
+        let worker = self.worker(number, owner.session);
+        let delayed = self.holds.get(&number).is_some_and(|hold| hold.kept_back.is_some());
+        let state = match (held, delayed) {
+            (true, true) => "delayed",
+            (true, false) => "held",
+            (false, _) => "waiting",
+        };
         let row = ListRow {
-            session: self.session_name(owner.session),
+            session: worker.session,
             lock: name.to_string(),
             name: name.as_bytes().to_vec(),
             kind: kind.as_str(),
             holder: held.then(|| self.field(kind, number).to_string()),
-            state: if held { "held" } else { "waiting" },
-            pid: session.and_then(|session| session.peer.pid),
-            uid: session.map_or(u32::MAX, |session| session.peer.uid),
-            comm: session.and_then(|session| session.peer.comm.clone()),
-            client: session.and_then(client_name),
+            state,
+            frozen: self.stopped.contains(&owner.session),
+            pid: worker.peer.pid,
+            uid: worker.peer.uid,
+            comm: worker.peer.comm,
+            client: worker.client,
             age_ms: millis(self.now.since(since)),
             valid_ms,
         };
         Some((row, name.clone()))
+    }
+
+    /// Whose a hold or a wait is, or was where the worker is dead and the lock kept back.
+    pub(super) fn worker(&self, number: Number, session: SessionId) -> Worker {
+        if let Some(live) = self.sessions.get(&session) {
+            let (peer, client) = (live.peer.clone(), client_name(live));
+            return Worker { session: live.key.to_string(), peer, client };
+        }
+        let hold = self.holds.get(&number);
+        match hold.and_then(|hold| hold.kept_back.as_ref()) {
+            Some(dead) => Worker {
+                session: dead.session.to_string(),
+                peer: dead.peer.clone(),
+                client: dead.client.clone(),
+            },
+            None => Worker {
+                session: self.session_name(session),
+                peer: Peer { uid: u32::MAX, ..Peer::default() },
+                client: None,
+            },
+        }
     }
 
     /// One page of the sessions, in order of their numbers: those after `after`, at most `count`.
@@ -133,6 +171,7 @@ impl Core {
                 age_ms: millis(self.now.since(session.opened)),
                 grace_ms: session.grace.as_ref().map(|grace| millis(grace.time)),
                 away_ms: session.away_since().map(|since| millis(self.now.since(since))),
+                frozen: self.stopped.contains(&id),
                 holds: session.holds.len(),
                 waits: session.waits.len(),
             })
@@ -186,6 +225,7 @@ fn row_frame(row: ListRow) -> Frame {
         ("uid", Frame::Int(row.uid.into())),
         ("comm", text(row.comm)),
         ("name", text(row.client)),
+        ("frozen", Frame::Int(row.frozen.into())),
         ("age_ms", Frame::count(row.age_ms)),
         ("valid_ms", Frame::or_null(row.valid_ms.map(Frame::count))),
     ])

@@ -18,10 +18,12 @@ mod adopt;
 mod answer;
 mod claims;
 mod deadlock;
+mod delay;
 mod event;
 mod fair;
 mod fence;
 mod force;
+mod frozen;
 mod grace;
 mod hold;
 mod journal;
@@ -54,6 +56,7 @@ use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 pub use event::End;
+pub use frozen::Frozen;
 pub use op::{Failure, OpId};
 pub use red::RedSettings;
 
@@ -98,6 +101,10 @@ pub struct Settings {
     pub response_timeout: Duration,
     /// How releases are published.
     pub publish: script::Publish,
+    /// How long a dead worker's lock is kept from others.
+    pub lock_delay: Duration,
+    /// What becomes of the holds of a stopped worker.
+    pub frozen: Frozen,
     /// The independent servers of red locks, where there are any.
     pub red: Option<RedSettings>,
 }
@@ -164,6 +171,8 @@ pub struct Core {
     graced: BTreeSet<SessionId>,
     /// How many of them have none now.
     away: usize,
+    /// Sessions whose process is stopped while they hold or wait.
+    stopped: BTreeSet<SessionId>,
     /// Sessions that may be ready to be taken over by who waits for it.
     askable: VecDeque<SessionId>,
     journal: journal::Journal,
@@ -214,6 +223,7 @@ impl Core {
             taken_over: HashMap::new(),
             graced: BTreeSet::new(),
             away: 0,
+            stopped: BTreeSet::new(),
             askable: VecDeque::new(),
             journal: journal::Journal::default(),
             policy: None,
@@ -310,17 +320,21 @@ impl Core {
         self.run_ready();
     }
 
-    /// A worker has gone: its waits end, its holds are released, unless its session has grace.
+    /// A worker has gone: its waits end, its holds are released, unless its session has grace. Without a goodbye it
+    /// counts as dead, and they are kept back for the lock delay.
     pub fn on_close(&mut self, now: Moment, id: SessionId) {
         self.reach(now);
         if !self.go_away(id) {
-            self.end_session(id, End::Disconnected);
+            let quit = self.sessions.get(&id).is_some_and(|session| session.quit);
+            let until = if quit { self.now } else { self.kept_back_until(self.now) };
+            self.end_session(id, until);
         }
         self.run_ready();
     }
 
-    /// Ends a session and all it has.
-    fn end_session(&mut self, id: SessionId, end: End) {
+    /// Ends a session and all it has. Nobody else gets what it holds before `until`.
+    fn end_session(&mut self, id: SessionId, until: Moment) {
+        self.forget_stopped(id);
         let Some(mut session) = self.sessions.remove(&id) else { return };
         self.end_grace(id, &mut session);
         self.count_sessions();
@@ -333,7 +347,11 @@ impl Core {
             self.leave(number, wait::Left::Cancelled);
         }
         for number in session.holds.values().copied().collect::<BTreeSet<_>>() {
-            self.end_hold(number, end, None);
+            if until > self.now {
+                self.keep_back(number, &session, until);
+            } else {
+                self.end_hold(number, End::Disconnected, None);
+            }
         }
     }
 

@@ -1,7 +1,6 @@
 //! What the notes in Redis about our holds and waits do not say yet, or no longer say rightly.
 
 use super::hold::millis;
-use super::list::client_name;
 use super::{Core, Number};
 use crate::session::{Differences, Noted, Noteworthy};
 
@@ -44,14 +43,14 @@ impl Core {
                 *age >= noted.min_age && noted.numbers.binary_search(number).is_err()
             })
             .map(|(number, session, age)| {
-                let worker = self.sessions.get(&session);
+                let worker = self.worker(number, session);
                 Noteworthy {
                     number,
-                    session: self.session_name(session),
-                    pid: worker.and_then(|worker| worker.peer.pid),
-                    uid: worker.map_or(u32::MAX, |worker| worker.peer.uid),
-                    comm: worker.and_then(|worker| worker.peer.comm.clone()),
-                    client: worker.and_then(client_name),
+                    session: worker.session,
+                    pid: worker.peer.pid,
+                    uid: worker.peer.uid,
+                    comm: worker.peer.comm,
+                    client: worker.client,
                     age_ms: millis(age),
                 }
             })

@@ -124,12 +124,15 @@ impl Core {
         if hold.jeopardy {
             self.figures.jeopardy_holds.dec();
         }
+        if hold.kept_back.is_some() {
+            self.figures.delayed_holds.dec();
+        }
         trace::ended(&hold.span, end);
         let place = TraceParent::of(&hold.span);
         let Hold { name, kind, valid_until, longest, .. } = hold;
         // Whose owner has not given it back counts on it until its validity ends.
         let after = match end {
-            End::Unconfirmed | End::Expired => valid_until,
+            End::Unconfirmed | End::Expired | End::Frozen => valid_until,
             _ => Moment::default(),
         };
         self.note_trace(number, &name, kind, after);
@@ -164,7 +167,7 @@ impl Core {
     }
 
     /// What the owner of a hold asks about it, and is not to be asked of Redis any more.
-    fn take_question(&mut self, id: OpId) -> Option<Asked> {
+    pub(super) fn take_question(&mut self, id: OpId) -> Option<Asked> {
         if let Some(asked) = self.take_keep_ballot(id) {
             return Some(asked);
         }
@@ -348,7 +351,9 @@ impl Core {
     pub(super) fn lose(&mut self, number: Number, end: End) {
         let Some(hold) = self.holds.get(&number) else { return };
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
-        if end.is_loss() && self.log_limit.admits(self.now) {
+        // What a dead worker has lost is nobody's loss.
+        let is_loss = end.is_loss() && hold.kept_back.is_none();
+        if is_loss && self.log_limit.admits(self.now) {
             tracing::warn!(
                 lock.name = %name,
                 lock.holder = %self.field(kind, number),
@@ -360,7 +365,7 @@ impl Core {
             );
         }
         let group = self.group(&name);
-        if end.is_loss() {
+        if is_loss {
             self.figures.lost(&group, end);
         }
         self.void_replies(owner, number, &name, end);
@@ -371,7 +376,9 @@ impl Core {
         match end {
             // It may still stand in Redis. Its owner has been told, but is given the time that it was promised:
             // nobody else comes in before that is over.
-            End::Unconfirmed | End::Expired => self.release_after(ending.valid_until, ending),
+            End::Unconfirmed | End::Expired | End::Frozen => {
+                self.release_after(ending.valid_until, ending);
+            }
             // A minority of its servers may still have it.
             _ if kind == Kind::Red && end != End::Drained => self.release(ending),
             _ => {

@@ -68,6 +68,8 @@ pub(super) struct Session {
     pub(super) opened: Moment,
     pub(super) client_name: Option<Vec<u8>>,
     pub(super) resp3: bool,
+    /// It has said goodbye.
+    pub(super) quit: bool,
     /// It has asked for its id.
     pub(super) introduced: bool,
     pub(super) push: bool,
@@ -102,6 +104,7 @@ impl Session {
             opened,
             client_name: None,
             resp3: false,
+            quit: false,
             introduced: false,
             push: false,
             deadlines: false,
@@ -119,6 +122,11 @@ impl Session {
             missed: 0,
             events_waiter: None,
         }
+    }
+
+    /// Whether it holds or waits for something, by a connection that lives.
+    pub(super) fn is_busy(&self) -> bool {
+        self.away_since().is_none() && !(self.holds.is_empty() && self.waits.is_empty())
     }
 
     pub(super) fn loss(&self, owner: i64, name: &LockName) -> Option<End> {

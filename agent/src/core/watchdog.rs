@@ -49,15 +49,25 @@ impl Core {
             }
             return self.arm(number);
         }
-        if lease.lost_at(hold.valid_until, margin) <= now {
-            return self.lose(number, End::Unconfirmed);
+        let kept_back = hold.kept_back.as_ref().map(|kept_back| kept_back.until);
+        if kept_back.is_some_and(|until| until <= now) {
+            return self.end_hold(number, End::Disconnected, None);
         }
-        if !hold.renewing && hold.renew_at <= now {
+        let lost_at = match kept_back {
+            Some(_) => hold.valid_until,
+            None => lease.lost_at(hold.valid_until, margin),
+        };
+        if lost_at <= now {
+            let end = if hold.lapsing { End::Frozen } else { End::Unconfirmed };
+            return self.lose(number, end);
+        }
+        if !hold.renewing && !hold.lapsing && hold.renew_at <= now {
             hold.renewing = true;
             self.figures.renewal_lateness.observe(now.since(hold.renew_at).as_secs_f64());
             due.push(number);
         }
-        if !hold.jeopardy && lease.jeopardy_at(hold.valid_until) <= now {
+        let warn = !hold.jeopardy && kept_back.is_none();
+        if warn && lease.jeopardy_at(hold.valid_until) <= now {
             hold.jeopardy = true;
             let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
             let left = hold.valid_ms(now);
@@ -66,7 +76,8 @@ impl Core {
             if self.log_limit.admits(now) {
                 let trace = hold.trace();
                 let worker = self.sessions.get(&owner.session).and_then(|session| session.peer.pid);
-                tracing::warn!(lock.name = %name, worker.pid = worker, trace.parent = trace, valid_ms = left, "lock in jeopardy: renewals fail");
+                let why = if hold.lapsing { "its worker is stopped" } else { "renewals fail" };
+                tracing::warn!(lock.name = %name, worker.pid = worker, trace.parent = trace, valid_ms = left, "lock in jeopardy: {why}");
             }
             self.tell(owner, &name, kind, &Event::Jeopardy(left));
         }
@@ -200,7 +211,8 @@ impl Core {
     /// in Redis by it; the agent still ends it in time.)
     pub(super) fn all_due(&mut self, due: &mut Vec<Number>, which: impl Fn(&Hold) -> bool) {
         let (first, now) = (due.len(), self.now);
-        for hold in self.holds.values_mut().filter(|hold| !hold.renewing && which(hold)) {
+        let can = |hold: &Hold| !hold.renewing && !hold.lapsing;
+        for hold in self.holds.values_mut().filter(|hold| can(hold) && which(hold)) {
             hold.renewing = true;
             for vote in hold.votes.iter_mut().flat_map(|votes| &mut votes.0) {
                 vote.renew_at = now;

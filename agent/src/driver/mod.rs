@@ -421,6 +421,14 @@ impl Driver {
                 self.core.on_time(now());
                 answer.send(self.core.list_sessions(after, count)).ok();
             }
+            FromSession::Busy(answer) => {
+                // Whoever asked may have gone away.
+                answer.send(self.core.busy_pids()).ok();
+            }
+            FromSession::Stopped(pids) => {
+                let time = self.now();
+                self.core.on_stopped(time, &pids);
+            }
             FromSession::Noted(noted, answer) => {
                 self.core.on_time(now());
                 answer.send(self.core.differences(&noted)).ok();

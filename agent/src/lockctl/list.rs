@@ -47,10 +47,12 @@ pub(crate) fn cells(row: &Value) -> Vec<String> {
     let lasting = |key: &str| millis(row, key).map(duration::show).unwrap_or_default();
     let who =
         [cell("name"), cell("comm")].into_iter().find(|who| !who.is_empty()).unwrap_or_default();
+    let stopped = field(row, "frozen").and_then(number) == Some(1);
+    let state = cell("state") + if stopped { ", stopped" } else { "" };
     vec![
         cell("lock"),
         cell("kind"),
-        cell("state"),
+        state,
         lasting("age_ms"),
         lasting("valid_ms"),
         count("pid"),

@@ -77,6 +77,10 @@ pub struct Figures {
     pub renewal_margin: Histogram,
     /// Holds in jeopardy now.
     pub jeopardy_holds: IntGauge,
+    /// Holds of dead workers that nobody else gets yet.
+    pub delayed_holds: IntGauge,
+    /// Sessions that hold or wait and whose process is stopped.
+    pub frozen_sessions: IntGauge,
     /// Release channels listened to now.
     pub subscriptions: IntGauge,
     /// Sessions now.
@@ -215,6 +219,14 @@ impl Figures {
                 &LEASE_BUCKETS,
             )?,
             jeopardy_holds: make.gauge("jeopardy_holds", "Holds whose renewals fail, still valid.")?,
+            delayed_holds: make.gauge(
+                "delayed_holds",
+                "Holds of dead workers that nobody else gets yet (--lock-delay).",
+            )?,
+            frozen_sessions: make.gauge(
+                "frozen_sessions",
+                "Sessions that hold or wait and whose process is stopped.",
+            )?,
             subscriptions: make.gauge("subscriptions", "Release channels listened to.")?,
             sessions: make.gauge("sessions", "Connected workers.")?,
             away_sessions: make.gauge(

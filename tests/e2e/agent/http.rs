@@ -10,7 +10,7 @@ use super::{Bench, lock};
 async fn metrics_are_sound_and_count_what_happened() -> Result<()> {
     let bench = Bench::new().await?;
     let before = bench.agent.metrics().await?;
-    for reason in ["unconfirmed", "missing", "stolen", "forced", "drained"] {
+    for reason in ["unconfirmed", "missing", "stolen", "forced", "frozen", "drained"] {
         let series = format!("lockscope_agent_lost_holds_total{{reason=\"{reason}\"}} 0");
         assert!(before.0.contains(&series), "{series} is there from the start");
     }

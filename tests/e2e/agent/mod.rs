@@ -21,6 +21,7 @@ mod read_write;
 mod red;
 mod requests;
 mod sockets;
+mod stopped;
 mod together;
 
 pub(crate) use http::promtool;

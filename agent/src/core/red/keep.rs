@@ -79,6 +79,9 @@ impl Core {
             let mut batch = Vec::new();
             for number in numbers {
                 let Some(hold) = self.holds.get_mut(number) else { continue };
+                if hold.lapsing {
+                    continue;
+                }
                 let (name, kind, count) = (&hold.name, hold.kind, hold.count);
                 let vote = hold.votes.as_mut().map(|votes| &mut votes.0[node]);
                 let Some(vote) = vote.filter(|vote| !vote.renewing && vote.renew_at <= now) else {
@@ -157,7 +160,8 @@ impl Core {
         let (now, lease, margin) = (self.now, self.settings.lease, self.settings.lost_margin);
         let majority = self.majority();
         let Some(hold) = self.holds.get_mut(&renewal.number) else { return };
-        if hold.care != Care::Watched || now >= lease.lost_at(hold.valid_until, margin) {
+        let idle = hold.care != Care::Watched || hold.lapsing;
+        if idle || now >= lease.lost_at(hold.valid_until, margin) {
             return;
         }
         let Some(votes) = &mut hold.votes else { return };
@@ -264,7 +268,7 @@ impl Core {
         self.red.silent.remove(&node);
         let now = self.now;
         let mut due = Vec::new();
-        for hold in self.holds.values_mut() {
+        for hold in self.holds.values_mut().filter(|hold| !hold.lapsing) {
             let vote = hold.votes.as_mut().map(|votes| &mut votes.0[node]);
             if let Some(vote) = vote.filter(|vote| !vote.renewing) {
                 vote.renew_at = now;

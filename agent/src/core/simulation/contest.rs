@@ -9,7 +9,7 @@ use redisson::script::Publish;
 use super::dice::Dice;
 use super::host::Host;
 use super::run::{Event, Simulation};
-use crate::core::Settings;
+use crate::core::{Frozen, Settings};
 use crate::session::SessionId;
 
 /// What the agent is set to unless told otherwise.
@@ -26,6 +26,8 @@ fn usual() -> Settings {
         require_session: false,
         response_timeout: Duration::from_secs(1),
         publish: Publish::Plain,
+        lock_delay: Duration::ZERO,
+        frozen: Frozen::Keep,
         red: None,
     }
 }

@@ -226,7 +226,7 @@ impl Session {
             self.unread.clear();
         }
         self.owners.iter_mut().for_each(|owner| owner.unanswered = 0);
-        (self.reading, self.connected) = (true, false);
+        (self.reading, self.connected, self.known_stopped) = (true, false, false);
     }
 
     fn take_unsure(&mut self) -> Vec<(usize, &'static str)> {

@@ -13,7 +13,7 @@ use super::grace::Disk;
 use super::link::Link;
 use super::worker::Session;
 use crate::command::Command;
-use crate::core::{Core, Failure, Number, OpId, Settings};
+use crate::core::{Core, Failure, Frozen, Number, OpId, Settings};
 use crate::metrics::Figures;
 use crate::session::SessionId;
 
@@ -25,7 +25,11 @@ pub(super) fn micros(duration: Duration) -> u64 {
 /// What reaches a core from outside.
 #[derive(Debug)]
 pub(super) enum Input {
-    Outcome { renewal: bool, op: OpId, outcome: Result<Value, Failure> },
+    Outcome {
+        renewal: bool,
+        op: OpId,
+        outcome: Result<Value, Failure>,
+    },
     Connected,
     Message(LockName),
     Subscribed(LockName),
@@ -34,6 +38,8 @@ pub(super) enum Input {
     Opened(SessionId, bool),
     Command(SessionId, Command),
     Closed(SessionId),
+    /// The agent has looked who is stopped.
+    Stopped,
 }
 
 impl Input {
@@ -79,9 +85,23 @@ pub(super) struct Host {
     pub(super) removed: BTreeSet<Number>,
     pub(super) granted: BTreeSet<Number>,
     pub(super) disk: Disk,
+    /// What workers held that have died: nobody else may have it yet.
+    pub(super) departed: Vec<Departed>,
     offset: u64,
     /// How much faster its clock runs than Redis', in millionths.
     drift: i64,
+}
+
+/// A hold whose worker has died.
+#[derive(Debug)]
+pub(super) struct Departed {
+    pub(super) lock: &'static str,
+    pub(super) holder: String,
+    pub(super) number: Number,
+    /// Until when nobody else gets the lock.
+    pub(super) until: Moment,
+    /// Until when it was valid when it was last seen.
+    pub(super) valid_until: Moment,
 }
 
 /// What an agent is set to, different with each seed. Short leases make more happen in less time.
@@ -100,6 +120,8 @@ pub(super) fn settings(dice: &mut Dice) -> Settings {
         require_session: false,
         response_timeout: Duration::from_millis(response_timeout),
         publish: Publish::Plain,
+        lock_delay: Duration::ZERO,
+        frozen: Frozen::Keep,
         red: None,
     }
 }
@@ -130,6 +152,7 @@ impl Host {
             removed: BTreeSet::new(),
             granted: BTreeSet::new(),
             disk: Disk::default(),
+            departed: Vec::new(),
             offset,
             drift,
         }
@@ -150,6 +173,8 @@ impl Host {
         self.alarm_at = u64::MAX;
         self.calm_since = now;
         self.disk.records = 0;
+        // Nobody keeps them back any more but their leases.
+        self.departed.clear();
         let past = self.disk.past.clone();
         self.core.restore(self.boot(now), past);
     }

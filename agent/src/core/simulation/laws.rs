@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use redisson::HolderId;
 use redisson::script::Call;
+use redisson::{HolderId, Moment};
 
 use super::host::{Host, micros};
 use super::redis::Redis;
@@ -14,7 +14,7 @@ use super::worker::OWNERS;
 use crate::core::hold::Care;
 use crate::core::name::Contest;
 use crate::core::op::Purpose;
-use crate::core::{Number, OpId};
+use crate::core::{Frozen, Number, OpId};
 use crate::resp::{Frame, Outgoing};
 use crate::session::SessionId;
 
@@ -36,6 +36,8 @@ pub(super) struct Laws {
     before: Vec<String>,
     /// Since when a hold has been missing in Redis, or a ghost been in a waiter's way.
     missing: BTreeMap<(usize, Number), u64>,
+    /// How long a hold may be valid at most that is not renewed since its worker was stopped.
+    renewable: BTreeMap<(usize, Number), Moment>,
     haunted: BTreeMap<(usize, &'static str), u64>,
     pub(super) tokens: Tokens,
     /// Locks granted since everything was mended, to whoever holds them already too.
@@ -245,9 +247,30 @@ impl Simulation {
             if !self.hosts[host].is_calm(self.now) || !server_calm {
                 self.hosts[host].calm_since = self.now;
             }
+            self.check_departed(host).map_err(|breach| format!("host {host}: {breach}"))?;
             self.check_holds(host).map_err(|breach| format!("host {host}: {breach}"))?;
             self.check_names(host).map_err(|breach| format!("host {host}: {breach}"))?;
             self.check_fields(host).map_err(|breach| format!("host {host}: {breach}"))?;
+        }
+        Ok(())
+    }
+
+    /// What a dead worker held is nobody else's before the lock delay is over.
+    fn check_departed(&mut self, host: usize) -> Lawful {
+        let state = &mut self.hosts[host];
+        let now = state.boot(self.now);
+        let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
+        state.departed.retain(|departed| now < departed.until);
+        for departed in &mut state.departed {
+            if let Some(hold) = state.core.holds.get(&departed.number) {
+                departed.valid_until = hold.valid_until;
+                continue;
+            }
+            // An agent that cannot renew it has to give it up in the end, as any other.
+            let is_over = now >= lease.lost_at(departed.valid_until, margin);
+            if !is_over && !self.laws.is_excused(departed.lock, &departed.holder) {
+                return Err(format!("{departed:?} was let go before its time"));
+            }
         }
         Ok(())
     }
@@ -280,7 +303,7 @@ impl Simulation {
             if state.stall.is_none() {
                 // What is due at this very instant may still be in the queue of events.
                 let now = state.boot(self.now - 1);
-                let watched = hold.care == Care::Watched;
+                let watched = hold.care == Care::Watched && hold.kept_back.is_none();
                 if watched && now >= lease.lost_at(hold.valid_until, margin) {
                     return Err(format!("the loss of {field} on {lock} is not told in time"));
                 }
@@ -292,7 +315,19 @@ impl Simulation {
                 }
             }
             let key = (host, hold.number);
-            if there || hold.care == Care::Fixed {
+            let owner = state.sessions.get(&hold.owner.session);
+            let stopped = owner.is_some_and(|s| s.connected && s.known_stopped);
+            let lapses = state.settings.frozen == Frozen::Lapse && stopped;
+            // What the worker has asked for before it was stopped may still be answered.
+            let now = state.boot(self.now);
+            let at_most = hold.valid_until.max(now + lease.duration());
+            let entry = self.laws.renewable.entry(key).or_insert(at_most);
+            if !lapses || hold.asking.is_some() || hold.care == Care::Fixed {
+                *entry = at_most;
+            } else if hold.valid_until > *entry {
+                return Err(format!("{field} on {lock} is renewed for a stopped worker"));
+            }
+            if there || lapses || hold.care == Care::Fixed {
                 self.laws.missing.remove(&key);
             } else {
                 let since = *self.laws.missing.entry(key).or_insert(self.now);
@@ -451,6 +486,8 @@ impl Simulation {
                 &figures.subscriptions,
                 &figures.sessions,
                 &figures.away_sessions,
+                &figures.delayed_holds,
+                &figures.frozen_sessions,
             ];
             if gauges.iter().any(|gauge| gauge.get() != 0) {
                 return Err(format!("host {index}: its gauges are not back at 0"));

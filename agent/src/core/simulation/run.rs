@@ -14,7 +14,7 @@ use super::link::{COMMANDS, MESSAGES, RENEWALS};
 use super::redis::Entry;
 use super::redis::Redis;
 use super::wire::Packet;
-use crate::core::{Action, Failure, Lane, Node};
+use crate::core::{Action, Failure, Frozen, Lane, Node};
 use crate::session::{Peer, SessionId};
 
 /// What a law's breach says.
@@ -150,6 +150,11 @@ pub(super) struct Simulation {
 
 pub(super) const NAMES: [&str; 3] = ["x", "y", "z"];
 
+/// Each worker is a process of its own.
+fn pid_of(id: SessionId) -> i32 {
+    i32::try_from(id.0 % 1_000_000).expect("below a million") + 1
+}
+
 pub(super) fn lock_name(text: &str) -> LockName {
     LockName::new(text.as_bytes()).expect("a short name")
 }
@@ -158,7 +163,14 @@ impl Simulation {
     pub(super) fn new(seed: u64, traced: bool) -> Self {
         let mut dice = Dice::new(seed);
         let hosts = dice.pick(&[1, 2, 2]);
-        let settings = settings(&mut dice);
+        let mut settings = settings(&mut dice);
+        // Dead workers' locks are kept back in half of the runs, stopped workers' ones are let lapse in half of them.
+        settings.lock_delay = match seed % 8 {
+            2 | 3 => Duration::from_millis(200),
+            4 | 5 => settings.lease.duration() * 3 / 2,
+            _ => Duration::ZERO,
+        };
+        settings.frozen = if seed % 8 < 4 { Frozen::Keep } else { Frozen::Lapse };
         let hosts: Vec<Host> =
             (0..hosts).map(|index| Host::new(index, settings.clone(), &mut dice)).collect();
         let mut simulation = Self::empty(dice, hosts, traced);
@@ -401,11 +413,24 @@ impl Simulation {
             Input::Unsubscribed => core.on_unsubscribed(Node::Main),
             Input::Forced(name, number) => core.on_forced(now, Node::Main, &name, number),
             Input::Opened(id, resp3) => {
-                core.on_open(now, id, Peer::default(), secret(id));
+                let peer = Peer { pid: Some(pid_of(id)), ..Peer::default() };
+                core.on_open(now, id, peer, secret(id));
                 core.on_protocol(id, resp3);
             }
             Input::Command(id, command) => core.on_command(now, id, command),
             Input::Closed(id) => core.on_close(now, id),
+            Input::Stopped => {
+                let mut stopped = BTreeSet::new();
+                for (id, session) in &mut state.sessions {
+                    // Of who neither holds nor waits it wants to know nothing until the next look.
+                    let busy = core.sessions.get(id).is_some_and(|session| session.is_busy());
+                    session.known_stopped = busy && session.connected && !session.reading;
+                    if session.known_stopped {
+                        stopped.insert(pid_of(*id));
+                    }
+                }
+                core.on_stopped(now, &stopped);
+            }
         }
     }
 

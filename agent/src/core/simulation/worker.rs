@@ -5,12 +5,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use redisson::{Kind, Lease, LockName, Moment};
+use redisson::{HolderId, Kind, Lease, LockName, Moment};
 
 use super::grace::{Ticket, hex};
-use super::host::{Input, micros};
+use super::host::{Departed, Input, micros};
 use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name, secret};
 use crate::command::{Command, HoldRequest, ListRequest, LockRequest, Wait};
+use crate::core::Frozen;
 use crate::resp::{Frame, Outgoing};
 use crate::session::SessionId;
 
@@ -66,7 +67,10 @@ pub(super) struct Session {
     pub(super) shared: bool,
     /// What came while it did not read, and when.
     pub(super) unread: VecDeque<(u64, Outgoing)>,
+    /// A worker that does not read is one whose process is stopped.
     pub(super) reading: bool,
+    /// Its agent has been told so.
+    pub(super) known_stopped: bool,
     next_token: i64,
     /// It has a connection; else it is about to get another one.
     pub(super) connected: bool,
@@ -87,6 +91,7 @@ impl Session {
             shared,
             unread: VecDeque::new(),
             reading: true,
+            known_stopped: false,
             next_token: 0,
             connected: true,
             ticket: None,
@@ -337,13 +342,29 @@ impl Simulation {
     /// The worker dies, or just goes.
     pub(super) fn hang_up(&mut self, host: usize, id: SessionId) {
         let run = self.hosts[host].run;
-        if self.hosts[host].sessions.remove(&id).is_none() {
-            return;
-        }
+        let Some(session) = self.hosts[host].sessions.remove(&id) else { return };
+        self.depart(host, &session);
         self.log(|| format!("host {host} worker {id:?} goes"));
         self.after(20, Event::Input { host, run, input: Input::Closed(id) });
         let pause = self.think(host);
         self.after(pause, Event::Join { host });
+    }
+
+    /// What a dead worker holds is kept back. (What it was about to let go is not counted.)
+    fn depart(&mut self, host: usize, dead: &Session) {
+        let state = &mut self.hosts[host];
+        if state.settings.lock_delay.is_zero() {
+            return;
+        }
+        let until = state.boot(self.now) + state.settings.lock_delay;
+        for (lock, view) in dead.owners.iter().flat_map(|owner| &owner.views) {
+            let number = HolderId::parse(view.holder.as_bytes()).expect("a holder of ours").thread;
+            let Some(hold) = state.core.holds.get(&number).filter(|_| !view.leaving) else {
+                continue;
+            };
+            let (holder, valid_until) = (view.holder.clone(), hold.valid_until);
+            state.departed.push(Departed { lock: *lock, holder, number, until, valid_until });
+        }
     }
 
     fn stop_reading(&mut self, host: usize, id: SessionId) {
@@ -352,16 +373,28 @@ impl Simulation {
         if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
             session.reading = false;
             self.after(pause, Event::Read { host, run, session: id });
+            self.look_who_is_stopped(host);
         }
     }
 
     pub(super) fn read_on(&mut self, host: usize, id: SessionId) -> Lawful {
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return Ok(()) };
         session.reading = true;
-        for (came, outgoing) in std::mem::take(&mut session.unread) {
+        session.known_stopped = false;
+        let unread = std::mem::take(&mut session.unread);
+        self.look_who_is_stopped(host);
+        for (came, outgoing) in unread {
             self.read(host, id, came, outgoing)?;
         }
         Ok(())
+    }
+
+    /// The agent looks which of its workers are stopped.
+    fn look_who_is_stopped(&mut self, host: usize) {
+        if self.hosts[host].settings.frozen == Frozen::Lapse {
+            let run = self.hosts[host].run;
+            self.after(300, Event::Input { host, run, input: Input::Stopped });
+        }
     }
 
     fn leave_when_done(&mut self, host: usize, id: SessionId) {

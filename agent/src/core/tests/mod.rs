@@ -1,7 +1,9 @@
 //! The core against a small model of Redis.
 
+mod delay;
 mod doubt;
 mod fair;
+mod frozen;
 mod grace;
 mod locks;
 mod multi;

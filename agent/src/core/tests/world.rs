@@ -9,7 +9,7 @@ use redisson::script::{Call, Publish, Value};
 use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
 use crate::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::core::{Action, Core, Failure, Node, OpId, Settings};
+use crate::core::{Action, Core, Failure, Frozen, Node, OpId, Settings};
 use crate::journal::{Past, Record};
 use crate::metrics::Figures;
 use crate::resp::{Frame, Outgoing};
@@ -122,6 +122,8 @@ fn core(run: i64, now: Moment) -> Core {
         require_session: false,
         response_timeout: Duration::from_secs(2),
         publish: Publish::Plain,
+        lock_delay: Duration::ZERO,
+        frozen: Frozen::Keep,
         red: None,
     };
     let figures = Figures::new(Grouping::new(vec![], 50), &Registry::new()).unwrap();
@@ -162,7 +164,8 @@ impl World {
     pub(super) fn open_as(&mut self, uid: u32, secret: [u8; 16]) -> SessionId {
         self.next_session += 1;
         let id = SessionId(self.next_session);
-        let peer = Peer { uid, ..Peer::default() };
+        let pid = i32::try_from(self.next_session).ok();
+        let peer = Peer { pid, uid, ..Peer::default() };
         self.core.on_open(self.now, id, peer, secret);
         id
     }

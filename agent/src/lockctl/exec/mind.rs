@@ -168,7 +168,7 @@ impl<'a> Mind<'a> {
                 say(&format!("{}: the agent ends; {}", shown(&name), self.lasting()));
             }
             Push::Lost(name, reason) => {
-                let valid = reason == "unconfirmed" || reason == "expired";
+                let valid = matches!(reason.as_str(), "unconfirmed" | "expired" | "frozen");
                 self.lose(&format!("{}: {}", shown(&name), in_words(&reason)), !valid);
             }
             Push::Gone => {
@@ -307,6 +307,7 @@ fn in_words(reason: &str) -> &str {
         "missing" => "it is gone from Redis",
         "stolen" => "another holder has it",
         "forced" => "an operator released it",
+        "frozen" => "its guard was stopped for too long",
         other => other,
     }
 }

@@ -14,7 +14,7 @@ use super::super::redis::Redis;
 use super::laws::Forgotten;
 use super::worker::Worker;
 use crate::command::Command;
-use crate::core::{Action, Core, Failure, Lane, Node, Number, OpId, RedSettings, Settings};
+use crate::core::{Action, Core, Failure, Frozen, Lane, Node, Number, OpId, RedSettings, Settings};
 use crate::metrics::Figures;
 use crate::resp::{Frame, Outgoing};
 use crate::session::{Peer, SessionId};
@@ -151,6 +151,8 @@ impl World {
             require_session: false,
             response_timeout: Duration::from_secs(2),
             publish: Publish::Plain,
+            lock_delay: Duration::ZERO,
+            frozen: Frozen::Keep,
             red: Some(red),
         };
         settings(&mut all);

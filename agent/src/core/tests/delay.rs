@@ -1,0 +1,106 @@
+//! Locks of dead workers, which are kept back for a while.
+
+use std::time::Duration;
+
+use redisson::{Kind, Lease};
+
+use super::world::{LEASE, Network, World, lock_command};
+use crate::command::{Command, LockRequest};
+
+const DELAY: Duration = Duration::from_secs(100);
+const MOMENT: Duration = Duration::from_millis(10);
+
+fn world() -> World {
+    let mut world = World::new();
+    world.core.settings.lock_delay = DELAY;
+    world
+}
+
+fn nearly(delay: Duration) -> Duration {
+    delay.checked_sub(MOMENT).unwrap()
+}
+
+#[test]
+fn a_dead_workers_lock_goes_to_the_next_when_the_delay_is_over_and_not_before() {
+    let mut world = world();
+    let (dying, next) = (world.open(), world.open());
+    world.lock(dying, "x");
+    let before = world.holders("x");
+    world.lock(next, "x");
+    world.close(dying);
+    // Longer than a lease: it is renewed as if its worker lived.
+    world.pass(nearly(DELAY));
+    assert_eq!(world.holders("x"), before);
+    assert!(world.has_no_reply(next));
+    assert_eq!(world.core.figures.delayed_holds.get(), 1);
+    world.pass(MOMENT * 2);
+    assert_eq!(world.reply(next), "held 1");
+    assert_ne!(world.holders("x"), before);
+    assert_eq!(world.core.figures.delayed_holds.get(), 0);
+}
+
+#[test]
+fn who_gives_back_or_says_goodbye_is_not_meant() {
+    let mut world = world();
+    let (polite, quitting) = (world.open(), world.open());
+    world.lock(polite, "x");
+    world.unlock(polite, "x");
+    world.close(polite);
+    assert!(world.holders("x").is_empty());
+    world.lock(quitting, "y");
+    world.core.on_quit(quitting);
+    world.close(quitting);
+    assert!(world.holders("y").is_empty());
+    assert_eq!(world.core.next_deadline(), None);
+}
+
+#[test]
+fn an_explicit_lease_is_kept_up_for_the_delay() {
+    let mut world = world();
+    let dying = world.open();
+    let lease = Lease::new(Duration::from_secs(5));
+    world.command(dying, Command::Lock(LockRequest { lease, ..lock_command("x") }));
+    world.lock_as(dying, "y", Kind::Read);
+    world.close(dying);
+    world.pass(nearly(DELAY));
+    assert!(!world.holders("x").is_empty() && !world.holders("y").is_empty());
+    world.pass(MOMENT * 2);
+    assert!(world.holders("x").is_empty() && world.holders("y").is_empty());
+    assert!(world.core.is_idle());
+}
+
+#[test]
+fn without_redis_it_ends_with_its_lease_and_nobody_is_told() {
+    let mut world = world();
+    let dying = world.open();
+    world.lock(dying, "x");
+    world.close(dying);
+    world.network = Network::Holds;
+    world.pass(LEASE * 2);
+    assert_eq!(world.core.holds(), 0);
+    world.network = Network::Good;
+    world.pass(LEASE * 2);
+    assert!(world.holders("x").is_empty());
+    assert_eq!(world.core.figures.delayed_holds.get(), 0);
+}
+
+#[test]
+fn grace_counts_towards_it_and_the_journal_knows() {
+    let mut world = world();
+    let dying = world.open();
+    let grace = Some(Duration::from_secs(60));
+    world.command(dying, Command::Session { grace, push: None, deadlines: None });
+    world.lock(dying, "x");
+    world.close(dying);
+    world.pass(Duration::from_secs(70));
+    assert_eq!(world.core.sessions.len(), 0, "nobody has resumed it");
+    assert_eq!(world.holders("x").len(), 1);
+    // What is written anew says the same.
+    let records = world.core.journal_records();
+    assert_eq!(records.len(), 1, "{records:?}");
+    let noted: Vec<_> = world.past.traces.values().map(|trace| trace.after).collect();
+    assert_eq!(noted, [world.now + Duration::from_secs(30)]);
+    world.pass(Duration::from_secs(30) + MOMENT);
+    assert!(world.holders("x").is_empty());
+    assert!(world.past.is_empty());
+}

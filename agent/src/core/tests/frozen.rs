@@ -1,0 +1,94 @@
+//! Workers that are stopped while they hold something.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::world::{LEASE, World};
+use crate::core::Frozen;
+use crate::session::SessionId;
+
+impl World {
+    /// Of all workers those of these sessions are stopped.
+    fn stop(&mut self, sessions: &[SessionId]) {
+        let pid = |id: &SessionId| i32::try_from(id.0).unwrap();
+        let pids: BTreeSet<i32> = sessions.iter().map(pid).collect();
+        self.core.on_stopped(self.now, &pids);
+        self.work();
+    }
+
+    fn frozen(&self) -> i64 {
+        self.core.figures.frozen_sessions.get()
+    }
+}
+
+fn world() -> World {
+    let mut world = World::new();
+    world.core.settings.frozen = Frozen::Lapse;
+    world
+}
+
+#[test]
+fn a_stopped_worker_keeps_its_lock_unless_told_otherwise() {
+    let mut world = World::new();
+    let (a, idle) = (world.open(), world.open());
+    world.lock(a, "x");
+    assert_eq!(world.core.busy_pids(), BTreeSet::from([1]));
+    world.stop(&[a, idle]);
+    assert_eq!(world.frozen(), 1, "who holds nothing does not count");
+    world.pass(LEASE * 3);
+    assert_eq!(world.holders("x").len(), 1);
+    world.stop(&[]);
+    assert_eq!(world.frozen(), 0);
+    assert!(world.events(a).is_empty());
+}
+
+#[test]
+fn a_stopped_workers_lock_lapses_and_it_is_told_why() {
+    let mut world = world();
+    let (a, next) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(next, "x");
+    world.stop(&[a]);
+    assert_eq!(world.frozen(), 2 - 1);
+    world.pass(LEASE / 3 * 2);
+    assert!(world.has_no_reply(next), "until the validity that it was told of ends");
+    world.pass(LEASE / 3 + Duration::from_secs(1));
+    assert_eq!(world.reply(next), "held 1");
+    let events = world.events(a);
+    assert_eq!(events.last().map(String::as_str), Some("lost x lock frozen"), "{events:?}");
+}
+
+#[test]
+fn one_that_goes_on_in_time_has_lost_nothing() {
+    let mut world = world();
+    let a = world.open();
+    world.lock(a, "x");
+    let before = world.holders("x");
+    for _ in 0..5 {
+        world.stop(&[a]);
+        world.pass(LEASE / 4 * 3);
+        world.stop(&[]);
+        world.pass(Duration::from_millis(100));
+    }
+    world.pass(LEASE * 2);
+    assert_eq!(world.holders("x"), before);
+    let events = world.events(a);
+    assert_eq!(events.last().map(String::as_str), Some("safe x lock"), "{events:?}");
+}
+
+#[test]
+fn a_grant_to_a_stopped_worker_lapses_too_and_its_death_ends_that() {
+    let mut world = world();
+    let (holder, waiter) = (world.open(), world.open());
+    world.lock(holder, "x");
+    world.lock(waiter, "x");
+    world.stop(&[waiter]);
+    world.unlock(holder, "x");
+    world.pass(LEASE + Duration::from_secs(1));
+    assert!(world.holders("x").is_empty(), "{:?}", world.holders("x"));
+    world.lock(holder, "y");
+    world.stop(&[holder]);
+    world.close(holder);
+    assert!(world.holders("y").is_empty());
+    assert_eq!((world.frozen(), world.core.stopped.len()), (0, 0));
+}
