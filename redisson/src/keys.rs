@@ -29,6 +29,10 @@ pub const AGENT_HOLDERS: &[u8] = b"lockscope:holders:";
 pub const RELEASED: &[u8] = b"0";
 /// What a release of the write side publishes: every waiter may try.
 pub const WRITE_RELEASED: &[u8] = b"1";
+/// What our release of the write side publishes behind [`WRITE_RELEASED`]. That message wakes the threads of a Redisson
+/// client that sleep, and is lost on one that has been refused and does not sleep yet. A zero stays until somebody takes
+/// it. It is a zero for whoever reads numbers, and written otherwise, so that observers tell it from a release of its own.
+pub const WRITE_RELEASED_AGAIN: &[u8] = b"00";
 
 fn prefixed(prefix: &[u8], name: &LockName) -> Vec<u8> {
     [prefix, &name.tagged()].concat()

@@ -1,6 +1,8 @@
 //! Whoever waits on one side has the lock as soon as the other side lets go. Leases and polls are so long that a
 //! waiter which was not woken would still sleep when the test gives up.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
 use harness::Reply;
 
@@ -13,6 +15,7 @@ for_each_kind!(
     java_hears_a_handover_chain_end,
     we_hear_java_release,
     we_hear_java_force,
+    no_java_thread_is_missed_on_its_way_to_sleep,
     many_on_both_sides_all_have_it,
 );
 
@@ -107,6 +110,30 @@ mod cases {
         assert_eq!(worker.reply().await?.ok()?.field("holds")?, &Reply::Int(1));
         let thrown = java.thrown("unlock").await?;
         assert_eq!(thrown.class, "IllegalMonitorStateException");
+        Ok(())
+    }
+
+    /// The message may come when a thread has been refused and does not sleep yet. Redisson's own message of a write lock
+    /// is lost on it then, and it sleeps as long as the lease it was told; leases are ten minutes.
+    pub(super) async fn no_java_thread_is_missed_on_its_way_to_sleep(kind: Kind) -> Result<()> {
+        let bed = Bed::new().await?;
+        let (mut worker, java) = (bed.session().await?, bed.java(kind, "a"));
+        let mut watch = bed.redis.client().await?;
+        watch.call("MONITOR").await?.ok()?;
+        let rounds = if kind.word == "write" { 400 } else { 50 };
+        for round in 0..rounds {
+            assert!(lock(&mut worker, kind, "a", "").await?);
+            let (locked, unlocked) = (java.begin("lock")?, java.begin("unlock")?);
+            // It has been refused, and listens; now it tries once more, and then it sleeps.
+            while !watch.reply().await?.text().to_ascii_uppercase().contains("\"SUBSCRIBE\"") {}
+            let from = Instant::now();
+            while from.elapsed() < Duration::from_micros(round % 40 * 25) {
+                std::hint::spin_loop();
+            }
+            assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
+            locked.answer().await??;
+            unlocked.answer().await??;
+        }
         Ok(())
     }
 

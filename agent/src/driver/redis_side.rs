@@ -249,6 +249,10 @@ impl News {
             PubSubEvent::Message { channel, payload, .. } if channel == self.forced => {
                 forced(&payload).unwrap_or(FromRedis::Nothing)
             }
+            // For those who might miss the message before it, as we do not.
+            PubSubEvent::Message { payload, .. } if payload == keys::WRITE_RELEASED_AGAIN => {
+                FromRedis::Nothing
+            }
             PubSubEvent::Message { channel, .. } => FromRedis::Message { channel },
             PubSubEvent::Subscribed(channel) => FromRedis::Subscribed { channel },
             PubSubEvent::Down { .. } => FromRedis::Unsubscribed,

@@ -84,6 +84,9 @@ impl Channels {
             let mut told = HashSet::new();
             for event in events.drain(..) {
                 match event {
+                    // It belongs to the message before it.
+                    PubSubEvent::Message { payload, .. }
+                        if payload == keys::WRITE_RELEASED_AGAIN => {}
                     PubSubEvent::Message { channel, .. } => {
                         if !told.contains(&channel) {
                             self.released(&channel).await;

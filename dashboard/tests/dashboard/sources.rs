@@ -36,6 +36,38 @@ async fn a_lock_is_found_followed_and_remembered() {
     dashboard.stop().await;
 }
 
+/// An agent tells of a write lock's release twice, so that no thread of Redisson misses it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_is_told_twice_is_one() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = Dashboard::start(&server.url()).await;
+    let say = |redis: &mut redis::Connection, message: &str| {
+        run::<i64>(redis, &["PUBLISH", "redisson_rwlock:{ledger}", message]);
+    };
+    for releases in 1..=3 {
+        say(&mut redis, "1");
+        // Heard by itself: no two of them come in one piece.
+        dashboard.lock_when("ledger", |lock| told(lock) == releases).await;
+        say(&mut redis, "00");
+    }
+    // A message behind the last one: that has been heard too.
+    run::<i64>(&mut redis, &["PUBLISH", "redisson_lock__channel:{other}", "0"]);
+    dashboard.lock_when("other", |lock| told(lock) == 1).await;
+    let ledger = dashboard.lock_when("ledger", |lock| lock["state"] == "free").await;
+    assert_eq!(told(&ledger), 3, "{ledger}");
+}
+
+/// How many release messages a lock's events tell of, of which those that follow one another are one event.
+fn told(lock: &Value) -> u64 {
+    let events = lock["events"].as_array().into_iter().flatten();
+    let count = |event: &Value| {
+        let detail = event["detail"].as_str().unwrap_or_default();
+        detail.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(1)
+    };
+    events.filter(|event| event["event"] == "released").map(count).sum()
+}
+
 /// So many keys are passed over so rarely that only messages and polls can tell.
 #[tokio::test(flavor = "multi_thread")]
 async fn between_passes_known_locks_are_seen_taken_again() {

@@ -40,8 +40,9 @@ local function publish(channel, message)
   end
 end
 if mode then
-  -- 1 wakes every waiter, readers and writers.
+  -- 1 wakes every waiter, readers and writers; the zero is for who does not sleep yet.
   publish(ARGV[2], '1')
+  publish(ARGV[2], '00')
 else
   publish(ARGV[1], '0')
   -- A fair lock's waiters listen each for itself.

@@ -84,14 +84,14 @@ script!(/** Takes a fair lock, or a place in its queue. */ ACQUIRE_FAIR, "acquir
 script!(/** Keeps holds that are there: re-entry, partial release, extending, renewal. */ KEEP, "keep": "keep.lua");
 script!(/** The same for read holds, which have markers. */ KEEP_READ, "keep_read": "keep_read.lua");
 script!(/** Ends a hold, plain or fenced. */ RELEASE, "release": "release.lua");
-script!(/** Ends a read hold. */ RELEASE_READ, "release_read": "release_read.lua");
-script!(/** Ends a write hold. */ RELEASE_WRITE, "release_write": "release_write.lua");
+script!(/** Ends a read hold. */ RELEASE_READ, "release_read": "readers.lua" "release_read.lua");
+script!(/** Ends a write hold. */ RELEASE_WRITE, "release_write": "readers.lua" "release_write.lua");
 script!(/** Ends a fair hold, or a wait for one. */ RELEASE_FAIR, "release_fair": "queue.lua" "release_fair.lua");
 script!(/** Passes a lock between two holders of one client. */ HAND_OVER, "hand_over": "fence.lua" "hand_over.lua");
 script!(/** Ends a lock for an operator. */ FORCE_RELEASE, "force_release": "queue.lua" "force_release.lua");
 script!(/** Ends one of its holds for an operator. */ FORCE_RELEASE_HOLDER, "force_release_holder": "as_seen.lua" "release.lua");
-script!(/** The same for a read hold. */ FORCE_RELEASE_READER, "force_release_reader": "as_seen.lua" "release_read.lua");
-script!(/** The same for a write hold. */ FORCE_RELEASE_WRITER, "force_release_writer": "as_seen.lua" "release_write.lua");
+script!(/** The same for a read hold. */ FORCE_RELEASE_READER, "force_release_reader": "as_seen.lua" "readers.lua" "release_read.lua");
+script!(/** The same for a write hold. */ FORCE_RELEASE_WRITER, "force_release_writer": "as_seen.lua" "readers.lua" "release_write.lua");
 script!(/** Takes a dead waiter out of a queue for an operator. */ REMOVE_PLACE, "remove_place": "queue.lua" "remove_place.lua");
 script!(/** Tells what a lock looks like. */ SHOW, "show": "show.lua");
 

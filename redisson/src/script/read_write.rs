@@ -77,12 +77,18 @@ pub fn release_read(name: &LockName, holder: &HolderId, publish: Publish) -> Cal
     Call { script: &RELEASE_READ, keys, args }
 }
 
-/// Ends a write hold whatever its count, and tells every waiter. Reads under it stay, and others may join them. Read
-/// the reply with [`super::parse_release`].
+/// Ends a write hold whatever its count, and tells every waiter. Reads under it stay as long as they live, and others may
+/// join them. Read the reply with [`super::parse_release`].
 #[must_use]
 pub fn release_write(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
-    let mut args =
-        Args::from([text(holder), keys::read_write_channel(name), keys::WRITE_RELEASED.to_vec()]);
+    let mut args = Args::from([
+        text(holder),
+        text(MAX_READ_COUNT),
+        keys::read_write_channel(name),
+        keys::WRITE_RELEASED.to_vec(),
+        keys::WRITE_RELEASED_AGAIN.to_vec(),
+    ]);
     args.extend(publish.commands());
-    Call { script: &RELEASE_WRITE, keys: Args::from([name.as_bytes()]), args }
+    let keys = Args::from([name.as_bytes().to_vec(), name.tagged()]);
+    Call { script: &RELEASE_WRITE, keys, args }
 }

@@ -15,31 +15,10 @@ redis.call('HDEL', lock, me)
 for n = 1, math.min(tonumber(had) or 1, most) do
   redis.call('DEL', prefix .. ':' .. n)
 end
--- Under a write hold the lease is the writer's. A crowd is not searched: its lease stays as it is.
-local fields = redis.call('HLEN', lock)
-if redis.call('HGET', lock, 'mode') ~= 'read' or fields > 256 then
-  return {1}
-end
-
-local longest = 0
-for _, field in ipairs(redis.call('HKEYS', lock)) do
-  if field ~= 'mode' then
-    local count = tonumber(redis.call('HGET', lock, field)) or 1
-    for n = 1, math.min(count, most) do
-      local left = redis.call('PTTL', tagged .. ':' .. field .. ':rwlock_timeout:' .. n)
-      if left == -1 then
-        return {1}
-      end
-      longest = math.max(longest, left)
-    end
-  end
-end
-if longest <= 0 then
-  redis.call('DEL', lock)
+-- Under a write hold the lease is the writer's.
+if redis.call('HGET', lock, 'mode') == 'read' and ends_with_readers(lock, tagged, most) then
   for i = 5, #ARGV do
     redis.call(ARGV[i], ARGV[3], ARGV[4])
   end
-elseif longest < redis.call('PTTL', lock) then
-  redis.call('PEXPIRE', lock, longest)
 end
 return {1}

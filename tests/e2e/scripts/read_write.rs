@@ -155,7 +155,7 @@ async fn under_ones_own_write_hold_one_may_read_and_downgrade() -> Result<()> {
 
     assert_eq!(bench.read_under(&lock, ours(3), ours(1)).await?, GRANTED);
     assert_eq!(bench.release_write(&lock, ours(1)).await?, Released::Released);
-    assert_eq!(messages(&mut waiter).await?, ["1"], "other readers may come in now");
+    assert_eq!(messages(&mut waiter).await?, ["1", "00"], "other readers may come in now");
     assert_eq!(bench.fields(&lock).await?, [field(ours(3), 1), mode("read")]);
     assert_eq!(bench.read_under(&lock, ours(3), ours(1)).await?, GRANTED, "a late copy");
     assert_eq!(bench.read(&lock, theirs(), 5_000).await?, GRANTED);
@@ -163,6 +163,32 @@ async fn under_ones_own_write_hold_one_may_read_and_downgrade() -> Result<()> {
     assert_eq!(bench.release_read(&lock, ours(3)).await?, Released::Released);
     assert_eq!(messages(&mut waiter).await?, ["0"]);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
+    Ok(())
+}
+
+/// Whoever reads under it and is dead by its marker does not keep others out when the writer has gone.
+#[tokio::test]
+async fn a_dead_reader_goes_with_the_writer() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
+    bench.write(&lock, ours(1), 60_000).await?;
+    bench.read_under(&lock, ours(2), ours(1)).await?;
+    let marker = format!("{}:1", String::from_utf8(keys::read_markers(&lock, &ours(2)))?);
+    bench.client.call(&format!("DEL {marker}")).await?.ok()?;
+    assert_eq!(bench.release_write(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(messages(&mut waiter).await?, ["1", "00"]);
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
+
+    // What is left lives as long as the reader, not as long as the writer would have.
+    bench.write(&lock, ours(1), 60_000).await?;
+    bench.read_under(&lock, ours(2), ours(1)).await?;
+    bench.read_under(&lock, ours(3), ours(1)).await?;
+    bench.client.call(&format!("DEL {marker}")).await?.ok()?;
+    assert_eq!(bench.release_write(&lock, ours(1)).await?, Released::Released);
+    assert!((3_000..=5_000).contains(&bench.pttl(&lock).await?));
+    assert_eq!(bench.release_read(&lock, ours(3)).await?, Released::Released);
+    bench.assert_free(&lock).await?;
     Ok(())
 }
 

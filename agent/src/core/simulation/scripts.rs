@@ -262,7 +262,7 @@ fn force_release(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<
         }
     }
     run.del(lock);
-    let mut channels = vec![if read_write { args[1].clone() } else { args[0].clone() }];
+    let mut channels = if read_write { vec![args[1].clone(); 2] } else { vec![args[0].clone()] };
     if !read_write {
         let head = head_without_the_dead(run, queue, deadlines);
         channels.extend(head.map(|head| format!("{}{head}", args[2])));
