@@ -126,17 +126,19 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         Arc::clone(&figures),
         &stage,
     );
-    announce::start(
-        announce::Start {
+    let servers = std::iter::once((&config.target, false));
+    for (target, red) in servers.chain(config.red.iter().map(|target| (target, true))) {
+        let start = announce::Start {
             client: identity.client,
-            target: config.target.clone(),
+            target: target.clone(),
+            red,
             connect_timeout: config.connect_timeout,
             response_timeout: config.core.response_timeout,
             cmdline: config.publish_cmdline,
             core: core.sender(),
-        },
-        &stage,
-    );
+        };
+        announce::start(start, &stage);
+    }
     stopped::start(core.sender(), &stage);
     let sources = http::Sources {
         registry,

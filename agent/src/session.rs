@@ -183,6 +183,8 @@ pub struct Noted {
     pub numbers: Vec<Number>,
     /// What is younger is not worth a note.
     pub min_age: Duration,
+    /// Whether they are those of red locks only, which the servers of these are told.
+    pub red: bool,
 }
 
 /// What would make such a part true.

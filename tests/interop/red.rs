@@ -192,6 +192,31 @@ async fn our_release_wakes_java() -> Result<()> {
     Ok(())
 }
 
+/// Its thread holds the lock under another client's id on each server, since it has a client for each.
+#[tokio::test]
+async fn javas_release_wakes_us() -> Result<()> {
+    let bed = RedBed::patient().await?;
+    let (java, mut worker) = (bed.java(1), bed.session().await?);
+    for _ in 0..3 {
+        java.call("lock").await?;
+        worker.send(OURS).await?;
+        for server in &bed.servers {
+            eventually("ours to listen on each server", async || {
+                let channel = "PUBSUB NUMSUB redisson_lock__channel:{till}";
+                let numsub = server.client().await?.call(channel).await?;
+                ensure!(numsub.items()?[1].int()? == 1, "nobody listens");
+                Ok(())
+            })
+            .await;
+        }
+        java.call("unlock").await?;
+        worker.reply().await?.ok()?.field("holder")?;
+        worker.call("UNLOCK till").await?.ok()?;
+        bed.until_free().await;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn sections_of_both_sides() -> Result<()> {
     let bed = RedBed::new(&[], "").await?;

@@ -48,6 +48,8 @@ pub struct Start {
     pub client: ClientId,
     /// Which Redis.
     pub target: Target,
+    /// Whether it is one of the servers of red locks: it is told of these only.
+    pub red: bool,
     /// How long a connection may take to be made.
     pub connect_timeout: Duration,
     /// How long Redis has to answer.
@@ -74,6 +76,7 @@ pub fn start(start: Start, stage: &Shutdown) {
         holders_key: keys::agent_holders(&start.client),
         about_us: AboutUs::now(),
         book: Book::default(),
+        red: start.red,
         cmdline: start.cmdline,
         refused: None,
     };
@@ -117,14 +120,14 @@ struct Book(BTreeSet<Number>);
 
 impl Book {
     /// The next part of it, above `after`.
-    fn part(&self, after: Number) -> Noted {
+    fn part(&self, after: Number, red: bool) -> Noted {
         let range = (Bound::Excluded(after), Bound::Unbounded);
         let numbers: Vec<Number> = self.0.range(range).take(PAGE).copied().collect();
         let until = match numbers.last() {
             Some(last) if numbers.len() == PAGE => *last,
             _ => Number::MAX,
         };
-        Noted { after, until, numbers, min_age: MIN_AGE }
+        Noted { after, until, numbers, min_age: MIN_AGE, red }
     }
 
     /// These differences have been written.
@@ -149,6 +152,8 @@ struct Announcer {
     holders_key: Vec<u8>,
     about_us: AboutUs,
     book: Book,
+    /// Whether only red locks are told of.
+    red: bool,
     cmdline: bool,
     /// What Redis said when it refused last.
     refused: Option<String>,
@@ -197,7 +202,7 @@ impl Announcer {
         let mut after = 0;
         loop {
             let (answer, differences) = oneshot::channel();
-            let part = self.book.part(after);
+            let part = self.book.part(after, self.red);
             self.core.send(FromSession::Noted(part, answer)).await.map_err(|_| Ended::NoCore)?;
             let differences = differences.await.map_err(|_| Ended::NoCore)?;
             if !(differences.gone.is_empty() && differences.due.is_empty()) {
@@ -287,9 +292,9 @@ mod tests {
     #[test]
     fn the_book_is_compared_part_by_part() {
         let mut book = Book((1..=501).map(|n| n * 10).collect());
-        let first = book.part(0);
+        let first = book.part(0, false);
         assert_eq!((first.numbers.len(), first.until), (PAGE, 5_000));
-        let second = book.part(first.until);
+        let second = book.part(first.until, false);
         assert_eq!((second.numbers, second.until), (vec![5_010], Number::MAX));
         let due = Noteworthy {
             number: 15,
@@ -301,7 +306,7 @@ mod tests {
             age_ms: 1_000,
         };
         book.enter(&Differences { gone: vec![20, 30], due: vec![due], next: None });
-        assert_eq!(book.part(0).numbers[..3], [10, 15, 40]);
+        assert_eq!(book.part(0, false).numbers[..3], [10, 15, 40]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redisson::script::Shown;
 use redisson::shape::MAX_FIELDS;
-use redisson::{HolderId, LockName, group};
+use redisson::{Family, HolderId, LockName, group};
 
 use super::hold::millis;
 use super::op::Purpose;
@@ -179,13 +179,20 @@ impl Core {
         ListPage { next: if more { next } else { 0 }, rows }
     }
 
+    /// SHOW. What is no red lock here may be one elsewhere: then the one Redis of the other kinds has nothing.
     pub(super) fn show(&mut self, slot: Slot, name: LockName) {
+        if self.family(&name) == Some(Family::Red) {
+            return self.show_red(slot, name);
+        }
         self.send(Purpose::Show { name, slot }, Duration::MAX);
     }
 
     /// Redis told what a lock looks like.
     pub(super) fn shown(&mut self, slot: Slot, name: &LockName, shown: &Shown) {
         let reply = if shown.key_type == "none" && shown.queue_length == 0 {
+            if self.settings.red.is_some() {
+                return self.show_red(slot, name.clone());
+            }
             Frame::Null
         } else {
             let only_uid = self.sees_only(slot.session);
@@ -203,7 +210,7 @@ impl Core {
     }
 
     /// What is known of a holder that is one of this agent's.
-    fn known(&self, id: &HolderId, only_uid: Option<u32>) -> Option<ListRow> {
+    pub(super) fn known(&self, id: &HolderId, only_uid: Option<u32>) -> Option<ListRow> {
         let (row, _) = (id.client == self.client).then(|| self.row(id.thread, true))??;
         only_uid.is_none_or(|uid| row.uid == uid).then_some(row)
     }
@@ -231,6 +238,41 @@ fn row_frame(row: ListRow) -> Frame {
     ])
 }
 
+/// What is odd about a name.
+pub(super) fn name_warnings(name: &LockName) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if name.as_str().is_none() {
+        warnings.push("the name is not UTF-8: Java clients cannot spell it".to_owned());
+    }
+    if !name.companions_share_slot() {
+        warnings.push(
+            "odd braces: in a cluster its channel and companions fall into other slots".to_owned(),
+        );
+    }
+    warnings
+}
+
+/// A holder as SHOW tells it, and the worker behind it where that is one of ours.
+pub(super) fn holder_frame(
+    id: &HolderId,
+    count: i64,
+    alive: Option<bool>,
+    row: Option<&ListRow>,
+) -> Frame {
+    let text = |text: Option<&String>| Frame::or_null(text.cloned().map(Frame::bytes));
+    let number = |number: Option<i64>| Frame::or_null(number.map(Frame::Int));
+    Frame::Map(vec![
+        ("holder", Frame::bytes(id.to_string())),
+        ("holds", Frame::Int(count)),
+        ("alive", number(alive.map(i64::from))),
+        ("pid", number(row.and_then(|row| row.pid).map(i64::from))),
+        ("uid", number(row.map(|row| row.uid.into()))),
+        ("comm", text(row.and_then(|row| row.comm.as_ref()))),
+        ("name", text(row.and_then(|row| row.client.as_ref()))),
+        ("age_ms", Frame::or_null(row.map(|row| Frame::count(row.age_ms)))),
+    ])
+}
+
 fn show_frame(
     name: &LockName,
     shown: &Shown,
@@ -250,14 +292,7 @@ fn show_frame(
     if shown.key_type == "hash" && shown.pttl_ms.is_none() {
         warnings.push("no time to live: it will never end by itself".to_owned());
     }
-    if name.as_str().is_none() {
-        warnings.push("the name is not UTF-8: Java clients cannot spell it".to_owned());
-    }
-    if !name.companions_share_slot() {
-        warnings.push(
-            "odd braces: in a cluster its channel and companions fall into other slots".to_owned(),
-        );
-    }
+    warnings.extend(name_warnings(name));
     if shown.readers.iter().any(|reader| !reader.alive) {
         warnings.push(
             "a reader whose lease has run out: its field goes with the last living reader's"
@@ -273,21 +308,8 @@ fn show_frame(
         .holders
         .iter()
         .map(|holder| {
-            let alive = alive(&holder.id).map(|alive| Frame::Int(alive.into()));
-            let row = known(&holder.id);
-            let row = row.as_ref();
-            let text = |text: Option<&String>| Frame::or_null(text.cloned().map(Frame::bytes));
-            let number = |number: Option<i64>| Frame::or_null(number.map(Frame::Int));
-            Frame::Map(vec![
-                ("holder", Frame::bytes(holder.id.to_string())),
-                ("holds", Frame::Int(holder.count)),
-                ("alive", Frame::or_null(alive)),
-                ("pid", number(row.and_then(|row| row.pid).map(i64::from))),
-                ("uid", number(row.map(|row| row.uid.into()))),
-                ("comm", text(row.and_then(|row| row.comm.as_ref()))),
-                ("name", text(row.and_then(|row| row.client.as_ref()))),
-                ("age_ms", Frame::or_null(row.map(|row| Frame::count(row.age_ms)))),
-            ])
+            let alive = alive(&holder.id);
+            holder_frame(&holder.id, holder.count, alive, known(&holder.id).as_ref())
         })
         .collect();
     let queue = shown

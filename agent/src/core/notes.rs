@@ -1,5 +1,7 @@
 //! What the notes in Redis about our holds and waits do not say yet, or no longer say rightly.
 
+use redisson::Kind;
+
 use super::hold::millis;
 use super::{Core, Number};
 use crate::session::{Differences, Noted, Noteworthy};
@@ -12,11 +14,14 @@ impl Core {
     #[must_use]
     pub fn differences(&self, noted: &Noted) -> Differences {
         let range = noted.after.saturating_add(1)..=noted.until;
-        let holds = self.holds.range(range.clone()).map(|(number, hold)| {
+        let told = |kind: Kind| !noted.red || kind == Kind::Red;
+        let holds = self.holds.range(range.clone()).filter(|(_, hold)| told(hold.kind));
+        let holds = holds.map(|(number, hold)| {
             let age = self.now.since(hold.granted);
             (*number, hold.owner.session, age)
         });
-        let waits = self.waiters.range(range).map(|(number, waiter)| {
+        let waits = self.waiters.range(range).filter(|(_, waiter)| told(waiter.kind));
+        let waits = waits.map(|(number, waiter)| {
             let age = self.now.since(waiter.since);
             (*number, waiter.owner.session, age)
         });

@@ -47,6 +47,17 @@ pub(crate) async fn lock(
     if length > 0 {
         line("queue", format!("{length} waiting"));
     }
+    for server in items(&lock, "servers") {
+        let at = field(server, "server").and_then(text).unwrap_or_default();
+        let ids = items(server, "holders").iter();
+        let ids: Vec<String> = ids.filter_map(bytes).map(shown).collect();
+        let state = match field(server, "trouble").and_then(text) {
+            Some(trouble) => trouble,
+            None if ids.is_empty() => "free".to_owned(),
+            None => ids.join(", "),
+        };
+        line("on", format!("{at}: {state}"));
+    }
     for warning in items(&lock, "warnings") {
         line("warning", text(warning).unwrap_or_default());
     }

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use harness::proxy::{Flow, Place, Proxy, Way};
 use harness::redis::locks;
 use harness::{Agent, Client, RedisServer, Reply, eventually};
+use redisson::{HolderId, keys};
 
 use super::{assert_error, credentials, holder, lock};
 
@@ -106,6 +108,92 @@ async fn a_red_lock_is_a_plain_one_on_each_of_its_servers() -> Result<()> {
     assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
     red.until_standing("a", 0).await;
     lock(&mut other, "LOCK a").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn show_and_the_notes_are_on_its_servers() -> Result<()> {
+    let red = Red::with(3, &[]).await?;
+    let (mut worker, mut other) = (red.agent.client().await?, red.agent.client().await?);
+    assert_eq!(worker.call("SHOW a").await?, Reply::Null);
+    lock(&mut worker, "LOCK plain").await?;
+    let held = lock(&mut worker, "LOCK a KIND red LEASE 60000").await?;
+    red.until_standing("a", 3).await;
+    let shown = other.call("SHOW a").await?.ok()?;
+    assert_eq!(shown.field("kind")?.text(), "red");
+    let holders = shown.field("holders")?.items()?;
+    assert_eq!(holders.len(), 1, "{shown}");
+    assert_eq!(holders[0].field("holder")?, held.field("holder")?);
+    assert_eq!(holders[0].field("pid")?.int()?, i64::from(std::process::id()));
+    assert!((30_000..=60_000).contains(&shown.field("pttl_ms")?.int()?), "{shown}");
+    assert_eq!(shown.field("warnings")?.items()?, []);
+    for (server, started) in shown.field("servers")?.items()?.iter().zip(&red.servers) {
+        assert!(server.field("server")?.text().starts_with(&started.url()), "{server}");
+        assert_eq!(server.field("holders")?.items()?, [held.field("holder")?.clone()]);
+        assert_eq!(server.field("trouble")?, &Reply::Null);
+    }
+    // One who has one server only has no majority.
+    red.servers[0].client().await?.call(&format!("HSET b {} 1", holder(&held)?)).await?.ok()?;
+    let shown = other.call("SHOW b").await?.ok()?;
+    assert_eq!(shown.field("pttl_ms")?, &Reply::Null);
+    let warnings = shown.field("warnings")?.text();
+    assert!(warnings.contains("1 of 3") && warnings.contains("no time to live"), "{warnings}");
+
+    // Whoever finds the holder there finds out who it is.
+    let id = HolderId::parse(holder(&held)?.as_bytes()).context("a holder id")?;
+    let notes = String::from_utf8(keys::agent_holders(&id.client))?;
+    for server in &red.servers {
+        let mut direct = server.client().await?;
+        let numbers = eventually("the note", async || {
+            let numbers = direct.call(&format!("HKEYS {notes}")).await?.ok()?;
+            ensure!(!numbers.items()?.is_empty(), "none");
+            Ok(numbers)
+        })
+        .await;
+        assert_eq!(numbers.text(), format!("[{}]", id.thread), "and of no other kind of lock");
+        let agent = String::from_utf8(keys::agent(&id.client))?;
+        direct.call(&format!("HGET {agent} pid")).await?.text().parse::<u32>()?;
+    }
+    worker.call("UNLOCK a").await?.ok()?;
+    eventually("the notes to go", async || {
+        for server in &red.servers {
+            let told = server.client().await?.call(&format!("EXISTS {notes}")).await?.int()?;
+            ensure!(told == 0, "they stand");
+        }
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+/// Validity counts from before the asking, so what the slowest of the majority takes is taken off.
+#[tokio::test]
+async fn what_the_taking_took_is_no_validity() -> Result<()> {
+    const SLOW: u64 = 300;
+    let main = RedisServer::start().await?;
+    let mut servers = Vec::new();
+    for _ in 0..3 {
+        servers.push(RedisServer::start().await?);
+    }
+    let mut urls = vec![servers[0].url()];
+    let mut proxies = Vec::new();
+    for server in &servers[1..] {
+        let proxy = Proxy::tcp(Place::Port(server.port())).await?;
+        urls.push(proxy.url());
+        proxies.push(proxy);
+    }
+    let agent = agent(&main, &urls, &["--node-timeout", "2s"]).await?;
+    for proxy in &proxies {
+        let line = proxy.line("lockscope-agent").await;
+        line.set(Way::Down, Flow::Delay(Duration::from_millis(SLOW)));
+    }
+    let mut worker = agent.client().await?;
+    for command in ["LOCK a KIND red LEASE 10000", "LOCK a KIND red LEASE 10000"] {
+        let valid = lock(&mut worker, command).await?.field("valid_ms")?.int()?;
+        // One per cent and two milliseconds are for the servers' clocks.
+        let most = 10_000 - i64::try_from(SLOW)? - 102;
+        assert!(valid <= most, "{valid} of {most}");
+    }
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! One question to all nodes, and what they have answered so far.
 
+use redisson::script::Shown;
 use redisson::{HolderId, Lease, LockName, Moment};
 
 use crate::core::Number;
@@ -21,6 +22,8 @@ pub(in crate::core) enum Question {
     Release(Ending),
     /// To take back a number that nobody holds.
     Undo(Undoing),
+    /// To tell what stands there.
+    Show(Slot, LockName),
 }
 
 /// What is taken back.
@@ -44,6 +47,8 @@ pub(in crate::core) enum Answer {
     Yes(Moment),
     /// It is not.
     No(No),
+    /// That stands there.
+    Shown(Box<Shown>),
     /// It cannot tell, for this reason. In doubt the script may have run, or may yet run.
     Failed { said: String, doubt: bool },
 }

@@ -11,11 +11,13 @@
 //!   long as a majority is sure of it.
 //! - [`votes`]: how long each node is sure to keep a hold. The hold's validity is that of the majority.
 //! - [`ears`]: which nodes told that a lock may be had.
+//! - [`show`]: SHOW, which tells what each node has.
 
 pub(super) mod ballot;
 pub(super) mod ears;
 mod give;
 mod keep;
+mod show;
 mod take;
 pub(super) mod votes;
 
@@ -61,6 +63,8 @@ pub(super) enum What {
     Release { ballot: OpId, name: LockName, number: Number, valid_until: Moment },
     /// To renew holds there.
     Renew(Vec<Renewal>),
+    /// To tell what stands there.
+    Show { ballot: OpId, name: LockName },
     /// To set a hold anew there, where it is gone and nobody else has the lock.
     Restore(Renewal),
 }
@@ -78,7 +82,7 @@ impl Ask {
             What::Keep { asked, .. } => asked.number == sought,
             What::Release { number, .. } => *number == sought,
             What::Restore(hold) => hold.number == sought,
-            What::Renew(_) => false,
+            What::Renew(_) | What::Show { .. } => false,
         }
     }
 }
@@ -145,6 +149,7 @@ impl Core {
             What::Release { name, number, .. } => {
                 script::release(name, &field(*number), self.settings.publish)
             }
+            What::Show { name, .. } => script::show(name),
         }
     }
 
@@ -162,7 +167,7 @@ impl Core {
             What::Keep { asked, change: Change::Reenter(_), .. } => TraceParent::of(&asked.span),
             What::Keep { asked, .. } => of_hold(asked.number),
             What::Restore(hold) => of_hold(hold.number),
-            What::Renew(_) | What::Release { .. } => TraceParent::default(),
+            What::Renew(_) | What::Release { .. } | What::Show { .. } => TraceParent::default(),
         }
     }
 
@@ -198,6 +203,10 @@ impl Core {
                 let kept = script::parse_keep(reply, holds.len())?;
                 self.node_renewed(node, op.sent, holds, &kept);
             }
+            What::Show { ballot, .. } => {
+                let shown = script::parse_show(reply)?;
+                self.cast(*ballot, node, Answer::Shown(Box::new(shown)));
+            }
             What::Restore(hold) => {
                 let acquired = script::parse_acquire(reply)?;
                 self.node_restored(node, op.sent, hold, &acquired);
@@ -219,6 +228,10 @@ impl Core {
                 }
                 self.take_op(id);
                 self.cast(*ballot, node, Answer::Failed { said: text.to_owned(), doubt });
+            }
+            What::Show { ballot, .. } => {
+                self.take_op(id);
+                self.cast(*ballot, node, Answer::Failed { said: text.to_owned(), doubt: false });
             }
             What::Keep { ballot, .. } if refused => {
                 self.take_op(id);

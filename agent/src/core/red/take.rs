@@ -64,7 +64,7 @@ impl Core {
             Question::Release(_) => {
                 ballot.verdict(majority) == Verdict::Won || ballot.gone(majority).is_some()
             }
-            Question::Undo(_) => ballot.awaited().next().is_none(),
+            Question::Undo(_) | Question::Show(..) => ballot.awaited().next().is_none(),
         };
         if !settled && !over {
             return;
@@ -85,6 +85,7 @@ impl Core {
             Question::Keep(..) => self.keep_decided(&ballot),
             Question::Release(_) => self.release_decided(ballot),
             Question::Undo(_) => self.undo_decided(ballot),
+            Question::Show(..) => self.show_decided(&ballot),
         }
     }
 
@@ -211,7 +212,7 @@ impl Core {
         if state.queue.front() != Some(&asked) {
             return;
         }
-        if !served || view.holder.is_none() {
+        if !served || !view.held {
             // Nodes that are away, or several that have split them: whoever comes back soonest must not be all of them.
             state.failures = state.failures.saturating_add(1);
             let failures = state.failures;
@@ -308,8 +309,9 @@ impl Core {
 struct View {
     /// How many nodes said yes or who has it.
     answered: usize,
-    /// Who has a majority of the nodes.
-    holder: Option<HolderId>,
+    /// Whether one has a majority of the nodes, so that its release is to be waited for. In Redisson that is a thread: for
+    /// each server it has a client of its own, with an id of its own.
+    held: bool,
     /// When a majority may be had, by the leases of those who have the nodes; none where that cannot be told.
     pttl_ms: Option<u64>,
     unfit: Option<String>,
@@ -319,16 +321,16 @@ struct View {
 impl View {
     fn of(ballot: &Ballot, majority: usize) -> Self {
         let mut view =
-            Self { answered: 0, holder: None, pttl_ms: None, unfit: None, holders: Vec::new() };
+            Self { answered: 0, held: false, pttl_ms: None, unfit: None, holders: Vec::new() };
         let mut waits = Vec::new();
-        let mut counts: HashMap<HolderId, usize> = HashMap::new();
+        let mut counts: HashMap<Number, usize> = HashMap::new();
         for (node, answer) in ballot.answers.iter().enumerate() {
             match answer {
                 Answer::Yes(_) => waits.push(Some(0)),
                 Answer::No(No::Held { pttl_ms, holders }) => {
                     waits.push(*pttl_ms);
                     for holder in holders {
-                        *counts.entry(*holder).or_default() += 1;
+                        *counts.entry(holder.thread).or_default() += 1;
                     }
                     view.holders.push((node, holders.clone()));
                 }
@@ -339,7 +341,7 @@ impl View {
             }
         }
         view.answered = waits.len();
-        view.holder = counts.into_iter().find(|(_, nodes)| *nodes >= majority).map(|(id, _)| id);
+        view.held = counts.values().any(|nodes| *nodes >= majority);
         waits.sort_unstable_by_key(|wait| wait.unwrap_or(u64::MAX));
         view.pttl_ms = waits.get(majority - 1).copied().flatten();
         view

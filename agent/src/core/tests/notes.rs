@@ -10,7 +10,7 @@ use crate::session::{Differences, Noted};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn compare(world: &World, after: Number, until: Number, numbers: &[Number]) -> Differences {
-    let noted = Noted { after, until, numbers: numbers.to_vec(), min_age: SECOND };
+    let noted = Noted { after, until, numbers: numbers.to_vec(), min_age: SECOND, red: false };
     world.core.differences(&noted)
 }
 

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use redisson::Lease;
+use redisson::script::{self, Publish};
+use redisson::{ClientId, HolderId, Lease};
 
 use super::world::short;
 use crate::command::{Command, Wait};
 use crate::core::simulation::red::{World, hold_request, lock_name, red_lock};
+use crate::resp::Frame;
 use crate::session::SessionId;
 
 const NOW: Wait = Wait::AtMost(Duration::ZERO);
@@ -122,6 +124,56 @@ fn a_release_elsewhere_wakes_who_waits() {
     pass(&mut world, 10);
     assert_eq!(told(&mut world, 1, b), ["held 1"]);
     assert_eq!(told(&mut world, 0, a), ["held 1", "0"]);
+}
+
+/// A RedissonRedLock has a client of its own for each server, with an id of its own: one thread holds it by three names.
+#[test]
+fn a_release_by_redisson_wakes_who_waits() {
+    let mut world = three(1);
+    let a = world.open(0);
+    let lease = Lease::new(ms(600_000)).unwrap();
+    let field = |node: usize| {
+        let client = ClientId::from_random([40 + u8::try_from(node).unwrap(); 16]);
+        HolderId::new(client, 57)
+    };
+    (0..3).for_each(|node| {
+        world.foreign(node, &script::acquire(&lock_name("x"), &field(node), lease))
+    });
+    world.command(0, a, red_lock("x", Wait::Forever, None));
+    pass(&mut world, 500);
+    let listens = world.agents[0].core.names[&lock_name("x")].listening.is_some();
+    assert!(listens, "it does not take them for three who have split the servers");
+    assert_eq!(world.agents[0].core.red.ballots.len(), 0, "it sleeps");
+    for node in [2, 0] {
+        let release = script::release(&lock_name("x"), &field(node), Publish::Plain);
+        world.foreign(node, &release);
+    }
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["held 1"], "the majority is free, and it has been told");
+}
+
+#[test]
+fn show_tells_of_every_server() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.command(0, a, red_lock("x", Wait::Forever, None));
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+    world.kill(1, false);
+    world.command(0, a, Command::Show(lock_name("x")));
+    pass(&mut world, 3_000);
+    let shown = format!("{:?}", world.replies_of(0, a));
+    let core = &world.agents[0].core;
+    let number = *core.holds.keys().next().expect("its hold");
+    let holder = HolderId::new(core.client, number).to_string();
+    let bulk = |text: &str| format!("{:?}", Frame::bytes(text));
+    assert_eq!(shown.matches(&bulk(&holder)).count(), 3, "as holder, and on two servers: {shown}");
+    assert!(shown.contains(&bulk("node1")) && !shown.contains("majority"), "{shown}");
+    world.kill(2, false);
+    world.command(0, a, Command::Show(lock_name("x")));
+    pass(&mut world, 3_000);
+    let reply = told(&mut world, 0, a);
+    assert_eq!(reply, ["UNAVAILABLE"]);
 }
 
 #[test]

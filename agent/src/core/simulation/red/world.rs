@@ -334,15 +334,7 @@ impl World {
             let name = packet.call.script.name;
             format!("node {node}: {name} of agent {agent} {:?} -> {:?}", packet.op, served.reply)
         });
-        let told: Vec<_> = self.servers[node].subscriptions.iter().cloned().collect();
-        for channel in &served.published {
-            let names = keys::locks_of_channel(channel.as_bytes());
-            for (name, agent) in told.iter().filter(|(name, _)| names.contains(name)) {
-                let travel = self.dice.within(50..400) + slow;
-                let input = Input::Message(node, name.clone());
-                self.after(travel, Event::Input { agent: *agent, input });
-            }
-        }
+        self.publish(node, &served.published);
         let travel = self.dice.within(50..400) + slow + self.servers[node].answers_later;
         let state = self.link(packet.link);
         if state.up && state.generation == packet.generation {
@@ -352,6 +344,27 @@ impl World {
             let outcome = served.reply.map_err(Failure::Refused);
             self.after(answers, Event::Answer { link, generation, op, outcome });
         }
+    }
+
+    /// What is published on a server comes to those who have subscribed there.
+    fn publish(&mut self, node: usize, channels: &[String]) {
+        let told: Vec<_> = self.servers[node].subscriptions.iter().cloned().collect();
+        for channel in channels {
+            let names = keys::locks_of_channel(channel.as_bytes());
+            for (name, agent) in told.iter().filter(|(name, _)| names.contains(name)) {
+                let travel = self.dice.within(50..400) + self.servers[node].slow;
+                let input = Input::Message(node, name.clone());
+                self.after(travel, Event::Input { agent: *agent, input });
+            }
+        }
+    }
+
+    /// Another client's script on one server.
+    pub(in crate::core) fn foreign(&mut self, node: usize, call: &Call) {
+        self.set_clocks();
+        let served = self.servers[node].redis.serve(call);
+        self.log(|| format!("node {node}: {} of a stranger", call.script.name));
+        self.publish(node, &served.published);
     }
 
     fn break_link(&mut self, link: LinkId, why: &str) {

@@ -1,0 +1,141 @@
+//! SHOW of red locks: what each of their servers has under the name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use redisson::script::Shown;
+use redisson::{HolderId, LockName};
+
+use super::ballot::{Answer, Ballot, Question};
+use super::{Ask, What};
+use crate::core::list::{holder_frame, name_warnings};
+use crate::core::op::Purpose;
+use crate::core::session::Slot;
+use crate::core::{Core, Number};
+use crate::resp::Frame;
+
+/// One server's part: what it is called, and what it shows, or why it does not.
+type Part<'a> = (&'a str, Result<&'a Shown, String>);
+
+impl Core {
+    /// Asks all nodes what stands there, and answers when they have, or when they have had time enough.
+    pub(in crate::core) fn show_red(&mut self, slot: Slot, name: LockName) {
+        let (nodes, patience) = (self.nodes().len(), self.settings.response_timeout);
+        let ballot = Ballot::new(Question::Show(slot, name.clone()), self.now, nodes);
+        let id = self.open(ballot, self.now + patience);
+        for node in 0..nodes {
+            let what = What::Show { ballot: id, name: name.clone() };
+            self.send(Purpose::Red(Ask { node, what }), patience);
+        }
+    }
+
+    pub(super) fn show_decided(&mut self, ballot: &Ballot) {
+        let Question::Show(slot, name) = &ballot.question else { return };
+        let majority = self.majority();
+        let parts: Vec<Part<'_>> = self
+            .nodes()
+            .iter()
+            .zip(&ballot.answers)
+            .map(|(node, answer)| {
+                let part = match answer {
+                    Answer::Shown(shown) => Ok(&**shown),
+                    Answer::Failed { said, .. } => Err(said.clone()),
+                    _ => Err("no answer in time".to_owned()),
+                };
+                (node.as_str(), part)
+            })
+            .collect();
+        let shown: Vec<&Shown> =
+            parts.iter().filter_map(|(_, part)| part.as_ref().ok().copied()).collect();
+        let reply = if shown.len() < majority {
+            Self::unavailable_for(name, &self.troubles(ballot))
+        } else if shown.iter().all(|shown| shown.key_type == "none") {
+            Frame::Null
+        } else {
+            self.red_frame(name, &parts, self.sees_only(slot.session))
+        };
+        self.answer(*slot, reply);
+    }
+
+    fn red_frame(&self, name: &LockName, parts: &[Part<'_>], only_uid: Option<u32>) -> Frame {
+        let (majority, all) = (self.majority(), parts.len());
+        let mut warnings = name_warnings(name);
+        // In Redisson it is a thread that holds a red lock, under another client's id on each server.
+        let mut threads: BTreeMap<Number, Vec<Option<u64>>> = BTreeMap::new();
+        let mut holders: BTreeMap<HolderId, i64> = BTreeMap::new();
+        let mut servers = Vec::new();
+        for (server, part) in parts {
+            let found: &[_] = part.as_ref().map_or(&[], |shown| &shown.hash.holders);
+            let mut here = BTreeSet::new();
+            for holder in found {
+                let count = holders.entry(holder.id).or_default();
+                *count = (*count).max(holder.count);
+                here.insert(holder.id.thread);
+            }
+            let pttl = part.as_ref().ok().and_then(|shown| shown.pttl_ms);
+            for thread in here {
+                threads.entry(thread).or_default().push(pttl);
+            }
+            let mut trouble = part.as_ref().err().cloned();
+            if let Ok(shown) = part {
+                if shown.key_type != "hash" && shown.key_type != "none" {
+                    trouble = Some(format!("the key is no lock but a {}", shown.key_type));
+                } else if shown.key_type == "hash" && found.is_empty() {
+                    trouble = Some("a hash, but no field has a holder's form".to_owned());
+                } else if shown.key_type == "hash" && pttl.is_none() {
+                    trouble = Some("no time to live: it will never end by itself".to_owned());
+                }
+            }
+            warnings.extend(trouble.iter().map(|trouble| format!("{server}: {trouble}")));
+            let ids = found.iter().map(|holder| Frame::bytes(holder.id.to_string())).collect();
+            servers.push(Frame::Map(vec![
+                ("server", Frame::bytes(*server)),
+                ("holders", Frame::Array(ids)),
+                ("pttl_ms", Frame::or_null(pttl.map(Frame::count))),
+                ("trouble", Frame::or_null(trouble.map(Frame::bytes))),
+            ]));
+        }
+        let most = threads.into_values().max_by_key(Vec::len).unwrap_or_default();
+        if most.len() < majority {
+            warnings.push(format!(
+                "nobody has a majority: whoever has most of the servers has {} of {all}",
+                most.len()
+            ));
+        }
+        let holders = holders
+            .iter()
+            .map(|(id, count)| holder_frame(id, *count, None, self.known(id, only_uid).as_ref()))
+            .collect();
+        Frame::Map(vec![
+            ("lock", Frame::bytes(name.as_bytes())),
+            ("kind", Frame::word("red")),
+            ("holders", Frame::Array(holders)),
+            ("token", Frame::or_null(None)),
+            ("pttl_ms", Frame::or_null(left(most, majority).map(Frame::count))),
+            ("queue_length", Frame::Int(0)),
+            ("queue", Frame::Array(Vec::new())),
+            ("warnings", Frame::Array(warnings.into_iter().map(Frame::bytes).collect())),
+            ("servers", Frame::Array(servers)),
+        ])
+    }
+}
+
+/// How long a majority keeps what stands with so much time to live on some of the servers; none where no majority has it,
+/// or where it does not end by itself.
+fn left(mut pttls: Vec<Option<u64>>, majority: usize) -> Option<u64> {
+    // Those that do not end come first.
+    pttls.sort_unstable_by_key(|pttl| std::cmp::Reverse(pttl.unwrap_or(u64::MAX)));
+    pttls.get(majority - 1).copied().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_majority_lasts_as_long_as_its_shortest_lease() {
+        assert_eq!(left(vec![Some(10), Some(30), Some(20)], 2), Some(20));
+        assert_eq!(left(vec![Some(10), None, Some(20)], 2), Some(20));
+        assert_eq!(left(vec![None, None, Some(20)], 2), None);
+        assert_eq!(left(vec![Some(10)], 2), None);
+    }
+}
