@@ -1,5 +1,7 @@
 //! What is found and followed.
 
+use std::time::Duration;
+
 use redis::cmd;
 use serde_json::{Value, json};
 
@@ -42,6 +44,9 @@ async fn a_release_that_is_told_twice_is_one() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let dashboard = Dashboard::start(&server.url()).await;
+    while run::<i64>(&mut redis, &["PUBSUB", "NUMPAT"]) < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let say = |redis: &mut redis::Connection, message: &str| {
         run::<i64>(redis, &["PUBLISH", "redisson_rwlock:{ledger}", message]);
     };
@@ -62,8 +67,8 @@ async fn a_release_that_is_told_twice_is_one() {
 fn told(lock: &Value) -> u64 {
     let events = lock["events"].as_array().into_iter().flatten();
     let count = |event: &Value| {
-        let detail = event["detail"].as_str().unwrap_or_default();
-        detail.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(1)
+        let text = event["text"].as_str().unwrap_or_default();
+        text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(1)
     };
     events.filter(|event| event["event"] == "released").map(count).sum()
 }
