@@ -83,7 +83,7 @@ mod cases {
 
     async fn closed(waiting: &harness::jvm::Pending) {
         while waiting.is_open() {
-            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
