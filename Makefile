@@ -10,7 +10,10 @@ REDISSON := 3.17.7 3.23.5 3.52.0 4.7.0
 VERSIONS ?= $(if $(ALL),$(REDISSON),$(lastword $(REDISSON)))
 BED := tests/redisson
 
-.PHONY: help demo run test soak interop recordings bench check fmt doc deps advisories bench-decoder fuzz
+PROFILE ?= release
+BUILT = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
+
+.PHONY: help demo run test package package-test soak interop recordings bench check fmt doc deps advisories bench-decoder fuzz
 
 help: ## Shows this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +35,19 @@ test: deps ## Every test, with real servers, clients and a browser
 soak: ## A quarter of an hour of healthy load, after which no alert may have fired
 	@tests/install-missing cc redis-server promtool
 	LOCKSCOPE_SOAK=1 $(CARGO) test --locked --workspace --test e2e -- --exact grafana::quiet::a_healthy_quarter_of_an_hour_wakes_nobody
+
+package: ## The Debian package, into target/debian
+	@tests/install-missing cc dpkg-shlibdeps
+	@command -v cargo-deb >/dev/null || $(CARGO) install --locked cargo-deb
+	$(CARGO) build --locked --profile $(PROFILE) --workspace --bins
+	mkdir -p packaging/generated
+	"$(BUILT)/lockctl" man > packaging/generated/lockctl.1
+	for shell in bash zsh fish; do "$(BUILT)/lockctl" completions $$shell > packaging/generated/lockctl.$$shell; done
+	$(CARGO) deb --no-build --profile $(PROFILE) --package lockscope-agent --output "$${CARGO_TARGET_DIR:-target}/debian/lockscope.deb"
+
+package-test: package ## Installs the package in a fresh Debian, uses and purges it; needs root and the Debian archive
+	@tests/install-missing debootstrap redis-server curl
+	packaging/test "$${CARGO_TARGET_DIR:-target}/debian/lockscope.deb"
 
 bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent beside other libraries; ARGS='--rounds 3 one-lock kept'
 	@tests/install-missing cc redis-server

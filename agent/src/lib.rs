@@ -149,11 +149,11 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     let http_address = http.local_addr().context("cannot serve HTTP")?;
     let http = http::start(http, sources, stage.token())?;
     tokio::spawn(report_status(core.status(), stage.token()));
-    if let Some(path) = config.policy.clone() {
-        let hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
-        let reread = reread_policy(path, hangups, core.sender(), Arc::clone(&figures));
-        tokio::spawn(stage.token().run_until_cancelled_owned(reread));
-    }
+    // Also where there is nothing to be read again: it must not end the agent.
+    let hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+    let path = config.policy.clone();
+    let reread = reread_policy(path, hangups, core.sender(), Arc::clone(&figures));
+    tokio::spawn(stage.token().run_until_cancelled_owned(reread));
 
     let sessions = TaskTracker::new();
     let stop = CancellationToken::new();
@@ -214,13 +214,17 @@ fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>>
 
 /// Reads the policy again upon each SIGHUP. One that cannot be read leaves the old one in force.
 async fn reread_policy(
-    path: PathBuf,
+    path: Option<PathBuf>,
     mut hangups: Signal,
     core: mpsc::Sender<FromSession>,
     figures: Arc<Figures>,
 ) {
     while hangups.recv().await.is_some() {
-        let outcome = match Policy::read(&path) {
+        let Some(path) = &path else {
+            tracing::info!("SIGHUP: there is no policy to be read anew (--policy)");
+            continue;
+        };
+        let outcome = match Policy::read(path) {
             Ok(policy) => {
                 tracing::info!(path = %path.display(), rules = policy.len(), "the policy is read anew");
                 if core.send(FromSession::Policy(policy)).await.is_err() {

@@ -10,6 +10,8 @@ mod faults;
 mod figures;
 mod grafana;
 mod lockctl;
+mod packaging;
 mod scripts;
 mod secure;
+mod settings;
 mod traces;

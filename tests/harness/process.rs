@@ -63,6 +63,14 @@ impl Process {
         Self::spawn_with(name, command, log, Stdio::piped(), Some(Stdio::piped()))
     }
 
+    /// Starts one with this as its standard input: a file, or a socket that it is to serve.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn_fed(name: &str, command: Command, log: &Path, stdin: Stdio) -> Result<Self> {
+        Self::spawn_with(name, command, log, stdin, None)
+    }
+
     fn spawn_with(
         name: &str,
         mut command: Command,

@@ -15,14 +15,17 @@ mod locks;
 mod lost;
 mod multi;
 mod outage;
+mod policy;
 mod protocol;
 mod queue;
 mod read_write;
 mod red;
 mod requests;
 mod sockets;
+mod stands;
 mod stopped;
 mod together;
+mod upgrade;
 
 pub(crate) use http::promtool;
 

@@ -141,3 +141,27 @@ async fn in_the_background_it_leaves_the_terminal_alone() -> Result<()> {
     desk.bench.until_free("a").await;
     terminal.process.kill()
 }
+
+#[tokio::test]
+async fn the_list_is_drawn_anew_until_it_is_ended() -> Result<()> {
+    let desk = Desk::new().await?;
+    let mut terminal = Terminal::open(&desk)?;
+    let mut worker = desk.bench.session().await?;
+    crate::agent::lock(&mut worker, "LOCK first:one").await?;
+    terminal.types("$L watch --interval 100ms 'first:*'")?;
+    terminal.shows("first:one").await;
+    terminal.shows("1 held, 0 waiting").await;
+    crate::agent::lock(&mut worker, "LOCK first:two").await?;
+    crate::agent::lock(&mut worker, "LOCK second").await?;
+    terminal.shows("first:two").await;
+    terminal.shows("2 held, 0 waiting").await;
+    worker.call("UNLOCK first:one").await?.ok()?;
+    worker.call("UNLOCK first:two").await?.ok()?;
+    terminal.shows("0 held, 0 waiting").await;
+    terminal.types("^C")?;
+    // The terminal is as it was.
+    terminal.shows("^C").await;
+    terminal.types("echo shell:$((6*7)):shell; stty -a | grep -c ' echo '")?;
+    terminal.shows("shell:42:shell").await;
+    terminal.process.kill()
+}

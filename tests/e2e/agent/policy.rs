@@ -1,0 +1,121 @@
+//! Who may take which locks, and that this can change while the agent runs.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use harness::eventually;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::{Bench, assert_error, lock};
+
+/// A file of rules.
+struct Rules(TempDir);
+
+impl Rules {
+    fn new(text: &str) -> Result<Self> {
+        let rules = Self(tempfile::tempdir()?);
+        rules.write(text)?;
+        Ok(rules)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("policy.toml")
+    }
+
+    fn write(&self, text: &str) -> Result<()> {
+        Ok(std::fs::write(self.path(), text)?)
+    }
+
+    async fn bench(&self) -> Result<Bench> {
+        Bench::with(&["--policy", &self.path().display().to_string()]).await
+    }
+}
+
+/// A rule for the user that runs the tests.
+fn for_us(rest: &str) -> String {
+    format!("[[allow]]\nuid = [{}]\n{rest}\n", rustix::process::geteuid().as_raw())
+}
+
+async fn reloads(bench: &Bench, outcome: &str) -> Result<f64> {
+    let metrics = bench.agent.metrics().await?;
+    Ok(metrics.sum("lockscope_agent_policy_reloads_total", &[("outcome", outcome)]))
+}
+
+#[tokio::test]
+async fn what_no_rule_allows_is_denied_and_counted() -> Result<()> {
+    let rules = Rules::new(&for_us(
+        "names = [\"orders:*\"]\nkinds = [\"lock\"]\nmax_locks = 2\nmax_wait = \"1m\"",
+    ))?;
+    let bench = rules.bench().await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK orders:1 WAIT 1000").await?;
+    lock(&mut worker, "LOCK orders:2 NOWAIT").await?;
+    lock(&mut worker, "LOCK orders:2 WAIT 1000").await?;
+    for (command, named, reason) in [
+        ("LOCK invoices:1 NOWAIT", "invoices:1", "name"),
+        ("LOCK orders:3 KIND fair NOWAIT", "kind fair", "kind"),
+        ("LOCK orders:3 NOWAIT", "one too many", "count"),
+        ("LOCK orders:3 OWNER 7 WAIT 60001", "60000 ms", "wait"),
+    ] {
+        if reason == "wait" {
+            worker.call("UNLOCK orders:1").await?.ok()?;
+        }
+        assert_error(&worker.call(command).await?, "DENIED", named);
+        let metrics = bench.agent.metrics().await?;
+        let denied = metrics.sum("lockscope_agent_policy_denials_total", &[("reason", reason)]);
+        ensure!(denied == 1.0, "{reason}: {denied}");
+    }
+    // All of an MLOCK's, or none.
+    let several = worker.call("MLOCK 2 orders:4 invoices:2 NOWAIT").await?;
+    assert_error(&several, "DENIED", "invoices:2");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_rules_change_upon_sighup_and_stay_where_they_cannot_be_read() -> Result<()> {
+    let rules = Rules::new(&for_us("names = [\"a\"]"))?;
+    let mut bench = rules.bench().await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    assert_error(&worker.call("LOCK b NOWAIT").await?, "DENIED", "b");
+    rules.write(&for_us("names = [\"b\"]"))?;
+    bench.agent.process().signal(Signal::HUP)?;
+    bench
+        .until_metric("lockscope_agent_policy_reloads_total", &[("outcome", "applied")], 1.0)
+        .await;
+    eventually("the new rules", async || {
+        lock(&mut worker, "LOCK b NOWAIT").await?;
+        Ok(())
+    })
+    .await;
+    assert_error(&worker.call("LOCK a OWNER 2 NOWAIT").await?, "DENIED", "a");
+    // What it holds it may enter again, and give back.
+    lock(&mut worker, "LOCK a").await?;
+    worker.call("UNLOCK a").await?.ok()?;
+    rules.write("[[allow]]\nnmes = [\"*\"]\n")?;
+    bench.agent.process().signal(Signal::HUP)?;
+    bench
+        .until_metric("lockscope_agent_policy_reloads_total", &[("outcome", "refused")], 1.0)
+        .await;
+    ensure!(reloads(&bench, "applied").await? == 1.0);
+    assert_error(&worker.call("LOCK c NOWAIT").await?, "DENIED", "c");
+    let log = bench.agent.process().log();
+    ensure!(log.contains("policy.toml") && log.contains("nmes"), "it says what is wrong: {log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_policy_sighup_does_no_harm() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    bench.agent.process().signal(Signal::HUP)?;
+    eventually("it to be noticed", async || {
+        ensure!(bench.agent.process().log().contains("SIGHUP"));
+        Ok(())
+    })
+    .await;
+    ensure!(worker.call("UNLOCK a").await?.ok()?.int()? == 0);
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! Folders that are missing, read-only or full.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use harness::process::{self, Process};
+use harness::redis::random_port;
+use harness::{Client, RedisServer, agent, eventually, http};
+use tempfile::TempDir;
+
+use super::{assert_error, lock};
+
+/// An agent that is started in surroundings of its own.
+struct Stand {
+    _redis: RedisServer,
+    process: Process,
+    folder: TempDir,
+}
+
+impl Stand {
+    /// Runs `prepare` in a shell, with the agent's folder as `$1`, in a file system name space that ends with the agent.
+    async fn new(prepare: &str) -> Result<Self> {
+        let redis = RedisServer::start().await?;
+        let folder = tempfile::Builder::new().prefix("lockscope-stand-").tempdir()?;
+        for attempt in 0..20 {
+            let port = random_port();
+            let inner = agent::command(folder.path(), &redis.url(), port, &[])?;
+            let mut command = process::command(Path::new("/usr/bin/unshare"));
+            let script = format!("set -e; {prepare}; shift; exec \"$@\"");
+            command.args(["--mount", "--propagation", "private", "/bin/sh", "-c", &script, "sh"]);
+            command.arg(folder.path()).arg(inner.get_program()).args(inner.get_args());
+            let log = folder.path().join(format!("agent-{attempt}.log"));
+            let mut process = Process::spawn("lockscope-agent", command, &log, None)?;
+            let ready = eventually("the agent to be ready, or to end", async || {
+                if process.ended()?.is_some() {
+                    return Ok(false);
+                }
+                ensure!(http::get(port, "/readyz").await?.status == 200);
+                Ok(true)
+            })
+            .await;
+            if ready {
+                return Ok(Self { _redis: redis, process, folder });
+            }
+            ensure!(process.log().contains("in use"), "{}", process.log());
+        }
+        anyhow::bail!("no port is free")
+    }
+
+    async fn session(&self) -> Result<Client> {
+        Client::unix(&self.folder.path().join("agent.sock")).await
+    }
+
+    /// The state folder as the agent sees it.
+    fn state(&self) -> PathBuf {
+        let folder = self.folder.path().join("state");
+        PathBuf::from(format!("/proc/{}/root{}", self.process.pid(), folder.display()))
+    }
+}
+
+/// Only root may mount something.
+fn may_mount() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[tokio::test]
+async fn a_missing_state_folder_is_made() -> Result<()> {
+    let stand = Stand::new(":").await?;
+    let mut worker = stand.session().await?;
+    worker.call("SESSION GRACE 5000").await?.ok()?;
+    lock(&mut worker, "LOCK a").await?;
+    ensure!(std::fs::metadata(stand.folder.path().join("state/journal"))?.len() > 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn with_a_read_only_state_folder_there_are_locks_but_no_grace() -> Result<()> {
+    if !may_mount() {
+        return Ok(());
+    }
+    let stand = Stand::new("mkdir -p $1/state; mount -t tmpfs -o ro none $1/state").await?;
+    let mut worker = stand.session().await?;
+    assert_error(&worker.call("SESSION GRACE 5000").await?, "UNAVAILABLE", "state-dir");
+    lock(&mut worker, "LOCK a").await?;
+    let log = stand.process.log();
+    ensure!(log.contains("Read-only file system") && log.contains("new identity"), "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn with_a_full_state_folder_graced_sessions_get_no_locks_until_there_is_room() -> Result<()> {
+    if !may_mount() {
+        return Ok(());
+    }
+    let stand = Stand::new("mkdir -p $1/state; mount -t tmpfs -o size=256k none $1/state").await?;
+    let mut graced = stand.session().await?;
+    graced.call("SESSION GRACE 600000").await?.ok()?;
+    lock(&mut graced, "LOCK before").await?;
+    let filler = stand.state().join("filler");
+    let full = std::fs::write(&filler, vec![0; 1 << 20]);
+    ensure!(full.is_err(), "there is room for a mebibyte");
+    // What is left of the last block may take a few more.
+    eventually("the folder to be full", async || {
+        let reply = graced.call("LOCK more NOWAIT").await?;
+        ensure!(reply.is_error("UNAVAILABLE"), "{reply}");
+        ensure!(reply.error().unwrap_or_default().contains("journal"), "{reply}");
+        Ok(())
+    })
+    .await;
+    let mut plain = stand.session().await?;
+    lock(&mut plain, "LOCK plain").await?;
+    ensure!(graced.call("UNLOCK before").await?.ok()?.int()? == 0, "it may let go");
+    std::fs::remove_file(&filler)?;
+    eventually("graced sessions to get locks again", async || {
+        lock(&mut graced, "LOCK after WAIT 1000").await?;
+        Ok(())
+    })
+    .await;
+    Ok(())
+}

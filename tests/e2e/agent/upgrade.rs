@@ -1,0 +1,262 @@
+//! An upgrade under load, as a service manager makes it: it keeps the listening socket, and passes it to each agent.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use harness::process::{self, Process};
+use harness::redis::random_port;
+use harness::{Client, RedisServer, Reply, agent, eventually, http};
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+
+const WORKERS: usize = 100;
+/// Locks that all of them want, beside one of its own that each keeps.
+const SHARED: usize = 10;
+
+/// The socket comes as standard input and becomes descriptor 3, as the protocol of socket activation has it.
+const AS_A_SERVICE: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$@\"";
+
+/// What stands for the service manager.
+struct Manager {
+    redis: RedisServer,
+    folder: TempDir,
+    socket: UnixListener,
+    port: u16,
+}
+
+impl Manager {
+    async fn new() -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("lockscope-upgrade-").tempdir()?;
+        let socket = UnixListener::bind(folder.path().join("passed.sock"))?;
+        Ok(Self { redis: RedisServer::start().await?, folder, socket, port: random_port() })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("passed.sock")
+    }
+
+    /// Starts an agent with the socket, and waits until it takes locks.
+    async fn start(&mut self) -> Result<Process> {
+        for _ in 0..20 {
+            let flags = ["--lease", "60s", "--drain-timeout", "5m"].map(str::to_owned);
+            let service = agent::command(self.folder.path(), &self.redis.url(), self.port, &flags)?;
+            let mut command = process::command(Path::new("/bin/sh"));
+            command.args(["-c", AS_A_SERVICE, "sh"]).arg(service.get_program());
+            command.args(service.get_args());
+            let socket = Stdio::from(OwnedFd::from(self.socket.try_clone()?));
+            let log = self.folder.path().join(format!("agent-{}.log", self.port));
+            let mut process = Process::spawn_fed("lockscope-agent", command, &log, socket)?;
+            let ready = eventually("the agent to be ready, or to end", async || {
+                if process.ended()?.is_some() {
+                    return Ok(false);
+                }
+                ensure!(http::get(self.port, "/readyz").await?.status == 200);
+                Ok(true)
+            })
+            .await;
+            if ready {
+                ensure!(process.log().contains("the service manager's socket"));
+                return Ok(process);
+            }
+            ensure!(process.log().contains("in use"), "{}", process.log());
+            self.port = random_port();
+        }
+        bail!("no port is free")
+    }
+
+    async fn metric(&self, name: &str) -> Result<f64> {
+        Ok(agent::Metrics(http::get(self.port, "/metrics").await?.body).sum(name, &[]))
+    }
+}
+
+/// What the workers have in common.
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// How many are inside each shared lock, as they know it.
+    inside: [AtomicU64; SHARED],
+    turns: AtomicU64,
+    resumed: AtomicU64,
+}
+
+/// One worker: a lock of its own that it keeps over all, and turns under the shared ones.
+struct Worker {
+    number: usize,
+    socket: PathBuf,
+    client: Client,
+    /// Id and secret.
+    ticket: String,
+    holder: String,
+    shared: Arc<Shared>,
+    /// It is inside its shared lock, as it knows.
+    inside: bool,
+}
+
+impl Worker {
+    async fn begin(number: usize, socket: PathBuf, shared: Arc<Shared>) -> Result<Self> {
+        let mut client = Client::unix(&socket).await?;
+        let session = client.call("SESSION GRACE 300000").await?.ok()?;
+        let ticket = format!("{} {}", session.field("id")?, session.field("secret")?);
+        let held = client.call(&format!("LOCK own:{number}")).await?.ok()?;
+        let holder = held.field("holder")?.text();
+        Ok(Self { number, socket, client, ticket, holder, shared, inside: false })
+    }
+
+    fn name(&self) -> String {
+        format!("shared:{}", self.number % SHARED)
+    }
+
+    fn enter(&mut self) -> Result<()> {
+        let before = self.shared.inside[self.number % SHARED].fetch_add(1, Ordering::SeqCst);
+        ensure!(before == 0, "{before} others are inside {}", self.name());
+        self.inside = true;
+        Ok(())
+    }
+
+    fn leave(&mut self) {
+        self.shared.inside[self.number % SHARED].fetch_sub(1, Ordering::SeqCst);
+        self.inside = false;
+    }
+
+    /// Sends a command. Nothing where the connection has ended before its reply.
+    async fn ask(&mut self, command: &str) -> Result<Option<Reply>> {
+        match self.client.call(command).await {
+            Ok(reply) => Ok(Some(reply)),
+            Err(_) => {
+                self.come_back().await?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Takes the session over on a fresh connection, which nobody refuses, and goes by what it is told to hold.
+    async fn come_back(&mut self) -> Result<()> {
+        loop {
+            self.client = Client::unix(&self.socket).await.context("a connection is refused")?;
+            // The agent may end before it has taken this connection in, or read what it says.
+            let Ok(reply) = self.client.call(&format!("RESUME {}", self.ticket)).await else {
+                continue;
+            };
+            if reply.is_error("UNAVAILABLE") || reply.is_error("SESSION") {
+                // Redis has not said yet what is held, or the old connection's end is not noticed yet.
+                continue;
+            }
+            let reply = reply.ok()?;
+            self.ticket = format!("{} {}", reply.field("id")?, reply.field("secret")?);
+            let holds = reply.field("holds")?.items()?;
+            let held = |name: &str| {
+                let mut rows =
+                    holds.iter().filter(|row| row.field("lock").is_ok_and(|l| l.text() == name));
+                rows.next().map(|row| row.field("holder").map(Reply::text))
+            };
+            let own = held(&format!("own:{}", self.number)).context("its lock is lost")??;
+            ensure!(own == self.holder, "another holder: {own}, not {}", self.holder);
+            let has_shared = held(&self.name()).is_some();
+            if has_shared && !self.inside {
+                self.enter()?;
+            } else if !has_shared && self.inside {
+                bail!("{} is lost", self.name());
+            }
+            self.shared.resumed.fetch_add(1, Ordering::SeqCst);
+            return Ok(());
+        }
+    }
+
+    async fn turn(&mut self) -> Result<()> {
+        if !self.inside {
+            match self.ask(&format!("LOCK {}", self.name())).await? {
+                Some(reply) if reply.is_error("DRAINING") => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    return Ok(());
+                }
+                Some(reply) => {
+                    ensure!(reply.ok()? != Reply::Null, "a wait without an end has ended");
+                    self.enter()?;
+                }
+                // RESUME has said whether it was granted.
+                None => return Ok(()),
+            }
+        }
+        self.shared.turns.fetch_add(1, Ordering::SeqCst);
+        self.leave();
+        match self.ask(&format!("UNLOCK {}", self.name())).await? {
+            Some(reply) => ensure!(reply.ok()?.int()? == 0, "it was held once"),
+            None => {}
+        }
+        Ok(())
+    }
+
+    async fn work(mut self) -> Result<Self> {
+        while !self.shared.stop.load(Ordering::SeqCst) {
+            self.turn().await?;
+        }
+        while self.inside {
+            self.turn().await?;
+        }
+        Ok(self)
+    }
+}
+
+/// Waits until each worker has had that many turns more on average.
+async fn until_turns(shared: &Shared, more: u64) {
+    let before = shared.turns.load(Ordering::SeqCst);
+    eventually("the workers to have had their turns", async || {
+        let turns = shared.turns.load(Ordering::SeqCst) - before;
+        ensure!(turns >= more, "{turns} of {more}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_upgrade_under_load_loses_no_lock_and_refuses_no_connection() -> Result<()> {
+    let mut manager = Manager::new().await?;
+    let mut agent = manager.start().await?;
+    let shared = Arc::new(Shared::default());
+    let mut working = JoinSet::new();
+    for number in 0..WORKERS {
+        let worker = Worker::begin(number, manager.path(), Arc::clone(&shared)).await?;
+        working.spawn(worker.work());
+    }
+    until_turns(&shared, 200).await;
+    // As an upgrade does it, and as a crash does it.
+    for killed in [false, true] {
+        let back = shared.resumed.load(Ordering::SeqCst);
+        if killed {
+            agent.kill()?;
+        } else {
+            agent.terminate()?;
+            let status = agent.end().await;
+            ensure!(status.success(), "{status}");
+        }
+        ensure!(manager.path().exists(), "the socket is the manager's");
+        agent = manager.start().await?;
+        eventually("all workers to be back", async || {
+            ensure!(working.try_join_next().is_none(), "a worker has ended");
+            let back = shared.resumed.load(Ordering::SeqCst) - back;
+            ensure!(back >= WORKERS as u64, "{back} of {WORKERS}");
+            Ok(())
+        })
+        .await;
+        until_turns(&shared, 200).await;
+        let lost = manager.metric("lockscope_agent_lost_holds_total").await?;
+        ensure!(lost == 0.0, "{lost} are lost");
+    }
+    shared.stop.store(true, Ordering::SeqCst);
+    let mut direct = manager.redis.client().await?;
+    while let Some(worker) = working.join_next().await {
+        let mut worker = worker??;
+        let own = format!("own:{}", worker.number);
+        let held = direct.call(&format!("HGETALL {own}")).await?.ok()?;
+        ensure!(held.items()?[0].text() == worker.holder, "{own}: {held}");
+        ensure!(worker.client.call(&format!("UNLOCK {own}")).await?.ok()?.int()? == 0);
+    }
+    ensure!(harness::redis::locks(&mut direct).await? == 0, "something is left in Redis");
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! docs/settings.md, held against what the programs say of their flags; what they say of mistakes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Output;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{process, programs};
+
+fn document(file: &str) -> Result<String> {
+    let path = format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"));
+    Ok(std::fs::read_to_string(path)?)
+}
+
+fn run(program: &str, args: &[&str]) -> Result<Output> {
+    let mut command = process::command(&programs::path(program)?);
+    // In a wide terminal, so that no line is broken.
+    Ok(command.args(args).env("COLUMNS", "10000").output()?)
+}
+
+/// The flags that `--help` tells of, with their defaults.
+fn flags(program: &str, verb: &[&str]) -> Result<BTreeMap<String, Option<String>>> {
+    let output = run(program, &[verb, &["--help"]].concat())?;
+    let help = String::from_utf8(output.stdout)?;
+    let (_, options) = help.split_once("Options:").with_context(|| help.clone())?;
+    let mut flags = BTreeMap::new();
+    let mut last = None;
+    for line in options.lines() {
+        let words = line.trim_start();
+        let indented = line.len() - words.len();
+        let short = words.split_once(", ").filter(|(short, _)| short.len() == 2);
+        let long = short.map_or(words, |(_, long)| long);
+        if indented <= 6 && long.starts_with("--") {
+            let flag: String =
+                long.chars().take_while(|c| *c == '-' || c.is_ascii_alphanumeric()).collect();
+            flags.insert(flag.clone(), None);
+            last = Some(flag);
+        }
+        let default = line.split_once("[default: ").and_then(|(_, rest)| rest.split_once(']'));
+        if let (Some((default, _)), Some(flag)) = (default, &last) {
+            flags.insert(flag.clone(), Some(default.to_owned()));
+        }
+    }
+    flags.retain(|flag, _| flag != "--help" && flag != "--version");
+    ensure!(!flags.is_empty(), "no flags: {help}");
+    Ok(flags)
+}
+
+const VERBS: [&str; 9] =
+    ["exec", "ls", "show", "status", "watch", "unlock", "kick", "completions", "man"];
+
+fn all_flags(program: &str) -> Result<BTreeMap<String, Option<String>>> {
+    if program != "lockctl" {
+        return flags(program, &[]);
+    }
+    let mut all = BTreeMap::new();
+    for verb in VERBS {
+        all.extend(flags(program, &[verb])?);
+    }
+    Ok(all)
+}
+
+const PROGRAMS: [&str; 3] = ["lockscope-agent", "lockscope-dashboard", "lockctl"];
+
+#[test]
+fn every_flag_is_documented_once_and_every_documented_one_is_a_flag() -> Result<()> {
+    let text = document("docs/settings.md")?;
+    for program in PROGRAMS {
+        let (_, section) =
+            text.split_once(&format!("\n## {program}\n")).with_context(|| program.to_owned())?;
+        let section = section.split("\n## ").next().unwrap_or_default();
+        let mut rows = BTreeMap::new();
+        for row in section.lines().filter_map(|line| line.strip_prefix("| `")) {
+            let flag = row.split([' ', '`']).next().unwrap_or_default();
+            ensure!(rows.insert(flag.to_owned(), row).is_none(), "{program} {flag}: twice");
+        }
+        let known = all_flags(program)?;
+        let (named, known_names): (BTreeSet<_>, BTreeSet<_>) =
+            (rows.keys().collect(), known.keys().collect());
+        let missing: Vec<_> = known_names.difference(&named).collect();
+        let invented: Vec<_> = named.difference(&known_names).collect();
+        ensure!(missing.is_empty(), "{program}: not in docs/settings.md: {missing:?}");
+        ensure!(invented.is_empty(), "{program}: in docs/settings.md, and no flag: {invented:?}");
+        for (flag, default) in &known {
+            let shown = default.as_ref().map_or("| – |".to_owned(), |d| format!("| `{d}` |"));
+            ensure!(rows[flag].contains(&shown), "{program} {flag} {default:?}: {}", rows[flag]);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn no_document_names_a_flag_that_does_not_exist() -> Result<()> {
+    let mut known: BTreeSet<String> = ["--help", "--version"].map(str::to_owned).into();
+    for program in PROGRAMS {
+        known.extend(all_flags(program)?.into_keys());
+    }
+    for file in
+        ["README.md", "ARCHITECTURE.md", "docs/lockctl.md", "docs/protocol.md", "docs/policy.md"]
+            .into_iter()
+            .chain(["docs/metrics.md", "docs/redisson.md", "docs/problems.md", "docs/access.md"])
+            .chain(["docs/releases.md", "docs/acl.md", "docs/alerts.md", "docs/faults.md"])
+    {
+        for span in document(file)?.split("`--").skip(1) {
+            let name: String =
+                span.chars().take_while(|c| *c == '-' || c.is_ascii_alphanumeric()).collect();
+            let flag = format!("--{name}");
+            ensure!(known.contains(&flag), "{file}: {flag}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn settings_are_checked_and_printed_and_what_is_printed_can_be_read() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    for program in ["lockscope-agent", "lockscope-dashboard"] {
+        let url = "redis://me:hunter2@host:7";
+        let args = ["--redis-url", url, "--log", "warn"];
+        let checked = run(program, &[&args[..], &["--check-config"]].concat())?;
+        ensure!(checked.status.success() && checked.stdout == b"the settings are valid\n");
+        let printed = run(program, &[&args[..], &["--print-config"]].concat())?;
+        let text = String::from_utf8(printed.stdout)?;
+        ensure!(printed.status.success() && !text.contains("hunter2"), "{text}");
+        ensure!(text.contains("# --log") && text.contains("# default"), "{text}");
+        let file = folder.path().join(format!("{program}.toml"));
+        std::fs::write(&file, &text)?;
+        let file = file.display().to_string();
+        let again = run(program, &["--config", &file, "--print-config"])?;
+        let again = String::from_utf8(again.stdout)?;
+        let values = |text: &str| {
+            let lines = text.lines().filter(|line| !line.starts_with('#'));
+            lines.filter_map(|line| Some(line.rsplit_once(" # ")?.0.to_owned())).collect::<Vec<_>>()
+        };
+        ensure!(values(&text) == values(&again), "{text}\n\n{again}");
+    }
+    Ok(())
+}
+
+#[test]
+fn mistakes_name_the_file_the_key_and_what_is_expected() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("settings.toml");
+    let path = file.display().to_string();
+    for (program, text, words) in [
+        ("lockscope-agent", "lease = \"soon\"", &["lease", "soon"][..]),
+        ("lockscope-agent", "lease = \"1ms\"", &["lease", "500ms to a year"]),
+        ("lockscope-agent", "frozen = \"thaw\"", &["frozen", "keep or lapse"]),
+        ("lockscope-agent", "lock_delay = \"9h\"", &["lock_delay", "0s to 1h"]),
+        ("lockscope-agent", "max_sessions = \"many\"", &["max_sessions", "whole number"]),
+        ("lockscope-agent", "max-sessions = 7", &["max-sessions", "write `max_sessions`"]),
+        ("lockscope-agent", "http = [\"a\", \"b\"]", &["http", "one value, not a list"]),
+        ("lockscope-dashboard", "stuck_after = \"never\"", &["stuck_after", "never"]),
+        ("lockscope-dashboard", "insecure = 7", &["insecure", "true or false"]),
+        ("lockscope-dashboard", "monitor = \"maybe\"", &["monitor", "maybe"]),
+        ("lockscope-dashboard", "stuk_after = \"1m\"", &["stuk_after", "stuck_after"]),
+        ("lockscope-dashboard", "[[lock]]\nmatch = 7", &["[[lock]] number 1", "match"]),
+        ("lockscope-dashboard", "lease", &["line 1"]),
+    ] {
+        std::fs::write(&file, text)?;
+        let output = run(program, &["--config", &path, "--check-config"])?;
+        let said = String::from_utf8(output.stderr)?;
+        ensure!(output.status.code() == Some(64), "{program} {text}: {}", output.status);
+        ensure!(said.starts_with("error: ") && said.contains(&path), "{program} {text}: {said}");
+        for word in words {
+            ensure!(said.contains(word), "{program} {text}: `{word}` is not in {said}");
+        }
+    }
+    let two = "lease = \"soon\"\nmax_sessions = \"many\"";
+    std::fs::write(&file, two)?;
+    let said = String::from_utf8(run("lockscope-agent", &["--config", &path])?.stderr)?;
+    ensure!(said.lines().count() == 2, "all mistakes at once: {said}");
+    Ok(())
+}
