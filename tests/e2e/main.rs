@@ -11,6 +11,7 @@ mod figures;
 mod grafana;
 mod lockctl;
 mod packaging;
+mod runbooks;
 mod scripts;
 mod secure;
 mod settings;

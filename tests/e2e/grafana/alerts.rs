@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
-use harness::{Agent, Client, Dashboard, Prometheus, RedisServer, eventually};
+use harness::{Agent, Client, Dashboard, Prometheus, RedisServer, Worker, eventually};
 use serde_json::Value;
 
 use super::{RULES, text};
 
 /// The rules with every window and duration cut down, so that seconds show what minutes would.
-fn hurried(rules: &str) -> String {
+pub(super) fn hurried(rules: &str) -> String {
     let mut out = String::new();
     for line in rules.lines() {
         let line = match line.split_once("for: ") {
@@ -28,30 +28,29 @@ fn hurried(rules: &str) -> String {
 }
 
 /// A Redis, an agent, a dashboard, and a Prometheus that watches them with hurried rules.
-struct Watched {
-    redis: RedisServer,
-    agent: Agent,
-    // Held for its figures.
-    _dashboard: Dashboard,
-    prometheus: Prometheus,
+pub(super) struct Watched {
+    pub(super) redis: RedisServer,
+    pub(super) agent: Agent,
+    pub(super) dashboard: Dashboard,
+    pub(super) prometheus: Prometheus,
 }
 
 impl Watched {
-    async fn start() -> Result<Self> {
+    pub(super) async fn start() -> Result<Self> {
         Self::with_lease("3s").await
     }
 
-    async fn with_lease(lease: &str) -> Result<Self> {
+    pub(super) async fn with_lease(lease: &str) -> Result<Self> {
         let redis = RedisServer::start().await?;
         let agent = Agent::with(&redis, &["--lease", lease]).await?;
-        let flags = ["--stuck-after", "3s", "--scan-every", "1s"];
+        let flags = ["--stuck-after", "3s", "--starving-after", "3s", "--scan-every", "1s"];
         let dashboard = Dashboard::start(&redis.url(), &flags).await?;
         let jobs = [
             ("lockscope-agent", vec![agent.http()]),
             ("lockscope-dashboard", vec![dashboard.port()]),
         ];
         let prometheus = Prometheus::start(&jobs, &hurried(&text(RULES)?)).await?;
-        let watched = Self { redis, agent, _dashboard: dashboard, prometheus };
+        let watched = Self { redis, agent, dashboard, prometheus };
         eventually("both programs to be scraped", async || {
             let up = watched.prometheus.query("sum(up)").await?;
             ensure!(up.iter().any(|row| row["value"][1] == "2"), "{up:?}");
@@ -62,7 +61,7 @@ impl Watched {
     }
 
     /// Waits until this alert fires, and gives its labels.
-    async fn fires(&self, alert: &str) -> Value {
+    pub(super) async fn fires(&self, alert: &str) -> Value {
         eventually(alert, async || {
             let firing = self.prometheus.firing().await?;
             let ours = firing.iter().find(|labels| labels["alertname"] == alert).cloned();
@@ -72,7 +71,7 @@ impl Watched {
     }
 
     /// Waits until this alert fires or has fired, however short it was.
-    async fn has_fired(&self, alert: &str) {
+    pub(super) async fn has_fired(&self, alert: &str) {
         eventually(alert, async || {
             let fired = fired(&self.prometheus).await?;
             ensure!(fired.contains(alert), "fired so far: {fired:?}");
@@ -82,7 +81,7 @@ impl Watched {
     }
 
     /// What fires now.
-    async fn firing(&self) -> Result<BTreeSet<String>> {
+    pub(super) async fn firing(&self) -> Result<BTreeSet<String>> {
         let firing = self.prometheus.firing().await?;
         Ok(firing
             .iter()
@@ -101,29 +100,22 @@ pub(super) async fn fired(prometheus: &Prometheus) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-async fn lock(client: &mut Client, name: &str) -> Result<()> {
+pub(super) async fn lock(client: &mut Client, name: &str) -> Result<()> {
     client.call(&format!("LOCK {name}")).await?.ok()?;
     Ok(())
 }
 
 #[tokio::test]
-async fn health_is_quiet_and_a_lost_lock_is_not() -> Result<()> {
+async fn a_lost_lock_is_told() -> Result<()> {
     let watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "orders:1").await?;
-    // A healthy load until the rules have seen three leases' renewals.
-    eventually("renewals", async || {
-        lock(&mut worker, "orders:2").await?;
-        worker.call("UNLOCK orders:2").await?.ok()?;
-        let renewed = watched.agent.metrics().await?;
-        let renewed = renewed.sum("lockscope_agent_renewals_total", &[("outcome", "renewed")]);
-        ensure!(renewed >= 9.0, "{renewed} renewals");
+    eventually("the group to be scraped", async || {
+        let seen = watched.prometheus.query("lockscope_agent_locks_lost_total").await?;
+        ensure!(!seen.is_empty(), "not yet");
         Ok(())
     })
     .await;
-    let quiet = watched.firing().await?;
-    // The one lock held is stuck by the measure of this test.
-    assert!(quiet.iter().all(|alert| alert == "LockscopeStuck"), "{quiet:?}");
     let mut direct = watched.redis.client().await?;
     direct.call("DEL orders:1").await?.ok()?;
     let labels = watched.fires("LockscopeLockLost").await;
@@ -209,6 +201,13 @@ async fn crowds_and_those_who_give_up_are_told() -> Result<()> {
         Ok(())
     })
     .await;
+    // In the end they have it, one after the other: only then it is known how long they had to wait.
+    drop(holder);
+    for mut waiter in crowd {
+        waiter.reply().await?.ok()?;
+    }
+    let labels = watched.fires("LockscopeWaitsLong").await;
+    assert_eq!(labels["lock_group"], "sku:*");
     Ok(())
 }
 
@@ -226,6 +225,38 @@ async fn monitor_that_stays_on_is_told() -> Result<()> {
     })
     .await;
     assert_eq!((&labels["outcome"], &labels["severity"]), (&"unbounded".into(), &"warning".into()));
+    // No agent is scraped here, and there ought to be one.
+    eventually("LockscopeAgentsAbsent", async || {
+        let fired = fired(&prometheus).await?;
+        ensure!(fired.contains("LockscopeAgentsAbsent"), "{fired:?}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_worker_that_is_stopped_is_told() -> Result<()> {
+    let watched = Watched::start().await?;
+    let agent = &watched.agent;
+    let mut worker = Worker::start(&agent.socket(), agent.folder(), &["LOCK orders:1"])?;
+    worker.line().await?;
+    worker.process().freeze().await?;
+    let frozen = watched.fires("LockscopeWorkerFrozen").await;
+    assert_eq!(frozen["severity"], "warning");
+    // As its runbook says it is found, and freed.
+    let mut looking = agent.client().await?;
+    let rows = looking.call("LOCKS").await?.ok()?;
+    let row = rows.items()?[1].items()?[0].clone();
+    let shown = (row.field("frozen")?.int()?, row.field("pid")?.int()?);
+    assert_eq!(shown, (1, worker.process().pid().into()), "{row}");
+    worker.process().kill()?;
+    eventually("the lock to be free", async || {
+        let taken = looking.call("LOCK orders:1 NOWAIT").await?.ok()?;
+        ensure!(taken != harness::Reply::Null, "not yet");
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 
@@ -264,6 +295,9 @@ async fn an_agent_that_stands_still_is_down_and_then_says_so() -> Result<()> {
     assert_eq!(down["severity"], "critical");
     watched.agent.process().thaw()?;
     watched.fires("LockscopeAgentSlept").await;
+    watched.dashboard.process().kill()?;
+    let down = watched.fires("LockscopeDashboardDown").await;
+    assert_eq!(down["severity"], "critical");
     Ok(())
 }
 
@@ -311,6 +345,8 @@ fn every_alert_has_its_row_and_its_runbook() -> Result<()> {
             text(&format!("docs/runbooks/{runbook}"))?.contains(name),
             "{runbook} names no {name}"
         );
+        let tests = [include_str!("alerts.rs"), include_str!("found.rs")].concat();
+        assert!(tests.contains(name), "no test waits for {name} to fire");
         for key in ["summary:", "description:"] {
             assert!(value(key).is_some_and(|text| text.len() > 10), "{name} has no {key}");
         }

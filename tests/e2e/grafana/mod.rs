@@ -1,6 +1,7 @@
 //! What `grafana/` holds, against a real Prometheus that scrapes real programs.
 
 mod alerts;
+mod found;
 mod panels;
 mod quiet;
 

@@ -1,0 +1,173 @@
+//! Alerts on renewals that are late, and on what dashboards find.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Client, Foreign, eventually, within};
+
+use super::alerts::{Watched, lock};
+
+/// Waits until Prometheus has seen that there is such a group, so that the first of anything shows as an increase.
+async fn until_scraped(watched: &Watched, metric: &str, group: &str) {
+    let query = format!("{metric}{{lock_group=\"{group}\"}}");
+    eventually("the group to be scraped", async || {
+        ensure!(!watched.prometheus.query(&query).await?.is_empty(), "not yet");
+        Ok(())
+    })
+    .await;
+}
+
+const DETECTED: &str = "lockscope_dashboard_problems_detected_total";
+
+/// How long the session's one hold is sure to be valid, in milliseconds.
+async fn valid_ms(worker: &mut Client) -> Result<i64> {
+    let holds = worker.call("HOLDS").await?.ok()?;
+    holds.items()?.first().context("it holds nothing any more")?.field("valid_ms")?.int()
+}
+
+#[tokio::test]
+async fn renewals_that_are_late_and_nearly_too_late_are_told() -> Result<()> {
+    let mut watched = Watched::with_lease("12s").await?;
+    let mut worker = watched.agent.client().await?;
+    lock(&mut worker, "report:1").await?;
+    let mut direct = watched.redis.client().await?;
+    until_scraped(&watched, DETECTED, "report:*").await;
+    eventually("a renewal, by which the dashboard knows the lease", async || {
+        let seen = watched.dashboard.json("/api/v1/lock?name=report:1").await?;
+        ensure!(seen["renewed"] == true, "{seen}");
+        Ok(())
+    })
+    .await;
+    // Due at 8 s, overdue below 5.4 s, and the agent slept beyond a third of the lease.
+    watched.agent.process().freeze().await?;
+    eventually("the lock to be low", async || {
+        let left = direct.call("PTTL report:1").await?.int()?;
+        ensure!(left < 4_000, "{left} ms left");
+        Ok(())
+    })
+    .await;
+    watched.agent.process().thaw()?;
+    watched.has_fired("LockscopeRenewalOverdue").await;
+    watched.has_fired("LockscopeRenewalsLate").await;
+
+    // At less than 2 s it is a matter of luck. A machine that is too slow for that loses it, and takes another one.
+    let mut tries = 0;
+    within(Duration::from_secs(90), "a renewal in the nick of time", async || {
+        tries += 1;
+        let mut worker = watched.agent.client().await?;
+        lock(&mut worker, &format!("close:{tries}")).await?;
+        watched.redis.process().freeze().await?;
+        let low = async {
+            while valid_ms(&mut worker).await? > 1_700 {
+                tokio::task::yield_now().await;
+            }
+            anyhow::Ok(())
+        };
+        let low = low.await;
+        watched.redis.process().thaw()?;
+        low?;
+        eventually("it to be renewed or lost", async || {
+            let left = valid_ms(&mut worker).await;
+            ensure!(left.as_ref().map_or(true, |left| *left > 4_000), "{left:?}");
+            Ok(())
+        })
+        .await;
+        valid_ms(&mut worker).await?;
+        Ok(())
+    })
+    .await;
+    watched.has_fired("LockscopeRenewalMarginLow").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_dashboards_find_is_told() -> Result<()> {
+    let watched = Watched::with_lease("60s").await?;
+    let mut direct = watched.redis.client().await?;
+
+    // Remains of a fair lock.
+    let dead = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+    direct.call(&format!("RPUSH redisson_lock_queue:{{left:1}} {dead}")).await?.ok()?;
+    direct.call(&format!("ZADD redisson_lock_timeout:{{left:1}} 1000 {dead}")).await?.ok()?;
+    // A hold of an agent that lives, and knows nothing of it.
+    let mut worker = watched.agent.client().await?;
+    lock(&mut worker, "kept:1").await?;
+    let holder = direct.call("HGETALL kept:1").await?.ok()?.items()?[0].text();
+    let (agent, number) = holder.split_once(':').context("a holder has two parts")?;
+    let number = number.parse::<i64>()? + 1_000_000;
+    direct.call(&format!("HSET nobodys:1 {agent}:{number} 1")).await?.ok()?;
+    direct.call("PEXPIRE nobodys:1 600000").await?.ok()?;
+
+    // Two threads elsewhere, each of which holds what the other one waits for in the queue.
+    for (thread, lock, other) in [(47, "row:1", "row:2"), (48, "row:2", "row:1")] {
+        let mut service = Foreign::connect(&watched.redis).await?;
+        service.holder = format!("7c1d2e3f-5a43-4f9f-8d11-6a2b3c4d5e6f:{thread}");
+        service.lease_ms = 600_000;
+        assert!(service.lock(lock).await?);
+        let holder = &service.holder;
+        direct.call(&format!("RPUSH redisson_lock_queue:{{{other}}} {holder}")).await?.ok()?;
+        let timeouts = format!("ZADD redisson_lock_timeout:{{{other}}} 9000000000000 {holder}");
+        direct.call(&timeouts).await?.ok()?;
+    }
+
+    // One that a client with a watchdog of its own has, and forgets about.
+    let mut service = Foreign::connect(&watched.redis).await?;
+    service.lease_ms = 3_000;
+    assert!(service.lock("settlement:1").await?);
+    eventually("the dashboard to know that it is renewed", async || {
+        if direct.call("PTTL settlement:1").await?.int()? < 2_000 {
+            ensure!(service.renew("settlement:1").await?, "it has run out");
+        }
+        let seen = watched.dashboard.json("/api/v1/lock?name=settlement:1").await?;
+        ensure!(seen["renewed"] == true, "{seen}");
+        Ok(())
+    })
+    .await;
+    until_scraped(&watched, DETECTED, "settlement:*").await;
+
+    // One with a count that no client writes.
+    let mut odd = Foreign::connect(&watched.redis).await?;
+    odd.lease_ms = 600_000;
+    assert!(odd.lock("odd:1").await?);
+    until_scraped(&watched, DETECTED, "odd:*").await;
+    direct.call(&format!("HSET odd:1 {} 0", odd.holder)).await?.ok()?;
+
+    let deadlock = watched.fires("LockscopeDeadlock").await;
+    assert_eq!(
+        (&deadlock["lock_group"], &deadlock["severity"]),
+        (&"row:*".into(), &"critical".into())
+    );
+    let starving = watched.fires("LockscopeStarving").await;
+    assert_eq!(starving["lock_group"], "row:*");
+    // This one goes again soon.
+    watched.has_fired("LockscopeExpired").await;
+    let malformed = watched.fires("LockscopeMalformed").await;
+    assert_eq!(malformed["lock_group"], "odd:*");
+    // Remains must lie about for a minute, and a holder be missed for half of one.
+    for (alert, group) in [("LockscopeLeakSuspected", "nobodys:*"), ("LockscopeOrphan", "left:*")] {
+        let labels = within(Duration::from_secs(120), alert, async || {
+            let firing = watched.prometheus.firing().await?;
+            let ours = firing.iter().find(|labels| labels["alertname"] == alert).cloned();
+            ours.with_context(|| format!("firing: {firing:?}"))
+        })
+        .await;
+        assert_eq!(labels["lock_group"], group);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stolen_lock_is_told() -> Result<()> {
+    let watched = Watched::start().await?;
+    let mut worker = watched.agent.client().await?;
+    lock(&mut worker, "stolen:1").await?;
+    until_scraped(&watched, "lockscope_agent_locks_lost_total", "stolen:*").await;
+    let mut direct = watched.redis.client().await?;
+    let thief = "redis.call('DEL', KEYS[1]) redis.call('HSET', KEYS[1], ARGV[1], '1')
+        return redis.call('PEXPIRE', KEYS[1], '600000')";
+    let holder = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+    direct.call_args(&["EVAL", thief, "1", "stolen:1", holder]).await?.ok()?;
+    let lost = watched.fires("LockscopeLockLost").await;
+    assert_eq!((&lost["lock_group"], &lost["reason"]), (&"stolen:*".into(), &"stolen".into()));
+    Ok(())
+}

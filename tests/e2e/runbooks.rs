@@ -1,0 +1,276 @@
+//! The runbooks: what they name is there, and what they have one do works on a real fault.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Agent, Client, Dashboard, Foreign, RedisServer, Reply, eventually, http, programs};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::Command;
+
+const TOP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
+
+/// Every runbook with its text, lines joined.
+fn runbooks() -> Result<Vec<(String, String)>> {
+    let mut books = Vec::new();
+    for entry in std::fs::read_dir(Path::new(TOP).join("docs/runbooks"))? {
+        let path = entry?.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        books.push((name, std::fs::read_to_string(path)?));
+    }
+    ensure!(books.len() > 10, "{books:?}");
+    Ok(books)
+}
+
+/// What stands in single backticks, outside of blocks; a span may go over the end of a line.
+fn spans(text: &str) -> Vec<String> {
+    let prose = text.split("```").step_by(2).collect::<String>();
+    let spans = prose.split('`').skip(1).step_by(2);
+    spans.map(|span| span.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+/// Runs what a shell would, until it has said one line or has ended.
+async fn first_line(command: &str) -> Result<String> {
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &format!("exec 2>&1; {command}")]).stdin(Stdio::null());
+    let mut child = shell.stdout(Stdio::piped()).kill_on_drop(true).process_group(0).spawn()?;
+    let out = child.stdout.take().context("piped")?;
+    let mut lines = BufReader::new(out).lines();
+    let line = tokio::time::timeout(harness::PATIENCE, lines.next_line());
+    let line = line.await.with_context(|| format!("{command}: it says nothing"))??;
+    if let Some(pid) = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+        // It may have ended by itself.
+        kill_process_group(pid, Signal::KILL).unwrap_or_default();
+    }
+    Ok(line.unwrap_or_default())
+}
+
+#[tokio::test]
+async fn what_they_name_is_there() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let history = tempfile::tempdir()?;
+    let folder = history.path().display().to_string();
+    let dashboard = Dashboard::start(&redis.url(), &["--history-dir", &folder]).await?;
+    let mut flags = String::new();
+    for program in ["lockscope-agent", "lockscope-dashboard"] {
+        let output = Command::new(programs::path(program)?).arg("--help").output().await?;
+        flags.push_str(&String::from_utf8_lossy(&output.stdout));
+    }
+    let flags: BTreeSet<&str> = flags
+        .split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+        .filter(|word| word.starts_with("--"))
+        .collect();
+    let boards: String = ["overview", "agents", "locks"]
+        .iter()
+        .map(|name| std::fs::read_to_string(format!("{TOP}grafana/dashboards/{name}.json")))
+        .collect::<Result<_, _>>()?;
+    let (mut seen_flags, mut seen_routes, mut seen_titles) = (0, 0, 0);
+    for (book, text) in runbooks()? {
+        for span in spans(&text) {
+            if span.starts_with("--") {
+                let flag = span.split([' ', '=']).next().unwrap_or_default();
+                assert!(flags.contains(flag), "{book}: {flag}");
+                seen_flags += 1;
+            } else if span.starts_with('/') && !span.starts_with("/run/") {
+                let (path, group) = span.split_once('<').unwrap_or((&span, ""));
+                let group = if group.is_empty() { "" } else { "orders:*" };
+                let path = format!("{path}{}", utf8_percent_encode(group, NON_ALPHANUMERIC));
+                let answer = http::get(dashboard.port(), &path).await?;
+                assert_eq!(answer.status, 200, "{book}: {path}: {}", answer.body);
+                assert!(!answer.body.contains("filter-error"), "{book}: {path} is no filter");
+                seen_routes += 1;
+            }
+        }
+        // Boards and panels of Grafana, in italics.
+        for title in text.replace("**", "").split('*').skip(1).step_by(2) {
+            if !title.contains('`') && title.chars().next().is_some_and(char::is_uppercase) {
+                let whole = format!("\"title\": \"{title}\"");
+                let board = format!("\"title\": \"Lockscope / {title}\"");
+                assert!(boards.contains(&whole) || boards.contains(&board), "{book}: {title}");
+                seen_titles += 1;
+            }
+        }
+        for row in text.split(" row ").skip(1) {
+            let row = row.split([';', '.', ' ']).next().unwrap_or_default();
+            assert!(boards.contains(&format!("\"title\": \"{row}\"")), "{book}: row {row}");
+        }
+    }
+    assert!(seen_flags >= 5 && seen_routes >= 3 && seen_titles >= 3, "it reads them no more");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_they_have_one_type_works() -> Result<()> {
+    let bound = [("client-output-buffer-limit", "normal 64mb 0 0")];
+    let redis = RedisServer::with(&bound).await?;
+    let agent = Agent::start(&redis).await?;
+    let mut worker = agent.client().await?;
+    worker.call("LOCK orders:1").await?.ok()?;
+    let dashboard = Dashboard::start(&redis.url(), &["--monitor", "on"]).await?;
+    let mut direct = redis.client().await?;
+    let monitor = eventually("MONITOR to be on", async || {
+        let clients = direct.call("CLIENT LIST").await?.text();
+        let line = clients.lines().find(|line| line.contains("cmd=monitor")).map(str::to_owned);
+        line.context(clients)
+    })
+    .await;
+    // As the runbook says it is found.
+    assert!(monitor.contains(" flags=O "), "{monitor}");
+    assert!(monitor.contains(" name=lockscope-dashboard"), "{monitor}");
+    let id = monitor.split([' ', '=']).nth(1).context("an id comes first")?.to_owned();
+
+    let mut run = 0;
+    for (book, text) in runbooks()? {
+        for span in spans(&text) {
+            let is_redis = span.starts_with("redis-cli ") || span.starts_with("INFO ");
+            if !is_redis || span == "redis-cli DEL" {
+                continue;
+            }
+            let socket = agent.socket().display().to_string();
+            let command = span
+                .trim_start_matches("redis-cli ")
+                .replace("-s <socket>", &format!("-s {socket}"))
+                .replace("-s /run/lockscope/agent.sock", &format!("-s {socket}"))
+                .replace("-u <url>", &format!("-u {}", redis.url()))
+                .replace("<glob>", "orders:*")
+                .replace("<id>", &id);
+            assert!(!command.contains('<'), "{book}: what is meant by {span}?");
+            let to = if command.starts_with("-s ") || command.starts_with("-u ") {
+                String::new()
+            } else {
+                format!("-p {} ", redis.port())
+            };
+            let said = first_line(&format!("redis-cli {to}{command}")).await?;
+            // A server that was never slow has an empty list.
+            let fine = (!said.is_empty() || command.starts_with("SLOWLOG"))
+                && !["ERR", "(error)", "WRONG", "SYNTAX", "NOPERM", "Could not", "Unrecognized"]
+                    .iter()
+                    .any(|error| said.starts_with(error));
+            assert!(fine || said.starts_with("NOTBUSY"), "{book}: {span}: {said}");
+            run += 1;
+        }
+    }
+    assert!(run >= 12, "{run} commands");
+    // One of them was to end MONITOR at once.
+    let clients = direct.call("CLIENT LIST").await?.text();
+    assert!(!clients.contains("cmd=monitor"), "{clients}");
+    let curl = format!("curl -s http://127.0.0.1:{}/healthz", dashboard.port());
+    assert!(!first_line(&curl).await?.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lock_is_freed_by_hand() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let agent = Agent::start(&redis).await?;
+    let text = std::fs::read_to_string(format!("{TOP}docs/runbooks/release.md"))?;
+    let script = text.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next());
+    let script = script.context("it has a script")?;
+    let mut service = Foreign::connect(&redis).await?;
+    assert!(service.lock("orders:1").await?);
+    let mut waiter = agent.client().await?;
+    waiter.send("LOCK orders:1").await?;
+    let mut direct = redis.client().await?;
+    eventually("the agent to listen for the release", async || {
+        let channel = "redisson_lock__channel:{orders:1}";
+        let count = direct.call(&format!("PUBSUB NUMSUB {channel}")).await?.ok()?;
+        ensure!(count.items()?[1] == Reply::Int(1), "{count}");
+        Ok(())
+    })
+    .await;
+    let script = script
+        .replace("redis-cli", &format!("redis-cli -p {}", redis.port()))
+        .replace("1 LOCK HOLDER", &format!("1 orders:1 {}", service.holder));
+    assert_eq!(first_line(&script).await?, "released");
+    let granted = waiter.reply().await?.ok()?;
+    assert_ne!(granted.field("holder")?.text(), service.holder, "it went on at once");
+    assert_eq!(first_line(&script).await?, "not the holder any more, nothing done");
+    assert_eq!(direct.call("EXISTS orders:1").await?, Reply::Int(1), "the next one is not hit");
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_released_by_force_is_found_where_it_says() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let mut agent = Agent::start(&redis).await?;
+    let history = tempfile::tempdir()?;
+    let folder = history.path().display().to_string();
+    let flags = ["--allow-release", "--history-dir", &*folder];
+    let mut dashboard = Dashboard::start(&redis.url(), &flags).await?;
+    let mut worker = agent.client().await?;
+    worker.call("LOCK orders:1").await?.ok()?;
+    let came = dashboard.release("orders:1", "lock").await?;
+    assert_eq!(came["outcome"], "released", "{came}");
+    eventually("the event", async || {
+        let events = dashboard.json("/api/v1/events?from=-1h").await?.to_string();
+        ensure!(events.contains("a test"), "{events}");
+        Ok(())
+    })
+    .await;
+    let log = dashboard.process().log();
+    let line = log.lines().find(|line| line.contains("a release by force was asked for"));
+    let line = line.context(log.clone())?;
+    assert!(["orders:1", "a test", "127.0.0.1"].iter().all(|part| line.contains(part)), "{line}");
+    eventually("the agent's log to tell", async || {
+        let log = agent.process().log();
+        let line = log.lines().find(|line| line.contains("lock lost")).context("not yet")?;
+        ensure!(line.contains("forced") && line.contains("orders:1"), "{line}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+/// Ends the connections of that name, as `CLIENT KILL` does.
+async fn cut(direct: &mut Client, name: &str) -> Result<()> {
+    let clients = direct.call("CLIENT LIST").await?.text();
+    let ours: Vec<_> =
+        clients.lines().filter(|line| line.contains(&format!(" name={name} "))).collect();
+    ensure!(!ours.is_empty(), "no client {name}: {clients}");
+    for line in ours {
+        let id = line.split([' ', '=']).nth(1).context("an id comes first")?;
+        direct.call(&format!("CLIENT KILL ID {id}")).await?.ok()?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_policy_that_was_put_right_is_seen_once_they_connect_again() -> Result<()> {
+    let redis =
+        RedisServer::with(&[("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")]).await?;
+    let agent = Agent::start(&redis).await?;
+    let mut worker = agent.client().await?;
+    worker.call("LOCK a").await?.ok()?;
+    let dashboard = Dashboard::start(&redis.url(), &[]).await?;
+    let evicts = async || agent.metrics().await.map(|m| m.sum("lockscope_agent_redis_evicts", &[]));
+    eventually("the agent to say so", async || {
+        ensure!(evicts().await? == 1.0, "not yet");
+        let theirs = dashboard.metrics().await?.sum("lockscope_dashboard_redis_evicts", &[]);
+        ensure!(theirs == 1.0, "the dashboard does not");
+        Ok(())
+    })
+    .await;
+    let mut direct = redis.client().await?;
+    direct.call("CONFIG SET maxmemory-policy noeviction").await?.ok()?;
+    // As the runbook says.
+    cut(&mut direct, "lockscope-agent-renewals").await?;
+    cut(&mut direct, "lockscope-dashboard").await?;
+    eventually("the agent to be content", async || {
+        ensure!(evicts().await? == 0.0, "not yet");
+        Ok(())
+    })
+    .await;
+    eventually("the dashboard to be content", async || {
+        let metrics = dashboard.metrics().await?;
+        ensure!(metrics.0.contains("lockscope_dashboard_redis_evicts{"), "it has not looked");
+        ensure!(metrics.sum("lockscope_dashboard_redis_evicts", &[]) == 0.0, "not yet");
+        Ok(())
+    })
+    .await;
+    let lost = agent.metrics().await?.sum("lockscope_agent_lost_holds_total", &[]);
+    assert_eq!(lost, 0.0, "what it holds is not touched");
+    Ok(())
+}
