@@ -5,6 +5,7 @@ mod commands;
 mod driver;
 mod libraries;
 mod programs;
+mod recipes;
 mod relay;
 mod scenes;
 

@@ -1,0 +1,267 @@
+// A worker that keeps its lock over broken connections, the agent's restarts and its own. Orders come line by line.
+// Needs Jedis and junixsocket. LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file that lets it come back.
+import java.io.BufferedReader;
+import java.io.File;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.time.Instant;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.Semaphore;
+import org.newsclub.net.unix.AFUNIXSocket;
+import org.newsclub.net.unix.AFUNIXSocketAddress;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.Jedis;
+import redis.clients.jedis.exceptions.JedisConnectionException;
+import redis.clients.jedis.exceptions.JedisDataException;
+import redis.clients.jedis.util.SafeEncoder;
+
+public class Worker {
+    static final String SOCKET = setting("LOCKSCOPE_SOCKET", "/run/lockscope/agent.sock");
+    static final Path TICKET = Path.of(setting("WORKER_TICKET", "worker.ticket"));
+    static final String LOCK = "orders:42";
+    static final Duration GRACE = Duration.ofSeconds(60);
+    static final int LOST = 76; // exit status
+
+    static String setting(String name, String usual) {
+        var value = System.getenv(name);
+        return value == null || value.isEmpty() ? usual : value;
+    }
+
+    /** Nothing more may be done under the lock, whatever other threads are doing. */
+    static void lost(Object why) {
+        System.out.println("lost: " + why);
+        Runtime.getRuntime().halt(LOST);
+    }
+
+    static Jedis connect() {
+        var settings = DefaultJedisClientConfig.builder().socketTimeoutMillis(0).build();
+        return new Jedis(() -> {
+            try {
+                return AFUNIXSocket.connectTo(AFUNIXSocketAddress.of(new File(SOCKET)));
+            } catch (IOException error) {
+                throw new JedisConnectionException(error);
+            }
+        }, settings);
+    }
+
+    static Object ask(Jedis agent, String word, String... words) {
+        return agent.sendCommand(() -> SafeEncoder.encode(word), words);
+    }
+
+    static String text(Object value) {
+        return value instanceof byte[] bytes ? SafeEncoder.encode(bytes) : String.valueOf(value);
+    }
+
+    /** A map comes as a list: name, value, name, value. */
+    static Map<String, Object> map(Object reply) {
+        var map = new HashMap<String, Object>();
+        var list = (List<?>) reply;
+        for (int i = 0; i + 1 < list.size(); i += 2) {
+            map.put(text(list.get(i)), list.get(i + 1));
+        }
+        return map;
+    }
+
+    static String code(JedisDataException error) {
+        return error.getMessage().split(" ")[0];
+    }
+
+    static void pause() {
+        try {
+            Thread.sleep(100);
+        } catch (InterruptedException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    /** The connection broke, and the session goes on over another one: look at what is held, and ask again. */
+    static class Resumed extends Exception {
+    }
+
+    static class Session {
+        Jedis agent;
+        String id;
+        String secret;
+        Map<String, Long> holds = new HashMap<>(); // how often each lock is held
+        int generation;
+        final Semaphore calm = new Semaphore(1); // taken while a hold is in jeopardy
+
+        Session() throws IOException {
+            if (Files.exists(TICKET)) {
+                var words = Files.readString(TICKET).split(" ");
+                id = words[0];
+                secret = words[1];
+            }
+            recover(0, true);
+            var ear = new Thread(this::listen);
+            ear.setDaemon(true);
+            ear.start();
+        }
+
+        /** Goes on over a new connection, unless somebody has seen to that already, or the old one lives. */
+        synchronized void recover(int seen, boolean broken) {
+            for (var deadline = Instant.now().plus(GRACE); generation == seen; pause()) {
+                try {
+                    var fresh = connect();
+                    var told = id != null ? ask(fresh, "RESUME", id, secret)
+                            : ask(fresh, "SESSION", "GRACE", String.valueOf(GRACE.toMillis()));
+                    if (id != null) System.out.println("resumed");
+                    goOn(fresh, map(told));
+                    return;
+                } catch (JedisDataException error) {
+                    switch (code(error)) {
+                        case "GONE" -> {
+                            if (!holds.isEmpty()) lost("the session has ended");
+                            id = null;
+                        }
+                        case "SESSION", "UNAVAILABLE" -> {
+                            if (code(error).equals("SESSION") && !broken) return;
+                            if (Instant.now().isAfter(deadline)) throw error;
+                        }
+                        default -> throw error;
+                    }
+                } catch (JedisConnectionException error) {
+                    if (Instant.now().isAfter(deadline)) lost("there is no agent");
+                } catch (IOException error) {
+                    throw new IllegalStateException(error);
+                }
+            }
+        }
+
+        private void goOn(Jedis fresh, Map<String, Object> told) throws IOException {
+            id = text(told.get("id"));
+            secret = text(told.get("secret"));
+            Files.writeString(TICKET, id + " " + secret);
+            var now = new HashMap<String, Long>();
+            if (told.get("holds") instanceof List<?> rows) {
+                for (var row : rows) now.put(text(map(row).get("lock")), (Long) map(row).get("holds"));
+            }
+            holds.forEach((name, count) -> {
+                if (count > 0 && !now.containsKey(name)) lost("it was not there any more");
+            });
+            agent = fresh;
+            holds = now;
+            generation++;
+        }
+
+        Object call(String word, String... words) throws Resumed {
+            Jedis mine;
+            int seen;
+            synchronized (this) {
+                mine = agent;
+                seen = generation;
+            }
+            try {
+                return ask(mine, word, words);
+            } catch (JedisConnectionException error) {
+                recover(seen, true);
+                throw new Resumed();
+            }
+        }
+
+        synchronized long held(String name) {
+            return holds.getOrDefault(name, 0L);
+        }
+
+        synchronized void set(String name, long count) {
+            holds.put(name, count);
+        }
+
+        synchronized String name() {
+            return id;
+        }
+
+        /** Takes it, or once more. False when it was not to be had in time. */
+        boolean lock(String name, Duration wait) {
+            var wanted = held(name) + 1;
+            while (held(name) < wanted) {
+                try {
+                    var reply = call("LOCK", name, "WAIT", String.valueOf(wait.toMillis()), "IN", name());
+                    if (reply == null) return false;
+                    set(name, (Long) map(reply).get("holds"));
+                } catch (Resumed resumed) {
+                    // What is held was told.
+                }
+            }
+            return true;
+        }
+
+        void unlock(String name) {
+            var wanted = held(name) - 1;
+            while (held(name) > wanted) {
+                set(name, wanted); // from here on a loss is no loss any more
+                try {
+                    call("UNLOCK", name, "IN", name());
+                } catch (Resumed resumed) {
+                    // What is held was told.
+                }
+            }
+        }
+
+        /** Events come over a connection of their own, while the other one waits or is busy. */
+        void listen() {
+            for (var ear = connect(); ; ) {
+                int seen;
+                String[] ticket;
+                synchronized (this) {
+                    seen = generation;
+                    ticket = new String[] {id, secret, "WAIT", "60000"};
+                }
+                try {
+                    for (var event : (List<?>) ask(ear, "EVENTS", ticket)) {
+                        var words = (List<?>) event;
+                        switch (text(words.get(0))) {
+                            case "jeopardy" -> {
+                                System.out.println("jeopardy");
+                                calm.drainPermits();
+                            }
+                            case "safe" -> {
+                                if (calm.availablePermits() == 0) calm.release();
+                            }
+                            case "lost" -> lost(text(words.get(words.size() - 1)));
+                            default -> { }
+                        }
+                    }
+                } catch (JedisDataException error) {
+                    pause(); // resumed meanwhile: there is another secret
+                } catch (JedisConnectionException error) {
+                    recover(seen, false);
+                    ear.close();
+                    ear = connect();
+                    pause();
+                }
+            }
+        }
+    }
+
+    /** Called under the lock, and elsewhere without: it takes the lock once more, which does no harm. */
+    static void checkStock(Session session) {
+        session.lock(LOCK, Duration.ofMinutes(1));
+        session.unlock(LOCK);
+    }
+
+    public static void main(String[] args) throws Exception {
+        var session = new Session();
+        if (session.held(LOCK) == 0 && !session.lock(LOCK, Duration.ofMinutes(1))) {
+            throw new IllegalStateException(LOCK + " was not to be had within a minute");
+        }
+        System.out.println("working on " + LOCK);
+        var orders = new BufferedReader(new InputStreamReader(System.in));
+        for (var order = orders.readLine(); order != null; order = orders.readLine()) {
+            session.calm.acquire(); // begin nothing new while the lock is in danger
+            session.calm.release();
+            checkStock(session);
+            System.out.println("did " + order);
+        }
+        session.unlock(LOCK);
+        session.call("QUIT");
+        Files.delete(TICKET);
+        System.out.println("done");
+        Runtime.getRuntime().halt(0);
+    }
+}

@@ -1,0 +1,253 @@
+// A worker that keeps its lock over broken connections, the agent's restarts and its own. Orders come line by line.
+// LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file that lets it come back to its session.
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	lockName = "orders:42"
+	grace    = time.Minute
+	exitLost = 76
+)
+
+var (
+	ctx     = context.Background()
+	socket  = setting("LOCKSCOPE_SOCKET", "/run/lockscope/agent.sock")
+	tickets = setting("WORKER_TICKET", "worker.ticket")
+	// The connection broke, and the session goes on over another one: look at what is held, and ask again.
+	errResumed = errors.New("resumed")
+)
+
+func setting(name, usual string) string {
+	if value := os.Getenv(name); value != "" {
+		return value
+	}
+	return usual
+}
+
+// Nothing more may be done under the lock, whatever other goroutines are doing.
+func lost(why any) {
+	fmt.Println("lost:", why)
+	os.Exit(exitLost)
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// The code of an error reply; none where there was no reply.
+func code(err error) string {
+	var told redis.Error
+	if errors.As(err, &told) {
+		return strings.Fields(told.Error())[0]
+	}
+	return ""
+}
+
+func connect() *redis.Conn {
+	client := redis.NewClient(&redis.Options{Network: "unix", Addr: socket, ReadTimeout: -1, MaxRetries: -1})
+	return client.Conn()
+}
+
+type session struct {
+	mutex      sync.Mutex
+	agent      *redis.Conn
+	id, secret string
+	holds      map[string]int64 // how often each lock is held
+	generation int
+	danger     sync.Mutex // locked while a hold is in jeopardy
+}
+
+func begin() *session {
+	s := &session{holds: map[string]int64{}}
+	if text, err := os.ReadFile(tickets); err == nil {
+		fmt.Sscan(string(text), &s.id, &s.secret)
+	}
+	s.recover(0, true)
+	go s.listen()
+	return s
+}
+
+// Goes on over a new connection, unless somebody has seen to that already, or the old one lives.
+func (s *session) recover(generation int, broken bool) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for deadline := time.Now().Add(grace); s.generation == generation; time.Sleep(100 * time.Millisecond) {
+		agent := connect()
+		command := []any{"SESSION", "GRACE", grace.Milliseconds()}
+		if s.id != "" {
+			command = []any{"RESUME", s.id, s.secret}
+		}
+		reply, err := agent.Do(ctx, command...).Result()
+		if err == nil {
+			if s.id != "" {
+				fmt.Println("resumed")
+			}
+			s.goOn(agent, reply.(map[any]any))
+			return
+		}
+		agent.Close()
+		switch code(err) {
+		case "GONE":
+			if len(s.holds) > 0 {
+				lost("the session has ended")
+			}
+			s.id = ""
+		case "SESSION", "UNAVAILABLE", "":
+			if code(err) == "SESSION" && !broken {
+				return
+			}
+			if time.Now().After(deadline) {
+				lost(err)
+			}
+		default:
+			panic(err)
+		}
+	}
+}
+
+func (s *session) goOn(agent *redis.Conn, told map[any]any) {
+	s.id, s.secret = told["id"].(string), told["secret"].(string)
+	must(os.WriteFile(tickets, []byte(s.id+" "+s.secret), 0o600))
+	now := map[string]int64{}
+	if rows, ok := told["holds"].([]any); ok {
+		for _, row := range rows {
+			hold := row.(map[any]any)
+			now[hold["lock"].(string)] = hold["holds"].(int64)
+		}
+	}
+	for name, count := range s.holds {
+		if count > 0 && now[name] == 0 {
+			lost("it was not there any more")
+		}
+	}
+	s.agent, s.holds = agent, now
+	s.generation++
+}
+
+func (s *session) call(words ...any) (any, error) {
+	s.mutex.Lock()
+	agent, generation := s.agent, s.generation
+	s.mutex.Unlock()
+	reply, err := agent.Do(ctx, words...).Result()
+	if err != nil && code(err) == "" {
+		s.recover(generation, true)
+		return nil, errResumed
+	}
+	return reply, err
+}
+
+func (s *session) held(name string) int64 {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return s.holds[name]
+}
+
+// The session, so that a command fails instead of running in another one.
+func (s *session) name() string {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return s.id
+}
+
+func (s *session) set(name string, count int64) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.holds[name] = count
+}
+
+// Takes it, or once more. False when it was not to be had in time.
+func (s *session) lock(name string, wait time.Duration) bool {
+	for wanted := s.held(name) + 1; s.held(name) < wanted; {
+		reply, err := s.call("LOCK", name, "WAIT", wait.Milliseconds(), "IN", s.name())
+		switch {
+		case errors.Is(err, errResumed):
+		case errors.Is(err, redis.Nil):
+			return false
+		default:
+			must(err)
+			s.set(name, reply.(map[any]any)["holds"].(int64))
+		}
+	}
+	return true
+}
+
+func (s *session) unlock(name string) {
+	for wanted := s.held(name) - 1; s.held(name) > wanted; {
+		s.set(name, wanted) // from here on a loss is no loss any more
+		if _, err := s.call("UNLOCK", name, "IN", s.name()); !errors.Is(err, errResumed) {
+			must(err)
+		}
+	}
+}
+
+// Events come over a connection of their own, while the other one waits or is busy.
+func (s *session) listen() {
+	ear := connect()
+	for {
+		s.mutex.Lock()
+		generation, id, secret := s.generation, s.id, s.secret
+		s.mutex.Unlock()
+		reply, err := ear.Do(ctx, "EVENTS", id, secret, "WAIT", 60_000).Result()
+		if err != nil {
+			if code(err) == "" {
+				s.recover(generation, false)
+				ear.Close()
+				ear = connect()
+			}
+			time.Sleep(100 * time.Millisecond) // resumed meanwhile: there is another secret
+			continue
+		}
+		for _, event := range reply.([]any) {
+			words := event.([]any)
+			switch words[0] {
+			case "jeopardy":
+				fmt.Println("jeopardy")
+				s.danger.TryLock()
+			case "safe":
+				s.danger.TryLock()
+				s.danger.Unlock()
+			case "lost":
+				lost(words[len(words)-1])
+			}
+		}
+	}
+}
+
+// Called under the lock, and elsewhere without: it takes the lock once more, which does no harm.
+func checkStock(s *session) {
+	s.lock(lockName, time.Minute)
+	s.unlock(lockName)
+}
+
+func main() {
+	s := begin()
+	if s.held(lockName) == 0 && !s.lock(lockName, time.Minute) {
+		panic(lockName + " was not to be had within a minute")
+	}
+	fmt.Println("working on", lockName)
+	for orders := bufio.NewScanner(os.Stdin); orders.Scan(); {
+		s.danger.Lock() // begin nothing new while the lock is in danger
+		s.danger.Unlock()
+		checkStock(s)
+		fmt.Println("did", orders.Text())
+	}
+	s.unlock(lockName)
+	_, err := s.call("QUIT")
+	must(err)
+	must(os.Remove(tickets))
+	fmt.Println("done")
+}

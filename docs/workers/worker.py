@@ -1,0 +1,165 @@
+"""A worker that keeps its lock over broken connections, the agent's restarts and its own. Orders come line by line.
+
+Needs redis-py. LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file that lets it come back to its session."""
+
+import json
+import os
+import pathlib
+import sys
+import threading
+import time
+
+import redis
+
+SOCKET = os.environ.get("LOCKSCOPE_SOCKET", "/run/lockscope/agent.sock")
+TICKET = pathlib.Path(os.environ.get("WORKER_TICKET", "worker.ticket"))
+LOCK = "orders:42"
+GRACE = 60  # seconds
+LOST = 76  # exit status
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def lost(why):
+    """Nothing more may be done under the lock, whatever the other thread is doing."""
+    say(f"lost: {why}")
+    os._exit(LOST)
+
+
+def connect():
+    return redis.Redis(unix_socket_path=SOCKET, decode_responses=True, single_connection_client=True,
+                       socket_timeout=None, retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0))
+
+
+class Resumed(Exception):
+    """The connection broke, and the session goes on over another one: look at `holds` and ask again."""
+
+
+class Session:
+    def __init__(self):
+        self.mutex = threading.Lock()
+        self.calm = threading.Event()  # not set while a hold is in jeopardy
+        self.calm.set()
+        self.holds = {}  # lock: how often it is held
+        self.ticket = json.loads(TICKET.read_text()) if TICKET.exists() else None
+        self.agent = None
+        self.generation = 0
+        self.recover(0, is_broken=True)
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def recover(self, generation, is_broken):
+        """Goes on over a new connection, unless somebody has seen to that already, or the old one lives."""
+        deadline = time.monotonic() + GRACE
+        with self.mutex:
+            while self.generation == generation:
+                try:
+                    agent = connect()
+                    if self.ticket:
+                        told = agent.execute_command("RESUME", *self.ticket)
+                    else:
+                        told = agent.execute_command("SESSION", "GRACE", GRACE * 1000)
+                except redis.ResponseError as error:
+                    code = str(error).split()[0]
+                    if code == "GONE":
+                        if self.holds:
+                            lost("the session has ended")
+                        self.ticket = None
+                        continue
+                    if code == "SESSION" and not is_broken:
+                        return
+                    if code not in ("SESSION", "UNAVAILABLE") or time.monotonic() > deadline:
+                        raise
+                except redis.ConnectionError:
+                    if time.monotonic() > deadline:
+                        lost("there is no agent")
+                else:
+                    if self.ticket:
+                        say("resumed")
+                    self.ticket = [told["id"], told["secret"]]
+                    TICKET.touch(mode=0o600)
+                    TICKET.write_text(json.dumps(self.ticket))
+                    now = {row["lock"]: row["holds"] for row in told.get("holds", [])}
+                    if any(name not in now for name, count in self.holds.items() if count > 0):
+                        lost("it was not there any more")
+                    self.agent, self.holds = agent, now
+                    self.generation += 1
+                    return
+                time.sleep(0.1)
+
+    def call(self, *words):
+        with self.mutex:
+            agent, generation = self.agent, self.generation
+        try:
+            return agent.execute_command(*words)
+        except redis.ConnectionError:
+            self.recover(generation, is_broken=True)
+            raise Resumed from None
+
+    def lock(self, name, seconds):
+        """Takes it, or once more. False when it was not to be had in time."""
+        wanted = self.holds.get(name, 0) + 1
+        while self.holds.get(name, 0) < wanted:
+            try:
+                held = self.call("LOCK", name, "WAIT", seconds * 1000, "IN", self.ticket[0])
+            except Resumed:
+                continue
+            if held is None:
+                return False
+            self.holds[name] = held["holds"]
+        return True
+
+    def unlock(self, name):
+        wanted = self.holds[name] - 1
+        while self.holds.get(name, 0) > wanted:
+            # From here on a loss is no loss any more.
+            self.holds[name] = wanted
+            try:
+                self.call("UNLOCK", name, "IN", self.ticket[0])
+            except Resumed:
+                continue
+
+    def listen(self):
+        """Events come over a connection of their own, while the other one waits or is busy."""
+        ear = connect()
+        while True:
+            generation = self.generation
+            try:
+                events = ear.execute_command("EVENTS", *self.ticket, "WAIT", 60_000)
+            except redis.ResponseError:
+                time.sleep(0.1)  # resumed meanwhile: there is another secret
+                continue
+            except redis.ConnectionError:
+                self.recover(generation, is_broken=False)
+                ear = connect()
+                time.sleep(0.1)
+                continue
+            for what, *rest in events:
+                if what == "jeopardy":
+                    say("jeopardy")
+                    self.calm.clear()
+                elif what == "safe":
+                    self.calm.set()
+                elif what == "lost":
+                    lost(rest[-1])
+
+
+def check_stock(session):
+    """Called under the lock, and elsewhere without: it takes the lock once more, which does no harm."""
+    session.lock(LOCK, 60)
+    session.unlock(LOCK)
+
+
+session = Session()
+if LOCK not in session.holds and not session.lock(LOCK, 60):
+    raise SystemExit(f"{LOCK} was not to be had within a minute")
+say(f"working on {LOCK}")
+for order in sys.stdin:
+    session.calm.wait()  # begin nothing new while the lock is in danger
+    check_stock(session)
+    say(f"did {order.strip()}")
+session.unlock(LOCK)
+session.call("QUIT")
+TICKET.unlink()
+say("done")

@@ -1,0 +1,252 @@
+//! A worker that keeps its lock over broken connections, the agent's restarts and its own. Orders come line by line.
+//!
+//! Needs the crates `redis` (feature `tokio-comp`) and `tokio`. `LOCKSCOPE_SOCKET` is the agent's socket,
+//! `WORKER_TICKET` the file that lets it come back to its session. It hears of dangers by pushes, on the one
+//! connection that it has.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::exit;
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Cmd, FromRedisValue as _, PushInfo, PushKind, RedisError, Value,
+};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::sync::mpsc;
+
+const LOCK: &str = "orders:42";
+const GRACE: Duration = Duration::from_secs(60);
+const WAIT: Duration = Duration::from_secs(60);
+/// The exit status of a worker that has lost its lock.
+const LOST: i32 = 76;
+
+type Map = HashMap<String, Value>;
+type Failed = Box<dyn std::error::Error>;
+
+/// The connection broke, and the session goes on over another one: look at `holds`, and ask again.
+struct Resumed;
+
+fn setting(name: &str, usual: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| usual.to_owned())
+}
+
+fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
+        exit(1);
+    }
+}
+
+/// Nothing more may be done under the lock.
+fn lost(why: &str) -> ! {
+    say(&format!("lost: {why}"));
+    exit(LOST)
+}
+
+fn text(value: Option<&Value>) -> String {
+    value.and_then(|value| String::from_redis_value_ref(value).ok()).unwrap_or_default()
+}
+
+fn count(value: Option<&Value>) -> u64 {
+    value.and_then(|value| u64::from_redis_value_ref(value).ok()).unwrap_or(0)
+}
+
+struct Session {
+    socket: String,
+    ticket_file: PathBuf,
+    /// Id and secret.
+    ticket: Option<(String, String)>,
+    connection: Option<MultiplexedConnection>,
+    pushes: mpsc::UnboundedReceiver<PushInfo>,
+    /// How often each lock is held.
+    holds: HashMap<String, u64>,
+    /// No hold is in jeopardy.
+    calm: bool,
+}
+
+impl Session {
+    async fn begin() -> Result<Self, Failed> {
+        let ticket_file = PathBuf::from(setting("WORKER_TICKET", "worker.ticket"));
+        let stored = std::fs::read_to_string(&ticket_file).unwrap_or_default();
+        let mut session = Self {
+            socket: setting("LOCKSCOPE_SOCKET", "/run/lockscope/agent.sock"),
+            ticket_file,
+            ticket: stored.split_once(' ').map(|(id, secret)| (id.to_owned(), secret.to_owned())),
+            connection: None,
+            pushes: mpsc::unbounded_channel().1,
+            holds: HashMap::new(),
+            calm: true,
+        };
+        session.recover().await?;
+        Ok(session)
+    }
+
+    /// Goes on over a new connection.
+    async fn recover(&mut self) -> Result<(), Failed> {
+        let deadline = Instant::now() + GRACE;
+        loop {
+            match self.resume().await {
+                Ok(()) => return Ok(()),
+                Err(error) if error.code() == Some("GONE") => {
+                    if !self.holds.is_empty() {
+                        lost("the session has ended");
+                    }
+                    self.ticket = None;
+                }
+                Err(error) => {
+                    let passes = matches!(error.code(), None | Some("SESSION" | "UNAVAILABLE"));
+                    if !passes || Instant::now() > deadline {
+                        return Err(error.into());
+                    }
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn resume(&mut self) -> Result<(), RedisError> {
+        let client = redis::Client::open(format!("redis+unix://{}?protocol=resp3", self.socket))?;
+        let (sender, pushes) = mpsc::unbounded_channel();
+        // A LOCK waits for as long as it takes.
+        let config =
+            AsyncConnectionConfig::new().set_response_timeout(None).set_push_sender(sender);
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let told: Map = match &self.ticket {
+            Some((id, secret)) => {
+                let resume = redis::cmd("RESUME").arg(id).arg(secret).to_owned();
+                resume.query_async(&mut connection).await?
+            }
+            None => {
+                let grace =
+                    redis::cmd("SESSION").arg("GRACE").arg(GRACE.as_millis() as u64).to_owned();
+                grace.query_async(&mut connection).await?
+            }
+        };
+        if self.ticket.is_some() {
+            say("resumed");
+        }
+        let ticket = (text(told.get("id")), text(told.get("secret")));
+        if let Err(error) = std::fs::write(&self.ticket_file, format!("{} {}", ticket.0, ticket.1))
+        {
+            say(&format!("the ticket is not kept: {error}"));
+        }
+        self.ticket = Some(ticket);
+        // That belongs to the connection, not to the session.
+        redis::cmd("SESSION").arg("PUSH").arg("on").query_async::<Value>(&mut connection).await?;
+        let mut now = HashMap::new();
+        if let Some(Value::Array(rows)) = told.get("holds") {
+            for row in rows {
+                let row = Map::from_redis_value_ref(row)?;
+                now.insert(text(row.get("lock")), count(row.get("holds")));
+            }
+        }
+        if self.holds.iter().any(|(name, count)| *count > 0 && !now.contains_key(name)) {
+            lost("it was not there any more");
+        }
+        (self.holds, self.pushes, self.connection) = (now, pushes, Some(connection));
+        Ok(())
+    }
+
+    async fn call(&mut self, command: &Cmd) -> Result<Result<Value, Resumed>, Failed> {
+        let Some(connection) = &mut self.connection else { return Ok(Err(Resumed)) };
+        match command.query_async(connection).await {
+            Ok(reply) => Ok(Ok(reply)),
+            Err(error) if error.code().is_some() => Err(error.into()),
+            Err(_) => {
+                self.recover().await?;
+                Ok(Err(Resumed))
+            }
+        }
+    }
+
+    fn command(&self, word: &str, name: &str) -> Cmd {
+        let mut command = redis::cmd(word);
+        let id = self.ticket.as_ref().map_or("", |(id, _)| id.as_str());
+        command.arg(name).arg("IN").arg(id);
+        command
+    }
+
+    fn held(&self, name: &str) -> u64 {
+        self.holds.get(name).copied().unwrap_or(0)
+    }
+
+    /// Takes it, or once more. False when it was not to be had in time.
+    async fn lock(&mut self, name: &str) -> Result<bool, Failed> {
+        let wanted = self.held(name) + 1;
+        while self.held(name) < wanted {
+            let mut lock = self.command("LOCK", name);
+            lock.arg("WAIT").arg(WAIT.as_millis() as u64);
+            match self.call(&lock).await? {
+                Ok(Value::Nil) => return Ok(false),
+                Ok(held) => {
+                    let held = Map::from_redis_value_ref(&held)?;
+                    self.holds.insert(name.to_owned(), count(held.get("holds")));
+                }
+                Err(Resumed) => {}
+            }
+        }
+        Ok(true)
+    }
+
+    async fn unlock(&mut self, name: &str) -> Result<(), Failed> {
+        let wanted = self.held(name) - 1;
+        while self.held(name) > wanted {
+            // From here on a loss is no loss any more.
+            self.holds.insert(name.to_owned(), wanted);
+            let unlock = self.command("UNLOCK", name);
+            self.call(&unlock).await?.ok();
+        }
+        Ok(())
+    }
+
+    async fn hear(&mut self, push: Option<PushInfo>) -> Result<(), Failed> {
+        let Some(PushInfo { kind, data }) = push else { return self.recover().await };
+        match kind {
+            PushKind::Disconnection => self.recover().await?,
+            PushKind::Other(word) if word == "lock-jeopardy" => {
+                say("jeopardy");
+                self.calm = false;
+            }
+            PushKind::Other(word) if word == "lock-safe" => self.calm = true,
+            PushKind::Other(word) if word == "lock-lost" => lost(&text(data.last())),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Called under the lock, and elsewhere without: it takes the lock once more, which does no harm.
+async fn check_stock(session: &mut Session) -> Result<(), Failed> {
+    session.lock(LOCK).await?;
+    session.unlock(LOCK).await
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Failed> {
+    let mut session = Session::begin().await?;
+    if session.held(LOCK) == 0 && !session.lock(LOCK).await? {
+        return Err(format!("{LOCK} was not to be had within a minute").into());
+    }
+    say(&format!("working on {LOCK}"));
+    let mut orders = BufReader::new(tokio::io::stdin()).lines();
+    loop {
+        tokio::select! {
+            biased;
+            push = session.pushes.recv() => session.hear(push).await?,
+            // Nothing new is begun while the lock is in danger.
+            order = orders.next_line(), if session.calm => {
+                let Some(order) = order? else { break };
+                check_stock(&mut session).await?;
+                say(&format!("did {order}"));
+            }
+        }
+    }
+    session.unlock(LOCK).await?;
+    session.call(&redis::cmd("QUIT")).await?.ok();
+    std::fs::remove_file(&session.ticket_file)?;
+    say("done");
+    exit(0)
+}

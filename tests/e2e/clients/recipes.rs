@@ -1,0 +1,252 @@
+//! The workers of docs/workers, as they are there.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::process::{self, Process};
+use harness::{Agent, Client, RedisServer, eventually, programs};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::ChildStdout;
+use tokio::time::timeout;
+
+use super::libraries::{folder, go, java, node, python};
+
+const LOCK: &str = "orders:42";
+/// How long a line may take to come: interpreters, compilers and virtual machines start on a busy host.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn recipe(file: &str) -> PathBuf {
+    folder().join("../../docs/workers").join(file)
+}
+
+/// A program in some language, made ready to run as often as one likes.
+struct Program {
+    make: fn(&Path) -> Result<Command>,
+    /// It comes back to its session.
+    resumes: bool,
+}
+
+const PYTHON: Program = Program { make: in_python, resumes: true };
+const NODE: Program = Program { make: in_javascript, resumes: true };
+const GO: Program = Program { make: in_go, resumes: true };
+const JAVA: Program = Program { make: in_java, resumes: true };
+const RUST: Program = Program { make: in_rust, resumes: true };
+const SHELL: Program = Program { make: in_shell, resumes: false };
+
+fn in_python(_: &Path) -> Result<Command> {
+    let mut command = python()?;
+    command.arg(recipe("worker.py"));
+    Ok(command)
+}
+
+fn in_javascript(_: &Path) -> Result<Command> {
+    let mut command = node()?;
+    command.arg(recipe("worker.js"));
+    Ok(command)
+}
+
+fn in_go(place: &Path) -> Result<Command> {
+    let program = place.join("worker");
+    if !program.exists() {
+        for file in ["go.mod", "go.sum"] {
+            std::fs::copy(folder().join("go").join(file), place.join(file))?;
+        }
+        std::fs::copy(recipe("worker.go"), place.join("main.go"))?;
+        let mut build = go()?;
+        build.args(["build", "-o", "worker", "main.go"]).current_dir(place);
+        ensure!(build.status()?.success(), "a program in Go cannot be built");
+    }
+    Ok(process::command(&program))
+}
+
+fn in_java(_: &Path) -> Result<Command> {
+    let mut command = java()?;
+    command.arg(recipe("Worker.java"));
+    Ok(command)
+}
+
+fn in_rust(_: &Path) -> Result<Command> {
+    Ok(process::command(&programs::path("worker-recipe")?))
+}
+
+fn in_shell(_: &Path) -> Result<Command> {
+    let mut command = process::command(&recipe("worker.sh"));
+    command.env("LOCKCTL", programs::path("lockctl")?);
+    Ok(command)
+}
+
+/// One that runs: its orders go in, what it says comes out.
+struct Running {
+    process: Process,
+    orders: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    fn start(program: &Program, place: &Path, agent: &Agent) -> Result<Self> {
+        let mut command = (program.make)(place)?;
+        command.env("LOCKSCOPE_SOCKET", agent.socket());
+        command.env("WORKER_TICKET", place.join("ticket"));
+        let mut process = Process::spawn_piped("worker", command, &place.join("log"))?;
+        let orders = process.take_stdin();
+        let lines = process.take_stdout().context("it was started with a pipe")?;
+        let lines = BufReader::new(ChildStdout::from_std(lines)?).lines();
+        Ok(Self { process, orders, lines })
+    }
+
+    async fn says(&mut self, expected: &str) -> Result<()> {
+        let line = timeout(PATIENCE, self.lines.next_line()).await;
+        let line = line.with_context(|| format!("it does not say `{expected}`"))??;
+        ensure!(
+            line.as_deref() == Some(expected),
+            "{line:?} is not `{expected}`: {}",
+            self.process.log()
+        );
+        Ok(())
+    }
+
+    /// As [`Self::says`], after this any number of times.
+    async fn says_after(&mut self, before: &str, expected: &str) -> Result<()> {
+        loop {
+            let line = timeout(PATIENCE, self.lines.next_line()).await;
+            let line = line.with_context(|| format!("it does not say `{expected}`"))??;
+            match line.as_deref() {
+                Some(line) if line == expected => return Ok(()),
+                Some(line) if line == before => {}
+                other => anyhow::bail!("{other:?} is not `{expected}`: {}", self.process.log()),
+            }
+        }
+    }
+
+    async fn does(&mut self, order: &str) -> Result<()> {
+        writeln!(self.orders.as_mut().context("there are no more")?, "{order}")?;
+        self.says(&format!("did {order}")).await
+    }
+
+    /// There are no more orders: it ends.
+    async fn finish(&mut self) -> Result<()> {
+        self.orders = None;
+        self.says("done").await?;
+        let status = self.process.end().await;
+        ensure!(status.success(), "{status}: {}", self.process.log());
+        Ok(())
+    }
+}
+
+struct Stage {
+    redis: RedisServer,
+    agent: Agent,
+    place: TempDir,
+    direct: Client,
+}
+
+impl Stage {
+    async fn new(lease: &str) -> Result<Self> {
+        let redis = RedisServer::start().await?;
+        let agent = Agent::with(&redis, &["--lease", lease]).await?;
+        let direct = redis.client().await?;
+        Ok(Self { agent, place: tempfile::tempdir()?, direct, redis })
+    }
+
+    fn start(&self, program: &Program) -> Result<Running> {
+        Running::start(program, self.place.path(), &self.agent)
+    }
+
+    async fn holder(&mut self) -> Result<String> {
+        Ok(self.direct.call(&format!("HKEYS {LOCK}")).await?.ok()?.text())
+    }
+}
+
+async fn works_and_comes_back(program: &Program) -> Result<()> {
+    let mut stage = Stage::new("2m").await?;
+    let mut other = stage.agent.client().await?;
+    other.call(&format!("LOCK {LOCK}")).await?.ok()?;
+    let mut worker = stage.start(program)?;
+    let waits = timeout(PATIENCE, async {
+        loop {
+            let rows = other.call(&format!("LOCKS MATCH {LOCK}")).await?.text();
+            if rows.contains("waiting") {
+                return anyhow::Ok(());
+            }
+            ensure!(worker.process.ended()?.is_none(), "{}", worker.process.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    waits.await.context("it does not wait for the lock")??;
+    other.call(&format!("UNLOCK {LOCK}")).await?.ok()?;
+    worker.says(&format!("working on {LOCK}")).await?;
+    let holder = stage.holder().await?;
+    worker.does("one").await?;
+    worker.does("two").await?;
+    if program.resumes {
+        // Another agent, the same lock.
+        stage.agent.restart().await?;
+        worker.says("resumed").await?;
+        worker.does("three").await?;
+        ensure!(stage.holder().await? == holder);
+        // Another process, too.
+        worker.process.kill()?;
+        drop(worker);
+        worker = stage.start(program)?;
+        worker.says("resumed").await?;
+        worker.says(&format!("working on {LOCK}")).await?;
+        worker.does("four").await?;
+        ensure!(stage.holder().await? == holder);
+    }
+    worker.finish().await?;
+    eventually("the lock to be free", async || {
+        let left = stage.direct.call(&format!("EXISTS {LOCK}")).await?.int()?;
+        ensure!(left == 0);
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+async fn hears_of_danger_and_loss(program: &Program) -> Result<()> {
+    let mut stage = Stage::new("3s").await?;
+    let mut worker = stage.start(program)?;
+    worker.says(&format!("working on {LOCK}")).await?;
+    stage.redis.process().freeze().await?;
+    if program.resumes {
+        worker.says("jeopardy").await?;
+        // On a busy host it may have been in danger, and safe again, before.
+        worker.says_after("jeopardy", "lost: unconfirmed").await?;
+    } else {
+        worker.says("ended in the middle").await?;
+    }
+    let status = worker.process.end().await;
+    ensure!(status.code() == Some(76), "{status}: {}", worker.process.log());
+    stage.redis.process().thaw()
+}
+
+macro_rules! recipes {
+    ($($module:ident $program:expr;)*) => {$(
+        mod $module {
+            use super::*;
+
+            #[tokio::test]
+            async fn works_and_comes_back() -> Result<()> {
+                super::works_and_comes_back(&$program).await
+            }
+
+            #[tokio::test]
+            async fn hears_of_danger_and_loss() -> Result<()> {
+                super::hears_of_danger_and_loss(&$program).await
+            }
+        }
+    )*};
+}
+
+recipes! {
+    a_python_worker PYTHON;
+    a_node_worker NODE;
+    a_go_worker GO;
+    a_java_worker JAVA;
+    a_rust_worker RUST;
+    a_shell_worker SHELL;
+}
