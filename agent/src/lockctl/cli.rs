@@ -125,6 +125,10 @@ pub(crate) struct ExecArgs {
     /// Hold the lock no longer than this: it is not renewed, and the command is ended in time
     #[arg(long, value_name = "DURATION", value_parser = lease)]
     pub(crate) lease: Option<Duration>,
+    /// Keep the lock over restarts of the agent, for so long at most: the next agent is asked for it. It also stays
+    /// locked for so long where lockctl's guard is killed
+    #[arg(long, value_name = "DURATION", value_parser = wait)]
+    pub(crate) grace: Option<Duration>,
     /// What kind of lock
     #[arg(long, value_enum, default_value_t = LockKind::Lock)]
     pub(crate) kind: LockKind,

@@ -3,6 +3,7 @@
 mod deaths;
 mod environment;
 mod losses;
+mod restarts;
 mod signals;
 mod statuses;
 mod terminal;

@@ -52,6 +52,21 @@ impl Grant {
         }
     }
 
+    /// Notes what RESUME's reply says of validity. The name of one that it does not list: that is not held any more.
+    pub(crate) fn resumed(&mut self, reply: &Value) -> Result<(), Vec<u8>> {
+        let now = boot_micros();
+        let Some(Value::Array(rows)) = field(reply, "holds") else {
+            return Err(self.locks.first().map(|lock| lock.name.clone()).unwrap_or_default());
+        };
+        let listed: Vec<Held> = rows.iter().filter_map(|row| held(row, now)).collect();
+        for lock in &mut self.locks {
+            // Another grant of the same name is another lock than the one the command began with.
+            let same = listed.iter().find(|l| l.name == lock.name && l.holder == lock.holder);
+            lock.valid_until = same.ok_or_else(|| lock.name.clone())?.valid_until;
+        }
+        Ok(())
+    }
+
     /// How long all of them are still valid.
     pub(crate) fn left(&self, now: u64) -> Duration {
         Duration::from_micros(self.valid_until().saturating_sub(now))
@@ -116,6 +131,21 @@ mod tests {
         grant.note(&Push::Jeopardy(b"a".to_vec(), Duration::from_secs(9)));
         assert!(near(grant.left(now), 9));
         assert_eq!(grant.left(u64::MAX), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_is_resumed_is_the_same_grant_or_none() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let resumed = |rows| Value::Map(vec![(text("holds"), Value::Array(rows))]);
+        let mut grant =
+            Grant::read(&Value::Array(vec![reply("a", 1_000), reply("b", 2_000)])).unwrap();
+        let (a, b) = (reply("a", 50_000), reply("b", 60_000));
+        assert_eq!(grant.resumed(&resumed(vec![b.clone(), a.clone()])), Ok(()));
+        assert!(grant.left(boot_micros()) > Duration::from_secs(40));
+        assert_eq!(grant.resumed(&resumed(vec![a])), Err(b"b".to_vec()));
+        grant.locks[1].holder = "uuid:2".to_owned();
+        assert_eq!(grant.resumed(&resumed(vec![reply("a", 1), b])), Err(b"b".to_vec()));
+        assert!(grant.resumed(&Value::Nil).is_err());
     }
 
     #[test]

@@ -4,9 +4,10 @@
 use std::path::Path;
 use std::time::Duration;
 
+use redis::Value;
 use rustix::process::Signal;
 use service_kit::clock::boot_micros;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::control::{Guard, Order};
 use super::grant::Grant;
@@ -14,7 +15,7 @@ use super::group::{Ended, Group};
 use super::signals::{self, Signals};
 use super::waiting::Granted;
 use crate::cli::{ExecArgs, OnLost, shown};
-use crate::client::{Agent, Failure, Push};
+use crate::client::{Agent, Failure, Push, field, text};
 use crate::duration;
 use crate::exit::Exit;
 use crate::say::say;
@@ -44,6 +45,8 @@ pub(crate) struct Mind<'a> {
     /// The session; none once its connection has ended.
     agent: Option<Agent>,
     id: String,
+    /// With which the session can be taken over; none where it ends with its connection.
+    secret: Option<String>,
     grant: Grant,
     group: Group,
     ending: Option<Ending>,
@@ -60,13 +63,14 @@ impl<'a> Mind<'a> {
         granted: Granted,
         group: Group,
     ) -> Self {
-        let Granted { agent, id, grant } = granted;
+        let Granted { agent, id, secret, grant } = granted;
         let agent = Some(agent);
         Self {
             socket,
             args,
             agent,
             id,
+            secret,
             grant,
             group,
             ending: None,
@@ -79,7 +83,7 @@ impl<'a> Mind<'a> {
     pub(crate) async fn run(mut self, mut control: Guard, mut signals: Signals) -> Exit {
         let mut front = true;
         let (socket, id) = (self.socket, self.id.clone());
-        let mut successor = std::pin::pin!(seek(socket, &id));
+        let mut successor = std::pin::pin!(seek(socket, &id, self.secret.clone()));
         let mut seeking = true;
         loop {
             let pause = self.pause();
@@ -97,10 +101,12 @@ impl<'a> Mind<'a> {
                     self.pass_on(number);
                 },
                 push = next_push(&mut self.agent) => self.hear(push),
-                same = &mut successor, if seeking && self.agent.is_none() => {
-                    seeking = false;
-                    if same {
-                        self.lose(&format!("{}: the agent has ended the session", self.args.shown()), true);
+                found = &mut successor, if seeking && self.agent.is_none() => {
+                    self.found(found);
+                    seeking = self.agent.is_some();
+                    if seeking {
+                        // Should this one go, too.
+                        successor.set(seek(socket, &id, self.secret.clone()));
                     }
                 }
                 () = sleep(pause) => {}
@@ -180,6 +186,28 @@ impl<'a> Mind<'a> {
         }
     }
 
+    /// An agent answers again.
+    fn found(&mut self, found: Found) {
+        match found {
+            Found::Stranger => {}
+            Found::Ended => {
+                let what = format!("{}: the agent has ended the session", self.args.shown());
+                self.lose(&what, true);
+            }
+            Found::Resumed(agent, secret, reply) => {
+                self.secret = Some(secret);
+                self.agent = Some(*agent);
+                match self.grant.resumed(&reply) {
+                    Ok(()) if self.lost => {}
+                    Ok(()) => say(&format!("{}: the next agent has it", self.args.shown())),
+                    Err(name) => {
+                        self.lose(&format!("{}: it is not held any more", shown(&name)), true)
+                    }
+                }
+            }
+        }
+    }
+
     fn lasting(&self) -> String {
         let left = duration::show(self.grant.left(boot_micros()));
         format!("{} stays ours for another {left}, and is not renewed", self.args.shown())
@@ -243,6 +271,17 @@ impl<'a> Mind<'a> {
 
     /// Releases the locks.
     async fn finish(mut self, ended: Ended) -> Exit {
+        if self.agent.is_none()
+            && let Some(secret) = self.secret.take()
+        {
+            // Else it would stay locked for the whole grace.
+            say(&format!("{}: waiting for an agent to release it", self.args.shown()));
+            let left = self.grant.left(boot_micros());
+            let found = timeout(left, seek(self.socket, &self.id, Some(secret))).await;
+            if let Ok(Found::Resumed(agent, ..)) = found {
+                self.agent = Some(*agent);
+            }
+        }
         if let Some(agent) = &mut self.agent {
             match release(agent, self.args).await {
                 Ok(()) => {}
@@ -254,6 +293,8 @@ impl<'a> Mind<'a> {
                 Err(Failure::Refused(..)) if self.lost => {}
                 Err(failure) => say(&failure.to_string()),
             }
+            // A session with grace would go on without us.
+            agent.call(&redis::cmd("QUIT")).await.ok();
         } else if !self.lost {
             say(&self.lasting());
         }
@@ -285,19 +326,55 @@ async fn release(agent: &mut Agent, args: &ExecArgs) -> Result<(), Failure> {
     agent.call(&command).await.map(drop)
 }
 
-/// Waits for an agent to answer, and tells whether it is the one that the session was with: then it has ended the
-/// session and released its locks. Another one knows nothing of them, and their leases go on.
-async fn seek(socket: &Path, id: &str) -> bool {
+/// What is found where an agent has gone.
+enum Found {
+    /// Another one, which knows nothing of the session: its locks' leases go on.
+    Stranger,
+    /// The session has ended, and its locks are released.
+    Ended,
+    /// The session goes on: the agent, the new secret, and what it told.
+    Resumed(Box<Agent>, String, Value),
+}
+
+/// Waits for an agent to answer, and takes the session over where it has grace.
+async fn seek(socket: &Path, id: &str, secret: Option<String>) -> Found {
     loop {
-        if let Ok(mut agent) = Agent::connect(socket).await
-            && let Ok(session) = agent.call(&redis::cmd("SESSION")).await
-            && let Some(now) = crate::client::field(&session, "id").and_then(crate::client::text)
-        {
-            let run = |id: &str| id.rsplit_once('-').map(|(run, _)| run.to_owned());
-            return run(&now) == run(id);
+        if let Ok(agent) = Agent::connect(socket).await {
+            let found = match &secret {
+                Some(secret) => resume(agent, id, secret).await,
+                None => look(agent, id).await,
+            };
+            if let Some(found) = found {
+                return found;
+            }
         }
         sleep(SEEK).await;
     }
+}
+
+/// Whether it is the agent that the session was with: then it has ended the session.
+async fn look(mut agent: Agent, id: &str) -> Option<Found> {
+    let session = agent.call(&redis::cmd("SESSION")).await.ok()?;
+    let now = field(&session, "id").and_then(text)?;
+    let run = |id: &str| id.rsplit_once('-').map(|(run, _)| run.to_owned());
+    Some(if run(&now) == run(id) { Found::Ended } else { Found::Stranger })
+}
+
+/// Takes the session over. Nothing where that may be tried again.
+async fn resume(mut agent: Agent, id: &str, secret: &str) -> Option<Found> {
+    let mut resume = redis::cmd("RESUME");
+    let reply = match agent.call(resume.arg(id).arg(secret)).await {
+        Ok(reply) => reply,
+        Err(Failure::Refused(code, _)) if code == "GONE" => return Some(Found::Ended),
+        // The end of the old connection is not noticed yet, or Redis has not said yet what is held.
+        Err(_) => return None,
+    };
+    let secret = field(&reply, "secret").and_then(text)?;
+    let mut session = redis::cmd("SESSION");
+    session.arg("PUSH").arg("on").arg("DEADLINES").arg("on");
+    // Where this fails, the connection has ended, which is told as a push.
+    agent.call(&session).await.ok();
+    Some(Found::Resumed(Box::new(agent), secret, reply))
 }
 
 fn in_words(reason: &str) -> &str {

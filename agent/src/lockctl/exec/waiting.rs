@@ -27,6 +27,8 @@ pub(crate) struct Granted {
     pub(crate) agent: Agent,
     /// Its id.
     pub(crate) id: String,
+    /// With which it can be taken over; none where it ends with its connection.
+    pub(crate) secret: Option<String>,
     /// The locks.
     pub(crate) grant: Grant,
 }
@@ -89,8 +91,13 @@ async fn attempt(
     agent.introduce(&program.unwrap_or_default().to_string_lossy()).await?;
     let mut session = redis::cmd("SESSION");
     session.arg("PUSH").arg("on").arg("DEADLINES").arg("on");
+    if let Some(grace) = args.grace {
+        session.arg("GRACE").arg(millis(grace));
+    }
     let session = agent.call(&session).await?;
-    let id = crate::client::field(&session, "id").and_then(text).unwrap_or_default();
+    let told = |key| crate::client::field(&session, key).and_then(text);
+    let id = told("id").unwrap_or_default();
+    let secret = args.grace.and_then(|_| told("secret"));
     *away = None;
     let asked = Instant::now();
     let command =
@@ -114,7 +121,7 @@ async fn attempt(
     match reply? {
         Value::Nil => Ok(None),
         granted => match Grant::read(&granted) {
-            Some(grant) => Ok(Some(Granted { agent, id, grant })),
+            Some(grant) => Ok(Some(Granted { agent, id, secret, grant })),
             None => Err(Failure::NoAgent("what answers there is no agent".to_owned())),
         },
     }

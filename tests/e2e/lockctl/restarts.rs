@@ -1,0 +1,66 @@
+//! Agents that are replaced while a command runs.
+
+use anyhow::{Result, ensure};
+
+use super::Desk;
+
+const UNTIL_STOPPED: &str = "echo $$ > shell; while ! test -e stop; do sleep 0.02; done; exit 3";
+
+/// Leases that no busy host lets run out.
+async fn patient() -> Result<Desk> {
+    Desk::with(&["--lease", "2m"]).await
+}
+
+#[tokio::test]
+async fn with_grace_the_next_agent_has_the_locks() -> Result<()> {
+    let mut desk = patient().await?;
+    let mut run = desk.exec("--grace 5m a b", UNTIL_STOPPED)?;
+    desk.pid("shell").await?;
+    let before = (desk.bench.holders("a").await?, desk.bench.holders("b").await?);
+    desk.bench.agent.restart().await?;
+    run.says("a, b: the next agent has it").await;
+    ensure!((desk.bench.holders("a").await?, desk.bench.holders("b").await?) == before);
+    // And the one after that.
+    desk.bench.agent.process().terminate()?;
+    ensure!(desk.bench.agent.process().end().await.success());
+    desk.bench.agent.restart().await?;
+    let resumed = [("outcome", "resumed")];
+    desk.bench.until_metric("lockscope_agent_sessions_resumed_total", &resumed, 1.0).await;
+    ensure!((desk.bench.holders("a").await?, desk.bench.holders("b").await?) == before);
+    std::fs::write(desk.path("stop"), "")?;
+    let (code, said) = run.end().await?;
+    ensure!(code == 3, "{code}: {said}");
+    desk.bench.until_free("a").await;
+    desk.bench.until_free("b").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_command_that_ends_without_an_agent_is_released_by_the_next_one() -> Result<()> {
+    let mut desk = patient().await?;
+    let mut run = desk.exec("--grace 5m a", UNTIL_STOPPED)?;
+    desk.pid("shell").await?;
+    desk.bench.agent.process().kill()?;
+    run.says("the agent has gone").await;
+    std::fs::write(desk.path("stop"), "")?;
+    run.says("waiting for an agent to release it").await;
+    desk.bench.agent.restart().await?;
+    let (code, said) = run.end().await?;
+    ensure!(code == 3, "{code}: {said}");
+    desk.bench.until_free("a").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lock_that_is_gone_with_the_agent_ends_its_command() -> Result<()> {
+    let mut desk = patient().await?;
+    let mut run = desk.exec("--grace 5m a", UNTIL_STOPPED)?;
+    desk.pid("shell").await?;
+    desk.bench.agent.process().kill()?;
+    run.says("the agent has gone").await;
+    desk.bench.direct.call("DEL a").await?.ok()?;
+    desk.bench.agent.restart().await?;
+    let (code, said) = run.end().await?;
+    ensure!(code == 76 && said.contains("a: it is not held any more"), "{code}: {said}");
+    Ok(())
+}
