@@ -66,9 +66,10 @@ interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISS
 	    $(CARGO) test --locked --workspace --features lockscope-tests/interop --test interop -- $(ARGS); \
 	done
 
-recordings: $(patsubst %,$(BED)/target/%/classpath,$(REDISSON)) ## Records anew what MONITOR shows of Redisson
+recordings: $(patsubst %,$(BED)/target/%/classpath,$(REDISSON)) ## Records anew what MONITOR shows of Redisson, and servers old and new
 	@tests/install-missing cc redis-server
 	$(CARGO) run --locked --quiet -p lockscope-tests --features interop --bin recordings -- $(REDISSON)
+	LOCKSCOPE_RECORD=1 $(CARGO) test --locked --workspace --test e2e -- scripts::servers
 
 # Maven asks the net only for what it has not fetched before.
 $(BED)/target/%/classpath: $(BED)/pom.xml $(wildcard $(BED)/src/main/java/bed/*.java)

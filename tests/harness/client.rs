@@ -72,7 +72,15 @@ impl Client {
     /// # Errors
     /// When nobody listens.
     pub async fn tcp(port: u16) -> Result<Self> {
-        let stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        Self::tcp_at("127.0.0.1", port).await
+    }
+
+    /// Connects to a port of this host, by one of its addresses.
+    ///
+    /// # Errors
+    /// When nobody listens there.
+    pub async fn tcp_at(address: &str, port: u16) -> Result<Self> {
+        let stream = TcpStream::connect((address, port)).await?;
         stream.set_nodelay(true)?;
         Ok(Self::over(stream))
     }

@@ -1,7 +1,7 @@
 //! A holder that is not ours: takes and releases a lock in Redis as a Java service with Redisson does.
 //!
-//! Its scripts are our own words for what Redisson's do, and its keys are spelled out here rather than taken
-//! from our crate, so that a mistake there is found.
+//! Its scripts are our own words for what Redisson's do, with keys and arguments as those have them. Its keys are
+//! spelled out here rather than taken from our crate, so that a mistake there is found.
 
 use anyhow::Result;
 
@@ -59,11 +59,11 @@ impl Foreign {
         Self { client, holder, lease_ms: 30_000 }
     }
 
-    async fn run(&mut self, script: &str, name: &str) -> Result<Reply> {
-        let tagged = if name.contains('{') { name.to_owned() } else { format!("{{{name}}}") };
-        let channel = format!("redisson_lock__channel:{tagged}");
-        let lease = self.lease_ms.to_string();
-        let args = ["EVAL", script, "2", name, &channel, &lease, &self.holder];
+    async fn run(&mut self, script: &str, keys: &[&str]) -> Result<Reply> {
+        let (count, lease) = (keys.len().to_string(), self.lease_ms.to_string());
+        let mut args = vec!["EVAL", script, &count];
+        args.extend_from_slice(keys);
+        args.extend([lease.as_str(), &self.holder]);
         self.client.call_args(&args).await?.ok()
     }
 
@@ -72,7 +72,7 @@ impl Foreign {
     /// # Errors
     /// When Redis cannot be reached.
     pub async fn lock(&mut self, name: &str) -> Result<bool> {
-        Ok(self.run(LOCK, name).await? == Reply::Null)
+        Ok(self.run(LOCK, &[name]).await? == Reply::Null)
     }
 
     /// Gives up one hold; false where it holds none.
@@ -80,7 +80,9 @@ impl Foreign {
     /// # Errors
     /// When Redis cannot be reached.
     pub async fn unlock(&mut self, name: &str) -> Result<bool> {
-        Ok(self.run(UNLOCK, name).await? != Reply::Null)
+        let tagged = if name.contains('{') { name.to_owned() } else { format!("{{{name}}}") };
+        let channel = format!("redisson_lock__channel:{tagged}");
+        Ok(self.run(UNLOCK, &[name, &channel]).await? != Reply::Null)
     }
 
     /// Renews its hold, as the watchdog does each third of the lease; false where it holds none.
@@ -88,6 +90,6 @@ impl Foreign {
     /// # Errors
     /// When Redis cannot be reached.
     pub async fn renew(&mut self, name: &str) -> Result<bool> {
-        Ok(self.run(RENEW, name).await? == Reply::Int(1))
+        Ok(self.run(RENEW, &[name]).await? == Reply::Int(1))
     }
 }

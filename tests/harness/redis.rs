@@ -13,6 +13,7 @@ use crate::{Client, eventually};
 #[derive(Debug)]
 pub struct RedisServer {
     process: Process,
+    program: PathBuf,
     options: Vec<(String, String)>,
     port: u16,
     // Removed after the process has ended: fields are dropped in order.
@@ -40,13 +41,30 @@ impl RedisServer {
     /// # Errors
     /// When there is no redis-server, or it does not start.
     pub async fn with(options: &[(&str, &str)]) -> Result<Self> {
+        let program = process::on_path("redis-server")
+            .context("there is no redis-server on the PATH: `make deps` installs it")?;
+        Self::of(program, options).await
+    }
+
+    /// Starts an old one: Redis 6.2, which comes with the clients' Python packages.
+    ///
+    /// # Errors
+    /// When it is not installed, or does not start.
+    pub async fn old(options: &[(&str, &str)]) -> Result<Self> {
+        let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients");
+        let program = clients.join(".venv/bin/redis-server");
+        ensure!(program.exists(), "no {}: `make deps` installs it", program.display());
+        Self::of(program, options).await
+    }
+
+    async fn of(program: PathBuf, options: &[(&str, &str)]) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("lockscope-redis-").tempdir()?;
         let options: Vec<_> =
             options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         for _ in 0..20 {
             let port = random_port();
-            if let Some(process) = spawn(folder.path(), port, &options).await? {
-                return Ok(Self { process, options, port, folder });
+            if let Some(process) = spawn(&program, folder.path(), port, &options).await? {
+                return Ok(Self { process, program, options, port, folder });
             }
         }
         bail!("no port is free for redis-server")
@@ -95,10 +113,10 @@ impl RedisServer {
     /// When it does not start.
     pub async fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
-        let (path, options) = (self.folder.path(), &self.options);
+        let (program, path, options) = (&self.program, self.folder.path(), &self.options);
         // The old one's port may need a moment until the kernel gives it free.
         self.process = eventually("redis-server on its old port", async || {
-            spawn(path, self.port, options).await?.context("the port is in use")
+            spawn(program, path, self.port, options).await?.context("the port is in use")
         })
         .await;
         Ok(())
@@ -116,12 +134,15 @@ pub async fn locks(client: &mut Client) -> Result<usize> {
 }
 
 /// Starts redis-server and waits until it answers; nothing when the port was taken.
-async fn spawn(folder: &Path, port: u16, options: &[(String, String)]) -> Result<Option<Process>> {
-    let program = process::on_path("redis-server")
-        .context("there is no redis-server on the PATH: `make deps` installs it")?;
+async fn spawn(
+    program: &Path,
+    folder: &Path,
+    port: u16,
+    options: &[(String, String)],
+) -> Result<Option<Process>> {
     let socket = folder.join("redis.sock");
     let log = folder.join("redis.log");
-    let mut command = process::command(&program);
+    let mut command = process::command(program);
     let port = port.to_string();
     command.args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
     command.arg("--dir").arg(folder).arg("--unixsocket").arg(&socket);

@@ -1,20 +1,20 @@
 //! Settings: flags, environment and file, and what the program makes of them.
 
 mod access;
+mod lock_table;
 mod redis_table;
+mod words;
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
 use redisson::Grouping;
 use redisson::group::Pattern;
-use serde::Deserialize;
 use service_kit::redis_link::Target;
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry;
@@ -22,7 +22,9 @@ use service_kit::telemetry;
 use crate::access::Access;
 use crate::model;
 
+use lock_table::rules;
 use redis_table::RedisTable;
+use words::{NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, public_url};
 
 /// The most deployments, and the most databases of one.
 const MAX_DEPLOYMENTS: usize = 32;
@@ -141,52 +143,6 @@ struct Flags {
     /// What is logged: a level, or levels by module
     #[arg(long, value_name = "FILTER", default_value = "info", value_parser = telemetry::check_filter)]
     log: String,
-}
-
-/// A server by its URL, perhaps with a name.
-#[derive(Debug, Clone)]
-struct NamedUrl {
-    name: Option<String>,
-    target: Target,
-}
-
-impl FromStr for NamedUrl {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, url) = match text.split_once('=') {
-            Some((name, url)) if !name.contains("://") => (Some(deployment_name(name)?), url),
-            _ => (None, text),
-        };
-        Ok(Self { name, target: url.parse::<Target>().map_err(|error| error.to_string())? })
-    }
-}
-
-fn deployment_name(name: &str) -> Result<String, String> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if name.is_empty() || name.len() > 64 || !name.chars().all(fits) {
-        return Err(format!(
-            "`{name}` cannot name a deployment: expected up to 64 letters, digits, `-`, `_` or `.`"
-        ));
-    }
-    Ok(name.to_owned())
-}
-
-/// A row of `[[lock]]`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LockTable {
-    #[serde(rename = "match")]
-    pattern: String,
-    stuck_after: Option<HumanDuration>,
-    starving_after: Option<HumanDuration>,
-    expected: Option<Expected>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Expected {
-    Long,
 }
 
 /// One deployment of Redis that is looked at.
@@ -513,73 +469,6 @@ fn other_users(
 pub fn node_of(target: &Target) -> String {
     let service_kit::redis_link::Topology::Standalone(address) = target.topology();
     address.to_string()
-}
-
-fn rules(
-    rows: Vec<LockTable>,
-    usual: model::Rule,
-    mistakes: &mut Vec<String>,
-) -> Vec<model::LockRule> {
-    let mut rules = Vec::new();
-    for row in rows {
-        let given = row.stuck_after.is_some() || row.starving_after.is_some();
-        let rule = match (row.expected, given) {
-            (Some(Expected::Long), false) => {
-                model::Rule { stuck_after: None, starving_after: None }
-            }
-            (None, true) => model::Rule {
-                stuck_after: row.stuck_after.map_or(usual.stuck_after, |after| Some(after.into())),
-                starving_after: row
-                    .starving_after
-                    .map_or(usual.starving_after, |after| Some(after.into())),
-            },
-            _ => {
-                mistakes.push(format!(
-                    "[[lock]] `{}`: expected either `stuck_after` and `starving_after`, one or both, or `expected = \"long\"`",
-                    row.pattern
-                ));
-                continue;
-            }
-        };
-        rules.push(model::LockRule { pattern: row.pattern.into_bytes(), rule });
-    }
-    rules
-}
-
-fn at_least_a_second(text: &str) -> Result<HumanDuration, String> {
-    let duration: HumanDuration = text.parse()?;
-    if duration.0 < Duration::from_secs(1) {
-        return Err("expected at least 1s".to_owned());
-    }
-    Ok(duration)
-}
-
-fn glob(text: &str) -> Result<String, String> {
-    if text.is_empty() {
-        Err("expected a name, perhaps with `*`".to_owned())
-    } else {
-        Ok(text.to_owned())
-    }
-}
-
-fn badge(text: &str) -> Result<String, String> {
-    if text.is_empty() || text.chars().count() > 40 || text.chars().any(char::is_control) {
-        return Err("expected 1 to 40 printable characters".to_owned());
-    }
-    Ok(text.to_owned())
-}
-
-fn public_url(text: &str) -> Result<String, String> {
-    let uri: Result<axum::http::Uri, _> = text.parse();
-    let known = |uri: &axum::http::Uri| matches!(uri.scheme_str(), Some("http" | "https"));
-    match uri {
-        Ok(uri) if known(&uri) && uri.host().is_some() => Ok(text.to_owned()),
-        _ => Err("expected such as https://locks.example.com".to_owned()),
-    }
-}
-
-fn host_of(url: &str) -> Option<String> {
-    url.parse::<axum::http::Uri>().ok()?.host().map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -174,3 +174,42 @@ fn counts(counts: Counts) -> Value {
 pub async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Source;
+    use crate::model::past::Ending;
+    use crate::model::view::{ProblemKind, SourceState};
+
+    fn sorted(mut words: Vec<&str>) -> Vec<&str> {
+        words.sort_unstable();
+        words
+    }
+
+    #[test]
+    fn the_description_has_every_word_that_is_used() {
+        let api: Value = serde_json::from_str(include_str!("openapi.json")).unwrap();
+        let words = |pointer: &str| -> Vec<String> {
+            let list = api.pointer(&format!("/components/schemas/{pointer}/enum"));
+            let list = list.and_then(Value::as_array).unwrap_or_else(|| panic!("{pointer}"));
+            let words = list.iter().filter_map(Value::as_str).map(str::to_owned);
+            let mut words: Vec<String> = words.collect();
+            words.sort_unstable();
+            words
+        };
+        let problems = sorted(ProblemKind::ALL.map(ProblemKind::as_str).to_vec());
+        for of in ["LockProblem", "ProblemOfLock", "AcknowledgeWish", "UnacknowledgeWish"] {
+            assert_eq!(words(&format!("{of}/properties/problem")), problems, "{of}");
+        }
+        let sources = sorted(Source::ALL.map(Source::as_str).to_vec());
+        for of in ["Lock/properties/sources/items", "Evidence/properties/source"] {
+            assert_eq!(words(of), sources, "{of}");
+        }
+        assert_eq!(words("Event/properties/source"), sources);
+        let states = sorted(SourceState::ALL.map(SourceState::as_str).to_vec());
+        assert_eq!(words("Source/properties/state"), states);
+        let endings = Ending::ALL.map(Ending::as_str).into_iter().chain(["unseen"]).collect();
+        assert_eq!(words("PastHold/properties/ended"), sorted(endings));
+    }
+}

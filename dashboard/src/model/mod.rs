@@ -14,6 +14,8 @@ pub mod json;
 pub mod lease;
 pub mod observation;
 pub mod past;
+#[cfg(test)]
+mod played;
 pub mod problem;
 pub mod record;
 pub mod red;
@@ -228,7 +230,9 @@ impl Model {
     fn forget_remembered(&mut self, scope_id: ScopeId, wall: WallMillis) {
         let scope = &self.scopes[scope_id.0];
         let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
-        for (id, known) in self.remembered.extract_if(|id, _| ours(id)) {
+        let mut over: Vec<_> = self.remembered.extract_if(|id, _| ours(id)).collect();
+        over.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        for (id, known) in over {
             let unseen = known.holds.into_iter().map(|(by, _)| Note::Unseen(id.clone(), by, wall));
             let problems = known.problems.into_iter();
             let cleared = problems.map(|(problem, _)| Note::Cleared(id.clone(), problem, wall));
@@ -336,12 +340,13 @@ impl Model {
         let around = scope.around();
         // Of keys that expire most are no locks.
         let Some(kept) = scope.locks.get_mut(name) else { return };
+        let mut effects = Vec::new();
+        kept.record.heard_of();
         if expired {
-            let mut effects = Vec::new();
             kept.record.ran_out(at, wall, around, &mut effects);
-            self.keep(scope_id, name, at, effects);
-            self.settle(scope_id, name);
         }
+        self.keep(scope_id, name, at, effects);
+        self.settle(scope_id, name);
         self.hurry(scope_id, name);
     }
 

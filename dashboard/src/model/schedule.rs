@@ -90,6 +90,13 @@ impl Schedule {
         self.deadlines.first().map_or(Duration::ZERO, |(due, _)| now.since(*due))
     }
 
+    /// When there is something to read next, as far as is known now.
+    #[cfg(test)]
+    pub fn next(&self, now: Moment) -> Option<Moment> {
+        let urgent = (!self.urgent.is_empty()).then_some(now);
+        urgent.or_else(|| self.deadlines.first().map(|(due, _)| *due))
+    }
+
     /// The names to read now, at most `most`. `last_sent` tells when a lock was last asked for.
     pub fn take(
         &mut self,

@@ -38,8 +38,8 @@ pub(super) struct Scope {
     pub(super) tapped: bool,
     /// Locks that somebody waits for.
     pub(super) awaited: HashSet<LockName>,
-    /// Locks whose waiters are known by name.
-    pub(super) contended: HashSet<LockName>,
+    /// Locks whose waiters are known by name. In order, as is what is new: what went in decides what comes out.
+    pub(super) contended: BTreeSet<LockName>,
     /// Locks of which somebody has a problem in hand.
     pub(super) acknowledged: HashSet<LockName>,
     pub(super) restart: Option<Restart>,
@@ -47,7 +47,7 @@ pub(super) struct Scope {
     pub(super) pass_began: Option<Moment>,
     pub(super) refused: u64,
     pub(super) not_kept: u64,
-    pub(super) news: HashSet<LockName>,
+    pub(super) news: BTreeSet<LockName>,
     pub(super) removed: Vec<LockId>,
 }
 
@@ -76,13 +76,13 @@ impl Scope {
             clients: Clients::default(),
             tapped: false,
             awaited: HashSet::new(),
-            contended: HashSet::new(),
+            contended: BTreeSet::new(),
             acknowledged: HashSet::new(),
             restart: None,
             pass_began: None,
             refused: 0,
             not_kept: 0,
-            news: HashSet::new(),
+            news: BTreeSet::new(),
             removed: Vec::new(),
         }
     }

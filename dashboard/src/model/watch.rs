@@ -83,6 +83,7 @@ impl Model {
                 changed.push(name.clone());
             }
         }
+        changed.sort_unstable();
         for name in changed {
             self.settle(scope_id, &name);
             self.hurry(scope_id, &name);

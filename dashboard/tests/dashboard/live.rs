@@ -1,5 +1,7 @@
 //! Event streams: of pages and of the API.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use crate::redis_server::{HOLDER, RedisServer, release, take};
@@ -109,6 +111,90 @@ async fn machines_get_a_snapshot_and_then_changes() {
     }
     let metrics = dashboard.get("/metrics").await.body;
     assert!(metrics.contains("lockscope_dashboard_stream_resyncs_total 3"), "{metrics}");
+}
+
+/// What a machine knows that follows a stream: by name, the state and the number of holders.
+#[derive(Default)]
+struct Follower {
+    seq: u64,
+    locks: BTreeMap<String, (Value, usize)>,
+    anew: usize,
+}
+
+impl Follower {
+    fn take_in(&mut self, event: &Event) {
+        let list = |key: &str| event.data[key].as_array().cloned().unwrap_or_default();
+        let name = |lock: &Value| lock["name"].as_str().unwrap().to_owned();
+        match event.event.as_str() {
+            "resync" => *self = Self { anew: self.anew + 1, ..Self::default() },
+            "snapshot" => self.seq = event.data["seq"].as_u64().unwrap(),
+            "delta" => {
+                assert_eq!(event.data["seq"], self.seq + 1, "none is left out");
+                self.seq += 1;
+            }
+            other => panic!("{other}"),
+        }
+        for lock in list("locks").iter().chain(&list("changed")) {
+            let holders = lock["holders"].as_array().unwrap().len();
+            self.locks.insert(name(lock), (lock["state"].clone(), holders));
+        }
+        for gone in &list("removed") {
+            self.locks.remove(&name(gone));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_reads_too_slowly_begins_anew() {
+    const LOCKS: usize = 300;
+    /// More than the buffers between us and it can hold, bytes.
+    const MUCH: usize = 6 << 20;
+    /// More changes than are kept for those who fall behind.
+    const MANY: usize = 70;
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let mut churn = redis::pipe();
+    for i in 0..LOCKS {
+        take(&mut redis, format!("lock:{i}").as_bytes(), HOLDER, 600_000);
+        churn.cmd("PUBLISH").arg(format!("redisson_lock__channel:{{lock:{i}}}")).arg("0");
+    }
+    let url = server.url();
+    let dashboard = Dashboard::with(&["--redis-url", &url, "--monitor", "off"]).await;
+    dashboard.json_when("/api/v1/locks", |json| json["total"] == LOCKS).await;
+    dashboard.source_when("channels", "on").await;
+    let mut slow = dashboard.events_slowly("/api/v1/stream").await;
+    let mut quick = dashboard.events("/api/v1/stream", &[]).await;
+    let (mut bytes, mut changes) = (0, 0);
+    while changes < MANY {
+        churn.exec(&mut redis).unwrap();
+        let event = quick.when(|event| event.event == "delta").await;
+        bytes += event.data.to_string().len();
+        changes += usize::from(bytes > MUCH);
+    }
+    drop(quick);
+    take(&mut redis, b"last", HOLDER, 600_000);
+    dashboard.lock_when("last", |lock| lock["state"] == "held").await;
+
+    // Each change in its order until it is told to forget all; then everything, and each change again.
+    let mut follower = Follower::default();
+    while follower.locks.get("last").is_none_or(|(state, _)| state != "held") {
+        follower.take_in(&slow.next().await.unwrap());
+    }
+    assert!(follower.anew > 0);
+    assert_eq!(follower.locks.len(), LOCKS + 1);
+    let metrics = dashboard.get("/metrics").await.body;
+    assert!(!metrics.contains("lockscope_dashboard_stream_resyncs_total 0"), "{metrics}");
+    // It is as good as one that has just come.
+    release(&mut redis, "last");
+    let mut fresh = dashboard.events("/api/v1/stream", &[]).await;
+    let mut newest = Follower::default();
+    for (stream, follower) in [(&mut slow, &mut follower), (&mut fresh, &mut newest)] {
+        while follower.locks.get("last").is_none_or(|(state, _)| state != "free") {
+            follower.take_in(&stream.next().await.unwrap());
+        }
+    }
+    assert_eq!(follower.locks.get("last"), newest.locks.get("last"));
+    assert!(follower.locks.keys().eq(newest.locks.keys()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,7 +8,7 @@ use lockscope_dashboard::{Listeners, run};
 use serde_json::Value;
 use service_kit::shutdown::Shutdown;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -135,7 +135,22 @@ impl Dashboard {
 
     /// Opens an event stream.
     pub(crate) async fn events(&self, path: &str, headers: &[(&str, &str)]) -> Events {
-        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        self.events_over(TcpStream::connect(self.address).await.unwrap(), path, headers).await
+    }
+
+    /// Opens one over a connection that has little room for what is not read.
+    pub(crate) async fn events_slowly(&self, path: &str) -> Events {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(8 << 10).unwrap();
+        self.events_over(socket.connect(self.address).await.unwrap(), path, &[]).await
+    }
+
+    async fn events_over(
+        &self,
+        mut stream: TcpStream,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> Events {
         let head = head("GET", path, self.address, headers);
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut reader = BufReader::new(stream);

@@ -2,10 +2,12 @@
 
 mod browser;
 mod browsing;
+mod description;
 mod found;
 mod pages;
 mod problems;
 mod stream;
+mod watchdog;
 
 use anyhow::{Result, ensure};
 use harness::{Client, Dashboard, RedisServer, eventually};

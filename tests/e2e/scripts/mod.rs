@@ -11,6 +11,7 @@ mod monitor;
 mod names;
 mod read_write;
 mod release;
+mod servers;
 mod show;
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

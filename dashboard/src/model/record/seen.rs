@@ -170,6 +170,9 @@ impl Record {
         if !self.lease.renewed() || around.restarted || !watched || !near || !over {
             return;
         }
+        if self.is_known_to_have_lost(&hold.id, last) {
+            return;
+        }
         let seen = format!(
             "{} had renewed it to about {:.1} s; last seen with {:.1} s left, then it was gone, and no release was told",
             hold.id,
@@ -181,6 +184,11 @@ impl Record {
         self.rare().expired = Some(Expired { at, holder, certainty, source, seen });
     }
 
+    /// The server told that its key was changed.
+    pub fn heard_of(&mut self) {
+        self.seen_by(Source::Keyspace);
+    }
+
     /// The server told that its key has run out. The next reading is to show what there is now.
     pub fn ran_out(
         &mut self,
@@ -189,7 +197,6 @@ impl Record {
         around: Surroundings,
         effects: &mut Vec<Effect>,
     ) {
-        self.seen_by(Source::Keyspace);
         let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at);
         if newer || self.released.is_some() || !self.is_held() {
             return;
@@ -198,7 +205,9 @@ impl Record {
         for hold in std::mem::take(&mut self.holds) {
             self.end(hold, at, wall, Ending::RanOut, effects);
             self.event(wall, Source::Keyspace, Happening::Vanished(hold.id, End::RanOut), effects);
-            let Some(lease) = lease.filter(|_| !around.restarted) else { continue };
+            let last = self.stamp;
+            let known = last.is_some_and(|last| self.is_known_to_have_lost(&hold.id, last));
+            let Some(lease) = lease.filter(|_| !around.restarted && !known) else { continue };
             let seen = format!(
                 "{} had renewed it to about {:.1} s; then the server told that its key had expired",
                 hold.id,
@@ -211,6 +220,16 @@ impl Record {
         self.free_since = at;
         self.ttl = None;
         self.bare_since = None;
+    }
+
+    /// Whether its holder has come back too late already, since that reading.
+    fn is_known_to_have_lost(&self, id: &HolderId, last: Stamp) -> bool {
+        let expired = self.rare.as_ref().and_then(|rare| rare.expired.as_ref());
+        expired.is_some_and(|expired| {
+            expired.certainty == Certainty::Sure
+                && expired.holder == *id
+                && expired.at.0 >= last.received
+        })
     }
 
     /// Whether the time to live that was read last had run out by this reading.

@@ -56,15 +56,15 @@ impl Record {
             What::HandedOver { to, lease } => {
                 self.handed_over(holder, to, lease, at, wall, effects);
             }
-            What::RenewalFoundNothing | What::ReleaseFoundNothing if sure => {
+            // Of one that was seen to take it MONITOR alone cannot tell whether it had lost it, or whether the server had
+            // no room for the change. What was read can.
+            What::RenewalFoundNothing | What::ReleaseFoundNothing => {
                 self.came_late(holder, event.what, at, wall);
                 if let Some(stamp) = self.stamp {
                     self.judge(stamp, Source::Monitor, around, effects);
                 }
             }
-            What::RenewalFoundNothing
-            | What::ReleaseFoundNothing
-            | What::Recounted { .. }
+            What::Recounted { .. }
             | What::PartlyReleased
             | What::Released
             | What::ForceReleased
@@ -169,14 +169,22 @@ impl Record {
     /// A holder wanted to renew or release what it no longer had. Where it had not given it up itself it has lost it.
     fn came_late(&mut self, holder: HolderId, what: What, at: Moment, wall: WallMillis) {
         let still = self.holds.iter().any(|hold| hold.id == holder) && self.released.is_none();
-        let Some(past) = self.past.newest_of(&holder).filter(|_| !still) else { return };
-        if past.ended.is_wanted() || past.ended == Ending::Forced {
-            return;
-        }
+        let gone_for = if still {
+            // It had run out by then, and the reading that shows it is yet to come.
+            let end = self.stamp.zip(self.ttl).map(|(stamp, ttl)| stamp.received + ttl);
+            let Some(end) = end.filter(|end| *end <= at) else { return };
+            at.since(end)
+        } else {
+            let Some(past) = self.past.newest_of(&holder) else { return };
+            if past.ended.is_wanted() || past.ended == Ending::Forced {
+                return;
+            }
+            Duration::from_millis(wall.0.saturating_sub(past.to.0))
+        };
         let wanted = if what == What::RenewalFoundNothing { "renew" } else { "release" };
         let seen = format!(
             "{holder} came back to {wanted} it {:.1} s after it was gone",
-            Duration::from_millis(wall.0.saturating_sub(past.to.0)).as_secs_f64()
+            gone_for.as_secs_f64()
         );
         let expired = Expired {
             at: (at, wall),

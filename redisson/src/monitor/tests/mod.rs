@@ -3,6 +3,7 @@
 mod garbage;
 mod lines;
 mod recordings;
+mod servers;
 mod traffic;
 
 use super::*;

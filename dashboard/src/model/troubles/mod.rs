@@ -1,11 +1,11 @@
 //! Problems as they come and go with what is seen: found in time, cleared in time, and never where all is well.
 
-use redisson::monitor;
+mod gone;
+mod traffic;
 
 use super::observation::{Beside, Queue};
 use super::tests::*;
 use super::view::{Certainty, LockView, ProblemKind, State};
-use super::who::{Told, Who};
 use super::*;
 
 const SURE: Certainty = Certainty::Sure;
@@ -344,137 +344,6 @@ fn a_deadlock_is_told_once_each_wait_is_seen_after_the_newest_hold() {
 }
 
 #[test]
-fn monitor_names_those_who_wait_until_they_fall_silent() {
-    use monitor::What::{Acquired, Refused};
-    let mut model = model();
-    let tries = |ms, by, model: &mut Model| traffic(model, ms, vec![event("a", by, Refused)]);
-    read(&mut model, "a", 0, held(1, 1, Some(10_000)));
-    let waiters = |model: &mut Model| -> Vec<i64> {
-        let view = shown(model, "a").unwrap();
-        assert_eq!(view.waiting, view.waiters.len() as u64);
-        view.waiters.iter().map(|w| w.id.rsplit(':').next().unwrap().parse().unwrap()).collect()
-    };
-    tries(1_000, 7, &mut model);
-    assert!(waiters(&mut model).is_empty(), "it may only have tried");
-    tries(1_001, 7, &mut model);
-    tries(2_000, 8, &mut model);
-    tries(2_001, 8, &mut model);
-    assert_eq!(waiters(&mut model), [7, 8]);
-    traffic(&mut model, 3_000, vec![event("a", 8, Acquired { lease: None })]);
-    assert_eq!(waiters(&mut model), [7]);
-    read(&mut model, "a", 14_000, held(1, 1, Some(10_000)));
-    assert_eq!(waiters(&mut model), [7], "it was told of 9 s, and has 5 s more");
-    read(&mut model, "a", 15_500, held(1, 1, Some(10_000)));
-    assert!(waiters(&mut model).is_empty());
-    tries(16_000, 7, &mut model);
-    tries(16_001, 7, &mut model);
-    model.observe(MAIN, Observation::Tapping { on: false, at: at(17_000) });
-    assert!(waiters(&mut model).is_empty(), "without MONITOR nobody knows");
-}
-
-#[test]
-fn monitor_finds_locks_renewals_and_releases_that_nothing_else_tells() {
-    use monitor::What::{Released, Renewed};
-    let mut model = model();
-    let lease = Some(Duration::from_secs(30));
-    traffic(&mut model, 0, vec![event("new", 52, Renewed { lease })]);
-    assert_eq!(model.due(MAIN, at(100), 10)[0].name, name("new"), "it is looked at at once");
-    read(&mut model, "a", 0, held(1, 1, Some(29_000)));
-    traffic(&mut model, 9_000, vec![event("a", 52, Renewed { lease })]);
-    let view = shown(&mut model, "a").unwrap();
-    assert_eq!((view.renewed, view.lease_ms), (true, Some(30_000)));
-    // A lock of one thread that is freed and taken again without a message is not one long hold.
-    for ms in (10_000..700_000).step_by(5_000) {
-        traffic(&mut model, ms - 1, vec![event("a", 52, Released)]);
-        read(&mut model, "a", ms, held(1, 1, Some(30_000)));
-    }
-    let view = shown(&mut model, "a").unwrap();
-    assert!(
-        view.problems.is_empty() && view.past.iter().all(|past| past.ended == Some("released"))
-    );
-    // Told by MONITOR and by its message it is one release.
-    let events = view.events.len();
-    traffic(&mut model, 701_000, vec![event("a", 52, Released)]);
-    release(&mut model, "a", 701_002);
-    read(&mut model, "a", 701_003, absent());
-    let view = shown(&mut model, "a").unwrap();
-    assert_eq!((view.events.len().min(events), words(&view).last()), (events, Some(&"released")));
-    assert_eq!(view.events.iter().filter(|event| event.at.0 >= 701_000).count(), 1);
-}
-
-#[test]
-fn who_comes_back_too_late_has_lost_it_for_sure() {
-    use monitor::What::{ReleaseFoundNothing, Released};
-    let late = |steps: &[(u64, Then)], freed: bool| {
-        let mut model = model();
-        for (ms, then) in steps {
-            apply(&mut model, *ms, then);
-        }
-        if freed {
-            traffic(&mut model, 49_500, vec![event("a", 52, Released)]);
-        }
-        read(&mut model, "a", 50_020, absent());
-        traffic(&mut model, 55_000, vec![event("a", 52, ReleaseFoundNothing)]);
-        problems(&shown(&mut model, "a").unwrap())
-    };
-    assert_eq!(late(&running_out(), false), [(ProblemKind::Expired, SURE)]);
-    assert_eq!(late(&running_out(), true), [], "it had released it before, and did so once more");
-    // A lease shorter than the work: never renewed, and unlocked too late.
-    let fixed: Vec<_> =
-        (20_000..50_000).step_by(5_000).map(|ms| (ms, Then::Held(1, Some(50_000 - ms)))).collect();
-    assert_eq!(late(&fixed, false), [(ProblemKind::Expired, SURE)]);
-    // Whoever never had it has lost nothing.
-    assert_eq!(late(&[(1_000, Then::Held(2, Some(9_000)))], false), []);
-}
-
-#[test]
-fn a_hold_that_is_handed_over_ends_and_another_begins() {
-    let mut model = model();
-    let mine = |n: i64| HolderId::new(redisson::ClientId::from_random([1; 16]), n);
-    read(&mut model, "a", 0, held(1, 1, Some(30_000)));
-    let what = monitor::What::HandedOver { to: mine(99), lease: Some(Duration::from_secs(30)) };
-    traffic(&mut model, 5_000, vec![event("a", 52, what)]);
-    let view = shown(&mut model, "a").unwrap();
-    assert_eq!(view.past[0].ended, Some("handed_over"));
-    assert_eq!(
-        (view.holders[0].id.clone(), view.holders[0].since.at.0),
-        (mine(99).to_string(), 5_000)
-    );
-}
-
-#[test]
-fn a_lock_whose_holder_is_gone_is_leaked_unless_it_ends_soon_or_is_renewed() {
-    use monitor::What::Acquired;
-    let found = |ttl: u64, renewed: bool, connected: &str| {
-        let mut model = model();
-        let client = Some(monitor::Address::Tcp("10.0.0.7:5123".parse().unwrap()));
-        let taken = monitor::Event { client, ..event("a", 52, Acquired { lease: None }) };
-        traffic(&mut model, 500, vec![taken]);
-        let ttl =
-            |ms: u64| if renewed { renewed_ttl(ms).map(|ms| ms + 90_000) } else { Some(ttl - ms) };
-        for ms in (0..80_000).step_by(5_000) {
-            read(&mut model, "a", ms, held(1, 1, ttl(ms)));
-            if ms % 10_000 == 0 {
-                let addresses = [connected.parse().unwrap()].into();
-                let wall = WallMillis(ms);
-                model.observe(MAIN, Observation::Connected { addresses, at: at(ms + 600), wall });
-            }
-        }
-        let view = shown(&mut model, "a").unwrap();
-        let told = model.take_effects();
-        let told = told.iter().any(|(_, effect)| matches!(effect, Effect::Detected(..)));
-        assert!(!(renewed && told), "not even for a moment");
-        let alive = view.holders[0].client.as_ref().and_then(|client| client.alive);
-        (problems(&view), alive)
-    };
-    let leaked = vec![(ProblemKind::Leaked, SUSPECTED)];
-    assert_eq!(found(600_000, false, "10.0.0.9"), (leaked, Some(false)));
-    assert_eq!(found(600_000, false, "10.0.0.7"), (vec![], Some(true)));
-    assert_eq!(found(120_000, false, "10.0.0.9"), (vec![], Some(false)), "it ends within a minute");
-    assert_eq!(found(0, true, "10.0.0.9").0, [], "somebody renews it");
-}
-
-#[test]
 fn readers_wait_for_nobody_that_is_gone() {
     let mut model = model();
     let id = |n: i64| HolderId::new(redisson::ClientId::from_random([9; 16]), n);
@@ -513,13 +382,6 @@ fn braces_that_part_a_lock_from_its_channel_matter_in_a_cluster_only() {
     }
 }
 
-#[test]
-fn the_same_observations_give_the_same_picture() {
-    let mut steps = running_out();
-    steps.extend([(50_020, Then::Free), (51_000, Then::Queued(None, vec![(1, 99_000)]))]);
-    assert_eq!(play(&steps), play(&steps));
-}
-
 /// What a day of healthy locks looks like to a poll that is as slow as it may be.
 #[test]
 fn hours_of_health_raise_nothing() {
@@ -545,70 +407,6 @@ fn hours_of_health_raise_nothing() {
             assert!(!matches!(effect.1, Effect::Detected(..)), "at {second} s: {effect:?}");
         }
     }
-}
-
-#[test]
-fn a_holder_that_its_agent_denies_or_leaves_behind_is_gone() {
-    let leaked = vec![(ProblemKind::Leaked, SUSPECTED)];
-    let minutes = |ms: u64| Some(600_000 - ms);
-    // Whether the agent tells of itself, of the holder of `a`, and of that of `b`, at an instant.
-    type Tells = fn(u64) -> (bool, bool, bool);
-    let cases: [(&str, Tells, _, _); 6] = [
-        ("told", |_| (true, true, true), vec![], Some(true)),
-        ("denied", |_| (true, false, true), leaked.clone(), Some(false)),
-        ("denied at first", |ms| (true, ms >= 20_000, true), vec![], Some(true)),
-        ("the agent tells of nobody", |_| (true, false, false), vec![], None),
-        ("the agent was never seen", |_| (false, false, false), vec![], None),
-        ("the agent is gone", |ms| (ms < 5_000, ms < 5_000, true), leaked, Some(false)),
-    ];
-    for (what, tells, expected, alive) in cases {
-        let mut model = model();
-        for ms in (0..60_000).step_by(2_000) {
-            read(&mut model, "a", ms, held(1, 1, minutes(ms)));
-            read(&mut model, "b", ms, held(1, 1, minutes(ms)));
-            let (agent, a, b) = tells(ms);
-            let who = |told: bool| told.then(|| Who { pid: Some(4711), ..Who::default() });
-            let told = Told {
-                agents: vec![(holder(1).client, agent)],
-                holders: vec![(name("b"), holder(1), who(b)), (name("a"), holder(1), who(a))],
-                at: at(ms + 100),
-                wall: WallMillis(ms + 100),
-            };
-            model.observe(MAIN, Observation::Told(told));
-            if ms < 30_000 {
-                let view = shown(&mut model, "a").unwrap();
-                assert_eq!(problems(&view), [], "{what}: two checks are as far apart");
-            }
-        }
-        let view = shown(&mut model, "a").unwrap();
-        assert_eq!(problems(&view), expected, "{what}");
-        let shown = view.holders[0].client.as_ref();
-        assert_eq!(shown.and_then(|client| client.alive), alive, "{what}");
-    }
-}
-
-#[test]
-fn what_was_told_of_a_hold_ends_with_it() {
-    let mut model = model();
-    read(&mut model, "a", 0, held(1, 1, Some(600_000)));
-    let tell = |model: &mut Model, ms| {
-        let who = Who { pid: Some(4711), ..Who::default() };
-        let told = Told {
-            agents: vec![(holder(1).client, true)],
-            holders: vec![(name("a"), holder(1), Some(who)), (name("x"), holder(1), None)],
-            at: at(ms),
-            wall: WallMillis(ms),
-        };
-        model.observe(MAIN, Observation::Told(told));
-        let view = shown(model, "a").unwrap();
-        view.holders[0].client.as_ref().and_then(|client| client.pid)
-    };
-    assert_eq!(tell(&mut model, 100), Some(4711));
-    read(&mut model, "a", 1_000, held(2, 1, Some(600_000)));
-    assert_eq!(tell(&mut model, 1_100), None, "it is another's by now");
-    read(&mut model, "a", 2_000, held(1, 1, Some(600_000)));
-    let view = shown(&mut model, "a").unwrap();
-    assert!(view.holders[0].client.as_ref().is_none_or(|client| client.pid.is_none()));
 }
 
 #[test]

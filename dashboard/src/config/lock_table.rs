@@ -1,0 +1,55 @@
+//! `[[lock]]`: what holds for locks of certain names.
+
+use serde::Deserialize;
+use service_kit::settings::HumanDuration;
+
+use crate::model;
+
+/// A row of `[[lock]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LockTable {
+    #[serde(rename = "match")]
+    pattern: String,
+    stuck_after: Option<HumanDuration>,
+    starving_after: Option<HumanDuration>,
+    expected: Option<Expected>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Expected {
+    Long,
+}
+
+/// What the rows say, in their order. What is wrong with one is told in words.
+pub(super) fn rules(
+    rows: Vec<LockTable>,
+    usual: model::Rule,
+    mistakes: &mut Vec<String>,
+) -> Vec<model::LockRule> {
+    let mut rules = Vec::new();
+    for row in rows {
+        let given = row.stuck_after.is_some() || row.starving_after.is_some();
+        let rule = match (row.expected, given) {
+            (Some(Expected::Long), false) => {
+                model::Rule { stuck_after: None, starving_after: None }
+            }
+            (None, true) => model::Rule {
+                stuck_after: row.stuck_after.map_or(usual.stuck_after, |after| Some(after.into())),
+                starving_after: row
+                    .starving_after
+                    .map_or(usual.starving_after, |after| Some(after.into())),
+            },
+            _ => {
+                mistakes.push(format!(
+                    "[[lock]] `{}`: expected either `stuck_after` and `starving_after`, one or both, or `expected = \"long\"`",
+                    row.pattern
+                ));
+                continue;
+            }
+        };
+        rules.push(model::LockRule { pattern: row.pattern.into_bytes(), rule });
+    }
+    rules
+}

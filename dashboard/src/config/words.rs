@@ -1,0 +1,80 @@
+//! What single settings may say.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use service_kit::redis_link::Target;
+use service_kit::settings::HumanDuration;
+
+/// A server by its URL, perhaps with a name.
+#[derive(Debug, Clone)]
+pub(super) struct NamedUrl {
+    /// The deployment's name, where one was given.
+    pub(super) name: Option<String>,
+    /// The server.
+    pub(super) target: Target,
+}
+
+impl FromStr for NamedUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, url) = match text.split_once('=') {
+            Some((name, url)) if !name.contains("://") => (Some(deployment_name(name)?), url),
+            _ => (None, text),
+        };
+        Ok(Self { name, target: url.parse::<Target>().map_err(|error| error.to_string())? })
+    }
+}
+
+/// What deployments may be called.
+pub(super) fn deployment_name(name: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > 64 || !name.chars().all(fits) {
+        return Err(format!(
+            "`{name}` cannot name a deployment: expected up to 64 letters, digits, `-`, `_` or `.`"
+        ));
+    }
+    Ok(name.to_owned())
+}
+
+/// A duration that is no shorter than a second.
+pub(super) fn at_least_a_second(text: &str) -> Result<HumanDuration, String> {
+    let duration: HumanDuration = text.parse()?;
+    if duration.0 < Duration::from_secs(1) {
+        return Err("expected at least 1s".to_owned());
+    }
+    Ok(duration)
+}
+
+/// A name in which `*` stands for anything.
+pub(super) fn glob(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        Err("expected a name, perhaps with `*`".to_owned())
+    } else {
+        Ok(text.to_owned())
+    }
+}
+
+/// What stands on every page to tell environments apart.
+pub(super) fn badge(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.chars().count() > 40 || text.chars().any(char::is_control) {
+        return Err("expected 1 to 40 printable characters".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// An address that people use in a browser.
+pub(super) fn public_url(text: &str) -> Result<String, String> {
+    let uri: Result<axum::http::Uri, _> = text.parse();
+    let known = |uri: &axum::http::Uri| matches!(uri.scheme_str(), Some("http" | "https"));
+    match uri {
+        Ok(uri) if known(&uri) && uri.host().is_some() => Ok(text.to_owned()),
+        _ => Err("expected such as https://locks.example.com".to_owned()),
+    }
+}
+
+/// The host of such an address.
+pub(super) fn host_of(url: &str) -> Option<String> {
+    url.parse::<axum::http::Uri>().ok()?.host().map(str::to_owned)
+}

@@ -1,0 +1,66 @@
+//! The description of the API against the API itself, asked by a program that makes requests from it: sound ones and
+//! others, the same ones each time.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Foreign, Process, process, within};
+
+use super::{Bench, problems};
+
+/// How long its requests may take: an interpreter has to start first, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// After so many seconds it makes up no further requests.
+const MAKING_UP: &str = "20";
+/// For each operation it makes up so many sound requests and as many others, beside those from the examples and from the
+/// bounds of each parameter.
+const OF_EACH: &str = "12";
+
+#[tokio::test]
+async fn every_answer_is_as_described() -> Result<()> {
+    let history = tempfile::tempdir()?;
+    let folder = history.path().to_str().context("a path in UTF-8")?;
+    // No release goes through: the word for what was seen cannot be guessed.
+    let mut bench = Bench::with(&["--history-dir", folder, "--allow-release"]).await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    // The examples of the description are about this lock and this problem.
+    for name in ["orders:42", "orders:43", "other"] {
+        assert!(java.lock(name).await?);
+        bench.listed(name, |_| true).await;
+    }
+    bench.direct.call("PERSIST orders:42").await?.ok()?;
+    bench.listed("orders:42", |lock| problems(lock) == ["leaked"]).await;
+
+    let scratch = tempfile::tempdir()?;
+    let settings = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/dashboard/schemathesis.toml");
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/.venv/bin/schemathesis");
+    ensure!(program.exists(), "no {}: `make deps` installs it", program.display());
+    let mut command = process::command(&program);
+    command.arg("--config-file").arg(settings).args(["--no-color", "run"]);
+    command.arg(bench.dashboard.url("/api/v1/openapi.json"));
+    // A stream has no end: its own tests read it.
+    command.args(["--exclude-path", "/api/v1/stream"]);
+    command.args(["--phases", "examples,coverage,fuzzing"]);
+    command.args(["--seed", "42", "--max-examples", OF_EACH, "--max-time", MAKING_UP]);
+    command.args(["--workers", "1", "--request-timeout", "30"]);
+    command.args(["--generation-database", "none", "--suppress-health-check", "all"]);
+    command.current_dir(scratch.path());
+    let mut asks = Process::spawn("schemathesis", command, &scratch.path().join("log"), None)?;
+    let status = within(PATIENCE, "its end", async || asks.ended()?.context("it still asks")).await;
+    assert!(status.success(), "{status}:\n{}", asks.log());
+
+    // It got beyond refusals.
+    let metrics = bench.dashboard.metrics().await?;
+    let answered = |route: &str, status: &str| {
+        metrics
+            .sum("lockscope_dashboard_http_requests_total", &[("route", route), ("status", status)])
+    };
+    for route in ["locks", "lock", "owners", "problems", "contention", "events", "sources"] {
+        let route = format!("/api/v1/{route}");
+        assert!(answered(&route, "200") > 0.0, "{route}");
+    }
+    assert!(answered("/api/v1/release", "200") > 0.0, "what could be released was told");
+    assert!(answered("/api/v1/acknowledge", "200") > 0.0, "a problem was taken in hand");
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! Three ways that a lock with a watchdog can go, as people meet them: its thread dies and nobody unlocks it, its work
+//! takes longer than its lease, and all goes well. Told with MONITOR and without it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Client, Dashboard, Foreign, RedisServer, eventually};
+use serde_json::Value;
+use tokio::task::JoinHandle;
+
+use super::problems;
+
+/// A watchdog's lease, milliseconds.
+const LEASE_MS: u64 = 12_000;
+
+/// What renews a lock each third of its lease, until it is told to stop. It knows nothing of the thread that took it.
+struct Watchdog {
+    stop: Arc<AtomicBool>,
+    task: JoinHandle<Result<()>>,
+}
+
+impl Watchdog {
+    async fn start(redis: &RedisServer, holder: &str, lock: &'static str) -> Result<Self> {
+        let mut client = Foreign::connect(redis).await?;
+        (client.holder, client.lease_ms) = (holder.to_owned(), LEASE_MS);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let task = tokio::spawn(async move {
+            while !stopped.load(Ordering::Relaxed) {
+                ensure!(client.renew(lock).await?, "{lock} is lost");
+                tokio::time::sleep(Duration::from_millis(LEASE_MS / 3)).await;
+            }
+            Ok(())
+        });
+        Ok(Self { stop, task })
+    }
+
+    /// No renewal is under way after this.
+    async fn stop(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.task.await?
+    }
+}
+
+async fn lock_of(dashboard: &Dashboard, name: &str) -> Result<Value> {
+    dashboard.json(&format!("/api/v1/lock?name={name}")).await
+}
+
+/// The lock once it `fits`, on this dashboard.
+async fn lock_when(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> bool) -> Value {
+    eventually(&format!("`{name}` as it should be"), async || {
+        let lock = lock_of(dashboard, name).await?;
+        ensure!(fits(&lock), "{lock:#}");
+        Ok(lock)
+    })
+    .await
+}
+
+/// Waits until the sources that tell most are there.
+async fn sources_are_on(dashboard: &Dashboard, wanted: &[&str]) {
+    eventually("sources to be on", async || {
+        let sources = dashboard.json("/api/v1/sources").await?;
+        let sources = sources["sources"].as_array().cloned().unwrap_or_default();
+        for wanted in wanted {
+            let on = |source: &Value| source["source"] == *wanted && source["state"] == "on";
+            ensure!(sources.iter().any(on), "{sources:?}");
+        }
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_three_ends_of_a_watchdogs_lock_are_told_apart() -> Result<()> {
+    let bounded = [("client-output-buffer-limit", "normal 32mb 0 0")];
+    let redis = RedisServer::with(&bounded).await?;
+    let mut direct: Client = redis.client().await?;
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("dashboard.toml");
+    std::fs::write(&file, "[[lock]]\nmatch = \"dead\"\nstuck_after = \"6s\"\n")?;
+    let config = ["--config", file.to_str().context("a path in UTF-8")?];
+    let flags = |monitor| [&config[..], &["--monitor", monitor]].concat();
+    let seeing = Dashboard::start(&redis.url(), &flags("on")).await?;
+    let plain = Dashboard::start(&redis.url(), &flags("off")).await?;
+    sources_are_on(&seeing, &["channels", "monitor"]).await;
+    sources_are_on(&plain, &["channels"]).await;
+
+    // Three threads of one service. One works on, one dies while the watchdog of its process renews on, and one takes
+    // a lease that is shorter than its work.
+    let mut java = Foreign::connect(&redis).await?;
+    let holder = java.holder.clone();
+    java.lease_ms = LEASE_MS;
+    assert!(java.lock("healthy").await? && java.lock("dead").await?);
+    let healthy = Watchdog::start(&redis, &holder, "healthy").await?;
+    let renews_on = Watchdog::start(&redis, &holder, "dead").await?;
+    java.lease_ms = 60_000;
+    assert!(java.lock("short").await?);
+    for dashboard in [&seeing, &plain] {
+        lock_when(dashboard, "short", |lock| lock["state"] == "held").await;
+    }
+    // Its end comes as soon as both have seen it.
+    direct.call("PEXPIRE short 300").await?.ok()?;
+    for dashboard in [&seeing, &plain] {
+        lock_when(dashboard, "short", |lock| lock["state"] == "free").await;
+    }
+    assert!(!java.unlock("short").await?, "by now somebody else could have it");
+    let lock = lock_when(&seeing, "short", |lock| problems(lock) == ["expired"]).await;
+    let problem = &lock["problems"][0];
+    assert_eq!(problem["certainty"], "sure", "{lock:#}");
+    let evidence = problem["evidence"].to_string();
+    assert!(evidence.contains(&holder) && evidence.contains("came back to release"), "{evidence}");
+    // What is not seen is not claimed: without MONITOR all that shows is a fixed lease that ends.
+    let lock = lock_of(&plain, "short").await?;
+    assert!(problems(&lock).is_empty(), "{lock:#}");
+
+    for dashboard in [&seeing, &plain] {
+        let lock = lock_when(dashboard, "dead", |lock| problems(lock) == ["stuck"]).await;
+        let problem = &lock["problems"][0];
+        assert_eq!(problem["certainty"], "sure", "{lock:#}");
+        assert!(problem["advice"].to_string().contains("Thread.print"), "{problem:#}");
+        assert_eq!(lock["state"], "held", "its time to live says nothing of its thread");
+    }
+    for dashboard in [&seeing, &plain] {
+        let lock = lock_when(dashboard, "healthy", |lock| lock["renewed"] == true).await;
+        assert!(problems(&lock).is_empty(), "{lock:#}");
+    }
+    healthy.stop().await?;
+    assert!(java.unlock("healthy").await?);
+    for dashboard in [&seeing, &plain] {
+        let lock = lock_when(dashboard, "healthy", |lock| lock["state"] == "free").await;
+        assert!(problems(&lock).is_empty(), "{lock:#}");
+        eventually("one stuck lock in the metrics", async || {
+            let metrics = dashboard.metrics().await?;
+            let name = "lockscope_dashboard_problems_detected_total";
+            let found = |problem| metrics.sum(name, &[("problem", problem)]);
+            ensure!(found("stuck") == 1.0, "{}", found("stuck"));
+            for never in ["deadlock", "leaked", "starving", "malformed", "orphan"] {
+                ensure!(found(never) == 0.0, "{never}");
+            }
+            Ok(())
+        })
+        .await;
+    }
+    renews_on.stop().await?;
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! What MONITOR prints, by servers old and new, of clients by each way in, in several databases, within MULTI and of
+//! names that are meant to mislead: decoded as it comes, and kept where `LOCKSCOPE_RECORD` is set, so that the decoder is
+//! held against it without a server too (`tests/data/servers/`).
+//!
+//! `make recordings` keeps them anew.
+
+use std::path::Path;
+
+use anyhow::ensure;
+use harness::{Foreign, eventually};
+use redisson::monitor::{Address, Decoder, Event, Vantage, What};
+
+use super::*;
+
+/// A name with what MONITOR's own lines are made of in it.
+const NAME: &[u8] = b"a\" \"1\"\r\n1.0 [0 lua] \"del\" \"\\x00\xff";
+
+/// The lines of a server's MONITOR.
+struct Tape {
+    client: Client,
+    lines: Vec<String>,
+}
+
+impl Tape {
+    async fn new(server: &RedisServer) -> Result<Self> {
+        let mut client = server.client().await?;
+        client.call("MONITOR").await?.ok()?;
+        Ok(Self { client, lines: Vec::new() })
+    }
+
+    /// Everything that was printed until somebody writes the mark.
+    async fn until_mark(mut self) -> Result<Vec<String>> {
+        loop {
+            let line = self.client.reply().await?.text();
+            if line.ends_with("\"mark\" \"1\"") {
+                return Ok(self.lines);
+            }
+            self.lines.push(line);
+        }
+    }
+}
+
+/// Runs a script by this client.
+async fn run(client: &mut Client, call: &Call) -> Result<Reply> {
+    let count = call.keys.len().to_string();
+    let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), count.as_bytes()];
+    args.extend(call.keys.iter().chain(call.args.iter()));
+    client.call_args(&args).await?.ok()
+}
+
+/// What clients of all sorts do to one server.
+async fn traffic(server: &RedisServer) -> Result<()> {
+    let hostile = LockName::new(NAME).context("it may be any bytes")?;
+    let (held, l) = (name("held"), lease(30_000));
+    let mut clients = vec![server.client().await?, Client::tcp(server.port()).await?];
+    clients.push(Client::tcp_at("::1", server.port()).await?);
+    run(&mut clients[0], &script::acquire(&held, &theirs(), l)).await?;
+    for (n, client) in (1..).zip(&mut clients) {
+        client.call(&format!("SELECT {n}")).await?.ok()?;
+        run(client, &script::acquire(&hostile, &ours(n), l)).await?;
+        run(client, &script::keep([(&hostile, ours(n), 1)], lease(60_000))).await?;
+        run(client, &script::release(&hostile, &ours(n), Publish::Plain)).await?;
+    }
+    let tcp = &mut clients[1];
+    tcp.call("SELECT 0").await?.ok()?;
+    run(tcp, &script::acquire(&held, &ours(5), l)).await?;
+    tcp.call("MULTI").await?.ok()?;
+    run(tcp, &script::acquire(&name("both"), &ours(5), l)).await?;
+    tcp.call("SET innocent 1").await?.ok()?;
+    run(tcp, &script::release(&name("both"), &ours(5), Publish::Plain)).await?;
+    tcp.call("EXEC").await?.ok()?;
+    // Another's scripts, known by their form and by what they do; the first one fails halfway.
+    let mut java = Foreign::connect(server).await?;
+    tcp.call("SET text x").await?.ok()?;
+    ensure!(java.lock("text").await.is_err(), "a lock in place of a string");
+    ensure!(java.lock("java").await? && java.renew("java").await? && java.unlock("java").await?);
+    ensure!(!java.unlock("java").await? && !java.lock("held").await?);
+    tcp.call("SET mark 1").await?.ok()?;
+    Ok(())
+}
+
+fn decoded(lines: &[String], vantage: Vantage) -> Result<(Vec<Event>, Decoder)> {
+    let (mut decoder, mut events) = (Decoder::new(vantage), Vec::new());
+    for line in lines {
+        decoder.line(line.as_bytes(), &mut events);
+    }
+    decoder.pause(&mut events);
+    let counts = decoder.counts();
+    ensure!((counts.garbage, counts.cut) == (0, 0), "{counts:?}");
+    Ok((events, decoder))
+}
+
+fn by(event: &Event) -> &'static str {
+    match event.client {
+        None => "nobody",
+        Some(Address::Unix) => "unix",
+        Some(Address::Tcp(address)) if address.is_ipv6() => "v6",
+        Some(Address::Tcp(_)) => "v4",
+    }
+}
+
+/// What was done, in which database, to which lock, and from where.
+fn shown(events: &[Event]) -> Vec<String> {
+    let named = |event: &Event| {
+        let known = event.lock.as_str().filter(|name| !name.contains('"'));
+        known.unwrap_or("hostile").to_owned()
+    };
+    let one = |event: &Event| {
+        format!("{} {} {} {}", event.what.as_str(), event.db, named(event), by(event))
+    };
+    events.iter().map(one).collect()
+}
+
+/// Keeps the lines where that is asked for, with the server's socket where servers usually have theirs.
+fn keep(server: &RedisServer, version: &str, of: &str, lines: &[String]) -> Result<()> {
+    if std::env::var_os("LOCKSCOPE_RECORD").is_none() {
+        return Ok(());
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/servers");
+    std::fs::create_dir_all(&folder)?;
+    let mut text = format!("# redis-server {version}, {of}\n");
+    for line in lines {
+        text.push_str(
+            &line.replace(&server.socket().display().to_string(), "/run/redis/redis.sock"),
+        );
+        text.push('\n');
+    }
+    Ok(std::fs::write(folder.join(format!("{version}-{of}.txt")), text)?)
+}
+
+async fn version(client: &mut Client) -> Result<String> {
+    let info = client.call("INFO server").await?.text();
+    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
+    Ok(version.context("no version in INFO")?.to_owned())
+}
+
+/// What [`traffic`] is, seen where it happens.
+const DONE: [&str; 18] = [
+    "acquired 0 held unix",
+    "acquired 1 hostile unix",
+    "renewed 1 hostile unix",
+    "released 1 hostile unix",
+    "acquired 2 hostile v4",
+    "renewed 2 hostile v4",
+    "released 2 hostile v4",
+    "acquired 3 hostile v6",
+    "renewed 3 hostile v6",
+    "released 3 hostile v6",
+    "refused 0 held v4",
+    "acquired 0 both v4",
+    "released 0 both v4",
+    "acquired 0 java unix",
+    "renewed 0 java unix",
+    "released 0 java unix",
+    "release_found_nothing 0 java unix",
+    "refused 0 held unix",
+];
+
+async fn is_read_alike(server: RedisServer, replica: RedisServer) -> Result<()> {
+    let mut direct = replica.client().await?;
+    direct.call(&format!("REPLICAOF 127.0.0.1 {}", server.port())).await?.ok()?;
+    eventually("the replica to follow", async || {
+        let info = direct.call("INFO replication").await?.text();
+        ensure!(info.contains("master_link_status:up"), "{info}");
+        Ok(())
+    })
+    .await;
+    let (master_tape, replica_tape) = (Tape::new(&server).await?, Tape::new(&replica).await?);
+    traffic(&server).await?;
+    let (master, replica) = (master_tape.until_mark().await?, replica_tape.until_mark().await?);
+    let version = version(&mut direct).await?;
+    keep(&server, &version, "master", &master)?;
+    keep(&server, &version, "replica", &replica)?;
+
+    let (events, _) = decoded(&master, Vantage::Master)?;
+    let sure: Vec<String> =
+        shown(&events).into_iter().filter(|text| !text.starts_with("failed")).collect();
+    assert_eq!(sure, DONE, "{version}");
+    let hostile = events.iter().filter(|event| event.lock.as_bytes() == NAME);
+    assert_eq!(hostile.count(), 9, "it is a name and nothing else");
+    // There nobody asks, and nobody is refused.
+    let (events, _) = decoded(&replica, Vantage::Replica)?;
+    assert!(events.iter().all(|event| by(event) == "nobody"), "{events:?}");
+    let changes = |of: &[Event]| -> Vec<(String, u32)> {
+        let ends = |event: &&Event| matches!(event.what, What::Acquired { .. } | What::Released);
+        of.iter().filter(ends).map(|event| (event.lock.to_string(), event.db)).collect()
+    };
+    assert_eq!(changes(&events), changes(&decoded(&master, Vantage::Master)?.0), "{version}");
+    Ok(())
+}
+
+/// All its ways in.
+const OPEN: [(&str, &str); 1] = [("bind", "127.0.0.1 ::1")];
+
+#[tokio::test]
+async fn the_lines_of_todays_server_are_read() -> Result<()> {
+    is_read_alike(RedisServer::with(&OPEN).await?, RedisServer::start().await?).await
+}
+
+#[tokio::test]
+async fn the_lines_of_an_old_server_are_read() -> Result<()> {
+    is_read_alike(RedisServer::old(&OPEN).await?, RedisServer::old(&[]).await?).await
+}
