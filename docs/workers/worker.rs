@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::exit;
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
@@ -16,12 +16,17 @@ use redis::{
 };
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 const LOCK: &str = "orders:42";
-const GRACE: Duration = Duration::from_secs(60);
-const WAIT: Duration = Duration::from_secs(60);
+/// In milliseconds.
+const GRACE: u64 = 60_000;
+/// In milliseconds.
+const WAIT: u64 = 60_000;
 /// The exit status of a worker that has lost its lock.
-const LOST: i32 = 76;
+const LOST: u8 = 76;
+/// How many pushes may wait to be looked at.
+const PUSHES: usize = 1024;
 
 type Map = HashMap<String, Value>;
 type Failed = Box<dyn std::error::Error>;
@@ -33,17 +38,26 @@ fn setting(name: &str, usual: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| usual.to_owned())
 }
 
-fn say(text: &str) {
-    let mut out = std::io::stdout().lock();
-    if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
-        exit(1);
+/// Nothing more may be done under the lock.
+#[derive(Debug)]
+struct Lost(String);
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "lost: {}", self.0)
     }
 }
 
-/// Nothing more may be done under the lock.
-fn lost(why: &str) -> ! {
-    say(&format!("lost: {why}"));
-    exit(LOST)
+impl std::error::Error for Lost {}
+
+fn lost(why: &str) -> Failed {
+    Lost(why.to_owned()).into()
+}
+
+/// It does not matter whether anybody listens.
+fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).ok();
 }
 
 fn text(value: Option<&Value>) -> String {
@@ -60,7 +74,7 @@ struct Session {
     /// Id and secret.
     ticket: Option<(String, String)>,
     connection: Option<MultiplexedConnection>,
-    pushes: mpsc::UnboundedReceiver<PushInfo>,
+    pushes: mpsc::Receiver<PushInfo>,
     /// How often each lock is held.
     holds: HashMap<String, u64>,
     /// No hold is in jeopardy.
@@ -76,7 +90,7 @@ impl Session {
             ticket_file,
             ticket: stored.split_once(' ').map(|(id, secret)| (id.to_owned(), secret.to_owned())),
             connection: None,
-            pushes: mpsc::unbounded_channel().1,
+            pushes: mpsc::channel(1).1,
             holds: HashMap::new(),
             calm: true,
         };
@@ -86,13 +100,13 @@ impl Session {
 
     /// Goes on over a new connection.
     async fn recover(&mut self) -> Result<(), Failed> {
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + Duration::from_millis(GRACE);
         loop {
             match self.resume().await {
-                Ok(()) => return Ok(()),
+                Ok(told) => return self.go_on(&told),
                 Err(error) if error.code() == Some("GONE") => {
                     if !self.holds.is_empty() {
-                        lost("the session has ended");
+                        return Err(lost("the session has ended"));
                     }
                     self.ticket = None;
                 }
@@ -107,12 +121,14 @@ impl Session {
         }
     }
 
-    async fn resume(&mut self) -> Result<(), RedisError> {
+    /// What the agent tells over a new connection.
+    async fn resume(&mut self) -> Result<Map, RedisError> {
         let client = redis::Client::open(format!("redis+unix://{}?protocol=resp3", self.socket))?;
-        let (sender, pushes) = mpsc::unbounded_channel();
+        let (sender, pushes) = mpsc::channel(PUSHES);
         // A LOCK waits for as long as it takes.
-        let config =
-            AsyncConnectionConfig::new().set_response_timeout(None).set_push_sender(sender);
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(None)
+            .set_push_sender(move |push: PushInfo| sender.try_send(push).map_err(drop));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         let told: Map = match &self.ticket {
             Some((id, secret)) => {
@@ -120,8 +136,7 @@ impl Session {
                 resume.query_async(&mut connection).await?
             }
             None => {
-                let grace =
-                    redis::cmd("SESSION").arg("GRACE").arg(GRACE.as_millis() as u64).to_owned();
+                let grace = redis::cmd("SESSION").arg("GRACE").arg(GRACE).to_owned();
                 grace.query_async(&mut connection).await?
             }
         };
@@ -136,6 +151,12 @@ impl Session {
         self.ticket = Some(ticket);
         // That belongs to the connection, not to the session.
         redis::cmd("SESSION").arg("PUSH").arg("on").query_async::<Value>(&mut connection).await?;
+        (self.pushes, self.connection) = (pushes, Some(connection));
+        Ok(told)
+    }
+
+    /// Goes by what is said to be held.
+    fn go_on(&mut self, told: &Map) -> Result<(), Failed> {
         let mut now = HashMap::new();
         if let Some(Value::Array(rows)) = told.get("holds") {
             for row in rows {
@@ -144,9 +165,9 @@ impl Session {
             }
         }
         if self.holds.iter().any(|(name, count)| *count > 0 && !now.contains_key(name)) {
-            lost("it was not there any more");
+            return Err(lost("it was not there any more"));
         }
-        (self.holds, self.pushes, self.connection) = (now, pushes, Some(connection));
+        self.holds = now;
         Ok(())
     }
 
@@ -178,7 +199,7 @@ impl Session {
         let wanted = self.held(name) + 1;
         while self.held(name) < wanted {
             let mut lock = self.command("LOCK", name);
-            lock.arg("WAIT").arg(WAIT.as_millis() as u64);
+            lock.arg("WAIT").arg(WAIT);
             match self.call(&lock).await? {
                 Ok(Value::Nil) => return Ok(false),
                 Ok(held) => {
@@ -211,7 +232,7 @@ impl Session {
                 self.calm = false;
             }
             PushKind::Other(word) if word == "lock-safe" => self.calm = true,
-            PushKind::Other(word) if word == "lock-lost" => lost(&text(data.last())),
+            PushKind::Other(word) if word == "lock-lost" => return Err(lost(&text(data.last()))),
             _ => {}
         }
         Ok(())
@@ -224,8 +245,7 @@ async fn check_stock(session: &mut Session) -> Result<(), Failed> {
     session.unlock(LOCK).await
 }
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Failed> {
+async fn work() -> Result<(), Failed> {
     let mut session = Session::begin().await?;
     if session.held(LOCK) == 0 && !session.lock(LOCK).await? {
         return Err(format!("{LOCK} was not to be had within a minute").into());
@@ -248,5 +268,22 @@ async fn main() -> Result<(), Failed> {
     session.call(&redis::cmd("QUIT")).await?.ok();
     std::fs::remove_file(&session.ticket_file)?;
     say("done");
-    exit(0)
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let done = runtime.map_err(Failed::from).and_then(|runtime| {
+        let done = runtime.block_on(work());
+        // A line that is still waited for is no reason to stay.
+        runtime.shutdown_background();
+        done
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&error.to_string());
+            if error.is::<Lost>() { ExitCode::from(LOST) } else { ExitCode::FAILURE }
+        }
+    }
 }

@@ -81,7 +81,8 @@ fn every_flag_is_documented_once_and_every_documented_one_is_a_flag() -> Result<
         ensure!(missing.is_empty(), "{program}: not in docs/settings.md: {missing:?}");
         ensure!(invented.is_empty(), "{program}: in docs/settings.md, and no flag: {invented:?}");
         for (flag, default) in &known {
-            let shown = default.as_ref().map_or("| – |".to_owned(), |d| format!("| `{d}` |"));
+            let shown =
+                default.as_ref().map_or_else(|| "| – |".to_owned(), |d| format!("| `{d}` |"));
             ensure!(rows[flag].contains(&shown), "{program} {flag} {default:?}: {}", rows[flag]);
         }
     }

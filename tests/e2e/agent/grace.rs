@@ -204,3 +204,24 @@ async fn without_a_state_folder_there_are_locks_but_no_grace() -> Result<()> {
     assert_error(&worker.call("SESSION GRACE 99999999").await?, "LIMIT", "max-grace");
     Ok(())
 }
+
+#[tokio::test]
+async fn an_operator_ends_a_session_that_nobody_is_connected_to() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    let told = graced(&mut worker, GRACE).await?;
+    lock(&mut worker, "LOCK a").await?;
+    drop(worker);
+    bench.until_metric("lockscope_agent_away_sessions", &[], 1.0).await;
+    assert!(!bench.is_free("a").await?);
+    let (id, _) = told.split_once(' ').context("id and secret")?;
+    let mut operator = bench.session().await?;
+    assert_eq!(operator.call(&format!("KICK {id}")).await?, Reply::Int(1));
+    bench.until_free("a").await;
+    assert_error(&operator.call(&format!("RESUME {told}")).await?, "GONE", "ended");
+    // The journal knows as well.
+    bench.agent.restart().await?;
+    let mut again = bench.session().await?;
+    assert_error(&again.call(&format!("RESUME {told}")).await?, "GONE", "ended");
+    Ok(())
+}

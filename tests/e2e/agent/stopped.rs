@@ -53,7 +53,7 @@ async fn a_killed_workers_lock_is_kept_back_for_the_lock_delay() -> Result<()> {
     let mut worker = Worker::start(&socket, &folder, &["LOCK a"])?;
     worker.line().await?;
     let mut next = bench.session().await?;
-    let killed = std::time::Instant::now();
+    let killed = tokio::time::Instant::now();
     worker.process().kill()?;
     lock(&mut next, "LOCK a").await?;
     let waited = killed.elapsed();

@@ -185,9 +185,8 @@ impl Worker {
         }
         self.shared.turns.fetch_add(1, Ordering::SeqCst);
         self.leave();
-        match self.ask(&format!("UNLOCK {}", self.name())).await? {
-            Some(reply) => ensure!(reply.ok()?.int()? == 0, "it was held once"),
-            None => {}
+        if let Some(reply) = self.ask(&format!("UNLOCK {}", self.name())).await? {
+            ensure!(reply.ok()?.int()? == 0, "it was held once");
         }
         Ok(())
     }

@@ -363,7 +363,7 @@ impl Simulation {
                 continue;
             };
             let (holder, valid_until) = (view.holder.clone(), hold.valid_until);
-            state.departed.push(Departed { lock: *lock, holder, number, until, valid_until });
+            state.departed.push(Departed { lock, holder, number, until, valid_until });
         }
     }
 

@@ -201,7 +201,7 @@ impl<'a> Mind<'a> {
                     Ok(()) if self.lost => {}
                     Ok(()) => say(&format!("{}: the next agent has it", self.args.shown())),
                     Err(name) => {
-                        self.lose(&format!("{}: it is not held any more", shown(&name)), true)
+                        self.lose(&format!("{}: it is not held any more", shown(&name)), true);
                     }
                 }
             }
