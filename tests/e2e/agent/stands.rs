@@ -1,6 +1,7 @@
 //! Folders that are missing, read-only or full.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Result, ensure};
 use harness::process::{self, Process};
@@ -18,16 +19,19 @@ struct Stand {
 }
 
 impl Stand {
-    /// Runs `prepare` in a shell, with the agent's folder as `$1`, in a file system name space that ends with the agent.
-    async fn new(prepare: &str) -> Result<Self> {
+    /// Runs `prepare` in a shell first, with the agent's folder as `$1`: what it mounts goes with the agent.
+    async fn new(prepare: Option<&str>) -> Result<Self> {
         let redis = RedisServer::start().await?;
         let folder = tempfile::Builder::new().prefix("lockscope-stand-").tempdir()?;
         for attempt in 0..20 {
             let port = random_port();
             let inner = agent::command(folder.path(), &redis.url(), port, &[])?;
-            let mut command = process::command(Path::new("/usr/bin/unshare"));
-            let script = format!("set -e; {prepare}; shift; exec \"$@\"");
-            command.args(["--mount", "--propagation", "private", "/bin/sh", "-c", &script, "sh"]);
+            let mut command = match prepare {
+                Some(_) => apart(),
+                None => process::command(Path::new("/bin/sh")),
+            };
+            let script = format!("set -e; {}; shift; exec \"$@\"", prepare.unwrap_or(":"));
+            command.args(["-c", &script, "sh"]);
             command.arg(folder.path()).arg(inner.get_program()).args(inner.get_args());
             let log = folder.path().join(format!("agent-{attempt}.log"));
             let mut process = Process::spawn("lockscope-agent", command, &log, None)?;
@@ -58,14 +62,24 @@ impl Stand {
     }
 }
 
-/// Only root may mount something.
+/// A shell in a file system name space of its own.
+fn apart() -> Command {
+    let mut command = process::command(Path::new("/usr/bin/unshare"));
+    command.args(["--mount", "--propagation", "private", "/bin/sh"]);
+    command
+}
+
+/// Only root may mount something, and not in every container.
 fn may_mount() -> bool {
-    rustix::process::geteuid().is_root()
+    apart()
+        .args(["-c", "mount -t tmpfs none /mnt"])
+        .output()
+        .is_ok_and(|tried| tried.status.success())
 }
 
 #[tokio::test]
 async fn a_missing_state_folder_is_made() -> Result<()> {
-    let stand = Stand::new(":").await?;
+    let stand = Stand::new(None).await?;
     let mut worker = stand.session().await?;
     worker.call("SESSION GRACE 5000").await?.ok()?;
     lock(&mut worker, "LOCK a").await?;
@@ -78,7 +92,7 @@ async fn with_a_read_only_state_folder_there_are_locks_but_no_grace() -> Result<
     if !may_mount() {
         return Ok(());
     }
-    let stand = Stand::new("mkdir -p $1/state; mount -t tmpfs -o ro none $1/state").await?;
+    let stand = Stand::new(Some("mkdir -p $1/state; mount -t tmpfs -o ro none $1/state")).await?;
     let mut worker = stand.session().await?;
     assert_error(&worker.call("SESSION GRACE 5000").await?, "UNAVAILABLE", "state-dir");
     lock(&mut worker, "LOCK a").await?;
@@ -92,7 +106,8 @@ async fn with_a_full_state_folder_graced_sessions_get_no_locks_until_there_is_ro
     if !may_mount() {
         return Ok(());
     }
-    let stand = Stand::new("mkdir -p $1/state; mount -t tmpfs -o size=256k none $1/state").await?;
+    let stand =
+        Stand::new(Some("mkdir -p $1/state; mount -t tmpfs -o size=256k none $1/state")).await?;
     let mut graced = stand.session().await?;
     graced.call("SESSION GRACE 600000").await?.ok()?;
     lock(&mut graced, "LOCK before").await?;
