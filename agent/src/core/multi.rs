@@ -4,7 +4,8 @@
 //! one an answer is about. It begins in byte order, so that those who do the same never wait for one another in a
 //! circle. Others may take them in another order; therefore it waits only for a while with something in its hands.
 //! Then it gives back what it took, keeps its place in the queue it stands in, waits there with empty hands, and takes
-//! the others when it has got that one.
+//! the others when it has got that one. What comes before it in byte order it waits for only briefly then: those who
+//! take turns in the same order would otherwise stand in one another's way for ever, each with one lock in its hands.
 
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ use crate::resp::{Frame, Outgoing};
 
 /// For how long, for each of its members, an MLOCK waits for one while it holds others. As Redisson's `MultiLock`.
 const PATIENCE: Duration = Duration::from_millis(1500);
+/// What share of that it waits for a member while it holds one that comes later in byte order.
+const OUT_OF_ORDER: u32 = 10;
 
 /// An MLOCK or MUNLOCK under way.
 #[derive(Debug)]
@@ -275,8 +278,12 @@ impl Core {
         several.leased = false;
         let slot = several.slot.of_member(index);
         let count = u32::try_from(several.members.len()).unwrap_or(u32::MAX);
-        let patience = (PATIENCE * count) * (100 - share) / 100;
+        let mut patience = (PATIENCE * count) * (100 - share) / 100;
         let holds_some = several.taken().next().is_some();
+        let behind = several.order.iter().skip_while(|member| **member != index);
+        if behind.into_iter().any(|member| matches!(several.members[*member], Member::Taken(_))) {
+            patience /= OUT_OF_ORDER;
+        }
         self.be_patient(owner, if holds_some { now + patience } else { Moment::NEVER });
         self.lock(slot, request);
     }

@@ -10,8 +10,9 @@ use redisson::{ClientId, HolderId, Lease, LockName, keys};
 use super::dice::Dice;
 use super::redis::{Content, Entry, Redis};
 use super::run::{channel, lock_name};
+use crate::core::op::FAIR_WAIT;
 
-const STEPS: usize = 800;
+const STEPS: usize = 1000;
 const LOCKS: [&str; 2] = ["a", "b"];
 
 /// What one step does, on either side.
@@ -62,7 +63,9 @@ fn micros(reply: &Reply) -> u64 {
 fn same(script: &str, model: &Value, real: &Value, slack: u64) -> bool {
     let (Value::Array(model), Value::Array(real)) = (model, real) else { return false };
     let timed = match script {
-        "acquire" => model.first() == Some(&Value::Int(0)),
+        "acquire" | "acquire_read" | "acquire_write" | "acquire_fair" => {
+            model.first() == Some(&Value::Int(0))
+        }
         "show" => true,
         _ => false,
     };
@@ -70,6 +73,16 @@ fn same(script: &str, model: &Value, real: &Value, slack: u64) -> bool {
         && model.iter().zip(real).enumerate().all(|(i, pair)| match pair {
             (Value::Int(a), Value::Int(b)) if timed && i == 1 => {
                 a.signum() == b.signum() && a.abs_diff(*b) <= slack
+            }
+            // What readers' markers have left.
+            (Value::Array(a), Value::Array(b)) if script == "show" && i == 7 => {
+                let close = |pair| match pair {
+                    (&Value::Int(a), &Value::Int(b)) => {
+                        a.signum() == b.signum() && i64::abs_diff(a, b) <= slack
+                    }
+                    _ => false,
+                };
+                a.len() == b.len() && a.iter().zip(b).all(close)
             }
             (a, b) => a == b,
         })
@@ -98,7 +111,7 @@ impl Pair {
         let counter = text(&keys::token(&name));
         let fenced = self.dice.one_in(2);
         let least = self.dice.pick(&[1, 1, 7, 1_000_000]);
-        Step::Script(match self.dice.within(0..44) {
+        Step::Script(match self.dice.within(0..62) {
             0..9 if fenced => script::acquire_fenced(&name, &holder, lease, least),
             0..9 => script::acquire(&name, &holder, lease),
             9..14 => script::keep([(&name, holder, count)], lease),
@@ -140,6 +153,19 @@ impl Pair {
                 let odd = self.dice.pick(&["text", "9223372036854775807", "12 PX 2000"]);
                 return Step::Plain(words(&format!("SET {counter} {odd}")));
             }
+            44..48 => {
+                let own = HolderId { write: true, ..other };
+                script::acquire_read(&name, &holder, lease, self.dice.one_in(2).then_some(&own))
+            }
+            48..50 => script::acquire_write(&name, &HolderId { write: true, ..holder }, lease),
+            50..52 => script::keep_read([(&name, holder, count)], lease),
+            52..54 => script::release_read(&name, &holder, publish),
+            54..56 => script::release_write(&name, &HolderId { write: true, ..holder }, publish),
+            56..60 => {
+                let queue = !self.dice.one_in(4);
+                script::acquire_fair(&name, &holder, lease, FAIR_WAIT, queue)
+            }
+            60 | 61 => script::release_fair(&name, &holder, FAIR_WAIT, publish),
             _ => return Step::Rest,
         })
     }
@@ -187,7 +213,12 @@ impl Pair {
         let slack = after - before + 3;
         let near =
             |at: Option<u64>| at.is_some_and(|at| at + slack >= before && at <= after + slack);
-        let unsure = self.model.keys().values().any(|entry| near(entry.expires_ms));
+        let deadlines = self.model.keys().values().any(|entry| match &entry.content {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "epoch ms")]
+            Content::Scores(scores) => scores.values().any(|score| near(Some(*score as u64))),
+            _ => false,
+        });
+        let unsure = deadlines || self.model.keys().values().any(|entry| near(entry.expires_ms));
         self.model.set_clock(before);
         let known = self.model.keys().clone();
         let model = self.model.serve(call);
@@ -234,7 +265,11 @@ impl Pair {
         assert_eq!(names(&model), names(&real), "{context}");
         for (key, entry) in &model {
             let there = &real[key];
-            assert_eq!(sorted(&entry.content), sorted(&there.content), "{key} after {context}");
+            let (here, real) = (&entry.content, &there.content);
+            assert!(
+                alike(here, real, slack),
+                "{key}: {here:?} here, {real:?} there, after {context}"
+            );
             let close = match (entry.expires_ms, there.expires_ms) {
                 (None, None) => true,
                 (Some(here), Some(there)) => here.abs_diff(there) <= slack + 3,
@@ -300,6 +335,20 @@ impl Pair {
 fn pairs(reply: &Reply) -> Vec<(String, String)> {
     let items = reply.items().unwrap();
     items.chunks(2).map(|pair| (pair[0].text(), pair[1].text())).collect()
+}
+
+/// Whether both have the same content, deadlines being no further apart than `slack` ms.
+#[expect(clippy::cast_precision_loss, reason = "a few milliseconds")]
+fn alike(a: &Content, b: &Content, slack: u64) -> bool {
+    match (a, b) {
+        (Content::Scores(a), Content::Scores(b)) => {
+            a.len() == b.len()
+                && a.iter().zip(b).all(|((member, score), (other, there))| {
+                    member == other && (score - there).abs() <= (slack + 3) as f64
+                })
+        }
+        (a, b) => sorted(a) == sorted(b),
+    }
 }
 
 fn sorted(content: &Content) -> Content {

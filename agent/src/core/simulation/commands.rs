@@ -1,6 +1,6 @@
 //! The commands that scripts use, as far as they use them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::redis::{Content, Redis};
 
@@ -149,17 +149,56 @@ impl<'a> Run<'a> {
     }
 
     pub(super) fn lpop(&mut self, key: &str) {
-        self.redis.change(key, |entry| match &mut entry.content {
+        let popped = self.redis.change(key, |entry| match &mut entry.content {
             Content::List(items) => items.pop_front(),
             _ => None,
         });
+        self.wrote |= popped.flatten().is_some();
+    }
+
+    /// As RPUSH.
+    pub(super) fn rpush(&mut self, key: &str, item: &str) -> Result<(), Stop> {
+        if self.redis.full && !self.wrote {
+            return Err(Stop::Full);
+        }
+        self.wrote = true;
+        let entry = self.redis.entry(key, Content::List(VecDeque::new()));
+        if let Content::List(items) = &mut entry.content {
+            items.push_back(item.to_owned());
+        }
+        Ok(())
+    }
+
+    /// As LREM of all.
+    pub(super) fn lrem(&mut self, key: &str, item: &str) {
+        let before = self.list(key).len();
+        self.redis.change(key, |entry| {
+            if let Content::List(items) = &mut entry.content {
+                items.retain(|had| had != item);
+            }
+        });
+        self.wrote |= self.list(key).len() < before;
+    }
+
+    /// As ZADD.
+    pub(super) fn zadd(&mut self, key: &str, score: f64, member: &str) -> Result<(), Stop> {
+        if self.redis.full && !self.wrote {
+            return Err(Stop::Full);
+        }
+        self.wrote = true;
+        let entry = self.redis.entry(key, Content::Scores(BTreeMap::new()));
+        if let Content::Scores(scores) = &mut entry.content {
+            scores.insert(member.to_owned(), score);
+        }
+        Ok(())
     }
 
     pub(super) fn zrem(&mut self, key: &str, member: &str) {
-        self.redis.change(key, |entry| match &mut entry.content {
+        let removed = self.redis.change(key, |entry| match &mut entry.content {
             Content::Scores(scores) => scores.remove(member),
             _ => None,
         });
+        self.wrote |= removed.flatten().is_some();
     }
 
     pub(super) fn zscore(&self, key: &str, member: &str) -> Option<f64> {

@@ -16,6 +16,8 @@ mod faults;
 mod foreign;
 mod grace;
 mod host;
+mod kind_scripts;
+mod kinds;
 mod laws;
 mod link;
 pub(in crate::core) mod red;
@@ -26,6 +28,7 @@ mod scripts;
 mod tokens;
 mod wire;
 mod worker;
+pub(in crate::core) mod world;
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -85,7 +85,7 @@ impl Redis {
         self.keys.retain(|_, entry| entry.expires_ms.is_none_or(|at| now_ms <= at));
     }
 
-    pub(super) fn now_ms(&self) -> u64 {
+    pub(in crate::core) fn now_ms(&self) -> u64 {
         self.now_ms
     }
 

@@ -3,6 +3,7 @@
 use redisson::script::Value;
 
 use super::commands::{Run, Stop};
+use super::kind_scripts;
 use super::redis::Content;
 
 /// Runs the script of that name.
@@ -19,11 +20,18 @@ pub(super) fn serve(
         "hand_over" => hand_over(run, keys, args),
         "force_release" => force_release(run, keys, args),
         "show" => show(run, keys, args),
+        "acquire_read" => kind_scripts::acquire_read(run, keys, args),
+        "acquire_write" => kind_scripts::acquire_write(run, keys, args),
+        "keep_read" => kind_scripts::keep_read(run, keys, args),
+        "release_read" => kind_scripts::release_read(run, keys, args),
+        "release_write" => kind_scripts::release_write(run, keys, args),
+        "acquire_fair" => kind_scripts::acquire_fair(run, keys, args),
+        "release_fair" => kind_scripts::release_fair(run, keys, args),
         other => panic!("the model of Redis lacks the script {other}"),
     }
 }
 
-fn number(text: &str) -> i64 {
+pub(super) fn number(text: &str) -> i64 {
     text.parse().expect("scripts are called with whole numbers there")
 }
 
@@ -31,11 +39,11 @@ fn int(n: usize) -> Value {
     Value::Int(i64::try_from(n).expect("a small count"))
 }
 
-fn ints(ints: &[i64]) -> Value {
+pub(super) fn ints(ints: &[i64]) -> Value {
     Value::Array(ints.iter().map(|n| Value::Int(*n)).collect())
 }
 
-fn bytes(text: &str) -> Value {
+pub(super) fn bytes(text: &str) -> Value {
     Value::Bytes(text.as_bytes().to_vec())
 }
 
@@ -53,7 +61,11 @@ fn is_holder(field: &str) -> bool {
 
 /// What stands at a lock's key: `none`, `lock` or a read-write lock's mode, and its holders where it is a lock. Or, as
 /// an error of its own, what it is instead.
-fn occupant(run: &Run<'_>, lock: &str) -> Result<Result<(String, Vec<String>), String>, Stop> {
+pub(super) fn occupant(
+    run: &Run<'_>,
+    lock: &str,
+    most: usize,
+) -> Result<Result<(String, Vec<String>), String>, Stop> {
     let kind = run.type_of(lock);
     if kind == "none" {
         return Ok(Ok((kind.to_owned(), Vec::new())));
@@ -61,17 +73,18 @@ fn occupant(run: &Run<'_>, lock: &str) -> Result<Result<(String, Vec<String>), S
     if kind != "hash" {
         return Ok(Err(kind.to_owned()));
     }
-    if let Some(mode) = run.hget(lock, "mode")? {
-        let mode = if mode.len() < 8 { mode } else { "read".to_owned() };
-        return Ok(Ok((mode, Vec::new())));
-    }
     let fields = run.hkeys(lock)?;
-    let few = fields.len() <= 8;
+    let mode = run.hget(lock, "mode")?;
+    let mode = mode.map(|mode| if mode.len() < 8 { mode } else { "read".to_owned() });
+    if mode.is_some() && fields.len() > most {
+        return Ok(Ok((mode.unwrap_or_default(), Vec::new())));
+    }
+    let few = mode.is_some() || fields.len() <= 8;
     let holders: Vec<String> = fields.into_iter().filter(|field| is_holder(field)).collect();
     if !few || holders.is_empty() {
         return Ok(Err("hash with other fields".to_owned()));
     }
-    Ok(Ok(("lock".to_owned(), holders)))
+    Ok(Ok((mode.unwrap_or_else(|| "lock".to_owned()), holders)))
 }
 
 fn acquire(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, Stop> {
@@ -84,7 +97,7 @@ fn acquire(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value,
         let reason = bytes("lock whose token key holds no number");
         return Ok(Value::Array(vec![Value::Int(3), reason]));
     }
-    let (kind, holders) = match occupant(run, lock)? {
+    let (kind, holders) = match occupant(run, lock, 0)? {
         Ok(occupant) => occupant,
         Err(other) => return Ok(Value::Array(vec![Value::Int(3), bytes(&other)])),
     };
@@ -145,7 +158,7 @@ fn token_of_grant(run: &mut Run<'_>, counter: Counter<'_>) -> Result<Option<Stri
 }
 
 /// A fair lock's first waiter, if its deadline is still to come.
-fn living_head(run: &Run<'_>, queue: &str, deadlines: &str) -> Option<String> {
+pub(super) fn living_head(run: &Run<'_>, queue: &str, deadlines: &str) -> Option<String> {
     let head = run.list(queue).into_iter().next()?;
     run.zscore(deadlines, &head).filter(|score| *score > run.now_ms_f64()).map(|_| head)
 }
@@ -273,6 +286,9 @@ fn force_release(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<
         }
     }
     for holder in seen {
+        for n in 1..=number(&holder[1]).min(number(&args[3])) {
+            run.del(&format!("{}:{n}", holder[2]));
+        }
         run.publish(&holder[3]);
     }
     Ok(ints(&[1]))
@@ -290,9 +306,13 @@ fn show(run: &mut Run<'_>, keys: &[String], args: &[String]) -> Result<Value, St
         if count <= usize::try_from(number(&args[0])).expect("a small count") {
             let read_write = run.hexists(lock, "mode")?;
             for field in fields {
-                // The model has no markers: whoever reads has been dead for long.
-                markers.extend(read_write.then_some(Value::Int(-2)));
                 let value = run.hget(lock, &field)?.unwrap_or_default();
+                if read_write {
+                    let count = value.parse().unwrap_or(0).min(number(&args[4]));
+                    let prefix = format!("{}:{field}:rwlock_timeout", keys[4]);
+                    let left = (1..=count).map(|n| run.pttl(&format!("{prefix}:{n}")));
+                    markers.push(Value::Int(left.max().unwrap_or(-2).max(-2)));
+                }
                 pairs.push(bytes(&field));
                 pairs.push(bytes(&value));
             }

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use redisson::{HolderId, Moment};
 
-use super::world::World;
+use super::World;
 use crate::core::hold::Care;
 
 /// Holds that a server has forgotten by itself, which no majority of the others makes up for: of them nothing is promised.
 #[derive(Debug, Default)]
-pub(super) struct Forgotten(BTreeSet<(String, String)>);
+pub(in crate::core::simulation) struct Forgotten(BTreeSet<(String, String)>);
 
 impl Forgotten {
-    pub(super) fn note(&mut self, lock: &str, field: &str) {
+    pub(in crate::core::simulation) fn note(&mut self, lock: &str, field: &str) {
         self.0.insert((lock.to_owned(), field.to_owned()));
     }
 
@@ -25,7 +25,7 @@ pub(super) const NAMES: [&str; 2] = ["x", "y"];
 
 impl World {
     /// After every event.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(in crate::core::simulation) fn check(&self) -> Result<(), String> {
         let now = self.boot();
         let (lease, margin) = (self.settings.lease, self.settings.lost_margin);
         for lock in NAMES {

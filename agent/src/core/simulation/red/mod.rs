@@ -5,18 +5,20 @@
 
 mod laws;
 mod worker;
-mod world;
 
 use std::time::Duration;
 
 use redisson::Lease;
 
+pub(super) use laws::Forgotten;
+pub(super) use worker::Worker;
 pub(in crate::core) use worker::{hold_request, lock_name, red_lock};
-pub(in crate::core) use world::World;
+
+pub(in crate::core) use super::world::World;
 
 use super::seeds;
 
-const SEEDS: std::ops::Range<u64> = 0..12;
+const SEEDS: std::ops::Range<u64> = 0..48;
 
 /// One run from its first to its last instant.
 fn run(seed: u64, traced: bool) -> (World, Result<(), String>) {

@@ -5,15 +5,15 @@ use std::time::Duration;
 use redisson::{Kind, Lease, LockName};
 
 use super::super::host::micros;
+use super::World;
 use super::laws::NAMES;
-use super::world::World;
 use crate::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::resp::{Frame, Outgoing};
 use crate::session::SessionId;
 
 /// One connection whose commands come one after another.
 #[derive(Debug, Default)]
-pub(super) struct Worker {
+pub(in crate::core::simulation) struct Worker {
     /// The lock it was told that it holds, and how often.
     held: Option<(&'static str, u32)>,
     asked: Option<Asked>,
@@ -47,14 +47,14 @@ pub(in crate::core) fn hold_request(lock: &str) -> HoldRequest {
 }
 
 impl World {
-    pub(super) fn join(&mut self, agent: usize) {
+    pub(in crate::core::simulation) fn join(&mut self, agent: usize) {
         let session = self.open(agent);
         self.agents[agent].workers.insert(session, Worker::default());
         let pause = self.think();
         self.act_after(pause, agent, session);
     }
 
-    fn think(&mut self) -> u64 {
+    pub(in crate::core::simulation) fn think(&mut self) -> u64 {
         let lease = micros(self.settings.lease.duration());
         let most = match self.dice.within(0..10) {
             0..4 => 1000,
@@ -66,7 +66,7 @@ impl World {
     }
 
     /// One worker's next deed.
-    pub(super) fn act(&mut self, agent: usize, session: SessionId) {
+    pub(in crate::core::simulation) fn act(&mut self, agent: usize, session: SessionId) {
         let Some(worker) = self.agents[agent].workers.get_mut(&session) else { return };
         if worker.asked.is_some() {
             return;
@@ -111,13 +111,18 @@ impl World {
         red_lock(lock, wait, lease)
     }
 
-    fn lease(&mut self) -> Option<Lease> {
+    pub(in crate::core::simulation) fn lease(&mut self) -> Option<Lease> {
         let most = self.dice.pick(&[300, 2000, 5000]);
         Lease::new(Duration::from_millis(self.dice.within(100..most)))
     }
 
     /// A worker hears something.
-    pub(super) fn told(&mut self, agent: usize, session: SessionId, outgoing: Outgoing) {
+    pub(in crate::core::simulation) fn told(
+        &mut self,
+        agent: usize,
+        session: SessionId,
+        outgoing: Outgoing,
+    ) {
         let Outgoing::Reply(frame) = outgoing else { return };
         let pause = self.think();
         let Some(worker) = self.agents[agent].workers.get_mut(&session) else { return };
@@ -153,7 +158,7 @@ impl World {
     }
 
     /// Something goes wrong with a minority of the servers, as a rule.
-    pub(super) fn fault(&mut self) {
+    pub(in crate::core::simulation) fn fault(&mut self) {
         if !self.faulty {
             return;
         }
@@ -182,9 +187,10 @@ impl World {
     }
 
     /// Everything is well from now on.
-    pub(super) fn heal(&mut self) {
+    pub(in crate::core::simulation) fn heal(&mut self) {
         self.log(|| "everything is mended".to_owned());
         self.faulty = false;
+        self.calm_since = self.now;
         for node in 0..self.servers.len() {
             self.servers[node].frozen_until = self.now;
             self.servers[node].slow = 0;

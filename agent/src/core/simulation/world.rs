@@ -1,23 +1,27 @@
-//! Agents and the independent servers of their red locks: what is sent, what arrives, what fails.
+//! Agents and few servers: the independent ones of red locks, or the one Redis of the other kinds. What is sent, what
+//! arrives, what fails. `links.rs` has what lies between an agent and a server.
+
+mod links;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use redisson::script::{Call, Publish, Value};
+use redisson::script::{Publish, Value};
 use redisson::{ClientId, Grouping, Lease, LockName, Moment, keys};
 
-use super::super::dice::Dice;
-use super::super::host::micros;
-use super::super::redis::Redis;
-use super::laws::Forgotten;
-use super::worker::Worker;
+use super::dice::Dice;
+use super::host::micros;
+use super::kinds::{Player, Queue, Turns};
+use super::red::{Forgotten, Worker};
+use super::redis::Redis;
 use crate::command::Command;
 use crate::core::{Action, Core, Failure, Frozen, Lane, Node, Number, OpId, RedSettings, Settings};
 use crate::metrics::Figures;
 use crate::resp::{Frame, Outgoing};
 use crate::session::{Peer, SessionId};
+use links::{Link, LinkId, Packet};
 
 /// The servers' wall clock at the beginning, in milliseconds.
 const EPOCH_MS: u64 = 1_800_000_000_000;
@@ -34,7 +38,7 @@ enum Event {
     /// An agent tries to connect.
     Connect(LinkId),
     /// A subscription, or its end, comes to a server.
-    Subscribe { agent: usize, node: usize, name: LockName },
+    Subscribe { agent: usize, node: usize, channel: Vec<u8> },
     /// An agent hears something.
     Input { agent: usize, input: Input },
     /// An agent looks at its clock.
@@ -52,32 +56,11 @@ enum Event {
 pub(super) enum Input {
     Outcome(OpId, Result<Value, Failure>),
     Verify(usize),
-    Message(usize, LockName),
-    Subscribed(usize, LockName),
+    Message(usize, Vec<u8>),
+    Subscribed(usize, Vec<u8>),
     Unsubscribed(usize),
     Command(SessionId, Command),
     Closed(SessionId),
-}
-
-/// One connection of an agent for scripts: agent, server, and whether it is that for renewals.
-type LinkId = (usize, usize, bool);
-
-#[derive(Debug)]
-struct Packet {
-    link: LinkId,
-    generation: u64,
-    op: OpId,
-    call: Call,
-}
-
-#[derive(Debug, Default)]
-struct Link {
-    up: bool,
-    generation: u64,
-    in_flight: BTreeSet<OpId>,
-    /// Bytes keep their order.
-    arrived: u64,
-    answered: u64,
 }
 
 /// One independent server.
@@ -90,14 +73,16 @@ pub(in crate::core) struct Server {
     pub(in crate::core) slow: u64,
     /// How much later than usual it answers, while its messages do not.
     answers_later: u64,
-    subscriptions: BTreeSet<(LockName, usize)>,
+    subscriptions: BTreeSet<(Vec<u8>, usize)>,
 }
 
 /// One agent.
 pub(in crate::core) struct Agent {
     pub(in crate::core) core: Core,
-    pub(super) wishes: BTreeSet<(usize, LockName)>,
+    pub(super) wishes: BTreeSet<(usize, Vec<u8>)>,
     pub(super) workers: BTreeMap<SessionId, Worker>,
+    /// Those who take locks of all other kinds.
+    pub(super) players: BTreeMap<SessionId, Player>,
     next_session: u64,
     alarm_at: u64,
     tick_at: Moment,
@@ -115,9 +100,16 @@ pub(in crate::core) struct World {
     pub(in crate::core) servers: Vec<Server>,
     pub(in crate::core) agents: Vec<Agent>,
     links: BTreeMap<LinkId, Link>,
+    /// The first server is the one Redis of all kinds but red.
+    pub(super) is_main: bool,
     /// Replies to sessions that no [`Worker`] drives, for single scenarios.
     pub(in crate::core) replies: Vec<(usize, SessionId, Outgoing)>,
     pub(super) forgotten: Forgotten,
+    /// What the laws of all kinds but red remember.
+    pub(super) turns: Turns,
+    pub(super) queues: [Queue; 2],
+    /// When everything was mended.
+    pub(super) calm_since: u64,
     /// Whether workers begin anything, and things go wrong.
     pub(super) working: bool,
     pub(super) faulty: bool,
@@ -173,8 +165,12 @@ impl World {
             agents: (0..agents).map(|index| Agent::new(index, &all)).collect(),
             settings: all,
             links: BTreeMap::new(),
+            is_main: false,
             replies: Vec::new(),
             forgotten: Forgotten::default(),
+            turns: Turns::default(),
+            queues: Default::default(),
+            calm_since: 0,
             working: false,
             faulty: false,
             forgetful: false,
@@ -226,7 +222,8 @@ impl World {
             self.set_clocks();
             self.happen(event);
             if self.breach.is_none() {
-                self.breach = self.check().err();
+                let lawful = if self.is_main { self.check_kinds() } else { self.check() };
+                self.breach = lawful.err();
             }
             if self.breach.is_some() {
                 return;
@@ -265,18 +262,18 @@ impl World {
                 }
             }
             Event::Connect(link) => self.connect(link),
-            Event::Subscribe { agent, node, name } => {
-                let wished = self.agents[agent].wishes.contains(&(node, name.clone()));
+            Event::Subscribe { agent, node, channel } => {
+                let wished = self.agents[agent].wishes.contains(&(node, channel.clone()));
                 let server = &mut self.servers[node];
                 if !server.up || server.frozen_until > self.now {
                     return;
                 }
                 if wished {
-                    server.subscriptions.insert((name.clone(), agent));
-                    let input = Input::Subscribed(node, name);
+                    server.subscriptions.insert((channel.clone(), agent));
+                    let input = Input::Subscribed(node, channel);
                     self.after(200, Event::Input { agent, input });
                 } else {
-                    server.subscriptions.remove(&(name, agent));
+                    server.subscriptions.remove(&(channel, agent));
                 }
             }
             Event::Input { agent, input } => self.input(agent, input),
@@ -287,166 +284,9 @@ impl World {
                 }
             }
             Event::Thaw(node) => self.thaw(node),
+            Event::Act { agent, session } if self.is_main => self.play_on(agent, session),
             Event::Act { agent, session } => self.act(agent, session),
             Event::Fault => self.fault(),
-        }
-    }
-
-    fn link(&mut self, id: LinkId) -> &mut Link {
-        self.links.get_mut(&id).expect("links are made once")
-    }
-
-    fn send(&mut self, link: LinkId, op: OpId, call: Call) {
-        self.log(|| {
-            let args: Vec<_> = call.args.iter().map(String::from_utf8_lossy).collect();
-            format!("agent {} -> node {} {} {op:?} {args:?}", link.0, link.1, call.script.name)
-        });
-        let (now, slow) = (self.now, self.servers[link.1].slow);
-        let travel = self.dice.within(50..400) + slow;
-        let timeout = micros(self.settings.response_timeout);
-        let state = self.link(link);
-        if !state.up {
-            let failure = Err(Failure::Unsent("no connection".to_owned()));
-            let input = Input::Outcome(op, failure);
-            return self.after(20, Event::Input { agent: link.0, input });
-        }
-        state.in_flight.insert(op);
-        state.arrived = state.arrived.max(now + travel);
-        let (generation, arrives) = (state.generation, state.arrived - now);
-        self.after(arrives, Event::Arrive(Packet { link, generation, op, call }));
-        self.after(timeout, Event::TimeOut { link, generation, op });
-    }
-
-    fn arrive(&mut self, packet: Packet) {
-        let (agent, node, _) = packet.link;
-        let now = self.now;
-        let server = &mut self.servers[node];
-        if !server.up {
-            return;
-        }
-        if server.frozen_until > now {
-            let wait = server.frozen_until - now;
-            return self.after(wait, Event::Arrive(packet));
-        }
-        let served = server.redis.serve(&packet.call);
-        let slow = server.slow;
-        self.log(|| {
-            let name = packet.call.script.name;
-            format!("node {node}: {name} of agent {agent} {:?} -> {:?}", packet.op, served.reply)
-        });
-        self.publish(node, &served.published);
-        let travel = self.dice.within(50..400) + slow + self.servers[node].answers_later;
-        let state = self.link(packet.link);
-        if state.up && state.generation == packet.generation {
-            state.answered = state.answered.max(now + travel);
-            let answers = state.answered - now;
-            let Packet { link, generation, op, .. } = packet;
-            let outcome = served.reply.map_err(Failure::Refused);
-            self.after(answers, Event::Answer { link, generation, op, outcome });
-        }
-    }
-
-    /// What is published on a server comes to those who have subscribed there.
-    fn publish(&mut self, node: usize, channels: &[String]) {
-        let told: Vec<_> = self.servers[node].subscriptions.iter().cloned().collect();
-        for channel in channels {
-            let names = keys::locks_of_channel(channel.as_bytes());
-            for (name, agent) in told.iter().filter(|(name, _)| names.contains(name)) {
-                let travel = self.dice.within(50..400) + self.servers[node].slow;
-                let input = Input::Message(node, name.clone());
-                self.after(travel, Event::Input { agent: *agent, input });
-            }
-        }
-    }
-
-    /// Another client's script on one server.
-    pub(in crate::core) fn foreign(&mut self, node: usize, call: &Call) {
-        self.set_clocks();
-        let served = self.servers[node].redis.serve(call);
-        self.log(|| format!("node {node}: {} of a stranger", call.script.name));
-        self.publish(node, &served.published);
-    }
-
-    fn break_link(&mut self, link: LinkId, why: &str) {
-        let state = self.link(link);
-        if !state.up {
-            return;
-        }
-        state.up = false;
-        let lost = std::mem::take(&mut state.in_flight);
-        self.log(|| format!("agent {} loses node {}: {why}", link.0, link.1));
-        self.after(5000, Event::Connect(link));
-        for op in lost {
-            self.input(link.0, Input::Outcome(op, Err(Failure::Lost(why.to_owned()))));
-        }
-        if !link.2 {
-            self.servers[link.1].subscriptions.retain(|(_, agent)| *agent != link.0);
-            self.input(link.0, Input::Unsubscribed(link.1));
-        }
-    }
-
-    fn connect(&mut self, link: LinkId) {
-        let (agent, node, renewals) = link;
-        let server = &self.servers[node];
-        if !server.up || server.frozen_until > self.now {
-            return self.after(20_000, Event::Connect(link));
-        }
-        let state = self.link(link);
-        state.up = true;
-        state.generation += 1;
-        (state.arrived, state.answered) = (0, 0);
-        if renewals {
-            return self.input(agent, Input::Verify(node));
-        }
-        for (of, name) in self.agents[agent].wishes.clone() {
-            if of == node {
-                self.after(200, Event::Subscribe { agent, node, name });
-            }
-        }
-    }
-
-    /// A server is killed. It keeps what it has, or loses it.
-    pub(in crate::core) fn kill(&mut self, node: usize, forgets: bool) {
-        self.log(|| format!("node {node} is killed, forgets: {forgets}"));
-        self.servers[node].up = false;
-        self.servers[node].subscriptions.clear();
-        if forgets {
-            let locks: Vec<_> = self.servers[node].redis.keys().keys().cloned().collect();
-            for lock in locks {
-                for (field, _) in self.servers[node].redis.fields(&lock) {
-                    self.forgotten.note(&lock, field);
-                }
-            }
-            self.servers[node].redis.keys_mut().clear();
-        }
-        for link in self.links.keys().copied().filter(|link| link.1 == node).collect::<Vec<_>>() {
-            self.break_link(link, "the server is gone");
-        }
-    }
-
-    pub(in crate::core) fn start(&mut self, node: usize) {
-        self.log(|| format!("node {node} is back"));
-        self.servers[node].up = true;
-    }
-
-    pub(in crate::core) fn answers_later(&mut self, node: usize, micros: u64) {
-        self.servers[node].answers_later = micros;
-    }
-
-    /// A server stands still, as one that is stopped by a signal.
-    pub(in crate::core) fn freeze(&mut self, node: usize, time: Duration) {
-        self.log(|| format!("node {node} stands still for {time:?}"));
-        self.servers[node].frozen_until = self.now + micros(time);
-        self.after(micros(time), Event::Thaw(node));
-    }
-
-    pub(super) fn thaw(&mut self, node: usize) {
-        // Whoever has not noticed is told of what it asked for meanwhile.
-        for agent in 0..self.agents.len() {
-            let wishes = self.agents[agent].wishes.clone();
-            for (_, name) in wishes.into_iter().filter(|(of, _)| *of == node) {
-                self.after(200, Event::Subscribe { agent, node, name });
-            }
         }
     }
 
@@ -515,13 +355,22 @@ impl World {
     fn feed(&mut self, agent: usize, input: Input) {
         let now = self.boot();
         let core = &mut self.agents[agent].core;
+        let place = |node| if self.is_main { Node::Main } else { Node::Red(node) };
+        // No name here has braces, so that a channel is that of one lock.
+        let lock = |channel: &[u8]| keys::locks_of_channel(channel).remove(0);
         match input {
             Input::Outcome(op, Ok(reply)) => core.on_reply(now, op, &reply),
             Input::Outcome(op, Err(failure)) => core.on_failure(now, op, &failure),
-            Input::Verify(node) => core.verify(now, Node::Red(node)),
-            Input::Message(node, name) => core.on_message(now, Node::Red(node), &name),
-            Input::Subscribed(node, name) => core.on_subscribed(now, Node::Red(node), &name),
-            Input::Unsubscribed(node) => core.on_unsubscribed(Node::Red(node)),
+            Input::Verify(node) => core.verify(now, place(node)),
+            Input::Message(node, channel) => match keys::waiter_of_channel(&channel) {
+                Some(waiter) => core.on_turn(now, &lock(&channel), waiter.thread),
+                None => core.on_message(now, place(node), &lock(&channel)),
+            },
+            Input::Subscribed(node, channel) => match keys::waiter_of_channel(&channel) {
+                Some(waiter) => core.on_turn_subscribed(now, &lock(&channel), waiter.thread),
+                None => core.on_subscribed(now, place(node), &lock(&channel)),
+            },
+            Input::Unsubscribed(node) => core.on_unsubscribed(place(node)),
             Input::Command(session, command) => core.on_command(now, session, command),
             Input::Closed(session) => core.on_close(now, session),
         }
@@ -553,40 +402,50 @@ impl World {
         self.breach = Some(format!("agent {agent} asks for its time without an end"));
     }
 
-    fn perform(&mut self, agent: usize, action: Action) {
-        match action {
-            Action::Send { op, node: Node::Red(node), lane, call, .. } => {
-                self.send((agent, node, lane == Lane::Renewals), op, call);
-            }
-            Action::Send { call, .. } => {
-                self.breach = Some(format!("{} for the main server", call.script.name));
-            }
-            Action::Deliver(session, outgoing) => self.deliver(agent, session, outgoing),
-            Action::Journal(_) => {}
-            Action::Subscribe(node, channel) => self.wish(agent, node, &channel, true),
-            Action::Unsubscribe(node, channel) => self.wish(agent, node, &channel, false),
+    /// Which server that is, if it is one of this world's.
+    fn server_at(&self, node: Node) -> Option<usize> {
+        match node {
+            Node::Main => self.is_main.then_some(0),
+            Node::Red(node) => (!self.is_main).then_some(node),
         }
     }
 
-    fn wish(&mut self, agent: usize, node: Node, channel: &[u8], on: bool) {
-        let name = keys::locks_of_channel(channel).remove(0);
-        let Node::Red(node) = node else {
-            self.breach = Some(format!("a subscription of {name} on the main server"));
+    fn perform(&mut self, agent: usize, action: Action) {
+        match action {
+            Action::Send { op, node, lane, call, .. } => match self.server_at(node) {
+                Some(node) => self.send((agent, node, lane == Lane::Renewals), op, call),
+                None => {
+                    self.breach = Some(format!("{} for a server of others", call.script.name));
+                }
+            },
+            Action::Deliver(session, outgoing) => self.deliver(agent, session, outgoing),
+            Action::Journal(_) => {}
+            Action::Subscribe(node, channel) => self.wish(agent, node, channel, true),
+            Action::Unsubscribe(node, channel) => self.wish(agent, node, channel, false),
+        }
+    }
+
+    fn wish(&mut self, agent: usize, node: Node, channel: Vec<u8>, on: bool) {
+        let Some(node) = self.server_at(node) else {
+            self.breach = Some("a subscription on a server of others".to_owned());
             return;
         };
         let wishes = &mut self.agents[agent].wishes;
-        let key = (node, name.clone());
+        let key = (node, channel.clone());
         let changed = if on { wishes.insert(key) } else { wishes.remove(&key) };
         if !changed {
-            self.breach = Some(format!("{name} on node {node} is subscribed to twice, or not"));
+            let channel = channel.escape_ascii();
+            self.breach = Some(format!("{channel} on node {node} is subscribed to twice, or not"));
         }
-        self.after(300, Event::Subscribe { agent, node, name });
+        self.after(300, Event::Subscribe { agent, node, channel });
     }
 
     fn deliver(&mut self, agent: usize, session: SessionId, outgoing: Outgoing) {
         self.log(|| format!("agent {agent} session {session:?} <- {outgoing:?}"));
         if self.agents[agent].workers.contains_key(&session) {
             self.told(agent, session, outgoing);
+        } else if self.agents[agent].players.contains_key(&session) {
+            self.told_player(agent, session, outgoing);
         } else {
             self.replies.push((agent, session, outgoing));
         }
@@ -625,6 +484,7 @@ impl Agent {
             core,
             wishes: BTreeSet::new(),
             workers: BTreeMap::new(),
+            players: BTreeMap::new(),
             next_session: 0,
             alarm_at: u64::MAX,
             tick_at: Moment::default(),
