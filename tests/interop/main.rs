@@ -14,6 +14,7 @@ mod readers;
 mod red;
 mod release;
 mod settings;
+mod throughput;
 mod truth;
 mod upstream;
 mod versions;

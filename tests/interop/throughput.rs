@@ -1,0 +1,81 @@
+//! The same work by Redisson and by the agent, each alone on the same Redis: how many sections a second. It is printed
+//! (`make interop ARGS='throughput --nocapture'`) and nothing is asked of it but that the work was done: machines differ.
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::bed::{kinds, version};
+use super::exclusion::{LONG, sections, tally};
+use super::{Bed, JavaLock, Kind};
+
+const WORKERS: usize = 4;
+const SECTIONS: usize = 250;
+
+/// Who works.
+#[derive(Clone, Copy)]
+enum Side {
+    Java,
+    Ours,
+}
+
+/// Sections a second by four workers, on one lock or on one each.
+async fn measure(kind: Kind, side: Side, shared: bool) -> Result<f64> {
+    let mut bed = Bed::with(&[], "").await?;
+    let name = |worker: usize| if shared { "till".to_owned() } else { format!("till{worker}") };
+    let counter = |worker: usize| format!("counter:{}", name(worker));
+    let mut seconds = 0.0;
+    // The first round is for connections and compilers to get warm.
+    for _ in 0..2 {
+        let from = Instant::now();
+        let mut tasks = tokio::task::JoinSet::new();
+        for worker in 0..WORKERS {
+            match side {
+                Side::Java => {
+                    let thread = u32::try_from(worker)? + 1;
+                    let lock = JavaLock::new(bed.thread("a", thread), kind, &name(worker));
+                    let pending = lock.begin_sections(SECTIONS, &counter(worker))?;
+                    tasks.spawn(async move {
+                        pending.answer_within(LONG).await??;
+                        anyhow::Ok(())
+                    });
+                }
+                Side::Ours => {
+                    let (session, direct) = (bed.session().await?, bed.redis.client().await?);
+                    let (name, counter) = (name(worker), counter(worker));
+                    tasks.spawn(async move {
+                        sections(session, direct, kind, &name, &counter, SECTIONS).await
+                    });
+                }
+            }
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        seconds = from.elapsed().as_secs_f64();
+    }
+    let counters: std::collections::BTreeSet<String> = (0..WORKERS).map(counter).collect();
+    let mut total = 0;
+    for counter in counters {
+        total += tally(&mut bed.direct, &counter).await?.total;
+    }
+    assert_eq!(total, 2 * WORKERS * SECTIONS);
+    Ok((WORKERS * SECTIONS) as f64 / seconds)
+}
+
+#[tokio::test]
+async fn the_same_work_by_either_side() -> Result<()> {
+    for kind in kinds()? {
+        for shared in [true, false] {
+            let java = measure(kind, Side::Java, shared).await?;
+            let ours = measure(kind, Side::Ours, shared).await?;
+            let locks = if shared { "one lock" } else { "a lock each" };
+            println!(
+                "{} by {WORKERS} on {locks}: Redisson {} {java:.0} sections/s, the agent {ours:.0}",
+                kind.word,
+                version()?
+            );
+        }
+    }
+    Ok(())
+}
