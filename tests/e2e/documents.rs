@@ -108,3 +108,43 @@ fn every_failure_mode_has_its_test() -> Result<()> {
     assert!(unnamed.is_empty(), "not in docs/faults.md: {unnamed:?}");
     Ok(())
 }
+
+/// What docs/interop.md says was shown is shown by a test of that name, and says so of each version and kind.
+#[test]
+fn the_table_of_what_was_shown_has_all_tests_versions_and_kinds() -> Result<()> {
+    let text = document("docs/interop.md")?;
+    let rows = |head: &str| -> Vec<Vec<String>> {
+        let table = text.lines().skip_while(|line| !line.starts_with(head));
+        let table = table.take_while(|line| line.starts_with('|'));
+        let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect();
+        table.map(cells).collect()
+    };
+    let named: BTreeSet<String> = rows("| what | how it is shown | test |")
+        .iter()
+        .skip(2)
+        .filter_map(|cells| cells.iter().rev().nth(1))
+        .flat_map(|cell| cell.split(", "))
+        .map(|word| word.trim_matches('`').to_owned())
+        .collect();
+    let modules = document("tests/interop/main.rs")?;
+    let modules = modules.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+    let modules: BTreeSet<String> =
+        modules.filter(|name| *name != "bed").map(str::to_owned).collect();
+    assert_eq!(named, modules);
+
+    let makefile = document("Makefile")?;
+    let versions = makefile.lines().find_map(|line| line.strip_prefix("REDISSON := "));
+    let versions: Vec<&str> = versions.unwrap_or_default().split(' ').collect();
+    let shown = rows("| kind | ");
+    let head: Vec<&str> = shown[0][2..shown[0].len() - 1].iter().map(String::as_str).collect();
+    assert_eq!(head, versions);
+    let kinds: Vec<&str> = shown[2..].iter().map(|cells| cells[1].as_str()).collect();
+    let all = ["`lock`", "`fenced`", "`read`", "`write`", "`fair`", "several at once", "`red`"];
+    assert_eq!(kinds, all);
+    for row in &shown[2..] {
+        let known = |cell: &String| ["shown", "in part", "Redisson has none"].contains(&&**cell);
+        assert!(row[2..row.len() - 1].iter().all(known), "{row:?}");
+        assert_eq!(row.len(), shown[0].len());
+    }
+    Ok(())
+}

@@ -182,7 +182,7 @@ impl Core {
     /// SHOW. What is no red lock here may be one elsewhere: then the one Redis of the other kinds has nothing.
     pub(super) fn show(&mut self, slot: Slot, name: LockName) {
         if self.family(&name) == Some(Family::Red) {
-            return self.show_red(slot, name);
+            return self.show_red(slot, &name);
         }
         self.send(Purpose::Show { name, slot }, Duration::MAX);
     }
@@ -191,7 +191,7 @@ impl Core {
     pub(super) fn shown(&mut self, slot: Slot, name: &LockName, shown: &Shown) {
         let reply = if shown.key_type == "none" && shown.queue_length == 0 {
             if self.settings.red.is_some() {
-                return self.show_red(slot, name.clone());
+                return self.show_red(slot, name);
             }
             Frame::Null
         } else {

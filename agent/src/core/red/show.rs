@@ -18,7 +18,7 @@ type Part<'a> = (&'a str, Result<&'a Shown, String>);
 
 impl Core {
     /// Asks all nodes what stands there, and answers when they have, or when they have had time enough.
-    pub(in crate::core) fn show_red(&mut self, slot: Slot, name: LockName) {
+    pub(in crate::core) fn show_red(&mut self, slot: Slot, name: &LockName) {
         let (nodes, patience) = (self.nodes().len(), self.settings.response_timeout);
         let ballot = Ballot::new(Question::Show(slot, name.clone()), self.now, nodes);
         let id = self.open(ballot, self.now + patience);

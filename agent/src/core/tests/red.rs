@@ -126,7 +126,7 @@ fn a_release_elsewhere_wakes_who_waits() {
     assert_eq!(told(&mut world, 0, a), ["held 1", "0"]);
 }
 
-/// A RedissonRedLock has a client of its own for each server, with an id of its own: one thread holds it by three names.
+/// A `RedissonRedLock` has a client of its own for each server, with an id of its own: one thread holds it by three names.
 #[test]
 fn a_release_by_redisson_wakes_who_waits() {
     let mut world = three(1);
@@ -137,7 +137,7 @@ fn a_release_by_redisson_wakes_who_waits() {
         HolderId::new(client, 57)
     };
     (0..3).for_each(|node| {
-        world.foreign(node, &script::acquire(&lock_name("x"), &field(node), lease))
+        world.foreign(node, &script::acquire(&lock_name("x"), &field(node), lease));
     });
     world.command(0, a, red_lock("x", Wait::Forever, None));
     pass(&mut world, 500);

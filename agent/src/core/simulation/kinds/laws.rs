@@ -180,6 +180,11 @@ impl World {
         if self.faulty || self.calm_since + 20_000_000 > self.now {
             return Ok(());
         }
+        for place in &queue.places {
+            if !self.is_somebodys(place) {
+                return Err(format!("{place} stands in the queue of {lock} for nobody"));
+            }
+        }
         for dropped in before.places.iter().filter(|place| !queue.places.contains(place)) {
             let Some(id) = HolderId::parse(dropped.as_bytes()) else { continue };
             let waits = self.agents.iter().any(|agent| {
@@ -191,6 +196,16 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Whether a place is a waiter's, or about to be given up.
+    fn is_somebodys(&self, place: &str) -> bool {
+        let Some(id) = HolderId::parse(place.as_bytes()) else { return false };
+        self.agents.iter().filter(|agent| agent.core.client == id.client).any(|agent| {
+            let core = &agent.core;
+            core.waiters.values().any(|waiter| waiter.number == id.thread)
+                || core.ops.values().any(|op| op.purpose.concerns(id.thread))
+        })
     }
 
     /// When everybody has finished and everything was mended: nothing is left.
