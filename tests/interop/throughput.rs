@@ -1,9 +1,8 @@
 //! The same work by Redisson and by the agent, each alone on the same Redis: how many sections a second. It is printed
 //! (`make interop ARGS='throughput --nocapture'`) and nothing is asked of it but that the work was done: machines differ.
 
-use std::time::Instant;
-
 use anyhow::Result;
+use tokio::time::Instant;
 
 use super::bed::{kinds, version};
 use super::exclusion::{LONG, sections, tally};

@@ -1,10 +1,11 @@
 //! Whoever waits on one side has the lock as soon as the other side lets go. Leases and polls are so long that a
 //! waiter which was not woken would still sleep when the test gives up.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use harness::Reply;
+use tokio::time::Instant;
 
 use super::bed::{for_each_kind, lock, unlock};
 use super::{Bed, Kind};
