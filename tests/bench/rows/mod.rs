@@ -6,6 +6,7 @@ mod dead_worker;
 mod kept;
 mod memory;
 mod rivals;
+mod watching;
 
 use std::time::Duration;
 
@@ -45,6 +46,12 @@ pub(crate) enum Name {
     Memory,
     /// From a change in Redis to the row in a browser, with 500 streams beside it
     Browser,
+    /// A dashboard that knows 10,000 locks, and 100,000
+    KnownLocks,
+    /// A dashboard's first picture of a million keys
+    FirstPicture,
+    /// What each way to look costs Redis
+    LookedAt,
 }
 
 /// How to measure.
@@ -75,6 +82,9 @@ impl Name {
             Self::DeadWorker => dead_worker::dead_worker(stage).await,
             Self::Memory => memory::memory(stage).await,
             Self::Browser => browser::browser(stage).await,
+            Self::KnownLocks => watching::known_locks(stage).await,
+            Self::FirstPicture => watching::first_picture(stage).await,
+            Self::LookedAt => watching::looked_at(stage).await,
         };
         let rounds = rounds.with_context(|| format!("row {name}"))?;
         Ok(Row::new(name, about, rounds))

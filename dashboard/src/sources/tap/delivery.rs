@@ -128,7 +128,87 @@ impl Lag {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use prometheus::Registry;
+    use redisson::{Grouping, Moment};
+    use tokio_util::sync::CancellationToken;
+
     use super::*;
+    use crate::metrics::TapsMetrics;
+    use crate::model::{Model, ScopeId, Settings, actor};
+
+    struct Deaf;
+
+    impl actor::Listener for Deaf {
+        fn effect(&mut self, _: ScopeId, _: crate::model::Effect) {}
+        fn lag(&mut self, _: ScopeId, _: Duration) {}
+    }
+
+    const LINE: &str = "\"EVALSHA\" \"149c5a8bf18676fd99e9e6e24923bd64d9b62f94\" \"1\" \"orders:1\" \"30000\" \
+        \"285475da-9152-4c83-822a-67ee2f116a79:52\"";
+
+    /// An acquire as the server prints it, in that database.
+    fn acquire(db: u32) -> String {
+        let lua = |words| format!("+1.000002 [{db} lua] {words}\r\n");
+        [
+            format!("+1.000001 [{db} 127.0.0.1:5000] {LINE}\r\n"),
+            lua("\"exists\" \"orders:1\""),
+            lua("\"hincrby\" \"orders:1\" \"285475da-9152-4c83-822a-67ee2f116a79:52\" \"1\""),
+            lua("\"pexpire\" \"orders:1\" \"30000\""),
+        ]
+        .concat()
+    }
+
+    #[tokio::test]
+    async fn what_the_model_has_no_room_for_is_counted_and_told_with_the_next() {
+        let settings = Settings {
+            max_locks: 10,
+            poll_rate: 10,
+            usual: crate::model::Rule { stuck_after: None, starving_after: None },
+            rules: Vec::new(),
+            ignore: Vec::new(),
+            groups: Vec::new(),
+        };
+        let scopes = [(Arc::from("main"), 0)];
+        let grouping = Grouping::new(Vec::new(), 10);
+        let model = Model::new(settings, grouping, &scopes, Moment::from_micros(0));
+        let (actor, handle, _hub, _batches) = actor::new(model, &scopes);
+        let metrics = TapsMetrics::register(&Registry::new()).unwrap().of("node");
+        let scope = Scope { id: ScopeId(0), deployment: Arc::from("main"), db: 0 };
+        let mut delivery = Delivery::new(vec![scope], handle, metrics);
+        let tell = |db, delivery: &mut Delivery| {
+            delivery.bytes(acquire(db).as_bytes());
+            delivery.pause();
+        };
+        // Nobody takes anything in: some day there is no room left.
+        let mut told = 0;
+        while delivery.missed() == 0 {
+            tell(0, &mut delivery);
+            told += 1;
+        }
+        assert!(told > 1_000, "{told}");
+        for _ in 0..6 {
+            tell(0, &mut delivery);
+        }
+        assert_eq!(delivery.missed(), 7);
+        assert_eq!((delivery.lines(), delivery.lock_lines()), (4 * (told + 6), 4 * (told + 6)));
+        // Another database is nobody's business here, and none of its events is missed.
+        tell(9, &mut delivery);
+        assert_eq!(delivery.missed(), 7);
+        // With room again the next events go, and with them how many did not.
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(actor.run(Deaf, stop.clone()));
+        let room = async {
+            while delivery.missed() > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                tell(0, &mut delivery);
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), room).await.unwrap();
+        stop.cancel();
+        task.await.unwrap();
+    }
 
     #[test]
     fn clocks_that_disagree_are_no_lag() {

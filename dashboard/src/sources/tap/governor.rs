@@ -162,6 +162,12 @@ mod tests {
         let busy = Load { ops: 900, ..QUIET };
         assert!(governor.may_open(busy).is_err());
         assert_eq!(governor.may_stay(busy, 0), Ok(()));
+        let input = |share: u64| Load { input: MAX_INPUT / 100 * share, ..QUIET };
+        assert_eq!(governor.may_open(input(79)), Ok(()));
+        assert!(governor.may_open(input(81)).unwrap_err().contains("clients send"));
+        assert_eq!(governor.may_stay(input(99), MAX_TAPPED), Ok(()));
+        // Until it is open there is nothing that its PING would be slower than.
+        assert_eq!(governor.may_open(Load { ping: Duration::from_secs(1), ..QUIET }), Ok(()));
     }
 
     #[tokio::test]
@@ -177,6 +183,12 @@ mod tests {
             now += governor.wait(now);
         }
         governor.opened(QUIET, now);
+        now += PROVEN - Duration::from_secs(1);
+        assert_eq!(governor.closed(now), LONGEST_PAUSE, "not proved yet");
+        // What was never open has proved nothing.
+        assert_eq!(governor.closed(now + 2 * PROVEN), LONGEST_PAUSE);
+        governor.opened(QUIET, now);
         assert_eq!(governor.closed(now + PROVEN), FIRST_PAUSE);
+        assert_eq!(governor.wait(now + PROVEN + FIRST_PAUSE), Duration::ZERO);
     }
 }

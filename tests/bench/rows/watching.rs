@@ -1,0 +1,165 @@
+//! What a dashboard needs, and what it costs the Redis that it looks at.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use harness::{Client, Dashboard, RedisServer, within};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::Stage;
+use crate::report::{Bound, Round};
+use crate::stats::{cpu_micros, float, resident_bytes};
+
+/// How many locks a dashboard is made to know.
+const FEW: u64 = 10_000;
+const MANY: u64 = 100_000;
+/// Keys that are no locks, for the first picture.
+const KEYS: u64 = 1_000_000;
+/// How long a dashboard may take to know all of that.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Locks taken and given back in a second, for what watching them costs.
+const PAIRS: u64 = 1_000;
+
+/// Makes so many locks of ten minutes and more, each with a holder of its own.
+const LOCKS: &str = "for i = 1, tonumber(ARGV[1]) do
+  redis.call('hset', 'bench:' .. i, '0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:' .. i, 1)
+  redis.call('pexpire', 'bench:' .. i, 3600000)
+end";
+/// Makes so many strings, from a number on.
+const STRINGS: &str =
+    "for i = 1, tonumber(ARGV[2]) do redis.call('set', 'string:' .. (ARGV[1] + i), 'x') end";
+/// Takes a lock and gives it back, with the commands of one that is free.
+const PAIR: &str = "redis.call('exists', KEYS[1])
+redis.call('hincrby', KEYS[1], ARGV[1], 1)
+redis.call('pexpire', KEYS[1], 30000)
+redis.call('del', KEYS[1])
+return redis.call('publish', 'redisson_lock__channel:{' .. KEYS[1] .. '}', '0')";
+
+async fn make_locks(redis: &mut Client, count: u64) -> Result<()> {
+    redis.call_args(&["EVAL", LOCKS, "0", &count.to_string()]).await?.ok()?;
+    Ok(())
+}
+
+async fn known(dashboard: &Dashboard, count: u64) {
+    within(PATIENCE, "the dashboard to know all locks", async || {
+        let total = dashboard.json("/api/v1/locks?limit=1").await?["total"].as_u64();
+        ensure!(total == Some(count), "{total:?}");
+        Ok(())
+    })
+    .await;
+}
+
+/// The memory of a dashboard that knows ten and a hundred thousand locks.
+pub(super) async fn known_locks(stage: Stage) -> Result<Vec<Round>> {
+    let mut rounds = Vec::new();
+    for _ in 0..stage.options.rounds {
+        let redis = RedisServer::start().await?;
+        let mut direct = redis.client().await?;
+        let mut dashboard = Dashboard::start(&redis.url(), &["--monitor", "off"]).await?;
+        let mut round = Round::default();
+        for (count, wanted, most) in
+            [(FEW, "10,000 locks <= 50 MiB", 50.0), (MANY, "100,000 locks <= 230 MiB", 230.0)]
+        {
+            make_locks(&mut direct, count).await?;
+            known(&dashboard, count).await;
+            let mib = resident_bytes(dashboard.process().pid())? / f64::from(1 << 20);
+            round.figure("lockscope-dashboard", wanted, mib);
+            round.target(wanted, "MiB", mib, Bound::AtMost(most));
+        }
+        rounds.push(round);
+    }
+    Ok(rounds)
+}
+
+/// From a dashboard's start until it knows ten thousand locks among a million other keys.
+pub(super) async fn first_picture(stage: Stage) -> Result<Vec<Round>> {
+    let mut redis = RedisServer::start().await?;
+    let mut direct = redis.client().await?;
+    const AT_ONCE: u64 = 50_000;
+    for from in (0..KEYS).step_by(usize::try_from(AT_ONCE)?) {
+        let (from, count) = (from.to_string(), AT_ONCE.to_string());
+        direct.call_args(&["EVAL", STRINGS, "0", &from, &count]).await?.ok()?;
+    }
+    make_locks(&mut direct, FEW).await?;
+    let server = redis.process().pid();
+    let mut rounds = Vec::new();
+    for _ in 0..stage.options.rounds {
+        let (cpu, began) = (cpu_micros(server)?, Instant::now());
+        let dashboard = Dashboard::start(&redis.url(), &["--monitor", "off"]).await?;
+        known(&dashboard, FEW).await;
+        let seconds = began.elapsed().as_secs_f64();
+        let mut round = Round::default();
+        round.figure("Redis", "s of its core", (cpu_micros(server)? - cpu) / 1e6);
+        round.target("a first picture < 10 s", "s", seconds, Bound::AtMost(10.0));
+        rounds.push(round);
+    }
+    Ok(rounds)
+}
+
+/// What a second of the same load takes of Redis' core, without a dashboard and with each of its ways to look.
+pub(super) async fn looked_at(stage: Stage) -> Result<Vec<Round>> {
+    let settings = [("client-output-buffer-limit", "normal 64mb 0 0")];
+    let mut redis = RedisServer::with(&settings).await?;
+    let mut direct = redis.client().await?;
+    make_locks(&mut direct, FEW).await?;
+    let server = redis.process().pid();
+    let mut rounds = Vec::new();
+    for _ in 0..stage.options.rounds {
+        let mut round = Round::default();
+        let alone = load(&mut direct, server, stage.options.time).await?;
+        round.figure("nobody looks", "ms of Redis' core a second", alone);
+        for (how, monitor, notify) in [
+            ("reading, passes, release messages", "off", ""),
+            ("the same with keyspace notifications", "off", "KEA"),
+            ("the same with MONITOR", "on", ""),
+        ] {
+            direct.call_args(&["CONFIG", "SET", "notify-keyspace-events", notify]).await?.ok()?;
+            let dashboard = Dashboard::start(&redis.url(), &["--monitor", monitor]).await?;
+            known(&dashboard, FEW).await;
+            if monitor == "on" {
+                within(PATIENCE, "MONITOR to be on", async || {
+                    let sources = dashboard.json("/api/v1/sources").await?;
+                    let sources = sources["sources"].as_array().cloned().unwrap_or_default();
+                    let tap = sources.iter().find(|source| source["source"] == "monitor");
+                    ensure!(tap.is_some_and(|tap| tap["state"] == "on"), "{tap:?}");
+                    Ok(())
+                })
+                .await;
+            }
+            let looked = load(&mut direct, server, stage.options.time).await?;
+            round.figure(how, "ms of Redis' core a second", looked);
+            if monitor == "off" && notify.is_empty() {
+                let more = (looked - alone) / 10.0;
+                round.target(
+                    "no MONITOR: <= 2 % of a core",
+                    "% of a core",
+                    more,
+                    Bound::AtMost(2.0),
+                );
+            }
+        }
+        direct.call_args(&["CONFIG", "SET", "notify-keyspace-events", ""]).await?.ok()?;
+        rounds.push(round);
+    }
+    Ok(rounds)
+}
+
+/// Takes and gives back locks at a steady pace. What that takes of the server's core, milliseconds a second.
+async fn load(redis: &mut Client, server: u32, time: Duration) -> Result<f64> {
+    let mut beat = interval(Duration::from_micros(1_000_000 / PAIRS));
+    beat.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let (cpu, began) = (cpu_micros(server)?, Instant::now());
+    let mut pairs = 0_u64;
+    while began.elapsed() < time.max(Duration::from_secs(5)) {
+        beat.tick().await;
+        let name = format!("hot:{}", pairs % 100);
+        let holder = "1f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+        redis.call_args(&["EVAL", PAIR, "1", &name, holder]).await?.ok()?;
+        pairs += 1;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    ensure!(float(pairs) / seconds > float(PAIRS) / 2.0, "only {pairs} pairs in {seconds:.1} s");
+    // For as many as were wished, where the machine could not keep the pace.
+    let wished = float(PAIRS) * seconds / float(pairs);
+    Ok((cpu_micros(server)? - cpu) / 1e3 / seconds * wished)
+}
