@@ -1,5 +1,9 @@
 // The page's event stream: opened while the page is visible, shared by the tabs that show the same page, opened anew
 // with growing pauses when it is lost. `live.js` says what to do with what comes.
+//
+// Browsers allow six connections to one host, and a page that waits for a seventh never loads. So no more than PLACES
+// streams are open in one browser: a page beyond them looks each GLANCE for as long as it takes to read what a stream
+// begins with, which is everything, and takes a place when one is free.
 "use strict";
 Lockscope.stream = (() => {
   const { byId, duration, setText } = Lockscope;
@@ -7,6 +11,8 @@ Lockscope.stream = (() => {
   const url = body.dataset.live;
   // A silence longer than this is a lost connection: the dashboard sends something each 5 s.
   const SILENCE = 12000;
+  const PLACES = 4;
+  const GLANCE = 4000;
 
   let receive = () => {};
   let source = null;
@@ -38,10 +44,7 @@ Lockscope.stream = (() => {
     close();
     heard = Date.now();
     source = new EventSource(url);
-    source.addEventListener("patch", (event) => {
-      channel?.postMessage({ patch: event.data });
-      take(event.data);
-    });
+    source.addEventListener("patch", (event) => tell(event.data));
     source.addEventListener("error", () => {
       if (source?.readyState === EventSource.CLOSED) askWhy();
       lose();
@@ -51,6 +54,68 @@ Lockscope.stream = (() => {
   function close() {
     source?.close();
     source = null;
+  }
+
+  // --- Places: locks of the browser, each held by a page for as long as its stream is open.
+  let leave = null;
+  let glancing = null;
+  let round = 0;
+
+  // Gives what frees the place, or null where all are taken.
+  async function findPlace() {
+    for (let i = 0; i < PLACES; i++) {
+      const free = await new Promise((answer) => {
+        const take = (place) => (place ? new Promise((resolve) => answer(resolve)) : answer(null));
+        navigator.locks.request(`lockscope place ${i}`, { ifAvailable: true }, take).catch(() => answer(null));
+      });
+      if (free) return free;
+    }
+    return null;
+  }
+
+  async function begin() {
+    const mine = ++round;
+    const free = await findPlace();
+    if (mine !== round) {
+      free?.();
+    } else if (free) {
+      leave = free;
+      open();
+    } else {
+      await glance();
+      if (mine === round) retry = setTimeout(begin, GLANCE * (0.75 + Math.random() / 2));
+    }
+  }
+
+  // Reads the first event of a stream, and hangs up.
+  async function glance() {
+    const request = glancing = new AbortController();
+    const timer = setTimeout(() => request.abort(), GLANCE);
+    try {
+      const answer = await fetch(url, { signal: request.signal });
+      if (!answer.ok) throw new Error((await answer.json()).detail ?? "");
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let text = ""; ;) {
+        const { value, done } = await reader.read();
+        if (done) throw new Error("");
+        text += value;
+        const data = /^data: (.*)\n\n/m.exec(text)?.[1];
+        if (data === undefined) continue;
+        tell(data);
+        break;
+      }
+    } catch (error) {
+      if (glancing === request && error.name !== "AbortError") refusal = error.message.startsWith("Failed") ? "" : error.message;
+      lostAt ??= heard;
+      showLoss();
+    }
+    clearTimeout(timer);
+    request.abort();
+  }
+
+  function tell(data) {
+    channel?.postMessage({ patch: data });
+    take(data);
   }
 
   // An event source does not tell why it was refused: there may be too many of them.
@@ -96,12 +161,12 @@ Lockscope.stream = (() => {
     channel.addEventListener("message", ({ data }) => {
       if (data.patch && !leads()) take(data.patch);
       // Somebody new needs everything: what a stream begins with.
-      if (data.hello && leads()) open();
+      if (data.hello && leads() && leave) open();
     });
     turn = new AbortController();
     const lead = () => new Promise((resolve) => {
       resign = resolve;
-      open();
+      begin();
     });
     navigator.locks.request(name, { signal: turn.signal }, lead).catch(() => {});
     channel.postMessage({ hello: true });
@@ -110,10 +175,13 @@ Lockscope.stream = (() => {
   function stop() {
     clearTimeout(retry);
     close();
+    round++;
+    glancing?.abort();
+    leave?.();
     turn?.abort();
     resign?.();
     channel?.close();
-    [turn, resign, channel] = [null, null, null];
+    [leave, glancing, turn, resign, channel] = [null, null, null, null, null];
   }
 
   // --- What is said when nothing comes.

@@ -92,6 +92,12 @@ const Lockscope = (() => {
       const title = instant(its);
       if (time.title !== title) time.title = title;
     }
+    for (const time of document.querySelectorAll("time[data-when]")) {
+      const its = Number(time.dataset.when);
+      setText(time, its > at ? `in ${duration(its - at)}` : `${duration(at - its)} ago`);
+      const title = instant(its);
+      if (time.title !== title) time.title = title;
+    }
     for (const time of document.querySelectorAll("[data-clock]")) setText(time, timeOfDay(Number(time.dataset.clock)));
     for (const time of document.querySelectorAll("[data-day]")) setText(time, day(Number(time.dataset.day)));
     for (const ttl of document.querySelectorAll(".time-left")) countDown(ttl, at);

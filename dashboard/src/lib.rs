@@ -27,7 +27,7 @@ use service_kit::shutdown::Shutdown;
 use tokio::net::TcpListener;
 
 use config::Config;
-use http::app::{App, MAX_STREAMS};
+use http::app::{About, App, MAX_STREAMS};
 use metrics::{ModelMetrics, ScansMetrics, StreamMetrics, TapsMetrics};
 use model::Model;
 use model::actor::{self, now};
@@ -132,8 +132,12 @@ fn start(config: &Config, registry: &Registry, shutdown: &Shutdown) -> anyhow::R
         metrics::register_model(registry, &hub, &sources, &scopes, config.lock_names_in_metrics)?
             .noting(notes.clone());
     shutdown.spawn("model", task.run(listener, shutdown.token()));
-    let environment = config.environment.clone();
+    let about = About {
+        environment: config.environment.clone(),
+        note: config.note.clone(),
+        settings: config.told(),
+    };
     let releases = Releases::start(config, &model, notes, registry, shutdown)?;
     let stop = shutdown.token();
-    Ok(App::new(hub, model, sources, environment, streams, archived, releases, stop))
+    Ok(App::new(hub, model, sources, about, streams, archived, releases, stop))
 }

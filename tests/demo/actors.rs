@@ -1,16 +1,18 @@
-//! Workers as they are in production: quick ones, crowds, long ones, and those that go wrong.
+//! Workers as they are in production: quick ones, crowds, readers, those with odd names. What goes wrong is in
+//! [`scenes`].
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use harness::{Client, Foreign, Worker};
+use anyhow::Result;
+use harness::Client;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-use crate::stage::{Place, Stage};
+use crate::scenes;
+use crate::stage::Stage;
 
 /// A number below `n`, good enough for a play.
 fn random(n: u64) -> u64 {
@@ -18,7 +20,7 @@ fn random(n: u64) -> u64 {
 }
 
 /// Sleeps for somewhere between two numbers of milliseconds.
-async fn pause(from_ms: u64, to_ms: u64) {
+pub(crate) async fn pause(from_ms: u64, to_ms: u64) {
     sleep(Duration::from_millis(from_ms + random(to_ms - from_ms + 1))).await;
 }
 
@@ -28,33 +30,39 @@ pub(crate) async fn play(stage: Rc<Stage>) -> Result<()> {
     drop(stage.redis.client().await?);
     let socket = |i: usize| stage.agents[i % 2].socket();
     for i in 0..14 {
-        again(socket(i), async |client| orders(client).await);
+        again(socket(i), orders);
     }
     for i in 0..10 {
-        again(socket(i), async |client| hold(client, b"inventory:sku-4711", 150, 900).await);
+        again(socket(i), async |client| hold(client, b"contended:sku-4711", 150, 900).await);
     }
     for i in 0..3 {
-        again(socket(i), async |client| hold(client, b"exports:monthly", 4_000, 9_000).await);
+        again(socket(i), async |client| hold(client, b"exports:monthly", 2_000, 4_500).await);
     }
+    for i in 0..5 {
+        again(socket(i), async |client| hold_as(client, "fair", b"fair:printer", 800, 2_500).await);
+    }
+    for i in 0..4 {
+        again(socket(i), async |client| hold_as(client, "read", PRICES, 1_000, 3_000).await);
+    }
+    again(socket(1), write_prices);
+    again(socket(0), async |client| {
+        hold_as(client, "fenced", b"fenced:ledger", 1_000, 4_000).await
+    });
     for name in ODD_NAMES {
         again(socket(0), async move |client| hold(client, name, 2_000, 12_000).await);
     }
     again(socket(1), reenter);
-    again(socket(0), long);
     again(socket(1), fixed_lease);
-    let dying = socket(0);
-    let folder = stage.agents[0].folder().to_owned();
-    forever(async move || die_holding(&dying, &folder).await);
-    let heir = socket(0);
-    again(heir, async |client| hold(client, b"import:customers", 300, 800).await);
-    let (java, leak) = (Rc::clone(&stage), stage);
-    forever(async move || without_agent(&java).await);
-    forever(async move || leak_one(&leak).await);
+    again(socket(0), async |client| hold(client, b"killed:import", 300, 800).await);
+    scenes::play(&stage);
     Ok(())
 }
 
+/// What readers share, and a writer changes now and then.
+const PRICES: &[u8] = b"read-write:prices";
+
 /// Runs a part again and again. One that fails (its agent was stopped, say) begins anew after a second.
-fn forever(mut part: impl AsyncFnMut() -> Result<()> + 'static) {
+pub(crate) fn forever(mut part: impl AsyncFnMut() -> Result<()> + 'static) {
     spawn_local(async move {
         loop {
             if part().await.is_err() {
@@ -65,7 +73,10 @@ fn forever(mut part: impl AsyncFnMut() -> Result<()> + 'static) {
 }
 
 /// Runs a part again and again on a session of its own.
-fn again(socket: PathBuf, mut part: impl AsyncFnMut(&mut Client) -> Result<()> + 'static) {
+pub(crate) fn again(
+    socket: PathBuf,
+    mut part: impl AsyncFnMut(&mut Client) -> Result<()> + 'static,
+) {
     forever(async move || {
         let mut client = Client::unix(&socket).await?;
         client.call("CLIENT SETNAME demo").await?.ok()?;
@@ -86,14 +97,32 @@ const ODD_NAMES: [&[u8]; 6] = [
 
 /// Takes a lock, however long that takes, works, and gives it back.
 async fn hold(client: &mut Client, name: &[u8], from_ms: u64, to_ms: u64) -> Result<()> {
+    hold_as(client, "lock", name, from_ms, to_ms).await
+}
+
+/// The same with a lock of some kind.
+async fn hold_as(
+    client: &mut Client,
+    kind: &str,
+    name: &[u8],
+    from_ms: u64,
+    to_ms: u64,
+) -> Result<()> {
+    let kind = kind.as_bytes();
     // A client gives up reading after a while, so it asks again rather than waits for ever.
-    let lock = [b"LOCK".as_slice(), name, b"WAIT", b"20000"];
+    let lock = [b"LOCK".as_slice(), name, b"KIND", kind, b"WAIT", b"20000"];
     if client.call_args(&lock).await?.ok()? != harness::Reply::Null {
         pause(from_ms, to_ms).await;
-        client.call_args(&[b"UNLOCK".as_slice(), name]).await?.ok()?;
+        client.call_args(&[b"UNLOCK".as_slice(), name, b"KIND", kind]).await?.ok()?;
     }
     pause(50, to_ms / 2 + 50).await;
     Ok(())
+}
+
+/// The one who writes what others read: seldom, and not for long.
+async fn write_prices(client: &mut Client) -> Result<()> {
+    pause(4_000, 8_000).await;
+    hold_as(client, "write", PRICES, 500, 1_500).await
 }
 
 /// The common case: many names, each held for a moment.
@@ -115,71 +144,9 @@ async fn reenter(client: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// A job that should have ended long ago: its agent renews the lock faithfully, so it never frees itself.
-async fn long(client: &mut Client) -> Result<()> {
-    client.call("LOCK reports:nightly").await?.ok()?;
-    loop {
-        sleep(Duration::from_secs(10)).await;
-        client.call("PING").await?.ok()?;
-    }
-}
-
 /// A worker that wants no watchdog: the lock ends by itself.
 async fn fixed_lease(client: &mut Client) -> Result<()> {
-    client.call("LOCK thumbnails:batch LEASE 4000").await?.ok()?;
+    client.call("LOCK fixed-lease:batch LEASE 4000").await?.ok()?;
     pause(6_000, 10_000).await;
-    Ok(())
-}
-
-/// A worker that is killed while it holds a lock that others wait for.
-async fn die_holding(socket: &std::path::Path, folder: &std::path::Path) -> Result<()> {
-    let mut worker = Worker::start(socket, folder, &["LOCK import:customers"])?;
-    worker.line().await?;
-    pause(2_000, 5_000).await;
-    worker.process().kill()?;
-    pause(1_000, 3_000).await;
-    Ok(())
-}
-
-/// A Java service with Redisson: no agent, renews by itself.
-async fn without_agent(stage: &Stage) -> Result<()> {
-    let mut service = Foreign::over(stage.redis.client().await?);
-    loop {
-        if service.lock("payments:settlement").await? {
-            for _ in 0..3 {
-                sleep(Duration::from_secs(10)).await;
-                ensure!(service.renew("payments:settlement").await?, "somebody took it away");
-            }
-            service.unlock("payments:settlement").await?;
-        }
-        pause(2_000, 6_000).await;
-    }
-}
-
-/// Such a service, of which an old bug has taken the time to live away: this lock never ends by itself. It is
-/// released after two minutes, and leaks again.
-async fn leak_one(stage: &Stage) -> Result<()> {
-    let mut service = leaky(&stage.redis).await?;
-    ensure!(service.lock(LEAKED).await?, "somebody else has it");
-    sleep(Duration::from_secs(5)).await;
-    let mut client = stage.redis.client().await?;
-    client.call(&format!("PERSIST {LEAKED}")).await?.ok()?;
-    sleep(Duration::from_secs(120)).await;
-    service.unlock(LEAKED).await?;
-    pause(5_000, 10_000).await;
-    Ok(())
-}
-
-const LEAKED: &str = "billing:invoice-run";
-
-async fn leaky(redis: &Place) -> Result<Foreign> {
-    let mut service = Foreign::over(redis.client().await?);
-    "0b9d6a52-3c1e-4f57-a7a8-5e0c9d1b2f34:112".clone_into(&mut service.holder);
-    Ok(service)
-}
-
-/// Takes away what would stay for ever in a Redis that is not ours. All else has a lease.
-pub(crate) async fn clean_up(redis: &Place) -> Result<()> {
-    leaky(redis).await?.unlock(LEAKED).await?;
     Ok(())
 }

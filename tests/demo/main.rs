@@ -3,6 +3,7 @@
 
 mod actors;
 mod counter;
+mod scenes;
 mod stage;
 mod worker;
 

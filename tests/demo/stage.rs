@@ -4,16 +4,19 @@ use std::rc::Rc;
 
 use anyhow::{Context as _, Result};
 use harness::{Agent, Client, Dashboard, RedisServer};
+use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
-use crate::actors;
+use crate::{actors, scenes};
 
 /// Everything that runs. Agents go before the Redis they talk to.
 pub(crate) struct Stage {
     pub(crate) dashboard: Dashboard,
     pub(crate) agents: [Agent; 2],
     pub(crate) redis: Place,
+    // The dashboard's settings; it goes last.
+    _settings: TempDir,
 }
 
 /// The Redis in use.
@@ -49,13 +52,17 @@ impl Place {
     }
 }
 
+/// What every page of the dashboard says.
+const NOTE: &str = "A demo: nothing here is real. Locks are named after what is staged with them, as in stuck:… \
+    or deadlock:…; the README says more.";
+
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(redis_url: Option<String>, with_actors: bool) -> Result<()> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let given = redis_url.clone().map(Place::Given);
     let play = async {
-        let stage = Rc::new(set(redis_url).await?);
+        let stage = Rc::new(set(redis_url, with_actors).await?);
         say(&stage, with_actors);
         if with_actors {
             actors::play(Rc::clone(&stage)).await?;
@@ -73,12 +80,12 @@ pub(crate) async fn run(redis_url: Option<String>, with_actors: bool) -> Result<
         })
         .await?;
     match given {
-        Some(given) if with_actors => actors::clean_up(&given).await,
+        Some(given) if with_actors => scenes::clean_up(&given).await,
         _ => Ok(()),
     }
 }
 
-async fn set(redis_url: Option<String>) -> Result<Stage> {
+async fn set(redis_url: Option<String>, with_actors: bool) -> Result<Stage> {
     let redis = match redis_url {
         Some(url) => Place::Given(url),
         // With a bound for readers that stall, so that the dashboard may use MONITOR.
@@ -91,9 +98,17 @@ async fn set(redis_url: Option<String>) -> Result<Stage> {
     let flags = ["--lease", "6s"];
     let url = redis.url();
     let agents = [Agent::at(&url, &flags).await?, Agent::at(&url, &flags).await?];
-    let flags = ["--stuck-after", "20s", "--environment", "demo"];
+    let settings = tempfile::Builder::new().prefix("lockscope-demo-").tempdir()?;
+    let file = settings.path().join("dashboard.toml");
+    let long = |pattern: &str| format!("[[lock]]\nmatch = \"{pattern}\"\nexpected = \"long\"\n");
+    std::fs::write(&file, scenes::LONG.map(long).concat())?;
+    let history = settings.path().join("history");
+    let [file, history] = [file, history].map(|path| path.to_string_lossy().into_owned());
+    let flags = ["--stuck-after", "20s", "--starving-after", "20s", "--environment", "demo"];
+    let more = ["--note", NOTE, "--allow-release", "--config", &file, "--history-dir", &history];
+    let flags = if with_actors { [flags.as_slice(), &more].concat() } else { flags.to_vec() };
     let dashboard = Dashboard::prefer(9761, &url, &flags).await?;
-    Ok(Stage { dashboard, agents, redis })
+    Ok(Stage { dashboard, agents, redis, _settings: settings })
 }
 
 #[expect(clippy::print_stdout, reason = "tells whoever started it where to look")]

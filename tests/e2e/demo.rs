@@ -64,29 +64,61 @@ impl Demo {
     }
 }
 
+fn begins(lock: &Value, with: &str) -> bool {
+    lock["name"].as_str().is_some_and(|name| name.starts_with(with))
+}
+
 #[tokio::test]
 async fn the_demo_shows_locks_of_every_sort_and_cleans_up() -> Result<()> {
     let mut demo = Demo::start().await?;
     let port = demo.dashboard;
     type Wanted = (&'static str, fn(&Value) -> bool);
     let mut wanted: Vec<Wanted> = vec![
-        ("a stuck one", |lock| problems(lock) == ["stuck"]),
-        ("a leaked one", |lock| problems(lock) == ["leaked"]),
-        ("a foreign one", |lock| lock["name"] == "payments:settlement"),
-        ("an order", |lock| lock["name"].as_str().is_some_and(|n| n.starts_with("orders:"))),
-        ("one that many wait for", |lock| lock["name"] == "inventory:sku-4711"),
+        ("a healthy one", |lock| begins(lock, "orders:") && problems(lock).is_empty()),
+        ("a contended one", |lock| {
+            begins(lock, "contended:") && lock["waiting"].as_u64() > Some(0)
+        }),
+        ("a fair queue", |lock| {
+            lock["kind"] == "fair" && begins(lock, "fair:") && lock["queue"][0]["id"].is_string()
+        }),
+        ("readers", |lock| lock["kind"] == "read" && begins(lock, "read-write:")),
+        ("a writer among readers", |lock| lock["kind"] == "write" && begins(lock, "read-write:")),
+        ("a fenced one", |lock| begins(lock, "fenced:") && lock["token"].is_i64()),
+        ("a foreign one", |lock| begins(lock, "foreign:") && lock["renewed"] == true),
+        ("a stuck one", |lock| begins(lock, "stuck:") && problems(lock) == ["stuck"]),
+        ("a frozen one", |lock| {
+            let holder = &lock["holders"][0];
+            let known = holder["client"]["pid"].is_u64() && holder["client"]["alive"] != false;
+            begins(lock, "frozen:") && problems(lock) == ["stuck"] && known
+        }),
+        ("a leaked one", |lock| begins(lock, "leaked:") && problems(lock) == ["leaked"]),
+        ("an overdue one", |lock| {
+            begins(lock, "overdue:") && problems(lock) == ["renewal_overdue"]
+        }),
+        ("an expired one", |lock| begins(lock, "expired:") && problems(lock) == ["expired"]),
+        ("a starving one", |lock| begins(lock, "starving:") && problems(lock) == ["starving"]),
+        ("a deadlock", |lock| {
+            let circle = lock["problems"][0]["cycle"].as_array().map(Vec::len);
+            begins(lock, "deadlock:") && problems(lock) == ["deadlock"] && circle == Some(2)
+        }),
+        ("a malformed one", |lock| begins(lock, "malformed:") && problems(lock) == ["malformed"]),
         ("an odd one", |lock| lock["name"] == "<script>alert('x')</script>"),
     ];
-    // A hold is called stuck after twenty seconds here.
-    within(3 * PATIENCE, "locks of every sort", async || {
+    // A hold is called stuck after twenty seconds here; a renewal is overdue for some seconds in each seventeen.
+    within(4 * PATIENCE, "locks of every sort", async || {
         let list = http::get(port, "/api/v1/locks?limit=100").await?.json()?;
         let locks = list["locks"].as_array().cloned().unwrap_or_default();
         wanted.retain(|(_, fits)| !locks.iter().any(fits));
         let missing: Vec<_> = wanted.iter().map(|(what, _)| *what).collect();
-        ensure!(missing.is_empty(), "missing so far: {missing:?}");
+        ensure!(missing.is_empty(), "missing so far: {missing:?} of {list}");
         Ok(())
     })
     .await;
+    // Whoever looks is told what it is that they see.
+    let page = http::get(port, "/").await?.body;
+    for word in ["A demo: nothing here is real", "stuck:…", "deadlock:…"] {
+        assert!(page.contains(word), "{word} in {page}");
+    }
     eventually("a re-entered one", async || {
         // Asked for by name it is read anew; the list may show the count of some seconds ago.
         let lock = http::get(port, "/api/v1/lock?name=checkout:cart:77").await?.json()?;

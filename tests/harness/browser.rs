@@ -1,5 +1,8 @@
 //! A real browser: chromium without a window, driven over `WebDriver`.
 
+use std::net::TcpListener;
+use std::path::Path;
+
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -47,17 +50,18 @@ impl Browser {
         let chromium =
             process::on_path("chromium").with_context(|| format!("chromium {missing}"))?;
         let profile = tempfile::Builder::new().prefix("lockscope-browser-").tempdir()?;
-        let port = random_port();
-        let mut command = process::command(&driver);
-        command.arg(format!("--port={port}"));
         let log = profile.path().join("chromedriver.log");
-        let process = Process::spawn("chromedriver", command, &log, None)?;
-        eventually("chromedriver to answer", async || {
-            let status = http::get(port, "/status").await?.json()?;
-            ensure!(status["value"]["ready"] == true, "{status}");
-            Ok(())
-        })
-        .await;
+        let mut started = None;
+        for port in std::iter::repeat_with(random_port).take(20) {
+            // Another program that has the port would answer in its place.
+            if TcpListener::bind(("127.0.0.1", port)).is_ok()
+                && let Some(process) = drive(&driver, port, &log).await?
+            {
+                started = Some((process, port));
+                break;
+            }
+        }
+        let (process, port) = started.context("no port is free for chromedriver")?;
         let mut arguments = ARGUMENTS.map(str::to_owned).to_vec();
         arguments.push(format!("--user-data-dir={}", profile.path().join("profile").display()));
         let options = json!({"binary": chromium, "args": arguments});
@@ -154,6 +158,23 @@ impl Drop for Browser {
         // A browser that has gone already needs no closing.
         close().unwrap_or_default();
     }
+}
+
+/// Starts chromedriver, and waits until it answers; nothing when the port was taken meanwhile.
+async fn drive(driver: &Path, port: u16, log: &Path) -> Result<Option<Process>> {
+    let mut command = process::command(driver);
+    command.arg(format!("--port={port}"));
+    let mut process = Process::spawn("chromedriver", command, log, None)?;
+    let up = eventually("chromedriver to answer", async || {
+        if process.ended()?.is_some() {
+            return Ok(false);
+        }
+        let status = http::get(port, "/status").await?.json()?;
+        ensure!(status["value"]["ready"] == true, "{status}");
+        Ok(true)
+    })
+    .await;
+    Ok(up.then_some(process))
 }
 
 async fn post(port: u16, path: &str, body: &Value) -> Result<Value> {

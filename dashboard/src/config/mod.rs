@@ -3,6 +3,7 @@
 mod access;
 mod lock_table;
 mod redis_table;
+mod told;
 mod words;
 
 use std::collections::{HashMap, HashSet};
@@ -24,7 +25,9 @@ use crate::model;
 
 use lock_table::rules;
 use redis_table::RedisTable;
-use words::{NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, public_url};
+use words::{
+    NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, note, public_url,
+};
 
 /// The most deployments, and the most databases of one.
 const MAX_DEPLOYMENTS: usize = 32;
@@ -86,6 +89,9 @@ struct Flags {
     /// The badge on every page that says which environment this is
     #[arg(long, value_name = "TEXT", value_parser = badge)]
     environment: Option<String>,
+    /// A sentence for everybody, at the head of every page
+    #[arg(long, value_name = "TEXT", value_parser = note)]
+    note: Option<String>,
     /// Keys a second that a pass over all keys looks at, at most
     #[arg(long, value_name = "KEYS", default_value_t = 250_000, value_parser = clap::value_parser!(u32).range(100..))]
     scan_rate: u32,
@@ -210,6 +216,8 @@ pub struct Config {
     pub public_host: Option<String>,
     /// The badge of every page.
     pub environment: Option<String>,
+    /// The sentence at the head of every page.
+    pub note: Option<String>,
     /// The passes over all keys.
     pub scan: ScanSettings,
     /// MONITOR.
@@ -306,6 +314,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         tls: access.tls,
         public_host: flags.public_url.as_deref().and_then(host_of),
         environment: flags.environment,
+        note: flags.note,
         scan: ScanSettings {
             rate: flags.scan_rate,
             every: flags.scan_every.into(),

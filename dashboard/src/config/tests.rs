@@ -147,3 +147,43 @@ fn rows_of_access_need_a_proxy_that_tells() {
         assert!(error.contains(word), "{file}: {error}");
     }
 }
+
+#[test]
+fn what_is_told_of_the_settings_has_no_secret_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = folder.path().join("tokens-file");
+    std::fs::write(&tokens, "token-of-a-robot-1,robby,look\n").unwrap();
+    let flags = [
+        "--redis-url",
+        "eu=rediss://usher:sesame1@h:7/2",
+        "--release-redis-url",
+        "eu=rediss://killer:sesame2@h:7",
+        "--monitor-redis-url",
+        "eu=rediss://tapper:sesame3@h:7",
+        "--allow-release",
+        "--auth-token-file",
+        tokens.to_str().unwrap(),
+        "--stuck-after",
+        "90s",
+        "--ignore",
+        "cart:*",
+    ];
+    let told = load(&flags, &[]).unwrap().told();
+    assert_eq!(told["deployments"][0]["name"], "eu");
+    assert_eq!(told["deployments"][0]["node"], "h:7");
+    assert_eq!(told["usual"]["stuck_after_ms"], 90_000);
+    assert_eq!((&told["ignore"][0], &told["asks_who_it_is"]), (&"cart:*".into(), &true.into()));
+    let text = told.to_string();
+    for secret in ["sesame", "usher", "killer", "tapper", "token-of", "robby", "tokens-file"] {
+        assert!(!text.contains(secret), "{secret} in {text}");
+    }
+}
+
+#[test]
+fn a_note_is_a_line() {
+    let noted = |text: &str| load(&["--note", text], &[]);
+    assert_eq!(noted(" Mind the gap. ").unwrap().note.as_deref(), Some("Mind the gap."));
+    for wrong in ["", "  ", "two\nlines", &"x".repeat(501)] {
+        assert!(noted(wrong).unwrap_err().contains("500 printable"), "{wrong:?}");
+    }
+}

@@ -64,6 +64,15 @@ pub(super) fn badge(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// A line that stands on every page.
+pub(super) fn note(text: &str) -> Result<String, String> {
+    let text = text.trim();
+    if text.is_empty() || text.chars().count() > 500 || text.chars().any(char::is_control) {
+        return Err("expected 1 to 500 printable characters".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 /// An address that people use in a browser.
 pub(super) fn public_url(text: &str) -> Result<String, String> {
     let uri: Result<axum::http::Uri, _> = text.parse();

@@ -9,6 +9,7 @@ use axum::extract::{ConnectInfo, OriginalUri, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::{Form, Json};
+use redisson::name::is_invisible;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
@@ -85,7 +86,9 @@ async fn acknowledge(
     word: &Word,
 ) -> Result<(LockId, Value), Problem> {
     let reason = word.reason.trim();
-    if !(3..=MAX_REASON).contains(&reason.chars().count()) || reason.chars().any(char::is_control) {
+    if !(3..=MAX_REASON).contains(&reason.chars().count())
+        || reason.chars().any(|c| c.is_control() || is_invisible(c))
+    {
         let why = format!("say why, in 3 to {MAX_REASON} characters on one line");
         return Err(unprocessable(why));
     }

@@ -133,16 +133,21 @@ pub async fn events(
 
 /// `/api/v1/sources`
 pub async fn sources(State(app): State<App>) -> Json<Value> {
+    Json(sources_json(&app))
+}
+
+/// How the sources fare, and what they cannot see.
+pub(super) fn sources_json(app: &App) -> Value {
     let chrome = app.chrome("");
     let sources: &[SourceView] = &chrome.sources;
-    Json(json!({
+    json!({
         "sources": sources,
         "servers": chrome.servers.iter().map(server).collect::<Vec<_>>(),
         "first_scan": chrome.first_scan.map(progress),
         "counts": counts(chrome.counts),
         "notices": &*app.hub.snapshot().notices,
         "limits": app.limits(),
-    }))
+    })
 }
 
 fn server(server: &ServerView) -> Value {

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::feed::Feeds;
 use super::params::{EventsParams, LockParams, TableParams, instant, limit};
-use super::problem::Problem;
+use super::problem::{Problem, visible};
 use super::viewers::Viewers;
 use crate::archive::Reader;
 use crate::metrics::StreamMetrics;
@@ -45,6 +45,17 @@ const PATIENCE: Duration = Duration::from_millis(800);
 #[derive(Debug, Clone)]
 pub struct App(Arc<Inner>);
 
+/// What the dashboard tells of itself.
+#[derive(Debug, Default)]
+pub struct About {
+    /// The badge.
+    pub environment: Option<String>,
+    /// The sentence at the head of every page.
+    pub note: Option<String>,
+    /// The settings, without secrets.
+    pub settings: serde_json::Value,
+}
+
 /// What an [`App`] is made of.
 #[derive(Debug)]
 pub struct Inner {
@@ -54,8 +65,8 @@ pub struct Inner {
     pub model: ModelHandle,
     /// How the sources fare.
     pub sources: Arc<Sources>,
-    /// The badge.
-    pub environment: Option<String>,
+    /// What the dashboard tells of itself.
+    pub about: About,
     /// What streams count.
     pub metrics: StreamMetrics,
     /// What people look at.
@@ -133,7 +144,7 @@ impl App {
         hub: Arc<Hub>,
         model: ModelHandle,
         sources: Arc<Sources>,
-        environment: Option<String>,
+        about: About,
         metrics: StreamMetrics,
         archive: Option<Reader>,
         releases: Option<Releases>,
@@ -143,7 +154,7 @@ impl App {
             hub,
             model,
             sources,
-            environment,
+            about,
             metrics,
             archive,
             releases,
@@ -167,7 +178,8 @@ impl App {
         Chrome {
             now: wall(),
             version: env!("CARGO_PKG_VERSION"),
-            environment: self.environment.clone(),
+            environment: self.about.environment.clone(),
+            note: self.about.note.clone(),
             address: address.to_owned(),
             sources: self.sources.views(),
             servers: self.sources.server_views(),
@@ -229,7 +241,7 @@ impl App {
             Ok(filter) => filter,
             Err(error) => {
                 let rows = Rows { rows: Vec::new(), total: 0, skipped: 0, next: None };
-                let (rows, filter_error) = (Arc::new(rows), Some(error.to_string()));
+                let (rows, filter_error) = (Arc::new(rows), Some(visible(&error.to_string())));
                 return Ok(TableAnswer { rows, sort, order, filter_error });
             }
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::app::App;
 use super::params::{EventsParams, LockParams, OwnerParams, TableParams, instant};
 use super::problem::Problem;
+use crate::archive::Gap;
 use crate::model::actor::wall;
 use crate::model::past::PastHoldView;
 use crate::model::view::{LockId, LockView, WallMillis};
@@ -19,10 +20,18 @@ const OWNERS_LOCKS: usize = 100;
 const OWNERS_PAST: usize = 20;
 /// The most events of a page.
 const EVENTS: usize = 100;
+/// The history is written at least so often, with some to spare, milliseconds.
+const WRITTEN_EACH_MS: u64 = 10_000;
 /// How far back a lock's picture goes where nobody says, milliseconds.
 const WINDOW_MS: u64 = 15 * 60_000;
 /// And at most.
 const MAX_WINDOW_MS: u64 = 7 * 24 * 3_600_000;
+
+/// Whether a gap is only the time since the history was last written, by the dashboard that looks right now.
+fn is_just_now(gap: &Gap, now: WallMillis) -> bool {
+    let since = gap.from.filter(|_| gap.to.is_none());
+    since.is_some_and(|since| now.0.saturating_sub(since.0) < WRITTEN_EACH_MS)
+}
 
 impl App {
     /// The table as a page.
@@ -176,6 +185,7 @@ impl App {
                 .history(|archive| async move { archive.between(lock, from, to, true).await })
                 .await?;
             let gaps = self.history(|archive| async move { archive.gaps(from, to).await }).await?;
+            let gaps = gaps.into_iter().filter(|gap| !is_just_now(gap, wall())).collect();
             (told.iter().map(EventRow::told).collect(), gaps)
         } else {
             (self.remembered_events(span.lock.as_ref(), from, to), Vec::new())

@@ -10,16 +10,17 @@ use serde::ser::SerializeMap as _;
 use super::app::App;
 use super::csv::{self, Record};
 use super::params::{Format, TableParams, limit, understood};
-use super::problem::Problem;
+use super::problem::{Problem, visible};
 use crate::model::actor::wall;
 use crate::query::Filter;
 use crate::query::list::{Known, ListQuery, ListRows, Listed};
-use crate::views::{ListPage, ListView};
+use crate::views::{ListPage, ListView, Order};
 
 /// A list as asked for: what is wrong with its filter stands in it, and it has no rows then.
 struct Answer<T> {
     rows: ListRows<T>,
     sort: &'static str,
+    order: Order,
     filter_error: Option<String>,
 }
 
@@ -37,19 +38,30 @@ fn sort_of<T: Listed>(params: &TableParams) -> Result<&'static str, Problem> {
 
 fn asked<T: Listed>(app: &App, params: &TableParams, limit: usize) -> Result<Answer<T>, Problem> {
     let sort = sort_of::<T>(params)?;
+    let order = match params.order.as_deref().filter(|order| !order.is_empty()) {
+        None => T::usual_order(sort),
+        Some(word) => Order::parse(word).ok_or_else(|| {
+            Problem::bad_request("`order` is not understood: expected asc or desc")
+        })?,
+    };
     let filter = match Filter::parse(&params.filter) {
         Ok(filter) => filter,
         Err(error) => {
             let rows = ListRows { rows: Vec::new(), total: 0, skipped: 0, next: None };
-            return Ok(Answer { rows, sort, filter_error: Some(error.to_string()) });
+            return Ok(Answer {
+                rows,
+                sort,
+                order,
+                filter_error: Some(visible(&error.to_string())),
+            });
         }
     };
     let text = params.filter.trim().to_owned();
     let cursor = params.cursor.clone().filter(|cursor| !cursor.is_empty());
-    let rows = ListQuery { text, filter, sort, cursor, limit }
+    let rows = ListQuery { text, filter, sort, order, cursor, limit }
         .rows(&app.known(), wall())
         .map_err(|error| Problem::bad_request(error.to_string()))?;
-    Ok(Answer { rows, sort, filter_error: None })
+    Ok(Answer { rows, sort, order, filter_error: None })
 }
 
 /// A list as a page shows it.
@@ -67,6 +79,7 @@ pub fn list_page<T: ListView>(
         filter: params.filter.clone(),
         filter_error: answer.filter_error,
         sort: answer.sort,
+        order: answer.order,
         rows: answer.rows,
         cursor: params.cursor.clone().filter(|cursor| !cursor.is_empty()),
         contention: T::groups(&app.known()).map(|_| app.hub.contention()),

@@ -43,6 +43,11 @@ pub struct Params {
     path: String,
 }
 
+/// A page whose filter is not understood has no rows to keep true.
+fn understood_filter(error: Option<String>) -> Result<(), Problem> {
+    error.map_or(Ok(()), |error| Err(Problem::bad_request(error)))
+}
+
 /// One open stream: counted as long as it is there.
 #[derive(Debug)]
 pub(super) struct Place {
@@ -118,7 +123,7 @@ impl Topic {
     fn new(app: &App, address: Address) -> Result<Self, Problem> {
         Ok(match address {
             Address::Locks(params) => {
-                app.table(&params, None)?;
+                understood_filter(app.table(&params, None)?.filter_error)?;
                 Self::Locks(params)
             }
             Address::Lock(params) => {
@@ -126,7 +131,7 @@ impl Topic {
                 Self::Lock(params, Asked::default())
             }
             Address::Owners(params) => {
-                list_page::<OwnerRow>(app, "", &params)?;
+                understood_filter(list_page::<OwnerRow>(app, "", &params)?.filter_error)?;
                 Self::Owners(params)
             }
             Address::Owner(params) => {
@@ -134,11 +139,11 @@ impl Topic {
                 Self::Owner(params)
             }
             Address::Problems(params) => {
-                list_page::<ProblemRow>(app, "", &params)?;
+                understood_filter(list_page::<ProblemRow>(app, "", &params)?.filter_error)?;
                 Self::Problems(params)
             }
             Address::Contention(params) => {
-                list_page::<ContentionRow>(app, "", &params)?;
+                understood_filter(list_page::<ContentionRow>(app, "", &params)?.filter_error)?;
                 Self::Contention(params)
             }
             Address::Events(params) => {
@@ -316,7 +321,7 @@ mod tests {
             hub,
             model,
             Arc::default(),
-            None,
+            super::super::app::About::default(),
             metrics,
             None,
             None,

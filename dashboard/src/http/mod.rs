@@ -4,6 +4,7 @@ pub mod acknowledge;
 pub mod api;
 pub mod app;
 pub mod assets;
+pub mod bundle;
 pub mod csv;
 pub mod feed;
 pub mod fill;

@@ -6,6 +6,7 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
 
 use super::app::App;
+use super::bundle::bundle;
 use super::guard::Who;
 use super::lists::list_page;
 use super::params::{EventsParams, LockParams, OwnerParams, TableParams, understood};
@@ -72,8 +73,24 @@ pub async fn lock(
     who: Who,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Response {
-    let page = async { app.lock_page(&address(&uri), &understood(params)?, None).await };
-    match page.await {
+    let params = match understood(params) {
+        Ok(params) => params,
+        Err(problem) => return refused(&app, &uri, who, &problem),
+    };
+    match params.format.as_deref() {
+        None | Some("" | "html") => {}
+        Some("bundle") => {
+            return match bundle(&app, params, who.name()).await {
+                Ok(file) => file,
+                Err(problem) => problem.into_response(),
+            };
+        }
+        Some(_) => {
+            let problem = Problem::bad_request("`format` must be html or bundle");
+            return refused(&app, &uri, who, &problem);
+        }
+    }
+    match app.lock_page(&address(&uri), &params, None).await {
         Ok(mut page) => {
             page.may_acknowledge = who.needs(Right::Ack).is_ok();
             page.may_release = app.releases.is_some() && who.needs(Right::Release).is_ok();

@@ -86,6 +86,8 @@ pub struct LockParams {
     pub at: Option<String>,
     /// How far back its picture goes, such as `1h`.
     pub window: Option<String>,
+    /// `bundle`: all that is known, as one file; the page's only.
+    pub format: Option<String>,
 }
 
 /// What the address of past events says.

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use redisson::name::is_invisible;
 use serde_json::json;
 
 /// Why a request of the API has no other answer.
@@ -16,11 +17,25 @@ pub struct Problem {
     pub more: Option<(&'static str, &'static str)>,
 }
 
+/// A sentence that quotes what somebody sent, with characters spelled out that would not be seen or turn it round.
+#[must_use]
+pub fn visible(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() || is_invisible(c) {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
 impl Problem {
     /// A problem with that status.
     #[must_use]
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), more: None }
+        Self { status, detail: visible(&detail.into()), more: None }
     }
 
     /// The same with a member of its own.

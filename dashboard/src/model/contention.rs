@@ -208,7 +208,7 @@ impl Tally {
             Count::Acquired => self.acquisitions += 1,
             Count::Held(hold) => {
                 self.holds.add(hold.millis());
-                self.holds_lost += u64::from(!hold.ended.is_wanted());
+                self.holds_lost += u64::from(hold.ended.is_loss());
                 longer(&mut self.longest_hold, lock, hold.id, hold.since, hold.millis());
             }
             Count::Waited(wait) => {

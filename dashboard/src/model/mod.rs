@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::group::glob_matches;
-use redisson::{Grouping, HolderId, LockName, Moment};
+use redisson::{Grouping, HolderId, LockName, Moment, keys};
 
 pub use observation::{Observation, Reading, ScopeId, Source, Stamp, Traffic};
 pub use problem::Rule;
@@ -269,7 +269,10 @@ impl Model {
         if !self.scopes[scope_id.0].locks.contains_key(name) {
             let new = match reading {
                 Reading::Lock { hash, .. } => hash.is_candidate() && hash.alien.is_empty(),
-                Reading::Absent { beside } => beside.queue.is_some(),
+                // `a` and `{a}` share what stands beside them: a queue does not make a second lock of it.
+                Reading::Absent { beside } => {
+                    beside.queue.is_some() && !self.knows_twin(scope_id, name)
+                }
                 Reading::Other(_) => false,
             };
             if !new || !self.admit(scope_id, name, stamp.received) {
@@ -291,6 +294,13 @@ impl Model {
         }
         self.keep(scope_id, name, stamp.received, effects);
         self.settle(scope_id, name);
+    }
+
+    /// Whether another lock is known whose queue and channel are those of this name.
+    fn knows_twin(&self, scope_id: ScopeId, name: &LockName) -> bool {
+        let names = keys::locks_of_queue(&keys::queue(name));
+        let locks = &self.scopes[scope_id.0].locks;
+        names.iter().any(|other| other != name && locks.contains_key(other))
     }
 
     /// Counts what is to be counted, and keeps the rest for metrics and history.

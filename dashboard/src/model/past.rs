@@ -58,6 +58,13 @@ impl Ending {
         }
     }
 
+    /// Whether whoever held it has surely lost it. One that is gone without a word may have been given back: readers
+    /// that others follow, fair locks that nobody waits for and hand-overs send no message.
+    #[must_use]
+    pub fn is_loss(self) -> bool {
+        !self.is_wanted() && self != Self::Vanished
+    }
+
     /// Whether whoever held it meant it to end.
     #[must_use]
     pub fn is_wanted(self) -> bool {

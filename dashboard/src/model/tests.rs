@@ -338,6 +338,23 @@ fn ignored_names_are_not_kept() {
 }
 
 #[test]
+fn a_queue_makes_no_second_lock_of_a_name_in_braces() {
+    let mut model = model();
+    let waited = || Reading::Absent { beside: queued(&[(9, 99_000)]) };
+    // Between two holders the key is not there, and the queue's key is that of both names.
+    read(&mut model, "printer", 0, held(1, 1, Some(30_000)));
+    read(&mut model, "printer", 100, waited());
+    read(&mut model, "{printer}", 110, waited());
+    assert!(shown(&mut model, "printer").is_some());
+    assert!(shown(&mut model, "{printer}").is_none(), "the same queue");
+    // Where nothing else is known a queue is told of under the name that was read, and a hash always.
+    read(&mut model, "{alone}", 200, waited());
+    assert!(shown(&mut model, "{alone}").is_some());
+    read(&mut model, "{printer}", 300, held(2, 1, Some(30_000)));
+    assert!(shown(&mut model, "{printer}").is_some(), "a lock of its own");
+}
+
+#[test]
 fn free_locks_are_forgotten_in_the_end() {
     let mut model = model();
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));

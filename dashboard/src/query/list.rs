@@ -12,6 +12,7 @@ use super::page::BadCursor;
 use crate::model::Snapshot;
 use crate::model::contention::{Contention, GroupTally};
 use crate::model::view::WallMillis;
+use crate::views::Order;
 
 /// What lists are made from.
 #[derive(Debug, Clone)]
@@ -32,7 +33,13 @@ pub trait Listed: Sized + Clone + Serialize + Send + Sync + 'static {
     /// Every row for the locks that a filter lets through.
     fn all(known: &Known, filter: &Filter, now: WallMillis) -> Vec<Self>;
 
-    /// Where a row stands when sorted by one of [`Self::SORTS`]: the smaller, the earlier.
+    /// Which end comes first where nobody says: the most, the worst or the longest; names from the first on.
+    #[must_use]
+    fn usual_order(sort: &str) -> Order {
+        if matches!(sort, "name" | "id") { Order::Ascending } else { Order::Descending }
+    }
+
+    /// Where a row stands when sorted by one of [`Self::SORTS`] in its usual order: the smaller, the earlier.
     fn rank(&self, sort: &str) -> (u64, u64);
 
     /// What tells it from all others, and settles the order of those of one rank.
@@ -53,6 +60,8 @@ pub struct ListQuery {
     pub filter: Filter,
     /// Sorted by, one of [`Listed::SORTS`].
     pub sort: &'static str,
+    /// Which end first.
+    pub order: Order,
     /// The cursor, none on the first page.
     pub cursor: Option<String>,
     /// How many rows.
@@ -89,7 +98,7 @@ struct Cursor {
 impl ListQuery {
     fn list(&self, name: &str) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (name, &self.text, self.sort).hash(&mut hasher);
+        (name, &self.text, self.sort, self.order).hash(&mut hasher);
         hasher.finish()
     }
 
@@ -103,6 +112,8 @@ impl ListQuery {
         now: WallMillis,
     ) -> Result<ListRows<T>, BadCursor> {
         let list = self.list(T::NAME);
+        let turned = self.order != T::usual_order(self.sort);
+        let ordered = |a: &Place, b: &Place| if turned { b.cmp(a) } else { a.cmp(b) };
         let after = self.cursor.as_deref().map(|cursor| after(cursor, list)).transpose()?;
         let mut found: Vec<(Place, T)> = T::all(known, &self.filter, now)
             .into_iter()
@@ -110,10 +121,10 @@ impl ListQuery {
             .collect();
         let total = found.len();
         if let Some(after) = after {
-            found.retain(|(place, _)| *place > after);
+            found.retain(|(place, _)| ordered(place, &after).is_gt());
         }
         let skipped = total - found.len();
-        found.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        found.sort_unstable_by(|(a, _), (b, _)| ordered(a, b));
         let more = found.len() > self.limit;
         found.truncate(self.limit);
         let next = found.last().filter(|_| more).map(|(place, _)| {
@@ -153,11 +164,16 @@ mod tests {
 
     fn query(sort: &'static str, limit: usize) -> ListQuery {
         let (text, filter) = (String::new(), Filter::default());
-        ListQuery { text, filter, sort, cursor: None, limit }
+        ListQuery { text, filter, sort, order: Order::Descending, cursor: None, limit }
     }
 
     fn all_pages<T: Listed>(sort: &'static str, limit: usize) -> Vec<String> {
+        pages_in::<T>(sort, T::usual_order(sort), limit)
+    }
+
+    fn pages_in<T: Listed>(sort: &'static str, order: Order, limit: usize) -> Vec<String> {
         let (known, mut query, mut ids) = (known(), query(sort, limit), Vec::new());
+        query.order = order;
         loop {
             let page = query.rows::<T>(&known, NOW).unwrap();
             assert_eq!(page.skipped, ids.len());
@@ -183,11 +199,26 @@ mod tests {
     }
 
     #[test]
+    fn the_other_order_is_the_same_list_from_its_end() {
+        for sort in OwnerRow::SORTS {
+            let other = match OwnerRow::usual_order(sort) {
+                Order::Ascending => Order::Descending,
+                Order::Descending => Order::Ascending,
+            };
+            let mut turned = pages_in::<OwnerRow>(sort, other, 2);
+            turned.reverse();
+            assert_eq!(turned, all_pages::<OwnerRow>(sort, 100), "{sort}");
+        }
+    }
+
+    #[test]
     fn a_cursor_belongs_to_its_list() {
         let known = known();
         let next = query("holds", 2).rows::<OwnerRow>(&known, NOW).unwrap().next;
         let with = |sort, cursor| ListQuery { cursor, ..query(sort, 2) };
         assert!(with("holds", next.clone()).rows::<OwnerRow>(&known, NOW).is_ok());
+        let turned = ListQuery { order: Order::Ascending, ..with("holds", next.clone()) };
+        assert_eq!(turned.rows::<OwnerRow>(&known, NOW).unwrap_err(), BadCursor);
         for bad in [next, Some("x".into()), Some("e30".into())] {
             assert_eq!(
                 with("age", bad.clone()).rows::<OwnerRow>(&known, NOW).unwrap_err(),

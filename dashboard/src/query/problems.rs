@@ -58,8 +58,11 @@ impl Listed for ProblemRow {
         match sort {
             "age" => (problem.since.0, 0),
             "name" => (0, 0),
-            // What is sure before what is suspected, the worst first, then by age.
-            _ => ((suspected << 32) | problem.problem as u64, problem.since.0),
+            // What is in hand last; what is sure before what is suspected, the worst first, then by age.
+            _ => {
+                let in_hand = u64::from(problem.acknowledged.is_some());
+                ((in_hand << 33) | (suspected << 32) | problem.problem as u64, problem.since.0)
+            }
         }
     }
 
@@ -67,5 +70,27 @@ impl Listed for ProblemRow {
         let LockId { deployment, db, name } = &self.lock.id;
         let problem = self.problem().problem.as_str();
         format!("{name}\n{deployment}\n{db}\n{problem}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Snapshot;
+    use crate::query::tests::{acknowledged, leaked, lock};
+
+    #[test]
+    fn what_is_in_hand_leaves_the_top() {
+        let mut snapshot = Snapshot::empty();
+        for (name, problem) in [("a", acknowledged()), ("b", leaked())] {
+            snapshot.put(Arc::new(LockView { problems: vec![problem], ..lock(name) }));
+        }
+        let known = Known { snapshot: Arc::new(snapshot), contention: Arc::default() };
+        let rows = ProblemRow::all(&known, &Filter::default(), WallMillis(2_000_000));
+        let rank = |name: &str| {
+            let row = rows.iter().find(|row| row.lock.id.name.as_str() == Some(name));
+            row.unwrap().rank("severity")
+        };
+        assert!(rank("b") < rank("a"));
     }
 }

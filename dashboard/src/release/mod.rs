@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use prometheus::{IntCounterVec, Registry};
 use redis::Value;
+use redisson::name::is_invisible;
 use redisson::script::{self, Call, Forced, Publish, parse_forced};
 use service_kit::redis_link::{CallError, Link, LinkOptions, LinkStatus};
 use service_kit::shutdown::Shutdown;
@@ -209,7 +210,9 @@ impl Releases {
     pub async fn act(&self, id: &LockId, wish: &Wish, asker: &Asker) -> Result<Outcome, Mistake> {
         let reason = wish.reason.trim();
         let length = reason.chars().count();
-        if !(3..=MAX_REASON).contains(&length) || reason.chars().any(char::is_control) {
+        if !(3..=MAX_REASON).contains(&length)
+            || reason.chars().any(|c| c.is_control() || is_invisible(c))
+        {
             return Err(Mistake::Reason);
         }
         let offer = lock(&self.offers).get(&wish.seen, asker, Instant::now());

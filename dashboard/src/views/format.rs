@@ -4,6 +4,7 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 use redisson::name::is_invisible;
 
+use super::live::AGELESS;
 use crate::model::view::{Since, WallMillis};
 
 /// A duration as an age or a time to live is shown: two units at most, whole seconds.
@@ -151,14 +152,22 @@ impl Ago {
 #[template(path = "parts/clock.html")]
 pub(super) struct Clock {
     instant: String,
-    ago: Ago,
+    millis: u64,
+    /// How long ago, or how soon.
+    when: String,
 }
 
 impl HtmlSafe for Clock {}
 
 impl Clock {
     pub(super) fn new(at: WallMillis, now: WallMillis) -> Self {
-        Self { instant: rfc3339(at), ago: Ago::new(at, now) }
+        let when = match at.0.checked_sub(now.0) {
+            // Without a clock the script fills it in.
+            _ if now == AGELESS => String::new(),
+            Some(ahead @ 1..) => format!("in {}", duration(ahead)),
+            _ => format!("{} ago", duration(now.0.saturating_sub(at.0))),
+        };
+        Self { instant: rfc3339(at), millis: at.0, when }
     }
 
     /// `01:02:03`.
@@ -175,6 +184,15 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_to_come_is_not_past() {
+        let when = |at, now| Clock::new(WallMillis(at), WallMillis(now)).when;
+        assert_eq!(when(61_000, 1_000), "in 1m 00s");
+        assert_eq!(when(1_000, 61_000), "1m 00s ago");
+        assert_eq!(when(1_000, 1_000), "0s ago");
+        assert_eq!(when(1_000, 0), "", "a patch holds no age");
+    }
 
     #[test]
     fn durations_have_two_units_at_most() {

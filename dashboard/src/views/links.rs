@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{LocksPage, Order, Sort};
-use crate::model::view::LockId;
+use crate::model::view::{LockId, WallMillis};
 
 /// What a query's value may hold as it is; the rest is percent-encoded.
 const VALUE: &AsciiSet = &NON_ALPHANUMERIC
@@ -54,6 +54,12 @@ pub(super) fn unacknowledge(id: &LockId) -> String {
 /// A lock as JSON.
 pub(super) fn lock_json(id: &LockId) -> String {
     format!("/api/v1/lock?{}", lock_query(id))
+}
+
+/// All that is known of a lock, as one file; with who held it at an instant, where that is asked for.
+pub(super) fn lock_bundle(id: &LockId, at: Option<WallMillis>) -> String {
+    let at = at.map(|at| format!("&at={}", encoded(&super::rfc3339(at)))).unwrap_or_default();
+    format!("{}{at}&format=bundle", lock(id))
 }
 
 /// A lock's page as it goes so far back.

@@ -7,12 +7,12 @@ use askama::filters::HtmlSafe;
 
 use super::contention::Groups;
 use super::foot::{Foot, Shown};
-use super::format::{self, Ago, Prose};
+use super::format::{self, Ago, Clock, Prose};
 use super::page::{self, Frame};
 use super::picture::Circle;
 use super::row::{Badge, HolderCell, place, place_words, short_client};
-use super::{Chrome, ListPage, links};
-use crate::model::view::{LockView, WallMillis};
+use super::{Chrome, ListPage, Order, links};
+use crate::model::view::{Acknowledgement, LockView, WallMillis};
 use crate::query::list::Listed;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
@@ -120,6 +120,8 @@ struct ProblemTemplate<'a> {
     evidence: Option<&'a crate::model::view::Evidence>,
     advice: Prose<'a>,
     circle: Option<Circle>,
+    /// Who has it in hand, and until when.
+    acknowledged: Option<(Clock, &'a Acknowledgement)>,
 }
 
 impl ListView for ProblemRow {
@@ -134,8 +136,7 @@ impl ListView for ProblemRow {
         "No problem is known",
         "Nothing is stuck, leaked, overdue, starving or deadlocked, as far as the sources see.",
     );
-    const ABOUT: &'static str =
-        "What is sure first, then what is suspected; the worst first, then the oldest.";
+    const ABOUT: &'static str = "What is sure first, then what is suspected, then what somebody has in hand; the worst first, then the oldest.";
 
     fn html(&self, chrome: &Chrome, now: WallMillis) -> Result<String, askama::Error> {
         let problem = self.problem();
@@ -147,6 +148,10 @@ impl ListView for ProblemRow {
             evidence: problem.evidence.last(),
             advice: Prose(&problem.advice),
             circle: Circle::new(problem),
+            acknowledged: problem
+                .acknowledged
+                .as_deref()
+                .map(|word| (Clock::new(word.until, now), word)),
         }
         .render()
     }
@@ -168,16 +173,27 @@ struct Column {
     label: &'static str,
     class: &'static str,
     link: Option<String>,
-    sorted: bool,
+    /// Which end is first where it is sorted by this column.
+    sorted: Option<Order>,
+}
+
+/// The address of a list as it is shown, sorted so.
+fn address<T: ListView>(
+    path: &str,
+    page: &ListPage<T>,
+    (sort, order): (&str, Order),
+    more: &[(&str, Option<&str>)],
+) -> String {
+    let sorted = Some(sort).filter(|sort| T::SORTS.first() != Some(sort));
+    let order = Some(order.as_str()).filter(|_| order != T::usual_order(sort));
+    let own = [("filter", some(&page.filter)), ("sort", sorted), ("order", order)];
+    links::address(path, &[&own, more].concat())
 }
 
 fn foot<T: ListView>(page: &ListPage<T>) -> Foot<'_> {
     let rows = &page.rows;
-    let usual = T::SORTS.first() == Some(&page.sort);
-    let sort = (!usual).then_some(page.sort);
     let at = |cursor: Option<&str>| {
-        let path = format!("/{}", T::NAME);
-        links::address(&path, &[("filter", some(&page.filter)), ("sort", sort), ("cursor", cursor)])
+        address(&format!("/{}", T::NAME), page, (page.sort, page.order), &[("cursor", cursor)])
     };
     Foot::new(
         &page.chrome,
@@ -209,6 +225,7 @@ struct ListTemplate<'a> {
     filter: &'a str,
     filter_error: Option<&'a str>,
     sort: Option<&'static str>,
+    order: Option<&'static str>,
     columns: Vec<Column>,
     rows: Vec<Rendered>,
     foot: Foot<'a>,
@@ -223,24 +240,24 @@ struct ListTemplate<'a> {
 /// When the template fails, which is a bug.
 pub fn list_page<T: ListView>(page: &ListPage<T>) -> Result<String, askama::Error> {
     let frame = Frame::new(title(page), T::NAME, &page.chrome);
-    let usual = T::SORTS.first() == Some(&page.sort);
+    // The column that it is sorted by leads to the other order.
     let sorted_by = |sort: &str| {
-        let sort = Some(sort).filter(|sort| T::SORTS.first() != Some(sort));
-        links::address(&format!("/{}", T::NAME), &[("filter", some(&page.filter)), ("sort", sort)])
+        let here = sort == page.sort;
+        let order = if here { page.order.turned() } else { T::usual_order(sort) };
+        address(&format!("/{}", T::NAME), page, (sort, order), &[])
     };
     let columns = T::COLUMNS.iter().map(|(label, sort, class)| Column {
         label,
         class,
         link: sort.map(sorted_by),
-        sorted: *sort == Some(page.sort),
+        sorted: (*sort == Some(page.sort)).then_some(page.order),
     });
     let api = |format: Option<&str>| {
-        let sort = (!usual).then_some(page.sort);
-        links::address(
-            &format!("/api/v1/{}", T::NAME),
-            &[("filter", some(&page.filter)), ("sort", sort), ("format", format)],
-        )
+        let path = format!("/api/v1/{}", T::NAME);
+        address(&path, page, (page.sort, page.order), &[("format", format)])
     };
+    let usual = T::SORTS.first() == Some(&page.sort);
+    let usual_order = page.order == T::usual_order(page.sort);
     let rows = page.rows.rows.iter().map(|row| row.html(&page.chrome, page.chrome.now));
     let rows = rows.map(|html| html.map(Rendered));
     ListTemplate {
@@ -252,6 +269,7 @@ pub fn list_page<T: ListView>(page: &ListPage<T>) -> Result<String, askama::Erro
         filter: &page.filter,
         filter_error: page.filter_error.as_deref(),
         sort: (!usual).then_some(page.sort),
+        order: (!usual_order).then_some(page.order.as_str()),
         columns: columns.collect(),
         rows: rows.collect::<Result<_, _>>()?,
         foot: foot(page),

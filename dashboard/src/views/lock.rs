@@ -343,6 +343,8 @@ struct LockTemplate<'a> {
     pictures: Pictures,
     history: String,
     json: String,
+    /// All of it, as one file.
+    bundle: String,
     /// Where it is released by force, for those who may.
     release: Option<String>,
     /// Where its problems are acknowledged, for those who may.
@@ -398,6 +400,7 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         pictures: Pictures::new(page, page.chrome.now),
         history: links::lock_events(&page.id),
         json: links::lock_json(&page.id),
+        bundle: links::lock_bundle(&page.id, page.then.as_ref().map(|then| then.at)),
         acknowledge: Acknowledge::new(page),
         release: page.may_release.then(|| links::release(&page.id)),
     }

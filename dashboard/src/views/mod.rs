@@ -59,6 +59,8 @@ pub struct Chrome {
     pub version: &'static str,
     /// The badge that says which environment this is, `production` say.
     pub environment: Option<String>,
+    /// A sentence for everybody, from the settings.
+    pub note: Option<String>,
     /// The page's own address, path and query as requested: what its live stream asks for.
     pub address: String,
     /// Every source of every deployment.
@@ -200,6 +202,13 @@ impl Order {
         [Self::Ascending, Self::Descending].into_iter().find(|order| order.as_str() == word)
     }
 
+    fn turned(self) -> Self {
+        match self {
+            Self::Ascending => Self::Descending,
+            Self::Descending => Self::Ascending,
+        }
+    }
+
     fn is_ascending(self) -> bool {
         self == Self::Ascending
     }
@@ -282,6 +291,8 @@ pub struct ListPage<T> {
     pub filter_error: Option<String>,
     /// Sorted by.
     pub sort: &'static str,
+    /// Which end first.
+    pub order: Order,
     /// The rows of this page.
     pub rows: ListRows<T>,
     /// The cursor of this page, none on the first one.

@@ -135,7 +135,8 @@ pub fn owner_page(page: &OwnerPage) -> Result<String, askama::Error> {
 
 /// The document's title.
 pub(super) fn title(page: &OwnerPage) -> String {
-    page::title(&page.chrome, &format!("Owner {}", short_client(&page.owner.id)))
+    let id = format::bytes(page.owner.id.as_bytes());
+    page::title(&page.chrome, &format!("Owner {}", short_client(&id)))
 }
 
 /// The parts beside the table that a stream keeps true.

@@ -9,6 +9,8 @@
 
 mod access;
 mod acknowledge;
+mod attacks;
+mod bundle;
 mod history;
 mod http;
 mod keyspace;

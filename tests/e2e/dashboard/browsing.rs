@@ -20,27 +20,30 @@ fn axe() -> Result<String> {
 }
 
 /// A dashboard that has something to show on every page: a leaked lock, one that is waited for, and a history.
-struct Shown {
-    bench: Bench,
-    _java: Foreign,
+pub(super) struct Shown {
+    pub(super) bench: Bench,
+    pub(super) java: Foreign,
     _waiter: Client,
     _folder: tempfile::TempDir,
 }
 
 /// Somebody who listens for a lock's release, as those do who wait for it.
-async fn listener(bench: &Bench, name: &str) -> Result<Client> {
+pub(super) async fn listener(bench: &Bench, name: &str) -> Result<Client> {
     let mut listener = bench.redis.client().await?;
     listener.call(&format!("SUBSCRIBE redisson_lock__channel:{{{name}}}")).await?.ok()?;
     Ok(listener)
 }
 
 impl Shown {
-    async fn new() -> Result<Self> {
+    pub(super) async fn new() -> Result<Self> {
+        Self::with(&[]).await
+    }
+
+    async fn with(flags: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let history = folder.path().to_str().context("no UTF-8")?;
-        let mut bench =
-            Bench::with(&["--history-dir", history, "--environment", "test", "--allow-release"])
-                .await?;
+        let history = folder.path().join("history").to_string_lossy().into_owned();
+        let usual = ["--history-dir", &history, "--environment", "test", "--allow-release"];
+        let mut bench = Bench::with(&[&usual, flags].concat()).await?;
         let mut java = Foreign::connect(&bench.redis).await?;
         java.lease_ms = 600_000;
         for name in ["awaited", "plain", "leaked"] {
@@ -51,7 +54,7 @@ impl Shown {
         let waiter = listener(&bench, "awaited").await?;
         bench.listed("awaited", |lock| lock["waiting"] == 1).await;
         bench.listed("leaked", |lock| lock["problems"][0]["problem"] == "leaked").await;
-        Ok(Self { bench, _java: java, _waiter: waiter, _folder: folder })
+        Ok(Self { bench, java, _waiter: waiter, _folder: folder })
     }
 
     async fn pages(&self) -> Result<Vec<String>> {
@@ -86,6 +89,100 @@ async fn nothing_keeps_anybody_from_using_a_page() -> Result<()> {
             assert_eq!(browser.run(wide).await?, false, "{page} is wider than the window");
         }
     }
+    Ok(())
+}
+
+/// Whether axe is content with what the browser shows, in light and in dark.
+async fn pleases_axe(browser: &Browser, axe: &str, what: &str) -> Result<()> {
+    for theme in ["light", "dark"] {
+        browser.run(&format!("document.documentElement.dataset.theme = '{theme}'")).await?;
+        let found = browser.run(&format!("{axe};{AXE}")).await?;
+        ensure!(found == serde_json::json!([]), "{what} in {theme}: {found}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn whoever_has_to_act_can() -> Result<()> {
+    const TOKEN: &str = "9f2c4e7ab1d35860";
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), format!("{TOKEN},Anna\n"))?;
+    // What is staged is made sure of by those who need no token.
+    let shown = Shown::new().await?;
+    let tokens = file.path().to_str().context("no UTF-8")?;
+    let url = shown.bench.redis.url();
+    let flags = ["--auth-token-file", tokens, "--allow-release"];
+    let guarded = harness::Dashboard::start(&url, &flags).await?;
+    let mut direct = shown.bench.redis.client().await?;
+    let bearer = format!("Bearer {TOKEN}");
+    eventually("the second dashboard to know the leak", async || {
+        // It has not seen the lock's time to live, so something else has to say that it is a lock.
+        direct.call("PUBLISH redisson_lock__channel:{leaked} 0").await?.ok()?;
+        let headers = [("Authorization", bearer.as_str())];
+        let path = "/api/v1/lock?name=leaked";
+        let lock = http::request(guarded.port(), "GET", path, &headers, "").await?.json()?;
+        ensure!(lock["problems"][0]["problem"] == "leaked", "{lock}");
+        Ok(())
+    })
+    .await;
+    let axe = axe()?;
+    let browser = Browser::start().await?;
+    let until = async |script: &str| {
+        eventually(script, async || {
+            let is = browser.run(&format!("return Boolean({script})")).await?;
+            ensure!(is == true, "{}", browser.run("return document.body.innerText").await?);
+            Ok(())
+        })
+        .await;
+    };
+    // A stranger is led to the login, and on to where they wanted to go.
+    browser.open(&guarded.url("/lock?name=leaked")).await?;
+    until("location.pathname === '/login'").await;
+    pleases_axe(&browser, &axe, "the login").await?;
+    let log_in = |token: &str| {
+        format!(
+            "document.getElementById('token').value = '{token}';
+             document.querySelector('form').requestSubmit()"
+        )
+    };
+    browser.run(&log_in("no-such-token-at-all")).await?;
+    until("document.getElementById('error')").await;
+    pleases_axe(&browser, &axe, "a refused login").await?;
+    browser.run(&log_in(TOKEN)).await?;
+    until("location.pathname === '/lock' && document.querySelector('details.acknowledge')").await;
+    // Read and acknowledged.
+    browser.run("document.querySelector('details.acknowledge').open = true").await?;
+    pleases_axe(&browser, &axe, "a lock with the form to acknowledge").await?;
+    browser
+        .run(
+            "const form = document.querySelector('details.acknowledge form');
+             form.reason.value = 'known since noon'; form.requestSubmit()",
+        )
+        .await?;
+    until("document.body.innerText.includes('known since noon')").await;
+    pleases_axe(&browser, &axe, "an acknowledged problem").await?;
+    // Released: the name has to be typed, and the answer says what came of it.
+    browser.open(&guarded.url("/release?name=plain")).await?;
+    pleases_axe(&browser, &axe, "the form to release").await?;
+    let release = |name: &str| {
+        format!(
+            "const form = document.querySelector('form.release');
+             form.target.value ||= form.querySelector('[name=target]').value;
+             form.querySelector('[name=target]').checked = true;
+             form.reason.value = 'it hangs';
+             form.querySelector('input[name=name]').value = '{name}';
+             form.requestSubmit()"
+        )
+    };
+    browser.run(&release("plian")).await?;
+    until("document.getElementById('mistake')").await;
+    pleases_axe(&browser, &axe, "a mistyped name").await?;
+    browser.run(&release("plain")).await?;
+    until("document.getElementById('outcome')").await;
+    pleases_axe(&browser, &axe, "a release").await?;
+    let said = browser.run("return document.getElementById('outcome').innerText").await?;
+    assert!(said.as_str().is_some_and(|said| said.starts_with("Released")), "{said}");
+    assert_eq!(direct.call("EXISTS plain").await?.int()?, 0);
     Ok(())
 }
 

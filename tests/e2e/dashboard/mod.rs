@@ -4,6 +4,7 @@ mod browser;
 mod browsing;
 mod description;
 mod found;
+mod living;
 mod pages;
 mod problems;
 mod stream;

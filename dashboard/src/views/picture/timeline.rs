@@ -1,13 +1,16 @@
 //! A lock's last minutes or hours: who held it, who waits, and how each hold ended.
 
+use std::collections::HashSet;
+
 use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::super::PastWindow;
 use super::super::format::{self, rfc3339};
-use super::super::row::short_holder;
+use super::super::row::{short_client, short_holder};
 use super::ending_words;
 use crate::model::view::{LockView, State, WallMillis};
+use crate::query::owners::client_of;
 
 /// The whole width.
 const WIDTH: u64 = 1_000;
@@ -94,26 +97,36 @@ impl Timeline {
         let now = now.0 - now.0 % step + step;
         let from = now.saturating_sub(window.millis);
         let x = |at: u64| at.saturating_sub(from).min(window.millis) * WIDTH / window.millis.max(1);
+        // Where more have held it than there is room for, each client has a lane: an agent's holders are new with each
+        // hold, and so are a service's threads.
+        let held = lock.filter(|lock| lock.state != State::Free);
+        let now_held = held.map(|lock| lock.holders.as_slice()).unwrap_or_default();
+        let ids: HashSet<&str> = now_held
+            .iter()
+            .map(|holder| holder.id.as_str())
+            .chain(window.holds.iter().map(|hold| hold.id.as_str()))
+            .collect();
+        let by_client = ids.len() > MAX_HOLDERS;
         let mut lanes: Vec<Lane> = Vec::new();
-        let mut add = |id: &str, waits: bool, bar: Bar| match lanes
-            .iter_mut()
-            .find(|lane| lane.id == id && lane.waits == waits)
-        {
-            Some(lane) => lane.bars.push(bar),
-            None => lanes.push(Lane {
-                who: short_holder(id),
-                id: id.to_owned(),
-                waits,
-                bars: vec![bar],
-                ticks: Vec::new(),
-            }),
+        let mut add = |id: &str, waits: bool, bar: Bar| {
+            let client = by_client && !waits;
+            let id = if client { client_of(id) } else { id };
+            match lanes.iter_mut().find(|lane| lane.id == id && lane.waits == waits) {
+                Some(lane) => lane.bars.push(bar),
+                None => lanes.push(Lane {
+                    who: if client { short_client(id) } else { short_holder(id) },
+                    id: id.to_owned(),
+                    waits,
+                    bars: vec![bar],
+                    ticks: Vec::new(),
+                }),
+            }
         };
         let bar = |since: u64, to: u64, class, words| {
             let (x, end) = (x(since), x(to));
             Bar { x, width: (end - x).clamp(2, WIDTH), class, words }
         };
-        let held = lock.filter(|lock| lock.state != State::Free);
-        for holder in held.map(|lock| lock.holders.as_slice()).unwrap_or_default() {
+        for holder in now_held {
             let words = format!("holds it since {}", rfc3339(holder.since.at));
             add(&holder.id, false, bar(holder.since.at.0, now, "now", words));
         }
@@ -145,7 +158,8 @@ impl Timeline {
         }
         let (mut holders, mut waiters): (Vec<Lane>, Vec<Lane>) =
             lanes.into_iter().partition(|lane| !lane.waits);
-        let words = words(holders.len(), past, waiters.len(), window.millis);
+        let who = if by_client { ("client", "clients") } else { ("holder", "holders") };
+        let words = words((holders.len(), who), past, waiters.len(), window.millis);
         let more_holders = holders.len().saturating_sub(MAX_HOLDERS);
         let more_waiters = waiters.len().saturating_sub(MAX_WAITERS);
         holders.truncate(MAX_HOLDERS);
@@ -177,7 +191,12 @@ impl Timeline {
     }
 }
 
-fn words(holders: usize, past: usize, waiters: usize, millis: u64) -> String {
+fn words(
+    (holders, who): (usize, (&str, &str)),
+    past: usize,
+    waiters: usize,
+    millis: u64,
+) -> String {
     let count = |n: usize, one: &str, many: &str| match n {
         1 => format!("1 {one}"),
         n => format!("{n} {many}"),
@@ -185,7 +204,7 @@ fn words(holders: usize, past: usize, waiters: usize, millis: u64) -> String {
     let mut words = format!(
         "The last {}: {} and {} that ended",
         format::duration(millis),
-        count(holders, "holder", "holders"),
+        count(holders, who.0, who.1),
         count(past, "hold", "holds"),
     );
     if waiters > 0 {
@@ -235,6 +254,22 @@ mod tests {
         let start = NOW.0 - NOW.0 % step;
         assert_eq!(at(start), at(start + step - 1));
         assert_ne!(at(start), at(start + step));
+    }
+
+    #[test]
+    fn a_crowd_of_one_client_shares_its_lane() {
+        const CLIENT: &str = "285475da-9152-4c83-822a-67ee2f116a79";
+        let id = |i: u64| format!("{CLIENT}:{i}");
+        let at = |i: u64| 9_100_000 + i * 10_000;
+        let holds = |n: u64| {
+            let holds = (0..n).map(|i| hold(&id(i), at(i), at(i) + 5_000, "released")).collect();
+            Timeline::new(None, &window(holds), NOW, Vec::new()).unwrap()
+        };
+        assert_eq!(holds(MAX_HOLDERS as u64).lanes.len(), MAX_HOLDERS, "room for each");
+        let crowd = holds(30);
+        assert_eq!((crowd.lanes.len(), crowd.lanes[0].bars.len()), (1, 30));
+        assert_eq!(crowd.lanes[0].id, CLIENT);
+        assert!(crowd.words.contains("1 client and 30 holds"), "{}", crowd.words);
     }
 
     #[test]

@@ -165,6 +165,7 @@ pub(super) fn chrome(address: &str) -> Chrome {
         now: WallMillis(NOW),
         version: "0.1.0",
         environment: Some("production".into()),
+        note: None,
         address: address.into(),
         sources: vec![
             source("scan", 12_000, SourceState::On, "A pass over 41,208 keys takes 1.9 s."),
@@ -273,6 +274,7 @@ fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
         text: String::new(),
         filter: crate::query::Filter::default(),
         sort: T::SORTS[0],
+        order: T::usual_order(T::SORTS[0]),
         cursor: None,
         limit: 100,
     };
@@ -281,6 +283,7 @@ fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
         filter: String::new(),
         filter_error: None,
         sort: T::SORTS[0],
+        order: T::usual_order(T::SORTS[0]),
         rows: query.rows(&known, WallMillis(NOW)).unwrap(),
         cursor: None,
         contention: T::groups(&known).map(|_| Arc::clone(&known.contention)),

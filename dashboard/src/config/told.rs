@@ -1,0 +1,72 @@
+//! The settings as they may be shown to anybody who looks: no password, token, user name or path is among them.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{Config, MonitorMode, node_of};
+use crate::model::Rule;
+
+impl Config {
+    /// The settings for an incident's bundle. What is not named here is not told: a new setting has to be added by
+    /// somebody who has thought of whether it is a secret.
+    #[must_use]
+    pub fn told(&self) -> Value {
+        let deployments = self.deployments.iter().map(|deployment| {
+            json!({
+                "name": deployment.name,
+                "node": node_of(&deployment.target),
+                "tls": deployment.target.uses_tls(),
+                "dbs": deployment.dbs,
+            })
+        });
+        let groups = self.model.groups.iter();
+        let groups =
+            groups.map(|group| json!({"name": group.name, "deployments": group.deployments}));
+        let rules = self.model.rules.iter().map(|row| {
+            let mut told = rule(row.rule);
+            told["match"] = json!(String::from_utf8_lossy(&row.pattern));
+            told
+        });
+        let ignore = self.model.ignore.iter().map(|glob| String::from_utf8_lossy(glob));
+        json!({
+            "deployments": deployments.collect::<Vec<_>>(),
+            "groups": groups.collect::<Vec<_>>(),
+            "usual": rule(self.model.usual),
+            "locks": rules.collect::<Vec<_>>(),
+            "ignore": ignore.collect::<Vec<_>>(),
+            "max_locks": self.model.max_locks,
+            "poll_rate": self.model.poll_rate,
+            "scan": {
+                "rate": self.scan.rate,
+                "every_ms": millis(self.scan.every),
+                "match": self.scan.pattern,
+            },
+            "monitor": {
+                "mode": match self.monitor.mode {
+                    MonitorMode::Off => "off",
+                    MonitorMode::On => "on",
+                    MonitorMode::Auto => "auto",
+                },
+                "max_ops": self.monitor.max_ops,
+                "unbounded": self.monitor.unbounded,
+            },
+            "allow_release": self.allow_release,
+            "history": self.history_dir.is_some(),
+            "asks_who_it_is": self.access.is_needed(),
+            "tls": self.tls.is_some(),
+        })
+    }
+}
+
+/// Null: never.
+fn rule(rule: Rule) -> Value {
+    json!({
+        "stuck_after_ms": rule.stuck_after.map(millis),
+        "starving_after_ms": rule.starving_after.map(millis),
+    })
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,151 @@
+//! `/lock?…&format=bundle`: all that is known of a lock, in one file for the ticket.
+
+use axum::Json;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::api::sources_json;
+use super::app::App;
+use super::params::LockParams;
+use super::problem::Problem;
+use crate::archive::{Answer, Gap, Told};
+use crate::model::actor::wall;
+use crate::model::past::PastHoldView;
+use crate::model::view::{LockId, LockView, WallMillis};
+use crate::views::Subject;
+
+/// What the bundle's form is called, so that a program can tell it from a later one.
+const FORM: &str = "lockscope-bundle/1";
+/// How far back it goes where nobody says, for pictures and events alike.
+const USUAL_WINDOW: &str = "1h";
+/// The longest part of a lock's name in that of the file, characters.
+const FILE_NAME: usize = 60;
+
+#[derive(Serialize)]
+struct Bundle<'a> {
+    form: &'static str,
+    made_at: WallMillis,
+    made_by: Option<&'a str>,
+    dashboard: About<'a>,
+    lock: &'a LockId,
+    /// What is known of it now; null: nothing, and `why` says what was found instead.
+    now: Option<&'a LockView>,
+    why: Option<String>,
+    /// Who held it at the instant that was asked about.
+    then: Option<Answer>,
+    from: WallMillis,
+    /// Holds that are over and ended within the window, newest first; from the history where one is kept.
+    holds: Vec<PastHoldView>,
+    /// What the history tells of that time, oldest first; null where none is kept (`now` has the latest events).
+    history: Option<History>,
+    sources: Value,
+}
+
+#[derive(Serialize)]
+struct About<'a> {
+    version: &'static str,
+    environment: Option<&'a str>,
+    note: Option<&'a str>,
+    settings: &'a Value,
+}
+
+#[derive(Serialize)]
+struct History {
+    events: Vec<Told>,
+    gaps: Vec<Gap>,
+}
+
+/// Makes it.
+///
+/// # Errors
+/// Where a parameter is not understood, or the history cannot be read.
+pub async fn bundle(
+    app: &App,
+    mut params: LockParams,
+    made_by: Option<&str>,
+) -> Result<Response, Problem> {
+    let window = params.window.take().filter(|window| !window.trim().is_empty());
+    params.window = Some(window.unwrap_or_else(|| USUAL_WINDOW.to_owned()));
+    let page = app.lock_page("", &params, None).await?;
+    let made_at = wall();
+    let from = WallMillis(made_at.0.saturating_sub(page.past.millis));
+    let history = match &app.archive {
+        Some(_) => {
+            let id = page.id.clone();
+            let events = app.history(|archive| async move {
+                archive.between(Some(id), from, made_at, false).await
+            });
+            let events = events.await?;
+            let gaps = app.history(|archive| async move { archive.gaps(from, made_at).await });
+            Some(History { events, gaps: gaps.await? })
+        }
+        None => None,
+    };
+    let (now, why) = match &page.subject {
+        Subject::Known(lock) => (Some(&**lock), None),
+        Subject::Absent { .. } => {
+            (None, Some("There is no such key, and no such lock is remembered.".to_owned()))
+        }
+        Subject::NoLock(what) | Subject::Unreadable(what) => (None, Some(what.clone())),
+    };
+    let bundle = Bundle {
+        form: FORM,
+        made_at,
+        made_by,
+        dashboard: About {
+            version: page.chrome.version,
+            environment: app.about.environment.as_deref(),
+            note: app.about.note.as_deref(),
+            settings: &app.about.settings,
+        },
+        lock: &page.id,
+        now,
+        why,
+        then: page.then,
+        from,
+        holds: page.past.holds,
+        history,
+        sources: sources_json(app),
+    };
+    let file = file_name(&page.id, made_at);
+    let headers = [(header::CONTENT_DISPOSITION, format!("attachment; filename=\"{file}\""))];
+    Ok((headers, Json(bundle)).into_response())
+}
+
+/// A name that is one on every system, whatever the lock is called.
+fn file_name(id: &LockId, at: WallMillis) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
+    let name: String = id.name.to_string().chars().take(FILE_NAME).map(plain).collect();
+    let at: String = crate::views::rfc3339(at).chars().map(plain).collect();
+    format!("lockscope-{name}-{at}.json")
+}
+
+#[cfg(test)]
+mod tests {
+    use redisson::LockName;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_called_after_its_lock_and_nothing_else() {
+        let id = |name: &[u8]| LockId {
+            deployment: "main".into(),
+            db: 0,
+            name: LockName::new(name).unwrap(),
+        };
+        let at = WallMillis(1_795_320_000_000);
+        assert_eq!(
+            file_name(&id(b"orders:42"), at),
+            "lockscope-orders_42-2026-11-22T04_00_00_000Z.json"
+        );
+        for odd in [&b"../../etc/passwd"[..], b"a\"\r\nSet-Cookie: b=c", b"\xff\x00", &[b'x'; 400]]
+        {
+            let name = file_name(&id(odd), at);
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            assert!(name.chars().all(plain) && name.matches('.').count() == 1, "{name}");
+            assert!(name.len() < 120, "{name}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! What goes wrong in the demo, each with a lock that is named after it.
+
+use std::rc::Rc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Result, bail, ensure};
+use harness::{Client, Foreign, Reply, Worker};
+use tokio::time::sleep;
+
+use crate::actors::{again, forever, pause};
+use crate::stage::{Place, Stage};
+
+/// Locks whose scenes go on for as long as the demo: the dashboard's settings say that these are meant to be long, so
+/// that each shows the one problem that it is named after.
+pub(crate) const LONG: [&str; 5] =
+    ["foreign:*", "overdue:*", "expired:*", "deadlock:*", "malformed:*"];
+
+const LEAKED: &str = "leaked:invoice-run";
+const MALFORMED: &str = "malformed:migration";
+/// Two threads of one service, and the locks that each holds while it waits for the other's.
+const ACCOUNTS: [&str; 2] = ["deadlock:account-a", "deadlock:account-b"];
+const THREADS: [&str; 2] =
+    ["7c2e5d90-41b8-4d3a-9f66-2b8f0a4c1e73:21", "7c2e5d90-41b8-4d3a-9f66-2b8f0a4c1e73:22"];
+
+/// Starts them all.
+pub(crate) fn play(stage: &Rc<Stage>) {
+    let socket = |i: usize| stage.agents[i % 2].socket();
+    again(socket(0), stuck);
+    again(socket(1), starving_holder);
+    for i in 0..2 {
+        again(socket(i), starving_waiter);
+    }
+    let (frozen, folder) = (socket(1), stage.agents[1].folder().to_owned());
+    forever(async move || freeze(&frozen, &folder).await);
+    let (dying, folder) = (socket(0), stage.agents[0].folder().to_owned());
+    forever(async move || die_holding(&dying, &folder).await);
+    on(stage, foreign);
+    on(stage, leak);
+    on(stage, overdue);
+    on(stage, expire);
+    on(stage, deadlock);
+    on(stage, malformed);
+}
+
+/// Runs a scene of those who need no agent, again and again.
+fn on(stage: &Rc<Stage>, scene: impl AsyncFn(&Place) -> Result<()> + 'static) {
+    let stage = Rc::clone(stage);
+    forever(async move || scene(&stage.redis).await);
+}
+
+/// A job that should have ended long ago: its agent renews the lock faithfully, so it never frees itself.
+async fn stuck(client: &mut Client) -> Result<()> {
+    client.call("LOCK stuck:nightly-report").await?.ok()?;
+    loop {
+        sleep(Duration::from_secs(10)).await;
+        client.call("PING").await?.ok()?;
+    }
+}
+
+/// A worker that was stopped (SIGSTOP) while it held a lock: its agent keeps it, since the process lives.
+async fn freeze(socket: &std::path::Path, folder: &std::path::Path) -> Result<()> {
+    let mut worker = Worker::start(socket, folder, &["LOCK frozen:video-encode"])?;
+    worker.line().await?;
+    worker.process().freeze().await?;
+    std::future::pending().await
+}
+
+/// A worker that is killed while it holds a lock that others wait for.
+async fn die_holding(socket: &std::path::Path, folder: &std::path::Path) -> Result<()> {
+    let mut worker = Worker::start(socket, folder, &["LOCK killed:import"])?;
+    worker.line().await?;
+    pause(2_000, 5_000).await;
+    worker.process().kill()?;
+    pause(1_000, 3_000).await;
+    Ok(())
+}
+
+/// A fair lock with a long fixed lease: no watchdog renews it, so that its holder is not stuck, but others starve.
+async fn starving_holder(client: &mut Client) -> Result<()> {
+    client.call("LOCK starving:export KIND fair LEASE 600000").await?.ok()?;
+    loop {
+        sleep(Duration::from_secs(10)).await;
+        ensure!(client.call("HOLDS").await?.ok()?.items()?.len() == 1, "its lease is over");
+    }
+}
+
+/// It stands in the queue for as long as it takes; nobody reads the answer.
+async fn starving_waiter(client: &mut Client) -> Result<()> {
+    // Behind its holder.
+    while client.call("SHOW starving:export").await?.ok()? == Reply::Null {
+        pause(100, 500).await;
+    }
+    client.send("LOCK starving:export KIND fair").await?;
+    sleep(Duration::from_secs(590)).await;
+    bail!("it asks anew, before the lease of the one before it ends");
+}
+
+fn service(client: Client, holder: &str, lease_ms: u64) -> Foreign {
+    let mut service = Foreign::over(client);
+    holder.clone_into(&mut service.holder);
+    service.lease_ms = lease_ms;
+    service
+}
+
+/// A Java service with Redisson: no agent, renews by itself.
+async fn foreign(redis: &Place) -> Result<()> {
+    let mut service =
+        service(redis.client().await?, "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47", 15_000);
+    loop {
+        if service.lock("foreign:settlement").await? {
+            for _ in 0..12 {
+                sleep(Duration::from_secs(5)).await;
+                ensure!(service.renew("foreign:settlement").await?, "somebody took it away");
+            }
+            service.unlock("foreign:settlement").await?;
+        }
+        pause(2_000, 6_000).await;
+    }
+}
+
+async fn leaky(redis: &Place) -> Result<Foreign> {
+    Ok(service(redis.client().await?, "0b9d6a52-3c1e-4f57-a7a8-5e0c9d1b2f34:112", 30_000))
+}
+
+/// Such a service, of which an old bug has taken the time to live away: this lock never ends by itself. It is
+/// released after two minutes, and leaks again.
+async fn leak(redis: &Place) -> Result<()> {
+    let mut service = leaky(redis).await?;
+    ensure!(service.lock(LEAKED).await?, "somebody else has it");
+    sleep(Duration::from_secs(3)).await;
+    let mut client = redis.client().await?;
+    client.call(&format!("PERSIST {LEAKED}")).await?.ok()?;
+    sleep(Duration::from_secs(120)).await;
+    service.unlock(LEAKED).await?;
+    pause(3_000, 6_000).await;
+    Ok(())
+}
+
+/// A service whose watchdog is late, again and again, but just in time.
+async fn overdue(redis: &Place) -> Result<()> {
+    const NAME: &str = "overdue:session-sweep";
+    let mut service =
+        service(redis.client().await?, "c41a7f08-96d2-4b0e-8a35-d17e20b9f6a4:63", 20_000);
+    ensure!(service.lock(NAME).await?, "somebody else has it");
+    for _ in 0..2 {
+        sleep(Duration::from_millis(6_600)).await;
+        ensure!(service.renew(NAME).await?, "it was lost");
+    }
+    loop {
+        sleep(Duration::from_secs(17)).await;
+        ensure!(service.renew(NAME).await?, "it was lost");
+    }
+}
+
+/// A service that pauses for longer than its lease, goes on as if it still had the lock, and comes back too late.
+async fn expire(redis: &Place) -> Result<()> {
+    const NAME: &str = "expired:thumbnails";
+    let mut service =
+        service(redis.client().await?, "e95b3c17-08fa-4c61-b2d4-63a1f7c80d59:88", 12_000);
+    ensure!(service.lock(NAME).await?, "somebody else has it");
+    // It is known to be renewed only when that has been seen for a while.
+    for _ in 0..6 {
+        sleep(Duration::from_secs(4)).await;
+        ensure!(service.renew(NAME).await?, "it was lost");
+    }
+    sleep(Duration::from_secs(15)).await;
+    service.unlock(NAME).await?;
+    sleep(Duration::from_secs(60)).await;
+    Ok(())
+}
+
+/// Two threads that wait for one another: each holds a fair lock, and stands in the other's queue.
+async fn deadlock(redis: &Place) -> Result<()> {
+    let mut holders = Vec::new();
+    for (name, thread) in ACCOUNTS.into_iter().zip(THREADS) {
+        let mut holder = service(redis.client().await?, thread, 30_000);
+        ensure!(holder.lock(name).await?, "somebody else has it");
+        holders.push((holder, name));
+    }
+    let mut client = redis.client().await?;
+    loop {
+        for (name, waiter) in ACCOUNTS.into_iter().zip([THREADS[1], THREADS[0]]) {
+            let (queue, deadlines) = queue_keys(name);
+            let deadline = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() + 300_000;
+            client.call(&format!("LREM {queue} 0 {waiter}")).await?.ok()?;
+            client.call(&format!("RPUSH {queue} {waiter}")).await?.ok()?;
+            client.call(&format!("ZADD {deadlines} {deadline} {waiter}")).await?.ok()?;
+        }
+        for _ in 0..6 {
+            sleep(Duration::from_secs(10)).await;
+            for (holder, name) in &mut holders {
+                ensure!(holder.renew(name).await?, "it was lost");
+            }
+        }
+    }
+}
+
+/// A fair lock's queue, and the deadlines in it.
+fn queue_keys(name: &str) -> (String, String) {
+    (format!("redisson_lock_queue:{{{name}}}"), format!("redisson_lock_timeout:{{{name}}}"))
+}
+
+/// Something else wrote into a lock's hash.
+async fn malformed(redis: &Place) -> Result<()> {
+    let mut service =
+        service(redis.client().await?, "5d60e2b4-7a19-4e8c-a3f1-90c4d8b72e16:5", 600_000);
+    ensure!(service.lock(MALFORMED).await?, "somebody else has it");
+    let mut client = redis.client().await?;
+    loop {
+        // It has to be known as a lock: a hash with such a field that nobody has seen before is none.
+        sleep(Duration::from_secs(8)).await;
+        client.call(&format!("HSET {MALFORMED} progress 42")).await?.ok()?;
+        sleep(Duration::from_secs(120)).await;
+        client.call(&format!("HDEL {MALFORMED} progress")).await?.ok()?;
+        ensure!(service.renew(MALFORMED).await?, "it was lost");
+    }
+}
+
+/// Takes away what would stay in a Redis that is not ours. All else has a short lease.
+pub(crate) async fn clean_up(redis: &Place) -> Result<()> {
+    leaky(redis).await?.unlock(LEAKED).await?;
+    let mut client = redis.client().await?;
+    client.call(&format!("DEL {MALFORMED}")).await?.ok()?;
+    for name in ACCOUNTS {
+        let (queue, deadlines) = queue_keys(name);
+        client.call(&format!("DEL {name} {queue} {deadlines}")).await?.ok()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! Open pages: each changes by itself, however many there are, and says so when it cannot.
+
+use anyhow::{Result, ensure};
+use harness::browser::Browser;
+use harness::{Foreign, eventually, http};
+use serde_json::{Value, json};
+
+use super::Bench;
+use super::browsing::{Shown, listener};
+
+/// Waits until an expression of the page is true.
+async fn until(browser: &Browser, script: &str) {
+    eventually(script, async || {
+        let is = browser.run(&format!("return Boolean({script})")).await?;
+        ensure!(is == true, "{}", browser.run("return document.body.innerText").await?);
+        Ok(())
+    })
+    .await;
+}
+
+/// Whether the page's text has this in it.
+fn says(text: &str) -> String {
+    format!("document.getElementById('main').innerText.includes({text:?})")
+}
+
+async fn other_client(bench: &Bench, uuid: &str) -> Result<Foreign> {
+    let mut client = Foreign::connect(&bench.redis).await?;
+    (client.holder, client.lease_ms) = (format!("{uuid}:7"), 600_000);
+    Ok(client)
+}
+
+#[tokio::test]
+async fn every_page_changes_by_itself() -> Result<()> {
+    const OTHER: &str = "aaaaaaaa-9152-4c83-822a-67ee2f116a79";
+    let mut shown = Shown::new().await?;
+    let browser = Browser::start().await?;
+    let mut other = other_client(&shown.bench, OTHER).await?;
+    let dashboard = shown.bench.dashboard.port();
+    let open = async |page: &str| -> Result<()> {
+        browser.open(&shown.bench.dashboard.url(page)).await?;
+        // A reload would take this mark away.
+        browser.run("window.mark = 'still here'").await?;
+        Ok(())
+    };
+    let stayed = async || -> Result<()> {
+        ensure!(
+            browser.run("return window.mark").await? == "still here",
+            "the page was loaded anew"
+        );
+        Ok(())
+    };
+
+    open("/").await?;
+    ensure!(other.lock("new-on-locks").await?, "taken");
+    until(&browser, &says("new-on-locks")).await;
+    stayed().await?;
+
+    open("/problems").await?;
+    until(&browser, &says("leaked")).await;
+    let word = json!({"problem": "leaked", "reason": "known since noon", "for": "1h"});
+    let path = "/api/v1/acknowledge?name=leaked";
+    let headers = [("Content-Type", "application/json")];
+    let answer = http::request(dashboard, "POST", path, &headers, &word.to_string()).await?;
+    ensure!(answer.status == 200, "{}", answer.body);
+    until(&browser, "document.querySelector('#rows .badge.acknowledged')").await;
+    stayed().await?;
+
+    open(&format!("/owner?id={OTHER}")).await?;
+    until(&browser, &says("new-on-locks")).await;
+    ensure!(other.lock("second-of-one").await?, "taken");
+    until(&browser, &says("second-of-one")).await;
+    stayed().await?;
+
+    open("/owners").await?;
+    until(&browser, &says("aaaaaaaa")).await;
+    ensure!(other.unlock("second-of-one").await? && other.unlock("new-on-locks").await?, "gone");
+    until(&browser, "!document.getElementById('rows').innerText.includes('aaaaaaaa')").await;
+    stayed().await?;
+
+    open("/events").await?;
+    ensure!(other.lock("new-on-events").await?, "taken");
+    until(&browser, &says("new-on-events")).await;
+    stayed().await?;
+
+    open("/sources").await?;
+    let script = "for i = 1, 100 do redis.call('set', 'some:' .. i, i) end return 1";
+    shown.bench.direct.call_args(&["EVAL", script, "0"]).await?.ok()?;
+    let counted = "/\\b1\\d\\d keys/.test(document.getElementById('main').innerText)";
+    until(&browser, counted).await;
+    stayed().await?;
+
+    open("/lock?name=plain").await?;
+    ensure!(shown.java.lock("plain").await?, "its holder enters once more");
+    let count = "document.querySelector('#lock-holders td[data-label=Count]')?.innerText === '2'";
+    until(&browser, count).await;
+    stayed().await?;
+
+    // A name that nobody has used yet.
+    open("/lock?name=not-yet").await?;
+    ensure!(other.lock("not-yet").await?, "taken");
+    until(&browser, "document.getElementById('lock-state').innerText.includes('held')").await;
+    stayed().await?;
+
+    open("/contention").await?;
+    let _waiter = listener(&shown.bench, "not-yet").await?;
+    until(&browser, "document.getElementById('rows').innerText.includes('not-yet')").await;
+    stayed().await?;
+    Ok(())
+}
+
+/// Browsers allow six connections to one host: a seventh page must load, and be live, all the same.
+#[tokio::test]
+async fn seven_windows_of_different_pages_are_all_live() -> Result<()> {
+    const PAGES: [&str; 7] = [
+        "/?sort=name",
+        "/?sort=holder",
+        "/?sort=ttl",
+        "/?sort=age",
+        "/?filter=for",
+        "/?filter=all",
+        "/?filter=seven",
+    ];
+    let bench = Bench::new().await?;
+    let browser = Browser::start().await?;
+    let mut windows = vec![browser.window().await?];
+    browser.open(&bench.dashboard.url(PAGES[0])).await?;
+    for page in &PAGES[1..] {
+        windows.push(browser.new_window().await?);
+        browser.open(&bench.dashboard.url(page)).await?;
+    }
+    let mut java = Foreign::connect(&bench.redis).await?;
+    ensure!(java.lock("for-all-seven").await?, "taken");
+    for (window, page) in windows.iter().zip(PAGES) {
+        browser.switch_to(window).await?;
+        eventually(page, async || {
+            let hidden = browser.run("return document.hidden").await?;
+            ensure!(hidden == false, "the windows stand beside one another");
+            let text = browser.run("return document.querySelector('#rows').innerText").await?;
+            ensure!(text.as_str().is_some_and(|text| text.contains("for-all-seven")), "{text}");
+            Ok(())
+        })
+        .await;
+        let lost = browser.run("return document.getElementById('lost').hidden").await?;
+        assert_eq!(lost, true, "{page} says that it has no connection");
+    }
+    Ok(())
+}
+
+/// Plays that nobody can see the page, or that somebody can again.
+fn hide(hidden: bool) -> String {
+    format!(
+        "Object.defineProperty(document, 'hidden', {{ configurable: true, get: () => {hidden} }});
+         document.dispatchEvent(new Event('visibilitychange'));"
+    )
+}
+
+#[tokio::test]
+async fn a_hidden_page_asks_for_nothing_and_tells_what_was_missed() -> Result<()> {
+    let bench = Bench::new().await?;
+    let browser = Browser::start().await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    ensure!(java.lock("before").await?, "taken");
+    browser.open(&bench.dashboard.url("/")).await?;
+    until(&browser, &says("before")).await;
+    let streams = async |wanted: f64| {
+        eventually(&format!("{wanted} streams"), async || {
+            let metrics = bench.dashboard.metrics().await?;
+            let streams = metrics.sum("lockscope_dashboard_streams", &[]);
+            ensure!((streams - wanted).abs() < 0.5, "{streams}");
+            Ok(())
+        })
+        .await;
+    };
+    streams(1.0).await;
+    browser.run(&hide(true)).await?;
+    streams(0.0).await;
+    ensure!(java.lock("meanwhile").await?, "taken");
+    bench.listed("meanwhile", |_| true).await;
+    assert_eq!(browser.run(&format!("return {}", says("meanwhile"))).await?, false);
+    browser.run(&hide(false)).await?;
+    until(&browser, &says("meanwhile")).await;
+    until(&browser, "/^[1-9].* changed while/.test(document.getElementById('away').innerText)")
+        .await;
+    streams(1.0).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_page_that_hears_nothing_says_how_old_it_is() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let browser = Browser::start().await?;
+    browser.open(&bench.dashboard.url("/")).await?;
+    let lost = "document.getElementById('lost')";
+    let hidden = browser.run(&format!("return {lost}.hidden")).await?;
+    assert_eq!(hidden, Value::Bool(true));
+    bench.dashboard.process().freeze().await?;
+    until(&browser, &format!("/No connection .* for \\d+s/.test({lost}.innerText)")).await;
+    until(&browser, "document.body.classList.contains('cut-off')").await;
+    bench.dashboard.process().thaw()?;
+    until(&browser, &format!("{lost}.hidden")).await;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    ensure!(java.lock("afterwards").await?, "taken");
+    until(&browser, &says("afterwards")).await;
+    Ok(())
+}
