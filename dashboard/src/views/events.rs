@@ -22,7 +22,7 @@ impl EventRow {
                     "released" => "released it",
                     "handed_over" => "handed it over",
                     "ran_out" => "had it until its lease ran out",
-                    "vanished" => "no longer has it, before its lease was over",
+                    "vanished" => "no longer has it, without a release that was heard",
                     "forced" => "lost it by force",
                     "restarted" => "lost it in a restart of the server",
                     "replaced" => "lost it: the key became something else",
