@@ -1,10 +1,11 @@
 //! What goes wrong in the demo, each with a lock that is named after it.
 
 use std::rc::Rc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use harness::{Client, Foreign, Reply, Worker};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::time::sleep;
 
 use crate::actors::{again, forever, pause};
@@ -181,7 +182,7 @@ async fn deadlock(redis: &Place) -> Result<()> {
     loop {
         for (name, waiter) in ACCOUNTS.into_iter().zip([THREADS[1], THREADS[0]]) {
             let (queue, deadlines) = queue_keys(name);
-            let deadline = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() + 300_000;
+            let deadline = clock_gettime(ClockId::Realtime).tv_sec * 1_000 + 300_000;
             client.call(&format!("LREM {queue} 0 {waiter}")).await?.ok()?;
             client.call(&format!("RPUSH {queue} {waiter}")).await?.ok()?;
             client.call(&format!("ZADD {deadlines} {deadline} {waiter}")).await?.ok()?;

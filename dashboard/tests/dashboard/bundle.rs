@@ -34,7 +34,7 @@ async fn a_bundle_has_all_that_a_ticket_needs_and_no_secret() {
     let path = "/lock?name=orders:1&format=bundle";
     assert_eq!(dashboard.get(path).await.status, 401, "it tells as much as the page");
     let ask = async || dashboard.get_with(path, &headers).await;
-    let deadline = std::time::Instant::now() + crate::serving::PATIENCE;
+    let deadline = tokio::time::Instant::now() + crate::serving::PATIENCE;
     let fits = |json: &Value| {
         let told = json["history"]["events"].as_array().map_or(0, Vec::len);
         json["now"]["state"] == "held" && told > 0
@@ -44,7 +44,7 @@ async fn a_bundle_has_all_that_a_ticket_needs_and_no_secret() {
         if fits(&answer.json()) {
             break answer;
         }
-        assert!(std::time::Instant::now() < deadline, "{answer:?}");
+        assert!(tokio::time::Instant::now() < deadline, "{answer:?}");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     };
     let named = answer.header("content-disposition").unwrap();
