@@ -25,9 +25,7 @@ use crate::model;
 
 use lock_table::rules;
 use redis_table::RedisTable;
-use words::{
-    NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, note, public_url,
-};
+use words::{NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, note, public_url};
 
 /// The most deployments, and the most databases of one.
 const MAX_DEPLOYMENTS: usize = 32;
