@@ -183,7 +183,7 @@ mod tests {
             now += governor.wait(now);
         }
         governor.opened(QUIET, now);
-        now += PROVEN - Duration::from_secs(1);
+        now += PROVEN.saturating_sub(Duration::from_secs(1));
         assert_eq!(governor.closed(now), LONGEST_PAUSE, "not proved yet");
         // What was never open has proved nothing.
         assert_eq!(governor.closed(now + 2 * PROVEN), LONGEST_PAUSE);
