@@ -48,7 +48,7 @@ fn labels(series: &str) -> BTreeSet<String> {
             escaped = c == '\\' && !escaped;
             ends
         });
-        rest = end.map_or("", |end| &value[end + 1..]);
+        rest = end.map_or("", |end| value.get(end + 1..).unwrap_or_default());
     }
     labels
 }

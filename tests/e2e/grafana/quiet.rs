@@ -23,8 +23,11 @@ const QUARTER: Duration = Duration::from_secs(15 * 60);
 fn hastened(rules: &str, by: u32) -> Result<String> {
     let shorter = |duration: &str| -> Result<String> {
         let unit = if duration.ends_with('m') { 60_000 } else { 1_000 };
-        let count: u32 =
-            duration[..duration.len() - 1].parse().with_context(|| duration.to_owned())?;
+        let count: u32 = duration
+            .get(..duration.len() - 1)
+            .unwrap_or_default()
+            .parse()
+            .with_context(|| duration.to_owned())?;
         Ok(format!("{}ms", count * unit / by))
     };
     let mut out = String::new();
