@@ -2,14 +2,21 @@
 
 use std::net::TcpListener;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::process::{self, Process};
 use crate::redis::random_port;
-use crate::{eventually, http};
+use crate::{PATIENCE, eventually, http};
+
+/// Browsers that run at once: more of them would only keep each other, and all other tests, from starting.
+static TURNS: Semaphore = Semaphore::const_new(2);
+/// How long a browser may take to start beside everything else.
+const TO_START: Duration = Duration::from_secs(120);
 
 /// A browser with one tab. Closed when dropped.
 #[derive(Debug)]
@@ -18,6 +25,7 @@ pub struct Browser {
     port: u16,
     session: String,
     _profile: TempDir,
+    _turn: SemaphorePermit<'static>,
 }
 
 /// Keys that have no character, as `WebDriver` writes them.
@@ -49,6 +57,7 @@ impl Browser {
             process::on_path("chromedriver").with_context(|| format!("chromedriver {missing}"))?;
         let chromium =
             process::on_path("chromium").with_context(|| format!("chromium {missing}"))?;
+        let turn = TURNS.acquire().await?;
         let profile = tempfile::Builder::new().prefix("lockscope-browser-").tempdir()?;
         let log = profile.path().join("chromedriver.log");
         let mut started = None;
@@ -66,13 +75,14 @@ impl Browser {
         arguments.push(format!("--user-data-dir={}", profile.path().join("profile").display()));
         let options = json!({"binary": chromium, "args": arguments});
         let wanted = json!({"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}});
-        let created = post(port, "/session", &wanted).await?;
+        let created = post(TO_START, port, "/session", &wanted).await?;
         let session = created["sessionId"].as_str().context("no session")?.to_owned();
-        Ok(Self { process, port, session, _profile: profile })
+        Ok(Self { process, port, session, _profile: profile, _turn: turn })
     }
 
     async fn command(&self, command: &str, body: &Value) -> Result<Value> {
-        post(self.port, &format!("/session/{}/{command}", self.session), body).await
+        let path = format!("/session/{}/{command}", self.session);
+        post(PATIENCE, self.port, &path, body).await
     }
 
     /// Opens an address.
@@ -149,7 +159,7 @@ impl Drop for Browser {
         let close = || -> std::io::Result<()> {
             use std::io::{Read as _, Write as _};
             let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.port))?;
-            stream.set_read_timeout(Some(crate::PATIENCE))?;
+            stream.set_read_timeout(Some(PATIENCE))?;
             stream.write_all(request.as_bytes())?;
             // It answers once chromium has ended, and keeps the connection open.
             stream.read_exact(&mut [0; 16])?;
@@ -177,9 +187,10 @@ async fn drive(driver: &Path, port: u16, log: &Path) -> Result<Option<Process>> 
     Ok(up.then_some(process))
 }
 
-async fn post(port: u16, path: &str, body: &Value) -> Result<Value> {
+async fn post(patience: Duration, port: u16, path: &str, body: &Value) -> Result<Value> {
     let headers = [("Content-Type", "application/json")];
-    let response = http::request(port, "POST", path, &headers, &body.to_string()).await?;
+    let body = body.to_string();
+    let response = http::request_within(patience, port, "POST", path, &headers, &body).await?;
     let mut json = response.json()?;
     ensure!(response.status == 200, "{path}: {}", json["value"]["message"]);
     Ok(json["value"].take())

@@ -1,5 +1,7 @@
 //! Just enough of HTTP to ask our own programs and chromedriver.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
@@ -66,6 +68,21 @@ pub async fn request(
     headers: &[(&str, &str)],
     body: &str,
 ) -> Result<Response> {
+    request_within(PATIENCE, port, method, path, headers, body).await
+}
+
+/// [`request`] with a deadline of its own.
+///
+/// # Errors
+/// When nobody answers within it.
+pub async fn request_within(
+    patience: Duration,
+    port: u16,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Result<Response> {
     let exchange = async {
         let version = "HTTP/1.1\r\nConnection: close";
         let (status, headers, mut stream) =
@@ -83,7 +100,7 @@ pub async fn request(
         }
         Ok(Response { status, headers, body: String::from_utf8_lossy(&bytes).into_owned() })
     };
-    timeout(PATIENCE, exchange).await.with_context(|| format!("no answer to {method} {path}"))?
+    timeout(patience, exchange).await.with_context(|| format!("no answer to {method} {path}"))?
 }
 
 type Headers = Vec<(String, String)>;

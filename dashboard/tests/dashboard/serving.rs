@@ -116,6 +116,19 @@ impl Dashboard {
         }
     }
 
+    /// The page of that path, once `wished` says so.
+    pub(crate) async fn page_when(&self, path: &str, wished: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let page = self.get(path).await.body;
+            if wished(&page) {
+                return page;
+            }
+            assert!(Instant::now() < deadline, "{path} stays {page}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// The names of the locks that are listed, once they are these.
     pub(crate) async fn listed_when(&self, query: &str, names: &[&str]) {
         let mut wished: Vec<&str> = names.to_vec();

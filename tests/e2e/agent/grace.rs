@@ -87,6 +87,9 @@ async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
     graced(&mut waiting, GRACE).await?;
     waiting.send("LOCK fair KIND fair").await?;
     bench.until_waiting("fair", 1).await?;
+    // The journal is in order, and this grant is told only when it stands there: so does the wait before it.
+    lock(&mut worker, "LOCK barrier").await?;
+    worker.call("UNLOCK barrier").await?.ok()?;
     bench.agent.restart().await?;
     let queue = "redisson_lock_queue:{fair}";
     eventually("the dead waiter's place to be left", async || {
