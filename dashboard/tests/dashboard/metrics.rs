@@ -1,5 +1,7 @@
 //! What is measured.
 
+use std::time::Duration;
+
 use crate::redis_server::{HOLDER, RedisServer, run, take};
 use crate::serving::{Dashboard, PATIENCE};
 
@@ -11,6 +13,7 @@ async fn metrics_when(dashboard: &Dashboard, wished: impl Fn(&str) -> bool) -> S
             return text;
         }
         assert!(tokio::time::Instant::now() < deadline, "{text}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -118,7 +121,8 @@ async fn ten_thousand_names_stay_within_the_bound_on_series() {
         }
         let () = pipeline.query(&mut redis).unwrap();
     }
-    let dashboard = Dashboard::start(&server.url()).await;
+    let url = server.url();
+    let dashboard = Dashboard::with(&["--redis-url", &url, "--scan-rate", "1000000"]).await;
     let counted = |text: &str| -> u64 {
         let lines = text.lines().filter(|l| l.starts_with("lockscope_dashboard_locks{"));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
