@@ -137,7 +137,8 @@ async fn ten_thousand_names_stay_within_the_bound_on_series() {
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
     assert!(series < 8_000, "{series}");
     let told = include_str!("../../../docs/metrics.md").split("a dashboard exports about ").nth(1);
-    let told = told.and_then(|rest| rest.split_whitespace().next()).unwrap_or_default().replace(',', "");
+    let told =
+        told.and_then(|rest| rest.split_whitespace().next()).unwrap_or_default().replace(',', "");
     let told: usize = told.parse().expect("docs/metrics.md tells a number");
     assert!(told.abs_diff(series) < series / 10, "docs/metrics.md says {told}, {series} it is");
 }

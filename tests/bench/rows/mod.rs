@@ -6,6 +6,7 @@ mod dead_worker;
 mod kept;
 mod memory;
 mod rivals;
+mod traces;
 mod watching;
 
 use std::time::Duration;
@@ -44,6 +45,8 @@ pub(crate) enum Name {
     DeadWorker,
     /// An agent with nothing to do
     Memory,
+    /// 64 workers with locks of their own: traces off, of one in a hundred, of all
+    Traces,
     /// From a change in Redis to the row in a browser, with 500 streams beside it
     Browser,
     /// A dashboard that knows 10,000 locks, and 100,000
@@ -81,6 +84,7 @@ impl Name {
             Self::Kept => kept::kept(stage).await,
             Self::DeadWorker => dead_worker::dead_worker(stage).await,
             Self::Memory => memory::memory(stage).await,
+            Self::Traces => traces::traces(stage).await,
             Self::Browser => browser::browser(stage).await,
             Self::KnownLocks => watching::known_locks(stage).await,
             Self::FirstPicture => watching::first_picture(stage).await,

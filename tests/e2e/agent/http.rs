@@ -108,7 +108,8 @@ fn documented_series(of: &str, series: usize) -> Result<()> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
     let text = std::fs::read_to_string(path)?;
     let told = text.split(&format!("{of} exports about ")).nth(1).context("it tells no number")?;
-    let told: usize = told.split_whitespace().next().unwrap_or_default().replace(',', "").parse()?;
+    let told: usize =
+        told.split_whitespace().next().unwrap_or_default().replace(',', "").parse()?;
     assert!(told.abs_diff(series) < series / 10, "docs/metrics.md says {told}, {series} it is");
     Ok(())
 }

@@ -1,0 +1,58 @@
+//! What traces cost: off, for one in a hundred, and for all.
+
+use anyhow::Result;
+use axum::Router;
+use axum::body::Bytes;
+use axum::routing::post;
+use harness::Agent;
+use tokio::net::TcpListener;
+
+use super::{OWN_WORKERS, Stage, blocking, workers};
+use crate::crowd::{Crowd, Turns};
+use crate::report::{Bound, Round};
+use crate::stats::cpu_micros;
+
+const CPU: &str = "µs of a core a pair";
+
+/// The same workers on three agents, one after the other in each round. Spans go to somebody who forgets them.
+pub(super) async fn traces(stage: Stage) -> Result<Vec<Round>> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let endpoint = format!("http://{}", listener.local_addr()?);
+    let forget = Router::new().route("/v1/traces", post(|_: Bytes| async {}));
+    let receiver = tokio::spawn(async move { axum::serve(listener, forget).await });
+    let few = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &*endpoint),
+        ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+        ("OTEL_TRACES_SAMPLER_ARG", "0.01"),
+    ];
+    let some = Agent::in_environment(&stage.redis, &[], &few).await?;
+    let all = Agent::in_environment(&stage.redis, &[], &few[..1]).await?;
+    let time = stage.options.time;
+    let mut rounds = Vec::new();
+    for _ in 0..stage.options.rounds {
+        let mut round = Round::default();
+        let mut costs = Vec::new();
+        for (who, agent) in [("off", &stage.agent), ("one in 100", &some), ("all", &all)] {
+            let plans = workers(agent, OWN_WORKERS, |worker| format!("bench:traces:{worker}"))?;
+            let before = cpu_micros(agent.pid())?;
+            let (pairs, rate) = blocking(move || {
+                let mut crowd = Crowd::new(plans)?;
+                crowd.ask()?;
+                let seen = crowd.run(Turns::For(time))?;
+                Ok((seen.total(), seen.per_second(seen.total())))
+            })
+            .await?;
+            let cost = (cpu_micros(agent.pid())? - before) / crate::stats::float(pairs.max(1));
+            round.figure(who, "pairs/s", rate);
+            round.figure(who, CPU, cost);
+            costs.push(cost);
+        }
+        if let [off, some, all] = costs[..] {
+            round.target("one in 100 ≤ 1.1 × off", "times its CPU", some / off, Bound::AtMost(1.1));
+            round.target("(all of them)", "times its CPU", all / off, Bound::AtMost(f64::INFINITY));
+        }
+        rounds.push(round);
+    }
+    receiver.abort();
+    Ok(rounds)
+}
