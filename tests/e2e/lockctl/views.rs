@@ -129,7 +129,10 @@ async fn changes_are_lines_where_nobody_looks() -> Result<()> {
     let mut one = desk.bench.session().await?;
     lock(&mut one, "LOCK orders:2").await?;
     tells("held orders:2 lock pid=").await;
-    assert_eq!(lines()?.len(), 3, "each change once: {:?}", lines()?);
+    // Whether it was seen to wait before it was held depends on when watch looked.
+    let mut told = lines()?;
+    told.retain(|line| !line.starts_with("wait"));
+    assert_eq!(told.len(), 3, "each change once: {told:?}");
     watch.kill()
 }
 
