@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// How long a test waits for something that should be there at once, on a slow and busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a test waits for something that should be there at once, on a slow and busy machine. Long, since nothing
+/// but a failure ever waits for all of it.
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Looks again and again until `look` is content, and gives its value; at most [`PATIENCE`].
 ///

@@ -1,7 +1,5 @@
 //! MLOCK and MUNLOCK: several locks at once, all or none.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 use harness::{Agent, Client, Reply, Worker, eventually};
 use tokio::task::JoinSet;
@@ -142,7 +140,7 @@ async fn opposite_orders_on_two_agents_never_stop() -> Result<()> {
         }
     }
     // Any two of the four lists share a lock, so each section excludes all others.
-    let all = tokio::time::timeout(Duration::from_secs(120), async {
+    let all = tokio::time::timeout(harness::PATIENCE, async {
         while let Some(done) = workers.join_next().await {
             done??;
         }

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::Reply;
@@ -15,9 +14,6 @@ use tokio::process::{ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
 use super::libraries::{Library, Settings};
-
-/// How long a driver may be silent: its interpreter may have to start on a busy machine, several at a time.
-const START: Duration = Duration::from_secs(90);
 
 /// A running driver of one library. Each connection that it is told to use is the library's own, made with the
 /// same settings.
@@ -92,7 +88,7 @@ impl Driver {
     }
 
     async fn read_line(&mut self) -> Result<()> {
-        let line = timeout(START, self.lines.next_line()).await;
+        let line = timeout(harness::PATIENCE, self.lines.next_line()).await;
         let line = line.with_context(|| format!("it says nothing: {}", self.process.log()))??;
         let line = line.with_context(|| format!("it has ended: {}", self.process.log()))?;
         let (tag, rest) = line.split_once(' ').context("a tag")?;

@@ -1,9 +1,7 @@
 //! A worker's day, played by each library: nothing that happens to a lock goes unnoticed.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, bail, ensure};
-use harness::{Agent, Client, RedisServer, Reply, eventually, within};
+use harness::{Agent, Client, PATIENCE, RedisServer, Reply, eventually, within};
 
 use super::driver::{Driver, Sent};
 use super::libraries::{LETTUCE, Library, Pushes, REDIS_PY, Settings};
@@ -267,7 +265,7 @@ impl Stage<'_> {
         waiting: &Sent,
         session: &str,
     ) -> Result<()> {
-        within(Duration::from_secs(60), "the wait to be long enough", async || {
+        within(PATIENCE, "the wait to be long enough", async || {
             let rows = rows(other, "long:busy").await?;
             let waiter = rows.iter().find(|row| row.state == "waiting").context("nobody waits")?;
             ensure!(waiter.age_ms >= LONG, "it waits since {} ms", waiter.age_ms);

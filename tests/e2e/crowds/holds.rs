@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Result, ensure};
-use harness::{Reply, within};
+use harness::{Reply, eventually};
 
-use super::{Crowd, LONG, all};
+use super::{Crowd, all};
 
 const HOLDS: usize = 100_000;
 
@@ -34,7 +34,7 @@ async fn a_hundred_thousand_holds_are_kept_listed_and_released() -> Result<()> {
         }
     }
     ensure!(seen == HOLDS, "{seen} were listed");
-    within(LONG, "all to be renewed", async || {
+    eventually("all to be renewed", async || {
         let renewed =
             crowd.figure("lockscope_agent_renewals_total", &[("outcome", "renewed")]).await?;
         ensure!(renewed >= HOLDS as f64, "{renewed} renewals");
@@ -78,7 +78,7 @@ async fn renewals_go_on_beside_a_flood() -> Result<()> {
             anyhow::Ok(())
         }));
     }
-    within(LONG, "each to be renewed twice", async || {
+    eventually("each to be renewed twice", async || {
         let group = ("lock_group", "dear:*");
         let labels = [group, ("outcome", "renewed")];
         let renewed = crowd.figure("lockscope_agent_renewals_total", &labels).await?;

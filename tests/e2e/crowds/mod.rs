@@ -8,16 +8,12 @@ mod sessions;
 mod slow;
 mod waiters;
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
 use harness::client::encode;
-use harness::{Agent, Client, RedisServer, Reply, redis, within};
+use harness::{Agent, Client, RedisServer, Reply, eventually, redis};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// How long a crowd may take for something.
-const LONG: Duration = Duration::from_secs(60);
 /// How many commands are sent before their replies are read: what a session may have unanswered is a little more.
 const PIPELINE: usize = 1_000;
 
@@ -42,7 +38,7 @@ impl Crowd {
     }
 
     async fn until_figure(&self, metric: &str, labels: &[(&str, &str)], is: f64) {
-        within(LONG, metric, async || {
+        eventually(metric, async || {
             let value = self.figure(metric, labels).await?;
             ensure!((value - is).abs() < 0.5, "{value}, not {is}");
             Ok(())
@@ -53,7 +49,7 @@ impl Crowd {
     /// Waits until Redis has that many keys, those aside in which the agent tells of itself.
     async fn until_keys(&self, count: i64) -> Result<()> {
         let mut direct = self.redis.client().await?;
-        within(LONG, "that many keys in Redis", async || {
+        eventually("that many keys in Redis", async || {
             // Listing all keys takes long: it is done once it may be right.
             let keys = direct.call("DBSIZE").await?.int()?;
             ensure!((count..=count + 2).contains(&keys), "{keys}, not {count}");

@@ -1,9 +1,9 @@
 //! Workers that do not read what they are told.
 
 use anyhow::{Result, ensure};
-use harness::{Client, within};
+use harness::{Client, eventually};
 
-use super::{Crowd, LONG, all, send_all};
+use super::{Crowd, all, send_all};
 
 #[tokio::test]
 async fn who_does_not_read_costs_bounded_memory_and_nobody_else_waits() -> Result<()> {
@@ -20,7 +20,7 @@ async fn who_does_not_read_costs_bounded_memory_and_nobody_else_waits() -> Resul
         send_all(&mut client, &vec!["LOCKS COUNT 1000".to_owned(); 200]).await?;
         deaf.push(client);
     }
-    within(LONG, "their buffers to be full", async || {
+    eventually("their buffers to be full", async || {
         let asked = crowd.figure("lockscope_agent_commands_total", &[("command", "locks")]).await?;
         worker.call("PING").await?.ok()?;
         let more = crowd.figure("lockscope_agent_commands_total", &[("command", "locks")]).await?;
@@ -56,7 +56,7 @@ async fn pushes_that_nobody_reads_are_dropped_and_counted() -> Result<()> {
         ensure!(reply.field("holds")?.int()? == 1, "{reply}");
     }
     let before = crowd.memory()?;
-    within(LONG, "pushes to be dropped", async || {
+    eventually("pushes to be dropped", async || {
         let figures = crowd.agent.metrics().await?;
         let dropped = figures.sum("lockscope_agent_events_dropped_total", &[]);
         ensure!(dropped >= 1_000.0, "{dropped}");

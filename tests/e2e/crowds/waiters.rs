@@ -1,9 +1,9 @@
 //! A hundred thousand waiters on one name, and ten thousand names waited for.
 
 use anyhow::{Result, ensure};
-use harness::{Client, Reply, within};
+use harness::{Client, Reply, eventually};
 
-use super::{Crowd, LONG, PIPELINE, all, send_all};
+use super::{Crowd, PIPELINE, all, send_all};
 
 const SESSIONS: usize = 100;
 
@@ -84,7 +84,7 @@ async fn ten_thousand_names_are_waited_for() -> Result<()> {
         waiting.push(client);
     }
     crowd.until_figure("lockscope_agent_waiters", &[], NAMES as f64).await;
-    within(LONG, "each name to be listened to", async || {
+    eventually("each name to be listened to", async || {
         let channels = direct.call("PUBSUB CHANNELS redisson_lock__channel:*").await?;
         let channels = channels.items()?.len();
         ensure!(channels == NAMES, "{channels} channels");

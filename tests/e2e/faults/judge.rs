@@ -3,14 +3,12 @@
 
 use anyhow::{Context as _, Result, ensure};
 use harness::proxy::{Flow, Gate, Place, Way};
-use harness::{Agent, Client, Proxy, RedisServer, Worker, eventually, within};
+use harness::{Agent, Client, PATIENCE, Proxy, RedisServer, Worker, eventually, within};
 
 use super::{COMMANDS, MESSAGES, RENEWALS, ready};
 
 /// How many integers must be added, by whomever, to show that things go on.
 const PROGRESS: i64 = 10;
-/// Longer than an outage, a lease and a reconnect after it.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Two hosts: each an agent with its own way to the Redis of the locks, and workers.
 struct Stage {

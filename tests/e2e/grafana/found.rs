@@ -1,9 +1,7 @@
 //! Alerts on renewals that are late, and on what dashboards find.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
-use harness::{Client, Foreign, eventually, within};
+use harness::{Client, Foreign, PATIENCE, eventually, within};
 
 use super::alerts::{Watched, lock};
 
@@ -52,7 +50,7 @@ async fn renewals_that_are_late_and_nearly_too_late_are_told() -> Result<()> {
 
     // At less than 2 s it is a matter of luck. A machine that is too slow for that loses it, and takes another one.
     let mut tries = 0;
-    within(Duration::from_secs(90), "a renewal in the nick of time", async || {
+    within(2 * PATIENCE, "a renewal in the nick of time", async || {
         tries += 1;
         let mut worker = watched.agent.client().await?;
         lock(&mut worker, &format!("close:{tries}")).await?;
@@ -145,7 +143,7 @@ async fn what_dashboards_find_is_told() -> Result<()> {
     assert_eq!(malformed["lock_group"], "odd:*");
     // Remains must lie about for a minute, and a holder be missed for half of one.
     for (alert, group) in [("LockscopeLeakSuspected", "nobodys:*"), ("LockscopeOrphan", "left:*")] {
-        let labels = within(Duration::from_secs(120), alert, async || {
+        let labels = within(2 * PATIENCE, alert, async || {
             let firing = watched.prometheus.firing().await?;
             let ours = firing.iter().find(|labels| labels["alertname"] == alert).cloned();
             ours.with_context(|| format!("firing: {firing:?}"))

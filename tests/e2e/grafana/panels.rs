@@ -1,10 +1,9 @@
 //! Every panel has data, and asks for figures that are documented.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use harness::{Prometheus, within};
+use harness::{PATIENCE, Prometheus, within};
 use serde_json::Value;
 
 use super::{RULES, text};
@@ -119,7 +118,7 @@ async fn every_panel_has_data() -> Result<()> {
     let mut wanted = queries()?;
     assert!(wanted.len() > 50, "{} queries", wanted.len());
     // A lock is stuck after 20 s in the demo, and named in figures after another minute.
-    within(Duration::from_secs(120), "data in every panel", async || {
+    within(2 * PATIENCE, "data in every panel", async || {
         let mut missing = Vec::new();
         for (place, query) in wanted.drain(..) {
             let rows = prometheus.query(&filled(&query)).await?;
