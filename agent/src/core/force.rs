@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redisson::script::{self, Call, Forced, Publish, Seen, Shown};
 use redisson::shape::{Holder, MAX_FIELDS};
-use redisson::{HolderId, LockName};
+use redisson::{Family, HolderId, LockName};
 
 use super::event::{End, Event};
 use super::hold::millis;
@@ -28,10 +28,25 @@ pub(super) struct Force {
 
 impl Force {
     pub(super) fn call(&self, publish: Publish) -> Call {
-        // The look was just now: time to live is nothing that an operator has thought about.
-        let seen = Seen { hash: &self.shown.hash, most_left: None };
-        script::force_release(&self.name, seen, publish)
+        seen_now(&self.name, &self.shown, publish)
     }
+}
+
+/// The release of what was seen just now: time to live is nothing that an operator has thought about.
+pub(super) fn seen_now(name: &LockName, shown: &Shown, publish: Publish) -> Call {
+    script::force_release(name, Seen { hash: &shown.hash, most_left: None }, publish)
+}
+
+/// The refusal to release what the one named does not hold.
+pub(super) fn not_held_by(name: &LockName, now: impl Iterator<Item = HolderId>) -> String {
+    let now: Vec<String> = now.take(3).map(|id| id.to_string()).collect();
+    let now = now.join(", ");
+    format!("NOTHELD `{name}` is held by {now} now, not by the one named; nothing is done")
+}
+
+/// The refusal to release what has changed since it was looked at.
+pub(super) fn changed_hands(name: &LockName) -> String {
+    format!("NOTHELD `{name}` has changed hands just now; nothing is done: look again")
 }
 
 impl Core {
@@ -39,6 +54,9 @@ impl Core {
     pub(super) fn force(&mut self, slot: Slot, name: LockName, holder: Option<Vec<u8>>) {
         if let Some(refusal) = self.refuse_operator(slot, "FORCE") {
             return self.answer(slot, refusal);
+        }
+        if self.family(&name) == Some(Family::Red) {
+            return self.look_red(slot, &name, holder);
         }
         self.send(Purpose::Look { name, slot, holder }, WORTH);
     }
@@ -53,20 +71,17 @@ impl Core {
     ) {
         let holders = &shown.hash.holders;
         let refusal = if shown.key_type == "none" {
+            // What is no red lock here may be one elsewhere.
+            if self.settings.red.is_some() {
+                return self.look_red(slot, name, holder.map(<[u8]>::to_vec));
+            }
             return self.answer(slot, Frame::Int(0));
         } else if shown.key_type != "hash" || shown.fields > MAX_FIELDS || holders.is_empty() {
             Some(format!("WRONGTYPE `{name}` is no lock; nothing is done"))
         } else {
             holder
                 .filter(|wanted| !holders.iter().any(|h| h.id.to_string().as_bytes() == *wanted))
-                .map(|_| {
-                    let now: Vec<String> =
-                        holders.iter().take(3).map(|holder| holder.id.to_string()).collect();
-                    format!(
-                        "NOTHELD `{name}` is held by {} now, not by the one named; nothing is done",
-                        now.join(", ")
-                    )
-                })
+                .map(|_| not_held_by(name, holders.iter().map(|holder| holder.id)))
         };
         if let Some(refusal) = refusal {
             return self.answer(slot, Frame::Error(refusal));
@@ -82,12 +97,10 @@ impl Core {
         let reply = match forced {
             Forced::Free if !doubt => Frame::Int(0),
             Forced::Released | Forced::Free => {
-                self.audit(*slot, name, holders);
+                self.audit(*slot, name, holders.iter().map(|holder| holder.id));
                 Frame::count(holders.len() as u64)
             }
-            Forced::Changed => Frame::Error(format!(
-                "NOTHELD `{name}` has changed hands just now; nothing is done: look again"
-            )),
+            Forced::Changed => Frame::Error(changed_hands(name)),
             Forced::WrongType => {
                 Frame::Error(format!("WRONGTYPE `{name}` is no lock any more; nothing is done"))
             }
@@ -108,8 +121,13 @@ impl Core {
         }
     }
 
-    fn audit(&self, slot: Slot, name: &LockName, holders: &[Holder]) {
-        let ids: Vec<String> = holders.iter().map(|holder| holder.id.to_string()).collect();
+    pub(super) fn audit(
+        &self,
+        slot: Slot,
+        name: &LockName,
+        holders: impl Iterator<Item = HolderId>,
+    ) {
+        let ids: Vec<String> = holders.map(|id| id.to_string()).collect();
         let peer = self.sessions.get(&slot.session).map(|session| &session.peer);
         tracing::warn!(
             lock.name = %name,

@@ -370,3 +370,53 @@ async fn an_agent_without_servers_for_it_says_which_setting_is_missing() -> Resu
     assert_error(&refused, "SYNTAX", "--redlock-url");
     Ok(())
 }
+
+#[tokio::test]
+async fn an_operator_releases_it_on_all_servers() -> Result<()> {
+    let red = Red::with(3, &[]).await?;
+    let urls: Vec<_> = red.servers.iter().map(RedisServer::url).collect();
+    let elsewhere = agent(&red.main, &urls, &["--poll-max", "1h"]).await?;
+    let (mut worker, mut ear) = (red.agent.client().await?, red.agent.client().await?);
+    let mut operator = elsewhere.client().await?;
+    assert_eq!(operator.call("FORCE a").await?.int()?, 0, "it is free");
+    let told = credentials(&mut worker).await?;
+    let held = holder(&lock(&mut worker, "LOCK a KIND red LEASE 600000").await?)?;
+    red.until_standing("a", 3).await;
+
+    // Another one has come between: nothing is done to it.
+    let denied = operator.call("FORCE a HOLDER 00000000-0000-0000-0000-000000000000:1").await?;
+    assert_error(&denied, "NOTHELD", &held);
+    assert_eq!(red.standing("a").await?, 3);
+
+    let mut waiter = elsewhere.client().await?;
+    waiter.send("LOCK a KIND red").await?;
+    eventually("it to wait", async || {
+        let metrics = elsewhere.metrics().await?;
+        ensure!(metrics.sum("lockscope_agent_waiters", &[]) == 1.0, "nobody waits");
+        Ok(())
+    })
+    .await;
+    assert_eq!(operator.call(&format!("FORCE a HOLDER {held}")).await?.int()?, 1);
+    assert_eq!(until_lost(&mut ear, &told).await, "[lost, a, red, forced]");
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "forced");
+    let woken = waiter.reply().await?;
+    assert_eq!(woken.field("kind")?.text(), "red");
+    red.until_standing("a", 3).await;
+    waiter.call("UNLOCK a").await?.ok()?;
+    red.until_standing("a", 0).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_operator_is_told_when_too_few_servers_answer() -> Result<()> {
+    let mut red = Red::with(3, &[]).await?;
+    let (mut worker, mut operator) = (red.agent.client().await?, red.agent.client().await?);
+    lock(&mut worker, "LOCK a KIND red").await?;
+    red.until_standing("a", 3).await;
+    red.servers[0].process().freeze().await?;
+    assert_eq!(operator.call("FORCE a").await?.int()?, 1, "a majority is enough");
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "forced");
+    red.servers[1].process().freeze().await?;
+    assert_error(&operator.call("FORCE a").await?, "UNAVAILABLE", "2 of 3 servers");
+    Ok(())
+}

@@ -24,6 +24,10 @@ pub(in crate::core) enum Question {
     Undo(Undoing),
     /// To tell what stands there.
     Show(Slot, LockName),
+    /// To tell what stands there to an operator who wants it released, from this holder where one is named.
+    Look(Slot, LockName, Option<Vec<u8>>),
+    /// To release it for an operator where it was seen: what each node showed, if anything is to be released there.
+    Force(Slot, LockName, Vec<Option<Box<Shown>>>),
 }
 
 /// What is taken back.

@@ -12,9 +12,11 @@
 //! - [`votes`]: how long each node is sure to keep a hold. The hold's validity is that of the majority.
 //! - [`ears`]: which nodes told that a lock may be had.
 //! - [`show`]: SHOW, which tells what each node has.
+//! - [`force`]: FORCE, which releases on each node what was seen there.
 
 pub(super) mod ballot;
 pub(super) mod ears;
+mod force;
 mod give;
 mod keep;
 mod show;
@@ -24,10 +26,11 @@ pub(super) mod votes;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, Value};
+use redisson::script::{self, BadReply, Call, Shown, Value};
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
+use super::force::seen_now;
 use super::op::{Asked, Attempt, Change, Failure, Op, OpId, Purpose, Renewal};
 use super::timer::Timer;
 use super::{Core, Lane, Number};
@@ -65,6 +68,8 @@ pub(super) enum What {
     Renew(Vec<Renewal>),
     /// To tell what stands there.
     Show { ballot: OpId, name: LockName },
+    /// To release for an operator what was seen there.
+    Force { ballot: OpId, name: LockName, shown: Box<Shown> },
     /// To set a hold anew there, where it is gone and nobody else has the lock.
     Restore(Renewal),
 }
@@ -82,7 +87,7 @@ impl Ask {
             What::Keep { asked, .. } => asked.number == sought,
             What::Release { number, .. } => *number == sought,
             What::Restore(hold) => hold.number == sought,
-            What::Renew(_) | What::Show { .. } => false,
+            What::Renew(_) | What::Show { .. } | What::Force { .. } => false,
         }
     }
 }
@@ -150,6 +155,7 @@ impl Core {
                 script::release(name, &field(*number), self.settings.publish)
             }
             What::Show { name, .. } => script::show(name),
+            What::Force { name, shown, .. } => seen_now(name, shown, self.settings.publish),
         }
     }
 
@@ -167,7 +173,9 @@ impl Core {
             What::Keep { asked, change: Change::Reenter(_), .. } => TraceParent::of(&asked.span),
             What::Keep { asked, .. } => of_hold(asked.number),
             What::Restore(hold) => of_hold(hold.number),
-            What::Renew(_) | What::Release { .. } | What::Show { .. } => TraceParent::default(),
+            What::Renew(_) | What::Release { .. } | What::Show { .. } | What::Force { .. } => {
+                TraceParent::default()
+            }
         }
     }
 
@@ -207,6 +215,10 @@ impl Core {
                 let shown = script::parse_show(reply)?;
                 self.cast(*ballot, node, Answer::Shown(Box::new(shown)));
             }
+            What::Force { ballot, .. } => {
+                let forced = script::parse_forced(reply)?;
+                self.node_forced(node, *ballot, forced);
+            }
             What::Restore(hold) => {
                 let acquired = script::parse_acquire(reply)?;
                 self.node_restored(node, op.sent, hold, &acquired);
@@ -233,15 +245,17 @@ impl Core {
                 self.take_op(id);
                 self.cast(*ballot, node, Answer::Failed { said: text.to_owned(), doubt: false });
             }
-            What::Keep { ballot, .. } if refused => {
+            What::Keep { ballot, .. } | What::Force { ballot, .. } if refused => {
                 self.take_op(id);
                 self.cast(*ballot, node, Answer::Failed { said: text.to_owned(), doubt: false });
             }
-            What::Keep { ballot, .. } | What::Release { ballot, .. } => {
+            What::Keep { ballot, .. }
+            | What::Release { ballot, .. }
+            | What::Force { ballot, .. } => {
                 let open = self.red.ballots.get_mut(ballot);
                 if let Some(ballot) = open {
                     ballot.troubles[node] = Some(text.to_owned());
-                } else if matches!(ask.what, What::Keep { .. }) {
+                } else if matches!(ask.what, What::Keep { .. } | What::Force { .. }) {
                     // Whoever asked has been answered.
                     self.take_op(id);
                     return;

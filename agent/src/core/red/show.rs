@@ -19,8 +19,13 @@ type Part<'a> = (&'a str, Result<&'a Shown, String>);
 impl Core {
     /// Asks all nodes what stands there, and answers when they have, or when they have had time enough.
     pub(in crate::core) fn show_red(&mut self, slot: Slot, name: &LockName) {
+        self.ask_red(Question::Show(slot, name.clone()), name);
+    }
+
+    /// Asks all nodes what stands there, for that question's sake.
+    pub(super) fn ask_red(&mut self, question: Question, name: &LockName) {
         let (nodes, patience) = (self.nodes().len(), self.settings.response_timeout);
-        let ballot = Ballot::new(Question::Show(slot, name.clone()), self.now, nodes);
+        let ballot = Ballot::new(question, self.now, nodes);
         let id = self.open(ballot, self.now + patience);
         for node in 0..nodes {
             let what = What::Show { ballot: id, name: name.clone() };

@@ -64,7 +64,9 @@ impl Core {
             Question::Release(_) => {
                 ballot.verdict(majority) == Verdict::Won || ballot.gone(majority).is_some()
             }
-            Question::Undo(_) | Question::Show(..) => ballot.awaited().next().is_none(),
+            Question::Undo(_) | Question::Show(..) | Question::Look(..) | Question::Force(..) => {
+                ballot.awaited().next().is_none()
+            }
         };
         if !settled && !over {
             return;
@@ -86,6 +88,8 @@ impl Core {
             Question::Release(_) => self.release_decided(ballot),
             Question::Undo(_) => self.undo_decided(ballot),
             Question::Show(..) => self.show_decided(&ballot),
+            Question::Look(..) => self.look_decided(&ballot),
+            Question::Force(..) => self.force_decided(&ballot),
         }
     }
 

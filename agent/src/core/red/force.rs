@@ -1,0 +1,133 @@
+//! FORCE of a red lock: what an operator saw on each server is compared and released there. It is done once no holder
+//! can have a majority any more.
+
+use redisson::LockName;
+use redisson::script::{Forced, Shown};
+use redisson::shape::{Holder, MAX_FIELDS};
+
+use super::ballot::{Answer, Ballot, No, Question};
+use super::{Ask, What};
+use crate::core::Core;
+use crate::core::force::{WORTH, changed_hands, not_held_by};
+use crate::core::op::Purpose;
+use crate::core::session::Slot;
+use crate::resp::Frame;
+
+impl Core {
+    /// Asks all servers what stands there. With `holder` nothing is done unless that one holds the lock.
+    pub(in crate::core) fn look_red(
+        &mut self,
+        slot: Slot,
+        name: &LockName,
+        holder: Option<Vec<u8>>,
+    ) {
+        self.ask_red(Question::Look(slot, name.clone(), holder), name);
+    }
+
+    /// The servers told what they have, or had time enough to.
+    pub(super) fn look_decided(&mut self, ballot: &Ballot) {
+        let Question::Look(slot, name, holder) = &ballot.question else { return };
+        let shown: Vec<(usize, &Shown)> = ballot
+            .answers
+            .iter()
+            .enumerate()
+            .filter_map(|(node, answer)| match answer {
+                Answer::Shown(shown) => Some((node, &**shown)),
+                _ => None,
+            })
+            .collect();
+        if shown.len() < self.majority() {
+            let reply = Self::unavailable_for(name, &self.troubles(ballot));
+            return self.answer(*slot, reply);
+        }
+        if shown.iter().all(|(_, shown)| shown.key_type == "none") {
+            return self.answer(*slot, Frame::Int(0));
+        }
+        let is_lock = |shown: &Shown| {
+            let few = shown.fields <= MAX_FIELDS;
+            shown.key_type == "hash" && few && !shown.hash.holders.is_empty()
+        };
+        let mut targets: Vec<_> = shown.into_iter().filter(|(_, shown)| is_lock(shown)).collect();
+        if targets.is_empty() {
+            let sentence = format!("WRONGTYPE `{name}` is no lock; nothing is done");
+            return self.answer(*slot, Frame::Error(sentence));
+        }
+        if let Some(wanted) = holder {
+            let holders = || targets.iter().flat_map(|(_, shown)| &shown.hash.holders);
+            let Some(named) = holders().find(|h| h.id.to_string().as_bytes() == *wanted) else {
+                let now = holders().map(|holder| holder.id);
+                return self.answer(*slot, Frame::Error(not_held_by(name, now)));
+            };
+            // In Redisson it is a thread that holds a red lock, under another client's id on each server.
+            let thread = named.id.thread;
+            targets.retain(|(_, shown)| shown.hash.holders.iter().any(|h| h.id.thread == thread));
+        }
+        let mut seen = vec![None; self.nodes().len()];
+        for (node, shown) in targets {
+            seen[node] = Some(Box::new(shown.clone()));
+        }
+        let question = Question::Force(*slot, name.clone(), seen.clone());
+        let mut forcing = Ballot::new(question, self.now, seen.len());
+        for (node, answer) in forcing.answers.iter_mut().enumerate() {
+            if seen[node].is_none() {
+                // What it said before, if anything, is what counts.
+                *answer = ballot.answers[node].clone();
+                if *answer == Answer::Awaited {
+                    *answer = Answer::Failed { said: "no answer in time".into(), doubt: false };
+                }
+            }
+        }
+        let id = self.open(forcing, self.now + self.settings.response_timeout);
+        for (node, shown) in seen.into_iter().enumerate() {
+            if let Some(shown) = shown {
+                let what = What::Force { ballot: id, name: name.clone(), shown };
+                self.send(Purpose::Red(Ask { node, what }), WORTH);
+            }
+        }
+    }
+
+    /// One server answered a release by force.
+    pub(super) fn node_forced(&mut self, node: usize, ballot: super::OpId, forced: Forced) {
+        let answer = match forced {
+            Forced::Released | Forced::Free => Answer::Yes(self.now),
+            Forced::Changed => Answer::No(No::Unfit("it has changed hands just now".into())),
+            Forced::WrongType => Answer::No(No::Unfit("it is no lock any more".into())),
+        };
+        self.cast(ballot, node, answer);
+    }
+
+    /// All servers have compared and released, or had time enough to.
+    pub(super) fn force_decided(&mut self, ballot: &Ballot) {
+        let Question::Force(slot, name, seen) = &ballot.question else { return };
+        // Those on which whoever was to go may still hold it.
+        let unsure = |answer: &&Answer| !matches!(answer, Answer::Yes(_) | Answer::Shown(_));
+        let unsure = ballot.answers.iter().filter(unsure).count();
+        let released: Vec<(usize, &Holder)> = ballot
+            .yes()
+            .filter_map(|(node, _)| Some((node, seen[node].as_ref()?)))
+            .flat_map(|(node, shown)| shown.hash.holders.iter().map(move |h| (node, h)))
+            .collect();
+        if !released.is_empty() {
+            self.audit(*slot, name, released.iter().map(|(_, holder)| holder.id));
+        }
+        // The messages tell the other agents; ours need not wait for them.
+        for (node, holder) in &released {
+            let number = holder.id.thread;
+            let ours = holder.id.client == self.client;
+            if ours && self.holds.get(&number).is_some_and(|hold| hold.name == *name) {
+                self.forced_on(*node, number);
+            }
+        }
+        let mut threads: Vec<_> = released.iter().map(|(_, holder)| holder.id.thread).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        let reply = if unsure < self.majority() {
+            Frame::count(threads.len() as u64)
+        } else if ballot.answers.iter().any(|answer| matches!(answer, Answer::No(_))) {
+            Frame::Error(changed_hands(name))
+        } else {
+            Self::unavailable_for(name, &self.troubles(ballot))
+        };
+        self.answer(*slot, reply);
+    }
+}
