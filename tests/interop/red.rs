@@ -76,10 +76,34 @@ impl RedBed {
         Ok(holders)
     }
 
+    /// Waits until a client of the agent's listens to the lock's channel: on each server.
+    async fn until_we_listen(&self) {
+        until_listened(&self.servers).await;
+    }
+
+    /// Waits until a Java thread listens to it: it sleeps at the first server's lock, and goes on to the others when it
+    /// has that.
+    async fn until_java_listens(&self) {
+        until_listened(&self.servers[..1]).await;
+    }
+
     async fn until_free(&self) {
         eventually("the lock to be free on all servers", async || {
             let holders = self.holders().await?;
             ensure!(holders.iter().all(Vec::is_empty), "{holders:?}");
+            Ok(())
+        })
+        .await;
+    }
+}
+
+/// Waits until somebody listens to the lock's channel on each of the servers.
+async fn until_listened(servers: &[RedisServer]) {
+    for server in servers {
+        eventually("the waiter to listen", async || {
+            let channel = "PUBSUB NUMSUB redisson_lock__channel:{till}";
+            let numsub = server.client().await?.call(channel).await?.items()?[1].int()?;
+            ensure!(numsub == 1, "{numsub} listen");
             Ok(())
         })
         .await;
@@ -176,14 +200,7 @@ async fn our_release_wakes_java() -> Result<()> {
     for _ in 0..3 {
         worker.call(OURS).await?.ok()?.field("holder")?;
         let waiting = java.begin("lock")?;
-        // It sleeps at the first server's lock, and goes on to the others when it has that.
-        eventually("Java to listen", async || {
-            let channel = "PUBSUB NUMSUB redisson_lock__channel:{till}";
-            let numsub = bed.servers[0].client().await?.call(channel).await?;
-            ensure!(numsub.items()?[1].int()? == 1, "nobody listens");
-            Ok(())
-        })
-        .await;
+        bed.until_java_listens().await;
         worker.call("UNLOCK till").await?.ok()?;
         waiting.answer().await??;
         java.call("unlock").await?;
@@ -200,15 +217,7 @@ async fn javas_release_wakes_us() -> Result<()> {
     for _ in 0..3 {
         java.call("lock").await?;
         worker.send(OURS).await?;
-        for server in &bed.servers {
-            eventually("ours to listen on each server", async || {
-                let channel = "PUBSUB NUMSUB redisson_lock__channel:{till}";
-                let numsub = server.client().await?.call(channel).await?;
-                ensure!(numsub.items()?[1].int()? == 1, "nobody listens");
-                Ok(())
-            })
-            .await;
-        }
+        bed.until_we_listen().await;
         java.call("unlock").await?;
         worker.reply().await?.ok()?.field("holder")?;
         worker.call("UNLOCK till").await?.ok()?;
@@ -248,6 +257,34 @@ async fn sections_of_both_sides() -> Result<()> {
     }
     let tally = tally(&mut bed.main.client().await?, "counter").await?;
     assert_eq!(tally.total, 160);
+    bed.until_free().await;
+    Ok(())
+}
+
+/// An operator's release ends a thread's hold on all servers, whatever id it has there, and wakes both sides.
+#[tokio::test]
+async fn an_operator_releases_what_either_side_holds() -> Result<()> {
+    let bed = RedBed::patient().await?;
+    let (holder, waiter) = (bed.java(1), bed.java(2));
+    let (mut worker, mut operator) = (bed.session().await?, bed.session().await?);
+    holder.call("lock").await?;
+    let one = bed.holders().await?[2][0].clone();
+    assert_eq!(operator.call(&format!("FORCE till HOLDER {one}")).await?.int()?, 1);
+    bed.until_free().await;
+
+    worker.call(OURS).await?.ok()?.field("holder")?;
+    let waiting = waiter.begin("lock")?;
+    bed.until_java_listens().await;
+    assert_eq!(operator.call("FORCE till").await?.int()?, 1);
+    waiting.answer().await??;
+    let lost = worker.call("UNLOCK till").await?;
+    assert!(lost.is_error("LOST") && lost.text().contains("forced"), "{lost}");
+
+    worker.send(OURS).await?;
+    bed.until_we_listen().await;
+    assert_eq!(operator.call("FORCE till").await?.int()?, 1);
+    worker.reply().await?.ok()?.field("holder")?;
+    worker.call("UNLOCK till").await?.ok()?;
     bed.until_free().await;
     Ok(())
 }
