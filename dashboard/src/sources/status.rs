@@ -261,7 +261,18 @@ impl Sources {
     /// What is not seen by the sources as they are now, a sentence each.
     #[must_use]
     pub fn limits(&self) -> Vec<String> {
-        let mut limits = Vec::new();
+        let in_cluster = |server: &&Server| server.info().is_some_and(|info| info.cluster);
+        let mut limits: Vec<String> = self
+            .servers
+            .iter()
+            .filter(in_cluster)
+            .map(|Server { deployment, node, .. }| {
+                format!(
+                    "{deployment} ({node}): it is one node of a cluster, and only the locks in its slots are seen; \
+                     name each master by a --redis-url of its own."
+                )
+            })
+            .collect();
         for status in &self.statuses {
             let at = format!("{} ({})", status.deployment, status.node);
             match (status.source, status.state()) {
