@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use tracing::Metadata;
+use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
@@ -78,8 +79,10 @@ pub fn init(
                 .with_threads(false)
                 .with_target(false)
                 .with_tracked_inactivity(false);
-            registry.with(spans.with_filter(filter_fn(is_trace))).try_init()?;
-            trace::switch_on();
+            // The level tells all that is not asked for by the log's filter from the start that nobody wants it.
+            let ours = filter_fn(is_trace).with_max_level_hint(LevelFilter::INFO);
+            registry.with(spans.with_filter(ours)).try_init()?;
+            traces.begin();
         }
     }
     if let Some((endpoint, protocol)) = traces.as_ref().map(Exporting::shown) {

@@ -17,6 +17,7 @@ pub(crate) const LONG: [&str; 5] =
     ["foreign:*", "overdue:*", "expired:*", "deadlock:*", "malformed:*"];
 
 const LEAKED: &str = "leaked:invoice-run";
+const ORPHAN: &str = "orphan:mail-merge";
 const MALFORMED: &str = "malformed:migration";
 /// Two threads of one service, and the locks that each holds while it waits for the other's.
 const ACCOUNTS: [&str; 2] = ["deadlock:account-a", "deadlock:account-b"];
@@ -41,6 +42,7 @@ pub(crate) fn play(stage: &Rc<Stage>) {
     on(stage, expire);
     on(stage, deadlock);
     on(stage, malformed);
+    on(stage, orphan);
 }
 
 /// Runs a scene of those who need no agent, again and again.
@@ -181,11 +183,7 @@ async fn deadlock(redis: &Place) -> Result<()> {
     let mut client = redis.client().await?;
     loop {
         for (name, waiter) in ACCOUNTS.into_iter().zip([THREADS[1], THREADS[0]]) {
-            let (queue, deadlines) = queue_keys(name);
-            let deadline = clock_gettime(ClockId::Realtime).tv_sec * 1_000 + 300_000;
-            client.call(&format!("LREM {queue} 0 {waiter}")).await?.ok()?;
-            client.call(&format!("RPUSH {queue} {waiter}")).await?.ok()?;
-            client.call(&format!("ZADD {deadlines} {deadline} {waiter}")).await?.ok()?;
+            queue_up(&mut client, name, waiter, Duration::from_secs(300)).await?;
         }
         for _ in 0..6 {
             sleep(Duration::from_secs(10)).await;
@@ -199,6 +197,30 @@ async fn deadlock(redis: &Place) -> Result<()> {
 /// A fair lock's queue, and the deadlines in it.
 fn queue_keys(name: &str) -> (String, String) {
     (format!("redisson_lock_queue:{{{name}}}"), format!("redisson_lock_timeout:{{{name}}}"))
+}
+
+/// Puts a waiter at the end of a fair lock's queue, as if it had last asked so long before its deadline.
+async fn queue_up(client: &mut Client, name: &str, waiter: &str, left: Duration) -> Result<()> {
+    let (queue, deadlines) = queue_keys(name);
+    let deadline = clock_gettime(ClockId::Realtime).tv_sec.unsigned_abs() + left.as_secs();
+    client.call(&format!("LREM {queue} 0 {waiter}")).await?.ok()?;
+    client.call(&format!("RPUSH {queue} {waiter}")).await?.ok()?;
+    client.call(&format!("ZADD {deadlines} {deadline}000 {waiter}")).await?.ok()?;
+    Ok(())
+}
+
+/// A fair lock's queue that a service left behind: it died while it waited, the lock was freed, and nobody has asked for
+/// it since. Whoever removes it, as the runbook says, sees it come back after two minutes.
+async fn orphan(redis: &Place) -> Result<()> {
+    let mut client = redis.client().await?;
+    let dead = "2f8ac6d1-70b3-4e59-8c14-d5e09b73a264:31";
+    queue_up(&mut client, ORPHAN, dead, Duration::from_secs(1)).await?;
+    let (queue, _) = queue_keys(ORPHAN);
+    while client.call(&format!("EXISTS {queue}")).await?.int()? == 1 {
+        sleep(Duration::from_secs(10)).await;
+    }
+    sleep(Duration::from_secs(120)).await;
+    Ok(())
 }
 
 /// Something else wrote into a lock's hash.
@@ -222,7 +244,7 @@ pub(crate) async fn clean_up(redis: &Place) -> Result<()> {
     leaky(redis).await?.unlock(LEAKED).await?;
     let mut client = redis.client().await?;
     client.call(&format!("DEL {MALFORMED}")).await?.ok()?;
-    for name in ACCOUNTS {
+    for name in ACCOUNTS.into_iter().chain([ORPHAN]) {
         let (queue, deadlines) = queue_keys(name);
         client.call(&format!("DEL {name} {queue} {deadlines}")).await?.ok()?;
     }

@@ -1,6 +1,7 @@
 //! What traces show of the core's work: `lock acquire` from a LOCK to its answer, `lock hold` from a grant to its end,
 //! `lock renew` for each batch of renewals. Spans are made and let go where the core decides, as its log lines are; the
-//! instants are the subscriber's. Without one they are empty, and cost one look at a flag.
+//! instants are the subscriber's. Whether a LOCK or a batch is traced is decided before its span is made; without a span of
+//! its own nothing that belongs to it has one. When traces are off all are empty, and cost one look at a flag.
 
 use service_kit::trace::{self, TARGET, TraceParent};
 use tracing::Span;
@@ -36,10 +37,12 @@ pub(super) fn ended(span: &Span, end: End) {
 
 /// One batch of renewals.
 pub(super) fn renewal(holds: usize) -> Span {
-    tracing::info_span!(
-        target: TARGET, parent: None, "lock renew",
-        lock.batch = holds, lock.renewed = Empty, lock.gone = Empty, otel.status_code = Empty,
-    )
+    trace::root(&TraceParent::default(), || {
+        tracing::info_span!(
+            target: TARGET, parent: None, "lock renew",
+            lock.batch = holds, lock.renewed = Empty, lock.gone = Empty, otel.status_code = Empty,
+        )
+    })
 }
 
 impl Core {
@@ -48,15 +51,17 @@ impl Core {
         if !trace::is_on() {
             return Span::none();
         }
-        let group = self.group(&request.name);
-        let span = tracing::info_span!(
-            target: TARGET, parent: None, "lock acquire",
-            lock.name = %request.name, lock.group = &*group, lock.kind = request.kind.as_str(),
-            worker.pid = self.worker_pid(owner), lock.holder = Empty, lock.outcome = Empty,
-            lock.wait_ms = Empty, lock.holds = Empty, otel.status_code = Empty,
-        );
-        let parent = request.traceparent.as_deref().map(String::from_utf8_lossy);
-        trace::within(span, &parent.map_or_else(TraceParent::default, |p| TraceParent::read(&p)))
+        let parent = request.traceparent.as_deref();
+        let parent = parent.map_or_else(TraceParent::default, TraceParent::read);
+        trace::root(&parent, || {
+            let group = self.group(&request.name);
+            tracing::info_span!(
+                target: TARGET, parent: None, "lock acquire",
+                lock.name = %request.name, lock.group = &*group, lock.kind = request.kind.as_str(),
+                worker.pid = self.worker_pid(owner), lock.holder = Empty, lock.outcome = Empty,
+                lock.wait_ms = Empty, lock.holds = Empty, otel.status_code = Empty,
+            )
+        })
     }
 
     /// The span of a hold that its waiter has just been granted under that number.

@@ -1,7 +1,7 @@
 //! How many requests, how they ended, how long they took; and each one's span, where traces are sent.
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::HeaderMap;
+use axum::http::HeaderValue;
 use axum::middleware::Next;
 use axum::response::Response;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
@@ -73,16 +73,16 @@ fn server_span(request: &Request, route: Option<&MatchedPath>) -> Span {
     let Some(route) = route.map(MatchedPath::as_str).filter(|route| !PROBED.contains(route)) else {
         return Span::none();
     };
-    let span = tracing::info_span!(
-        target: trace::TARGET, parent: None, "GET",
-        otel.name = format_args!("{} {route}", request.method()), otel.kind = "server",
-        http.request.method = request.method().as_str(), http.route = route,
-        http.response.status_code = Empty, otel.status_code = Empty,
-    );
-    trace::within(span, &parent(request.headers()))
-}
-
-fn parent(headers: &HeaderMap) -> TraceParent {
-    let header = headers.get("traceparent").and_then(|value| value.to_str().ok());
-    header.map_or_else(TraceParent::default, TraceParent::read)
+    if !trace::is_on() {
+        return Span::none();
+    }
+    let parent = request.headers().get("traceparent").map(HeaderValue::as_bytes);
+    trace::root(&parent.map_or_else(TraceParent::default, TraceParent::read), || {
+        tracing::info_span!(
+            target: trace::TARGET, parent: None, "GET",
+            otel.name = format_args!("{} {route}", request.method()), otel.kind = "server",
+            http.request.method = request.method().as_str(), http.route = route,
+            http.response.status_code = Empty, otel.status_code = Empty,
+        )
+    })
 }

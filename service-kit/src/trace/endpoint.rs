@@ -9,18 +9,11 @@ use opentelemetry_http::hyper::HyperClient;
 use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig};
 
+use super::sampling::Sampling;
 use crate::redis_link;
 
 /// How long a batch may take, as the standard has it.
 const TIMEOUT: Duration = Duration::from_secs(10);
-const SAMPLERS: [&str; 6] = [
-    "always_on",
-    "always_off",
-    "traceidratio",
-    "parentbased_always_on",
-    "parentbased_always_off",
-    "parentbased_traceidratio",
-];
 
 /// A variable for traces, or the one for all signals in its place; an empty one counts as absent.
 fn otlp(env: &impl Fn(&str) -> Option<String>, name: &str) -> Option<(String, String)> {
@@ -46,6 +39,7 @@ pub(super) struct Endpoint {
     timeout: Duration,
     /// Who signs the receiver's certificate, where that is not one of the system's.
     authorities: Option<PathBuf>,
+    sampling: Sampling,
 }
 
 impl Endpoint {
@@ -83,14 +77,19 @@ impl Endpoint {
                 Duration::from_millis(millis.ok_or_else(wrong)?)
             }
         };
-        check_sampler(&env)?;
+        let sampling = Sampling::from_env(&env)?;
         let authorities = otlp(&env, "CERTIFICATE").map(|(_, path)| PathBuf::from(path));
-        Ok(Some(Self { url, protocol, timeout, authorities }))
+        Ok(Some(Self { url, protocol, timeout, authorities, sampling }))
     }
 
     /// How long a batch may take, its connection included.
     pub(super) fn patience(&self) -> Duration {
         self.timeout + self.timeout / 2
+    }
+
+    /// Which traces are wanted.
+    pub(super) fn sampling(&self) -> Sampling {
+        self.sampling
     }
 
     /// For a log line.
@@ -159,24 +158,6 @@ impl Endpoint {
     }
 }
 
-/// The sampler is made by the library, which takes everything where it does not understand what is wanted: that may be
-/// a hundred times too much.
-fn check_sampler(env: &impl Fn(&str) -> Option<String>) -> Result<(), String> {
-    let Some(sampler) = env("OTEL_TRACES_SAMPLER").filter(|value| !value.is_empty()) else {
-        return Ok(());
-    };
-    if !SAMPLERS.contains(&&*sampler) {
-        let known = SAMPLERS.join(", ");
-        return Err(format!("OTEL_TRACES_SAMPLER: `{sampler}`; expected one of {known}"));
-    }
-    let share = env("OTEL_TRACES_SAMPLER_ARG").and_then(|share| share.parse::<f64>().ok());
-    if sampler.ends_with("traceidratio") && !share.is_some_and(|share| (0.0..=1.0).contains(&share))
-    {
-        return Err("OTEL_TRACES_SAMPLER_ARG: expected a share from 0 to 1".to_owned());
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,13 +193,12 @@ mod tests {
             ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
             ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
         ]);
-        let expected = Endpoint {
-            url: "https://traces/v1/traces".to_owned(),
-            protocol: Protocol::Grpc,
-            timeout: Duration::from_millis(300),
-            authorities: None,
-        };
-        assert_eq!(endpoint, Ok(Some(expected)));
+        let endpoint = endpoint.unwrap().unwrap();
+        assert_eq!(endpoint.url, "https://traces/v1/traces");
+        assert_eq!(endpoint.protocol, Protocol::Grpc);
+        assert_eq!(endpoint.timeout, Duration::from_millis(300));
+        assert_eq!(endpoint.authorities, None);
+        assert_ne!(endpoint.sampling, read(&[ENDPOINT]).unwrap().unwrap().sampling);
         assert_eq!(read(&[ENDPOINT]).unwrap().unwrap().protocol, Protocol::Http);
     }
 

@@ -9,12 +9,13 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::resource::EnvResourceDetector;
 use opentelemetry_sdk::trace::{
-    BatchConfigBuilder, BatchSpanProcessor, SdkTracer, SdkTracerProvider,
+    BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider,
 };
 use tokio::runtime::Runtime;
 
 use super::count::{Counted, Gate};
 use super::endpoint::Endpoint;
+use super::sampling::Sampling;
 
 /// How many spans may wait to be sent, unless `OTEL_BSP_MAX_QUEUE_SIZE` says otherwise.
 const ROOM: usize = 2048;
@@ -32,6 +33,7 @@ pub(crate) struct Exporting {
     provider: SdkTracerProvider,
     /// Connections live here, off the program's own threads.
     runtime: Runtime,
+    sampling: Sampling,
     shown: (String, &'static str),
 }
 
@@ -65,15 +67,24 @@ impl Exporting {
         );
         let config = BatchConfigBuilder::default().with_max_queue_size(room).build();
         let batches = BatchSpanProcessor::builder(counted).with_batch_config(config).build();
+        let sampling = endpoint.sampling();
         let provider = SdkTracerProvider::builder()
+            // Only what is wanted is made.
+            .with_sampler(Sampler::AlwaysOn)
+            .with_id_generator(sampling.ids())
             .with_resource(resource(program, env("OTEL_SERVICE_NAME")))
             .with_span_processor(Gate::new(batches, waiting, room))
             .build();
-        Ok(Some(Self { provider, runtime, shown: endpoint.shown() }))
+        Ok(Some(Self { provider, runtime, sampling, shown: endpoint.shown() }))
     }
 
     pub(crate) fn tracer(&self) -> SdkTracer {
         self.provider.tracer("lockscope")
+    }
+
+    /// From now on spans are made, those that are wanted.
+    pub(crate) fn begin(&self) {
+        super::begin(self.sampling);
     }
 
     /// Where they go, and by which protocol, for a log line.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
-use harness::{PATIENCE, Prometheus, within};
+use harness::{PATIENCE, Prometheus, eventually, http, within};
 use serde_json::Value;
 
 use super::{RULES, text};
@@ -130,6 +130,15 @@ async fn every_panel_has_data() -> Result<()> {
         wanted = missing;
         let places: Vec<_> = wanted.iter().map(|(place, _)| place).collect();
         ensure!(wanted.is_empty(), "no data yet: {places:?}");
+        Ok(())
+    })
+    .await;
+    // What the demo has to show last.
+    eventually("an orphan", async || {
+        let found = http::get(demo.dashboard, "/api/v1/problems?limit=100").await?.json()?;
+        let found = found["problems"].as_array().cloned().unwrap_or_default();
+        let orphan = found.iter().find(|problem| problem["problem"] == "orphan");
+        ensure!(orphan.is_some_and(|p| p["lock"]["name"] == "orphan:mail-merge"), "{found:#?}");
         Ok(())
     })
     .await;

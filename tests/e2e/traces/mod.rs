@@ -203,6 +203,57 @@ async fn the_sampler_decides_and_parents_decide_before_it() -> Result<()> {
     Ok(())
 }
 
+/// The lower half of an id without its last bit, by which a share is taken.
+fn place(trace: &str) -> Result<u64> {
+    let lower = trace.get(16..).context("an id has 32 digits")?;
+    Ok(u64::from_str_radix(lower, 16)? >> 1)
+}
+
+#[tokio::test]
+async fn of_a_share_each_trace_is_whole_or_not_at_all() -> Result<()> {
+    let receiver = SpanReceiver::start().await?;
+    let endpoint = receiver.grpc();
+    let redis = RedisServer::start().await?;
+    let mut variables = sending(&endpoint, "grpc").to_vec();
+    variables.push(("OTEL_TRACES_SAMPLER", "traceidratio"));
+    variables.push(("OTEL_TRACES_SAMPLER_ARG", "0.5"));
+    let agent = Agent::in_environment(&redis, &[], &variables).await?;
+    let mut worker = agent.client().await?;
+    for number in 0..64 {
+        ok(&mut worker, &format!("LOCK own:{number}")).await?;
+        ok(&mut worker, &format!("UNLOCK own:{number}")).await?;
+    }
+    // By the id alone, as this sampler has it: what the worker wants does not count.
+    let (below, above) = ("0".repeat(15) + "7" + &"7".repeat(16), "f".repeat(32));
+    for (lock, trace, flags) in [("above", above, "01"), ("below", below.clone(), "00")] {
+        ok(&mut worker, &format!("LOCK {lock} TRACEPARENT 00-{trace}-{WORKER}-{flags}")).await?;
+        ok(&mut worker, &format!("UNLOCK {lock}")).await?;
+    }
+    eventually("whole traces", async || {
+        let spans = receiver.spans();
+        let traces: BTreeSet<_> = spans.iter().map(|span| &*span.trace).collect();
+        for trace in &traces {
+            let mut names: Vec<_> = spans.iter().filter(|span| span.trace == **trace).collect();
+            names.sort_by_key(|span| &span.name);
+            let names: Vec<_> = names.iter().map(|span| &*span.name).collect();
+            let whole = ["EVALSHA acquire", "EVALSHA release", "lock acquire", "lock hold"];
+            ensure!(names == whole || names == ["EVALSHA keep", "lock renew"], "{names:?}");
+        }
+        ensure!(traces.contains(&*below), "not the one with a parent");
+        ensure!(receiver.about("lock hold", "above").is_empty());
+        Ok(())
+    })
+    .await;
+    let own = receiver.spans().into_iter().filter(|span| span.attribute("lock.group") == "own:*");
+    let own: BTreeSet<_> = own.map(|span| span.trace).collect();
+    // All or none of 64 would be a chance of one in 2^63.
+    assert!((1..64).contains(&own.len()), "{own:?}");
+    for trace in own {
+        assert!(place(&trace)? < 1 << 62, "{trace} would not be taken by others of the same share");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn who_receives_traces_is_never_waited_for() -> Result<()> {
     // One takes connections and says nothing; nobody listens at the other.
