@@ -10,7 +10,6 @@ async fn its_message_wakes_the_waiter() -> Result<()> {
     // Neither the lease nor the poll would end within the test's patience.
     let mut bench = Bench::with(&["--poll-max", "10m"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
-    java.lease_ms = 600_000;
     assert!(java.lock("a").await?);
     let mut worker = bench.session().await?;
     worker.send("LOCK a").await?;
@@ -53,7 +52,7 @@ async fn one_without_a_time_to_live_is_polled() -> Result<()> {
 async fn a_holder_that_renews_is_waited_for_again() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut java = Foreign::connect(&bench.redis).await?;
-    java.lease_ms = 1_000;
+    java.lease_ms = 4_000;
     assert!(java.lock("a").await?);
     let mut worker = bench.session().await?;
     worker.send("LOCK a").await?;

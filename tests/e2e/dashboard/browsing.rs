@@ -45,7 +45,6 @@ impl Shown {
         let usual = ["--history-dir", &history, "--environment", "test", "--allow-release"];
         let mut bench = Bench::with(&[&usual, flags].concat()).await?;
         let mut java = Foreign::connect(&bench.redis).await?;
-        java.lease_ms = 600_000;
         for name in ["awaited", "plain", "leaked"] {
             ensure!(java.lock(name).await?, "{name} is taken");
         }
@@ -207,7 +206,6 @@ async fn everything_is_reached_by_keyboard() -> Result<()> {
     }
     // Something new that sorts before: nothing moves under whoever is among the rows.
     let mut java = Foreign::connect(&shown.bench.redis).await?;
-    java.lease_ms = 600_000;
     ensure!(java.lock("a-new-one").await?, "taken");
     says("document.getElementById('waiting').hidden", false.into()).await;
     let first = "document.querySelector('#rows .name').innerText";

@@ -179,7 +179,6 @@ async fn a_redis_that_cannot_be_read_is_said_so_everywhere() -> Result<()> {
     let redis = RedisServer::start().await?;
     let mut direct = redis.client().await?;
     let mut java = Foreign::connect(&redis).await?;
-    java.lease_ms = 600_000;
     assert!(java.lock("a").await?);
     for i in 0..300 {
         direct.call(&format!("SET other:{i} x")).await?.ok()?;

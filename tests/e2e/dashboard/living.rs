@@ -25,7 +25,7 @@ fn says(text: &str) -> String {
 
 async fn other_client(bench: &Bench, uuid: &str) -> Result<Foreign> {
     let mut client = Foreign::connect(&bench.redis).await?;
-    (client.holder, client.lease_ms) = (format!("{uuid}:7"), 600_000);
+    client.holder = format!("{uuid}:7");
     Ok(client)
 }
 

@@ -100,7 +100,6 @@ async fn what_dashboards_find_is_told() -> Result<()> {
     for (thread, lock, other) in [(47, "row:1", "row:2"), (48, "row:2", "row:1")] {
         let mut service = Foreign::connect(&watched.redis).await?;
         service.holder = format!("7c1d2e3f-5a43-4f9f-8d11-6a2b3c4d5e6f:{thread}");
-        service.lease_ms = 600_000;
         assert!(service.lock(lock).await?);
         let holder = &service.holder;
         direct.call(&format!("RPUSH redisson_lock_queue:{{{other}}} {holder}")).await?.ok()?;
@@ -125,7 +124,6 @@ async fn what_dashboards_find_is_told() -> Result<()> {
 
     // One with a count that no client writes.
     let mut odd = Foreign::connect(&watched.redis).await?;
-    odd.lease_ms = 600_000;
     assert!(odd.lock("odd:1").await?);
     until_scraped(&watched, DETECTED, "odd:*").await;
     direct.call(&format!("HSET odd:1 {} 0", odd.holder)).await?.ok()?;
