@@ -76,7 +76,11 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
         None => None,
     };
     let registry = Registry::new();
-    let app = start(&config, &registry, shutdown)?;
+    let history = match &config.history_dir {
+        Some(folder) => Some(archive::open(folder, actor::wall()).await?),
+        None => None,
+    };
+    let app = start(&config, history, &registry, shutdown)?;
     let stop = shutdown.token();
     let (viewers, handle) = (app.viewers.clone(), app.model.clone());
     let ended = stop.clone();
@@ -103,7 +107,12 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
 }
 
 /// Starts model and sources.
-fn start(config: &Config, registry: &Registry, shutdown: &Shutdown) -> anyhow::Result<App> {
+fn start(
+    config: &Config,
+    history: Option<archive::Archive>,
+    registry: &Registry,
+    shutdown: &Shutdown,
+) -> anyhow::Result<App> {
     let revision = option_env!("LOCKSCOPE_REVISION").unwrap_or("unknown");
     let version = env!("CARGO_PKG_VERSION");
     service_kit::metrics::register_build_info(registry, metrics::PREFIX, version, revision)?;
@@ -119,8 +128,7 @@ fn start(config: &Config, registry: &Registry, shutdown: &Shutdown) -> anyhow::R
     let mut model = Model::new(config.model.clone(), config.grouping(), &scopes, now());
     let mut archived = None;
     let mut notes: Option<archive::Notes> = None;
-    if let Some(folder) = &config.history_dir {
-        let archive::Archive { notes: to, writer, reader } = archive::open(folder, actor::wall())?;
+    if let Some(archive::Archive { notes: to, writer, reader }) = history {
         model.remember(reader.remembered().context("cannot read the history")?);
         shutdown.spawn("history", writer.run());
         (archived, notes) = (Some(reader), Some(to));

@@ -16,10 +16,12 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rusqlite::Connection;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::model::past::Note;
 use crate::model::view::WallMillis;
@@ -51,6 +53,9 @@ impl Notes {
     }
 }
 
+/// How long to wait for a dashboard that had the history before and is about to end, as at a restart.
+const HANDED_ON: Duration = Duration::from_secs(5);
+
 /// The history, opened.
 #[derive(Debug)]
 pub struct Archive {
@@ -66,7 +71,7 @@ pub struct Archive {
 ///
 /// # Errors
 /// When the folder or the file cannot be used, or another dashboard uses it.
-pub fn open(folder: &Path, now: WallMillis) -> anyhow::Result<Archive> {
+pub async fn open(folder: &Path, now: WallMillis) -> anyhow::Result<Archive> {
     let named = || folder.display();
     DirBuilder::new()
         .recursive(true)
@@ -81,8 +86,15 @@ pub fn open(folder: &Path, now: WallMillis) -> anyhow::Result<Archive> {
         .open(folder.join("lock"))
         .with_context(|| format!("cannot write to the history's folder {}", named()))?;
     let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-    if rustix::fs::flock(&lock, exclusive).is_err() {
-        bail!("another dashboard keeps its history in {}: give each a folder of its own", named());
+    let began = Instant::now();
+    while rustix::fs::flock(&lock, exclusive).is_err() {
+        if began.elapsed() > HANDED_ON {
+            bail!(
+                "another dashboard keeps its history in {}: give each a folder of its own",
+                named()
+            );
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let path = folder.join(FILE);
     let connection = match schema::open(&path) {

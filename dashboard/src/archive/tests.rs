@@ -28,7 +28,7 @@ fn ended(name: &[u8], thread: i64, from: u64, to: u64) -> Note {
 
 /// Writes notes, and returns what answers.
 async fn written(folder: &Path, now: u64, notes: impl IntoIterator<Item = Note>) -> Reader {
-    let Archive { notes: queue, writer, reader } = open(folder, WallMillis(now)).unwrap();
+    let Archive { notes: queue, writer, reader } = open(folder, WallMillis(now)).await.unwrap();
     notes.into_iter().for_each(|note| queue.tell(note));
     drop(queue);
     writer.run().await;
@@ -164,7 +164,7 @@ async fn when_nobody_looked_is_told() {
 #[tokio::test]
 async fn what_finds_no_room_leaves_a_gap() {
     let folder = tempfile::tempdir().unwrap();
-    let Archive { notes, writer, reader } = open(folder.path(), WallMillis(5)).unwrap();
+    let Archive { notes, writer, reader } = open(folder.path(), WallMillis(5)).await.unwrap();
     for i in 0..QUEUE as u64 + 10 {
         notes.tell(ended(b"a", 1, i, i + 1));
     }
@@ -186,10 +186,17 @@ async fn a_broken_file_is_put_aside() {
     assert_eq!(aside, b"no database");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn two_dashboards_need_two_folders() {
     let folder = tempfile::tempdir().unwrap();
-    let _first = open(folder.path(), WallMillis(0)).unwrap();
-    let error = open(folder.path(), WallMillis(0)).unwrap_err().to_string();
+    let first = open(folder.path(), WallMillis(0)).await.unwrap();
+    let error = open(folder.path(), WallMillis(0)).await.unwrap_err().to_string();
     assert!(error.contains("another dashboard"), "{error}");
+    // One that ends meanwhile leaves it to the next.
+    let end = async {
+        tokio::time::sleep(HANDED_ON / 2).await;
+        drop(first);
+    };
+    let (next, ()) = tokio::join!(open(folder.path(), WallMillis(1)), end);
+    next.unwrap();
 }
