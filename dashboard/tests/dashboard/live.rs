@@ -1,8 +1,10 @@
 //! Event streams: of pages and of the API.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::redis_server::{HOLDER, RedisServer, release, take};
 use crate::serving::{Dashboard, Event};
@@ -60,7 +62,7 @@ async fn times_to_live_are_kept_fresh_without_new_rows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn machines_get_a_snapshot_and_then_changes() {
+async fn machines_get_a_snapshot_of_many_locks_in_parts() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     for i in 0..1_200 {
@@ -69,42 +71,54 @@ async fn machines_get_a_snapshot_and_then_changes() {
     let dashboard = Dashboard::start(&server.url()).await;
     dashboard.json_when("/api/v1/locks", |json| json["total"] == 1_200).await;
     let mut stream = dashboard.events("/api/v1/stream", &[]).await;
-    let mut known = 0;
+    let (mut known, mut parts) = (0, 0);
     loop {
         let event = stream.next().await.unwrap();
         assert_eq!(event.event, "snapshot");
         known += event.data["locks"].as_array().unwrap().len();
-        if event.data["more"] == false {
-            assert!(event.id.is_some());
+        parts += 1;
+        // It can be resumed after the last part only.
+        let last = event.data["more"] == false;
+        assert_eq!(event.id.is_some(), last);
+        if last {
             break;
         }
     }
-    assert_eq!(known, 1_200);
+    assert_eq!((known, parts), (1_200, 3));
+}
+
+/// One lock, so that few changes come by themselves: those that are kept for who comes back reach for minutes.
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_are_told_changes_and_resume_where_they_were() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = Dashboard::start(&server.url()).await;
+    let mut stream = dashboard.events("/api/v1/stream", &[]).await;
+    let snapshot = stream.next().await.unwrap();
+    assert_eq!((snapshot.event.as_str(), &snapshot.data["more"]), ("snapshot", &json!(false)));
     take(&mut redis, b"new", HOLDER, 600_000);
-    let names = |event: &Event| {
-        event.data["changed"].as_array().unwrap().iter().any(|lock| lock["name"] == "new")
+    let is = |event: &Event, state: &str| {
+        let changed = event.data["changed"].as_array().cloned().unwrap_or_default();
+        changed.iter().any(|lock| lock["name"] == "new" && lock["state"] == state)
     };
-    let last = stream.when(|event| event.event == "delta" && names(event)).await.id.unwrap();
+    let last = stream.when(|event| event.event == "delta" && is(event, "held")).await.id.unwrap();
 
     // Whoever comes back in time misses nothing and is told nothing twice.
     drop(stream);
     release(&mut redis, "new");
     dashboard.lock_when("new", |lock| lock["state"] == "free").await;
     let mut back = dashboard.events("/api/v1/stream", &[("Last-Event-ID", &last)]).await;
-    let free = |event: &Event| {
-        let changed = event.data["changed"].as_array().unwrap();
-        changed.iter().any(|lock| lock["name"] == "new" && lock["state"] == "free")
-    };
-    let mut seq: u64 = last.rsplit_once('-').unwrap().1.parse().unwrap();
+    let (epoch, seq) = last.rsplit_once('-').unwrap();
+    let mut seq: u64 = seq.parse().unwrap();
     back.when(|event| {
         seq += 1;
         assert_eq!((event.event.as_str(), event.data["seq"].as_u64()), ("delta", Some(seq)));
-        free(event)
+        is(event, "free")
     })
     .await;
 
     // Whoever comes from elsewhere begins anew, and is told so.
-    for id in ["0-1", "nonsense", &format!("{last}9")] {
+    for id in ["0-1", "nonsense", &format!("{epoch}-{}", u64::MAX)] {
         let mut stream = dashboard.events("/api/v1/stream", &[("Last-Event-ID", id)]).await;
         assert_eq!(stream.next().await.unwrap().event, "resync", "{id}");
         assert_eq!(stream.next().await.unwrap().event, "snapshot", "{id}");
@@ -144,11 +158,15 @@ impl Follower {
     }
 }
 
+/// How far the system lets what is on its way to somebody who does not read grow, bytes.
+fn largest_send_buffer() -> usize {
+    let limits = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap();
+    limits.split_whitespace().next_back().unwrap().parse().unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_reads_too_slowly_begins_anew() {
     const LOCKS: usize = 300;
-    /// More than the buffers between us and it can hold, bytes.
-    const MUCH: usize = 6 << 20;
     /// More changes than are kept for those who fall behind.
     const MANY: usize = 70;
     let server = RedisServer::start();
@@ -164,19 +182,28 @@ async fn whoever_reads_too_slowly_begins_anew() {
     dashboard.source_when("channels", "on").await;
     let mut slow = dashboard.events_slowly("/api/v1/stream").await;
     let mut quick = dashboard.events("/api/v1/stream", &[]).await;
-    let (mut bytes, mut changes) = (0, 0);
+    // More than the buffers between it and us can hold.
+    let much = (2 << 20) + largest_send_buffer() * 5 / 4;
+    let mut follower = Follower::default();
+    let (mut behind, mut changes, mut read) = (0, 0, Instant::now());
     while changes < MANY {
         churn.exec(&mut redis).unwrap();
         let event = quick.when(|event| event.event == "delta").await;
-        bytes += event.data.to_string().len();
-        changes += usize::from(bytes > MUCH);
+        behind += event.data.to_string().len();
+        changes = if behind > much { changes + 1 } else { 0 };
+        // The server ends a connection from which nothing is read for half a minute.
+        if read.elapsed() > Duration::from_secs(5) {
+            let event = slow.next().await.unwrap();
+            behind = behind.saturating_sub(event.data.to_string().len());
+            follower.take_in(&event);
+            read = Instant::now();
+        }
     }
     drop(quick);
     take(&mut redis, b"last", HOLDER, 600_000);
     dashboard.lock_when("last", |lock| lock["state"] == "held").await;
 
     // Each change in its order until it is told to forget all; then everything, and each change again.
-    let mut follower = Follower::default();
     while follower.locks.get("last").is_none_or(|(state, _)| state != "held") {
         follower.take_in(&slow.next().await.unwrap());
     }
