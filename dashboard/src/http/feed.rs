@@ -5,9 +5,11 @@
 //! whoever is further behind, being slow, gets the difference from what they have. Nothing is queued.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
 
@@ -22,6 +24,8 @@ use crate::views::live::Picture;
 const VERSION_EACH: Duration = Duration::from_millis(150);
 /// The longest without a look: what the sources say changes without the model.
 const LOOK_EACH: Duration = Duration::from_secs(1);
+/// However many pages are open, each has a version in this time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A page as it was at an instant, and how to get there.
 #[derive(Debug)]
@@ -68,7 +72,40 @@ type Sender = watch::Sender<Option<Arc<Version>>>;
 
 /// Every open page, by its address. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Feeds(Arc<Mutex<HashMap<String, Sender>>>);
+pub struct Feeds(Arc<Mutex<HashMap<String, Sender>>>, Arc<AtomicU64>);
+
+/// What it takes to make one page, among all that are open: together they take at most one processor, and a page that is
+/// made quickly does not wait for slow ones.
+#[derive(Debug)]
+struct Share {
+    /// Of all pages, microseconds.
+    all: Arc<AtomicU64>,
+    /// Of this one, over its last versions.
+    micros: u64,
+}
+
+impl Share {
+    /// Notes what it took this time.
+    fn took(&mut self, time: Duration) {
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).min(1_000_000);
+        let now = if self.micros == 0 { micros } else { (self.micros * 3 + micros) / 4 };
+        self.all.fetch_add(now.wrapping_sub(self.micros), Ordering::Relaxed);
+        self.micros = now;
+    }
+
+    /// How long it waits from one version to the next, where so many pages are open.
+    fn pause(&self, pages: usize) -> Duration {
+        let as_all = self.micros.saturating_mul(u64::try_from(pages).unwrap_or(u64::MAX));
+        let together = self.all.load(Ordering::Relaxed);
+        Duration::from_micros(as_all.min(together).saturating_mul(2)).min(LONGEST_PAUSE)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.micros, Ordering::Relaxed);
+    }
+}
 
 impl Feeds {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Sender>> {
@@ -89,6 +126,7 @@ impl Feeds {
             changes: app.hub.changes(),
             viewer: app.viewers.enter(),
             picture: None,
+            share: Share { all: Arc::clone(&self.1), micros: 0 },
             sender,
             app: app.clone(),
         };
@@ -127,6 +165,7 @@ struct Feed {
     changes: broadcast::Receiver<Arc<Delta>>,
     viewer: Viewer,
     picture: Option<Arc<Picture>>,
+    share: Share,
     sender: Sender,
 }
 
@@ -149,10 +188,9 @@ impl Feed {
                     tracing::error!(%error, address = self.address, "a page's patch could not be made");
                 }
             }
-            // However many pages are open, together they take half of one processor, while each gets a version in 5 s.
-            let pages = u32::try_from(self.app.feeds.len()).unwrap_or(u32::MAX);
-            let fair = began.elapsed().saturating_mul(2).saturating_mul(pages);
-            let next = began + self.topic.pace().max(VERSION_EACH).max(fair.min(LOOK_EACH * 5));
+            self.share.took(began.elapsed());
+            let pause = self.share.pause(self.app.feeds.len());
+            let next = began + self.topic.pace().max(VERSION_EACH).max(pause);
             let look = (began + LOOK_EACH).max(next);
             let sender = self.sender.clone();
             let (feeds, address) = (self.app.feeds.clone(), self.address.clone());
@@ -163,18 +201,23 @@ impl Feed {
         }
     }
 
-    /// Waits until `next`, and then for a change or until `look`.
+    /// Waits until `next`, and then for a change that the page may show or until `look`.
     async fn news(&mut self, next: Instant, look: Instant) {
         tokio::time::sleep_until(next).await;
-        tokio::select! {
-            // A receiver that fell behind has surely missed a change, which is all that counts here.
-            change = self.changes.recv() => drop(change),
-            () = tokio::time::sleep_until(look) => {}
+        let mut concerned = false;
+        while !concerned {
+            concerned = tokio::select! {
+                change = self.changes.recv() => self.concerns(change.ok().as_deref()),
+                () = tokio::time::sleep_until(look) => true,
+            };
         }
-        while !matches!(
-            self.changes.try_recv(),
-            Err(broadcast::error::TryRecvError::Empty | broadcast::error::TryRecvError::Closed)
-        ) {}
+        // What else has come is in the version that is made now.
+        while !matches!(self.changes.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
+    }
+
+    /// Whether the page may show some of it. A receiver that fell behind has surely missed something.
+    fn concerns(&self, change: Option<&Delta>) -> bool {
+        change.is_none_or(|change| self.topic.concerns(change, self.picture.as_deref()))
     }
 
     async fn version(&mut self) -> Result<Option<Version>, askama::Error> {
@@ -189,5 +232,40 @@ impl Feed {
         let picture = Arc::new(picture);
         self.picture = Some(Arc::clone(&picture));
         Ok(Some(Version { picture, before, patch: Frame::new(&json), full: OnceLock::new() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quick_page_waits_for_no_slow_ones_and_all_together_are_bounded() {
+        let all = Arc::new(AtomicU64::new(0));
+        let share = |micros: u64| {
+            let mut share = Share { all: Arc::clone(&all), micros: 0 };
+            share.took(Duration::from_micros(micros));
+            share
+        };
+        let mut shares: Vec<Share> = (0..100).map(|_| share(20_000)).collect();
+        shares.extend((0..10).map(|_| share(100)));
+        let load: f64 = shares
+            .iter()
+            .map(|share| {
+                Duration::from_micros(share.micros).as_secs_f64() / share.pause(110).as_secs_f64()
+            })
+            .sum();
+        assert!(load <= 1.0, "{load} processors");
+        let quick = shares.last().unwrap().pause(110);
+        assert_eq!(quick, Duration::from_micros(100 * 110 * 2), "as if all were like it");
+        assert!(shares[0].pause(110) > quick);
+        // One slow version is not taken for all to come, and what is closed no longer counts.
+        let before = shares[0].pause(110);
+        shares[0].took(Duration::from_millis(100));
+        assert!(shares[0].pause(110) < before * 2, "{:?}", shares[0].pause(110));
+        shares.truncate(1);
+        assert_eq!(all.load(Ordering::Relaxed), shares[0].micros);
+        drop(shares);
+        assert_eq!(all.load(Ordering::Relaxed), 0);
     }
 }

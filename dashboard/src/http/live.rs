@@ -21,8 +21,10 @@ use super::lists::list_page;
 use super::params::{Address, EventsParams, LockParams, OwnerParams, TableParams, understood};
 use super::problem::Problem;
 use super::viewers::Viewed;
+use crate::model::Delta;
 use crate::model::actor::wall;
 use crate::model::view::LockId;
+use crate::query::Filter;
 use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
@@ -106,8 +108,8 @@ pub async fn live(
 /// What a stream is about.
 #[derive(Debug)]
 pub(super) enum Topic {
-    Locks(TableParams),
-    Lock(LockParams, Asked),
+    Locks(TableParams, Filter),
+    Lock(LockParams, LockId, Asked),
     Owners(TableParams),
     Owner(OwnerParams),
     Problems(TableParams),
@@ -124,11 +126,12 @@ impl Topic {
         Ok(match address {
             Address::Locks(params) => {
                 understood_filter(app.table(&params, None)?.filter_error)?;
-                Self::Locks(params)
+                let filter = Filter::parse(&params.filter).unwrap_or_default();
+                Self::Locks(params, filter)
             }
             Address::Lock(params) => {
-                app.lock_id(&params)?;
-                Self::Lock(params, Asked::default())
+                let id = app.lock_id(&params)?;
+                Self::Lock(params, id, Asked::default())
             }
             Address::Owners(params) => {
                 understood_filter(list_page::<OwnerRow>(app, "", &params)?.filter_error)?;
@@ -162,6 +165,24 @@ impl Topic {
         }
     }
 
+    /// Whether the page may show some of that change at once. The rest, such as how many locks match in all where one
+    /// that is not shown matches no longer, shows when it is looked at the next time.
+    pub(super) fn concerns(&self, change: &Delta, before: Option<&Picture>) -> bool {
+        match self {
+            Self::Locks(_, filter) => {
+                let now = wall();
+                let shown = |id: &LockId| before.is_none_or(|before| before.shows(id));
+                change.changed.iter().any(|lock| filter.matches(lock, now) || shown(&lock.id))
+                    || change.removed.iter().any(shown)
+            }
+            Self::Lock(_, id, _) => {
+                change.changed.iter().any(|lock| lock.id == *id) || change.removed.contains(id)
+            }
+            Self::Sources => false,
+            _ => true,
+        }
+    }
+
     /// The page as it is now, and the locks that it shows; none where it cannot be made just now.
     pub(super) async fn picture(
         &self,
@@ -170,17 +191,16 @@ impl Topic {
         before: Option<&Picture>,
     ) -> Result<Option<(Picture, Option<Viewed>)>, askama::Error> {
         let made = match self {
-            Self::Locks(params) => {
+            Self::Locks(params, _) => {
                 let Ok(table) = app.table(params, None) else { return Ok(None) };
                 let Ok(page) = app.locks_page(address, params) else { return Ok(None) };
                 let picture = Picture::locks(&page, before, &app.fragments)?;
                 (picture, Some(Viewed::Rows(table.rows)))
             }
-            Self::Lock(params, asked) => {
-                let Ok(id) = app.lock_id(params) else { return Ok(None) };
-                let subject = subject_of(app, &id, asked).await;
+            Self::Lock(params, id, asked) => {
+                let subject = subject_of(app, id, asked).await;
                 match app.lock_page(address, params, Some(subject)).await {
-                    Ok(page) => (Picture::lock(&page, before)?, Some(Viewed::Lock(id))),
+                    Ok(page) => (Picture::lock(&page, before)?, Some(Viewed::Lock(id.clone()))),
                     Err(_) => return Ok(None),
                 }
             }

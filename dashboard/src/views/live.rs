@@ -30,7 +30,7 @@ use super::{
     Chrome, EventsPage, ListPage, ListView, LockPage, LocksPage, OwnerPage, SourcesPage, assets,
     events, list, lock, locks, owner, page, row, sources,
 };
-use crate::model::view::{LockView, SourceState, WallMillis};
+use crate::model::view::{LockId, LockView, SourceState, WallMillis};
 
 /// The longest silence on a stream, milliseconds.
 pub const BEAT_MS: u64 = 5_000;
@@ -234,6 +234,13 @@ impl Picture {
             }
         };
         Ok(Self { now: chrome.now.0, title, rows, regions, status_at, states })
+    }
+
+    /// Whether it has a row of that lock.
+    #[must_use]
+    pub fn shows(&self, id: &LockId) -> bool {
+        let id = row::row_id(id);
+        self.rows.iter().any(|row| row.id == id)
     }
 
     /// The event's JSON that makes a browser's page equal to this; everything where nothing was seen `before`, none
