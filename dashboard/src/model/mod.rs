@@ -19,6 +19,7 @@ mod played;
 pub mod problem;
 pub mod record;
 pub mod red;
+pub mod renewals;
 #[cfg(test)]
 mod restarted;
 pub mod schedule;

@@ -140,6 +140,12 @@ fn a_lock_is_seen_taken_renewed_and_released() {
     }
     let view = shown(&mut model, "a").unwrap();
     assert!(view.renewed && (25_000..=30_000).contains(&view.lease_ms.unwrap()), "{view:?}");
+    // Each is told once, between the reading before it and the one that shows it.
+    let renewals = view.renewals.as_ref().unwrap();
+    assert_eq!(renewals.count(), 5);
+    for (told, ms) in renewals.latest().zip((10_000_u64..).step_by(10_000)) {
+        assert!(stamp(ms).wall.0.abs_diff(told.0) <= 1_000, "{renewals:?}");
+    }
     release(&mut model, "a", 61_000);
     read(&mut model, "a", 61_002, absent());
     let view = shown(&mut model, "a").unwrap();
@@ -148,6 +154,7 @@ fn a_lock_is_seen_taken_renewed_and_released() {
     read(&mut model, "a", 61_500, held(2, 1, Some(29_900)));
     let view = shown(&mut model, "a").unwrap();
     assert!(view.holders[0].since.exact, "it was known to be free half a second before");
+    assert_eq!(view.renewals, None, "they were of another hold");
 }
 
 #[test]

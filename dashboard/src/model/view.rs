@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::contention::PastWaitView;
 use super::past::PastHoldView;
 use super::red::RedView;
+use super::renewals::Renewals;
 
 /// An instant in epoch milliseconds of the dashboard's clock, written as RFC 3339 in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -299,6 +300,8 @@ pub struct LockView {
     pub lease_ms: Option<u64>,
     /// Whether its holder renews it.
     pub renewed: bool,
+    /// How often that was seen in the hold that lasts, and when lately; none where it is not renewed.
+    pub renewals: Option<Arc<Renewals>>,
     /// What is wrong with it, worst first.
     pub problems: Vec<ProblemView>,
     /// The latest events, newest first; shared between the versions of a view.

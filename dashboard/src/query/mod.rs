@@ -338,6 +338,7 @@ pub(crate) mod tests {
             queue: Vec::new(),
             token: None,
             group: "x".into(),
+            renewals: None,
             expected_long: false,
         }
     }

@@ -309,7 +309,9 @@ impl Pictures {
     fn new(page: &LockPage, now: WallMillis) -> Self {
         let window = &page.past;
         let choices = match window.kept {
-            true => ["15m", "1h", "6h", "24h"].map(|w| (w, links::lock_window(&page.id, w))).into(),
+            true => ["2m", "15m", "1h", "6h", "24h"]
+                .map(|w| (w, links::lock_window(&page.id, w)))
+                .into(),
             false => Vec::new(),
         };
         Self {

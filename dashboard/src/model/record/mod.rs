@@ -21,6 +21,7 @@ use super::lease::LeaseWatch;
 use super::observation::{Marker, Reading, Source, Stamp};
 use super::past::{Note, Past, PastHold};
 use super::problem::{Expired, Gone, Rule};
+use super::renewals::Renewals;
 use super::view::{
     Acknowledgement, Certainty, LockId, ProblemKind, ProblemView, Since, WallMillis,
 };
@@ -153,6 +154,8 @@ pub struct Record {
     free_since: Moment,
     /// When its lease was last seen set again.
     rose: Option<WallMillis>,
+    /// How often, and when, in the hold that lasts.
+    renewals: Option<Arc<Renewals>>,
     /// When a release was told last, and by which source.
     told: Option<(Moment, Source)>,
     habit: Habit,
@@ -188,6 +191,7 @@ impl Record {
             known_since: now,
             free_since: now,
             rose: None,
+            renewals: None,
             told: None,
             habit: Habit::default(),
             history: History::default(),

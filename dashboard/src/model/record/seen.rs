@@ -1,5 +1,6 @@
 //! What a reading or a message changes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::shape::LockHash;
@@ -118,12 +119,17 @@ impl Record {
         let was_renewed = self.lease.renewed();
         if moved || last.is_none() {
             self.still_since = (stamp.received, stamp.wall);
+            self.renewals = None;
             self.lease.restart(stamp.received, ttl, window.filter(|window| *window <= EXACT));
         } else {
             let step = self.lease.read(stamp.received, stamp.slack(), ttl);
             self.news |= step != Step::Ran;
             if step == Step::Rose {
                 self.rose = Some(stamp.wall);
+                // It has run since then, but it was not yet set again at the reading before.
+                let ran = self.lease.lease().zip(ttl).map(|(lease, ttl)| lease.saturating_sub(ttl));
+                let at = stamp.wall.0.saturating_sub(ran.map_or(0, millis));
+                self.set_again(WallMillis(at.max(last.map_or(0, |last| last.wall.0))));
             }
             if let Some(rare) = self.rare.as_mut().filter(|_| step == Step::Rose) {
                 // Whoever renews it lives, whatever else was seen.
@@ -137,6 +143,12 @@ impl Record {
         self.news |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
         self.ttl = ttl;
         self.bare_since = if ttl.is_some() { None } else { self.bare_since.or(Some(stamp)) };
+    }
+
+    /// Its lease was set again at that instant.
+    pub(super) fn set_again(&mut self, at: WallMillis) {
+        let lease = self.lease.lease();
+        Arc::make_mut(self.renewals.get_or_insert_default()).add(at, lease);
     }
 
     fn look_for_odd(&mut self, hash: &LockHash, around: Surroundings) {

@@ -259,6 +259,7 @@ impl Record {
             observed_at: self.stamp.map_or(WallMillis(0), |stamp| stamp.wall),
             lease_ms: self.lease.lease().map(millis),
             renewed: self.lease.renewed(),
+            renewals: self.renewals.clone().filter(|_| self.lease.renewed() && self.is_held()),
             problems: self.problems.clone(),
             events: self.history.shown(),
             past: self.past.shown(),

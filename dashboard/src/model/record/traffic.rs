@@ -45,7 +45,7 @@ impl Record {
             What::Refused => self.refused(holder, at, wall),
             What::Queued { .. } => self.tries(holder, at, wall, None),
             What::LeftQueue => self.waits_no_more(holder, None, effects),
-            What::Renewed { lease } => self.renewed(holder, lease),
+            What::Renewed { lease } => self.renewed(holder, lease, wall),
             // Readers come and go singly; which of them are left tells the next reading.
             What::Released if sure && event.kind != Some(Kind::Read) && !self.is_shared() => {
                 self.released(at, wall, Source::Monitor, Ending::Released, effects);
@@ -101,6 +101,7 @@ impl Record {
         let first = Stamp { sent: at, received: at, wall };
         self.holds[i] = Hold { id: to, count: 1, since, first, from: at, marker: None };
         self.still_since = (at, wall);
+        self.renewals = None;
         self.lease.restart(at, lease.or(self.ttl), Some(Duration::ZERO));
     }
 
@@ -156,10 +157,11 @@ impl Record {
         self.news |= self.rare().waiting.attempt(holder, at, wall, until);
     }
 
-    fn renewed(&mut self, holder: HolderId, lease: Option<Duration>) {
+    fn renewed(&mut self, holder: HolderId, lease: Option<Duration>, wall: WallMillis) {
         if self.holds.iter().any(|hold| hold.id == holder) && self.released.is_none() {
             self.news |= !self.lease.renewed();
             self.lease.renewal(lease);
+            self.set_again(wall);
             if let Some(rare) = &mut self.rare {
                 rare.gone = None;
             }

@@ -9,6 +9,7 @@ use super::super::PastWindow;
 use super::super::format::{self, rfc3339};
 use super::super::row::{short_client, short_holder};
 use super::ending_words;
+use crate::model::renewals::Renewals;
 use crate::model::view::{LockView, State, WallMillis};
 use crate::query::owners::client_of;
 
@@ -17,6 +18,8 @@ const WIDTH: u64 = 1_000;
 /// The most lanes of holders and of waiters; the others are told as a number.
 const MAX_HOLDERS: usize = 10;
 const MAX_WAITERS: usize = 10;
+/// Marks that are closer to one another would hide the bar.
+const MIN_BETWEEN: u64 = 8;
 /// Parts into which the time is cut by labels.
 const PARTS: u64 = 4;
 
@@ -35,7 +38,7 @@ struct Lane {
     id: String,
     waits: bool,
     bars: Vec<Bar>,
-    /// Where renewals were seen.
+    /// Where renewals were seen, in their order.
     ticks: Vec<u64>,
 }
 
@@ -56,6 +59,8 @@ pub(in super::super) struct Timeline {
     /// Instants along the bottom.
     marks: Vec<(u64, String)>,
     legend: Vec<(&'static str, &'static str)>,
+    /// What is known of renewals, in words, and whether some are marked.
+    renewed: Option<(String, bool)>,
     words: String,
     choices: Vec<Choice>,
     /// Whether only what is remembered is shown, since no history is kept.
@@ -150,12 +155,23 @@ impl Timeline {
         if lanes.is_empty() {
             return None;
         }
-        for event in lock.map(|lock| &*lock.events).unwrap_or_default() {
-            let renewed = event.event == "renewed" && event.at.0 >= from;
-            if let Some(lane) = lanes.first_mut().filter(|lane| renewed && !lane.waits) {
-                lane.ticks.push(x(event.at.0));
+        let renewals = held.and_then(|lock| lock.renewals.as_deref());
+        let renewed = renewals.map(|renewals| {
+            // Which of several holders it was cannot be told by a time to live that they share.
+            let marked: Vec<WallMillis> = match now_held {
+                [_] => renewals.latest().filter(|at| at.0 >= from).collect(),
+                _ => Vec::new(),
+            };
+            let ticks: Vec<u64> = marked.iter().map(|at| x(at.0)).collect();
+            let dense = ticks.windows(2).any(|pair| pair[1] - pair[0] < MIN_BETWEEN);
+            let words = renewed_words(renewals, now_held.len(), marked.len(), dense);
+            let ticks = if dense { Vec::new() } else { ticks };
+            let are_there = !ticks.is_empty();
+            if let Some(lane) = lanes.first_mut() {
+                lane.ticks = ticks;
             }
-        }
+            (words, are_there)
+        });
         let (mut holders, mut waiters): (Vec<Lane>, Vec<Lane>) =
             lanes.into_iter().partition(|lane| !lane.waits);
         let who = if by_client { ("client", "clients") } else { ("holder", "holders") };
@@ -177,6 +193,7 @@ impl Timeline {
             more_waiters,
             marks: (0..=PARTS).map(mark).collect(),
             legend: LEGEND.into_iter().filter(|(class, _)| used.contains(class)).collect(),
+            renewed,
             words,
             choices: choices
                 .into_iter()
@@ -188,6 +205,21 @@ impl Timeline {
                 .collect(),
             remembered: !window.kept,
         })
+    }
+}
+
+/// How often it was renewed. What was not looked at was not seen.
+fn renewed_words(renewals: &Renewals, holders: usize, marked: usize, dense: bool) -> String {
+    let times = match renewals.count() {
+        1 => "once".to_owned(),
+        n => format!("{} times", format::count(n)),
+    };
+    match (holders, u64::try_from(marked).unwrap_or(u64::MAX)) {
+        (1, _) if dense => format!("seen to be renewed, {times}: too often to be marked here"),
+        (1, all) if all == renewals.count() => format!("seen to be renewed, {times}"),
+        (1, 0) => format!("seen to be renewed {times}, before this picture"),
+        (1, some) => format!("seen to be renewed, {times}; the latest {some} are marked"),
+        _ => format!("seen to be renewed {times}, by one of its holders or another"),
     }
 }
 
@@ -215,8 +247,12 @@ fn words(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use super::super::super::tests::fixtures::{held, holder};
     use super::super::tests::hold;
     use super::*;
+    use crate::model::view::{HolderView, Since};
 
     const NOW: WallMillis = WallMillis(10_000_000);
 
@@ -242,6 +278,48 @@ mod tests {
         let legend: Vec<&str> = timeline.legend.iter().map(|(class, _)| *class).collect();
         assert_eq!(legend, ["released", "ran-out"]);
         assert!(timeline.words.ends_with("2 holders and 3 holds that ended"), "{}", timeline.words);
+    }
+
+    #[test]
+    fn renewals_are_marked_and_counted() {
+        const NOW: WallMillis = WallMillis(100_000_000);
+        let in_window = |millis: u64, times: u64, holders: &[u64]| {
+            let mut renewals = Renewals::default();
+            for i in (0..times).rev() {
+                renewals.add(WallMillis(NOW.0 - 5_000 - i * 10_000), None);
+            }
+            let holders = holders.iter().map(|n| holder(*n, 1, 0, true));
+            let holders = holders.map(|holder| HolderView {
+                since: Since { at: WallMillis(1), exact: true },
+                ..holder
+            });
+            let lock = LockView {
+                holders: holders.collect(),
+                renewals: Some(Arc::new(renewals)),
+                ..held(b"a", 1, 0)
+            };
+            let before = vec![hold("b", NOW.0 - 500_000, NOW.0 - 250_000, "released")];
+            let window = PastWindow { millis, ..window(before) };
+            Timeline::new(Some(&lock), &window, NOW, Vec::new()).unwrap()
+        };
+        let renewed = |times, holders: &[u64]| in_window(1_000_000, times, holders);
+        let few = renewed(3, &[1]);
+        let ticks = &few.lanes[0].ticks;
+        assert!(ticks.len() == 3 && ticks.is_sorted() && ticks[0].abs_diff(975) <= 6, "{ticks:?}");
+        assert!(few.lanes[1].ticks.is_empty(), "it was not seen then");
+        assert_eq!(few.renewed, Some(("seen to be renewed, 3 times".to_owned(), true)));
+        let many = renewed(2_341, &[1]);
+        assert_eq!(many.lanes[0].ticks.len(), 64);
+        let words = "seen to be renewed, 2,341 times; the latest 64 are marked";
+        assert_eq!(many.renewed, Some((words.to_owned(), true)));
+        let dense = in_window(6_000_000, 3, &[1]);
+        assert!(dense.lanes[0].ticks.is_empty(), "they would hide the bar");
+        assert!(
+            dense.renewed.is_some_and(|(words, marked)| words.contains("too often") && !marked)
+        );
+        let shared = renewed(3, &[1, 2]);
+        assert!(shared.lanes.iter().all(|lane| lane.ticks.is_empty()), "nobody knows whose");
+        assert!(shared.renewed.is_some_and(|(words, _)| words.contains("one of its holders")));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(super) fn id(name: &[u8]) -> LockId {
     LockId { deployment: "main".into(), db: 0, name: LockName::new(name).unwrap() }
 }
 
-pub(super) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) -> HolderView {
+pub(in crate::views) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) -> HolderView {
     let uuid = format!("{:08x}-52c1-4d0e-9a6f-0b7c3de1{:04x}", 0x3f2a_81c4_u64 ^ (n * 7919), n);
     HolderView {
         id: format!("{uuid}:{}", 31 + n),
@@ -39,7 +39,7 @@ pub(super) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) -> HolderVie
 }
 
 /// A healthy hold, `held_ms` old.
-pub(super) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
+pub(in crate::views) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
     let passed = held_ms % 10_000;
     LockView {
         id: id(name),
@@ -51,6 +51,7 @@ pub(super) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
         observed_at: ago(700),
         lease_ms: Some(30_000),
         renewed: held_ms > 20_000,
+        renewals: None,
         problems: Vec::new(),
         events: vec![
             EventView {
@@ -178,6 +179,7 @@ pub(super) fn chrome(address: &str) -> Chrome {
         several_deployments: false,
         several_dbs: false,
         visitor: None,
+        proof: Some("a-word-of-ours".into()),
     }
 }
 

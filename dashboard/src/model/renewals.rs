@@ -1,0 +1,65 @@
+//! The renewals of a hold that lasts, as far as they were seen.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::view::WallMillis;
+
+/// How many instants are kept; of those before only the number is known.
+const MAX: usize = 64;
+
+/// How often a hold was renewed, and when lately.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Renewals {
+    count: u64,
+    latest: VecDeque<WallMillis>,
+}
+
+impl Renewals {
+    /// Adds one. Two sources may tell of the same: what is closer to the one before than renewals to that lease can be is
+    /// that one.
+    pub fn add(&mut self, at: WallMillis, lease: Option<Duration>) {
+        let apart =
+            lease.map_or(0, |lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX) / 6);
+        if self.latest.back().is_some_and(|last| at.0 <= last.0.saturating_add(apart)) {
+            return;
+        }
+        self.count += 1;
+        if self.latest.len() >= MAX {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(at);
+    }
+
+    /// How many were seen.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The latest, in their order.
+    pub fn latest(&self) -> impl ExactSizeIterator<Item = WallMillis> {
+        self.latest.iter().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counts_once_and_the_latest_are_kept() {
+        let mut renewals = Renewals::default();
+        let lease = Some(Duration::from_secs(30));
+        for i in 0..100 {
+            renewals.add(WallMillis(i * 10_000), lease);
+            // The next reading shows what MONITOR has told already, or the other way round.
+            renewals.add(WallMillis(i * 10_000 + 900), lease);
+            renewals.add(WallMillis((i * 10_000).saturating_sub(300)), lease);
+        }
+        assert_eq!((renewals.count(), renewals.latest().len()), (100, MAX));
+        assert_eq!(renewals.latest().next(), Some(WallMillis(36 * 10_000)));
+        renewals.add(WallMillis(995_000), Some(Duration::from_secs(3)));
+        assert_eq!(renewals.count(), 101, "a short lease is renewed often");
+    }
+}
