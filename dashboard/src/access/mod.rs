@@ -4,6 +4,7 @@
 //! says of them. Where neither is set up everybody may do everything: such a dashboard listens on loopback only,
 //! unless it was told otherwise.
 
+pub mod proofs;
 pub mod proxy;
 pub mod rights;
 pub mod tokens;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use axum::http::{HeaderMap, header};
 
+use proofs::{Proof, Proofs};
 use proxy::Proxy;
 use rights::{Right, Rights};
 use tokens::Tokens;
@@ -63,6 +65,8 @@ pub struct Access {
     pub proxy: Option<Proxy>,
     /// Whether cookies may only come by TLS.
     pub secure_cookies: bool,
+    /// Makes what forms of visitors without a login carry.
+    pub proofs: Proofs,
     /// Whether others than this host and the proxies are refused: plain HTTP on an address that they can reach.
     pub proxies_only: bool,
 }
@@ -105,6 +109,20 @@ impl Access {
         match &self.proxy {
             Some(proxy) if proxy.trusts(peer) => proxy.visitor(headers),
             _ => Err(Refusal::Unknown),
+        }
+    }
+
+    /// What forms of pages made for this visitor, who sends these headers, have to send back; none where no form is
+    /// taken, and where the visitor is known by what no browser sends by itself.
+    #[must_use]
+    pub fn proof(&self, visitor: &Visitor, headers: &HeaderMap) -> Option<Proof> {
+        match visitor.by {
+            By::Bearer => None,
+            By::Cookie => {
+                let cookie = cookie(headers, self.cookie_name())?;
+                self.tokens.as_ref().and_then(|tokens| tokens.proof(cookie))
+            }
+            By::Nothing | By::Proxy => self.proofs.of(visitor.name.as_deref()),
         }
     }
 

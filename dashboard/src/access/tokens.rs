@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::{digest, hmac};
 
+use super::proofs::Proof;
 use super::rights::Rights;
 use super::{By, Visitor};
 
@@ -95,6 +96,14 @@ impl Tokens {
     #[must_use]
     pub fn find(&self, sent: &str) -> Option<&Token> {
         self.0.get(&digest(sent)).map(|token| &**token)
+    }
+
+    /// What shows that a form comes from a page made for the login of this cookie.
+    #[must_use]
+    pub fn proof(&self, cookie: &str) -> Option<Proof> {
+        let id = cookie.split('.').next()?;
+        let token = self.0.values().find(|token| token.id == id)?;
+        Some(Proof::signed(&token.key, cookie))
     }
 
     /// The token that a cookie stands for, if it is still good.

@@ -9,6 +9,7 @@ use service_kit::settings::Raw;
 
 use super::Flags;
 use crate::access::Access;
+use crate::access::proofs::Proofs;
 use crate::access::proxy::{Proxy, Rule, Who};
 use crate::access::rights::Rights;
 use crate::access::tokens::Tokens;
@@ -50,6 +51,7 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
         tokens,
         proxy,
         secure_cookies: tls.is_some() || public.starts_with("https:"),
+        proofs: Proofs::default(),
         proxies_only: false,
     };
     let open = !flags.listen.ip().is_loopback() && !flags.insecure;

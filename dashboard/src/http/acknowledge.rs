@@ -4,18 +4,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::rejection::{FormRejection, JsonRejection, QueryRejection};
+use axum::Json;
+use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{ConnectInfo, OriginalUri, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
-use axum::{Form, Json};
 use redisson::name::is_invisible;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 
 use super::app::App;
-use super::guard::Who;
+use super::guard::{Sent, Who};
 use super::pages::refused;
 use super::params::{LockParams, instant, understood};
 use super::problem::Problem;
@@ -176,16 +176,16 @@ pub async fn from_page(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     who: Who,
     params: Result<Query<LockParams>, QueryRejection>,
-    form: Result<Form<Word>, FormRejection>,
+    form: Result<Sent<Word>, Problem>,
 ) -> Response {
     let done = async {
         who.needs(Right::Ack)?;
-        let Form(word) = form.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+        let Sent(word) = form?;
         acknowledge(&app, &who, peer, params, &word).await
     };
     match done.await {
         Ok((id, _)) => Redirect::to(&views::lock_link(&id)).into_response(),
-        Err(problem) => refused(&app, &uri, who, &problem),
+        Err(problem) => refused(&app, &uri, &who, &problem),
     }
 }
 
@@ -196,16 +196,16 @@ pub async fn undo_from_page(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     who: Who,
     params: Result<Query<LockParams>, QueryRejection>,
-    form: Result<Form<Undo>, FormRejection>,
+    form: Result<Sent<Undo>, Problem>,
 ) -> Response {
     let done = async {
         who.needs(Right::Ack)?;
-        let Form(undo) = form.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+        let Sent(undo) = form?;
         change(&app, &who, peer, params, kind(&undo.problem)?, None, "ended".to_owned()).await
     };
     match done.await {
         Ok(id) => Redirect::to(&views::lock_link(&id)).into_response(),
-        Err(problem) => refused(&app, &uri, who, &problem),
+        Err(problem) => refused(&app, &uri, &who, &problem),
     }
 }
 

@@ -188,6 +188,7 @@ impl App {
             several_deployments,
             several_dbs,
             visitor: None,
+            proof: None,
         }
     }
 

@@ -10,7 +10,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-use super::guard::{Who, now_secs};
+use super::guard::{Nothing, Sent, Who, now_secs};
+use super::problem::Problem;
 use crate::access::tokens::LOGIN_SECS;
 use crate::access::{Access, By};
 use crate::views::{LoginPage, login_page};
@@ -44,7 +45,7 @@ pub async fn page(
     who: Who,
     Query(params): Query<NextParams>,
 ) -> Response {
-    if access.tokens.is_none() || who.0.is_some_and(|visitor| visitor.by != By::Nothing) {
+    if access.tokens.is_none() || who.by().is_some_and(|by| by != By::Nothing) {
         return Redirect::to(local(&params.next)).into_response();
     }
     shown(StatusCode::OK, &params.next, None)
@@ -73,9 +74,15 @@ pub async fn enter(
 }
 
 /// `POST /logout`
-pub async fn leave(State(access): State<Arc<Access>>, who: Who) -> Response {
-    let name = who.0.and_then(|visitor| visitor.name);
-    tracing::info!(name = name.as_deref(), "logged out");
+pub async fn leave(
+    State(access): State<Arc<Access>>,
+    who: Who,
+    form: Result<Sent<Nothing>, Problem>,
+) -> Response {
+    if let Err(problem) = form {
+        return problem.into_response();
+    }
+    tracing::info!(name = who.name(), "logged out");
     gone_on(&access.set_cookie("", 0), "/")
 }
 

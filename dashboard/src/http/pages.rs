@@ -11,9 +11,8 @@ use super::guard::Who;
 use super::lists::list_page;
 use super::params::{EventsParams, LockParams, OwnerParams, TableParams, understood};
 use super::problem::Problem;
-use crate::access::By;
 use crate::access::rights::Right;
-use crate::views::{self, Chrome, ErrorPage, ListView, VisitorView};
+use crate::views::{self, ErrorPage, ListView};
 
 /// A page's own path and query.
 pub(super) fn address(uri: &Uri) -> String {
@@ -30,19 +29,11 @@ pub(super) fn rendered(status: StatusCode, html: Result<String, askama::Error>) 
     }
 }
 
-/// The visitor as the page's head names them.
-pub(super) fn named(who: Who) -> Option<VisitorView> {
-    let visitor = who.0?;
-    let can_leave = visitor.by == By::Cookie;
-    visitor.name.map(|name| VisitorView { name: name.to_string(), can_leave })
-}
-
-pub(super) fn refused(app: &App, uri: &Uri, who: Who, problem: &Problem) -> Response {
-    let page = ErrorPage {
-        chrome: Chrome { visitor: named(who), ..app.chrome(&address(uri)) },
-        status: problem.status.as_u16(),
-        message: problem.detail.clone(),
-    };
+pub(super) fn refused(app: &App, uri: &Uri, who: &Who, problem: &Problem) -> Response {
+    let mut chrome = app.chrome(&address(uri));
+    who.sign(&mut chrome);
+    let page =
+        ErrorPage { chrome, status: problem.status.as_u16(), message: problem.detail.clone() };
     rendered(problem.status, views::error_page(&page))
 }
 
@@ -55,14 +46,14 @@ pub async fn locks(
 ) -> Response {
     match understood(params).and_then(|params| app.locks_page(&address(&uri), &params)) {
         Ok(mut page) => {
-            page.chrome.visitor = named(who);
+            who.sign(&mut page.chrome);
             let status = match page.filter_error {
                 Some(_) => StatusCode::BAD_REQUEST,
                 None => StatusCode::OK,
             };
             rendered(status, views::locks_page(&page))
         }
-        Err(problem) => refused(&app, &uri, who, &problem),
+        Err(problem) => refused(&app, &uri, &who, &problem),
     }
 }
 
@@ -75,7 +66,7 @@ pub async fn lock(
 ) -> Response {
     let params = match understood(params) {
         Ok(params) => params,
-        Err(problem) => return refused(&app, &uri, who, &problem),
+        Err(problem) => return refused(&app, &uri, &who, &problem),
     };
     match params.format.as_deref() {
         None | Some("" | "html") => {}
@@ -87,17 +78,17 @@ pub async fn lock(
         }
         Some(_) => {
             let problem = Problem::bad_request("`format` must be html or bundle");
-            return refused(&app, &uri, who, &problem);
+            return refused(&app, &uri, &who, &problem);
         }
     }
     match app.lock_page(&address(&uri), &params, None).await {
         Ok(mut page) => {
             page.may_acknowledge = who.needs(Right::Ack).is_ok();
             page.may_release = app.releases.is_some() && who.needs(Right::Release).is_ok();
-            page.chrome.visitor = named(who);
+            who.sign(&mut page.chrome);
             rendered(StatusCode::OK, views::lock_page(&page))
         }
-        Err(problem) => refused(&app, &uri, who, &problem),
+        Err(problem) => refused(&app, &uri, &who, &problem),
     }
 }
 
@@ -110,14 +101,14 @@ pub async fn list<T: ListView>(
 ) -> Response {
     match understood(params).and_then(|params| list_page::<T>(&app, &address(&uri), &params)) {
         Ok(mut page) => {
-            page.chrome.visitor = named(who);
+            who.sign(&mut page.chrome);
             let status = match page.filter_error {
                 Some(_) => StatusCode::BAD_REQUEST,
                 None => StatusCode::OK,
             };
             rendered(status, views::list_page(&page))
         }
-        Err(problem) => refused(&app, &uri, who, &problem),
+        Err(problem) => refused(&app, &uri, &who, &problem),
     }
 }
 
@@ -130,10 +121,10 @@ pub async fn owner(
 ) -> Response {
     match understood(params).and_then(|params| app.owner_page(&address(&uri), &params)) {
         Ok(mut page) => {
-            page.chrome.visitor = named(who);
+            who.sign(&mut page.chrome);
             rendered(StatusCode::OK, views::owner_page(&page))
         }
-        Err(problem) => refused(&app, &uri, who, &problem),
+        Err(problem) => refused(&app, &uri, &who, &problem),
     }
 }
 
@@ -147,17 +138,17 @@ pub async fn events(
     let page = async { app.events_page(&address(&uri), &understood(params)?).await };
     match page.await {
         Ok(mut page) => {
-            page.chrome.visitor = named(who);
+            who.sign(&mut page.chrome);
             rendered(StatusCode::OK, views::events_page(&page))
         }
-        Err(problem) => refused(&app, &uri, who, &problem),
+        Err(problem) => refused(&app, &uri, &who, &problem),
     }
 }
 
 /// `/sources`
 pub async fn sources(State(app): State<App>, OriginalUri(uri): OriginalUri, who: Who) -> Response {
     let mut page = app.sources_page(&address(&uri));
-    page.chrome.visitor = named(who);
+    who.sign(&mut page.chrome);
     rendered(StatusCode::OK, views::sources_page(&page))
 }
 
@@ -169,7 +160,7 @@ pub async fn nowhere(
     headers: HeaderMap,
 ) -> Response {
     let problem = Problem::new(StatusCode::NOT_FOUND, "there is nothing at this address");
-    told(&app, &uri, who, &headers, problem)
+    told(&app, &uri, &who, &headers, problem)
 }
 
 /// Only GET and HEAD are known.
@@ -181,10 +172,10 @@ pub async fn wrong_method(
 ) -> Response {
     let problem =
         Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are answered here");
-    told(&app, &uri, who, &headers, problem)
+    told(&app, &uri, &who, &headers, problem)
 }
 
-fn told(app: &App, uri: &Uri, who: Who, headers: &HeaderMap, problem: Problem) -> Response {
+fn told(app: &App, uri: &Uri, who: &Who, headers: &HeaderMap, problem: Problem) -> Response {
     let html = |value: &header::HeaderValue| value.to_str().is_ok_and(|v| v.contains("text/html"));
     if !uri.path().starts_with("/api/") && headers.get(header::ACCEPT).is_some_and(html) {
         refused(app, uri, who, &problem)

@@ -2,16 +2,16 @@
 
 use std::net::SocketAddr;
 
-use axum::extract::rejection::{FormRejection, JsonRejection, QueryRejection};
+use axum::Json;
+use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{ConnectInfo, OriginalUri, Query, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::{Form, Json};
 use serde_json::{Value, json};
 
 use super::app::App;
-use super::guard::Who;
-use super::pages::{address, named, refused, rendered};
+use super::guard::{Sent, Who};
+use super::pages::{address, refused, rendered};
 use super::params::{LockParams, understood};
 use super::problem::Problem;
 use crate::access::rights::Right;
@@ -19,7 +19,7 @@ use crate::model::Reading;
 use crate::model::actor::{Answer, now, wall};
 use crate::model::view::{LockId, WallMillis};
 use crate::release::{Asker, Choice, Mistake, Offer, Outcome, Releases, VALID, Wish};
-use crate::views::{self, Chrome, ReleasePage, ReleaseStep};
+use crate::views::{self, ReleasePage, ReleaseStep};
 
 /// After how many seconds to try again where there were too many.
 const AGAIN_SECS: u32 = 60;
@@ -75,14 +75,14 @@ pub async fn page(
         Ok(ReleasePage { chrome: app.chrome(&address(&uri)), id, step })
     };
     match page.await {
-        Ok(page) => shown(StatusCode::OK, page, who),
-        Err(problem) => refused(&app, &uri, who, &problem),
+        Ok(page) => shown(StatusCode::OK, page, &who),
+        Err(problem) => refused(&app, &uri, &who, &problem),
     }
 }
 
-fn shown(status: StatusCode, page: ReleasePage, who: Who) -> Response {
-    let chrome = Chrome { visitor: named(who), ..page.chrome };
-    rendered(status, views::release_page(&ReleasePage { chrome, ..page }))
+fn shown(status: StatusCode, mut page: ReleasePage, who: &Who) -> Response {
+    who.sign(&mut page.chrome);
+    rendered(status, views::release_page(&page))
 }
 
 /// `POST /release`
@@ -92,12 +92,12 @@ pub async fn from_page(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     who: Who,
     params: Result<Query<LockParams>, QueryRejection>,
-    form: Result<Form<Wish>, FormRejection>,
+    form: Result<Sent<Wish>, Problem>,
 ) -> Response {
     let page = async {
         let releases = allowed(&app, &who)?;
         let id = app.lock_id(&understood(params)?)?;
-        let Form(wish) = form.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+        let Sent(wish) = form?;
         let asker = Asker { name: who.named(), from: peer.ip() };
         let (status, step) = match releases.act(&id, &wish, &asker).await {
             Ok(outcome) => (status(&outcome), ReleaseStep::Done(outcome)),
@@ -119,8 +119,8 @@ pub async fn from_page(
         Ok((status, ReleasePage { chrome: app.chrome(&address(&uri)), id, step }))
     };
     match page.await {
-        Ok((status, page)) => shown(status, page, who),
-        Err(problem) => refused(&app, &uri, who, &problem),
+        Ok((status, page)) => shown(status, page, &who),
+        Err(problem) => refused(&app, &uri, &who, &problem),
     }
 }
 

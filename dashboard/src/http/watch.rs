@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::app::App;
-use super::guard::Who;
+use super::guard::{Called, Nothing, Sent, Who};
 use super::params::understood;
 use super::problem::Problem;
 use crate::access::rights::Right;
@@ -30,7 +30,10 @@ pub async fn from_page(
     State(app): State<App>,
     who: Who,
     params: Result<Query<WatchParams>, QueryRejection>,
+    form: Result<Sent<Nothing>, Problem>,
 ) -> Result<Redirect, Problem> {
+    who.needs(Right::Watch)?;
+    form?;
     watch(&app, &who, &understood(params)?)?;
     Ok(Redirect::to("/sources"))
 }
@@ -43,14 +46,16 @@ pub async fn from_api(
     State(app): State<App>,
     who: Who,
     params: Result<Query<WatchParams>, QueryRejection>,
+    call: Result<Called, Problem>,
 ) -> Result<Response, Problem> {
+    who.needs(Right::Watch)?;
+    call?;
     watch(&app, &who, &understood(params)?)?;
     let body = json!({"seconds": WATCH.as_secs(), "state": "/api/v1/sources"});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
 fn watch(app: &App, who: &Who, params: &WatchParams) -> Result<(), Problem> {
-    who.needs(Right::Watch)?;
     let deployment = params.deployment.as_deref();
     let switch = app.sources.switch(deployment).ok_or_else(|| match deployment {
         Some(name) => {

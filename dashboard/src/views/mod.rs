@@ -77,6 +77,8 @@ pub struct Chrome {
     pub several_dbs: bool,
     /// Who looks at it, where they had to say so.
     pub visitor: Option<VisitorView>,
+    /// What the page's forms send back, so that they are known to be ours.
+    pub proof: Option<String>,
 }
 
 /// Who looks at a page.

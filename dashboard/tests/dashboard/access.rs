@@ -106,7 +106,7 @@ async fn a_browser_logs_in_and_out() {
     assert_eq!(page.status, 200);
     assert!(page.body.contains("Anna &#60;b&#62;"), "named, and escaped");
     assert_eq!(dashboard.get_with("/api/v1/locks", &[("Cookie", &cookie)]).await.status, 200);
-    let left = post(dashboard.address, "/logout", &[SAME, ("Cookie", &cookie)], "").await;
+    let left = dashboard.submit("/logout", &[("Cookie", &cookie)], "").await;
     assert!(left.header("set-cookie").is_some_and(|set| set.contains("Max-Age=0")));
 }
 
@@ -136,7 +136,8 @@ async fn other_sites_cannot_use_a_login() {
     let cookie = cookie(&login(&dashboard, TOKEN, "/").await);
     let host = dashboard.address.to_string();
     let origin = format!("http://{host}");
-    let body = format!("token={TOKEN}");
+    let proof = dashboard.proof(&[("Cookie", &cookie)]).await;
+    let body = format!("token={TOKEN}&proof={proof}");
     for (headers, status) in [
         (vec![("Sec-Fetch-Site", "same-origin")], 303),
         (vec![("Origin", origin.as_str())], 303),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
 use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
-use crate::serving::{Answer, Dashboard, post, post_json};
+use crate::serving::{Answer, Dashboard, post_json};
 
 /// A lock whose count is none: malformed, as the first reading tells.
 fn malformed(redis: &mut Connection, name: &str) {
@@ -99,12 +99,11 @@ async fn it_ends_by_its_time_or_when_it_is_taken_back() {
     assert!(open(&lock), "{lock:#}");
     assert_eq!(post_json(dashboard.address, undo, &[], &word).await.status, 404, "not twice");
     // By the page's own form, and back to the lock.
-    let same = [("Sec-Fetch-Site", "same-origin")];
     let form = "problem=malformed&for=8h&reason=it+is+known";
-    let answer = post(dashboard.address, "/acknowledge?name=a", &same, form).await;
+    let answer = dashboard.submit("/acknowledge?name=a", &[], form).await;
     assert_eq!((answer.status, answer.header("location").is_some()), (303, true), "{answer:?}");
     assert!(in_hand(&dashboard.json("/api/v1/lock?name=a").await));
-    let undone = post(dashboard.address, "/unacknowledge?name=a", &same, "problem=malformed").await;
+    let undone = dashboard.submit("/unacknowledge?name=a", &[], "problem=malformed").await;
     assert_eq!(undone.status, 303);
     dashboard.lock_when("a", open).await;
 }

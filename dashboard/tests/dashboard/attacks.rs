@@ -131,6 +131,19 @@ async fn cookie(dashboard: &Dashboard, token: &str) -> String {
     set.split(';').next().unwrap().to_owned()
 }
 
+/// Another one: cookies tell seconds.
+async fn cookie_at(dashboard: &Dashboard, token: &str, but: &str) -> String {
+    let another = async {
+        loop {
+            let cookie = cookie(dashboard, token).await;
+            if cookie != but {
+                return cookie;
+            }
+        }
+    };
+    timeout(PATIENCE, another).await.expect("another second")
+}
+
 #[test]
 fn every_route_is_on_the_list() {
     let source = include_str!("../../src/http/mod.rs");
@@ -179,14 +192,18 @@ async fn no_other_sites_page_changes_anything() {
     for (method, path, needed) in ROUTES.iter().filter(|(method, ..)| *method == "POST") {
         let right = if *needed == OPEN { "look" } else { needed };
         let cookie = cookie(&dashboard, token(right)).await;
-        for headers in evil.iter().take(if *path == "/logout" { 0 } else { 6 }) {
+        for headers in evil {
             // Upper case is no value that a browser sends, and none that is taken for one.
-            let headers = [*headers, &[("Cookie", cookie.as_str())]].concat();
+            let headers = [headers, &[("Cookie", cookie.as_str())]].concat();
             let (status, _) = ask(&dashboard, method, path, &headers).await;
             assert_eq!(status, 403, "{path} {headers:?}");
         }
-        let own = [("Sec-Fetch-Site", "same-origin"), ("Cookie", cookie.as_str())];
-        let (status, _) = ask(&dashboard, method, path, &own).await;
+        let own = [("Cookie", cookie.as_str())];
+        let status = if path.starts_with("/api/") {
+            post_json(dashboard.address, path, &own, &json!({})).await.status
+        } else {
+            dashboard.submit(path, &own, "").await.status
+        };
         assert!(!matches!(status, 401 | 403), "{path}: {status}, its own page");
     }
     // What a form of another site can send without asking is no JSON.
@@ -205,6 +222,74 @@ async fn no_other_sites_page_changes_anything() {
         let (status, _) = ask(&dashboard, "GET", path, &[("Authorization", &bearer)]).await;
         assert_eq!(status, 405, "{path}");
     }
+}
+
+/// What a browser sends along.
+type Headers<'a> = &'a [(&'a str, &'a str)];
+
+/// Some proxies take away the headers by which a browser tells whose page sent a form.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_headers_that_tell_of_it_no_other_sites_form_is_taken() {
+    let (logins, _file) = guarded(NO_REDIS).await;
+    let mut cookies = Vec::new();
+    for (right, token) in TOKENS {
+        cookies.push((right, cookie(&logins, token).await));
+    }
+    let cookies = |fits: &dyn Fn(&str) -> bool| {
+        let (_, cookie) = cookies.iter().find(|(right, _)| fits(right)).unwrap();
+        [("Cookie", cookie.as_str())]
+    };
+    let proxied = Dashboard::with(&[
+        "--redis-url",
+        NO_REDIS,
+        "--allow-release",
+        "--trusted-user-header",
+        "X-Forwarded-User",
+        "--trusted-proxy",
+        "127.0.0.0/8",
+    ])
+    .await;
+    let open = Dashboard::with(&["--redis-url", NO_REDIS, "--allow-release"]).await;
+    let changes = ROUTES.iter().filter(|(method, path, _)| *method == "POST" && *path != "/login");
+    for (_, path, needed) in changes {
+        // Whose browser is made to send it, and what only others have been given.
+        let (victim, other) =
+            (cookies(&|right| right == *needed), cookies(&|right| right != *needed));
+        let users = ["anna", "bert"].map(|user| [("X-Forwarded-User", user)]);
+        let cases: [(&Dashboard, Headers<'_>, Option<Headers<'_>>); 3] = [
+            (&logins, &victim, Some(&other)),
+            (&proxied, &users[0], Some(&users[1])),
+            (&open, &[], None),
+        ];
+        for (dashboard, victim, other) in cases {
+            let of_another = match other {
+                Some(other) => dashboard.proof(other).await,
+                None => "AAAA".to_owned(),
+            };
+            let form = "problem=stuck&reason=none&for=1h&seen=x&target=lock&name=a";
+            for forged in
+                [form.to_owned(), format!("{form}&proof="), format!("{form}&proof={of_another}")]
+            {
+                let answer = post(dashboard.address, path, victim, &forged).await;
+                let wanted = if path.starts_with("/api/") { 415 } else { 403 };
+                assert_eq!(answer.status, wanted, "{path} {victim:?} {forged}: {answer:?}");
+            }
+            if path.starts_with("/api/") {
+                let empty = [&[("Content-Length", "0")], victim].concat();
+                let answer = request(dashboard.address, "POST", path, &empty).await;
+                assert_eq!(answer.status, 415, "{path}: {answer:?}");
+            } else {
+                let proof = dashboard.proof(victim).await;
+                let own = format!("{form}&proof={proof}");
+                let answer = post(dashboard.address, path, victim, &own).await;
+                assert!(!matches!(answer.status, 401 | 403), "{path} {victim:?}: {answer:?}");
+            }
+        }
+    }
+    // It is good for one login, not for all of the same token.
+    let first = cookies(&|right| right == "look");
+    let again = cookie_at(&logins, token("look"), first[0].1).await;
+    assert_ne!(logins.proof(&first).await, logins.proof(&[("Cookie", &again)]).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

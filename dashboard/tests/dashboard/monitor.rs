@@ -14,7 +14,8 @@ use crate::serving::{Dashboard, PATIENCE};
 const BOUNDED: [&str; 2] = ["--client-output-buffer-limit", "normal 32mb 0 0"];
 
 /// What a browser says of our own page's requests.
-const OWN: [(&str, &str); 1] = [("Sec-Fetch-Site", "same-origin")];
+const OWN: [(&str, &str); 2] =
+    [("Sec-Fetch-Site", "same-origin"), ("Content-Type", "application/json")];
 
 async fn watching(server: &RedisServer, flags: &[&str]) -> Dashboard {
     let url = server.url();
@@ -117,14 +118,14 @@ async fn it_is_opened_only_where_the_server_bounds_a_stalled_reader() {
     assert_eq!(monitors(&server), 0);
     // A stranger's page cannot ask for a look; whoever may is refused as well, and told why.
     let page = dashboard.get("/sources").await.body;
-    assert!(page.contains(r#"action="/sources/watch?deployment=default""#), "{page}");
+    assert!(page.contains(r#"formaction="/sources/watch?deployment=default""#), "{page}");
     let path = "/sources/watch?deployment=default";
     for header in [("Origin", "https://evil.example"), ("Sec-Fetch-Site", "cross-site")] {
         assert_eq!(dashboard.post(path, &[header]).await.status, 403, "{header:?}");
     }
-    assert_eq!(dashboard.post(path, &OWN).await.status, 303);
+    assert_eq!(dashboard.submit(path, &[], "").await.status, 303);
     assert_eq!(dashboard.get(path).await.status, 405);
-    assert_eq!(dashboard.post("/sources/watch?deployment=x", &OWN).await.status, 404);
+    assert_eq!(dashboard.submit("/sources/watch?deployment=x", &[], "").await.status, 404);
     let answer = dashboard.post("/api/v1/monitor/watch", &OWN).await;
     assert_eq!(answer.status, 202, "{answer:?}");
     dashboard.source_when("monitor", "paused").await;

@@ -6,11 +6,10 @@ use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
 use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
-use crate::serving::{Answer, Dashboard, encoded, post, post_json};
+use crate::serving::{Answer, Dashboard, encoded, post_json};
 
 const ANNA: &str = "5f1c0b6b7d6e4c1f9a2e";
 const LOOKER: &str = "a2e5f1c0b6b7d6e4c1f9";
-const SAME: (&str, &str) = ("Sec-Fetch-Site", "same-origin");
 
 async fn with_release(redis_url: &str, more: &[&str]) -> Dashboard {
     let flags = ["--redis-url", redis_url, "--monitor", "off", "--allow-release"];
@@ -69,20 +68,20 @@ async fn a_person_releases_what_the_page_shows() {
         (" ", name, 422, "say why"),
         ("x\ny\nz", name, 422, "say why"),
     ] {
-        let answer = post(dashboard.address, &path, &[SAME], &body(&seen, reason, typed)).await;
+        let answer = dashboard.submit(&path, &[], &body(&seen, reason, typed)).await;
         assert_eq!(answer.status, status, "{reason:?} {typed:?}");
         assert!(answer.body.contains(word) && seen_in(&answer.body).is_some(), "{}", answer.body);
     }
-    let unseen = post(dashboard.address, &path, &[SAME], &body("x", "it hangs", name)).await;
+    let unseen = dashboard.submit(&path, &[], &body("x", "it hangs", name)).await;
     assert_eq!(unseen.status, 409);
     let other = format!("/release?{}", query("b"));
-    let elsewhere = post(dashboard.address, &other, &[SAME], &body(&seen, "it hangs", name)).await;
+    let elsewhere = dashboard.submit(&other, &[], &body(&seen, "it hangs", name)).await;
     assert_eq!(elsewhere.status, 409, "what was seen is of another lock");
     assert_eq!(run::<i64>(&mut redis, &["EXISTS", name]), 1, "nothing was done until now");
-    let done = post(dashboard.address, &path, &[SAME], &body(&seen, "it hangs", name)).await;
+    let done = dashboard.submit(&path, &[], &body(&seen, "it hangs", name)).await;
     assert!(done.status == 200 && done.body.contains("id=\"outcome\""), "{done:?}");
     assert_eq!(run::<i64>(&mut redis, &["EXISTS", name]), 0);
-    let twice = post(dashboard.address, &path, &[SAME], &body(&seen, "it hangs", name)).await;
+    let twice = dashboard.submit(&path, &[], &body(&seen, "it hangs", name)).await;
     assert_eq!(twice.status, 409, "once for each look");
 
     let lock = dashboard.lock_when(name, |lock| lock["past"][0]["ended"] == "forced").await;

@@ -82,6 +82,20 @@ impl Dashboard {
         request(self.address, "POST", path, &headers).await
     }
 
+    /// The word that shows that a form is from a page made for whoever sends these headers.
+    pub(crate) async fn proof(&self, headers: &[(&str, &str)]) -> String {
+        let page = self.get_with("/sources", headers).await;
+        let (_, rest) = page.body.split_once("name=\"proof\" value=\"").expect("a form");
+        rest.split('"').next().unwrap().to_owned()
+    }
+
+    /// Sends a form as the page would that was made for whoever sends these headers.
+    pub(crate) async fn submit(&self, path: &str, headers: &[(&str, &str)], form: &str) -> Answer {
+        let form = format!("{form}&proof={}", self.proof(headers).await);
+        let headers = [&[("Sec-Fetch-Site", "same-origin")], headers].concat();
+        post(self.address, path, &headers, &form).await
+    }
+
     pub(crate) async fn json(&self, path: &str) -> Value {
         self.get(path).await.json()
     }
