@@ -106,6 +106,7 @@ const Lockscope = (() => {
       read.classList.toggle("stale", passed > staleAfter);
       setText(read.querySelector(".read-ago"), duration(passed));
     }
+    setText(byId("as-of"), instant(Math.floor(at / 1000) * 1000));
     for (const listener of listeners) listener();
   }
 

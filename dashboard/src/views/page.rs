@@ -23,6 +23,8 @@ pub(super) struct Frame<'a> {
     pub(super) assets: &'static assets::Addresses,
     pub(super) build: &'static str,
     pub(super) stale_ms: u64,
+    /// The instant at which it was made, for what is printed.
+    pub(super) as_of: String,
 }
 
 impl<'a> Frame<'a> {
@@ -37,6 +39,7 @@ impl<'a> Frame<'a> {
             assets: &assets::ADDRESSES,
             build: assets::build(),
             stale_ms: STALE_MS,
+            as_of: format::rfc3339(chrome.now),
         }
     }
 
