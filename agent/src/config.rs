@@ -9,7 +9,7 @@ use clap::Parser;
 use redisson::group::Pattern;
 use redisson::script::Publish;
 use redisson::{Grouping, Lease};
-use service_kit::redis_link::Target;
+use service_kit::redis_link::{Deployment, Target};
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry;
 
@@ -33,9 +33,14 @@ const PROGRAM: Program = Program {
 #[derive(Debug, Parser)]
 #[command(name = "lockscope-agent", version)]
 struct Flags {
-    /// Where the locks are: redis://, rediss:// (TLS) or unix://, with user, password and database
+    /// Where the locks are: redis://, rediss:// (TLS) or unix://, with user, password and database; a cluster by some of
+    /// its nodes, redis+cluster://host:port,host:port or rediss+cluster://
     #[arg(long, value_name = "URL", default_value = "redis://127.0.0.1:6379")]
-    redis_url: Target,
+    redis_url: Deployment,
+    /// How releases are told in a cluster of Redis 7 or later, and heard: by PUBLISH, as Redisson before 3.22 does, by
+    /// SPUBLISH, as later ones do, or by both
+    #[arg(long, value_name = "HOW", default_value = "both", value_parser = cluster_messages)]
+    cluster_messages: Publish,
     /// The password, in the file's first line; beats one in the URL
     #[arg(long, value_name = "FILE")]
     redis_password_file: Option<PathBuf>,
@@ -135,7 +140,9 @@ struct Flags {
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Which Redis.
-    pub target: Target,
+    pub target: Deployment,
+    /// How releases are to be published in a cluster that can.
+    pub cluster_messages: Publish,
     /// The servers of red locks; none where there are to be no such locks.
     pub red: Vec<Target>,
     /// How long a connection to it may take to be made.
@@ -234,8 +241,10 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     // Several attempts must fit between the first renewal, after a third of the lease, and its end.
     let response_timeout =
         (lease.duration() / 15).clamp(Duration::from_millis(50), Duration::from_secs(2));
+    let slots = target.is_cluster();
     Ok(Config {
         target,
+        cluster_messages: flags.cluster_messages,
         red,
         connect_timeout: (response_timeout * 2).min(MAX_CONNECT),
         socket: flags.socket,
@@ -258,7 +267,9 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             max_graced: usize::try_from(flags.max_sessions).unwrap_or(usize::MAX),
             require_session: flags.require_session,
             response_timeout,
+            // Until the servers are known to have more.
             publish: Publish::Plain,
+            slots,
             lock_delay: flags.lock_delay.into(),
             frozen: flags.frozen,
             red: red_settings,
@@ -271,7 +282,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     })
 }
 
-fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Target> {
+fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Deployment> {
     let flags = &raw.values;
     let mut target = flags.redis_url.clone();
     if let Some(file) = &flags.redis_password_file {
@@ -347,6 +358,15 @@ fn frozen(text: &str) -> Result<core::Frozen, String> {
     }
 }
 
+fn cluster_messages(text: &str) -> Result<Publish, String> {
+    match text {
+        "both" => Ok(Publish::Both),
+        "publish" => Ok(Publish::Plain),
+        "spublish" => Ok(Publish::Sharded),
+        _ => Err("expected both, publish or spublish".to_owned()),
+    }
+}
+
 fn octal(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| "expected permissions in octal digits, such as 0660".to_owned())
@@ -401,6 +421,22 @@ mod tests {
         assert_eq!(config.core.lock_delay, Duration::ZERO);
         assert_eq!(config.core.frozen, core::Frozen::Keep);
         assert!(!config.core.require_session && !config.http_sessions);
+    }
+
+    #[test]
+    fn a_cluster_is_named_by_its_scheme() {
+        let config = load(&["--redis-url", "redis+cluster://a:1,b:2"], &[]).unwrap();
+        assert_eq!(config.target.to_string(), "redis+cluster://a:1,b:2");
+        assert!(config.core.slots);
+        assert_eq!((config.core.publish, config.cluster_messages), (Publish::Plain, Publish::Both));
+        assert!(!load(&[], &[]).unwrap().core.slots);
+        let messages = |how| load(&["--cluster-messages", how], &[]).map(|c| c.cluster_messages);
+        assert_eq!(messages("spublish"), Ok(Publish::Sharded));
+        assert_eq!(messages("publish"), Ok(Publish::Plain));
+        assert!(messages("none").unwrap_err().contains("both, publish or spublish"));
+        // Each server of red locks stands alone.
+        let red = load(&["--redlock-url", "redis+cluster://a:1"], &[]).unwrap_err();
+        assert!(red.contains("redis+cluster"), "{red}");
     }
 
     #[test]

@@ -31,6 +31,7 @@ use std::time::Duration;
 use anyhow::Context;
 use prometheus::{Gauge, Registry};
 use sd_notify::NotifyState;
+use service_kit::redis_link::{Cluster, ClusterOptions, Deployment};
 use service_kit::shutdown::Shutdown;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -40,7 +41,7 @@ use tokio_util::task::TaskTracker;
 
 use config::Config;
 use connection::Shared;
-use driver::{Start, Status};
+use driver::{Main, Start, Status};
 use identity::Identity;
 use metrics::Figures;
 use policy::Policy;
@@ -110,12 +111,24 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
 
     // Redis is needed until the last hold has been dealt with, long after the shutdown has begun.
     let stage = Shutdown::new();
+    let main = match &config.target {
+        Deployment::Server(target) => Main::Server(target.clone()),
+        Deployment::Cluster(target) => {
+            let options = ClusterOptions {
+                name: "lockscope-agent-cluster".to_owned(),
+                connect_timeout: config.connect_timeout,
+                response_timeout: config.core.response_timeout,
+            };
+            Main::Cluster(Cluster::start(target.clone(), options, &stage))
+        }
+    };
     let mut core = driver::start(
         Start {
             settings: config.core.clone(),
             client: identity.client,
             first_number: identity.first_number(),
-            target: config.target.clone(),
+            main: main.clone(),
+            cluster_messages: config.cluster_messages,
             red: config.red.clone(),
             connect_timeout: config.connect_timeout,
             drain_timeout: config.drain_timeout,
@@ -126,11 +139,11 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         Arc::clone(&figures),
         &stage,
     );
-    let servers = std::iter::once((&config.target, false));
-    for (target, red) in servers.chain(config.red.iter().map(|target| (target, true))) {
+    let red = config.red.iter().map(|target| (Main::Server(target.clone()), true));
+    for (place, red) in std::iter::once((main, false)).chain(red) {
         let start = announce::Start {
             client: identity.client,
-            target: target.clone(),
+            place,
             red,
             connect_timeout: config.connect_timeout,
             response_timeout: config.core.response_timeout,

@@ -15,9 +15,11 @@ pub mod monitor;
 pub mod name;
 pub mod script;
 pub mod shape;
+pub mod slot;
 
 pub use group::Grouping;
 pub use holder::{ClientId, HolderId};
 pub use kind::{Family, Kind};
 pub use lease::{Lease, Moment};
 pub use name::LockName;
+pub use slot::slot;

@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::keys::channel;
+use crate::slot::slot;
+
 /// The name of a lock: the Redis key of its hash. 1 to [`LockName::MAX`] bytes of anything; cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockName(Arc<[u8]>);
@@ -67,10 +70,17 @@ impl LockName {
         }
     }
 
-    /// Whether the derived keys are sure to share the lock's slot in a cluster: false for names with odd braces.
+    /// The lock's slot in a cluster.
+    #[must_use]
+    pub fn slot(&self) -> u16 {
+        slot(&self.0)
+    }
+
+    /// Whether channel and companions share the lock's slot in a cluster: false for names with odd braces.
     #[must_use]
     pub fn companions_share_slot(&self) -> bool {
-        hash_tag(&self.0) == hash_tag(&self.tagged())
+        // What stands before the name in them has no braces: the same for all.
+        slot(&channel(self)) == self.slot()
     }
 }
 
@@ -78,16 +88,6 @@ impl LockName {
 impl Borrow<[u8]> for LockName {
     fn borrow(&self) -> &[u8] {
         &self.0
-    }
-}
-
-/// The part of a key that a Redis cluster hashes: what stands between the first `{` and the next `}`, if anything.
-fn hash_tag(key: &[u8]) -> &[u8] {
-    let Some(open) = key.iter().position(|&b| b == b'{') else { return key };
-    let rest = &key[open + 1..];
-    match rest.iter().position(|&b| b == b'}') {
-        Some(close) if close > 0 => &rest[..close],
-        _ => key,
     }
 }
 
@@ -152,10 +152,9 @@ mod tests {
     fn odd_braces_leave_the_slot() {
         assert!(name(b"plain").companions_share_slot());
         assert!(name(b"{tag}x").companions_share_slot());
-        assert!(
-            name(b"a{b").companions_share_slot(),
-            "the bare name is the whole tag on both sides"
-        );
+        for odd in [&b"a{b"[..], b"{}x", b"x{"] {
+            assert!(!name(odd).companions_share_slot(), "{}", name(odd));
+        }
         assert!(!name(b"a}b").companions_share_slot());
     }
 

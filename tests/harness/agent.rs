@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::process::{self, Process};
 use crate::redis::{RedisServer, random_port};
-use crate::{Client, eventually, http, programs};
+use crate::{Client, RedisCluster, eventually, http, programs};
 
 /// A running agent: own folder for socket and state, own HTTP port. Killed when dropped.
 #[derive(Debug)]
@@ -62,7 +62,19 @@ impl Agent {
         flags: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<Self> {
-        let agent = Self::spawned(&redis.url(), flags, environment).await?;
+        Self::ready(&redis.url(), flags, environment).await
+    }
+
+    /// Starts one on a cluster, with further flags.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn in_cluster(cluster: &RedisCluster, flags: &[&str]) -> Result<Self> {
+        Self::ready(&cluster.url(), flags, &[]).await
+    }
+
+    async fn ready(url: &str, flags: &[&str], environment: &[(&str, &str)]) -> Result<Self> {
+        let agent = Self::spawned(url, flags, environment).await?;
         eventually("the agent to reach Redis", async || {
             let ready = http::get(agent.http, "/readyz").await?;
             ensure!(ready.status == 200, "{}", ready.body);

@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod browser;
 pub mod client;
+pub mod cluster;
 pub mod dashboard;
 pub mod foreign;
 pub mod http;
@@ -24,6 +25,7 @@ pub mod worker;
 
 pub use agent::Agent;
 pub use client::Client;
+pub use cluster::RedisCluster;
 pub use dashboard::Dashboard;
 pub use foreign::Foreign;
 pub use jvm::Jvm;

@@ -4,21 +4,24 @@
 //! What lasts less than a second is never written, so that a busy agent writes little; what is written is written once.
 
 mod cmdline;
+mod way;
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
-use redisson::{ClientId, keys};
+use redisson::{ClientId, keys, slot};
 use serde::Serialize;
 use service_kit::clock::wall_millis;
-use service_kit::redis_link::{Link, LinkOptions, Target};
+use service_kit::redis_link::LinkOptions;
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::core::Number;
+use crate::driver::Main;
 use crate::session::{Differences, FromSession, Noted, Noteworthy};
+use way::Way;
 
 /// How often what is written is compared with what there is, with few holds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -47,7 +50,7 @@ pub struct Start {
     /// Who we are in Redis.
     pub client: ClientId,
     /// Which Redis.
-    pub target: Target,
+    pub place: Main,
     /// Whether it is one of the servers of red locks: it is told of these only.
     pub red: bool,
     /// How long a connection may take to be made.
@@ -70,7 +73,7 @@ pub fn start(start: Start, stage: &Shutdown) {
         ..LinkOptions::new("lockscope-agent-notes")
     };
     let announcer = Announcer {
-        link: Link::start(start.target, options, stage),
+        way: Way::new(start.place, options, slot(&keys::agent(&start.client)), stage),
         core: start.core,
         agent_key: keys::agent(&start.client),
         holders_key: keys::agent_holders(&start.client),
@@ -146,7 +149,7 @@ fn pause_after(rows: usize) -> Duration {
 }
 
 struct Announcer {
-    link: Link,
+    way: Way,
     core: mpsc::Sender<FromSession>,
     agent_key: Vec<u8>,
     holders_key: Vec<u8>,
@@ -172,7 +175,7 @@ enum Ended {
 impl Announcer {
     /// Until the core has ended.
     async fn run(mut self) {
-        while self.link.up().await.is_some() {
+        while self.way.up().await {
             let passed = self.pass().await;
             let pause = match passed {
                 Ok(()) => {
@@ -243,13 +246,18 @@ impl Announcer {
     }
 
     async fn send(&self, pipeline: Pipeline) -> Result<Vec<Value>, Ended> {
-        let answers = self.link.pipeline(pipeline).await.map_err(|error| {
+        let answers = self.way.pipeline(pipeline).await.map_err(|error| {
             // The link tells of its outages itself.
             tracing::debug!(%error, "holders are not told in Redis");
             Ended::Unreachable
         })?;
         let answers: Result<Vec<Value>, _> = answers.into_iter().collect();
-        answers.map_err(|error| Ended::Refused(error.to_string()))
+        answers.map_err(|error| {
+            if self.way.leads_elsewhere(&error) {
+                return Ended::Unreachable;
+            }
+            Ended::Refused(error.to_string())
+        })
     }
 
     fn pipeline(&self, differences: &Differences) -> Pipeline {

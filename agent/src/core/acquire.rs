@@ -89,6 +89,11 @@ impl Core {
                 request.name
             )));
         }
+        if request.kind != Kind::Red
+            && let Some(refusal) = self.parted(&request.name)
+        {
+            return Some(refusal);
+        }
         if let Some(refusal) = self.wrong_kind(slot, request) {
             return Some(refusal);
         }
@@ -97,6 +102,14 @@ impl Core {
                 "LIMIT `{}` is not tried: {} commands wait for locks already (--max-waiters)",
                 request.name, self.settings.max_waiters
             ))
+        })
+    }
+
+    /// Refuses a name whose channel and companions are of another slot than the lock: no script may have both.
+    pub(super) fn parted(&self, name: &LockName) -> Option<Frame> {
+        (self.settings.slots && !name.companions_share_slot()).then(|| {
+            let why = "its braces put its channel and companions into other slots of the cluster than the lock";
+            Self::limit(name, why)
         })
     }
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{Kept, MAX_BATCH};
+use redisson::script::Kept;
 use redisson::{Kind, Moment};
 
 use super::Core;
@@ -14,6 +14,7 @@ use super::hold::{Care, Hold};
 use super::keep::lost_end;
 use super::op::Purpose;
 use super::session::{Owner, Session};
+use super::watchdog::Batches;
 use crate::journal::{HoldRecord, Past, PastSession, Record, TraceRecord};
 use crate::session::SessionId;
 
@@ -57,17 +58,18 @@ impl Core {
     pub fn restore(&mut self, now: Moment, past: Past) {
         self.reach(now);
         let lease = self.settings.lease;
-        let mut adopted = [Vec::new(), Vec::new()];
+        let mut batches = Batches::new(self.settings.slots);
+        let give_up = self.worth_repeating(lease);
         for (id, session) in (RESTORED..).map(SessionId).zip(past.sessions.into_values()) {
             for hold in self.restore_session(id, session) {
-                adopted[usize::from(hold.kind == Kind::Read)].push(hold);
+                let (kind, lock) = (hold.kind, hold.lock.clone());
+                if let Some((reads, holds)) = batches.add(kind, &lock, hold) {
+                    self.send(Purpose::Adopt { reads, holds }, give_up);
+                }
             }
         }
-        for (reads, holds) in [false, true].into_iter().zip(adopted) {
-            for batch in holds.chunks(MAX_BATCH) {
-                let give_up = self.worth_repeating(lease);
-                self.send(Purpose::Adopt { reads, holds: batch.to_vec() }, give_up);
-            }
+        for (reads, holds) in batches.rest() {
+            self.send(Purpose::Adopt { reads, holds }, give_up);
         }
         for (number, TraceRecord { lock: name, kind, after, .. }) in past.traces {
             self.journal.knows([number]);

@@ -52,7 +52,8 @@ pub(super) fn changed_hands(name: &LockName) -> String {
 impl Core {
     /// Begins a release by force. With `holder` nothing is done unless that one holds the lock.
     pub(super) fn force(&mut self, slot: Slot, name: LockName, holder: Option<Vec<u8>>) {
-        if let Some(refusal) = self.refuse_operator(slot, "FORCE") {
+        let refusal = self.refuse_operator(slot, "FORCE").or_else(|| self.parted(&name));
+        if let Some(refusal) = refusal {
             return self.answer(slot, refusal);
         }
         if self.family(&name) == Some(Family::Red) {

@@ -184,6 +184,9 @@ impl Core {
         if self.family(&name) == Some(Family::Red) {
             return self.show_red(slot, &name);
         }
+        if let Some(refusal) = self.parted(&name) {
+            return self.answer(slot, refusal);
+        }
         self.send(Purpose::Show { name, slot }, Duration::MAX);
     }
 

@@ -99,8 +99,10 @@ pub struct Settings {
     pub require_session: bool,
     /// How long a worker waits for an answer that only Redis can give.
     pub response_timeout: Duration,
-    /// How releases are published.
+    /// How releases are published; [`Core::set_publish`] changes it.
     pub publish: script::Publish,
+    /// Whether keys have slots, as in a cluster: those of one script must share theirs.
+    pub slots: bool,
     /// How long a dead worker's lock is kept from others.
     pub lock_delay: Duration,
     /// What becomes of the holds of a stopped worker.
@@ -288,6 +290,11 @@ impl Core {
     #[must_use]
     pub fn waiters(&self) -> usize {
         self.waiters.len()
+    }
+
+    /// How releases are published from now on: what the servers know, and so what is listened to, may change.
+    pub fn set_publish(&mut self, publish: script::Publish) {
+        self.settings.publish = publish;
     }
 
     /// A worker has connected.

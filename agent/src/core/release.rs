@@ -315,6 +315,8 @@ impl Core {
         self.stop_asking(to, id);
         let lost = match passed {
             HandedOver::Passed { subscribers, token } => {
+                // In a cluster a node knows of its own subscribers only, and others may listen at any.
+                let subscribers = subscribers.filter(|_| !self.settings.slots);
                 if let Some(state) = self.names.get_mut(&name) {
                     let ours = u64::from(state.listening.is_some());
                     state.handovers += 1;

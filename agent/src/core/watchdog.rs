@@ -1,10 +1,11 @@
 //! The watchdog: renewals, jeopardy, loss.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::{Kept, MAX_BATCH};
-use redisson::{Kind, Moment};
+use redisson::{Kind, LockName, Moment};
 use tracing::Span;
 
 use super::event::{End, Event};
@@ -24,6 +25,34 @@ impl Tally {
             Some((_, count)) => *count += 1,
             None => self.0.push((Arc::clone(group), 1)),
         }
+    }
+}
+
+/// Holds that one script may renew together: read holds have markers to be renewed, by a script of their own, and where
+/// keys have slots those of a script share theirs.
+pub(super) struct Batches<T> {
+    slots: bool,
+    open: BTreeMap<(bool, u16), Vec<T>>,
+}
+
+impl<T> Batches<T> {
+    pub(super) fn new(slots: bool) -> Self {
+        Self { slots, open: BTreeMap::new() }
+    }
+
+    /// One more hold. Gives its batch, and whether that is of read holds, when it is full.
+    pub(super) fn add(&mut self, kind: Kind, name: &LockName, hold: T) -> Option<(bool, Vec<T>)> {
+        let slot = if self.slots { name.slot() } else { 0 };
+        let reads = kind == Kind::Read;
+        let batch = self.open.entry((reads, slot)).or_default();
+        batch.push(hold);
+        (batch.len() == MAX_BATCH).then(|| (reads, std::mem::take(batch)))
+    }
+
+    /// Those that are not full.
+    pub(super) fn rest(self) -> impl Iterator<Item = (bool, Vec<T>)> {
+        let all = self.open.into_iter().map(|((reads, _), batch)| (reads, batch));
+        all.filter(|(_, batch)| !batch.is_empty())
     }
 }
 
@@ -86,8 +115,7 @@ impl Core {
 
     /// Sends renewals, many to a script.
     pub(super) fn renew(&mut self, due: Vec<Number>) {
-        // Read holds have markers to be renewed, by a script of their own.
-        let mut batches = [Vec::new(), Vec::new()];
+        let mut batches = Batches::new(self.settings.slots);
         let mut red = Vec::new();
         for number in due {
             let Some(hold) = self.holds.get(&number) else { continue };
@@ -96,18 +124,13 @@ impl Core {
                 red.push(number);
                 continue;
             }
-            let reads = kind == Kind::Read;
-            let batch = &mut batches[usize::from(reads)];
-            batch.push(Renewal { name: hold.name.clone(), kind, number, count });
-            if batch.len() == MAX_BATCH {
-                let holds = std::mem::take(batch);
+            let renewal = Renewal { name: hold.name.clone(), kind, number, count };
+            if let Some((reads, holds)) = batches.add(kind, &hold.name, renewal) {
                 self.send_renewals(reads, holds);
             }
         }
-        for (reads, holds) in [false, true].into_iter().zip(batches) {
-            if !holds.is_empty() {
-                self.send_renewals(reads, holds);
-            }
+        for (reads, holds) in batches.rest() {
+            self.send_renewals(reads, holds);
         }
         self.renew_red(&red);
     }
@@ -242,5 +265,33 @@ impl Core {
             tracing::warn!(gap_ms, "the agent slept: verifying every hold");
         }
         slept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_shares_a_script_shares_its_slot_where_there_are_slots() {
+        let name = |text: &str| LockName::new(text.as_bytes()).unwrap();
+        let batched = |slots| {
+            let mut batches = Batches::new(slots);
+            for lock in ["{a}1", "b", "{a}2"] {
+                assert!(batches.add(Kind::Lock, &name(lock), lock).is_none());
+            }
+            assert!(batches.add(Kind::Read, &name("{a}3"), "{a}3").is_none());
+            batches.rest().collect::<Vec<_>>()
+        };
+        assert_eq!(batched(false), [(false, vec!["{a}1", "b", "{a}2"]), (true, vec!["{a}3"])]);
+        // `b` has slot 3300, `a` 15495.
+        assert_eq!(
+            batched(true),
+            [(false, vec!["b"]), (false, vec!["{a}1", "{a}2"]), (true, vec!["{a}3"])]
+        );
+        let mut full = Batches::new(true);
+        let sizes = (1..=2 * MAX_BATCH).filter_map(|n| full.add(Kind::Lock, &name("a"), n));
+        assert_eq!(sizes.map(|(_, batch)| batch.len()).collect::<Vec<_>>(), [MAX_BATCH; 2]);
+        assert_eq!(full.rest().count(), 0);
     }
 }

@@ -3,6 +3,7 @@
 //! What is urgent comes first: deadlines (renewals among them), then replies to renewals, then all other replies,
 //! then messages, then a bounded number of what the workers sent.
 
+mod cluster_side;
 mod heartbeat;
 mod redis_side;
 
@@ -10,23 +11,27 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::Either;
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, FuturesUnordered, SelectAll};
 use prometheus::Registry;
+use redisson::script::{Call, Publish};
 use redisson::{ClientId, Moment, keys};
-use service_kit::redis_link::Target;
+use service_kit::redis_link::{Cluster, Target};
 use service_kit::shutdown::Shutdown;
+use service_kit::trace::TraceParent;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::core::{Action, Core, Lane, Node, Number, Settings};
+use crate::core::{Action, Core, Lane, Node, Number, OpId, Settings};
 use crate::journal::{self, Past, Writer};
 use crate::metrics::{Figures, Oldest};
 use crate::policy::Policy;
 use crate::resp::Outgoing;
 use crate::session::{FromSession, PIPELINE, SessionId};
+use cluster_side::ClusterSide;
 use heartbeat::Heartbeat;
-use redis_side::{FromRedis, Outcome, RedisSide};
+use redis_side::{FromRedis, Manner, Outcome, RedisSide};
 
 /// How many messages of workers may wait for the core.
 const INBOX: usize = 4096;
@@ -39,6 +44,15 @@ const JOURNAL_END: Duration = Duration::from_secs(2);
 /// Ticks that late tell of a process that stood still.
 const STALL: Duration = Duration::from_millis(200);
 
+/// The Redis of all kinds but red.
+#[derive(Debug, Clone)]
+pub enum Main {
+    /// One server.
+    Server(Target),
+    /// A cluster.
+    Cluster(Cluster),
+}
+
 /// What an agent's core runs with.
 #[derive(Debug)]
 pub struct Start {
@@ -49,7 +63,9 @@ pub struct Start {
     /// Above every number this client id has used.
     pub first_number: Number,
     /// Which Redis.
-    pub target: Target,
+    pub main: Main,
+    /// How releases are to be published in a cluster that can.
+    pub cluster_messages: Publish,
     /// The servers of red locks, in the order in which the settings name them.
     pub red: Vec<Target>,
     /// How long a connection may take to be made.
@@ -123,14 +139,35 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
     let (status_sender, status) = watch::channel(Status::default());
     let (done_sender, done) = oneshot::channel();
     let (drain_timeout, client) = (start.drain_timeout, start.client);
-    let mut news = SelectAll::new();
-    let mut side = |place, target: &Target| {
-        let (side, events) = RedisSide::start(&start, place, target, &figures, stage);
-        news.push(events.boxed());
-        side
+    let manner = Manner {
+        client,
+        connect_timeout: start.connect_timeout,
+        response_timeout: start.settings.response_timeout,
+        red: false,
+        in_cluster: false,
     };
-    let main = side(Node::Main, &start.target);
-    let red = start.red.iter().enumerate().map(|(n, target)| side(Node::Red(n), target)).collect();
+    let mut news = SelectAll::new();
+    let main = match start.main {
+        Main::Server(target) => {
+            let (side, events) = RedisSide::start(manner, &target, &figures, stage);
+            news.push(events.map(|event| (Node::Main, event)).boxed());
+            MainSide::Server(side)
+        }
+        Main::Cluster(cluster) => {
+            let manner = Manner { in_cluster: true, ..manner };
+            let publish = start.cluster_messages;
+            let (side, events) = ClusterSide::start(manner, cluster, publish, &figures, stage);
+            news.push(events.map(|event| (Node::Main, event)).boxed());
+            MainSide::Cluster(side)
+        }
+    };
+    let mut red = Vec::with_capacity(start.red.len());
+    for (place, target) in start.red.iter().enumerate() {
+        let manner = Manner { red: true, ..manner };
+        let (side, events) = RedisSide::start(manner, target, &figures, stage);
+        news.push(events.map(move |event| (Node::Red(place), event)).boxed());
+        red.push(side);
+    }
     let mut core =
         Core::new(start.settings, start.client, start.first_number, Arc::clone(&figures), now());
     core.set_policy(start.policy);
@@ -186,12 +223,18 @@ async fn written(journal: &mut Option<Writer>) -> journal::Outcome {
     }
 }
 
+/// What goes to the Redis of all kinds but red.
+enum MainSide {
+    Server(RedisSide),
+    Cluster(ClusterSide),
+}
+
 struct Driver {
     core: Core,
     journal: Option<Writer>,
     heartbeat: Heartbeat,
     client: ClientId,
-    main: RedisSide,
+    main: MainSide,
     /// The servers of red locks.
     red: Vec<RedisSide>,
     /// What comes from all of them.
@@ -224,15 +267,15 @@ impl Driver {
             while let Some(action) = self.core.next_action() {
                 match action {
                     Action::Send { op, node, lane, call, place } => {
-                        let call = self.redis(node).call(op, lane, call, &place);
+                        let call = self.send(node, op, lane, call, &place);
                         match lane {
                             Lane::Renewals => renewals.push(call),
                             Lane::Commands => replies.push(call),
                         }
                     }
                     Action::Deliver(session, outgoing) => self.deliver(session, outgoing),
-                    Action::Subscribe(node, channel) => self.redis(node).subscribe(channel),
-                    Action::Unsubscribe(node, channel) => self.redis(node).unsubscribe(channel),
+                    Action::Subscribe(node, channel) => self.subscribe(node, channel),
+                    Action::Unsubscribe(node, channel) => self.unsubscribe(node, channel),
                     Action::Journal(record) => {
                         if let Some(journal) = &mut self.journal {
                             journal.push(record);
@@ -343,10 +386,38 @@ impl Driver {
         }
     }
 
-    fn redis(&self, node: Node) -> &RedisSide {
-        match node {
-            Node::Main => &self.main,
-            Node::Red(index) => &self.red[index],
+    fn send(
+        &self,
+        node: Node,
+        op: OpId,
+        lane: Lane,
+        call: Call,
+        place: &TraceParent,
+    ) -> impl Future<Output = Outcome> + use<> {
+        let side = match (node, &self.main) {
+            (Node::Red(index), _) => &self.red[index],
+            (Node::Main, MainSide::Server(side)) => side,
+            // Boxed, since it is much larger than the other.
+            (Node::Main, MainSide::Cluster(side)) => {
+                return Either::Right(Box::pin(side.call(op, lane, call, place)));
+            }
+        };
+        Either::Left(side.call(op, lane, call, place))
+    }
+
+    fn subscribe(&self, node: Node, channel: Vec<u8>) {
+        match (node, &self.main) {
+            (Node::Main, MainSide::Server(side)) => side.subscribe(channel),
+            (Node::Main, MainSide::Cluster(side)) => side.subscribe(channel),
+            (Node::Red(index), _) => self.red[index].subscribe(channel),
+        }
+    }
+
+    fn unsubscribe(&self, node: Node, channel: Vec<u8>) {
+        match (node, &self.main) {
+            (Node::Main, MainSide::Server(side)) => side.unsubscribe(channel),
+            (Node::Main, MainSide::Cluster(side)) => side.unsubscribe(&channel),
+            (Node::Red(index), _) => self.red[index].unsubscribe(channel),
         }
     }
 
@@ -373,7 +444,10 @@ impl Driver {
             }
             FromRedis::Unsubscribed => self.core.on_unsubscribed(node),
             FromRedis::Forced { name, number } => self.core.on_forced(time, node, &name, number),
-            FromRedis::State { up, detail, in_doubt } => {
+            FromRedis::State { up, detail, in_doubt, publish } => {
+                if let Some(publish) = publish {
+                    self.core.set_publish(publish);
+                }
                 if node == Node::Main {
                     self.redis_state = Some((up, detail));
                 }
@@ -382,7 +456,7 @@ impl Driver {
                     self.core.verify(time, node);
                 }
             }
-            FromRedis::Nothing => {}
+            FromRedis::Astray { .. } | FromRedis::Deaf { .. } | FromRedis::Nothing => {}
         }
     }
 

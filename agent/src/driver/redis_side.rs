@@ -1,5 +1,6 @@
 //! The core's side of one Redis: two connections for scripts, one for messages.
 
+use std::collections::{HashSet, VecDeque};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +8,8 @@ use std::time::Duration;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use redis::Value as RedisValue;
-use redisson::script::{self, Call, Value};
-use redisson::{HolderId, LockName, keys};
+use redisson::script::{self, Call, Publish, Value};
+use redisson::{ClientId, HolderId, LockName, keys};
 use service_kit::redis_link::{
     CallError, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent, ServerInfo, Subscriber,
     SubscriberOptions, Target,
@@ -19,12 +20,13 @@ use tokio::sync::{mpsc, watch};
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::Start;
-use crate::core::{Failure, Lane, Node, Number, OpId};
+use crate::core::{Failure, Lane, Number, OpId};
 use crate::metrics::{self, Figures};
 
 /// How often to look whether a living connection still leads to the same Redis with the same clock.
 const CHECK: Duration = Duration::from_secs(2);
+/// Messages taken at once: of those about one release the core is told once.
+const AT_ONCE: usize = 64;
 
 /// What became of a script.
 pub(super) type Outcome = (OpId, Result<Value, Failure>);
@@ -36,8 +38,12 @@ pub(super) enum FromRedis {
     Message { channel: Vec<u8> },
     /// A subscription stands, for the first time or again.
     Subscribed { channel: Vec<u8> },
+    /// The server does not let us listen to this channel.
+    Deaf { channel: Vec<u8> },
     /// No subscription stands any more.
     Unsubscribed,
+    /// This server has not, or has no longer, the slot of this channel of a shard: it is not heard there.
+    Astray { channel: Vec<u8> },
     /// An operator released a hold of ours.
     Forced { name: LockName, number: Number },
     /// A connection for scripts has come or gone.
@@ -48,6 +54,8 @@ pub(super) enum FromRedis {
         detail: String,
         /// There is a fresh connection for renewals, or what is behind it has changed: its role, its history, its clock.
         in_doubt: bool,
+        /// How releases are to be published from now on, where that has changed.
+        publish: Option<Publish>,
     },
     /// Nothing that anybody needs to know.
     Nothing,
@@ -67,6 +75,7 @@ struct News {
     state: watch::Receiver<LinkState>,
     renewals_state: watch::Receiver<LinkState>,
     messages: mpsc::Receiver<PubSubEvent>,
+    heard: VecDeque<PubSubEvent>,
     forced: Vec<u8>,
     node: String,
     figures: Arc<Figures>,
@@ -74,22 +83,37 @@ struct News {
     evicts: Option<bool>,
 }
 
+/// How a server is spoken to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Manner {
+    /// Who we are in Redis.
+    pub(super) client: ClientId,
+    /// How long a connection may take to be made.
+    pub(super) connect_timeout: Duration,
+    /// How long Redis has to answer.
+    pub(super) response_timeout: Duration,
+    /// Whether it has red locks.
+    pub(super) red: bool,
+    /// Whether it is a node of a cluster that we know of as such.
+    pub(super) in_cluster: bool,
+}
+
 impl RedisSide {
     /// Starts connecting; gives what scripts go by, and what comes back unasked.
     pub(super) fn start(
-        start: &Start,
-        place: Node,
+        manner: Manner,
         target: &Target,
         figures: &Arc<Figures>,
         stage: &Shutdown,
-    ) -> (Self, impl Stream<Item = (Node, FromRedis)> + use<>) {
-        let timeout = start.settings.response_timeout;
+    ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
+        let timeout = manner.response_timeout;
         let options = |name: &str| LinkOptions {
             response_timeout: timeout,
-            connect_timeout: start.connect_timeout,
+            connect_timeout: manner.connect_timeout,
             heartbeat: timeout,
             load: script::ALL.iter().map(|script| script.source.to_owned()).collect(),
             writable: true,
+            alone: !manner.in_cluster,
             ..LinkOptions::new(name)
         };
         let commands = Link::start(target.clone(), options("lockscope-agent"), stage);
@@ -97,31 +121,29 @@ impl RedisSide {
         let renewals = Link::start(target.clone(), checked, stage);
         let subscriber_options = SubscriberOptions {
             response_timeout: timeout,
-            connect_timeout: start.connect_timeout,
+            connect_timeout: manner.connect_timeout,
             heartbeat: timeout,
             ..SubscriberOptions::new("lockscope-agent-messages")
         };
         let (subscriber, messages) = Subscriber::start(target.clone(), subscriber_options, stage);
-        let forced = keys::forced_channel(&start.client);
+        let forced = keys::forced_channel(&manner.client);
         subscriber.subscribe([forced.clone()]);
         let state = commands.state();
         let renewals_state = renewals.state();
         let node = target.to_string();
-        figures.server(&node, place != Node::Main);
+        figures.server(&node, manner.red);
         let news = News {
             state,
             renewals_state,
             messages,
+            heard: VecDeque::new(),
             forced,
             node: node.clone(),
             figures: Arc::clone(figures),
             connections: 0,
             evicts: None,
         };
-        let news = unfold(news, move |mut news| async move {
-            let event = news.next().await;
-            Some(((place, event), news))
-        });
+        let news = unfold(news, |mut news| async move { Some((news.next().await, news)) });
         (Self { commands, renewals, subscriber, node, figures: Arc::clone(figures) }, news)
     }
 
@@ -133,7 +155,29 @@ impl RedisSide {
         self.subscriber.unsubscribe([channel]);
     }
 
-    /// Sends a script; the future brings what became of it. What is part of a trace has a span of its own there.
+    /// The same for a channel of a shard, which this server must have the slot of.
+    pub(super) fn ssubscribe(&self, channel: Vec<u8>) {
+        self.subscriber.ssubscribe([channel]);
+    }
+
+    pub(super) fn sunsubscribe(&self, channel: Vec<u8>) {
+        self.subscriber.sunsubscribe([channel]);
+    }
+
+    /// What the server said of itself when it was connected to, while it is.
+    pub(super) fn info(&self) -> Option<Arc<ServerInfo>> {
+        match &self.renewals.state().borrow().status {
+            LinkStatus::Up(info) => Some(Arc::clone(info)),
+            LinkStatus::Down { .. } => None,
+        }
+    }
+
+    /// What metrics call it.
+    pub(super) fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// Sends a script; the future brings what became of it.
     pub(super) fn call(
         &self,
         op: OpId,
@@ -141,6 +185,19 @@ impl RedisSide {
         call: Call,
         place: &TraceParent,
     ) -> impl Future<Output = Outcome> + use<> {
+        let sent = self.send(lane, Arc::new(call), false, place);
+        async move { (op, settled(sent.await)) }
+    }
+
+    /// Sends a script; `asking` where another node of a cluster said that this one is about to have its keys' slot. What
+    /// is part of a trace has a span of its own there.
+    pub(super) fn send(
+        &self,
+        lane: Lane,
+        call: Arc<Call>,
+        asking: bool,
+        place: &TraceParent,
+    ) -> impl Future<Output = Result<RedisValue, CallError>> + use<> {
         let link = match lane {
             Lane::Commands => self.commands.clone(),
             Lane::Renewals => self.renewals.clone(),
@@ -153,43 +210,51 @@ impl RedisSide {
             trace::within(redis_span(&call, &node), place)
         };
         async move {
-            let Call { script, keys, args } = call;
+            let Call { script, keys, args } = &*call;
             let sent = service_kit::clock::boot_micros();
-            let result = link.script(script.source, script.sha(), keys.iter(), args.iter()).await;
+            let (source, sha) = (script.source, script.sha());
+            let result = if asking {
+                link.script_asking(source, sha, keys.iter(), args.iter()).await
+            } else {
+                link.script(source, sha, keys.iter(), args.iter()).await
+            };
             let took =
                 Duration::from_micros(service_kit::clock::boot_micros().saturating_sub(sent));
-            let outcome = match result {
-                Ok(value) => {
-                    figures
-                        .redis_seconds
-                        .with_label_values(&[script.name])
-                        .observe(took.as_secs_f64());
-                    read(value)
-                        .ok_or_else(|| Failure::Refused("a reply of no known type".to_owned()))
+            match &result {
+                Ok(_) => {
+                    let seconds = figures.redis_seconds.with_label_values(&[script.name]);
+                    seconds.observe(took.as_secs_f64());
                 }
                 Err(error) => {
-                    let (word, failure) = failure(error);
+                    let word = word(error);
                     figures.redis_errors.with_label_values(&[&node, &word]).inc();
                     span.record("error.type", &word);
                     span.record("otel.status_code", "ERROR");
-                    span.record("otel.status_description", failure.text());
-                    Err(failure)
+                    span.record("otel.status_description", failure(error.clone()).text());
                 }
-            };
-            (op, outcome)
+            }
+            result
         }
     }
 }
 
 impl News {
     async fn next(&mut self) -> FromRedis {
-        tokio::select! {
-            biased;
-            Ok(()) = self.renewals_state.changed() => self.renewals_state_changed(),
-            Ok(()) = self.state.changed() => self.state_changed(),
-            Some(event) = self.messages.recv() => self.message(event),
-            // Both have ended: the agent is about to.
-            else => std::future::pending().await,
+        loop {
+            if let Some(event) = self.heard.pop_front() {
+                return self.message(event);
+            }
+            let mut events = Vec::new();
+            tokio::select! {
+                biased;
+                Ok(()) = self.renewals_state.changed() => return self.renewals_state_changed(),
+                Ok(()) = self.state.changed() => return self.state_changed(),
+                count = self.messages.recv_many(&mut events, AT_ONCE) => match count {
+                    // All has ended: the agent is about to.
+                    0 => return std::future::pending().await,
+                    _ => self.heard = without_echoes(events),
+                },
+            }
         }
     }
 
@@ -203,7 +268,7 @@ impl News {
         self.figures.redis_up.with_label_values(&[&self.node]).set(i64::from(down.is_none()));
         let up = down.is_none();
         let detail = down.unwrap_or_else(|| format!("{} answers", self.node));
-        FromRedis::State { up, detail, in_doubt }
+        FromRedis::State { up, detail, in_doubt, publish: None }
     }
 
     fn state_changed(&mut self) -> FromRedis {
@@ -257,13 +322,18 @@ impl News {
             PubSubEvent::Subscribed(channel) => FromRedis::Subscribed { channel },
             PubSubEvent::Down { .. } => FromRedis::Unsubscribed,
             PubSubEvent::Up | PubSubEvent::PSubscribed(_) => FromRedis::Nothing,
+            PubSubEvent::Moved(channel) => FromRedis::Astray { channel },
+            PubSubEvent::Refused { channel, reason } if is_elsewhere(&reason) => {
+                tracing::debug!(redis.node = self.node, reason, "a channel is of another node's slot");
+                FromRedis::Astray { channel }
+            }
             PubSubEvent::Refused { channel, reason } => {
                 tracing::warn!(
                     channel = %channel.escape_ascii(),
                     reason = %reason,
                     "Redis refuses a subscription: waiters of this lock look again each few seconds instead"
                 );
-                FromRedis::Nothing
+                FromRedis::Deaf { channel }
             }
         }
     }
@@ -288,18 +358,55 @@ fn forced(payload: &[u8]) -> Option<FromRedis> {
     Some(FromRedis::Forced { name, number: holder.thread })
 }
 
-/// A failed call as the core sees it, and the word it is counted by.
-fn failure(error: CallError) -> (String, Failure) {
+/// Whether a node of a cluster refuses because it is not its turn: others have the slot, or nobody has at the moment.
+fn is_elsewhere(reason: &str) -> bool {
+    let word = reason.split(' ').next().unwrap_or_default();
+    ["MOVED", "CLUSTERDOWN"].contains(&word)
+}
+
+/// What was heard, each release once: in a cluster it is told on both sorts of channel. Whoever is woken by the first
+/// message asks Redis after all of these have come, so the others say nothing new.
+fn without_echoes(events: Vec<PubSubEvent>) -> VecDeque<PubSubEvent> {
+    let mut told = HashSet::new();
+    let mut is_new = |event: &PubSubEvent| match event {
+        PubSubEvent::Message { channel, payload, .. } => {
+            told.insert((channel.clone(), payload.clone()))
+        }
+        _ => true,
+    };
+    events.into_iter().filter(|event| is_new(event)).collect()
+}
+
+/// What became of a script, as the core sees it.
+pub(super) fn settled(result: Result<RedisValue, CallError>) -> Result<Value, Failure> {
+    match result {
+        Ok(value) => {
+            read(value).ok_or_else(|| Failure::Refused("a reply of no known type".to_owned()))
+        }
+        Err(error) => Err(failure(error)),
+    }
+}
+
+/// The word that a failed call is counted by.
+fn word(error: &CallError) -> String {
     match error {
-        CallError::Unsent { reason } => (metrics::UNSENT.to_owned(), Failure::Unsent(reason)),
-        CallError::Lost { reason } => (metrics::LOST.to_owned(), Failure::Lost(reason)),
+        CallError::Unsent { .. } => metrics::UNSENT.to_owned(),
+        CallError::Lost { .. } => metrics::LOST.to_owned(),
         CallError::Refused(error) => {
             // The first word classifies; a server that makes words up must not make up series.
             let known =
                 error.code.len() <= 16 && error.code.bytes().all(|b| b.is_ascii_uppercase());
-            let word = if known { error.code.clone() } else { "other".to_owned() };
-            (word, Failure::Refused(error.to_string()))
+            if known { error.code.clone() } else { "other".to_owned() }
         }
+    }
+}
+
+/// A failed call as the core sees it.
+fn failure(error: CallError) -> Failure {
+    match error {
+        CallError::Unsent { reason } => Failure::Unsent(reason),
+        CallError::Lost { reason } => Failure::Lost(reason),
+        CallError::Refused(error) => Failure::Refused(error.to_string()),
     }
 }
 
@@ -320,6 +427,29 @@ fn read(value: RedisValue) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_release_that_is_told_twice_is_one() {
+        let message = |channel: &str, payload: &str| PubSubEvent::Message {
+            channel: channel.into(),
+            pattern: None,
+            payload: payload.into(),
+        };
+        let stands = PubSubEvent::Subscribed(b"a".to_vec());
+        let events =
+            vec![message("a", "1"), stands.clone(), message("a", "00"), message("b", "1")];
+        let twice = events.iter().flat_map(|event| [event.clone(), event.clone()]).collect();
+        let mut once: Vec<_> = without_echoes(twice).into();
+        assert_eq!(once.remove(1), stands, "that is told as often as it is so");
+        assert_eq!(once, events);
+    }
+
+    #[test]
+    fn a_channel_of_another_slot_is_told_from_one_that_is_refused() {
+        assert!(is_elsewhere("MOVED 15495 127.0.0.1:7002"));
+        assert!(is_elsewhere("CLUSTERDOWN Hash slot not served"));
+        assert!(!is_elsewhere("NOPERM No permissions to access a channel"));
+    }
 
     #[test]
     fn a_forced_release_names_holder_and_lock() {

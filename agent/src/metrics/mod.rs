@@ -406,6 +406,13 @@ impl Figures {
         }
     }
 
+    /// A server is one of ours no longer: it is neither up nor down. What was counted stays counted.
+    pub fn server_gone(&self, node: &str) {
+        // Of a server that was never connected to not all is there.
+        self.redis_up.remove_label_values(&[node]).ok();
+        self.redis_evicts.remove_label_values(&[node]).ok();
+    }
+
     /// A server of red locks answered an attempt, or did not.
     pub fn red_vote(&self, node: &str, outcome: &str) {
         self.red_votes.with_label_values(&[node, outcome]).inc();

@@ -451,7 +451,7 @@ fn other_users(
             mistake("which server is it? write NAME=URL with the name of one".to_owned());
             continue;
         };
-        if target.topology() != deployment.target.topology() {
+        if target.address() != deployment.target.address() {
             mistake(format!(
                 "it is {} and that server is {}: only the user may differ",
                 node_of(target),
@@ -474,8 +474,7 @@ fn other_users(
 /// The server's address, as it is shown.
 #[must_use]
 pub fn node_of(target: &Target) -> String {
-    let service_kit::redis_link::Topology::Standalone(address) = target.topology();
-    address.to_string()
+    target.address().to_string()
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ impl Channels {
         let Some(scope) = self.scopes.first() else { return };
         let sharded = matches!(
             &self.link.state().borrow().status,
-            LinkStatus::Up(server) if server.cluster && has_shards(server.version.as_deref())
+            LinkStatus::Up(server) if server.has_shards()
         );
         self.shards.choose(&self.subscriber, &self.hub.snapshot(), &scope.deployment, sharded);
         if sharded {
@@ -163,6 +163,7 @@ impl Channels {
             PubSubEvent::Subscribed(channel) => {
                 self.shards.subscribed(&channel);
             }
+            PubSubEvent::Moved(channel) => self.shards.left(&channel),
             PubSubEvent::Up | PubSubEvent::Message { .. } => {}
         }
     }
@@ -175,22 +176,5 @@ impl Channels {
         for scope in &self.scopes {
             self.model.see(scope.id, Observation::Listening { on, at: now() }).await;
         }
-    }
-}
-
-/// Whether servers of this version know channels of shards: from 7.0 on.
-fn has_shards(version: Option<&str>) -> bool {
-    let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
-    major.is_some_and(|major| major >= 7)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shards_came_with_7_0() {
-        assert!(has_shards(Some("7.0.15")) && has_shards(Some("10.1")));
-        assert!(!has_shards(Some("6.2.14")) && !has_shards(None));
     }
 }

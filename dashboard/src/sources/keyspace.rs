@@ -157,6 +157,7 @@ impl Keyspace {
                 }
                 PubSubEvent::Up => self.refused = None,
                 PubSubEvent::Down { .. }
+                | PubSubEvent::Moved(_)
                 | PubSubEvent::Subscribed(_)
                 | PubSubEvent::PSubscribed(_) => {}
             }

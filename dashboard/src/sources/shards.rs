@@ -64,6 +64,11 @@ impl Shards {
         }
     }
 
+    /// One is heard no longer: its slot has left the server.
+    pub(super) fn left(&self, channel: &[u8]) {
+        self.sets().subscribed.remove(channel);
+    }
+
     /// None is heard any longer.
     pub(super) fn lost(&self) {
         self.sets().subscribed.clear();

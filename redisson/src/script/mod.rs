@@ -135,6 +135,8 @@ pub enum Publish {
     Plain,
     /// `PUBLISH` and `SPUBLISH`: in such a cluster old Redisson clients listen to the one, new ones to the other.
     Both,
+    /// `SPUBLISH` alone: such a cluster without old clients.
+    Sharded,
 }
 
 impl Publish {
@@ -142,6 +144,7 @@ impl Publish {
         match self {
             Self::Plain => &["PUBLISH"],
             Self::Both => &["PUBLISH", "SPUBLISH"],
+            Self::Sharded => &["SPUBLISH"],
         }
     }
 }

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 
 use super::error::ConnectError;
-use super::target::{Address, Target, Topology};
+use super::target::{Address, Target};
 use super::tls;
 
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
@@ -27,7 +27,7 @@ pub(crate) async fn dial(
     target: &Target,
     timeout: Duration,
 ) -> Result<Box<dyn ByteStream>, ConnectError> {
-    let Topology::Standalone(address) = target.topology();
+    let address = target.address();
     let unreachable =
         |reason: String| ConnectError::Unreachable { address: address.to_string(), reason };
     match tokio::time::timeout(timeout, open(target, address)).await {

@@ -46,6 +46,19 @@ impl ServerError {
         self.code == "READONLY"
     }
 
+    /// Where in its cluster the server says that this belongs, by `MOVED` or `ASK`.
+    #[must_use]
+    pub fn redirect(&self) -> Option<Redirect> {
+        let ask = match self.code.as_str() {
+            "MOVED" => false,
+            "ASK" => true,
+            _ => return None,
+        };
+        let (_slot, place) = self.message.split_once(' ')?;
+        let (host, port) = place.rsplit_once(':')?;
+        Some(Redirect { ask, host: host.to_owned(), port: port.parse().ok()? })
+    }
+
     /// The server is out of memory for writes.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
@@ -65,6 +78,17 @@ impl ServerError {
     pub fn is_max_clients(&self) -> bool {
         self.message.contains("max number of clients")
     }
+}
+
+/// Another node of a cluster, which is to be asked instead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Redirect {
+    /// Only for this one command, since the slot is on its way there. Else it has the slot.
+    pub ask: bool,
+    /// Its host; empty where it is that of the server that said so.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
 }
 
 impl From<&redis::ServerError> for ServerError {
@@ -141,6 +165,8 @@ pub(crate) enum ConnectError {
     Broken(String),
     #[error("{address} is a replica, which takes no writes")]
     Replica { address: String },
+    #[error("{address} is part of a cluster: name it as redis+cluster://{address}")]
+    InCluster { address: String },
     #[error("{while_doing}: {error}")]
     Refused { while_doing: &'static str, error: ServerError },
 }
@@ -150,6 +176,7 @@ impl ConnectError {
     pub(crate) fn needs_patience(&self) -> bool {
         match self {
             Self::Refused { error, .. } => error.is_denied() || error.is_max_clients(),
+            Self::InCluster { .. } => true,
             Self::Unreachable { .. } | Self::Broken(_) | Self::Replica { .. } => false,
         }
     }
@@ -168,6 +195,17 @@ mod tests {
         assert!(ServerError::parse("ERR max number of clients reached").is_max_clients());
         assert!(ServerError::parse("NOSCRIPT No matching script.").is_noscript());
         assert_eq!(ServerError::parse("ODD").code, "ODD");
+    }
+
+    #[test]
+    fn a_redirect_names_a_node() {
+        let redirect = |line: &str| ServerError::parse(line).redirect();
+        let node = |ask, host: &str, port| Some(Redirect { ask, host: host.to_owned(), port });
+        assert_eq!(redirect("MOVED 3999 127.0.0.1:6381"), node(false, "127.0.0.1", 6381));
+        assert_eq!(redirect("ASK 0 ::1:7000"), node(true, "::1", 7000));
+        assert_eq!(redirect("MOVED 866 :6379"), node(false, "", 6379));
+        assert_eq!(redirect("MOVED 866 host:0x1"), None);
+        assert_eq!(redirect("TRYAGAIN Multiple keys request during rehashing of slot"), None);
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub struct LinkOptions {
     /// Only a server that takes writes will do. A replica, or a server that becomes one, is left and
     /// connected to anew, since the address may lead to another server by now.
     pub writable: bool,
+    /// A part of a cluster will not do: it would serve some keys and refuse the others.
+    pub alone: bool,
     /// Ask the server not to count our reads as use of a key (Redis 7.2 and later).
     pub no_touch: bool,
 }
@@ -53,6 +55,7 @@ impl LinkOptions {
             load: Vec::new(),
             check: None,
             writable: false,
+            alone: false,
             no_touch: false,
         }
     }
@@ -107,6 +110,7 @@ impl Link {
         let shared = Arc::new(Shared::new(options.response_timeout, options.writable));
         let task_name = format!("Redis link {}", options.name);
         let pace = Pace { heartbeat: options.heartbeat, check: options.check };
+        let alone = options.alone;
         let greeting = Greeting {
             name: options.name,
             no_touch: options.no_touch,
@@ -115,7 +119,7 @@ impl Link {
             response_timeout: options.response_timeout,
         };
         let supervised =
-            supervisor::run(target, greeting, pace, Arc::clone(&shared), stopped.clone());
+            supervisor::run(target, greeting, (pace, alone), Arc::clone(&shared), stopped.clone());
         shutdown.spawn(task_name, supervised);
         let _stop_with_last_handle = stopped.clone().drop_guard();
         Self { inner: Arc::new(Inner { shared, stopped, _stop_with_last_handle }) }
@@ -212,6 +216,42 @@ impl Link {
         match self.call(eval("EVALSHA", sha, keys.clone(), args.clone())).await {
             Err(error) if error.is_noscript() => self.call(eval("EVAL", source, keys, args)).await,
             answer => answer,
+        }
+    }
+
+    /// [`script`](Self::script) at a node that is about to take over the keys' slot, as another node of a cluster said
+    /// by `ASK`.
+    ///
+    /// # Errors
+    ///
+    /// As [`call`](Self::call).
+    pub async fn script_asking<K, A>(
+        &self,
+        source: &str,
+        sha: &str,
+        keys: K,
+        args: A,
+    ) -> Result<Value, CallError>
+    where
+        K: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
+        A: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
+    {
+        let (keys, args) = (keys.into_iter(), args.into_iter());
+        match self.asking(eval("EVALSHA", sha, keys.clone(), args.clone())).await {
+            Err(error) if error.is_noscript() => {
+                self.asking(eval("EVAL", source, keys, args)).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// ASKING is good for the very next command of a connection: the two must not be parted.
+    async fn asking(&self, command: Cmd) -> Result<Value, CallError> {
+        let mut both = Pipeline::new();
+        both.cmd("ASKING").add_command(command);
+        match self.pipeline(both).await?.pop() {
+            Some(answer) => Ok(answer?),
+            None => Err(CallError::lost("two commands were answered by nothing")),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! noticing that it is gone is in here.
 //!
 //! - [`Target`] says which server, as whom, into which database.
+//! - [`Deployment`] is one, or a cluster; [`Cluster`] keeps track of which node of a cluster serves which slot.
 //! - [`Link`] is one supervised connection for commands: always either up or being re-established,
 //!   and every call on it ends within the response time-out, with an answer or with a [`CallError`]
 //!   that says whether the command may have run.
@@ -12,6 +13,8 @@
 
 mod backoff;
 mod check;
+mod cluster;
+mod deployment;
 mod dial;
 mod error;
 mod greeting;
@@ -25,10 +28,12 @@ mod tap;
 mod target;
 pub(crate) mod tls;
 
-pub use error::{CallError, ServerError};
+pub use cluster::{Cluster, ClusterOptions, ClusterState, Slots};
+pub use deployment::{ClusterTarget, Deployment};
+pub use error::{CallError, Redirect, ServerError};
 pub use link::{Link, LinkOptions, LinkState, LinkStatus};
 pub use server_info::{Role, ServerInfo};
 pub use subscriber::{PubSubEvent, Subscriber, SubscriberOptions};
 pub use tap::{Tap, TapError};
-pub use target::{Address, Target, TargetError, Topology};
+pub use target::{Address, Target, TargetError};
 pub use tls::install_crypto_provider;

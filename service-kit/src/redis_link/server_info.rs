@@ -45,6 +45,14 @@ impl ServerInfo {
         policy.is_some_and(|policy| policy != "noeviction") && self.maxmemory != Some(0)
     }
 
+    /// Whether it has channels of shards: it is part of a cluster, of Redis 7.0 or later.
+    #[must_use]
+    pub fn has_shards(&self) -> bool {
+        let version = self.version.as_deref();
+        let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+        self.cluster && major.is_some_and(|major| major >= 7)
+    }
+
     /// From the text of INFO, whichever sections it has.
     pub(crate) fn from_info(text: &str) -> Self {
         let fields: HashMap<&str, &str> =
@@ -82,6 +90,16 @@ mod tests {
         assert_eq!(info.replid, None);
         assert!(info.cluster && info.evicts());
         assert_eq!(ServerInfo::from_info(""), ServerInfo::default());
+    }
+
+    #[test]
+    fn shards_came_with_7_0_and_are_a_clusters() {
+        let has = |version: Option<&str>, cluster| {
+            let version = version.map(str::to_owned);
+            ServerInfo { version, cluster, ..ServerInfo::default() }.has_shards()
+        };
+        assert!(has(Some("7.0.15"), true) && has(Some("10.1"), true));
+        assert!(!has(Some("6.2.14"), true) && !has(None, true) && !has(Some("7.0.15"), false));
     }
 
     #[test]

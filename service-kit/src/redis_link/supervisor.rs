@@ -17,7 +17,7 @@ use super::error::ConnectError;
 use super::greeting::{self, Greeting};
 use super::server_info::ServerInfo;
 use super::shared::{CLOSED, Connection, READ_ONLY, Shared};
-use super::target::{Target, Topology};
+use super::target::Target;
 use crate::clock::boot_micros;
 
 /// A connection that lasted this long is followed by another at once; one that ended sooner counts
@@ -39,12 +39,12 @@ pub(super) struct Pace {
 pub(super) async fn run(
     target: Target,
     greeting: Greeting,
-    pace: Pace,
+    (pace, alone): (Pace, bool),
     shared: Arc<Shared>,
     stopped: CancellationToken,
 ) {
     let supervisor =
-        Supervisor { target, greeting, pace, shared: Arc::clone(&shared), generation: 0 };
+        Supervisor { target, greeting, pace, alone, shared: Arc::clone(&shared), generation: 0 };
     let mut keeping = pin!(supervisor.keep_connected());
     match stopped.run_until_cancelled(keeping.as_mut()).await {
         Some(never) => match never {},
@@ -58,6 +58,8 @@ struct Supervisor {
     target: Target,
     greeting: Greeting,
     pace: Pace,
+    /// Whether a part of a cluster is the wrong server.
+    alone: bool,
     shared: Arc<Shared>,
     generation: u64,
 }
@@ -91,8 +93,10 @@ impl Supervisor {
     async fn connect(&mut self) -> Result<(AbortOnDropHandle<()>, ServerInfo), ConnectError> {
         let (wire, info) = greeting::connect(&self.target, &self.greeting).await?;
         if self.shared.refuses(&info) {
-            let Topology::Standalone(address) = self.target.topology();
-            return Err(ConnectError::Replica { address: address.to_string() });
+            return Err(ConnectError::Replica { address: self.target.address().to_string() });
+        }
+        if self.alone && info.cluster {
+            return Err(ConnectError::InCluster { address: self.target.address().to_string() });
         }
         let stream = wire.into_stream().map_err(ConnectError::Broken)?;
         // The greeting is done and time-outs are the link's: redis-rs has only to pair up replies.

@@ -14,22 +14,15 @@ const DEFAULT_PORT: u16 = 6379;
 /// Where a server is and how to log in to it. Neither `Display` nor `Debug` shows the password.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    topology: Topology,
+    address: Address,
     db: u32,
     user: Option<String>,
     password: Option<Secret>,
     ca_file: Option<PathBuf>,
 }
 
-/// How the servers of one deployment hang together.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Topology {
-    /// One server at a fixed address.
-    Standalone(Address),
-}
-
 /// The address of one server.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
     /// A TCP port.
     Tcp {
@@ -51,7 +44,7 @@ pub enum TargetError {
     #[error("expected a Redis URL such as redis://user:password@host:6379/0: {0}")]
     NoUrl(#[from] url::ParseError),
     /// Another scheme.
-    #[error("scheme `{0}` is not known; expected redis://, rediss://, unix:// or redis+unix://")]
+    #[error("scheme `{0}` is not known; expected redis://, rediss://, unix:// or redis+unix://, and for a cluster, where it is served, redis+cluster:// or rediss+cluster://")]
     Scheme(String),
     /// No host, or none that can be read.
     #[error("the URL names no host; expected such as redis://host:6379")]
@@ -74,6 +67,9 @@ pub enum TargetError {
     /// A user without a password cannot log in.
     #[error("there is a user without a password; add one, in the URL or by a password file")]
     NoPassword,
+    /// A cluster has no other database than 0.
+    #[error("a cluster has database 0 only")]
+    ClusterDb,
     /// A CA file without TLS would give a false sense of safety.
     #[error("a CA file is of use with rediss:// only, and this URL is without TLS")]
     CaWithoutTls,
@@ -119,17 +115,22 @@ impl Target {
         self.db
     }
 
-    /// How to find the server.
+    /// Where the server is.
     #[must_use]
-    pub fn topology(&self) -> &Topology {
-        &self.topology
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Another server, with the same login.
+    #[must_use]
+    pub fn at(&self, address: Address) -> Self {
+        Self { address, ..self.clone() }
     }
 
     /// Whether the connection is encrypted.
     #[must_use]
     pub fn uses_tls(&self) -> bool {
-        let Topology::Standalone(address) = &self.topology;
-        matches!(address, Address::Tcp { tls: true, .. })
+        matches!(self.address, Address::Tcp { tls: true, .. })
     }
 
     pub(crate) fn user(&self) -> Option<&str> {
@@ -168,7 +169,7 @@ impl FromStr for Target {
         let db = db_of(&url, &address)?;
         let user = decoded(url.username())?;
         let password = decoded(url.password().unwrap_or(""))?.map(Secret::new);
-        Ok(Self { topology: Topology::Standalone(address), db, user, password, ca_file: None })
+        Ok(Self { address, db, user, password, ca_file: None })
     }
 }
 
@@ -223,7 +224,7 @@ fn decoded(text: &str) -> Result<Option<String>, TargetError> {
 /// As a URL, the password masked.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Topology::Standalone(address) = &self.topology;
+        let address = &self.address;
         let scheme = match address {
             Address::Tcp { tls: true, .. } => "rediss",
             Address::Tcp { tls: false, .. } => "redis",

@@ -1,6 +1,7 @@
 //! The agent as a process of its own, on a real Redis, with workers on its socket.
 
 mod announce;
+mod cluster;
 mod death;
 mod drain;
 mod events;

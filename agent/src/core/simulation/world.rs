@@ -143,6 +143,7 @@ impl World {
             require_session: false,
             response_timeout: Duration::from_secs(2),
             publish: Publish::Plain,
+            slots: false,
             lock_delay: Duration::ZERO,
             frozen: Frozen::Keep,
             red: Some(red),

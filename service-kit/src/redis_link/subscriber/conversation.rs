@@ -203,6 +203,11 @@ impl Conversation {
     }
 
     fn confirmed(&mut self, said: &[u8], name: &[u8]) -> Result<Heard, String> {
+        if said == Verb::SUnsubscribe.name().as_bytes() && !self.awaits_unsubscribed(name) {
+            // Nobody asked: the slot has left this server, and its subscriptions with it.
+            self.subscribed.remove(&Topic::Shard(name.to_vec()));
+            return Ok(Heard::Event(PubSubEvent::Moved(name.to_vec())));
+        }
         let Some(Asked::Change { verb, topics }) = self.asked.front_mut() else {
             return Err(unexpected(&String::from_utf8_lossy(said)));
         };
@@ -218,6 +223,15 @@ impl Conversation {
         }
         let last = self.answered(&topic);
         Ok(if last && verb.subscribes() { Heard::Subscribed(topic) } else { Heard::Nothing })
+    }
+
+    /// Whether the next answer is to a SUNSUBSCRIBE of this channel.
+    fn awaits_unsubscribed(&self, name: &[u8]) -> bool {
+        matches!(
+            self.asked.front(),
+            Some(Asked::Change { verb: Verb::SUnsubscribe, topics })
+                if topics.front().is_some_and(|topic| topic.name() == name)
+        )
     }
 
     /// One command about this topic is answered; whether it was the last one.

@@ -68,6 +68,8 @@ pub enum PubSubEvent {
         /// What.
         payload: Vec<u8>,
     },
+    /// The server no longer has the slot of this channel of a shard: what is published there is not heard any more.
+    Moved(Vec<u8>),
     /// The server does not let us subscribe this channel or pattern. The wish stays, and is tried
     /// again with the next connection.
     Refused {

@@ -140,3 +140,21 @@ fn answers_to_nothing_end_the_conversation() {
     talk.ask(vec![change("a", true)]);
     assert!(talk.hear(reply("subscribe", "b")).is_err());
 }
+
+#[test]
+fn a_slot_that_leaves_takes_its_subscriptions_along() {
+    let mut talk = Conversation::default();
+    let shard = |name: &str| Topic::Shard(name.as_bytes().to_vec());
+    talk.ask(vec![Change { topic: shard("a"), wanted: true }]);
+    assert_eq!(talk.hear(reply("ssubscribe", "a")), Ok(Heard::Subscribed(shard("a"))));
+    // Unasked, and while something else is asked.
+    talk.ask(vec![Change { topic: shard("b"), wanted: true }]);
+    let moved = Heard::Event(PubSubEvent::Moved(b"a".to_vec()));
+    assert_eq!(talk.hear(reply("sunsubscribe", "a")), Ok(moved));
+    assert_eq!(talk.hear(reply("ssubscribe", "b")), Ok(Heard::Subscribed(shard("b"))));
+    assert!(talk.ask(vec![Change { topic: shard("a"), wanted: false }]).is_empty());
+    // One that was asked for is an answer.
+    talk.ask(vec![Change { topic: shard("b"), wanted: false }]);
+    assert_eq!(talk.hear(reply("sunsubscribe", "b")), Ok(Heard::Nothing));
+    assert_eq!(talk.unanswered(), 0);
+}

@@ -1,0 +1,319 @@
+//! The agent on a Redis Cluster: every kind on every node, waiters woken across agents, slots that move, masters that die.
+
+use anyhow::{Result, ensure};
+use harness::{Agent, Client, RedisCluster, RedisServer, Reply, eventually, http};
+
+use super::{assert_error, holder, lock};
+
+/// A lease and a poll that no test waits for: only a message, or a look for a good reason, wakes anybody.
+const ENDLESS: [&str; 4] = ["--lease", "10m", "--poll-max", "10m"];
+
+/// Every kind that stands in the cluster, with the channel of its releases; `NAME` stands for its name.
+const KINDS: [(&str, &str); 5] = [
+    ("lock", "redisson_lock__channel:{NAME}"),
+    ("fenced", "redisson_lock__channel:{NAME}"),
+    ("fair", "redisson_lock__channel:{NAME}:*"),
+    ("read", "redisson_rwlock:{NAME}"),
+    ("write", "redisson_rwlock:{NAME}"),
+];
+
+/// The holders that a node shows, without counts.
+async fn holders(direct: &mut Client, name: &str) -> Result<Vec<String>> {
+    let reply = direct.call_args(&["HKEYS", name]).await?.ok()?;
+    Ok(reply.items()?.iter().map(Reply::text).filter(|field| field != "mode").collect())
+}
+
+/// How many listen to the channels that match at a node, by SUBSCRIBE and by SSUBSCRIBE.
+async fn listeners(direct: &mut Client, pattern: &str) -> Result<(usize, usize)> {
+    let mut count = async |verb: &str| {
+        anyhow::Ok(direct.call_args(&["PUBSUB", verb, pattern]).await?.ok()?.items()?.len())
+    };
+    Ok((count("CHANNELS").await?, count("SHARDCHANNELS").await?))
+}
+
+/// Waits until that many listen to these channels at a node.
+async fn until_heard(direct: &mut Client, pattern: &str, wanted: (usize, usize)) {
+    eventually("the waiter to listen", async || {
+        let found = listeners(direct, pattern).await?;
+        ensure!(found == wanted, "{found:?} listen to {pattern}");
+        Ok(())
+    })
+    .await;
+}
+
+async fn until_ready(agent: &Agent) {
+    eventually("the agent to reach the whole cluster", async || {
+        let ready = http::get(agent.http(), "/readyz").await?;
+        ensure!(ready.status == 200, "{}", ready.body);
+        Ok(())
+    })
+    .await;
+}
+
+/// How many holds have been renewed.
+async fn renewed(agent: &Agent) -> Result<f64> {
+    Ok(agent.metrics().await?.sum("lockscope_agent_renewals_total", &[("outcome", "renewed")]))
+}
+
+#[tokio::test]
+async fn every_kind_is_taken_on_every_node() -> Result<()> {
+    let cluster = RedisCluster::start(3, 0).await?;
+    let agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let mut worker = agent.client().await?;
+    for (kind, _) in KINDS {
+        for (place, name) in cluster.names(&format!("{kind}:")).iter().enumerate() {
+            let mut direct = cluster.client(place).await?;
+            let held = holder(&lock(&mut worker, &format!("LOCK {name} KIND {kind}")).await?)?;
+            assert_eq!(holders(&mut direct, name).await?, [held.as_str()], "{kind} at {place}");
+            let shown = worker.call(&format!("SHOW {name}")).await?.ok()?.text();
+            assert!(shown.contains(&held), "{shown}");
+            assert_eq!(worker.call(&format!("UNLOCK {name}")).await?, Reply::Int(0));
+            assert_eq!(holders(&mut direct, name).await?, [""; 0]);
+            // By hand too, and the worker hears of it by a message that any node may send.
+            lock(&mut worker, &format!("LOCK {name} KIND {kind}")).await?;
+            assert_eq!(worker.call(&format!("FORCE {name}")).await?, Reply::Int(1));
+            eventually("the loss to be told", async || {
+                let reply = worker.call(&format!("UNLOCK {name}")).await?;
+                ensure!(reply.is_error("LOST"), "{reply}");
+                Ok(())
+            })
+            .await;
+        }
+    }
+    let names = cluster.names("several:").join(" ");
+    let all = worker.call(&format!("MLOCK 3 {names}")).await?.ok()?;
+    assert_eq!(all.items()?.len(), 3);
+    assert_eq!(worker.call("HOLDS").await?.items()?.len(), 3);
+    worker.call(&format!("MUNLOCK 3 {names}")).await?.ok()?;
+    // Channel and queue of such a name are of another slot than the lock: no script may touch both.
+    for command in ["LOCK a{b", "LOCK a}b NOWAIT", "MLOCK 2 c a{b", "SHOW {}a", "FORCE a{b"] {
+        assert_error(&worker.call(command).await?, "LIMIT", "braces");
+    }
+    lock(&mut worker, "LOCK {tag}b").await?;
+    let metrics = agent.metrics().await?;
+    assert_eq!(metrics.sum("lockscope_agent_redis_up", &[]), 3.0, "one for each master");
+    // What the agent tells of itself and its holders is where its slot is.
+    eventually("the holder to be told", async || {
+        let mut told = 0;
+        for place in 0..3 {
+            let keys = cluster.client(place).await?.call("KEYS lockscope:holders:*").await?;
+            told += keys.items()?.len();
+        }
+        ensure!(told == 1, "{told} nodes are told");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_hold_is_renewed_wherever_it_is() -> Result<()> {
+    let cluster = RedisCluster::start(3, 0).await?;
+    let agent = Agent::in_cluster(&cluster, &["--lease", "6s"]).await?;
+    let mut worker = agent.client().await?;
+    // Several in one slot, several slots at one node, and readers, who have a script of their own.
+    let mut names: Vec<String> = (0..30).map(|n| format!("job:{n}")).collect();
+    names.extend((0..5).map(|n| format!("{{one}}{n}")));
+    for name in &names {
+        lock(&mut worker, &format!("LOCK {name}")).await?;
+        lock(&mut worker, &format!("LOCK r:{name} KIND read")).await?;
+    }
+    let count = names.len() * 2;
+    eventually("each to be renewed twice over", async || {
+        let renewed = renewed(&agent).await?;
+        ensure!(renewed >= 2.0 * count as f64, "{renewed}");
+        Ok(())
+    })
+    .await;
+    assert_eq!(worker.call("HOLDS").await?.items()?.len(), count, "none is lost");
+    let failed = agent.metrics().await?.sum("lockscope_agent_redis_errors_total", &[]);
+    assert_eq!(failed, 0.0, "nobody was asked about another's slot");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_release_wakes_the_waiters_of_another_agent() -> Result<()> {
+    let cluster = RedisCluster::start(3, 0).await?;
+    let ours = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let theirs = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    for (kind, channel) in KINDS {
+        for (place, name) in cluster.names(&format!("{kind}:")).iter().enumerate() {
+            let mut direct = cluster.client(place).await?;
+            let (mut worker, mut waiter) = (ours.client().await?, theirs.client().await?);
+            // A reader waits for a writer, all others for their like.
+            let taken = if kind == "read" { "write" } else { kind };
+            lock(&mut worker, &format!("LOCK {name} KIND {taken}")).await?;
+            waiter.send(&format!("LOCK {name} KIND {kind}")).await?;
+            until_heard(&mut direct, &channel.replace("NAME", name), (1, 1)).await;
+            assert_eq!(worker.call(&format!("UNLOCK {name}")).await?, Reply::Int(0));
+            let held = holder(&waiter.reply().await?.ok()?)?;
+            assert_eq!(holders(&mut direct, name).await?, [held], "{kind} at {place}");
+            until_heard(&mut direct, &channel.replace("NAME", name), (0, 0)).await;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn releases_are_told_and_heard_as_it_is_set() -> Result<()> {
+    let cluster = RedisCluster::start(1, 0).await?;
+    let mut direct = cluster.client(0).await?;
+    let both = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    for (how, heard) in [("publish", (1, 0)), ("spublish", (0, 1))] {
+        let flags = [ENDLESS.as_slice(), &["--cluster-messages", how]].concat();
+        let agent = Agent::in_cluster(&cluster, &flags).await?;
+        // Each way: who speaks both is understood by who speaks one, and understands it.
+        for (from, to) in [(&agent, &both), (&both, &agent)] {
+            let (mut worker, mut waiter) = (from.client().await?, to.client().await?);
+            lock(&mut worker, "LOCK a").await?;
+            waiter.send("LOCK a").await?;
+            let heard = if std::ptr::eq(to, &both) { (1, 1) } else { heard };
+            until_heard(&mut direct, "redisson_lock__channel:{a}", heard).await;
+            assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+            waiter.reply().await?.ok()?;
+            assert_eq!(waiter.call("UNLOCK a").await?, Reply::Int(0));
+            until_heard(&mut direct, "redisson_lock__channel:{a}", (0, 0)).await;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_old_cluster_is_told_by_publish_alone() -> Result<()> {
+    let cluster = RedisCluster::old().await?;
+    let ours = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let theirs = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let mut direct = cluster.client(0).await?;
+    let (mut worker, mut waiter) = (ours.client().await?, theirs.client().await?);
+    lock(&mut worker, "LOCK a").await?;
+    waiter.send("LOCK a").await?;
+    eventually("the waiter to listen", async || {
+        let found = direct.call("PUBSUB CHANNELS redisson_lock__channel:{a}").await?;
+        ensure!(found.items()?.len() == 1, "{found}");
+        Ok(())
+    })
+    .await;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    waiter.reply().await?.ok()?;
+    for agent in [&ours, &theirs] {
+        let metrics = agent.metrics().await?;
+        assert_eq!(metrics.sum("lockscope_agent_redis_errors_total", &[]), 0.0, "nothing refused");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_slot_that_moves_takes_locks_and_waiters_along() -> Result<()> {
+    let cluster = RedisCluster::start(2, 0).await?;
+    let ours = Agent::in_cluster(&cluster, &["--lease", "6s"]).await?;
+    // One that hears of the move by nothing but the end of its subscription.
+    let flags = [ENDLESS.as_slice(), &["--cluster-messages", "spublish"]].concat();
+    let theirs = Agent::in_cluster(&cluster, &flags).await?;
+    let name = cluster.names("moves:").swap_remove(0);
+    let slot = redisson::slot(name.as_bytes());
+    let (mut worker, mut waiter) = (ours.client().await?, theirs.client().await?);
+    let held = holder(&lock(&mut worker, &format!("LOCK {name}")).await?)?;
+    waiter.send(&format!("LOCK {name}")).await?;
+    let channel = format!("redisson_lock__channel:{{{name}}}");
+    until_heard(&mut cluster.client(0).await?, &channel, (0, 1)).await;
+
+    // The lock is at the new node, the slot still at the old one.
+    cluster.begin_move(slot, 0, 1).await?;
+    cluster.move_keys(slot, 0, 1).await?;
+    let before = renewed(&ours).await?;
+    eventually("renewals that were sent on", async || {
+        let since = renewed(&ours).await? - before;
+        ensure!(since >= 3.0, "{since}");
+        Ok(())
+    })
+    .await;
+    cluster.end_move(slot, 0, 1).await?;
+
+    let mut direct = cluster.client(1).await?;
+    until_heard(&mut direct, &channel, (0, 1)).await;
+    assert_eq!(holders(&mut direct, &name).await?, [held]);
+    assert_eq!(worker.call(&format!("UNLOCK {name}")).await?, Reply::Int(0));
+    let next = holder(&waiter.reply().await?.ok()?)?;
+    assert_eq!(holders(&mut direct, &name).await?, [next]);
+    let moved = ours.metrics().await?.sum("lockscope_agent_redis_errors_total", &[("error", "ASK")]);
+    assert!(moved > 0.0, "it was sent on by the old node");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_replica_that_takes_over_has_what_it_had_and_what_it_had_not_is_told() -> Result<()> {
+    let mut cluster = RedisCluster::start(3, 1).await?;
+    let replica = 3;
+    let ours = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let theirs = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let kept = cluster.names("kept:").swap_remove(0);
+    let (lost, elsewhere) = {
+        let mut names = cluster.names("lost:");
+        (names.swap_remove(0), names.swap_remove(1))
+    };
+    let mut worker = ours.client3().await?;
+    worker.call("SESSION PUSH on").await?.ok()?;
+    let held = holder(&lock(&mut worker, &format!("LOCK {kept}")).await?)?;
+    lock(&mut worker, &format!("LOCK {elsewhere}")).await?;
+    let mut waiter = theirs.client().await?;
+    waiter.send(&format!("LOCK {kept}")).await?;
+    let channel = format!("redisson_lock__channel:{{{kept}}}");
+    until_heard(&mut cluster.client(0).await?, &channel, (1, 1)).await;
+
+    let mut direct = cluster.client(replica).await?;
+    direct.call("READONLY").await?.ok()?;
+    eventually("the replica to have the lock", async || {
+        let found = holders(&mut direct, &kept).await?;
+        ensure!(found == [held.as_str()], "{found:?}");
+        Ok(())
+    })
+    .await;
+    // It follows no longer, and cannot begin again.
+    direct.call("CONFIG SET masterauth nonsense").await?.ok()?;
+    direct.call("CLIENT KILL TYPE master").await?.ok()?;
+    lock(&mut worker, &format!("LOCK {lost}")).await?;
+
+    cluster.node(0).process().kill()?;
+    let address = format!("127.0.0.1:{}", cluster.node(0).port());
+    eventually("the agent to say which master is missing", async || {
+        let ready = http::get(ours.http(), "/readyz").await?;
+        ensure!(ready.status == 503 && ready.body.contains(&address), "{}", ready.body);
+        Ok(())
+    })
+    .await;
+    lock(&mut worker, &format!("LOCK {elsewhere}")).await?;
+    cluster.take_over(replica).await?;
+    assert_eq!(worker.push().await?, ["lock-lost", &lost, "lock", "missing"]);
+    until_ready(&ours).await;
+    until_heard(&mut direct, &channel, (1, 1)).await;
+    assert_eq!(worker.call(&format!("UNLOCK {kept}")).await?, Reply::Int(0));
+    let next = holder(&waiter.reply().await?.ok()?)?;
+    assert_eq!(holders(&mut direct, &kept).await?, [next]);
+    assert_eq!(worker.call(&format!("UNLOCK {elsewhere}")).await?, Reply::Int(1));
+    assert_eq!(worker.pushes(), 0, "nothing else was lost");
+    let up = ours.metrics().await?.sum("lockscope_agent_redis_up", &[]);
+    assert_eq!(up, 3.0, "the dead master is none of the masters");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_wrong_url_says_what_is_wrong() -> Result<()> {
+    let cluster = RedisCluster::start(1, 0).await?;
+    let alone = RedisServer::start().await?;
+    let (node, single) = (cluster.url(), alone.url());
+    let wrong = [
+        (node.replace("+cluster", ""), "name it as redis+cluster://"),
+        (single.replace("redis://", "redis+cluster://"), "cluster support disabled"),
+    ];
+    for (url, said) in wrong {
+        let agent = Agent::at(&url, &[]).await?;
+        eventually("the agent to say why it is not ready", async || {
+            let ready = http::get(agent.http(), "/readyz").await?;
+            ensure!(ready.status == 503 && ready.body.contains(said), "{}", ready.body);
+            Ok(())
+        })
+        .await;
+        assert_error(&agent.client().await?.call("LOCK a NOWAIT").await?, "UNAVAILABLE", "a");
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! A real Redis Cluster of one's own.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use redisson::slot;
+use redisson::slot::SLOTS;
+
+use crate::{Client, RedisServer, eventually};
+
+/// Nodes that notice nothing by themselves for as long as any test runs: on a busy machine a short time would make
+/// them fail over when nobody wants it. A test that wants it says so ([`RedisCluster::take_over`]).
+const NODE: [(&str, &str); 3] = [
+    ("cluster-enabled", "yes"),
+    ("cluster-config-file", "nodes.conf"),
+    ("cluster-node-timeout", "600000"),
+];
+
+/// Running nodes that make up a cluster: first the masters, with the slots shared out among them in order, then the
+/// replicas, each of the master at its place among them.
+#[derive(Debug)]
+pub struct RedisCluster {
+    nodes: Vec<RedisServer>,
+    masters: u16,
+}
+
+impl RedisCluster {
+    /// Starts so many masters and replicas, and waits until they serve.
+    ///
+    /// # Errors
+    /// When there is no redis-server, or one does not start.
+    pub async fn start(masters: u16, replicas: usize) -> Result<Self> {
+        let mut nodes = Vec::new();
+        for _ in 0..usize::from(masters) + replicas {
+            nodes.push(RedisServer::with(&NODE).await?);
+        }
+        Self::of(nodes, masters).await
+    }
+
+    /// Starts one of a single old node: Redis 6.2.
+    ///
+    /// # Errors
+    /// When it is not installed, or does not start.
+    pub async fn old() -> Result<Self> {
+        Self::of(vec![RedisServer::old(&NODE).await?], 1).await
+    }
+
+    async fn of(nodes: Vec<RedisServer>, masters: u16) -> Result<Self> {
+        let cluster = Self { nodes, masters };
+        for (place, node) in cluster.nodes.iter().enumerate() {
+            let mut client = node.client().await?;
+            client.call(&format!("CLUSTER SET-CONFIG-EPOCH {}", place + 1)).await?.ok()?;
+            if let Some((first, last)) = cluster.range(place) {
+                let slots = (first..=last).map(|slot| slot.to_string());
+                let words: Vec<String> =
+                    ["CLUSTER".to_owned(), "ADDSLOTS".to_owned()].into_iter().chain(slots).collect();
+                client.call_args(&words).await?.ok()?;
+            }
+        }
+        // Each with each: to hear of one another by a third would take seconds.
+        for (place, node) in cluster.nodes.iter().enumerate() {
+            let mut client = node.client().await?;
+            for other in &cluster.nodes[place + 1..] {
+                client.call(&format!("CLUSTER MEET 127.0.0.1 {}", other.port())).await?.ok()?;
+            }
+        }
+        let known = format!("cluster_known_nodes:{}\r\n", cluster.nodes.len());
+        cluster.until_each_says(&known).await;
+        for place in usize::from(masters)..cluster.nodes.len() {
+            cluster.follow(place, place - usize::from(masters)).await?;
+        }
+        cluster.until_each_says("cluster_state:ok\r\n").await;
+        Ok(cluster)
+    }
+
+    /// The slots of a master, from and to; none where it is a replica.
+    fn range(&self, place: usize) -> Option<(u16, u16)> {
+        let place = u16::try_from(place).ok().filter(|place| *place < self.masters)?;
+        let share = SLOTS / self.masters;
+        let end = if place + 1 == self.masters { SLOTS } else { (place + 1) * share };
+        Some((place * share, end - 1))
+    }
+
+    async fn until_each_says(&self, wanted: &str) {
+        for node in &self.nodes {
+            eventually("the nodes to have found one another", async || {
+                let info = node.client().await?.call("CLUSTER INFO").await?.text();
+                ensure!(info.contains(wanted), "{info}");
+                Ok(())
+            })
+            .await;
+        }
+    }
+
+    async fn follow(&self, place: usize, master: usize) -> Result<()> {
+        let mut client = self.nodes[place].client().await?;
+        let id = self.id(master).await?;
+        eventually("the replica to know its master", async || {
+            client.call(&format!("CLUSTER REPLICATE {id}")).await?.ok()
+        })
+        .await;
+        eventually("the replica to follow", async || {
+            let info = client.call("INFO replication").await?.text();
+            ensure!(info.contains("master_link_status:up"), "{info}");
+            Ok(())
+        })
+        .await;
+        // Agents that ask a master must be told of it too.
+        let port = self.nodes[place].port().to_string();
+        for node in &self.nodes {
+            eventually("all to know the replica", async || {
+                let slots = node.client().await?.call("CLUSTER SLOTS").await?.text();
+                ensure!(slots.contains(&port), "{slots}");
+                Ok(())
+            })
+            .await;
+        }
+        Ok(())
+    }
+
+    /// Its address for programs: all the nodes.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let nodes: Vec<String> =
+            self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        format!("redis+cluster://{}", nodes.join(","))
+    }
+
+    /// A node, by its place.
+    pub fn node(&mut self, place: usize) -> &mut RedisServer {
+        &mut self.nodes[place]
+    }
+
+    /// The place of the master that had a key's slot in the beginning.
+    #[must_use]
+    pub fn home(&self, key: &str) -> usize {
+        let slot = slot(key.as_bytes());
+        let has = |place: &usize| self.range(*place).is_some_and(|(a, b)| (a..=b).contains(&slot));
+        (0..usize::from(self.masters)).find(has).unwrap_or(0)
+    }
+
+    /// A name for each master that begins so and is at home there.
+    #[must_use]
+    pub fn names(&self, prefix: &str) -> Vec<String> {
+        let name_at = |place: usize| {
+            let names = (0..).map(|n| format!("{prefix}{n}"));
+            names.into_iter().find(|name| self.home(name) == place)
+        };
+        (0..usize::from(self.masters)).filter_map(name_at).collect()
+    }
+
+    /// A new connection to a node.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    pub async fn client(&self, place: usize) -> Result<Client> {
+        self.nodes[place].client().await
+    }
+
+    async fn id(&self, place: usize) -> Result<String> {
+        Ok(self.client(place).await?.call("CLUSTER MYID").await?.ok()?.text())
+    }
+
+    /// Begins to move a slot: from here on its keys are on either node.
+    ///
+    /// # Errors
+    /// When a node refuses.
+    pub async fn begin_move(&self, slot: u16, from: usize, to: usize) -> Result<()> {
+        let (source, target) = (self.id(from).await?, self.id(to).await?);
+        let importing = format!("CLUSTER SETSLOT {slot} IMPORTING {source}");
+        self.client(to).await?.call(&importing).await?.ok()?;
+        let migrating = format!("CLUSTER SETSLOT {slot} MIGRATING {target}");
+        self.client(from).await?.call(&migrating).await?.ok()?;
+        Ok(())
+    }
+
+    /// Moves the keys of a slot that is being moved.
+    ///
+    /// # Errors
+    /// When a node refuses.
+    pub async fn move_keys(&self, slot: u16, from: usize, to: usize) -> Result<()> {
+        let mut source = self.client(from).await?;
+        let keys = source.call(&format!("CLUSTER GETKEYSINSLOT {slot} 1000")).await?.ok()?;
+        let port = self.nodes[to].port().to_string();
+        for key in keys.items()? {
+            let key = key.text();
+            source
+                .call_args(&["MIGRATE", "127.0.0.1", &port, &key, "0", "60000"])
+                .await?
+                .ok()
+                .context(key)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the move of a slot.
+    ///
+    /// # Errors
+    /// When a node refuses.
+    pub async fn end_move(&self, slot: u16, from: usize, to: usize) -> Result<()> {
+        let id = self.id(to).await?;
+        for place in [to, from] {
+            let command = format!("CLUSTER SETSLOT {slot} NODE {id}");
+            self.client(place).await?.call(&command).await?.ok()?;
+        }
+        Ok(())
+    }
+
+    /// Makes a replica the master in place of its own, whatever has become of that, and waits until the other masters
+    /// know.
+    ///
+    /// # Errors
+    /// When it refuses.
+    pub async fn take_over(&self, place: usize) -> Result<()> {
+        let mut client = self.client(place).await?;
+        client.call("CLUSTER FAILOVER TAKEOVER").await?.ok()?;
+        let id = self.id(place).await?;
+        for (other, node) in self.nodes.iter().enumerate() {
+            let Ok(mut client) = node.client().await else { continue };
+            eventually("all to know the new master", async || {
+                let nodes = client.call("CLUSTER NODES").await?.text();
+                let row = nodes.lines().find(|line| line.starts_with(&id));
+                let Some(row) = row else { bail!("node {other} does not know it: {nodes}") };
+                ensure!(row.contains("master"), "{row}");
+                Ok(())
+            })
+            .await;
+        }
+        Ok(())
+    }
+}
