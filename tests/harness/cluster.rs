@@ -50,8 +50,10 @@ impl RedisCluster {
             client.call(&format!("CLUSTER SET-CONFIG-EPOCH {}", place + 1)).await?.ok()?;
             if let Some((first, last)) = cluster.range(place) {
                 let slots = (first..=last).map(|slot| slot.to_string());
-                let words: Vec<String> =
-                    ["CLUSTER".to_owned(), "ADDSLOTS".to_owned()].into_iter().chain(slots).collect();
+                let words: Vec<String> = ["CLUSTER".to_owned(), "ADDSLOTS".to_owned()]
+                    .into_iter()
+                    .chain(slots)
+                    .collect();
                 client.call_args(&words).await?.ok()?;
             }
         }

@@ -282,7 +282,17 @@ pub(crate) async fn open(
     redis: &RedisServer,
     settings: &str,
 ) -> Result<String> {
-    jvm.thread(client, 0).call(&format!("open {} {settings}", redis.url())).await
+    open_at(jvm, client, &redis.url(), settings).await
+}
+
+/// The same, of whatever has that address.
+pub(crate) async fn open_at(
+    jvm: &Arc<Jvm>,
+    client: &str,
+    url: &str,
+    settings: &str,
+) -> Result<String> {
+    jvm.thread(client, 0).call(&format!("open {url} {settings}")).await
 }
 
 /// Whether a version is this minor version of Redisson 3 or a later one.
@@ -324,7 +334,8 @@ impl Kind {
         ["UNLOCK", name, "KIND", self.word].map(str::to_owned).to_vec()
     }
 
-    fn channel(self, name: &str) -> String {
+    /// The channel on which its releases are told; of a fair lock a pattern of its waiters' channels.
+    pub(crate) fn channel(self, name: &str) -> String {
         let plain = self.channel.replace("NAME", name);
         // Names with a brace are used as they are.
         if name.contains('{') { plain.replace(&format!("{{{name}}}"), name) } else { plain }

@@ -5,6 +5,7 @@
 //! there are, and runs this.
 
 mod bed;
+mod cluster;
 mod exclusion;
 mod fair;
 mod fenced;

@@ -422,8 +422,9 @@ impl News {
             routes.set_publish(publish);
         }
         let (up, masters) = (trouble.is_none(), routes.slots.masters().len());
-        let detail = trouble
-            .unwrap_or_else(|| format!("all {masters} masters of {} answer", self.inner.cluster.target()));
+        let detail = trouble.unwrap_or_else(|| {
+            format!("all {masters} masters of {} answer", self.inner.cluster.target())
+        });
         FromRedis::State { up, detail, in_doubt, publish: changed }
     }
 }

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::Either;
 use futures_util::StreamExt;
+use futures_util::future::Either;
 use futures_util::stream::{BoxStream, FuturesUnordered, SelectAll};
 use prometheus::Registry;
 use redisson::script::{Call, Publish};

@@ -324,7 +324,11 @@ impl News {
             PubSubEvent::Up | PubSubEvent::PSubscribed(_) => FromRedis::Nothing,
             PubSubEvent::Moved(channel) => FromRedis::Astray { channel },
             PubSubEvent::Refused { channel, reason } if is_elsewhere(&reason) => {
-                tracing::debug!(redis.node = self.node, reason, "a channel is of another node's slot");
+                tracing::debug!(
+                    redis.node = self.node,
+                    reason,
+                    "a channel is of another node's slot"
+                );
                 FromRedis::Astray { channel }
             }
             PubSubEvent::Refused { channel, reason } => {
@@ -436,8 +440,7 @@ mod tests {
             payload: payload.into(),
         };
         let stands = PubSubEvent::Subscribed(b"a".to_vec());
-        let events =
-            vec![message("a", "1"), stands.clone(), message("a", "00"), message("b", "1")];
+        let events = vec![message("a", "1"), stands.clone(), message("a", "00"), message("b", "1")];
         let twice = events.iter().flat_map(|event| [event.clone(), event.clone()]).collect();
         let mut once: Vec<_> = without_echoes(twice).into();
         assert_eq!(once.remove(1), stands, "that is told as often as it is so");

@@ -11,8 +11,8 @@ use futures_util::future::join_all;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::DropGuard;
 
-use self::view::View;
 pub use self::view::Slots;
+use self::view::View;
 use super::deployment::ClusterTarget;
 use super::greeting::{self, Greeting};
 use super::target::Address;
@@ -208,7 +208,8 @@ impl Asker {
     /// heard of the latest change yet, and in the end all of them say the same.
     fn prefers(&self, view: &View, to: &View) -> bool {
         let told = |view: &View| self.best.as_ref().is_some_and(|best| best.slots == view.slots);
-        let rank = |view: &View| (view.well, view.epoch, told(view), u32::MAX - view.slots.unserved());
+        let rank =
+            |view: &View| (view.well, view.epoch, told(view), u32::MAX - view.slots.unserved());
         rank(view) > rank(to)
     }
 

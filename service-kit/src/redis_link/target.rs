@@ -44,7 +44,9 @@ pub enum TargetError {
     #[error("expected a Redis URL such as redis://user:password@host:6379/0: {0}")]
     NoUrl(#[from] url::ParseError),
     /// Another scheme.
-    #[error("scheme `{0}` is not known; expected redis://, rediss://, unix:// or redis+unix://, and for a cluster, where it is served, redis+cluster:// or rediss+cluster://")]
+    #[error(
+        "scheme `{0}` is not known; expected redis://, rediss://, unix:// or redis+unix://, and for a cluster, where it is served, redis+cluster:// or rediss+cluster://"
+    )]
     Scheme(String),
     /// No host, or none that can be read.
     #[error("the URL names no host; expected such as redis://host:6379")]

@@ -26,7 +26,7 @@ fn usual() -> Settings {
         require_session: false,
         response_timeout: Duration::from_secs(1),
         publish: Publish::Plain,
-            slots: false,
+        slots: false,
         lock_delay: Duration::ZERO,
         frozen: Frozen::Keep,
         red: None,

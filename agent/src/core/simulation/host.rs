@@ -120,7 +120,7 @@ pub(super) fn settings(dice: &mut Dice) -> Settings {
         require_session: false,
         response_timeout: Duration::from_millis(response_timeout),
         publish: Publish::Plain,
-            slots: false,
+        slots: false,
         lock_delay: Duration::ZERO,
         frozen: Frozen::Keep,
         red: None,

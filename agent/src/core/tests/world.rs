@@ -122,7 +122,7 @@ fn core(run: i64, now: Moment) -> Core {
         require_session: false,
         response_timeout: Duration::from_secs(2),
         publish: Publish::Plain,
-            slots: false,
+        slots: false,
         lock_delay: Duration::ZERO,
         frozen: Frozen::Keep,
         red: None,

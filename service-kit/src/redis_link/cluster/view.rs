@@ -142,12 +142,7 @@ fn named(of: &Frame, target: &ClusterTarget, asked: &Address) -> Option<Address>
 
 /// A node as another one names it. A node that does not know under what name others reach it says nothing or `?`: then
 /// it is where the one is that said so.
-pub(super) fn address(
-    target: &ClusterTarget,
-    host: &str,
-    port: u16,
-    beside: &Address,
-) -> Address {
+pub(super) fn address(target: &ClusterTarget, host: &str, port: u16, beside: &Address) -> Address {
     let host = match (host, beside) {
         ("" | "?", Address::Tcp { host, .. }) => host,
         (host, _) => host,
@@ -169,7 +164,12 @@ mod tests {
 
     fn node(host: Option<&str>, port: i64) -> Frame {
         let host = host.map_or(Frame::Null, |host| Frame::Bulk(host.as_bytes().to_vec()));
-        Frame::Array(vec![host, Frame::Int(port), Frame::Bulk(b"id".to_vec()), Frame::Array(vec![])])
+        Frame::Array(vec![
+            host,
+            Frame::Int(port),
+            Frame::Bulk(b"id".to_vec()),
+            Frame::Array(vec![]),
+        ])
     }
 
     fn row(first: i64, last: i64, nodes: Vec<Frame>) -> Frame {
@@ -196,7 +196,10 @@ mod tests {
         assert_eq!(owner(16_383).as_deref(), Some("b:2"));
         assert_eq!(view.slots.unserved(), 1);
         assert_eq!(view.slots.masters().len(), 2);
-        assert_eq!(view.replicas.iter().map(ToString::to_string).collect::<Vec<_>>(), ["r:3", "seed:8"]);
+        assert_eq!(
+            view.replicas.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["r:3", "seed:8"]
+        );
         assert!(view.well);
         assert_eq!(view.epoch, 6);
     }

@@ -10,23 +10,26 @@ import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.Codec;
 import org.redisson.client.codec.StringCodec;
 import org.redisson.codec.SerializationCodec;
+import org.redisson.config.BaseConfig;
 import org.redisson.config.Config;
 import org.redisson.config.SingleServerConfig;
 
 /**
  * What a client is opened with: {@code watchdog=<ms>}, {@code codec=string|java}, {@code prefix=<of every name>},
  * {@code fairwait=<ms>, from 3.46 on}, {@code timeout=<ms>}, {@code retries=<n>},
- * {@code subscriptions=<per connection, and connections for them>}. Whatever is not named stays as Redisson has it.
+ * {@code subscriptions=<per connection, and connections for them>}. Whatever is not named stays as Redisson has it. A URL
+ * that begins with {@code redis+cluster://} names some nodes of a cluster, parted by commas.
  */
 final class Settings {
+    private static final String CLUSTER = "redis+cluster://";
+
     private Settings() {}
 
     static RedissonClient open(String url, List<String> settings) {
         var config = new Config();
-        var server = config.useSingleServer().setAddress(url);
         // Many clients live in one JVM, each with a few threads: what Redisson opens ahead would only cost time.
         config.setThreads(4).setNettyThreads(4);
-        server.setConnectionMinimumIdleSize(1).setSubscriptionConnectionMinimumIdleSize(1);
+        var server = url.startsWith(CLUSTER) ? cluster(config, url) : single(config, url);
         for (var setting : settings) {
             var equals = setting.indexOf('=');
             var value = setting.substring(equals + 1);
@@ -36,13 +39,25 @@ final class Settings {
                 case "codec" -> config.setCodec(codec(value));
                 case "prefix" -> prefix(config, server, value);
                 case "timeout" -> server.setTimeout(Integer.parseInt(value));
-                case "subscriptions" -> server.setSubscriptionsPerConnection(Integer.parseInt(value))
+                case "subscriptions" -> ((SingleServerConfig) server)
+                        .setSubscriptionsPerConnection(Integer.parseInt(value))
                         .setSubscriptionConnectionPoolSize(Integer.parseInt(value));
                 case "retries" -> server.setRetryAttempts(Integer.parseInt(value));
                 default -> throw new IllegalArgumentException(setting);
             }
         }
         return Redisson.create(config);
+    }
+
+    private static BaseConfig<?> single(Config config, String url) {
+        return config.useSingleServer().setAddress(url)
+                .setConnectionMinimumIdleSize(1).setSubscriptionConnectionMinimumIdleSize(1);
+    }
+
+    private static BaseConfig<?> cluster(Config config, String url) {
+        var nodes = Arrays.stream(url.substring(CLUSTER.length()).split(",")).map(node -> "redis://" + node);
+        return config.useClusterServers().addNodeAddress(nodes.toArray(String[]::new))
+                .setMasterConnectionMinimumIdleSize(1).setSubscriptionConnectionMinimumIdleSize(1);
     }
 
     private static Codec codec(String name) {
@@ -63,7 +78,7 @@ final class Settings {
     }
 
     /** By name: 4.x has it in other places. */
-    private static void prefix(Config config, SingleServerConfig server, String prefix) {
+    private static void prefix(Config config, BaseConfig<?> server, String prefix) {
         try {
             var setter = Stream.of(config, server).flatMap(object -> Arrays.stream(object.getClass().getMethods()))
                     .filter(method -> method.getName().equals("setNameMapper")).findFirst().orElseThrow();

@@ -1,0 +1,109 @@
+//! Redisson's `useClusterServers` and the agent on one Redis Cluster. Leases and polls are so long that only a message can
+//! wake who waits: by PUBLISH for Redisson before 3.22, by SPUBLISH for later versions.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use harness::client::encode;
+use harness::{Agent, Client, Jvm, RedisCluster, eventually};
+
+use super::Kind;
+use super::bed::{
+    JavaLock, KINDS, LEASE, kinds, lock, open_at, other_version, shared, unlock, version,
+};
+
+/// A cluster of three masters, an agent and one Redisson client.
+struct ClusterBed {
+    agent: Agent,
+    jvm: Arc<Jvm>,
+    client: String,
+    cluster: RedisCluster,
+}
+
+impl ClusterBed {
+    async fn new() -> Result<Self> {
+        let cluster = RedisCluster::start(3, 0).await?;
+        let agent = Agent::in_cluster(&cluster, &["--lease", LEASE, "--poll-max", LEASE]).await?;
+        let jvm = shared()?;
+        // A JVM is shared by tests: the client's name is this bed's own.
+        let client = format!("{}:a", agent.http());
+        open_at(&jvm, &client, &cluster.url(), "watchdog=600000").await?;
+        Ok(Self { agent, jvm, client, cluster })
+    }
+
+    fn java(&self, kind: Kind, name: &str) -> JavaLock {
+        JavaLock::new(self.jvm.thread(&self.client, 1), kind, name)
+    }
+
+    /// Waits until somebody listens to the lock's releases in both ways, as our waiters do.
+    async fn until_heard(&self, place: usize, channel: &str) -> Result<()> {
+        let mut direct = self.cluster.client(place).await?;
+        eventually("our waiter to listen", async || {
+            for verb in ["CHANNELS", "SHARDCHANNELS"] {
+                let found = direct.call_args(&["PUBSUB", verb, channel]).await?.ok()?;
+                ensure!(!found.items()?.is_empty(), "nobody listens: {verb} {channel}");
+            }
+            Ok(())
+        })
+        .await;
+        Ok(())
+    }
+}
+
+/// The client goes too, or it would look for its cluster for as long as other tests run.
+impl Drop for ClusterBed {
+    fn drop(&mut self) {
+        self.jvm.print_log();
+        drop(self.jvm.thread(&self.client, 0).begin("close"));
+    }
+}
+
+#[tokio::test]
+async fn each_side_keeps_the_other_out_and_wakes_it_on_every_node() -> Result<()> {
+    let bed = ClusterBed::new().await?;
+    for kind in kinds()? {
+        for (place, name) in bed.cluster.names(&format!("{}:", kind.word)).iter().enumerate() {
+            let java = bed.java(kind, name);
+            let mut worker: Client = bed.agent.client().await?;
+            // Java waits for us.
+            assert!(lock(&mut worker, kind, name, "").await?);
+            assert!(!java.is("tryLock").await?, "{} is ours", kind.word);
+            let waiting = java.begin_wait().await?;
+            assert_eq!(unlock(&mut worker, kind, name).await?, 0);
+            waiting.answer().await??;
+            // We wait for Java.
+            assert!(!lock(&mut worker, kind, name, "NOWAIT").await?, "{} is Java's", kind.word);
+            worker.send_bytes(&encode(&kind.lock(name, ""))).await?;
+            bed.until_heard(place, &kind.channel(name)).await?;
+            java.call("unlock").await?;
+            worker.reply().await?.ok()?;
+            assert!(!java.is("isHeldByCurrentThread").await?);
+            assert_eq!(unlock(&mut worker, kind, name).await?, 0);
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn old_and_new_clients_are_woken_by_the_agent_alike() -> Result<()> {
+    let bed = ClusterBed::new().await?;
+    let (one, other) = (version()?, other_version()?);
+    let jvm = Jvm::start(&other)?;
+    open_at(&jvm, "other", &bed.cluster.url(), "watchdog=600000").await?;
+    let kind = KINDS[0];
+    let name = &bed.cluster.names("both:")[1];
+    let theirs = JavaLock::new(jvm.thread("other", 1), kind, name);
+    let mut worker = bed.agent.client().await?;
+    for (java, version) in [(&bed.java(kind, name), one), (&theirs, other)] {
+        assert!(lock(&mut worker, kind, name, "").await?);
+        let waiting = java.begin_wait().await?;
+        assert_eq!(unlock(&mut worker, kind, name).await?, 0, "{version} waits");
+        waiting.answer().await??;
+        worker.send_bytes(&encode(&kind.lock(name, ""))).await?;
+        bed.until_heard(1, &kind.channel(name)).await?;
+        java.call("unlock").await?;
+        worker.reply().await?.ok()?;
+        assert_eq!(unlock(&mut worker, kind, name).await?, 0);
+    }
+    Ok(())
+}
