@@ -9,7 +9,7 @@ use crate::driver::Main;
 /// A connection to one server, or to the node of a cluster that has the keys' slot at the time.
 pub(super) enum Way {
     Server(Link),
-    Cluster(ToOwner),
+    Cluster(Box<ToOwner>),
 }
 
 pub(super) struct ToOwner {
@@ -29,7 +29,8 @@ impl Way {
                 Self::Server(Link::start(target, LinkOptions { alone: true, ..options }, stage))
             }
             Main::Cluster(cluster) => {
-                Self::Cluster(ToOwner { cluster, slot, options, stage: stage.clone(), link: None })
+                let stage = stage.clone();
+                Self::Cluster(Box::new(ToOwner { cluster, slot, options, stage, link: None }))
             }
         }
     }

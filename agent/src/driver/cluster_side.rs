@@ -110,10 +110,10 @@ impl ClusterSide {
         (Self { inner }, news)
     }
 
-    pub(super) fn subscribe(&self, channel: Vec<u8>) {
+    pub(super) fn subscribe(&self, channel: &[u8]) {
         let routes = &mut *self.inner.routes();
-        routes.channels.entry(channel.clone()).or_default();
-        routes.listen(&channel, true);
+        routes.channels.entry(channel.to_vec()).or_default();
+        routes.listen(channel, true);
     }
 
     pub(super) fn unsubscribe(&self, channel: &[u8]) {
@@ -340,10 +340,7 @@ impl News {
             self.figures.server_gone(gone.side.node());
         }
         for address in wanted {
-            if !routes.sides.contains_key(&address) {
-                let side = self.start(&address);
-                routes.sides.insert(address, side);
-            }
+            routes.sides.entry(address).or_insert_with_key(|address| self.start(address));
         }
         for channel in std::mem::take(&mut routes.astray) {
             routes.listen(&channel, true);

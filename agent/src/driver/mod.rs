@@ -408,7 +408,7 @@ impl Driver {
     fn subscribe(&self, node: Node, channel: Vec<u8>) {
         match (node, &self.main) {
             (Node::Main, MainSide::Server(side)) => side.subscribe(channel),
-            (Node::Main, MainSide::Cluster(side)) => side.subscribe(channel),
+            (Node::Main, MainSide::Cluster(side)) => side.subscribe(&channel),
             (Node::Red(index), _) => self.red[index].subscribe(channel),
         }
     }
