@@ -21,7 +21,7 @@ use crate::model::Delta;
 use crate::views::live::Picture;
 
 /// The shortest time between two versions of a page.
-const VERSION_EACH: Duration = Duration::from_millis(150);
+const VERSION_EACH: Duration = Duration::from_millis(100);
 /// The longest without a look: what the sources say changes without the model.
 const LOOK_EACH: Duration = Duration::from_secs(1);
 /// However many pages are open, each has a version in this time.
