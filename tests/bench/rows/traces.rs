@@ -1,7 +1,6 @@
 //! What traces cost: off, for one in a hundred, and for all.
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use anyhow::Result;
 use axum::Router;
@@ -10,6 +9,7 @@ use axum::routing::post;
 use harness::Agent;
 use service_kit::trace::{self, TraceParent};
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 use tracing::Span;
 
 use super::{OWN_WORKERS, Stage, blocking, workers};
