@@ -160,8 +160,7 @@ mod tests {
         .concat()
     }
 
-    #[tokio::test]
-    async fn what_the_model_has_no_room_for_is_counted_and_told_with_the_next() {
+    fn delivery() -> (Delivery, actor::Actor) {
         let settings = Settings {
             max_locks: 10,
             poll_rate: 10,
@@ -176,7 +175,32 @@ mod tests {
         let (actor, handle, _hub, _batches) = actor::new(model, &scopes);
         let metrics = TapsMetrics::register(&Registry::new()).unwrap().of("node");
         let scope = Scope { id: ScopeId(0), deployment: Arc::from("main"), db: 0 };
-        let mut delivery = Delivery::new(vec![scope], handle, metrics);
+        (Delivery::new(vec![scope], handle, metrics), actor)
+    }
+
+    #[tokio::test]
+    async fn every_line_is_counted_and_a_new_connection_begins_anew() {
+        let (mut delivery, _actor) = delivery();
+        delivery.bytes(acquire(0).as_bytes());
+        delivery.bytes(b"+1.000003 [0 127.0.0.1:5000] \"PING\"\r\n-what is this\r\n");
+        delivery.pause();
+        assert_eq!((delivery.lines(), delivery.lock_lines()), (6, 4));
+        // Half a line and all that was late are the old connection's.
+        delivery.lag.note(5_000_000, 0);
+        delivery.lag.note(9_000_000, 0);
+        assert!(delivery.lag() > Duration::from_secs(3));
+        delivery.bytes(b"+1.000004 [0 127.0.0.1:5000] \"EVALSHA\" \"149c5");
+        delivery.restart(Vantage::Master);
+        assert_eq!(delivery.lag(), Duration::ZERO);
+        delivery.bytes(acquire(0).as_bytes());
+        delivery.pause();
+        assert_eq!(delivery.lock_lines(), 8);
+        assert_eq!(delivery.missed(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_the_model_has_no_room_for_is_counted_and_told_with_the_next() {
+        let (mut delivery, actor) = delivery();
         let tell = |db, delivery: &mut Delivery| {
             delivery.bytes(acquire(db).as_bytes());
             delivery.pause();
@@ -208,6 +232,22 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(20), room).await.unwrap();
         stop.cancel();
         task.await.unwrap();
+    }
+
+    #[test]
+    fn the_least_difference_is_what_counts_and_clocks_may_be_set_back() {
+        let mut lag = Lag::default();
+        lag.note(5_000_000, 0);
+        lag.note(6_000_000, 6_000_000);
+        assert_eq!(lag.now, Duration::ZERO);
+        lag.note(8_000_000, 6_000_000);
+        assert!(lag.now > Duration::from_millis(1_900), "{:?}", lag.now);
+        let mut lag = Lag::default();
+        let hour = 3_600_000_000;
+        for both in [hour, 0, 1_000_000] {
+            lag.note(both, both);
+            assert_eq!(lag.now, Duration::ZERO);
+        }
     }
 
     #[test]

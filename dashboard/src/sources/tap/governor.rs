@@ -145,6 +145,9 @@ mod tests {
         assert_eq!(governor.may_open(QUIET), Ok(()));
         governor.opened(QUIET, Instant::now());
         assert_eq!(governor.may_stay(QUIET, 1_000), Ok(()));
+        // What is just as much as it may be.
+        let most = Load { ops: 1_000, input: MAX_INPUT, ping: Duration::from_micros(1_300) };
+        assert_eq!(governor.may_stay(most, MAX_TAPPED), Ok(()));
         for (load, tapped, word) in [
             (Load { ops: 1_001, ..QUIET }, 0, "1001 commands"),
             (Load { input: MAX_INPUT + 200_000, ..QUIET }, 0, "4.1 MiB a second, and 4.0"),

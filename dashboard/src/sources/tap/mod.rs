@@ -7,6 +7,7 @@
 
 mod delivery;
 mod governor;
+mod meter;
 mod server;
 
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use crate::model::view::SourceState;
 
 use delivery::Delivery;
 use governor::{Governor, Load};
+use meter::Meter;
 use server::Bound;
 
 /// How long a watch lasts that somebody asked for.
@@ -466,46 +468,4 @@ async fn judge(link: &Link, own: Option<i64>, look: bool) -> Result<(Load, bool)
     // Without a number of one's own one cannot be told from others.
     let others = look && own.is_some() && server::others(link, own).await?;
     Ok((load, others))
-}
-
-/// What came in the last second.
-#[derive(Debug)]
-struct Meter {
-    since: Instant,
-    bytes: u64,
-    lines: u64,
-    lock_lines: u64,
-    bytes_a_second: u64,
-    lines_a_second: u64,
-    lock_lines_a_second: u64,
-}
-
-impl Default for Meter {
-    fn default() -> Self {
-        Self {
-            since: Instant::now(),
-            bytes: 0,
-            lines: 0,
-            lock_lines: 0,
-            bytes_a_second: 0,
-            lines_a_second: 0,
-            lock_lines_a_second: 0,
-        }
-    }
-}
-
-impl Meter {
-    /// Begins the next second; returns how long the last one was.
-    fn turn(&mut self, delivery: &Delivery) -> Duration {
-        let elapsed = self.since.elapsed();
-        let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
-        let rate = |count: u64| count.saturating_mul(1_000) / millis;
-        self.bytes_a_second = rate(std::mem::take(&mut self.bytes));
-        let (lines, lock_lines) = (delivery.lines(), delivery.lock_lines());
-        self.lines_a_second = rate(lines - std::mem::replace(&mut self.lines, lines));
-        self.lock_lines_a_second =
-            rate(lock_lines - std::mem::replace(&mut self.lock_lines, lock_lines));
-        self.since = Instant::now();
-        elapsed
-    }
 }

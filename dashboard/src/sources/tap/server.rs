@@ -52,7 +52,7 @@ pub(super) async fn bound(link: &Link) -> Result<Bound, CallError> {
 fn bounds_normal(setting: &str) -> bool {
     let mut words = setting.split_ascii_whitespace();
     words.by_ref().any(|word| word == "normal")
-        && words.next().is_some_and(|hard| hard.parse() != Ok(0_u64))
+        && words.next().is_some_and(|hard| hard.parse().is_ok_and(|hard: u64| hard > 0))
 }
 
 fn bounds_all(setting: &str) -> bool {
@@ -121,7 +121,7 @@ async fn info(link: &Link, section: &str) -> Result<String, CallError> {
 }
 
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    info.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'))
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
 }
 
 fn text(value: &Value) -> String {
@@ -152,8 +152,18 @@ mod tests {
         assert!(bounds_normal(&limit("normal 33554432 0 0")));
         assert!(!bounds_normal(&limit("normal 0 8388608 10")));
         assert!(!bounds_normal(&limit("normal 0 0 0")));
-        assert!(!bounds_normal(""));
-        assert!(bounds_all("5%") && bounds_all("1048576") && !bounds_all("0"));
+        for unknown in ["", "normal", "normal much 0 0"] {
+            assert!(!bounds_normal(unknown), "{unknown}");
+        }
+        assert!(bounds_all("5%") && bounds_all("1048576"));
+        assert!(["", "0", "0%"].iter().all(|none| !bounds_all(none)));
+    }
+
+    #[test]
+    fn fields_are_found_by_their_whole_names() {
+        let info = "# Stats\r\ninstantaneous_ops_per_sec_x:7\r\ninstantaneous_ops_per_sec:12\r\n";
+        assert_eq!(field(info, "instantaneous_ops_per_sec"), Some("12"));
+        assert_eq!(field(info, "ops_per_sec"), None);
     }
 
     #[test]

@@ -1,0 +1,49 @@
+//! What MONITOR brings, by the second.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::delivery::Delivery;
+
+/// What came in the last second.
+#[derive(Debug)]
+pub(super) struct Meter {
+    since: Instant,
+    pub(super) bytes: u64,
+    lines: u64,
+    lock_lines: u64,
+    pub(super) bytes_a_second: u64,
+    pub(super) lines_a_second: u64,
+    pub(super) lock_lines_a_second: u64,
+}
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self {
+            since: Instant::now(),
+            bytes: 0,
+            lines: 0,
+            lock_lines: 0,
+            bytes_a_second: 0,
+            lines_a_second: 0,
+            lock_lines_a_second: 0,
+        }
+    }
+}
+
+impl Meter {
+    /// Begins the next second; returns how long the last one was.
+    pub(super) fn turn(&mut self, delivery: &Delivery) -> Duration {
+        let elapsed = self.since.elapsed();
+        let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
+        let rate = |count: u64| count.saturating_mul(1_000) / millis;
+        self.bytes_a_second = rate(std::mem::take(&mut self.bytes));
+        let (lines, lock_lines) = (delivery.lines(), delivery.lock_lines());
+        self.lines_a_second = rate(lines - std::mem::replace(&mut self.lines, lines));
+        self.lock_lines_a_second =
+            rate(lock_lines - std::mem::replace(&mut self.lock_lines, lock_lines));
+        self.since = Instant::now();
+        elapsed
+    }
+}
