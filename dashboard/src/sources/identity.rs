@@ -13,6 +13,7 @@ use service_kit::redis_link::{CallError, Link};
 use tokio::time::Instant;
 
 use super::agents::Agents;
+use super::shards::Shards;
 use super::status::SourceStatus;
 use super::{Scope, rest};
 use crate::model::Observation;
@@ -37,6 +38,8 @@ pub struct Identity {
     pub(super) agents: Vec<Agents>,
     /// Where findings go.
     pub model: ModelHandle,
+    /// Who of those connected is a dashboard that listens.
+    pub shards: Shards,
     /// How it fares.
     pub status: Arc<SourceStatus>,
 }
@@ -122,7 +125,9 @@ impl Identity {
         }
         let mut list = cmd("CLIENT");
         list.arg("LIST");
-        Ok(Some(addresses(&text(&self.link.call(list).await?))))
+        let list = text(&self.link.call(list).await?);
+        self.shards.note_clients(&list);
+        Ok(Some(addresses(&list)))
     }
 }
 

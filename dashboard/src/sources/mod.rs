@@ -162,7 +162,7 @@ pub fn start(
             let channels = Channels::start(
                 deployment.target.clone(),
                 scopes.clone(),
-                (link.clone(), shards),
+                (link.clone(), shards.clone()),
                 (Arc::clone(hub), model.clone()),
                 sources.add(&deployment.name, &server, Source::Channels),
                 shutdown,
@@ -183,6 +183,7 @@ pub fn start(
                 link,
                 agents,
                 model: model.clone(),
+                shards,
                 status: sources.add(&deployment.name, &server, Source::Identity),
             };
             spawn(shutdown, format!("identity of {server}"), identity.run());

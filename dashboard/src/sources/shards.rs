@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use redisson::HolderId;
 use service_kit::redis_link::Subscriber;
 
+use super::CLIENT_NAME;
 use super::subscribers::channel;
 use crate::model::Snapshot;
 use crate::model::view::LockView;
@@ -24,6 +25,8 @@ pub struct Shards(Arc<Mutex<Sets>>);
 struct Sets {
     wished: HashSet<Vec<u8>>,
     subscribed: HashSet<Vec<u8>>,
+    /// How many other dashboards listen to such channels.
+    others: u64,
 }
 
 impl Shards {
@@ -79,10 +82,26 @@ impl Shards {
         self.sets().subscribed.len()
     }
 
-    /// How many of a channel's subscribers are ourselves.
-    pub(super) fn own(&self, channel: &[u8]) -> u64 {
-        u64::from(self.sets().subscribed.contains(channel))
+    /// How many of a channel's subscribers are dashboards: ourselves, and the others, which listen to the same locks as we do
+    /// unless there are very many. Who waits is told as a lower bound.
+    pub(super) fn dashboards(&self, channel: &[u8]) -> u64 {
+        let sets = self.sets();
+        u64::from(sets.subscribed.contains(channel)) + sets.others
     }
+
+    /// Takes in who is connected, as CLIENT LIST has it.
+    pub(super) fn note_clients(&self, list: &str) {
+        let listening = list.lines().filter(|line| is_listening_dashboard(line)).count() as u64;
+        let mut sets = self.sets();
+        sets.others = listening.saturating_sub(u64::from(!sets.subscribed.is_empty()));
+    }
+}
+
+fn is_listening_dashboard(client: &str) -> bool {
+    let field = |name: &str| {
+        client.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+    };
+    field("name") == Some(CLIENT_NAME) && field("ssub").is_some_and(|count| count != "0")
 }
 
 /// The channels worth hearing: those of held locks with problems first, then those that are heard already.
@@ -113,6 +132,23 @@ mod tests {
 
     use super::*;
     use crate::query::tests::lock;
+
+    #[test]
+    fn other_dashboards_are_told_from_those_who_wait() {
+        let list = "id=3 addr=10.0.0.1:5 name=lockscope-dashboard sub=0 psub=4 ssub=2 cmd=ssubscribe\n\
+            id=4 addr=10.0.0.1:6 name=lockscope-dashboard sub=0 psub=0 ssub=0 cmd=ping\n\
+            id=5 addr=10.0.0.2:7 name=lockscope-dashboard sub=0 psub=4 ssub=2 cmd=ssubscribe\n\
+            id=6 addr=10.0.0.3:8 name=billing sub=0 psub=0 ssub=1 cmd=ssubscribe\n";
+        let shards = Shards::default();
+        assert_eq!(shards.dashboards(b"a"), 0);
+        shards.note_clients(list);
+        assert_eq!(shards.dashboards(b"a"), 2, "none of them is us");
+        shards.sets().subscribed.insert(b"a".to_vec());
+        shards.note_clients(list);
+        assert_eq!((shards.dashboards(b"a"), shards.dashboards(b"b")), (2, 1));
+        shards.note_clients("");
+        assert_eq!(shards.dashboards(b"b"), 0);
+    }
 
     #[test]
     fn few_locks_and_none_of_agents_and_those_heard_stay() {

@@ -38,7 +38,7 @@ pub struct Subscribers {
     pub model: ModelHandle,
     /// What is known already.
     pub hub: Arc<Hub>,
-    /// The channels of shards that we are subscribed to ourselves.
+    /// The channels of shards that dashboards are subscribed to.
     pub shards: Shards,
     /// How it fares.
     pub status: Arc<SourceStatus>,
@@ -118,7 +118,7 @@ impl Subscribers {
             let mut counts = self.ask("NUMSUB", asked).await?;
             if cluster {
                 for (channel, count) in self.ask("SHARDNUMSUB", asked).await? {
-                    let others = count.saturating_sub(self.shards.own(&channel));
+                    let others = count.saturating_sub(self.shards.dashboards(&channel));
                     *counts.entry(channel).or_default() += others;
                 }
             }

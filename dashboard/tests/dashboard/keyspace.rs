@@ -156,6 +156,13 @@ async fn releases_on_channels_of_shards_are_heard_and_we_are_no_waiters() {
     let mut waiter = waiter.get_connection().unwrap();
     run::<redis::Value>(&mut waiter, &["SSUBSCRIBE", "redisson_lock__channel:{b}"]);
     dashboard.lock_when("b", |lock| lock["waiting"] == 1).await;
+    // Another dashboard listens too, and takes the first one for no waiter.
+    let second = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
+    says(&second, "channels", "on", "those of 1 locks on channels of shards").await;
+    let listening: Vec<redis::Value> =
+        run(&mut redis, &["PUBSUB", "SHARDNUMSUB", "redisson_lock__channel:{b}"]);
+    assert_eq!(listening[1], redis::Value::Int(3));
+    second.lock_when("b", |lock| lock["waiting"] == 1).await;
     // Those who publish as ever are heard too.
     release(&mut redis, "b");
     dashboard.lock_when("b", |lock| lock["past"][0]["ended"] == "released").await;
