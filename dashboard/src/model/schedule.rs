@@ -10,8 +10,10 @@ use redisson::{LockName, Moment};
 const MAX_URGENT: usize = 10_000;
 /// How often a lock that somebody looks at is read.
 const VIEWED_EACH: Duration = Duration::from_secs(1);
-/// How often one lock is read at most, whatever is told of it.
+/// How often one lock is read at most, whatever is told of it: while somebody looks at it, and while nobody does. A lock that
+/// changes hands all the time would otherwise be read as often as the budget allows.
 const NO_SOONER: Duration = Duration::from_millis(50);
+const NO_SOONER_UNSEEN: Duration = Duration::from_millis(250);
 /// A read that was asked for is not asked for again within this.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Saved budget, so that an idle second can be made up for by a busy one.
@@ -30,6 +32,11 @@ pub struct Schedule {
     is_urgent: HashSet<LockName>,
     /// With the time each was last asked for on that account.
     viewed: VecDeque<(LockName, Option<Moment>)>,
+    is_viewed: HashSet<LockName>,
+    /// When locks were last asked for, within [`NO_SOONER_UNSEEN`]: a reading that a later release has outdated leaves no
+    /// trace in its record, and a name that is no lock has none.
+    recent: HashMap<LockName, Moment>,
+    recent_order: VecDeque<(Moment, LockName)>,
 }
 
 impl Schedule {
@@ -46,6 +53,9 @@ impl Schedule {
             urgent: VecDeque::new(),
             is_urgent: HashSet::new(),
             viewed: VecDeque::new(),
+            is_viewed: HashSet::new(),
+            recent: HashMap::new(),
+            recent_order: VecDeque::new(),
         }
     }
 
@@ -82,6 +92,7 @@ impl Schedule {
         let before: HashMap<LockName, Option<Moment>> = self.viewed.drain(..).collect();
         let asked = |name: &LockName| before.get(name).copied().flatten();
         self.viewed = names.into_iter().map(|name| (name.clone(), asked(&name))).collect();
+        self.is_viewed = self.viewed.iter().map(|(name, _)| name.clone()).collect();
     }
 
     /// How much later than due the next read by deadline is.
@@ -110,6 +121,15 @@ impl Schedule {
         self.budget = (self.budget + self.rate * passed).min(most_saved.max(1.0));
         self.viewed_budget =
             (self.viewed_budget + self.rate / 2.0 * passed).min((most_saved / 2.0).max(1.0));
+        while let Some((at, name)) = self.recent_order.front() {
+            if now.since(*at) < NO_SOONER_UNSEEN {
+                break;
+            }
+            if self.recent.get(name) == Some(at) {
+                self.recent.remove(name);
+            }
+            self.recent_order.pop_front();
+        }
         let mut taken = Vec::new();
         self.take_urgent(now, most, &last_sent, &mut taken);
         self.take_viewed(now, most, &last_sent, &mut taken);
@@ -137,7 +157,10 @@ impl Schedule {
                 return;
             }
             let Some(name) = self.urgent.pop_front() else { return };
-            if last_sent(&name).is_some_and(|sent| now.since(sent) < NO_SOONER) {
+            let seen = self.is_viewed.contains(&name);
+            let no_sooner = if seen { NO_SOONER } else { NO_SOONER_UNSEEN };
+            let sent = last_sent(&name).max(self.recent.get(&name).copied());
+            if sent.is_some_and(|sent| now.since(sent) < no_sooner) {
                 self.urgent.push_back(name);
                 continue;
             }
@@ -172,6 +195,8 @@ impl Schedule {
 
     fn asked(&mut self, name: &LockName, now: Moment) {
         self.budget -= 1.0;
+        self.recent.insert(name.clone(), now);
+        self.recent_order.push_back((now, name.clone()));
         if self.due.contains_key(name) {
             self.set(name, now + PATIENCE);
         }
@@ -231,7 +256,20 @@ mod tests {
         assert_eq!(schedule.take(at(100), 10, |_| None), [name(2), name(1)]);
         assert!(schedule.hurry(&name(2)));
         assert_eq!(schedule.take(at(110), 10, |_| Some(at(100))), []);
-        assert_eq!(schedule.take(at(160), 10, |_| Some(at(100))), [name(2)]);
+        assert_eq!(schedule.take(at(340), 10, |_| Some(at(100))), []);
+        assert_eq!(schedule.take(at(350), 10, |_| Some(at(100))), [name(2)]);
+        // While somebody looks at it, it is read more often.
+        schedule.view([name(2)]);
+        assert!(schedule.hurry(&name(2)));
+        assert_eq!(schedule.take(at(390), 10, |_| Some(at(350))), []);
+        assert_eq!(schedule.take(at(400), 10, |_| Some(at(350))), [name(2)]);
+        schedule.view([]);
+        // Nothing came of the reading, or it is no lock at all: that is no reason to read it sooner.
+        assert!(schedule.hurry(&name(2)));
+        assert_eq!(schedule.take(at(640), 10, |_| None), []);
+        assert_eq!(schedule.take(at(650), 10, |_| None), [name(2)]);
+        schedule.take(at(900), 10, |_| None);
+        assert!(schedule.recent.is_empty() && schedule.recent_order.is_empty());
         let waiting = (0..MAX_URGENT + 10).filter(|i| schedule.hurry(&name(*i))).count();
         assert_eq!(waiting, MAX_URGENT);
     }
