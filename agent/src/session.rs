@@ -215,6 +215,12 @@ pub struct Noteworthy {
     pub client: Option<String>,
     /// Milliseconds since the grant, or since the wait began.
     pub age_ms: u64,
+    /// Its owner within the session.
+    pub owner: i64,
+    /// Whether that owner is taking several locks at once, which it gives back rather than wait for ever.
+    pub several: bool,
+    /// Milliseconds after which the wait ends by itself; none for a hold, or a wait without an end.
+    pub left_ms: Option<u64>,
 }
 
 /// A page of rows.

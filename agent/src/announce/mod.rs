@@ -113,6 +113,13 @@ struct Note<'a> {
     session: &'a str,
     /// Since when, in epoch milliseconds.
     since: u64,
+    owner: i64,
+    /// Whether that owner takes several locks at once.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    several: bool,
+    /// When a wait ends by itself, in epoch milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cmdline: Option<String>,
 }
@@ -287,6 +294,9 @@ impl Announcer {
             client,
             session: &row.session,
             since: now_ms.saturating_sub(row.age_ms),
+            owner: row.owner,
+            several: row.several,
+            until: row.left_ms.map(|left| now_ms.saturating_add(left)),
             cmdline,
         };
         serde_json::to_string(&note).expect("numbers and text are always JSON")
@@ -312,6 +322,9 @@ mod tests {
             comm: None,
             client: None,
             age_ms: 1_000,
+            owner: 0,
+            several: false,
+            left_ms: None,
         };
         book.enter(&Differences { gone: vec![20, 30], due: vec![due], next: None });
         assert_eq!(book.part(0, false).numbers[..3], [10, 15, 40]);

@@ -4,6 +4,7 @@ use redisson::Kind;
 
 use super::hold::millis;
 use super::{Core, Number};
+use crate::command::Wait;
 use crate::session::{Differences, Noted, Noteworthy};
 
 /// How many holds and waits are looked at for one answer.
@@ -18,12 +19,16 @@ impl Core {
         let holds = self.holds.range(range.clone()).filter(|(_, hold)| told(hold.kind));
         let holds = holds.map(|(number, hold)| {
             let age = self.now.since(hold.granted);
-            (*number, hold.owner.session, age)
+            (*number, hold.owner, age, None)
         });
         let waits = self.waiters.range(range).filter(|(_, waiter)| told(waiter.kind));
         let waits = waits.map(|(number, waiter)| {
             let age = self.now.since(waiter.since);
-            (*number, waiter.owner.session, age)
+            let left = match waiter.wait {
+                Wait::Forever => None,
+                Wait::AtMost(most) => Some(most.saturating_sub(age)),
+            };
+            (*number, waiter.owner, age, left)
         });
         // One more than is looked at tells whether there is more.
         let most = LOOKED_AT + 1;
@@ -44,11 +49,12 @@ impl Core {
             .collect();
         let due = here
             .into_iter()
-            .filter(|(number, _, age)| {
+            .filter(|(number, _, age, _)| {
                 *age >= noted.min_age && noted.numbers.binary_search(number).is_err()
             })
-            .map(|(number, session, age)| {
-                let worker = self.worker(number, session);
+            .map(|(number, owner, age, left)| {
+                let worker = self.worker(number, owner.session);
+                let session = self.sessions.get(&owner.session);
                 Noteworthy {
                     number,
                     session: worker.session,
@@ -57,6 +63,9 @@ impl Core {
                     comm: worker.peer.comm,
                     client: worker.client,
                     age_ms: millis(age),
+                    owner: owner.owner,
+                    several: session.is_some_and(|s| s.several.contains_key(&owner.owner)),
+                    left_ms: left.map(millis),
                 }
             })
             .collect();

@@ -6,19 +6,25 @@ use std::sync::Arc;
 use redisson::{ClientId, HolderId, LockName, Moment};
 
 use super::view::WaitView;
+use super::who::Who;
 
-/// A thread of a client: whoever holds one lock and waits for another under different ids is the same one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Owner {
-    /// Its client.
-    pub client: ClientId,
-    /// Its thread.
-    pub thread: i64,
+/// Whoever holds one lock and waits for another, under different ids perhaps.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Owner {
+    /// A thread of a client, whichever side of a lock it takes.
+    Thread(ClientId, i64),
+    /// A task of an agent's worker, as the agent tells it: each of its holds and waits has a number of its own.
+    Task(ClientId, Arc<str>, i64),
 }
 
-impl From<HolderId> for Owner {
-    fn from(id: HolderId) -> Self {
-        Self { client: id.client, thread: id.thread }
+impl Owner {
+    /// Who is behind an id, by what is told of it.
+    #[must_use]
+    pub fn of(id: HolderId, who: Option<&Who>) -> Self {
+        match who.and_then(Who::task) {
+            Some((session, owner)) => Self::Task(id.client, session.into(), owner),
+            None => Self::Thread(id.client, id.thread),
+        }
     }
 }
 
@@ -27,10 +33,16 @@ impl From<HolderId> for Owner {
 pub struct Wait {
     /// Who waits.
     pub waiter: HolderId,
+    /// Who that is.
+    pub waiting: Owner,
     /// For which lock; the first number tells its database among all that are looked at.
     pub lock: (usize, LockName),
     /// Who holds that.
     pub holder: HolderId,
+    /// Who that is.
+    pub holding: Owner,
+    /// Where to find the waiter, in words, as far as that is told.
+    pub place: Option<String>,
     /// When the waiter was last seen to wait.
     pub confirmed: Moment,
     /// When the hold began, at the latest.
@@ -74,32 +86,32 @@ impl Cycle {
 /// The circles among these waits. A wait that is part of several is told in one of them.
 #[must_use]
 pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
-    let mut by_owner: HashMap<Owner, Vec<usize>> = HashMap::new();
+    let mut by_owner: HashMap<&Owner, Vec<usize>> = HashMap::new();
     for (i, wait) in waits.iter().enumerate() {
-        by_owner.entry(wait.waiter.into()).or_default().push(i);
+        by_owner.entry(&wait.waiting).or_default().push(i);
     }
-    let mut owners: Vec<Owner> = by_owner.keys().copied().collect();
+    let mut owners: Vec<&Owner> = by_owner.keys().copied().collect();
     owners.sort_unstable();
-    let mut done: HashMap<Owner, bool> = HashMap::new();
+    let mut done: HashMap<&Owner, bool> = HashMap::new();
     let mut found = Vec::new();
     for start in owners {
-        if done.contains_key(&start) {
+        if done.contains_key(start) {
             continue;
         }
         // A walk by hand, since a chain of waiters can be long: the waits from `start` to here, each with the number
         // of its owner's waits tried so far.
-        let mut path: Vec<(Owner, usize)> = vec![(start, 0)];
+        let mut path: Vec<(&Owner, usize)> = vec![(start, 0)];
         done.insert(start, false);
         while let Some((owner, tried)) = path.last_mut() {
             let next = by_owner.get(owner).and_then(|waits| waits.get(*tried)).copied();
             *tried += 1;
             let Some(wait) = next else {
-                done.insert(*owner, true);
+                done.insert(owner, true);
                 path.pop();
                 continue;
             };
-            let holder = Owner::from(waits[wait].holder);
-            match done.get(&holder) {
+            let holder = &waits[wait].holding;
+            match done.get(holder) {
                 Some(false) => {
                     let from = path.iter().position(|(owner, _)| *owner == holder).unwrap_or(0);
                     let taken = path[from..].iter().filter_map(|(owner, tried)| {
@@ -107,7 +119,7 @@ pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
                     });
                     found.push(circle(taken.map(|i| waits[i].clone()).collect()));
                 }
-                None if by_owner.contains_key(&holder) => {
+                None if by_owner.contains_key(holder) => {
                     done.insert(holder, false);
                     path.push((holder, 0));
                 }
@@ -119,7 +131,7 @@ pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
 }
 
 fn circle(mut waits: Vec<Wait>) -> Cycle {
-    let first = waits.iter().enumerate().min_by_key(|(_, wait)| Owner::from(wait.waiter));
+    let first = waits.iter().enumerate().min_by_key(|(_, wait)| &wait.waiting);
     let first = first.map_or(0, |(i, _)| i);
     waits.rotate_left(first);
     Cycle { waits, shown: Arc::default() }
@@ -140,8 +152,11 @@ mod tests {
         let at = Moment::from_micros;
         Wait {
             waiter: id(waiter),
+            waiting: Owner::of(id(waiter), None),
             lock,
             holder: id(holder),
+            holding: Owner::of(id(holder), None),
+            place: None,
             confirmed: at(20),
             held_from: at(10),
             limited: false,

@@ -11,12 +11,14 @@ mod counted;
 pub mod deadlock;
 pub mod history;
 pub mod json;
+mod keep;
 pub mod lease;
 pub mod observation;
 pub mod past;
 #[cfg(test)]
 mod played;
 pub mod problem;
+mod publish;
 pub mod record;
 pub mod red;
 pub mod renewals;
@@ -39,7 +41,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::group::glob_matches;
 use redisson::{Grouping, HolderId, LockName, Moment, keys};
 
 pub use observation::{Observation, Reading, ScopeId, Source, Stamp, Traffic};
@@ -50,16 +51,12 @@ pub use snapshot::{Delta, Notice, Snapshot};
 
 use contention::{Contention, Count, Totals};
 use past::{Ending, Note};
-use record::{Record, Surroundings};
+use record::Surroundings;
 use scope::{Kept, Restart, Scope};
-use view::{LockId, LockView, WallMillis};
+use view::{LockId, WallMillis};
 
 /// How long a lock that nobody holds is remembered.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// The most free locks that are remembered in one database.
-const MAX_FREE: usize = 10_000;
-/// The most views made for one snapshot; the rest come with the next one.
-const MAX_CHANGES: usize = 2_000;
 /// The longest time between two looks at who waits that is counted as waited.
 const MAX_TICK: Duration = Duration::from_secs(5);
 /// How many notices are kept.
@@ -361,96 +358,6 @@ impl Model {
         self.hurry(scope_id, name);
     }
 
-    /// Makes room for a lock not known yet. False where it is not to be kept.
-    fn admit(&mut self, scope_id: ScopeId, name: &LockName, now: Moment) -> bool {
-        let bytes = name.as_bytes();
-        if self.settings.ignore.iter().any(|glob| glob_matches(glob, bytes)) {
-            return false;
-        }
-        if self.kept >= self.settings.max_locks && !self.forget_oldest_free(scope_id) {
-            self.scopes[scope_id.0].refused += 1;
-            return false;
-        }
-        let rule = self.settings.rules.iter().find(|rule| glob_matches(&rule.pattern, bytes));
-        let rule = rule.map_or(self.settings.usual, |rule| rule.rule);
-        let group = self.grouping.label(name);
-        let scope = &mut self.scopes[scope_id.0];
-        let mut record = Record::new(scope.id(name), group, rule, now);
-        if let Some(known) = self.remembered.remove(&scope.id(name)) {
-            if !known.acknowledged.is_empty() {
-                scope.acknowledged.insert(name.clone());
-            }
-            record.remember(known);
-        }
-        scope.locks.insert(name.clone(), Kept { record, shown: None, free: None });
-        self.kept += 1;
-        true
-    }
-
-    /// Brings what hangs on a lock up to date after something was seen of it.
-    fn settle(&mut self, scope_id: ScopeId, name: &LockName) {
-        let scope = &mut self.scopes[scope_id.0];
-        let Some(kept) = scope.locks.get_mut(name) else { return };
-        if !kept.record.is_worth_keeping() {
-            self.forget(scope_id, name);
-            return;
-        }
-        scope.schedule.set(name, kept.record.next_read());
-        if kept.record.has_named_waiters() {
-            scope.contended.insert(name.clone());
-        } else if !kept.record.is_in_cycle() {
-            scope.contended.remove(name);
-        }
-        if kept.record.is_awaited() {
-            scope.awaited.insert(name.clone());
-        } else {
-            scope.awaited.remove(name);
-        }
-        // What is wrong with a free lock is told for as long as it lasts, in bounds.
-        let free = (!kept.record.is_held()).then(|| kept.record.free_since());
-        if kept.free != free {
-            if let Some(before) = std::mem::replace(&mut kept.free, free) {
-                scope.free.remove(&(before, name.clone()));
-            }
-            if let Some(free) = free {
-                scope.free.insert((free, name.clone()));
-            }
-        }
-        let since = scope.readable_since;
-        if !kept.shown.as_ref().is_some_and(|shown| kept.record.is_shown_well(shown, since)) {
-            scope.news.insert(name.clone());
-        }
-        if scope.free.len() > MAX_FREE {
-            self.forget_oldest_free(scope_id);
-        }
-    }
-
-    fn forget_oldest_free(&mut self, scope: ScopeId) -> bool {
-        let oldest = self.scopes[scope.0].free.first().map(|(_, name)| name.clone());
-        oldest.map(|name| self.forget(scope, &name)).is_some()
-    }
-
-    fn forget(&mut self, scope_id: ScopeId, name: &LockName) {
-        let scope = &mut self.scopes[scope_id.0];
-        let Some(mut kept) = scope.locks.remove(name) else { return };
-        self.kept -= 1;
-        let mut effects = Vec::new();
-        kept.record.clear_all(&mut effects);
-        self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
-        if let Some(free) = kept.free {
-            scope.free.remove(&(free, name.clone()));
-        }
-        scope.schedule.forget(name);
-        scope.contended.remove(name);
-        scope.awaited.remove(name);
-        scope.acknowledged.remove(name);
-        scope.news.remove(name);
-        if kept.shown.is_some() {
-            let id = scope.id(name);
-            scope.removed.push(id);
-        }
-    }
-
     /// Forgets what nobody has held for long, counts those who wait, and concludes restarts.
     pub fn tick(&mut self, now: Moment) {
         self.count_waiting(now);
@@ -578,70 +485,5 @@ impl Model {
     /// What metrics have to count since the last call.
     pub fn take_effects(&mut self) -> Vec<(ScopeId, Effect)> {
         std::mem::take(&mut self.effects)
-    }
-
-    /// Puts a new view of a lock into the picture. Where it is held by others than before, its views on the other
-    /// servers of its group come next.
-    fn show(&mut self, scope_id: ScopeId, mut view: LockView) -> Arc<LockView> {
-        view.red = self.red(scope_id, &view.id.name);
-        let view = Arc::new(view);
-        self.snapshot.put(Arc::clone(&view));
-        let kept = self.scopes[scope_id.0].locks.get_mut(&view.id.name);
-        let before = kept.and_then(|kept| kept.shown.replace(Arc::clone(&view)));
-        let ids = |view: &LockView| -> Vec<String> {
-            view.holders.iter().map(|holder| holder.id.clone()).collect()
-        };
-        if before.is_none_or(|before| ids(&before) != ids(&view)) {
-            for member in self.members(scope_id).into_iter().filter(|member| *member != scope_id) {
-                let member = &mut self.scopes[member.0];
-                if member.locks.contains_key(&view.id.name) {
-                    member.news.insert(view.id.name.clone());
-                }
-            }
-        }
-        view
-    }
-
-    /// The next snapshot, where anything is new.
-    pub fn publish(&mut self, wall: WallMillis) -> Option<(Arc<Snapshot>, Arc<Delta>)> {
-        let mut views = Vec::new();
-        for (index, scope) in self.scopes.iter_mut().enumerate() {
-            let taken: Vec<LockName> =
-                scope.news.iter().take(MAX_CHANGES - views.len()).cloned().collect();
-            for name in taken {
-                scope.news.remove(&name);
-                let Some(kept) = scope.locks.get_mut(&name) else { continue };
-                views
-                    .push((ScopeId(index), kept.record.view(scope.readable_since, &scope.clients)));
-            }
-        }
-        let changed: Vec<Arc<LockView>> =
-            views.into_iter().map(|(scope, view)| self.show(scope, view)).collect();
-        let mut removed = Vec::new();
-        for scope in &mut self.scopes {
-            for id in scope.removed.drain(..) {
-                // It may have come back since, with a view of its own.
-                if scope.locks.get(&id.name).is_none_or(|kept| kept.shown.is_none()) {
-                    self.snapshot.remove(&id);
-                    removed.push(id);
-                }
-            }
-        }
-        if changed.is_empty() && removed.is_empty() && !self.stale {
-            return None;
-        }
-        self.stale = false;
-        self.snapshot.seq += 1;
-        self.snapshot.at = wall;
-        self.snapshot.complete = self.scopes.iter().all(|scope| scope.pass_began.is_some());
-        self.snapshot.not_kept =
-            self.scopes.iter().map(|scope| scope.not_kept.max(scope.refused)).sum();
-        if self.snapshot.notices.len() != self.notices.len()
-            || self.snapshot.notices.first() != self.notices.front()
-        {
-            self.snapshot.notices = self.notices.iter().cloned().collect();
-        }
-        let delta = Delta::new(self.snapshot.seq, wall, changed, removed);
-        Some((Arc::new(self.snapshot.clone()), Arc::new(delta)))
     }
 }

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use redisson::shape::{Holder, LockHash};
 use redisson::{ClientId, HolderId, monitor};
 
+use super::keep::MAX_FREE;
 use super::observation::{Beside, Queue, Queued};
 use super::view::{Certainty, LockId, LockView, ProblemKind, State};
 use super::*;

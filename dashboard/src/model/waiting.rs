@@ -37,8 +37,6 @@ pub struct Waiter {
     pub until: Option<Moment>,
     /// Whether its place's deadline has passed: it is dead, or will have to queue anew.
     pub overdue: bool,
-    /// Whether it is known to wait for so long only.
-    pub limited: bool,
     /// Whether it is there now, and not only remembered in case it comes back.
     pub there: bool,
 }
@@ -141,7 +139,6 @@ impl Waiting {
                 source: Source::Poll,
                 until: None,
                 overdue,
-                limited: false,
                 there: true,
             });
         }
@@ -183,7 +180,6 @@ impl Waiting {
             source: Source::Monitor,
             until: Some(until.unwrap_or(at + BACK_WITHIN)),
             overdue: false,
-            limited: false,
             there: false,
         });
         false

@@ -27,9 +27,19 @@ pub struct Who {
     pub session: Option<String>,
     /// Since when it has held the lock, by the agent's clock.
     pub since: Option<WallMillis>,
+    /// The owner within its session, where it cannot but keep what it holds while it waits.
+    pub owner: Option<i64>,
+    /// When its wait ends by itself, by the agent's clock.
+    pub until: Option<WallMillis>,
 }
 
 impl Who {
+    /// Which task of that agent it is: an agent's grants and waits have a number each, and only this ties them together.
+    #[must_use]
+    pub fn task(&self) -> Option<(&str, i64)> {
+        Some((self.session.as_deref()?, self.owner?))
+    }
+
     /// Where to find it, in words; none where too little is told.
     #[must_use]
     pub fn words(&self) -> Option<String> {

@@ -54,6 +54,9 @@ struct Note {
     client: Option<String>,
     session: Option<String>,
     since: Option<u64>,
+    owner: Option<i64>,
+    several: bool,
+    until: Option<u64>,
 }
 
 impl Note {
@@ -68,6 +71,9 @@ impl Note {
             name: text(note.client),
             session: text(note.session),
             since: note.since.map(WallMillis),
+            // Who takes several at once gives them back before it waits for ever.
+            owner: note.owner.filter(|_| !note.several),
+            until: note.until.map(WallMillis),
         }
     }
 }

@@ -39,7 +39,10 @@ async fn a_holder_can_be_looked_up() -> Result<()> {
     assert_eq!(note["client"], "billing");
     let session = worker.call("SESSION").await?.ok()?.field("id")?.text();
     assert_eq!(note["session"], session);
-    assert_eq!(note.get("cmdline"), None, "{note}");
+    assert_eq!(note["owner"], 0);
+    for absent in ["cmdline", "until", "several"] {
+        assert_eq!(note.get(absent), None, "{note}");
+    }
     let since = note["since"].as_i64().context("a time")?;
     let now = bench.direct.call("TIME").await?.items()?[0].text().parse::<i64>()? * 1_000;
     assert!((now - 600_000..=now + 2_000).contains(&since), "{since} at {now}");
@@ -69,6 +72,41 @@ async fn until_told(direct: &mut Client, key: &str, count: i64) {
         Ok(())
     })
     .await;
+}
+
+/// The notes of that agent, without that of the holder.
+async fn others(direct: &mut Client, held: &str, count: i64) -> Result<Vec<Value>> {
+    let (key, number) = place(held)?;
+    until_told(direct, &key, count + 1).await;
+    let all = direct.call(&format!("HGETALL {key}")).await?.ok()?;
+    let notes = all.items()?.chunks(2).filter(|note| note[0].text() != number);
+    notes.map(|note| Ok(serde_json::from_slice(note[1].bytes()?)?)).collect()
+}
+
+#[tokio::test]
+async fn what_a_wait_is_good_for_is_told() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (mut worker, mut waiter) = (bench.session().await?, bench.session().await?);
+    let held = holder(&lock(&mut worker, "LOCK a OWNER 5").await?)?;
+    assert_eq!(told(&mut bench.direct, &held).await?["owner"], 5);
+    waiter.send("LOCK a WAIT 600000 OWNER 7").await?;
+    let limited = &others(&mut bench.direct, &held, 1).await?[0];
+    assert_eq!(limited["owner"], 7);
+    assert_eq!(limited.get("several"), None);
+    let whole = limited["until"].as_i64().zip(limited["since"].as_i64()).map(|(u, s)| u - s);
+    // Both are told to the millisecond.
+    assert!(whole.is_some_and(|whole| (599_998..=600_002).contains(&whole)), "{limited}");
+    drop(waiter);
+    // Whoever takes several gives back what it has rather than wait with it for ever.
+    let mut several = bench.session().await?;
+    several.send("MLOCK 2 a b").await?;
+    eventually("its wait to be told", async || {
+        let notes = others(&mut bench.direct, &held, 1).await?;
+        ensure!(notes[0]["several"] == true && notes[0].get("until").is_none(), "{notes:?}");
+        Ok(())
+    })
+    .await;
+    Ok(())
 }
 
 #[tokio::test]

@@ -1,9 +1,10 @@
 //! `leaked` and `stuck`: raised when sure, with their evidence, and taken back.
 
-use anyhow::Result;
-use harness::{Agent, Foreign};
+use anyhow::{Result, ensure};
+use harness::{Agent, Dashboard, Foreign, RedisServer, eventually};
+use serde_json::Value;
 
-use super::{Bench, problems};
+use super::{Bench, find, problems};
 
 #[tokio::test]
 async fn a_confirmed_lock_without_a_time_to_live_is_leaked() -> Result<()> {
@@ -16,7 +17,7 @@ async fn a_confirmed_lock_without_a_time_to_live_is_leaked() -> Result<()> {
     let lock = bench.listed("a", |lock| problems(lock) == ["leaked"]).await;
     let problem = &lock["problems"][0];
     assert_eq!(problem["certainty"], "sure");
-    assert_eq!(lock["ttl_ms"], serde_json::Value::Null);
+    assert_eq!(lock["ttl_ms"], Value::Null);
     assert!(problem["evidence"].as_array().is_some_and(|evidence| !evidence.is_empty()));
     assert!(problem["advice"].as_str().is_some_and(|advice| !advice.is_empty()));
     let first = bench.dashboard.json("/api/v1/locks").await?;
@@ -41,7 +42,7 @@ async fn what_only_looks_like_a_lock_raises_no_alarm() -> Result<()> {
     // By the time that one has leaked, the other has been seen as often.
     bench.listed("leaking", |lock| problems(lock) == ["leaked"]).await;
     let apart = bench.dashboard.json("/api/v1/locks?filter=confirmed%3Ano").await?;
-    let basket = super::find(&apart, "basket").cloned().unwrap_or_default();
+    let basket = find(&apart, "basket").cloned().unwrap_or_default();
     assert_eq!(basket["confirmed"], false);
     assert!(problems(&basket).is_empty(), "{basket}");
     Ok(())
@@ -64,5 +65,102 @@ async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
     worker.call("LOCK a").await?.ok()?;
     let again = bench.listed("a", |_| true).await;
     assert!(problems(&again).is_empty(), "another hold has an age of its own: {again}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn workers_of_two_agents_that_wait_for_one_another_are_a_deadlock() -> Result<()> {
+    let bench = Bench::new().await?;
+    let agents = [Agent::start(&bench.redis).await?, Agent::start(&bench.redis).await?];
+    // Each agent sees only its own half of it.
+    for (pair, limit, certainty) in
+        [("limited", " WAIT 600000", "suspected"), ("endless", "", "sure")]
+    {
+        let mut workers = [agents[0].client().await?, agents[1].client().await?];
+        for (worker, lock) in workers.iter_mut().zip(["1", "2"]) {
+            worker.call(&format!("LOCK {pair}:{lock} KIND fair")).await?.ok()?;
+        }
+        workers[0].send(&format!("LOCK {pair}:2 KIND fair{limit}")).await?;
+        workers[1].send(&format!("LOCK {pair}:1 KIND fair")).await?;
+        let deadlock = |lock: &Value| {
+            let problems = lock["problems"].as_array().into_iter().flatten();
+            problems.into_iter().find(|problem| problem["problem"] == "deadlock").cloned()
+        };
+        for lock in ["1", "2"] {
+            let lock =
+                bench.listed(&format!("{pair}:{lock}"), |lock| deadlock(lock).is_some()).await;
+            let found = deadlock(&lock).unwrap_or_default();
+            assert_eq!(found["certainty"], certainty, "{found}");
+            assert_eq!(found["cycle"].as_array().map(Vec::len), Some(2), "{found}");
+            let process = format!("process {} ", std::process::id());
+            assert!(found["evidence"][0]["text"].to_string().contains(&process), "{found}");
+        }
+    }
+    Ok(())
+}
+
+/// When each source of a dashboard last succeeded.
+async fn successes(dashboard: &Dashboard) -> Result<Vec<(String, String)>> {
+    let sources = dashboard.json("/api/v1/sources").await?;
+    let sources = sources["sources"].as_array().cloned().unwrap_or_default();
+    let text = |source: &Value, field: &str| source[field].as_str().unwrap_or_default().to_owned();
+    Ok(sources.iter().map(|s| (text(s, "source"), text(s, "last_success"))).collect())
+}
+
+#[tokio::test]
+async fn two_dashboards_take_each_other_for_nobody() -> Result<()> {
+    let options =
+        [("client-output-buffer-limit", "normal 64mb 0 0"), ("notify-keyspace-events", "KA")];
+    let redis = RedisServer::with(&options).await?;
+    let agent = Agent::start(&redis).await?;
+    let mut worker = agent.client().await?;
+    let names = ["plain", "fair", "read"];
+    worker.call("LOCK plain").await?.ok()?;
+    worker.call("LOCK fair KIND fair").await?.ok()?;
+    worker.call("LOCK read KIND read").await?.ok()?;
+    let mut service = Foreign::connect(&redis).await?;
+    service.lease_ms = 600_000;
+    assert!(service.lock("foreign").await?);
+    // Whoever seemed to wait would soon seem to starve.
+    let flags = ["--monitor", "on", "--starving-after", "1s"];
+    let dashboards = [
+        Dashboard::start(&redis.url(), &flags).await?,
+        Dashboard::start(&redis.url(), &flags).await?,
+    ];
+    for dashboard in &dashboards {
+        let mut seen: Vec<Vec<(String, String)>> = Vec::new();
+        eventually("every source to have looked a few times beside the other's", async || {
+            let list = dashboard.json("/api/v1/locks?limit=100").await?;
+            for name in names.iter().chain(&["foreign"]) {
+                let lock = find(&list, name).cloned().unwrap_or_default();
+                ensure!(lock["holders"].as_array().map(Vec::len) == Some(1), "{name}: {list}");
+                assert!(lock["waiting"] == 0 && problems(&lock).is_empty(), "{lock}");
+            }
+            assert_eq!(list["locks"].as_array().map(Vec::len), Some(4), "{list}");
+            seen.push(successes(dashboard).await?);
+            for source in ["poll", "subscribers", "monitor", "identity", "keyspace", "channels"] {
+                let times = seen.iter().flatten().filter(|(of, _)| of == source);
+                let times: std::collections::BTreeSet<_> = times.map(|(_, at)| at).collect();
+                ensure!(times.len() > 3, "{source}: {times:?}");
+            }
+            Ok(())
+        })
+        .await;
+        let metrics = dashboard.metrics().await?;
+        assert_eq!(metrics.sum("lockscope_dashboard_problems_detected_total", &[]), 0.0);
+    }
+    // They are not blind: one who does wait, on another host, is one for both.
+    let elsewhere = Agent::start(&redis).await?;
+    let mut waiter = elsewhere.client().await?;
+    waiter.send("LOCK plain").await?;
+    for dashboard in &dashboards {
+        eventually("the waiter", async || {
+            let list = dashboard.json("/api/v1/locks?limit=100").await?;
+            let lock = find(&list, "plain").cloned().unwrap_or_default();
+            ensure!(lock["waiting"] == 1, "{lock}");
+            Ok(())
+        })
+        .await;
+    }
     Ok(())
 }

@@ -1,7 +1,7 @@
 use redisson::{ClientId, LockName};
 
 use super::*;
-use crate::model::deadlock::Wait;
+use crate::model::deadlock::{Owner, Wait};
 use crate::model::view::Since;
 
 fn at(secs: u64) -> Moment {
@@ -175,7 +175,6 @@ fn waiter(from: u64) -> Waiter {
         source: Source::Poll,
         until: None,
         overdue: false,
-        limited: false,
         there: true,
     }
 }
@@ -215,8 +214,11 @@ fn a_circle_is_a_deadlock_and_one_with_a_limit_is_suspected() {
     let holders = holders();
     let wait = |waiter, holder, limited| Wait {
         waiter: id(waiter),
+        waiting: Owner::of(id(waiter), None),
         lock: (0, LockName::new(&b"other"[..]).unwrap()),
         holder: id(holder),
+        holding: Owner::of(id(holder), None),
+        place: None,
         confirmed: at(20),
         held_from: at(10),
         limited,

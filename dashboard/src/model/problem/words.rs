@@ -153,7 +153,9 @@ fn starving(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
 fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
     let waits = case.cycle.iter().flat_map(|cycle| &cycle.waits);
     let text = |wait: &crate::model::deadlock::Wait| {
-        format!("{} waits for {}, which {} holds", wait.waiter, wait.lock.1, wait.holder)
+        // An agent's holds and waits have ids of their own: the process shows who is the same.
+        let place = wait.place.as_ref().map_or_else(String::new, |place| format!(" ({place})"));
+        format!("{}{place} waits for {}, which {} holds", wait.waiter, wait.lock.1, wait.holder)
     };
     waits.map(|wait| read(case.now.wall, text(wait))).collect()
 }

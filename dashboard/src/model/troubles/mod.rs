@@ -1,6 +1,7 @@
 //! Problems as they come and go with what is seen: found in time, cleared in time, and never where all is well.
 
 mod gone;
+mod tasks;
 mod traffic;
 
 use super::observation::{Beside, Queue};

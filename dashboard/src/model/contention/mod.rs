@@ -5,6 +5,8 @@
 //! every duration is a lower bound, and so is every count: what came and went between two readings left no trace unless
 //! MONITOR or a release message told of it.
 
+mod durations;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +16,8 @@ use serde::{Serialize, Serializer};
 
 use super::past::PastHold;
 use super::view::{LockId, Since, WallMillis};
+
+pub use durations::{BOUNDS_MS, Durations};
 
 /// How far back it is counted, at least.
 const WINDOW: Duration = Duration::from_secs(3_600);
@@ -25,11 +29,6 @@ const MAX_LOCKS: usize = 10_000;
 const MAX_GROUPS: usize = 1_000;
 /// The most locks that are told of, those most waited for first.
 const MAX_TOLD: usize = 1_000;
-/// Upper bounds of the buckets of durations, in milliseconds. Longer ones are in a last one without a bound.
-pub const BOUNDS_MS: [u64; 17] = [
-    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000,
-    1_800_000,
-];
 
 /// Something that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,84 +81,6 @@ impl PastWait {
     pub fn view(&self) -> PastWaitView {
         let Self { id, since, to, granted } = *self;
         PastWaitView { id: id.to_string(), since, to, granted }
-    }
-}
-
-/// How long something lasted, many times over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Durations {
-    buckets: [u32; BOUNDS_MS.len() + 1],
-    sum_ms: u64,
-}
-
-impl Durations {
-    fn add(&mut self, ms: u64) {
-        let bucket = BOUNDS_MS.partition_point(|bound| *bound < ms);
-        self.buckets[bucket] = self.buckets[bucket].saturating_add(1);
-        self.sum_ms = self.sum_ms.saturating_add(ms);
-    }
-
-    fn merge(&mut self, other: &Self) {
-        for (mine, theirs) in self.buckets.iter_mut().zip(other.buckets) {
-            *mine = mine.saturating_add(theirs);
-        }
-        self.sum_ms = self.sum_ms.saturating_add(other.sum_ms);
-    }
-
-    /// How many.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.buckets.iter().map(|n| u64::from(*n)).sum()
-    }
-
-    /// All together, in milliseconds.
-    #[must_use]
-    pub fn sum_ms(&self) -> u64 {
-        self.sum_ms
-    }
-
-    /// Each bucket with its upper bound in milliseconds, none for the last one, and how many are in it.
-    pub fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u32)> + '_ {
-        BOUNDS_MS.iter().copied().map(Some).chain([None]).zip(self.buckets)
-    }
-
-    /// The bound, in milliseconds, that so many of a hundred did not exceed; none where there are none, or where
-    /// it is beyond the last bound.
-    #[must_use]
-    pub fn percentile_ms(&self, percent: u64) -> Option<u64> {
-        let rank = (self.count() * percent.min(100)).div_ceil(100).max(1);
-        let mut seen = 0;
-        self.buckets().find_map(|(bound, n)| {
-            seen += u64::from(n);
-            (seen >= rank).then_some(bound)
-        })?
-    }
-}
-
-impl Serialize for Durations {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Bucket {
-            le_ms: Option<u64>,
-            count: u32,
-        }
-        #[derive(Serialize)]
-        struct Shown {
-            count: u64,
-            sum_ms: u64,
-            p50_ms: Option<u64>,
-            p99_ms: Option<u64>,
-            buckets: Vec<Bucket>,
-        }
-        let buckets = self.buckets().map(|(le_ms, count)| Bucket { le_ms, count });
-        let shown = Shown {
-            count: self.count(),
-            sum_ms: self.sum_ms,
-            p50_ms: self.percentile_ms(50),
-            p99_ms: self.percentile_ms(99),
-            buckets: buckets.filter(|bucket| bucket.count > 0).collect(),
-        };
-        shown.serialize(serializer)
     }
 }
 
@@ -243,7 +164,7 @@ impl Tally {
 
     /// What is looked at first: what was waited for longest, then what was taken most often.
     fn weight(&self) -> (u64, u64) {
-        (self.waiting_ms.max(self.waits.sum_ms), self.acquisitions)
+        (self.waiting_ms.max(self.waits.sum_ms()), self.acquisitions)
     }
 }
 
@@ -494,22 +415,6 @@ mod tests {
             to: WallMillis(to),
             granted,
         })
-    }
-
-    #[test]
-    fn durations_are_told_by_bounds() {
-        let mut durations = Durations::default();
-        assert_eq!(durations.percentile_ms(50), None);
-        for ms in [0, 1, 2, 3, 99, 100, 101, 10_000_000] {
-            durations.add(ms);
-        }
-        assert_eq!((durations.count(), durations.sum_ms()), (8, 10_000_306));
-        assert_eq!(durations.percentile_ms(50), Some(5));
-        assert_eq!(durations.percentile_ms(75), Some(100));
-        assert_eq!(durations.percentile_ms(99), None, "beyond the last bound");
-        let json = serde_json::to_value(durations).unwrap();
-        assert_eq!(json["buckets"][0], serde_json::json!({"le_ms": 1, "count": 2}));
-        assert_eq!(json["buckets"][5], serde_json::json!({"le_ms": null, "count": 1}));
     }
 
     #[test]

@@ -1,0 +1,78 @@
+//! From what is known to what everybody sees.
+
+use std::sync::Arc;
+
+use redisson::LockName;
+
+use super::view::{LockView, WallMillis};
+use super::{Delta, Model, ScopeId, Snapshot};
+
+/// The most views made for one snapshot; the rest come with the next one.
+const MAX_CHANGES: usize = 2_000;
+
+impl Model {
+    /// Puts a new view of a lock into the picture. Where it is held by others than before, its views on the other
+    /// servers of its group come next.
+    fn show(&mut self, scope_id: ScopeId, mut view: LockView) -> Arc<LockView> {
+        view.red = self.red(scope_id, &view.id.name);
+        let view = Arc::new(view);
+        self.snapshot.put(Arc::clone(&view));
+        let kept = self.scopes[scope_id.0].locks.get_mut(&view.id.name);
+        let before = kept.and_then(|kept| kept.shown.replace(Arc::clone(&view)));
+        let ids = |view: &LockView| -> Vec<String> {
+            view.holders.iter().map(|holder| holder.id.clone()).collect()
+        };
+        if before.is_none_or(|before| ids(&before) != ids(&view)) {
+            for member in self.members(scope_id).into_iter().filter(|member| *member != scope_id) {
+                let member = &mut self.scopes[member.0];
+                if member.locks.contains_key(&view.id.name) {
+                    member.news.insert(view.id.name.clone());
+                }
+            }
+        }
+        view
+    }
+
+    /// The next snapshot, where anything is new.
+    pub fn publish(&mut self, wall: WallMillis) -> Option<(Arc<Snapshot>, Arc<Delta>)> {
+        let mut views = Vec::new();
+        for (index, scope) in self.scopes.iter_mut().enumerate() {
+            let taken: Vec<LockName> =
+                scope.news.iter().take(MAX_CHANGES - views.len()).cloned().collect();
+            for name in taken {
+                scope.news.remove(&name);
+                let Some(kept) = scope.locks.get_mut(&name) else { continue };
+                views
+                    .push((ScopeId(index), kept.record.view(scope.readable_since, &scope.clients)));
+            }
+        }
+        let changed: Vec<Arc<LockView>> =
+            views.into_iter().map(|(scope, view)| self.show(scope, view)).collect();
+        let mut removed = Vec::new();
+        for scope in &mut self.scopes {
+            for id in scope.removed.drain(..) {
+                // It may have come back since, with a view of its own.
+                if scope.locks.get(&id.name).is_none_or(|kept| kept.shown.is_none()) {
+                    self.snapshot.remove(&id);
+                    removed.push(id);
+                }
+            }
+        }
+        if changed.is_empty() && removed.is_empty() && !self.stale {
+            return None;
+        }
+        self.stale = false;
+        self.snapshot.seq += 1;
+        self.snapshot.at = wall;
+        self.snapshot.complete = self.scopes.iter().all(|scope| scope.pass_began.is_some());
+        self.snapshot.not_kept =
+            self.scopes.iter().map(|scope| scope.not_kept.max(scope.refused)).sum();
+        if self.snapshot.notices.len() != self.notices.len()
+            || self.snapshot.notices.first() != self.notices.front()
+        {
+            self.snapshot.notices = self.notices.iter().cloned().collect();
+        }
+        let delta = Delta::new(self.snapshot.seq, wall, changed, removed);
+        Some((Arc::new(self.snapshot.clone()), Arc::new(delta)))
+    }
+}
