@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use harness::{Agent, Client, RedisCluster, RedisServer, Reply, eventually, http};
 
+use super::grace::{GRACE, graced, resume};
 use super::{assert_error, holder, lock};
 use crate::secure::{documented_users, refused};
 
@@ -301,6 +302,32 @@ async fn a_replica_that_takes_over_has_what_it_had_and_what_it_had_not_is_told()
     let figures = metrics.0.lines().filter(|line| line.starts_with("lockscope_agent_redis_up{"));
     assert_eq!(figures.count(), 3, "the dead master is none of the masters");
     assert_eq!(metrics.sum("lockscope_agent_redis_up", &[]), 3.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_successor_finds_what_was_held_on_every_node() -> Result<()> {
+    let cluster = RedisCluster::start(3, 0).await?;
+    let mut agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let mut worker = agent.client().await?;
+    let told = graced(&mut worker, GRACE).await?;
+    let mut held = Vec::new();
+    for (kind, prefix) in [("lock", "plain:"), ("read", "read:")] {
+        for name in cluster.names(prefix) {
+            lock(&mut worker, &format!("LOCK {name} KIND {kind}")).await?;
+            held.push(format!("{name} {kind} 1"));
+        }
+    }
+    let gone = cluster.names("plain:").swap_remove(2);
+    agent.process().kill()?;
+    cluster.client(2).await?.call(&format!("DEL {gone}")).await?.ok()?;
+    agent.restart().await?;
+    let mut again = agent.client().await?;
+    let (_, mut found) = resume(&mut again, &told).await?;
+    held.retain(|hold| !hold.starts_with(&gone));
+    held.sort();
+    found.sort();
+    assert_eq!(found, held, "each was asked for where it is");
     Ok(())
 }
 

@@ -9,13 +9,13 @@ use harness::{Client, Reply, Worker, eventually};
 use super::{Bench, assert_error, credentials, holder, lock};
 
 /// Asks for grace, and gives id and secret as two words.
-async fn graced(client: &mut Client, grace: Duration) -> Result<String> {
+pub(super) async fn graced(client: &mut Client, grace: Duration) -> Result<String> {
     let reply = client.call(&format!("SESSION GRACE {}", grace.as_millis())).await?.ok()?;
     Ok(format!("{} {}", reply.field("id")?, reply.field("secret")?))
 }
 
 /// What RESUME told: id and secret as two words, and `lock kind count` for each hold.
-async fn resume(client: &mut Client, told: &str) -> Result<(String, Vec<String>)> {
+pub(super) async fn resume(client: &mut Client, told: &str) -> Result<(String, Vec<String>)> {
     let reply = client.call(&format!("RESUME {told}")).await?.ok()?;
     let mut holds = Vec::new();
     for hold in reply.field("holds")?.items()? {
@@ -26,7 +26,7 @@ async fn resume(client: &mut Client, told: &str) -> Result<(String, Vec<String>)
     Ok((format!("{} {}", reply.field("id")?, reply.field("secret")?), holds))
 }
 
-const GRACE: Duration = Duration::from_secs(300);
+pub(super) const GRACE: Duration = Duration::from_secs(300);
 
 #[tokio::test]
 async fn a_lock_outlives_a_broken_connection() -> Result<()> {
