@@ -168,13 +168,16 @@ impl std::fmt::Display for Rendered {
 
 impl HtmlSafe for Rendered {}
 
-/// A heading of the table.
-struct Column {
-    label: &'static str,
-    class: &'static str,
-    link: Option<String>,
+/// A heading of a table.
+pub(super) struct Column {
+    pub(super) label: &'static str,
+    /// What comes of pressing it, for those who point at it.
+    pub(super) hint: &'static str,
+    pub(super) class: &'static str,
+    /// Where it is sorted by this column; none where it cannot be.
+    pub(super) link: Option<String>,
     /// Which end is first where it is sorted by this column.
-    sorted: Option<Order>,
+    pub(super) sorted: Option<Order>,
 }
 
 /// The address of a list as it is shown, sorted so.
@@ -246,11 +249,10 @@ pub fn list_page<T: ListView>(page: &ListPage<T>) -> Result<String, askama::Erro
         let order = if here { page.order.turned() } else { T::usual_order(sort) };
         address(&format!("/{}", T::NAME), page, (sort, order), &[])
     };
-    let columns = T::COLUMNS.iter().map(|(label, sort, class)| Column {
-        label,
-        class,
-        link: sort.map(sorted_by),
-        sorted: (*sort == Some(page.sort)).then_some(page.order),
+    let columns = T::COLUMNS.iter().map(|(label, sort, class)| {
+        let sorted = (*sort == Some(page.sort)).then_some(page.order);
+        let hint = if sorted.is_some() { "Turn the order round" } else { "Sort by this" };
+        Column { label, hint, class, link: sort.map(sorted_by), sorted }
     });
     let api = |format: Option<&str>| {
         let path = format!("/api/v1/{}", T::NAME);

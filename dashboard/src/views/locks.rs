@@ -5,21 +5,10 @@ use askama::filters::HtmlSafe;
 
 use super::foot::{Foot, Shown};
 use super::format::{self, Prose};
+use super::list::Column;
 use super::page::{self, Frame};
 use super::row::Row;
 use super::{Chrome, LocksPage, Order, Sort, links};
-
-/// A heading of the table.
-struct Column {
-    label: &'static str,
-    /// What sorting by it means, for those who point at it.
-    hint: &'static str,
-    sort: Option<Sort>,
-    link: String,
-    /// How it is sorted now.
-    sorted: Option<Order>,
-    class: &'static str,
-}
 
 fn columns(page: &LocksPage) -> Vec<Column> {
     let column = |label, hint, sort: Option<Sort>, class| {
@@ -32,7 +21,7 @@ fn columns(page: &LocksPage) -> Vec<Column> {
             };
             links::sorted(page, sort, order)
         });
-        Column { label, hint, sort, link: link.unwrap_or_default(), sorted, class }
+        Column { label, hint, link, sorted, class }
     };
     vec![
         column("Lock", "Sort by name", Some(Sort::Name), "name"),
