@@ -142,17 +142,16 @@ impl Bed {
         Self::with(&["--lease", LEASE, "--poll-max", LEASE], "watchdog=600000").await
     }
 
-    /// With a further client `b`, for many waiters at a time. A write lock's release wakes those of a Redisson client
-    /// that sleep, and is lost on one that is about to: Java threads among themselves forget one another by it. They
-    /// look again when the lease they were told is over, so for this kind it is short.
-    pub(crate) async fn crowded(kind: Kind, settings_of_b: &str) -> Result<Self> {
+    /// With leases as long, but where several Java threads wait at a time for a write lock. Its release by Redisson wakes
+    /// those of a Redisson client that sleep, and is lost on one that is about to: Java threads among themselves forget
+    /// one another by it. They look again when the lease they were told is over, so for this kind it is short. Gives the
+    /// settings of further clients too.
+    pub(crate) async fn crowded(kind: Kind) -> Result<(Self, &'static str)> {
         let (flags, settings) = match kind.word {
-            "write" => (["--lease", "3s"].as_slice(), "watchdog=3000"),
+            "write" => (["--lease", "6s"].as_slice(), "watchdog=6000"),
             _ => (["--lease", LEASE, "--poll-max", LEASE].as_slice(), "watchdog=600000"),
         };
-        let bed = Self::with(flags, settings).await?;
-        bed.open("b", &format!("{settings} {settings_of_b}")).await?;
-        Ok(bed)
+        Ok((Self::with(flags, settings).await?, settings))
     }
 
     /// With these flags of the agent and these settings of client `a`.

@@ -124,8 +124,8 @@ async fn killed_at_random() -> Result<()> {
 }
 
 async fn killed(kind: Kind) -> Result<()> {
-    // Short leases, since a killed JVM's lock is free only when its lease has ended.
-    let mut bed = Bed::with(&["--lease", "2s"], "watchdog=2000").await?;
+    // A killed JVM's lock is free only when its lease has ended; a JVM that stands still for as long loses it.
+    let mut bed = Bed::with(&[], "watchdog=5000").await?;
     let redis = &bed.redis;
     let java = bed.java(kind, "till").begin_sections(300, "counter")?;
     let session = bed.agent.client().await?;
@@ -198,7 +198,7 @@ async fn kill_jvms(redis: &RedisServer, kind: Kind, many: usize) -> Result<()> {
     for _ in 0..many {
         let jvm = Jvm::start(&version()?)?;
         // Its threads in a fair queue count as dead as soon.
-        let settings = if kind.is_fair() { "watchdog=2000 fairwait=2000" } else { "watchdog=2000" };
+        let settings = if kind.is_fair() { "watchdog=5000 fairwait=5000" } else { "watchdog=5000" };
         let id = open(&jvm, "a", redis, settings).await?;
         let threads = [1, 2, 3].map(|thread| JavaLock::new(jvm.thread("a", thread), kind, "till"));
         for thread in &threads {

@@ -177,7 +177,7 @@ async fn neither_side_releases_the_others_readers() -> Result<()> {
 /// The read side's `forceUnlock` ends readers, the write side's does not.
 #[tokio::test]
 async fn java_forces_our_readers_out() -> Result<()> {
-    let mut bed = Bed::with(&["--lease", "2s"], "").await?;
+    let mut bed = Bed::with(&["--lease", "6s"], "").await?;
     let (reads, writes) = sides(&bed);
     let mut reader = bed.agent.client3().await?;
     reader.call("SESSION PUSH on").await?.ok()?;
@@ -313,10 +313,10 @@ async fn readings(mut session: Client, mut direct: Client, many: usize) -> Resul
 
 /// Readers and writers, four Java threads of two clients and ten sessions of two agents, on one lock.
 async fn mixed(writing: usize, reading: usize) -> Result<Tally> {
-    let mut bed = Bed::with(&["--lease", "3s"], "watchdog=3000").await?;
-    bed.open("b", "watchdog=3000").await?;
+    let mut bed = Bed::with(&["--lease", "6s"], "watchdog=6000").await?;
+    bed.open("b", "watchdog=6000").await?;
     let second =
-        harness::Agent::with(&bed.redis, &["--lease", "3s", "--handover-max", "2"]).await?;
+        harness::Agent::with(&bed.redis, &["--lease", "6s", "--handover-max", "2"]).await?;
     let mut tasks = tokio::task::JoinSet::new();
     for (client, thread, writes) in
         [("a", 1, true), ("a", 2, false), ("b", 1, true), ("b", 2, false)]
@@ -360,7 +360,7 @@ async fn ten_thousand_readings_and_sections_of_both_sides() -> Result<()> {
 /// Readers and writers die at random, in the middle of their sections.
 #[tokio::test]
 async fn readers_killed_at_random() -> Result<()> {
-    let mut bed = Bed::with(&["--lease", "2s"], "watchdog=2000").await?;
+    let mut bed = Bed::with(&[], "watchdog=5000").await?;
     let java_writes = bed.java(write(), "till").begin_sections(200, "counter")?;
     let java_reads = bed.java(READ, "till").on(2).begin_readings(200, "counter")?;
     let (session, direct) = (bed.agent.client().await?, bed.redis.client().await?);

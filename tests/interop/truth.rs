@@ -115,7 +115,7 @@ mod cases {
 
     /// The worker is told that its lock is lost, at the next renewal at the latest, and never has it back silently.
     pub(super) async fn java_forces_ours(kind: Kind) -> Result<()> {
-        let mut bed = Bed::with(&["--lease", "2s"], "").await?;
+        let mut bed = Bed::with(&["--lease", "6s"], "").await?;
         let mut worker = bed.agent.client3().await?;
         worker.call("SESSION PUSH on").await?.ok()?;
         assert!(lock(&mut worker, kind, "a", "").await?);
@@ -140,14 +140,14 @@ mod cases {
 
     /// Both watchdogs at work on locks of the same names, one after the other, for several of their leases.
     pub(super) async fn our_hold_is_kept_alive_beside_javas(kind: Kind) -> Result<()> {
-        let mut bed = Bed::with(&["--lease", "1500ms"], "watchdog=1500").await?;
+        let mut bed = Bed::with(&["--lease", "3s"], "watchdog=3000").await?;
         let java = bed.java(kind, "java");
         java.call("lock").await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "ours", "").await?);
         // Neither has the other's before three leases are over.
-        assert!(!lock(&mut worker, kind, "java", "WAIT 4500").await?);
-        assert!(!bed.java(kind, "ours").on(2).is("tryLock 4500 ms").await?);
+        assert!(!lock(&mut worker, kind, "java", "WAIT 9000").await?);
+        assert!(!bed.java(kind, "ours").on(2).is("tryLock 9000 ms").await?);
         assert!(java.is("isHeldByCurrentThread").await?);
         assert_eq!(unlock(&mut worker, kind, "ours").await?, 0);
         java.call("unlock").await?;

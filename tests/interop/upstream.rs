@@ -150,7 +150,8 @@ mod cases {
 
     /// Many locks waited for by one client that may have one channel per connection and one connection for channels.
     pub(super) async fn one_subscription_at_a_time_is_enough(kind: Kind) -> Result<()> {
-        let mut bed = Bed::crowded(kind, "subscriptions=1").await?;
+        let (mut bed, settings) = Bed::crowded(kind).await?;
+        bed.open("b", &format!("{settings} subscriptions=1")).await?;
         let mut workers = Vec::new();
         let mut waiting = Vec::new();
         for n in 0..10 {

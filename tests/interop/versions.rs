@@ -13,9 +13,9 @@ for_each_kind!(old_and_new_and_we_in_turn, all_three_count_together);
 mod cases {
     use super::*;
 
-    async fn other(redis: &RedisServer) -> Result<(std::sync::Arc<Jvm>, String)> {
+    async fn other(redis: &RedisServer, settings: &str) -> Result<(std::sync::Arc<Jvm>, String)> {
         let jvm = Jvm::start(&other_version()?)?;
-        let id = open(&jvm, "other", redis, "watchdog=600000").await?;
+        let id = open(&jvm, "other", redis, settings).await?;
         Ok((jvm, id))
     }
 
@@ -24,8 +24,8 @@ mod cases {
         if !kind.is_in(&other_version()?) {
             return Ok(());
         }
-        let mut bed = Bed::new().await?;
-        let (jvm, id) = other(&bed.redis).await?;
+        let (mut bed, settings) = Bed::crowded(kind).await?;
+        let (jvm, id) = other(&bed.redis, settings).await?;
         let mine = bed.java(kind, "a");
         let theirs = JavaLock::new(jvm.thread("other", 1), kind, "a");
         let mut worker = bed.session().await?;
@@ -60,7 +60,7 @@ mod cases {
             return Ok(());
         }
         let mut bed = Bed::with(&[], "").await?;
-        let (jvm, _) = other(&bed.redis).await?;
+        let (jvm, _) = other(&bed.redis, "watchdog=600000").await?;
         let mut pending = Vec::new();
         for thread in [1, 2] {
             for java in [bed.thread("a", thread), jvm.thread("other", thread)] {

@@ -140,7 +140,8 @@ mod cases {
 
     /// One release wakes one thread of each client and one waiter of each agent; all others must not be forgotten.
     pub(super) async fn many_on_both_sides_all_have_it(kind: Kind) -> Result<()> {
-        let mut bed = Bed::crowded(kind, "").await?;
+        let (mut bed, settings) = Bed::crowded(kind).await?;
+        bed.open("b", settings).await?;
         let mut first = bed.session().await?;
         assert!(lock(&mut first, kind, "a", "").await?);
         let (mut ours, mut javas) = (Vec::new(), Vec::new());
