@@ -41,9 +41,10 @@ package: ## The Debian package, into target/debian
 	@command -v cargo-deb >/dev/null || $(CARGO) install --locked cargo-deb
 	$(CARGO) build --locked --profile $(PROFILE) --workspace --bins
 	mkdir -p packaging/generated
+	install -s -m 755 "$(BUILT)"/{lockscope-agent,lockctl,lockscope-dashboard} packaging/generated/
 	"$(BUILT)/lockctl" man > packaging/generated/lockctl.1
 	for shell in bash zsh fish; do "$(BUILT)/lockctl" completions $$shell > packaging/generated/lockctl.$$shell; done
-	$(CARGO) deb --no-build --profile $(PROFILE) --package lockscope-agent --output "$${CARGO_TARGET_DIR:-target}/debian/lockscope.deb"
+	$(CARGO) deb --no-build --no-strip --package lockscope-agent --output "$${CARGO_TARGET_DIR:-target}/debian/lockscope.deb"
 
 package-test: package ## Installs the package in a fresh Debian, uses and purges it; needs root and the Debian archive
 	@tests/install-missing debootstrap redis-server curl

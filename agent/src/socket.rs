@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, CWD, FlockOperation, Gid, Mode, OFlags, chmodat, chown
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
-use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use rustix::process::getpid;
 use tokio::net::{UnixListener, UnixStream};
 
 /// How many connections may wait for the accept loop; the kernel cuts it to net.core.somaxconn.
@@ -225,17 +225,13 @@ async fn lock(folder: &Path) -> io::Result<OwnedFd> {
 
 /// The listening socket that systemd has passed, if any.
 fn passed() -> anyhow::Result<Option<UnixListener>> {
-    let mut numbers = sd_notify::listen_fds()?;
-    let Some(number) = numbers.next() else { return Ok(None) };
-    if numbers.next().is_some() {
+    let mut passed = listenfd::ListenFd::from_env();
+    if passed.len() > 1 {
         bail!("more than one socket is passed; one is expected");
     }
-    // A copy: a bare number cannot be taken for a descriptor of our own, but can be asked for as any process' can.
-    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
-    let copy = pidfd_getfd(own, number, PidfdGetfdFlags::empty())?;
-    let listener = std::os::unix::net::UnixListener::from(copy);
+    let taken = passed.take_unix_listener(0).context("what is passed is no Unix socket")?;
+    let Some(listener) = taken else { return Ok(None) };
     listener.set_nonblocking(true)?;
-    listener.local_addr().context("what is passed is no Unix socket")?;
     Ok(Some(UnixListener::from_std(listener)?))
 }
 

@@ -50,8 +50,10 @@ pub(crate) enum Push {
 /// Why something was not to be had from the agent.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It does not answer.
+    /// There is none.
     NoAgent(String),
+    /// There was one when we came, and it has ended, or has not taken us in yet: another one may follow.
+    Gone(String),
     /// It refuses: the code, and the sentence behind it.
     Refused(String, String),
 }
@@ -60,7 +62,7 @@ impl Failure {
     /// The status to end with, where those for no agent and for bad usage may have been chosen.
     pub(crate) fn exit(&self, no_agent: u8, usage: u8) -> Exit {
         match self {
-            Self::NoAgent(_) => Exit(no_agent),
+            Self::NoAgent(_) | Self::Gone(_) => Exit(no_agent),
             Self::Refused(code, _) => match code.as_str() {
                 "UNAVAILABLE" | "DRAINING" => Exit(no_agent),
                 "SYNTAX" | "LIMIT" => Exit(usage),
@@ -74,7 +76,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoAgent(text) => f.write_str(text),
+            Self::NoAgent(text) | Self::Gone(text) => f.write_str(text),
             Self::Refused(code, text) => write!(f, "{text} ({code})"),
         }
     }
@@ -94,8 +96,13 @@ impl Agent {
     /// # Errors
     /// Where nobody listens, naming the socket.
     pub(crate) async fn connect(socket: &Path) -> Result<Self, Failure> {
-        let failed = |error: &dyn fmt::Display| {
-            Failure::NoAgent(format!("no agent answers at {}: {error}", socket.display()))
+        let told =
+            |error: &dyn fmt::Display| format!("no agent answers at {}: {error}", socket.display());
+        let failed = |error: &RedisError| {
+            let nobody = error.is_connection_refusal();
+            let passes = error.is_timeout() || (error.is_connection_dropped() && !nobody);
+            let failure = if passes { Failure::Gone } else { Failure::NoAgent };
+            failure(told(error))
         };
         let info = ConnectionAddr::Unix(socket.to_owned())
             .into_connection_info()
@@ -115,7 +122,8 @@ impl Agent {
         let connecting = client.get_multiplexed_async_connection_with_config(&config);
         let connection = match tokio::time::timeout(CONNECT, connecting).await {
             Ok(connected) => connected.map_err(|error| failed(&error))?,
-            Err(_) => return Err(failed(&"it does not take the connection in")),
+            // Between two agents the service manager keeps whoever connects.
+            Err(_) => return Err(Failure::Gone(told(&"it does not take the connection in"))),
         };
         Ok(Self { connection, pushes })
     }
@@ -144,7 +152,7 @@ fn failure(error: &RedisError) -> Failure {
         Some(code) if !error.is_io_error() && !error.is_connection_dropped() => {
             Failure::Refused(code.to_owned(), error.detail().unwrap_or_default().to_owned())
         }
-        _ => Failure::NoAgent(format!("the agent has gone: {error}")),
+        _ => Failure::Gone(format!("the agent has gone: {error}")),
     }
 }
 

@@ -5,6 +5,8 @@ use std::process::Stdio;
 use anyhow::{Context as _, Result};
 use std::io::Write as _;
 
+use harness::process;
+
 use super::{Desk, programs};
 
 #[tokio::test]
@@ -73,5 +75,30 @@ async fn a_trace_that_is_there_is_gone_on_with() -> Result<()> {
     command.env("TRACEPARENT", trace);
     assert_eq!(desk.spawn(command)?.end().await?.0, 0);
     assert_eq!(desk.mark("trace").await, trace);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_process_group_of_another_pid_name_space_has_no_number_and_is_no_harm() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let apart = |script: &str| -> Result<_> {
+        let unshare = process::on_path("unshare").context("no unshare")?;
+        let mut command = process::command(&unshare);
+        command.args(["--pid", "--fork", "--mount-proc", "sh", "-c", script]);
+        command.current_dir(&desk.folder).env("LOCKSCOPE_SOCKET", desk.bench.agent.socket());
+        Ok(command)
+    };
+    if !apart("true")?.output()?.status.success() {
+        // Only root may have a name space of its own.
+        return Ok(());
+    }
+    // As by `nsenter`: the shell is of a group outside, and so is what it runs.
+    let lockctl = programs::path("lockctl")?.display().to_string();
+    let script = format!(
+        "read -r _ _ _ _ group _ < /proc/self/stat; {lockctl} exec a -- sh -c \"exit $((group + 3))\""
+    );
+    let (code, said) = desk.spawn(apart(&script)?)?.end().await?;
+    assert_eq!(code, 3, "{said}");
+    desk.bench.until_free("a").await;
     Ok(())
 }

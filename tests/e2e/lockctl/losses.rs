@@ -117,7 +117,7 @@ async fn trouble_that_passes_is_ridden_out() -> Result<()> {
 #[tokio::test]
 async fn a_lease_that_is_too_short_ends_the_command_in_time() -> Result<()> {
     let mut desk = Desk::new().await?;
-    let mut run = started(&desk, "--lease 1500ms --kill-after 300ms a", STUBBORN).await?;
+    let mut run = started(&desk, "--lease 6s --kill-after 1s a", STUBBORN).await?;
     eventually("the command's end while the lock is held", async || {
         let alive = is_there(desk.pid("shell").await?);
         let free = desk.bench.is_free("a").await?;

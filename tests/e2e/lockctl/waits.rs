@@ -1,6 +1,7 @@
 //! Waiting for a lock, or for several.
 
 use anyhow::Result;
+use harness::{PATIENCE, within};
 use rustix::process::Signal;
 
 use super::Desk;
@@ -98,5 +99,45 @@ async fn an_agent_that_is_started_anew_is_waited_for() -> Result<()> {
     desk.bench.direct.call("DEL a").await?.ok()?;
     let (code, said) = run.end().await?;
     assert_eq!(code, 3, "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_ends_as_one_comes_in_is_followed_by_another() -> Result<()> {
+    let desk = Desk::new().await?;
+    // As with a socket that the service manager keeps: it is there before the agent, and after it.
+    let door = desk.path("door.sock");
+    let listener = tokio::net::UnixListener::bind(&door)?;
+    let mut command = desk.command(&["exec", "a", "--", "sh", "-c", "exit 3"])?;
+    command.env("LOCKSCOPE_SOCKET", &door);
+    let mut run = desk.spawn(command)?;
+    // One agent takes it in and ends before it has answered, and so does the next one.
+    for _ in 0..2 {
+        drop(within(PATIENCE, "a connection", async || Ok(listener.accept().await?)).await);
+    }
+    // The third one is the desk's.
+    let next = desk.path("next.sock");
+    std::os::unix::fs::symlink(desk.bench.agent.socket(), &next)?;
+    std::fs::rename(&next, &door)?;
+    // Whoever came in meanwhile has been with an agent that ended, too.
+    drop(listener);
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 3, "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_agent_at_all_is_told_at_once() -> Result<()> {
+    let desk = Desk::new().await?;
+    let door = desk.path("door.sock");
+    // One that nobody listens on any more, then none.
+    drop(std::os::unix::net::UnixListener::bind(&door)?);
+    for _ in 0..2 {
+        let mut command = desk.command(&["exec", "a", "--", "true"])?;
+        command.env("LOCKSCOPE_SOCKET", &door);
+        let (code, said) = desk.spawn(command)?.end().await?;
+        assert!(code == 69 && said.contains("no agent answers"), "{code}: {said}");
+        std::fs::remove_file(&door).unwrap_or_default();
+    }
     Ok(())
 }

@@ -9,12 +9,12 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 use tokio::process::Child;
 
 use super::control::{Front, News};
 use super::signals::{self, Signals};
-use super::terminal::Terminal;
+use super::terminal::{Terminal, own_group};
 use super::tree::Tree;
 use crate::cli::ExecArgs;
 use crate::exit::Exit;
@@ -39,7 +39,8 @@ async fn serve(args: &ExecArgs) -> io::Result<Exit> {
     let tree = Tree::begin()?;
     let (ours, theirs) = UnixStream::pair()?;
     let mut guard = start_guard(theirs)?;
-    let control = Front::open(ours, getpgrp().as_raw_nonzero().get(), io::stdin().as_fd())?;
+    let group = own_group().map_or(0, |group| group.as_raw_nonzero().get());
+    let control = Front::open(ours, group, io::stdin().as_fd())?;
     let mut front = Session { control, terminal: Terminal::open(), group: None };
     loop {
         tokio::select! {
@@ -119,8 +120,11 @@ impl Session {
     fn stop(&self) {
         if let (Some(terminal), Some(group)) = (&self.terminal, self.group) {
             let _taken: bool = terminal.take_back(group);
-            // A group of one's own is always there.
-            kill_process_group(getpgrp(), Signal::STOP).unwrap_or_default();
+            match own_group() {
+                // A group of one's own is always there.
+                Some(own) => kill_process_group(own, Signal::STOP).unwrap_or_default(),
+                None => stop_self(),
+            }
         }
     }
 }

@@ -4,10 +4,10 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use rustix::process::{Pid, Signal, getpgrp, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::signals;
-use super::terminal::Terminal;
+use super::terminal::{Terminal, own_group};
 use crate::cli::{Launch, shown};
 use crate::exit::Exit;
 use crate::say::say;
@@ -25,9 +25,10 @@ pub(crate) fn run(args: &Launch) -> Exit {
     if getppid() != Pid::from_raw(args.guard) {
         return Exit::signal(Signal::KILL.as_raw());
     }
-    if let (Some(terminal), Some(front)) = (Terminal::open(), Pid::from_raw(args.foreground_of)) {
+    let groups = (Pid::from_raw(args.foreground_of), own_group());
+    if let (Some(terminal), (Some(front), Some(own))) = (Terminal::open(), groups) {
         // In the background it stays there.
-        let _given: bool = terminal.pass(front, getpgrp());
+        let _given: bool = terminal.pass(front, own);
     }
     let Some((program, arguments)) = args.command.split_first() else { return Exit(Exit::USAGE) };
     let error = Command::new(program).args(arguments).exec();

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use rustix::process::{Pid, getpgrp};
+use rustix::process::Pid;
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 /// The controlling terminal.
@@ -27,11 +27,17 @@ impl Terminal {
 
     /// Takes it back from the command's group.
     pub(crate) fn take_back(&self, group: Pid) -> bool {
-        self.pass(group, getpgrp())
+        own_group().is_some_and(|own| self.pass(group, own))
     }
 
     /// Gives it to the command's group, if it is ours to give.
     pub(crate) fn give(&self, group: Pid) -> bool {
-        self.pass(getpgrp(), group)
+        own_group().is_some_and(|own| self.pass(own, group))
     }
+}
+
+/// The process group that we are in. None where it belongs to another pid name space and has no number in ours, as under
+/// `nsenter` and the like.
+pub(crate) fn own_group() -> Option<Pid> {
+    Pid::from_raw(nix::unistd::getpgrp().as_raw())
 }

@@ -15,7 +15,7 @@ use crate::say::say;
 
 /// How long one waits before it is told for whom.
 const SILENCE: Duration = Duration::from_secs(1);
-/// How long an agent that went away while one waited may take to come back.
+/// How long the agent may take to come back: longer than one drains, and the next one starts.
 const COMEBACK: Duration = Duration::from_secs(60);
 /// How often it is looked whether it is back.
 const LOOK: Duration = Duration::from_millis(200);
@@ -61,12 +61,20 @@ pub(crate) async fn acquire(
             }
             Err(failure) => failure,
         };
-        // Who has waited already waits for an agent that is started anew, too.
+        // Whom an agent has let in, or would have, also waits for the one that follows.
+        let now = Instant::now();
         let gone = match &failure {
             Failure::NoAgent(_) => true,
-            Failure::Refused(code, _) => code == "DRAINING",
+            Failure::Gone(_) => {
+                away.get_or_insert(now);
+                true
+            }
+            Failure::Refused(code, _) if code == "DRAINING" => {
+                away.get_or_insert(now);
+                true
+            }
+            Failure::Refused(..) => false,
         };
-        let now = Instant::now();
         let patience = away.map(|since| since + COMEBACK);
         let patient = patience.is_some_and(|end| now < end) && deadline.is_none_or(|end| now < end);
         if !gone || !patient {
@@ -77,7 +85,7 @@ pub(crate) async fn acquire(
     }
 }
 
-/// One session's try. `away` begins when it has waited and lost the agent, and ends when it has found it again.
+/// One session's try. `away`, since when an agent has been waited for, ends when one has opened a session.
 async fn attempt(
     socket: &Path,
     args: &ExecArgs,
@@ -115,9 +123,6 @@ async fn attempt(
             }
         }
     };
-    if reply.is_err() {
-        *away = Some(Instant::now());
-    }
     match reply? {
         Value::Nil => Ok(None),
         granted => match Grant::read(&granted) {
