@@ -47,7 +47,7 @@ package: ## The Debian package, into target/debian
 	$(CARGO) deb --no-build --no-strip --package lockscope-agent --output "$${CARGO_TARGET_DIR:-target}/debian/lockscope.deb"
 
 package-test: package ## Installs the package in a fresh Debian, uses and purges it; needs root and the Debian archive
-	@tests/install-missing debootstrap redis-server curl
+	@tests/install-missing debootstrap redis-server curl systemd-nspawn
 	packaging/test "$${CARGO_TARGET_DIR:-target}/debian/lockscope.deb"
 
 bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent beside other libraries; ARGS='--rounds 3 one-lock kept'
