@@ -13,7 +13,7 @@ BED := tests/redisson
 PROFILE ?= release
 BUILT = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
-.PHONY: help demo run test package package-test soak interop recordings bench check fmt doc deps advisories bench-decoder fuzz
+.PHONY: help demo run test package package-test container-test soak interop recordings bench check fmt doc deps advisories bench-decoder fuzz
 
 help: ## Shows this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,11 @@ package: ## The Debian package, into target/debian
 package-test: package ## Installs the package in a fresh Debian, uses and purges it; needs root and the Debian archive
 	@tests/install-missing debootstrap redis-server curl systemd-nspawn
 	packaging/test "$${CARGO_TARGET_DIR:-target}/debian/lockscope.deb"
+
+container-test: ## Makes the container images of programs built here, and runs them; needs root and podman
+	@tests/install-missing cc redis-server curl podman runc
+	$(CARGO) build --locked --workspace --bins
+	packaging/containers "$${CARGO_TARGET_DIR:-target}/debug"
 
 bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent beside other libraries; ARGS='--rounds 3 one-lock kept'
 	@tests/install-missing cc redis-server

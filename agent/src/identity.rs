@@ -145,7 +145,10 @@ fn stored(path: &Path, machine: &str, inode: u64) -> Result<Option<(ClientId, u6
         serde_json::from_slice(&bytes).map_err(|_| "the identity file is damaged")?;
     let client = ClientId::parse(stored.uuid.as_bytes()).ok_or("the identity file is damaged")?;
     // Without a machine id nothing tells this machine from another that has a copy.
-    if machine.is_empty() || stored.machine != machine {
+    if machine.is_empty() {
+        return Err("nothing tells this machine from others: /etc/machine-id is not there; give a container the host's");
+    }
+    if stored.machine != machine {
         return Err("the state folder comes from another machine");
     }
     if stored.folder != inode {
