@@ -146,7 +146,9 @@ fn stored(path: &Path, machine: &str, inode: u64) -> Result<Option<(ClientId, u6
     let client = ClientId::parse(stored.uuid.as_bytes()).ok_or("the identity file is damaged")?;
     // Without a machine id nothing tells this machine from another that has a copy.
     if machine.is_empty() {
-        return Err("nothing tells this machine from others: /etc/machine-id is not there; give a container the host's");
+        return Err(
+            "nothing tells this machine from others: /etc/machine-id is not there; give a container the host's",
+        );
     }
     if stored.machine != machine {
         return Err("the state folder comes from another machine");
