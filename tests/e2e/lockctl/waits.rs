@@ -1,8 +1,10 @@
 //! Waiting for a lock, or for several.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use harness::{PATIENCE, within};
 use rustix::process::Signal;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
 
 use super::Desk;
 use crate::agent::lock;
@@ -121,6 +123,39 @@ async fn an_agent_that_ends_as_one_comes_in_is_followed_by_another() -> Result<(
     std::fs::rename(&next, &door)?;
     // Whoever came in meanwhile has been with an agent that ended, too.
     drop(listener);
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 3, "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_an_agent_gave_and_did_not_tell_before_it_went_is_given_back() -> Result<()> {
+    let desk = Desk::new().await?;
+    let door = desk.path("door.sock");
+    let listener = tokio::net::UnixListener::bind(&door)?;
+    let mut command = desk.command(&["exec", "--grace", "10m", "a", "--", "sh", "-c", "exit 3"])?;
+    command.env("LOCKSCOPE_SOCKET", &door);
+    let mut run = desk.spawn(command)?;
+    // All it says reaches the agent. What the agent says comes back, but for the grant: there the way ends.
+    let (ours, _) = within(PATIENCE, "a connection", async || Ok(listener.accept().await?)).await;
+    let agent = tokio::net::UnixStream::connect(desk.bench.agent.socket()).await?;
+    let (mut from, mut back) = ours.into_split();
+    let (mut replies, mut on) = agent.into_split();
+    let asking = tokio::spawn(async move { tokio::io::copy(&mut from, &mut on).await });
+    let mut chunk = vec![0; 4096];
+    loop {
+        let read = timeout(PATIENCE, replies.read(&mut chunk)).await??;
+        ensure!(read > 0, "the agent has closed the connection");
+        if String::from_utf8_lossy(&chunk[..read]).contains("holder") {
+            break;
+        }
+        back.write_all(&chunk[..read]).await?;
+    }
+    let next = desk.path("next.sock");
+    std::os::unix::fs::symlink(desk.bench.agent.socket(), &next)?;
+    std::fs::rename(&next, &door)?;
+    asking.abort();
+    drop((back, replies, listener));
     let (code, said) = run.end().await?;
     assert_eq!(code, 3, "{said}");
     Ok(())

@@ -33,6 +33,14 @@ pub(crate) struct Granted {
     pub(crate) grant: Grant,
 }
 
+/// A session with grace whose agent went before it had answered. It may have the locks, and would keep them from us for
+/// the whole of its grace.
+#[derive(Debug)]
+struct Before {
+    id: String,
+    secret: String,
+}
+
 /// Takes the locks, however long it may take.
 ///
 /// # Errors
@@ -45,8 +53,10 @@ pub(crate) async fn acquire(
     let began = Instant::now();
     let deadline = if args.try_once { Some(began) } else { args.wait.map(|wait| began + wait) };
     let mut away: Option<Instant> = None;
+    let mut before: Option<Before> = None;
     loop {
-        let failure = match attempt(socket, args, deadline, traceparent, &mut away).await {
+        let tried = attempt(socket, args, deadline, traceparent, (&mut away, &mut before)).await;
+        let failure = match tried {
             Ok(Some(granted)) => return Ok(granted),
             Ok(None) => {
                 say(&format!(
@@ -85,14 +95,19 @@ pub(crate) async fn acquire(
     }
 }
 
-/// One session's try. `away`, since when an agent has been waited for, ends when one has opened a session.
+/// One session's try, once the one before it is no more. `away`, since when an agent has been waited for, ends when one has
+/// opened a session.
 async fn attempt(
     socket: &Path,
     args: &ExecArgs,
     deadline: Option<Instant>,
     traceparent: Option<&str>,
-    away: &mut Option<Instant>,
+    (away, before): (&mut Option<Instant>, &mut Option<Before>),
 ) -> Result<Option<Granted>, Failure> {
+    if let Some(session) = before {
+        end(socket, session).await?;
+        *before = None;
+    }
     let mut agent = Agent::connect(socket).await?;
     let program =
         args.command.first().map(|program| Path::new(program).file_name().unwrap_or(program));
@@ -106,6 +121,7 @@ async fn attempt(
     let told = |key| crate::client::field(&session, key).and_then(text);
     let id = told("id").unwrap_or_default();
     let secret = args.grace.and_then(|_| told("secret"));
+    *before = secret.clone().map(|secret| Before { id: id.clone(), secret });
     *away = None;
     let asked = Instant::now();
     let command =
@@ -129,6 +145,21 @@ async fn attempt(
             Some(grant) => Ok(Some(Granted { agent, id, secret, grant })),
             None => Err(Failure::NoAgent("what answers there is no agent".to_owned())),
         },
+    }
+}
+
+/// Ends a session, and with it what it may hold.
+async fn end(socket: &Path, Before { id, secret }: &Before) -> Result<(), Failure> {
+    let mut agent = Agent::connect(socket).await?;
+    match agent.call(redis::cmd("RESUME").arg(id).arg(secret)).await {
+        Ok(_) => agent.call(&redis::cmd("QUIT")).await.map(drop),
+        // The end of its connection is not noticed yet, or Redis has not said yet what it holds.
+        Err(Failure::Refused(code, why)) if code == "SESSION" || code == "UNAVAILABLE" => {
+            Err(Failure::Gone(why))
+        }
+        // It is no more, or no agent's that answers here.
+        Err(Failure::Refused(..)) => Ok(()),
+        Err(failure) => Err(failure),
     }
 }
 
