@@ -194,8 +194,6 @@ impl Tap {
     /// Says why it cannot be opened, for a while or until somebody asks for a watch.
     async fn refused(&mut self, state: SourceState, why: String, again: Duration) {
         self.status.set(state, why);
-        // Whoever asks is to be told by a fresh look, the second time too.
-        self.asked.mark_unchanged();
         self.asked_within(again).await;
     }
 
@@ -225,6 +223,8 @@ impl Tap {
                 std::future::pending::<()>().await;
             }
             let Some(info) = self.up().await else { continue };
+            // Whoever asks from now on is to be told by a fresh look: this one may be over by then in all but name.
+            self.asked.mark_unchanged();
             if let Err((why, again)) = self.may_ever(&info).await {
                 self.refused(SourceState::Paused, why, again).await;
                 continue;
