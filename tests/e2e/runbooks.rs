@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
-use harness::{Agent, Client, Dashboard, Foreign, RedisServer, Reply, eventually, http, programs};
+use harness::{
+    Agent, Client, Dashboard, Foreign, RedisCluster, RedisServer, Reply, eventually, http, programs,
+};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -122,6 +124,9 @@ async fn what_they_have_one_type_works() -> Result<()> {
     assert!(monitor.contains(" name=lockscope-dashboard"), "{monitor}");
     let id = monitor.split([' ', '=']).nth(1).context("an id comes first")?.to_owned();
 
+    let mut cluster = RedisCluster::start(3, 0).await?;
+    let node = cluster.node(0).url();
+
     let mut run = 0;
     for (book, text) in runbooks()? {
         for span in spans(&text) {
@@ -135,6 +140,7 @@ async fn what_they_have_one_type_works() -> Result<()> {
                 .replace("-s <socket>", &format!("-s {socket}"))
                 .replace("-s /run/lockscope/agent.sock", &format!("-s {socket}"))
                 .replace("-u <url>", &format!("-u {}", redis.url()))
+                .replace("-u <url of a node>", &format!("-u {node}"))
                 .replace("<glob>", "orders:*")
                 .replace("<id>", &id);
             assert!(!command.contains('<'), "{book}: what is meant by {span}?");
