@@ -5,6 +5,7 @@ use std::collections::{HashSet, VecDeque};
 use redisson::{Kind, LockName, Moment};
 
 use super::hold::{Care, Hold};
+use super::op::OpId;
 use super::reply::Reply;
 use super::{Action, Core, Number};
 use crate::journal::{HoldRecord, Record, SessionRecord, TraceRecord};
@@ -22,6 +23,8 @@ pub(super) struct Journal {
     done: u64,
     /// Replies that wait for so many, and whose.
     waiting: VecDeque<(u64, SessionId)>,
+    /// Scripts that wait for so many.
+    kept: VecDeque<(u64, OpId)>,
     /// Numbers that stand in it.
     numbers: HashSet<Number>,
 }
@@ -38,6 +41,16 @@ impl Journal {
             self.waiting.push_back((self.noted, id));
         }
         self.noted
+    }
+
+    /// Keeps a script that ends this hold until all that has been noted so far is written; not if the journal does not
+    /// know the hold, or is written.
+    pub(super) fn keep(&mut self, script: OpId, hold: Number) -> bool {
+        let waits = self.noted > self.done && self.numbers.contains(&hold);
+        if waits {
+            self.kept.push_back((self.noted, script));
+        }
+        waits
     }
 
     /// Why there is none, if so.
@@ -191,12 +204,17 @@ impl Core {
     fn journal_reached(&mut self, upto: u64) -> Vec<SessionId> {
         let journal = &mut self.journal;
         journal.done = journal.done.max(upto);
+        let mut kept = Vec::new();
+        while let Some((_, script)) = journal.kept.pop_front_if(|(after, _)| *after <= upto) {
+            kept.push(script);
+        }
         let mut reached = Vec::new();
         while let Some((_, id)) = journal.waiting.pop_front_if(|(after, _)| *after <= upto) {
             if reached.last() != Some(&id) {
                 reached.push(id);
             }
         }
+        self.send_kept(kept);
         reached
     }
 

@@ -16,6 +16,7 @@
 mod acquire;
 mod adopt;
 mod answer;
+mod call;
 mod claims;
 mod deadlock;
 mod delay;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, Call, Value};
+use redisson::script::{self, Value};
 use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
@@ -14,13 +14,17 @@ use super::red::Ask;
 use super::release::Ending;
 use super::session::{Owner, Slot};
 use super::timer::Timer;
-use super::wait::{Waiter, WaiterId};
+use super::wait::WaiterId;
 use super::{Action, Core, Lane, Node, Number, trace};
 use crate::journal::HoldRecord;
 use crate::resp::Frame;
 
 /// For how long a place in a fair lock's queue stands without a sign of life.
 pub(super) const FAIR_WAIT: Duration = Duration::from_secs(15);
+
+/// For how long the end of a hold waits for a disk that takes no word of it. A lock that stays taken is worse than a
+/// loss told in error, which needs a crash in that very moment as well.
+const JOURNAL_PATIENCE: Duration = Duration::from_millis(250);
 
 /// One op's name towards the outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -174,16 +178,43 @@ impl Op {
 impl Core {
     /// Sends a script. `give_up` is how long it is worth repeating.
     pub(super) fn send(&mut self, purpose: Purpose, give_up: Duration) -> OpId {
+        self.send_at(self.now, purpose, give_up)
+    }
+
+    /// Sends a script at that instant, not before; and one that ends a hold not before the journal has it.
+    pub(super) fn send_at(&mut self, at: Moment, purpose: Purpose, give_up: Duration) -> OpId {
         let id = self.plan(purpose, give_up);
-        self.dispatch(id);
+        let pause = at.since(self.now);
+        if !pause.is_zero() {
+            self.retry(id, pause);
+        } else if self.waits_for_journal(id) {
+            self.retry(id, JOURNAL_PATIENCE);
+        } else {
+            self.dispatch(id);
+        }
         id
     }
 
-    /// Sends a script at that instant, not before.
-    pub(super) fn send_at(&mut self, at: Moment, purpose: Purpose, give_up: Duration) {
-        let id = self.plan(purpose, give_up);
-        let pause = at.since(self.now);
-        self.retry(id, pause);
+    /// Whether a script is kept until the journal says what it does: a successor that finds a hold there and not in
+    /// Redis would take it for lost.
+    fn waits_for_journal(&mut self, id: OpId) -> bool {
+        let ended = match self.ops.get(&id).map(|op| &op.purpose) {
+            Some(Purpose::Release(ending) | Purpose::HandOver { from: ending, .. }) => {
+                ending.number
+            }
+            _ => return false,
+        };
+        self.journal.keep(id, ended)
+    }
+
+    /// The journal has what these scripts do, or never will.
+    pub(super) fn send_kept(&mut self, ids: Vec<OpId>) {
+        for id in ids {
+            // Unless its patience has ended first.
+            if self.ops.get(&id).is_some_and(|op| op.failures == 0 && !op.is_on_its_way()) {
+                self.dispatch(id);
+            }
+        }
     }
 
     fn plan(&mut self, purpose: Purpose, give_up: Duration) -> OpId {
@@ -234,85 +265,6 @@ impl Core {
         let Some(op) = self.ops.get(&id) else { return };
         let (call, place) = (self.call(&op.purpose), self.place_of(&op.purpose));
         self.actions.push_back(Action::Send { op: id, node, lane, call, place });
-    }
-
-    fn call(&self, purpose: &Purpose) -> Call {
-        let lease = self.settings.lease;
-        match purpose {
-            Purpose::Acquire(attempt) => self.acquire_call(attempt),
-            // Never less than a watched lease, whatever is asked: a key without a time to live is given this one,
-            // and a shorter lease is kept by the agent, which releases at its end.
-            Purpose::Keep(Asked { name, kind, number, count, .. }, change) => {
-                let wanted = change.lease().unwrap_or(lease);
-                let hold = [(name, self.field(*kind, *number), *count)];
-                match kind {
-                    Kind::Read => script::keep_read(hold, wanted),
-                    _ => script::keep(hold, wanted),
-                }
-            }
-            Purpose::Renew { reads, holds, .. } => {
-                let holds = holds
-                    .iter()
-                    .map(|hold| (&hold.name, self.field(hold.kind, hold.number), hold.count));
-                if *reads { script::keep_read(holds, lease) } else { script::keep(holds, lease) }
-            }
-            Purpose::Adopt { reads, holds } => {
-                let holds = holds
-                    .iter()
-                    .map(|hold| (&hold.lock, self.field(hold.kind, hold.number), hold.count));
-                if *reads { script::keep_read(holds, lease) } else { script::keep(holds, lease) }
-            }
-            Purpose::Release(Ending { name, kind, number, .. })
-            | Purpose::Undo { name, kind, number } => self.release_call(name, *kind, *number),
-            Purpose::HandOver { from, to } => {
-                let old = self.field(from.kind, from.number);
-                let new = self.field(to.kind, to.number);
-                match to.kind {
-                    Kind::Fenced => script::hand_over_fenced(
-                        &to.name,
-                        &old,
-                        &new,
-                        to.lease,
-                        self.fences.least(&to.name),
-                    ),
-                    _ => script::hand_over(&to.name, &old, &new, to.lease),
-                }
-            }
-            Purpose::Show { name, .. } | Purpose::Look { name, .. } => script::show(name),
-            Purpose::Force(force) => force.call(self.settings.publish),
-            Purpose::Red(ask) => self.red_call(ask),
-        }
-    }
-
-    fn acquire_call(&self, attempt: &Attempt) -> Call {
-        let Attempt { name, kind, number, lease, .. } = attempt;
-        let holder = self.field(*kind, *number);
-        match kind {
-            // A red lock is a plain one on each of its servers.
-            Kind::Lock | Kind::Red => script::acquire(name, &holder, *lease),
-            Kind::Fenced => script::acquire_fenced(name, &holder, *lease, self.fences.least(name)),
-            Kind::Write => script::acquire_write(name, &holder, *lease),
-            Kind::Read => {
-                let under = attempt.under.map(|number| self.field(Kind::Write, number));
-                script::acquire_read(name, &holder, *lease, under.as_ref())
-            }
-            Kind::Fair => {
-                // Who does not wait takes no place either.
-                let waits = |waiter: &Waiter| !waiter.is_now_or_never();
-                let queue = self.waiters.get(&attempt.waiter).is_some_and(waits);
-                script::acquire_fair(name, &holder, *lease, FAIR_WAIT, queue)
-            }
-        }
-    }
-
-    fn release_call(&self, name: &LockName, kind: Kind, number: Number) -> Call {
-        let (holder, publish) = (self.field(kind, number), self.settings.publish);
-        match kind {
-            Kind::Lock | Kind::Fenced | Kind::Red => script::release(name, &holder, publish),
-            Kind::Write => script::release_write(name, &holder, publish),
-            Kind::Read => script::release_read(name, &holder, publish),
-            Kind::Fair => script::release_fair(name, &holder, FAIR_WAIT, publish),
-        }
     }
 
     /// Redis answered a script.

@@ -236,13 +236,18 @@ async fn an_upgrade_under_load_loses_no_lock_and_refuses_no_connection() -> Resu
         }
         ensure!(manager.path().exists(), "the socket is the manager's");
         agent = manager.start().await?;
-        eventually("all workers to be back", async || {
-            ensure!(working.try_join_next().is_none(), "a worker has ended");
+        let ended = eventually("all workers to be back", async || {
+            if let Some(ended) = working.try_join_next() {
+                return Ok(Some(ended));
+            }
             let back = shared.resumed.load(Ordering::SeqCst) - back;
             ensure!(back >= WORKERS as u64, "{back} of {WORKERS}");
-            Ok(())
+            Ok(None)
         })
         .await;
+        if let Some(ended) = ended {
+            bail!("after killed={killed} a worker has ended: {:?}", ended?.err());
+        }
         until_turns(&shared, 200).await;
         let lost = manager.metric("lockscope_agent_lost_holds_total").await?;
         ensure!(lost == 0.0, "{lost} are lost");

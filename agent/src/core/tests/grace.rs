@@ -382,6 +382,56 @@ fn a_grant_is_told_once_the_journal_has_it() {
 }
 
 #[test]
+fn a_hold_ends_in_redis_once_the_journal_has_it() {
+    for waits in [false, true] {
+        let mut world = World::new();
+        let (a, told) = world.graced();
+        let next = world.open();
+        world.lock(a, "x");
+        if waits {
+            world.lock(next, "x");
+        }
+        let held = world.holders("x");
+        world.replies.clear();
+        world.disk = Disk::Slow;
+        world.unlock(a, "x");
+        assert_eq!(world.holders("x"), held, "a successor would find it in the journal");
+        // A crash at that moment.
+        world.disk = Disk::Good;
+        world.kill_and_restart(Duration::from_secs(1));
+        let b = world.open_as(0, NEXT);
+        world.resume(b, &told);
+        let ((session, secret), holds) = world.resumed(b);
+        assert_eq!(holds, ["x lock 1"], "it is held as it was");
+        world.command(b, Command::Events { session, secret, wait: Duration::ZERO });
+        assert_eq!(world.reply(b), "", "nothing is lost");
+    }
+}
+
+#[test]
+fn a_disk_that_takes_nothing_keeps_no_lock() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    let next = world.open();
+    world.lock(a, "x");
+    world.lock(a, "y");
+    world.replies.clear();
+    world.disk = Disk::Slow;
+    world.unlock(a, "x");
+    world.disk_answers(Disk::Good);
+    assert_eq!(world.reply(a), "0", "the disk has answered");
+    assert!(world.holders("x").is_empty());
+    world.disk = Disk::Slow;
+    world.unlock(a, "y");
+    world.lock(next, "y");
+    assert!(world.has_no_reply(next));
+    world.pass(Duration::from_millis(300));
+    assert_eq!(world.reply(next), "held 1", "it is free, whatever the disk says");
+    world.disk_answers(Disk::Good);
+    assert_eq!(world.holders("y").len(), 1);
+}
+
+#[test]
 fn a_grant_that_cannot_be_noted_is_taken_back() {
     let mut world = World::new();
     let (a, _) = world.graced();
