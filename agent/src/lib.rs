@@ -41,7 +41,7 @@ use tokio_util::task::TaskTracker;
 
 use config::Config;
 use connection::Shared;
-use driver::{Main, Start, Status};
+use driver::{Main, ServersStart, Start, Status};
 use identity::Identity;
 use metrics::Figures;
 use policy::Policy;
@@ -125,12 +125,14 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     let mut core = driver::start(
         Start {
             settings: config.core.clone(),
-            client: identity.client,
             first_number: identity.first_number(),
-            main: main.clone(),
-            cluster_messages: config.cluster_messages,
-            red: config.red.clone(),
-            connect_timeout: config.connect_timeout,
+            servers: ServersStart {
+                client: identity.client,
+                main: main.clone(),
+                cluster_messages: config.cluster_messages,
+                red: config.red.clone(),
+                connect_timeout: config.connect_timeout,
+            },
             drain_timeout: config.drain_timeout,
             journal,
             policy,

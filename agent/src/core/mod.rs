@@ -45,6 +45,8 @@ mod simulation;
 mod tests;
 mod timer;
 mod trace;
+#[cfg(test)]
+mod usual;
 mod wait;
 mod watchdog;
 

@@ -6,32 +6,30 @@
 mod cluster_side;
 mod heartbeat;
 mod redis_side;
+mod servers;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::future::Either;
-use futures_util::stream::{BoxStream, FuturesUnordered, SelectAll};
+use futures_util::stream::FuturesUnordered;
 use prometheus::Registry;
-use redisson::script::{Call, Publish};
 use redisson::{ClientId, Moment, keys};
-use service_kit::redis_link::{Cluster, Target};
 use service_kit::shutdown::Shutdown;
-use service_kit::trace::TraceParent;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::core::{Action, Core, Lane, Node, Number, OpId, Settings};
+use crate::core::{Action, Core, Lane, Node, Number, Settings};
 use crate::journal::{self, Past, Writer};
 use crate::metrics::{Figures, Oldest};
 use crate::policy::Policy;
 use crate::resp::Outgoing;
 use crate::session::{FromSession, PIPELINE, SessionId};
-use cluster_side::ClusterSide;
 use heartbeat::Heartbeat;
-use redis_side::{FromRedis, Manner, Outcome, RedisSide};
+use redis_side::{FromRedis, Outcome};
+pub use servers::{Main, ServersStart};
+use servers::{News, Servers};
 
 /// How many messages of workers may wait for the core.
 const INBOX: usize = 4096;
@@ -44,32 +42,15 @@ const JOURNAL_END: Duration = Duration::from_secs(2);
 /// Ticks that late tell of a process that stood still.
 const STALL: Duration = Duration::from_millis(200);
 
-/// The Redis of all kinds but red.
-#[derive(Debug, Clone)]
-pub enum Main {
-    /// One server.
-    Server(Target),
-    /// A cluster.
-    Cluster(Cluster),
-}
-
 /// What an agent's core runs with.
 #[derive(Debug)]
 pub struct Start {
     /// The core's settings.
     pub settings: Settings,
-    /// Who we are in Redis.
-    pub client: ClientId,
     /// Above every number this client id has used.
     pub first_number: Number,
-    /// Which Redis.
-    pub main: Main,
-    /// How releases are to be published in a cluster that can.
-    pub cluster_messages: Publish,
-    /// The servers of red locks, in the order in which the settings name them.
-    pub red: Vec<Target>,
-    /// How long a connection may take to be made.
-    pub connect_timeout: Duration,
+    /// Which Redis, and who we are in it.
+    pub servers: ServersStart,
     /// How long holders have to finish once the agent drains.
     pub drain_timeout: Duration,
     /// The journal of sessions with grace, and what an earlier run has left there; or why there is none.
@@ -138,38 +119,11 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
     let (drain, drained) = oneshot::channel();
     let (status_sender, status) = watch::channel(Status::default());
     let (done_sender, done) = oneshot::channel();
-    let (drain_timeout, client) = (start.drain_timeout, start.client);
-    let manner = Manner {
-        client,
-        connect_timeout: start.connect_timeout,
-        response_timeout: start.settings.response_timeout,
-        red: false,
-        in_cluster: false,
-    };
-    let mut news = SelectAll::new();
-    let main = match start.main {
-        Main::Server(target) => {
-            let (side, events) = RedisSide::start(manner, &target, &figures, stage);
-            news.push(events.map(|event| (Node::Main, event)).boxed());
-            MainSide::Server(side)
-        }
-        Main::Cluster(cluster) => {
-            let manner = Manner { in_cluster: true, ..manner };
-            let publish = start.cluster_messages;
-            let (side, events) = ClusterSide::start(manner, cluster, publish, &figures, stage);
-            news.push(events.map(|event| (Node::Main, event)).boxed());
-            MainSide::Cluster(side)
-        }
-    };
-    let mut red = Vec::with_capacity(start.red.len());
-    for (place, target) in start.red.iter().enumerate() {
-        let manner = Manner { red: true, ..manner };
-        let (side, events) = RedisSide::start(manner, target, &figures, stage);
-        news.push(events.map(move |event| (Node::Red(place), event)).boxed());
-        red.push(side);
-    }
+    let (drain_timeout, client) = (start.drain_timeout, start.servers.client);
+    let timeout = start.settings.response_timeout;
+    let (servers, news) = Servers::start(start.servers, timeout, &figures, stage);
     let mut core =
-        Core::new(start.settings, start.client, start.first_number, Arc::clone(&figures), now());
+        Core::new(start.settings, client, start.first_number, Arc::clone(&figures), now());
     core.set_policy(start.policy);
     let journal = match start.journal {
         Ok((file, past)) => {
@@ -186,8 +140,7 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
         journal,
         heartbeat: Heartbeat::new(start.watchdog),
         client,
-        main,
-        red,
+        servers,
         news,
         redis_state: None,
         figures,
@@ -223,22 +176,13 @@ async fn written(journal: &mut Option<Writer>) -> journal::Outcome {
     }
 }
 
-/// What goes to the Redis of all kinds but red.
-enum MainSide {
-    Server(RedisSide),
-    Cluster(ClusterSide),
-}
-
 struct Driver {
     core: Core,
     journal: Option<Writer>,
     heartbeat: Heartbeat,
     client: ClientId,
-    main: MainSide,
-    /// The servers of red locks.
-    red: Vec<RedisSide>,
-    /// What comes from all of them.
-    news: SelectAll<BoxStream<'static, (Node, FromRedis)>>,
+    servers: Servers,
+    news: News,
     /// Whether the main one answers, and what else there is to say of it, if that has changed.
     redis_state: Option<(bool, String)>,
     figures: Arc<Figures>,
@@ -267,15 +211,15 @@ impl Driver {
             while let Some(action) = self.core.next_action() {
                 match action {
                     Action::Send { op, node, lane, call, place } => {
-                        let call = self.send(node, op, lane, call, &place);
+                        let call = self.servers.call(node, op, lane, call, &place);
                         match lane {
                             Lane::Renewals => renewals.push(call),
                             Lane::Commands => replies.push(call),
                         }
                     }
                     Action::Deliver(session, outgoing) => self.deliver(session, outgoing),
-                    Action::Subscribe(node, channel) => self.subscribe(node, channel),
-                    Action::Unsubscribe(node, channel) => self.unsubscribe(node, channel),
+                    Action::Subscribe(node, channel) => self.servers.subscribe(node, channel),
+                    Action::Unsubscribe(node, channel) => self.servers.unsubscribe(node, channel),
                     Action::Journal(record) => {
                         if let Some(journal) = &mut self.journal {
                             journal.push(record);
@@ -383,41 +327,6 @@ impl Driver {
         match outcome {
             Ok(value) => self.core.on_reply(time, op, &value),
             Err(failure) => self.core.on_failure(time, op, &failure),
-        }
-    }
-
-    fn send(
-        &self,
-        node: Node,
-        op: OpId,
-        lane: Lane,
-        call: Call,
-        place: &TraceParent,
-    ) -> impl Future<Output = Outcome> + use<> {
-        let side = match (node, &self.main) {
-            (Node::Red(index), _) => &self.red[index],
-            (Node::Main, MainSide::Server(side)) => side,
-            // Boxed, since it is much larger than the other.
-            (Node::Main, MainSide::Cluster(side)) => {
-                return Either::Right(Box::pin(side.call(op, lane, call, place)));
-            }
-        };
-        Either::Left(side.call(op, lane, call, place))
-    }
-
-    fn subscribe(&self, node: Node, channel: Vec<u8>) {
-        match (node, &self.main) {
-            (Node::Main, MainSide::Server(side)) => side.subscribe(channel),
-            (Node::Main, MainSide::Cluster(side)) => side.subscribe(&channel),
-            (Node::Red(index), _) => self.red[index].subscribe(channel),
-        }
-    }
-
-    fn unsubscribe(&self, node: Node, channel: Vec<u8>) {
-        match (node, &self.main) {
-            (Node::Main, MainSide::Server(side)) => side.unsubscribe(channel),
-            (Node::Main, MainSide::Cluster(side)) => side.unsubscribe(&channel),
-            (Node::Red(index), _) => self.red[index].unsubscribe(channel),
         }
     }
 

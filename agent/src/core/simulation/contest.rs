@@ -1,43 +1,19 @@
 //! Crowds on one lock, with nothing going wrong: who gets it how often, and in which order.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
-
-use redisson::Lease;
-use redisson::script::Publish;
 
 use super::dice::Dice;
 use super::host::Host;
 use super::run::{Event, Simulation};
-use crate::core::{Frozen, Settings};
+use crate::core::usual;
 use crate::session::SessionId;
-
-/// What the agent is set to unless told otherwise.
-fn usual() -> Settings {
-    Settings {
-        lease: Lease::new(Duration::from_secs(30)).expect("a lease within bounds"),
-        lost_margin: Duration::from_millis(500),
-        handover_max: 32,
-        handover_max_time: Duration::from_millis(100),
-        poll_max: Duration::from_secs(5),
-        max_waiters: 1000,
-        max_grace: Duration::ZERO,
-        max_graced: 0,
-        require_session: false,
-        response_timeout: Duration::from_secs(1),
-        publish: Publish::Plain,
-        slots: false,
-        lock_delay: Duration::ZERO,
-        frozen: Frozen::Keep,
-        red: None,
-    }
-}
 
 /// So many workers on each host want one lock for ever, and hold it for that many microseconds each time. Returns
 /// who was granted it, in order, within so many simulated seconds.
 fn contest(workers: &[usize], hold: u64, seconds: u64) -> Vec<(usize, SessionId)> {
     let mut dice = Dice::new(7);
-    let hosts = (0_u8..).zip(workers).map(|(i, _)| Host::new(i, usual(), &mut dice)).collect();
+    let hosts =
+        (0_u8..).zip(workers).map(|(i, _)| Host::new(i, usual::settings(), &mut dice)).collect();
     let mut simulation = Simulation::empty(dice, hosts, false);
     simulation.contest = Some(hold);
     for (host, workers) in workers.iter().enumerate() {

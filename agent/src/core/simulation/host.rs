@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use redisson::script::{Publish, Value};
+use redisson::script::Value;
 use redisson::{ClientId, Grouping, Lease, LockName, Moment};
 
 use super::dice::Dice;
@@ -13,7 +13,7 @@ use super::grace::Disk;
 use super::link::Link;
 use super::worker::Session;
 use crate::command::Command;
-use crate::core::{Core, Failure, Frozen, Number, OpId, Settings};
+use crate::core::{Core, Failure, Number, OpId, Settings, usual};
 use crate::metrics::Figures;
 use crate::session::SessionId;
 
@@ -117,13 +117,8 @@ pub(super) fn settings(dice: &mut Dice) -> Settings {
         max_waiters: dice.pick(&[3, 1000, 1000, 1000]),
         max_grace: Duration::from_secs(600),
         max_graced: 1000,
-        require_session: false,
         response_timeout: Duration::from_millis(response_timeout),
-        publish: Publish::Plain,
-        slots: false,
-        lock_delay: Duration::ZERO,
-        frozen: Frozen::Keep,
-        red: None,
+        ..usual::settings()
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use redisson::script::{Publish, Value};
-use redisson::{ClientId, Grouping, Lease, LockName, Moment, keys};
+use redisson::script::Value;
+use redisson::{ClientId, Grouping, LockName, Moment, keys};
 
 use super::dice::Dice;
 use super::host::micros;
@@ -17,7 +17,7 @@ use super::kinds::{Player, Queue, Turns};
 use super::red::{Forgotten, Worker};
 use super::redis::Redis;
 use crate::command::Command;
-use crate::core::{Action, Core, Failure, Frozen, Lane, Node, Number, OpId, RedSettings, Settings};
+use crate::core::{Action, Core, Failure, Lane, Node, Number, OpId, RedSettings, Settings, usual};
 use crate::metrics::Figures;
 use crate::resp::{Frame, Outgoing};
 use crate::session::{Peer, SessionId};
@@ -131,23 +131,7 @@ impl World {
             nodes: (0..servers).map(|node| format!("node{node}")).collect(),
             node_timeout: Duration::from_millis(50),
         };
-        let mut all = Settings {
-            lease: Lease::new(Duration::from_secs(30)).expect("a lease within bounds"),
-            lost_margin: Duration::from_millis(500),
-            handover_max: 32,
-            handover_max_time: Duration::from_millis(100),
-            poll_max: Duration::from_secs(5),
-            max_waiters: 1000,
-            max_grace: Duration::from_secs(600),
-            max_graced: 100,
-            require_session: false,
-            response_timeout: Duration::from_secs(2),
-            publish: Publish::Plain,
-            slots: false,
-            lock_delay: Duration::ZERO,
-            frozen: Frozen::Keep,
-            red: Some(red),
-        };
+        let mut all = Settings { red: Some(red), ..usual::settings() };
         settings(&mut all);
         let server = || Server {
             redis: Redis::default(),

@@ -4,22 +4,22 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::world::{Disk, LEASE, Network, World, lock_command, short};
+use super::world::{LEASE, Network, World, lock_command, short};
 use crate::command::{Command, LockRequest, Wait};
 use crate::resp::Frame;
 use crate::session::SessionId;
 
-const GRACE: Duration = Duration::from_secs(60);
+pub(super) const GRACE: Duration = Duration::from_secs(60);
 
 /// All but that much of the grace.
 fn grace_less(rest: Duration) -> Duration {
     GRACE.checked_sub(rest).unwrap()
 }
 
-const NEXT: [u8; 16] = [2; 16];
+pub(super) const NEXT: [u8; 16] = [2; 16];
 
 /// A session's id and secret, as its worker was told.
-type Ticket = (Vec<u8>, Vec<u8>);
+pub(super) type Ticket = (Vec<u8>, Vec<u8>);
 
 fn ticket(frame: &Frame) -> Ticket {
     let Frame::Map(pairs) = frame else { panic!("{frame:?}") };
@@ -31,7 +31,7 @@ fn ticket(frame: &Frame) -> Ticket {
 }
 
 impl World {
-    fn ask_grace(&mut self, id: SessionId, grace: Duration) -> Frame {
+    pub(super) fn ask_grace(&mut self, id: SessionId, grace: Duration) -> Frame {
         let command = Command::Session { grace: Some(grace), push: None, deadlines: None };
         self.command(id, command);
         self.replies_of(id).remove(0)
@@ -42,19 +42,19 @@ impl World {
         self.replies_of(id).iter().map(short).collect()
     }
 
-    fn graced(&mut self) -> (SessionId, Ticket) {
+    pub(super) fn graced(&mut self) -> (SessionId, Ticket) {
         let id = self.open();
         let told = self.ask_grace(id, GRACE);
         (id, ticket(&told))
     }
 
-    fn resume(&mut self, id: SessionId, (session, secret): &Ticket) {
+    pub(super) fn resume(&mut self, id: SessionId, (session, secret): &Ticket) {
         let (session, secret) = (session.clone(), secret.clone());
         self.command(id, Command::Resume { session, secret });
     }
 
     /// What RESUME told: the new ticket, and each hold as `lock kind count`.
-    fn resumed(&mut self, id: SessionId) -> (Ticket, Vec<String>) {
+    pub(super) fn resumed(&mut self, id: SessionId) -> (Ticket, Vec<String>) {
         let frame = self.replies_of(id).remove(0);
         let Frame::Map(pairs) = &frame else { panic!("{}", short(&frame)) };
         let Some((_, Frame::Array(rows))) = pairs.iter().find(|(key, _)| *key == "holds") else {
@@ -363,138 +363,6 @@ fn a_successor_removes_what_its_waiters_left_in_redis() {
     let b = world.open_as(0, NEXT);
     world.resume(b, &told);
     assert!(world.resumed(b).1.is_empty());
-}
-
-#[test]
-fn a_grant_is_told_once_the_journal_has_it() {
-    let mut world = World::new();
-    let (a, _) = world.graced();
-    let other = world.open();
-    world.disk = Disk::Slow;
-    world.lock(a, "x");
-    assert!(world.has_no_reply(a));
-    world.lock(other, "y");
-    assert_eq!(world.reply(other), "held 1", "sessions without grace do not wait for a disk");
-    world.pass(Duration::from_secs(3));
-    assert_eq!(world.holders("x").len(), 1, "it is renewed all the same");
-    world.disk_answers(Disk::Good);
-    assert_eq!(world.reply(a), "held 1");
-}
-
-#[test]
-fn a_hold_ends_in_redis_once_the_journal_has_it() {
-    for waits in [false, true] {
-        let mut world = World::new();
-        let (a, told) = world.graced();
-        let next = world.open();
-        world.lock(a, "x");
-        if waits {
-            world.lock(next, "x");
-        }
-        let held = world.holders("x");
-        world.replies.clear();
-        world.disk = Disk::Slow;
-        world.unlock(a, "x");
-        assert_eq!(world.holders("x"), held, "a successor would find it in the journal");
-        // A crash at that moment.
-        world.disk = Disk::Good;
-        world.kill_and_restart(Duration::from_secs(1));
-        let b = world.open_as(0, NEXT);
-        world.resume(b, &told);
-        let ((session, secret), holds) = world.resumed(b);
-        assert_eq!(holds, ["x lock 1"], "it is held as it was");
-        world.command(b, Command::Events { session, secret, wait: Duration::ZERO });
-        assert_eq!(world.reply(b), "", "nothing is lost");
-    }
-}
-
-#[test]
-fn a_disk_that_takes_nothing_keeps_no_lock() {
-    let mut world = World::new();
-    let (a, _) = world.graced();
-    let next = world.open();
-    world.lock(a, "x");
-    world.lock(a, "y");
-    world.replies.clear();
-    world.disk = Disk::Slow;
-    world.unlock(a, "x");
-    world.disk_answers(Disk::Good);
-    assert_eq!(world.reply(a), "0", "the disk has answered");
-    assert!(world.holders("x").is_empty());
-    world.disk = Disk::Slow;
-    world.unlock(a, "y");
-    world.lock(next, "y");
-    assert!(world.has_no_reply(next));
-    world.pass(Duration::from_millis(300));
-    assert_eq!(world.reply(next), "held 1", "it is free, whatever the disk says");
-    world.disk_answers(Disk::Good);
-    assert_eq!(world.holders("y").len(), 1);
-}
-
-#[test]
-fn a_grant_that_cannot_be_noted_is_taken_back() {
-    let mut world = World::new();
-    let (a, _) = world.graced();
-    world.lock(a, "kept");
-    world.replies.clear();
-    world.disk = Disk::Slow;
-    world.lock(a, "x");
-    world.disk_answers(Disk::Full);
-    assert_eq!(world.reply(a), "UNAVAILABLE");
-    assert!(world.holders("x").is_empty());
-    world.lock(a, "kept");
-    assert_eq!(world.reply(a), "UNAVAILABLE", "not even a re-entry");
-    world.unlock(a, "kept");
-    assert_eq!(world.reply(a), "0", "what needs no note goes on");
-    let b = world.open();
-    let refused = world.ask_grace(b, GRACE);
-    assert_eq!(short(&refused), "UNAVAILABLE");
-    world.lock(b, "x");
-    assert_eq!(world.reply(b), "held 1");
-    world.close(b);
-    assert!(world.holders("x").is_empty(), "it got no grace");
-    world.disk = Disk::Good;
-    world.lock(a, "x");
-    assert_eq!(world.reply(a), "held 1");
-}
-
-#[test]
-fn grace_is_bounded_and_needs_a_journal() {
-    let mut world = World::new();
-    let a = world.open();
-    let refused = world.ask_grace(a, Duration::from_secs(601));
-    assert_eq!(short(&refused), "LIMIT");
-    for _ in 0..100 {
-        world.graced();
-    }
-    let refused = world.ask_grace(a, GRACE);
-    assert_eq!(short(&refused), "LIMIT", "a hundred have it");
-    let mut world = World::new();
-    world.core.without_journal("nowhere to write".to_owned());
-    let a = world.open();
-    let Frame::Error(refused) = world.ask_grace(a, GRACE) else { panic!() };
-    assert!(
-        refused.starts_with("UNAVAILABLE") && refused.contains("nowhere to write"),
-        "{refused}"
-    );
-}
-
-#[test]
-fn the_whole_journal_says_what_its_records_did() {
-    let mut world = World::new();
-    let (a, _) = world.graced();
-    let (b, _) = world.graced();
-    for lock in ["x", "y", "z"] {
-        world.lock(a, lock);
-    }
-    world.lock(b, "x");
-    world.unlock(a, "y");
-    world.close(a);
-    let mut whole = crate::journal::Past::default();
-    world.core.journal_records().into_iter().for_each(|record| whole.add(record));
-    assert_eq!(whole.sessions, world.past.sessions);
-    assert_eq!(whole.traces, world.past.traces);
-    assert_eq!(whole.traces.len(), 1, "the wait");
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod doubt;
 mod fair;
 mod frozen;
 mod grace;
+mod journal;
 mod locks;
 mod multi;
 mod notes;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::Registry;
-use redisson::script::{Call, Publish, Value};
+use redisson::script::{Call, Value};
 use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
 use crate::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::core::{Action, Core, Failure, Frozen, Node, OpId, Settings};
+use crate::core::{Action, Core, Failure, Node, OpId, Settings, usual};
 use crate::journal::{Past, Record};
 use crate::metrics::Figures;
 use crate::resp::{Frame, Outgoing};
@@ -110,23 +110,7 @@ pub(super) fn lock_command(lock: &str) -> LockRequest {
 }
 
 fn core(run: i64, now: Moment) -> Core {
-    let settings = Settings {
-        lease: Lease::new(LEASE).unwrap(),
-        lost_margin: Duration::from_millis(500),
-        handover_max: 32,
-        handover_max_time: Duration::from_millis(100),
-        poll_max: Duration::from_secs(5),
-        max_waiters: 1000,
-        max_grace: Duration::from_secs(600),
-        max_graced: 100,
-        require_session: false,
-        response_timeout: Duration::from_secs(2),
-        publish: Publish::Plain,
-        slots: false,
-        lock_delay: Duration::ZERO,
-        frozen: Frozen::Keep,
-        red: None,
-    };
+    let settings = Settings { lease: Lease::new(LEASE).unwrap(), ..usual::settings() };
     let figures = Figures::new(Grouping::new(vec![], 50), &Registry::new()).unwrap();
     let client = ClientId::from_random([9; 16]);
     Core::new(settings, client, run << 30, Arc::new(figures), now)

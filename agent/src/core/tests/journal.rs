@@ -1,0 +1,140 @@
+//! What is told to workers and to Redis waits for the journal.
+
+use std::time::Duration;
+
+use super::grace::{GRACE, NEXT};
+use super::world::{Disk, World, short};
+use crate::command::Command;
+use crate::resp::Frame;
+
+#[test]
+fn a_grant_is_told_once_the_journal_has_it() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    let other = world.open();
+    world.disk = Disk::Slow;
+    world.lock(a, "x");
+    assert!(world.has_no_reply(a));
+    world.lock(other, "y");
+    assert_eq!(world.reply(other), "held 1", "sessions without grace do not wait for a disk");
+    world.pass(Duration::from_secs(3));
+    assert_eq!(world.holders("x").len(), 1, "it is renewed all the same");
+    world.disk_answers(Disk::Good);
+    assert_eq!(world.reply(a), "held 1");
+}
+
+#[test]
+fn a_hold_ends_in_redis_once_the_journal_has_it() {
+    for waits in [false, true] {
+        let mut world = World::new();
+        let (a, told) = world.graced();
+        let next = world.open();
+        world.lock(a, "x");
+        if waits {
+            world.lock(next, "x");
+        }
+        let held = world.holders("x");
+        world.replies.clear();
+        world.disk = Disk::Slow;
+        world.unlock(a, "x");
+        assert_eq!(world.holders("x"), held, "a successor would find it in the journal");
+        // A crash at that moment.
+        world.disk = Disk::Good;
+        world.kill_and_restart(Duration::from_secs(1));
+        let b = world.open_as(0, NEXT);
+        world.resume(b, &told);
+        let ((session, secret), holds) = world.resumed(b);
+        assert_eq!(holds, ["x lock 1"], "it is held as it was");
+        world.command(b, Command::Events { session, secret, wait: Duration::ZERO });
+        assert_eq!(world.reply(b), "", "nothing is lost");
+    }
+}
+
+#[test]
+fn a_disk_that_takes_nothing_keeps_no_lock() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    let next = world.open();
+    world.lock(a, "x");
+    world.lock(a, "y");
+    world.replies.clear();
+    world.disk = Disk::Slow;
+    world.unlock(a, "x");
+    world.disk_answers(Disk::Good);
+    assert_eq!(world.reply(a), "0", "the disk has answered");
+    assert!(world.holders("x").is_empty());
+    world.disk = Disk::Slow;
+    world.unlock(a, "y");
+    world.lock(next, "y");
+    assert!(world.has_no_reply(next));
+    world.pass(Duration::from_millis(300));
+    assert_eq!(world.reply(next), "held 1", "it is free, whatever the disk says");
+    world.disk_answers(Disk::Good);
+    assert_eq!(world.holders("y").len(), 1);
+}
+
+#[test]
+fn a_grant_that_cannot_be_noted_is_taken_back() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    world.lock(a, "kept");
+    world.replies.clear();
+    world.disk = Disk::Slow;
+    world.lock(a, "x");
+    world.disk_answers(Disk::Full);
+    assert_eq!(world.reply(a), "UNAVAILABLE");
+    assert!(world.holders("x").is_empty());
+    world.lock(a, "kept");
+    assert_eq!(world.reply(a), "UNAVAILABLE", "not even a re-entry");
+    world.unlock(a, "kept");
+    assert_eq!(world.reply(a), "0", "what needs no note goes on");
+    let b = world.open();
+    let refused = world.ask_grace(b, GRACE);
+    assert_eq!(short(&refused), "UNAVAILABLE");
+    world.lock(b, "x");
+    assert_eq!(world.reply(b), "held 1");
+    world.close(b);
+    assert!(world.holders("x").is_empty(), "it got no grace");
+    world.disk = Disk::Good;
+    world.lock(a, "x");
+    assert_eq!(world.reply(a), "held 1");
+}
+
+#[test]
+fn grace_is_bounded_and_needs_a_journal() {
+    let mut world = World::new();
+    let a = world.open();
+    let refused = world.ask_grace(a, Duration::from_secs(601));
+    assert_eq!(short(&refused), "LIMIT");
+    for _ in 0..100 {
+        world.graced();
+    }
+    let refused = world.ask_grace(a, GRACE);
+    assert_eq!(short(&refused), "LIMIT", "a hundred have it");
+    let mut world = World::new();
+    world.core.without_journal("nowhere to write".to_owned());
+    let a = world.open();
+    let Frame::Error(refused) = world.ask_grace(a, GRACE) else { panic!() };
+    assert!(
+        refused.starts_with("UNAVAILABLE") && refused.contains("nowhere to write"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn the_whole_journal_says_what_its_records_did() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    let (b, _) = world.graced();
+    for lock in ["x", "y", "z"] {
+        world.lock(a, lock);
+    }
+    world.lock(b, "x");
+    world.unlock(a, "y");
+    world.close(a);
+    let mut whole = crate::journal::Past::default();
+    world.core.journal_records().into_iter().for_each(|record| whole.add(record));
+    assert_eq!(whole.sessions, world.past.sessions);
+    assert_eq!(whole.traces, world.past.traces);
+    assert_eq!(whole.traces.len(), 1, "the wait");
+}
