@@ -321,6 +321,12 @@ impl Kind {
         format!("{client_id}:{thread_id}{}", self.suffix)
     }
 
+    /// The calls that lead to Java's lock object of this kind.
+    pub(crate) fn java(self, name: &str) -> Vec<String> {
+        let words = self.object.iter().map(|&word| if word == "NAME" { name } else { word });
+        words.map(str::to_owned).collect()
+    }
+
     /// The agent's command for a lock of this kind.
     pub(crate) fn lock(self, name: &str, more: &str) -> Vec<String> {
         let mut words = vec!["LOCK".to_owned(), name.to_owned()];
@@ -360,8 +366,7 @@ pub(crate) struct JavaLock {
 
 impl JavaLock {
     pub(crate) fn new(thread: Thread, kind: Kind, name: &str) -> Self {
-        let object = kind.object.iter().map(|&word| if word == "NAME" { name } else { word });
-        Self { thread, object: object.map(str::to_owned).collect() }
+        Self { thread, object: kind.java(name) }
     }
 
     /// The same lock by another thread of the same client.
@@ -412,20 +417,6 @@ impl JavaLock {
     /// The Java thread's id, which ends its holder ids.
     pub(crate) async fn thread_id(&self) -> Result<String> {
         self.thread.call("thread").await
-    }
-
-    /// Sections under this lock: see `tests/redisson`.
-    pub(crate) fn begin_sections(&self, count: usize, counter: &str) -> Result<Pending> {
-        let mut words = vec!["sections".to_owned(), count.to_string(), counter.to_owned()];
-        words.extend(self.object.iter().cloned());
-        self.thread.begin_words(&words)
-    }
-
-    /// Readings under this lock, likewise.
-    pub(crate) fn begin_readings(&self, count: usize, counter: &str) -> Result<Pending> {
-        let mut words = vec!["readings".to_owned(), count.to_string(), counter.to_owned()];
-        words.extend(self.object.iter().cloned());
-        self.thread.begin_words(&words)
     }
 
     /// Begins `lock()`, and returns once the thread sleeps: it has subscribed and tried in vain a last time, so that

@@ -14,6 +14,7 @@ mod names;
 mod readers;
 mod red;
 mod release;
+mod sections;
 mod settings;
 mod throughput;
 mod truth;

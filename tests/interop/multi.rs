@@ -9,35 +9,25 @@ use harness::{Client, Reply, eventually};
 
 use super::Bed;
 use super::bed::{kinds, lock};
-use super::exclusion::{LONG, count, tally};
+use super::sections::{Crowd, Dying, Guard, LONG, tally};
 
 /// Java's lock of these names, in this order.
 struct Several {
     thread: Thread,
-    words: Vec<String>,
+    guard: Guard,
 }
 
 impl Several {
     fn new(thread: Thread, names: &[&str]) -> Self {
-        let words = ["multi"].iter().chain(names).map(|&word| word.to_owned()).collect();
-        Self { thread, words }
+        Self { thread, guard: Guard::several(names) }
     }
 
     fn begin(&self, call: &str) -> Result<Pending> {
-        let mut words = self.words.clone();
-        words.push(".".to_owned());
-        words.extend(call.split(' ').map(str::to_owned));
-        self.thread.begin_words(&words)
+        self.guard.begin(&self.thread, call)
     }
 
     async fn call(&self, call: &str) -> Result<String> {
         Ok(self.begin(call)?.answer().await??)
-    }
-
-    fn begin_sections(&self, many: usize, counter: &str) -> Result<Pending> {
-        let mut words = vec!["sections".to_owned(), many.to_string(), counter.to_owned()];
-        words.extend(self.words.iter().cloned());
-        self.thread.begin_words(&words)
     }
 }
 
@@ -132,46 +122,50 @@ async fn several_locks_of_the_dead_are_free() -> Result<()> {
     Ok(())
 }
 
-/// Sections of a Java thread for each of these orders in which it takes the locks, and of as many sessions of ours.
-async fn mixed(orders: &[[&str; 3]], many: usize) -> Result<()> {
+/// So many sections of each side, by a Java thread for each of these orders in which it takes the locks and as many
+/// sessions of ours, beside others that die or not.
+async fn mixed(orders: &[[&str; 3]], each_side: usize, dying: bool) -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;
-    let (mut javas, mut tasks) = (Vec::new(), tokio::task::JoinSet::new());
+    let (mut crowd, many) = (Crowd::default(), each_side / orders.len());
     for (thread, names) in (1..).zip(orders) {
-        javas.push(Several::new(bed.thread("a", thread), names).begin_sections(many, "counter")?);
-        let (mut session, mut direct) = (bed.session().await?, bed.redis.client().await?);
-        tasks.spawn(async move {
-            for _ in 0..many {
-                while !mlock(&mut session, "3 a b c WAIT 20000").await? {}
-                count(&mut direct, "counter").await?;
-                session.call("MUNLOCK 3 a b c").await?.ok()?;
-            }
-            anyhow::Ok(())
-        });
+        let (guard, threads) = (Guard::several(names), [bed.thread("a", thread)]);
+        let counter = (&bed.redis, "counter");
+        crowd.add(&guard, counter, (&threads, many), (&[&bed.agent], 1, many)).await?;
     }
-    let ours = async {
-        while let Some(ended) = tasks.join_next().await {
-            ended??;
-        }
-        anyhow::Ok(())
-    };
-    tokio::time::timeout(LONG, ours).await??;
-    for java in javas {
-        java.answer_within(LONG).await??;
+    let mut at_least = 2 * orders.len() * many;
+    if dying {
+        let clients = vec![("mortal".to_owned(), &bed.redis)];
+        let (agent, counters, guard) = (&bed.agent, &bed.redis, Guard::several(&orders[0]));
+        let (counter, key, queues, reads) = ("counter", "a", false, false);
+        let dying = Dying { agent, guard, counters, counter, clients, key, queues, reads };
+        let (done, wrote) = tokio::join!(crowd.done(), dying.all(2));
+        done?;
+        at_least += wrote?;
+    } else {
+        tokio::time::timeout(LONG, crowd.done()).await??;
     }
-    assert_eq!(tally(&mut bed.direct, "counter").await?.total, 2 * orders.len() * many);
+    let tally = tally(&mut bed.direct, "counter").await?;
+    ensure!(tally.total >= at_least, "{tally:?}, at least {at_least} of them ended");
+    ensure!(tally.total == at_least || dying, "{tally:?}");
     bed.assert_nothing_left().await;
     Ok(())
 }
 
 #[tokio::test]
-async fn sections_under_several_locks_at_once() -> Result<()> {
-    mixed(&[["a", "b", "c"]; 3], 300).await
+async fn ten_thousand_sections_under_several_locks_at_once() -> Result<()> {
+    mixed(&[["a", "b", "c"]; 5], 5_000, false).await
+}
+
+/// Sessions, processes and JVMs die meanwhile, with all of the locks or some of them.
+#[tokio::test]
+async fn as_many_beside_workers_that_are_killed() -> Result<()> {
+    mixed(&[["a", "b", "c"]; 5], 5_000, true).await
 }
 
 /// Each may hold what the other waits for: both give up after seconds, and it goes on.
 #[tokio::test]
 async fn sections_in_opposite_orders_are_slow_and_go_on() -> Result<()> {
-    mixed(&[["c", "b", "a"]], 5).await
+    mixed(&[["c", "b", "a"]], 5, false).await
 }
 
 /// Leases are set on all of them; they end together.

@@ -2,10 +2,10 @@
 
 use anyhow::{Result, ensure};
 use harness::client::encode;
-use harness::{Client, Reply, eventually};
+use harness::{Reply, eventually};
 
 use super::bed::{JavaLock, Kind, READ, is_since, lock, unlock, version};
-use super::exclusion::{LONG, Tally, sections, tally};
+use super::sections::{Crowd, Dying, Guard, readings, tally};
 use super::{Bed, LEASE};
 
 /// Before that Redisson's renewal of one reader kept dead ones alive (3.43 and older), or stopped for good where a
@@ -299,93 +299,61 @@ async fn living_readers_are_kept_and_dead_ones_are_not() -> Result<()> {
     Ok(())
 }
 
-/// Reads the counter twice under the lock of a reader: nobody may write in between.
-async fn readings(mut session: Client, mut direct: Client, many: usize) -> Result<()> {
-    for _ in 0..many {
-        ensure!(lock(&mut session, READ, "till", "").await?, "it waits for as long as it takes");
-        let first = direct.call_args(&["GET", "counter"]).await?.ok()?;
-        let second = direct.call_args(&["GET", "counter"]).await?.ok()?;
-        ensure!(first == second, "{first} became {second} beside a reader");
-        unlock(&mut session, READ, "till").await?;
-    }
-    Ok(())
-}
-
-/// Readers and writers, four Java threads of two clients and ten sessions of two agents, on one lock.
-async fn mixed(writing: usize, reading: usize) -> Result<Tally> {
-    let mut bed = Bed::with(&["--lease", "6s"], "watchdog=6000").await?;
-    bed.open("b", "watchdog=6000").await?;
+/// So many sections of writers and readings of readers: by four Java threads of two clients and ten sessions of two
+/// agents, on one lock, beside others that die or not.
+async fn mixed(writing: usize, reading: usize, dying: bool) -> Result<()> {
+    let lease = ["--lease", "15s"];
+    let mut bed = Bed::with(&lease, "watchdog=15000").await?;
+    bed.open("b", "watchdog=15000").await?;
     let second =
-        harness::Agent::with(&bed.redis, &["--lease", "6s", "--handover-max", "2"]).await?;
-    let mut tasks = tokio::task::JoinSet::new();
-    for (client, thread, writes) in
-        [("a", 1, true), ("a", 2, false), ("b", 1, true), ("b", 2, false)]
-    {
-        let thread = bed.thread(client, thread);
-        let pending = if writes {
-            JavaLock::new(thread, write(), "till").begin_sections(writing / 4, "counter")?
-        } else {
-            JavaLock::new(thread, READ, "till").begin_readings(reading / 4, "counter")?
+        harness::Agent::with(&bed.redis, &[lease, ["--handover-max", "2"]].concat()).await?;
+    let (writes, reads) = (Guard::one(write(), "till"), Guard::one(READ, "till"));
+    let (agents, counter) = ([&bed.agent, &second], "counter");
+    let mut crowd = Crowd::default();
+    let writers = [bed.thread("a", 1), bed.thread("b", 1)];
+    crowd
+        .add(&writes, (&bed.redis, counter), (&writers, writing / 4), (&agents, 4, writing / 8))
+        .await?;
+    for reader in [bed.thread("a", 2), bed.thread("b", 2)] {
+        crowd.await_java(reads.begin_readings(&reader, reading / 4, counter)?);
+    }
+    for n in 0..6 {
+        let (session, direct) = (agents[n % 2].client().await?, bed.redis.client().await?);
+        crowd.spawn(readings(session, direct, reads.clone(), counter.to_owned(), reading / 12));
+    }
+    let mut at_least = writing;
+    if dying {
+        let (agent, counters) = (&bed.agent, &bed.redis);
+        let dying = |guard, reads| {
+            let clients = vec![("mortal".to_owned(), counters)];
+            let (key, queues) = ("till", false);
+            Dying { agent, guard, counters, counter, clients, key, queues, reads }
         };
-        tasks.spawn(async move {
-            pending.answer_within(LONG).await??;
-            Ok(())
-        });
+        // Before, a living reader's renewals kept dead ones alive.
+        let readers = usize::from(is_since(&version()?, MARKERS_ARE_RENEWED_RIGHTLY_SINCE));
+        let (writers, dying) = (dying(writes, false), dying(reads, true));
+        let (done, wrote, read) = tokio::join!(crowd.done(), writers.all(1), dying.all(readers));
+        done?;
+        read?;
+        at_least += wrote?;
+    } else {
+        crowd.done().await?;
     }
-    for n in 0..10 {
-        let agent = if n % 2 == 0 { &bed.agent } else { &second };
-        let (session, direct) = (agent.client().await?, bed.redis.client().await?);
-        if n < 4 {
-            tasks.spawn(sections(session, direct, write(), "till", "counter", writing / 8));
-        } else {
-            tasks.spawn(readings(session, direct, reading / 12));
-        }
-    }
-    while let Some(ended) = tasks.join_next().await {
-        ended??;
-    }
-    let tally = tally(&mut bed.direct, "counter").await?;
+    let tally = tally(&mut bed.direct, counter).await?;
+    ensure!(tally.total >= at_least, "{tally:?}, at least {at_least} of them ended");
+    ensure!(tally.total == at_least || dying, "{tally:?}");
+    ensure!(tally.turns >= 20, "one side waited for the other's end: {tally:?}");
     bed.assert_nothing_left().await;
-    Ok(tally)
+    Ok(())
 }
 
 #[tokio::test]
-async fn ten_thousand_readings_and_sections_of_both_sides() -> Result<()> {
-    let tally = mixed(2_000, 8_400).await?;
-    assert_eq!(tally.total, 2_000);
-    assert!(tally.turns >= 20, "one side waited for the other's end: {tally:?}");
-    Ok(())
+async fn ten_thousand_readings_beside_writers_of_both_sides() -> Result<()> {
+    mixed(2_400, 10_800, false).await
 }
 
-/// Readers and writers die at random, in the middle of their sections.
+/// Readers and writers die meanwhile, in the middle of their sections.
 #[tokio::test]
-async fn readers_killed_at_random() -> Result<()> {
-    let mut bed = Bed::with(&[], "watchdog=5000").await?;
-    let java_writes = bed.java(write(), "till").begin_sections(200, "counter")?;
-    let java_reads = bed.java(READ, "till").on(2).begin_readings(200, "counter")?;
-    let (session, direct) = (bed.agent.client().await?, bed.redis.client().await?);
-    let ours = sections(session, direct, write(), "till", "counter", 200);
-    let (session, direct) = (bed.agent.client().await?, bed.redis.client().await?);
-    let reading = readings(session, direct, 200);
-    let dying = async {
-        for n in 0..100 {
-            let mut session = bed.session().await?;
-            let kind = if n % 2 == 0 { READ } else { write() };
-            if n % 5 == 0 {
-                session.send_bytes(&encode(&kind.lock("till", ""))).await?;
-            } else {
-                ensure!(lock(&mut session, kind, "till", "").await?, "its wait has no limit");
-            }
-        }
-        anyhow::Ok(())
-    };
-    let (ours, reading, dying) = tokio::join!(ours, reading, dying);
-    ours?;
-    reading?;
-    dying?;
-    java_writes.answer_within(LONG).await??;
-    java_reads.answer_within(LONG).await??;
-    assert_eq!(tally(&mut bed.direct, "counter").await?.total, 400);
-    bed.assert_nothing_left().await;
-    Ok(())
+async fn as_many_beside_readers_and_writers_that_are_killed() -> Result<()> {
+    mixed(2_400, 10_800, true).await
 }

@@ -1,7 +1,6 @@
 //! Red locks: `RedissonRedLock` over three servers that know nothing of each other, beside the agent's `KIND red`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use harness::jvm::{Pending, Thread};
@@ -9,7 +8,7 @@ use harness::{Agent, Client, Jvm, RedisServer, Reply, eventually};
 
 use super::LEASE;
 use super::bed::{open, shared};
-use super::exclusion::{count, tally};
+use super::sections::{Crowd, Dying, Guard, tally};
 
 /// Three servers of red locks, one for all else, an agent, and a Redisson client for each of the three.
 struct RedBed {
@@ -20,6 +19,21 @@ struct RedBed {
     main: RedisServer,
 }
 
+/// An agent that has reached all of these servers.
+async fn agent(main: &RedisServer, servers: &[RedisServer], flags: &[&str]) -> Result<Agent> {
+    let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
+    let mut all = flags.to_vec();
+    urls.iter().for_each(|url| all.extend(["--redlock-url", url]));
+    let agent = Agent::with(main, &all).await?;
+    eventually("the agent to reach all servers", async || {
+        let up = agent.metrics().await?.sum("lockscope_agent_redis_up", &[]);
+        ensure!(up == 4.0, "{up} of 4");
+        Ok(())
+    })
+    .await;
+    Ok(agent)
+}
+
 impl RedBed {
     async fn new(flags: &[&str], settings: &str) -> Result<Self> {
         let main = RedisServer::start().await?;
@@ -27,16 +41,7 @@ impl RedBed {
         for _ in 0..3 {
             servers.push(RedisServer::start().await?);
         }
-        let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
-        let mut all = flags.to_vec();
-        urls.iter().for_each(|url| all.extend(["--redlock-url", url]));
-        let agent = Agent::with(&main, &all).await?;
-        eventually("the agent to reach all servers", async || {
-            let up = agent.metrics().await?.sum("lockscope_agent_redis_up", &[]);
-            ensure!(up == 4.0, "{up} of 4");
-            Ok(())
-        })
-        .await;
+        let agent = agent(&main, &servers, flags).await?;
         let (jvm, prefix) = (shared()?, format!("{}:", main.port()));
         for (number, server) in servers.iter().enumerate() {
             open(&jvm, &format!("{prefix}{number}"), server, settings).await?;
@@ -44,16 +49,28 @@ impl RedBed {
         Ok(Self { agent, jvm, prefix, servers, main })
     }
 
+    /// A further agent.
+    async fn agent_with(&self, flags: &[&str]) -> Result<Agent> {
+        agent(&self.main, &self.servers, flags).await
+    }
+
     /// Leases and polls so long that only a message can have woken whoever wakes.
     async fn patient() -> Result<Self> {
         Self::new(&["--lease", LEASE, "--poll-max", LEASE], "watchdog=600000").await
     }
 
+    /// The clients, one of each server.
+    fn clients(&self) -> [String; 3] {
+        [0, 1, 2].map(|number| format!("{}{number}", self.prefix))
+    }
+
     /// A Java thread: it belongs to the first client, and its locks to all three.
+    fn thread(&self, thread: u32) -> Thread {
+        self.jvm.thread(&self.clients()[0], thread)
+    }
+
     fn java(&self, thread: u32) -> JavaRed {
-        let members = (0..3).map(|number| format!("{}{number}@till", self.prefix));
-        let object = std::iter::once("red".to_owned()).chain(members).collect();
-        JavaRed { thread: self.jvm.thread(&format!("{}0", self.prefix), thread), object }
+        JavaRed { thread: self.thread(thread), guard: Guard::red(&self.clients(), "till") }
     }
 
     /// A plain lock of a further thread on one of the servers.
@@ -66,11 +83,15 @@ impl RedBed {
         self.agent.client().await
     }
 
-    /// The holders of the lock on each server.
     async fn holders(&self) -> Result<Vec<Vec<String>>> {
+        self.holders_of("till").await
+    }
+
+    /// The holders of a lock on each server.
+    async fn holders_of(&self, name: &str) -> Result<Vec<Vec<String>>> {
         let mut holders = Vec::new();
         for server in &self.servers {
-            let fields = server.client().await?.call("HKEYS till").await?.ok()?;
+            let fields = server.client().await?.call_args(&["HKEYS", name]).await?.ok()?;
             holders.push(fields.items()?.iter().map(Reply::text).collect());
         }
         Ok(holders)
@@ -87,9 +108,9 @@ impl RedBed {
         until_listened(&self.servers[..1]).await;
     }
 
-    async fn until_free(&self) {
+    async fn until_free(&self, name: &str) {
         eventually("the lock to be free on all servers", async || {
-            let holders = self.holders().await?;
+            let holders = self.holders_of(name).await?;
             ensure!(holders.iter().all(Vec::is_empty), "{holders:?}");
             Ok(())
         })
@@ -113,24 +134,21 @@ async fn until_listened(servers: &[RedisServer]) {
 impl Drop for RedBed {
     fn drop(&mut self) {
         self.jvm.print_log();
-        for number in 0..3 {
+        for client in self.clients() {
             // A JVM that has ended has closed them.
-            drop(self.jvm.thread(&format!("{}{number}", self.prefix), 0).begin("close"));
+            drop(self.jvm.thread(&client, 0).begin("close"));
         }
     }
 }
 
 struct JavaRed {
     thread: Thread,
-    object: Vec<String>,
+    guard: Guard,
 }
 
 impl JavaRed {
     fn begin(&self, call: &str) -> Result<Pending> {
-        let mut words = self.object.clone();
-        words.push(".".to_owned());
-        words.extend(call.split_whitespace().map(str::to_owned));
-        self.thread.begin_words(&words)
+        self.guard.begin(&self.thread, call)
     }
 
     async fn call(&self, call: &str) -> Result<String> {
@@ -152,7 +170,7 @@ async fn both_exclude_each_other_on_every_server() -> Result<()> {
     assert!(bed.holders().await?.iter().all(|holders| holders.len() == 1));
     assert_eq!(worker.call(&format!("{OURS} NOWAIT")).await?, Reply::Null);
     java.call("unlock").await?;
-    bed.until_free().await;
+    bed.until_free("till").await;
 
     let held = worker.call(OURS).await?.ok()?;
     let field = held.field("holder")?.text();
@@ -170,7 +188,7 @@ async fn both_exclude_each_other_on_every_server() -> Result<()> {
         "nothing is left: {holders:?}"
     );
     worker.call("UNLOCK till").await?.ok()?;
-    bed.until_free().await;
+    bed.until_free("till").await;
     assert!(java.tries("tryLock").await?);
     Ok(())
 }
@@ -204,7 +222,7 @@ async fn our_release_wakes_java() -> Result<()> {
         worker.call("UNLOCK till").await?.ok()?;
         waiting.answer().await??;
         java.call("unlock").await?;
-        bed.until_free().await;
+        bed.until_free("till").await;
     }
     Ok(())
 }
@@ -221,44 +239,62 @@ async fn javas_release_wakes_us() -> Result<()> {
         java.call("unlock").await?;
         worker.reply().await?.ok()?.field("holder")?;
         worker.call("UNLOCK till").await?.ok()?;
-        bed.until_free().await;
+        bed.until_free("till").await;
     }
     Ok(())
 }
 
-#[tokio::test]
-async fn sections_of_both_sides() -> Result<()> {
+/// How many locks a test's sections are under: each has a crowd of its own.
+const TILLS: usize = 5;
+
+/// So many sections of each side, by Java threads and by sessions of two agents, under several red locks, beside others
+/// that die or not.
+async fn mixed(each_side: usize, dying: bool) -> Result<()> {
     let bed = RedBed::new(&[], "").await?;
-    let mut tasks = tokio::task::JoinSet::new();
-    for thread in 1..=2 {
-        let (java, mut direct) = (bed.java(thread), bed.main.client().await?);
-        tasks.spawn(async move {
-            for _ in 0..20 {
-                java.begin("lock")?.answer_within(Duration::from_secs(120)).await??;
-                count(&mut direct, "counter").await?;
-                java.call("unlock").await?;
-            }
-            anyhow::Ok(())
-        });
+    let second = bed.agent_with(&[]).await?;
+    let (mut crowd, agents) = (Crowd::default(), [&bed.agent, &second]);
+    let tills: Vec<_> = (0..TILLS).map(|n| (format!("till{n}"), format!("counter{n}"))).collect();
+    let (by_thread, by_session) = (each_side / TILLS / 2, each_side / TILLS / 4);
+    for (thread, (till, counter)) in (1..).step_by(2).zip(&tills) {
+        let guard = Guard::red(&bed.clients(), till);
+        let threads = [bed.thread(thread), bed.thread(thread + 1)];
+        let counter = (&bed.servers[0], counter.as_str());
+        crowd.add(&guard, counter, (&threads, by_thread), (&agents, 4, by_session)).await?;
     }
-    for _ in 0..3 {
-        let (mut session, mut direct) = (bed.session().await?, bed.main.client().await?);
-        tasks.spawn(async move {
-            for _ in 0..40 {
-                session.call(OURS).await?.ok()?.field("holder")?;
-                count(&mut direct, "counter").await?;
-                session.call("UNLOCK till").await?.ok()?;
-            }
-            anyhow::Ok(())
-        });
+    let mut at_least = 2 * each_side;
+    if dying {
+        let (guard, servers) = (Guard::red(&bed.clients(), &tills[0].0), bed.servers.iter());
+        let clients = bed.clients().into_iter().zip(servers).collect();
+        let (agent, counters) = (&bed.agent, &bed.servers[0]);
+        let ((key, counter), queues, reads) = (&tills[0], false, false);
+        let dying = Dying { agent, guard, counters, counter, clients, key, queues, reads };
+        let (done, wrote) = tokio::join!(crowd.done(), dying.all(2));
+        done?;
+        at_least += wrote?;
+    } else {
+        crowd.done().await?;
     }
-    while let Some(ended) = tasks.join_next().await {
-        ended??;
+    let (mut direct, mut total) = (bed.servers[0].client().await?, 0);
+    for (till, counter) in &tills {
+        let tally = tally(&mut direct, counter).await?;
+        ensure!(tally.turns >= 20, "{till}: one side waited for the other's end: {tally:?}");
+        total += tally.total;
+        bed.until_free(till).await;
     }
-    let tally = tally(&mut bed.main.client().await?, "counter").await?;
-    assert_eq!(tally.total, 160);
-    bed.until_free().await;
+    ensure!(total >= at_least, "{total} sections, at least {at_least} of them ended");
+    ensure!(total == at_least || dying, "{total} sections");
     Ok(())
+}
+
+#[tokio::test]
+async fn ten_thousand_sections_of_both_sides() -> Result<()> {
+    mixed(5_000, false).await
+}
+
+/// Sessions, processes and JVMs die meanwhile, with a majority of the servers or with fewer.
+#[tokio::test]
+async fn as_many_beside_workers_that_are_killed() -> Result<()> {
+    mixed(5_000, true).await
 }
 
 /// An operator's release ends a thread's hold on all servers, whatever id it has there, and wakes both sides.
@@ -270,7 +306,7 @@ async fn an_operator_releases_what_either_side_holds() -> Result<()> {
     holder.call("lock").await?;
     let one = bed.holders().await?[2][0].clone();
     assert_eq!(operator.call(&format!("FORCE till HOLDER {one}")).await?.int()?, 1);
-    bed.until_free().await;
+    bed.until_free("till").await;
 
     worker.call(OURS).await?.ok()?.field("holder")?;
     let waiting = waiter.begin("lock")?;
@@ -285,6 +321,6 @@ async fn an_operator_releases_what_either_side_holds() -> Result<()> {
     assert_eq!(operator.call("FORCE till").await?.int()?, 1);
     worker.reply().await?.ok()?.field("holder")?;
     worker.call("UNLOCK till").await?.ok()?;
-    bed.until_free().await;
+    bed.until_free("till").await;
     Ok(())
 }

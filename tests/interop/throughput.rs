@@ -5,8 +5,8 @@ use anyhow::Result;
 use tokio::time::Instant;
 
 use super::bed::{kinds, version};
-use super::exclusion::{LONG, sections, tally};
-use super::{Bed, JavaLock, Kind};
+use super::sections::{Crowd, Guard, tally};
+use super::{Bed, Kind};
 
 const WORKERS: usize = 4;
 const SECTIONS: usize = 250;
@@ -27,30 +27,18 @@ async fn measure(kind: Kind, side: Side, shared: bool) -> Result<f64> {
     // The first round is for connections and compilers to get warm.
     for _ in 0..2 {
         let from = Instant::now();
-        let mut tasks = tokio::task::JoinSet::new();
+        let mut crowd = Crowd::default();
         for worker in 0..WORKERS {
-            match side {
-                Side::Java => {
-                    let thread = u32::try_from(worker)? + 1;
-                    let lock = JavaLock::new(bed.thread("a", thread), kind, &name(worker));
-                    let pending = lock.begin_sections(SECTIONS, &counter(worker))?;
-                    tasks.spawn(async move {
-                        pending.answer_within(LONG).await??;
-                        anyhow::Ok(())
-                    });
-                }
-                Side::Ours => {
-                    let (session, direct) = (bed.session().await?, bed.redis.client().await?);
-                    let (name, counter) = (name(worker), counter(worker));
-                    tasks.spawn(async move {
-                        sections(session, direct, kind, &name, &counter, SECTIONS).await
-                    });
-                }
-            }
+            let (guard, counter) = (Guard::one(kind, &name(worker)), counter(worker));
+            let threads = [bed.thread("a", u32::try_from(worker)? + 1)];
+            let (threads, sessions) = match side {
+                Side::Java => (threads.as_slice(), 0),
+                Side::Ours => ([].as_slice(), 1),
+            };
+            let (counter, ours) = ((&bed.redis, counter.as_str()), [&bed.agent]);
+            crowd.add(&guard, counter, (threads, SECTIONS), (&ours, sessions, SECTIONS)).await?;
         }
-        while let Some(ended) = tasks.join_next().await {
-            ended??;
-        }
+        crowd.done().await?;
         seconds = from.elapsed().as_secs_f64();
     }
     let counters: std::collections::BTreeSet<String> = (0..WORKERS).map(counter).collect();

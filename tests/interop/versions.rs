@@ -6,6 +6,7 @@ use anyhow::Result;
 use harness::{Jvm, RedisServer};
 
 use super::bed::{JavaLock, for_each_kind, lock, open, other_version, unlock};
+use super::sections::{Crowd, Guard, tally};
 use super::{Bed, Kind};
 
 for_each_kind!(old_and_new_and_we_in_turn, all_three_count_together);
@@ -61,19 +62,12 @@ mod cases {
         }
         let mut bed = Bed::with(&[], "").await?;
         let (jvm, _) = other(&bed.redis, "watchdog=600000").await?;
-        let mut pending = Vec::new();
-        for thread in [1, 2] {
-            for java in [bed.thread("a", thread), jvm.thread("other", thread)] {
-                let java = JavaLock::new(java, kind, "till");
-                pending.push(java.begin_sections(200, "counter")?);
-            }
-        }
-        let (session, direct) = (bed.session().await?, bed.redis.client().await?);
-        crate::exclusion::sections(session, direct, kind, "till", "counter", 200).await?;
-        for java in pending {
-            java.answer_within(crate::exclusion::LONG).await??;
-        }
-        let tally = crate::exclusion::tally(&mut bed.direct, "counter").await?;
+        let threads = [1, 2].map(|n| [bed.thread("a", n), jvm.thread("other", n)]).concat();
+        let (guard, agents) = (Guard::one(kind, "till"), [&bed.agent]);
+        let mut crowd = Crowd::default();
+        crowd.add(&guard, (&bed.redis, "counter"), (&threads, 200), (&agents, 1, 200)).await?;
+        crowd.done().await?;
+        let tally = tally(&mut bed.direct, "counter").await?;
         assert_eq!(tally.total, 1_000);
         bed.assert_nothing_left().await;
         Ok(())

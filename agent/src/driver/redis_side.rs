@@ -213,11 +213,7 @@ impl RedisSide {
             let Call { script, keys, args } = &*call;
             let sent = service_kit::clock::boot_micros();
             let (source, sha) = (script.source, script.sha());
-            let result = if asking {
-                link.script_asking(source, sha, keys.iter(), args.iter()).await
-            } else {
-                link.script(source, sha, keys.iter(), args.iter()).await
-            };
+            let result = link.script_at(source, sha, keys.iter(), args.iter(), asking).await;
             let took =
                 Duration::from_micros(service_kit::clock::boot_micros().saturating_sub(sent));
             match &result {

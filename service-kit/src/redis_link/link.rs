@@ -212,35 +212,33 @@ impl Link {
         K: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
         A: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
     {
-        let (keys, args) = (keys.into_iter(), args.into_iter());
-        match self.call(eval("EVALSHA", sha, keys.clone(), args.clone())).await {
-            Err(error) if error.is_noscript() => self.call(eval("EVAL", source, keys, args)).await,
-            answer => answer,
-        }
+        self.script_at(source, sha, keys, args, false).await
     }
 
-    /// [`script`](Self::script) at a node that is about to take over the keys' slot, as another node of a cluster said
-    /// by `ASK`.
+    /// [`script`](Self::script), where `asking` at a node that is about to take over the keys' slot, as another node of a
+    /// cluster said by `ASK`.
     ///
     /// # Errors
     ///
     /// As [`call`](Self::call).
-    pub async fn script_asking<K, A>(
+    pub async fn script_at<K, A>(
         &self,
         source: &str,
         sha: &str,
         keys: K,
         args: A,
+        asking: bool,
     ) -> Result<Value, CallError>
     where
         K: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
         A: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
     {
         let (keys, args) = (keys.into_iter(), args.into_iter());
-        match self.asking(eval("EVALSHA", sha, keys.clone(), args.clone())).await {
-            Err(error) if error.is_noscript() => {
-                self.asking(eval("EVAL", source, keys, args)).await
-            }
+        let send = async |command| {
+            if asking { self.asking(command).await } else { self.call(command).await }
+        };
+        match send(eval("EVALSHA", sha, keys.clone(), args.clone())).await {
+            Err(error) if error.is_noscript() => send(eval("EVAL", source, keys, args)).await,
             answer => answer,
         }
     }

@@ -76,8 +76,8 @@ public final class Bed {
             case "sleeps" -> Arrays.stream(worker(client, command).getStackTrace())
                     .anyMatch(frame -> frame.getClassName().equals(Semaphore.class.getName()));
             case "thread" -> Thread.currentThread().getId();
-            case "sections" -> Sections.run(clients.get(client), command.subList(1, command.size()));
-            case "readings" -> Sections.read(clients.get(client), command.subList(1, command.size()));
+            case "sections" -> Sections.run(clients.get(client), clients, command.subList(1, command.size()));
+            case "readings" -> Sections.read(clients.get(client), clients, command.subList(1, command.size()));
             default -> Calls.run(clients.get(client), clients, command);
         };
     }

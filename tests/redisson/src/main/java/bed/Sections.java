@@ -20,9 +20,9 @@ final class Sections {
 
     private Sections() {}
 
-    static Object read(Client client, List<String> words) throws Exception {
+    static Object read(Client client, Map<String, Client> all, List<String> words) throws Exception {
         var many = Integer.parseInt(words.get(0));
-        var lock = (RLock) Calls.object(client, Map.of(), words.subList(2, words.size()));
+        var lock = (RLock) Calls.object(client, all, words.subList(2, words.size()));
         var bucket = client.redisson().<String>getBucket(words.get(1), StringCodec.INSTANCE);
         for (int i = 0; i < many; i++) {
             lock.lock();
@@ -39,10 +39,10 @@ final class Sections {
         return many;
     }
 
-    static Object run(Client client, List<String> words) throws Exception {
+    static Object run(Client client, Map<String, Client> all, List<String> words) throws Exception {
         var many = Integer.parseInt(words.get(0));
         var counter = words.get(1);
-        var lock = (RLock) Calls.object(client, Map.of(), words.subList(2, words.size()));
+        var lock = (RLock) Calls.object(client, all, words.subList(2, words.size()));
         var bucket = client.redisson().<String>getBucket(counter, StringCodec.INSTANCE);
         var script = client.redisson().getScript(StringCodec.INSTANCE);
         for (int i = 0; i < many; i++) {

@@ -1,0 +1,335 @@
+//! Critical sections that tell on whoever breaks a lock: a counter in Redis, read and then written under it, by Java
+//! threads and the agent's sessions mixed. Each write is noted in a list; two that were inside together note the same
+//! number. And workers that die meanwhile, inside or on their way in.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use harness::client::encode;
+use harness::jvm::{Pending, Thread};
+use harness::{Agent, Client, Jvm, RedisServer, Reply, Worker, within};
+use tokio::task::JoinSet;
+
+use super::bed::{Kind, open, version};
+
+/// Set and noted in one step, so that a worker killed within leaves both or neither.
+const WRITE: &str =
+    "redis.call('set', KEYS[1], ARGV[1]) redis.call('rpush', KEYS[2], ARGV[1] .. ' ours')";
+
+/// How long ten thousand sections may take on a busy machine.
+pub(crate) const LONG: Duration = Duration::from_secs(240);
+
+/// The settings of a Java client that is to die: what it held is free only when its lease has ended, and its threads
+/// in a fair queue count as dead as soon. A JVM that stands still for as long would lose what it holds.
+const MORTAL: &str = "watchdog=6000";
+const MORTAL_IN_QUEUES: &str = "watchdog=6000 fairwait=5000";
+
+/// What each side does to be inside alone: takes one lock, several at once, or a red one.
+#[derive(Debug, Clone)]
+pub(crate) struct Guard {
+    take: Vec<String>,
+    give: Vec<String>,
+    /// The calls that lead to the Java lock.
+    java: Vec<String>,
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&word| word.to_owned()).collect()
+}
+
+impl Guard {
+    /// One lock of that kind.
+    pub(crate) fn one(kind: Kind, name: &str) -> Self {
+        Self { take: kind.lock(name, ""), give: kind.unlock(name), java: kind.java(name) }
+    }
+
+    /// Several locks at once, which Java takes in that order.
+    pub(crate) fn several(names: &[&str]) -> Self {
+        let count = names.len().to_string();
+        let ours = |verb| words(&[&[verb, count.as_str()], names].concat());
+        Self {
+            take: ours("MLOCK"),
+            give: ours("MUNLOCK"),
+            java: words(&[&["multi"], names].concat()),
+        }
+    }
+
+    /// A red lock, whose servers each of these Java clients has one of.
+    pub(crate) fn red(clients: &[String], name: &str) -> Self {
+        let members = clients.iter().map(|client| format!("{client}@{name}"));
+        Self {
+            take: words(&["LOCK", name, "KIND", "red"]),
+            give: words(&["UNLOCK", name]),
+            java: std::iter::once("red".to_owned()).chain(members).collect(),
+        }
+    }
+
+    async fn enter(&self, session: &mut Client) -> Result<()> {
+        let held = session.call_args(&self.take).await?.ok()?;
+        ensure!(held != Reply::Null, "it waits for as long as it takes");
+        Ok(())
+    }
+
+    async fn leave(&self, session: &mut Client) -> Result<()> {
+        session.call_args(&self.give).await?.ok().map(drop)
+    }
+
+    /// A call of the Java lock by a thread.
+    pub(crate) fn begin(&self, thread: &Thread, call: &str) -> Result<Pending> {
+        let mut chain = self.java.clone();
+        chain.push(".".to_owned());
+        chain.extend(call.split_whitespace().map(str::to_owned));
+        thread.begin_words(&chain)
+    }
+
+    /// Sections by a Java thread: see `tests/redisson`.
+    pub(crate) fn begin_sections(
+        &self,
+        thread: &Thread,
+        many: usize,
+        counter: &str,
+    ) -> Result<Pending> {
+        self.begin_many("sections", thread, many, counter)
+    }
+
+    /// Readings by a Java thread: see `tests/redisson`.
+    pub(crate) fn begin_readings(
+        &self,
+        thread: &Thread,
+        many: usize,
+        counter: &str,
+    ) -> Result<Pending> {
+        self.begin_many("readings", thread, many, counter)
+    }
+
+    fn begin_many(
+        &self,
+        what: &str,
+        thread: &Thread,
+        many: usize,
+        counter: &str,
+    ) -> Result<Pending> {
+        let mut chain = words(&[what, &many.to_string(), counter]);
+        chain.extend(self.java.iter().cloned());
+        thread.begin_words(&chain)
+    }
+}
+
+async fn read(direct: &mut Client, counter: &str) -> Result<i64> {
+    Ok(match direct.call_args(&["GET", counter]).await?.ok()? {
+        Reply::Null => 0,
+        value => value.text().parse()?,
+    })
+}
+
+/// Reads the counter and writes one more.
+async fn count(direct: &mut Client, counter: &str) -> Result<()> {
+    let next = (read(direct, counter).await? + 1).to_string();
+    let log = format!("{counter}:log");
+    direct.call_args(&["EVAL", WRITE, "2", counter, &log, &next]).await?.ok()?;
+    Ok(())
+}
+
+/// Sections by one session of an agent.
+pub(crate) async fn sections(
+    mut session: Client,
+    mut direct: Client,
+    guard: Guard,
+    counter: String,
+    many: usize,
+) -> Result<()> {
+    for _ in 0..many {
+        guard.enter(&mut session).await?;
+        count(&mut direct, &counter).await?;
+        guard.leave(&mut session).await?;
+    }
+    Ok(())
+}
+
+/// Readings by one session: the counter is read twice under the lock of a reader, and nobody may write in between.
+pub(crate) async fn readings(
+    mut session: Client,
+    mut direct: Client,
+    guard: Guard,
+    counter: String,
+    many: usize,
+) -> Result<()> {
+    for _ in 0..many {
+        guard.enter(&mut session).await?;
+        let first = direct.call_args(&["GET", &counter]).await?.ok()?;
+        let second = direct.call_args(&["GET", &counter]).await?.ok()?;
+        ensure!(first == second, "{first} became {second} beside a reader");
+        guard.leave(&mut session).await?;
+    }
+    Ok(())
+}
+
+/// What the notes of all sections show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Sections in all.
+    pub(crate) total: usize,
+    /// How often the next section was by the other side.
+    pub(crate) turns: usize,
+}
+
+/// Asserts that each number was written once.
+pub(crate) async fn tally(direct: &mut Client, counter: &str) -> Result<Tally> {
+    let total = usize::try_from(read(direct, counter).await?)?;
+    let log = direct.call_args(&["LRANGE", &format!("{counter}:log"), "0", "-1"]).await?.ok()?;
+    let notes: Vec<String> = log.items()?.iter().map(Reply::text).collect();
+    for (note, expected) in notes.iter().zip(1..) {
+        let number: i64 = note.split(' ').next().unwrap_or_default().parse()?;
+        ensure!(number == expected, "two were inside together at {expected}: {note}");
+    }
+    ensure!(notes.len() == total, "{} notes of {total} sections", notes.len());
+    let side = |note: &String| note.ends_with("ours");
+    let turns = notes.windows(2).filter(|pair| side(&pair[0]) != side(&pair[1])).count();
+    Ok(Tally { total, turns })
+}
+
+/// Workers of both sides that go on by themselves until their sections are done.
+#[derive(Debug, Default)]
+pub(crate) struct Crowd(JoinSet<Result<()>>);
+
+impl Crowd {
+    /// Java threads with that many sections each, and as many sections of each of some sessions; the agents take turns
+    /// in having them.
+    pub(crate) async fn add(
+        &mut self,
+        guard: &Guard,
+        (counters, counter): (&RedisServer, &str),
+        (threads, by_thread): (&[Thread], usize),
+        (agents, sessions, by_session): (&[&Agent], usize, usize),
+    ) -> Result<()> {
+        for thread in threads {
+            self.await_java(guard.begin_sections(thread, by_thread, counter)?);
+        }
+        for n in 0..sessions {
+            let (session, direct) =
+                (agents[n % agents.len()].client().await?, counters.client().await?);
+            self.0.spawn(sections(session, direct, guard.clone(), counter.to_owned(), by_session));
+        }
+        Ok(())
+    }
+
+    /// What a Java thread has begun.
+    pub(crate) fn await_java(&mut self, begun: Pending) {
+        self.0.spawn(async move {
+            begun.answer_within(LONG).await??;
+            Ok(())
+        });
+    }
+
+    /// What a session does.
+    pub(crate) fn spawn(&mut self, work: impl Future<Output = Result<()>> + Send + 'static) {
+        self.0.spawn(work);
+    }
+
+    /// Waits until all are done.
+    pub(crate) async fn done(mut self) -> Result<()> {
+        while let Some(ended) = self.0.join_next().await {
+            ended??;
+        }
+        Ok(())
+    }
+}
+
+/// Workers that die beside those who go on.
+pub(crate) struct Dying<'a> {
+    pub(crate) agent: &'a Agent,
+    pub(crate) guard: Guard,
+    pub(crate) counters: &'a RedisServer,
+    pub(crate) counter: &'a str,
+    /// The clients of a JVM that is to be killed, with their servers. The first one's server tells at this key who is
+    /// inside.
+    pub(crate) clients: Vec<(String, &'a RedisServer)>,
+    pub(crate) key: &'a str,
+    /// Whether its threads stand in a queue.
+    pub(crate) queues: bool,
+    /// Whether all of them only read.
+    pub(crate) reads: bool,
+}
+
+impl Dying<'_> {
+    /// A hundred sessions, twenty processes, and so many JVMs. Gives how many sections were surely written.
+    pub(crate) async fn all(&self, jvms: usize) -> Result<usize> {
+        let (sessions, workers, jvms) =
+            tokio::join!(self.drop_sessions(100), self.kill_workers(20), self.kill_jvms(jvms));
+        // A killed JVM may have written the section whose answer it never gave.
+        jvms?;
+        Ok(sessions? + workers?)
+    }
+
+    /// What a worker does before it dies: nothing, a read, or a whole write. Counts as many sections as it wrote.
+    async fn last_deed(&self, direct: &mut Client, n: usize) -> Result<usize> {
+        match n % 3 {
+            0 => Ok(0),
+            _ if self.reads => read(direct, self.counter).await.map(|_| 0),
+            1 => read(direct, self.counter).await.map(|_| 0),
+            _ => count(direct, self.counter).await.map(|()| 1),
+        }
+    }
+
+    /// Sessions that are closed while they are inside, or while they wait.
+    async fn drop_sessions(&self, many: usize) -> Result<usize> {
+        let (mut direct, mut wrote) = (self.counters.client().await?, 0);
+        for n in 0..many {
+            let mut session = self.agent.client().await?;
+            if n % 5 == 0 {
+                // Gone before it has the lock, as far as it knows.
+                session.send_bytes(&encode(&self.guard.take)).await?;
+                continue;
+            }
+            self.guard.enter(&mut session).await?;
+            wrote += self.last_deed(&mut direct, n).await?;
+        }
+        Ok(wrote)
+    }
+
+    /// Processes that are killed while they are inside.
+    async fn kill_workers(&self, many: usize) -> Result<usize> {
+        let (mut direct, mut wrote) = (self.counters.client().await?, 0);
+        let command = self.guard.take.join(" ");
+        for n in 0..many {
+            let mut worker = Worker::start(&self.agent.socket(), self.agent.folder(), &[&command])?;
+            worker.line().await?;
+            wrote += self.last_deed(&mut direct, n).await?;
+            worker.process().kill()?;
+        }
+        Ok(wrote)
+    }
+
+    /// JVMs that are killed in the middle of their sections.
+    async fn kill_jvms(&self, many: usize) -> Result<()> {
+        let settings = if self.queues { MORTAL_IN_QUEUES } else { MORTAL };
+        let (first, server) = &self.clients[0];
+        let mut direct = server.client().await?;
+        for _ in 0..many {
+            let jvm = Jvm::start(&version()?)?;
+            let mut ids = Vec::new();
+            for (client, server) in &self.clients {
+                ids.push(open(&jvm, client, server, settings).await?);
+            }
+            let mut inside = async |inside| {
+                let fields = direct.call_args(&["HKEYS", self.key]).await?.ok()?;
+                let theirs = fields.items()?.iter().any(|field| field.text().starts_with(&ids[0]));
+                ensure!(theirs == inside, "held by {fields}");
+                Ok(())
+            };
+            for thread in 1..=3 {
+                let thread = jvm.thread(first, thread);
+                let endless = if self.reads {
+                    self.guard.begin_readings(&thread, 1_000_000, self.counter)
+                } else {
+                    self.guard.begin_sections(&thread, 1_000_000, self.counter)
+                };
+                drop(endless?);
+            }
+            within(LONG, "a thread of it to be inside", async || inside(true).await).await;
+            jvm.kill()?;
+            within(LONG, "what it held to be free", async || inside(false).await).await;
+        }
+        Ok(())
+    }
+}
