@@ -388,7 +388,7 @@ impl Core {
             }
         }
         if *kind == Kind::Fair {
-            return self.queued(attempt, sent, pttl_ms);
+            return self.queued(attempt, sent, pttl_ms, holders);
         }
         // Who asked has gone: the front waiter asks for itself.
         if self.names.get(name).is_none_or(|state| state.queue.front() != Some(asked)) {

@@ -3,7 +3,7 @@
 //! A waiter that was refused has a place, and listens to a channel of its own, on which the release before its turn is
 //! told. It asks again upon that, when the head's time or the holder's is over, and often enough to show that it lives.
 
-use redisson::{Kind, LockName, Moment, keys};
+use redisson::{HolderId, Kind, LockName, Moment, keys};
 
 use super::op::{Attempt, FAIR_WAIT, OpId};
 use super::timer::Timer;
@@ -21,16 +21,27 @@ pub(super) struct Place {
     message_at: Option<Moment>,
     /// When it looks again.
     armed: Option<Moment>,
+    /// The numbers of ours that had the lock, or the turn before it, when Redis last refused it.
+    behind: Vec<Number>,
 }
 
 impl Core {
-    /// Redis refused a fair waiter, who has a place now.
-    pub(super) fn queued(&mut self, attempt: &Attempt, sent: Moment, pttl_ms: Option<u64>) {
+    /// Redis refused a fair waiter, who has a place now behind these.
+    pub(super) fn queued(
+        &mut self,
+        attempt: &Attempt,
+        sent: Moment,
+        pttl_ms: Option<u64>,
+        holders: &[HolderId],
+    ) {
+        let ours = holders.iter().filter(|holder| holder.client == self.client);
+        let behind = ours.map(|holder| holder.thread).collect();
         let poll = self.poll(pttl_ms).min(FAIR_WAIT / 3);
         let until = self.now + poll;
         let channel = keys::fair_channel(&attempt.name, &self.field(Kind::Fair, attempt.number));
         let Some(waiter) = self.waiters.get_mut(&attempt.waiter) else { return };
         waiter.place.may_stand = true;
+        waiter.place.behind = behind;
         if waiter.place.listening.as_ref() != Some(&channel) {
             if let Some(old) = waiter.place.listening.replace(channel.clone()) {
                 self.actions.push_back(Action::Unsubscribe(Node::Main, old));
@@ -77,13 +88,25 @@ impl Core {
     }
 
     /// The subscription to a fair waiter's own channel stands, for the first time or again: what was published before
-    /// it did is lost, so it asks again.
+    /// it did is lost, so it asks again, unless its turn cannot have come yet.
     pub fn on_turn_subscribed(&mut self, now: Moment, name: &LockName, number: Number) {
         self.now = self.now.max(now);
-        if let Some(id) = self.waiter_under(name, number) {
+        if let Some(id) = self.waiter_under(name, number)
+            && !self.is_behind_ours(id)
+        {
             self.ask_at_once(id);
         }
         self.run_ready();
+    }
+
+    /// Whether somebody of ours is before a fair waiter still: one who had the lock or the turn before it when Redis was
+    /// asked, and has given up neither since. Numbers are never used twice.
+    fn is_behind_ours(&self, id: WaiterId) -> bool {
+        let Some(waiter) = self.waiters.get(&id) else { return false };
+        waiter.place.behind.iter().any(|before| {
+            let held = self.holds.get(before).is_some_and(|hold| hold.name == waiter.name);
+            held || self.waiter_under(&waiter.name, *before).is_some()
+        })
     }
 
     fn waiter_under(&self, name: &LockName, number: Number) -> Option<WaiterId> {

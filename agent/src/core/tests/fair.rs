@@ -37,6 +37,41 @@ fn each_has_a_place_of_its_own_and_hears_of_its_turn() {
     assert!(!world.served.contains(&"hand_over"), "the order is Redis's");
 }
 
+/// Once it listens, a waiter asks again for a release that it may not have heard of: not where one of ours is before it.
+#[test]
+fn who_waits_behind_ones_own_asks_no_more_than_needed() {
+    let asked = |world: &World| world.served.iter().filter(|name| **name == "acquire_fair").count();
+    let mut world = World::new();
+    let line: Vec<_> = (0..3).map(|_| world.open()).collect();
+    for &id in &line {
+        fair(&mut world, id);
+    }
+    assert_eq!((asked(&world), queue(&world), world.listening.len()), (3, 2, 2));
+    for &id in &line {
+        assert_eq!(world.reply(id), "held 1");
+        world.unlock(id, "x");
+        assert_eq!(world.reply(id), "0");
+    }
+    assert_eq!(asked(&world), 5, "and once each upon its turn");
+    world.foreign("x", "285475da-9152-4c83-822a-67ee2f116a79:52", Duration::from_secs(9));
+    fair(&mut world, line[0]);
+    assert_eq!((asked(&world), queue(&world), world.listening.len()), (7, 1, 1));
+}
+
+#[test]
+fn a_turn_told_before_the_subscription_stood_is_not_missed() {
+    let mut world = World::new();
+    let (one, two) = (world.open(), world.open());
+    fair(&mut world, one);
+    assert_eq!(world.reply(one), "held 1");
+    world.deaf = true;
+    fair(&mut world, two);
+    world.unlock(one, "x");
+    assert!(world.has_no_reply(two), "it heard nothing of its turn");
+    world.subscribed();
+    assert_eq!(world.reply(two), "held 1");
+}
+
 #[test]
 fn a_turn_told_while_an_attempt_is_under_way_is_not_missed() {
     let mut world = World::new();

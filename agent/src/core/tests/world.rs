@@ -71,6 +71,8 @@ pub(super) struct World {
     pub(super) queues: BTreeMap<String, Vec<String>>,
     /// Fair waiters that have been told of their turn, and subscriptions of theirs that stand.
     turns: VecDeque<(LockName, i64, bool)>,
+    /// Messages to fair waiters are lost, and their subscriptions do not stand yet.
+    pub(super) deaf: bool,
     /// Scripts served, by name.
     pub(super) served: Vec<&'static str>,
     /// How many others are subscribed.
@@ -129,6 +131,7 @@ impl World {
             listening: Vec::new(),
             queues: BTreeMap::new(),
             turns: VecDeque::new(),
+            deaf: false,
             served: Vec::new(),
             others: 0,
             spoilt_counters: false,
@@ -274,14 +277,27 @@ impl World {
                     self.listening.remove(at);
                 }
             }
-            while let Some((name, number, told)) = self.turns.pop_front() {
-                if told {
-                    self.core.on_turn(self.now, &name, number);
-                } else {
-                    self.core.on_turn_subscribed(self.now, &name, number);
-                }
+            self.tell_turns();
+        }
+    }
+
+    fn tell_turns(&mut self) {
+        while !self.deaf
+            && let Some((name, number, told)) = self.turns.pop_front()
+        {
+            if told {
+                self.core.on_turn(self.now, &name, number);
+            } else {
+                self.core.on_turn_subscribed(self.now, &name, number);
             }
         }
+    }
+
+    /// The subscriptions of fair waiters stand at last.
+    pub(super) fn subscribed(&mut self) {
+        self.deaf = false;
+        self.tell_turns();
+        self.work();
     }
 
     fn serve(&mut self, op: OpId, call: Call) {
@@ -482,7 +498,8 @@ impl World {
                 }
                 let mut reply = vec![Value::Int(0), Value::Int(30_000)];
                 let head = queue.first().filter(|head| **head != args[0]);
-                reply.extend(head.map(|head| Value::Bytes(head.clone().into_bytes())));
+                let before = hash.fields.keys().chain(head);
+                reply.extend(before.map(|holder| Value::Bytes(holder.clone().into_bytes())));
                 Some(Value::Array(reply))
             }
             "release_fair" => {
@@ -494,7 +511,7 @@ impl World {
                 let queue = self.queues.entry(key.clone()).or_default();
                 queue.retain(|place| *place != args[0]);
                 let free = !self.redis.contains_key(&key);
-                if let Some(head) = queue.first().filter(|_| free) {
+                if let Some(head) = queue.first().filter(|_| free && !self.deaf) {
                     let head = HolderId::parse(head.as_bytes()).unwrap().thread;
                     self.turns.push_back((name(&key), head, true));
                 }
