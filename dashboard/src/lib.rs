@@ -17,7 +17,6 @@ pub mod release;
 pub mod sources;
 pub mod views;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -134,10 +133,9 @@ fn start(
         (archived, notes) = (Some(reader), Some(to));
     }
     let (task, model, hub, batches) = actor::new(model, &scopes);
-    let sources =
-        Arc::new(sources::start(config, &model, &hub, batches, (&scans, &taps), shutdown));
+    let sources = sources::start(config, &model, &hub, batches, (&scans, &taps), shutdown);
     let listener: ModelMetrics =
-        metrics::register_model(registry, &hub, &sources, &scopes, config.lock_names_in_metrics)?
+        metrics::register_model(registry, &hub, &sources, config.lock_names_in_metrics)?
             .noting(notes.clone());
     shutdown.spawn("model", task.run(listener, shutdown.token()));
     let about = About {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use clap::Parser;
 use redisson::Grouping;
 use redisson::group::Pattern;
-use service_kit::redis_link::Target;
+use service_kit::redis_link::{self, Address};
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry;
 
@@ -42,7 +42,7 @@ const PROGRAM: Program = Program {
 #[derive(Debug, Parser)]
 #[command(name = "lockscope-dashboard", version)]
 struct Flags {
-    /// A Redis to look at: redis://, rediss:// or unix://, with a name before it to tell several apart
+    /// A Redis to look at: redis://, rediss:// or unix://, with a name before it to tell several apart; a cluster by some of its nodes, redis+cluster://host:port,host:port or rediss+cluster://
     #[arg(long, value_name = "[NAME=]URL")]
     redis_url: Vec<NamedUrl>,
     /// A database to look at, of every server; without any, the one in the server's URL
@@ -155,13 +155,13 @@ pub struct Deployment {
     /// Its name, in addresses, the API and metrics.
     pub name: Arc<str>,
     /// How to reach it.
-    pub target: Target,
+    pub target: redis_link::Deployment,
     /// Which of its databases.
     pub dbs: Vec<u32>,
     /// How to reach it for MONITOR, which shows all databases.
-    pub monitor: Target,
+    pub monitor: redis_link::Deployment,
     /// How to reach it for releases by force.
-    pub release: Target,
+    pub release: redis_link::Deployment,
 }
 
 /// When MONITOR is used.
@@ -389,14 +389,14 @@ fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> 
         let name = match name {
             Some(name) => name,
             None if alone => "default".to_owned(),
-            None => node_of(&target),
+            None => seeds(&target).first().map(ToString::to_string).unwrap_or_default(),
         };
         if !names.insert(name.clone()) {
             mistakes.push(format!("two servers are called `{name}`; name them apart"));
         }
         let mut dbs = match own_dbs.remove(&name) {
             Some(dbs) => dbs,
-            None if flags.db.is_empty() => vec![target.db()],
+            None if flags.db.is_empty() => vec![db_of(&target)],
             None => flags.db.clone(),
         };
         if dbs.len() > MAX_DEPLOYMENTS {
@@ -404,9 +404,12 @@ fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> 
         }
         dbs.sort_unstable();
         dbs.dedup();
+        if target.is_cluster() && dbs != [0] {
+            mistakes.push(format!("`{name}`: a cluster has no database but 0"));
+        }
         match target.validate() {
             Ok(target) => {
-                let (monitor, release) = (target.with_db(0), target.clone());
+                let (monitor, release) = (target.clone(), target.clone());
                 deployments.push(Deployment { name: name.into(), target, dbs, monitor, release });
             }
             Err(error) => mistakes.push(raw.mistake("redis_url", error)),
@@ -420,8 +423,7 @@ fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> 
         for (index, target) in
             other_users(raw, "monitor_redis_url", &flags.monitor_redis_url, &deployments, mistakes)
         {
-            // It shows all databases.
-            deployments[index].monitor = target.with_db(0);
+            deployments[index].monitor = target;
         }
         for (index, target) in
             other_users(raw, "release_redis_url", &flags.release_redis_url, &deployments, mistakes)
@@ -439,7 +441,7 @@ fn other_users(
     urls: &[NamedUrl],
     deployments: &[Deployment],
     mistakes: &mut Vec<String>,
-) -> Vec<(usize, Target)> {
+) -> Vec<(usize, redis_link::Deployment)> {
     let mut mistake = |error: String| mistakes.push(raw.mistake(field, error));
     let mut found = Vec::new();
     for NamedUrl { name, target } in urls {
@@ -451,7 +453,9 @@ fn other_users(
             mistake("which server is it? write NAME=URL with the name of one".to_owned());
             continue;
         };
-        if target.address() != deployment.target.address() {
+        if seeds(target) != seeds(&deployment.target)
+            || target.is_cluster() != deployment.target.is_cluster()
+        {
             mistake(format!(
                 "it is {} and that server is {}: only the user may differ",
                 node_of(target),
@@ -471,10 +475,24 @@ fn other_users(
     found
 }
 
-/// The server's address, as it is shown.
+/// The server's address, as it is shown; of a cluster those of the nodes that are named.
 #[must_use]
-pub fn node_of(target: &Target) -> String {
-    target.address().to_string()
+pub fn node_of(target: &redis_link::Deployment) -> String {
+    seeds(target).iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn seeds(target: &redis_link::Deployment) -> &[Address] {
+    match target {
+        redis_link::Deployment::Server(target) => std::slice::from_ref(target.address()),
+        redis_link::Deployment::Cluster(target) => target.seeds(),
+    }
+}
+
+fn db_of(target: &redis_link::Deployment) -> u32 {
+    match target {
+        redis_link::Deployment::Server(target) => target.db(),
+        redis_link::Deployment::Cluster(_) => 0,
+    }
 }
 
 #[cfg(test)]

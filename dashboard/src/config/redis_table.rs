@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::Deserialize;
-use service_kit::redis_link::Target;
+use service_kit::redis_link::Deployment;
 
 use super::{NamedUrl, deployment_name};
 use crate::model::Group;
@@ -25,7 +25,7 @@ impl RedisTable {
     /// The server by its name.
     pub(super) fn named(&self) -> Result<NamedUrl, String> {
         let name = deployment_name(&self.name)?;
-        let target = self.url.parse::<Target>().map_err(|error| error.to_string())?;
+        let target = self.url.parse::<Deployment>().map_err(|error| error.to_string())?;
         Ok(NamedUrl { name: Some(name), target })
     }
 }
@@ -37,6 +37,13 @@ pub(super) fn groups(tables: &[RedisTable], mistakes: &mut Vec<String>) -> Vec<G
         let Some(group) = &table.group else { continue };
         if let Err(error) = deployment_name(group) {
             mistakes.push(format!("[[redis]] `{}`: group: {error}", table.name));
+            continue;
+        }
+        if table.url.parse().is_ok_and(|url: Deployment| url.is_cluster()) {
+            mistakes.push(format!(
+                "[[redis]] `{}`: group: the servers of red locks stand alone, and this is a cluster",
+                table.name
+            ));
             continue;
         }
         let member = Arc::from(table.name.as_str());

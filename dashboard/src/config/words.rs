@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use service_kit::redis_link::Target;
+use service_kit::redis_link::Deployment;
 use service_kit::settings::HumanDuration;
 
 /// A server by its URL, perhaps with a name.
@@ -11,8 +11,8 @@ use service_kit::settings::HumanDuration;
 pub(super) struct NamedUrl {
     /// The deployment's name, where one was given.
     pub(super) name: Option<String>,
-    /// The server.
-    pub(super) target: Target,
+    /// The server, or the cluster.
+    pub(super) target: Deployment,
 }
 
 impl FromStr for NamedUrl {
@@ -23,7 +23,7 @@ impl FromStr for NamedUrl {
             Some((name, url)) if !name.contains("://") => (Some(deployment_name(name)?), url),
             _ => (None, text),
         };
-        Ok(Self { name, target: url.parse::<Target>().map_err(|error| error.to_string())? })
+        Ok(Self { name, target: url.parse::<Deployment>().map_err(|error| error.to_string())? })
     }
 }
 

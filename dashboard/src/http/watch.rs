@@ -57,13 +57,14 @@ pub async fn from_api(
 
 fn watch(app: &App, who: &Who, params: &WatchParams) -> Result<(), Problem> {
     let deployment = params.deployment.as_deref();
-    let switch = app.sources.switch(deployment).ok_or_else(|| match deployment {
-        Some(name) => {
-            Problem::new(StatusCode::NOT_FOUND, format!("no deployment is called `{name}`"))
-        }
+    let allowed = app.sources.watch(deployment).ok_or_else(|| match deployment {
+        Some(name) => Problem::new(
+            StatusCode::NOT_FOUND,
+            format!("no deployment is called `{name}`, or no server of it is known yet"),
+        ),
         None => Problem::bad_request("there are several deployments; say `deployment=`"),
     })?;
-    if switch.watch() {
+    if allowed {
         tracing::info!(deployment, visitor = who.name(), "a look by MONITOR was asked for");
         Ok(())
     } else {

@@ -16,8 +16,8 @@ use redisson::monitor::Counts;
 
 use crate::archive::Notes;
 use crate::model::actor::{Hub, Listener};
-use crate::model::{Effect, ScopeId, Source};
-use crate::sources::status::{SourceStatus, Sources};
+use crate::model::{Effect, ScopeId};
+use crate::sources::status::Sources;
 
 use pictured::Pictured;
 
@@ -80,6 +80,13 @@ impl ScansMetrics {
             keys: self.keys.with_label_values(&[node]),
         }
     }
+
+    /// A node is looked at no longer.
+    pub fn forget(&self, node: &str) {
+        // What was never counted is not there to be removed.
+        drop(self.seconds.remove_label_values(&[node]));
+        drop(self.keys.remove_label_values(&[node]));
+    }
 }
 
 /// What readers of MONITOR count.
@@ -131,6 +138,17 @@ impl TapsMetrics {
             cut: lines("cut"),
             active: self.active.clone(),
             node: node.to_owned(),
+        }
+    }
+
+    /// A node is looked at no longer.
+    pub fn forget(&self, node: &str) {
+        // What was never counted is not there to be removed.
+        for outcome in ["lock", "other", "garbage", "cut"] {
+            drop(self.lines.remove_label_values(&[node, outcome]));
+        }
+        for why in ["auto", "on", "watch", "unbounded"] {
+            drop(self.active.remove_label_values(&[node, why]));
         }
     }
 }
@@ -188,8 +206,7 @@ pub struct ModelMetrics {
     events: IntCounterVec,
     detected: IntCounterVec,
     pairs: Pairs,
-    scopes: Vec<Arc<str>>,
-    polls: Vec<Arc<SourceStatus>>,
+    sources: Arc<Sources>,
     notes: Option<Notes>,
 }
 
@@ -224,13 +241,12 @@ impl Pairs {
 }
 
 impl Listener for ModelMetrics {
-    fn effect(&mut self, scope: ScopeId, effect: Effect) {
+    fn effect(&mut self, deployment: &Arc<str>, effect: Effect) {
         match effect {
             Effect::Event(source, event) => {
                 self.events.with_label_values(&[source.as_str(), event]).inc();
             }
             Effect::Detected(problem, certainty, group) => {
-                let Some(deployment) = self.scopes.get(scope.0) else { return };
                 let (group, _) = self.pairs.label(deployment, &group);
                 let labels = [deployment, problem.as_str(), certainty.as_str(), group];
                 self.detected.with_label_values(&labels).inc();
@@ -245,7 +261,7 @@ impl Listener for ModelMetrics {
     }
 
     fn lag(&mut self, scope: ScopeId, lag: Duration) {
-        if let Some(poll) = self.polls.get(scope.0) {
+        if let Some(poll) = self.sources.poll(scope) {
             poll.set_lag(lag, BEHIND);
         }
     }
@@ -259,7 +275,6 @@ pub fn register_model(
     registry: &Registry,
     hub: &Arc<Hub>,
     sources: &Arc<Sources>,
-    scopes: &[(Arc<str>, u32)],
     names: bool,
 ) -> prometheus::Result<ModelMetrics> {
     let events =
@@ -272,10 +287,8 @@ pub fn register_model(
     let pairs = Pairs::default();
     let pictured = Pictured::new(hub, sources, pairs.clone(), detected.clone(), names)?;
     registry.register(Box::new(pictured))?;
-    let statuses = sources.statuses();
-    let polls = statuses.iter().filter(|status| status.source == Source::Poll).cloned().collect();
-    let scopes = scopes.iter().map(|(deployment, _)| Arc::clone(deployment)).collect();
-    Ok(ModelMetrics { events, detected, pairs, scopes, polls, notes: None })
+    let sources = Arc::clone(sources);
+    Ok(ModelMetrics { events, detected, pairs, sources, notes: None })
 }
 
 #[cfg(test)]

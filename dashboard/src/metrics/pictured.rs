@@ -181,11 +181,12 @@ impl Pictured {
     }
 
     /// The deployments of which there is a full picture: one that is blind tells no numbers.
-    fn deployments_seen(&self) -> HashSet<&str> {
-        let servers = self.sources.servers().iter();
-        let mut seen: HashSet<&str> = servers
+    fn deployments_seen(&self) -> HashSet<Arc<str>> {
+        let servers = self.sources.servers();
+        let mut seen: HashSet<Arc<str>> = servers
+            .iter()
             .filter(|server| server.info().is_some())
-            .map(|server| &*server.deployment)
+            .map(|server| Arc::clone(&server.deployment))
             .collect();
         for status in self.sources.statuses() {
             if status.pass().first.is_some() {

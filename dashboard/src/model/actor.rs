@@ -129,6 +129,8 @@ enum Message {
     Seen(ScopeId, Observation),
     Asked(ScopeId, LockName, oneshot::Sender<Answer>),
     Viewed(Vec<LockId>),
+    Joined(ScopeId, mpsc::Sender<Vec<ReadRequest>>, oneshot::Sender<ScopeId>),
+    Left(ScopeId),
 }
 
 /// How sources and pages reach the model. Cheap to clone.
@@ -150,10 +152,27 @@ impl ModelHandle {
         self.messages.try_send(Message::Seen(scope, observation)).is_ok()
     }
 
-    /// Which database that is, where it is looked at.
+    /// Which database that is, where it is looked at; of a cluster the front.
     #[must_use]
     pub fn scope(&self, deployment: &str, db: u32) -> Option<ScopeId> {
         self.scopes.iter().position(|(name, n)| &**name == deployment && *n == db).map(ScopeId)
+    }
+
+    /// A node more of a cluster is looked at, whose front is given: its scope, and what is to be read there. None at the
+    /// end.
+    pub async fn join(
+        &self,
+        front: ScopeId,
+    ) -> Option<(ScopeId, mpsc::Receiver<Vec<ReadRequest>>)> {
+        let (sender, batches) = mpsc::channel(BATCHES);
+        let (reply, joined) = oneshot::channel();
+        self.messages.send(Message::Joined(front, sender, reply)).await.ok()?;
+        Some((joined.await.ok()?, batches))
+    }
+
+    /// A node of a cluster is looked at no longer; nothing may be told in its scope after this.
+    pub async fn leave(&self, node: ScopeId) {
+        drop(self.messages.send(Message::Left(node)).await);
     }
 
     /// Every database that is looked at.
@@ -183,7 +202,8 @@ pub struct Actor {
     model: Model,
     hub: Arc<Hub>,
     messages: mpsc::Receiver<Message>,
-    readers: Vec<mpsc::Sender<Vec<ReadRequest>>>,
+    /// By scope; none where nobody reads there any more.
+    readers: Vec<Option<mpsc::Sender<Vec<ReadRequest>>>>,
     asked: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<Answer>>>,
     published: Instant,
     counted: Option<Instant>,
@@ -191,8 +211,8 @@ pub struct Actor {
 
 /// Hears what metrics count, and how late each database is polled.
 pub trait Listener: Send + 'static {
-    /// Something happened.
-    fn effect(&mut self, scope: ScopeId, effect: Effect);
+    /// Something happened in that deployment.
+    fn effect(&mut self, deployment: &Arc<str>, effect: Effect);
     /// How much later than due known locks of a database are read.
     fn lag(&mut self, scope: ScopeId, lag: Duration);
 }
@@ -205,7 +225,8 @@ pub fn new(
 ) -> (Actor, ModelHandle, Arc<Hub>, Vec<mpsc::Receiver<Vec<ReadRequest>>>) {
     let (sender, messages) = mpsc::channel(QUEUE);
     let hub = Arc::new(Hub::new());
-    let (readers, batches) = scopes.iter().map(|_| mpsc::channel(BATCHES)).unzip();
+    let channels = scopes.iter().map(|_| mpsc::channel(BATCHES));
+    let (readers, batches) = channels.map(|(sender, batches)| (Some(sender), batches)).unzip();
     let handle = ModelHandle { messages: sender, scopes: scopes.into() };
     let actor = Actor {
         model,
@@ -246,7 +267,7 @@ impl Actor {
             }
             self.hand_out();
             for (scope, effect) in self.model.take_effects() {
-                listener.effect(scope, effect);
+                listener.effect(self.model.deployment(scope), effect);
             }
             if self.published.elapsed() >= PUBLISH_EACH {
                 self.publish();
@@ -269,6 +290,7 @@ impl Actor {
                 }
             }
             Message::Asked(scope, name, reply) => {
+                let scope = self.model.home(scope, &name);
                 // Dropping the reply tells that it could not be read.
                 if self.model.is_readable(scope)
                     && self.asked.len() < MAX_ASKED
@@ -280,13 +302,28 @@ impl Actor {
             Message::Viewed(ids) => {
                 let mut names: HashMap<ScopeId, Vec<LockName>> = HashMap::new();
                 for id in ids {
-                    if let Some(scope) = self.model.scope(&id.deployment, id.db) {
+                    if let Some(scope) = self.model.scope(&id) {
                         names.entry(scope).or_default().push(id.name);
                     }
                 }
                 for scope in (0..self.readers.len()).map(ScopeId) {
                     self.model.view(scope, names.remove(&scope).unwrap_or_default());
                 }
+            }
+            Message::Joined(front, reader, reply) => {
+                let node = self.model.join(front, now());
+                if self.readers.len() <= node.0 {
+                    self.readers.resize_with(node.0 + 1, || None);
+                }
+                self.readers[node.0] = Some(reader);
+                if reply.send(node).is_err() {
+                    // Whoever asked has ended meanwhile.
+                    self.model.leave(node);
+                }
+            }
+            Message::Left(node) => {
+                self.readers[node.0] = None;
+                self.model.leave(node);
             }
         }
     }
@@ -308,6 +345,7 @@ impl Actor {
     fn hand_out(&mut self) {
         let now = now();
         for (index, reader) in self.readers.iter().enumerate() {
+            let Some(reader) = reader else { continue };
             while let Ok(place) = reader.try_reserve() {
                 let due = self.model.due(ScopeId(index), now, BATCH);
                 if due.is_empty() {

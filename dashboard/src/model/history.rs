@@ -52,7 +52,7 @@ pub enum End {
     Early(u64),
     /// Other holders have the lock on.
     OthersHold,
-    /// The server was started anew.
+    /// The server was started anew, or another has its locks now.
     ServerRestarted,
     /// The key is something else now.
     Replaced(String),
@@ -92,7 +92,9 @@ impl Happening {
                     ms % 1000 / 100
                 ),
                 End::OthersHold => format!("{by} no longer holds it, others do"),
-                End::ServerRestarted => format!("gone from {by}: the server was started anew"),
+                End::ServerRestarted => format!(
+                    "gone from {by}: the server was started anew, or another one has taken over without it"
+                ),
                 End::Replaced(what) => format!("gone from {by}: the key is now {what}"),
             },
             Self::Reentered(by, from, to) => {

@@ -5,6 +5,7 @@
 
 pub mod actor;
 pub mod clients;
+mod cluster;
 pub mod contention;
 #[cfg(test)]
 mod counted;
@@ -43,16 +44,17 @@ use std::time::Duration;
 
 use redisson::{Grouping, HolderId, LockName, Moment, keys};
 
-pub use observation::{Observation, Reading, ScopeId, Source, Stamp, Traffic};
+pub use observation::{Observation, Reading, ScopeId, Served, Source, Stamp, Traffic};
 pub use problem::Rule;
 pub use record::{Effect, Remembered};
 pub use settings::{Group, LockRule, Settings};
 pub use snapshot::{Delta, Notice, Snapshot};
 
+use cluster::Cluster;
 use contention::{Contention, Count, Totals};
 use past::{Ending, Note};
 use record::Surroundings;
-use scope::{Kept, Restart, Scope};
+use scope::{Restart, Scope, Why};
 use view::{LockId, WallMillis};
 
 /// How long a lock that nobody holds is remembered.
@@ -90,6 +92,8 @@ pub struct Model {
     settings: Settings,
     grouping: Grouping,
     scopes: Vec<Scope>,
+    /// By their fronts.
+    clusters: HashMap<ScopeId, Cluster>,
     snapshot: Snapshot,
     notices: VecDeque<Notice>,
     effects: Vec<(ScopeId, Effect)>,
@@ -119,6 +123,7 @@ impl Model {
             settings,
             grouping,
             scopes,
+            clusters: HashMap::new(),
             snapshot: Snapshot::empty(),
             notices: VecDeque::new(),
             effects: Vec::new(),
@@ -137,6 +142,7 @@ impl Model {
 
     /// Takes in what a source saw.
     pub fn observe(&mut self, scope: ScopeId, observation: Observation) {
+        let Some(scope) = self.addressed(scope, &observation) else { return };
         match observation {
             Observation::Read { name, stamp, source, reading } => {
                 self.read(scope, &name, stamp, source, &reading);
@@ -211,13 +217,18 @@ impl Model {
                     scope.news.extend(scope.locks.keys().cloned());
                 }
             }
+            Observation::Served(served) => self.served(scope, &served),
             Observation::PassEnded { started, wall } => {
                 let passed = &mut self.scopes[scope.0];
                 let refused = std::mem::take(&mut passed.refused);
                 self.stale |= passed.pass_began.is_none() || passed.not_kept != refused;
                 passed.not_kept = refused;
                 let first = passed.pass_began.replace(started).is_none();
-                if first && refused == 0 {
+                let whole = match passed.front {
+                    Some(front) => self.note_passes(front).then_some(front),
+                    None => first.then_some(scope),
+                };
+                if let Some(scope) = whole.filter(|_| refused == 0) {
                     self.forget_remembered(scope, wall);
                 }
             }
@@ -248,7 +259,7 @@ impl Model {
         if let Some(run_id) = run_id
             && scope.run_id.replace(run_id.clone()).is_some_and(|before| before != run_id)
         {
-            scope.restart = Some(Restart { at, wall, lost: 0 });
+            scope.restart = Some(Restart { at, wall, lost: 0, why: Why::Started });
             let names: Vec<LockName> = scope.locks.keys().cloned().collect();
             for name in &names {
                 scope.schedule.set(name, at);
@@ -280,9 +291,11 @@ impl Model {
         let scope = &mut self.scopes[scope_id.0];
         // A pass misses no key that is there from its beginning to its end; one that had no room for all locks
         // proves nothing.
-        let proves = source == Source::Scan && scope.not_kept == 0 && scope.refused == 0;
+        // In a cluster a key may go from a node not passed yet to one that has been.
+        let complete = scope.not_kept == 0 && scope.refused == 0;
+        let proves = source == Source::Scan && complete && !scope.cluster;
         let pass_began = scope.pass_began.filter(|_| proves);
-        let around = Surroundings { pass_began, ..scope.around() };
+        let around = Surroundings { pass_began, ..scope.around(name) };
         let Some(kept) = scope.locks.get_mut(name) else { return };
         let mut effects = Vec::new();
         kept.record.read(stamp, source, reading, around, &mut effects);
@@ -318,13 +331,15 @@ impl Model {
     }
 
     fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, wall: WallMillis) {
-        let known = |model: &Self, name| model.scopes[scope.0].locks.contains_key(name);
+        let known =
+            |model: &Self, name| model.scopes[model.home(scope, name).0].locks.contains_key(name);
         if !names.iter().any(|name| known(self, name))
             && let Some(first) = names.first()
         {
-            self.admit(scope, first, at);
+            self.admit(self.home(scope, first), first, at);
         }
         for name in names {
+            let scope = self.home(scope, name);
             if let Some(kept) = self.scopes[scope.0].locks.get_mut(name) {
                 let mut effects = Vec::new();
                 kept.record.released(at, wall, Source::Channels, Ending::Released, &mut effects);
@@ -345,7 +360,7 @@ impl Model {
         wall: WallMillis,
     ) {
         let scope = &mut self.scopes[scope_id.0];
-        let around = scope.around();
+        let around = scope.around(name);
         // Of keys that expire most are no locks.
         let Some(kept) = scope.locks.get_mut(name) else { return };
         let mut effects = Vec::new();
@@ -374,16 +389,12 @@ impl Model {
                 self.forget(scope_id, &name);
             }
             let scope = &mut self.scopes[index];
-            let Some(restart) = scope.restart else { continue };
-            let read_again =
-                |kept: &Kept| kept.record.last_sent().is_none_or(|at| at >= restart.at);
-            if scope.readable_since.is_some() && scope.locks.values().all(read_again) {
-                scope.restart = None;
+            if !scope.has_restarted() {
+                continue;
+            }
+            let Some(restart) = scope.restart.take() else { continue };
+            if let Some(text) = restart.told(scope.db) {
                 let deployment = scope.deployment.to_string();
-                let text = format!(
-                    "the server was started anew; {} held locks of database {} were gone",
-                    restart.lost, scope.db
-                );
                 self.notice(restart.wall, deployment, text);
             }
         }
@@ -437,6 +448,7 @@ impl Model {
 
     /// Reads the lock as soon as may be, known or not. False when too many wait for that already.
     pub fn hurry(&mut self, scope: ScopeId, name: &LockName) -> bool {
+        let scope = self.home(scope, name);
         self.scopes[scope.0].schedule.hurry(name)
     }
 
@@ -475,11 +487,18 @@ impl Model {
         self.scopes[scope.0].schedule.lag(now)
     }
 
-    /// Which database that is, where it is looked at.
+    /// Where a lock stands, if its database is looked at: in a cluster at a node.
     #[must_use]
-    pub fn scope(&self, deployment: &str, db: u32) -> Option<ScopeId> {
-        let found = |scope: &Scope| &*scope.deployment == deployment && scope.db == db;
-        self.scopes.iter().position(found).map(ScopeId)
+    pub fn scope(&self, id: &LockId) -> Option<ScopeId> {
+        let found = |scope: &Scope| scope.deployment == id.deployment && scope.db == id.db;
+        let front = self.scopes.iter().position(found).map(ScopeId)?;
+        Some(self.home(front, &id.name))
+    }
+
+    /// The deployment of a scope.
+    #[must_use]
+    pub fn deployment(&self, scope: ScopeId) -> &Arc<str> {
+        &self.scopes[scope.0].deployment
     }
 
     /// What metrics have to count since the last call.

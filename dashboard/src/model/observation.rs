@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -191,6 +192,19 @@ pub struct Traffic {
     pub missed: u64,
 }
 
+/// Who serves what in a cluster.
+#[derive(Debug, Clone)]
+pub struct Served {
+    /// Slots with the scopes of the nodes that have them, all that are looked at.
+    pub by: Vec<(RangeInclusive<u16>, ScopeId)>,
+    /// Nodes that have nothing any more.
+    pub over: Vec<ScopeId>,
+    /// Since when.
+    pub at: Moment,
+    /// The same by the wall clock.
+    pub wall: WallMillis,
+}
+
 /// One thing that a source saw.
 #[derive(Debug, Clone)]
 pub enum Observation {
@@ -315,6 +329,8 @@ pub enum Observation {
     },
     /// The server cannot be read.
     Down,
+    /// Slots of a cluster are served by these nodes.
+    Served(Served),
     /// A pass over all keys was completed.
     PassEnded {
         /// When it had begun.

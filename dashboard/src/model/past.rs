@@ -26,7 +26,7 @@ pub enum Ending {
     HandedOver,
     /// Somebody ended it by force.
     Forced,
-    /// The server was started anew without it.
+    /// The server was started anew without it, or another took over without it.
     Restarted,
     /// The key became something else.
     Replaced,

@@ -48,14 +48,19 @@ impl Model {
         }
         let changed: Vec<Arc<LockView>> =
             views.into_iter().map(|(scope, view)| self.show(scope, view)).collect();
+        let gone: Vec<_> = self
+            .scopes
+            .iter_mut()
+            .enumerate()
+            .flat_map(|(index, scope)| scope.removed.drain(..).map(move |id| (ScopeId(index), id)))
+            .collect();
         let mut removed = Vec::new();
-        for scope in &mut self.scopes {
-            for id in scope.removed.drain(..) {
-                // It may have come back since, with a view of its own.
-                if scope.locks.get(&id.name).is_none_or(|kept| kept.shown.is_none()) {
-                    self.snapshot.remove(&id);
-                    removed.push(id);
-                }
+        for (scope, id) in gone {
+            // It may have come back since, with a view of its own.
+            let home = &self.scopes[self.home(scope, &id.name).0];
+            if home.locks.get(&id.name).is_none_or(|kept| kept.shown.is_none()) {
+                self.snapshot.remove(&id);
+                removed.push(id);
             }
         }
         if changed.is_empty() && removed.is_empty() && !self.stale {
@@ -64,7 +69,9 @@ impl Model {
         self.stale = false;
         self.snapshot.seq += 1;
         self.snapshot.at = wall;
-        self.snapshot.complete = self.scopes.iter().all(|scope| scope.pass_began.is_some());
+        // A cluster's front tells of all its nodes.
+        let mut whole = self.scopes.iter().filter(|scope| scope.front.is_none());
+        self.snapshot.complete = whole.all(|scope| scope.pass_began.is_some());
         self.snapshot.not_kept =
             self.scopes.iter().map(|scope| scope.not_kept.max(scope.refused)).sum();
         if self.snapshot.notices.len() != self.notices.len()

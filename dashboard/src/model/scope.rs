@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use redisson::{LockName, Moment};
 
+use super::ScopeId;
 use super::clients::Clients;
 use super::record::{Record, Surroundings};
 use super::schedule::Schedule;
@@ -24,6 +25,8 @@ pub(super) struct Kept {
 pub(super) struct Scope {
     pub(super) deployment: Arc<str>,
     pub(super) db: u32,
+    /// The scope of the whole cluster, where this is one of its nodes.
+    pub(super) front: Option<ScopeId>,
     pub(super) locks: HashMap<LockName, Kept>,
     pub(super) free: BTreeSet<(Moment, LockName)>,
     pub(super) schedule: Schedule,
@@ -51,12 +54,67 @@ pub(super) struct Scope {
     pub(super) removed: Vec<LockId>,
 }
 
-/// A server that was started anew: what it lost is found out by reading everything again.
-#[derive(Debug, Clone, Copy)]
+/// A server that was started anew, or that has taken locks over from another: what got lost is found out by reading them
+/// again.
+#[derive(Debug, Clone)]
 pub(super) struct Restart {
     pub(super) at: Moment,
     pub(super) wall: WallMillis,
     pub(super) lost: usize,
+    pub(super) why: Why,
+}
+
+/// What happened to the server.
+#[derive(Debug, Clone)]
+pub(super) enum Why {
+    /// It was started anew: all of its locks may be gone.
+    Started,
+    /// These have come from another node of the cluster.
+    Moved {
+        names: HashSet<LockName>,
+        /// How many came.
+        count: usize,
+        /// Whether the other node has nothing any more.
+        over: bool,
+    },
+}
+
+impl Restart {
+    /// A lock has come from another node.
+    pub(super) fn of_move(name: &LockName, at: Moment, wall: WallMillis, over: bool) -> Self {
+        let names = HashSet::from([name.clone()]);
+        Self { at, wall, lost: 0, why: Why::Moved { names, count: 1, over } }
+    }
+
+    /// One more has come meanwhile.
+    pub(super) fn moved(&mut self, name: &LockName, at: Moment, of_one_over: bool) {
+        self.at = self.at.max(at);
+        if let Why::Moved { names, count, over } = &mut self.why {
+            *over |= of_one_over;
+            *count += usize::from(names.insert(name.clone()));
+        }
+    }
+
+    fn concerns(&self, name: &LockName) -> bool {
+        match &self.why {
+            Why::Started => true,
+            Why::Moved { names, .. } => names.contains(name),
+        }
+    }
+
+    /// What to tell of it, where it is worth telling: not that slots were moved by somebody who meant it.
+    pub(super) fn told(&self, db: u32) -> Option<String> {
+        let lost = self.lost;
+        match &self.why {
+            Why::Started => Some(format!(
+                "the server was started anew; {lost} held locks of database {db} were gone"
+            )),
+            Why::Moved { over: false, .. } if lost == 0 => None,
+            Why::Moved { count, .. } => Some(format!(
+                "{count} known locks have gone to another node of the cluster; {lost} of those held were gone there"
+            )),
+        }
+    }
 }
 
 impl Scope {
@@ -65,6 +123,7 @@ impl Scope {
         Self {
             deployment,
             db,
+            front: None,
             locks: HashMap::new(),
             free: BTreeSet::new(),
             schedule: Schedule::new(rate, now),
@@ -87,12 +146,31 @@ impl Scope {
         }
     }
 
-    /// What is known around each of its locks, whatever was seen.
-    pub(super) fn around(&self) -> Surroundings {
+    /// Whether there is nothing in it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.locks.is_empty() && self.removed.is_empty()
+    }
+
+    /// Whether a restart is over: all that it concerns has been read since.
+    pub(super) fn has_restarted(&self) -> bool {
+        let Some(restart) = self.restart.as_ref().filter(|_| self.readable_since.is_some()) else {
+            return false;
+        };
+        let read_again = |kept: &Kept| kept.record.last_sent().is_none_or(|at| at >= restart.at);
+        match &restart.why {
+            Why::Started => self.locks.values().all(read_again),
+            Why::Moved { names, .. } => {
+                names.iter().filter_map(|name| self.locks.get(name)).all(read_again)
+            }
+        }
+    }
+
+    /// What is known around one of its locks, whatever was seen.
+    pub(super) fn around(&self, name: &LockName) -> Surroundings {
         Surroundings {
             listening_since: self.listening_since,
             pass_began: None,
-            restarted: self.restart.is_some(),
+            restarted: self.restart.as_ref().is_some_and(|restart| restart.concerns(name)),
             readable_since: self.readable_since,
             ahead_ms: self.ahead_ms,
             cluster: self.cluster,

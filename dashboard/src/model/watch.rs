@@ -23,6 +23,7 @@ impl Model {
         for event in &traffic.events {
             let told = Effect::Event(Source::Monitor, event.what.as_str());
             self.effects.push((scope_id, told));
+            let scope_id = self.home(scope_id, &event.lock);
             let known = self.scopes[scope_id.0].locks.contains_key(&event.lock);
             if let (Some(holder), Some(monitor::Address::Tcp(address))) =
                 (event.holder, event.client)
@@ -34,7 +35,7 @@ impl Model {
                 continue;
             }
             let scope = &mut self.scopes[scope_id.0];
-            let around = scope.around();
+            let around = scope.around(&event.lock);
             let Some(kept) = scope.locks.get_mut(&event.lock) else { continue };
             let mut effects = Vec::new();
             kept.record.traffic(event, traffic.at, traffic.wall, around, &mut effects);
@@ -140,7 +141,7 @@ impl Model {
         }
         for lock in locks {
             let scope_id = ScopeId(lock.0);
-            let around = self.scopes[lock.0].around();
+            let around = self.scopes[lock.0].around(&lock.1);
             let Some(kept) = self.scopes[lock.0].locks.get_mut(&lock.1) else { continue };
             let mut effects = Vec::new();
             kept.record.set_cycle(part_of.remove(&lock), around, &mut effects);

@@ -2,6 +2,7 @@
 //! one script. Whoever has come since is never hit. Every attempt is told: in the log, in the history, in a metric.
 
 mod offer;
+mod way;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -11,8 +12,8 @@ use std::time::Duration;
 use prometheus::{IntCounterVec, Registry};
 use redis::Value;
 use redisson::name::is_invisible;
-use redisson::script::{self, Call, Forced, Publish, parse_forced};
-use service_kit::redis_link::{CallError, Link, LinkOptions, LinkStatus};
+use redisson::script::{self, Forced, parse_forced};
+use service_kit::redis_link::{CallError, Deployment, Link};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
@@ -23,7 +24,8 @@ use crate::model::actor::{ModelHandle, now, wall};
 use crate::model::past::{Act, Note};
 use crate::model::view::LockId;
 use crate::model::{Observation, ScopeId};
-use crate::sources::CLIENT_NAME;
+
+use way::{Nodes, Way};
 
 pub use offer::{Choice, Offer, Offers, Target};
 
@@ -141,7 +143,7 @@ pub struct Wish {
 /// Releases locks by force.
 #[derive(Debug)]
 pub struct Releases {
-    links: HashMap<ScopeId, Link>,
+    ways: HashMap<ScopeId, Way>,
     offers: Mutex<Offers>,
     sent: Mutex<VecDeque<Instant>>,
     model: ModelHandle,
@@ -164,18 +166,19 @@ impl Releases {
         if !config.allow_release {
             return Ok(None);
         }
-        let options = LinkOptions {
-            response_timeout: PATIENCE,
-            connect_timeout: Duration::from_secs(2),
-            writable: true,
-            ..LinkOptions::new(CLIENT_NAME)
-        };
-        let mut links = HashMap::new();
+        let mut ways = HashMap::new();
         for deployment in &config.deployments {
             for db in &deployment.dbs {
                 if let Some(scope) = model.scope(&deployment.name, *db) {
-                    let target = deployment.release.with_db(*db);
-                    links.insert(scope, Link::start(target, options.clone(), shutdown));
+                    let way = match &deployment.release {
+                        Deployment::Server(target) => {
+                            Way::Server(Link::start(target.with_db(*db), way::options(), shutdown))
+                        }
+                        Deployment::Cluster(target) => {
+                            Way::Cluster(Nodes::new(target.clone(), shutdown))
+                        }
+                    };
+                    ways.insert(scope, way);
                 }
             }
         }
@@ -193,7 +196,7 @@ impl Releases {
         }
         registry.register(Box::new(outcomes.clone()))?;
         let (offers, sent, model) = (Mutex::default(), Mutex::default(), model.clone());
-        Ok(Some(Self { links, offers, sent, model, notes, outcomes }))
+        Ok(Some(Self { ways, offers, sent, model, notes, outcomes }))
     }
 
     /// Keeps what somebody is shown, and names it: for [`VALID`], for them alone, for one release.
@@ -246,19 +249,13 @@ impl Releases {
     }
 
     async fn run(&self, offer: &Offer, choice: &Choice) -> Outcome {
-        let link = self
+        let way = self
             .model
             .scope(&offer.id.deployment, offer.id.db)
-            .and_then(|scope| Some((scope, self.links.get(&scope)?)));
-        let Some((scope, link)) = link else {
+            .and_then(|scope| Some((scope, self.ways.get(&scope)?)));
+        let Some((scope, way)) = way else {
             return Outcome::Unsent("this database is not looked at".to_owned());
         };
-        let publish = match &link.state().borrow().status {
-            // Since Redis 7 a cluster has sharded messages, and Redisson may listen to either sort.
-            LinkStatus::Up(info) if info.cluster => Publish::Both,
-            LinkStatus::Up(_) | LinkStatus::Down { .. } => Publish::Plain,
-        };
-        let call = choice.call(offer, publish, now());
         let forcing = Observation::Forcing {
             name: offer.id.name.clone(),
             holders: choice.holders(offer),
@@ -266,7 +263,9 @@ impl Releases {
         };
         // Told before, so that the message of its release, which is heard first, is known for what it is.
         self.model.see(scope, forcing).await;
-        let outcome = send(link, &call).await;
+        let at = now();
+        let sent = way.send(&offer.id.name, |publish| choice.call(offer, publish, at)).await;
+        let outcome = outcome(sent);
         if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
             // Whatever ends it now is not our doing.
             let (name, at) = (offer.id.name.clone(), now());
@@ -329,9 +328,8 @@ impl Releases {
     }
 }
 
-async fn send(link: &Link, call: &Call) -> Outcome {
-    let (source, sha) = (call.script.source, call.script.sha());
-    match link.script(source, sha, call.keys.iter(), call.args.iter()).await {
+fn outcome(sent: Result<Value, CallError>) -> Outcome {
+    match sent {
         Ok(reply) => match parse_forced(&read(&reply)) {
             Ok(Forced::Released) => Outcome::Released,
             Ok(Forced::Free) => Outcome::Free,

@@ -11,10 +11,11 @@ use redis::Value;
 use redisson::name::is_invisible;
 use redisson::{ClientId, HolderId, LockName, keys};
 use serde::Deserialize;
-use service_kit::redis_link::{CallError, Link, ServerError};
+use service_kit::redis_link::{Address, CallError, Link, ServerError};
 
 use super::Scope;
 use super::read::integer;
+use super::share::Share;
 use crate::model::Observation;
 use crate::model::actor::{Hub, ModelHandle, now, wall};
 use crate::model::view::WallMillis;
@@ -38,6 +39,7 @@ const MAX_TEXT: usize = 100;
 pub(super) struct Agents {
     scope: Scope,
     link: Link,
+    share: Share,
     hub: Arc<Hub>,
     model: ModelHandle,
     /// Behind which holder to go on, among those not known yet and among the others.
@@ -96,8 +98,13 @@ type Asked = (HolderId, LockName);
 impl Agents {
     /// Asks in that database, by that connection.
     #[must_use]
-    pub(super) fn new(scope: Scope, link: Link, hub: Arc<Hub>, model: ModelHandle) -> Self {
-        Self { scope, link, hub, model, after: (None, None) }
+    pub(super) fn new(
+        scope: Scope,
+        (link, share): (Link, Share),
+        hub: Arc<Hub>,
+        model: ModelHandle,
+    ) -> Self {
+        Self { scope, link, share, hub, model, after: (None, None) }
     }
 
     /// Asks about some of the holders. Says why, where Redis does not let us.
@@ -158,9 +165,8 @@ impl Agents {
     /// The holders of this round: half of them not known yet, where there are so many.
     fn choose(&mut self) -> Vec<Asked> {
         let snapshot = self.hub.snapshot();
-        let ours = snapshot.locks().filter(|lock| {
-            lock.id.deployment == self.scope.deployment && lock.id.db == self.scope.db
-        });
+        let ours =
+            snapshot.locks().filter(|lock| self.scope.has(lock) && self.share.has(&lock.id.name));
         let (mut fresh, mut known) = (Vec::new(), Vec::new());
         for lock in ours.filter(|lock| !lock.is_unknown()) {
             let holders = lock.holders.iter().map(|holder| (&holder.id, &holder.client));
@@ -219,19 +225,33 @@ impl Agents {
         &self,
         commands: Vec<Vec<Vec<u8>>>,
     ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
-        let mut replies = Vec::with_capacity(commands.len());
-        for commands in commands.chunks(COMMANDS) {
-            let mut pipeline = redis::Pipeline::new();
-            for command in commands {
-                let mut words = redis::Cmd::new();
-                for word in command {
-                    words.arg(word);
-                }
-                pipeline.add_command(words);
-            }
-            replies.extend(self.link.pipeline(pipeline).await?);
+        // An agent's keys need not be where the lock is.
+        let mut by_node: HashMap<Option<Address>, (Link, Vec<usize>)> = HashMap::new();
+        for (place, command) in commands.iter().enumerate() {
+            let key = command.get(1).map(Vec::as_slice).unwrap_or_default();
+            let Some((node, link)) = self.share.link_of(key, &self.link) else {
+                let reason = "no node is known to have the agent's keys".to_owned();
+                return Err(CallError::Unsent { reason });
+            };
+            by_node.entry(node).or_insert_with(|| (link, Vec::new())).1.push(place);
         }
-        Ok(replies)
+        let mut replies: Vec<Option<Result<Value, ServerError>>> = vec![None; commands.len()];
+        for (link, places) in by_node.into_values() {
+            for places in places.chunks(COMMANDS) {
+                let mut pipeline = redis::Pipeline::new();
+                for place in places {
+                    let mut words = redis::Cmd::new();
+                    for word in &commands[*place] {
+                        words.arg(word);
+                    }
+                    pipeline.add_command(words);
+                }
+                for (place, reply) in places.iter().zip(link.pipeline(pipeline).await?) {
+                    replies[*place] = Some(reply);
+                }
+            }
+        }
+        Ok(replies.into_iter().map(|reply| reply.unwrap_or(Ok(Value::Nil))).collect())
     }
 }
 

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::shards::Shards;
+use super::share::Share;
 use super::status::SourceStatus;
 use super::{CLIENT_NAME, PATIENCE, Scope};
 use crate::model::Observation;
@@ -25,7 +26,7 @@ const AT_ONCE: usize = 256;
 /// How often it is told that messages would be heard.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// The release messages of one deployment. Redis knows no databases in pub/sub: a message is told to all of them.
+/// The release messages of one server. Redis knows no databases in pub/sub: a message is told to all of them.
 #[derive(Debug)]
 pub struct Channels {
     scopes: Vec<Scope>,
@@ -35,6 +36,11 @@ pub struct Channels {
     subscribed: HashSet<Vec<u8>>,
     subscriber: Subscriber,
     shards: Shards,
+    share: Share,
+    /// Whether there is a connection.
+    up: bool,
+    /// Whether the patterns are wished.
+    hears_all: bool,
     link: Link,
     hub: Arc<Hub>,
 }
@@ -45,12 +51,12 @@ fn patterns() -> [Vec<u8>; 2] {
 }
 
 impl Channels {
-    /// Begins to subscribe. `link` is a connection to the deployment, `shards` what is subscribed in its cluster.
+    /// Begins to subscribe. `link` is a connection to the server, `shards` what is subscribed of its channels of shards, `share` which locks it has.
     #[must_use]
     pub fn start(
         target: Target,
         scopes: Vec<Scope>,
-        (link, shards): (Link, Shards),
+        (link, shards, share): (Link, Shards, Share),
         (hub, model): (Arc<Hub>, ModelHandle),
         status: Arc<SourceStatus>,
         shutdown: &Shutdown,
@@ -58,9 +64,22 @@ impl Channels {
         let options =
             SubscriberOptions { response_timeout: PATIENCE, ..SubscriberOptions::new(CLIENT_NAME) };
         let (subscriber, events) = Subscriber::start(target, options, shutdown);
-        subscriber.psubscribe(patterns());
-        let subscribed = HashSet::new();
-        Self { scopes, model, status, events, subscribed, subscriber, shards, link, hub }
+        let mut channels = Self {
+            scopes,
+            model,
+            status,
+            events,
+            subscribed: HashSet::new(),
+            subscriber,
+            shards,
+            share,
+            up: false,
+            hears_all: false,
+            link,
+            hub,
+        };
+        channels.choose_patterns();
+        channels
     }
 
     /// Passes on what is heard, until the end.
@@ -76,9 +95,12 @@ impl Channels {
                     }
                 }
                 // The connection shows a sign of life each second, or is told to be down.
-                _ = quiet.tick(), if self.is_listening() => {
-                    self.status.succeeded();
-                    self.choose_shards();
+                _ = quiet.tick() => {
+                    self.choose_patterns();
+                    if self.is_listening() {
+                        self.status.succeeded();
+                        self.choose_shards();
+                    }
                 }
             }
             let mut told = HashSet::new();
@@ -102,21 +124,42 @@ impl Channels {
         }
     }
 
+    /// What is published in a cluster comes to every node: it is heard at one of them.
+    fn choose_patterns(&mut self) {
+        let wished = self.share.hears_all();
+        if std::mem::replace(&mut self.hears_all, wished) == wished {
+            return;
+        }
+        if wished {
+            self.subscriber.psubscribe(patterns());
+        } else {
+            self.subscriber.punsubscribe(patterns());
+            self.subscribed.clear();
+        }
+    }
+
     fn choose_shards(&self) {
         let Some(scope) = self.scopes.first() else { return };
         let sharded = matches!(
             &self.link.state().borrow().status,
             LinkStatus::Up(server) if server.has_shards()
         );
-        self.shards.choose(&self.subscriber, &self.hub.snapshot(), &scope.deployment, sharded);
+        let ours = (&*scope.deployment, &self.share);
+        self.shards.choose(&self.subscriber, &self.hub.snapshot(), ours, sharded);
         if sharded {
             let heard = self.shards.count();
-            self.status.set(
-                SourceState::On,
+            let detail = if self.hears_all {
                 format!(
                     "release messages are heard, and those of {heard} locks on channels of shards"
-                ),
-            );
+                )
+            } else {
+                format!(
+                    "release messages of {heard} locks are heard on channels of shards; all others at another node"
+                )
+            };
+            self.status.set(SourceState::On, detail);
+        } else if !self.hears_all {
+            self.status.set(SourceState::On, "release messages are heard at another node");
         }
     }
 
@@ -155,6 +198,7 @@ impl Channels {
                 self.listening(false).await;
             }
             PubSubEvent::Down { reason } => {
+                self.up = false;
                 self.subscribed.clear();
                 self.shards.lost();
                 self.status.set(SourceState::Down, reason);
@@ -164,12 +208,15 @@ impl Channels {
                 self.shards.subscribed(&channel);
             }
             PubSubEvent::Moved(channel) => self.shards.left(&channel),
-            PubSubEvent::Up | PubSubEvent::Message { .. } => {}
+            PubSubEvent::Up => self.up = true,
+            PubSubEvent::Message { .. } => {}
         }
     }
 
     fn is_listening(&self) -> bool {
-        patterns().iter().all(|pattern| self.subscribed.contains(pattern))
+        self.up
+            && (!self.hears_all
+                || patterns().iter().all(|pattern| self.subscribed.contains(pattern)))
     }
 
     async fn listening(&self, on: bool) {

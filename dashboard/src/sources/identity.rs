@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::agents::Agents;
 use super::shards::Shards;
+use super::share::Share;
 use super::status::SourceStatus;
 use super::{Scope, rest};
 use crate::model::Observation;
@@ -40,6 +41,8 @@ pub struct Identity {
     pub model: ModelHandle,
     /// Who of those connected is a dashboard that listens.
     pub shards: Shards,
+    /// Which of the deployment's locks the server has.
+    pub(super) share: Share,
     /// How it fares.
     pub status: Arc<SourceStatus>,
 }
@@ -80,6 +83,10 @@ impl Identity {
                 ),
             ),
             Ok(Some(addresses)) => {
+                // Who is connected to another node only lives all the same.
+                let Some(addresses) = self.share.connected(addresses) else {
+                    return (SourceState::On, String::new());
+                };
                 let (at, wall) = (now(), wall());
                 for scope in &self.scopes {
                     let addresses = addresses.clone();

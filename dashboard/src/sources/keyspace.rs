@@ -16,13 +16,14 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::read::strings;
+use super::share::Share;
 use super::status::SourceStatus;
 use super::{CLIENT_NAME, PATIENCE, Scope};
 use crate::model::Observation;
 use crate::model::actor::{Hub, ModelHandle, now, wall};
 use crate::model::view::{LockView, SourceState};
 
-/// The most locks of one deployment that are listened for each by itself.
+/// The most locks of one server that are listened for each by itself.
 const MAX_LOCKS: usize = 1_000;
 /// How often it is looked which locks these are.
 const EACH: Duration = Duration::from_secs(2);
@@ -63,11 +64,12 @@ enum Topic {
     Expired(usize),
 }
 
-/// The notifications of one deployment.
+/// The notifications of one server.
 #[derive(Debug)]
 pub struct Keyspace {
     scopes: Vec<Scope>,
     link: Link,
+    share: Share,
     hub: Arc<Hub>,
     model: ModelHandle,
     status: Arc<SourceStatus>,
@@ -86,7 +88,7 @@ impl Keyspace {
     pub fn start(
         target: Target,
         scopes: Vec<Scope>,
-        link: Link,
+        (link, share): (Link, Share),
         hub: Arc<Hub>,
         model: ModelHandle,
         status: Arc<SourceStatus>,
@@ -98,6 +100,7 @@ impl Keyspace {
         Self {
             scopes,
             link,
+            share,
             hub,
             model,
             status,
@@ -253,12 +256,9 @@ impl Keyspace {
         let snapshot = self.hub.snapshot();
         let mut locks: Vec<_> = snapshot
             .locks()
-            .filter(|lock| lock.confirmed && lock.is_held())
+            .filter(|lock| lock.confirmed && lock.is_held() && self.share.has(&lock.id.name))
             .filter_map(|lock| {
-                let ours = |scope: &Scope| {
-                    scope.deployment == lock.id.deployment && scope.db == lock.id.db
-                };
-                let scope = self.scopes.iter().position(ours)?;
+                let scope = self.scopes.iter().position(|scope| scope.has(lock))?;
                 let channel = key_channel(lock);
                 // Those that are heard already stay, so that little is subscribed anew.
                 let weight = (

@@ -3,6 +3,7 @@
 //!
 //! Each database has a connection of its own for the passes and one for reading known locks, each deployment one for
 //! messages, one for notifications, one for MONITOR and one that judges whether that may be on, all of them called `lockscope-dashboard`.
+//! In a cluster each master has what a deployment has otherwise ([`cluster`]).
 //!
 //! Their account needs to read keys (`%R~*`, or the patterns of the locks it may see), to subscribe to
 //! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands: SCAN, DBSIZE, HLEN, HRANDFIELD, HSTRLEN, HMGET,
@@ -13,6 +14,7 @@
 
 mod agents;
 pub mod channels;
+mod cluster;
 mod fine_timer;
 pub mod identity;
 pub mod keyspace;
@@ -21,6 +23,7 @@ pub mod poll;
 pub mod read;
 pub mod scan;
 pub mod shards;
+mod share;
 pub mod status;
 pub mod subscribers;
 pub mod tap;
@@ -28,25 +31,30 @@ pub mod tap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use service_kit::redis_link::{CallError, Link, LinkOptions, LinkStatus, Target};
+use futures_util::future::BoxFuture;
+use service_kit::redis_link::{CallError, Deployment, Link, LinkOptions, LinkStatus, Target};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, node_of};
+use crate::config::{Config, MonitorSettings, ScanSettings, node_of};
 use crate::metrics::{ScansMetrics, TapsMetrics};
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::view::SourceState;
+use crate::model::view::{LockView, SourceState};
 use crate::model::{ReadRequest, ScopeId, Source};
 
 use agents::Agents;
 use channels::Channels;
+use cluster::Follower;
 use identity::Identity;
 use keyspace::Keyspace;
 use poll::Poll;
 use read::{ReadError, ServerFacts};
 use scan::Scan;
 use shards::Shards;
+use share::Share;
 use status::{Server, SourceStatus, Sources};
 use subscribers::Subscribers;
 use tap::Tap;
@@ -69,6 +77,44 @@ pub struct Scope {
     pub db: u32,
 }
 
+impl Scope {
+    /// Whether a lock stands in this database.
+    fn has(&self, lock: &LockView) -> bool {
+        self.deployment == lock.id.deployment && self.db == lock.id.db
+    }
+}
+
+/// What the sources of all servers have in common.
+#[derive(Clone)]
+struct Common {
+    scan: ScanSettings,
+    ignore: Vec<Vec<u8>>,
+    monitor: MonitorSettings,
+    model: ModelHandle,
+    hub: Arc<Hub>,
+    scans: ScansMetrics,
+    taps: TapsMetrics,
+    sources: Arc<Sources>,
+    shutdown: Shutdown,
+}
+
+/// A server to be looked at.
+struct Place {
+    deployment: Arc<str>,
+    /// What it is called.
+    server: String,
+    target: Target,
+    monitor: Target,
+    /// Its databases, with what the model wants to be read there.
+    dbs: Vec<(Scope, mpsc::Receiver<Vec<ReadRequest>>)>,
+    /// Which of the deployment's locks it has.
+    share: Share,
+    /// Ends everything.
+    stop: CancellationToken,
+    /// Whether its keys have still to be passed over before the picture is whole.
+    first: bool,
+}
+
 /// Starts every source of every deployment. `batches` are the model's reads, a queue for each scope of the settings.
 #[must_use]
 pub fn start(
@@ -78,125 +124,185 @@ pub fn start(
     batches: Vec<mpsc::Receiver<Vec<ReadRequest>>>,
     metrics: (&ScansMetrics, &TapsMetrics),
     shutdown: &Shutdown,
-) -> Sources {
-    let mut sources = Sources::default();
+) -> Arc<Sources> {
+    let sources = Arc::new(Sources::default());
+    let common = Common {
+        scan: config.scan.clone(),
+        ignore: config.model.ignore.clone(),
+        monitor: config.monitor,
+        model: model.clone(),
+        hub: Arc::clone(hub),
+        scans: metrics.0.clone(),
+        taps: metrics.1.clone(),
+        sources: Arc::clone(&sources),
+        shutdown: shutdown.clone(),
+    };
     let mut batches = batches.into_iter();
     let mut index = 0..;
     for deployment in &config.deployments {
-        let server = node_of(&deployment.target);
-        let mut scopes = Vec::new();
-        let mut first = None;
-        let shards = Shards::default();
-        let mut agents = Vec::new();
+        let mut dbs = Vec::new();
         for db in &deployment.dbs {
             let (Some(id), Some(batches)) = (index.next().map(ScopeId), batches.next()) else {
                 continue;
             };
-            let scope = Scope { id, deployment: Arc::clone(&deployment.name), db: *db };
-            let node =
-                if deployment.dbs.len() > 1 { format!("{server}/{db}") } else { server.clone() };
-            let target = deployment.target.with_db(*db);
+            dbs.push((Scope { id, deployment: Arc::clone(&deployment.name), db: *db }, batches));
+        }
+        match (&deployment.target, &deployment.monitor) {
+            (Deployment::Server(target), Deployment::Server(monitor)) => {
+                let place = Place {
+                    deployment: Arc::clone(&deployment.name),
+                    server: node_of(&deployment.target),
+                    target: target.clone(),
+                    monitor: monitor.with_db(0),
+                    dbs,
+                    share: Share::Whole,
+                    stop: shutdown.token(),
+                    first: true,
+                };
+                common.start(place);
+            }
+            _ => {
+                let front = dbs.first().map(|(scope, _)| scope.id);
+                let follower = front.and_then(|front| Follower::new(&common, deployment, front));
+                if let Some(follower) = follower {
+                    let name = format!("nodes of {}", deployment.name);
+                    spawn(shutdown, &shutdown.token(), name, follower.run());
+                }
+            }
+        }
+    }
+    sources
+}
+
+impl Common {
+    /// Starts the sources of one server. Gives a connection by which its locks are read, and the tasks, which end with
+    /// the place's token and with the stage.
+    fn start(&self, place: Place) -> Option<(Link, Vec<JoinHandle<()>>)> {
+        let Place { deployment, server, target, monitor, dbs, share, stop, first } = place;
+        let Self { model, hub, sources, shutdown, .. } = self;
+        let mut tasks = Vec::new();
+        let mut spawn = |name: String, task: BoxFuture<'static, ()>| {
+            tasks.push(spawn(shutdown, &stop, name, task));
+        };
+        let several = dbs.len() > 1;
+        let scopes: Vec<Scope> = dbs.iter().map(|(scope, _)| scope.clone()).collect();
+        let mut reading = None;
+        let shards = Shards::default();
+        let mut agents = Vec::new();
+        for (scope, batches) in dbs {
+            let db = scope.db;
+            let node = if several { format!("{server}/{db}") } else { server.clone() };
+            let target = target.with_db(db);
             let facts = ServerFacts::default();
             let poll = Poll {
                 scope: scope.clone(),
                 link: link(target.clone(), shutdown),
                 batches,
                 model: model.clone(),
-                status: sources.add(&deployment.name, &node, Source::Poll),
+                status: sources.add_poll(&deployment, &node, scope.id),
                 facts: facts.clone(),
+                share: share.clone(),
             };
             agents.push(Agents::new(
                 scope.clone(),
-                poll.link.clone(),
+                (poll.link.clone(), share.clone()),
                 Arc::clone(hub),
                 model.clone(),
             ));
-            if scopes.is_empty() {
+            if reading.is_none() {
                 let subscribers = Subscribers {
-                    deployment: Arc::clone(&deployment.name),
+                    scopes: scopes.clone(),
                     link: poll.link.clone(),
                     model: model.clone(),
                     hub: Arc::clone(hub),
                     shards: shards.clone(),
-                    status: sources.add(&deployment.name, &server, Source::Subscribers),
+                    share: share.clone(),
+                    status: sources.add(&deployment, &server, Source::Subscribers),
                 };
-                spawn(shutdown, format!("subscribers of {server}"), subscribers.run());
-                first = Some(poll.link.clone());
+                spawn(format!("subscribers of {server}"), Box::pin(subscribers.run()));
+                reading = Some(poll.link.clone());
                 sources.add_server(Server {
-                    deployment: Arc::clone(&deployment.name),
+                    deployment: Arc::clone(&deployment),
                     node: server.clone(),
                     link: poll.link.state(),
+                    whole: matches!(share, Share::Node(..)),
                 });
             }
             let scan = Scan {
-                scope: scope.clone(),
+                scope,
                 link: link(target, shutdown),
-                settings: config.scan.clone(),
-                ignore: config.model.ignore.clone(),
+                settings: self.scan.clone(),
+                ignore: self.ignore.clone(),
                 model: model.clone(),
                 hub: Arc::clone(hub),
-                status: sources.add(&deployment.name, &node, Source::Scan),
-                metrics: metrics.0.of(&node),
+                status: sources.add(&deployment, &node, Source::Scan),
+                metrics: self.scans.of(&node),
                 facts,
+                first,
             };
-            spawn(shutdown, format!("poll of {node}"), poll.run());
-            spawn(shutdown, format!("scan of {node}"), scan.run());
-            scopes.push(scope);
+            spawn(format!("poll of {node}"), Box::pin(poll.run()));
+            spawn(format!("scan of {node}"), Box::pin(scan.run()));
         }
+        let reading = reading?;
+        let options = LinkOptions { no_touch: false, ..link_options() };
         let (tap, switch) = Tap::new(
-            deployment.monitor.clone(),
-            Link::start(
-                deployment.monitor.clone(),
-                LinkOptions { no_touch: false, ..link_options() },
-                shutdown,
-            ),
-            config.monitor,
+            monitor.clone(),
+            Link::start(monitor, options, shutdown),
+            self.monitor,
             scopes.clone(),
             model.clone(),
-            sources.add(&deployment.name, &server, Source::Monitor),
-            metrics.1.of(&server),
+            sources.add(&deployment, &server, Source::Monitor),
+            self.taps.of(&server),
         );
-        sources.add_switch(&deployment.name, switch);
-        spawn(shutdown, format!("MONITOR of {server}"), tap.run());
-        if let Some(link) = first {
-            let channels = Channels::start(
-                deployment.target.clone(),
-                scopes.clone(),
-                (link.clone(), shards.clone()),
-                (Arc::clone(hub), model.clone()),
-                sources.add(&deployment.name, &server, Source::Channels),
-                shutdown,
-            );
-            spawn(shutdown, format!("channels of {server}"), channels.run());
-            let keyspace = Keyspace::start(
-                deployment.target.clone(),
-                scopes.clone(),
-                link.clone(),
-                Arc::clone(hub),
-                model.clone(),
-                sources.add(&deployment.name, &server, Source::Keyspace),
-                shutdown,
-            );
-            spawn(shutdown, format!("keyspace of {server}"), keyspace.run());
-            let identity = Identity {
-                scopes: scopes.clone(),
-                link,
-                agents,
-                model: model.clone(),
-                shards,
-                status: sources.add(&deployment.name, &server, Source::Identity),
-            };
-            spawn(shutdown, format!("identity of {server}"), identity.run());
-        }
+        sources.add_switch(&deployment, &server, switch);
+        spawn(format!("MONITOR of {server}"), Box::pin(tap.run()));
+        let channels = Channels::start(
+            target.clone(),
+            scopes.clone(),
+            (reading.clone(), shards.clone(), share.clone()),
+            (Arc::clone(hub), model.clone()),
+            sources.add(&deployment, &server, Source::Channels),
+            shutdown,
+        );
+        spawn(format!("channels of {server}"), Box::pin(channels.run()));
+        let keyspace = Keyspace::start(
+            target,
+            scopes.clone(),
+            (reading.clone(), share.clone()),
+            Arc::clone(hub),
+            model.clone(),
+            sources.add(&deployment, &server, Source::Keyspace),
+            shutdown,
+        );
+        spawn(format!("keyspace of {server}"), Box::pin(keyspace.run()));
+        let identity = Identity {
+            scopes,
+            link: reading.clone(),
+            agents,
+            model: model.clone(),
+            shards,
+            share,
+            status: sources.add(&deployment, &server, Source::Identity),
+        };
+        spawn(format!("identity of {server}"), Box::pin(identity.run()));
+        Some((reading, tasks))
     }
-    sources
 }
 
-fn spawn(shutdown: &Shutdown, name: String, task: impl Future<Output = ()> + Send + 'static) {
-    let stop = shutdown.token();
+fn spawn(
+    shutdown: &Shutdown,
+    stop: &CancellationToken,
+    name: String,
+    task: impl Future<Output = ()> + Send + 'static,
+) -> JoinHandle<()> {
+    let (ended, stop) = (shutdown.token(), stop.clone());
     shutdown.spawn(name, async move {
-        stop.run_until_cancelled(task).await;
-    });
+        tokio::select! {
+            () = ended.cancelled() => {}
+            () = stop.cancelled() => {}
+            () = task => {}
+        }
+    })
 }
 
 fn link(target: Target, shutdown: &Shutdown) -> Link {

@@ -11,6 +11,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::Scope;
 use super::read::{Found, ReadError, ServerFacts, Unpaced, read, strings};
+use super::share::Share;
 use super::status::SourceStatus;
 use crate::model::actor::{ModelHandle, wall};
 use crate::model::view::SourceState;
@@ -38,6 +39,8 @@ pub struct Poll {
     pub status: Arc<SourceStatus>,
     /// What is learnt of the server.
     pub facts: ServerFacts,
+    /// Which of the deployment's locks it has.
+    pub(super) share: Share,
 }
 
 impl Poll {
@@ -98,6 +101,7 @@ impl Poll {
                 *up = None;
                 self.model.see(self.scope.id, Observation::Down).await;
                 self.status.set(SourceState::Down, reason);
+                self.share.doubt();
             }
         }
     }
@@ -139,15 +143,25 @@ impl Poll {
                         SourceState::On,
                         format!("queues, tokens and readers' markers are not read: {why}"),
                     ),
-                    None if self.status.state() == SourceState::Denied => {
+                    None if [SourceState::Denied, SourceState::Down]
+                        .contains(&self.status.state()) =>
+                    {
                         self.status.set(SourceState::On, "");
                     }
                     None => {}
                 }
                 self.status.succeeded();
+                if self.facts.met_redirect() {
+                    self.share.doubt();
+                }
             }
             // A connection that is gone is told by its state. Nothing is waited for here, so that it is told at once.
             Err(ReadError::Call(CallError::Unsent { .. } | CallError::Lost { .. })) => {}
+            // It loads its data, or its cluster does not serve for the moment.
+            Err(ReadError::Call(CallError::Refused(error))) if error.is_transient() => {
+                self.status.set(SourceState::Down, error.to_string());
+                self.share.doubt();
+            }
             Err(error) => self.status.set(SourceState::Denied, error.to_string()),
         }
     }

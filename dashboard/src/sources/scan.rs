@@ -65,6 +65,8 @@ pub struct Scan {
     pub metrics: ScanMetrics,
     /// What is learnt of the server.
     pub facts: ServerFacts,
+    /// Whether the picture is not whole before its first pass.
+    pub first: bool,
 }
 
 /// What a scan keeps from pass to pass.
@@ -83,6 +85,10 @@ impl Scan {
         let mut pacer = Pacer::new(self.link.clone(), self.facts.clone(), self.settings.rate);
         let mut memory =
             Memory { innocent: None, hasher: RandomState::new(), seen: 0, size: None, passes: 0 };
+        if !self.first {
+            memory.passes = 1;
+            self.status.set_pass(Pass { first: None, round: None });
+        }
         let mut companions_due = Instant::now();
         loop {
             let Some(server) = self.link.up().await else { return };

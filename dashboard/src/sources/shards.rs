@@ -10,11 +10,12 @@ use redisson::HolderId;
 use service_kit::redis_link::Subscriber;
 
 use super::CLIENT_NAME;
+use super::share::Share;
 use super::subscribers::channel;
 use crate::model::Snapshot;
 use crate::model::view::LockView;
 
-/// The most locks of one deployment.
+/// The most locks of one server.
 const MAX_LOCKS: usize = 1_000;
 
 /// Which channels of shards we are subscribed to. Cheap to clone; clones share it.
@@ -39,12 +40,12 @@ impl Shards {
         &self,
         subscriber: &Subscriber,
         snapshot: &Snapshot,
-        deployment: &str,
+        (deployment, share): (&str, &Share),
         sharded: bool,
     ) {
         let mut sets = self.sets();
         let wished = if sharded {
-            wanted(snapshot, deployment, &sets.wished)
+            wanted(snapshot, (deployment, share), &sets.wished)
         } else if sets.wished.is_empty() {
             return;
         } else {
@@ -105,13 +106,21 @@ fn is_listening_dashboard(client: &str) -> bool {
 }
 
 /// The channels worth hearing: those of held locks with problems first, then those that are heard already.
-fn wanted(snapshot: &Snapshot, deployment: &str, known: &HashSet<Vec<u8>>) -> HashSet<Vec<u8>> {
+fn wanted(
+    snapshot: &Snapshot,
+    (deployment, share): (&str, &Share),
+    known: &HashSet<Vec<u8>>,
+) -> HashSet<Vec<u8>> {
     let by_agent = |lock: &LockView| {
         let mut ids = lock.holders.iter().map(|holder| HolderId::parse(holder.id.as_bytes()));
         ids.any(|id| id.is_some_and(|id| id.looks_like_agent()))
     };
     let locks = snapshot.locks().filter(|lock| {
-        &*lock.id.deployment == deployment && lock.confirmed && lock.is_held() && !by_agent(lock)
+        &*lock.id.deployment == deployment
+            && lock.confirmed
+            && lock.is_held()
+            && share.has(&lock.id.name)
+            && !by_agent(lock)
     });
     let mut channels: Vec<_> = locks
         .map(|lock| {
@@ -156,16 +165,16 @@ mod tests {
         for i in 0..MAX_LOCKS + 10 {
             snapshot.put(Arc::new(lock(&format!("l:{i:05}"))));
         }
-        let first = wanted(&snapshot, "main", &HashSet::new());
+        let first = wanted(&snapshot, ("main", &Share::Whole), &HashSet::new());
         assert_eq!(first.len(), MAX_LOCKS);
         snapshot.put(Arc::new(lock("a:new")));
-        assert_eq!(wanted(&snapshot, "main", &first), first);
+        assert_eq!(wanted(&snapshot, ("main", &Share::Whole), &first), first);
         let mut agents = lock("agents");
         let agent = redisson::ClientId::from_random([7; 16]);
         agents.holders[0].id = HolderId::new(agent, 1_700_000_000 << 30).to_string();
         let mut snapshot = Snapshot::empty();
         snapshot.put(Arc::new(agents));
-        assert!(wanted(&snapshot, "main", &HashSet::new()).is_empty());
-        assert!(wanted(&snapshot, "other", &HashSet::new()).is_empty());
+        assert!(wanted(&snapshot, ("main", &Share::Whole), &HashSet::new()).is_empty());
+        assert!(wanted(&snapshot, ("other", &Share::Whole), &HashSet::new()).is_empty());
     }
 }

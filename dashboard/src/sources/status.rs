@@ -1,5 +1,6 @@
 //! How each source fares: on every page, in the API and in metrics.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,9 +9,9 @@ use service_kit::redis_link::{LinkState, LinkStatus, ServerInfo};
 use tokio::sync::watch;
 
 use super::tap::Switch;
-use crate::model::Source;
 use crate::model::actor::wall;
 use crate::model::view::{SourceState, SourceView, WallMillis};
+use crate::model::{ScopeId, Source};
 use crate::views::{Down, Progress, ServerView};
 
 /// One source of one server, or of one of its databases.
@@ -148,6 +149,8 @@ pub struct Server {
     pub node: String,
     /// Whether its locks can be read.
     pub link: watch::Receiver<LinkState>,
+    /// Whether the other nodes of its cluster are looked at too, where it is in one.
+    pub whole: bool,
 }
 
 impl Server {
@@ -183,60 +186,118 @@ impl Server {
     }
 }
 
-/// All of them.
+/// All of them. Those of a cluster's nodes come and go.
 #[derive(Debug, Default)]
-pub struct Sources {
+pub struct Sources(Mutex<Lists>);
+
+#[derive(Debug, Default)]
+struct Lists {
     statuses: Vec<Arc<SourceStatus>>,
-    servers: Vec<Server>,
-    switches: Vec<(Arc<str>, Switch)>,
+    polls: HashMap<ScopeId, Arc<SourceStatus>>,
+    servers: Vec<Arc<Server>>,
+    switches: Vec<(Arc<str>, String, Switch)>,
+    /// What is to be said of a cluster as a whole.
+    clusters: HashMap<Arc<str>, String>,
 }
 
 impl Sources {
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Adds a source.
-    pub fn add(&mut self, deployment: &Arc<str>, node: &str, source: Source) -> Arc<SourceStatus> {
+    pub fn add(&self, deployment: &Arc<str>, node: &str, source: Source) -> Arc<SourceStatus> {
         let status = SourceStatus::new(Arc::clone(deployment), node.to_owned(), source);
         let status = Arc::new(status);
-        self.statuses.push(Arc::clone(&status));
+        self.lists().statuses.push(Arc::clone(&status));
         status
     }
 
-    /// Adds what asks a deployment's reader of MONITOR for a look.
-    pub fn add_switch(&mut self, deployment: &Arc<str>, switch: Switch) {
-        self.switches.push((Arc::clone(deployment), switch));
+    /// Adds the poll of that scope.
+    pub fn add_poll(&self, deployment: &Arc<str>, node: &str, scope: ScopeId) -> Arc<SourceStatus> {
+        let status = self.add(deployment, node, Source::Poll);
+        self.lists().polls.insert(scope, Arc::clone(&status));
+        status
     }
 
-    /// What asks a deployment's reader of MONITOR for a look. Without a name, that of the only one.
+    /// The poll of that scope.
     #[must_use]
-    pub fn switch(&self, deployment: Option<&str>) -> Option<&Switch> {
-        match (deployment, &*self.switches) {
-            (Some(wished), switches) => switches.iter().find(|(name, _)| &**name == wished),
-            (None, [only]) => Some(only),
-            (None, _) => None,
+    pub fn poll(&self, scope: ScopeId) -> Option<Arc<SourceStatus>> {
+        self.lists().polls.get(&scope).cloned()
+    }
+
+    /// Adds what asks a server's reader of MONITOR for a look.
+    pub fn add_switch(&self, deployment: &Arc<str>, node: &str, switch: Switch) {
+        self.lists().switches.push((Arc::clone(deployment), node.to_owned(), switch));
+    }
+
+    /// Asks a deployment's readers of MONITOR for a look; without a name, those of the only one. False where MONITOR is
+    /// switched off, none where it is not known which deployment is meant, or it has no server yet.
+    #[must_use]
+    pub fn watch(&self, deployment: Option<&str>) -> Option<bool> {
+        let lists = self.lists();
+        let first = lists.switches.first().map(|(name, ..)| &**name)?;
+        let wished = deployment.unwrap_or(first);
+        let only = lists.switches.iter().all(|(name, ..)| **name == *wished);
+        if deployment.is_none() && !only {
+            return None;
         }
-        .map(|(_, switch)| switch)
+        let meant = lists.switches.iter().filter(|(name, ..)| **name == *wished);
+        meant.map(|(.., switch)| switch.watch()).reduce(|one, other| one | other)
     }
 
     /// Adds a server.
-    pub fn add_server(&mut self, server: Server) {
-        self.servers.push(server);
+    pub fn add_server(&self, server: Server) {
+        self.lists().servers.push(Arc::new(server));
+    }
+
+    /// A server is looked at no longer.
+    pub fn remove(&self, deployment: &str, node: &str) {
+        let lists = &mut *self.lists();
+        lists.statuses.retain(|status| *status.deployment != *deployment || status.node != node);
+        lists.polls.retain(|_, status| *status.deployment != *deployment || status.node != node);
+        lists.servers.retain(|server| *server.deployment != *deployment || server.node != node);
+        lists.switches.retain(|(of, at, _)| **of != *deployment || at != node);
+    }
+
+    /// Says what is amiss with a cluster as a whole, or that nothing is.
+    pub fn tell_cluster(&self, deployment: &Arc<str>, amiss: Option<String>) {
+        let clusters = &mut self.lists().clusters;
+        match amiss {
+            Some(amiss) => clusters.insert(Arc::clone(deployment), amiss),
+            None => clusters.remove(deployment),
+        };
+    }
+
+    /// Whether all keys of a deployment have been passed over once.
+    #[must_use]
+    pub fn is_passed_over(&self, deployment: &str) -> bool {
+        let lists = self.lists();
+        let mut scans = lists
+            .statuses
+            .iter()
+            .filter(|status| status.source == Source::Scan && *status.deployment == *deployment);
+        let some = scans.clone().next().is_some();
+        some && scans.all(|status| status.pass().first.is_none())
     }
 
     /// Every source.
     #[must_use]
-    pub fn statuses(&self) -> &[Arc<SourceStatus>] {
-        &self.statuses
+    pub fn statuses(&self) -> Vec<Arc<SourceStatus>> {
+        self.lists().statuses.clone()
     }
 
     /// Every server.
     #[must_use]
-    pub fn servers(&self) -> &[Server] {
-        &self.servers
+    pub fn servers(&self) -> Vec<Arc<Server>> {
+        self.lists().servers.clone()
     }
 
     /// Every source, as shown.
     #[must_use]
     pub fn views(&self) -> Vec<SourceView> {
-        let mut views: Vec<SourceView> = self.statuses.iter().map(|status| status.view()).collect();
+        let statuses = self.statuses();
+        let mut views: Vec<SourceView> = statuses.iter().map(|status| status.view()).collect();
         let place = |view: &SourceView| Source::ALL.iter().position(|s| s.as_str() == view.source);
         views.sort_by_key(place);
         views
@@ -245,13 +306,14 @@ impl Sources {
     /// Every server, as shown.
     #[must_use]
     pub fn server_views(&self) -> Vec<ServerView> {
-        self.servers.iter().map(Server::view).collect()
+        self.servers().iter().map(|server| server.view()).collect()
     }
 
     /// How far the first passes have come, together; none once they are through.
     #[must_use]
     pub fn first_scan(&self) -> Option<Progress> {
-        let firsts = self.statuses.iter().filter_map(|status| status.pass().first);
+        let statuses = self.statuses();
+        let firsts = statuses.iter().filter_map(|status| status.pass().first);
         firsts.reduce(|a, b| Progress {
             seen: a.seen + b.seen,
             of: a.of.zip(b.of).map(|(a, b)| a + b),
@@ -261,19 +323,24 @@ impl Sources {
     /// What is not seen by the sources as they are now, a sentence each.
     #[must_use]
     pub fn limits(&self) -> Vec<String> {
-        let in_cluster = |server: &&Server| server.info().is_some_and(|info| info.cluster);
-        let mut limits: Vec<String> = self
-            .servers
-            .iter()
-            .filter(in_cluster)
-            .map(|Server { deployment, node, .. }| {
-                format!(
-                    "{deployment} ({node}): it is one node of a cluster, and only the locks in its slots are seen; \
-                     name each master by a --redis-url of its own."
-                )
-            })
-            .collect();
-        for status in &self.statuses {
+        let part =
+            |server: &&Arc<Server>| !server.whole && server.info().is_some_and(|info| info.cluster);
+        let servers = self.servers();
+        let parts = servers.iter().filter(part).map(|server| {
+            format!(
+                "{} ({}): it is one node of a cluster, and only the locks in its slots are seen; \
+                 redis+cluster:// in its --redis-url finds the others.",
+                server.deployment, server.node
+            )
+        });
+        let mut limits: Vec<String> = parts.collect();
+        limits.extend(
+            self.lists()
+                .clusters
+                .iter()
+                .map(|(deployment, amiss)| format!("{deployment}: {amiss}.")),
+        );
+        for status in self.statuses() {
             let at = format!("{} ({})", status.deployment, status.node);
             match (status.source, status.state()) {
                 (Source::Channels | Source::Subscribers, SourceState::On)

@@ -14,8 +14,9 @@ use tokio::time::Instant;
 
 use super::read::integer;
 use super::shards::Shards;
+use super::share::Share;
 use super::status::SourceStatus;
-use super::{AGAIN, rest};
+use super::{AGAIN, Scope, rest};
 use crate::model::actor::{Hub, ModelHandle, now, wall};
 use crate::model::view::{LockView, SourceState};
 use crate::model::{Observation, ScopeId};
@@ -27,11 +28,11 @@ const NAMES: usize = 500;
 /// Commands in one round; further locks have their turn in the next ones.
 const COMMANDS: usize = 4;
 
-/// The counter of one deployment. Channels know no databases, so that a name in several of them is counted once.
+/// The counter of one server. Channels know no databases, so that a name in several of them is counted once.
 #[derive(Debug)]
 pub struct Subscribers {
-    /// Which.
-    pub deployment: Arc<str>,
+    /// Its databases.
+    pub scopes: Vec<Scope>,
     /// A connection to its server.
     pub link: Link,
     /// Where counts go.
@@ -40,6 +41,8 @@ pub struct Subscribers {
     pub hub: Arc<Hub>,
     /// The channels of shards that dashboards are subscribed to.
     pub shards: Shards,
+    /// Which of the deployment's locks the server has.
+    pub(super) share: Share,
     /// How it fares.
     pub status: Arc<SourceStatus>,
 }
@@ -80,9 +83,9 @@ impl Subscribers {
         let mut awaited = Vec::new();
         let mut others = Vec::new();
         for lock in snapshot.locks().filter(|lock| self.counts(lock)) {
-            let Some(scope) = self.model.scope(&lock.id.deployment, lock.id.db) else { continue };
+            let Some(scope) = self.scopes.iter().find(|scope| scope.has(lock)) else { continue };
             let asked = Asked {
-                scope,
+                scope: scope.id,
                 name: lock.id.name.clone(),
                 channel: channel(lock),
                 was_awaited: lock.waiting > 0,
@@ -107,10 +110,10 @@ impl Subscribers {
     }
 
     fn counts(&self, lock: &LockView) -> bool {
-        lock.id.deployment == self.deployment
-            && lock.confirmed
+        lock.confirmed
             && lock.kind != Kind::Fair.as_str()
             && (lock.is_held() || lock.waiting > 0)
+            && self.share.has(&lock.id.name)
     }
 
     async fn count(&self, asked: Vec<Asked>, cluster: bool) -> Result<(), CallError> {

@@ -2,6 +2,7 @@
 
 mod browser;
 mod browsing;
+mod cluster;
 mod description;
 mod found;
 mod living;

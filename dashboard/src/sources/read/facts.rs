@@ -1,6 +1,6 @@
 //! What reading teaches of a server beyond its locks.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::model::actor::wall;
@@ -13,6 +13,7 @@ pub struct ServerFacts(Arc<Facts>);
 struct Facts {
     beside_denied: Mutex<Option<String>>,
     ahead_ms: AtomicI64,
+    redirected: AtomicBool,
 }
 
 impl ServerFacts {
@@ -36,6 +37,16 @@ impl ServerFacts {
     /// A new connection: what was denied may be allowed now.
     pub fn forget_denials(&self) {
         *self.0.beside_denied.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Another node of its cluster has a key that it was asked for, or is about to.
+    pub fn note_redirect(&self) {
+        self.0.redirected.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that has happened since the last call.
+    pub fn met_redirect(&self) -> bool {
+        self.0.redirected.swap(false, Ordering::Relaxed)
     }
 
     /// How far its clock is ahead of ours, in milliseconds; behind where negative.

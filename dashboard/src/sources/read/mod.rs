@@ -85,7 +85,8 @@ pub struct Found {
     pub reading: Reading,
 }
 
-/// Reads keys. What could not be read for good because it kept changing is left out.
+/// Reads keys. What could not be read for good because it kept changing, or stands at another node of a cluster, is left
+/// out.
 ///
 /// # Errors
 /// When the connection fails, or the account may not run a command at all.
@@ -128,6 +129,11 @@ pub async fn discover(
     }
     transactions(caller, jobs, &mut found).await?;
     Ok(found)
+}
+
+/// Whether another node of a cluster has the key: then nothing was learnt of it.
+fn is_elsewhere(reply: &Result<Value, ServerError>) -> bool {
+    reply.as_ref().is_err_and(|error| error.redirect().is_some())
 }
 
 fn command(verb: &str, key: &[u8]) -> Cmd {

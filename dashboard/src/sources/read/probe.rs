@@ -4,7 +4,7 @@ use redisson::{LockName, keys, shape};
 
 use super::reply::{integer, is_of, no_lock, no_lock_but, other, permitted, strings, too_large};
 use super::transaction::Job;
-use super::{Caller, Found, Known, ReadError, ReadRequest, ask, command};
+use super::{Caller, Found, Known, ReadError, ReadRequest, ask, command, is_elsewhere};
 use crate::model::observation::Beside;
 use crate::model::{Reading, Stamp};
 
@@ -36,11 +36,20 @@ pub(super) async fn probe(
     for request in requests {
         let length = replies.next().ok_or(ReadError::Odd("HLEN"))?;
         let mut queued = false;
+        let elsewhere = is_elsewhere(&length);
         if with_queue {
             let (queue, deadlines) = (replies.next(), replies.next());
+            if elsewhere {
+                facts.note_redirect();
+                continue;
+            }
             for (reply, of) in [(queue, "list"), (deadlines, "zset")] {
                 queued |= is_of(&permitted(reply.ok_or(ReadError::Odd("TYPE"))?)?, of);
             }
+        }
+        if elsewhere {
+            facts.note_redirect();
+            continue;
         }
         let name = request.name.clone();
         let reading = match permitted(length)? {
@@ -75,6 +84,9 @@ pub(super) async fn probe(
     let mut candidates = Vec::new();
     let mut tokens = Vec::new();
     for ((name, token), reply) in hashes.into_iter().zip(replies) {
+        if is_elsewhere(&reply) {
+            continue;
+        }
         let fields = permitted(reply)?.map(|value| strings(&value).unwrap_or_default());
         match fields {
             Ok(fields) if fields.is_empty() => {

@@ -13,7 +13,7 @@ use super::probe::lengths;
 use super::reply::{
     concerns_key, integer, no_lock, optional_strings, other, permitted, signed, strings, too_large,
 };
-use super::{Caller, Found, Known, ReadError, ServerFacts, ask, command};
+use super::{Caller, Found, Known, ReadError, ServerFacts, ask, command, is_elsewhere};
 use crate::model::Reading;
 use crate::model::observation::Beside;
 
@@ -101,13 +101,18 @@ pub(super) async fn transactions(
             for (job, (size, own)) in jobs.into_iter().zip(sizes) {
                 let mut block: Vec<_> = replies.by_ref().take(size).collect();
                 let exec = block.pop();
+                if block.iter().take(own).any(is_elsewhere) {
+                    caller.facts().note_redirect();
+                    continue;
+                }
                 let beside_refused =
                     block.iter().position(Result::is_err).is_some_and(|i| i >= own);
                 let refused = block.into_iter().find_map(Result::err);
                 if let Some(error) = refused.as_ref().filter(|_| beside_refused)
                     && !error.is_transient()
                 {
-                    if !concerns_key(error) {
+                    // Of a slot that is moving some keys are here and some are not.
+                    if !concerns_key(error) && error.redirect().is_none() {
                         caller.facts().deny_beside(&error.to_string());
                     }
                     again.push((Job { beside: None, ..job }, Need::Same));

@@ -141,7 +141,7 @@ mod tests {
     struct Deaf;
 
     impl actor::Listener for Deaf {
-        fn effect(&mut self, _: ScopeId, _: crate::model::Effect) {}
+        fn effect(&mut self, _: &Arc<str>, _: crate::model::Effect) {}
         fn lag(&mut self, _: ScopeId, _: Duration) {}
     }
 

@@ -1,5 +1,6 @@
 //! The cluster as one of its nodes sees it.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use redis::cmd;
@@ -40,6 +41,11 @@ impl Slots {
     #[must_use]
     pub fn masters(&self) -> &[Address] {
         &self.masters
+    }
+
+    /// The slots that are served, each range with its master.
+    pub fn ranges(&self) -> impl Iterator<Item = (RangeInclusive<u16>, &Address)> {
+        self.ranges.iter().map(|range| (range.first..=range.last, &self.masters[range.master]))
     }
 
     /// How many slots nobody serves.
@@ -195,6 +201,9 @@ mod tests {
         assert_eq!(owner(5_461).as_deref(), Some("b:2"));
         assert_eq!(owner(16_383).as_deref(), Some("b:2"));
         assert_eq!(view.slots.unserved(), 1);
+        let ranges = view.slots.ranges().map(|(range, node)| (range, node.to_string()));
+        let expected = [(0..=5_459, "seed:7".to_owned()), (5_461..=16_383, "b:2".to_owned())];
+        assert_eq!(ranges.collect::<Vec<_>>(), expected);
         assert_eq!(view.slots.masters().len(), 2);
         assert_eq!(
             view.replicas.iter().map(ToString::to_string).collect::<Vec<_>>(),

@@ -1,0 +1,348 @@
+//! The nodes of a cluster in the model: each is a scope of its own, of the same deployment, and a lock stands in that of
+//! the node which serves its slot.
+//!
+//! What hangs on a server, such as whether it can be read or how far its clock is off, is thus known of each node, and a
+//! lock that is nobody's for the moment stays where it was last. Others know one scope for the whole deployment, the
+//! *front*, which has no locks: what is told or asked there of a lock goes on to its node.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use redisson::slot::{SLOTS, slot};
+use redisson::{LockName, Moment};
+
+use super::observation::Served;
+use super::scope::{Restart, Scope, Why};
+use super::view::WallMillis;
+use super::{Model, Observation, ScopeId};
+
+/// One cluster.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    /// The node of each slot, the last one that had it where none has it now.
+    owners: Box<[Option<ScopeId>]>,
+    /// The nodes that are looked at.
+    pub(super) nodes: Vec<ScopeId>,
+    /// Nodes that are looked at no longer; their scopes are used again once nothing is left in them.
+    left: Vec<ScopeId>,
+    spare: Vec<ScopeId>,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let owners = vec![None; usize::from(SLOTS)].into_boxed_slice();
+        Self { owners, nodes: Vec::new(), left: Vec::new(), spare: Vec::new() }
+    }
+
+    fn owner(&self, name: &LockName) -> Option<ScopeId> {
+        self.owners.get(usize::from(slot(name.as_bytes()))).copied().flatten()
+    }
+}
+
+impl Model {
+    /// The scope where a lock stands of which something was told in `scope`.
+    pub(super) fn home(&self, scope: ScopeId, name: &LockName) -> ScopeId {
+        if self.clusters.is_empty() {
+            return scope;
+        }
+        let front = self.scopes[scope.0].front.unwrap_or(scope);
+        let owner = self.clusters.get(&front).map(|cluster| cluster.owner(name));
+        owner.map_or(scope, |owner| owner.unwrap_or(front))
+    }
+
+    /// The scope that what was seen is about; none where a node tells of a lock that is no longer its own.
+    pub(super) fn addressed(&self, scope: ScopeId, seen: &Observation) -> Option<ScopeId> {
+        match seen {
+            Observation::Read { name, .. } => {
+                Some(scope).filter(|_| self.home(scope, name) == scope)
+            }
+            Observation::Changed { name, .. }
+            | Observation::Companion { name }
+            | Observation::Forcing { name, .. }
+            | Observation::Acted { name, .. }
+            | Observation::Acknowledged { name, .. } => Some(self.home(scope, name)),
+            _ => Some(scope),
+        }
+    }
+
+    /// A node more is looked at, of the cluster with this front.
+    pub fn join(&mut self, front: ScopeId, now: Moment) -> ScopeId {
+        let Scope { deployment, db, .. } = &self.scopes[front.0];
+        let mut scope = Scope::new(Arc::clone(deployment), *db, self.settings.poll_rate, now);
+        scope.front = Some(front);
+        scope.cluster = true;
+        let cluster = self.clusters.entry(front).or_insert_with(Cluster::new);
+        let id = cluster.spare.pop().unwrap_or(ScopeId(self.scopes.len()));
+        cluster.nodes.push(id);
+        match self.scopes.get_mut(id.0) {
+            Some(place) => *place = scope,
+            None => self.scopes.push(scope),
+        }
+        id
+    }
+
+    /// A node is looked at no longer. Locks that no other node has taken over stay, as they were last seen.
+    pub fn leave(&mut self, node: ScopeId) {
+        self.observe(node, Observation::Tapping { on: false, at: self.ticked });
+        self.observe(node, Observation::Down);
+        let Some(front) = self.scopes[node.0].front else { return };
+        if let Some(cluster) = self.clusters.get_mut(&front) {
+            cluster.nodes.retain(|other| *other != node);
+            cluster.left.push(node);
+        }
+        self.reclaim(front);
+        self.note_passes(front);
+    }
+
+    /// Which node serves what from now on. Locks go where their slots have gone: what is lost on the way is found out by
+    /// reading them there, and is no doing of their holders.
+    pub(super) fn served(&mut self, front: ScopeId, served: &Served) {
+        let Some(cluster) = self.clusters.get_mut(&front) else { return };
+        for (range, node) in &served.by {
+            for slot in RangeInclusive::clone(range) {
+                if let Some(owner) = cluster.owners.get_mut(usize::from(slot)) {
+                    *owner = Some(*node);
+                }
+            }
+        }
+        let cluster = &self.clusters[&front];
+        let known = cluster.nodes.iter().chain(&cluster.left).copied();
+        let known: Vec<ScopeId> = known.chain([front]).collect();
+        for from in known {
+            let names = self.scopes[from.0].locks.keys();
+            let mut gone: Vec<LockName> =
+                names.filter(|name| self.home(from, name) != from).cloned().collect();
+            gone.sort_unstable();
+            let over = self.clusters[&front].left.contains(&from) || served.over.contains(&from);
+            for name in &gone {
+                self.carry(from, name, (served.at, served.wall), over);
+            }
+        }
+        self.reclaim(front);
+        self.note_passes(front);
+    }
+
+    /// Takes a lock with all that is known of it to the node that has it now.
+    fn carry(
+        &mut self,
+        from: ScopeId,
+        name: &LockName,
+        (at, wall): (Moment, WallMillis),
+        over: bool,
+    ) {
+        let to = self.home(from, name);
+        let source = &mut self.scopes[from.0];
+        let Some(mut kept) = source.locks.remove(name) else { return };
+        source.schedule.forget(name);
+        source.contended.remove(name);
+        source.awaited.remove(name);
+        source.news.remove(name);
+        let acknowledged = source.acknowledged.remove(name);
+        if let Some(free) = kept.free.take() {
+            source.free.remove(&(free, name.clone()));
+        }
+        if let Some(Restart { why: Why::Moved { names, .. }, .. }) = &mut source.restart {
+            names.remove(name);
+        }
+        // Who was granted it on the way, or gave up, was not shown here.
+        kept.record.untapped();
+        let target = &mut self.scopes[to.0];
+        target.locks.insert(name.clone(), kept);
+        if acknowledged {
+            target.acknowledged.insert(name.clone());
+        }
+        target.news.insert(name.clone());
+        match &mut target.restart {
+            Some(restart) => restart.moved(name, at, over),
+            none => *none = Some(Restart::of_move(name, at, wall, over)),
+        }
+        self.settle(to, name);
+        if let Some(target) = self.scopes.get_mut(to.0).filter(|to| to.locks.contains_key(name)) {
+            target.schedule.set(name, at);
+        }
+    }
+
+    /// Makes scopes of nodes that have left ready for others, where nothing is left in them.
+    fn reclaim(&mut self, front: ScopeId) {
+        let Some(cluster) = self.clusters.get_mut(&front) else { return };
+        let scopes = &self.scopes;
+        let empty: Vec<ScopeId> =
+            cluster.left.extract_if(.., |node| scopes[node.0].is_empty()).collect();
+        for node in &empty {
+            for owner in cluster.owners.iter_mut().filter(|owner| **owner == Some(*node)) {
+                *owner = None;
+            }
+        }
+        cluster.spare.extend(empty);
+    }
+
+    /// Once all nodes have been passed over the whole cluster has been, and stays so: what a new node has came from others.
+    pub(super) fn note_passes(&mut self, front: ScopeId) -> bool {
+        let Some(cluster) = self.clusters.get(&front) else { return false };
+        let began = cluster.nodes.iter().map(|node| self.scopes[node.0].pass_began);
+        let Some(first) = began.min().flatten() else { return false };
+        let front = &mut self.scopes[front.0];
+        let new = front.pass_began.is_none();
+        front.pass_began = Some(front.pass_began.unwrap_or(first));
+        self.stale |= new;
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::tests::{MAIN, absent, at, held, model, name, stamp};
+    use super::super::view::{LockId, State};
+    use super::*;
+    use crate::model::{Reading, Source};
+
+    /// A cluster of two nodes that share the slots, and can be read since the beginning.
+    fn of_two() -> (Model, [ScopeId; 2]) {
+        let mut model = model();
+        let nodes = [model.join(MAIN, at(0)), model.join(MAIN, at(0))];
+        for node in nodes {
+            up(&mut model, node, 0);
+        }
+        serve(&mut model, &[(0..=8_191, nodes[0]), (8_192..=16_383, nodes[1])], &[], 0);
+        (model, nodes)
+    }
+
+    fn up(model: &mut Model, node: ScopeId, ms: u64) {
+        let wall = WallMillis(ms);
+        let up = Observation::Up { at: at(ms), wall, run_id: Some("r".into()), cluster: true };
+        model.observe(node, up);
+    }
+
+    fn serve(model: &mut Model, by: &[(RangeInclusive<u16>, ScopeId)], over: &[ScopeId], ms: u64) {
+        let (by, over) = (by.to_vec(), over.to_vec());
+        model.observe(
+            MAIN,
+            Observation::Served(Served { by, over, at: at(ms), wall: WallMillis(ms) }),
+        );
+    }
+
+    fn read(model: &mut Model, node: ScopeId, lock: &str, ms: u64, reading: Reading) {
+        let source = Source::Poll;
+        model.observe(
+            node,
+            Observation::Read { name: name(lock), stamp: stamp(ms), source, reading },
+        );
+    }
+
+    fn state(model: &mut Model, lock: &str) -> Option<State> {
+        model.publish(WallMillis(0));
+        let id = LockId { deployment: Arc::from("main"), db: 0, name: name(lock) };
+        model.snapshot.get(&id).map(|lock| lock.state)
+    }
+
+    /// Names of locks whose slots are in the first half, and in the second.
+    fn names(first: bool) -> impl Iterator<Item = String> {
+        (0..).map(|i| format!("l:{i}")).filter(move |name| (slot(name.as_bytes()) < 8_192) == first)
+    }
+
+    #[test]
+    fn a_lock_stands_at_the_node_of_its_slot_and_freezes_with_it() {
+        let (mut model, nodes) = of_two();
+        let (a, b) = (names(true).next().unwrap(), names(false).next().unwrap());
+        read(&mut model, nodes[0], &a, 1, held(1, 1, Some(30_000)));
+        read(&mut model, nodes[1], &b, 1, held(1, 1, Some(30_000)));
+        // What a node says of a lock that is not its own counts for nothing.
+        read(&mut model, nodes[0], &b, 2, absent());
+        assert_eq!(state(&mut model, &a), Some(State::Held));
+        assert_eq!(state(&mut model, &b), Some(State::Held));
+        // A message may be heard at any node, and the lock is read at its own.
+        let names = vec![name(&b)];
+        model
+            .observe(nodes[0], Observation::Released { names, at: at(500), wall: WallMillis(500) });
+        let due = |model: &mut Model, node| -> Vec<LockName> {
+            model.due(node, at(800), 10).into_iter().map(|read| read.name).collect()
+        };
+        assert!(!due(&mut model, nodes[0]).contains(&name(&b)));
+        assert!(due(&mut model, nodes[1]).contains(&name(&b)));
+        model.observe(nodes[1], Observation::Down);
+        assert_eq!(state(&mut model, &a), Some(State::Held));
+        assert_eq!(state(&mut model, &b), Some(State::Unknown));
+    }
+
+    #[test]
+    fn the_picture_is_whole_once_every_node_has_been_passed_over_and_stays_so() {
+        let (mut model, nodes) = of_two();
+        let pass = |model: &mut Model, node| {
+            model.observe(node, Observation::PassEnded { started: at(1), wall: WallMillis(1) });
+            model.publish(WallMillis(1));
+            model.snapshot.complete
+        };
+        assert!(!pass(&mut model, nodes[0]));
+        assert!(pass(&mut model, nodes[1]));
+        model.join(MAIN, at(2));
+        assert!(pass(&mut model, nodes[0]));
+    }
+
+    #[test]
+    fn what_a_failover_loses_is_one_notice_and_no_lock_is_taken_for_expired() {
+        let (mut model, nodes) = of_two();
+        let locks: Vec<String> = names(true).take(20).collect();
+        // Renewed, and near their end when the node is lost.
+        for lock in &locks {
+            read(&mut model, nodes[0], lock, 1, held(1, 1, Some(30_000)));
+            read(&mut model, nodes[0], lock, 10_001, held(1, 1, Some(30_000)));
+            read(&mut model, nodes[0], lock, 39_900, held(1, 1, Some(101)));
+        }
+        let next = model.join(MAIN, at(39_950));
+        up(&mut model, next, 0);
+        let all = [(0..=8_191, next), (8_192..=16_383, nodes[1])];
+        serve(&mut model, &all, &[nodes[0]], 40_000);
+        model.leave(nodes[0]);
+        assert_eq!(model.due(next, at(40_001), 100).len(), 20, "each is read there at once");
+        for (i, lock) in locks.iter().enumerate() {
+            model.tick(at(40_002));
+            assert!(model.notices.is_empty());
+            let reading = if i < 15 { absent() } else { held(1, 1, Some(30_000)) };
+            read(&mut model, next, lock, 40_003, reading);
+        }
+        model.tick(at(40_010));
+        let text = &model.notices[0].text;
+        assert!(text.contains("20 known locks") && text.contains("15 of those held"), "{text}");
+        assert_eq!(model.notices.len(), 1);
+        assert_eq!(state(&mut model, &locks[0]), Some(State::Free));
+        assert_eq!(state(&mut model, &locks[19]), Some(State::Held));
+        assert!(model.snapshot.locks().all(|lock| lock.problems.is_empty()));
+        assert_eq!(model.join(MAIN, at(40_011)), nodes[0], "its place is another's now");
+    }
+
+    #[test]
+    fn slots_that_are_moved_take_their_locks_along_and_only_what_is_lost_is_told() {
+        let (mut model, nodes) = of_two();
+        let mut two = names(true);
+        let (stays, goes) = (two.next().unwrap(), two.next().unwrap());
+        for lock in [&stays, &goes] {
+            read(&mut model, nodes[0], lock, 1, held(1, 1, Some(30_000)));
+        }
+        let moved = slot(goes.as_bytes());
+        serve(&mut model, &[(moved..=moved, nodes[1])], &[], 100);
+        read(&mut model, nodes[0], &goes, 101, absent());
+        assert_eq!(
+            state(&mut model, &goes),
+            Some(State::Held),
+            "it is no longer that node's to tell"
+        );
+        read(&mut model, nodes[1], &goes, 102, held(1, 2, Some(29_000)));
+        model.tick(at(200));
+        assert!(model.notices.is_empty(), "{:?}", model.notices);
+        serve(&mut model, &[(moved..=moved, nodes[0])], &[], 300);
+        read(&mut model, nodes[0], &goes, 301, absent());
+        model.tick(at(400));
+        assert!(model.notices[0].text.contains("1 of those held"), "{:?}", model.notices);
+        assert_eq!(state(&mut model, &stays), Some(State::Held));
+        // Nobody has the slots of a node that is gone: what is known of its locks stays.
+        read(&mut model, nodes[0], &stays, 500, held(1, 1, Some(30_000)));
+        model.leave(nodes[0]);
+        assert_eq!(state(&mut model, &stays), Some(State::Unknown));
+        assert_eq!(model.due(nodes[0], at(60_000), 10), []);
+        let kept = Duration::from_secs(3_600);
+        model.tick(at(500) + kept);
+        assert_eq!(state(&mut model, &stays), Some(State::Unknown));
+    }
+}

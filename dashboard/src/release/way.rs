@@ -1,0 +1,136 @@
+//! How a release reaches its server: by a connection that stands, or in a cluster by one to the master that has the lock's
+//! slot, made for it and led on where the slot is elsewhere by now.
+
+use std::time::Duration;
+
+use redis::Value;
+use redisson::script::{Call, Publish};
+use redisson::{LockName, slot};
+use service_kit::redis_link::{
+    Address, CallError, Cluster, ClusterOptions, ClusterTarget, Link, LinkOptions, LinkStatus,
+};
+use service_kit::shutdown::Shutdown;
+
+use super::PATIENCE;
+use crate::sources::CLIENT_NAME;
+
+/// How often one script is led on: nodes that differ may send it round in circles.
+const HOPS: usize = 3;
+
+/// How the locks of one database are released.
+#[derive(Debug)]
+pub(super) enum Way {
+    /// By a connection to its server.
+    Server(Link),
+    /// By one to whoever has the slot.
+    Cluster(Nodes),
+}
+
+/// The nodes of a cluster.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    cluster: Cluster,
+    shutdown: Shutdown,
+}
+
+impl Nodes {
+    pub(super) fn new(target: ClusterTarget, shutdown: &Shutdown) -> Self {
+        let options = ClusterOptions {
+            name: CLIENT_NAME.to_owned(),
+            connect_timeout: PATIENCE,
+            response_timeout: PATIENCE,
+        };
+        let cluster = Cluster::start(target, options, shutdown);
+        Self { cluster, shutdown: shutdown.clone() }
+    }
+
+    /// A connection to a node, once it stands.
+    async fn link(&self, address: &Address) -> Result<Link, CallError> {
+        let target = self.cluster.target().node(address.clone());
+        let link = Link::start(target, options(), &self.shutdown);
+        let up = tokio::time::timeout(PATIENCE, link.up()).await;
+        if up.ok().flatten().is_some() {
+            return Ok(link);
+        }
+        self.cluster.refresh();
+        let status = link.state().borrow().status.clone();
+        Err(unsent(match status {
+            LinkStatus::Down { reason, .. } => format!("{address}: {reason}"),
+            LinkStatus::Up(_) => format!("{address} answers too late"),
+        }))
+    }
+
+    async fn send(
+        &self,
+        name: &LockName,
+        make: impl Fn(Publish) -> Call,
+    ) -> Result<Value, CallError> {
+        let slot = slot(name.as_bytes());
+        let owner = {
+            let state = self.cluster.state();
+            let state = state.borrow();
+            state.slots.owner(slot).cloned().ok_or_else(|| {
+                let trouble = state.trouble.as_deref().unwrap_or("it has just been asked");
+                unsent(format!("no node is known to serve slot {slot}: {trouble}"))
+            })
+        };
+        let mut address = owner?;
+        let mut asking = false;
+        for _ in 0..=HOPS {
+            let link = self.link(&address).await?;
+            let call = make(publish(&link));
+            let (source, sha) = (call.script.source, call.script.sha());
+            let (keys, args) = (call.keys.iter(), call.args.iter());
+            let sent = link.script_at(source, sha, keys, args, asking).await;
+            let redirect = match &sent {
+                Err(CallError::Refused(error)) => error.redirect(),
+                _ => None,
+            };
+            let Some(redirect) = redirect else { return sent };
+            self.cluster.refresh();
+            asking = redirect.ask;
+            address = self.cluster.address(&redirect.host, redirect.port, &address);
+        }
+        Err(unsent("the nodes of the cluster do not agree who has the slot".to_owned()))
+    }
+}
+
+impl Way {
+    /// Sends the script for that lock, made for how its messages are to be published.
+    pub(super) async fn send(
+        &self,
+        name: &LockName,
+        make: impl Fn(Publish) -> Call,
+    ) -> Result<Value, CallError> {
+        match self {
+            Self::Server(link) => {
+                let call = make(publish(link));
+                let (source, sha) = (call.script.source, call.script.sha());
+                link.script(source, sha, call.keys.iter(), call.args.iter()).await
+            }
+            Self::Cluster(nodes) => nodes.send(name, make).await,
+        }
+    }
+}
+
+/// Since Redis 7 a cluster has sharded messages, and Redisson may listen to either sort.
+fn publish(link: &Link) -> Publish {
+    match &link.state().borrow().status {
+        LinkStatus::Up(info) if info.has_shards() => Publish::Both,
+        LinkStatus::Up(_) | LinkStatus::Down { .. } => Publish::Plain,
+    }
+}
+
+/// How connections behave by which something is released.
+pub(super) fn options() -> LinkOptions {
+    LinkOptions {
+        response_timeout: PATIENCE,
+        connect_timeout: Duration::from_secs(2),
+        writable: true,
+        ..LinkOptions::new(CLIENT_NAME)
+    }
+}
+
+fn unsent(reason: String) -> CallError {
+    CallError::Unsent { reason }
+}

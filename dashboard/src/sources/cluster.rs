@@ -1,0 +1,218 @@
+//! The masters of a cluster, each looked at as a server of its own: found, followed when slots move or a replica takes
+//! over, and left when they serve nothing any more.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use service_kit::clock;
+use service_kit::redis_link::{
+    Address, Cluster, ClusterOptions, ClusterState, ClusterTarget, Deployment, Link, LinkState,
+    LinkStatus,
+};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::share::{Nodes, Share};
+use super::status::Server;
+use super::{CLIENT_NAME, Common, PATIENCE, Place, Scope};
+use crate::config;
+use crate::model::actor::{now, wall};
+use crate::model::{Observation, ScopeId, Served};
+
+/// The most masters that are looked at: each has connections and metrics of its own.
+const MOST: usize = 64;
+/// How often it is looked which of them answer.
+const LOOK_EACH: Duration = Duration::from_secs(1);
+
+/// What follows one cluster.
+pub(super) struct Follower {
+    common: Common,
+    deployment: Arc<str>,
+    front: ScopeId,
+    cluster: Cluster,
+    /// How the nodes are reached for MONITOR.
+    monitor: ClusterTarget,
+    nodes: Arc<Nodes>,
+    running: BTreeMap<Address, Node>,
+    /// Stands for the cluster until it has told of its nodes.
+    unknown: Option<(String, watch::Sender<LinkState>)>,
+}
+
+/// A master that is looked at.
+struct Node {
+    scope: ScopeId,
+    link: Link,
+    tasks: Vec<JoinHandle<()>>,
+    stop: DropGuard,
+}
+
+impl Follower {
+    /// Begins to ask the nodes that are named; none where the deployment is no cluster.
+    pub(super) fn new(
+        common: &Common,
+        deployment: &config::Deployment,
+        front: ScopeId,
+    ) -> Option<Self> {
+        let (Deployment::Cluster(target), Deployment::Cluster(monitor)) =
+            (&deployment.target, &deployment.monitor)
+        else {
+            return None;
+        };
+        let options = ClusterOptions {
+            name: CLIENT_NAME.to_owned(),
+            connect_timeout: PATIENCE,
+            response_timeout: PATIENCE,
+        };
+        let cluster = Cluster::start(target.clone(), options, &common.shutdown);
+        let named = config::node_of(&deployment.target);
+        let status = LinkStatus::Down {
+            reason: "not connected yet".to_owned(),
+            since_micros: clock::boot_micros(),
+        };
+        let (sender, link) = watch::channel(LinkState { generation: 0, status });
+        common.sources.add_server(Server {
+            deployment: Arc::clone(&deployment.name),
+            node: named.clone(),
+            link,
+            whole: true,
+        });
+        Some(Self {
+            common: common.clone(),
+            deployment: Arc::clone(&deployment.name),
+            front,
+            nodes: Arc::new(Nodes::new(cluster.clone())),
+            cluster,
+            monitor: monitor.clone(),
+            running: BTreeMap::new(),
+            unknown: Some((named, sender)),
+        })
+    }
+
+    /// Follows it, until the end.
+    pub(super) async fn run(mut self) {
+        let mut state = self.cluster.state();
+        let mut look = interval(LOOK_EACH);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                changed = state.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let told = state.borrow_and_update().clone();
+                    self.follow(told).await;
+                }
+                _ = look.tick() => {}
+            }
+            self.look();
+        }
+    }
+
+    /// The nodes have been asked.
+    async fn follow(&mut self, told: ClusterState) {
+        let masters = told.slots.masters();
+        if let Some((_, sender)) = &self.unknown {
+            let reason = told.trouble.clone().unwrap_or_else(|| "no node serves a slot".to_owned());
+            sender.send_modify(|state| {
+                if let LinkStatus::Down { reason: known, .. } = &mut state.status {
+                    *known = reason;
+                }
+            });
+        }
+        if masters.is_empty() {
+            return;
+        }
+        for address in masters {
+            if self.running.len() < MOST && !self.running.contains_key(address) {
+                self.start(address).await;
+            }
+        }
+        if let Some((named, _)) = self.unknown.take() {
+            self.common.sources.remove(&self.deployment, &named);
+        }
+        let gone: Vec<Address> =
+            self.running.keys().filter(|address| !masters.contains(address)).cloned().collect();
+        let links = self.running.iter().filter(|(address, _)| !gone.contains(address));
+        let links: HashMap<_, _> =
+            links.map(|(address, node)| (address.clone(), node.link.clone())).collect();
+        self.nodes.set(Arc::clone(&told.slots), links);
+        let by = told
+            .slots
+            .ranges()
+            .filter_map(|(range, address)| Some((range, self.running.get(address)?.scope)));
+        let by = by.collect();
+        let over = gone.iter().filter_map(|address| Some(self.running.get(address)?.scope));
+        let served = Served { by, over: over.collect(), at: now(), wall: wall() };
+        self.common.model.see(self.front, Observation::Served(served)).await;
+        for address in gone {
+            self.stop(&address).await;
+        }
+        let left_out = masters.len().saturating_sub(self.running.len());
+        let mut amiss = Vec::new();
+        if left_out > 0 {
+            amiss.push(format!(
+                "it has {} masters, and the locks of {left_out} are not looked at: {MOST} are the most",
+                masters.len()
+            ));
+        }
+        match told.slots.unserved() {
+            0 => {}
+            unserved => amiss.push(format!(
+                "{unserved} slots of the cluster are served by nobody, and their locks shown as they were last seen"
+            )),
+        }
+        let amiss = (!amiss.is_empty()).then(|| amiss.join("; "));
+        self.common.sources.tell_cluster(&self.deployment, amiss);
+    }
+
+    /// Where messages are heard that go to all nodes, and whether the cluster is about to change.
+    fn look(&self) {
+        let is_up = |node: &Node| matches!(node.link.state().borrow().status, LinkStatus::Up(_));
+        let ear = self.nodes.ear().filter(|ear| self.running.get(ear).is_some_and(is_up));
+        let mut others = self.running.iter();
+        let ear = ear.or_else(|| {
+            let up = others.find(|(_, node)| is_up(node));
+            up.or_else(|| self.running.first_key_value()).map(|(address, _)| address.clone())
+        });
+        self.nodes.set_ear(ear);
+        self.cluster.hurry(!self.running.values().all(is_up));
+    }
+
+    async fn start(&mut self, address: &Address) {
+        let Some((id, batches)) = self.common.model.join(self.front).await else { return };
+        let scope = Scope { id, deployment: Arc::clone(&self.deployment), db: 0 };
+        let stop = CancellationToken::new();
+        let place = Place {
+            deployment: Arc::clone(&self.deployment),
+            server: address.to_string(),
+            target: self.cluster.target().node(address.clone()),
+            monitor: self.monitor.node(address.clone()),
+            dbs: vec![(scope, batches)],
+            share: Share::Node(Arc::clone(&self.nodes), address.clone()),
+            stop: stop.clone(),
+            // What a node has that joins later comes from the others, which have been passed over.
+            first: !self.common.sources.is_passed_over(&self.deployment),
+        };
+        let Some((link, tasks)) = self.common.start(place) else { return };
+        let node = Node { scope: id, link, tasks, stop: stop.drop_guard() };
+        self.running.insert(address.clone(), node);
+    }
+
+    /// Ends all that looks at a node, and only then says so: its scope may become another's.
+    async fn stop(&mut self, address: &Address) {
+        let Some(Node { scope, tasks, stop, .. }) = self.running.remove(address) else { return };
+        drop(stop);
+        for task in tasks {
+            // One that panicked has ended too.
+            drop(task.await);
+        }
+        self.common.model.leave(scope).await;
+        let node = address.to_string();
+        self.common.sources.remove(&self.deployment, &node);
+        self.common.scans.forget(&node);
+        self.common.taps.forget(&node);
+    }
+}

@@ -1,0 +1,269 @@
+//! The dashboard on a Redis Cluster: locks of all masters in one picture, slots that move, a master that dies.
+
+use anyhow::{Result, ensure};
+use harness::{Client, Dashboard, RedisCluster, eventually};
+use serde_json::Value;
+
+use super::problems;
+use crate::secure::{documented_users, refused};
+
+/// A Redisson client's thread.
+const HOLDER: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+
+/// Takes a lock as Redisson does, for longer than any test lasts.
+async fn take(direct: &mut Client, name: &str) -> Result<()> {
+    direct.call(&format!("HINCRBY {name} {HOLDER} 1")).await?.ok()?;
+    direct.call(&format!("PEXPIRE {name} 3600000")).await?.ok()?;
+    Ok(())
+}
+
+/// Releases it, and tells so as Redisson 3.22 and later do in a cluster.
+async fn release(direct: &mut Client, name: &str) -> Result<()> {
+    direct.call(&format!("DEL {name}")).await?.ok()?;
+    direct.call(&format!("SPUBLISH redisson_lock__channel:{{{name}}} 0")).await?.ok()?;
+    Ok(())
+}
+
+/// The lock, once it `fits`.
+async fn lock(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> bool) -> Value {
+    eventually(&format!("`{name}` to be as it should"), async || {
+        let lock = dashboard.json(&format!("/api/v1/lock?name={name}")).await?;
+        ensure!(fits(&lock), "{lock}");
+        Ok(lock)
+    })
+    .await
+}
+
+fn held(lock: &Value) -> bool {
+    lock["state"] == "held" && lock["confirmed"] == true
+}
+
+/// The nodes that a source has rows of which are so.
+async fn nodes(dashboard: &Dashboard, source: &str, state: &str) -> Result<Vec<String>> {
+    let json = dashboard.json("/api/v1/sources").await?;
+    let rows = json["sources"].as_array().into_iter().flatten();
+    let fits = rows.filter(|row| row["source"] == source && row["state"] == state);
+    Ok(fits.map(|row| row["node"].as_str().unwrap_or_default().to_owned()).collect())
+}
+
+/// Waits until a source is so at these nodes, and at no others.
+async fn until(dashboard: &Dashboard, source: &str, state: &str, wanted: &[String]) {
+    let mut wanted = wanted.to_vec();
+    wanted.sort();
+    eventually(&format!("{source} to be {state} at {wanted:?}"), async || {
+        let mut found = nodes(dashboard, source, state).await?;
+        found.sort();
+        let json = dashboard.json("/api/v1/sources").await?;
+        ensure!(found == wanted, "{found:?}: {}", json["sources"]);
+        Ok(())
+    })
+    .await;
+}
+
+fn addresses(cluster: &mut RedisCluster, places: &[usize]) -> Vec<String> {
+    places.iter().map(|place| format!("127.0.0.1:{}", cluster.node(*place).port())).collect()
+}
+
+#[tokio::test]
+async fn the_locks_of_all_masters_are_one_picture_and_are_released_where_they_are() -> Result<()> {
+    let mut cluster = RedisCluster::start(3, 0).await?;
+    let flags = ["--allow-release", "--monitor", "off"];
+    let dashboard = Dashboard::start(&cluster.url(), &flags).await?;
+    let names = cluster.names("one:");
+    for (place, name) in names.iter().enumerate() {
+        take(&mut cluster.client(place).await?, name).await?;
+    }
+    for name in &names {
+        let lock = lock(&dashboard, name, held).await;
+        assert_eq!((&lock["deployment"], &lock["db"]), (&"default".into(), &0.into()));
+        assert_eq!(lock["holders"][0]["id"], HOLDER);
+    }
+    let all = addresses(&mut cluster, &[0, 1, 2]);
+    for source in ["scan", "poll", "channels", "subscribers", "identity"] {
+        until(&dashboard, source, "on", &all).await;
+    }
+    until(&dashboard, "monitor", "off", &all).await;
+    eventually("the whole picture", async || {
+        let sources = dashboard.json("/api/v1/sources").await?;
+        ensure!(sources["first_scan"].is_null() && sources["counts"]["held"] == 3, "{sources}");
+        let said = sources["limits"].to_string();
+        ensure!(!said.contains("one node of a cluster") && !said.contains("served by"), "{said}");
+        Ok(())
+    })
+    .await;
+    let metrics = dashboard.metrics().await?;
+    assert_eq!(metrics.sum("lockscope_dashboard_redis_up", &[]), 3.0);
+    assert_eq!(metrics.sum("lockscope_dashboard_locks", &[("deployment", "default")]), 3.0);
+
+    // Who waits at a node is seen, by either sort of channel; a release that is told on a channel of a shard is heard.
+    let channel = format!("redisson_lock__channel:{{{}}}", names[1]);
+    let mut sharded = cluster.client(1).await?;
+    sharded.call(&format!("SSUBSCRIBE {channel}")).await?.ok()?;
+    let mut plain = cluster.client(1).await?;
+    plain.call(&format!("SUBSCRIBE {channel}")).await?.ok()?;
+    lock(&dashboard, &names[1], |lock| lock["waiting"] == 2).await;
+    release(&mut cluster.client(1).await?, &names[1]).await?;
+    lock(&dashboard, &names[1], |lock| lock["state"] == "free").await;
+
+    for place in [0, 2] {
+        let done = dashboard.release(&names[place], "lock").await?;
+        assert_eq!(done["outcome"], "released", "{done}");
+        let gone = cluster.client(place).await?.call(&format!("EXISTS {}", names[place])).await?;
+        assert_eq!(gone.ok()?.text(), "0");
+        let lock = lock(&dashboard, &names[place], |lock| lock["state"] == "free").await;
+        assert_eq!(lock["past"][0]["ended"], "forced", "{lock}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_slot_that_moves_takes_its_locks_along() -> Result<()> {
+    let cluster = RedisCluster::start(2, 0).await?;
+    let dashboard =
+        Dashboard::start(&cluster.url(), &["--allow-release", "--monitor", "off"]).await?;
+    let name = cluster.names("moves:").swap_remove(0);
+    take(&mut cluster.client(0).await?, &name).await?;
+    lock(&dashboard, &name, held).await;
+    let slot = redisson::slot(name.as_bytes());
+    cluster.begin_move(slot, 0, 1).await?;
+    cluster.move_keys(slot, 0, 1).await?;
+    cluster.end_move(slot, 0, 1).await?;
+    // Only its new node can tell this.
+    take(&mut cluster.client(1).await?, &name).await?;
+    let lock = lock(&dashboard, &name, |lock| lock["holders"][0]["count"] == 2).await;
+    assert!(held(&lock), "{lock}");
+    assert_eq!(lock["past"].as_array().map(Vec::len), Some(0), "it was never gone: {lock}");
+    assert_eq!(problems(&lock), [""; 0]);
+    let sources = dashboard.json("/api/v1/sources").await?;
+    assert_eq!(sources["notices"].as_array().map(Vec::len), Some(0), "{sources}");
+    let done = dashboard.release(&name, "lock").await?;
+    assert_eq!(done["outcome"], "released", "{done}");
+    assert_eq!(cluster.client(1).await?.call(&format!("EXISTS {name}")).await?.text(), "0");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_failover_is_followed_and_what_it_lost_is_one_notice() -> Result<()> {
+    let mut cluster = RedisCluster::start(3, 1).await?;
+    let replica = 3;
+    let dashboard = Dashboard::start(&cluster.url(), &["--monitor", "off"]).await?;
+    let kept = cluster.names("kept:");
+    let lost = cluster.names("lost:").swap_remove(0);
+    for (place, name) in kept.iter().enumerate() {
+        take(&mut cluster.client(place).await?, name).await?;
+        lock(&dashboard, name, held).await;
+    }
+    let mut direct = cluster.client(replica).await?;
+    direct.call("READONLY").await?.ok()?;
+    eventually("the replica to have the lock", async || {
+        let ttl = direct.call(&format!("PTTL {}", kept[0])).await?.text();
+        ensure!(ttl.parse::<i64>()? > 0, "{ttl}");
+        Ok(())
+    })
+    .await;
+    // It follows no longer, and cannot begin again.
+    direct.call("CONFIG SET masterauth nonsense").await?.ok()?;
+    direct.call("CLIENT KILL TYPE master").await?.ok()?;
+    take(&mut cluster.client(0).await?, &lost).await?;
+    lock(&dashboard, &lost, held).await;
+    eventually("the whole picture", async || {
+        let sources = dashboard.json("/api/v1/sources").await?;
+        ensure!(sources["first_scan"].is_null(), "{sources}");
+        Ok(())
+    })
+    .await;
+
+    cluster.node(0).process().kill()?;
+    // It is as it was last seen, while the others go on.
+    lock_as_listed(&dashboard, &kept[0], "unknown").await;
+    lock_as_listed(&dashboard, &kept[1], "held").await;
+    cluster.take_over(replica).await?;
+    let now = addresses(&mut cluster, &[1, 2, replica]);
+    for source in ["poll", "channels"] {
+        until(&dashboard, source, "on", &now).await;
+    }
+    let lock_kept = lock(&dashboard, &kept[0], held).await;
+    assert_eq!((problems(&lock_kept), &lock_kept["past"]), (Vec::new(), &Value::Array(vec![])));
+    let lock_lost = lock(&dashboard, &lost, |lock| lock["state"] == "free").await;
+    assert_eq!(lock_lost["past"][0]["ended"], "restarted", "{lock_lost}");
+    assert_eq!(problems(&lock_lost), [""; 0]);
+    eventually("one notice", async || {
+        let sources = dashboard.json("/api/v1/sources").await?;
+        let notices = sources["notices"].as_array().map(Vec::as_slice).unwrap_or_default();
+        ensure!(notices.len() == 1, "{notices:?}");
+        let text = notices[0].to_string();
+        ensure!(text.contains("1 of those held were gone"), "{text}");
+        ensure!(sources["first_scan"].is_null(), "the picture was whole: {sources}");
+        Ok(())
+    })
+    .await;
+    // Messages that go to all nodes are heard at one that lives.
+    direct.call("CONFIG SET masterauth \"\"").await?.ok()?;
+    let metrics = dashboard.metrics().await?;
+    assert_eq!(metrics.sum("lockscope_dashboard_redis_up", &[]), 3.0);
+    let dead = format!("127.0.0.1:{}", cluster.node(0).port());
+    assert!(!metrics.0.contains(&dead), "nothing is told of the node that is gone");
+    direct.call(&format!("DEL {}", kept[0])).await?.ok()?;
+    direct.call(&format!("PUBLISH redisson_lock__channel:{{{}}} 0", kept[0])).await?.ok()?;
+    lock(&dashboard, &kept[0], |lock| lock["state"] == "free").await;
+    Ok(())
+}
+
+/// The lock in the list, once it has that state.
+async fn lock_as_listed(dashboard: &Dashboard, name: &str, state: &str) {
+    eventually(&format!("`{name}` to be {state}"), async || {
+        let list = dashboard.json("/api/v1/locks?limit=100").await?;
+        let lock = super::find(&list, name);
+        ensure!(lock.is_some_and(|lock| lock["state"] == state), "{list}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_documented_users_are_enough() -> Result<()> {
+    let cluster = RedisCluster::start(2, 0).await?;
+    for place in 0..2 {
+        let mut direct = cluster.client(place).await?;
+        documented_users(&mut direct, false).await?;
+        direct
+            .call_args(&["CONFIG", "SET", "client-output-buffer-limit", "normal 32mb 0 0"])
+            .await?
+            .ok()?;
+    }
+    let as_user =
+        |user: &str| cluster.url().replace("://", &format!("://lockscope-{user}:{user}-password@"));
+    let (tap, releaser) = (as_user("tap"), as_user("releaser"));
+    let flags = [
+        "--monitor",
+        "on",
+        "--monitor-redis-url",
+        &*tap,
+        "--allow-release",
+        "--release-redis-url",
+        &*releaser,
+    ];
+    let dashboard = Dashboard::start(&as_user("observer"), &flags).await?;
+    let names = cluster.names("mine:");
+    for (place, name) in names.iter().enumerate() {
+        take(&mut cluster.client(place).await?, name).await?;
+        lock(&dashboard, name, held).await;
+    }
+    for source in ["scan", "poll", "channels", "subscribers", "identity", "monitor"] {
+        eventually(&format!("{source} at both nodes"), async || {
+            let found = nodes(&dashboard, source, "on").await?;
+            ensure!(found.len() == 2, "{found:?}");
+            Ok(())
+        })
+        .await;
+    }
+    for name in &names {
+        let done = dashboard.release(name, "lock").await?;
+        assert_eq!(done["outcome"], "released", "{done}");
+    }
+    for place in 0..2 {
+        let refused = refused(&mut cluster.client(place).await?).await?;
+        assert_eq!(refused, Vec::<String>::new(), "node {place}");
+    }
+    Ok(())
+}
