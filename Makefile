@@ -48,7 +48,7 @@ package: ## The Debian package, into target/debian
 
 package-test: package ## Installs the package in a fresh Debian, uses and purges it; needs root and the Debian archive
 	@tests/install-missing debootstrap redis-server curl systemd-nspawn
-	packaging/test "$${CARGO_TARGET_DIR:-target}/debian/lockscope.deb"
+	packaging/test "$${CARGO_TARGET_DIR:-target}/debian/lockscope.deb" $(WORKERS)
 
 container-test: ## Makes the container images of programs built here, and runs them; needs root and podman
 	@tests/install-missing cc redis-server curl podman runc
@@ -112,7 +112,7 @@ doc: ## Builds the documentation of the code into target/doc
 	$(CARGO) doc --locked --workspace --no-deps --document-private-items
 
 deps: $(CLIENTS)/.venv/installed $(CLIENTS)/node_modules/installed $(CLIENTS)/go/installed $(CLIENTS)/java/target/installed ## Installs what the tests need (apt, pip, npm, go, mvn)
-	@tests/install-missing cc redis-server redis-cli chromium chromedriver promtool nc
+	@tests/install-missing cc redis-server redis-cli chromium chromedriver promtool nc faketime
 
 %/.venv/installed: %/requirements.txt
 	@tests/install-missing python3

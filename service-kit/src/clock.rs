@@ -25,6 +25,13 @@ pub fn wall_millis() -> u64 {
     u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// When the host was booted, in milliseconds since 1970, as the wall clock has it now. What is kept as an instant of
+/// [`boot_micros`] and shown by adding this is right again once somebody has set the clock.
+#[must_use]
+pub fn boot_epoch_millis() -> u64 {
+    wall_millis().saturating_sub(boot_micros() / 1_000)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

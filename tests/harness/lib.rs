@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod browser;
 pub mod client;
+pub mod clock;
 pub mod cluster;
 pub mod dashboard;
 pub mod foreign;
@@ -25,6 +26,7 @@ pub mod worker;
 
 pub use agent::Agent;
 pub use client::Client;
+pub use clock::WallClock;
 pub use cluster::RedisCluster;
 pub use dashboard::Dashboard;
 pub use foreign::Foreign;

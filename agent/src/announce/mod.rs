@@ -13,7 +13,7 @@ use std::time::Duration;
 use redis::{Pipeline, Value};
 use redisson::{ClientId, keys, slot};
 use serde::Serialize;
-use service_kit::clock::wall_millis;
+use service_kit::clock::{boot_epoch_millis, boot_micros};
 use service_kit::redis_link::LinkOptions;
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot};
@@ -41,6 +41,8 @@ const PAGE: usize = 500;
 const BATCH: usize = 200;
 /// The pause after a page that was written: a crowd of new holds comes to Redis in small helpings.
 const BETWEEN: Duration = Duration::from_millis(10);
+/// By how much the clock on the wall has to have been set, in milliseconds, for what was written to be written anew.
+const STEP: u64 = 1_000;
 /// How much of a client's own name is written, in characters.
 const MAX_CLIENT: usize = 100;
 
@@ -78,6 +80,7 @@ pub fn start(start: Start, stage: &Shutdown) {
         agent_key: keys::agent(&start.client),
         holders_key: keys::agent_holders(&start.client),
         about_us: AboutUs::now(),
+        booted: boot_epoch_millis(),
         book: Book::default(),
         red: start.red,
         cmdline: start.cmdline,
@@ -93,13 +96,15 @@ pub fn start(start: Start, stage: &Shutdown) {
 struct AboutUs {
     host: String,
     pid: u32,
-    started_ms: u64,
+    /// By the boot clock, in milliseconds.
+    started: u64,
 }
 
 impl AboutUs {
     fn now() -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        Self { host: host.trim().to_owned(), pid: std::process::id(), started_ms: wall_millis() }
+        let started = boot_micros() / 1_000;
+        Self { host: host.trim().to_owned(), pid: std::process::id(), started }
     }
 }
 
@@ -161,6 +166,8 @@ struct Announcer {
     agent_key: Vec<u8>,
     holders_key: Vec<u8>,
     about_us: AboutUs,
+    /// When the host was booted by the wall clock, in epoch milliseconds: all instants that stand in Redis go by it.
+    booted: u64,
     book: Book,
     /// Whether only red locks are told of.
     red: bool,
@@ -228,13 +235,22 @@ impl Announcer {
     }
 
     /// Writes who we are, keeps what is written alive, and begins anew where Redis has other than what we wrote:
-    /// somebody has deleted it, or a write was lost.
+    /// somebody has deleted it, or a write was lost; and where somebody has set the clock that it goes by.
     async fn tell_about_us(&mut self) -> Result<(), Ended> {
+        let booted = boot_epoch_millis();
+        if booted.abs_diff(self.booted) > STEP {
+            // What stands there is not what we would write now: below it is found to be more than this, and removed.
+            (self.booted, self.book) = (booted, Book::default());
+        }
         let ttl = TTL.as_millis().to_string();
         let (us, key) = (&self.about_us, &self.agent_key);
         let mut pipeline = Pipeline::new();
         pipeline.cmd("HSET").arg(key).arg("host").arg(&us.host).arg("pid").arg(us.pid);
-        pipeline.arg("version").arg(env!("CARGO_PKG_VERSION")).arg("started").arg(us.started_ms);
+        pipeline
+            .arg("version")
+            .arg(env!("CARGO_PKG_VERSION"))
+            .arg("started")
+            .arg(self.booted + us.started);
         pipeline.cmd("PEXPIRE").arg(key).arg(&ttl);
         pipeline.cmd("PEXPIRE").arg(&self.holders_key).arg(&ttl);
         pipeline.cmd("HLEN").arg(&self.holders_key);
@@ -273,7 +289,7 @@ impl Announcer {
         for numbers in differences.gone.chunks(BATCH) {
             pipeline.cmd("HDEL").arg(holders).arg(numbers);
         }
-        let now_ms = wall_millis();
+        let now_ms = self.booted + boot_micros() / 1_000;
         for rows in differences.due.chunks(BATCH) {
             pipeline.cmd("HSET").arg(holders);
             for row in rows {

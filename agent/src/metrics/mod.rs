@@ -118,8 +118,9 @@ pub struct Figures {
     pub redis_errors: IntCounterVec,
 }
 
-/// When what is going on began, in seconds since the epoch; numbers grow, so the first of a group is its oldest.
-type Starts = HashMap<Arc<str>, BTreeMap<i64, f64>>;
+/// When what is going on began, in milliseconds of the boot clock, which nobody sets; numbers grow, so the first of a
+/// group is its oldest.
+type Starts = HashMap<Arc<str>, BTreeMap<i64, u64>>;
 
 #[derive(Debug, Default)]
 struct Began {
@@ -448,8 +449,7 @@ impl Figures {
 }
 
 fn start(starts: &mut Starts, group: &Arc<str>, number: i64) {
-    #[expect(clippy::cast_precision_loss, reason = "epoch milliseconds fit into 53 bits")]
-    let now = service_kit::clock::wall_millis() as f64 / 1000.0;
+    let now = service_kit::clock::boot_micros() / 1_000;
     starts.entry(Arc::clone(group)).or_default().insert(number, now);
 }
 
@@ -466,10 +466,16 @@ pub struct Oldest(pub Arc<Figures>);
 impl Oldest {
     fn fill(gauges: &GaugeVec, starts: &Starts) {
         gauges.reset();
+        // By the clock on the wall as it is now: whoever reads it compares it with theirs.
+        let booted = service_kit::clock::boot_epoch_millis();
         for (group, starts) in starts {
             if let Some(first) = starts.values().next() {
                 let gauge: Gauge = gauges.with_label_values(&[&**group]);
-                gauge.set(*first);
+                #[expect(
+                    clippy::cast_precision_loss,
+                    reason = "epoch milliseconds fit into 53 bits"
+                )]
+                gauge.set((booted + first) as f64 / 1000.0);
             }
         }
     }

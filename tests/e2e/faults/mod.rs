@@ -1,5 +1,6 @@
 //! Redis, the way to it, workers and agents failing for real: what docs/faults.md lists.
 
+mod clocks;
 mod judge;
 mod links;
 mod replies;

@@ -1,0 +1,112 @@
+//! The clock on the wall of an agent's host, set by somebody while locks are held.
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Agent, Client, RedisServer, Reply, WallClock, eventually};
+use redisson::{HolderId, keys};
+
+use super::{Bench, SHORT, assert_held_by, holder, lock, lost};
+use crate::agent::credentials;
+
+const HOUR: i64 = 3_600;
+/// As exactly as it is looked: far more than any test takes, and far less than the clock is set by.
+const ABOUT: i64 = 900;
+
+/// The right time, in seconds since 1970: by Redis' clock, which nobody touches.
+async fn now(bench: &mut Bench) -> Result<i64> {
+    Ok(bench.direct.call("TIME").await?.items()?[0].text().parse()?)
+}
+
+/// A hold of the tests.
+struct Held {
+    lock: &'static str,
+    holder: String,
+    /// In milliseconds.
+    lease: i64,
+}
+
+/// Waits until what the agent tells of the start of that hold, in Redis and to Prometheus, is the time by a clock that is so
+/// many seconds ahead, and checks that what it measures is what has passed.
+async fn told_by(bench: &mut Bench, worker: &mut Client, held: &Held, ahead: i64) -> Result<()> {
+    let Held { lock, holder: held, lease } = held;
+    let id = HolderId::parse(held.as_bytes()).context("a holder id")?;
+    let number = held.rsplit(':').next().context("it ends with its number")?.to_owned();
+    let notes = String::from_utf8(keys::agent_holders(&id.client))?;
+    let about = String::from_utf8(keys::agent(&id.client))?;
+    eventually("the hold to be told by the clock as it is", async || {
+        let due = now(bench).await? + ahead;
+        let note = bench.direct.call(&format!("HGET {notes} {number}")).await?;
+        let note: serde_json::Value = serde_json::from_slice(note.bytes()?)?;
+        let since = note["since"].as_i64().context("a time")? / 1_000;
+        let started = bench.direct.call(&format!("HGET {about} started")).await?;
+        let started = started.text().parse::<i64>()? / 1_000;
+        let metrics = bench.agent.metrics().await?;
+        let oldest = "lockscope_agent_oldest_hold_start_timestamp_seconds";
+        let oldest = metrics.sum(oldest, &[("lock_group", lock)]);
+        for told in [since, started, format!("{oldest:.0}").parse()?] {
+            ensure!(told.abs_diff(due) < ABOUT.unsigned_abs(), "{told}, and it is {due}");
+        }
+        Ok(())
+    })
+    .await;
+    let rows = worker.call(&format!("LOCKS MATCH {lock}")).await?.ok()?;
+    let row = rows.items()?[1].items()?.first().context("it is held")?;
+    let (age, valid) = (row.field("age_ms")?.int()?, row.field("valid_ms")?.int()?);
+    assert!((0..ABOUT * 1_000).contains(&age), "held for {age} ms");
+    assert!((1..=*lease).contains(&valid), "valid for {valid} ms, of {lease}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_changes_what_is_shown_and_no_lock() -> Result<()> {
+    let clock = WallClock::new()?;
+    let environment = clock.environment();
+    let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, &**value)).collect();
+    let redis = RedisServer::start().await?;
+    let agent = Agent::in_environment(&redis, SHORT, &environment).await?;
+    let direct = redis.client().await?;
+    let mut bench = Bench { agent, redis, direct };
+    let mut worker = bench.session().await?;
+    worker.call("SESSION GRACE 600000").await?.ok()?;
+    let told = credentials(&mut worker).await?;
+    let renewed_one = holder(&lock(&mut worker, "LOCK a").await?)?;
+    let renewed_one = Held { lock: "a", holder: renewed_one, lease: 6_000 };
+    // One that nobody renews, and that no busy machine lets run out while there is no agent.
+    let lasting = holder(&lock(&mut worker, "LOCK b LEASE 3600000").await?)?;
+    let lasting = Held { lock: "b", holder: lasting, lease: 3_600_000 };
+
+    let renewed = [("outcome", "renewed")];
+    let renewals = "lockscope_agent_renewals_total";
+    for ahead in [0, HOUR, -HOUR] {
+        clock.set(ahead)?;
+        for held in [&renewed_one, &lasting] {
+            told_by(&mut bench, &mut worker, held, ahead).await?;
+        }
+        let so_far = bench.agent.metrics().await?.sum(renewals, &renewed);
+        // One may have been on its way.
+        bench.until_metric(renewals, &renewed, so_far + 2.0).await;
+        assert_held_by(&mut bench, "a", &renewed_one.holder).await?;
+    }
+    assert_eq!(lost(&bench.agent).await?, 0.0);
+
+    // What it leaves behind is no older and no younger for the next one, whose clock is another again.
+    bench.agent.process().kill()?;
+    clock.set(26 * HOUR)?;
+    bench.agent.restart().await?;
+    super::ready(&bench.agent).await;
+    let mut again = bench.session().await?;
+    let resumed = again.call(&format!("RESUME {told}")).await?.ok()?;
+    let mut holds = Vec::new();
+    for hold in resumed.field("holds")?.items()? {
+        holds.push(hold.field("lock")?.text());
+    }
+    assert!(holds.iter().any(|lock| lock == "b"), "{holds:?}");
+    told_by(&mut bench, &mut again, &lasting, 26 * HOUR).await?;
+    assert_held_by(&mut bench, "b", &lasting.holder).await?;
+    let next = holder(&lock(&mut again, "LOCK c").await?)?;
+    for before in [renewed_one, lasting] {
+        ensure!(next != before.holder, "a number that was never used before");
+    }
+    assert_eq!(again.call("UNLOCK b").await?, Reply::Int(0));
+    bench.until_free("b").await;
+    Ok(())
+}

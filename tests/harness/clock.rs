@@ -1,0 +1,61 @@
+//! A clock on the wall that a test can set, for processes of its own.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use tempfile::TempDir;
+
+/// What a process that is started with [`WallClock::environment`] takes for the time of day, by libfaketime. How long things take
+/// is not touched: clocks that nobody can set go on as they are.
+#[derive(Debug)]
+pub struct WallClock {
+    folder: TempDir,
+    library: String,
+}
+
+impl WallClock {
+    /// One that is right.
+    ///
+    /// # Errors
+    /// When libfaketime is not installed.
+    pub fn new() -> Result<Self> {
+        // Where the library is depends on the system; its wrapper knows.
+        let wrapper = ["-m", "-f", "+0", "sh", "-c", "echo \"$LD_PRELOAD\""];
+        let told = Command::new("faketime").args(wrapper).output();
+        let told = told.context("no faketime; `make deps` installs it")?;
+        ensure!(told.status.success(), "faketime: {}", told.status);
+        let library = String::from_utf8(told.stdout)?.trim().to_owned();
+        let folder = tempfile::Builder::new().prefix("lockscope-clock-").tempdir()?;
+        let clock = Self { folder, library };
+        clock.set(0)?;
+        Ok(clock)
+    }
+
+    /// The variables of a process that is to go by it.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("LD_PRELOAD", self.library.clone()),
+            ("FAKETIME_TIMESTAMP_FILE", self.file().display().to_string()),
+            ("FAKETIME_NO_CACHE", "1".to_owned()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+            ("NO_FAKE_STAT", "1".to_owned()),
+        ]
+    }
+
+    /// Sets it so many seconds before or after the right time.
+    ///
+    /// # Errors
+    /// When its file cannot be written.
+    pub fn set(&self, ahead: i64) -> Result<()> {
+        // Never seen half written.
+        let next = self.folder.path().join("next");
+        std::fs::write(&next, format!("{ahead:+}\n"))?;
+        Ok(std::fs::rename(next, self.file())?)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("offset")
+    }
+}
