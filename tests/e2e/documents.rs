@@ -85,27 +85,50 @@ fn tests_in(file: &Path) -> Result<BTreeSet<String>> {
     Ok(names.map(str::to_owned).collect())
 }
 
+/// The folder of the tests that documents name.
+const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/e2e");
+
+/// Those of the named tests that there are not.
+fn missing(named: &BTreeSet<String>) -> Vec<&String> {
+    let is_there = |test: &str| {
+        let (module, name) = test.rsplit_once("::").unwrap_or_default();
+        let file = Path::new(TESTS).join(module.replace("::", "/")).with_extension("rs");
+        tests_in(&file).is_ok_and(|tests| tests.contains(name))
+    };
+    named.iter().filter(|test| !is_there(test)).collect()
+}
+
 #[test]
 fn every_failure_mode_has_its_test() -> Result<()> {
-    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e"));
     let named = named_tests(&document("docs/faults.md")?);
-    let mut missing = BTreeSet::new();
-    for test in &named {
-        let (module, name) = test.rsplit_once("::").unwrap_or_default();
-        let file = folder.join(module.replace("::", "/")).with_extension("rs");
-        if !tests_in(&file).is_ok_and(|tests| tests.contains(name)) {
-            missing.insert(test);
-        }
-    }
+    let missing = missing(&named);
     assert!(missing.is_empty(), "named in docs/faults.md, and there is no such test: {missing:?}");
     let mut unnamed = BTreeSet::new();
-    for entry in std::fs::read_dir(folder.join("faults"))? {
+    for entry in std::fs::read_dir(Path::new(TESTS).join("faults"))? {
         let file = entry?.path();
         let module = file.file_stem().unwrap_or_default().to_string_lossy();
         let tests = tests_in(&file)?.into_iter().map(|name| format!("faults::{module}::{name}"));
         unnamed.extend(tests.filter(|test| !named.contains(test)));
     }
     assert!(unnamed.is_empty(), "not in docs/faults.md: {unnamed:?}");
+    Ok(())
+}
+
+/// What docs/lockctl.md promises of what tools of this sort are asked for is shown by the tests beside it.
+#[test]
+fn every_promise_of_lockctl_has_its_test() -> Result<()> {
+    let text = document("docs/lockctl.md")?;
+    let table = text.lines().skip_while(|line| !line.starts_with("| asked for |"));
+    let rows: Vec<&str> = table.take_while(|line| line.starts_with('|')).skip(2).collect();
+    assert!(rows.len() > 15, "{rows:?}");
+    for row in &rows {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").collect();
+        assert_eq!(cells.len(), 3, "{row}");
+        assert!(!named_tests(cells[2]).is_empty(), "without a test: {row}");
+    }
+    let named = named_tests(&rows.join("\n"));
+    let missing = missing(&named);
+    assert!(missing.is_empty(), "named in docs/lockctl.md, and there is no such test: {missing:?}");
     Ok(())
 }
 

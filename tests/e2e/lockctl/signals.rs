@@ -26,6 +26,49 @@ async fn signals_reach_the_worker_behind_a_wrapper() -> Result<()> {
     Ok(())
 }
 
+/// All that may be sent to a process for a reason of its sender's, by number. Those that are about `lockctl` itself, tell of an
+/// error in it, or cannot be caught are not among them; those of a terminal have tests of their own.
+const MEANT: [Signal; 15] = [
+    Signal::USR1,
+    Signal::USR2,
+    Signal::ALARM,
+    Signal::URG,
+    Signal::VTALARM,
+    Signal::PROF,
+    Signal::WINCH,
+    Signal::IO,
+    Signal::POWER,
+    Signal::XCPU,
+    Signal::XFSZ,
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::TERM,
+];
+
+#[tokio::test]
+async fn whatever_a_command_may_be_sent_reaches_it() -> Result<()> {
+    let desk = Desk::new().await?;
+    let numbers = MEANT.map(|signal| signal.as_raw().to_string());
+    let traps: String = numbers
+        .iter()
+        .map(|number| format!("trap 'echo {number} > got.{number}' {number}; "))
+        .collect();
+    let script =
+        format!("{traps} echo $$ > shell; while ! test -e stop; do sleep 0.02; done; exit 3");
+    let mut run = desk.exec("--kill-after 1h a", &script)?;
+    let shell = desk.pid("shell").await?;
+    for (signal, number) in MEANT.into_iter().zip(&numbers) {
+        run.0.signal(signal)?;
+        assert_eq!(desk.mark(&format!("got.{number}")).await, *number);
+    }
+    assert!(is_there(shell), "what it catches does not end it");
+    std::fs::write(desk.path("stop"), "")?;
+    let (code, said) = run.end().await?;
+    assert_eq!(code, 3, "{said}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_wrapper_that_dies_first_releases_nothing() -> Result<()> {
     let mut desk = Desk::new().await?;

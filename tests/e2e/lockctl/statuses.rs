@@ -38,7 +38,7 @@ async fn what_was_not_had_is_told_apart_from_what_failed() -> Result<()> {
     let mut other = desk.bench.session().await?;
     other.call("CLIENT SETNAME nightly-report").await?.ok()?;
     lock(&mut other, "LOCK a").await?;
-    for words in ["--try a", "--wait 50ms a", "--wait 0.05 free a"] {
+    for words in ["--try a", "--wait 0 a", "--wait 50ms a", "--wait 0.05 free a"] {
         let (code, said) = desk.exec(words, "touch ran")?.end().await?;
         assert_eq!(code, 75, "{words}: {said}");
         let us = std::process::id();
@@ -85,6 +85,25 @@ async fn refusals_have_statuses_of_their_own() -> Result<()> {
     assert_eq!(output.status.code(), Some(64), "{said}");
     assert!(said.contains("is started by `lockctl exec` alone"), "{said}");
     assert!(!desk.path("ran").exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_the_policy_forbids_has_a_status_of_its_own() -> Result<()> {
+    let rules = tempfile::tempdir()?;
+    let policy = rules.path().join("policy.toml");
+    std::fs::write(&policy, "[[allow]]\nnames = [\"orders:*\"]\nmax_wait = \"1m\"\n")?;
+    let desk = Desk::with(&["--policy", &policy.display().to_string()]).await?;
+    for (words, status, sentence) in [
+        ("billing:1", 77, "billing:1"),
+        ("--wait 2m orders:1", 77, "(DENIED)"),
+        ("--wait 1m orders:1", 0, ""),
+    ] {
+        let (code, said) = desk.exec(words, "touch ran")?.end().await?;
+        assert_eq!(code, status, "{words}: {said}");
+        assert!(said.contains(sentence), "{words}: {said}");
+        assert_eq!(desk.path("ran").exists(), code == 0, "{words}");
+    }
     Ok(())
 }
 

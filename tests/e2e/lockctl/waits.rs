@@ -1,7 +1,7 @@
 //! Waiting for a lock, or for several.
 
-use anyhow::{Result, ensure};
-use harness::{PATIENCE, within};
+use anyhow::{Context as _, Result, ensure};
+use harness::{PATIENCE, eventually, within};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
@@ -22,6 +22,48 @@ async fn who_waits_is_told_for_whom_and_may_wait_for_hours() -> Result<()> {
     run.says("its time to live is ").await;
     other.call("UNLOCK a").await?.ok()?;
     assert_eq!(run.end().await?.0, 3);
+    Ok(())
+}
+
+/// When the one wait for `a` ends by itself, in seconds from now, as its agent tells in Redis; none where it never does.
+async fn left(desk: &mut Desk) -> Option<i64> {
+    let direct = &mut desk.bench.direct;
+    eventually("the wait to be told", async || {
+        let keys = direct.call("KEYS lockscope:holders:*").await?.ok()?;
+        let key = keys.items()?.first().context("no agent has told anything")?.text();
+        let notes = direct.call(&format!("HVALS {key}")).await?.ok()?;
+        ensure!(notes.items()?.len() == 1, "{notes}");
+        let note: serde_json::Value = serde_json::from_slice(notes.items()?[0].bytes()?)?;
+        let now = direct.call("TIME").await?.items()?[0].text().parse::<i64>()?;
+        Ok(note.get("until").and_then(serde_json::Value::as_i64).map(|until| until / 1_000 - now))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_wait_has_the_end_that_was_asked_for_or_none() -> Result<()> {
+    const HOUR: i64 = 3_600;
+    for (words, hours) in
+        [("a", None), ("--wait 100h a", Some(100)), ("--wait 365d a", Some(8_760))]
+    {
+        let mut desk = Desk::new().await?;
+        let holder = "11111111-2222-3333-4444-555555555555:42";
+        desk.bench.direct.call(&format!("HSET a {holder} 1")).await?.ok()?;
+        let mut run = desk.exec(words, "exit 3")?;
+        match (left(&mut desk).await, hours) {
+            (None, None) => {}
+            (Some(left), Some(hours)) => {
+                assert!(
+                    left > (hours - 1) * HOUR && left < (hours + 1) * HOUR,
+                    "{words}: {left} s"
+                );
+            }
+            (left, _) => panic!("{words}: {left:?}"),
+        }
+        desk.bench.direct.call("DEL a").await?.ok()?;
+        let (code, said) = run.end().await?;
+        assert_eq!(code, 3, "{said}");
+    }
     Ok(())
 }
 

@@ -110,6 +110,12 @@ fn nowait_and_wait_end_in_time_and_say_null() {
     assert!(world.has_no_reply(b));
     world.pass(Duration::from_millis(2));
     assert_eq!(world.reply(b), "null");
+    let hours = 100 * 3_600_000;
+    world.lock_within(b, "x", hours);
+    world.pass(Duration::from_millis(hours - 1));
+    assert!(world.has_no_reply(b), "nothing ends a wait before its time");
+    world.pass(Duration::from_millis(2));
+    assert_eq!(world.reply(b), "null");
     world.foreign("y", FOREIGN, LEASE);
     world.lock_within(b, "y", 0);
     assert_eq!(world.reply(b), "null");
