@@ -82,6 +82,36 @@ fn containers_start_programs_with_settings_that_they_know() -> Result<()> {
     check("lockscope-agent", &args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
+/// What Kubernetes says of these manifests, by the schemas of one of its versions.
+fn judge(version: &str, manifest: &Path) -> Result<Output> {
+    let program =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/.venv/bin/kubernetes-validate");
+    ensure!(program.exists(), "no {}; `make deps` installs it", program.display());
+    let mut judge = command(&program);
+    judge.args(["--strict", "--kubernetes-version", version]).arg(manifest);
+    Ok(judge.output()?)
+}
+
+#[test]
+fn what_is_meant_for_kubernetes_is_what_it_knows() -> Result<()> {
+    let manifest = folder().join("kubernetes/daemonset.yaml");
+    for version in ["1.25", "1.31", "1.37"] {
+        let judged = judge(version, &manifest)?;
+        ensure!(judged.status.success(), "{version}: {}", said(&judged));
+        for kind in ["configmap", "daemonset"] {
+            let passed =
+                said(&judged).contains(&format!("passed for resource {kind}/lockscope-agent"));
+            ensure!(passed, "{version}: no {kind}: {}", said(&judged));
+        }
+    }
+    let scratch = tempfile::tempdir()?;
+    let wrong = scratch.path().join("wrong.yaml");
+    std::fs::write(&wrong, read("kubernetes/daemonset.yaml")?.replace("hostPID:", "hostPid:"))?;
+    let judged = judge("1.37", &wrong)?;
+    ensure!(!judged.status.success() && said(&judged).contains("hostPid"), "{}", said(&judged));
+    Ok(())
+}
+
 #[test]
 fn a_containers_root_has_all_that_the_programs_load() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
