@@ -152,7 +152,7 @@ fn the_table_of_what_was_shown_has_all_tests_versions_and_kinds() -> Result<()> 
     let modules = document("tests/interop/main.rs")?;
     let modules = modules.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
     let modules: BTreeSet<String> =
-        modules.filter(|name| *name != "bed").map(str::to_owned).collect();
+        modules.filter(|name| !["bed", "sections"].contains(name)).map(str::to_owned).collect();
     assert_eq!(named, modules);
 
     let makefile = document("Makefile")?;
