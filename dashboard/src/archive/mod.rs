@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rusqlite::Connection;
+use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -86,22 +87,37 @@ pub async fn open(folder: &Path, now: WallMillis) -> anyhow::Result<Archive> {
         .open(folder.join("lock"))
         .with_context(|| format!("cannot write to the history's folder {}", named()))?;
     let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-    let began = Instant::now();
-    while rustix::fs::flock(&lock, exclusive).is_err() {
-        if began.elapsed() > HANDED_ON {
-            bail!(
-                "another dashboard keeps its history in {}: give each a folder of its own",
-                named()
-            );
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    take(folder, || rustix::fs::flock(&lock, exclusive)).await?;
     let path = folder.join(FILE);
     let connection = match schema::open(&path) {
         Ok(connection) => connection,
         Err(error) => set_aside(&path, &error, now)?,
     };
     connect(connection, &path, lock, now)
+}
+
+/// Takes the lock of the folder. One that ends just now may have it still, so it is tried for a while.
+async fn take(folder: &Path, try_lock: impl Fn() -> rustix::io::Result<()>) -> anyhow::Result<()> {
+    let named = || folder.display();
+    let began = Instant::now();
+    loop {
+        match try_lock() {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => continue,
+            // EWOULDBLOCK is the same number.
+            Err(Errno::AGAIN) if began.elapsed() > HANDED_ON => bail!(
+                "another dashboard keeps its history in {}: give each a folder of its own",
+                named()
+            ),
+            Err(Errno::AGAIN) => tokio::time::sleep(Duration::from_millis(20)).await,
+            // Some file systems have no locks, or none left.
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    format!("cannot lock the history's folder {} against other dashboards", named())
+                });
+            }
+        }
+    }
 }
 
 /// Puts a file aside that cannot be read, and begins anew: a history that is broken must not stop the present.

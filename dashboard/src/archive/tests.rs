@@ -187,6 +187,30 @@ async fn a_broken_file_is_put_aside() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_folder_that_cannot_be_locked_is_not_taken_for_another_dashboards() {
+    let tries = std::cell::Cell::new(0);
+    let answer = |errno: Errno| {
+        tries.set(tries.get() + 1);
+        Err(errno)
+    };
+    for errno in [Errno::NOLCK, Errno::NOSYS] {
+        tries.set(0);
+        let error = take(Path::new("/h"), || answer(errno)).await.unwrap_err();
+        let said = format!("{error:#}");
+        assert!(said.contains("cannot lock") && said.contains("/h"), "{said}");
+        assert!(said.contains(&errno.to_string()), "it says why: {said}");
+        assert_eq!(tries.get(), 1, "trying again is no use");
+    }
+    let error = take(Path::new("/h"), || answer(Errno::AGAIN)).await.unwrap_err();
+    assert!(error.to_string().contains("another dashboard"), "{error}");
+    // A signal is no answer.
+    tries.set(0);
+    let interrupted = || if tries.get() < 2 { answer(Errno::INTR) } else { Ok(()) };
+    take(Path::new("/h"), interrupted).await.unwrap();
+    assert_eq!(tries.get(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn two_dashboards_need_two_folders() {
     let folder = tempfile::tempdir().unwrap();
     let first = open(folder.path(), WallMillis(0)).await.unwrap();

@@ -9,6 +9,8 @@ mod delivery;
 mod governor;
 mod meter;
 mod server;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
