@@ -249,7 +249,8 @@ mod tests {
         read(&mut model, nodes[0], &a, 1, held(1, 1, Some(30_000)));
         read(&mut model, nodes[1], &b, 1, held(1, 1, Some(30_000)));
         // What a node says of a lock that is not its own counts for nothing.
-        read(&mut model, nodes[0], &b, 2, absent());
+        read(&mut model, nodes[0], &b, 2, held(2, 1, Some(30_000)));
+        assert_eq!(model.kept, 2);
         assert_eq!(state(&mut model, &a), Some(State::Held));
         assert_eq!(state(&mut model, &b), Some(State::Held));
         // A message may be heard at any node, and the lock is read at its own.
