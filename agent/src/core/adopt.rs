@@ -90,6 +90,7 @@ impl Core {
         let session = Session::new(record.session, record.peer, record.secret, self.now);
         let mut session = session.restored(time, since, holds.len());
         session.client_name = record.client.map(String::into_bytes);
+        session.secret_before = record.secret_before;
         self.sessions.insert(id, session);
         self.taken_over.insert(record.session, id);
         self.graced.insert(id);

@@ -1,7 +1,8 @@
 //! Sessions whose holds outlive their connection: SESSION GRACE, RESUME, and what becomes of those whom nobody resumes.
 //!
 //! Such a session keeps its place among the sessions when its connection has gone; only its waits end. RESUME moves all
-//! it has to the connection that asks, under its old name and with that connection's own secret.
+//! it has to the connection that asks, under its old name and with that connection's own secret. The old secret is void
+//! once the worker goes on, which shows that it was told the new one.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -207,7 +208,7 @@ impl Core {
         let slot = asked.slot;
         match self.verdict(&asked) {
             Verdict::Ready(target) => {
-                self.take_over(slot.session, target);
+                self.take_over(slot.session, target, &asked.secret);
                 self.figures.sessions_resumed.with_label_values(&["resumed"]).inc();
                 self.answer_with(slot, Reply::Resumed);
             }
@@ -237,7 +238,7 @@ impl Core {
         else {
             return Verdict::No("gone", gone());
         };
-        if !session.has_secret(&asked.secret) {
+        if session.right_to_resume(&asked.secret).is_none() {
             return Verdict::No("refused", wrong_secret());
         }
         let Some(asker) = self.sessions.get(&asked.slot.session) else {
@@ -308,7 +309,7 @@ impl Core {
     }
 
     /// Moves all that a session without a connection has to the one that asked for it.
-    fn take_over(&mut self, asker: SessionId, target: SessionId) {
+    fn take_over(&mut self, asker: SessionId, target: SessionId, given: &[u8]) {
         let Some(mut old) = self.sessions.remove(&target) else { return };
         let Some(mut grace) = old.grace.take() else { return };
         self.timers.clear(grace.armed, Timer::Grace(target));
@@ -325,6 +326,7 @@ impl Core {
         let others = std::mem::take(&mut grace.askers);
         let Some(new) = self.sessions.get_mut(&asker) else { return };
         new.key = old.key;
+        new.secret_before = old.right_to_resume(given);
         new.introduced = true;
         new.grace = Some(grace);
         new.client_name = new.client_name.take().or(old.client_name);
@@ -341,6 +343,16 @@ impl Core {
         }
         self.count_sessions();
         self.wake_all(others);
+    }
+
+    /// A command comes after all earlier ones were answered: the worker has been told its secret.
+    pub(super) fn knows_its_secret(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        if session.pending.is_empty() && session.secret_before.take().is_some() {
+            if let Some(record) = self.session_record(id) {
+                self.note(Record::Session(record));
+            }
+        }
     }
 
     /// RESUME's answer.

@@ -142,6 +142,7 @@ impl Core {
         Some(SessionRecord {
             session: session.key,
             secret: session.secret,
+            secret_before: session.secret_before,
             peer: session.peer.clone(),
             client: client.map(|name| String::from_utf8_lossy(name).into_owned()),
             grace_ms: super::hold::millis(session.grace.as_ref()?.time),

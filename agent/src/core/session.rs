@@ -65,6 +65,9 @@ pub(super) struct Session {
     pub(super) key: SessionKey,
     pub(super) peer: Peer,
     pub(super) secret: [u8; 16],
+    /// The secret it was last taken over with, which shows the right to it until its worker goes on: the reply that
+    /// told the new one may have been lost.
+    pub(super) secret_before: Option<[u8; 16]>,
     pub(super) opened: Moment,
     pub(super) client_name: Option<Vec<u8>>,
     pub(super) resp3: bool,
@@ -101,6 +104,7 @@ impl Session {
             key,
             peer,
             secret,
+            secret_before: None,
             opened,
             client_name: None,
             resp3: false,
@@ -162,15 +166,31 @@ impl Session {
     }
 
     pub(super) fn secret_text(&self) -> String {
-        self.secret.iter().map(|byte| format!("{byte:02x}")).collect()
+        text(&self.secret)
     }
 
-    /// Compares in constant time: a local process must not find the secret byte by byte.
     pub(super) fn has_secret(&self, given: &[u8]) -> bool {
-        let own = self.secret_text();
-        own.len() == given.len()
-            && own.bytes().zip(given).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+        is_secret(&self.secret, given)
     }
+
+    /// The secret that is given, if it shows the right to take the session over.
+    pub(super) fn right_to_resume(&self, given: &[u8]) -> Option<[u8; 16]> {
+        [Some(self.secret), self.secret_before]
+            .into_iter()
+            .flatten()
+            .find(|secret| is_secret(secret, given))
+    }
+}
+
+fn text(secret: &[u8; 16]) -> String {
+    secret.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Compares in constant time: a local process must not find the secret byte by byte.
+fn is_secret(secret: &[u8; 16], given: &[u8]) -> bool {
+    let own = text(secret);
+    own.len() == given.len()
+        && own.bytes().zip(given).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
 impl Core {
@@ -196,6 +216,7 @@ impl Core {
     /// Takes a command in: it begins at once unless its owner is busy.
     pub(super) fn enqueue(&mut self, id: SessionId, command: Command) {
         let began = self.now;
+        self.knows_its_secret(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let seq = session.first_seq + session.pending.len() as u64;
         let owner = command.owner();

@@ -44,6 +44,9 @@ pub struct SessionRecord {
     /// What shows the right to it, in hexadecimal digits. The file is its user's alone.
     #[serde(with = "hex")]
     pub secret: [u8; 16],
+    /// What else shows it, until the worker is known to have been told the secret.
+    #[serde(with = "hex_or_none", default, skip_serializing_if = "Option::is_none")]
+    pub secret_before: Option<[u8; 16]>,
     /// The worker's process.
     pub peer: Peer,
     /// CLIENT SETNAME's text.
@@ -194,6 +197,27 @@ mod hex {
     }
 }
 
+mod hex_or_none {
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct Hex(#[serde(with = "hex")] [u8; 16]);
+
+    #[expect(clippy::ref_option, reason = "serde calls it so")]
+    pub(super) fn serialize<S: Serializer>(
+        bytes: &Option<[u8; 16]>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        bytes.map(Hex).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<[u8; 16]>, D::Error> {
+        Ok(Option::<Hex>::deserialize(from)?.map(|Hex(bytes)| bytes))
+    }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use std::time::Duration;
@@ -206,6 +230,7 @@ pub(super) mod tests {
         SessionRecord {
             session: SessionKey { run: 7, number },
             secret: [3; 16],
+            secret_before: None,
             peer: Peer { pid: Some(5), uid: 1000, gid: 1000, comm: Some("cron".to_owned()) },
             client: None,
             grace_ms: 5000,
@@ -232,6 +257,7 @@ pub(super) mod tests {
         fn a_record_is_one_line_and_comes_back(
             lock in proptest::collection::vec(any::<u8>(), 1..40),
             secret: [u8; 16],
+            secret_before: Option<[u8; 16]>,
             until: Option<u64>,
         ) {
             let until = until.map(Moment::from_micros);
@@ -240,7 +266,7 @@ pub(super) mod tests {
                 number: 4, lock: hold.lock.clone(), kind: Kind::Read, after: Moment::NEVER,
             };
             let records = [
-                Record::Session(SessionRecord { secret, ..session(1) }),
+                Record::Session(SessionRecord { secret, secret_before, ..session(1) }),
                 Record::Away { session: hold.session, since: Moment::from_micros(5) },
                 Record::Hold(hold.clone()),
                 Record::Trace(trace),

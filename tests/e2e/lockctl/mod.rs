@@ -2,6 +2,7 @@
 
 mod deaths;
 mod environment;
+mod halfway;
 mod losses;
 mod restarts;
 mod signals;
@@ -17,8 +18,10 @@ use anyhow::{Context as _, Result, ensure};
 use harness::{Process, eventually, process, programs};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tokio::net::UnixListener;
 
 use crate::agent::Bench;
+use halfway::Halfway;
 
 /// An agent, and a folder in which commands leave marks.
 struct Desk {
@@ -64,6 +67,11 @@ impl Desk {
 
     fn path(&self, mark: &str) -> PathBuf {
         self.folder.path().join(mark)
+    }
+
+    /// Lets in who comes to this door, up to the agent's first reply with that word in it.
+    async fn let_in_until(&self, door: &UnixListener, word: &str) -> Result<Halfway> {
+        Halfway::until(door, &self.bench.agent.socket(), word).await
     }
 
     /// Waits for a command to leave this mark, and gives what is in it: a whole line at least.

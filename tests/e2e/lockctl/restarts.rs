@@ -36,6 +36,30 @@ async fn with_grace_the_next_agent_has_the_locks() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_command_that_ends_while_the_next_agent_answers_is_released() -> Result<()> {
+    let mut desk = patient().await?;
+    let door = desk.path("door.sock");
+    std::os::unix::fs::symlink(desk.bench.agent.socket(), &door)?;
+    let mut command =
+        desk.command(&["exec", "--grace", "5m", "a", "--", "sh", "-c", UNTIL_STOPPED])?;
+    command.env("LOCKSCOPE_SOCKET", &door);
+    let mut run = desk.spawn(command)?;
+    desk.pid("shell").await?;
+    let listener = tokio::net::UnixListener::bind(desk.path("next.sock"))?;
+    std::fs::rename(desk.path("next.sock"), &door)?;
+    desk.bench.agent.restart().await?;
+    // The agent has let it in under a new secret, and it has not been told.
+    let halfway = desk.let_in_until(&listener, "holds").await?;
+    std::fs::write(desk.path("stop"), "")?;
+    run.says("waiting for an agent to release it").await;
+    halfway.go_on().await?;
+    let (code, said) = run.end().await?;
+    ensure!(code == 3, "{code}: {said}");
+    desk.bench.until_free("a").await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_command_that_ends_without_an_agent_is_released_by_the_next_one() -> Result<()> {
     let mut desk = patient().await?;
     let mut run = desk.exec("--grace 5m a", UNTIL_STOPPED)?;

@@ -3,8 +3,6 @@
 use anyhow::{Context as _, Result, ensure};
 use harness::{PATIENCE, eventually, within};
 use rustix::process::Signal;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::time::timeout;
 
 use super::Desk;
 use crate::agent::lock;
@@ -133,7 +131,8 @@ async fn readers_share_and_a_writer_waits() -> Result<()> {
 
 #[tokio::test]
 async fn an_agent_that_is_started_anew_is_waited_for() -> Result<()> {
-    let mut desk = Desk::with(&["--lease", "1s"]).await?;
+    // Nothing tells of a key's end by hand: it is looked for.
+    let mut desk = Desk::with(&["--poll-max", "200ms"]).await?;
     let holder = "11111111-2222-3333-4444-555555555555:42";
     desk.bench.direct.call(&format!("HSET a {holder} 1")).await?.ok()?;
     let mut run = desk.exec("a", "exit 3")?;
@@ -179,25 +178,11 @@ async fn what_an_agent_gave_and_did_not_tell_before_it_went_is_given_back() -> R
     command.env("LOCKSCOPE_SOCKET", &door);
     let mut run = desk.spawn(command)?;
     // All it says reaches the agent. What the agent says comes back, but for the grant: there the way ends.
-    let (ours, _) = within(PATIENCE, "a connection", async || Ok(listener.accept().await?)).await;
-    let agent = tokio::net::UnixStream::connect(desk.bench.agent.socket()).await?;
-    let (mut from, mut back) = ours.into_split();
-    let (mut replies, mut on) = agent.into_split();
-    let asking = tokio::spawn(async move { tokio::io::copy(&mut from, &mut on).await });
-    let mut chunk = vec![0; 4096];
-    loop {
-        let read = timeout(PATIENCE, replies.read(&mut chunk)).await??;
-        ensure!(read > 0, "the agent has closed the connection");
-        if String::from_utf8_lossy(&chunk[..read]).contains("holder") {
-            break;
-        }
-        back.write_all(&chunk[..read]).await?;
-    }
+    let halfway = desk.let_in_until(&listener, "holder").await?;
     let next = desk.path("next.sock");
     std::os::unix::fs::symlink(desk.bench.agent.socket(), &next)?;
     std::fs::rename(&next, &door)?;
-    asking.abort();
-    drop((back, replies, listener));
+    drop((halfway, listener));
     let (code, said) = run.end().await?;
     assert_eq!(code, 3, "{said}");
     Ok(())

@@ -147,12 +147,49 @@ fn nobody_else_can_take_it() {
     world.resume(b, &told);
     let (new, holds) = world.resumed(b);
     assert_eq!(holds, ["x lock 1"]);
+    // It goes on, so it has been told the new secret.
+    world.command(b, Command::Holds);
+    world.replies.clear();
     world.close(b);
     let c = world.open_as(0, [3; 16]);
     world.resume(c, &told);
     assert_eq!(world.reply(c), "SESSION", "the old secret is void");
     world.resume(c, &new);
     assert_eq!(world.resumed(c).1, ["x lock 1"]);
+}
+
+#[test]
+fn who_was_not_told_its_new_secret_comes_back_by_the_old_one() {
+    for killed in [false, true] {
+        let mut world = World::new();
+        let (a, told) = world.graced();
+        world.lock(a, "x");
+        world.close(a);
+        // Again and again the reply is lost with the connection, or with the agent.
+        for secret in [NEXT, [3; 16], [4; 16]] {
+            let b = world.open_as(0, secret);
+            world.resume(b, &told);
+            assert_eq!(world.resumed(b).1, ["x lock 1"]);
+            if killed {
+                world.kill_and_restart(Duration::from_secs(1));
+            } else {
+                world.close(b);
+            }
+        }
+        let c = world.open_as(0, [5; 16]);
+        world.resume(c, &told);
+        let (new, holds) = world.resumed(c);
+        assert_eq!(holds, ["x lock 1"]);
+        // Now it goes on, and only the new one is of use, to the next agent too.
+        world.command(c, Command::Holds);
+        world.close(c);
+        world.kill_and_restart(Duration::from_secs(1));
+        let d = world.open_as(0, [6; 16]);
+        world.resume(d, &told);
+        assert_eq!(world.reply(d), "SESSION");
+        world.resume(d, &new);
+        assert_eq!(world.resumed(d).1, ["x lock 1"]);
+    }
 }
 
 #[test]

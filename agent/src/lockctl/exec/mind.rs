@@ -2,6 +2,7 @@
 //! the locks go when nothing is left that could rely on them.
 
 use std::path::Path;
+use std::pin::Pin;
 use std::time::Duration;
 
 use redis::Value;
@@ -118,7 +119,7 @@ impl<'a> Mind<'a> {
             if let Some(ended) = self.group.ended()
                 && self.is_over(ended)
             {
-                return self.finish(ended).await;
+                return self.finish(ended, seeking.then_some(successor)).await;
             }
         }
     }
@@ -269,16 +270,21 @@ impl<'a> Mind<'a> {
         false
     }
 
-    /// Releases the locks.
-    async fn finish(mut self, ended: Ended) -> Exit {
+    /// Releases the locks. `successor` is what the next agent is looked for by, while it may still be found: it may
+    /// have taken the session over already, and only not told so yet.
+    async fn finish(
+        mut self,
+        ended: Ended,
+        successor: Option<Pin<&mut impl Future<Output = Found>>>,
+    ) -> Exit {
         if self.agent.is_none()
-            && let Some(secret) = self.secret.take()
+            && self.secret.is_some()
+            && let Some(successor) = successor
         {
             // Else it would stay locked for the whole grace.
             say(&format!("{}: waiting for an agent to release it", self.args.shown()));
             let left = self.grant.left(boot_micros());
-            let found = timeout(left, seek(self.socket, &self.id, Some(secret))).await;
-            if let Ok(Found::Resumed(agent, ..)) = found {
+            if let Ok(Found::Resumed(agent, ..)) = timeout(left, successor).await {
                 self.agent = Some(*agent);
             }
         }

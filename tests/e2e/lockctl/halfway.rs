@@ -1,0 +1,73 @@
+//! A way to the agent that ends before a certain reply.
+
+use std::path::Path;
+
+use anyhow::Result;
+use harness::{PATIENCE, within};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// A connection through which the agent has heard all, and whose last reply is kept back. Both sides see it end when
+/// it is dropped.
+#[derive(Debug)]
+pub(super) struct Halfway {
+    asking: JoinHandle<()>,
+    replies: OwnedReadHalf,
+    back: OwnedWriteHalf,
+    kept: Vec<u8>,
+}
+
+impl Halfway {
+    /// Takes in whoever comes to `door`, and leads them to the agent up to its first reply with that word in it.
+    pub(super) async fn until(door: &UnixListener, agent: &Path, word: &str) -> Result<Self> {
+        loop {
+            let (ours, _) =
+                within(PATIENCE, "a connection", async || Ok(door.accept().await?)).await;
+            let (mut from, back) = ours.into_split();
+            let (replies, mut on) = UnixStream::connect(agent).await?.into_split();
+            let asking = tokio::spawn(async move {
+                // Either side may go away.
+                copy(&mut from, &mut on).await.ok();
+            });
+            let mut way = Self { asking, replies, back, kept: Vec::new() };
+            // Who is not answered soon enough comes again.
+            if way.reaches(word).await? {
+                return Ok(way);
+            }
+        }
+    }
+
+    async fn reaches(&mut self, word: &str) -> Result<bool> {
+        let mut chunk = vec![0; 4096];
+        loop {
+            let read = timeout(PATIENCE, self.replies.read(&mut chunk)).await??;
+            if read == 0 {
+                return Ok(false);
+            }
+            if String::from_utf8_lossy(&chunk[..read]).contains(word) {
+                self.kept = chunk[..read].to_vec();
+                return Ok(true);
+            }
+            if self.back.write_all(&chunk[..read]).await.is_err() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// What was kept back arrives, and all that follows until one side ends.
+    pub(super) async fn go_on(mut self) -> Result<()> {
+        self.back.write_all(&self.kept).await?;
+        // Either side may go away.
+        timeout(PATIENCE, copy(&mut self.replies, &mut self.back)).await?.ok();
+        Ok(())
+    }
+}
+
+impl Drop for Halfway {
+    fn drop(&mut self) {
+        self.asking.abort();
+    }
+}
