@@ -348,10 +348,11 @@ impl Core {
     /// A command comes after all earlier ones were answered: the worker has been told its secret.
     pub(super) fn knows_its_secret(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        if session.pending.is_empty() && session.secret_before.take().is_some() {
-            if let Some(record) = self.session_record(id) {
-                self.note(Record::Session(record));
-            }
+        if session.pending.is_empty()
+            && session.secret_before.take().is_some()
+            && let Some(record) = self.session_record(id)
+        {
+            self.note(Record::Session(record));
         }
     }
 
