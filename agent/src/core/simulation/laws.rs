@@ -109,10 +109,13 @@ impl Laws {
         let host = &hosts[packet.host];
         let lock = key(&packet.call);
         let alive = host.run == packet.run && host.core.ops.contains_key(&packet.op);
+        // What somebody on the way repeats is unknown to who sent it, and who is yet to hear of the first copy may
+        // have been refused by it.
+        let wanted = alive && !packet.is_repeated();
         for field in field_names(redis, &lock) {
             // It set the field, or gave it another lease when nobody counted on that any more.
             let late = !self.before.contains(&field) || packet.call.script.name == "keep";
-            if !alive && late {
+            if !wanted && late {
                 self.ghosts.insert((lock.clone(), field));
             }
         }

@@ -12,6 +12,9 @@ use super::redis::Served;
 use super::run::{Event, Lawful, Phase, Simulation, channel, lock_name};
 use crate::core::{Failure, OpId};
 
+/// The generation of a copy that somebody on the way has made: it belongs to no connection.
+const REPEATED: u64 = u64::MAX;
+
 /// A script on its way to Redis.
 #[derive(Debug, Clone)]
 pub(super) struct Packet {
@@ -24,6 +27,13 @@ pub(super) struct Packet {
     pub(super) call: Rc<Call>,
     /// It was held up on the way, and arrives in any case.
     held: bool,
+}
+
+impl Packet {
+    /// Whether it is a copy that its sender knows nothing of.
+    pub(super) fn is_repeated(&self) -> bool {
+        self.generation == REPEATED
+    }
 }
 
 impl Simulation {
@@ -202,7 +212,7 @@ impl Simulation {
             let again = at + self.dice.within(0..2_000_000);
             self.at(
                 again,
-                Event::Arrive(Packet { held: true, generation: u64::MAX, ..packet.clone() }),
+                Event::Arrive(Packet { held: true, generation: REPEATED, ..packet.clone() }),
             );
         }
         self.at(at, Event::Arrive(packet));
