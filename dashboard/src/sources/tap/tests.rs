@@ -38,7 +38,7 @@ async fn command(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
 
 /// A master that bounds no reader. It tells of each time that it is asked for its bounds, and before it answers the first
 /// time somebody asks for a watch.
-async fn serve(stream: TcpStream, switch: &Switch, looks: mpsc::UnboundedSender<()>) {
+async fn serve(stream: TcpStream, switch: &Switch, looks: mpsc::Sender<()>) {
     let mut stream = BufReader::new(stream);
     let mut first = true;
     while let Some(words) = command(&mut stream).await {
@@ -53,7 +53,7 @@ async fn serve(stream: TcpStream, switch: &Switch, looks: mpsc::UnboundedSender<
                     if std::mem::take(&mut first) {
                         assert!(switch.watch());
                     }
-                    looks.send(()).unwrap();
+                    looks.send(()).await.unwrap();
                 }
                 format!("*2\r\n${}\r\n{name}\r\n$0\r\n\r\n", name.len())
             }
@@ -88,7 +88,7 @@ async fn a_watch_that_is_asked_for_while_it_looks_is_told_by_another_look() {
     let metrics = TapsMetrics::register(&Registry::new()).unwrap().of("node");
     let monitor = MonitorSettings { mode: MonitorMode::Auto, max_ops: 10_000, unbounded: false };
     let (tap, switch) = Tap::new(target, link, monitor, Vec::new(), handle, status, metrics);
-    let (looks, mut looked) = mpsc::unbounded_channel();
+    let (looks, mut looked) = mpsc::channel(1);
     let served = async {
         let (stream, _) = listener.accept().await.unwrap();
         serve(stream, &switch, looks).await;
