@@ -3,7 +3,7 @@
 //! Leases are measured on a clock that goes on while the host sleeps, since Redis' clock does too;
 //! `std::time::Instant` stands still meanwhile and would find every lease fresh on waking up.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -32,6 +32,14 @@ pub fn boot_epoch_millis() -> u64 {
     wall_millis().saturating_sub(boot_micros() / 1_000)
 }
 
+/// What the thread that asks has had of a processor so far. Only differences mean something, and only on one thread.
+#[must_use]
+pub fn thread_cpu() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(now.tv_nsec).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,6 +53,16 @@ mod tests {
             assert!(now >= last);
             last = now;
         }
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_takes_no_processor() {
+        let before = thread_cpu();
+        std::thread::sleep(Duration::from_millis(50));
+        let slept = thread_cpu() - before;
+        let sum = (0..5_000_000_u64).fold(0, |sum, i| std::hint::black_box(sum ^ i));
+        let worked = thread_cpu() - before - slept;
+        assert!(worked > slept, "{slept:?}, then {worked:?} for {sum}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use axum::http::{HeaderMap, header};
 
-use proofs::{Proof, Proofs};
+use proofs::{Proof, Proofs, Stranger};
 use proxy::Proxy;
 use rights::{Right, Rights};
 use tokens::Tokens;
@@ -22,6 +22,9 @@ use tokens::Tokens;
 /// The cookie's name where it may only come by TLS: browsers then also refuse to set it for other hosts or paths.
 const SECURE_COOKIE: &str = "__Host-lockscope";
 const PLAIN_COOKIE: &str = "lockscope";
+/// The same for a browser with which nobody has logged in yet.
+const SECURE_STRANGER: &str = "__Host-lockscope-login";
+const PLAIN_STRANGER: &str = "lockscope-login";
 
 /// Somebody who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,6 +129,27 @@ impl Access {
         }
     }
 
+    /// The browser that sends these headers, where it was given the form of the login before.
+    #[must_use]
+    pub fn stranger(&self, headers: &HeaderMap) -> Option<Stranger> {
+        cookie(headers, self.strangers_cookie()).and_then(Stranger::parse)
+    }
+
+    /// The header that has a browser keep what it is known by until it is closed.
+    #[must_use]
+    pub fn set_stranger(&self, stranger: &Stranger) -> String {
+        let (name, value) = (self.strangers_cookie(), stranger.as_str());
+        format!("{name}={value}; Path=/; HttpOnly; SameSite=Strict{}", self.secure())
+    }
+
+    fn strangers_cookie(&self) -> &'static str {
+        if self.secure_cookies { SECURE_STRANGER } else { PLAIN_STRANGER }
+    }
+
+    fn secure(&self) -> &'static str {
+        if self.secure_cookies { "; Secure" } else { "" }
+    }
+
     fn trusts(&self, peer: IpAddr) -> bool {
         self.proxy.as_ref().is_some_and(|proxy| proxy.trusts(peer))
     }
@@ -139,7 +163,7 @@ impl Access {
     /// The header that sets the cookie to this value for so many seconds; empty and 0 end it.
     #[must_use]
     pub fn set_cookie(&self, value: &str, max_age_secs: u64) -> String {
-        let secure = if self.secure_cookies { "; Secure" } else { "" };
+        let secure = self.secure();
         let name = self.cookie_name();
         format!("{name}={value}; Path=/; Max-Age={max_age_secs}; HttpOnly; SameSite=Strict{secure}")
     }

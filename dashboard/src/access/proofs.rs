@@ -3,13 +3,15 @@
 //!
 //! The word for somebody who has logged in is signed with their token and says which login it is for: it is good as long as
 //! the login is, on every dashboard with the same file. For others it is made with a key that ends with this process.
+//! Whoever is about to log in gets a cookie with a number that only their browser knows, and the word in the form is made of
+//! that: so no other site can log them in as somebody else, who would then see what they look at and do.
 
 use std::fmt;
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use ring::rand::SystemRandom;
+use ring::rand::{SecureRandom as _, SystemRandom};
 use ring::{digest, hmac};
 
 /// The name of the field.
@@ -68,9 +70,63 @@ impl Proofs {
     }
 }
 
+/// Of a number that a browser is given before its login, bytes.
+const NUMBER: usize = 24;
+
+/// What a browser is known by before somebody logs in with it. It is not shown in logs.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Stranger(String);
+
+impl fmt::Debug for Stranger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Stranger")
+    }
+}
+
+impl Stranger {
+    /// A new one; none where the system gives nothing random, and then nobody can log in.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        let mut number = [0; NUMBER];
+        SystemRandom::new().fill(&mut number).ok()?;
+        Some(Self(URL_SAFE_NO_PAD.encode(number)))
+    }
+
+    /// Of a cookie's value; none where it is no such number.
+    #[must_use]
+    pub fn parse(cookie: &str) -> Option<Self> {
+        let number = URL_SAFE_NO_PAD.decode(cookie).ok()?;
+        (number.len() == NUMBER).then(|| Self(cookie.to_owned()))
+    }
+
+    /// The cookie's value.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The word in the form of the login. Any dashboard knows it by the cookie, whichever of several gave it.
+    #[must_use]
+    pub fn proof(&self) -> Proof {
+        Proof::signed(&hmac::Key::new(hmac::HMAC_SHA256, self.0.as_bytes()), "of a stranger")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stranger_has_a_word_of_their_own() {
+        let (anna, bert) = (Stranger::new().unwrap(), Stranger::new().unwrap());
+        let again = Stranger::parse(anna.as_str()).unwrap();
+        assert!(anna.proof().is(again.proof().as_str()) && !anna.proof().is(bert.proof().as_str()));
+        assert!(!anna.proof().as_str().contains(anna.as_str()));
+        for none in ["", "AAAA", &anna.as_str()[1..], &format!("{}A", anna.as_str()), "ä"] {
+            assert!(Stranger::parse(none).is_none(), "{none}");
+        }
+        assert_eq!(format!("{anna:?}"), "Stranger");
+    }
 
     #[test]
     fn a_word_is_good_for_one_visitor_of_one_process() {

@@ -1,6 +1,5 @@
 //! What all handlers share: the way to the model, and what pages are made from.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::feed::Feeds;
 use super::params::{EventsParams, LockParams, TableParams, instant, limit};
 use super::problem::{Problem, visible};
+use super::tables::{List, Tables};
 use super::viewers::Viewers;
 use crate::archive::Reader;
 use crate::metrics::StreamMetrics;
@@ -30,10 +30,6 @@ use crate::views::{Chrome, Counts, Order, Sort, Subject};
 
 /// The most event streams, of pages and of the API together.
 pub const MAX_STREAMS: usize = 1_000;
-/// Tables that are kept while the picture stays the same.
-const MAX_TABLES: usize = 512;
-/// How long a table is good whose filter depends on the clock, milliseconds.
-const MOVING_MS: u64 = 1_000;
 /// A lock asked for by name is read unless it was within this, milliseconds.
 const FRESH_MS: u64 = 1_000;
 /// How far back events are told where nobody says, milliseconds.
@@ -85,24 +81,8 @@ pub struct Inner {
     pub feeds: Feeds,
     /// Tells the ids of this process' pictures from those of an earlier one.
     pub epoch: String,
-    tables: Mutex<HashMap<TableKey, Table>>,
+    tables: Tables,
     counts: Mutex<(u64, Counts)>,
-}
-
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct TableKey {
-    filter: String,
-    sort: Sort,
-    order: Order,
-    cursor: Option<String>,
-    limit: usize,
-}
-
-#[derive(Debug)]
-struct Table {
-    seq: u64,
-    at: WallMillis,
-    rows: Arc<Rows>,
 }
 
 /// A table as asked for: what is wrong with its filter stands in it, and it has no rows then.
@@ -164,7 +144,7 @@ impl App {
             fragments: Fragments::default(),
             feeds: Feeds::default(),
             epoch: format!("{:x}", wall().0),
-            tables: Mutex::default(),
+            tables: Tables::default(),
             counts: Mutex::new((u64::MAX, Counts::default())),
         }))
     }
@@ -246,37 +226,25 @@ impl App {
                 return Ok(TableAnswer { rows, sort, order, filter_error });
             }
         };
-        let moves = filter.moves();
         let text = params.filter.trim().to_owned();
         let cursor = params.cursor.clone().filter(|cursor| !cursor.is_empty());
-        let mut query = Query { text: text.clone(), filter, sort, order, after: None, limit };
+        let mut query = Query { text, filter, sort, order, after: None, limit };
         if let Some(cursor) = &cursor {
             query = query.after(cursor).map_err(|error| Problem::bad_request(error.to_string()))?;
         }
-        let key = TableKey { filter: text, sort, order, cursor, limit };
         // What is larger than a page is not worth keeping.
         let rows = match most {
             Some(_) => Arc::new(query.rows(&self.hub.snapshot(), wall())),
-            None => self.rows(key, &query, moves),
+            None => self.tables.rows(&self.hub, cursor, &query),
         };
         Ok(TableAnswer { rows, sort, order, filter_error: None })
     }
 
-    fn rows(&self, key: TableKey, query: &Query, moves: bool) -> Arc<Rows> {
-        let (snapshot, now) = (self.hub.snapshot(), wall());
-        let good = |table: &&Table| {
-            table.seq == snapshot.seq && !(moves && now.0 >= table.at.0 + MOVING_MS)
-        };
-        let mut tables = lock(&self.tables);
-        if let Some(table) = tables.get(&key).filter(good) {
-            return Arc::clone(&table.rows);
-        }
-        let rows = Arc::new(query.rows(&snapshot, now));
-        if tables.len() >= MAX_TABLES {
-            tables.clear();
-        }
-        tables.insert(key, Table { seq: snapshot.seq, at: now, rows: Arc::clone(&rows) });
-        rows
+    /// Has the list of these parameters kept in order for as long as what is given back is.
+    #[must_use]
+    pub(super) fn keep(&self, params: &TableParams) -> Option<List> {
+        let table = self.table(params, None).ok()?;
+        Some(self.tables.keep(params.filter.trim(), table.sort, table.order))
     }
 
     /// Which deployment is asked for: where there is but one, it need not be named.

@@ -5,10 +5,12 @@
 //! whoever is further behind, being slow, gets the difference from what they have. Nothing is queued.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use service_kit::clock;
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
@@ -16,6 +18,7 @@ use tokio::time::Instant;
 use super::app::App;
 use super::frame::Frame;
 use super::live::Topic;
+use super::turns::{Share, Turns};
 use super::viewers::{Viewed, Viewer};
 use crate::model::Delta;
 use crate::views::live::Picture;
@@ -24,8 +27,6 @@ use crate::views::live::Picture;
 const VERSION_EACH: Duration = Duration::from_millis(100);
 /// The longest without a look: what the sources say changes without the model.
 const LOOK_EACH: Duration = Duration::from_secs(1);
-/// However many pages are open, each has a version in this time.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A page as it was at an instant, and how to get there.
 #[derive(Debug)]
@@ -72,40 +73,7 @@ type Sender = watch::Sender<Option<Arc<Version>>>;
 
 /// Every open page, by its address. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Feeds(Arc<Mutex<HashMap<String, Sender>>>, Arc<AtomicU64>);
-
-/// What it takes to make one page, among all that are open: together they take at most one processor, and a page that is
-/// made quickly does not wait for slow ones.
-#[derive(Debug)]
-struct Share {
-    /// Of all pages, microseconds.
-    all: Arc<AtomicU64>,
-    /// Of this one, over its last versions.
-    micros: u64,
-}
-
-impl Share {
-    /// Notes what it took this time.
-    fn took(&mut self, time: Duration) {
-        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).min(1_000_000);
-        let now = if self.micros == 0 { micros } else { (self.micros * 3 + micros) / 4 };
-        self.all.fetch_add(now.wrapping_sub(self.micros), Ordering::Relaxed);
-        self.micros = now;
-    }
-
-    /// How long it waits from one version to the next, where so many pages are open.
-    fn pause(&self, pages: usize) -> Duration {
-        let as_all = self.micros.saturating_mul(u64::try_from(pages).unwrap_or(u64::MAX));
-        let together = self.all.load(Ordering::Relaxed);
-        Duration::from_micros(as_all.min(together).saturating_mul(2)).min(LONGEST_PAUSE)
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.all.fetch_sub(self.micros, Ordering::Relaxed);
-    }
-}
+pub struct Feeds(Arc<Mutex<HashMap<String, Sender>>>, Turns);
 
 impl Feeds {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Sender>> {
@@ -126,7 +94,7 @@ impl Feeds {
             changes: app.hub.changes(),
             viewer: app.viewers.enter(),
             picture: None,
-            share: Share { all: Arc::clone(&self.1), micros: 0 },
+            share: Share::new(&self.1),
             sender,
             app: app.clone(),
         };
@@ -179,7 +147,8 @@ impl Feed {
     async fn keep(&mut self) {
         loop {
             let began = Instant::now();
-            match self.version().await {
+            let (made, took) = measured(self.version()).await;
+            match made {
                 Ok(Some(version)) => {
                     self.sender.send_replace(Some(Arc::new(version)));
                 }
@@ -188,21 +157,21 @@ impl Feed {
                     tracing::error!(%error, address = self.address, "a page's patch could not be made");
                 }
             }
-            self.share.took(began.elapsed());
-            let pause = self.share.pause(self.app.feeds.len());
-            let next = began + self.topic.pace().max(VERSION_EACH).max(pause);
-            let look = (began + LOOK_EACH).max(next);
+            self.share.took(took);
             let sender = self.sender.clone();
             let (feeds, address) = (self.app.feeds.clone(), self.address.clone());
             tokio::select! {
                 () = sender.closed() => if feeds.leave(&address) { return },
-                () = self.news(next, look) => {}
+                () = self.news(began) => {}
             }
         }
     }
 
-    /// Waits until `next`, and then for a change that the page may show or until `look`.
-    async fn news(&mut self, next: Instant, look: Instant) {
+    /// Waits for a change that the page may show, or until it is to be looked at anyway, and then for its turn. The version
+    /// before began to be made at `began`.
+    async fn news(&mut self, began: Instant) {
+        let next = began + self.topic.pace().max(VERSION_EACH);
+        let look = (began + LOOK_EACH).max(next);
         tokio::time::sleep_until(next).await;
         let mut concerned = false;
         while !concerned {
@@ -211,6 +180,8 @@ impl Feed {
                 () = tokio::time::sleep_until(look) => true,
             };
         }
+        let turn = self.share.turn(self.app.feeds.len(), began, Instant::now());
+        tokio::time::sleep_until(turn).await;
         // What else has come is in the version that is made now.
         while !matches!(self.changes.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
     }
@@ -235,37 +206,15 @@ impl Feed {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_quick_page_waits_for_no_slow_ones_and_all_together_are_bounded() {
-        let all = Arc::new(AtomicU64::new(0));
-        let share = |micros: u64| {
-            let mut share = Share { all: Arc::clone(&all), micros: 0 };
-            share.took(Duration::from_micros(micros));
-            share
-        };
-        let mut shares: Vec<Share> = (0..100).map(|_| share(20_000)).collect();
-        shares.extend((0..10).map(|_| share(100)));
-        let load: f64 = shares
-            .iter()
-            .map(|share| {
-                Duration::from_micros(share.micros).as_secs_f64() / share.pause(110).as_secs_f64()
-            })
-            .sum();
-        assert!(load <= 1.0, "{load} processors");
-        let quick = shares.last().unwrap().pause(110);
-        assert_eq!(quick, Duration::from_micros(100 * 110 * 2), "as if all were like it");
-        assert!(shares[0].pause(110) > quick);
-        // One slow version is not taken for all to come, and what is closed no longer counts.
-        let before = shares[0].pause(110);
-        shares[0].took(Duration::from_millis(100));
-        assert!(shares[0].pause(110) < before * 2, "{:?}", shares[0].pause(110));
-        shares.truncate(1);
-        assert_eq!(all.load(Ordering::Relaxed), shares[0].micros);
-        drop(shares);
-        assert_eq!(all.load(Ordering::Relaxed), 0);
-    }
+/// Does some work, and tells what it took of a processor, whichever threads it was on.
+async fn measured<F: Future>(work: F) -> (F::Output, Duration) {
+    let mut work = pin!(work);
+    let mut took = Duration::ZERO;
+    let done = poll_fn(|context| {
+        let before = clock::thread_cpu();
+        let polled = work.as_mut().poll(context);
+        took += clock::thread_cpu().saturating_sub(before);
+        polled
+    });
+    (done.await, took)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::app::App;
+use super::app::{App, TableAnswer};
 use super::params::{EventsParams, LockParams, OwnerParams, TableParams, instant};
 use super::problem::Problem;
 use crate::archive::Gap;
@@ -39,8 +39,13 @@ impl App {
     /// # Errors
     /// As [`Self::table`].
     pub fn locks_page(&self, address: &str, params: &TableParams) -> Result<LocksPage, Problem> {
-        let table = self.table(params, None)?;
-        Ok(LocksPage {
+        Ok(self.page_of(address, params, self.table(params, None)?))
+    }
+
+    /// A table as a page.
+    #[must_use]
+    pub fn page_of(&self, address: &str, params: &TableParams, table: TableAnswer) -> LocksPage {
+        LocksPage {
             chrome: self.chrome(address),
             filter: params.filter.clone(),
             filter_error: table.filter_error,
@@ -51,7 +56,7 @@ impl App {
             skipped: table.rows.skipped,
             cursor: params.cursor.clone().filter(|cursor| !cursor.is_empty()),
             next: table.rows.next.clone(),
-        })
+        }
     }
 
     /// One lock as a page; as it was at an instant, where that is asked for. A stream brings the `subject` that it

@@ -20,6 +20,7 @@ use super::frame::{Frame, Packing};
 use super::lists::list_page;
 use super::params::{Address, EventsParams, LockParams, OwnerParams, TableParams, understood};
 use super::problem::Problem;
+use super::tables::List;
 use super::viewers::Viewed;
 use crate::model::Delta;
 use crate::model::actor::wall;
@@ -108,7 +109,12 @@ pub async fn live(
 /// What a stream is about.
 #[derive(Debug)]
 pub(super) enum Topic {
-    Locks(TableParams, Filter),
+    Locks(
+        TableParams,
+        Filter,
+        #[expect(dead_code, reason = "its list is kept in order for as long as this is there")]
+        Option<List>,
+    ),
     Lock(LockParams, LockId, Asked),
     Owners(TableParams),
     Owner(OwnerParams),
@@ -127,7 +133,8 @@ impl Topic {
             Address::Locks(params) => {
                 understood_filter(app.table(&params, None)?.filter_error)?;
                 let filter = Filter::parse(&params.filter).unwrap_or_default();
-                Self::Locks(params, filter)
+                let list = app.keep(&params);
+                Self::Locks(params, filter, list)
             }
             Address::Lock(params) => {
                 let id = app.lock_id(&params)?;
@@ -169,7 +176,7 @@ impl Topic {
     /// that is not shown matches no longer, shows when it is looked at the next time.
     pub(super) fn concerns(&self, change: &Delta, before: Option<&Picture>) -> bool {
         match self {
-            Self::Locks(_, filter) => {
+            Self::Locks(_, filter, _) => {
                 let now = wall();
                 let shown = |id: &LockId| before.is_none_or(|before| before.shows(id));
                 change.changed.iter().any(|lock| filter.matches(lock, now) || shown(&lock.id))
@@ -191,11 +198,11 @@ impl Topic {
         before: Option<&Picture>,
     ) -> Result<Option<(Picture, Option<Viewed>)>, askama::Error> {
         let made = match self {
-            Self::Locks(params, _) => {
+            Self::Locks(params, ..) => {
                 let Ok(table) = app.table(params, None) else { return Ok(None) };
-                let Ok(page) = app.locks_page(address, params) else { return Ok(None) };
-                let picture = Picture::locks(&page, before, &app.fragments)?;
-                (picture, Some(Viewed::Rows(table.rows)))
+                let viewed = Viewed::Rows(Arc::clone(&table.rows));
+                let page = app.page_of(address, params, table);
+                (Picture::locks(&page, before, &app.fragments)?, Some(viewed))
             }
             Self::Lock(params, id, asked) => {
                 let subject = subject_of(app, id, asked).await;

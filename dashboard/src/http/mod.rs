@@ -18,6 +18,8 @@ pub mod params;
 pub mod problem;
 pub mod release;
 pub mod stream;
+mod tables;
+mod turns;
 pub mod viewers;
 pub mod watch;
 

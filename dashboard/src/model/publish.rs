@@ -10,13 +10,16 @@ use super::{Delta, Model, ScopeId, Snapshot};
 /// The most views made for one snapshot; the rest come with the next one.
 const MAX_CHANGES: usize = 2_000;
 
+/// A new view, and the one that it replaces.
+type Shown = (Arc<LockView>, Option<Arc<LockView>>);
+
 impl Model {
     /// Puts a new view of a lock into the picture. Where it is held by others than before, its views on the other
     /// servers of its group come next.
-    fn show(&mut self, scope_id: ScopeId, mut view: LockView) -> Arc<LockView> {
+    fn show(&mut self, scope_id: ScopeId, mut view: LockView) -> Shown {
         view.red = self.red(scope_id, &view.id.name);
         let view = Arc::new(view);
-        self.snapshot.put(Arc::clone(&view));
+        let replaced = self.snapshot.put(Arc::clone(&view));
         let kept = self.scopes[scope_id.0].locks.get_mut(&view.id.name);
         let before = kept.and_then(|kept| kept.shown.replace(Arc::clone(&view)));
         let ids = |view: &LockView| -> Vec<String> {
@@ -30,7 +33,7 @@ impl Model {
                 }
             }
         }
-        view
+        (view, replaced)
     }
 
     /// The next snapshot, where anything is new.
@@ -46,8 +49,8 @@ impl Model {
                     .push((ScopeId(index), kept.record.view(scope.readable_since, &scope.clients)));
             }
         }
-        let changed: Vec<Arc<LockView>> =
-            views.into_iter().map(|(scope, view)| self.show(scope, view)).collect();
+        let (changed, mut before): (Vec<_>, Vec<_>) =
+            views.into_iter().map(|(scope, view)| self.show(scope, view)).unzip();
         let gone: Vec<_> = self
             .scopes
             .iter_mut()
@@ -59,7 +62,7 @@ impl Model {
             // It may have come back since, with a view of its own.
             let home = &self.scopes[self.home(scope, &id.name).0];
             if home.locks.get(&id.name).is_none_or(|kept| kept.shown.is_none()) {
-                self.snapshot.remove(&id);
+                before.push(self.snapshot.remove(&id));
                 removed.push(id);
             }
         }
@@ -79,7 +82,7 @@ impl Model {
         {
             self.snapshot.notices = self.notices.iter().cloned().collect();
         }
-        let delta = Delta::new(self.snapshot.seq, wall, changed, removed);
+        let delta = Delta::new(self.snapshot.seq, wall, changed, removed, before);
         Some((Arc::new(self.snapshot.clone()), Arc::new(delta)))
     }
 }

@@ -49,6 +49,9 @@ pub struct Delta {
     pub changed: Vec<Arc<LockView>>,
     /// Locks that are no longer remembered.
     pub removed: Vec<LockId>,
+    /// What the picture before had of them, of `changed` first and then of `removed`, in their order; none where it had
+    /// nothing. Whoever keeps locks in an order finds them by what they were.
+    pub before: Vec<Option<Arc<LockView>>>,
     json: OnceLock<Arc<str>>,
 }
 
@@ -61,13 +64,14 @@ struct DeltaJson<'a> {
 }
 
 impl Delta {
-    pub(super) fn new(
+    pub(crate) fn new(
         seq: u64,
         at: WallMillis,
         changed: Vec<Arc<LockView>>,
         removed: Vec<LockId>,
+        before: Vec<Option<Arc<LockView>>>,
     ) -> Self {
-        Self { seq, at, changed, removed, json: OnceLock::new() }
+        Self { seq, at, changed, removed, before, json: OnceLock::new() }
     }
 
     /// As the API's stream tells it; made once, whoever listens.
@@ -127,22 +131,25 @@ impl Snapshot {
         self.shards.iter().all(|shard| shard.is_empty())
     }
 
-    /// Puts a lock in, in place of its older view.
-    pub(crate) fn put(&mut self, lock: Arc<LockView>) {
+    /// Puts a lock in, in place of its older view, which it gives back.
+    pub(crate) fn put(&mut self, lock: Arc<LockView>) -> Option<Arc<LockView>> {
         let shard = self.shard(&lock.id);
         let shard = Arc::make_mut(&mut self.shards[shard]);
         match shard.binary_search_by(|known| known.id.cmp(&lock.id)) {
-            Ok(i) => shard[i] = lock,
-            Err(i) => shard.insert(i, lock),
+            Ok(i) => Some(std::mem::replace(&mut shard[i], lock)),
+            Err(i) => {
+                shard.insert(i, lock);
+                None
+            }
         }
     }
 
     /// Takes a lock out.
-    pub(super) fn remove(&mut self, id: &LockId) -> bool {
+    pub(crate) fn remove(&mut self, id: &LockId) -> Option<Arc<LockView>> {
         let shard = self.shard(id);
         let shard = Arc::make_mut(&mut self.shards[shard]);
         let found = shard.binary_search_by(|known| known.id.cmp(id));
-        found.map(|i| shard.remove(i)).is_ok()
+        found.ok().map(|i| shard.remove(i))
     }
 }
 

@@ -4,6 +4,7 @@
 //! for the whole of it; `key:value` asks for something else. A quoted term is part of a name whatever stands in it.
 
 pub mod contention;
+pub mod kept;
 pub mod list;
 pub mod owners;
 pub mod page;
@@ -70,11 +71,11 @@ impl Text {
     }
 
     fn matches(&self, subject: &[u8]) -> bool {
-        let subject = subject.to_ascii_lowercase();
         match self {
-            Self::Glob(glob) => glob_matches(glob, &subject),
+            Self::Glob(glob) => glob_matches(glob, &subject.to_ascii_lowercase()),
             Self::Part(part) => {
-                part.is_empty() || subject.windows(part.len()).any(|window| window == part)
+                part.is_empty()
+                    || subject.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part))
             }
         }
     }

@@ -36,7 +36,7 @@ pub struct Query {
 }
 
 /// The answer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Rows {
     /// The rows, in order.
     pub rows: Vec<Arc<LockView>>,
@@ -46,6 +46,16 @@ pub struct Rows {
     pub skipped: usize,
     /// Where the next page begins, if there is one.
     pub next: Option<String>,
+}
+
+impl Rows {
+    /// Whether they are the very same views as those.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        (self.total, self.skipped, self.rows.len())
+            == (other.total, other.skipped, other.rows.len())
+            && self.rows.iter().zip(&other.rows).all(|(mine, theirs)| Arc::ptr_eq(mine, theirs))
+    }
 }
 
 /// A cursor that is none, or belongs to another list.
@@ -108,7 +118,7 @@ fn by_name(a: &LockId, b: &LockId) -> Ordering {
 }
 
 /// A lock's place, borrowed.
-struct Place<'a> {
+pub(super) struct Place<'a> {
     rank: (u64, u64),
     text: &'a [u8],
     id: &'a LockId,
@@ -164,7 +174,7 @@ impl Query {
         Ok(Self { after: Some(after), ..self })
     }
 
-    fn cursor(&self, last: &LockView) -> String {
+    pub(super) fn cursor(&self, last: &LockView) -> String {
         let cursor = Cursor {
             list: self.list(),
             rank: rank(self.sort, last),
@@ -177,19 +187,30 @@ impl Query {
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(&cursor).unwrap_or_default())
     }
 
+    /// Where a lock stands.
+    pub(super) fn place<'a>(&self, lock: &'a LockView) -> Place<'a> {
+        Place { rank: rank(self.sort, lock), text: text(self.sort, lock), id: &lock.id }
+    }
+
+    /// Which of two places comes first.
+    pub(super) fn compare(&self, a: &Place<'_>, b: &Place<'_>) -> Ordering {
+        if self.reversed() { b.cmp(a) } else { a.cmp(b) }
+    }
+
+    /// Whether a place is behind the row at which a page before ended.
+    pub(super) fn is_behind(&self, place: &Place<'_>, after: &Position) -> bool {
+        self.compare(place, &after.place()) == Ordering::Greater
+    }
+
     /// The rows of this page as of a snapshot.
     #[must_use]
     pub fn rows(&self, snapshot: &Snapshot, now: WallMillis) -> Rows {
-        let reversed = self.reversed();
-        let ordered = |ordering: Ordering| if reversed { ordering.reverse() } else { ordering };
         let mut total = 0;
         let mut found: Vec<Place<'_>> = Vec::new();
         for lock in snapshot.locks().filter(|lock| self.filter.matches(lock, now)) {
             total += 1;
-            let place =
-                Place { rank: rank(self.sort, lock), text: text(self.sort, lock), id: &lock.id };
-            let behind = |after: &Position| ordered(place.cmp(&after.place())) == Ordering::Greater;
-            if self.after.as_ref().is_none_or(behind) {
+            let place = self.place(lock);
+            if self.after.as_ref().is_none_or(|after| self.is_behind(&place, after)) {
                 found.push(place);
             }
         }
@@ -197,10 +218,10 @@ impl Query {
         let limit = self.limit;
         let more = found.len() > limit;
         if more {
-            found.select_nth_unstable_by(limit, |a, b| ordered(a.cmp(b)));
+            found.select_nth_unstable_by(limit, |a, b| self.compare(a, b));
             found.truncate(limit);
         }
-        found.sort_unstable_by(|a, b| ordered(a.cmp(b)));
+        found.sort_unstable_by(|a, b| self.compare(a, b));
         let rows: Vec<Arc<LockView>> =
             found.iter().filter_map(|place| snapshot.get(place.id)).cloned().collect();
         let next = rows.last().filter(|_| more).map(|last| self.cursor(last));

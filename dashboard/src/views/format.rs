@@ -34,7 +34,9 @@ pub(super) fn short_duration(millis: u64) -> String {
 
 /// A lease as learnt: the highest time to live seen, hence a little more than that.
 pub(super) fn lease(millis: u64) -> String {
-    format!("~{}", duration(millis.saturating_add(999)))
+    let about = duration(millis.saturating_add(999));
+    let round = about.strip_suffix(" 00s").or_else(|| about.strip_suffix(" 00m"));
+    format!("~{}", round.unwrap_or(&about))
 }
 
 /// A count with its digits in groups of three.
@@ -215,6 +217,9 @@ mod tests {
         assert_eq!(lease(29_433), "~30s");
         assert_eq!(lease(30_000), "~30s");
         assert_eq!(lease(30_001), "~31s");
+        assert_eq!(lease(599_900), "~10m");
+        assert_eq!(lease(630_000), "~10m 30s");
+        assert_eq!(lease(7_200_000), "~2h");
     }
 
     #[test]

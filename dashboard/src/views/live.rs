@@ -58,6 +58,7 @@ type Key = (usize, bool, bool);
 struct Fragment {
     /// Keeps the view's address, which is the key, from being used again.
     _lock: Arc<LockView>,
+    id: Arc<str>,
     html: Arc<str>,
 }
 
@@ -65,19 +66,26 @@ impl Fragments {
     /// The most rows kept: a few megabytes.
     const MAX: usize = 4_096;
 
-    fn row(&self, lock: &Arc<LockView>, chrome: &Chrome) -> Result<Arc<str>, askama::Error> {
+    /// A row's id and HTML.
+    fn row(
+        &self,
+        lock: &Arc<LockView>,
+        chrome: &Chrome,
+    ) -> Result<(Arc<str>, Arc<str>), askama::Error> {
         let (deployment, db) = (chrome.several_deployments, chrome.several_dbs);
         let key = (Arc::as_ptr(lock).addr(), deployment, db);
         if let Some(known) = self.lock().get(&key) {
-            return Ok(Arc::clone(&known.html));
+            return Ok((Arc::clone(&known.id), Arc::clone(&known.html)));
         }
         let html: Arc<str> = row::live_row(lock, deployment, db)?.into();
+        let id: Arc<str> = row::row_id(&lock.id).into();
         let mut kept = self.lock();
         if kept.len() >= Self::MAX {
             kept.clear();
         }
-        kept.insert(key, Fragment { _lock: Arc::clone(lock), html: Arc::clone(&html) });
-        Ok(html)
+        let (row, shown) = (Arc::clone(&id), Arc::clone(&html));
+        kept.insert(key, Fragment { _lock: Arc::clone(lock), id: row, html: shown });
+        Ok((id, html))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Fragment>> {
@@ -102,7 +110,7 @@ pub struct Picture {
 /// A row of its table.
 #[derive(Debug)]
 pub(super) struct LiveRow {
-    pub(super) id: String,
+    pub(super) id: Arc<str>,
     /// Its start tag, then each of its cells, on a line of their own.
     pub(super) html: Arc<str>,
     /// Milliseconds to live as read, if there is an end, and when that was.
@@ -157,7 +165,7 @@ impl Picture {
     ) -> Result<Self, askama::Error> {
         let rows = page.rows.rows.iter().map(|row| {
             let html = row.html(&page.chrome, AGELESS)?;
-            Ok(LiveRow { id: list::row_id(&row.id()), html: html.into(), ttl: None })
+            Ok(LiveRow { id: list::row_id(&row.id()).into(), html: html.into(), ttl: None })
         });
         let rows = rows.collect::<Result<_, askama::Error>>()?;
         Self::new(&page.chrome, list::title(page), rows, list::regions(page)?, before)
@@ -240,7 +248,7 @@ impl Picture {
     #[must_use]
     pub fn shows(&self, id: &LockId) -> bool {
         let id = row::row_id(id);
-        self.rows.iter().any(|row| row.id == id)
+        self.rows.iter().any(|row| *row.id == *id)
     }
 
     /// The event's JSON that makes a browser's page equal to this; everything where nothing was seen `before`, none
@@ -274,9 +282,9 @@ impl Picture {
 
     fn add_rows<'a>(&'a self, before: Option<&'a Self>, patch: &mut Patch<'a>) {
         let old: &[LiveRow] = before.map(|before| before.rows.as_slice()).unwrap_or_default();
-        let known: HashMap<&str, &LiveRow> = old.iter().map(|row| (row.id.as_str(), row)).collect();
+        let known: HashMap<&str, &LiveRow> = old.iter().map(|row| (&*row.id, row)).collect();
         for row in &self.rows {
-            let known = known.get(row.id.as_str());
+            let known = known.get(&*row.id);
             match known {
                 Some(old) if Arc::ptr_eq(&old.html, &row.html) || old.html == row.html => {}
                 Some(old) => match changed_lines(&old.html, &row.html) {
@@ -293,7 +301,7 @@ impl Picture {
             && old.len() == self.rows.len()
             && old.iter().zip(&self.rows).all(|(old, new)| old.id == new.id);
         if !same {
-            patch.order = Some(self.rows.iter().map(|row| row.id.as_str()).collect());
+            patch.order = Some(self.rows.iter().map(|row| &*row.id).collect());
         }
     }
 }
@@ -305,11 +313,8 @@ fn lock_rows(
     fragments: &Fragments,
 ) -> Result<Vec<LiveRow>, askama::Error> {
     let row = |lock: &Arc<LockView>| {
-        Ok(LiveRow {
-            id: row::row_id(&lock.id),
-            html: fragments.row(lock, chrome)?,
-            ttl: Some((lock.ttl_ms, lock.observed_at.0)),
-        })
+        let (id, html) = fragments.row(lock, chrome)?;
+        Ok(LiveRow { id, html, ttl: Some((lock.ttl_ms, lock.observed_at.0)) })
     };
     locks.iter().map(row).collect()
 }

@@ -452,4 +452,6 @@ pub struct LoginPage {
     pub next: String,
     /// Why the last attempt was refused.
     pub error: Option<String>,
+    /// What the form sends back, so that it is known to be ours.
+    pub proof: Option<String>,
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lockscope_dashboard::access::proofs::Stranger;
 use rustls::pki_types::ServerName;
 use rustls::pki_types::pem::PemObject;
 use tempfile::NamedTempFile;
@@ -25,13 +26,6 @@ async fn guarded(more: &[&str]) -> (Dashboard, NamedTempFile) {
     let path = file.path().to_str().unwrap().to_owned();
     let flags = ["--redis-url", NO_REDIS, "--auth-token-file", &path];
     (Dashboard::with(&[&flags, more].concat()).await, file)
-}
-
-const SAME: (&str, &str) = ("Sec-Fetch-Site", "same-origin");
-
-async fn login(dashboard: &Dashboard, token: &str, next: &str) -> Answer {
-    let body = format!("token={}&next={}", encoded(token.as_bytes()), encoded(next.as_bytes()));
-    post(dashboard.address, "/login", &[SAME], &body).await
 }
 
 /// The cookie as a browser sends it back.
@@ -94,10 +88,10 @@ async fn a_browser_logs_in_and_out() {
     assert_eq!(led.header("location"), Some("/login?next=%2Flock%3Fname%3Da%2526b"));
     let form = dashboard.get("/login?next=%2Flock%3Fname%3Da%2526b").await;
     assert!(form.body.contains("value=\"/lock?name=a%26b\""), "{}", form.body);
-    let wrong = login(&dashboard, "wrong-token-of-some-length", "/").await;
+    let wrong = dashboard.log_in("wrong-token-of-some-length", "/").await;
     assert_eq!(wrong.status, 401);
     assert!(wrong.header("set-cookie").is_none() && wrong.body.contains("not known"));
-    let entered = login(&dashboard, TOKEN, "/lock?name=a%26b").await;
+    let entered = dashboard.log_in(TOKEN, "/lock?name=a%26b").await;
     assert_eq!((entered.status, entered.header("location")), (303, Some("/lock?name=a%26b")));
     let set = entered.header("set-cookie").unwrap();
     assert!(set.contains("HttpOnly") && set.contains("SameSite=Strict") && !set.contains(TOKEN));
@@ -120,7 +114,7 @@ async fn a_login_leads_to_our_own_pages_only() {
         "javascript:alert(1)",
         "/\r\nX: y",
     ] {
-        let entered = login(&dashboard, TOKEN, next).await;
+        let entered = dashboard.log_in(TOKEN, next).await;
         assert_eq!(entered.header("location"), Some("/"), "{next:?}");
         assert!(entered.header("x").is_none());
         let form = dashboard.get(&format!("/login?next={}", encoded(next.as_bytes()))).await;
@@ -133,10 +127,13 @@ async fn a_login_leads_to_our_own_pages_only() {
 #[tokio::test]
 async fn other_sites_cannot_use_a_login() {
     let (dashboard, _file) = guarded(&[]).await;
-    let cookie = cookie(&login(&dashboard, TOKEN, "/").await);
+    let cookie = cookie(&dashboard.log_in(TOKEN, "/").await);
     let host = dashboard.address.to_string();
     let origin = format!("http://{host}");
     let proof = dashboard.proof(&[("Cookie", &cookie)]).await;
+    let out = format!("proof={proof}");
+    let (stranger, proof) = dashboard.stranger().await;
+    let both = format!("{cookie}; {stranger}");
     let body = format!("token={TOKEN}&proof={proof}");
     for (headers, status) in [
         (vec![("Sec-Fetch-Site", "same-origin")], 303),
@@ -148,15 +145,15 @@ async fn other_sites_cannot_use_a_login() {
         // No browser.
         (vec![], 303),
     ] {
-        for path in ["/login", "/logout"] {
-            let headers = [headers.as_slice(), &[("Cookie", cookie.as_str())]].concat();
-            let answer = post(dashboard.address, path, &headers, &body).await;
+        for (path, form) in [("/login", &body), ("/logout", &out)] {
+            let headers = [headers.as_slice(), &[("Cookie", both.as_str())]].concat();
+            let answer = post(dashboard.address, path, &headers, form).await;
             assert_eq!(answer.status, status, "{path} {headers:?}");
         }
     }
     // The same without a login: nobody is logged in to somebody else's token either.
-    let answer =
-        post(dashboard.address, "/login", &[("Sec-Fetch-Site", "cross-site")], &body).await;
+    let evil = [("Sec-Fetch-Site", "cross-site"), ("Cookie", stranger.as_str())];
+    let answer = post(dashboard.address, "/login", &evil, &body).await;
     assert_eq!(answer.status, 403);
     assert!(answer.header("set-cookie").is_none());
 }
@@ -203,7 +200,11 @@ async fn a_trusted_proxy_names_its_users() {
     let twice = [("X-Forwarded-User", "anna"), ("X-Forwarded-User", "root")];
     assert_eq!(dashboard.get_with("/", &twice).await.status, 403);
     // There is no token to log in with.
-    assert_eq!(login(&dashboard, TOKEN, "/").await.status, 401);
+    let stranger = Stranger::new().unwrap();
+    let cookie = format!("lockscope-login={}", stranger.as_str());
+    let form = format!("token={TOKEN}&proof={}", stranger.proof().as_str());
+    let entered = post(dashboard.address, "/login", &[("Cookie", &cookie)], &form).await;
+    assert_eq!(entered.status, 401, "{entered:?}");
 }
 
 #[tokio::test]
@@ -231,10 +232,12 @@ async fn pages_are_served_by_tls() {
     let stream = TcpStream::connect(dashboard.address).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();
     let mut stream = connector.connect(name, stream).await.unwrap();
-    let body = format!("token={TOKEN}");
-    let length = body.len();
+    let stranger = Stranger::new().unwrap();
+    let body = format!("token={TOKEN}&proof={}", stranger.proof().as_str());
+    let (length, number) = (body.len(), stranger.as_str());
     let request = format!(
         "POST /login HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nSec-Fetch-Site: same-origin\r\n\
+         Cookie: __Host-lockscope-login={number}\r\n\
          Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {length}\r\n\r\n{body}"
     );
     stream.write_all(request.as_bytes()).await.unwrap();

@@ -96,6 +96,23 @@ impl Dashboard {
         post(self.address, path, &headers, &form).await
     }
 
+    /// A browser that has the form of the login: its cookie, and the word in the form.
+    pub(crate) async fn stranger(&self) -> (String, String) {
+        let page = self.get("/login").await;
+        let cookie = page.header("set-cookie").expect("a cookie").split(';').next().unwrap();
+        let (_, rest) = page.body.split_once("name=\"proof\" value=\"").expect("a form");
+        (cookie.to_owned(), rest.split('"').next().unwrap().to_owned())
+    }
+
+    /// Logs in with a token, as a browser does that then goes on to a page.
+    pub(crate) async fn log_in(&self, token: &str, next: &str) -> Answer {
+        let (cookie, proof) = self.stranger().await;
+        let [token, next] = [token, next].map(|text| encoded(text.as_bytes()));
+        let form = format!("token={token}&next={next}&proof={proof}");
+        let headers = [("Sec-Fetch-Site", "same-origin"), ("Cookie", &cookie)];
+        post(self.address, "/login", &headers, &form).await
+    }
+
     pub(crate) async fn json(&self, path: &str) -> Value {
         self.get(path).await.json()
     }

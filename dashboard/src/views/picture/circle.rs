@@ -14,10 +14,18 @@ const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 340.0;
 const RADIUS_X: f64 = 205.0;
 const RADIUS_Y: f64 = 125.0;
+/// The same for phones, where the nodes stand one below the other: the width, the height of each, where they stand, and where
+/// the way back from the last to the first is.
+const NARROW: f64 = 340.0;
+const STEP: f64 = 58.0;
+const MIDDLE: f64 = 160.0;
+const BACK: f64 = 326.0;
+/// Half the width of a character in a label.
+const HALF: f64 = 4.3;
 /// The longest label, characters.
 const LABEL: usize = 24;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Node {
     x: String,
     y: String,
@@ -25,6 +33,16 @@ struct Node {
     label: String,
     full: String,
     link: String,
+}
+
+#[derive(Debug)]
+struct Drawing {
+    /// Wide, or narrow.
+    class: &'static str,
+    width: f64,
+    height: f64,
+    nodes: Vec<Node>,
+    arrows: Vec<Arrow>,
 }
 
 #[derive(Debug)]
@@ -36,8 +54,8 @@ struct Arrow {
 #[derive(Debug, Template)]
 #[template(path = "parts/circle.html")]
 pub(in super::super) struct Circle {
-    nodes: Vec<Node>,
-    arrows: Vec<Arrow>,
+    /// Twice, of which one is shown.
+    drawings: [Drawing; 2],
     /// The circle in words, a wait each.
     words: Vec<String>,
 }
@@ -51,21 +69,59 @@ impl Circle {
         if waits.is_empty() || waits.len() > MAX_WAITS {
             return None;
         }
-        let count = waits.len() * 2;
-        let nodes = waits.iter().flat_map(|wait| [owner(wait), lock(wait)]).enumerate();
-        let nodes = nodes.map(|(i, node)| {
-            let (x, y) = place(i, count);
-            Node { x: shown(x), y: shown(y), ..node }
-        });
-        let arrows = (0..count).map(|i| Arrow {
-            path: arrow(place(i, count), place((i + 1) % count, count)),
-            waits: i.is_multiple_of(2),
-        });
+        let nodes: Vec<Node> = waits.iter().flat_map(|wait| [owner(wait), lock(wait)]).collect();
         let words = waits.iter().map(|wait| {
             let name = format::bytes(wait.lock.name.as_bytes());
             format!("{} waits for {name}, which {} holds", wait.waiter, wait.holder)
         });
-        Some(Self { nodes: nodes.collect(), arrows: arrows.collect(), words: words.collect() })
+        Some(Self { drawings: [wide(&nodes), narrow(&nodes)], words: words.collect() })
+    }
+}
+
+/// All around.
+fn wide(nodes: &[Node]) -> Drawing {
+    let count = nodes.len();
+    let arrows = (0..count).map(|i| Arrow {
+        path: arrow(place(i, count), place((i + 1) % count, count)),
+        waits: i.is_multiple_of(2),
+    });
+    let arrows = arrows.collect();
+    let nodes = nodes.iter().enumerate().map(|(i, node)| node.at(place(i, count))).collect();
+    Drawing { class: "around", width: WIDTH, height: HEIGHT, nodes, arrows }
+}
+
+/// One below the other, and back from the last to the first.
+fn narrow(nodes: &[Node]) -> Drawing {
+    let y = |i: usize| STEP * (f64::from(u8::try_from(i).unwrap_or(u8::MAX)) + 0.5);
+    let last = nodes.len().saturating_sub(1);
+    let mut arrows: Vec<Arrow> = (0..last)
+        .map(|i| Arrow {
+            path: arrow((MIDDLE, y(i)), (MIDDLE, y(i + 1))),
+            waits: i.is_multiple_of(2),
+        })
+        .collect();
+    let beside = |i: usize| {
+        let width = nodes.get(i).map_or(0, |node| node.label.chars().count());
+        MIDDLE + 10.0 + HALF * f64::from(u8::try_from(width).unwrap_or(u8::MAX))
+    };
+    let (from, to) = (beside(last), beside(0));
+    let path = format!(
+        "M{from:.1} {bottom:.1}H{BACK}V{top:.1}H{to:.1}M{:.1} {:.1}L{to:.1} {top:.1}L{:.1} {:.1}",
+        to + 9.0,
+        y(0) - 5.0,
+        to + 9.0,
+        y(0) + 5.0,
+        bottom = y(last),
+        top = y(0),
+    );
+    arrows.push(Arrow { path, waits: last.is_multiple_of(2) });
+    let placed = nodes.iter().enumerate().map(|(i, node)| node.at((MIDDLE, y(i)))).collect();
+    Drawing { class: "down", width: NARROW, height: y(last) + STEP / 2.0, nodes: placed, arrows }
+}
+
+impl Node {
+    fn at(&self, (x, y): (f64, f64)) -> Self {
+        Self { x: shown(x), y: shown(y), ..self.clone() }
     }
 }
 
@@ -152,9 +208,18 @@ mod tests {
     #[test]
     fn every_owner_and_lock_is_drawn_once() {
         let circle = Circle::new(&problem(2)).unwrap();
-        assert_eq!((circle.nodes.len(), circle.arrows.len()), (4, 4));
-        assert_eq!(circle.nodes.iter().filter(|node| node.lock).count(), 2);
+        for drawing in &circle.drawings {
+            assert_eq!((drawing.nodes.len(), drawing.arrows.len()), (4, 4));
+            assert_eq!(drawing.nodes.iter().filter(|node| node.lock).count(), 2);
+            assert_eq!(drawing.arrows.iter().filter(|arrow| arrow.waits).count(), 2);
+        }
         assert!(circle.words[0].contains(":0 waits for <lock 0>, which"), "{:?}", circle.words);
+        let [_, down] = &circle.drawings;
+        let heights: Vec<&str> = down.nodes.iter().map(|node| node.y.as_str()).collect();
+        assert_eq!(heights, ["29.0", "87.0", "145.0", "203.0"]);
+        let widest = "x".repeat(LABEL + 1).len();
+        let end = MIDDLE + 10.0 + HALF * f64::from(u8::try_from(widest).unwrap());
+        assert!(end + 9.0 < BACK && BACK < NARROW, "the way back is clear of the longest label");
         let html = circle.render().unwrap();
         assert!(html.contains("&#60;lock 0&#62;") && !html.contains("<lock"), "{html}");
         assert!(Circle::new(&problem(0)).is_none() && Circle::new(&problem(7)).is_none());

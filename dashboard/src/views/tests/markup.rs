@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::ROOT;
-use super::fixtures::{all, hostile_names};
+use super::every::all;
+use super::fixtures::hostile_names;
 use crate::views::assets;
 
 /// A start tag: its name and its attributes.

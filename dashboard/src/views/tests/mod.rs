@@ -1,5 +1,6 @@
 //! What every page must keep to, whatever is in it. To look at them: `cargo test -p lockscope-dashboard --lib preview -- --ignored`.
 
+mod every;
 pub(in crate::views) mod fixtures;
 mod live;
 mod markup;
@@ -16,7 +17,7 @@ fn preview() {
     for asset in super::assets::ASSETS {
         std::fs::write(folder.join("static").join(asset.name), asset.body).unwrap();
     }
-    for (name, html) in fixtures::all() {
+    for (name, html) in every::all() {
         std::fs::write(folder.join(format!("{name}.html")), html).unwrap();
     }
     std::fs::write(folder.join("patches.json"), live::story()).unwrap();

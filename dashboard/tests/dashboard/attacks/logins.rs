@@ -1,0 +1,126 @@
+//! The login: where it leads, what it tells, and whom it lets in.
+
+use tempfile::NamedTempFile;
+
+use super::{NO_REDIS, guarded, token};
+use crate::serving::{Answer, Dashboard, encoded, post};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_leads_nowhere_else_and_its_cookie_stays_here() {
+    let (dashboard, _file) = guarded(NO_REDIS).await;
+    for next in [
+        "//evil.example",
+        "///evil.example",
+        "https://evil.example",
+        "https:evil.example",
+        "/\\evil.example",
+        "\\\\evil.example",
+        "/\t/evil.example",
+        "\u{2028}//evil.example",
+        "javascript:alert(1)",
+        "data:text/html,x",
+        " //evil.example",
+        "/login?next=//evil.example",
+        "evil.example",
+        "@evil.example",
+        ".evil.example",
+    ] {
+        let entered = dashboard.log_in(token("look"), next).await;
+        assert_eq!((entered.status, entered.header("location")), (303, Some("/")), "{next:?}");
+        let form = dashboard.get(&format!("/login?next={}", encoded(next.as_bytes()))).await;
+        assert!(form.body.contains("name=\"next\" value=\"/\""), "{next:?}: {}", form.body);
+    }
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("{},a\n", token("look"))).unwrap();
+    let flags = ["--redis-url", NO_REDIS, "--auth-token-file", file.path().to_str().unwrap()];
+    let public =
+        Dashboard::with(&[&flags[..], &["--public-url", "https://l.example"]].concat()).await;
+    for (dashboard, name) in [(&dashboard, "lockscope="), (&public, "__Host-lockscope=")] {
+        let set = dashboard.log_in(token("look"), "/").await;
+        let set = set.header("set-cookie").unwrap().to_owned();
+        assert!(set.starts_with(name), "{set}");
+        for flag in ["; Path=/", "; HttpOnly", "; SameSite=Strict", "; Max-Age="] {
+            assert!(set.contains(flag), "{flag}: {set}");
+        }
+        assert!(!set.contains("Domain") && !set.contains(token("look")), "{set}");
+        assert_eq!(set.contains("; Secure"), name.starts_with("__Host"), "{set}");
+    }
+}
+
+/// A token that is nearly right is told nothing that one that is all wrong is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_answer_tells_how_near_a_token_was() {
+    let (dashboard, _file) = guarded(NO_REDIS).await;
+    let right = token("release");
+    let upper = right.to_ascii_uppercase();
+    let near = [
+        "zzzzzzzzzzzzzzzzzzzz".to_owned(),
+        right[..19].to_owned(),
+        format!("{right}0"),
+        right[1..].to_owned(),
+        upper,
+        format!("{right},releaseer"),
+        String::new(),
+    ];
+    let told = |answer: &Answer| {
+        let names = ["content-type", "set-cookie", "location", "content-length"];
+        let headers = names.map(|name| answer.header(name).map(str::to_owned));
+        (answer.status, headers, answer.body.clone())
+    };
+    let (mut bearers, mut logins) = (Vec::new(), Vec::new());
+    let (stranger, proof) = dashboard.stranger().await;
+    for token in &near {
+        let bearer = format!("Bearer {token}");
+        let answer = dashboard.get_with("/api/v1/locks", &[("Authorization", &bearer)]).await;
+        bearers.push(told(&answer));
+        let same = [("Sec-Fetch-Site", "same-origin"), ("Cookie", stranger.as_str())];
+        let form = format!("token={}&proof={proof}", encoded(token.as_bytes()));
+        logins.push(told(&post(dashboard.address, "/login", &same, &form).await));
+    }
+    for answers in [bearers, logins] {
+        assert_eq!(answers[0].0, 401);
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+    }
+}
+
+/// Somebody who is logged in without knowing it shows another what they look at, and acts in their name.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_logged_in_by_another_sites_form() {
+    let (dashboard, _file) = guarded(NO_REDIS).await;
+    let form = format!("token={}&next=/", token("look"));
+    let (victim, word) = dashboard.stranger().await;
+    let (attacker, attackers) = dashboard.stranger().await;
+    assert!(victim != attacker && word != attackers && !victim.contains(&word));
+    // As a proxy passes it on that takes away what tells whose page sent it.
+    for (cookie, proof) in [
+        (None, None),
+        (None, Some(&attackers)),
+        (Some(&victim), None),
+        (Some(&victim), Some(&String::new())),
+        (Some(&victim), Some(&attackers)),
+        // Two cookies: one of them has been set from elsewhere.
+        (Some(&format!("{victim}; {attacker}")), Some(&attackers)),
+        (Some(&"lockscope-login=".to_owned()), Some(&attackers)),
+    ] {
+        let headers: Vec<(&str, &str)> =
+            cookie.iter().map(|cookie| ("Cookie", cookie.as_str())).collect();
+        let proof = proof.map(|proof| format!("&proof={proof}")).unwrap_or_default();
+        let answer = post(dashboard.address, "/login", &headers, &format!("{form}{proof}")).await;
+        assert_eq!(answer.status, 403, "{cookie:?} {proof}: {answer:?}");
+        let set = answer.header("set-cookie").unwrap_or_default();
+        assert!(!set.contains("lockscope="), "{set}");
+        // Whoever was meant to see the form can try again.
+        assert!(answer.body.contains("name=\"proof\""), "{}", answer.body);
+    }
+    for (cookie, proof) in [(&victim, &word), (&attacker, &attackers), (&victim, &word)] {
+        let own = format!("{form}&proof={proof}");
+        let answer = post(dashboard.address, "/login", &[("Cookie", cookie)], &own).await;
+        assert_eq!(answer.status, 303, "{answer:?}");
+    }
+    // It goes nowhere else, and where TLS is in front only by it.
+    let set = dashboard.get("/login").await.header("set-cookie").unwrap().to_owned();
+    assert!(set.starts_with("lockscope-login="), "{set}");
+    for flag in ["; Path=/", "; HttpOnly", "; SameSite=Strict"] {
+        assert!(set.contains(flag), "{flag}: {set}");
+    }
+}

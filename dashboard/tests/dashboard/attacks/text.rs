@@ -1,0 +1,185 @@
+//! What others wrote: names of locks, what agents and people tell.
+
+use redis::Connection;
+use serde_json::{Value, json};
+
+use crate::redis_server::{HOLDER, RedisServer, run, take};
+use crate::serving::{Dashboard, encoded, post_json};
+
+/// What somebody with access to Redis, but not to the dashboard, may call a lock.
+const NASTY: [&[u8]; 14] = [
+    b"<script>window.pwned=1</script>",
+    b"\"><img src=x onerror=pwned()>",
+    b"' onmouseover='pwned()",
+    b"</title><svg/onload=pwned()>",
+    b"javascript:pwned()",
+    b"{{7*7}}${7*7}",
+    b"-->]]><b>bold</b>",
+    b"=HYPERLINK(\"http://evil.example\")",
+    b"+1+cmd|' /C calc'!A0",
+    b"@SUM(1+1)",
+    b"\t=1+1",
+    "order\u{202e}321\u{2066}\u{200b}\u{feff}".as_bytes(),
+    b"\x1b[31mred\x1b]0;title\x07",
+    b"raw\xff\xfe\0bytes\r\nX-Evil: yes",
+];
+
+/// Text of agents, which is as little to be trusted.
+fn plant(redis: &mut Connection) {
+    let client = "7d9b1f40-3c52-4e8a-9b16-0f4d5a6c7e82";
+    // Such a number is an agent's, so its keys are asked.
+    let number = "1927729949788078270";
+    let nasty = "<script>pwned()</script>\u{202e}\u{1b}[31m";
+    for name in NASTY {
+        take(redis, name, &format!("{client}:{number}"), 600_000);
+    }
+    let agent = format!("lockscope:agent:{{{client}}}");
+    let fields = ["host", nasty, "pid", "7", "version", nasty, "started", "1795320000000"];
+    run::<i64>(redis, &[&["HSET", &agent], &fields[..]].concat());
+    let note = json!({
+        "pid": 7, "uid": 7, "comm": nasty, "client": nasty, "session": nasty,
+        "since": 1_795_320_000_000_u64, "cmdline": nasty,
+    });
+    let holders = format!("lockscope:holders:{{{client}}}");
+    run::<i64>(redis, &["HSET", &holders, number, &note.to_string()]);
+}
+
+fn name_query(name: &[u8]) -> String {
+    let bytes = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, name);
+    format!("name64={}", encoded(bytes.as_bytes()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_wrote_is_text_everywhere() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    plant(&mut redis);
+    let folder = tempfile::tempdir().unwrap();
+    let history = folder.path().to_str().unwrap();
+    let flags = ["--redis-url", &server.url(), "--allow-release", "--history-dir", history];
+    let dashboard = Dashboard::with(&flags).await;
+    dashboard.json_when("/api/v1/locks", |json| json["total"] == NASTY.len()).await;
+    let told = |json: &Value| {
+        let locks = json["locks"].as_array().into_iter().flatten();
+        let mut clients = locks.map(|lock| &lock["holders"][0]["client"]);
+        clients.any(|client| client["comm"].is_string() && client["host"].is_string())
+    };
+    dashboard.json_when("/api/v1/locks", told).await;
+    // One of each is leaked, acknowledged and released with a nasty reason.
+    run::<i64>(&mut redis, &["PERSIST", "<script>window.pwned=1</script>"]);
+    let leaked = name_query(NASTY[0]);
+    let path = format!("/api/v1/lock?{leaked}");
+    dashboard.json_when(&path, |lock| lock["problems"][0]["problem"] == "leaked").await;
+    let word = json!({"problem": "leaked", "reason": "<img src=x onerror=pwned()>", "for": "1h"});
+    let path = format!("/api/v1/acknowledge?{leaked}");
+    assert_eq!(post_json(dashboard.address, &path, &[], &word).await.status, 200);
+    for invisible in ["it \u{202e}hangs", "it\u{200b}hangs", "it\nhangs", "it \u{1b}[31mhangs"] {
+        let word = json!({"problem": "leaked", "reason": invisible, "for": "1h"});
+        assert_eq!(
+            post_json(dashboard.address, &path, &[], &word).await.status,
+            422,
+            "{invisible:?}"
+        );
+    }
+    let mut pages: Vec<String> = [
+        "/",
+        "/problems",
+        "/owners",
+        "/owner?id=7d9b1f40-3c52-4e8a-9b16-0f4d5a6c7e82",
+        "/contention",
+        "/events",
+        "/sources",
+    ]
+    .map(str::to_owned)
+    .into();
+    for name in NASTY {
+        let (query, word) = (name_query(name), encoded(name));
+        pages.push(format!("/lock?{query}"));
+        pages.push(format!("/release?{query}"));
+        // Where it stands in an address: in a filter that is none, a parameter, a path.
+        for path in
+            ["/?filter=age:", "/events?from=", "/lock?name=a&db=", "/owner?id=", "/nowhere/"]
+        {
+            pages.push(format!("{path}{word}"));
+        }
+        pages.push(format!("/login?next=/{word}"));
+    }
+    for path in pages {
+        let answer = dashboard.get_with(&path, &[("Accept", "text/html")]).await;
+        let html = &answer.body;
+        for mark in
+            ["<script>", "<img", "<svg/", "<b>", "' onmouseover='pwned", "href=\"javascript:"]
+        {
+            assert!(!html.contains(mark), "{path}: {mark} stands in {html}");
+        }
+        let hidden = |c: char| {
+            c != '\n' && c.is_control()
+                || matches!(c, '\u{202e}' | '\u{2066}' | '\u{200b}' | '\u{feff}')
+        };
+        // What somebody typed stands in its field as they typed it.
+        let html: String = html
+            .split(" value=\"")
+            .enumerate()
+            .map(|(i, part)| if i == 0 { part } else { part.split_once('"').unwrap_or_default().1 })
+            .collect();
+        let seen =
+            html.find(hidden).map(|at| html.get(at.saturating_sub(60)..at).unwrap_or_default());
+        assert!(seen.is_none(), "{path}: a hidden character after {seen:?}");
+    }
+    // The API tells it as it is, as what no browser takes for a page.
+    for path in ["/api/v1/locks", "/api/v1/owners", "/api/v1/problems", "/api/v1/sources"] {
+        let answer = dashboard.get(path).await;
+        assert_eq!(answer.header("content-type"), Some("application/json"), "{path}");
+        assert!(answer.json().is_object(), "{path}");
+    }
+    // No cell of a CSV is a formula, wherever it begins.
+    for list in ["locks", "owners", "problems", "contention", "events"] {
+        let answer = dashboard.get(&format!("/api/v1/{list}?format=csv&from=-1h")).await;
+        assert_eq!(answer.status, 200, "{list}");
+        assert_eq!(answer.header("content-type"), Some("text/csv; charset=utf-8"));
+        assert!(answer.header("content-disposition").unwrap().starts_with("attachment"));
+        for cell in cells(&answer.body) {
+            let formula = cell.starts_with(['=', '+', '-', '@', '\t', '\r']);
+            assert!(!formula, "{list}: {cell:?}");
+        }
+    }
+    let csv = dashboard.get("/api/v1/locks?format=csv").await.body;
+    for whole in ["'=HYPERLINK", "'+1+cmd", "'@SUM"] {
+        assert!(csv.contains(whole), "{whole} is there, as text: {csv}");
+    }
+    // Last, so that the reason stands in the events: what is released by force says who did and why.
+    let plain = HOLDER;
+    take(&mut redis, b"plain", plain, 600_000);
+    let seen =
+        dashboard.json_when("/api/v1/release?name=plain", |json| json["seen"].is_string()).await;
+    let wish = |reason: &str| json!({"seen": seen["seen"], "target": "lock", "reason": reason, "name": "plain"});
+    let path = "/api/v1/release?name=plain";
+    let hidden = post_json(dashboard.address, path, &[], &wish("it \u{202e}hangs")).await;
+    assert_eq!(hidden.status, 422, "{hidden:?}");
+    let done = post_json(dashboard.address, path, &[], &wish("<script>pwned()</script>")).await;
+    assert_eq!(done.status, 200, "{done:?}");
+    let events = "/api/v1/events?from=-1h&name=plain";
+    let forced = |json: &Value| json["events"].to_string().contains("force_released");
+    dashboard.json_when(events, forced).await;
+    for path in ["/lock?name=plain", "/events?name=plain"] {
+        let told = |html: &str| html.contains("&#60;script&#62;pwned()");
+        let html = dashboard.page_when(path, told).await;
+        assert!(!html.contains("<script>"), "{path}");
+    }
+}
+
+/// The cells of a CSV (RFC 4180), without their quotes.
+fn cells(csv: &str) -> Vec<String> {
+    let (mut cells, mut cell, mut quoted) = (Vec::new(), String::new(), false);
+    let mut chars = csv.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' if quoted && chars.peek() == Some(&'"') => cell.extend(chars.next()),
+            '"' => quoted = !quoted,
+            ',' | '\n' if !quoted => cells.push(std::mem::take(&mut cell)),
+            '\r' if !quoted => {}
+            c => cell.push(c),
+        }
+    }
+    cells
+}
