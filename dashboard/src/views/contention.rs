@@ -116,7 +116,8 @@ impl ListView for ContentionRow {
 #[derive(Template)]
 #[template(path = "parts/contention_groups.html")]
 pub(super) struct Groups<'a> {
-    groups: Vec<(&'a GroupTally, Hour<'a>)>,
+    /// With their names as one line that hides nothing.
+    groups: Vec<(String, &'a GroupTally, Hour<'a>)>,
     more: usize,
     left_out: u64,
     from: String,
@@ -128,7 +129,11 @@ impl<'a> Groups<'a> {
     pub(super) fn new(contention: &'a Contention) -> Self {
         let groups = contention.groups.iter().take(MAX_GROUPS);
         Self {
-            groups: groups.map(|group| (group, Hour::new(&group.tally))).collect(),
+            groups: groups
+                .map(|group| {
+                    (format::bytes(group.lock_group.as_bytes()), group, Hour::new(&group.tally))
+                })
+                .collect(),
             more: contention.groups.len().saturating_sub(MAX_GROUPS),
             left_out: contention.locks_left_out,
             from: rfc3339(contention.from).get(11..16).unwrap_or_default().to_owned(),

@@ -34,9 +34,18 @@ pub(super) fn short_duration(millis: u64) -> String {
 
 /// A lease as learnt: the highest time to live seen, hence a little more than that.
 pub(super) fn lease(millis: u64) -> String {
-    let about = duration(millis.saturating_add(999));
-    let round = about.strip_suffix(" 00s").or_else(|| about.strip_suffix(" 00m"));
-    format!("~{}", round.unwrap_or(&about))
+    format!("~{}", round_duration(millis.saturating_add(999)))
+}
+
+/// A duration that somebody chose: its second unit only where there is something of it.
+pub(super) fn round_duration(millis: u64) -> String {
+    let mut round = duration(millis);
+    for nothing in [" 00s", " 00m", " 0h"] {
+        if round.ends_with(nothing) {
+            round.truncate(round.len() - nothing.len());
+        }
+    }
+    round
 }
 
 /// A count with its digits in groups of three.
@@ -220,6 +229,8 @@ mod tests {
         assert_eq!(lease(599_900), "~10m");
         assert_eq!(lease(630_000), "~10m 30s");
         assert_eq!(lease(7_200_000), "~2h");
+        assert_eq!(round_duration(604_800_000), "7d");
+        assert_eq!(round_duration(10_000), "10s");
     }
 
     #[test]

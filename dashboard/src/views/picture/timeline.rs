@@ -235,7 +235,7 @@ fn words(
     };
     let mut words = format!(
         "The last {}: {} and {} that ended",
-        format::duration(millis),
+        format::round_duration(millis),
         count(holders, who.0, who.1),
         count(past, "hold", "holds"),
     );
