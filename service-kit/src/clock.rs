@@ -56,13 +56,16 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_sleeps_takes_no_processor() {
-        let before = thread_cpu();
-        std::thread::sleep(Duration::from_millis(50));
-        let slept = thread_cpu() - before;
-        let sum = (0..5_000_000_u64).fold(0, |sum, i| std::hint::black_box(sum ^ i));
-        let worked = thread_cpu() - before - slept;
-        assert!(worked > slept, "{slept:?}, then {worked:?} for {sum}");
+    fn only_what_this_thread_does_counts() {
+        fn work() -> u64 {
+            (0..5_000_000_u64).fold(0, |sum, i| std::hint::black_box(sum ^ i))
+        }
+        let began = thread_cpu();
+        let other = std::thread::spawn(work).join().unwrap();
+        let waited = thread_cpu().saturating_sub(began);
+        assert_eq!(work(), other);
+        let worked = thread_cpu().saturating_sub(began).saturating_sub(waited);
+        assert!(worked > waited, "{waited:?} while another worked, then {worked:?}");
     }
 
     #[test]
