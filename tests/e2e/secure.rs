@@ -1,5 +1,7 @@
 //! Redis behind users, passwords and TLS.
 
+use std::path::Path;
+
 use anyhow::{Context as _, Result, ensure};
 use harness::{Agent, Client, Dashboard, RedisServer, Reply, eventually};
 
@@ -192,15 +194,21 @@ async fn a_wrong_password_is_told_without_showing_it() -> Result<()> {
     Ok(())
 }
 
+/// Writes a certificate of this machine, which is its own authority, and its key; gives their paths.
+pub(crate) fn certificate(folder: &Path) -> Result<(String, String)> {
+    let path = |file: &str| folder.join(file).display().to_string();
+    let (cert, key) = (path("cert.pem"), path("key.pem"));
+    let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let made = rcgen::generate_simple_self_signed(names)?;
+    std::fs::write(&cert, made.cert.pem())?;
+    std::fs::write(&key, made.signing_key.serialize_pem())?;
+    Ok((cert, key))
+}
+
 #[tokio::test]
 async fn tls_with_an_authority_of_ones_own() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let path = |file: &str| folder.path().join(file).display().to_string();
-    let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-    let made = rcgen::generate_simple_self_signed(names)?;
-    std::fs::write(path("cert.pem"), made.cert.pem())?;
-    std::fs::write(path("key.pem"), made.signing_key.serialize_pem())?;
-    let (cert, key) = (path("cert.pem"), path("key.pem"));
+    let (cert, key) = certificate(folder.path())?;
     let mut tls = None;
     // The second port may be taken, too.
     for _ in 0..10 {

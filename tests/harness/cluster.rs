@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use redisson::slot;
 use redisson::slot::SLOTS;
 
+use crate::redis::random_port;
 use crate::{Client, RedisServer, eventually};
 
 /// Nodes that notice nothing by themselves for as long as any test runs: on a busy machine a short time would make
@@ -20,6 +21,8 @@ const NODE: [(&str, &str); 3] = [
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
     masters: u16,
+    /// The nodes' ports for TLS; none where they have none.
+    tls: Vec<u16>,
 }
 
 impl RedisCluster {
@@ -32,7 +35,36 @@ impl RedisCluster {
         for _ in 0..usize::from(masters) + replicas {
             nodes.push(RedisServer::with(&NODE).await?);
         }
-        Self::of(nodes, masters).await
+        Self::of(nodes, masters, Vec::new()).await
+    }
+
+    /// Starts so many masters that are reached by TLS, by others than tests, and reach one another so.
+    ///
+    /// # Errors
+    /// When there is no redis-server with TLS, or one does not start.
+    pub async fn with_tls(masters: u16, cert: &str, key: &str) -> Result<Self> {
+        let (mut nodes, mut tls) = (Vec::new(), Vec::new());
+        // The second port may be taken, too.
+        for _ in 0..10 * masters {
+            let port = random_port();
+            let number = port.to_string();
+            let more = [
+                ("tls-port", number.as_str()),
+                ("tls-cert-file", cert),
+                ("tls-key-file", key),
+                ("tls-ca-cert-file", cert),
+                ("tls-auth-clients", "no"),
+                ("tls-cluster", "yes"),
+            ];
+            if let Ok(node) = RedisServer::with(&[NODE.as_slice(), &more].concat()).await {
+                nodes.push(node);
+                tls.push(port);
+            }
+            if nodes.len() == usize::from(masters) {
+                return Self::of(nodes, masters, tls).await;
+            }
+        }
+        bail!("redis-server with TLS does not start")
     }
 
     /// Starts one of a single old node: Redis 6.2.
@@ -40,11 +72,11 @@ impl RedisCluster {
     /// # Errors
     /// When it is not installed, or does not start.
     pub async fn old() -> Result<Self> {
-        Self::of(vec![RedisServer::old(&NODE).await?], 1).await
+        Self::of(vec![RedisServer::old(&NODE).await?], 1, Vec::new()).await
     }
 
-    async fn of(nodes: Vec<RedisServer>, masters: u16) -> Result<Self> {
-        let cluster = Self { nodes, masters };
+    async fn of(nodes: Vec<RedisServer>, masters: u16, tls: Vec<u16>) -> Result<Self> {
+        let cluster = Self { nodes, masters, tls };
         for (place, node) in cluster.nodes.iter().enumerate() {
             let mut client = node.client().await?;
             client.call(&format!("CLUSTER SET-CONFIG-EPOCH {}", place + 1)).await?.ok()?;
@@ -60,8 +92,8 @@ impl RedisCluster {
         // Each with each: to hear of one another by a third would take seconds.
         for (place, node) in cluster.nodes.iter().enumerate() {
             let mut client = node.client().await?;
-            for other in &cluster.nodes[place + 1..] {
-                client.call(&format!("CLUSTER MEET 127.0.0.1 {}", other.port())).await?.ok()?;
+            for port in cluster.ports().skip(place + 1) {
+                client.call(&format!("CLUSTER MEET 127.0.0.1 {port}")).await?.ok()?;
             }
         }
         let known = format!("cluster_known_nodes:{}\r\n", cluster.nodes.len());
@@ -118,12 +150,18 @@ impl RedisCluster {
         Ok(())
     }
 
+    /// The ports by which programs, and the nodes, reach the nodes.
+    fn ports(&self) -> impl Iterator<Item = u16> {
+        let plain = self.nodes.iter().map(RedisServer::port);
+        self.tls.iter().copied().chain(plain.skip(self.tls.len()))
+    }
+
     /// Its address for programs: all the nodes.
     #[must_use]
     pub fn url(&self) -> String {
-        let nodes: Vec<String> =
-            self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-        format!("redis+cluster://{}", nodes.join(","))
+        let nodes: Vec<String> = self.ports().map(|port| format!("127.0.0.1:{port}")).collect();
+        let scheme = if self.tls.is_empty() { "redis" } else { "rediss" };
+        format!("{scheme}+cluster://{}", nodes.join(","))
     }
 
     /// A node, by its place.

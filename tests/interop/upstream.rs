@@ -148,8 +148,12 @@ mod cases {
         Ok(())
     }
 
-    /// Many locks waited for by one client that may have one channel per connection and one connection for channels.
+    /// Many locks waited for by one client that may have one channel per connection and one connection for channels. Not
+    /// fair ones, whose waiters have a channel each: threads of Redisson's then block one another now and then.
     pub(super) async fn one_subscription_at_a_time_is_enough(kind: Kind) -> Result<()> {
+        if kind.is_fair() {
+            return Ok(());
+        }
         let (mut bed, settings) = Bed::crowded(kind).await?;
         bed.open("b", &format!("{settings} subscriptions=1")).await?;
         let mut workers = Vec::new();

@@ -5,7 +5,7 @@ use harness::{Agent, Client, RedisCluster, RedisServer, Reply, eventually, http}
 
 use super::grace::{GRACE, graced, resume};
 use super::{assert_error, holder, lock};
-use crate::secure::{documented_users, refused};
+use crate::secure::{certificate, documented_users, refused};
 
 /// A lease and a poll that no test waits for: only a message, or a look for a good reason, wakes anybody.
 const ENDLESS: [&str; 4] = ["--lease", "10m", "--poll-max", "10m"];
@@ -393,5 +393,31 @@ async fn the_documented_user_is_enough() -> Result<()> {
         let refused = refused(&mut cluster.client(place).await?).await?;
         assert_eq!(refused, Vec::<String>::new(), "node {place}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cluster_is_reached_by_tls() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (cert, key) = certificate(folder.path())?;
+    let cluster = RedisCluster::with_tls(3, &cert, &key).await?;
+    let flags = [ENDLESS.as_slice(), &["--redis-ca-file", &cert]].concat();
+    let (one, two) =
+        (Agent::in_cluster(&cluster, &flags).await?, Agent::in_cluster(&cluster, &flags).await?);
+    let (mut holding, mut waiting) = (one.client().await?, two.client().await?);
+    for (place, name) in cluster.names("a").iter().enumerate() {
+        let mut direct = cluster.client(place).await?;
+        let held = holder(&lock(&mut holding, &format!("LOCK {name}")).await?)?;
+        assert_eq!(holders(&mut direct, name).await?, [held]);
+        waiting.send(&format!("LOCK {name}")).await?;
+        until_heard(&mut direct, &KINDS[0].1.replace("NAME", name), (1, 1)).await;
+        assert_eq!(holding.call(&format!("UNLOCK {name}")).await?, Reply::Int(0));
+        let held = holder(&waiting.reply().await?.ok()?)?;
+        assert_eq!(holders(&mut direct, name).await?, [held]);
+    }
+    // Who does not know the authority does not trust the servers.
+    let stranger = Agent::at(&cluster.url(), &[]).await?;
+    let reply = stranger.client().await?.call("LOCK b WAIT 300").await?;
+    assert!(reply.is_error("UNAVAILABLE"), "{reply}");
     Ok(())
 }

@@ -39,9 +39,11 @@ final class Settings {
                 case "codec" -> config.setCodec(codec(value));
                 case "prefix" -> prefix(config, server, value);
                 case "timeout" -> server.setTimeout(Integer.parseInt(value));
-                case "subscriptions" -> ((SingleServerConfig) server)
-                        .setSubscriptionsPerConnection(Integer.parseInt(value))
-                        .setSubscriptionConnectionPoolSize(Integer.parseInt(value));
+                case "subscriptions" -> {
+                    ((SingleServerConfig) server).setSubscriptionsPerConnection(Integer.parseInt(value))
+                            .setSubscriptionConnectionPoolSize(Integer.parseInt(value));
+                    patience(server);
+                }
                 case "retries" -> server.setRetryAttempts(Integer.parseInt(value));
                 default -> throw new IllegalArgumentException(setting);
             }
@@ -72,6 +74,21 @@ final class Settings {
     private static void fairWait(Config config, long ms) {
         try {
             Config.class.getMethod("setFairLockWaitTimeout", long.class).invoke(config, ms);
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    /**
+     * For those who wait for one of few subscriptions: Redisson asks for it once a second or two, four times, and for no
+     * more than 7.5 s in all, which a busy machine may take. The latter by name: old versions reckon it from the former.
+     */
+    private static void patience(BaseConfig<?> server) {
+        server.setRetryAttempts(100);
+        try {
+            server.getClass().getMethod("setSubscriptionTimeout", int.class).invoke(server, 150_000);
+        } catch (NoSuchMethodException old) {
+            return;
         } catch (ReflectiveOperationException error) {
             throw new IllegalStateException(error);
         }
