@@ -61,7 +61,8 @@ mod cases {
             return Ok(());
         }
         let mut bed = Bed::with(&[], "").await?;
-        let (jvm, _) = other(&bed.redis, "watchdog=600000").await?;
+        // With leases of half a minute: a Java thread that misses a release of a write lock sleeps for as long.
+        let (jvm, _) = other(&bed.redis, "").await?;
         let threads = [1, 2].map(|n| [bed.thread("a", n), jvm.thread("other", n)]).concat();
         let (guard, agents) = (Guard::one(kind, "till"), [&bed.agent]);
         let mut crowd = Crowd::default();
