@@ -197,15 +197,26 @@ async fn a_failover_is_followed_and_what_it_lost_is_one_notice() -> Result<()> {
         Ok(())
     })
     .await;
-    // Messages that go to all nodes are heard at one that lives.
-    direct.call("CONFIG SET masterauth \"\"").await?.ok()?;
     let metrics = dashboard.metrics().await?;
     assert_eq!(metrics.sum("lockscope_dashboard_redis_up", &[]), 3.0);
     let dead = format!("127.0.0.1:{}", cluster.node(0).port());
     assert!(!metrics.0.contains(&dead), "nothing is told of the node that is gone");
+    // Messages that go to all nodes are heard at one that lives.
+    eventually("a node where they are heard", async || {
+        let json = dashboard.json("/api/v1/sources").await?;
+        let rows = json["sources"].as_array().into_iter().flatten();
+        let mut details = rows.filter_map(|row| row["detail"].as_str());
+        ensure!(details.any(|detail| detail.starts_with("release messages are heard,")), "{json}");
+        Ok(())
+    })
+    .await;
     direct.call(&format!("DEL {}", kept[0])).await?.ok()?;
     direct.call(&format!("PUBLISH redisson_lock__channel:{{{}}} 0", kept[0])).await?.ok()?;
-    lock(&dashboard, &kept[0], |lock| lock["state"] == "free").await;
+    lock(&dashboard, &kept[0], |lock| {
+        let heard = lock["sources"].as_array().is_some_and(|all| all.contains(&"channels".into()));
+        lock["state"] == "free" && heard
+    })
+    .await;
     Ok(())
 }
 
