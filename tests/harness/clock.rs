@@ -55,6 +55,14 @@ impl WallClock {
         Ok(std::fs::rename(next, self.file())?)
     }
 
+    /// Removes what the library has left in shared memory for a process of this pid, which was killed and could not do so.
+    pub fn clear_up(pid: u32) {
+        for kind in ["faketime_shm", "sem.faketime_sem"] {
+            // One that ended by itself has left nothing.
+            std::fs::remove_file(format!("/dev/shm/{kind}_{pid}")).unwrap_or_default();
+        }
+    }
+
     fn file(&self) -> PathBuf {
         self.folder.path().join("offset")
     }

@@ -90,6 +90,7 @@ async fn a_clock_that_is_set_changes_what_is_shown_and_no_lock() -> Result<()> {
 
     // What it leaves behind is no older and no younger for the next one, whose clock is another again.
     bench.agent.process().kill()?;
+    WallClock::clear_up(bench.agent.pid());
     clock.set(26 * HOUR)?;
     bench.agent.restart().await?;
     super::ready(&bench.agent).await;
@@ -108,5 +109,7 @@ async fn a_clock_that_is_set_changes_what_is_shown_and_no_lock() -> Result<()> {
     }
     assert_eq!(again.call("UNLOCK b").await?, Reply::Int(0));
     bench.until_free("b").await;
+    bench.agent.process().kill()?;
+    WallClock::clear_up(bench.agent.pid());
     Ok(())
 }
