@@ -257,17 +257,17 @@ async fn a_writer_comes_in_when_the_last_readers_lease_ends() -> Result<()> {
 /// Both watchdogs renew readers of one lock for several leases; a dead client's readers stay for one lease at most.
 #[tokio::test]
 async fn living_readers_are_kept_and_dead_ones_are_not() -> Result<()> {
-    let mut bed = Bed::with(&["--lease", "1500ms"], "watchdog=1500").await?;
+    let mut bed = Bed::with(&["--lease", "4s"], "watchdog=4000").await?;
     let (reads, writes) = sides(&bed);
     let mut reader = bed.session().await?;
     assert!(lock(&mut reader, READ, "a", "").await?);
     reads.call("lock").await?;
     let mut writer = bed.session().await?;
-    assert!(!lock(&mut writer, write(), "a", "WAIT 4500").await?);
+    assert!(!lock(&mut writer, write(), "a", "WAIT 9000").await?);
     assert!(!writes.on(2).is("tryLock").await?);
     assert_eq!(bed.holders("a").await?.len(), 2);
     // Java dies: ours alone is not kept company by its ghost.
-    bed.open("b", "watchdog=1500").await?;
+    bed.open("b", "watchdog=4000").await?;
     bed.thread("a", 0).call("close").await?;
     eventually("the dead reader's marker to go", async || {
         let shown = reader.call("SHOW a").await?.ok()?;

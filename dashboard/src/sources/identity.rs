@@ -16,7 +16,7 @@ use super::agents::Agents;
 use super::shards::Shards;
 use super::share::Share;
 use super::status::SourceStatus;
-use super::{Scope, rest};
+use super::{Scope, rest, up};
 use crate::model::Observation;
 use crate::model::actor::{ModelHandle, now, wall};
 use crate::model::view::SourceState;
@@ -53,7 +53,7 @@ impl Identity {
         let mut connected = (SourceState::On, String::new());
         let mut clients_due = Instant::now();
         loop {
-            if self.link.up().await.is_none() {
+            if up(&self.link, &self.status).await.is_none() {
                 return;
             }
             if Instant::now() >= clients_due {

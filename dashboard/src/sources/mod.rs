@@ -32,7 +32,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use service_kit::redis_link::{CallError, Deployment, Link, LinkOptions, LinkStatus, Target};
+use service_kit::redis_link::{
+    CallError, Deployment, Link, LinkOptions, LinkStatus, ServerInfo, Target,
+};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -336,6 +338,27 @@ async fn failed(status: &SourceStatus, link: &Link, error: &ReadError) {
     }
 }
 
+/// Waits until the server can be asked, and tells meanwhile why it cannot: it may be lost in the very moment in which
+/// a rest ends, when nobody else would tell. None once it never will be asked again.
+async fn up(link: &Link, status: &SourceStatus) -> Option<Arc<ServerInfo>> {
+    let tell = async {
+        let mut state = link.state();
+        loop {
+            if let LinkStatus::Down { reason, .. } = &state.borrow_and_update().status {
+                status.set(SourceState::Down, reason.clone());
+            }
+            if state.changed().await.is_err() {
+                return std::future::pending::<()>().await;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        info = link.up() => info,
+        () = tell => None,
+    }
+}
+
 /// Rests until then. A server that is lost meanwhile is told at once, and ends the rest.
 async fn rest(link: &Link, status: &SourceStatus, until: Instant) {
     let mut state = link.state();
@@ -346,6 +369,33 @@ async fn rest(link: &Link, status: &SourceStatus, until: Instant) {
             if let LinkStatus::Down { reason, .. } = &link.status {
                 status.set(SourceState::Down, reason.clone());
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_waits_for_a_server_that_was_lost_says_so() {
+        let stage = Shutdown::new();
+        // Nobody listens there.
+        let nowhere = tempfile::tempdir().unwrap();
+        let target = format!("unix://{}", nowhere.path().join("redis.sock").display());
+        let link = link(target.parse().unwrap(), &stage);
+        let status = Sources::default().add(&"default".into(), "here", Source::Identity);
+        // It was lost when a rest had just ended.
+        status.set(SourceState::On, "");
+        let waiting = up(&link, &status);
+        let told = tokio::time::timeout(Duration::from_secs(60), async {
+            while status.state() != SourceState::Down {
+                tokio::task::yield_now().await;
+            }
+        });
+        tokio::select! {
+            _ = waiting => panic!("there is nobody"),
+            told = told => told.expect("it was never told"),
         }
     }
 }

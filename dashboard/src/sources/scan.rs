@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::pace::Pacer;
 use super::read::{Caller, Found, ReadError, ServerFacts, discover, integer, strings};
 use super::status::{Pass, SourceStatus};
-use super::{Scope, failed, rest};
+use super::{Scope, failed, rest, up};
 use crate::config::ScanSettings;
 use crate::metrics::ScanMetrics;
 use crate::model::actor::{Hub, ModelHandle, now, wall};
@@ -91,7 +91,7 @@ impl Scan {
         }
         let mut companions_due = Instant::now();
         loop {
-            let Some(server) = self.link.up().await else { return };
+            let Some(server) = up(&self.link, &self.status).await else { return };
             memory.consider(&server);
             let begun = Instant::now();
             if let Err(error) = self.pass(&mut pacer, &mut memory).await {

@@ -16,7 +16,7 @@ use super::read::integer;
 use super::shards::Shards;
 use super::share::Share;
 use super::status::SourceStatus;
-use super::{AGAIN, Scope, rest};
+use super::{AGAIN, Scope, rest, up};
 use crate::model::actor::{Hub, ModelHandle, now, wall};
 use crate::model::view::{LockView, SourceState};
 use crate::model::{Observation, ScopeId};
@@ -60,7 +60,7 @@ impl Subscribers {
     pub async fn run(self) {
         let mut after: Option<(ScopeId, LockName)> = None;
         loop {
-            let Some(server) = self.link.up().await else { return };
+            let Some(server) = up(&self.link, &self.status).await else { return };
             let asked = self.next(&mut after);
             match self.count(asked, server.cluster).await {
                 Ok(()) => {
