@@ -205,7 +205,7 @@ public class Worker {
 
         /** Events come over a connection of their own, while the other one waits or is busy. */
         void listen() {
-            for (var ear = connect(); ; ) {
+            for (Jedis ear = null; ; ) {
                 int seen;
                 String[] ticket;
                 synchronized (this) {
@@ -213,6 +213,7 @@ public class Worker {
                     ticket = new String[] {id, secret, "WAIT", "60000"};
                 }
                 try {
+                    if (ear == null) ear = connect();
                     for (var event : (List<?>) ask(ear, "EVENTS", ticket)) {
                         var words = (List<?>) event;
                         switch (text(words.get(0))) {
@@ -231,8 +232,8 @@ public class Worker {
                     pause(); // resumed meanwhile: there is another secret
                 } catch (JedisConnectionException error) {
                     recover(seen, false);
-                    ear.close();
-                    ear = connect();
+                    if (ear != null) ear.close();
+                    ear = null;
                     pause();
                 }
             }
