@@ -122,17 +122,19 @@ class Session:
 
     def listen(self):
         """Events come over a connection of their own, while the other one waits or is busy."""
-        ear = connect()
+        ear = None
         while True:
             generation = self.generation
             try:
+                if ear is None:
+                    ear = connect()
                 events = ear.execute_command("EVENTS", *self.ticket, "WAIT", 60_000)
             except redis.ResponseError:
                 time.sleep(0.1)  # resumed meanwhile: there is another secret
                 continue
             except redis.ConnectionError:
                 self.recover(generation, is_broken=False)
-                ear = connect()
+                ear = None
                 time.sleep(0.1)
                 continue
             for what, *rest in events:
