@@ -30,7 +30,7 @@ run: ## The same without workers, on a private Redis or on the one in REDIS_URL
 
 # Most tests wait for other processes most of the time.
 test: deps ## Every test, with real servers, clients and a browser
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((3 * $$(nproc)))} $(CARGO) test --locked --workspace
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --workspace
 
 soak: ## A quarter of an hour of healthy load, after which no alert may have fired
 	@tests/install-missing cc redis-server promtool
