@@ -292,15 +292,18 @@ pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
     }
 }
 
+/// A group is called by what a name says.
+const HOSTILE_GROUP: &str = "hot:<b>\u{202e}\t*";
+
 fn last_hour() -> Contention {
     let tally = Tally { acquisitions: 1_204, waiting_ms: 90_000, ..Tally::default() };
     let lock = contended_lock().id;
-    let (deployment, lock_group) = (Arc::clone(&lock.deployment), Arc::from("hot:<b>*"));
+    let (deployment, lock_group) = (Arc::clone(&lock.deployment), Arc::from(HOSTILE_GROUP));
     Contention {
         from: ago(3_600_000),
         to: ago(0),
         groups: vec![GroupTally { deployment, lock_group, tally: tally.clone() }],
-        locks: vec![LockTally { lock, lock_group: "hot:<b>*".into(), tally }],
+        locks: vec![LockTally { lock, lock_group: HOSTILE_GROUP.into(), tally }],
         locks_left_out: 3,
     }
 }
