@@ -11,6 +11,7 @@ mod exec;
 mod exit;
 mod holders;
 mod list;
+mod runtime;
 mod say;
 mod show;
 mod table;

@@ -11,7 +11,7 @@ use crate::cli::{Cli, Format, Verb, shown};
 use crate::client::{Agent, Failure, number};
 use crate::exit::Exit;
 use crate::say::say;
-use crate::{list, show, table, watch};
+use crate::{list, runtime, show, table, watch};
 
 /// Why a verb did not come to its end.
 enum Trouble {
@@ -34,7 +34,7 @@ impl From<io::Error> for Trouble {
 
 /// Runs such a verb.
 pub(crate) fn run(socket: &Path, verb: &Verb) -> Exit {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let runtime = match runtime::one_thread() {
         Ok(runtime) => runtime,
         Err(error) => {
             say(&format!("cannot begin: {error}"));

@@ -1,11 +1,13 @@
 //! Exit statuses: the command's own, as a shell has them, and lockctl's.
 
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
 
 use super::Desk;
+use super::process;
 use crate::agent::lock;
 
 #[tokio::test]
@@ -85,6 +87,28 @@ async fn refusals_have_statuses_of_their_own() -> Result<()> {
     assert_eq!(output.status.code(), Some(64), "{said}");
     assert!(said.contains("is started by `lockctl exec` alone"), "{said}");
     assert!(!desk.path("ran").exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn where_the_system_refuses_files_nothing_is_run() -> Result<()> {
+    let desk = Desk::new().await?;
+    let lockctl = desk.command(&["exec", "--try", "a", "--", "touch", "ran"])?;
+    // Its loader needs four.
+    for files in [4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48] {
+        let mut limited = process::command(Path::new("prlimit"));
+        limited.arg(format!("--nofile={files}:{files}")).arg(lockctl.get_program());
+        limited.args(lockctl.get_args()).current_dir(desk.folder.path());
+        limited.env("LOCKSCOPE_SOCKET", desk.bench.agent.socket());
+        let (code, said) = desk.spawn(limited)?.end().await?;
+        if files == 48 {
+            assert_eq!(code, 0, "as many as are asked for are enough: {said}");
+            continue;
+        }
+        assert_eq!(code, 71, "{files}: {said}");
+        assert!(said.contains("Too many open files"), "{files}: {said}");
+        assert!(!said.contains("panicked") && !desk.path("ran").exists(), "{files}: {said}");
+    }
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use super::terminal::{Terminal, own_group};
 use super::tree::Tree;
 use crate::cli::ExecArgs;
 use crate::exit::Exit;
+use crate::runtime;
 use crate::say::say;
 
 /// How often it is looked whether what was killed is gone.
@@ -25,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Runs a command under its locks, to the end.
 pub(crate) fn run(args: &ExecArgs) -> Exit {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime::one_thread();
     let ended = runtime.and_then(|runtime| runtime.block_on(serve(args)));
     ended.unwrap_or_else(|error| {
         say(&format!("cannot run a command under a lock: {error}"));

@@ -14,6 +14,7 @@ use super::signals::{self, Signals};
 use super::{environment, waiting};
 use crate::cli::ExecArgs;
 use crate::exit::Exit;
+use crate::runtime;
 use crate::say::say;
 
 /// Runs as the front's guard.
@@ -25,7 +26,7 @@ pub(crate) fn run(socket: &Path, args: &ExecArgs) -> Exit {
             return Exit(Exit::USAGE);
         }
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime::one_thread();
     let ended = runtime.and_then(|runtime| {
         runtime.block_on(async {
             // Another name than the front's: who kills all that are called lockctl leaves this one to clear up.
