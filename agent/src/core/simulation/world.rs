@@ -107,6 +107,9 @@ pub(in crate::core) struct World {
     pub(super) forgotten: Forgotten,
     /// What the laws of all kinds but red remember.
     pub(super) turns: Turns,
+    /// Who was given a place by a copy of a script that came when its waiter had gone: nobody takes it away before it is
+    /// dead, unless the agent comes upon it.
+    pub(super) belated: BTreeSet<String>,
     pub(super) queues: [Queue; 2],
     /// When everything was mended.
     pub(super) calm_since: u64,
@@ -154,6 +157,7 @@ impl World {
             replies: Vec::new(),
             forgotten: Forgotten::default(),
             turns: Turns::default(),
+            belated: BTreeSet::new(),
             queues: Default::default(),
             calm_since: 0,
             working: false,

@@ -181,7 +181,7 @@ impl World {
             return Ok(());
         }
         for place in &queue.places {
-            if !self.is_somebodys(place) {
+            if !self.is_somebodys(place) && !self.belated.contains(place) {
                 return Err(format!("{place} stands in the queue of {lock} for nobody"));
             }
         }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use redisson::HolderId;
 use redisson::script::Call;
 
 use super::super::host::micros;
@@ -81,7 +82,8 @@ impl World {
         }
         server.redis.subscribers = server.subscribers();
         let served = server.redis.serve(&packet.call);
-        let slow = server.slow;
+        self.note_belated(&packet);
+        let slow = self.servers[node].slow;
         self.log(|| {
             let name = packet.call.script.name;
             format!("node {node}: {name} of agent {agent} {:?} -> {:?}", packet.op, served.reply)
@@ -95,6 +97,22 @@ impl World {
             let Packet { link, generation, op, .. } = packet;
             let outcome = served.reply.map_err(Failure::Refused);
             self.after(answers, Event::Answer { link, generation, op, outcome });
+        }
+    }
+
+    /// Remembers who may have a place in a fair lock's queue by a script that its agent gave up with its connection, and whose
+    /// waiter has gone meanwhile.
+    fn note_belated(&mut self, packet: &Packet) {
+        let (agent, ..) = packet.link;
+        let link = self.link(packet.link);
+        let given_up = !link.up || link.generation != packet.generation;
+        if !given_up || packet.call.script.name != "acquire_fair" {
+            return;
+        }
+        let Some(holder) = HolderId::parse(&packet.call.args[0]) else { return };
+        let waiters = &self.agents[agent].core.waiters;
+        if waiters.values().all(|waiter| waiter.number != holder.thread) {
+            self.belated.insert(holder.to_string());
         }
     }
 
