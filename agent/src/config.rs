@@ -53,6 +53,9 @@ struct Flags {
     /// How long an attempt at a red lock waits for one of its servers
     #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = node_timeout)]
     node_timeout: HumanDuration,
+    /// How many replicas must have a lock before it is given out: with fewer it is given back, and LOCK answers -UNAVAILABLE
+    #[arg(long, value_name = "REPLICAS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100))]
+    min_replicas: u32,
     /// The authorities (PEM) that sign the servers' certificates, instead of the system's
     #[arg(long, value_name = "FILE")]
     redis_ca_file: Option<PathBuf>,
@@ -272,6 +275,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             slots,
             lock_delay: flags.lock_delay.into(),
             frozen: flags.frozen,
+            min_replicas: flags.min_replicas,
             red: red_settings,
         },
         drain_timeout: flags.drain_timeout.into(),
@@ -482,6 +486,7 @@ mod tests {
             (&["--node-timeout", "5s"], ["--node-timeout", "1ms to 2s"]),
             (&["--frozen", "thaw"], ["--frozen", "keep or lapse"]),
             (&["--lock-delay", "2h"], ["--lock-delay", "0s to 1h"]),
+            (&["--min-replicas", "101"], ["--min-replicas", "0..=100"]),
             (&["--max-sessions", "0"], ["--max-sessions", "1..=1000000"]),
             (&["--grace", "5s"], ["--grace", "unexpected"]),
         ] {

@@ -12,8 +12,8 @@ pub(crate) async fn documented_users(direct: &mut Client, old: bool) -> Result<(
     let users: Vec<&str> = text.lines().filter(|line| line.starts_with("ACL SETUSER ")).collect();
     assert_eq!(
         users.len(),
-        8,
-        "an agent, an observer and a releaser, the same in a cluster, an observer on an old server and a tap"
+        9,
+        "an agent, an observer and a releaser, the same in a cluster, an agent with replicas, an observer on an old server, a tap"
     );
     let too_new = |user: &&str| {
         ["%R~", "+ssubscribe", "+spublish"].iter().any(|new| user.contains(new))

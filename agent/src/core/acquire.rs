@@ -223,7 +223,10 @@ impl Core {
                     state.handovers = 0;
                     state.others = None;
                 }
-                self.had(attempt, op.sent, token);
+                match self.too_few(op) {
+                    Some(why) => self.withdraw(attempt, token, &why),
+                    None => self.had(attempt, op.sent, token),
+                }
             }
             Acquired::Held { pttl_ms, holders } => {
                 self.refused(attempt, op.sent, pttl_ms, &holders);
@@ -443,6 +446,9 @@ impl Core {
 
     /// An attempt brought no answer.
     pub(super) fn attempt_failed(&mut self, id: OpId, failure: &Failure, pause: Duration) {
+        if let Failure::Lacking(why) = failure {
+            return self.attempt_not_tried(id, why);
+        }
         let Some(op) = self.ops.get(&id) else { return };
         let Purpose::Acquire(attempt) = op.purpose.clone() else { return };
         let Attempt { name, kind, waiter, number, lease, under } = &attempt;

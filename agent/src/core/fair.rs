@@ -39,7 +39,9 @@ impl Core {
         let poll = self.poll(pttl_ms).min(FAIR_WAIT / 3);
         let until = self.now + poll;
         let channel = keys::fair_channel(&attempt.name, &self.field(Kind::Fair, attempt.number));
-        let Some(waiter) = self.waiters.get_mut(&attempt.waiter) else { return };
+        let Some(waiter) = self.waiters.get_mut(&attempt.waiter) else {
+            return self.place_for_nobody(attempt);
+        };
         waiter.place.may_stand = true;
         waiter.place.behind = behind;
         if waiter.place.listening.as_ref() != Some(&channel) {
@@ -142,9 +144,14 @@ impl Core {
     /// that it had under way.
     pub(super) fn leave_place(&mut self, waiter: &Waiter, asked: Option<OpId>) {
         let under_way = asked.is_some_and(|id| self.ops.contains_key(&id));
-        if waiter.kind == Kind::Fair && (waiter.place.may_stand || under_way) {
+        if waiter.kind != Kind::Fair {
+            return;
+        }
+        if waiter.place.may_stand || under_way {
             let lease = waiter.lease.unwrap_or(self.settings.lease);
             self.undo(&waiter.name, Kind::Fair, waiter.number, lease);
+        } else {
+            self.note_gone(waiter.number);
         }
     }
 }

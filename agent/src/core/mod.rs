@@ -18,6 +18,7 @@ mod adopt;
 mod answer;
 mod call;
 mod claims;
+mod confirm;
 mod deadlock;
 mod delay;
 mod event;
@@ -58,6 +59,7 @@ use redisson::script::{self, Call};
 use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 
+pub use confirm::Confirmed;
 pub use event::End;
 pub use frozen::Frozen;
 pub use op::{Failure, OpId};
@@ -110,6 +112,8 @@ pub struct Settings {
     pub lock_delay: Duration,
     /// What becomes of the holds of a stopped worker.
     pub frozen: Frozen,
+    /// How many replicas must have a grant before it is told.
+    pub min_replicas: u32,
     /// The independent servers of red locks, where there are any.
     pub red: Option<RedSettings>,
 }
@@ -124,12 +128,14 @@ pub enum Node {
 }
 
 /// Which connection a script goes down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
     /// What workers wait for.
     Commands,
     /// Renewals, which no load may delay.
     Renewals,
+    /// What grants, and that replicas must have: the outcome is for [`Core::on_confirmed`].
+    Grants,
 }
 
 /// What the outside is to do.
@@ -201,6 +207,8 @@ pub struct Core {
     actions: VecDeque<Action>,
     figures: Arc<Figures>,
     draining: bool,
+    /// Too few replicas had the latest grant, or were there for the latest attempt.
+    short_of_replicas: bool,
     log_limit: log_limit::LogLimit,
     /// Smoothed round trip of a script.
     round_trip: Duration,
@@ -248,6 +256,7 @@ impl Core {
             actions: VecDeque::new(),
             figures,
             draining: false,
+            short_of_replicas: false,
             log_limit: log_limit::LogLimit::default(),
             round_trip: Duration::from_millis(1),
             random: first_number.unsigned_abs() | 1,

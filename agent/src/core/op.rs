@@ -9,6 +9,7 @@ use redisson::script::{self, Value};
 use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
+use super::confirm::Confirmed;
 use super::force::Force;
 use super::red::Ask;
 use super::release::Ending;
@@ -39,6 +40,8 @@ pub enum Failure {
     Lost(String),
     /// Redis refused it and changed nothing.
     Refused(String),
+    /// It was not sent, since so few replicas are connected.
+    Lacking(String),
 }
 
 impl Failure {
@@ -46,7 +49,9 @@ impl Failure {
     #[must_use]
     pub fn text(&self) -> &str {
         match self {
-            Self::Unsent(text) | Self::Lost(text) | Self::Refused(text) => text,
+            Self::Unsent(text) | Self::Lost(text) | Self::Refused(text) | Self::Lacking(text) => {
+                text
+            }
         }
     }
 }
@@ -159,6 +164,8 @@ pub(super) struct Op {
     /// An earlier copy may have run.
     pub(super) doubt: bool,
     pub(super) failures: u32,
+    /// What replicas have of it, where that matters.
+    pub(super) confirmed: Confirmed,
     /// When it is to be sent again; never while it is on its way.
     retry_at: Moment,
     /// When who waits for it hears that Redis does not answer.
@@ -235,6 +242,7 @@ impl Core {
             sent: self.now,
             doubt: false,
             failures: 0,
+            confirmed: Confirmed::default(),
             retry_at: Moment::NEVER,
             answer_by,
             give_up_at: self.now + give_up,
@@ -254,15 +262,17 @@ impl Core {
         let now = self.now;
         let Some(op) = self.ops.get_mut(&id) else { return };
         op.sent = now;
+        op.confirmed = Confirmed::default();
         op.retry_at = Moment::NEVER;
         let answer_by = op.answer_by;
         self.timers.set(&mut op.armed, answer_by, Timer::Op(id));
+        let Some(op) = self.ops.get(&id) else { return };
         let (node, lane) = match &op.purpose {
             Purpose::Renew { .. } | Purpose::Adopt { .. } => (Node::Main, Lane::Renewals),
             Purpose::Red(ask) => (Node::Red(ask.node), ask.lane()),
+            purpose if self.awaits_replicas(purpose) => (Node::Main, Lane::Grants),
             _ => (Node::Main, Lane::Commands),
         };
-        let Some(op) = self.ops.get(&id) else { return };
         let (call, place) = (self.call(&op.purpose), self.place_of(&op.purpose));
         self.actions.push_back(Action::Send { op: id, node, lane, call, place });
     }
@@ -281,9 +291,8 @@ impl Core {
         let result = match &op.purpose {
             Purpose::Acquire(attempt) => script::parse_acquire(reply)
                 .map(|acquired| self.acquired(id, &op, attempt, acquired)),
-            Purpose::Keep(asked, change) => {
-                script::parse_keep(reply, 1).map(|kept| self.kept(op.sent, asked, *change, kept[0]))
-            }
+            Purpose::Keep(asked, change) => script::parse_keep(reply, 1)
+                .map(|kept| self.kept_there(&op, asked, *change, kept[0])),
             Purpose::Renew { holds, span, .. } => script::parse_keep(reply, holds.len())
                 .map(|kept| self.renewed(&op, holds, &kept, span)),
             Purpose::Release(ending) => script::parse_release(reply)
@@ -351,7 +360,9 @@ impl Core {
             }
             Purpose::Acquire(_) => self.attempt_failed(id, failure, pause),
             Purpose::Red(ask) => self.node_failed(id, &ask, failure, pause),
-            Purpose::HandOver { .. } if matches!(failure, Failure::Refused(_)) => {
+            Purpose::HandOver { .. }
+                if matches!(failure, Failure::Refused(_) | Failure::Lacking(_)) =>
+            {
                 // Redis takes no new field (full, say): then the old hold is simply released.
                 if let Some(op) = self.take_op(id) {
                     self.hand_over_refused(id, op);
@@ -366,7 +377,7 @@ impl Core {
                 self.answer(slot, Self::unavailable_for(&name, failure.text()));
             }
             Purpose::Keep(asked, Change::Reenter(_) | Change::Extend(_))
-                if matches!(failure, Failure::Refused(_)) =>
+                if matches!(failure, Failure::Refused(_) | Failure::Lacking(_)) =>
             {
                 self.take_op(id);
                 trace::outcome(&asked.span, "error");

@@ -195,7 +195,9 @@ impl Core {
             }
             _ => false,
         };
-        (fits && !self.draining).then(|| self.attempt_of(waiter, next, None))
+        // Where replicas are missing it would only keep who releases waiting for them.
+        let can = !self.draining && !self.short_of_replicas;
+        (fits && can).then(|| self.attempt_of(waiter, next, None))
     }
 
     /// Whether local waiters have had the lock among themselves for long enough.
@@ -326,7 +328,10 @@ impl Core {
                 let group = self.group(&name);
                 self.figures.handover(&group);
                 self.confirm(from, None);
-                self.had(to, op.sent, token);
+                match self.too_few(op) {
+                    Some(why) => self.withdraw(to, token, &why),
+                    None => self.had(to, op.sent, token),
+                }
                 return self.advance(&name);
             }
             _ if op.doubt && self.now < from.valid_until => None,

@@ -23,6 +23,7 @@ pub(super) fn settings() -> Settings {
         slots: false,
         lock_delay: Duration::ZERO,
         frozen: Frozen::Keep,
+        min_replicas: 0,
         red: None,
     }
 }

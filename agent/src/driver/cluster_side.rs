@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use futures_util::stream::{BoxStream, SelectAll, unfold};
 use futures_util::{Stream, StreamExt};
-use redis::Value as RedisValue;
 use redisson::script::{Call, Publish};
 use redisson::slot;
 use service_kit::redis_link::{Address, CallError, Cluster, ClusterState, ServerError, Slots};
@@ -20,6 +19,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::grants::Answer;
 use super::redis_side::{FromRedis, Manner, Outcome, RedisSide, settled};
 use crate::core::{Lane, OpId};
 use crate::metrics::Figures;
@@ -146,13 +146,13 @@ impl Inner {
         lane: Lane,
         call: Arc<Call>,
         place: &TraceParent,
-    ) -> Result<RedisValue, CallError> {
+    ) -> Result<Answer, CallError> {
         let slot = call.keys.iter().next().map_or(0, slot);
         let (mut address, mut side) = self.routes().owner(slot).map_err(unsent)?;
         let mut asking = false;
         for _ in 0..HOPS {
             let error = match side.send(lane, Arc::clone(&call), asking, place).await {
-                Ok(value) => return Ok(value),
+                Ok(answer) => return Ok(answer),
                 Err(CallError::Refused(error)) => error,
                 Err(error) => {
                     self.cluster.refresh();

@@ -4,6 +4,7 @@
 //! then messages, then a bounded number of what the workers sent.
 
 mod cluster_side;
+mod grants;
 mod heartbeat;
 mod redis_side;
 mod servers;
@@ -26,8 +27,9 @@ use crate::metrics::{Figures, Oldest};
 use crate::policy::Policy;
 use crate::resp::Outgoing;
 use crate::session::{FromSession, PIPELINE, SessionId};
+use grants::Replicas;
 use heartbeat::Heartbeat;
-use redis_side::{FromRedis, Outcome};
+use redis_side::{FromRedis, Outcome, Reply};
 pub use servers::{Main, ServersStart};
 use servers::{News, Servers};
 
@@ -121,7 +123,9 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
     let (done_sender, done) = oneshot::channel();
     let (drain_timeout, client) = (start.drain_timeout, start.servers.client);
     let timeout = start.settings.response_timeout;
-    let (servers, news) = Servers::start(start.servers, timeout, &figures, stage);
+    // NOWAIT is to hear of it before its own time is over.
+    let replicas = Replicas { wanted: start.settings.min_replicas, timeout: timeout / 2 };
+    let (servers, news) = Servers::start(start.servers, timeout, replicas, &figures, stage);
     let mut core =
         Core::new(start.settings, client, start.first_number, Arc::clone(&figures), now());
     core.set_policy(start.policy);
@@ -214,7 +218,7 @@ impl Driver {
                         let call = self.servers.call(node, op, lane, call, &place);
                         match lane {
                             Lane::Renewals => renewals.push(call),
-                            Lane::Commands => replies.push(call),
+                            Lane::Commands | Lane::Grants => replies.push(call),
                         }
                     }
                     Action::Deliver(session, outgoing) => self.deliver(session, outgoing),
@@ -325,7 +329,10 @@ impl Driver {
     fn on_outcome(&mut self, (op, outcome): Outcome) {
         let time = self.now();
         match outcome {
-            Ok(value) => self.core.on_reply(time, op, &value),
+            Ok(Reply::Plain(value)) => self.core.on_reply(time, op, &value),
+            Ok(Reply::Confirmed(value, confirmed)) => {
+                self.core.on_confirmed(time, op, &value, confirmed);
+            }
             Err(failure) => self.core.on_failure(time, op, &failure),
         }
     }

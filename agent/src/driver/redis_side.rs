@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
+use futures_util::future::Either;
 use futures_util::stream::unfold;
 use redis::Value as RedisValue;
 use redisson::script::{self, Call, Publish, Value};
@@ -20,7 +21,8 @@ use tokio::sync::{mpsc, watch};
 use tracing::Span;
 use tracing::field::Empty;
 
-use crate::core::{Failure, Lane, Number, OpId};
+use super::grants::{self, Answer, Grants, Replicas};
+use crate::core::{Confirmed, Failure, Lane, Number, OpId};
 use crate::metrics::{self, Figures};
 
 /// How often to look whether a living connection still leads to the same Redis with the same clock.
@@ -29,7 +31,15 @@ const CHECK: Duration = Duration::from_secs(2);
 const AT_ONCE: usize = 64;
 
 /// What became of a script.
-pub(super) type Outcome = (OpId, Result<Value, Failure>);
+pub(super) type Outcome = (OpId, Result<Reply, Failure>);
+
+/// The reply to a script.
+#[derive(Debug)]
+pub(super) enum Reply {
+    Plain(Value),
+    /// With what replicas have of it.
+    Confirmed(Value, Confirmed),
+}
 
 /// News of Redis.
 #[derive(Debug)]
@@ -48,7 +58,7 @@ pub(super) enum FromRedis {
     Forced { name: LockName, number: Number },
     /// A connection for scripts has come or gone.
     State {
-        /// Whether both are there: locks that cannot be renewed are of no use.
+        /// Whether all are there: locks that cannot be renewed are of no use.
         up: bool,
         /// Which Redis, and why it cannot be used.
         detail: String,
@@ -65,6 +75,8 @@ pub(super) enum FromRedis {
 pub(super) struct RedisSide {
     commands: Link,
     renewals: Link,
+    /// Where replicas must have what is granted.
+    grants: Option<Grants>,
     subscriber: Subscriber,
     node: String,
     figures: Arc<Figures>,
@@ -74,6 +86,7 @@ pub(super) struct RedisSide {
 struct News {
     state: watch::Receiver<LinkState>,
     renewals_state: watch::Receiver<LinkState>,
+    grants_state: Option<watch::Receiver<LinkState>>,
     messages: mpsc::Receiver<PubSubEvent>,
     heard: VecDeque<PubSubEvent>,
     forced: Vec<u8>,
@@ -96,6 +109,8 @@ pub(super) struct Manner {
     pub(super) red: bool,
     /// Whether it is a node of a cluster that we know of as such.
     pub(super) in_cluster: bool,
+    /// The replicas that must have what is granted, if any must.
+    pub(super) replicas: Option<Replicas>,
 }
 
 impl RedisSide {
@@ -117,6 +132,9 @@ impl RedisSide {
             ..LinkOptions::new(name)
         };
         let commands = Link::start(target.clone(), options("lockscope-agent"), stage);
+        let grants = manner.replicas.map(|replicas| {
+            Grants::start(replicas, target, options("lockscope-agent-grants"), stage)
+        });
         let checked = LinkOptions { check: Some(CHECK), ..options("lockscope-agent-renewals") };
         let renewals = Link::start(target.clone(), checked, stage);
         let subscriber_options = SubscriberOptions {
@@ -135,6 +153,7 @@ impl RedisSide {
         let news = News {
             state,
             renewals_state,
+            grants_state: grants.as_ref().map(Grants::state),
             messages,
             heard: VecDeque::new(),
             forced,
@@ -144,7 +163,8 @@ impl RedisSide {
             evicts: None,
         };
         let news = unfold(news, |mut news| async move { Some((news.next().await, news)) });
-        (Self { commands, renewals, subscriber, node, figures: Arc::clone(figures) }, news)
+        let figures = Arc::clone(figures);
+        (Self { commands, renewals, grants, subscriber, node, figures }, news)
     }
 
     pub(super) fn subscribe(&self, channel: Vec<u8>) {
@@ -197,10 +217,11 @@ impl RedisSide {
         call: Arc<Call>,
         asking: bool,
         place: &TraceParent,
-    ) -> impl Future<Output = Result<RedisValue, CallError>> + use<> {
-        let link = match lane {
-            Lane::Commands => self.commands.clone(),
-            Lane::Renewals => self.renewals.clone(),
+    ) -> impl Future<Output = Result<Answer, CallError>> + use<> {
+        let way = match (lane, &self.grants) {
+            (Lane::Renewals, _) => Either::Left(self.renewals.clone()),
+            (Lane::Grants, Some(grants)) => Either::Right(grants.send(Arc::clone(&call), asking)),
+            (Lane::Commands | Lane::Grants, _) => Either::Left(self.commands.clone()),
         };
         let figures = Arc::clone(&self.figures);
         let node = self.node.clone();
@@ -213,10 +234,17 @@ impl RedisSide {
             let Call { script, keys, args } = &*call;
             let sent = service_kit::clock::boot_micros();
             let (source, sha) = (script.source, script.sha());
-            let result = link.script_at(source, sha, keys.iter(), args.iter(), asking).await;
+            let result = match way {
+                Either::Left(link) => link
+                    .script_at(source, sha, keys.iter(), args.iter(), asking)
+                    .await
+                    .map(Answer::Plain),
+                Either::Right(answer) => answer.await,
+            };
             let took =
                 Duration::from_micros(service_kit::clock::boot_micros().saturating_sub(sent));
             match &result {
+                Ok(Answer::Lacking(_)) => {}
                 Ok(_) => {
                     let seconds = figures.redis_seconds.with_label_values(&[script.name]);
                     seconds.observe(took.as_secs_f64());
@@ -245,6 +273,7 @@ impl News {
                 biased;
                 Ok(()) = self.renewals_state.changed() => return self.renewals_state_changed(),
                 Ok(()) = self.state.changed() => return self.state_changed(),
+                () = grants::changed(&mut self.grants_state) => return self.state(false),
                 count = self.messages.recv_many(&mut events, AT_ONCE) => match count {
                     // All has ended: the agent is about to.
                     0 => return std::future::pending().await,
@@ -255,11 +284,10 @@ impl News {
     }
 
     fn state(&self, in_doubt: bool) -> FromRedis {
-        let down = [&self.state, &self.renewals_state].into_iter().find_map(|state| {
-            match &state.borrow().status {
-                LinkStatus::Up(_) => None,
-                LinkStatus::Down { reason, .. } => Some(format!("{}: {reason}", self.node)),
-            }
+        let all = [&self.state, &self.renewals_state].into_iter().chain(&self.grants_state);
+        let down = all.into_iter().find_map(|state| match &state.borrow().status {
+            LinkStatus::Up(_) => None,
+            LinkStatus::Down { reason, .. } => Some(format!("{}: {reason}", self.node)),
         });
         self.figures.redis_up.with_label_values(&[&self.node]).set(i64::from(down.is_none()));
         let up = down.is_none();
@@ -378,11 +406,13 @@ fn without_echoes(events: Vec<PubSubEvent>) -> VecDeque<PubSubEvent> {
 }
 
 /// What became of a script, as the core sees it.
-pub(super) fn settled(result: Result<RedisValue, CallError>) -> Result<Value, Failure> {
+pub(super) fn settled(result: Result<Answer, CallError>) -> Result<Reply, Failure> {
+    let known =
+        |value| read(value).ok_or_else(|| Failure::Refused("a reply of no known type".to_owned()));
     match result {
-        Ok(value) => {
-            read(value).ok_or_else(|| Failure::Refused("a reply of no known type".to_owned()))
-        }
+        Ok(Answer::Plain(value)) => Ok(Reply::Plain(known(value)?)),
+        Ok(Answer::Confirmed(value, confirmed)) => Ok(Reply::Confirmed(known(value)?, confirmed)),
+        Ok(Answer::Lacking(why)) => Err(Failure::Lacking(why)),
         Err(error) => Err(failure(error)),
     }
 }

@@ -14,6 +14,7 @@ use service_kit::shutdown::Shutdown;
 use service_kit::trace::TraceParent;
 
 use super::cluster_side::ClusterSide;
+use super::grants::Replicas;
 use super::redis_side::{FromRedis, Manner, Outcome, RedisSide};
 use crate::core::{Lane, Node, OpId};
 use crate::metrics::Figures;
@@ -56,10 +57,11 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// Begins to connect to all of them. An answer is waited for that long.
+    /// Begins to connect to all of them. An answer is waited for that long, and replicas of the main one as these say.
     pub(super) fn start(
         start: ServersStart,
         response_timeout: Duration,
+        replicas: Replicas,
         figures: &Arc<Figures>,
         stage: &Shutdown,
     ) -> (Self, News) {
@@ -69,6 +71,7 @@ impl Servers {
             response_timeout,
             red: false,
             in_cluster: false,
+            replicas: (replicas.wanted > 0).then_some(replicas),
         };
         let mut news = SelectAll::new();
         let main = match start.main {
@@ -87,7 +90,8 @@ impl Servers {
         };
         let mut red = Vec::with_capacity(start.red.len());
         for (place, target) in start.red.iter().enumerate() {
-            let manner = Manner { red: true, ..manner };
+            // Their majority is what keeps them.
+            let manner = Manner { red: true, replicas: None, ..manner };
             let (side, events) = RedisSide::start(manner, target, figures, stage);
             news.push(events.map(move |event| (Node::Red(place), event)).boxed());
             red.push(side);

@@ -106,6 +106,8 @@ pub struct Figures {
     /// Times the agent or its host slept.
     pub sleeps: IntCounter,
     red_votes: IntCounterVec,
+    /// Grants that replicas had to confirm, by outcome.
+    pub confirmations: IntCounterVec,
     /// Connections to Redis made anew, by node.
     pub reconnects: IntCounterVec,
     /// Whether Redis can be reached, by node.
@@ -273,6 +275,11 @@ impl Figures {
                 "What the servers of red locks answered to attempts: granted, refused (another holds it there), unfit (no such lock), silent (no answer in time).",
                 &["node", "outcome"],
             )?,
+            confirmations: make.counters(
+                "confirmations_total",
+                "Grants that replicas had to confirm, by whether enough did (--min-replicas).",
+                &["outcome"],
+            )?,
             reconnects: make.counters("reconnects_total", "Connections to Redis made anew.", &["node"])?,
             redis_up: make.gauges("redis_up", "Whether Redis answers.", &["node"])?,
             redis_evicts: make.gauges(
@@ -306,6 +313,9 @@ impl Figures {
         }
         for outcome in ["applied", "not_applied", "undone_late"] {
             figures.doubts.with_label_values(&[outcome]);
+        }
+        for outcome in ["confirmed", "too_few", "not_tried"] {
+            figures.confirmations.with_label_values(&[outcome]);
         }
         figures.sessions_rejected.with_label_values(&[TOO_MANY_SESSIONS]);
         for word in Command::WORDS {
@@ -417,6 +427,11 @@ impl Figures {
     /// A server of red locks answered an attempt, or did not.
     pub fn red_vote(&self, node: &str, outcome: &str) {
         self.red_votes.with_label_values(&[node, outcome]).inc();
+    }
+
+    /// Replicas confirmed a grant, or did not.
+    pub fn confirmation(&self, outcome: &str) {
+        self.confirmations.with_label_values(&[outcome]).inc();
     }
 
     /// A lock was passed on locally.

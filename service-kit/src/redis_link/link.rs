@@ -260,7 +260,8 @@ impl fmt::Debug for Link {
     }
 }
 
-fn eval<K, A>(verb: &str, script: &str, keys: K, args: A) -> Cmd
+/// EVAL or EVALSHA of a script, or of its digest.
+pub fn eval<K, A>(verb: &str, script: &str, keys: K, args: A) -> Cmd
 where
     K: ExactSizeIterator<Item: AsRef<[u8]>> + Clone,
     A: ExactSizeIterator<Item: AsRef<[u8]>> + Clone,

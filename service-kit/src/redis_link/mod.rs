@@ -31,7 +31,7 @@ pub(crate) mod tls;
 pub use cluster::{Cluster, ClusterOptions, ClusterState, Slots};
 pub use deployment::{ClusterTarget, Deployment};
 pub use error::{CallError, Redirect, ServerError};
-pub use link::{Link, LinkOptions, LinkState, LinkStatus};
+pub use link::{Link, LinkOptions, LinkState, LinkStatus, eval};
 pub use server_info::{Role, ServerInfo};
 pub use subscriber::{PubSubEvent, Subscriber, SubscriberOptions};
 pub use tap::{Tap, TapError};

@@ -21,6 +21,7 @@ mod protocol;
 mod queue;
 mod read_write;
 mod red;
+mod replicas;
 mod requests;
 mod sockets;
 mod stands;

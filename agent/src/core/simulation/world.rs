@@ -17,7 +17,9 @@ use super::kinds::{Player, Queue, Turns};
 use super::red::{Forgotten, Worker};
 use super::redis::Redis;
 use crate::command::Command;
-use crate::core::{Action, Core, Failure, Lane, Node, Number, OpId, RedSettings, Settings, usual};
+use crate::core::{
+    Action, Confirmed, Core, Failure, Lane, Node, Number, OpId, RedSettings, Settings, usual,
+};
 use crate::metrics::Figures;
 use crate::resp::{Frame, Outgoing};
 use crate::session::{Peer, SessionId};
@@ -55,6 +57,7 @@ enum Event {
 #[derive(Debug)]
 pub(super) enum Input {
     Outcome(OpId, Result<Value, Failure>),
+    Confirmed(OpId, Value, u32),
     Verify(usize),
     Message(usize, Vec<u8>),
     Subscribed(usize, Vec<u8>),
@@ -169,9 +172,9 @@ impl World {
         };
         for agent in 0..world.agents.len() {
             for node in 0..servers {
-                for renewals in [false, true] {
+                for lane in [Lane::Commands, Lane::Renewals, Lane::Grants] {
                     let link = Link { up: true, ..Link::default() };
-                    world.links.insert((agent, node, renewals), link);
+                    world.links.insert((agent, node, lane), link);
                 }
             }
         }
@@ -241,7 +244,7 @@ impl World {
             Event::Answer { link, generation, op, outcome } => {
                 let state = self.link(link);
                 if state.up && state.generation == generation && state.in_flight.remove(&op) {
-                    self.input(link.0, Input::Outcome(op, outcome));
+                    self.outcome(link, op, outcome);
                 }
             }
             Event::TimeOut { link, generation, op } => {
@@ -349,6 +352,10 @@ impl World {
         let lock = |channel: &[u8]| keys::locks_of_channel(channel).remove(0);
         match input {
             Input::Outcome(op, Ok(reply)) => core.on_reply(now, op, &reply),
+            Input::Confirmed(op, reply, replicas) => {
+                let confirmed = Confirmed { replicas, refusal: None };
+                core.on_confirmed(now, op, &reply, confirmed);
+            }
             Input::Outcome(op, Err(failure)) => core.on_failure(now, op, &failure),
             Input::Verify(node) => core.verify(now, place(node)),
             Input::Message(node, channel) => match keys::waiter_of_channel(&channel) {
@@ -363,6 +370,18 @@ impl World {
             Input::Command(session, command) => core.on_command(now, session, command),
             Input::Closed(session) => core.on_close(now, session),
         }
+    }
+
+    /// An answer has come back; on the connection for grants with what replicas have of it.
+    fn outcome(&mut self, link: LinkId, op: OpId, outcome: Result<Value, Failure>) {
+        let input = match outcome {
+            Ok(reply) if link.2 == Lane::Grants => {
+                let missing = self.faulty && self.dice.one_in(8);
+                Input::Confirmed(op, reply, u32::from(!missing))
+            }
+            outcome => Input::Outcome(op, outcome),
+        };
+        self.input(link.0, input);
     }
 
     /// The driver's loop.
@@ -402,7 +421,7 @@ impl World {
     fn perform(&mut self, agent: usize, action: Action) {
         match action {
             Action::Send { op, node, lane, call, .. } => match self.server_at(node) {
-                Some(node) => self.send((agent, node, lane == Lane::Renewals), op, call),
+                Some(node) => self.send((agent, node, lane), op, call),
                 None => {
                     self.breach = Some(format!("{} for a server of others", call.script.name));
                 }

@@ -11,5 +11,6 @@ mod multi;
 mod notes;
 mod read_write;
 mod red;
+mod replicas;
 mod trouble;
 mod world;

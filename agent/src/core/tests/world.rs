@@ -1,6 +1,6 @@
 //! A core with a small model of Redis behind it, and the power to lose replies.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use redisson::script::{Call, Value};
 use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
 use crate::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::core::{Action, Core, Failure, Node, OpId, Settings, usual};
+use crate::core::{Action, Confirmed, Core, Failure, Lane, Node, OpId, Settings, usual};
 use crate::journal::{Past, Record};
 use crate::metrics::Figures;
 use crate::resp::{Frame, Outgoing};
@@ -42,6 +42,19 @@ pub(super) enum Network {
     Slow(u64),
 }
 
+/// How the connection for grants fares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Replicas {
+    /// So many confirm.
+    There(u32),
+    /// One confirms the next grant, and none the others.
+    Once,
+    /// So few are connected that nothing is sent.
+    Lacking,
+    /// What it is given leaves later than all else.
+    Late,
+}
+
 /// What becomes of the journal's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Disk {
@@ -65,6 +78,11 @@ pub(super) struct World {
     pub(super) now: Moment,
     pub(super) redis: BTreeMap<String, Hash>,
     pub(super) network: Network,
+    pub(super) replicas: Replicas,
+    /// Scripts under way whose grants replicas must have.
+    grants: BTreeSet<OpId>,
+    /// Those that have not left yet.
+    waiting_grants: Vec<(OpId, Call)>,
     pub(super) replies: Vec<(SessionId, Outgoing)>,
     pub(super) listening: Vec<LockName>,
     /// Queues of fair locks.
@@ -111,8 +129,9 @@ pub(super) fn lock_command(lock: &str) -> LockRequest {
     }
 }
 
-fn core(run: i64, now: Moment) -> Core {
-    let settings = Settings { lease: Lease::new(LEASE).unwrap(), ..usual::settings() };
+fn core(run: i64, now: Moment, min_replicas: u32) -> Core {
+    let lease = Lease::new(LEASE).unwrap();
+    let settings = Settings { lease, min_replicas, ..usual::settings() };
     let figures = Figures::new(Grouping::new(vec![], 50), &Registry::new()).unwrap();
     let client = ClientId::from_random([9; 16]);
     Core::new(settings, client, run << 30, Arc::new(figures), now)
@@ -122,11 +141,14 @@ impl World {
     pub(super) fn new() -> Self {
         let now = Moment::from_micros(1_000_000);
         Self {
-            core: core(7, now),
+            core: core(7, now, 0),
             runs: 7,
             now,
             redis: BTreeMap::new(),
             network: Network::Good,
+            replicas: Replicas::There(0),
+            grants: BTreeSet::new(),
+            waiting_grants: Vec::new(),
             replies: Vec::new(),
             listening: Vec::new(),
             queues: BTreeMap::new(),
@@ -144,6 +166,13 @@ impl World {
             next_session: 0,
         }
     }
+
+    /// One whose agent wants that many replicas to have what it grants.
+    pub(super) fn with_replicas(wanted: u32) -> Self {
+        let world = Self::new();
+        Self { core: core(7, world.now, wanted), replicas: Replicas::There(wanted), ..world }
+    }
+
     pub(super) fn open(&mut self) -> SessionId {
         self.open_as(0, [1; 16])
     }
@@ -190,7 +219,7 @@ impl World {
         self.runs += 1;
         let past = std::mem::take(&mut self.past);
         self.past = past.clone();
-        (self.core, self.records) = (core(self.runs, self.now), 0);
+        (self.core, self.records) = (core(self.runs, self.now, 0), 0);
         self.listening.clear();
         self.slow.clear();
         self.on_their_way.clear();
@@ -248,7 +277,7 @@ impl World {
             }
             let (_, op, outcome) = self.on_their_way.remove(0);
             match outcome {
-                Ok(reply) => self.core.on_reply(self.now, op, &reply),
+                Ok(reply) => self.answer(op, &reply),
                 Err(failure) => self.core.on_failure(self.now, op, &failure),
             }
             self.work();
@@ -259,6 +288,17 @@ impl World {
     pub(super) fn work(&mut self) {
         while let Some(action) = self.core.next_action() {
             match action {
+                Action::Send { op, lane: Lane::Grants, call, .. } => match self.replicas {
+                    Replicas::Lacking => {
+                        let failure = Failure::Lacking("0 are connected".to_owned());
+                        self.core.on_failure(self.now, op, &failure);
+                    }
+                    Replicas::Late => self.waiting_grants.push((op, call)),
+                    Replicas::There(_) | Replicas::Once => {
+                        self.grants.insert(op);
+                        self.serve(op, call);
+                    }
+                },
                 Action::Send { op, call, .. } => self.serve(op, call),
                 Action::Deliver(id, outgoing) => self.replies.push((id, outgoing)),
                 Action::Subscribe(_, channel) => {
@@ -279,6 +319,30 @@ impl World {
             }
             self.tell_turns();
         }
+    }
+
+    /// What was given to the connection for grants leaves at last. What comes of it is still to be done.
+    pub(super) fn send_grants(&mut self, replicas: u32) {
+        self.replicas = Replicas::There(replicas);
+        for (op, call) in std::mem::take(&mut self.waiting_grants) {
+            self.grants.insert(op);
+            self.serve(op, call);
+        }
+    }
+
+    fn answer(&mut self, op: OpId, reply: &Value) {
+        if !self.grants.remove(&op) {
+            return self.core.on_reply(self.now, op, reply);
+        }
+        let replicas = match self.replicas {
+            Replicas::There(replicas) => replicas,
+            Replicas::Once => 1,
+            other => panic!("{other:?}"),
+        };
+        if self.replicas == Replicas::Once {
+            self.replicas = Replicas::There(0);
+        }
+        self.core.on_confirmed(self.now, op, reply, Confirmed { replicas, refusal: None });
     }
 
     fn tell_turns(&mut self) {
@@ -304,7 +368,7 @@ impl World {
         let lost = || Failure::Lost("time-out".to_owned());
         match self.network {
             Network::Good => match self.run(&call) {
-                Some(reply) => self.core.on_reply(self.now, op, &reply),
+                Some(reply) => self.answer(op, &reply),
                 None => self.core.on_failure(self.now, op, &Failure::Refused("OOM".to_owned())),
             },
             Network::LosesReplies => {
@@ -347,7 +411,7 @@ impl World {
                 }
                 _ => {
                     let reply = self.run(&call).unwrap();
-                    self.core.on_reply(self.now, op, &reply);
+                    self.answer(op, &reply);
                 }
             },
         }

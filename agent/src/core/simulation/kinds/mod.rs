@@ -24,6 +24,8 @@ fn run(seed: u64, traced: bool) -> (World, Result<(), String>) {
         settings.response_timeout = Duration::from_millis(lease / 10);
         settings.poll_max = Duration::from_secs(1);
         settings.red = None;
+        // Every now and then a replica must have what is granted, and sometimes has not.
+        settings.min_replicas = u32::from(seed % 5 == 3);
     });
     world.is_main = true;
     world.trace = traced.then(Vec::new);

@@ -8,10 +8,10 @@ use redisson::script::Call;
 
 use super::super::host::micros;
 use super::{Event, Input, Server, World};
-use crate::core::{Failure, OpId};
+use crate::core::{Failure, Lane, OpId};
 
-/// One connection of an agent for scripts: agent, server, and whether it is that for renewals.
-pub(super) type LinkId = (usize, usize, bool);
+/// One connection of an agent for scripts: agent, server, and what it is for.
+pub(super) type LinkId = (usize, usize, Lane);
 
 #[derive(Debug)]
 pub(super) struct Packet {
@@ -96,7 +96,10 @@ impl World {
             let answers = state.answered - now;
             let Packet { link, generation, op, .. } = packet;
             let outcome = served.reply.map_err(Failure::Refused);
-            self.after(answers, Event::Answer { link, generation, op, outcome });
+            let waits = if link.2 == Lane::Grants { self.replicas_take() } else { 0 };
+            let state = self.link(link);
+            state.answered += waits;
+            self.after(answers + waits, Event::Answer { link, generation, op, outcome });
         }
     }
 
@@ -114,6 +117,12 @@ impl World {
         if waiters.values().all(|waiter| waiter.number != holder.thread) {
             self.belated.insert(holder.to_string());
         }
+    }
+
+    /// How long replicas take to confirm.
+    fn replicas_take(&mut self) -> u64 {
+        let timeout = micros(self.settings.response_timeout) / 2;
+        if self.faulty && self.dice.one_in(4) { timeout } else { self.dice.within(50..400) }
     }
 
     /// What is published on a server comes to those who have subscribed there.
@@ -148,14 +157,14 @@ impl World {
         for op in lost {
             self.input(link.0, Input::Outcome(op, Err(Failure::Lost(why.to_owned()))));
         }
-        if !link.2 {
+        if link.2 == Lane::Commands {
             self.servers[link.1].subscriptions.retain(|(_, agent)| *agent != link.0);
             self.input(link.0, Input::Unsubscribed(link.1));
         }
     }
 
     pub(super) fn connect(&mut self, link: LinkId) {
-        let (agent, node, renewals) = link;
+        let (agent, node, lane) = link;
         let server = &self.servers[node];
         if !server.up || server.frozen_until > self.now {
             return self.after(20_000, Event::Connect(link));
@@ -164,8 +173,10 @@ impl World {
         state.up = true;
         state.generation += 1;
         (state.arrived, state.answered) = (0, 0);
-        if renewals {
-            return self.input(agent, Input::Verify(node));
+        match lane {
+            Lane::Renewals => return self.input(agent, Input::Verify(node)),
+            Lane::Grants => return,
+            Lane::Commands => {}
         }
         for (of, channel) in self.agents[agent].wishes.clone() {
             if of == node {

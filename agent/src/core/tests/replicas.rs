@@ -1,0 +1,238 @@
+//! Grants that replicas must have, and those that too few confirm.
+
+use std::time::Duration;
+
+use redisson::Kind;
+
+use super::world::{Network, Replicas, World, lock_command, name, short};
+use crate::command::{Command, LockRequest, Wait};
+use crate::resp::Frame;
+use crate::session::SessionId;
+
+const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
+
+/// The one error that a session must have had.
+fn error(world: &mut World, id: SessionId) -> String {
+    let replies = world.replies_of(id);
+    let [Frame::Error(sentence)] = replies.as_slice() else { panic!("{replies:?}") };
+    sentence.clone()
+}
+
+fn confirmations(world: &World) -> Vec<u64> {
+    let figures = &world.core.figures;
+    let counted = |outcome: &str| figures.confirmations.with_label_values(&[outcome]).get();
+    ["confirmed", "too_few", "not_tried"].map(counted).to_vec()
+}
+
+fn assert_nothing_left(world: &World) {
+    assert!(world.redis.is_empty(), "{:?}", world.redis);
+    assert!(world.core.is_idle() && world.core.names.is_empty() && world.core.ops.is_empty());
+}
+
+#[test]
+fn a_grant_that_too_few_replicas_have_is_no_grant() {
+    for kind in [Kind::Lock, Kind::Fair, Kind::Read, Kind::Write] {
+        let mut world = World::with_replicas(2);
+        let a = world.open();
+        world.replicas = Replicas::There(1);
+        world.lock_as(a, "x", kind);
+        let sentence = error(&mut world, a);
+        assert!(
+            sentence.starts_with("UNAVAILABLE `x` is not given out: 1 of the 2 "),
+            "{sentence}"
+        );
+        assert_nothing_left(&world);
+        world.replicas = Replicas::There(2);
+        world.lock_as(a, "x", kind);
+        assert_eq!(world.reply(a), "held 1", "{kind}");
+        assert_eq!(confirmations(&world), [1, 1, 0]);
+    }
+}
+
+#[test]
+fn a_re_entry_that_too_few_replicas_have_leaves_the_hold_as_it_was() {
+    for kind in [Kind::Lock, Kind::Read] {
+        let mut world = World::with_replicas(1);
+        let a = world.open();
+        world.lock_as(a, "x", kind);
+        assert_eq!(world.reply(a), "held 1");
+        world.replicas = Replicas::There(0);
+        world.lock_as(a, "x", kind);
+        assert!(error(&mut world, a).starts_with("UNAVAILABLE `x`: it is not entered again: 0 of"));
+        let counts = |world: &World| {
+            let fields = world.redis["x"].fields.iter().filter(|(field, _)| *field != "mode");
+            fields.map(|(_, count)| *count).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&world), [1], "{kind}");
+        world.replicas = Replicas::Lacking;
+        world.lock_as(a, "x", kind);
+        assert!(error(&mut world, a).contains("0 are connected"));
+        assert_eq!(counts(&world), [1]);
+        world.unlock(a, "x");
+        assert_eq!(world.reply(a), "0");
+        assert_nothing_left(&world);
+    }
+}
+
+/// The count goes back however long that takes, and the hold is the owner's all the while.
+#[test]
+fn the_count_before_a_re_entry_is_set_again_until_redis_has_it() {
+    let mut world = World::with_replicas(1);
+    let a = world.open();
+    world.lock(a, "x");
+    world.replies.clear();
+    world.replicas = Replicas::Late;
+    world.lock(a, "x");
+    world.send_grants(0);
+    world.network = Network::Refuses;
+    world.work();
+    assert!(error(&mut world, a).contains("not entered again"));
+    assert_eq!(world.redis["x"].fields.values().copied().collect::<Vec<_>>(), [2]);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.redis["x"].fields.values().copied().collect::<Vec<_>>(), [1]);
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "0");
+}
+
+#[test]
+fn a_hand_over_that_too_few_replicas_have_leaves_the_lock_to_nobody() {
+    let mut world = World::with_replicas(1);
+    let [a, b, c] = [world.open(), world.open(), world.open()];
+    for id in [a, b, c] {
+        world.lock(id, "x");
+    }
+    assert_eq!(world.reply(a), "held 1");
+    world.replicas = Replicas::There(0);
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "0", "it has given the lock back, whoever has it now");
+    assert!(error(&mut world, b).contains("0 of the 1 replicas"));
+    assert!(error(&mut world, c).contains("0 of the 1 replicas"), "it tried for itself");
+    assert_nothing_left(&world);
+    world.replicas = Replicas::There(1);
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.served.clear();
+    world.unlock(a, "x");
+    assert_eq!(told(&mut world, a), ["held 1", "0"]);
+    assert_eq!((world.reply(b), world.served.as_slice()), ("held 1".into(), &["hand_over"][..]));
+}
+
+fn told(world: &mut World, id: SessionId) -> Vec<String> {
+    world.replies_of(id).iter().map(short).collect()
+}
+
+#[test]
+fn who_releases_does_not_wait_for_replicas_that_are_known_to_be_missing() {
+    let mut world = World::with_replicas(1);
+    let [a, b, c] = [world.open(), world.open(), world.open()];
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.replicas = Replicas::There(0);
+    world.lock(c, "y");
+    world.replies.clear();
+    world.served.clear();
+    world.unlock(a, "x");
+    assert_eq!(world.served, ["release", "acquire", "release"], "no hand-over");
+    assert_eq!(world.reply(a), "0");
+    assert!(error(&mut world, b).contains("0 of the 1 replicas"));
+}
+
+#[test]
+fn where_too_few_replicas_are_connected_nothing_is_tried() {
+    let mut world = World::with_replicas(1);
+    let [a, b] = [world.open(), world.open()];
+    world.lock(a, "x");
+    world.lock(b, "x");
+    assert_eq!(world.reply(a), "held 1");
+    world.replicas = Replicas::Lacking;
+    world.served.clear();
+    world.unlock(a, "x");
+    assert_eq!(world.served, ["release"]);
+    assert_eq!(world.reply(a), "0");
+    assert!(error(&mut world, b).contains("0 are connected"));
+    for kind in [Kind::Fair, Kind::Write] {
+        world.lock_as(b, "x", kind);
+        assert!(error(&mut world, b).contains("0 are connected"));
+    }
+    assert_eq!(world.served, ["release"]);
+    assert_nothing_left(&world);
+    assert_eq!(confirmations(&world), [1, 0, 3]);
+}
+
+#[test]
+fn a_lost_reply_is_asked_for_again_and_replicas_with_it() {
+    for (replicas, reply) in [(1, "held 1"), (0, "UNAVAILABLE")] {
+        let mut world = World::with_replicas(1);
+        let a = world.open();
+        world.replicas = Replicas::There(replicas);
+        world.network = Network::LosesReplies;
+        world.lock(a, "x");
+        assert_eq!(world.reply(a), reply);
+        assert_eq!(world.holders("x").len(), usize::try_from(replicas).unwrap());
+    }
+}
+
+/// The connection breaks behind a script that has run, and before its second copy is answered no replica is left.
+#[test]
+fn what_a_broken_connection_left_is_removed_where_it_is_not_tried_again() {
+    let mut world = World::with_replicas(1);
+    let a = world.open();
+    world.network = Network::Breaks;
+    world.lock(a, "x");
+    assert!(world.has_no_reply(a));
+    assert_eq!(world.holders("x").len(), 1);
+    world.network = Network::Good;
+    world.replicas = Replicas::Lacking;
+    world.pass(Duration::from_secs(1));
+    assert!(error(&mut world, a).contains("0 are connected"));
+    assert_nothing_left(&world);
+}
+
+#[test]
+fn a_grant_that_is_confirmed_too_late_or_by_too_few_is_not_for_who_has_gone() {
+    for replicas in [0, 1] {
+        let mut world = World::with_replicas(1);
+        let a = world.open();
+        world.replicas = Replicas::Late;
+        world.lock_within(a, "x", 100);
+        world.pass(Duration::from_millis(150));
+        assert_eq!(world.reply(a), "UNAVAILABLE");
+        world.send_grants(replicas);
+        world.work();
+        assert_nothing_left(&world);
+    }
+}
+
+/// Its place was given up by another connection before the script came that takes it.
+#[test]
+fn a_fair_waiter_that_has_gone_leaves_no_place() {
+    let mut world = World::with_replicas(1);
+    let a = world.open();
+    world.foreign("x", FOREIGN, Duration::from_secs(5));
+    world.replicas = Replicas::Late;
+    let wait = Wait::AtMost(Duration::from_millis(100));
+    let request = LockRequest { kind: Kind::Fair, wait, ..lock_command("x") };
+    world.command(a, Command::Lock(request));
+    world.pass(Duration::from_millis(150));
+    world.replies.clear();
+    world.send_grants(1);
+    world.work();
+    assert!(world.queues["x"].is_empty(), "{:?}", world.queues);
+    assert!(world.core.is_idle() && !world.core.names.contains_key(&name("x")));
+}
+
+#[test]
+fn of_several_locks_all_are_confirmed_or_none_is_held() {
+    let mut world = World::with_replicas(1);
+    let a = world.open();
+    let all = || Command::LockAll(["x", "y"].map(lock_command).to_vec());
+    world.command(a, all());
+    assert_eq!(world.reply(a), "held 1 held 1");
+    world.close(a);
+    world.replicas = Replicas::Once;
+    let b = world.open();
+    world.command(b, all());
+    assert!(error(&mut world, b).contains("0 of the 1 replicas"));
+    assert_nothing_left(&world);
+}

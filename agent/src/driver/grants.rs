@@ -1,0 +1,265 @@
+//! Scripts whose grants replicas must have: they go to the server together, with one WAIT behind them.
+//!
+//! WAIT counts who has what its own connection has written, and keeps that connection from everything else until it ends. So
+//! this connection is for grants alone, and what comes in while one WAIT lasts goes together with the next one: a thousand
+//! workers wait for two of them at most.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Pipeline, Value as RedisValue, cmd};
+use redisson::script::Call;
+use service_kit::redis_link::{CallError, Link, LinkOptions, LinkState, ServerError, Target, eval};
+use service_kit::shutdown::Shutdown;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::core::Confirmed;
+
+/// How many scripts go together at most, so that other clients of the server have their turn between them.
+const TOGETHER: usize = 256;
+/// How many may wait for their turn; who comes then is sent again a little later.
+const MOST: usize = 4096;
+
+/// What a server says to a script.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// Its reply, where nobody asks for replicas.
+    Plain(RedisValue),
+    /// Its reply, and what replicas have of it.
+    Confirmed(RedisValue, Confirmed),
+    /// It was not sent: so few replicas are connected.
+    Lacking(String),
+}
+
+type Outcome = Result<Answer, CallError>;
+
+/// How many replicas must have a grant, and for how long they are waited for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Replicas {
+    pub(super) wanted: u32,
+    pub(super) timeout: Duration,
+}
+
+/// The way to the connection for grants.
+pub(super) struct Grants {
+    scripts: mpsc::Sender<Script>,
+    state: watch::Receiver<LinkState>,
+}
+
+/// One script on its way.
+struct Script {
+    call: Arc<Call>,
+    /// Behind an ASKING.
+    asking: bool,
+    answer: oneshot::Sender<Outcome>,
+}
+
+impl Grants {
+    /// Starts connecting. `options` are those of the connection for commands.
+    pub(super) fn start(
+        replicas: Replicas,
+        target: &Target,
+        options: LinkOptions,
+        stage: &Shutdown,
+    ) -> Self {
+        // What is waited for besides the server itself.
+        let timeout = options.response_timeout + replicas.timeout;
+        let options = LinkOptions { response_timeout: timeout, heartbeat: timeout, ..options };
+        let link = Link::start(target.clone(), options, stage);
+        let state = link.state();
+        let (scripts, wanted) = mpsc::channel(MOST);
+        let sender = Sender { replicas, link, unsure: true };
+        let stopped = stage.child_token();
+        stage.spawn(format!("grants {target}"), async move {
+            stopped.run_until_cancelled(sender.run(wanted)).await;
+        });
+        Self { scripts, state }
+    }
+
+    /// Whether there is a connection, and its changes.
+    pub(super) fn state(&self) -> watch::Receiver<LinkState> {
+        self.state.clone()
+    }
+
+    /// Sends a script with the next WAIT; they are served in the order of these calls.
+    pub(super) fn send(
+        &self,
+        call: Arc<Call>,
+        asking: bool,
+    ) -> impl Future<Output = Outcome> + use<> {
+        let (answer, answered) = oneshot::channel();
+        let sent = self.scripts.try_send(Script { call, asking, answer }).is_ok();
+        async move {
+            match answered.await {
+                Ok(outcome) => outcome,
+                Err(_) if sent => Err(CallError::Lost { reason: "the agent is ending".to_owned() }),
+                Err(_) => Err(CallError::Unsent {
+                    reason: format!("{MOST} grants are under way already"),
+                }),
+            }
+        }
+    }
+}
+
+struct Sender {
+    replicas: Replicas,
+    link: Link,
+    /// The latest WAIT fell short, or there was none yet: how many replicas are connected is asked first.
+    unsure: bool,
+}
+
+impl Sender {
+    async fn run(mut self, mut wanted: mpsc::Receiver<Script>) {
+        let mut scripts = Vec::with_capacity(TOGETHER);
+        while wanted.recv_many(&mut scripts, TOGETHER).await > 0 {
+            // Whoever asked for one may have gone.
+            match self.lacking().await {
+                Some(why) => scripts.drain(..).for_each(|script| {
+                    script.answer.send(Ok(Answer::Lacking(why.clone()))).ok();
+                }),
+                None => self.serve(std::mem::take(&mut scripts)).await,
+            }
+        }
+    }
+
+    /// Why scripts are not worth sending: replicas that are not connected will not confirm in time.
+    async fn lacking(&self) -> Option<String> {
+        if !self.unsure {
+            return None;
+        }
+        // A server that may not be asked is waited for.
+        let connected = connected(&self.link.call(cmd("ROLE")).await.ok()?)?;
+        let wanted = self.replicas.wanted;
+        (connected < wanted).then(|| {
+            format!(
+                "{connected} of the {wanted} replicas that must have it (--min-replicas) are connected"
+            )
+        })
+    }
+
+    /// Sends scripts and one WAIT, and brings everybody the outcome. Those that the server does not know are sent again in full.
+    async fn serve(&mut self, mut scripts: Vec<Script>) {
+        let mut verb: fn(&Call) -> Cmd = by_digest;
+        while !scripts.is_empty() {
+            let mut pipeline = Pipeline::new();
+            for Script { call, asking, .. } in &scripts {
+                if *asking {
+                    // Good for the very next command only.
+                    pipeline.cmd("ASKING");
+                }
+                pipeline.add_command(verb(call));
+            }
+            let millis =
+                u64::try_from(self.replicas.timeout.as_millis()).unwrap_or(u64::MAX).max(1);
+            pipeline.cmd("WAIT").arg(self.replicas.wanted).arg(millis);
+            let mut replies = match self.link.pipeline(pipeline).await {
+                Ok(replies) => replies.into_iter(),
+                Err(error) => {
+                    for script in scripts {
+                        script.answer.send(Err(error.clone())).ok();
+                    }
+                    return;
+                }
+            };
+            let confirmed = said(replies.next_back());
+            self.unsure = confirmed.replicas < self.replicas.wanted;
+            let mut unknown = Vec::new();
+            for script in scripts {
+                if script.asking {
+                    replies.next();
+                }
+                let outcome = match replies.next() {
+                    Some(Ok(value)) => Ok(Answer::Confirmed(value, confirmed.clone())),
+                    Some(Err(error)) if error.is_noscript() => {
+                        unknown.push(script);
+                        continue;
+                    }
+                    Some(Err(error)) => Err(CallError::Refused(error)),
+                    None => Err(CallError::Lost { reason: "too few replies".to_owned() }),
+                };
+                script.answer.send(outcome).ok();
+            }
+            (scripts, verb) = (unknown, in_full);
+        }
+    }
+}
+
+fn by_digest(call: &Call) -> Cmd {
+    eval("EVALSHA", call.script.sha(), call.keys.iter(), call.args.iter())
+}
+
+fn in_full(call: &Call) -> Cmd {
+    eval("EVAL", call.script.source, call.keys.iter(), call.args.iter())
+}
+
+/// Waits for a change of the connection; without an end where there is none, or will be none any more.
+pub(super) async fn changed(state: &mut Option<watch::Receiver<LinkState>>) {
+    let last = match state {
+        Some(state) => state.changed().await.is_err(),
+        None => true,
+    };
+    if last {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// What the answer to WAIT says.
+fn said(answer: Option<Result<RedisValue, ServerError>>) -> Confirmed {
+    match answer {
+        Some(Ok(RedisValue::Int(replicas))) => {
+            Confirmed { replicas: u32::try_from(replicas).unwrap_or(0), refusal: None }
+        }
+        Some(Err(error)) => {
+            Confirmed { replicas: 0, refusal: Some(format!("WAIT is refused: {error}")) }
+        }
+        _ => Confirmed { replicas: 0, refusal: Some("WAIT is answered by no number".to_owned()) },
+    }
+}
+
+/// How many replicas a master has, as it answers ROLE; none where that is no master's answer.
+fn connected(role: &RedisValue) -> Option<u32> {
+    let RedisValue::Array(parts) = role else { return None };
+    match parts.as_slice() {
+        [RedisValue::BulkString(role), _, RedisValue::Array(replicas)] if role == b"master" => {
+            u32::try_from(replicas.len()).ok()
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> RedisValue {
+        RedisValue::BulkString(text.into())
+    }
+
+    #[test]
+    fn a_master_tells_its_replicas_and_others_nothing() {
+        let replica = RedisValue::Array(vec![text("127.0.0.1"), text("6380"), text("42")]);
+        let master = |replicas: Vec<RedisValue>| {
+            RedisValue::Array(vec![
+                text("master"),
+                RedisValue::Int(42),
+                RedisValue::Array(replicas),
+            ])
+        };
+        assert_eq!(connected(&master(vec![])), Some(0));
+        assert_eq!(connected(&master(vec![replica.clone(), replica])), Some(2));
+        let replica = [text("slave"), text("host"), RedisValue::Int(6379), text("connected")];
+        assert_eq!(connected(&RedisValue::Array(replica.into())), None);
+        assert_eq!(connected(&RedisValue::Nil), None);
+    }
+
+    #[test]
+    fn what_wait_says_is_a_number_or_a_reason() {
+        let replicas = |replicas| Confirmed { replicas, refusal: None };
+        assert_eq!(said(Some(Ok(RedisValue::Int(2)))), replicas(2));
+        assert_eq!(said(Some(Ok(RedisValue::Int(-1)))), replicas(0));
+        let denied = ServerError { code: "NOPERM".to_owned(), message: "no wait".to_owned() };
+        let refusal = said(Some(Err(denied))).refusal.unwrap();
+        assert!(refusal.contains("NOPERM no wait"), "{refusal}");
+        assert!(said(None).refusal.is_some());
+    }
+}

@@ -1,0 +1,235 @@
+//! `--min-replicas`: what is granted is on replicas first.
+//!
+//! On a machine that is busy enough replicas confirm too late, so a grant is tried until it is had.
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Agent, Client, RedisCluster, RedisServer, Reply, eventually};
+
+use super::{assert_error, holder};
+use crate::secure::{documented_users, refused};
+
+const CONFIRMATIONS: &str = "lockscope_agent_confirmations_total";
+
+async fn master() -> Result<RedisServer> {
+    RedisServer::with(&[("repl-diskless-sync-delay", "0")]).await
+}
+
+/// One more replica, that the master counts.
+async fn replica(master: &RedisServer) -> Result<RedisServer> {
+    let replica =
+        RedisServer::with(&[("replicaof", &format!("127.0.0.1 {}", master.port()))]).await?;
+    let mut direct = master.client().await?;
+    let counted = format!("port={},state=online", replica.port());
+    eventually("the replica to follow", async || {
+        let info = direct.call("INFO replication").await?.text();
+        ensure!(info.contains(&counted), "{info}");
+        Ok(())
+    })
+    .await;
+    Ok(replica)
+}
+
+/// Tries until enough replicas are in time.
+async fn granted(worker: &mut Client, words: &str) -> Reply {
+    eventually(words, async || worker.call(words).await?.ok()).await
+}
+
+/// The fields of a hash there.
+async fn fields(server: &RedisServer, key: &str) -> Result<Vec<String>> {
+    let reply = server.client().await?.call(&format!("HKEYS {key}")).await?;
+    Ok(reply.items()?.iter().map(Reply::text).collect())
+}
+
+async fn until_gone(server: &RedisServer, key: &str) {
+    eventually("what was granted to be taken back", async || {
+        let left = fields(server, key).await?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    })
+    .await;
+}
+
+async fn confirmations(agent: &Agent, outcome: &str) -> Result<f64> {
+    Ok(agent.metrics().await?.sum(CONFIRMATIONS, &[("outcome", outcome)]))
+}
+
+#[tokio::test]
+async fn whoever_hears_of_a_lock_has_it_on_a_replica() -> Result<()> {
+    let master = master().await?;
+    let replica = replica(&master).await?;
+    let agent = Agent::with(&master, &["--min-replicas", "1"]).await?;
+    let (mut one, mut two) = (agent.client().await?, agent.client().await?);
+    for kind in ["lock", "fenced", "fair", "read", "write"] {
+        let reply = granted(&mut one, &format!("LOCK {kind} KIND {kind}")).await;
+        let there = fields(&replica, kind).await?;
+        assert!(there.contains(&holder(&reply)?), "{kind}: {there:?}");
+    }
+    // It waits for its turn, which comes by hand-over, or by an attempt of its own where a replica was late before.
+    let handed_over = eventually("the lock of another one", async || {
+        two.send("LOCK lock").await?;
+        eventually("the waiter to be there", async || {
+            let waiters = agent.metrics().await?.sum("lockscope_agent_waiters", &[]);
+            ensure!(waiters == 1.0, "{waiters} wait");
+            Ok(())
+        })
+        .await;
+        one.call("UNLOCK lock").await?;
+        let reply = two.reply().await?;
+        if reply.error().is_some() {
+            granted(&mut one, "LOCK lock").await;
+        }
+        reply.ok()
+    })
+    .await;
+    assert_eq!(fields(&replica, "lock").await?, [holder(&handed_over)?]);
+    // A server that has forgotten the scripts is told them.
+    master.client().await?.call("SCRIPT FLUSH").await?.ok()?;
+    let reply = granted(&mut one, "MLOCK 2 x y").await;
+    for (name, lock) in ["x", "y"].into_iter().zip(reply.items()?) {
+        assert_eq!(fields(&replica, name).await?, [holder(lock)?]);
+    }
+    assert!(confirmations(&agent, "confirmed").await? >= 8.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_replica_that_stands_still_has_not_is_not_given_out() -> Result<()> {
+    let master = master().await?;
+    let mut replica = replica(&master).await?;
+    let agent = Agent::with(&master, &["--min-replicas", "1"]).await?;
+    let (mut worker, mut waiter) = (agent.client().await?, agent.client().await?);
+    let held = holder(&granted(&mut worker, "LOCK held").await)?;
+    granted(&mut worker, "LOCK fence KIND fenced").await;
+    worker.call("UNLOCK fence").await?.ok()?;
+    waiter.send("LOCK held").await?;
+    eventually("the waiter to be there", async || {
+        let waiters = agent.metrics().await?.sum("lockscope_agent_waiters", &[]);
+        ensure!(waiters == 1.0, "{waiters} wait");
+        Ok(())
+    })
+    .await;
+
+    replica.process().freeze().await?;
+    for kind in ["lock", "fenced", "fair", "read", "write"] {
+        let name = if kind == "fenced" { "fence" } else { kind };
+        let reply = worker.call(&format!("LOCK {name} KIND {kind}")).await?;
+        assert_error(&reply, "UNAVAILABLE", "0 of the 1 replicas");
+        until_gone(&master, name).await;
+    }
+    assert_error(&worker.call("MLOCK 2 x y").await?, "UNAVAILABLE", "0 of the 1 replicas");
+    until_gone(&master, "x").await;
+    // The hold that is entered again stays as it was.
+    ensure!(worker.call("LOCK held").await?.is_error("UNAVAILABLE"));
+    eventually("the count to be what it was", async || {
+        let count = master.client().await?.call(&format!("HGET held {held}")).await?.text();
+        ensure!(count == "1", "{count}");
+        Ok(())
+    })
+    .await;
+    // And whoever it would be passed on to has not got it.
+    worker.call("UNLOCK held").await?.ok()?;
+    assert_error(&waiter.reply().await?, "UNAVAILABLE", "of the 1 replicas");
+    until_gone(&master, "held").await;
+    assert!(confirmations(&agent, "too_few").await? >= 1.0);
+    assert_eq!(agent.metrics().await?.sum("lockscope_agent_holds", &[]), 0.0);
+
+    replica.process().thaw()?;
+    let reply = granted(&mut worker, "LOCK fence KIND fenced").await;
+    let token = reply.field("token")?.int()?;
+    assert!(token >= 3, "{token}: that of the grant that was taken back stays spent");
+    assert!(fields(&replica, "fence").await?.contains(&holder(&reply)?));
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_documented_user_is_enough() -> Result<()> {
+    let master = master().await?;
+    let _replica = replica(&master).await?;
+    let mut direct = master.client().await?;
+    documented_users(&mut direct, false).await?;
+    let url = format!("redis://lockscope-agent:agent-password@127.0.0.1:{}", master.port());
+    let agent = Agent::at(&url, &["--min-replicas", "1"]).await?;
+    granted(&mut agent.client().await?, "LOCK a").await;
+    let refused = refused(&mut direct).await?;
+    assert!(refused.is_empty(), "{refused:?}");
+    Ok(())
+}
+
+/// A thousand workers do not wait for one WAIT each.
+#[tokio::test]
+async fn many_locks_wait_for_replicas_together() -> Result<()> {
+    const WORKERS: usize = 60;
+    let master = master().await?;
+    let mut replica = replica(&master).await?;
+    let agent = Agent::with(&master, &["--min-replicas", "1"]).await?;
+    let mut workers = Vec::new();
+    for _ in 0..WORKERS {
+        workers.push(agent.client().await?);
+    }
+    replica.process().freeze().await?;
+    for (index, worker) in workers.iter_mut().enumerate() {
+        worker.send(&format!("LOCK many:{index}")).await?;
+    }
+    for worker in &mut workers {
+        assert_error(&worker.reply().await?, "UNAVAILABLE", "of the 1 replicas");
+    }
+    let stats = master.client().await?.call("INFO commandstats").await?.text();
+    let waits = stats.split("cmdstat_wait:calls=").nth(1).with_context(|| stats.clone())?;
+    let waits: usize = waits.split(',').next().unwrap_or_default().parse()?;
+    assert!(waits <= WORKERS / 2, "{waits} times for {WORKERS} workers");
+    Ok(())
+}
+
+#[tokio::test]
+async fn replicas_that_are_not_there_are_not_waited_for() -> Result<()> {
+    let master = master().await?;
+    let _first = replica(&master).await?;
+    let agent = Agent::with(&master, &["--min-replicas", "2"]).await?;
+    let mut worker = agent.client().await?;
+    for _ in 0..3 {
+        let reply = worker.call("LOCK a").await?;
+        assert_error(&reply, "UNAVAILABLE", "1 of the 2 replicas that must have it");
+        assert_error(&reply, "UNAVAILABLE", "are connected");
+    }
+    assert_eq!(confirmations(&agent, "not_tried").await?, 3.0);
+    assert_eq!(confirmations(&agent, "too_few").await?, 0.0);
+    let scripts = agent.metrics().await?;
+    let tried = scripts.sum("lockscope_agent_redis_seconds_count", &[("script", "acquire")]);
+    assert_eq!(tried, 0.0, "nothing was sent that had to be taken back");
+    let second = replica(&master).await?;
+    let held = holder(&granted(&mut worker, "LOCK a").await)?;
+    assert_eq!(fields(&second, "a").await?, [held]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_wait_is_told_so() -> Result<()> {
+    let master = master().await?;
+    let _replica = replica(&master).await?;
+    let agent = Agent::with(&master, &["--min-replicas", "1"]).await?;
+    let (mut worker, mut direct) = (agent.client().await?, master.client().await?);
+    direct.call("ACL SETUSER default -wait -role").await?.ok()?;
+    assert_error(&worker.call("LOCK a").await?, "UNAVAILABLE", "WAIT is refused: NOPERM");
+    until_gone(&master, "a").await;
+    direct.call("ACL SETUSER default +wait").await?.ok()?;
+    granted(&mut worker, "LOCK a").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn in_a_cluster_each_master_has_replicas_of_its_own() -> Result<()> {
+    let cluster = RedisCluster::start(3, 1).await?;
+    let agent = Agent::in_cluster(&cluster, &["--min-replicas", "1"]).await?;
+    let names = cluster.names("with-replicas:");
+    let mut worker = agent.client().await?;
+    let held = holder(&granted(&mut worker, &format!("LOCK {}", names[0])).await)?;
+    let mut there = cluster.client(3).await?;
+    there.call("READONLY").await?.ok()?;
+    let fields = there.call(&format!("HKEYS {}", names[0])).await?;
+    assert_eq!(fields.items()?.iter().map(Reply::text).collect::<Vec<_>>(), [held]);
+    for name in &names[1..] {
+        let reply = worker.call(&format!("LOCK {name}")).await?;
+        assert_error(&reply, "UNAVAILABLE", "0 of the 1 replicas");
+    }
+    Ok(())
+}
