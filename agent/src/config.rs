@@ -34,7 +34,8 @@ const PROGRAM: Program = Program {
 #[command(name = "lockscope-agent", version)]
 struct Flags {
     /// Where the locks are: redis://, rediss:// (TLS) or unix://, with user, password and database; a cluster by some of
-    /// its nodes, redis+cluster://host:port,host:port or rediss+cluster://
+    /// its nodes, redis+cluster://host:port,host:port or rediss+cluster://; the master that sentinels name,
+    /// redis+sentinel://host:port,host:port/name or rediss+sentinel://
     #[arg(long, value_name = "URL", default_value = "redis://127.0.0.1:6379")]
     redis_url: Deployment,
     /// How releases are told in a cluster of Redis 7 or later, and heard: by PUBLISH, as Redisson before 3.22 does, by
@@ -44,6 +45,9 @@ struct Flags {
     /// The password, in the file's first line; beats one in the URL
     #[arg(long, value_name = "FILE")]
     redis_password_file: Option<PathBuf>,
+    /// The password of the sentinels, in the file's first line; beats one in the URL
+    #[arg(long, value_name = "FILE")]
+    sentinel_password_file: Option<PathBuf>,
     /// One of the independent servers that have the red locks, given once for each: an odd number, at least three
     #[arg(long, value_name = "URL")]
     redlock_url: Vec<Target>,
@@ -295,6 +299,16 @@ fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Deployment> {
             Err(error) => mistakes.push(raw.mistake("redis_password_file", error)),
         }
     }
+    if let Some(file) = &flags.sentinel_password_file {
+        if !target.has_sentinels() {
+            let wanted = "it is of use with a redis+sentinel:// URL only";
+            mistakes.push(raw.mistake("sentinel_password_file", wanted));
+        }
+        match Secret::from_file(file) {
+            Ok(password) => target = target.with_sentinel_password(&password),
+            Err(error) => mistakes.push(raw.mistake("sentinel_password_file", error)),
+        }
+    }
     if let Some(file) = &flags.redis_ca_file {
         if target.uses_tls() {
             target = target.with_ca_file(file.clone());
@@ -404,6 +418,27 @@ mod tests {
         let env = env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
         settings::load_from(&PROGRAM, args.map(OsString::from), env, build)
             .map_err(|stop| stop.text().to_owned())
+    }
+
+    #[test]
+    fn sentinels_have_a_password_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, format!("{name}-password\n")).unwrap();
+            path.display().to_string()
+        };
+        let (own, theirs) = (file("own"), file("theirs"));
+        let url = "redis+sentinel://u@a,b:2/m?sentinel_username=s";
+        let args = ["--redis-url", url, "--redis-password-file", &own];
+        let error = load(&args, &[]).unwrap_err();
+        assert!(error.contains("user without a password"), "the sentinels' user has none: {error}");
+        let args = [args.as_slice(), &["--sentinel-password-file", &theirs]].concat();
+        let target = load(&args, &[]).unwrap().target;
+        let url = "redis+sentinel://u:own-password@a,b:2/m?sentinel_username=s&sentinel_password=theirs-password";
+        assert_eq!(target, url.parse().unwrap());
+        let error = load(&["--sentinel-password-file", &theirs], &[]).unwrap_err();
+        assert!(error.contains("redis+sentinel://"), "{error}");
     }
 
     #[test]

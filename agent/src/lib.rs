@@ -31,7 +31,7 @@ use std::time::Duration;
 use anyhow::Context;
 use prometheus::{Gauge, Registry};
 use sd_notify::NotifyState;
-use service_kit::redis_link::{Cluster, ClusterOptions, Deployment};
+use service_kit::redis_link::{Cluster, ClusterOptions, Deployment, Sentinel, SentinelOptions};
 use service_kit::shutdown::Shutdown;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -111,17 +111,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
 
     // Redis is needed until the last hold has been dealt with, long after the shutdown has begun.
     let stage = Shutdown::new();
-    let main = match &config.target {
-        Deployment::Server(target) => Main::Server(target.clone()),
-        Deployment::Cluster(target) => {
-            let options = ClusterOptions {
-                name: "lockscope-agent-cluster".to_owned(),
-                connect_timeout: config.connect_timeout,
-                response_timeout: config.core.response_timeout,
-            };
-            Main::Cluster(Cluster::start(target.clone(), options, &stage))
-        }
-    };
+    let main = main_redis(&config, &stage);
     let mut core = driver::start(
         Start {
             settings: config.core.clone(),
@@ -141,7 +131,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         Arc::clone(&figures),
         &stage,
     );
-    let red = config.red.iter().map(|target| (Main::Server(target.clone()), true));
+    let red = config.red.iter().map(|target| (Main::Server(target.clone().into()), true));
     for (place, red) in std::iter::once((main, false)).chain(red) {
         let start = announce::Start {
             client: identity.client,
@@ -254,6 +244,26 @@ async fn reread_policy(
         };
         figures.policy_reloads.with_label_values(&[outcome]).inc();
     }
+}
+
+/// The Redis of all kinds but red.
+fn main_redis(config: &Config, stage: &Shutdown) -> Main {
+    let (connect_timeout, response_timeout) =
+        (config.connect_timeout, config.core.response_timeout);
+    let aim = match &config.target {
+        Deployment::Cluster(target) => {
+            let name = "lockscope-agent-cluster".to_owned();
+            let options = ClusterOptions { name, connect_timeout, response_timeout };
+            return Main::Cluster(Cluster::start(target.clone(), options, stage));
+        }
+        Deployment::Server(target) => target.clone().into(),
+        Deployment::Sentinel(target) => {
+            let name = "lockscope-agent-sentinel".to_owned();
+            let options = SentinelOptions { name, connect_timeout, response_timeout };
+            Sentinel::start(target.clone(), options, stage).into()
+        }
+    };
+    Main::Server(aim)
 }
 
 /// Tells the service manager how the agent fares whenever that changes, at most each second.

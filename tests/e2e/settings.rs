@@ -150,6 +150,31 @@ fn mistakes_name_the_file_the_key_and_what_is_expected() -> Result<()> {
         ("lockscope-agent", "max_sessions = \"many\"", &["max_sessions", "whole number"]),
         ("lockscope-agent", "max-sessions = 7", &["max-sessions", "write `max_sessions`"]),
         ("lockscope-agent", "http = [\"a\", \"b\"]", &["http", "one value, not a list"]),
+        (
+            "lockscope-agent",
+            "redis_url = \"redis+sentinel://a:26379\"",
+            &["redis_url", "names no master", "/mymaster"],
+        ),
+        (
+            "lockscope-agent",
+            "redis_url = \"redis+sentinel://a/m?quorum=2\"",
+            &["redis_url", "`quorum`", "sentinel_password"],
+        ),
+        (
+            "lockscope-agent",
+            "redlock_url = [\"redis+sentinel://a/m\"]",
+            &["redlock_url", "`redis+sentinel://` is not served here"],
+        ),
+        (
+            "lockscope-agent",
+            "sentinel_password_file = \"/dev/null\"",
+            &["sentinel_password_file", "redis+sentinel://"],
+        ),
+        (
+            "lockscope-dashboard",
+            "sentinel_password_file = \"/dev/null\"",
+            &["sentinel_password_file", "redis+sentinel://"],
+        ),
         ("lockscope-dashboard", "stuck_after = \"never\"", &["stuck_after", "never"]),
         ("lockscope-dashboard", "insecure = 7", &["insecure", "true or false"]),
         ("lockscope-dashboard", "monitor = \"maybe\"", &["monitor", "maybe"]),

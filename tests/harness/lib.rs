@@ -21,6 +21,7 @@ pub mod prometheus;
 pub mod proxy;
 pub mod redis;
 pub mod reply;
+pub mod sentinel;
 mod wait;
 pub mod worker;
 
@@ -37,5 +38,6 @@ pub use prometheus::Prometheus;
 pub use proxy::Proxy;
 pub use redis::RedisServer;
 pub use reply::Reply;
+pub use sentinel::Sentinels;
 pub use wait::{PATIENCE, eventually, within};
 pub use worker::Worker;

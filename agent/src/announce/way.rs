@@ -25,8 +25,8 @@ pub(super) struct ToOwner {
 impl Way {
     pub(super) fn new(place: Main, options: LinkOptions, slot: u16, stage: &Shutdown) -> Self {
         match place {
-            Main::Server(target) => {
-                Self::Server(Link::start(target, LinkOptions { alone: true, ..options }, stage))
+            Main::Server(aim) => {
+                Self::Server(Link::start(aim, LinkOptions { alone: true, ..options }, stage))
             }
             Main::Cluster(cluster) => {
                 let stage = stage.clone();

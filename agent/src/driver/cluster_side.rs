@@ -352,7 +352,8 @@ impl News {
 
     fn start(&mut self, address: &Address) -> Side {
         let target = self.inner.cluster.target().node(address.clone());
-        let (side, news) = RedisSide::start(self.manner, &target, &self.figures, &self.stage);
+        let (side, news) =
+            RedisSide::start(self.manner, &target.clone().into(), &self.figures, &self.stage);
         let end = CancellationToken::new();
         let of = address.clone();
         let news = news.map(move |event| (of.clone(), event));

@@ -12,8 +12,8 @@ use redis::Value as RedisValue;
 use redisson::script::{self, Call, Publish, Value};
 use redisson::{ClientId, HolderId, LockName, keys};
 use service_kit::redis_link::{
-    CallError, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent, ServerInfo, Subscriber,
-    SubscriberOptions, Target,
+    Address, Aim, CallError, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent, ServerInfo,
+    Subscriber, SubscriberOptions,
 };
 use service_kit::shutdown::Shutdown;
 use service_kit::trace::{self, TraceParent};
@@ -94,6 +94,9 @@ struct News {
     figures: Arc<Figures>,
     connections: u64,
     evicts: Option<bool>,
+    /// Which server is the master, where one is followed.
+    master: Option<Address>,
+    follows: bool,
 }
 
 /// How a server is spoken to.
@@ -117,7 +120,7 @@ impl RedisSide {
     /// Starts connecting; gives what scripts go by, and what comes back unasked.
     pub(super) fn start(
         manner: Manner,
-        target: &Target,
+        aim: &Aim,
         figures: &Arc<Figures>,
         stage: &Shutdown,
     ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
@@ -131,24 +134,24 @@ impl RedisSide {
             alone: !manner.in_cluster,
             ..LinkOptions::new(name)
         };
-        let commands = Link::start(target.clone(), options("lockscope-agent"), stage);
+        let commands = Link::start(aim.clone(), options("lockscope-agent"), stage);
         let grants = manner.replicas.map(|replicas| {
-            Grants::start(replicas, target, options("lockscope-agent-grants"), stage)
+            Grants::start(replicas, aim, options("lockscope-agent-grants"), stage)
         });
         let checked = LinkOptions { check: Some(CHECK), ..options("lockscope-agent-renewals") };
-        let renewals = Link::start(target.clone(), checked, stage);
+        let renewals = Link::start(aim.clone(), checked, stage);
         let subscriber_options = SubscriberOptions {
             response_timeout: timeout,
             connect_timeout: manner.connect_timeout,
             heartbeat: timeout,
             ..SubscriberOptions::new("lockscope-agent-messages")
         };
-        let (subscriber, messages) = Subscriber::start(target.clone(), subscriber_options, stage);
+        let (subscriber, messages) = Subscriber::start(aim.clone(), subscriber_options, stage);
         let forced = keys::forced_channel(&manner.client);
         subscriber.subscribe([forced.clone()]);
         let state = commands.state();
         let renewals_state = renewals.state();
-        let node = target.to_string();
+        let node = aim.to_string();
         figures.server(&node, manner.red);
         let news = News {
             state,
@@ -161,6 +164,8 @@ impl RedisSide {
             figures: Arc::clone(figures),
             connections: 0,
             evicts: None,
+            master: None,
+            follows: aim.follows(),
         };
         let news = unfold(news, |mut news| async move { Some((news.next().await, news)) });
         let figures = Arc::clone(figures);
@@ -291,7 +296,10 @@ impl News {
         });
         self.figures.redis_up.with_label_values(&[&self.node]).set(i64::from(down.is_none()));
         let up = down.is_none();
-        let detail = down.unwrap_or_else(|| format!("{} answers", self.node));
+        let detail = down.unwrap_or_else(|| match &self.master {
+            Some(master) => format!("{} answers: {master} is the master", self.node),
+            None => format!("{} answers", self.node),
+        });
         FromRedis::State { up, detail, in_doubt, publish: None }
     }
 
@@ -312,6 +320,7 @@ impl News {
         match status {
             LinkStatus::Up(info) => {
                 self.note_eviction(&info);
+                self.note_master(&info);
                 self.state(true)
             }
             LinkStatus::Down { .. } => self.state(false),
@@ -329,6 +338,18 @@ impl News {
                 redis.node = self.node,
                 policy = info.maxmemory_policy.as_deref().unwrap_or("unknown"),
                 "this Redis evicts keys when its memory is full, locks included: set maxmemory-policy noeviction"
+            );
+        }
+    }
+
+    fn note_master(&mut self, info: &ServerInfo) {
+        let Some(address) = info.address.clone().filter(|_| self.follows) else { return };
+        let before = self.master.replace(address.clone());
+        if let Some(before) = before.filter(|before| *before != address) {
+            self.figures.master_changes.with_label_values(&[&self.node]).inc();
+            tracing::warn!(
+                redis.node = self.node, %before, now = %address,
+                "another server is the master: what it had not been sent is lost"
             );
         }
     }

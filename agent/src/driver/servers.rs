@@ -9,7 +9,7 @@ use futures_util::future::Either;
 use futures_util::stream::{BoxStream, SelectAll};
 use redisson::ClientId;
 use redisson::script::{Call, Publish};
-use service_kit::redis_link::{Cluster, Target};
+use service_kit::redis_link::{Aim, Cluster, Target};
 use service_kit::shutdown::Shutdown;
 use service_kit::trace::TraceParent;
 
@@ -22,8 +22,8 @@ use crate::metrics::Figures;
 /// The Redis of all kinds but red.
 #[derive(Debug, Clone)]
 pub enum Main {
-    /// One server.
-    Server(Target),
+    /// One server, or the one that is the master at the time.
+    Server(Aim),
     /// A cluster.
     Cluster(Cluster),
 }
@@ -75,8 +75,8 @@ impl Servers {
         };
         let mut news = SelectAll::new();
         let main = match start.main {
-            Main::Server(target) => {
-                let (side, events) = RedisSide::start(manner, &target, figures, stage);
+            Main::Server(aim) => {
+                let (side, events) = RedisSide::start(manner, &aim, figures, stage);
                 news.push(events.map(|event| (Node::Main, event)).boxed());
                 MainSide::Server(side)
             }
@@ -89,10 +89,10 @@ impl Servers {
             }
         };
         let mut red = Vec::with_capacity(start.red.len());
-        for (place, target) in start.red.iter().enumerate() {
+        for (place, target) in start.red.into_iter().enumerate() {
             // Their majority is what keeps them.
             let manner = Manner { red: true, replicas: None, ..manner };
-            let (side, events) = RedisSide::start(manner, target, figures, stage);
+            let (side, events) = RedisSide::start(manner, &target.into(), figures, stage);
             news.push(events.map(move |event| (Node::Red(place), event)).boxed());
             red.push(side);
         }

@@ -110,6 +110,8 @@ pub struct Figures {
     pub confirmations: IntCounterVec,
     /// Connections to Redis made anew, by node.
     pub reconnects: IntCounterVec,
+    /// Times another server was the master.
+    pub master_changes: IntCounterVec,
     /// Whether Redis can be reached, by node.
     pub redis_up: IntGaugeVec,
     /// Whether Redis may evict locks when its memory is full, by node.
@@ -281,6 +283,11 @@ impl Figures {
                 &["outcome"],
             )?,
             reconnects: make.counters("reconnects_total", "Connections to Redis made anew.", &["node"])?,
+            master_changes: make.counters(
+                "master_changes_total",
+                "Times the sentinels had made another server the master.",
+                &["node"],
+            )?,
             redis_up: make.gauges("redis_up", "Whether Redis answers.", &["node"])?,
             redis_evicts: make.gauges(
                 "redis_evicts",
@@ -409,6 +416,7 @@ impl Figures {
     pub fn server(&self, node: &str, red: bool) {
         self.redis_up.with_label_values(&[node]).set(0);
         self.reconnects.with_label_values(&[node]);
+        self.master_changes.with_label_values(&[node]);
         for error in [UNSENT, LOST] {
             self.redis_errors.with_label_values(&[node, error]);
         }

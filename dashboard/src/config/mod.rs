@@ -16,7 +16,7 @@ use std::time::Duration;
 use clap::Parser;
 use redisson::Grouping;
 use redisson::group::Pattern;
-use service_kit::redis_link::{self, Address};
+use service_kit::redis_link;
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry;
 
@@ -42,7 +42,7 @@ const PROGRAM: Program = Program {
 #[derive(Debug, Parser)]
 #[command(name = "lockscope-dashboard", version)]
 struct Flags {
-    /// A Redis to look at: redis://, rediss:// or unix://, with a name before it to tell several apart; a cluster by some of its nodes, redis+cluster://host:port,host:port or rediss+cluster://
+    /// A Redis to look at: redis://, rediss:// or unix://, with a name before it to tell several apart; a cluster by some of its nodes, redis+cluster://host:port,host:port or rediss+cluster://; the master that sentinels name, redis+sentinel://host:port,host:port/name or rediss+sentinel://
     #[arg(long, value_name = "[NAME=]URL")]
     redis_url: Vec<NamedUrl>,
     /// A database to look at, of every server; without any, the one in the server's URL
@@ -51,6 +51,9 @@ struct Flags {
     /// The password of all servers, in the file's first line; beats one in the URL
     #[arg(long, value_name = "FILE")]
     redis_password_file: Option<PathBuf>,
+    /// The password of all sentinels, in the file's first line; beats one in the URL
+    #[arg(long, value_name = "FILE")]
+    sentinel_password_file: Option<PathBuf>,
     /// The authorities (PEM) that sign the servers' certificates, instead of the system's
     #[arg(long, value_name = "FILE")]
     redis_ca_file: Option<PathBuf>,
@@ -373,6 +376,16 @@ fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> 
         mistakes.push(raw.mistake("redis_password_file", error));
         None
     });
+    let sentinel_password = flags.sentinel_password_file.as_deref().map(Secret::from_file);
+    let sentinel_password = sentinel_password.transpose().unwrap_or_else(|error| {
+        mistakes.push(raw.mistake("sentinel_password_file", error));
+        None
+    });
+    if flags.sentinel_password_file.is_some() && !urls.iter().any(|url| url.target.has_sentinels())
+    {
+        mistakes
+            .push(raw.mistake("sentinel_password_file", "no master is named by redis+sentinel://"));
+    }
     if flags.redis_ca_file.is_some() && !urls.iter().any(|url| url.target.uses_tls()) {
         mistakes.push(raw.mistake("redis_ca_file", "no server is reached by rediss://"));
     }
@@ -383,20 +396,23 @@ fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> 
         if let Some(password) = &password {
             target = target.with_password(password.clone());
         }
+        if let Some(password) = &sentinel_password {
+            target = target.with_sentinel_password(password);
+        }
         if let Some(file) = flags.redis_ca_file.as_ref().filter(|_| target.uses_tls()) {
             target = target.with_ca_file(file.clone());
         }
         let name = match name {
             Some(name) => name,
             None if alone => "default".to_owned(),
-            None => seeds(&target).first().map(ToString::to_string).unwrap_or_default(),
+            None => usual_name(&target),
         };
         if !names.insert(name.clone()) {
             mistakes.push(format!("two servers are called `{name}`; name them apart"));
         }
         let mut dbs = match own_dbs.remove(&name) {
             Some(dbs) => dbs,
-            None if flags.db.is_empty() => vec![db_of(&target)],
+            None if flags.db.is_empty() => vec![target.db()],
             None => flags.db.clone(),
         };
         if dbs.len() > MAX_DEPLOYMENTS {
@@ -453,14 +469,12 @@ fn other_users(
             mistake("which server is it? write NAME=URL with the name of one".to_owned());
             continue;
         };
-        if seeds(target) != seeds(&deployment.target)
+        let (place, known) = (target.place(), deployment.target.place());
+        if place != known
             || target.is_cluster() != deployment.target.is_cluster()
+            || target.has_sentinels() != deployment.target.has_sentinels()
         {
-            mistake(format!(
-                "it is {} and that server is {}: only the user may differ",
-                node_of(target),
-                node_of(&deployment.target)
-            ));
+            mistake(format!("it is {place} and that server is {known}: only the user may differ"));
             continue;
         }
         let mut target = target.clone();
@@ -475,23 +489,14 @@ fn other_users(
     found
 }
 
-/// The server's address, as it is shown; of a cluster those of the nodes that are named.
-#[must_use]
-pub fn node_of(target: &redis_link::Deployment) -> String {
-    seeds(target).iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-}
-
-fn seeds(target: &redis_link::Deployment) -> &[Address] {
+/// What a deployment is called that was given no name, among several.
+fn usual_name(target: &redis_link::Deployment) -> String {
     match target {
-        redis_link::Deployment::Server(target) => std::slice::from_ref(target.address()),
-        redis_link::Deployment::Cluster(target) => target.seeds(),
-    }
-}
-
-fn db_of(target: &redis_link::Deployment) -> u32 {
-    match target {
-        redis_link::Deployment::Server(target) => target.db(),
-        redis_link::Deployment::Cluster(_) => 0,
+        redis_link::Deployment::Server(target) => target.address().to_string(),
+        redis_link::Deployment::Cluster(target) => {
+            target.seeds().first().map(ToString::to_string).unwrap_or_default()
+        }
+        redis_link::Deployment::Sentinel(target) => target.name().to_owned(),
     }
 }
 

@@ -187,3 +187,27 @@ fn a_note_is_a_line() {
         assert!(noted(wrong).unwrap_err().contains("500 printable"), "{wrong:?}");
     }
 }
+
+#[test]
+fn a_master_named_by_sentinels_is_one_deployment() {
+    let url = "redis+sentinel://u:p@a,b:2/m/3?sentinel_password=q";
+    let config = load(&["--redis-url", url], &[]).unwrap();
+    assert_eq!(config.scopes(), [(Arc::from("default"), 3)]);
+    let told = config.told();
+    assert_eq!(told["deployments"][0]["node"], "a:26379,b:2/m");
+    let flags = ["--redis-url", url, "--redis-url", "redis+sentinel://a/other", "--db", "1"];
+    let config = load(&flags, &[]).unwrap();
+    let names: Vec<_> = config.scopes().iter().map(|(n, db)| format!("{n}/{db}")).collect();
+    assert_eq!(names, ["m/1", "other/1"]);
+    let error = load(&["--redis-url", "redis+sentinel://a"], &[]).unwrap_err();
+    assert!(error.contains("names no master"), "{error}");
+    for (other, fits) in [
+        ("redis+sentinel://x:y@a,b:2/m", true),
+        ("redis+sentinel://x:y@a,b:2/other", false),
+        ("redis+cluster://x:y@a:26379,b:2", false),
+        ("redis://x:y@a:26379", false),
+    ] {
+        let loaded = load(&["--redis-url", url, "--monitor-redis-url", other], &[]);
+        assert_eq!(loaded.is_ok(), fits, "{other}: {:?}", loaded.err());
+    }
+}

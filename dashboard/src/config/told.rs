@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Config, MonitorMode, node_of};
+use super::{Config, MonitorMode};
 use crate::model::Rule;
 
 impl Config {
@@ -15,7 +15,7 @@ impl Config {
         let deployments = self.deployments.iter().map(|deployment| {
             json!({
                 "name": deployment.name,
-                "node": node_of(&deployment.target),
+                "node": deployment.target.place(),
                 "tls": deployment.target.uses_tls(),
                 "dbs": deployment.dbs,
             })

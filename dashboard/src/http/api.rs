@@ -154,6 +154,7 @@ fn server(server: &ServerView) -> Value {
     json!({
         "deployment": server.deployment,
         "node": server.address,
+        "master": server.master,
         "version": server.version,
         "down": server.down.as_ref().map(|down| json!({"since": down.since, "reason": down.reason})),
         "evicts": server.evicts,

@@ -202,6 +202,13 @@ impl Model {
                 self.scopes[scope.0].cluster = cluster;
                 self.up(scope, at, wall, run_id);
             }
+            Observation::At { address } => {
+                let scope = &mut self.scopes[scope.0];
+                let before = scope.address.replace(address.clone());
+                if before.is_some_and(|before| before != address) {
+                    scope.promoted = Some(address);
+                }
+            }
             Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
             Observation::Subscribers { counts, at, wall } => {
                 for (name, count) in counts {
@@ -256,10 +263,12 @@ impl Model {
             scope.readable_since = Some(at);
             scope.news.extend(scope.locks.keys().cloned());
         }
-        if let Some(run_id) = run_id
-            && scope.run_id.replace(run_id.clone()).is_some_and(|before| before != run_id)
-        {
-            scope.restart = Some(Restart { at, wall, lost: 0, why: Why::Started });
+        let other = run_id.is_some_and(|run_id| {
+            scope.run_id.replace(run_id.clone()).is_some_and(|before| before != run_id)
+        });
+        let promoted = scope.promoted.take().map(Why::Promoted);
+        if let Some(why) = promoted.or(other.then_some(Why::Started)) {
+            scope.restart = Some(Restart { at, wall, lost: 0, why });
             let names: Vec<LockName> = scope.locks.keys().cloned().collect();
             for name in &names {
                 scope.schedule.set(name, at);

@@ -316,6 +316,12 @@ pub enum Observation {
         /// Since when.
         at: Moment,
     },
+    /// Where the server is that is about to be told as up. It is another one than before when the sentinels have made it
+    /// the master.
+    At {
+        /// Its address.
+        address: String,
+    },
     /// The server can be read.
     Up {
         /// When.

@@ -33,6 +33,10 @@ pub(super) struct Scope {
     pub(super) readable_since: Option<Moment>,
     pub(super) listening_since: Option<Moment>,
     pub(super) run_id: Option<String>,
+    /// Where its server is.
+    pub(super) address: Option<String>,
+    /// Where its server is that is the master in place of the one that was read so far.
+    pub(super) promoted: Option<String>,
     pub(super) cluster: bool,
     /// How many milliseconds its server's clock is ahead of ours.
     pub(super) ahead_ms: i64,
@@ -69,6 +73,8 @@ pub(super) struct Restart {
 pub(super) enum Why {
     /// It was started anew: all of its locks may be gone.
     Started,
+    /// Another one, at this address, is the master in its place: what it had not been sent is gone.
+    Promoted(String),
     /// These have come from another node of the cluster.
     Moved {
         names: HashSet<LockName>,
@@ -97,7 +103,7 @@ impl Restart {
 
     fn concerns(&self, name: &LockName) -> bool {
         match &self.why {
-            Why::Started => true,
+            Why::Started | Why::Promoted(_) => true,
             Why::Moved { names, .. } => names.contains(name),
         }
     }
@@ -108,6 +114,9 @@ impl Restart {
         match &self.why {
             Why::Started => Some(format!(
                 "the server was started anew; {lost} held locks of database {db} were gone"
+            )),
+            Why::Promoted(address) => Some(format!(
+                "{address} is the master now; {lost} held locks of database {db} were gone there"
             )),
             Why::Moved { over: false, .. } if lost == 0 => None,
             Why::Moved { count, .. } => Some(format!(
@@ -130,6 +139,8 @@ impl Scope {
             readable_since: None,
             listening_since: None,
             run_id: None,
+            address: None,
+            promoted: None,
             cluster: false,
             ahead_ms: 0,
             clients: Clients::default(),
@@ -158,7 +169,7 @@ impl Scope {
         };
         let read_again = |kept: &Kept| kept.record.last_sent().is_none_or(|at| at >= restart.at);
         match &restart.why {
-            Why::Started => self.locks.values().all(read_again),
+            Why::Started | Why::Promoted(_) => self.locks.values().all(read_again),
             Why::Moved { names, .. } => {
                 names.iter().filter_map(|name| self.locks.get(name)).all(read_again)
             }

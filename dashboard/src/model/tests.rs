@@ -321,6 +321,37 @@ fn what_a_restart_loses_is_one_notice() {
 }
 
 #[test]
+fn what_another_master_has_not_is_one_notice_though_it_tells_no_run() {
+    let mut model = model();
+    let at_address = |model: &mut Model, ms: u64, address: &str| {
+        model.observe(MAIN, Observation::Down);
+        model.observe(MAIN, Observation::At { address: address.into() });
+        let (at, wall) = (at(ms), WallMillis(ms));
+        model.observe(MAIN, Observation::Up { at, wall, run_id: None, cluster: false });
+    };
+    at_address(&mut model, 0, "h:1");
+    for name in ["kept", "lost"] {
+        read(&mut model, name, 1, held(1, 1, Some(30_000)));
+    }
+    // The same one again has lost nothing.
+    at_address(&mut model, 1_000, "h:1");
+    read(&mut model, "kept", 1_001, held(1, 1, Some(30_000)));
+    model.tick(at(1_500));
+    assert!(model.notices.is_empty());
+    at_address(&mut model, 2_000, "h:2");
+    read(&mut model, "kept", 2_001, held(1, 1, Some(30_000)));
+    model.tick(at(2_500));
+    assert!(model.notices.is_empty(), "not all has been read");
+    read(&mut model, "lost", 2_501, absent());
+    model.tick(at(3_000));
+    let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+    assert_eq!(texts, ["h:2 is the master now; 1 held locks of database 0 were gone there"]);
+    let lost = shown(&mut model, "lost").unwrap();
+    assert!(lost.events[0].text.contains("taken over without it"), "{:?}", lost.events);
+    assert!(shown(&mut model, "kept").unwrap().past.is_empty());
+}
+
+#[test]
 fn beyond_the_limit_locks_are_counted() {
     let mut model = model_with(Settings { max_locks: 10, ..settings() });
     for i in 0..25 {

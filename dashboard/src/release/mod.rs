@@ -13,7 +13,7 @@ use prometheus::{IntCounterVec, Registry};
 use redis::Value;
 use redisson::name::is_invisible;
 use redisson::script::{self, Forced, parse_forced};
-use service_kit::redis_link::{CallError, Deployment, Link};
+use service_kit::redis_link::{Aim, CallError, Deployment, Link};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
@@ -24,6 +24,7 @@ use crate::model::actor::{ModelHandle, now, wall};
 use crate::model::past::{Act, Note};
 use crate::model::view::LockId;
 use crate::model::{Observation, ScopeId};
+use crate::sources::sentinel_options;
 
 use way::{Nodes, Way};
 
@@ -168,15 +169,17 @@ impl Releases {
         }
         let mut ways = HashMap::new();
         for deployment in &config.deployments {
+            let aim = Aim::at(&deployment.release, sentinel_options(), shutdown);
             for db in &deployment.dbs {
                 if let Some(scope) = model.scope(&deployment.name, *db) {
-                    let way = match &deployment.release {
-                        Deployment::Server(target) => {
-                            Way::Server(Link::start(target.with_db(*db), way::options(), shutdown))
+                    let way = match (&aim, &deployment.release) {
+                        (Some(aim), _) => {
+                            Way::Server(Link::start(aim.with_db(*db), way::options(), shutdown))
                         }
-                        Deployment::Cluster(target) => {
+                        (None, Deployment::Cluster(target)) => {
                             Way::Cluster(Nodes::new(target.clone(), shutdown))
                         }
+                        (None, Deployment::Server(_) | Deployment::Sentinel(_)) => continue,
                     };
                     ways.insert(scope, way);
                 }

@@ -104,6 +104,8 @@ impl Way {
     ) -> Result<Value, CallError> {
         match self {
             Self::Server(link) => {
+                // It may be about to be made anew. Where it is not, the sending says why.
+                tokio::time::timeout(PATIENCE, link.up()).await.ok();
                 let call = make(publish(link));
                 let (source, sha) = (call.script.source, call.script.sha());
                 link.script(source, sha, call.keys.iter(), call.args.iter()).await

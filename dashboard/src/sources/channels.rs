@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::keys;
-use service_kit::redis_link::{
-    Link, LinkStatus, PubSubEvent, Subscriber, SubscriberOptions, Target,
-};
+use service_kit::redis_link::{Aim, Link, LinkStatus, PubSubEvent, Subscriber, SubscriberOptions};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
@@ -54,7 +52,7 @@ impl Channels {
     /// Begins to subscribe. `link` is a connection to the server, `shards` what is subscribed of its channels of shards, `share` which locks it has.
     #[must_use]
     pub fn start(
-        target: Target,
+        aim: Aim,
         scopes: Vec<Scope>,
         (link, shards, share): (Link, Shards, Share),
         (hub, model): (Arc<Hub>, ModelHandle),
@@ -63,7 +61,7 @@ impl Channels {
     ) -> Self {
         let options =
             SubscriberOptions { response_timeout: PATIENCE, ..SubscriberOptions::new(CLIENT_NAME) };
-        let (subscriber, events) = Subscriber::start(target, options, shutdown);
+        let (subscriber, events) = Subscriber::start(aim, options, shutdown);
         let mut channels = Self {
             scopes,
             model,

@@ -67,7 +67,7 @@ impl Follower {
             response_timeout: PATIENCE,
         };
         let cluster = Cluster::start(target.clone(), options, &common.shutdown);
-        let named = config::node_of(&deployment.target);
+        let named = deployment.target.place();
         let status = LinkStatus::Down {
             reason: "not connected yet".to_owned(),
             since_micros: clock::boot_micros(),
@@ -188,8 +188,8 @@ impl Follower {
         let place = Place {
             deployment: Arc::clone(&self.deployment),
             server: address.to_string(),
-            target: self.cluster.target().node(address.clone()),
-            monitor: self.monitor.node(address.clone()),
+            aim: self.cluster.target().node(address.clone()).into(),
+            monitor: self.monitor.node(address.clone()).into(),
             dbs: vec![(scope, batches)],
             share: Share::Node(Arc::clone(&self.nodes), address.clone()),
             stop: stop.clone(),

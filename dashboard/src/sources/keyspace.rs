@@ -9,7 +9,7 @@ use std::time::Duration;
 use redis::{Value, cmd};
 use redisson::LockName;
 use service_kit::redis_link::{
-    CallError, Link, LinkStatus, PubSubEvent, Subscriber, SubscriberOptions, Target,
+    Aim, CallError, Link, LinkStatus, PubSubEvent, Subscriber, SubscriberOptions,
 };
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
@@ -86,7 +86,7 @@ impl Keyspace {
     /// Subscribes to nothing yet. `link` is a connection to the deployment.
     #[must_use]
     pub fn start(
-        target: Target,
+        aim: Aim,
         scopes: Vec<Scope>,
         (link, share): (Link, Share),
         hub: Arc<Hub>,
@@ -96,7 +96,7 @@ impl Keyspace {
     ) -> Self {
         let options =
             SubscriberOptions { response_timeout: PATIENCE, ..SubscriberOptions::new(CLIENT_NAME) };
-        let (subscriber, events) = Subscriber::start(target, options, shutdown);
+        let (subscriber, events) = Subscriber::start(aim, options, shutdown);
         Self {
             scopes,
             link,

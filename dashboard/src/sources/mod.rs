@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use service_kit::redis_link::{
-    CallError, Deployment, Link, LinkOptions, LinkStatus, ServerInfo, Target,
+    Aim, CallError, Link, LinkOptions, LinkStatus, SentinelOptions, ServerInfo,
 };
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
@@ -41,7 +41,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, MonitorSettings, ScanSettings, node_of};
+use crate::config::{Config, MonitorSettings, ScanSettings};
 use crate::metrics::{ScansMetrics, TapsMetrics};
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::view::{LockView, SourceState};
@@ -105,8 +105,8 @@ struct Place {
     deployment: Arc<str>,
     /// What it is called.
     server: String,
-    target: Target,
-    monitor: Target,
+    aim: Aim,
+    monitor: Aim,
     /// Its databases, with what the model wants to be read there.
     dbs: Vec<(Scope, mpsc::Receiver<Vec<ReadRequest>>)>,
     /// Which of the deployment's locks it has.
@@ -149,13 +149,13 @@ pub fn start(
             };
             dbs.push((Scope { id, deployment: Arc::clone(&deployment.name), db: *db }, batches));
         }
-        match (&deployment.target, &deployment.monitor) {
-            (Deployment::Server(target), Deployment::Server(monitor)) => {
+        match Aim::at(&deployment.target, sentinel_options(), shutdown) {
+            Some(aim) => {
                 let place = Place {
                     deployment: Arc::clone(&deployment.name),
-                    server: node_of(&deployment.target),
-                    target: target.clone(),
-                    monitor: monitor.with_db(0),
+                    server: deployment.target.place(),
+                    monitor: aim.seen_as(&deployment.monitor).with_db(0),
+                    aim,
                     dbs,
                     share: Share::Whole,
                     stop: shutdown.token(),
@@ -163,7 +163,7 @@ pub fn start(
                 };
                 common.start(place);
             }
-            _ => {
+            None => {
                 let front = dbs.first().map(|(scope, _)| scope.id);
                 let follower = front.and_then(|front| Follower::new(&common, deployment, front));
                 if let Some(follower) = follower {
@@ -180,7 +180,7 @@ impl Common {
     /// Starts the sources of one server. Gives a connection by which its locks are read, and the tasks, which end with
     /// the place's token and with the stage.
     fn start(&self, place: Place) -> Option<(Link, Vec<JoinHandle<()>>)> {
-        let Place { deployment, server, target, monitor, dbs, share, stop, first } = place;
+        let Place { deployment, server, aim, monitor, dbs, share, stop, first } = place;
         let Self { model, hub, sources, shutdown, .. } = self;
         let mut tasks = Vec::new();
         let mut spawn = |name: String, task: BoxFuture<'static, ()>| {
@@ -194,11 +194,11 @@ impl Common {
         for (scope, batches) in dbs {
             let db = scope.db;
             let node = if several { format!("{server}/{db}") } else { server.clone() };
-            let target = target.with_db(db);
+            let aim = aim.with_db(db);
             let facts = ServerFacts::default();
             let poll = Poll {
                 scope: scope.clone(),
-                link: link(target.clone(), shutdown),
+                link: link(aim.clone(), shutdown),
                 batches,
                 model: model.clone(),
                 status: sources.add_poll(&deployment, &node, scope.id),
@@ -232,7 +232,7 @@ impl Common {
             }
             let scan = Scan {
                 scope,
-                link: link(target, shutdown),
+                link: link(aim, shutdown),
                 settings: self.scan.clone(),
                 ignore: self.ignore.clone(),
                 model: model.clone(),
@@ -259,7 +259,7 @@ impl Common {
         sources.add_switch(&deployment, &server, switch);
         spawn(format!("MONITOR of {server}"), Box::pin(tap.run()));
         let channels = Channels::start(
-            target.clone(),
+            aim.clone(),
             scopes.clone(),
             (reading.clone(), shards.clone(), share.clone()),
             (Arc::clone(hub), model.clone()),
@@ -268,7 +268,7 @@ impl Common {
         );
         spawn(format!("channels of {server}"), Box::pin(channels.run()));
         let keyspace = Keyspace::start(
-            target,
+            aim,
             scopes.clone(),
             (reading.clone(), share.clone()),
             Arc::clone(hub),
@@ -307,8 +307,17 @@ fn spawn(
     })
 }
 
-fn link(target: Target, shutdown: &Shutdown) -> Link {
-    Link::start(target, link_options(), shutdown)
+fn link(aim: Aim, shutdown: &Shutdown) -> Link {
+    Link::start(aim, link_options(), shutdown)
+}
+
+/// How sentinels are asked, where there are any.
+pub(crate) fn sentinel_options() -> SentinelOptions {
+    SentinelOptions {
+        name: CLIENT_NAME.to_owned(),
+        connect_timeout: PATIENCE,
+        response_timeout: PATIENCE,
+    }
 }
 
 fn link_options() -> LinkOptions {
@@ -375,6 +384,8 @@ async fn rest(link: &Link, status: &SourceStatus, until: Instant) {
 
 #[cfg(test)]
 mod tests {
+    use service_kit::redis_link::Target;
+
     use super::*;
 
     #[tokio::test]
@@ -383,7 +394,8 @@ mod tests {
         // Nobody listens there.
         let nowhere = tempfile::tempdir().unwrap();
         let target = format!("unix://{}", nowhere.path().join("redis.sock").display());
-        let link = link(target.parse().unwrap(), &stage);
+        let target: Target = target.parse().unwrap();
+        let link = link(target.into(), &stage);
         let status = Sources::default().add(&"default".into(), "here", Source::Identity);
         // It was lost when a rest had just ended.
         status.set(SourceState::On, "");

@@ -91,6 +91,10 @@ impl Poll {
                 let at = Moment::from_micros(info.connected_at_micros);
                 let run_id = info.run_id.clone();
                 let cluster = info.cluster;
+                if let Some(address) = &info.address {
+                    let address = address.to_string();
+                    self.model.see(self.scope.id, Observation::At { address }).await;
+                }
                 self.facts.forget_denials();
                 let observation = Observation::Up { at, wall: wall(), run_id, cluster };
                 self.model.see(self.scope.id, observation).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use redis::{Value, cmd};
 use redisson::group::glob_matches;
 use redisson::{LockName, keys};
-use service_kit::redis_link::{Link, ServerInfo};
+use service_kit::redis_link::{CallError, Link, ServerInfo};
 use tokio::time::Instant;
 
 use super::pace::Pacer;
@@ -154,6 +154,7 @@ impl Scan {
         let mut waiting = Vec::new();
         let mut asked = Instant::now();
         let mut cursor = Vec::from(*b"0");
+        let generation = self.link.state().borrow().generation;
         loop {
             let mut scan = cmd("SCAN");
             scan.arg(&cursor);
@@ -163,6 +164,11 @@ impl Scan {
             scan.arg("COUNT").arg(COUNT).arg("TYPE").arg("hash");
             let keys;
             (cursor, keys) = page(pacer, scan).await?;
+            if self.link.state().borrow().generation != generation {
+                // Another server may be behind it, to which the cursor says nothing.
+                let reason = "the connection is another one than at the pass' beginning".to_owned();
+                return Err(ReadError::Call(CallError::Lost { reason }));
+            }
             memory.seen += COUNT as u64;
             self.metrics.keys.inc_by(COUNT as u64);
             let candidates = keys
@@ -320,7 +326,7 @@ fn knows_no_touch(server: &ServerInfo) -> bool {
 /// One step of a scan: the next cursor, and keys.
 async fn page(pacer: &mut Pacer, scan: redis::Cmd) -> Result<(Vec<u8>, Vec<Vec<u8>>), ReadError> {
     let reply = pacer.send(vec![scan]).await?.pop().ok_or(ReadError::Odd("SCAN"))?;
-    let reply = reply.map_err(service_kit::redis_link::CallError::Refused)?;
+    let reply = reply.map_err(CallError::Refused)?;
     let Value::Array(mut parts) = reply else { return Err(ReadError::Odd("SCAN")) };
     let keys = parts.pop().as_ref().and_then(strings).ok_or(ReadError::Odd("SCAN"))?;
     match parts.pop() {

@@ -167,6 +167,7 @@ impl Server {
         let mut view = ServerView {
             deployment: self.deployment.to_string(),
             address: self.node.clone(),
+            master: None,
             version: None,
             down: None,
             evicts: None,
@@ -174,6 +175,8 @@ impl Server {
         match &self.link.borrow().status {
             LinkStatus::Up(info) => {
                 view.version.clone_from(&info.version);
+                let address = info.address.as_ref().map(ToString::to_string);
+                view.master = address.filter(|address| *address != self.node);
                 view.evicts = info.maxmemory_policy.clone().filter(|_| info.evicts());
             }
             LinkStatus::Down { reason, since_micros } => {

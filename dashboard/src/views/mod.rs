@@ -95,8 +95,10 @@ pub struct VisitorView {
 pub struct ServerView {
     /// Deployment.
     pub deployment: String,
-    /// Address, without secrets.
+    /// Address, without secrets; that of the sentinels, with the master's name, where they are asked for it.
     pub address: String,
+    /// The master that they name, while it can be read.
+    pub master: Option<String>,
     /// Version as the server says, where it does.
     pub version: Option<String>,
     /// Why it cannot be read and since when; none while it can.

@@ -167,6 +167,8 @@ pub(crate) enum ConnectError {
     Replica { address: String },
     #[error("{address} is part of a cluster: name it as redis+cluster://{address}")]
     InCluster { address: String },
+    #[error("no master is known: {reason}")]
+    NoMaster { reason: String },
     #[error("{while_doing}: {error}")]
     Refused { while_doing: &'static str, error: ServerError },
 }
@@ -177,7 +179,10 @@ impl ConnectError {
         match self {
             Self::Refused { error, .. } => error.is_denied() || error.is_max_clients(),
             Self::InCluster { .. } => true,
-            Self::Unreachable { .. } | Self::Broken(_) | Self::Replica { .. } => false,
+            Self::Unreachable { .. }
+            | Self::Broken(_)
+            | Self::Replica { .. }
+            | Self::NoMaster { .. } => false,
         }
     }
 }

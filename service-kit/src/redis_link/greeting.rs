@@ -34,7 +34,10 @@ pub(crate) async fn connect(
     let mut wire = Wire::new(dial(target, greeting.connect_timeout).await?);
     let limit = greeting.response_timeout;
     match tokio::time::timeout(limit, greet(&mut wire, target, greeting)).await {
-        Ok(greeted) => Ok((wire, greeted?)),
+        Ok(greeted) => {
+            let address = Some(target.address().clone());
+            Ok((wire, ServerInfo { address, ..greeted? }))
+        }
         Err(_) => Err(ConnectError::Broken(format!("connected, but no answer within {limit:?}"))),
     }
 }

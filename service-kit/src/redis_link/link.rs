@@ -8,12 +8,12 @@ use redis::{Cmd, Pipeline, Value};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::aim::Aim;
 use super::error::{CallError, ServerError};
 use super::greeting::Greeting;
 use super::server_info::ServerInfo;
 use super::shared::Shared;
 use super::supervisor::{self, Pace};
-use super::target::Target;
 use crate::shutdown::Shutdown;
 
 /// How a [`Link`] behaves.
@@ -35,7 +35,8 @@ pub struct LinkOptions {
     /// generation. `None`: never.
     pub check: Option<Duration>,
     /// Only a server that takes writes will do. A replica, or a server that becomes one, is left and
-    /// connected to anew, since the address may lead to another server by now.
+    /// connected to anew, since the address may lead to another server by now. So it is anyway where the master that
+    /// sentinels name is followed.
     pub writable: bool,
     /// A part of a cluster will not do: it would serve some keys and refuse the others.
     pub alone: bool,
@@ -105,9 +106,11 @@ impl Link {
     ///
     /// Outside of a tokio runtime. Any flavour will do; calls are quickest from the same one.
     #[must_use]
-    pub fn start(target: Target, options: LinkOptions, shutdown: &Shutdown) -> Self {
+    pub fn start(aim: impl Into<Aim>, options: LinkOptions, shutdown: &Shutdown) -> Self {
         let stopped = shutdown.child_token();
-        let shared = Arc::new(Shared::new(options.response_timeout, options.writable));
+        let aim = aim.into();
+        let writable = options.writable || aim.follows();
+        let shared = Arc::new(Shared::new(options.response_timeout, writable));
         let task_name = format!("Redis link {}", options.name);
         let pace = Pace { heartbeat: options.heartbeat, check: options.check };
         let alone = options.alone;
@@ -119,7 +122,7 @@ impl Link {
             response_timeout: options.response_timeout,
         };
         let supervised =
-            supervisor::run(target, greeting, (pace, alone), Arc::clone(&shared), stopped.clone());
+            supervisor::run(aim, greeting, (pace, alone), Arc::clone(&shared), stopped.clone());
         shutdown.spawn(task_name, supervised);
         let _stop_with_last_handle = stopped.clone().drop_guard();
         Self { inner: Arc::new(Inner { shared, stopped, _stop_with_last_handle }) }

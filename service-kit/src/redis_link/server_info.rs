@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use super::target::Address;
+
 /// Whether a server takes writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
@@ -15,6 +17,8 @@ pub enum Role {
 /// of rights mostly, is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServerInfo {
+    /// Where it is; known of whatever was connected to.
+    pub address: Option<Address>,
     /// Such as `7.0.15`.
     pub version: Option<String>,
     /// Another one after each start of the server.
@@ -59,6 +63,7 @@ impl ServerInfo {
             text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
         let field = |name: &str| fields.get(name).map(|value| (*value).to_owned());
         Self {
+            address: None,
             version: field("redis_version"),
             run_id: field("run_id"),
             role: fields.get("role").and_then(|role| match *role {

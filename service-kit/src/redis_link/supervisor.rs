@@ -11,13 +11,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::aim::Aim;
 use super::backoff::Backoff;
 use super::check::{Known, questions};
 use super::error::ConnectError;
 use super::greeting::{self, Greeting};
 use super::server_info::ServerInfo;
-use super::shared::{CLOSED, Connection, READ_ONLY, Shared};
-use super::target::Target;
+use super::shared::{CLOSED, Connection, READ_ONLY, REPLACED, Shared};
+use super::target::Address;
 use crate::clock::boot_micros;
 
 /// A connection that lasted this long is followed by another at once; one that ended sooner counts
@@ -37,14 +38,21 @@ pub(super) struct Pace {
 }
 
 pub(super) async fn run(
-    target: Target,
+    aim: Aim,
     greeting: Greeting,
     (pace, alone): (Pace, bool),
     shared: Arc<Shared>,
     stopped: CancellationToken,
 ) {
-    let supervisor =
-        Supervisor { target, greeting, pace, alone, shared: Arc::clone(&shared), generation: 0 };
+    let supervisor = Supervisor {
+        aim,
+        greeting,
+        pace,
+        alone,
+        shared: Arc::clone(&shared),
+        generation: 0,
+        tried: None,
+    };
     let mut keeping = pin!(supervisor.keep_connected());
     match stopped.run_until_cancelled(keeping.as_mut()).await {
         Some(never) => match never {},
@@ -55,13 +63,15 @@ pub(super) async fn run(
 }
 
 struct Supervisor {
-    target: Target,
+    aim: Aim,
     greeting: Greeting,
     pace: Pace,
     /// Whether a part of a cluster is the wrong server.
     alone: bool,
     shared: Arc<Shared>,
     generation: u64,
+    /// Where the latest attempt to connect led.
+    tried: Option<Address>,
 }
 
 impl Supervisor {
@@ -70,10 +80,11 @@ impl Supervisor {
         let mut last_failure = None;
         loop {
             let pause = match self.connect().await {
-                Ok((driver, info)) => {
+                Ok((driver, info, address)) => {
                     last_failure = None;
                     let since = Instant::now();
-                    self.watch(driver, Known::new(info)).await;
+                    self.watch(driver, Known::new(info), &address).await;
+                    self.aim.doubt();
                     if since.elapsed() >= PROVEN {
                         backoff.reset();
                         continue;
@@ -82,21 +93,28 @@ impl Supervisor {
                 }
                 Err(error) => {
                     self.report(&error, &mut last_failure);
+                    self.aim.doubt();
                     backoff.after_failure(error.needs_patience())
                 }
             };
-            tokio::time::sleep(pause).await;
+            self.aim.rest(pause, self.tried.as_ref()).await;
         }
     }
 
     /// Makes a connection the link's current one. It lives as long as the driver's task.
-    async fn connect(&mut self) -> Result<(AbortOnDropHandle<()>, ServerInfo), ConnectError> {
-        let (wire, info) = greeting::connect(&self.target, &self.greeting).await?;
+    async fn connect(
+        &mut self,
+    ) -> Result<(AbortOnDropHandle<()>, ServerInfo, Address), ConnectError> {
+        self.tried = None;
+        let target = self.aim.target().await?;
+        let address = target.address().clone();
+        self.tried = Some(address.clone());
+        let (wire, info) = greeting::connect(&target, &self.greeting).await?;
         if self.shared.refuses(&info) {
-            return Err(ConnectError::Replica { address: self.target.address().to_string() });
+            return Err(ConnectError::Replica { address: address.to_string() });
         }
         if self.alone && info.cluster {
-            return Err(ConnectError::InCluster { address: self.target.address().to_string() });
+            return Err(ConnectError::InCluster { address: address.to_string() });
         }
         let stream = wire.into_stream().map_err(ConnectError::Broken)?;
         // The greeting is done and time-outs are the link's: redis-rs has only to pair up replies.
@@ -110,15 +128,17 @@ impl Supervisor {
             .map_err(|error| ConnectError::Broken(error.to_string()))?;
         let driver = AbortOnDropHandle::new(tokio::spawn(driver));
         self.generation += 1;
-        self.log_up(&info);
+        self.log_up(&info, &address);
         let connection =
             Connection { generation: self.generation, mux, driver: driver.abort_handle() };
         self.shared.set_up(connection, info.clone());
-        Ok((driver, info))
+        Ok((driver, info, address))
     }
 
     /// Returns when the connection has ended, for whatever reason.
-    async fn watch(&self, mut driver: AbortOnDropHandle<()>, mut known: Known) {
+    async fn watch(&self, mut driver: AbortOnDropHandle<()>, mut known: Known, address: &Address) {
+        let mut left = pin!(self.aim.left(address));
+        let mut why = CLOSED;
         // The first check, at once, learns the server's clock.
         let mut check_at = self.pace.check.map(|_| Instant::now());
         loop {
@@ -126,6 +146,10 @@ impl Supervisor {
             let wake_at = check_at.map_or(idle_until, |at| at.min(idle_until));
             tokio::select! {
                 _ended = &mut driver => break,
+                () = &mut left => {
+                    why = REPLACED;
+                    break;
+                }
                 () = tokio::time::sleep_until(wake_at) => {}
             }
             let now = Instant::now();
@@ -146,8 +170,8 @@ impl Supervisor {
                 break;
             }
         }
-        let reason = self.shared.fail(self.generation, CLOSED);
-        tracing::warn!(redis.target = %self.target, link = self.greeting.name, reason, "lost the connection to Redis");
+        let reason = self.shared.fail(self.generation, why);
+        tracing::warn!(redis.target = %self.aim, link = self.greeting.name, reason, "lost the connection to Redis");
     }
 
     /// Looks whether the server is still what it was, and tells if not. False when the connection is
@@ -167,7 +191,7 @@ impl Supervisor {
         let changed = known.learn(&answers, sent, boot_micros());
         if !changed.is_empty() {
             tracing::warn!(
-                redis.target = %self.target, link = self.greeting.name, changed = changed.join(", "),
+                redis.target = %self.aim, link = self.greeting.name, changed = changed.join(", "),
                 "this Redis is not what it was"
             );
             if self.shared.refuses(known.info()) {
@@ -179,9 +203,10 @@ impl Supervisor {
         true
     }
 
-    fn log_up(&self, info: &ServerInfo) {
+    fn log_up(&self, info: &ServerInfo, address: &Address) {
         tracing::info!(
-            redis.target = %self.target,
+            redis.target = %self.aim,
+            redis.address = %address,
             redis.version = info.version.as_deref().unwrap_or("unknown"),
             link = self.greeting.name,
             generation = self.generation,
@@ -192,7 +217,7 @@ impl Supervisor {
     /// Tells a failure in the state, and once in the log.
     fn report(&self, error: &ConnectError, last: &mut Option<ConnectError>) {
         if last.as_ref() != Some(error) {
-            tracing::warn!(redis.target = %self.target, link = self.greeting.name, %error, "cannot connect to Redis");
+            tracing::warn!(redis.target = %self.aim, link = self.greeting.name, %error, "cannot connect to Redis");
         }
         self.shared.set_down(self.generation, &error.to_string());
         *last = Some(error.clone());

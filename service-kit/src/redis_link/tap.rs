@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use redis::cmd;
 
+use super::aim::Aim;
 use super::error::{ConnectError, ServerError};
 use super::greeting::{self, Greeting};
 use super::resp::{Frame, Wire};
 use super::server_info::ServerInfo;
-use super::target::Target;
+use super::shared::REPLACED;
 
 /// A connection with MONITOR on. It ends with this value, and is not made anew.
 ///
@@ -16,6 +17,7 @@ use super::target::Target;
 /// grows until it is full.
 #[derive(Debug)]
 pub struct Tap {
+    aim: Aim,
     wire: Wire,
     info: ServerInfo,
     id: Option<i64>,
@@ -34,6 +36,9 @@ pub enum TapError {
     /// It was open, and ended.
     #[error("{0}")]
     Ended(String),
+    /// It was open, and led to a server that is the master no longer.
+    #[error("{0}")]
+    Left(String),
 }
 
 impl Tap {
@@ -41,7 +46,7 @@ impl Tap {
     ///
     /// # Errors
     /// When the server cannot be reached, or refuses.
-    pub async fn open(target: &Target, name: &str, limit: Duration) -> Result<Self, TapError> {
+    pub async fn open(aim: &Aim, name: &str, limit: Duration) -> Result<Self, TapError> {
         let greeting = Greeting {
             name: name.to_owned(),
             no_touch: false,
@@ -49,12 +54,11 @@ impl Tap {
             connect_timeout: limit,
             response_timeout: limit,
         };
-        let (wire, info) =
-            greeting::connect(target, &greeting).await.map_err(|error| match error {
-                ConnectError::Refused { error, .. } if error.is_denied() => TapError::Denied(error),
-                other => TapError::Failed(other.to_string()),
-            })?;
-        let mut tap = Self { wire, info, id: None, given: false };
+        let (wire, info) = connect(aim, &greeting).await.map_err(|error| match error {
+            ConnectError::Refused { error, .. } if error.is_denied() => TapError::Denied(error),
+            other => TapError::Failed(other.to_string()),
+        })?;
+        let mut tap = Self { aim: aim.clone(), wire, info, id: None, given: false };
         match tokio::time::timeout(limit, tap.begin()).await {
             Ok(begun) => begun.map(|()| tap),
             Err(_) => Err(TapError::Failed(format!("no answer to MONITOR within {limit:?}"))),
@@ -97,15 +101,39 @@ impl Tap {
     /// What came next, as it came: lines, cut anywhere. May be dropped while it waits, nothing gets lost.
     ///
     /// # Errors
-    /// When the connection has ended, by the server's wish or otherwise.
+    /// When the connection has ended, by the server's wish or otherwise, or leads to the wrong server.
     pub async fn read(&mut self) -> Result<&[u8], TapError> {
         if std::mem::take(&mut self.given) {
             self.wire.drop_received();
         }
         if self.wire.received().is_empty() {
-            self.wire.fill().await.map_err(TapError::Ended)?;
+            let left = async {
+                match &self.info.address {
+                    Some(address) => self.aim.left(address).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // First, or a server that has much to tell would never be left.
+                biased;
+                () = left => return Err(TapError::Left(REPLACED.to_owned())),
+                filled = self.wire.fill() => filled.map_err(TapError::Ended)?,
+            }
         }
         self.given = true;
         Ok(self.wire.received())
     }
+}
+
+async fn connect(aim: &Aim, greeting: &Greeting) -> Result<(Wire, ServerInfo), ConnectError> {
+    let target = aim.target().await?;
+    let connected = greeting::connect(&target, greeting).await;
+    let checked = connected.and_then(|(wire, info)| {
+        aim.check(&target, &info)?;
+        Ok((wire, info))
+    });
+    if checked.is_err() {
+        aim.doubt();
+    }
+    checked
 }

@@ -45,9 +45,14 @@ pub enum TargetError {
     NoUrl(#[from] url::ParseError),
     /// Another scheme.
     #[error(
-        "scheme `{0}` is not known; expected redis://, rediss://, unix:// or redis+unix://, and for a cluster, where it is served, redis+cluster:// or rediss+cluster://"
+        "scheme `{0}` is not known; expected redis://, rediss://, unix:// or redis+unix://, and, where they are served, for a cluster redis+cluster:// or rediss+cluster://, by sentinels redis+sentinel:// or rediss+sentinel://"
     )]
     Scheme(String),
+    /// A cluster or sentinels, where one server is to be named.
+    #[error(
+        "`{0}://` is not served here: name one server by its own address, with redis://, rediss:// or unix://"
+    )]
+    Several(String),
     /// No host, or none that can be read.
     #[error("the URL names no host; expected such as redis://host:6379")]
     Host,
@@ -72,6 +77,12 @@ pub enum TargetError {
     /// A cluster has no other database than 0.
     #[error("a cluster has database 0 only")]
     ClusterDb,
+    /// Sentinels, and nothing that says which master is meant.
+    #[error("the URL names no master; expected such as redis+sentinel://host:26379/mymaster")]
+    MasterName,
+    /// An option behind the `?` of a URL of sentinels.
+    #[error("option `{0}` is not known; expected sentinel_username or sentinel_password")]
+    SentinelOption(String),
     /// A CA file without TLS would give a false sense of safety.
     #[error("a CA file is of use with rediss:// only, and this URL is without TLS")]
     CaWithoutTls,
@@ -152,6 +163,11 @@ impl FromStr for Target {
     type Err = TargetError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some((scheme, _)) = text.split_once("://")
+            && let Some(("redis" | "rediss", "cluster" | "sentinel")) = scheme.split_once('+')
+        {
+            return Err(TargetError::Several(scheme.to_owned()));
+        }
         // The URL standard has no user without a host; a socket has only the former.
         let url = match text.split_once("://") {
             Some(("unix" | "redis+unix", rest)) if rest.contains("@/") => {
@@ -295,6 +311,8 @@ mod tests {
             ("localhost:6379", "localhost"),
             ("6379", "such as redis://"),
             ("http://u:hunter2@host", "`http`"),
+            ("redis+cluster://:hunter2@a:1,b:2", "`redis+cluster://` is not served here"),
+            ("rediss+sentinel://:hunter2@a/m", "`rediss+sentinel://` is not served here"),
             ("redis://:hunter2@", "host"),
             ("redis://host/one", "`one`"),
             ("redis://host/1/2", "`1/2`"),

@@ -110,13 +110,22 @@ impl Serialize for Secret {
 }
 
 /// `text` with the password of each `scheme://user:password@host` in it replaced. A password may
-/// hold any unescaped character but white space, so all up to the word's last `@` is masked.
+/// hold any unescaped character but white space, so all up to the word's last `@` is masked, and all behind
+/// `sentinel_password=`.
 #[must_use]
 pub fn mask_url_passwords(text: &str) -> String {
     text.split_inclusive(char::is_whitespace).map(mask_word).collect()
 }
 
+/// By this key the password of sentinels stands in a URL, whose login is that of the server.
+const OF_SENTINELS: &str = "sentinel_password=";
+
 fn mask_word(word: &str) -> String {
+    if let Some((before, password)) = word.split_once(OF_SENTINELS) {
+        let rest = password.trim_end().len();
+        let space = password.get(rest..).unwrap_or_default();
+        return format!("{}{OF_SENTINELS}{MASK}{space}", mask_word(before));
+    }
     let masked = || {
         let (scheme, rest) = word.split_once("://")?;
         let (user_info, host) = rest.rsplit_once('@')?;
@@ -168,6 +177,10 @@ mod tests {
             ("redis://u:p@h:1/2", "redis://u:***@h:1/2"),
             ("a=redis://:p@h b=rediss://x:y/z@q@h", "a=redis://:***@h b=rediss://x:***@h"),
             ("redis://h:6379", "redis://h:6379"),
+            (
+                "redis+sentinel://u:p@h/m?sentinel_password=q@&a and",
+                "redis+sentinel://u:***@h/m?sentinel_password=*** and",
+            ),
             ("redis://u@h", "redis://u@h"),
             ("no url at all: x@y", "no url at all: x@y"),
         ] {

@@ -22,7 +22,7 @@ async fn read_until(tap: &mut Tap, wanted: &str) -> String {
 #[tokio::test]
 async fn every_command_is_told_each_once() {
     let server = Server::start(&[]).await;
-    let mut tap = Tap::open(&target(&server.url()), "tap", LIMIT).await.unwrap();
+    let mut tap = Tap::open(&target(&server.url()).into(), "tap", LIMIT).await.unwrap();
     assert!(tap.info().version.is_some());
     let clients = server.ask::<String>(&["CLIENT", "LIST"]);
     let own = format!("id={} ", tap.id().unwrap());
@@ -41,14 +41,14 @@ async fn every_command_is_told_each_once() {
 async fn who_may_not_is_told_so_and_an_end_is_told() {
     let server = Server::with_user("tapper", "on >pw ~* +@all -monitor").await;
     let url = server.url().replace("redis://", "redis://tapper:pw@");
-    let denied = Tap::open(&target(&url), "tap", LIMIT).await.unwrap_err();
+    let denied = Tap::open(&target(&url).into(), "tap", LIMIT).await.unwrap_err();
     assert!(matches!(&denied, TapError::Denied(error) if error.code == "NOPERM"), "{denied}");
     let wrong = server.url().replace("redis://", "redis://tapper:wrong@");
-    let denied = Tap::open(&target(&wrong), "tap", LIMIT).await.unwrap_err();
+    let denied = Tap::open(&target(&wrong).into(), "tap", LIMIT).await.unwrap_err();
     assert!(matches!(denied, TapError::Denied(_)), "{denied}");
 
     let server = Server::start(&[]).await;
-    let mut tap = Tap::open(&target(&server.url()), "tap", LIMIT).await.unwrap();
+    let mut tap = Tap::open(&target(&server.url()).into(), "tap", LIMIT).await.unwrap();
     let id = tap.id().unwrap().to_string();
     server.ask::<i64>(&["CLIENT", "KILL", "ID", &id]);
     let ended = loop {
@@ -60,6 +60,6 @@ async fn who_may_not_is_told_so_and_an_end_is_told() {
     assert!(matches!(ended, TapError::Ended(_)), "{ended}");
     let url = server.url();
     drop(server);
-    let failed = Tap::open(&target(&url), "tap", LIMIT).await.unwrap_err();
+    let failed = Tap::open(&target(&url).into(), "tap", LIMIT).await.unwrap_err();
     assert!(matches!(failed, TapError::Failed(_)), "{failed}");
 }

@@ -23,6 +23,7 @@ mod read_write;
 mod red;
 mod replicas;
 mod requests;
+mod sentinel;
 mod sockets;
 mod stands;
 mod stopped;

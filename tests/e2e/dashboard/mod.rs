@@ -8,6 +8,7 @@ mod found;
 mod living;
 mod pages;
 mod problems;
+mod sentinel;
 mod stream;
 mod watchdog;
 

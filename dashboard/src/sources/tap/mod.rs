@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use redisson::monitor::Vantage;
 use service_kit::redis_link::{
-    CallError, Link, LinkStatus, Role, ServerInfo, Tap as Connection, TapError, Target,
+    Aim, CallError, Link, LinkStatus, Role, ServerInfo, Tap as Connection, TapError,
 };
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -78,7 +78,7 @@ impl Switch {
 /// The reader of one server.
 #[derive(Debug)]
 pub struct Tap {
-    target: Target,
+    aim: Aim,
     link: Link,
     settings: MonitorSettings,
     scopes: Vec<Scope>,
@@ -115,7 +115,7 @@ impl Tap {
     /// Makes it, and what asks it for a look. `link`: a connection of its own to the same server as the same user.
     #[must_use]
     pub fn new(
-        target: Target,
+        aim: Aim,
         link: Link,
         settings: MonitorSettings,
         scopes: Vec<Scope>,
@@ -127,18 +127,8 @@ impl Tap {
         let governor = Governor::new(settings.max_ops);
         let delivery = Delivery::new(scopes.clone(), model.clone(), metrics.clone());
         let asked = switch.until.subscribe();
-        let tap = Self {
-            target,
-            link,
-            settings,
-            scopes,
-            model,
-            status,
-            metrics,
-            asked,
-            governor,
-            delivery,
-        };
+        let tap =
+            Self { aim, link, settings, scopes, model, status, metrics, asked, governor, delivery };
         (tap, switch)
     }
 
@@ -146,7 +136,7 @@ impl Tap {
     pub async fn run(mut self) {
         loop {
             let (why, load) = self.closed().await;
-            let end = match Connection::open(&self.target, CLIENT_NAME, PATIENCE).await {
+            let end = match Connection::open(&self.aim, CLIENT_NAME, PATIENCE).await {
                 Ok(connection) => self.open(connection, why, load).await,
                 Err(TapError::Denied(error)) => End::Denied(error.to_string()),
                 Err(error) => End::Broken(error.to_string()),
@@ -353,6 +343,7 @@ impl Tap {
                         read_at = Instant::now();
                         pause_at = Some(read_at + PAUSE);
                     }
+                    Err(TapError::Left(why)) => return End::Broken(why),
                     Err(error) => {
                         return End::Close(format!(
                             "{error}; perhaps it was read too slowly for the server's limit, or somebody \

@@ -2,7 +2,7 @@
 
 use prometheus::Registry;
 use redisson::{Grouping, Moment};
-use service_kit::redis_link::LinkOptions;
+use service_kit::redis_link::{LinkOptions, Target};
 use service_kit::shutdown::Shutdown;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -87,7 +87,7 @@ async fn a_watch_that_is_asked_for_while_it_looks_is_told_by_another_look() {
     let status = sources.add(&Arc::from("main"), "node", Source::Monitor);
     let metrics = TapsMetrics::register(&Registry::new()).unwrap().of("node");
     let monitor = MonitorSettings { mode: MonitorMode::Auto, max_ops: 10_000, unbounded: false };
-    let (tap, switch) = Tap::new(target, link, monitor, Vec::new(), handle, status, metrics);
+    let (tap, switch) = Tap::new(target.into(), link, monitor, Vec::new(), handle, status, metrics);
     let (looks, mut looked) = mpsc::channel(1);
     let served = async {
         let (stream, _) = listener.accept().await.unwrap();

@@ -155,6 +155,7 @@ pub(super) fn server() -> ServerView {
     ServerView {
         deployment: "main".into(),
         address: "127.0.0.1:6379".into(),
+        master: None,
         version: Some("7.0.15".into()),
         down: None,
         evicts: None,
@@ -292,18 +293,15 @@ pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
     }
 }
 
-/// A group is called by what a name says.
-const HOSTILE_GROUP: &str = "hot:<b>\u{202e}\t*";
-
 fn last_hour() -> Contention {
     let tally = Tally { acquisitions: 1_204, waiting_ms: 90_000, ..Tally::default() };
     let lock = contended_lock().id;
-    let (deployment, lock_group) = (Arc::clone(&lock.deployment), Arc::from(HOSTILE_GROUP));
+    let (deployment, lock_group) = (Arc::clone(&lock.deployment), Arc::from("hot:<b>*"));
     Contention {
         from: ago(3_600_000),
         to: ago(0),
         groups: vec![GroupTally { deployment, lock_group, tally: tally.clone() }],
-        locks: vec![LockTally { lock, lock_group: HOSTILE_GROUP.into(), tally }],
+        locks: vec![LockTally { lock, lock_group: "hot:<b>*".into(), tally }],
         locks_left_out: 3,
     }
 }

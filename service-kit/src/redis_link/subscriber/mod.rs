@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use self::wishes::{Topic, Wishes};
+use super::aim::Aim;
 use super::greeting::Greeting;
-use super::target::Target;
 use crate::shutdown::Shutdown;
 
 /// Events that wait for their receiver; beyond, the connection is not read.
@@ -99,7 +99,7 @@ impl Subscriber {
     /// Outside of a tokio runtime.
     #[must_use]
     pub fn start(
-        target: Target,
+        aim: impl Into<Aim>,
         options: SubscriberOptions,
         shutdown: &Shutdown,
     ) -> (Self, mpsc::Receiver<PubSubEvent>) {
@@ -115,7 +115,7 @@ impl Subscriber {
             response_timeout: options.response_timeout,
         };
         let task =
-            task::Task::new(target, greeting, options.heartbeat, Arc::clone(&wishes), events);
+            task::Task::new(aim.into(), greeting, options.heartbeat, Arc::clone(&wishes), events);
         shutdown.spawn(task_name, async move {
             stopped.run_until_cancelled(task.run()).await;
         });

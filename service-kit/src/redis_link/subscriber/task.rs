@@ -9,17 +9,20 @@ use tokio::time::Instant;
 use super::PubSubEvent;
 use super::conversation::{BATCH, Conversation, Heard};
 use super::wishes::{Topic, Wishes};
+use crate::redis_link::aim::Aim;
 use crate::redis_link::backoff::Backoff;
+use crate::redis_link::error::ConnectError;
 use crate::redis_link::greeting::{self, Greeting};
 use crate::redis_link::resp::Wire;
+use crate::redis_link::shared::REPLACED;
 use crate::redis_link::supervisor::PROVEN;
-use crate::redis_link::target::Target;
+use crate::redis_link::target::Address;
 
 /// Unanswered commands at a time. Wishes that change meanwhile are gathered into fewer commands.
 const WINDOW: usize = 4;
 
 pub(super) struct Task {
-    target: Target,
+    aim: Aim,
     greeting: Greeting,
     heartbeat: Duration,
     wishes: Arc<Wishes>,
@@ -41,26 +44,28 @@ impl From<String> for End {
 
 impl Task {
     pub(super) fn new(
-        target: Target,
+        aim: Aim,
         greeting: Greeting,
         heartbeat: Duration,
         wishes: Arc<Wishes>,
         events: mpsc::Sender<PubSubEvent>,
     ) -> Self {
-        Self { target, greeting, heartbeat, wishes, events }
+        Self { aim, greeting, heartbeat, wishes, events }
     }
 
     pub(super) async fn run(self) {
         let mut backoff = Backoff::default();
         let mut last_failure = None;
         loop {
-            let pause = match greeting::connect(&self.target, &self.greeting).await {
-                Ok((wire, _)) => {
+            let mut tried = None;
+            let pause = match self.connect(&mut tried).await {
+                Ok((wire, address)) => {
                     last_failure = None;
                     let since = Instant::now();
-                    tracing::debug!(redis.target = %self.target, link = self.greeting.name, "connected for pub/sub");
-                    let End::Broken(reason) = Talk::new(&self, wire).talk().await else { return };
-                    tracing::warn!(redis.target = %self.target, link = self.greeting.name, reason, "lost the pub/sub connection to Redis");
+                    tracing::debug!(redis.target = %self.aim, link = self.greeting.name, "connected for pub/sub");
+                    let End::Broken(reason) = self.talk(wire, &address).await else { return };
+                    self.aim.doubt();
+                    tracing::warn!(redis.target = %self.aim, link = self.greeting.name, reason, "lost the pub/sub connection to Redis");
                     if self.tell(PubSubEvent::Down { reason }).await.is_err() {
                         return;
                     }
@@ -71,8 +76,9 @@ impl Task {
                     backoff.after_failure(false)
                 }
                 Err(error) => {
+                    self.aim.doubt();
                     if last_failure.as_ref() != Some(&error) {
-                        tracing::warn!(redis.target = %self.target, link = self.greeting.name, %error, "cannot connect to Redis for pub/sub");
+                        tracing::warn!(redis.target = %self.aim, link = self.greeting.name, %error, "cannot connect to Redis for pub/sub");
                         let reason = error.to_string();
                         if self.tell(PubSubEvent::Down { reason }).await.is_err() {
                             return;
@@ -84,9 +90,25 @@ impl Task {
                 }
             };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = self.aim.rest(pause, tried.as_ref()) => {}
                 () = self.events.closed() => return,
             }
+        }
+    }
+
+    /// Connects; tells where to, even where that fails.
+    async fn connect(&self, tried: &mut Option<Address>) -> Result<(Wire, Address), ConnectError> {
+        let target = self.aim.target().await?;
+        *tried = Some(target.address().clone());
+        let (wire, info) = greeting::connect(&target, &self.greeting).await?;
+        self.aim.check(&target, &info)?;
+        Ok((wire, target.address().clone()))
+    }
+
+    async fn talk(&self, wire: Wire, address: &Address) -> End {
+        tokio::select! {
+            end = Talk::new(self, wire).talk() => end,
+            () = self.aim.left(address) => End::Broken(REPLACED.to_owned()),
         }
     }
 

@@ -1,0 +1,312 @@
+//! A real master with a replica, watched by real sentinels of one's own.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tempfile::TempDir;
+
+use crate::process::{self, Process};
+use crate::redis::random_port;
+use crate::{Client, RedisServer, Reply, eventually};
+
+/// What the sentinels call the master.
+const NAME: &str = "mymaster";
+
+/// A replica has its copy at once, not after the seconds in which others might come.
+const NODE: [(&str, &str); 1] = [("repl-diskless-sync-delay", "0")];
+
+/// Servers of which one is the master, in the beginning the first, and the sentinels that say which.
+#[derive(Debug)]
+pub struct Sentinels {
+    nodes: Vec<RedisServer>,
+    sentinels: Vec<SentinelServer>,
+    tls: bool,
+}
+
+/// One sentinel. Killed when dropped.
+#[derive(Debug)]
+struct SentinelServer {
+    process: Process,
+    port: u16,
+    /// The port by which programs reach it.
+    public: u16,
+    // Removed after the process has ended: fields are dropped in order.
+    _folder: TempDir,
+}
+
+impl Sentinels {
+    /// Starts a master, a replica and so many sentinels, and waits until all know one another.
+    ///
+    /// The sentinels notice nothing by themselves for as long as any test runs: on a busy machine a short time would
+    /// make them fail over when nobody wants it. A test that wants it says so ([`fail_over`](Self::fail_over)).
+    ///
+    /// # Errors
+    /// When there is no redis-server, or one does not start.
+    pub async fn start(count: usize) -> Result<Self> {
+        let master = RedisServer::with(&NODE).await?;
+        let following = format!("127.0.0.1 {}", master.port());
+        let replica =
+            RedisServer::with(&[NODE.as_slice(), &[("replicaof", &following)]].concat()).await?;
+        let nodes = vec![master, replica];
+        eventually("the replica to follow", async || {
+            let info = nodes[1].client().await?.call("INFO replication").await?.text();
+            ensure!(info.contains("master_link_status:up"), "{info}");
+            Ok(())
+        })
+        .await;
+        Self::watch(nodes, count, None).await
+    }
+
+    /// Starts a master without a replica and one sentinel, both of which are reached by TLS, by others than tests.
+    ///
+    /// # Errors
+    /// When there is no redis-server with TLS, or one does not start.
+    pub async fn with_tls(cert: &str, key: &str) -> Result<Self> {
+        // The second port may be taken, too.
+        for _ in 0..10 {
+            let port = random_port();
+            let number = port.to_string();
+            let settings = [
+                ("tls-port", number.as_str()),
+                ("tls-cert-file", cert),
+                ("tls-key-file", key),
+                ("tls-ca-cert-file", cert),
+                ("tls-auth-clients", "no"),
+            ];
+            if let Ok(master) = RedisServer::with(&settings).await {
+                let tls = Tls { master: port, cert, key };
+                return Self::watch(vec![master], 1, Some(tls)).await;
+            }
+        }
+        bail!("redis-server with TLS does not start")
+    }
+
+    async fn watch(nodes: Vec<RedisServer>, count: usize, tls: Option<Tls<'_>>) -> Result<Self> {
+        let master = tls.as_ref().map_or_else(|| nodes[0].port(), |tls| tls.master);
+        let quorum = count / 2 + 1;
+        let mut sentinels = Vec::new();
+        for _ in 0..count {
+            sentinels.push(SentinelServer::start(master, quorum, tls.as_ref()).await?);
+        }
+        let all = Self { nodes, sentinels, tls: tls.is_some() };
+        let replicas = all.nodes.len() - 1;
+        for place in 0..count {
+            let mut client = all.sentinel(place).await?;
+            eventually("the sentinels to know all", async || {
+                let about = client.call(&format!("SENTINEL MASTER {NAME}")).await?.ok()?;
+                let known = (field(&about, "num-slaves")?, field(&about, "num-other-sentinels")?);
+                let wanted = (replicas.to_string(), (count - 1).to_string());
+                ensure!(known == wanted, "{known:?}");
+                let those = client.call(&format!("SENTINEL REPLICAS {NAME}")).await?.ok()?;
+                for replica in those.items()? {
+                    let link = field(replica, "master-link-status")?;
+                    ensure!(link == "ok", "the replica's link: {link}");
+                }
+                Ok(())
+            })
+            .await;
+        }
+        Ok(all)
+    }
+
+    /// The addresses of the sentinels for programs.
+    #[must_use]
+    pub fn hosts(&self) -> String {
+        let hosts = self.sentinels.iter().map(|one| format!("127.0.0.1:{}", one.public));
+        hosts.collect::<Vec<_>>().join(",")
+    }
+
+    /// The master's address for programs: that of all sentinels, with its name.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let scheme = if self.tls { "rediss" } else { "redis" };
+        format!("{scheme}+sentinel://{}/{NAME}", self.hosts())
+    }
+
+    /// The address of a server, as the sentinels name it.
+    #[must_use]
+    pub fn address(&self, place: usize) -> String {
+        format!("127.0.0.1:{}", self.nodes[place].port())
+    }
+
+    /// A server: 0 is the master in the beginning, 1 the replica.
+    pub fn node(&mut self, place: usize) -> &mut RedisServer {
+        &mut self.nodes[place]
+    }
+
+    /// A new connection to a server.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    pub async fn client(&self, place: usize) -> Result<Client> {
+        self.nodes[place].client().await
+    }
+
+    /// A new connection to a sentinel.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    pub async fn sentinel(&self, place: usize) -> Result<Client> {
+        Client::tcp(self.sentinels[place].port).await
+    }
+
+    /// The process of a sentinel, to be frozen or killed.
+    pub fn sentinel_process(&mut self, place: usize) -> &mut Process {
+        &mut self.sentinels[place].process
+    }
+
+    /// Waits until the replica has that key.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn until_copied(&self, key: &str) -> Result<()> {
+        let mut replica = self.client(1).await?;
+        eventually("the replica to have the lock", async || {
+            let found = replica.call_args(&["EXISTS", key]).await?.int()?;
+            ensure!(found == 1, "there is no {key}");
+            Ok(())
+        })
+        .await;
+        Ok(())
+    }
+
+    /// The replica is sent nothing any more, and knows the lock of that name by then.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn cut_off(&self, key: &str) -> Result<()> {
+        self.until_copied(key).await?;
+        let mut replica = self.client(1).await?;
+        // It cannot begin again.
+        replica.call("CONFIG SET masterauth nonsense").await?.ok()?;
+        replica.call("CLIENT KILL TYPE master").await?.ok()?;
+        Ok(())
+    }
+
+    /// Whatever the sentinels say, the first server remains a master, as one does that they cannot reach.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn keep_as_master(&self) -> Result<()> {
+        let rights = "ACL SETUSER default -slaveof -replicaof";
+        self.client(0).await?.call(rights).await?.ok()?;
+        Ok(())
+    }
+
+    /// The first sentinel takes the replica for the master, and knows it by that name: as one does that has not heard of
+    /// a failover yet.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn mistake(&self, name: &str) -> Result<()> {
+        let command = format!("SENTINEL MONITOR {name} 127.0.0.1 {} 1", self.nodes[1].port());
+        let mut client = self.sentinel(0).await?;
+        client.call(&command).await?.ok()?;
+        let patience = format!("SENTINEL SET {name} down-after-milliseconds 600000");
+        client.call(&patience).await?.ok()?;
+        Ok(())
+    }
+
+    /// Makes the replica the master, whatever has become of that, and waits until the first sentinel says so.
+    ///
+    /// # Errors
+    /// When a sentinel does not answer.
+    pub async fn fail_over(&self) -> Result<()> {
+        let mut client = self.sentinel(0).await?;
+        let replica = self.nodes[1].port().to_string();
+        eventually("the replica to be made the master", async || {
+            let about = client.call(&format!("SENTINEL MASTER {NAME}")).await?.ok()?;
+            if field(&about, "port")? == replica {
+                return Ok(());
+            }
+            let flags = field(&about, "flags")?;
+            if !flags.contains("failover_in_progress") {
+                let begun = client.call(&format!("SENTINEL FAILOVER {NAME}")).await?;
+                // While the master is about to be found dead, the sentinel may have begun by itself.
+                ensure!(begun.error().is_none() || begun.is_error("INPROG"), "{begun}");
+            }
+            bail!("the master is {flags}")
+        })
+        .await;
+        Ok(())
+    }
+
+    /// From here on the sentinels notice when a server is gone, and act by themselves.
+    ///
+    /// # Errors
+    /// When a sentinel does not answer.
+    pub async fn let_them_notice(&self) -> Result<()> {
+        for place in 0..self.sentinels.len() {
+            let patience = format!("SENTINEL SET {NAME} down-after-milliseconds 3000");
+            self.sentinel(place).await?.call(&patience).await?.ok()?;
+        }
+        Ok(())
+    }
+}
+
+/// How TLS is spoken.
+struct Tls<'a> {
+    /// The master's port for it.
+    master: u16,
+    cert: &'a str,
+    key: &'a str,
+}
+
+impl SentinelServer {
+    async fn start(master: u16, quorum: usize, tls: Option<&Tls<'_>>) -> Result<Self> {
+        let program = process::on_path("redis-server")
+            .context("there is no redis-server on the PATH: `make deps` installs it")?;
+        let folder = tempfile::Builder::new().prefix("lockscope-sentinel-").tempdir()?;
+        for _ in 0..20 {
+            let (port, second) = (random_port(), random_port());
+            let mut settings = format!(
+                "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor {NAME} 127.0.0.1 {master} {quorum}\n\
+                 sentinel down-after-milliseconds {NAME} 600000\n",
+                folder.path().display()
+            );
+            if let Some(Tls { cert, key, .. }) = tls {
+                settings.push_str(&format!(
+                    "tls-port {second}\ntls-cert-file {cert}\ntls-key-file {key}\ntls-ca-cert-file {cert}\n\
+                     tls-auth-clients no\ntls-replication yes\n"
+                ));
+            }
+            let file = folder.path().join("sentinel.conf");
+            std::fs::write(&file, settings)?;
+            if let Some(process) = spawn(&program, &file, port).await? {
+                let public = if tls.is_some() { second } else { port };
+                return Ok(Self { process, port, public, _folder: folder });
+            }
+        }
+        bail!("no port is free for a sentinel")
+    }
+}
+
+/// Starts a sentinel and waits until it answers; nothing when a port was taken.
+async fn spawn(program: &Path, settings: &Path, port: u16) -> Result<Option<Process>> {
+    let log = settings.with_file_name("sentinel.log");
+    let mut command = process::command(program);
+    command.arg(settings).arg("--sentinel");
+    let mut process = Process::spawn("redis-sentinel", command, &log, None)?;
+    let pid = process.pid();
+    let up = eventually("the sentinel to answer", async || {
+        if process.ended()?.is_some() {
+            return Ok(false);
+        }
+        let info = Client::tcp(port).await?.call("INFO server").await?.text();
+        ensure!(info.contains(&format!("process_id:{pid}\r\n")), "another server answers: {info}");
+        Ok(true)
+    })
+    .await;
+    if up {
+        return Ok(Some(process));
+    }
+    let said = process.log();
+    ensure!(said.contains("Address already in use"), "the sentinel ended at once:\n{said}");
+    std::fs::remove_file(log)?;
+    Ok(None)
+}
+
+/// A field of what a sentinel tells: names and values in turn.
+fn field(about: &Reply, name: &str) -> Result<String> {
+    Ok(about.field(name)?.text())
+}
