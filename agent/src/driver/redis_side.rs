@@ -135,9 +135,9 @@ impl RedisSide {
             ..LinkOptions::new(name)
         };
         let commands = Link::start(aim.clone(), options("lockscope-agent"), stage);
-        let grants = manner.replicas.map(|replicas| {
-            Grants::start(replicas, aim, options("lockscope-agent-grants"), stage)
-        });
+        let grants = manner
+            .replicas
+            .map(|replicas| Grants::start(replicas, aim, options("lockscope-agent-grants"), stage));
         let checked = LinkOptions { check: Some(CHECK), ..options("lockscope-agent-renewals") };
         let renewals = Link::start(aim.clone(), checked, stage);
         let subscriber_options = SubscriberOptions {
