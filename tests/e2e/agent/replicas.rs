@@ -3,6 +3,7 @@
 //! On a machine that is busy enough replicas confirm too late, so a grant is tried until it is had.
 
 use anyhow::{Context as _, Result, ensure};
+use harness::proxy::{Place, Proxy};
 use harness::{Agent, Client, RedisCluster, RedisServer, Reply, eventually};
 
 use super::{assert_error, holder};
@@ -152,6 +153,40 @@ async fn the_documented_user_is_enough() -> Result<()> {
     granted(&mut agent.client().await?, "LOCK a").await;
     let refused = refused(&mut direct).await?;
     assert!(refused.is_empty(), "{refused:?}");
+    Ok(())
+}
+
+/// Whoever hears of a lock still has it when the master is gone in the next moment.
+#[tokio::test]
+async fn a_replica_that_takes_over_has_every_lock_that_was_given_out() -> Result<()> {
+    let mut master = master().await?;
+    let replica = replica(&master).await?;
+    let proxy = Proxy::tcp(Place::Port(master.port())).await?;
+    let flags = ["--min-replicas", "1", "--lease", "10m"];
+    let agent = Agent::at(&proxy.url(), &flags).await?;
+    let mut worker = agent.client().await?;
+    let mut held = Vec::new();
+    for n in 0..20 {
+        held.push(holder(&granted(&mut worker, &format!("LOCK held:{n}")).await)?);
+    }
+    master.process().kill()?;
+    replica.client().await?.call("REPLICAOF NO ONE").await?.ok()?;
+    proxy.lead_to(Place::Port(replica.port()));
+    for (n, holder) in held.iter().enumerate() {
+        assert_eq!(fields(&replica, &format!("held:{n}")).await?, [holder.as_str()]);
+    }
+    eventually("the agent to follow", async || {
+        let metrics = agent.metrics().await?;
+        let again = metrics.sum("lockscope_agent_reconnects_total", &[]);
+        let up = metrics.sum("lockscope_agent_redis_up", &[]);
+        ensure!(again >= 1.0 && up == 1.0, "{again} times connected again, up: {up}");
+        Ok(())
+    })
+    .await;
+    for n in 0..held.len() {
+        assert_eq!(worker.call(&format!("UNLOCK held:{n}")).await?, Reply::Int(0));
+    }
+    assert_error(&worker.call("LOCK next").await?, "UNAVAILABLE", "0 of the 1 replicas");
     Ok(())
 }
 
