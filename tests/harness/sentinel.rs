@@ -12,6 +12,9 @@ use crate::{Client, RedisServer, Reply, eventually};
 /// What the sentinels call the master.
 const NAME: &str = "mymaster";
 
+/// How long a server may be silent that no sentinel is to miss, in milliseconds.
+const CALM: u32 = 600_000;
+
 /// A replica has its copy at once, not after the seconds in which others might come.
 const NODE: [(&str, &str); 1] = [("repl-diskless-sync-delay", "0")];
 
@@ -202,7 +205,7 @@ impl Sentinels {
         let command = format!("SENTINEL MONITOR {name} 127.0.0.1 {} 1", self.nodes[1].port());
         let mut client = self.sentinel(0).await?;
         client.call(&command).await?.ok()?;
-        let patience = format!("SENTINEL SET {name} down-after-milliseconds 600000");
+        let patience = format!("SENTINEL SET {name} down-after-milliseconds {CALM}");
         client.call(&patience).await?.ok()?;
         Ok(())
     }
@@ -228,7 +231,8 @@ impl Sentinels {
             bail!("the master is {flags}")
         })
         .await;
-        Ok(())
+        // Whoever is slow from now on is not to be taken for dead.
+        self.set_patience(CALM).await
     }
 
     /// From here on the sentinels notice when a server is gone, and act by themselves.
@@ -236,9 +240,15 @@ impl Sentinels {
     /// # Errors
     /// When a sentinel does not answer.
     pub async fn let_them_notice(&self) -> Result<()> {
+        self.set_patience(3_000).await
+    }
+
+    async fn set_patience(&self, millis: u32) -> Result<()> {
         for place in 0..self.sentinels.len() {
-            let patience = format!("SENTINEL SET {NAME} down-after-milliseconds 3000");
-            self.sentinel(place).await?.call(&patience).await?.ok()?;
+            // Some may have been killed.
+            let Ok(mut sentinel) = self.sentinel(place).await else { continue };
+            let command = format!("SENTINEL SET {NAME} down-after-milliseconds {millis}");
+            sentinel.call(&command).await?.ok()?;
         }
         Ok(())
     }
@@ -261,7 +271,7 @@ impl SentinelServer {
             let (port, second) = (random_port(), random_port());
             let mut settings = format!(
                 "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor {NAME} 127.0.0.1 {master} {quorum}\n\
-                 sentinel down-after-milliseconds {NAME} 600000\n",
+                 sentinel down-after-milliseconds {NAME} {CALM}\n",
                 folder.path().display()
             );
             if let Some(Tls { cert, key, .. }) = tls {

@@ -192,7 +192,7 @@ impl Asker {
     async fn run(mut self) -> Infallible {
         let mut all = true;
         loop {
-            let looked = if all { self.ask_all().await } else { self.ask_one().await };
+            let looked = if all { self.ask_all(None).await } else { self.ask_one().await };
             let well = looked.is_ok();
             self.tell(looked);
             let calm = well && self.signs.hears.load(Ordering::Relaxed);
@@ -233,27 +233,30 @@ impl Asker {
         let sentinels = &self.target.sentinels;
         self.turn = (self.turn + 1) % sentinels.len().max(1);
         let known = self.known.borrow().best.clone();
-        if let Some(sentinel) = sentinels.get(self.turn)
-            && let Ok(view) = self.ask(sentinel).await
-            && Some(&view) == known.as_ref()
-        {
-            return Ok(view);
+        let answer = match sentinels.get(self.turn) {
+            Some(sentinel) => self.ask(sentinel).await.ok(),
+            None => None,
+        };
+        match answer {
+            Some(view) if Some(&view) == known.as_ref() => Ok(view),
+            answer => self.ask_all(answer.map(|view| (self.turn, view))).await,
         }
-        self.ask_all().await
     }
 
-    /// Asks all of them at once: one that is gone holds nobody up, and who has heard of the latest failover is right.
-    async fn ask_all(&self) -> Result<View, String> {
+    /// Asks all of them at once: one that is gone holds nobody up, and who has heard of the latest failover is right. One
+    /// may have answered already, and is heard however slow it is.
+    async fn ask_all(&self, answered: Option<(usize, View)>) -> Result<View, String> {
         let known = self.known.borrow().best.clone();
         let sentinels = &self.target.sentinels;
         let mut asked: FuturesUnordered<_> = sentinels
             .iter()
             .enumerate()
+            .filter(|(place, _)| answered.as_ref().is_none_or(|(answered, _)| place != answered))
             .map(|(place, sentinel)| async move { (place, self.ask(sentinel).await) })
             .collect();
-        let mut views = Vec::new();
+        let mut until = answered.as_ref().map(|_| Instant::now() + GRACE);
+        let mut views: Vec<View> = answered.iter().map(|(_, view)| view.clone()).collect();
         let mut reasons = Vec::new();
-        let mut until = None;
         loop {
             let next = match until {
                 Some(until) => timeout_at(until, asked.next()).await.unwrap_or(None),
