@@ -125,6 +125,14 @@ pub struct Beside {
     pub markers: Vec<(HolderId, Marker)>,
 }
 
+impl Beside {
+    /// Whether nothing of it could be read: it is as it was.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        self.token == Token::Away
+    }
+}
+
 /// A fair lock's queue.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Queue {
@@ -162,6 +170,9 @@ pub enum Token {
     /// Not looked at.
     #[default]
     NotRead,
+    /// It could not be looked at, nor could anything else beside the lock: their slot is moving, and they may be at another
+    /// node than the lock.
+    Away,
     /// There is none.
     Nothing,
     /// The one granted last.

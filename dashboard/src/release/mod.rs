@@ -342,6 +342,10 @@ fn outcome(sent: Result<Value, CallError>) -> Outcome {
         },
         Err(CallError::Unsent { reason }) => Outcome::Unsent(reason),
         Err(CallError::Lost { reason }) => Outcome::Unknown(reason),
+        Err(CallError::Refused(error)) if error.is_split() => Outcome::Refused(format!(
+            "its slot is moving from one node of the cluster to another, and has been for a while; try again once it has \
+             ({error})"
+        )),
         Err(CallError::Refused(error)) => Outcome::Refused(error.to_string()),
     }
 }

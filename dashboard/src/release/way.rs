@@ -10,12 +10,17 @@ use service_kit::redis_link::{
     Address, CallError, Cluster, ClusterOptions, ClusterTarget, Link, LinkOptions, LinkStatus,
 };
 use service_kit::shutdown::Shutdown;
+use tokio::time::Instant;
 
 use super::PATIENCE;
 use crate::sources::CLIENT_NAME;
 
 /// How often one script is led on: nodes that differ may send it round in circles.
 const HOPS: usize = 3;
+/// For how long, and how often, one is tried again whose keys are under way from one node to another: some are here and
+/// some there, and no node runs it. A slot mostly has moved within moments.
+const UNDER_WAY_FOR: Duration = Duration::from_secs(5);
+const UNDER_WAY_EACH: Duration = Duration::from_millis(100);
 
 /// How the locks of one database are released.
 #[derive(Debug)]
@@ -61,6 +66,22 @@ impl Nodes {
     }
 
     async fn send(
+        &self,
+        name: &LockName,
+        make: impl Fn(Publish) -> Call,
+    ) -> Result<Value, CallError> {
+        let until = Instant::now() + UNDER_WAY_FOR;
+        loop {
+            match self.send_once(name, &make).await {
+                Err(CallError::Refused(error)) if error.is_split() && Instant::now() < until => {
+                    tokio::time::sleep(UNDER_WAY_EACH).await;
+                }
+                sent => return sent,
+            }
+        }
+    }
+
+    async fn send_once(
         &self,
         name: &LockName,
         make: impl Fn(Publish) -> Call,

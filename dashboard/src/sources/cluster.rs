@@ -83,7 +83,7 @@ impl Follower {
             common: common.clone(),
             deployment: Arc::clone(&deployment.name),
             front,
-            nodes: Arc::new(Nodes::new(cluster.clone())),
+            nodes: Arc::new(Nodes::new(cluster.clone(), &common.shutdown)),
             cluster,
             monitor: monitor.clone(),
             running: BTreeMap::new(),
@@ -150,6 +150,7 @@ impl Follower {
         for address in gone {
             self.stop(&address).await;
         }
+        self.common.sources.set_slots(&self.deployment, Arc::clone(&told.slots));
         let left_out = masters.len().saturating_sub(self.running.len());
         let mut amiss = Vec::new();
         if left_out > 0 {
@@ -178,6 +179,7 @@ impl Follower {
             up.or_else(|| self.running.first_key_value()).map(|(address, _)| address.clone())
         });
         self.nodes.set_ear(ear);
+        self.nodes.tidy();
         self.cluster.hurry(!self.running.values().all(is_up));
     }
 

@@ -8,7 +8,7 @@
 //! Their account needs to read keys (`%R~*`, or the patterns of the locks it may see), to subscribe to
 //! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands: SCAN, DBSIZE, HLEN, HRANDFIELD, HSTRLEN, HMGET,
 //! PTTL, TYPE, MULTI, EXEC, PING, PSUBSCRIBE, INFO, and SELECT for another database than 0; CONFIG GET, SUBSCRIBE and
-//! UNSUBSCRIBE for notifications, SSUBSCRIBE and SUNSUBSCRIBE in a cluster; PUBSUB NUMSUB to count
+//! UNSUBSCRIBE for notifications, SSUBSCRIBE, SUNSUBSCRIBE and ASKING in a cluster; PUBSUB NUMSUB to count
 //! waiters, CLIENT LIST to tell who is gone (what agents tell of their holders is read by HSTRLEN and HMGET); LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE and TIME for what stands beside a lock. Without
 //! one of them the source that needs it is denied or sees less, and says so.
 

@@ -1,16 +1,19 @@
 //! Known locks, read again when the model says so.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::cmd;
 use redisson::Moment;
-use service_kit::redis_link::{CallError, Link, LinkState, LinkStatus};
+use service_kit::redis_link::{CallError, Link, LinkState, LinkStatus, Redirect};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Scope;
-use super::read::{Found, ReadError, ServerFacts, Unpaced, read, strings};
+use super::read::{
+    Asking, Findings, Found, ReadError, ServerFacts, Unpaced, read, strings,
+};
 use super::share::Share;
 use super::status::SourceStatus;
 use crate::model::actor::{ModelHandle, wall};
@@ -136,12 +139,9 @@ impl Poll {
 
     async fn read_part(&self, part: Vec<ReadRequest>) {
         match read(&mut Unpaced(&self.link, &self.facts), part).await {
-            Ok(found) => {
-                for Found { name, stamp, reading } in found {
-                    let source = Source::Poll;
-                    let read = Observation::Read { name, stamp, source, reading };
-                    self.model.see(self.scope.id, read).await;
-                }
+            Ok(Findings { found, led_on }) => {
+                self.send(found).await;
+                self.follow(led_on).await;
                 match self.facts.beside_denied() {
                     Some(why) => self.status.set(
                         SourceState::On,
@@ -167,6 +167,31 @@ impl Poll {
                 self.share.doubt();
             }
             Err(error) => self.status.set(SourceState::Denied, error.to_string()),
+        }
+    }
+
+    /// Reads keys where the server says that they may have gone already, though their slot is its own yet. A node that
+    /// cannot be asked just now leaves them as they were last seen.
+    async fn follow(&self, led_on: Vec<(ReadRequest, Redirect)>) {
+        let mut by_node: HashMap<(String, u16), (Redirect, Vec<ReadRequest>)> = HashMap::new();
+        // Where slots have gone for good the nodes are asked who has them, and everything follows.
+        for (request, redirect) in led_on.into_iter().filter(|(_, redirect)| redirect.ask) {
+            let node = (redirect.host.clone(), redirect.port);
+            by_node.entry(node).or_insert_with(|| (redirect, Vec::new())).1.push(request);
+        }
+        for (redirect, requests) in by_node.into_values() {
+            let Some(link) = self.share.link_at(&redirect) else { continue };
+            if let Ok(findings) = read(&mut Asking(&link, &self.facts), requests).await {
+                self.send(findings.found).await;
+            }
+        }
+    }
+
+    async fn send(&self, found: Vec<Found>) {
+        for Found { name, stamp, reading } in found {
+            let source = Source::Poll;
+            let read = Observation::Read { name, stamp, source, reading };
+            self.model.see(self.scope.id, read).await;
         }
     }
 }

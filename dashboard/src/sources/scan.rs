@@ -12,7 +12,7 @@ use service_kit::redis_link::{CallError, Link, ServerInfo};
 use tokio::time::Instant;
 
 use super::pace::Pacer;
-use super::read::{Caller, Found, ReadError, ServerFacts, discover, integer, strings};
+use super::read::{Caller, Findings, Found, ReadError, ServerFacts, discover, integer, strings};
 use super::status::{Pass, SourceStatus};
 use super::{Scope, failed, rest, up};
 use crate::config::ScanSettings;
@@ -41,6 +41,8 @@ const COMPANIONS_EACH: Duration = Duration::from_secs(60);
 const COMPANIONS_FACTOR: f64 = 2.0;
 /// A lock read this lately by the poll is not read again by a pass.
 const FRESH_MS: u64 = 15_000;
+/// The most keys of slots that are moving whose own node is told of them at once.
+const UNDER_WAY: usize = 16;
 /// Matches every companion key of a lock.
 const COMPANIONS: &str = "redisson_lock_*";
 
@@ -207,9 +209,14 @@ impl Scan {
         }
         pacer.spend(names.len() * CANDIDATE);
         let mut left = Vec::new();
-        let found = discover(pacer, &names, &mut left).await?;
+        let Findings { found, led_on } = discover(pacer, &names, &mut left).await?;
         left.iter().for_each(|name| memory.remember(name));
         self.send(found).await;
+        // Of a slot that is moving: whoever reads the locks of the slot finds out.
+        let under_way = led_on.into_iter().map(|(request, _)| request.name);
+        for name in under_way.filter(|name| !self.is_known(name)).take(UNDER_WAY) {
+            self.model.see(self.scope.id, Observation::Companion { name }).await;
+        }
         Ok(())
     }
 
@@ -242,6 +249,11 @@ impl Scan {
         !self.hub.snapshot().get(&id).is_some_and(|lock| {
             lock.is_held() && !lock.is_unknown() && lock.observed_at.0 >= fresh_since
         })
+    }
+
+    fn is_known(&self, name: &LockName) -> bool {
+        let (deployment, name) = (Arc::clone(&self.scope.deployment), name.clone());
+        self.hub.snapshot().get(&LockId { deployment, db: self.scope.db, name }).is_some()
     }
 
     async fn send(&self, found: Vec<Found>) {
@@ -279,13 +291,7 @@ impl Scan {
             .into_iter()
             .find_map(|prefix| key.strip_prefix(prefix))?;
         let names = keys::locks_of_channel(&[keys::LOCK_CHANNEL, tagged].concat());
-        let snapshot = self.hub.snapshot();
-        let known = |name: &&LockName| {
-            let name = (*name).clone();
-            let deployment = Arc::clone(&self.scope.deployment);
-            snapshot.get(&LockId { deployment, db: self.scope.db, name }).is_some()
-        };
-        names.iter().find(known).or_else(|| names.first()).cloned()
+        names.iter().find(|name| self.is_known(name)).or_else(|| names.first()).cloned()
     }
 }
 

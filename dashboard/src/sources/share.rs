@@ -7,11 +7,16 @@ use std::time::Duration;
 
 use redisson::LockName;
 use redisson::slot;
-use service_kit::redis_link::{Address, Cluster, Link, Slots};
+use service_kit::redis_link::{Address, Cluster, Link, LinkStatus, Redirect, Slots};
+use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
 /// For how long it counts who was connected to a node.
 const CONNECTED_FOR: Duration = Duration::from_secs(45);
+/// For how long a connection is kept to a node that serves nothing yet, after somebody was sent there.
+const GUEST_FOR: Duration = Duration::from_secs(30);
+/// The most such nodes at a time.
+const MAX_GUESTS: usize = 16;
 
 /// The part of a deployment that one server has. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -26,6 +31,7 @@ pub enum Share {
 #[derive(Debug)]
 pub struct Nodes {
     cluster: Cluster,
+    shutdown: Shutdown,
     known: Mutex<Known>,
 }
 
@@ -38,12 +44,14 @@ struct Known {
     ear: Option<Address>,
     /// Who was connected to which node, and when.
     connected: HashMap<Address, (Instant, HashSet<IpAddr>)>,
+    /// Nodes that are about to take over their first slots, and when somebody was sent there last.
+    guests: HashMap<Address, (Instant, Link)>,
 }
 
 impl Nodes {
     /// None of them yet.
-    pub(super) fn new(cluster: Cluster) -> Self {
-        Self { cluster, known: Mutex::default() }
+    pub(super) fn new(cluster: Cluster, shutdown: &Shutdown) -> Self {
+        Self { cluster, shutdown: shutdown.clone(), known: Mutex::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -54,7 +62,34 @@ impl Nodes {
     pub(super) fn set(&self, slots: Arc<Slots>, links: HashMap<Address, Link>) {
         let known = &mut *self.known();
         known.connected.retain(|address, _| links.contains_key(address));
+        known.guests.retain(|address, _| !links.contains_key(address));
         (known.slots, known.links) = (slots, links);
+    }
+
+    /// A connection by which that node can be asked just now. One that serves nothing yet is connected to, so that it can
+    /// soon.
+    fn link_at(&self, address: &Address) -> Option<Link> {
+        let known = &mut *self.known();
+        let link = match known.links.get(address) {
+            Some(link) => link.clone(),
+            None => {
+                if known.guests.len() >= MAX_GUESTS && !known.guests.contains_key(address) {
+                    return None;
+                }
+                let target = self.cluster.target().node(address.clone());
+                let made = || (Instant::now(), super::link(target, &self.shutdown));
+                let (used, link) = known.guests.entry(address.clone()).or_insert_with(made);
+                *used = Instant::now();
+                link.clone()
+            }
+        };
+        let is_up = matches!(link.state().borrow().status, LinkStatus::Up(_));
+        is_up.then_some(link)
+    }
+
+    /// Lets connections go that nobody has needed for a while.
+    pub(super) fn tidy(&self) {
+        self.known().guests.retain(|_, (used, _)| used.elapsed() < GUEST_FOR);
     }
 
     /// Messages that go to all nodes are to be heard there.
@@ -104,6 +139,13 @@ impl Share {
                 Some((Some(owner.clone()), known.links.get(owner)?.clone()))
             }
         }
+    }
+
+    /// A connection by which the node can be asked that the server has named; none where there is none just now.
+    pub(super) fn link_at(&self, redirect: &Redirect) -> Option<Link> {
+        let Self::Node(nodes, own) = self else { return None };
+        let address = nodes.cluster.address(&redirect.host, redirect.port, own);
+        nodes.link_at(&address)
     }
 
     /// These are connected to the server. All that are connected to the deployment, where that is known: a client need

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use redisson::slot;
 use service_kit::clock;
-use service_kit::redis_link::{LinkState, LinkStatus, ServerInfo};
+use service_kit::redis_link::{Address, LinkState, LinkStatus, ServerInfo, Slots};
 use tokio::sync::watch;
 
 use super::tap::Switch;
 use crate::model::actor::wall;
-use crate::model::view::{SourceState, SourceView, WallMillis};
+use crate::model::view::{LockId, SourceState, SourceView, WallMillis};
 use crate::model::{ScopeId, Source};
 use crate::views::{Down, Progress, ServerView};
 
@@ -201,6 +202,8 @@ struct Lists {
     switches: Vec<(Arc<str>, String, Switch)>,
     /// What is to be said of a cluster as a whole.
     clusters: HashMap<Arc<str>, String>,
+    /// Who serves which slot of a cluster.
+    slots: HashMap<Arc<str>, Arc<Slots>>,
 }
 
 impl Sources {
@@ -270,6 +273,20 @@ impl Sources {
             Some(amiss) => clusters.insert(Arc::clone(deployment), amiss),
             None => clusters.remove(deployment),
         };
+    }
+
+    /// Says who serves which slot of a cluster.
+    pub fn set_slots(&self, deployment: &Arc<str>, slots: Arc<Slots>) {
+        self.lists().slots.insert(Arc::clone(deployment), slots);
+    }
+
+    /// Where a lock stands, if it is in a cluster: its slot, and the node that serves that, where one does.
+    #[must_use]
+    pub fn home(&self, id: &LockId) -> Option<(u16, Option<Address>)> {
+        let slot = slot(id.name.as_bytes());
+        let lists = self.lists();
+        let slots = lists.slots.get(&id.deployment)?;
+        Some((slot, slots.owner(slot).cloned()))
     }
 
     /// Whether all keys of a deployment have been passed over once.
@@ -343,48 +360,44 @@ impl Sources {
                 .iter()
                 .map(|(deployment, amiss)| format!("{deployment}: {amiss}.")),
         );
+        let mut of_nodes = Vec::new();
         for status in self.statuses() {
-            let at = format!("{} ({})", status.deployment, status.node);
-            match (status.source, status.state()) {
+            let limit = match (status.source, status.state()) {
                 (Source::Channels | Source::Subscribers, SourceState::On)
                 | (Source::Identity, SourceState::On | SourceState::Off)
                 // What it hears would be read a little later anyway.
                 | (Source::Keyspace, _)
                 | (Source::Monitor, SourceState::On | SourceState::Behind)
                 | (Source::Poll, SourceState::On | SourceState::Off | SourceState::Paused)
-                | (Source::Operator, _) => {}
+                | (Source::Operator, _) => continue,
                 (Source::Scan, SourceState::Down | SourceState::Denied) => {
-                    limits.push(format!("{at}: locks taken under new names are not found."));
+                    "locks taken under new names are not found.".to_owned()
                 }
-                (Source::Scan, _) => limits.push(match status.pass().round {
+                (Source::Scan, _) => match status.pass().round {
                     Some(round) => format!(
-                        "{at}: a lock under a name not seen before is found within about {} s; \
+                        "a lock under a name not seen before is found within about {} s; \
                          one that is held for less may be seen only by its release message.",
                         round.as_secs() + 1
                     ),
-                    None => format!("{at}: not all keys have been looked at yet."),
-                }),
-                (Source::Channels, _) => limits.push(format!(
-                    "{at}: release messages are not heard, so a lock freed and taken again by the same \
+                    None => "not all keys have been looked at yet.".to_owned(),
+                },
+                (Source::Channels, _) => "release messages are not heard, so a lock freed and taken again by the same \
                      thread looks like one long hold, and `stuck` is only suspected."
-                )),
-                (Source::Poll, SourceState::Down | SourceState::Denied) => limits.push(format!(
-                    "{at}: known locks are not read again; what is shown of them is as of their last reading."
-                )),
-                (Source::Poll, SourceState::Behind) => limits.push(format!(
-                    "{at}: known locks are read later than they should be; their problems are found, and cleared, as late."
-                )),
-                (Source::Subscribers, _) => limits.push(format!(
-                    "{at}: connections that wait for a release are not counted; only fair locks' queues show waiters."
-                )),
-                (Source::Monitor, _) => limits.push(format!(
-                    "{at}: MONITOR is not on, so refused attempts and holds between two readings are not seen."
-                )),
-                (Source::Identity, _) => limits.push(format!(
-                    "{at}: whether holders' hosts are still connected is not known; only agents tell of their holders."
-                )),
-            }
+                    .to_owned(),
+                (Source::Poll, SourceState::Down | SourceState::Denied) => "known locks are not read again; what is shown of them is as of their last reading."
+                    .to_owned(),
+                (Source::Poll, SourceState::Behind) => "known locks are read later than they should be; their problems are found, and cleared, as late."
+                    .to_owned(),
+                (Source::Subscribers, _) => "connections that wait for a release are not counted; only fair locks' queues show waiters."
+                    .to_owned(),
+                (Source::Monitor, _) => "MONITOR is not on, so refused attempts and holds between two readings are not seen."
+                    .to_owned(),
+                (Source::Identity, _) => "whether holders' hosts are still connected is not known; only agents tell of their holders."
+                    .to_owned(),
+            };
+            of_nodes.push((Arc::clone(&status.deployment), status.node.clone(), limit));
         }
+        limits.extend(merged(of_nodes));
         limits.push(
             "Releases of spin locks, of fair locks that nobody waits for, and on a cluster's sharded channels \
              send no message that is heard here: they are noticed when the lock is read next."
@@ -397,5 +410,42 @@ impl Sources {
                 .to_owned(),
         );
         limits
+    }
+}
+
+/// Limits of nodes, where those of a deployment have the same one in one sentence: a cluster may have many.
+fn merged(limits: Vec<(Arc<str>, String, String)>) -> Vec<String> {
+    let mut merged: Vec<(Arc<str>, Vec<String>, String)> = Vec::new();
+    for (deployment, node, limit) in limits {
+        let same = merged.iter_mut().find(|(of, _, said)| *of == deployment && *said == limit);
+        match same {
+            Some((_, nodes, _)) => nodes.push(node),
+            None => merged.push((deployment, vec![node], limit)),
+        }
+    }
+    let sentence = |(deployment, nodes, limit): (Arc<str>, Vec<String>, String)| {
+        let at = match nodes.as_slice() {
+            [first, _, _, _, rest @ ..] => {
+                format!("{first} and {} more, see above", rest.len() + 3)
+            }
+            few => few.join(", "),
+        };
+        format!("{deployment} ({at}): {limit}")
+    };
+    merged.into_iter().map(sentence).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_several_nodes_do_not_see_is_said_once() {
+        let limit = |of: &str, node: &str, text: &str| (of.into(), node.to_owned(), text.to_owned());
+        let mut limits = vec![limit("a", "1", "x."), limit("b", "1", "x."), limit("a", "2", "y.")];
+        limits.push(limit("a", "2", "x."));
+        assert_eq!(merged(limits.clone()), ["a (1, 2): x.", "b (1): x.", "a (2): y."]);
+        limits.extend((3..=64).map(|n| limit("a", &n.to_string(), "x.")));
+        assert_eq!(merged(limits)[0], "a (1 and 63 more, see above): x.");
     }
 }

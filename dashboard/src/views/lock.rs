@@ -279,6 +279,7 @@ impl<'a> PastHolds<'a> {
 struct Raw {
     keys: Vec<RawKey>,
     commands: Vec<Command>,
+    cluster: bool,
 }
 
 impl HtmlSafe for Raw {}
@@ -289,7 +290,8 @@ impl Raw {
         let kind = known(page).map_or(redisson::Kind::Lock.as_str(), |lock| lock.kind);
         Self {
             keys: shell::raw_keys(&page.id.name, kind),
-            commands: shell::commands(&page.id, kind),
+            commands: shell::commands(&page.id, kind, page.home.as_ref()),
+            cluster: page.home.is_some(),
         }
     }
 }

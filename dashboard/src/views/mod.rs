@@ -30,6 +30,8 @@ mod tests;
 
 use std::sync::Arc;
 
+use service_kit::redis_link::Address;
+
 use crate::archive::{Answer, Gap};
 use crate::model::contention::Contention;
 use crate::model::past::PastHoldView;
@@ -259,6 +261,8 @@ pub struct LockPage {
     pub chrome: Chrome,
     /// Which lock was asked for.
     pub id: LockId,
+    /// Where it stands in a cluster: its slot, and the node that serves that; none where it is in no cluster.
+    pub home: Option<(u16, Option<Address>)>,
     /// What is known of it.
     pub subject: Subject,
     /// Who held it at the instant that was asked about.

@@ -1,6 +1,7 @@
 //! Read-only commands to check a lock by hand, safe to paste whatever the name holds.
 
 use redisson::{Kind, LockName, keys};
+use service_kit::redis_link::Address;
 
 use super::format;
 use crate::model::view::LockId;
@@ -15,9 +16,21 @@ pub(super) struct Command {
 }
 
 /// What to run to see a lock of some kind without this dashboard.
-pub(super) fn commands(id: &LockId, kind: &str) -> Vec<Command> {
+pub(super) fn commands(
+    id: &LockId,
+    kind: &str,
+    home: Option<&(u16, Option<Address>)>,
+) -> Vec<Command> {
     let name = id.name.as_bytes();
-    let line = |command: &str, key: &[u8], rest: &str| redis_cli(id.db, command, key, rest);
+    let at = match home {
+        None => format!("-n {}", id.db),
+        // Also where the slot goes elsewhere meanwhile.
+        Some((_, Some(Address::Tcp { host, port, .. }))) => {
+            format!("-c -h {} -p {port}", quoted(host.as_bytes()))
+        }
+        Some(_) => "-c".to_owned(),
+    };
+    let line = |command: &str, key: &[u8], rest: &str| redis_cli(&at, command, key, rest);
     let mut commands = vec![
         Command {
             purpose: "Holders and their counts (empty: free)",
@@ -32,6 +45,12 @@ pub(super) fn commands(id: &LockId, kind: &str) -> Vec<Command> {
             line: line("PUBSUB NUMSUB", &channel(&id.name, kind), ""),
         },
     ];
+    if home.is_some() {
+        commands.push(Command {
+            purpose: "The same on its shard’s channel (since Redis 7)",
+            line: line("PUBSUB SHARDNUMSUB", &channel(&id.name, kind), ""),
+        });
+    }
     if kind == Kind::Fair.as_str() {
         commands.push(Command {
             purpose: "Its queue, the next one first",
@@ -50,7 +69,7 @@ pub(super) fn channel(name: &LockName, kind: &str) -> Vec<u8> {
     }
 }
 
-fn redis_cli(db: u32, command: &str, key: &[u8], rest: &str) -> String {
+fn redis_cli(at: &str, command: &str, key: &[u8], rest: &str) -> String {
     // No argument of a process can hold a zero byte: redis-cli then has to read escapes by itself.
     if key.contains(&0) {
         let mut escaped = String::new();
@@ -63,10 +82,10 @@ fn redis_cli(db: u32, command: &str, key: &[u8], rest: &str) -> String {
             }
         }
         return format!(
-            "redis-cli -u \"$REDIS_URL\" -n {db} --quoted-input {command} '\"{escaped}\"'{rest}"
+            "redis-cli -u \"$REDIS_URL\" {at} --quoted-input {command} '\"{escaped}\"'{rest}"
         );
     }
-    format!("redis-cli -u \"$REDIS_URL\" -n {db} {command} {}{rest}", quoted(key))
+    format!("redis-cli -u \"$REDIS_URL\" {at} {command} {}{rest}", quoted(key))
 }
 
 /// One word of a shell: printable ASCII within single quotes, other bytes as `$'\xHH'`. Every such run of bytes
@@ -148,17 +167,28 @@ mod tests {
     #[test]
     fn a_command_names_database_and_key() {
         let lines: Vec<String> =
-            commands(&id(b"a'b"), "lock").into_iter().map(|c| c.line).collect();
+            commands(&id(b"a'b"), "lock", None).into_iter().map(|c| c.line).collect();
         assert_eq!(lines[0], r#"redis-cli -u "$REDIS_URL" -n 2 HGETALL 'a'\''b'"#);
         assert_eq!(
             lines[2],
             r#"redis-cli -u "$REDIS_URL" -n 2 PUBSUB NUMSUB 'redisson_lock__channel:{a'\''b}'"#
         );
-        let zero = &commands(&id(b"a\0\"'b"), "lock")[1].line;
+        let zero = &commands(&id(b"a\0\"'b"), "lock", None)[1].line;
         assert_eq!(
             zero,
             r#"redis-cli -u "$REDIS_URL" -n 2 --quoted-input PTTL '"a\x00\x22\x27b"'"#
         );
+    }
+
+    #[test]
+    fn in_a_cluster_the_node_is_asked_that_has_the_lock() {
+        let node = Address::Tcp { host: "10.0.0.1".into(), port: 7001, tls: false };
+        let lines = |home| commands(&id(b"a"), "lock", Some(&home)).into_iter().map(|c| c.line);
+        let known: Vec<String> = lines((15_495, Some(node))).collect();
+        assert_eq!(known[0], r#"redis-cli -u "$REDIS_URL" -c -h '10.0.0.1' -p 7001 HGETALL 'a'"#);
+        assert!(known[3].ends_with("PUBSUB SHARDNUMSUB 'redisson_lock__channel:{a}'"), "{known:?}");
+        let none: Vec<String> = lines((15_495, None)).collect();
+        assert_eq!(none[1], r#"redis-cli -u "$REDIS_URL" -c PTTL 'a'"#);
     }
 
     #[test]

@@ -46,6 +46,12 @@ impl ServerError {
         self.code == "READONLY"
     }
 
+    /// Of the keys of one command, or of one transaction, some are at another node of the cluster: their slot is moving.
+    #[must_use]
+    pub fn is_split(&self) -> bool {
+        self.code == "TRYAGAIN"
+    }
+
     /// Where in its cluster the server says that this belongs, by `MOVED` or `ASK`.
     #[must_use]
     pub fn redirect(&self) -> Option<Redirect> {

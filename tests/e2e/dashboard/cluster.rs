@@ -1,7 +1,8 @@
 //! The dashboard on a Redis Cluster: locks of all masters in one picture, slots that move, a master that dies.
 
 use anyhow::{Result, ensure};
-use harness::{Client, Dashboard, RedisCluster, eventually};
+use harness::{Client, Dashboard, RedisCluster, Reply, eventually};
+use redisson::LockName;
 use serde_json::Value;
 
 use super::problems;
@@ -140,6 +141,133 @@ async fn a_slot_that_moves_takes_its_locks_along() -> Result<()> {
     assert_eq!(done["outcome"], "released", "{done}");
     assert_eq!(cluster.client(1).await?.call(&format!("EXISTS {name}")).await?.text(), "0");
     Ok(())
+}
+
+/// Asks a node that is about to take over the slot.
+async fn asked(direct: &mut Client, command: &str) -> Result<Reply> {
+    direct.call("ASKING").await?.ok()?;
+    direct.call(command).await?.ok()
+}
+
+#[tokio::test]
+async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
+    let cluster = RedisCluster::start(2, 0).await?;
+    let dashboard =
+        Dashboard::start(&cluster.url(), &["--allow-release", "--monitor", "off"]).await?;
+    let name = cluster.names("way:").swap_remove(0);
+    // Of the same slot.
+    let fair = format!("{{{name}}}:fair");
+    let slot = redisson::slot(name.as_bytes());
+    let (mut here, mut there) = (cluster.client(0).await?, cluster.client(1).await?);
+    let waiter = HOLDER.replace(":47", ":48");
+    let (queue, deadlines) = (keys(redisson::keys::queue, &fair), keys(redisson::keys::deadlines, &fair));
+    take(&mut here, &name).await?;
+    take(&mut here, &fair).await?;
+    here.call(&format!("RPUSH {queue} {waiter}")).await?.ok()?;
+    here.call(&format!("ZADD {deadlines} 9000000000000 {waiter}")).await?.ok()?;
+    let waits = |lock: &Value| lock["queue"][0]["id"] == waiter.as_str();
+    lock(&dashboard, &name, held).await;
+    lock(&dashboard, &fair, |lock| held(lock) && waits(lock)).await;
+
+    cluster.begin_move(slot, 0, 1).await?;
+    let count = |n: u64| move |lock: &Value| held(lock) && lock["holders"][0]["count"] == n;
+    // Still where it was, while what belongs to it has gone.
+    cluster.move_key(&queue, 0, 1).await?;
+    here.call(&format!("HINCRBY {fair} {HOLDER} 1")).await?.ok()?;
+    let seen = lock(&dashboard, &fair, count(2)).await;
+    assert!(waits(&seen), "who waits is as last seen: {seen}");
+    // Gone, and part of what belongs to it has not.
+    cluster.move_key(&fair, 0, 1).await?;
+    asked(&mut there, &format!("HINCRBY {fair} {HOLDER} 1")).await?;
+    let seen = lock(&dashboard, &fair, count(3)).await;
+    assert!(waits(&seen), "who waits is as last seen: {seen}");
+    cluster.move_key(&name, 0, 1).await?;
+    asked(&mut there, &format!("HINCRBY {name} {HOLDER} 1")).await?;
+    lock(&dashboard, &name, count(2)).await;
+    // All of it is there, and is read there.
+    cluster.move_key(&deadlines, 0, 1).await?;
+    asked(&mut there, &format!("DEL {queue}")).await?;
+    asked(&mut there, &format!("DEL {deadlines}")).await?;
+    // One that was never where the slot is still served.
+    let new = format!("{{{name}}}:new");
+    asked(&mut there, &format!("HINCRBY {new} {HOLDER} 1")).await?;
+    asked(&mut there, &format!("PEXPIRE {new} 3600000")).await?;
+    lock(&dashboard, &new, held).await;
+    for name in [&name, &fair, &new] {
+        let seen = lock(&dashboard, name, held).await;
+        assert_eq!((problems(&seen), &seen["past"]), (Vec::new(), &Value::Array(vec![])), "{seen}");
+    }
+    // What is released there is free.
+    asked(&mut there, &format!("DEL {new}")).await?;
+    let seen = lock(&dashboard, &new, |lock| lock["state"] == "free").await;
+    assert_eq!(problems(&seen), [""; 0]);
+    // No node runs a release yet: of the keys that it names some are not there. It is tried until one does.
+    let ended = async {
+        eventually("the release to be tried again", async || {
+            let stats = there.call("INFO commandstats").await?.text();
+            let rows = stats.lines().filter(|row| row.starts_with("cmdstat_evalsha:"));
+            let rejected = rows.filter_map(|row| row.split_once("rejected_calls=")?.1.split(',').next());
+            let rejected: u64 = rejected.filter_map(|count| count.parse::<u64>().ok()).sum();
+            ensure!(rejected >= 3, "{stats}");
+            Ok(())
+        })
+        .await;
+        cluster.end_move(slot, 0, 1).await
+    };
+    let (mut done, ended) = tokio::join!(dashboard.release(&name, "lock"), ended);
+    ended?;
+    if let Ok(given_up) = &done
+        && given_up["outcome"] == "refused"
+    {
+        // On a machine that stood still for long.
+        assert!(given_up["detail"].to_string().contains("its slot is moving"), "{given_up}");
+        done = dashboard.release(&name, "lock").await;
+    }
+    assert_eq!(done?["outcome"], "released");
+    there.call(&format!("HINCRBY {fair} {HOLDER} 1")).await?.ok()?;
+    let seen = lock(&dashboard, &fair, |lock| count(4)(lock) && !waits(lock)).await;
+    assert_eq!((problems(&seen), &seen["past"]), (Vec::new(), &Value::Array(vec![])), "{seen}");
+    let sources = dashboard.json("/api/v1/sources").await?;
+    assert_eq!(sources["notices"].as_array().map(Vec::len), Some(0), "{sources}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_that_is_added_is_asked_for_its_first_slot_while_that_moves_and_then_looked_at()
+-> Result<()> {
+    let mut cluster = RedisCluster::start(2, 0).await?;
+    let dashboard = Dashboard::start(&cluster.url(), &["--monitor", "off"]).await?;
+    let name = cluster.names("first:").swap_remove(1);
+    take(&mut cluster.client(1).await?, &name).await?;
+    lock(&dashboard, &name, held).await;
+    let new = cluster.join().await?;
+    let slot = redisson::slot(name.as_bytes());
+    cluster.begin_move(slot, 1, new).await?;
+    cluster.move_keys(slot, 1, new).await?;
+    let mut there = cluster.client(new).await?;
+    asked(&mut there, &format!("HINCRBY {name} {HOLDER} 1")).await?;
+    lock(&dashboard, &name, |lock| held(lock) && lock["holders"][0]["count"] == 2).await;
+    until(&dashboard, "poll", "on", &addresses(&mut cluster, &[0, 1])).await;
+    cluster.end_move(slot, 1, new).await?;
+    until(&dashboard, "poll", "on", &addresses(&mut cluster, &[0, 1, new])).await;
+    there.call(&format!("HINCRBY {name} {HOLDER} 1")).await?.ok()?;
+    let seen = lock(&dashboard, &name, |lock| lock["holders"][0]["count"] == 3).await;
+    assert_eq!((problems(&seen), &seen["past"]), (Vec::new(), &Value::Array(vec![])), "{seen}");
+    // And no longer, once it has nothing again.
+    cluster.begin_move(slot, new, 1).await?;
+    cluster.move_keys(slot, new, 1).await?;
+    cluster.end_move(slot, new, 1).await?;
+    until(&dashboard, "poll", "on", &addresses(&mut cluster, &[0, 1])).await;
+    cluster.client(1).await?.call(&format!("HINCRBY {name} {HOLDER} 1")).await?.ok()?;
+    let seen = lock(&dashboard, &name, |lock| lock["holders"][0]["count"] == 4).await;
+    assert_eq!((problems(&seen), &seen["past"]), (Vec::new(), &Value::Array(vec![])), "{seen}");
+    Ok(())
+}
+
+/// A key beside a lock.
+fn keys(of: impl Fn(&LockName) -> Vec<u8>, name: &str) -> String {
+    let name = LockName::new(name.as_bytes()).expect("a name");
+    String::from_utf8(of(&name)).expect("text")
 }
 
 #[tokio::test]

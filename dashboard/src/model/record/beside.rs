@@ -16,7 +16,7 @@ impl Record {
         }
         // Also of those who have left it may be over now that they could come back.
         let had = self.rare.as_ref().is_some_and(|rare| !rare.waiting.is_empty());
-        if had || beside.queue.is_some() {
+        if (had && !beside.is_away()) || beside.queue.is_some() {
             let window = self.stamp.map(|last| stamp.received.since(last.sent));
             let clock = stamp.wall.0.saturating_add_signed(around.ahead_ms);
             let queue = beside.queue.as_ref();

@@ -326,6 +326,9 @@ impl Record {
             rare.orphan_since = None;
             return rare.left.clear();
         };
+        if beside.is_away() {
+            return;
+        }
         let marker = |id| beside.markers.iter().find(|(known, _)| *known == id).map(|(_, m)| *m);
         rare.left.retain(|(id, _)| marker(*id) != Some(Marker::Missing));
         let marked = rare.left.iter().any(|(id, _)| marker(*id).is_some());

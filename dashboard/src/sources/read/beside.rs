@@ -97,6 +97,12 @@ impl Ask {
         self.waiting = waiting;
     }
 
+    /// What is known, for whoever asks elsewhere.
+    pub(super) fn known(&self, fields: Vec<Vec<u8>>) -> Known {
+        let (waiting, readers) = (self.waiting.clone(), self.readers.clone());
+        Known { fields, waiting, readers, token: self.token }
+    }
+
     /// The numbers of the markers of a reader that are asked for: its newest holds', which end last.
     fn numbers(&self, count: i64) -> impl Iterator<Item = u32> + use<> {
         let each = MAX_MARKERS / self.readers.len().max(1);

@@ -5,6 +5,7 @@
 //! in bounded number, values of fields whose lengths were asked before. What a reading consists of comes from one
 //! MULTI/EXEC, so that it never mixes two holders. No script is used: an observer's account needs no right to run any.
 
+mod asking;
 pub mod beside;
 mod facts;
 mod probe;
@@ -13,12 +14,13 @@ mod transaction;
 
 use redis::{Cmd, Pipeline, Value, cmd};
 use redisson::LockName;
-use service_kit::redis_link::{CallError, Link, ServerError};
+use service_kit::redis_link::{CallError, Link, Redirect, ServerError};
 use thiserror::Error;
 
 use crate::model::actor::{now, wall};
 use crate::model::{Known, ReadRequest, Reading, Stamp};
 
+pub use asking::Asking;
 pub use facts::ServerFacts;
 use probe::{PROBES, probe};
 pub use reply::{integer, strings};
@@ -85,26 +87,43 @@ pub struct Found {
     pub reading: Reading,
 }
 
-/// Reads keys. What could not be read for good because it kept changing, or stands at another node of a cluster, is left
-/// out.
+/// What came of asking for keys.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Those that were read.
+    pub found: Vec<Found>,
+    /// Those that this server does not serve, or not any more: where the slot is on its way to that node, only that node
+    /// knows whether they exist.
+    pub led_on: Vec<(ReadRequest, Redirect)>,
+}
+
+impl Findings {
+    /// A key is at another node of the cluster.
+    fn lead_on(&mut self, facts: &ServerFacts, request: ReadRequest, redirect: Redirect) {
+        facts.note_redirect();
+        self.led_on.push((request, redirect));
+    }
+}
+
+/// Reads keys. What could not be read for good because it kept changing is left out.
 ///
 /// # Errors
 /// When the connection fails, or the account may not run a command at all.
 pub async fn read(
     caller: &mut impl Caller,
     requests: Vec<ReadRequest>,
-) -> Result<Vec<Found>, ReadError> {
+) -> Result<Findings, ReadError> {
     let (known, unknown): (Vec<_>, Vec<_>) =
         requests.into_iter().partition(|request| !request.known.fields.is_empty());
-    let mut found = Vec::new();
+    let mut findings = Findings::default();
     let facts = caller.facts().clone();
     let mut jobs: Vec<Job> =
         known.into_iter().map(|request| Job::new(request.name, &request.known, &facts)).collect();
     for requests in unknown.chunks(PROBES) {
-        jobs.extend(probe(caller, requests, true, &mut found).await?);
+        jobs.extend(probe(caller, requests, true, &mut findings).await?);
     }
-    transactions(caller, jobs, &mut found).await?;
-    Ok(found)
+    transactions(caller, jobs, &mut findings).await?;
+    Ok(findings)
 }
 
 /// Reads those of the keys, which a scan says are hashes, that have a lock's form. The others are `left`.
@@ -115,25 +134,26 @@ pub async fn discover(
     caller: &mut impl Caller,
     names: &[LockName],
     left: &mut Vec<LockName>,
-) -> Result<Vec<Found>, ReadError> {
-    let mut found = Vec::new();
+) -> Result<Findings, ReadError> {
+    let mut findings = Findings::default();
     let mut jobs = Vec::new();
     let known = Known { token: true, ..Known::default() };
     for names in names.chunks(PROBES) {
         let request = |name: &LockName| ReadRequest { name: name.clone(), known: known.clone() };
         let requests: Vec<ReadRequest> = names.iter().map(request).collect();
-        jobs.extend(probe(caller, &requests, false, &mut found).await?);
+        jobs.extend(probe(caller, &requests, false, &mut findings).await?);
     }
-    for other in found.drain(..).filter(|found| matches!(found.reading, Reading::Other(_))) {
+    let others = findings.found.drain(..);
+    for other in others.filter(|found| matches!(found.reading, Reading::Other(_))) {
         left.push(other.name);
     }
-    transactions(caller, jobs, &mut found).await?;
-    Ok(found)
+    transactions(caller, jobs, &mut findings).await?;
+    Ok(findings)
 }
 
-/// Whether another node of a cluster has the key: then nothing was learnt of it.
-fn is_elsewhere(reply: &Result<Value, ServerError>) -> bool {
-    reply.as_ref().is_err_and(|error| error.redirect().is_some())
+/// Which other node of a cluster has the key, or is about to: then nothing was learnt of it.
+fn elsewhere(reply: &Result<Value, ServerError>) -> Option<Redirect> {
+    reply.as_ref().err()?.redirect()
 }
 
 fn command(verb: &str, key: &[u8]) -> Cmd {

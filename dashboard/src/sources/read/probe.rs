@@ -1,10 +1,11 @@
 //! Keys not known as locks, asked step by step whether they can be.
 
 use redisson::{LockName, keys, shape};
+use service_kit::redis_link::Redirect;
 
 use super::reply::{integer, is_of, no_lock, no_lock_but, other, permitted, strings, too_large};
 use super::transaction::Job;
-use super::{Caller, Found, Known, ReadError, ReadRequest, ask, command, is_elsewhere};
+use super::{Caller, Findings, Found, Known, ReadError, ReadRequest, ask, command, elsewhere};
 use crate::model::observation::Beside;
 use crate::model::{Reading, Stamp};
 
@@ -18,7 +19,7 @@ pub(super) async fn probe(
     caller: &mut impl Caller,
     requests: &[ReadRequest],
     with_queue: bool,
-    found: &mut Vec<Found>,
+    findings: &mut Findings,
 ) -> Result<Vec<Job>, ReadError> {
     let facts = caller.facts().clone();
     let mut commands = Vec::with_capacity(requests.len() * 3);
@@ -36,20 +37,15 @@ pub(super) async fn probe(
     for request in requests {
         let length = replies.next().ok_or(ReadError::Odd("HLEN"))?;
         let mut queued = false;
-        let elsewhere = is_elsewhere(&length);
-        if with_queue {
-            let (queue, deadlines) = (replies.next(), replies.next());
-            if elsewhere {
-                facts.note_redirect();
-                continue;
-            }
+        let beside = with_queue.then(|| (replies.next(), replies.next()));
+        if let Some(redirect) = elsewhere(&length) {
+            findings.lead_on(&facts, request.clone(), redirect);
+            continue;
+        }
+        if let Some((queue, deadlines)) = beside {
             for (reply, of) in [(queue, "list"), (deadlines, "zset")] {
                 queued |= is_of(&permitted(reply.ok_or(ReadError::Odd("TYPE"))?)?, of);
             }
-        }
-        if elsewhere {
-            facts.note_redirect();
-            continue;
         }
         let name = request.name.clone();
         let reading = match permitted(length)? {
@@ -67,7 +63,7 @@ pub(super) async fn probe(
             },
             Err(error) => Reading::Other(other(&error)),
         };
-        found.push(Found { name, stamp, reading });
+        findings.found.push(Found { name, stamp, reading });
     }
     if hashes.is_empty() {
         return Ok(jobs);
@@ -84,14 +80,16 @@ pub(super) async fn probe(
     let mut candidates = Vec::new();
     let mut tokens = Vec::new();
     for ((name, token), reply) in hashes.into_iter().zip(replies) {
-        if is_elsewhere(&reply) {
+        if let Some(redirect) = elsewhere(&reply) {
+            let known = Known { token, ..Known::default() };
+            findings.lead_on(&facts, ReadRequest { name, known }, redirect);
             continue;
         }
         let fields = permitted(reply)?.map(|value| strings(&value).unwrap_or_default());
         match fields {
             Ok(fields) if fields.is_empty() => {
                 let reading = Reading::Absent { beside: Beside::default() };
-                found.push(Found { name, stamp, reading });
+                findings.found.push(Found { name, stamp, reading });
             }
             Ok(fields) if fields.iter().all(|field| shape::is_lock_field(field)) => {
                 candidates.push((name, fields));
@@ -99,29 +97,41 @@ pub(super) async fn probe(
             }
             Ok(fields) => {
                 let reading = Reading::Other(no_lock_but(&fields));
-                found.push(Found { name, stamp, reading });
+                findings.found.push(Found { name, stamp, reading });
             }
             Err(error) => {
-                found.push(Found { name, stamp, reading: Reading::Other(other(&error)) });
+                let reading = Reading::Other(other(&error));
+                findings.found.push(Found { name, stamp, reading });
             }
         }
     }
     let (stamp, lengths) = lengths(caller, &candidates).await?;
     for (((name, fields), token), lengths) in candidates.into_iter().zip(tokens).zip(lengths) {
+        let known = Known { fields, token, ..Known::default() };
+        let lengths = match lengths {
+            Ok(lengths) => lengths,
+            Err(redirect) => {
+                findings.lead_on(&facts, ReadRequest { name, known }, redirect);
+                continue;
+            }
+        };
         if lengths.iter().all(|length| *length <= shape::MAX_VALUE_LEN as u64) {
-            jobs.push(Job::new(name, &Known { fields, token, ..Known::default() }, &facts));
+            jobs.push(Job::new(name, &known, &facts));
         } else {
-            found.push(Found { name, stamp, reading: Reading::Other(no_lock()) });
+            findings.found.push(Found { name, stamp, reading: Reading::Other(no_lock()) });
         }
     }
     Ok(jobs)
 }
 
+/// How long the values of one key's fields are, or where the key is.
+pub(super) type Lengths = Result<Vec<u64>, Redirect>;
+
 /// Asks how long the values of fields are.
 pub(super) async fn lengths(
     caller: &mut impl Caller,
     candidates: &[(LockName, Vec<Vec<u8>>)],
-) -> Result<(Stamp, Vec<Vec<u64>>), ReadError> {
+) -> Result<(Stamp, Vec<Lengths>), ReadError> {
     let mut commands = Vec::new();
     for (name, fields) in candidates {
         for field in fields {
@@ -134,10 +144,16 @@ pub(super) async fn lengths(
     let mut replies = replies.into_iter();
     let mut all = Vec::with_capacity(candidates.len());
     for (_, fields) in candidates {
-        let mut lengths = Vec::with_capacity(fields.len());
+        let mut lengths = Ok(Vec::with_capacity(fields.len()));
         for _ in fields {
-            let reply = permitted(replies.next().ok_or(ReadError::Odd("HSTRLEN"))?)?;
-            lengths.push(reply.ok().as_ref().and_then(integer).unwrap_or(u64::MAX));
+            let reply = replies.next().ok_or(ReadError::Odd("HSTRLEN"))?;
+            if let Some(redirect) = elsewhere(&reply) {
+                lengths = Err(redirect);
+            }
+            let length = permitted(reply)?.ok().as_ref().and_then(integer).unwrap_or(u64::MAX);
+            if let Ok(lengths) = &mut lengths {
+                lengths.push(length);
+            }
         }
         all.push(lengths);
     }

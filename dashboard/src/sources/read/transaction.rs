@@ -13,9 +13,9 @@ use super::probe::lengths;
 use super::reply::{
     concerns_key, integer, no_lock, optional_strings, other, permitted, signed, strings, too_large,
 };
-use super::{Caller, Found, Known, ReadError, ServerFacts, ask, command, is_elsewhere};
-use crate::model::Reading;
-use crate::model::observation::Beside;
+use super::{Caller, Findings, Found, Known, ReadError, ServerFacts, ask, command, elsewhere};
+use crate::model::observation::{Beside, Token};
+use crate::model::{ReadRequest, Reading};
 
 /// Locks in one pipeline.
 const TRANSACTIONS: usize = 32;
@@ -35,13 +35,16 @@ pub(super) struct Job {
     ask: usize,
     /// What to ask for beside it; nothing where the account may read the lock but not what belongs to it.
     beside: Option<Ask>,
+    /// Whether what stands beside it is not asked for since it may be at another node: its slot is moving.
+    away: bool,
 }
 
 impl Job {
     pub(super) fn new(name: LockName, known: &Known, facts: &ServerFacts) -> Self {
         let ask = known.fields.len() + SPARE_NAMES;
         let beside = facts.may_look_beside().then(|| Ask::new(known, facts.clock()));
-        Self { name, fields: known.fields.clone(), alien: Vec::new(), ask, beside }
+        let fields = known.fields.clone();
+        Self { name, fields, alien: Vec::new(), ask, beside, away: false }
     }
 
     /// For a key that is not there, with a queue or deadlines that are.
@@ -51,6 +54,15 @@ impl Job {
             beside.expects_queue();
         }
         job
+    }
+
+    /// The same for another node.
+    fn request(self) -> ReadRequest {
+        let known = match &self.beside {
+            Some(beside) => beside.known(self.fields),
+            None => Known { fields: self.fields, ..Known::default() },
+        };
+        ReadRequest { name: self.name, known }
     }
 
     fn key(&self) -> &[u8] {
@@ -84,7 +96,7 @@ impl Job {
 pub(super) async fn transactions(
     caller: &mut impl Caller,
     mut jobs: Vec<Job>,
-    found: &mut Vec<Found>,
+    findings: &mut Findings,
 ) -> Result<(), ReadError> {
     for left in (0..TRIES).rev() {
         let mut again = Vec::new();
@@ -101,8 +113,8 @@ pub(super) async fn transactions(
             for (job, (size, own)) in jobs.into_iter().zip(sizes) {
                 let mut block: Vec<_> = replies.by_ref().take(size).collect();
                 let exec = block.pop();
-                if block.iter().take(own).any(is_elsewhere) {
-                    caller.facts().note_redirect();
+                if let Some(redirect) = block.iter().take(own).find_map(elsewhere) {
+                    findings.lead_on(caller.facts(), job.request(), redirect);
                     continue;
                 }
                 let beside_refused =
@@ -112,19 +124,35 @@ pub(super) async fn transactions(
                     && !error.is_transient()
                 {
                     // Of a slot that is moving some keys are here and some are not.
-                    if !concerns_key(error) && error.redirect().is_none() {
+                    let away = error.redirect().is_some();
+                    if !concerns_key(error) && !away {
                         caller.facts().deny_beside(&error.to_string());
                     }
-                    again.push((Job { beside: None, ..job }, Need::Same));
+                    again.push((Job { beside: None, away, ..job }, Need::Same));
                     continue;
+                }
+                // Nothing was refused before, but of a slot that is moving not all keys of a transaction are there.
+                match exec.as_ref().filter(|_| refused.is_none()) {
+                    Some(Err(error)) if error.is_split() && job.beside.is_some() => {
+                        let apart = Job { beside: None, away: true, ..job };
+                        again.push((apart, Need::Same));
+                        continue;
+                    }
+                    Some(exec) => {
+                        if let Some(redirect) = elsewhere(exec) {
+                            findings.lead_on(caller.facts(), job.request(), redirect);
+                            continue;
+                        }
+                    }
+                    None => {}
                 }
                 match outcome(&job, refused, exec)? {
                     Outcome::Read(reading) => {
-                        found.push(Found { name: job.name, stamp, reading });
+                        findings.found.push(Found { name: job.name, stamp, reading });
                     }
                     // Who waits is told without the deadlines of those that came just now, rather than not at all.
                     Outcome::Needs(Need::Deadlines(_), reading) if left == 0 => {
-                        found.push(Found { name: job.name, stamp, reading });
+                        findings.found.push(Found { name: job.name, stamp, reading });
                     }
                     Outcome::Needs(need, _) => again.push((job, need)),
                 }
@@ -172,7 +200,9 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
             Need::Same => {}
             Need::Names(ask) => job.ask = ask,
             Need::Fields(fields) => {
-                let (new, lengths) = vetted.next().unwrap_or_default();
+                let (new, lengths) = vetted.next().unwrap_or_else(|| (Vec::new(), Ok(Vec::new())));
+                // Where it has gone elsewhere meanwhile it is that which the next transaction says.
+                let lengths = lengths.unwrap_or_else(|_| vec![u64::MAX; new.len()]);
                 let long: HashSet<&Vec<u8>> = new
                     .iter()
                     .zip(lengths)
@@ -277,6 +307,7 @@ fn outcome(
     hash.alien.extend(names.into_iter().filter(alien));
     let (beside, more) = match &job.beside {
         Some(beside) => beside.read(&mut results, &hash.holders)?,
+        None if job.away => (Beside { token: Token::Away, ..Beside::default() }, None),
         None => (Beside::default(), None),
     };
     let ttl = match signed(&ttl).ok_or(ReadError::Odd("PTTL"))? {

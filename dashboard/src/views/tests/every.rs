@@ -84,6 +84,7 @@ pub(super) fn all() -> Vec<(String, String)> {
     let about = |subject| LockPage {
         chrome: chrome("/lock?name=x"),
         id: id(b"orders:9"),
+        home: Some((9_186, None)),
         subject,
         then: None,
         may_release: false,

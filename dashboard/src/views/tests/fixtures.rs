@@ -207,6 +207,7 @@ pub(super) fn lock(subject: LockView) -> LockPage {
     LockPage {
         chrome: chrome("/lock?name=x"),
         id: subject.id.clone(),
+        home: None,
         subject: Subject::Known(Arc::new(subject)),
         then: None,
         may_release: false,
