@@ -8,6 +8,7 @@
 
 pub mod access;
 pub mod archive;
+pub mod clock;
 pub mod config;
 pub mod http;
 pub mod metrics;

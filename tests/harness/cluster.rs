@@ -261,7 +261,8 @@ impl RedisCluster {
     pub async fn move_key(&self, key: &str, from: usize, to: usize) -> Result<()> {
         let port = self.nodes[to].port().to_string();
         let words = ["MIGRATE", "127.0.0.1", &port, key, "0", "60000"];
-        let moved = self.client(from).await?.call_args(&words).await?.ok().context(key.to_owned())?;
+        let moved =
+            self.client(from).await?.call_args(&words).await?.ok().context(key.to_owned())?;
         ensure!(moved.text() == "OK", "{key}: {moved:?}");
         Ok(())
     }

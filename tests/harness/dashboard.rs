@@ -20,6 +20,7 @@ pub struct Dashboard {
     process: Process,
     redis_url: String,
     flags: Vec<String>,
+    environment: Vec<(String, String)>,
     port: u16,
     folder: TempDir,
 }
@@ -44,22 +45,47 @@ impl Dashboard {
         Self::prefer(random_port(), redis_url, flags).await
     }
 
+    /// Starts one with further flags and variables.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn in_environment(
+        redis_url: &str,
+        flags: &[&str],
+        environment: &[(&str, String)],
+    ) -> Result<Self> {
+        Self::on(random_port(), redis_url, flags, environment).await
+    }
+
     /// Starts one on this port or, where that is taken, on any free one.
     ///
     /// # Errors
     /// When it does not start.
     pub async fn prefer(port: u16, redis_url: &str, flags: &[&str]) -> Result<Self> {
+        Self::on(port, redis_url, flags, &[]).await
+    }
+
+    async fn on(
+        port: u16,
+        redis_url: &str,
+        flags: &[&str],
+        environment: &[(&str, String)],
+    ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("lockscope-dashboard-").tempdir()?;
         let ports = std::iter::once(port).chain(std::iter::repeat_with(random_port).take(20));
         let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        let environment: Vec<(String, String)> =
+            environment.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         for port in ports {
             // Another dashboard that has the port would answer in its place.
             if TcpListener::bind(("127.0.0.1", port)).is_err() {
                 continue;
             }
-            if let Some(process) = spawn(folder.path(), redis_url, port, &flags).await? {
+            if let Some(process) =
+                spawn(folder.path(), redis_url, port, &flags, &environment).await?
+            {
                 let redis_url = redis_url.to_owned();
-                return Ok(Self { process, redis_url, flags, port, folder });
+                return Ok(Self { process, redis_url, flags, environment, port, folder });
             }
         }
         bail!("no port is free for the dashboard")
@@ -71,7 +97,8 @@ impl Dashboard {
     /// When it does not start.
     pub async fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
-        let started = spawn(self.folder.path(), &self.redis_url, self.port, &self.flags).await?;
+        let (folder, flags) = (self.folder.path(), &self.flags);
+        let started = spawn(folder, &self.redis_url, self.port, flags, &self.environment).await?;
         let Some(process) = started else { bail!("its old port is taken") };
         self.process = process;
         Ok(())
@@ -145,9 +172,11 @@ async fn spawn(
     redis_url: &str,
     port: u16,
     flags: &[String],
+    environment: &[(String, String)],
 ) -> Result<Option<Process>> {
     let log = folder.join("dashboard.log");
-    let command = command(redis_url, port, flags)?;
+    let mut command = command(redis_url, port, flags)?;
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
     let mut process = Process::spawn("lockscope-dashboard", command, &log, None)?;
     let up = eventually("the dashboard to answer", async || {
         if process.ended()?.is_some() {

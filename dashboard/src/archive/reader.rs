@@ -10,6 +10,7 @@ use rusqlite::{Connection, OpenFlags, Row, params};
 use serde::Serialize;
 
 use super::writer::millis;
+use crate::clock;
 use crate::model::Remembered;
 use crate::model::actor::wall;
 use crate::model::past::{Ending, PastHold, PastHoldView};
@@ -324,5 +325,5 @@ fn holder(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<HolderId>> {
 }
 
 fn instant(millis: i64) -> WallMillis {
-    WallMillis(u64::try_from(millis).unwrap_or(0))
+    clock::kept(WallMillis(u64::try_from(millis).unwrap_or(0)))
 }

@@ -11,6 +11,7 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::{MAX_AGE_MS, MAX_BYTES};
+use crate::clock;
 use crate::model::actor::wall;
 use crate::model::past::Note;
 use crate::model::view::{LockId, WallMillis};
@@ -37,6 +38,10 @@ struct Table {
     connection: Connection,
     /// The span under way.
     span: i64,
+    /// When this run began, as the file has it: by the clock on the wall.
+    first: i64,
+    /// How the clock had been set when rows were last put right.
+    set: i64,
     _lock: File,
 }
 
@@ -49,7 +54,9 @@ impl Writer {
         now: WallMillis,
     ) -> rusqlite::Result<Self> {
         let span = begin_span(&connection, now)?;
-        Ok(Self { table: Table { connection, span, _lock: lock }, notes, lost })
+        let table =
+            Table { connection, span, first: millis(now), set: clock::set_by(), _lock: lock };
+        Ok(Self { table, notes, lost })
     }
 
     /// Writes until nobody notes anything more.
@@ -114,6 +121,11 @@ impl Table {
         prune: bool,
         now: WallMillis,
     ) -> rusqlite::Result<()> {
+        let by = clock::set_by().saturating_sub(self.set);
+        if by != 0 {
+            self.put_right(by)?;
+            self.set += by;
+        }
         if lost > 0 {
             tracing::warn!(lost, "the history has a gap: more happened than could be written");
             self.span = begin_span(&self.connection, now)?;
@@ -130,6 +142,28 @@ impl Table {
         if prune {
             self.prune(now)?;
         }
+        Ok(())
+    }
+
+    /// Somebody has set the clock on the wall: what was written since we began was written by it as it was.
+    fn put_right(&mut self, by: i64) -> rusqlite::Result<()> {
+        let transaction = self.connection.transaction()?;
+        let of_tables: [(&str, &[&str]); 5] = [
+            ("hold", &["began", "ended"]),
+            ("problem", &["began", "cleared"]),
+            ("act", &["at"]),
+            ("acknowledged", &["at", "until"]),
+            ("span", &["began", "alive"]),
+        ];
+        for (table, columns) in of_tables {
+            for column in columns {
+                let update =
+                    format!("UPDATE {table} SET {column} = {column} + ?1 WHERE {column} >= ?2");
+                transaction.execute(&update, [by, self.first])?;
+            }
+        }
+        transaction.commit()?;
+        self.first += by;
         Ok(())
     }
 
@@ -285,6 +319,47 @@ fn key(lock: &LockId) -> (&str, u32, &[u8]) {
     (&lock.deployment, lock.db, lock.name.as_bytes())
 }
 
+/// As it is written: by the clock on the wall, so that the next run, whose own clock is another, can read it.
 pub(super) fn millis(at: WallMillis) -> i64 {
-    i64::try_from(at.0).unwrap_or(i64::MAX)
+    i64::try_from(clock::told(at).0).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schema;
+    use super::*;
+
+    #[test]
+    fn what_this_run_wrote_goes_by_the_clock_as_it_is_set() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = File::create(folder.path().join("lock")).unwrap();
+        let connection = schema::open(&folder.path().join("history.db")).unwrap();
+        let hold = "INSERT INTO hold VALUES ('main', 0, x'61', ?1, ?2, 1, ?3, NULL)";
+        // One of an earlier run, one that reaches into this one, one of this one, one that lasts.
+        for (holder, began, ended) in [
+            ("a", 10, Some(20)),
+            ("b", 30, Some(1_005)),
+            ("c", 1_001, Some(1_002)),
+            ("d", 1_003, None),
+        ] {
+            connection.execute(hold, params![holder, began, ended]).unwrap();
+        }
+        let span = begin_span(&connection, WallMillis(1_000)).unwrap();
+        let mut table = Table { connection, span, first: 1_000, set: 0, _lock: lock };
+        let rows = |table: &Table| -> Vec<(i64, Option<i64>)> {
+            let mut rows =
+                table.connection.prepare("SELECT began, ended FROM hold ORDER BY holder").unwrap();
+            let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+            rows.map(Result::unwrap).collect()
+        };
+        let before = rows(&table);
+        table.put_right(500).unwrap();
+        let right = [(10, Some(20)), (30, Some(1_505)), (1_501, Some(1_502)), (1_503, None)];
+        assert_eq!(rows(&table), right);
+        let began: i64 =
+            table.connection.query_row("SELECT began FROM span", [], |row| row.get(0)).unwrap();
+        assert_eq!(began, 1_500);
+        table.put_right(-500).unwrap();
+        assert_eq!(rows(&table), before);
+    }
 }

@@ -8,6 +8,7 @@ use axum::http::Uri;
 use serde::Deserialize;
 
 use super::problem::Problem;
+use crate::clock;
 use crate::model::view::WallMillis;
 use crate::query::page::MAX_ROWS;
 
@@ -131,8 +132,10 @@ pub fn instant(key: &str, text: &str, now: WallMillis) -> Result<WallMillis, Pro
         let since = at.duration_since(std::time::UNIX_EPOCH).ok()?;
         u64::try_from(since.as_millis()).ok()
     };
+    // What is named is named by the clock on the wall.
+    let now = clock::told(now);
     let at = ago(text, now).or_else(|| time_of_day(text, now)).or_else(whole);
-    at.map(WallMillis).ok_or_else(|| {
+    at.map(|at| clock::kept(WallMillis(at))).ok_or_else(|| {
         Problem::bad_request(format!(
             "`{key}` is not an instant: expected one in UTC, such as 2026-11-21T03:12:00Z, 03:12, or -15m"
         ))

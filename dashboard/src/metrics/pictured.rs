@@ -10,6 +10,7 @@ use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::named::Named;
 use super::{Pairs, opts};
+use crate::clock;
 use crate::model::actor::{Hub, wall};
 use crate::model::view::{LockView, ProblemKind, SourceState, WallMillis};
 use crate::sources::status::Sources;
@@ -259,6 +260,7 @@ impl Pictured {
     }
 }
 
+/// For Prometheus, whose clock is another: by the clock on the wall.
 fn seconds(at: WallMillis) -> f64 {
-    Duration::from_millis(at.0).as_secs_f64()
+    Duration::from_millis(clock::told(at).0).as_secs_f64()
 }

@@ -45,10 +45,10 @@ pub fn now() -> Moment {
     Moment::from_micros(clock::boot_micros())
 }
 
-/// Now, on the clock on the wall.
+/// Now, as the time of day: by the clock of [`crate::clock`], which nobody sets.
 #[must_use]
 pub fn wall() -> WallMillis {
-    WallMillis(clock::wall_millis())
+    crate::clock::now()
 }
 
 /// What the model published last, and the way there.
@@ -358,6 +358,12 @@ impl Actor {
 
     fn tidy(&mut self, listener: &mut impl Listener) {
         let now = now();
+        if let Some(by) = crate::clock::look() {
+            tracing::warn!(
+                by_ms = by,
+                "this host's clock was set: what is told goes by it from now on, and ages are as they were"
+            );
+        }
         self.model.tick(now);
         self.model.end_acknowledgements(wall());
         if self.counted.is_none_or(|counted| counted.elapsed() >= COUNT_EACH) {

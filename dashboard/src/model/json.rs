@@ -7,10 +7,11 @@ use base64::engine::general_purpose::STANDARD;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::view::{LockId, LockView, WallMillis};
+use crate::clock;
 
 impl Serialize for WallMillis {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&rfc3339(*self))
+        serializer.collect_str(&rfc3339(clock::told(*self)))
     }
 }
 

@@ -16,6 +16,7 @@ use service_kit::redis_link::{Address, CallError, Link, ServerError};
 use super::Scope;
 use super::read::integer;
 use super::share::Share;
+use crate::clock;
 use crate::model::Observation;
 use crate::model::actor::{Hub, ModelHandle, now, wall};
 use crate::model::view::WallMillis;
@@ -72,10 +73,11 @@ impl Note {
             comm: text(note.comm),
             name: text(note.client),
             session: text(note.session),
-            since: note.since.map(WallMillis),
+            // By its host's clock, as is what we tell.
+            since: note.since.map(|at| clock::kept(WallMillis(at))),
             // Who takes several at once gives them back before it waits for ever.
             owner: note.owner.filter(|_| !note.several),
-            until: note.until.map(WallMillis),
+            until: note.until.map(|at| clock::kept(WallMillis(at))),
         }
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct Follower {
     running: BTreeMap<Address, Node>,
     /// Stands for the cluster until it has told of its nodes.
     unknown: Option<(String, watch::Sender<LinkState>)>,
+    /// What was said of it last.
+    amiss: Option<String>,
 }
 
 /// A master that is looked at.
@@ -88,6 +90,7 @@ impl Follower {
             monitor: monitor.clone(),
             running: BTreeMap::new(),
             unknown: Some((named, sender)),
+            amiss: None,
         })
     }
 
@@ -125,13 +128,14 @@ impl Follower {
         if masters.is_empty() {
             return;
         }
+        // Before they come: it may bear the name of one of them.
+        if let Some((named, _)) = self.unknown.take() {
+            self.common.sources.remove(&self.deployment, &named);
+        }
         for address in masters {
             if self.running.len() < MOST && !self.running.contains_key(address) {
                 self.start(address).await;
             }
-        }
-        if let Some((named, _)) = self.unknown.take() {
-            self.common.sources.remove(&self.deployment, &named);
         }
         let gone: Vec<Address> =
             self.running.keys().filter(|address| !masters.contains(address)).cloned().collect();
@@ -151,21 +155,21 @@ impl Follower {
             self.stop(&address).await;
         }
         self.common.sources.set_slots(&self.deployment, Arc::clone(&told.slots));
-        let left_out = masters.len().saturating_sub(self.running.len());
-        let mut amiss = Vec::new();
-        if left_out > 0 {
-            amiss.push(format!(
-                "it has {} masters, and the locks of {left_out} are not looked at: {MOST} are the most",
-                masters.len()
-            ));
+        let amiss = amiss(masters.len(), self.running.len(), told.slots.unserved());
+        if amiss != self.amiss {
+            match &amiss {
+                Some(amiss) => tracing::warn!(
+                    deployment = &*self.deployment,
+                    amiss,
+                    "the cluster is not seen as a whole"
+                ),
+                None => tracing::info!(
+                    deployment = &*self.deployment,
+                    "the cluster is seen as a whole again"
+                ),
+            }
+            self.amiss.clone_from(&amiss);
         }
-        match told.slots.unserved() {
-            0 => {}
-            unserved => amiss.push(format!(
-                "{unserved} slots of the cluster are served by nobody, and their locks shown as they were last seen"
-            )),
-        }
-        let amiss = (!amiss.is_empty()).then(|| amiss.join("; "));
         self.common.sources.tell_cluster(&self.deployment, amiss);
     }
 
@@ -216,5 +220,39 @@ impl Follower {
         self.common.sources.remove(&self.deployment, &node);
         self.common.scans.forget(&node);
         self.common.taps.forget(&node);
+    }
+}
+
+/// What is to be said of a cluster of so many masters, of which so many are looked at, and slots that nobody serves.
+fn amiss(masters: usize, looked_at: usize, unserved: u32) -> Option<String> {
+    let mut amiss = Vec::new();
+    let left_out = masters.saturating_sub(looked_at);
+    if left_out > 0 {
+        amiss.push(format!(
+            "it has {masters} masters, and the locks of {left_out} are not looked at: {MOST} are the most"
+        ));
+    }
+    if unserved > 0 {
+        amiss.push(format!(
+            "{unserved} slots of the cluster are served by nobody, and their locks shown as they were last seen"
+        ));
+    }
+    (!amiss.is_empty()).then(|| amiss.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masters_beyond_the_most_and_slots_of_nobody_are_told() {
+        assert_eq!(amiss(64, 64, 0), None);
+        let more = amiss(66, MOST, 0).unwrap();
+        assert_eq!(
+            more,
+            "it has 66 masters, and the locks of 2 are not looked at: 64 are the most"
+        );
+        assert!(amiss(3, 3, 1).unwrap().starts_with("1 slots of the cluster are served by nobody"));
+        assert!(amiss(65, 64, 100).unwrap().contains("; 100 slots"));
     }
 }

@@ -441,7 +441,8 @@ mod tests {
 
     #[test]
     fn what_several_nodes_do_not_see_is_said_once() {
-        let limit = |of: &str, node: &str, text: &str| (of.into(), node.to_owned(), text.to_owned());
+        let limit =
+            |of: &str, node: &str, text: &str| (of.into(), node.to_owned(), text.to_owned());
         let mut limits = vec![limit("a", "1", "x."), limit("b", "1", "x."), limit("a", "2", "y.")];
         limits.push(limit("a", "2", "x."));
         assert_eq!(merged(limits.clone()), ["a (1, 2): x.", "b (1): x.", "a (2): y."]);

@@ -62,7 +62,7 @@ impl Subscribers {
         loop {
             let Some(server) = up(&self.link, &self.status).await else { return };
             let asked = self.next(&mut after);
-            match self.count(asked, server.cluster).await {
+            match self.count(asked, server.has_shards()).await {
                 Ok(()) => {
                     self.status.set(SourceState::On, "");
                     self.status.succeeded();
@@ -116,10 +116,10 @@ impl Subscribers {
             && self.share.has(&lock.id.name)
     }
 
-    async fn count(&self, asked: Vec<Asked>, cluster: bool) -> Result<(), CallError> {
+    async fn count(&self, asked: Vec<Asked>, shards: bool) -> Result<(), CallError> {
         for asked in asked.chunks(NAMES) {
             let mut counts = self.ask("NUMSUB", asked).await?;
-            if cluster {
+            if shards {
                 for (channel, count) in self.ask("SHARDNUMSUB", asked).await? {
                     let others = count.saturating_sub(self.shards.dashboards(&channel));
                     *counts.entry(channel).or_default() += others;

@@ -5,6 +5,7 @@ use askama::filters::HtmlSafe;
 use redisson::name::is_invisible;
 
 use super::live::AGELESS;
+use crate::clock;
 use crate::model::view::{Since, WallMillis};
 
 /// A duration as an age or a time to live is shown: two units at most, whole seconds.
@@ -93,8 +94,9 @@ fn is_blank(c: char) -> bool {
         || matches!(c, '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{2800}' | '\u{3164}' | '\u{ffa0}')
 }
 
-/// An instant as RFC 3339, in UTC, to the millisecond.
+/// An instant as RFC 3339, in UTC, to the millisecond, by the clock on the wall.
 pub(crate) fn rfc3339(at: WallMillis) -> String {
+    let at = clock::told(at);
     let (days, millis) = (at.0 / 86_400_000, at.0 % 86_400_000);
     let (year, month, day) = civil(days);
     let (seconds, millis) = (millis / 1_000, millis % 1_000);
@@ -163,7 +165,10 @@ impl Ago {
 #[template(path = "parts/clock.html")]
 pub(super) struct Clock {
     instant: String,
+    /// To count from.
     millis: u64,
+    /// To tell.
+    told: u64,
     /// How long ago, or how soon.
     when: String,
 }
@@ -178,7 +183,7 @@ impl Clock {
             Some(ahead @ 1..) => format!("in {}", duration(ahead)),
             _ => format!("{} ago", duration(now.0.saturating_sub(at.0))),
         };
-        Self { instant: rfc3339(at), millis: at.0, when }
+        Self { instant: rfc3339(at), millis: at.0, told: clock::told(at).0, when }
     }
 
     /// `01:02:03`.

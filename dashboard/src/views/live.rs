@@ -30,6 +30,7 @@ use super::{
     Chrome, EventsPage, ListPage, ListView, LockPage, LocksPage, OwnerPage, SourcesPage, assets,
     events, list, lock, locks, owner, page, row, sources,
 };
+use crate::clock;
 use crate::model::view::{LockId, LockView, SourceState, WallMillis};
 
 /// The longest silence on a stream, milliseconds.
@@ -51,8 +52,8 @@ pub fn beat(now: WallMillis) -> String {
 #[derive(Debug, Clone, Default)]
 pub struct Fragments(Arc<Mutex<HashMap<Key, Fragment>>>);
 
-/// A view's address, and whether deployment and database stand beside the name.
-type Key = (usize, bool, bool);
+/// A view's address, whether deployment and database stand beside the name, and how the clock was set.
+type Key = (usize, bool, bool, i64);
 
 #[derive(Debug)]
 struct Fragment {
@@ -73,7 +74,7 @@ impl Fragments {
         chrome: &Chrome,
     ) -> Result<(Arc<str>, Arc<str>), askama::Error> {
         let (deployment, db) = (chrome.several_deployments, chrome.several_dbs);
-        let key = (Arc::as_ptr(lock).addr(), deployment, db);
+        let key = (Arc::as_ptr(lock).addr(), deployment, db, clock::set_by());
         if let Some(known) = self.lock().get(&key) {
             return Ok((Arc::clone(&known.id), Arc::clone(&known.html)));
         }

@@ -12,7 +12,7 @@ use crate::secure::{documented_users, refused};
 const HOLDER: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
 
 /// Takes a lock as Redisson does, for longer than any test lasts.
-async fn take(direct: &mut Client, name: &str) -> Result<()> {
+pub(super) async fn take(direct: &mut Client, name: &str) -> Result<()> {
     direct.call(&format!("HINCRBY {name} {HOLDER} 1")).await?.ok()?;
     direct.call(&format!("PEXPIRE {name} 3600000")).await?.ok()?;
     Ok(())
@@ -26,7 +26,11 @@ async fn release(direct: &mut Client, name: &str) -> Result<()> {
 }
 
 /// The lock, once it `fits`.
-async fn lock(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> bool) -> Value {
+pub(super) async fn lock(
+    dashboard: &Dashboard,
+    name: &str,
+    fits: impl Fn(&Value) -> bool,
+) -> Value {
     eventually(&format!("`{name}` to be as it should"), async || {
         let lock = dashboard.json(&format!("/api/v1/lock?name={name}")).await?;
         ensure!(fits(&lock), "{lock}");
@@ -35,7 +39,7 @@ async fn lock(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> bool) 
     .await
 }
 
-fn held(lock: &Value) -> bool {
+pub(super) fn held(lock: &Value) -> bool {
     lock["state"] == "held" && lock["confirmed"] == true
 }
 
@@ -48,7 +52,7 @@ async fn nodes(dashboard: &Dashboard, source: &str, state: &str) -> Result<Vec<S
 }
 
 /// Waits until a source is so at these nodes, and at no others.
-async fn until(dashboard: &Dashboard, source: &str, state: &str, wanted: &[String]) {
+pub(super) async fn until(dashboard: &Dashboard, source: &str, state: &str, wanted: &[String]) {
     let mut wanted = wanted.to_vec();
     wanted.sort();
     eventually(&format!("{source} to be {state} at {wanted:?}"), async || {
@@ -61,7 +65,7 @@ async fn until(dashboard: &Dashboard, source: &str, state: &str, wanted: &[Strin
     .await;
 }
 
-fn addresses(cluster: &mut RedisCluster, places: &[usize]) -> Vec<String> {
+pub(super) fn addresses(cluster: &mut RedisCluster, places: &[usize]) -> Vec<String> {
     places.iter().map(|place| format!("127.0.0.1:{}", cluster.node(*place).port())).collect()
 }
 
@@ -160,7 +164,8 @@ async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
     let slot = redisson::slot(name.as_bytes());
     let (mut here, mut there) = (cluster.client(0).await?, cluster.client(1).await?);
     let waiter = HOLDER.replace(":47", ":48");
-    let (queue, deadlines) = (keys(redisson::keys::queue, &fair), keys(redisson::keys::deadlines, &fair));
+    let (queue, deadlines) =
+        (keys(redisson::keys::queue, &fair), keys(redisson::keys::deadlines, &fair));
     take(&mut here, &name).await?;
     take(&mut here, &fair).await?;
     here.call(&format!("RPUSH {queue} {waiter}")).await?.ok()?;
@@ -206,7 +211,8 @@ async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
         eventually("the release to be tried again", async || {
             let stats = there.call("INFO commandstats").await?.text();
             let rows = stats.lines().filter(|row| row.starts_with("cmdstat_evalsha:"));
-            let rejected = rows.filter_map(|row| row.split_once("rejected_calls=")?.1.split(',').next());
+            let rejected =
+                rows.filter_map(|row| row.split_once("rejected_calls=")?.1.split(',').next());
             let rejected: u64 = rejected.filter_map(|count| count.parse::<u64>().ok()).sum();
             ensure!(rejected >= 3, "{stats}");
             Ok(())

@@ -2,7 +2,9 @@
 
 mod browser;
 mod browsing;
+mod clock;
 mod cluster;
+mod cluster_sources;
 mod description;
 mod found;
 mod living;

@@ -185,7 +185,7 @@ impl Timeline {
             holders.iter().flat_map(|lane| lane.bars.iter().map(|bar| bar.class)).collect();
         let mark = |i: u64| {
             let at = WallMillis(from + window.millis * i / PARTS);
-            (at.0, rfc3339(at).get(11..19).unwrap_or_default().to_owned())
+            (crate::clock::told(at).0, rfc3339(at).get(11..19).unwrap_or_default().to_owned())
         };
         Some(Self {
             lanes: holders,
