@@ -77,7 +77,7 @@ impl Nodes {
                     return None;
                 }
                 let target = self.cluster.target().node(address.clone());
-                let made = || (Instant::now(), super::link(target, &self.shutdown));
+                let made = || (Instant::now(), super::link(target.into(), &self.shutdown));
                 let (used, link) = known.guests.entry(address.clone()).or_insert_with(made);
                 *used = Instant::now();
                 link.clone()
