@@ -256,7 +256,28 @@ async fn while_the_server_is_quiet_and_nobody_else_looks() {
     dashboard.stop().await;
 
     let quiet = RedisServer::with(&BOUNDED);
-    let dashboard = watching(&quiet, &["--monitor-max-ops", "1000000"]).await;
+    let dashboard = watching(&quiet, &["--monitor-max-ops", "3000"]).await;
     dashboard.json_when("/api/v1/sources", says("while the server is quiet")).await;
     assert_eq!(monitors(&quiet), 1);
+    // And is closed once it no longer is.
+    let mut redis = quiet.connect();
+    let mut storm = redis::pipe();
+    for _ in 0..2_000 {
+        storm.cmd("PING").ignore();
+    }
+    let keep_busy = async {
+        loop {
+            storm.exec(&mut redis).unwrap();
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = keep_busy => {}
+        _ = dashboard.json_when("/api/v1/sources", says("closed: ")) => {}
+    }
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while monitors(&quiet) > 0 {
+        assert!(tokio::time::Instant::now() < deadline, "it has been closed");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
