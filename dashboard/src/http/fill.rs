@@ -145,7 +145,7 @@ impl App {
         for lock in snapshot.locks().filter(|lock| lock.id.deployment == deployment) {
             let mut holds = false;
             for (i, holder) in lock.holders.iter().enumerate() {
-                if holder.uuid == id || holder.id == id {
+                if client_of(&holder.id) == id || *holder.id == *id {
                     owner.add(lock, i);
                     holds = true;
                 }
@@ -225,7 +225,7 @@ impl App {
         let mut rows: Vec<EventRow> = snapshot
             .locks()
             .filter(|lock| of.is_none_or(|id| lock.id == *id))
-            .flat_map(|lock| lock.events.iter().map(|event| EventRow::seen(&lock.id, event)))
+            .flat_map(|lock| lock.events.shown().map(|event| EventRow::seen(&lock.id, event)))
             .filter(|row| (from..=to).contains(&row.at))
             .collect();
         rows.sort_by(|a, b| (b.at, &b.lock.name).cmp(&(a.at, &a.lock.name)));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::HolderId;
+use serde::ser::{Serialize, Serializer};
 
 use super::observation::Source;
 use super::view::{EventView, ProblemKind, WallMillis};
@@ -114,63 +115,71 @@ impl Happening {
     }
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Event {
     at: WallMillis,
     source: Source,
     what: Happening,
 }
 
-/// The latest events of one lock.
-#[derive(Debug, Clone, Default)]
-pub struct History {
-    events: VecDeque<Event>,
-    shown: Option<Arc<[EventView]>>,
+impl Event {
+    fn shown(&self) -> EventView {
+        EventView {
+            at: self.at,
+            event: self.what.word(),
+            source: self.source.as_str(),
+            text: self.what.sentence(),
+        }
+    }
 }
+
+/// The latest events of one lock, oldest first. What is shown of a lock shares them with what is known of it, and puts
+/// them into words only when somebody reads them: a hundred thousand locks have a hundred thousand sentences.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct History(Arc<[Event]>);
 
 impl History {
     /// Adds an event; the oldest gives way.
     pub fn push(&mut self, at: WallMillis, source: Source, what: Happening) {
-        self.shown = None;
-        if what == Happening::Released(None)
-            && let Some(last) = self.events.back_mut()
-            && at.0.saturating_sub(last.at.0) < TOGETHER_MS
-        {
-            match &mut last.what {
-                Happening::ReleasedUnseen(n) => {
-                    *n = n.saturating_add(1);
-                    return;
-                }
-                Happening::Released(None) => {
-                    last.what = Happening::ReleasedUnseen(2);
-                    return;
-                }
-                _ => {}
-            }
+        if what == Happening::Released(None) && self.count_unseen(at) {
+            return;
         }
-        if self.events.len() >= MAX_EVENTS {
-            self.events.pop_front();
+        let kept = self.0.len().min(MAX_EVENTS - 1);
+        let kept = self.0[self.0.len() - kept..].iter().cloned();
+        self.0 = kept.chain([Event { at, source, what }]).collect();
+    }
+
+    /// Counts a release that nobody was seen to make with those just before it, where there are any.
+    fn count_unseen(&mut self, at: WallMillis) -> bool {
+        let before = match self.0.last() {
+            Some(last) if at.0.saturating_sub(last.at.0) < TOGETHER_MS => match last.what {
+                Happening::ReleasedUnseen(n) => n,
+                Happening::Released(None) => 1,
+                _ => return false,
+            },
+            _ => return false,
+        };
+        if let Some(last) = Arc::make_mut(&mut self.0).last_mut() {
+            last.what = Happening::ReleasedUnseen(before.saturating_add(1));
         }
-        if self.events.len() == self.events.capacity() {
-            // Most locks have one event or two: room for four would be the larger part of what they cost.
-            self.events.reserve_exact(self.events.len().max(1));
-        }
-        self.events.push_back(Event { at, source, what });
+        true
+    }
+
+    /// When the newest happened; none where there are none.
+    #[must_use]
+    pub fn newest(&self) -> Option<WallMillis> {
+        self.0.last().map(|event| event.at)
     }
 
     /// The events as they are shown, newest first.
-    pub fn shown(&mut self) -> Arc<[EventView]> {
-        let events = &self.events;
-        let shown = self.shown.get_or_insert_with(|| {
-            let view = |event: &Event| EventView {
-                at: event.at,
-                event: event.what.word(),
-                source: event.source.as_str(),
-                text: event.what.sentence(),
-            };
-            events.iter().rev().map(view).collect()
-        });
-        Arc::clone(shown)
+    pub fn shown(&self) -> impl DoubleEndedIterator<Item = EventView> + ExactSizeIterator {
+        self.0.iter().rev().map(Event::shown)
+    }
+}
+
+impl Serialize for History {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.shown())
     }
 }
 
@@ -210,8 +219,10 @@ mod tests {
         for i in 0..100 {
             history.push(WallMillis(i), Source::Poll, Happening::Renewed(i));
         }
-        let shown = history.shown();
-        assert_eq!((shown.len(), shown[0].at), (MAX_EVENTS, WallMillis(99)));
+        let mut shown = history.shown();
+        assert_eq!(shown.len(), MAX_EVENTS);
+        assert_eq!(shown.next().map(|event| event.at), Some(WallMillis(99)));
+        assert_eq!(shown.last().map(|event| event.at), Some(WallMillis(84)));
     }
 
     #[test]
@@ -220,8 +231,9 @@ mod tests {
         for i in 0..500 {
             history.push(WallMillis(i), Source::Channels, Happening::Released(None));
         }
-        assert_eq!(history.shown().len(), 1);
-        assert!(history.shown()[0].text.starts_with("500 "), "{:?}", history.shown());
+        let shown: Vec<_> = history.shown().collect();
+        assert_eq!(shown.len(), 1);
+        assert!(shown[0].text.starts_with("500 "), "{shown:?}");
     }
 
     #[test]

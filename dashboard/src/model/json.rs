@@ -63,7 +63,7 @@ impl Serialize for LockView {
         map.serialize_entry("waiting", &self.waiting)?;
         map.serialize_entry("waiters_exact", &self.waiters_exact)?;
         map.serialize_entry("problems", &self.problems)?;
-        map.serialize_entry("events", &*self.events)?;
+        map.serialize_entry("events", &self.events)?;
         map.serialize_entry("past", &*self.past)?;
         map.serialize_entry("longest_hold", &self.longest_hold)?;
         map.serialize_entry("longest_wait", &self.longest_wait)?;

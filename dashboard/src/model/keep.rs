@@ -32,7 +32,8 @@ impl Model {
             }
             record.remember(known);
         }
-        scope.locks.insert(name.clone(), Kept { record, shown: None, free: None });
+        let kept = Box::new(Kept { record, shown: None, free: None });
+        scope.locks.insert(name.clone(), kept);
         self.kept += 1;
         true
     }

@@ -150,8 +150,8 @@ impl Past {
 
     /// The longest wait that was seen to end.
     #[must_use]
-    pub fn longest_wait(&self) -> Option<PastWaitView> {
-        self.longest_wait.as_ref().map(|wait| wait.view())
+    pub fn longest_wait(&self) -> Option<Box<PastWaitView>> {
+        self.longest_wait.as_ref().map(|wait| Box::new(wait.view()))
     }
 
     /// The newest hold of that holder.
@@ -162,13 +162,16 @@ impl Past {
 
     /// The longest that was seen.
     #[must_use]
-    pub fn longest(&self) -> Option<PastHoldView> {
-        self.longest.as_ref().map(PastHold::view)
+    pub fn longest(&self) -> Option<Box<PastHoldView>> {
+        self.longest.as_ref().map(|hold| Box::new(hold.view()))
     }
 
     /// As they are shown, newest first.
     pub fn shown(&mut self) -> Arc<[PastHoldView]> {
         let holds = &self.holds;
+        if holds.is_empty() {
+            return Arc::default();
+        }
         let shown =
             self.shown.get_or_insert_with(|| holds.iter().rev().map(PastHold::view).collect());
         Arc::clone(shown)

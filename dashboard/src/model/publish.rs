@@ -17,15 +17,16 @@ impl Model {
     /// Puts a new view of a lock into the picture. Where it is held by others than before, its views on the other
     /// servers of its group come next.
     fn show(&mut self, scope_id: ScopeId, mut view: LockView) -> Shown {
-        view.red = self.red(scope_id, &view.id.name);
+        view.red = self.red(scope_id, &view.id.name).map(Box::new);
         let view = Arc::new(view);
         let replaced = self.snapshot.put(Arc::clone(&view));
         let kept = self.scopes[scope_id.0].locks.get_mut(&view.id.name);
         let before = kept.and_then(|kept| kept.shown.replace(Arc::clone(&view)));
-        let ids = |view: &LockView| -> Vec<String> {
-            view.holders.iter().map(|holder| holder.id.clone()).collect()
+        let same = |before: &LockView| {
+            let ids = before.holders.iter().map(|holder| &holder.id);
+            ids.eq(view.holders.iter().map(|holder| &holder.id))
         };
-        if before.is_none_or(|before| ids(&before) != ids(&view)) {
+        if !before.is_some_and(|before| same(&before)) {
             for member in self.members(scope_id).into_iter().filter(|member| *member != scope_id) {
                 let member = &mut self.scopes[member.0];
                 if member.locks.contains_key(&view.id.name) {

@@ -27,7 +27,8 @@ pub(super) struct Scope {
     pub(super) db: u32,
     /// The scope of the whole cluster, where this is one of its nodes.
     pub(super) front: Option<ScopeId>,
-    pub(super) locks: HashMap<LockName, Kept>,
+    /// Boxed: the map has room for nearly twice as many as there are when it has grown.
+    pub(super) locks: HashMap<LockName, Box<Kept>>,
     pub(super) free: BTreeSet<(Moment, LockName)>,
     pub(super) schedule: Schedule,
     pub(super) readable_since: Option<Moment>,
@@ -167,7 +168,8 @@ impl Scope {
         let Some(restart) = self.restart.as_ref().filter(|_| self.readable_since.is_some()) else {
             return false;
         };
-        let read_again = |kept: &Kept| kept.record.last_sent().is_none_or(|at| at >= restart.at);
+        let read_again =
+            |kept: &Box<Kept>| kept.record.last_sent().is_none_or(|at| at >= restart.at);
         match &restart.why {
             Why::Started | Why::Promoted(_) => self.locks.values().all(read_again),
             Why::Moved { names, .. } => {

@@ -5,8 +5,11 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use serde::ser::{SerializeSeq as _, SerializeStruct as _, Serializer};
 
 use super::contention::PastWaitView;
+use super::history::History;
+use super::observation::Source;
 use super::past::PastHoldView;
 use super::red::RedView;
 use super::renewals::Renewals;
@@ -70,15 +73,11 @@ pub struct ClientView {
     pub alive: Option<bool>,
 }
 
-/// One holder.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// One holder. There are as many as locks: what follows from its id is not kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HolderView {
-    /// The field of the hash, escaped where it must be.
-    pub id: String,
-    /// The client's uuid.
-    pub uuid: String,
-    /// The thread's number, a string since it has 64 bits.
-    pub thread: String,
+    /// The field of the hash, escaped where it must be: the client's uuid and the thread's number, and what follows them.
+    pub id: Box<str>,
     /// `read`, `write` or `lock`.
     pub mode: &'static str,
     /// Reentrancy count.
@@ -90,20 +89,84 @@ pub struct HolderView {
     /// Since when.
     pub since: Since,
     /// The process behind it, where it is known.
-    pub client: Option<ClientView>,
+    pub client: Option<Box<ClientView>>,
+}
+
+impl HolderView {
+    /// The client's uuid.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        self.id.split(':').next().unwrap_or_default()
+    }
+
+    /// The thread's number, as text since it has 64 bits.
+    #[must_use]
+    pub fn thread(&self) -> &str {
+        self.id.split(':').nth(1).unwrap_or_default()
+    }
+}
+
+impl Serialize for HolderView {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut holder = serializer.serialize_struct("HolderView", 9)?;
+        holder.serialize_field("id", &self.id)?;
+        holder.serialize_field("uuid", self.uuid())?;
+        holder.serialize_field("thread", self.thread())?;
+        holder.serialize_field("mode", self.mode)?;
+        holder.serialize_field("count", &self.count)?;
+        holder.serialize_field("marker_ttl_ms", &self.marker_ttl_ms)?;
+        holder.serialize_field("zombie", &self.zombie)?;
+        holder.serialize_field("since", &self.since)?;
+        holder.serialize_field("client", &self.client)?;
+        holder.end()
+    }
+}
+
+/// Which sources something rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sources([bool; Source::ALL.len()]);
+
+impl Sources {
+    /// Adds one. True when it was not among them.
+    pub fn add(&mut self, source: Source) -> bool {
+        !std::mem::replace(&mut self.0[source as usize], true)
+    }
+
+    /// Their words, in the order pages show them.
+    pub fn words(self) -> impl Iterator<Item = &'static str> {
+        Source::ALL.into_iter().filter(move |source| self.0[*source as usize]).map(Source::as_str)
+    }
+}
+
+impl FromIterator<Source> for Sources {
+    fn from_iter<T: IntoIterator<Item = Source>>(sources: T) -> Self {
+        let mut all = Self::default();
+        for source in sources {
+            all.add(source);
+        }
+        all
+    }
+}
+
+impl Serialize for Sources {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut words = serializer.serialize_seq(None)?;
+        self.words().try_for_each(|word| words.serialize_element(word))?;
+        words.end()
+    }
 }
 
 /// Somebody who waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct WaiterView {
     /// The holder it wants to be.
-    pub id: String,
+    pub id: Box<str>,
     /// Since when.
     pub since: Since,
     /// How often it was seen to try; none where attempts cannot be seen.
     pub attempts: Option<u32>,
     /// The process behind it, where it is known.
-    pub client: Option<ClientView>,
+    pub client: Option<Box<ClientView>>,
 }
 
 /// A place in a fair lock's queue.
@@ -304,18 +367,18 @@ pub struct LockView {
     pub renewals: Option<Arc<Renewals>>,
     /// What is wrong with it, worst first.
     pub problems: Vec<ProblemView>,
-    /// The latest events, newest first; shared between the versions of a view.
-    pub events: Arc<[EventView]>,
+    /// The latest events; shared between the versions of a view.
+    pub events: History,
     /// Its latest holds that are over, newest first; shared likewise.
     pub past: Arc<[PastHoldView]>,
     /// The longest of all that were seen.
-    pub longest_hold: Option<PastHoldView>,
+    pub longest_hold: Option<Box<PastHoldView>>,
     /// The longest wait that was seen to end.
-    pub longest_wait: Option<PastWaitView>,
+    pub longest_wait: Option<Box<PastWaitView>>,
     /// How it stands on the servers of its group, where it is known on several of them.
-    pub red: Option<RedView>,
-    /// Which sources this rests on, by name.
-    pub sources: Vec<&'static str>,
+    pub red: Option<Box<RedView>>,
+    /// Which sources this rests on.
+    pub sources: Sources,
     /// Whether somebody stands in its queue (fair locks only).
     pub queued: bool,
     /// Who waits, as far as they are known by name, those longest first.

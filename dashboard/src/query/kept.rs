@@ -149,7 +149,7 @@ mod tests {
                 // Free, and waited for by nobody: most lists do not have it.
                 0 => view.holders.clear(),
                 _ => {
-                    view.holders[0].id = format!("holder:{holder}");
+                    view.holders[0].id = format!("holder:{holder}").into();
                     view.holders[0].since = Since { at: WallMillis(since), exact: true };
                 }
             }

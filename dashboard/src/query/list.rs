@@ -155,7 +155,7 @@ mod tests {
         let mut snapshot = Snapshot::empty();
         for n in 0..7 {
             let mut lock = lock(&format!("lock:{n}"));
-            lock.holders[0].uuid = format!("client-{}", n % 5);
+            lock.holders[0].id = format!("client-{}", n % 5).into();
             lock.problems.push(leaked());
             snapshot.put(Arc::new(lock));
         }

@@ -298,6 +298,8 @@ pub(crate) mod tests {
     use redisson::LockName;
 
     use super::*;
+    use crate::model::Source;
+    use crate::model::history::History;
     use crate::model::view::{Acknowledgement, Certainty, HolderView, LockId, ProblemView, Since};
 
     pub(crate) fn lock(name: &str) -> LockView {
@@ -312,8 +314,6 @@ pub(crate) mod tests {
             kind: "lock",
             holders: vec![HolderView {
                 id: "285475da-9152-4c83-822a-67ee2f116a79:52".into(),
-                uuid: "285475da-9152-4c83-822a-67ee2f116a79".into(),
-                thread: "52".into(),
                 mode: "lock",
                 count: 1,
                 marker_ttl_ms: None,
@@ -326,12 +326,12 @@ pub(crate) mod tests {
             lease_ms: None,
             renewed: false,
             problems: Vec::new(),
-            events: Arc::from([]),
+            events: History::default(),
             past: Arc::from([]),
             longest_hold: None,
             longest_wait: None,
             red: None,
-            sources: vec!["scan"],
+            sources: [Source::Scan].into_iter().collect(),
             queued: false,
             waiters: Vec::new(),
             waiting: 0,

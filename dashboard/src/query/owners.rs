@@ -62,7 +62,7 @@ impl OwnerRow {
             self.oldest = Some(holder.since);
         }
         if self.client.is_none() {
-            self.client.clone_from(&holder.client);
+            self.client = holder.client.as_deref().cloned();
         }
     }
 }
@@ -76,8 +76,8 @@ impl Listed for OwnerRow {
         for lock in known.snapshot.locks().filter(|lock| filter.matches(lock, now)) {
             let deployment = &lock.id.deployment;
             for (i, holder) in lock.holders.iter().enumerate() {
-                let id = if holder.uuid.is_empty() { &holder.id } else { &holder.uuid };
-                let row = rows.entry((&**deployment, id.as_str()));
+                let id = client_of(&holder.id);
+                let row = rows.entry((&**deployment, id));
                 row.or_insert_with(|| Self::new(deployment, id)).add(lock, i);
             }
             for waiter in &lock.waiters {
@@ -117,10 +117,10 @@ mod tests {
     fn what_a_client_holds_and_waits_for_is_added_up() {
         let mut snapshot = Snapshot::empty();
         let mut awaited = lock("awaited");
-        let mine = awaited.holders[0].uuid.clone();
+        let mine = client_of(&awaited.holders[0].id).to_owned();
         let theirs = "aaaaaaaa-9152-4c83-822a-67ee2f116a79";
         awaited.waiters.push(WaiterView {
-            id: format!("{theirs}:7"),
+            id: format!("{theirs}:7").into(),
             since: Since { at: WallMillis(1), exact: true },
             attempts: None,
             client: None,

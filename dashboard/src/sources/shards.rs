@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(wanted(&snapshot, ("main", &Share::Whole), &first), first);
         let mut agents = lock("agents");
         let agent = redisson::ClientId::from_random([7; 16]);
-        agents.holders[0].id = HolderId::new(agent, 1_700_000_000 << 30).to_string();
+        agents.holders[0].id = HolderId::new(agent, 1_700_000_000 << 30).to_string().into();
         let mut snapshot = Snapshot::empty();
         snapshot.put(Arc::new(agents));
         assert!(wanted(&snapshot, ("main", &Share::Whole), &HashSet::new()).is_empty());

@@ -80,33 +80,33 @@ impl Subscribers {
     /// The locks of this round: those that are waited for each time, the others in turn.
     fn next(&self, after: &mut Option<(ScopeId, LockName)>) -> Vec<Asked> {
         let snapshot = self.hub.snapshot();
-        let mut awaited = Vec::new();
+        let mut awaited: Vec<(ScopeId, &LockView)> = Vec::new();
         let mut others = Vec::new();
         for lock in snapshot.locks().filter(|lock| self.counts(lock)) {
             let Some(scope) = self.scopes.iter().find(|scope| scope.has(lock)) else { continue };
-            let asked = Asked {
-                scope: scope.id,
-                name: lock.id.name.clone(),
-                channel: channel(lock),
-                was_awaited: lock.waiting > 0,
-            };
-            if asked.was_awaited { &mut awaited } else { &mut others }.push(asked);
+            let list = if lock.waiting > 0 { &mut awaited } else { &mut others };
+            list.push((scope.id, &**lock));
         }
         awaited.truncate(NAMES * COMMANDS / 2);
         let room = NAMES * COMMANDS - awaited.len();
-        others.sort_unstable_by(|a, b| (a.scope, &a.name).cmp(&(b.scope, &b.name)));
+        others.sort_unstable_by_key(|(scope, lock)| (*scope, &lock.id.name));
         if others.len() > room {
-            let place = |asked: &Asked| (asked.scope, asked.name.clone());
-            let from = after
-                .as_ref()
-                .map_or(0, |after| others.partition_point(|asked| place(asked) <= *after));
+            let from = after.as_ref().map_or(0, |(last_scope, last)| {
+                let last = (*last_scope, last);
+                others.partition_point(|(scope, lock)| (*scope, &lock.id.name) <= last)
+            });
             let others_len = others.len();
             others.rotate_left(from % others_len);
             others.truncate(room);
-            *after = others.last().map(place);
+            *after = others.last().map(|(scope, lock)| (*scope, lock.id.name.clone()));
         }
-        awaited.extend(others);
-        awaited
+        let asked = |(scope, lock): (ScopeId, &LockView)| Asked {
+            scope,
+            name: lock.id.name.clone(),
+            channel: channel(lock),
+            was_awaited: lock.waiting > 0,
+        };
+        awaited.into_iter().chain(others).map(asked).collect()
     }
 
     fn counts(&self, lock: &LockView) -> bool {

@@ -40,12 +40,12 @@ impl EventRow {
 
     /// One that the picture remembers.
     #[must_use]
-    pub fn seen(lock: &LockId, event: &EventView) -> Self {
+    pub fn seen(lock: &LockId, event: EventView) -> Self {
         Self {
             at: event.at,
             event: event.event.to_owned(),
             lock: lock.clone(),
-            text: event.text.clone(),
+            text: event.text,
             source: Some(event.source),
         }
     }

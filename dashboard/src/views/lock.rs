@@ -59,14 +59,16 @@ impl<'a> Summary<'a> {
             read: read_at.map(|at| Ago::new(at, now)),
             stale: read_at.is_some_and(|at| now.0.saturating_sub(at.0) > STALE_MS),
             lease: lock.and_then(|lock| lock.lease_ms).map(format::lease),
-            sources: lock.map(|lock| lock.sources.join(", ")).unwrap_or_default(),
+            sources: lock
+                .map(|lock| lock.sources.words().collect::<Vec<_>>().join(", "))
+                .unwrap_or_default(),
         }
     }
 
     /// When a gone lock was last seen.
     fn last_event(&self) -> Option<Ago> {
         let Subject::Known(lock) = self.subject else { return None };
-        lock.events.first().map(|event| Ago::new(event.at, self.now))
+        lock.events.newest().map(|at| Ago::new(at, self.now))
     }
 }
 
@@ -158,7 +160,7 @@ impl<'a> Holders<'a> {
                 .iter()
                 .map(|view| Holder {
                     view,
-                    who: view.client.as_ref().map(client_words),
+                    who: view.client.as_deref().map(client_words),
                     since: Ago::since(view.since, page.chrome.now),
                     marker: view.marker_ttl_ms.map(format::duration),
                     owner: owner_link(&page.id.deployment, view),
@@ -198,16 +200,15 @@ impl<'a> Waiters<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/lock_events.html")]
-struct Events<'a> {
-    events: Vec<(Clock, &'a EventView)>,
+struct Events {
+    events: Vec<(Clock, EventView)>,
 }
 
-impl HtmlSafe for Events<'_> {}
+impl HtmlSafe for Events {}
 
-impl<'a> Events<'a> {
-    fn new(page: &'a LockPage) -> Self {
-        let events = known(page).map(|lock| &*lock.events).unwrap_or_default();
-        let events = events.iter().take(EVENTS);
+impl Events {
+    fn new(page: &LockPage) -> Self {
+        let events = known(page).into_iter().flat_map(|lock| lock.events.shown()).take(EVENTS);
         Self { events: events.map(|e| (Clock::new(e.at, page.chrome.now), e)).collect() }
     }
 }
@@ -265,7 +266,7 @@ impl<'a> PastHolds<'a> {
         let now = page.chrome.now;
         let lock = known(page);
         let past = lock.map(|lock| &*lock.past).unwrap_or_default();
-        let longest = lock.and_then(|lock| lock.longest_hold.as_ref());
+        let longest = lock.and_then(|lock| lock.longest_hold.as_deref());
         Self {
             past: past.iter().map(|hold| PastRow::new(hold, now)).collect(),
             longest: longest.and_then(|hold| PastRow::new(hold, now).lasted),
@@ -341,7 +342,7 @@ struct LockTemplate<'a> {
     problems: Problems<'a>,
     holders: Holders<'a>,
     waiters: Waiters<'a>,
-    events: Events<'a>,
+    events: Events,
     past: PastHolds<'a>,
     raw: Raw,
     pictures: Pictures,

@@ -95,10 +95,10 @@ fn label(offer: &Offer, choice: &Choice) -> String {
 
 fn who(lock: &LockView, choice: &Choice) -> Option<String> {
     let id = match choice {
-        Choice::Lock => lock.holders.first().filter(|_| lock.holders.len() == 1)?.id.clone(),
+        Choice::Lock => lock.holders.first().filter(|_| lock.holders.len() == 1)?.id.to_string(),
         Choice::Holder(holder) => holder.id.to_string(),
         Choice::Place(_) => return None,
     };
-    let holder = lock.holders.iter().find(|holder| holder.id == id)?;
-    holder.client.as_ref().map(client_words)
+    let holder = lock.holders.iter().find(|holder| *holder.id == *id)?;
+    holder.client.as_deref().map(client_words)
 }

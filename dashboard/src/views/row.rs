@@ -11,6 +11,7 @@ use super::picture::Spark;
 use crate::model::view::{
     Certainty, ClientView, HolderView, LockId, LockView, ProblemView, Since, State, WallMillis,
 };
+use crate::query::owners::client_of;
 
 /// A problem as a badge.
 pub(super) struct Badge {
@@ -109,14 +110,10 @@ impl HtmlSafe for HolderCell<'_> {}
 
 impl<'a> HolderCell<'a> {
     pub(super) fn new(deployment: &str, holder: &'a HolderView) -> Self {
-        let short = match holder.uuid.is_empty() {
-            true => holder.id.chars().take(24).collect(),
-            false => format!("{}:{}", short_client(&holder.uuid), short_thread(&holder.thread)),
-        };
-        let client = holder.client.as_ref();
+        let client = holder.client.as_deref();
         Self {
             holder,
-            short,
+            short: short_holder(&holder.id),
             link: owner_link(deployment, holder),
             place: client.and_then(place_words),
             gone: client.is_some_and(|client| client.alive == Some(false)),
@@ -144,8 +141,7 @@ pub(super) fn short_thread(thread: &str) -> String {
 
 /// The page of a holder's client.
 pub(super) fn owner_link(deployment: &str, holder: &HolderView) -> String {
-    let owner = if holder.uuid.is_empty() { &holder.id } else { &holder.uuid };
-    links::owner(deployment, owner)
+    links::owner(deployment, client_of(&holder.id))
 }
 
 /// A client's id, short enough for a table.

@@ -23,7 +23,7 @@ use super::past::{Note, Past, PastHold};
 use super::problem::{Expired, Gone, Rule};
 use super::renewals::Renewals;
 use super::view::{
-    Acknowledgement, Certainty, LockId, ProblemKind, ProblemView, Since, WallMillis,
+    Acknowledgement, Certainty, LockId, ProblemKind, ProblemView, Since, Sources, WallMillis,
 };
 use super::waiting::{Waiter, Waiting};
 use super::who::{Known, Who};
@@ -78,8 +78,8 @@ struct Hold {
     id: HolderId,
     count: i64,
     since: Since,
-    /// The reading that first showed it.
-    first: Stamp,
+    /// When the reading that first showed it was asked for.
+    first: Moment,
     /// No later than this; where `since` is exact, within a second of it.
     from: Moment,
     /// A reader's marker, where it was looked for.
@@ -127,6 +127,15 @@ impl Rare {
     }
 }
 
+/// What is known of holds that are over. Many locks are held for as long as anybody looks.
+#[derive(Debug, Default)]
+struct Before {
+    habit: Habit,
+    past: Past,
+    /// Holds that an earlier run of this program saw begin, until they are seen again.
+    remembered: Vec<(HolderId, Since)>,
+}
+
 /// A lock.
 #[derive(Debug)]
 pub struct Record {
@@ -134,7 +143,7 @@ pub struct Record {
     group: Arc<str>,
     rule: Rule,
     confirmed: bool,
-    sources: [bool; Source::ALL.len()],
+    sources: Sources,
     /// The newest reading there is.
     stamp: Option<Stamp>,
     holds: Vec<Hold>,
@@ -158,11 +167,8 @@ pub struct Record {
     renewals: Option<Arc<Renewals>>,
     /// When a release was told last, and by which source.
     told: Option<(Moment, Source)>,
-    habit: Habit,
     history: History,
-    past: Past,
-    /// Holds that an earlier run of this program saw begin, until they are seen again.
-    remembered: Vec<(HolderId, Since)>,
+    before: Option<Box<Before>>,
     problems: Vec<ProblemView>,
     news: bool,
 }
@@ -175,7 +181,7 @@ impl Record {
             group,
             rule,
             confirmed: false,
-            sources: [false; Source::ALL.len()],
+            sources: Sources::default(),
             stamp: None,
             holds: Vec::new(),
             mode: None,
@@ -193,10 +199,8 @@ impl Record {
             rose: None,
             renewals: None,
             told: None,
-            habit: Habit::default(),
             history: History::default(),
-            past: Past::default(),
-            remembered: Vec::new(),
+            before: None,
             problems: Vec::new(),
             news: true,
         }
@@ -299,15 +303,16 @@ impl Record {
     pub fn remember(&mut self, known: Remembered) {
         self.confirm();
         self.remember_acknowledged(known.acknowledged);
-        self.remembered = known.holds;
-        if !known.problems.is_empty() {
-            self.rare().before = known.problems;
-        }
+        let before = self.before();
+        before.remembered = known.holds;
         for past in known.past {
             if past.since.exact {
-                self.habit.push(Duration::from_millis(past.millis()));
+                before.habit.push(Duration::from_millis(past.millis()));
             }
-            self.past.push(past);
+            before.past.push(past);
+        }
+        if !known.problems.is_empty() {
+            self.rare().before = known.problems;
         }
     }
 
@@ -316,12 +321,17 @@ impl Record {
         if seen.exact {
             return seen;
         }
-        let known = self.remembered.iter().position(|(known, _)| *known == id);
-        known.map_or(seen, |known| self.remembered.swap_remove(known).1)
+        let Some(before) = &mut self.before else { return seen };
+        let known = before.remembered.iter().position(|(known, _)| *known == id);
+        known.map_or(seen, |known| before.remembered.swap_remove(known).1)
     }
 
     fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_default()
+    }
+
+    fn before(&mut self) -> &mut Before {
+        self.before.get_or_insert_default()
     }
 
     /// Gives back what is no longer needed.
@@ -379,7 +389,8 @@ impl Record {
             }
             _ => self.read_nothing(stamp, source, reading, around, effects),
         }
-        for (id, _) in std::mem::take(&mut self.remembered) {
+        let remembered = self.before.as_mut().map(|before| std::mem::take(&mut before.remembered));
+        for (id, _) in remembered.into_iter().flatten() {
             // It held the lock when an earlier run ended, and does so no more.
             let over = Note::Unseen(self.id.clone(), id, stamp.wall);
             effects.push(Effect::Note(Box::new(over)));
@@ -437,7 +448,7 @@ impl Record {
             to: granted.unwrap_or(last),
             granted: granted.is_some(),
         };
-        self.past.waited(wait);
+        self.before().past.waited(wait);
         effects.push(Effect::Count(source, Count::Waited(wait)));
         self.news = true;
     }
@@ -447,9 +458,7 @@ impl Record {
     }
 
     fn seen_by(&mut self, source: Source) {
-        let seen = &mut self.sources[source as usize];
-        self.news |= !*seen;
-        *seen = true;
+        self.news |= self.sources.add(source);
     }
 
     fn event(

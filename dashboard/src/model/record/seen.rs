@@ -82,7 +82,7 @@ impl Record {
                         id: holder.id,
                         count: holder.count,
                         since,
-                        first: stamp,
+                        first: stamp.sent,
                         from,
                         marker: None,
                     }
@@ -394,8 +394,9 @@ impl Record {
         };
         // MONITOR saw it whole. So short a hold is not written down: there may be thousands a second.
         let past = PastHold { id, since: Since { at: since, exact: true }, to: wall, ended };
-        self.habit.push(at.since(from));
-        self.past.push(past);
+        let before = self.before();
+        before.habit.push(at.since(from));
+        before.past.push(past);
         self.count(source, Count::Held(past), effects);
         self.event(since, Source::Monitor, Happening::Taken(id, 0), effects);
         self.event(wall, source, Happening::Released(Some(id)), effects);
@@ -425,8 +426,8 @@ impl Record {
     ) {
         let exact = newer.received.since(at) <= EXACT;
         let mut restarted = false;
-        for hold in self.holds.iter_mut().filter(|hold| hold.first.sent < at) {
-            hold.first = newer;
+        for hold in self.holds.iter_mut().filter(|hold| hold.first < at) {
+            hold.first = newer.sent;
             hold.from = at;
             hold.since = Since { at: wall, exact };
             restarted = true;
@@ -448,11 +449,12 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         let ended = if self.is_forced(&hold.id, at) { Ending::Forced } else { ended };
-        if hold.since.exact && ended != Ending::Forced {
-            self.habit.push(at.since(hold.from));
-        }
         let past = PastHold { id: hold.id, since: hold.since, to: wall, ended };
-        self.past.push(past);
+        let before = self.before();
+        if hold.since.exact && ended != Ending::Forced {
+            before.habit.push(at.since(hold.from));
+        }
+        before.past.push(past);
         if self.confirmed {
             // Which source showed its end changes nothing here.
             effects.push(Effect::Count(Source::Poll, Count::Held(past)));

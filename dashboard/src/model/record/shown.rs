@@ -53,7 +53,7 @@ impl Record {
             still_since: self.still_since,
             listening_since: around.listening_since,
             silent: self.is_silent() || around.cluster,
-            habit: self.habit.p99(),
+            habit: self.before.as_ref().and_then(|before| before.habit.p99()),
             rule: self.rule,
             waiters: &waiters,
             subscribers: rare.and_then(|rare| rare.waiting.subscribers),
@@ -225,9 +225,7 @@ impl Record {
             .holds
             .iter()
             .map(|hold| HolderView {
-                id: hold.id.to_string(),
-                uuid: hold.id.client.to_string(),
-                thread: hold.id.thread.to_string(),
+                id: hold.id.to_string().into(),
                 mode: match (&self.mode, hold.id.write) {
                     (_, true) => "write",
                     (Some(_), false) => "read",
@@ -240,7 +238,7 @@ impl Record {
                 },
                 zombie: hold.marker == Some(Marker::Missing),
                 since: hold.since,
-                client: self.client(&hold.id, clients),
+                client: self.client(&hold.id, clients).map(Box::new),
             })
             .collect();
         let waiting = Awaited::new(self.rare.as_deref(), |id| self.client(id, clients));
@@ -249,6 +247,8 @@ impl Record {
             (true, true) => State::Held,
             (true, false) => State::Free,
         };
+        let past = self.before.as_mut().map(|before| before.past.shown()).unwrap_or_default();
+        let before = self.before.as_deref();
         LockView {
             id: self.id.clone(),
             state,
@@ -261,16 +261,12 @@ impl Record {
             renewed: self.lease.renewed(),
             renewals: self.renewals.clone().filter(|_| self.lease.renewed() && self.is_held()),
             problems: self.problems.clone(),
-            events: self.history.shown(),
-            past: self.past.shown(),
-            longest_hold: self.past.longest(),
-            longest_wait: self.past.longest_wait(),
+            events: self.history.clone(),
+            longest_hold: before.and_then(|before| before.past.longest()),
+            longest_wait: before.and_then(|before| before.past.longest_wait()),
+            past,
             red: None,
-            sources: Source::ALL
-                .into_iter()
-                .filter(|source| self.sources[*source as usize])
-                .map(Source::as_str)
-                .collect(),
+            sources: self.sources,
             queued: waiting.queued,
             waiters: waiting.waiters,
             waiting: waiting.count,
@@ -301,10 +297,10 @@ impl Awaited {
         let live = waiting.waiters().filter(|waiter| waiter.is_live());
         shown.waiters = live
             .map(|waiter| WaiterView {
-                id: waiter.id.to_string(),
+                id: waiter.id.to_string().into(),
                 since: waiter.since,
                 attempts: waiter.attempts,
-                client: client(&waiter.id),
+                client: client(&waiter.id).map(Box::new),
             })
             .collect();
         shown.count = waiting.at_least();

@@ -8,7 +8,7 @@ use redisson::{HolderId, Kind, Moment};
 use super::{Effect, Hold, Record, Surroundings};
 use crate::model::contention::Count;
 use crate::model::history::Happening;
-use crate::model::observation::{Source, Stamp};
+use crate::model::observation::Source;
 use crate::model::past::{Ending, Note};
 use crate::model::problem::Expired;
 use crate::model::view::{Certainty, Since, WallMillis};
@@ -98,8 +98,7 @@ impl Record {
         self.event(wall, Source::Monitor, Happening::Taken(to, 0), effects);
         let since = Since { at: wall, exact: true };
         effects.push(Effect::Note(Box::new(Note::Began(self.id.clone(), to, since))));
-        let first = Stamp { sent: at, received: at, wall };
-        self.holds[i] = Hold { id: to, count: 1, since, first, from: at, marker: None };
+        self.holds[i] = Hold { id: to, count: 1, since, first: at, from: at, marker: None };
         self.still_since = (at, wall);
         self.renewals = None;
         self.lease.restart(at, lease.or(self.ttl), Some(Duration::ZERO));
@@ -177,7 +176,10 @@ impl Record {
             let Some(end) = end.filter(|end| *end <= at) else { return };
             at.since(end)
         } else {
-            let Some(past) = self.past.newest_of(&holder) else { return };
+            let before = self.before.as_ref();
+            let Some(past) = before.and_then(|before| before.past.newest_of(&holder)) else {
+                return;
+            };
             if past.ended.is_wanted() || past.ended == Ending::Forced {
                 return;
             }

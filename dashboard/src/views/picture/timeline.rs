@@ -108,7 +108,7 @@ impl Timeline {
         let now_held = held.map(|lock| lock.holders.as_slice()).unwrap_or_default();
         let ids: HashSet<&str> = now_held
             .iter()
-            .map(|holder| holder.id.as_str())
+            .map(|holder| &*holder.id)
             .chain(window.holds.iter().map(|hold| hold.id.as_str()))
             .collect();
         let by_client = ids.len() > MAX_HOLDERS;

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use redisson::LockName;
 
 use super::super::*;
+use crate::model::Source;
 use crate::model::contention::{Contention, GroupTally, LockTally, Tally};
+use crate::model::history::{Happening, History};
 use crate::model::past::PastHoldView;
 use crate::model::view::*;
 use crate::query::contention::ContentionRow;
 use crate::query::list::Known;
-use crate::query::owners::OwnerRow;
+use crate::query::owners::{OwnerRow, client_of};
 use crate::query::problems::ProblemRow;
 
 pub(super) const NOW: u64 = 1_795_223_742_000;
@@ -26,9 +28,7 @@ pub(super) fn id(name: &[u8]) -> LockId {
 pub(in crate::views) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) -> HolderView {
     let uuid = format!("{:08x}-52c1-4d0e-9a6f-0b7c3de1{:04x}", 0x3f2a_81c4_u64 ^ (n * 7919), n);
     HolderView {
-        id: format!("{uuid}:{}", 31 + n),
-        uuid,
-        thread: (31 + n).to_string(),
+        id: format!("{uuid}:{}", 31 + n).into(),
         mode: "lock",
         count,
         marker_ttl_ms: None,
@@ -36,6 +36,15 @@ pub(in crate::views) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) ->
         client: None,
         since: Since { at: ago(held_ms), exact },
     }
+}
+
+/// What happened so many milliseconds ago, oldest first.
+fn happenings<const N: usize>(of: [(u64, Source, &'static str, &str); N]) -> History {
+    let mut history = History::default();
+    for (millis, source, word, text) in of {
+        history.push(ago(millis), source, Happening::Acted(word, text.into()));
+    }
+    history
 }
 
 /// A healthy hold, `held_ms` old.
@@ -53,26 +62,15 @@ pub(in crate::views) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
         renewed: held_ms > 20_000,
         renewals: None,
         problems: Vec::new(),
-        events: vec![
-            EventView {
-                at: ago(held_ms),
-                event: "taken",
-                source: "poll",
-                text: "Thread 31 took it; the lease is 30 s.".into(),
-            },
-            EventView {
-                at: ago(held_ms + 1_200),
-                event: "released",
-                source: "channels",
-                text: "A release was told on its channel.".into(),
-            },
-        ]
-        .into(),
+        events: happenings([
+            (held_ms + 1_200, Source::Channels, "released", "A release was told on its channel."),
+            (held_ms, Source::Poll, "taken", "Thread 31 took it; the lease is 30 s."),
+        ]),
         past: Arc::from([]),
         longest_hold: None,
         longest_wait: None,
         red: None,
-        sources: vec!["scan", "poll", "channels"],
+        sources: [Source::Scan, Source::Poll, Source::Channels].into_iter().collect(),
         queued: false,
         waiters: Vec::new(),
         waiting: 0,
@@ -218,7 +216,7 @@ pub(super) fn lock(subject: LockView) -> LockPage {
 
 fn past_hold(n: u64, began_ms: u64, lasted_ms: u64, ended: &'static str) -> PastHoldView {
     PastHoldView {
-        id: holder(n, 1, 0, true).id,
+        id: holder(n, 1, 0, true).id.into(),
         since: Since { at: ago(began_ms), exact: true },
         to: Some(ago(began_ms - lasted_ms)),
         ended: Some(ended),
@@ -239,9 +237,9 @@ pub(super) fn past() -> PastWindow {
 /// Two that wait for one another, over locks of hostile names.
 pub(super) fn deadlocked() -> LockView {
     let wait = |name: &[u8], from: u64, to: u64| WaitView {
-        waiter: holder(from, 1, 0, true).id,
+        waiter: holder(from, 1, 0, true).id.into(),
         lock: id(name),
-        holder: holder(to, 1, 0, true).id,
+        holder: holder(to, 1, 0, true).id.into(),
     };
     let names = hostile_names();
     let problem = ProblemView {
@@ -263,7 +261,7 @@ pub(super) fn contended_lock() -> LockView {
         waiting: 2,
         waiters: vec![waiter(30, 9_000), waiter(31, 4_000)],
         past: past().holds.into(),
-        longest_hold: Some(past_hold(3, 300_000, 90_000, "handed_over")),
+        longest_hold: Some(Box::new(past_hold(3, 300_000, 90_000, "handed_over"))),
         ..held(b"hot:<b>", 2, 40_000)
     }
 }
@@ -330,7 +328,7 @@ pub(super) fn list_rows() -> Vec<String> {
 
 pub(super) fn owner(of: &LockView) -> OwnerPage {
     let deployment = &of.id.deployment;
-    let mut owner = OwnerRow::new(deployment, &of.holders[0].uuid);
+    let mut owner = OwnerRow::new(deployment, client_of(&of.holders[0].id));
     owner.add(of, 0);
     let lock = Arc::new(of.clone());
     OwnerPage {
@@ -362,7 +360,7 @@ pub(super) fn events(kept: bool, rows: Vec<EventRow>) -> EventsPage {
 pub(super) fn happened() -> Vec<EventRow> {
     let locks = troubled();
     let seen = |lock: &LockView| -> Vec<EventRow> {
-        lock.events.iter().map(|event| EventRow::seen(&lock.id, event)).collect()
+        lock.events.shown().map(|event| EventRow::seen(&lock.id, event)).collect()
     };
     let told = |event, detail: Option<&str>| {
         EventRow::told(&crate::archive::Told {
@@ -472,9 +470,7 @@ pub(super) fn hostile() -> LocksPage {
             problem.advice = text.into();
             problem.evidence[0].text = text.into();
         }
-        lock.events =
-            vec![EventView { at: ago(5), event: "taken", source: "poll", text: text.into() }]
-                .into();
+        lock.events = happenings([(5, Source::Poll, "taken", text)]);
         lock
     });
     let mut page = locks(rows.collect());
