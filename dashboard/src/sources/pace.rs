@@ -1,8 +1,10 @@
 //! How fast keys are passed over: so that others hardly notice.
 //!
-//! The next call begins no sooner than three round trips of the last one after that began, and so that
-//! the server spends less than a tenth of its time on them, as far as a PING beside them tells. Before each call the server is pinged, which
-//! shows whether others are slowed down; then calls come more rarely.
+//! The next call begins no sooner than three round trips of the last one after that began, and so late that the server spends no
+//! more than a tenth of its time on them; a sixth in the first pass, for which somebody may wait. What a call costs it the server
+//! tells itself: its clock is asked before and behind the call, in one pipeline with it. Where it may not be asked, the round
+//! trip stands for it, less that of a PING. Before each call the server is pinged, which shows whether others are slowed down;
+//! then calls come more rarely.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,12 +14,12 @@ use service_kit::redis_link::{CallError, Link, ServerError};
 use tokio::time::Instant;
 
 use super::fine_timer::FineTimer;
-use super::read::{Caller, ServerFacts, pipeline};
+use super::read::{Caller, ServerFacts, clock_micros, pipeline};
 
 /// PINGs in one judgement.
 const WINDOW: usize = 64;
-/// Calls by which it is judged what one costs the server. A quick one of them tells: what held up others was not
-/// their cost.
+/// Calls by which it is judged what one costs a server that does not tell its time. A quick one of them is taken: what held
+/// up the others was not their cost.
 const CALLS: usize = 15;
 /// So many of them may be slow for other reasons.
 const OUTLIERS: usize = 3;
@@ -27,30 +29,62 @@ const USUAL_FOR: Duration = Duration::from_secs(30);
 const APART: Duration = Duration::from_millis(1);
 /// What the slowest PING may take beyond twice the usual.
 const GRACE: Duration = Duration::from_micros(50);
-/// A call begins no sooner after the last one than so many times the latter's cost. Not ten: what is measured has our
-/// own share of the time in it, and by the server's own account this is below a tenth.
-const COST: u32 = 8;
 /// The longest wait between two calls.
 const LONGEST: Duration = Duration::from_millis(250);
 /// How much slower calls may come at most. That the server is slow is mostly not our doing, and slower still would help
-/// it little: even at full pace we take no more than a tenth of its time.
+/// it little: even at full pace we take no more than a small share of its time.
 const SLOWEST: f64 = 4.0;
+
+/// How much of the server's time may be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// Nobody has seen a whole picture yet: a sixth.
+    First,
+    /// A tenth.
+    Usual,
+    /// A twentieth.
+    Slow,
+}
+
+impl Pace {
+    /// A call begins no sooner after the beginning of the last one than so many times the latter's round trip, and so many
+    /// times what it cost the server.
+    fn times(self) -> (u32, u32) {
+        match self {
+            Self::First => (3, 6),
+            Self::Usual => (3, 10),
+            Self::Slow => (6, 20),
+        }
+    }
+
+    /// How long after a call began the next one may begin.
+    fn pause(self, took: Duration, cost: Duration, slowdown: f64) -> Duration {
+        let (trips, costs) = self.times();
+        (took * trips).max(cost * costs).mul_f64(slowdown).min(LONGEST)
+    }
+}
 
 /// A link whose calls keep a pace.
 #[derive(Debug)]
 pub struct Pacer {
     link: Link,
     facts: ServerFacts,
+    /// When the last call began.
+    sent: Instant,
     next: Instant,
-    /// Seconds that one key costs at the highest rate allowed.
+    /// Until when the keys looked at so far take at the highest rate allowed.
+    spent: Instant,
+    /// Seconds that one key costs at that rate.
     key_cost: f64,
-    factor: f64,
+    pace: Pace,
     slowdown: f64,
     /// Close to the longest that a PING took while nothing was passed over, and when that was.
     usual: Option<(Duration, Instant)>,
     quickest: Duration,
     timer: FineTimer,
     pings: VecDeque<Duration>,
+    /// Whether the server tells its time.
+    clocked: bool,
     /// What the latest calls took.
     calls: VecDeque<Duration>,
 }
@@ -62,21 +96,24 @@ impl Pacer {
         Self {
             link,
             facts,
+            sent: Instant::now(),
             next: Instant::now(),
+            spent: Instant::now(),
             key_cost: 1.0 / f64::from(rate.max(1)),
-            factor: 1.0,
+            pace: Pace::Usual,
             slowdown: 1.0,
             usual: None,
             quickest: Duration::ZERO,
             timer: FineTimer::new(),
             pings: VecDeque::with_capacity(WINDOW),
+            clocked: true,
             calls: VecDeque::with_capacity(CALLS),
         }
     }
 
-    /// Makes pauses `factor` times as long as usual from now on.
-    pub fn set_factor(&mut self, factor: f64) {
-        self.factor = factor;
+    /// How much may be taken from now on.
+    pub fn set_pace(&mut self, pace: Pace) {
+        self.pace = pace;
     }
 
     /// Learns what PINGs take while no keys are passed over.
@@ -89,14 +126,16 @@ impl Pacer {
         self.quickest = self.pings.iter().min().copied().unwrap_or_default();
         self.usual = Some((slow(&self.pings), Instant::now()));
         self.pings.clear();
+        // Rights may have been given since.
+        self.clocked = true;
         Ok(())
     }
 
-    /// Makes the next call wait for what `keys` cost at the highest rate allowed.
+    /// The last call looked at so many keys: the next one waits for what they take at the highest rate allowed.
     pub fn spend(&mut self, keys: usize) {
         let keys = u32::try_from(keys).unwrap_or(u32::MAX);
         let cost = Duration::from_secs_f64(self.key_cost * f64::from(keys));
-        self.next = self.next.max(Instant::now()) + cost;
+        self.spent = self.spent.max(self.sent) + cost;
     }
 
     /// How many times slower than wished calls come, 1 where nothing speaks against the full pace.
@@ -114,7 +153,7 @@ impl Pacer {
 
     /// Waits until the next call may begin, the last part of it with a PING.
     async fn wait(&mut self) -> Result<(), CallError> {
-        let left = self.next.saturating_duration_since(Instant::now());
+        let left = self.next.max(self.spent).saturating_duration_since(Instant::now());
         if let Some(left) = left.checked_sub(self.quickest) {
             self.timer.sleep(left).await;
             self.ping().await?;
@@ -155,6 +194,20 @@ fn slow(pings: &VecDeque<Duration>) -> Duration {
     sorted.iter().rev().nth(OUTLIERS).or_else(|| sorted.last()).copied().unwrap_or_default()
 }
 
+/// The commands with the server's clock before and behind them.
+fn timed(commands: Vec<Cmd>) -> Vec<Cmd> {
+    [cmd("TIME")].into_iter().chain(commands).chain([cmd("TIME")]).collect()
+}
+
+/// Takes the first and the last reply away, which tell the server's time, and what passed between the two; none where it
+/// did not tell, or its clock was set back meanwhile.
+fn take_cost(replies: &mut Vec<Result<Value, ServerError>>) -> Option<Duration> {
+    let after = replies.pop()?;
+    let before = if replies.is_empty() { return None } else { replies.remove(0) };
+    let [before, after] = [before, after].map(|time| clock_micros(&time.ok()?));
+    after?.checked_sub(before?).map(Duration::from_micros)
+}
+
 impl Caller for Pacer {
     async fn send(
         &mut self,
@@ -164,17 +217,62 @@ impl Caller for Pacer {
             self.learn().await?;
         }
         self.wait().await?;
-        let sent = Instant::now();
-        let replies = self.link.pipeline(pipeline(commands)).await?;
-        let took = sent.elapsed();
+        let commands = if self.clocked { timed(commands) } else { commands };
+        self.sent = Instant::now();
+        let mut replies = self.link.pipeline(pipeline(commands)).await?;
+        let took = self.sent.elapsed();
         push(&mut self.calls, took, CALLS);
-        let cost = sorted(&self.calls)[self.calls.len() / 4].saturating_sub(self.quickest);
-        let pause = (took * 3).max(cost * COST).mul_f64(self.factor * self.slowdown).min(LONGEST);
-        self.next = sent + pause;
+        let mut cost = None;
+        if self.clocked {
+            cost = take_cost(&mut replies);
+            self.clocked = cost.is_some();
+        }
+        let guessed = || sorted(&self.calls)[self.calls.len() / 4].saturating_sub(self.quickest);
+        let cost = cost.unwrap_or_else(guessed);
+        self.next = self.sent + self.pace.pause(took, cost, self.slowdown);
         Ok(replies)
     }
 
     fn facts(&self) -> &ServerFacts {
         &self.facts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn us(micros: u64) -> Duration {
+        Duration::from_micros(micros)
+    }
+
+    fn time(micros: u64) -> Result<Value, ServerError> {
+        let digits = |number: u64| Value::BulkString(number.to_string().into_bytes());
+        Ok(Value::Array(vec![digits(micros / 1_000_000), digits(micros % 1_000_000)]))
+    }
+
+    #[test]
+    fn the_server_is_left_most_of_its_time() {
+        assert_eq!(Pace::Usual.pause(us(150), us(80), 1.0), us(800));
+        assert_eq!(Pace::First.pause(us(150), us(80), 1.0), us(480));
+        assert_eq!(Pace::Slow.pause(us(150), us(80), 1.0), us(1_600));
+        assert_eq!(Pace::First.pause(us(400), us(80), 1.0), us(1_200), "three round trips");
+        assert_eq!(Pace::Usual.pause(us(150), us(80), 4.0), us(3_200));
+        assert_eq!(Pace::Usual.pause(us(150), us(900_000), 1.0), LONGEST);
+    }
+
+    #[test]
+    fn what_a_call_costs_is_told_by_the_servers_clock() {
+        let ok = || Ok(Value::Okay);
+        let mut replies =
+            vec![time(1_795_219_199_999_950), ok(), ok(), time(1_795_219_200_000_040)];
+        assert_eq!(take_cost(&mut replies), Some(us(90)));
+        assert_eq!(replies.len(), 2, "the clock is none of the caller's replies");
+        let mut back = vec![time(2_000_000), ok(), time(1_000_000)];
+        assert_eq!((take_cost(&mut back), back.len()), (None, 1));
+        let denied = ServerError { code: "NOPERM".into(), message: String::new() };
+        let mut denied = vec![Err(denied.clone()), ok(), Err(denied)];
+        assert_eq!((take_cost(&mut denied), denied.len()), (None, 1));
+        assert_eq!(timed(vec![cmd("PING")]).len(), 3);
     }
 }

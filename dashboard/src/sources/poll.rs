@@ -11,7 +11,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Scope;
-use super::read::{Asking, Findings, Found, ReadError, ServerFacts, Unpaced, read, strings};
+use super::read::{
+    Asking, Findings, Found, ReadError, ServerFacts, Unpaced, clock_micros, read,
+};
 use super::share::Share;
 use super::status::SourceStatus;
 use crate::model::actor::{ModelHandle, wall};
@@ -116,13 +118,7 @@ impl Poll {
     async fn read_clock(&self) {
         let before = wall().0;
         let Ok(reply) = self.link.call(cmd("TIME")).await else { return };
-        let Some(parts) = strings(&reply) else { return };
-        let number = |i: usize| {
-            let text = parts.get(i).and_then(|part| std::str::from_utf8(part).ok())?;
-            text.parse::<u64>().ok()
-        };
-        let (Some(seconds), Some(micros)) = (number(0), number(1)) else { return };
-        let theirs = seconds.saturating_mul(1_000).saturating_add(micros / 1_000);
+        let Some(theirs) = clock_micros(&reply).map(|micros| micros / 1_000) else { return };
         // The reply was made about halfway between.
         let ours = before.midpoint(wall().0);
         let ahead_ms = i64::try_from(i128::from(theirs) - i128::from(ours)).unwrap_or(0);

@@ -11,7 +11,7 @@ use redisson::{LockName, keys};
 use service_kit::redis_link::{CallError, Link, ServerInfo};
 use tokio::time::Instant;
 
-use super::pace::Pacer;
+use super::pace::{Pace, Pacer};
 use super::read::{Caller, Findings, Found, ReadError, ServerFacts, discover, integer, strings};
 use super::status::{Pass, SourceStatus};
 use super::{Scope, failed, rest, up};
@@ -24,8 +24,6 @@ use crate::views::Progress;
 
 /// Keys looked at by one SCAN.
 const COUNT: usize = 100;
-/// What a candidate costs of the budget of keys, beyond being looked at.
-const CANDIDATE: usize = 3;
 /// Candidates asked at once: so many, or as many as there are after so long.
 const CANDIDATES: usize = 100;
 const CANDIDATES_EACH: Duration = Duration::from_millis(100);
@@ -37,8 +35,6 @@ const PAUSE: u32 = 10;
 const SHORTEST: Duration = Duration::from_millis(500);
 /// How often companions of locks are looked for, at most.
 const COMPANIONS_EACH: Duration = Duration::from_secs(60);
-/// How much slower than for locks.
-const COMPANIONS_FACTOR: f64 = 2.0;
 /// A lock read this lately by the poll is not read again by a pass.
 const FRESH_MS: u64 = 15_000;
 /// The most keys of slots that are moving whose own node is told of them at once.
@@ -147,7 +143,7 @@ impl Scan {
     async fn pass(&self, pacer: &mut Pacer, memory: &mut Memory) -> Result<(), ReadError> {
         let started = now();
         let begun = Instant::now();
-        pacer.set_factor(1.0);
+        pacer.set_pace(if memory.passes == 0 { Pace::First } else { Pace::Usual });
         memory.size = self.size(pacer).await;
         memory.seen = 0;
         if !matches!(self.status.state(), SourceState::On | SourceState::Behind) {
@@ -207,7 +203,6 @@ impl Scan {
         if names.is_empty() {
             return Ok(());
         }
-        pacer.spend(names.len() * CANDIDATE);
         let mut left = Vec::new();
         let Findings { found, led_on } = discover(pacer, &names, &mut left).await?;
         left.iter().for_each(|name| memory.remember(name));
@@ -266,7 +261,7 @@ impl Scan {
 
     /// One slow pass for queues, deadlines and tokens, which confirm the locks they belong to.
     async fn companions(&self, pacer: &mut Pacer) -> Result<(), ReadError> {
-        pacer.set_factor(COMPANIONS_FACTOR);
+        pacer.set_pace(Pace::Slow);
         let mut cursor = Vec::from(*b"0");
         loop {
             let mut scan = cmd("SCAN");

@@ -1,20 +1,26 @@
 //! What a dashboard needs, and what it costs the Redis that it looks at.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use harness::{Client, Dashboard, RedisServer, within};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::Stage;
 use crate::report::{Bound, Round};
-use crate::stats::{cpu_micros, float, resident_bytes};
+use crate::stats::{Times, cpu_micros, float, resident_bytes};
+use crate::wire::{Caller, encode};
 
 /// How many locks a dashboard is made to know.
 const FEW: u64 = 10_000;
 const MANY: u64 = 100_000;
 /// Keys that are no locks, for the first picture.
 const KEYS: u64 = 1_000_000;
+/// How long PINGs are measured while nothing else is done.
+const IDLE: Duration = Duration::from_secs(5);
 /// How long a dashboard may take to know all of that.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Locks taken and given back in a second, for what watching them costs.
@@ -71,6 +77,38 @@ pub(super) async fn known_locks(stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
+/// Another client of a Redis, which sends a PING each millisecond.
+struct Pinger {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Times>>,
+}
+
+impl Pinger {
+    fn start(port: u16) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let (mut redis, ping) = (Caller::tcp(port)?, encode(&["PING"]));
+            let mut times = Times::default();
+            while !stopped.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+                let sent = Instant::now();
+                redis.call(&ping)?;
+                times.add(sent.elapsed());
+            }
+            Ok(times)
+        });
+        Self { stop, thread }
+    }
+
+    /// What 99 of 100 took at most, in microseconds.
+    fn p99(self) -> Result<f64> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut times = self.thread.join().map_err(|_| anyhow!("the pinging thread panicked"))??;
+        Ok(times.p99())
+    }
+}
+
 /// From a dashboard's start until it knows ten thousand locks among a million other keys.
 pub(super) async fn first_picture(stage: Stage) -> Result<Vec<Round>> {
     let mut redis = RedisServer::start().await?;
@@ -84,13 +122,26 @@ pub(super) async fn first_picture(stage: Stage) -> Result<Vec<Round>> {
     let server = redis.process().pid();
     let mut rounds = Vec::new();
     for _ in 0..stage.options.rounds {
+        let pinger = Pinger::start(redis.port());
+        tokio::time::sleep(IDLE).await;
+        let idle = pinger.p99()?;
+        let pinger = Pinger::start(redis.port());
         let (cpu, began) = (cpu_micros(server)?, Instant::now());
         let dashboard = Dashboard::start(&redis.url(), &["--monitor", "off"]).await?;
         known(&dashboard, FEW).await;
         let seconds = began.elapsed().as_secs_f64();
+        let meanwhile = pinger.p99()?;
         let mut round = Round::default();
         round.figure("Redis", "s of its core", (cpu_micros(server)? - cpu) / 1e6);
+        round.figure("another client, idle", "µs p99 of a PING", idle);
+        round.figure("another client, meanwhile", "µs p99 of a PING", meanwhile);
         round.target("a first picture < 10 s", "s", seconds, Bound::AtMost(10.0));
+        round.target(
+            "PING p99 <= 2 x idle + 50 µs",
+            "x of that",
+            meanwhile / (2.0 * idle + 50.0),
+            Bound::AtMost(1.0),
+        );
         rounds.push(round);
     }
     Ok(rounds)

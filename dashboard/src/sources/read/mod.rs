@@ -1,7 +1,7 @@
 //! Reading keys that may be locks, without ever asking for a reply of unknown size.
 //!
-//! A key not known as a lock is asked for its number of fields, then for three names, then for the lengths of their
-//! values; only what still looks like a lock is read. A key known as one is read at once, by the fields it had: names
+//! A key not known as a lock is asked for its number of fields, then for three names (a pass, to which all keys are hashes, asks
+//! for both at once), then for the lengths of their values; only what still looks like a lock is read. A key known as one is read at once, by the fields it had: names
 //! in bounded number, values of fields whose lengths were asked before. What a reading consists of comes from one
 //! MULTI/EXEC, so that it never mixes two holders. No script is used: an observer's account needs no right to run any.
 
@@ -22,8 +22,8 @@ use crate::model::{Known, ReadRequest, Reading, Stamp};
 
 pub use asking::Asking;
 pub use facts::ServerFacts;
-use probe::{PROBES, probe};
-pub use reply::{integer, strings};
+use probe::{Keys, PROBES, probe};
+pub use reply::{clock_micros, integer, strings};
 use transaction::{Job, transactions};
 
 /// Why nothing could be read.
@@ -120,7 +120,7 @@ pub async fn read(
     let mut jobs: Vec<Job> =
         known.into_iter().map(|request| Job::new(request.name, &request.known, &facts)).collect();
     for requests in unknown.chunks(PROBES) {
-        jobs.extend(probe(caller, requests, true, &mut findings).await?);
+        jobs.extend(probe(caller, requests, Keys::Any, &mut findings).await?);
     }
     transactions(caller, jobs, &mut findings).await?;
     Ok(findings)
@@ -138,10 +138,11 @@ pub async fn discover(
     let mut findings = Findings::default();
     let mut jobs = Vec::new();
     let known = Known { token: true, ..Known::default() };
-    for names in names.chunks(PROBES) {
+    // Two commands each: a part is to hold up nobody for longer.
+    for names in names.chunks(PROBES / 2) {
         let request = |name: &LockName| ReadRequest { name: name.clone(), known: known.clone() };
         let requests: Vec<ReadRequest> = names.iter().map(request).collect();
-        jobs.extend(probe(caller, &requests, false, &mut findings).await?);
+        jobs.extend(probe(caller, &requests, Keys::Hashes, &mut findings).await?);
     }
     let others = findings.found.drain(..);
     for other in others.filter(|found| matches!(found.reading, Reading::Other(_))) {

@@ -1,5 +1,6 @@
 //! Keys not known as locks, asked step by step whether they can be.
 
+use redis::Cmd;
 use redisson::{LockName, keys, shape};
 use service_kit::redis_link::Redirect;
 
@@ -14,38 +15,55 @@ pub(super) const PROBES: usize = 100;
 /// Names asked for to tell whether a hash can be a lock.
 const SAMPLE: usize = 3;
 
+/// What keys may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keys {
+    /// Anything or nothing: queues are looked for too.
+    Any,
+    /// Hashes, as the server said a moment ago.
+    Hashes,
+}
+
 /// Asks of each key, step by step, whether it can be a lock. Those that can are returned, the others are found.
 pub(super) async fn probe(
     caller: &mut impl Caller,
     requests: &[ReadRequest],
-    with_queue: bool,
+    kind: Keys,
     findings: &mut Findings,
 ) -> Result<Vec<Job>, ReadError> {
     let facts = caller.facts().clone();
     let mut commands = Vec::with_capacity(requests.len() * 3);
     for ReadRequest { name, .. } in requests {
         commands.push(command("HLEN", name.as_bytes()));
-        if with_queue {
-            commands.push(command("TYPE", &keys::queue(name)));
-            commands.push(command("TYPE", &keys::deadlines(name)));
+        match kind {
+            Keys::Any => {
+                commands.push(command("TYPE", &keys::queue(name)));
+                commands.push(command("TYPE", &keys::deadlines(name)));
+            }
+            Keys::Hashes => commands.push(sample(name)),
         }
     }
-    let (stamp, replies) = ask(caller, commands).await?;
+    let (mut stamp, replies) = ask(caller, commands).await?;
     let mut replies = replies.into_iter();
     let mut hashes = Vec::new();
+    let mut samples = Vec::new();
     let mut jobs = Vec::new();
     for request in requests {
         let length = replies.next().ok_or(ReadError::Odd("HLEN"))?;
         let mut queued = false;
-        let beside = with_queue.then(|| (replies.next(), replies.next()));
+        let beside = [replies.next(), (kind == Keys::Any).then(|| replies.next()).flatten()];
         if let Some(redirect) = elsewhere(&length) {
             findings.lead_on(&facts, request.clone(), redirect);
             continue;
         }
-        if let Some((queue, deadlines)) = beside {
-            for (reply, of) in [(queue, "list"), (deadlines, "zset")] {
-                queued |= is_of(&permitted(reply.ok_or(ReadError::Odd("TYPE"))?)?, of);
+        let mut sampled = None;
+        match kind {
+            Keys::Any => {
+                for (reply, of) in beside.into_iter().zip(["list", "zset"]) {
+                    queued |= is_of(&permitted(reply.ok_or(ReadError::Odd("TYPE"))?)?, of);
+                }
             }
+            Keys::Hashes => [sampled, _] = beside,
         }
         let name = request.name.clone();
         let reading = match permitted(length)? {
@@ -58,6 +76,7 @@ pub(super) async fn probe(
                 n if n > shape::MAX_FIELDS => Reading::Other(too_large(n)),
                 _ => {
                     hashes.push((name, request.known.token));
+                    samples.extend(sampled);
                     continue;
                 }
             },
@@ -68,18 +87,13 @@ pub(super) async fn probe(
     if hashes.is_empty() {
         return Ok(jobs);
     }
-    let commands = hashes
-        .iter()
-        .map(|(name, _)| {
-            let mut names = command("HRANDFIELD", name.as_bytes());
-            names.arg(SAMPLE);
-            names
-        })
-        .collect();
-    let (stamp, replies) = ask(caller, commands).await?;
+    if kind == Keys::Any {
+        let commands = hashes.iter().map(|(name, _)| sample(name)).collect();
+        (stamp, samples) = ask(caller, commands).await?;
+    }
     let mut candidates = Vec::new();
     let mut tokens = Vec::new();
-    for ((name, token), reply) in hashes.into_iter().zip(replies) {
+    for ((name, token), reply) in hashes.into_iter().zip(samples) {
         if let Some(redirect) = elsewhere(&reply) {
             let known = Known { token, ..Known::default() };
             findings.lead_on(&facts, ReadRequest { name, known }, redirect);
@@ -122,6 +136,12 @@ pub(super) async fn probe(
         }
     }
     Ok(jobs)
+}
+
+fn sample(name: &LockName) -> Cmd {
+    let mut names = command("HRANDFIELD", name.as_bytes());
+    names.arg(SAMPLE);
+    names
 }
 
 /// How long the values of one key's fields are, or where the key is.

@@ -27,6 +27,14 @@ pub(super) fn concerns_key(error: &ServerError) -> bool {
     error.code == "NOPERM" && error.message.contains("key")
 }
 
+/// The server's clock in epoch microseconds, as it answers to TIME.
+#[must_use]
+pub fn clock_micros(reply: &Value) -> Option<u64> {
+    let parts = strings(reply)?;
+    let number = |i: usize| std::str::from_utf8(parts.get(i)?).ok()?.parse::<u64>().ok();
+    number(0)?.checked_mul(1_000_000)?.checked_add(number(1)?)
+}
+
 pub(super) fn other(error: &ServerError) -> String {
     if error.is_wrong_type() {
         "a key of another type than a hash".to_owned()
