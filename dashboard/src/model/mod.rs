@@ -84,6 +84,17 @@ pub struct Known {
     pub waiting: Vec<HolderId>,
     /// Whether to look for a token.
     pub token: bool,
+    /// How it was read last, where it is enough to ask whether it still is so.
+    pub still: Option<Still>,
+}
+
+/// A plain lock that nobody renews, as it was read last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Still {
+    /// Its holders. It has no other fields.
+    pub holders: Vec<redisson::shape::Holder>,
+    /// Between which instants it runs out.
+    pub ends: (Moment, Moment),
 }
 
 /// All that is known.

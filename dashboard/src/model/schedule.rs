@@ -14,6 +14,11 @@ const VIEWED_EACH: Duration = Duration::from_secs(1);
 /// changes hands all the time would otherwise be read as often as the budget allows.
 const NO_SOONER: Duration = Duration::from_millis(50);
 const NO_SOONER_UNSEEN: Duration = Duration::from_millis(250);
+/// The same for a name that is no known lock's: of the two names that a channel may belong to one is none.
+const NO_SOONER_UNKNOWN: Duration = Duration::from_secs(1);
+/// What is told of while others were read a moment ago waits so long, unless somebody looks at it: a crowd is read together,
+/// which costs the server less than each by itself.
+const TOGETHER: Duration = Duration::from_millis(100);
 /// A read that was asked for is not asked for again within this.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Saved budget, so that an idle second can be made up for by a busy one.
@@ -30,10 +35,12 @@ pub struct Schedule {
     due: HashMap<LockName, Moment>,
     urgent: VecDeque<LockName>,
     is_urgent: HashSet<LockName>,
+    /// When some of these were last read that nobody looks at.
+    told: Option<Moment>,
     /// With the time each was last asked for on that account.
     viewed: VecDeque<(LockName, Option<Moment>)>,
     is_viewed: HashSet<LockName>,
-    /// When locks were last asked for, within [`NO_SOONER_UNSEEN`]: a reading that a later release has outdated leaves no
+    /// When locks were last asked for, within [`NO_SOONER_UNKNOWN`]: a reading that a later release has outdated leaves no
     /// trace in its record, and a name that is no lock has none.
     recent: HashMap<LockName, Moment>,
     recent_order: VecDeque<(Moment, LockName)>,
@@ -52,6 +59,7 @@ impl Schedule {
             due: HashMap::new(),
             urgent: VecDeque::new(),
             is_urgent: HashSet::new(),
+            told: None,
             viewed: VecDeque::new(),
             is_viewed: HashSet::new(),
             recent: HashMap::new(),
@@ -122,7 +130,7 @@ impl Schedule {
         self.viewed_budget =
             (self.viewed_budget + self.rate / 2.0 * passed).min((most_saved / 2.0).max(1.0));
         while let Some((at, name)) = self.recent_order.front() {
-            if now.since(*at) < NO_SOONER_UNSEEN {
+            if now.since(*at) < NO_SOONER_UNKNOWN {
                 break;
             }
             if self.recent.get(name) == Some(at) {
@@ -152,17 +160,27 @@ impl Schedule {
         last_sent: impl Fn(&LockName) -> Option<Moment>,
         taken: &mut Vec<LockName>,
     ) {
+        // What one tick takes in several parts is one crowd.
+        let crowded = self.told.is_some_and(|told| told < now && now.since(told) < TOGETHER);
         for _ in 0..self.urgent.len() {
             if taken.len() >= most || self.budget < 1.0 {
                 return;
             }
             let Some(name) = self.urgent.pop_front() else { return };
             let seen = self.is_viewed.contains(&name);
-            let no_sooner = if seen { NO_SOONER } else { NO_SOONER_UNSEEN };
+            let no_sooner = match (seen, self.due.contains_key(&name)) {
+                (true, _) => NO_SOONER,
+                (false, true) => NO_SOONER_UNSEEN,
+                (false, false) => NO_SOONER_UNKNOWN,
+            };
             let sent = last_sent(&name).max(self.recent.get(&name).copied());
-            if sent.is_some_and(|sent| now.since(sent) < no_sooner) {
+            let just_read = sent.is_some_and(|sent| now.since(sent) < no_sooner);
+            if just_read || (crowded && !seen) {
                 self.urgent.push_back(name);
                 continue;
+            }
+            if !seen {
+                self.told = Some(now);
             }
             self.is_urgent.remove(&name);
             self.asked(&name, now);
@@ -252,6 +270,7 @@ mod tests {
     fn what_is_urgent_comes_first_but_not_in_a_flood() {
         let mut schedule = Schedule::new(1000, at(0));
         schedule.set(&name(1), at(0));
+        schedule.set(&name(2), at(60_000));
         assert!(schedule.hurry(&name(2)) && schedule.hurry(&name(2)));
         assert_eq!(schedule.take(at(100), 10, |_| None), [name(2), name(1)]);
         assert!(schedule.hurry(&name(2)));
@@ -268,10 +287,38 @@ mod tests {
         assert!(schedule.hurry(&name(2)));
         assert_eq!(schedule.take(at(640), 10, |_| None), []);
         assert_eq!(schedule.take(at(650), 10, |_| None), [name(2)]);
-        schedule.take(at(900), 10, |_| None);
+        schedule.forget(&name(1));
+        schedule.take(at(1_650), 10, |_| None);
         assert!(schedule.recent.is_empty() && schedule.recent_order.is_empty());
         let waiting = (0..MAX_URGENT + 10).filter(|i| schedule.hurry(&name(*i))).count();
         assert_eq!(waiting, MAX_URGENT);
+    }
+
+    #[test]
+    fn a_crowd_is_read_together_and_names_of_no_locks_seldom() {
+        let mut schedule = Schedule::new(1000, at(0));
+        (1..=4).for_each(|i| schedule.set(&name(i), at(60_000)));
+        schedule.hurry(&name(1));
+        assert_eq!(
+            schedule.take(at(1_000), 10, |_| None),
+            [name(1)],
+            "nothing was read just before"
+        );
+        schedule.hurry(&name(2));
+        schedule.hurry(&name(3));
+        assert_eq!(schedule.take(at(1_020), 10, |_| None), []);
+        schedule.view([name(4)]);
+        schedule.hurry(&name(4));
+        assert_eq!(schedule.take(at(1_040), 10, |_| None), [name(4)], "somebody looks at it");
+        schedule.view([]);
+        assert_eq!(schedule.take(at(1_100), 1, |_| None), [name(2)]);
+        assert_eq!(schedule.take(at(1_100), 1, |_| None), [name(3)], "the same tick's next part");
+        schedule.hurry(&name(9));
+        assert_eq!(schedule.take(at(2_000), 10, |_| None), [name(9)]);
+        schedule.hurry(&name(9));
+        schedule.hurry(&name(1));
+        assert_eq!(schedule.take(at(2_999), 10, |_| None), [name(1)]);
+        assert_eq!(schedule.take(at(3_100), 10, |_| None), [name(9)]);
     }
 
     #[test]

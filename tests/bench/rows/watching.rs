@@ -104,7 +104,8 @@ impl Pinger {
     /// What 99 of 100 took at most, in microseconds.
     fn p99(self) -> Result<f64> {
         self.stop.store(true, Ordering::Relaxed);
-        let mut times = self.thread.join().map_err(|_| anyhow!("the pinging thread panicked"))??;
+        let mut times =
+            self.thread.join().map_err(|_| anyhow!("the pinging thread panicked"))??;
         Ok(times.p99())
     }
 }

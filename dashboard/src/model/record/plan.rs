@@ -3,11 +3,18 @@
 use std::time::Duration;
 
 use redisson::Moment;
+use redisson::shape::Holder;
 
 use super::Record;
-use crate::model::Known;
 use crate::model::problem::{LEAK_GAP, overdue_below};
+use crate::model::{Known, Still};
 
+/// A lock that seems to be as it was is read as a whole each third time: each of its turns is as long as the longest time
+/// between two readings of a held lock.
+const WHOLE_EACH: u64 = 3;
+const TURN_MICROS: u64 = 10_000_000;
+/// How long a reading may have taken for telling when the lock runs out.
+const SHARP: Duration = Duration::from_millis(50);
 /// How long a token is good for before it is read again, where none was found.
 const TOKEN_EACH: Duration = Duration::from_secs(60);
 
@@ -71,7 +78,24 @@ impl Record {
             readers: readers.chain(left).collect(),
             waiting: queue.iter().flat_map(|queue| &queue.front).map(|place| place.id).collect(),
             token: self.token.is_some() || stale,
+            still: self.still(now),
         }
+    }
+
+    /// How it was read last, where it is a plain lock that nobody renews, nothing is odd about it, and it is not its turn to be
+    /// read as a whole.
+    fn still(&self, now: Moment) -> Option<Still> {
+        let (stamp, ttl) = self.stamp.zip(self.ttl)?;
+        let plain = self.mode.is_none() && !self.fair && self.token.is_none();
+        let calm = self.rare.is_none() && self.problems.is_empty() && !self.lease.rose();
+        let settled = self.confirmed && self.is_held() && self.released.is_none();
+        let turn = now.as_micros() / TURN_MICROS + u64::from(self.id.name.slot());
+        if !(plain && calm && settled && stamp.slack() <= SHARP) || turn.is_multiple_of(WHOLE_EACH)
+        {
+            return None;
+        }
+        let holders = self.holds.iter().map(|hold| Holder { id: hold.id, count: hold.count });
+        Some(Still { holders: holders.collect(), ends: (stamp.sent + ttl, stamp.received + ttl) })
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A key not known as a lock is asked for its number of fields, then for three names (a pass, to which all keys are hashes, asks
 //! for both at once), then for the lengths of their values; only what still looks like a lock is read. A key known as one is read at once, by the fields it had: names
-//! in bounded number, values of fields whose lengths were asked before. What a reading consists of comes from one
+//! in bounded number, values of fields whose lengths were asked before. One that is probably as it was is asked in short, see
+//! [`still`]. What a whole reading consists of comes from one
 //! MULTI/EXEC, so that it never mixes two holders. No script is used: an observer's account needs no right to run any.
 
 mod asking;
@@ -10,6 +11,7 @@ pub mod beside;
 mod facts;
 mod probe;
 mod reply;
+mod still;
 mod transaction;
 
 use redis::{Cmd, Pipeline, Value, cmd};
@@ -113,9 +115,10 @@ pub async fn read(
     caller: &mut impl Caller,
     requests: Vec<ReadRequest>,
 ) -> Result<Findings, ReadError> {
+    let mut findings = Findings::default();
+    let requests = still::still(caller, requests, &mut findings).await?;
     let (known, unknown): (Vec<_>, Vec<_>) =
         requests.into_iter().partition(|request| !request.known.fields.is_empty());
-    let mut findings = Findings::default();
     let facts = caller.facts().clone();
     let mut jobs: Vec<Job> =
         known.into_iter().map(|request| Job::new(request.name, &request.known, &facts)).collect();
