@@ -206,6 +206,8 @@ pub struct Actor {
     readers: Vec<Option<mpsc::Sender<Vec<ReadRequest>>>>,
     asked: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<Answer>>>,
     published: Instant,
+    /// Whether readers are to be given something to read: at each tick, when somebody asks, and until there was room for all.
+    pressed: bool,
     counted: Option<Instant>,
 }
 
@@ -235,6 +237,7 @@ pub fn new(
         readers,
         asked: HashMap::new(),
         published: Instant::now(),
+        pressed: false,
         counted: None,
     };
     (actor, handle, hub, batches)
@@ -259,13 +262,17 @@ impl Actor {
                     }
                 }
                 _ = tick.tick() => {
+                    self.pressed = true;
                     if tidied.elapsed() >= TIDY_EACH {
                         tidied = Instant::now();
                         self.tidy(&mut listener);
                     }
                 }
             }
-            self.hand_out();
+            // Not after each message: a thousand a second would make a thousand batches of one lock each.
+            if self.pressed {
+                self.hand_out();
+            }
             for (scope, effect) in self.model.take_effects() {
                 listener.effect(self.model.deployment(scope), effect);
             }
@@ -297,6 +304,7 @@ impl Actor {
                     && self.model.hurry(scope, &name)
                 {
                     self.asked.entry((scope, name)).or_default().push(reply);
+                    self.pressed = true;
                 }
             }
             Message::Viewed(ids) => {
@@ -343,10 +351,15 @@ impl Actor {
     }
 
     fn hand_out(&mut self) {
+        self.pressed = false;
         let now = now();
         for (index, reader) in self.readers.iter().enumerate() {
             let Some(reader) = reader else { continue };
-            while let Ok(place) = reader.try_reserve() {
+            loop {
+                let Ok(place) = reader.try_reserve() else {
+                    self.pressed = true;
+                    break;
+                };
                 let due = self.model.due(ScopeId(index), now, BATCH);
                 if due.is_empty() {
                     break;

@@ -168,12 +168,11 @@ impl Scope {
         let Some(restart) = self.restart.as_ref().filter(|_| self.readable_since.is_some()) else {
             return false;
         };
-        let read_again =
-            |kept: &Box<Kept>| kept.record.last_sent().is_none_or(|at| at >= restart.at);
+        let read_again = |kept: &Kept| kept.record.last_sent().is_none_or(|at| at >= restart.at);
         match &restart.why {
-            Why::Started | Why::Promoted(_) => self.locks.values().all(read_again),
+            Why::Started | Why::Promoted(_) => self.locks.values().all(|kept| read_again(kept)),
             Why::Moved { names, .. } => {
-                names.iter().filter_map(|name| self.locks.get(name)).all(read_again)
+                names.iter().filter_map(|name| self.locks.get(name)).all(|kept| read_again(kept))
             }
         }
     }
