@@ -30,7 +30,7 @@ const CANDIDATES_EACH: Duration = Duration::from_millis(100);
 /// Hashes remembered as no locks, where asking them again would spoil the cache they belong to.
 const MAX_INNOCENT: usize = 500_000;
 /// The pause after a pass is as many times its length, so that small databases are passed over often.
-const PAUSE: u32 = 10;
+const PAUSE: u32 = 20;
 /// The shortest pause between two passes.
 const SHORTEST: Duration = Duration::from_millis(500);
 /// How often companions of locks are looked for, at most.
