@@ -91,6 +91,7 @@ impl Pinger {
             let (mut redis, ping) = (Caller::tcp(port)?, encode(&["PING"]));
             let mut times = Times::default();
             while !stopped.load(Ordering::Relaxed) {
+                #[expect(clippy::disallowed_methods, reason = "a thread that has no runtime")]
                 std::thread::sleep(Duration::from_millis(1));
                 let sent = Instant::now();
                 redis.call(&ping)?;
