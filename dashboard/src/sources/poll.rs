@@ -11,9 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Scope;
-use super::read::{
-    Asking, Findings, Found, ReadError, ServerFacts, Unpaced, clock_micros, read,
-};
+use super::read::{Asking, Findings, Found, ReadError, ServerFacts, Unpaced, clock_micros, read};
 use super::share::Share;
 use super::status::SourceStatus;
 use crate::model::actor::{ModelHandle, wall};

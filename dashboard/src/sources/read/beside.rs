@@ -100,7 +100,7 @@ impl Ask {
     /// What is known, for whoever asks elsewhere.
     pub(super) fn known(&self, fields: Vec<Vec<u8>>) -> Known {
         let (waiting, readers) = (self.waiting.clone(), self.readers.clone());
-        Known { fields, waiting, readers, token: self.token }
+        Known { fields, waiting, readers, token: self.token, still: None }
     }
 
     /// The numbers of the markers of a reader that are asked for: its newest holds', which end last.
