@@ -3,6 +3,7 @@
 mod access;
 mod lock_table;
 mod redis_table;
+mod sources;
 mod told;
 mod words;
 
@@ -11,7 +12,6 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Parser;
 use redisson::Grouping;
@@ -25,6 +25,7 @@ use crate::model;
 
 use lock_table::rules;
 use redis_table::RedisTable;
+pub use sources::{MonitorMode, MonitorSettings, ReadFrom, ScanSettings};
 use words::{NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, note, public_url};
 
 /// The most deployments, and the most databases of one.
@@ -105,6 +106,9 @@ struct Flags {
     /// Names that are never looked at; `*` stands for anything
     #[arg(long, value_name = "GLOB", value_parser = glob)]
     ignore: Vec<String>,
+    /// What is looked at: each server itself, or a replica of it while one is up to date, which spares the server
+    #[arg(long, value_enum, value_name = "WHICH", default_value = "master")]
+    read_from: ReadFrom,
     /// Reads of known locks a second, at most, in each database
     #[arg(long, value_name = "READS", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     poll_rate: u32,
@@ -167,39 +171,6 @@ pub struct Deployment {
     pub release: redis_link::Deployment,
 }
 
-/// When MONITOR is used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum MonitorMode {
-    /// Never.
-    Off,
-    /// Always.
-    On,
-    /// While the server is quiet, and when somebody asks for it.
-    Auto,
-}
-
-/// How MONITOR is used.
-#[derive(Debug, Clone, Copy)]
-pub struct MonitorSettings {
-    /// When.
-    pub mode: MonitorMode,
-    /// Commands a second from which on a server is busy.
-    pub max_ops: u64,
-    /// Even where the server sets no bound to a reader that stalls.
-    pub unbounded: bool,
-}
-
-/// How passes over all keys are made.
-#[derive(Debug, Clone)]
-pub struct ScanSettings {
-    /// Keys a second, at most.
-    pub rate: u32,
-    /// From the start of one pass to that of the next, at most.
-    pub every: Duration,
-    /// Redis' pattern for the keys, where not all are looked at.
-    pub pattern: Option<String>,
-}
-
 /// Everything the program was told.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -219,6 +190,8 @@ pub struct Config {
     pub environment: Option<String>,
     /// The sentence at the head of every page.
     pub note: Option<String>,
+    /// What is looked at of each deployment.
+    pub read_from: ReadFrom,
     /// The passes over all keys.
     pub scan: ScanSettings,
     /// MONITOR.
@@ -300,6 +273,13 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         }
     }
     let access = access::build(&raw, &mut mistakes);
+    let has_cluster = deployments
+        .iter()
+        .any(|deployment| matches!(deployment.target, redis_link::Deployment::Cluster(_)));
+    if raw.values.read_from == ReadFrom::Replica && has_cluster {
+        let why = "not for a cluster: its replicas say of a lock that is moving to another node that there is none";
+        mistakes.push(raw.mistake("read_from", why));
+    }
     if raw.values.metrics_listen == Some(raw.values.listen) && raw.values.listen.port() != 0 {
         mistakes.push(raw.mistake("metrics_listen", "it is the same address as --listen"));
     }
@@ -316,6 +296,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         public_host: flags.public_url.as_deref().and_then(host_of),
         environment: flags.environment,
         note: flags.note,
+        read_from: flags.read_from,
         scan: ScanSettings {
             rate: flags.scan_rate,
             every: flags.scan_every.into(),

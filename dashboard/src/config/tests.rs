@@ -1,5 +1,7 @@
 //! What settings are understood, and what mistakes are told.
 
+use std::time::Duration;
+
 use super::*;
 
 fn load(args: &[&str], env: &[(&str, &str)]) -> Result<Config, String> {
@@ -210,4 +212,17 @@ fn a_master_named_by_sentinels_is_one_deployment() {
         let loaded = load(&["--redis-url", url, "--monitor-redis-url", other], &[]);
         assert_eq!(loaded.is_ok(), fits, "{other}: {:?}", loaded.err());
     }
+}
+
+#[test]
+fn replicas_are_read_but_for_those_of_a_cluster() {
+    let read_from = |args: &[&str]| load(args, &[]).map(|config| config.read_from);
+    assert_eq!(read_from(&[]), Ok(ReadFrom::Master));
+    let replica = ["--read-from", "replica"];
+    assert_eq!(read_from(&replica), Ok(ReadFrom::Replica));
+    let url = "redis+sentinel://h:26379/main";
+    assert_eq!(read_from(&[&replica[..], &["--redis-url", url]].concat()), Ok(ReadFrom::Replica));
+    let url = "redis+cluster://h:7000";
+    let error = read_from(&[&replica[..], &["--redis-url", url]].concat()).unwrap_err();
+    assert!(error.contains("read-from") && error.contains("not for a cluster"), "{error}");
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Config, MonitorMode};
+use super::{Config, MonitorMode, ReadFrom};
 use crate::model::Rule;
 
 impl Config {
@@ -37,6 +37,10 @@ impl Config {
             "ignore": ignore.collect::<Vec<_>>(),
             "max_locks": self.model.max_locks,
             "poll_rate": self.model.poll_rate,
+            "read_from": match self.read_from {
+                ReadFrom::Master => "master",
+                ReadFrom::Replica => "replica",
+            },
             "scan": {
                 "rate": self.scan.rate,
                 "every_ms": millis(self.scan.every),

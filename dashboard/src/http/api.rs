@@ -155,6 +155,7 @@ fn server(server: &ServerView) -> Value {
         "deployment": server.deployment,
         "node": server.address,
         "master": server.master,
+        "replica": server.replica,
         "version": server.version,
         "down": server.down.as_ref().map(|down| json!({"since": down.since, "reason": down.reason})),
         "evicts": server.evicts,

@@ -213,12 +213,8 @@ impl Model {
                 self.scopes[scope.0].cluster = cluster;
                 self.up(scope, at, wall, run_id);
             }
-            Observation::At { address } => {
-                let scope = &mut self.scopes[scope.0];
-                let before = scope.address.replace(address.clone());
-                if before.is_some_and(|before| before != address) {
-                    scope.promoted = Some(address);
-                }
+            Observation::At { address, replica } => {
+                self.scopes[scope.0].is_at(address, replica);
             }
             Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
             Observation::Subscribers { counts, at, wall } => {
@@ -277,8 +273,8 @@ impl Model {
         let other = run_id.is_some_and(|run_id| {
             scope.run_id.replace(run_id.clone()).is_some_and(|before| before != run_id)
         });
-        let promoted = scope.promoted.take().map(Why::Promoted);
-        if let Some(why) = promoted.or(other.then_some(Why::Started)) {
+        let elsewhere = scope.elsewhere.take();
+        if let Some(why) = elsewhere.or(other.then_some(Why::Started)) {
             scope.restart = Some(Restart { at, wall, lost: 0, why });
             let names: Vec<LockName> = scope.locks.keys().cloned().collect();
             for name in &names {

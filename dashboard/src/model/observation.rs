@@ -332,6 +332,8 @@ pub enum Observation {
     At {
         /// Its address.
         address: String,
+        /// Whether it is read in place of its master.
+        replica: bool,
     },
     /// The server can be read.
     Up {

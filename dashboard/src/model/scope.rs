@@ -34,10 +34,10 @@ pub(super) struct Scope {
     pub(super) readable_since: Option<Moment>,
     pub(super) listening_since: Option<Moment>,
     pub(super) run_id: Option<String>,
-    /// Where its server is.
-    pub(super) address: Option<String>,
-    /// Where its server is that is the master in place of the one that was read so far.
-    pub(super) promoted: Option<String>,
+    /// Where its server is, and whether that is a replica.
+    pub(super) address: Option<(String, bool)>,
+    /// That another server is read from now on.
+    pub(super) elsewhere: Option<Why>,
     pub(super) cluster: bool,
     /// How many milliseconds its server's clock is ahead of ours.
     pub(super) ahead_ms: i64,
@@ -76,6 +76,8 @@ pub(super) enum Why {
     Started,
     /// Another one, at this address, is the master in its place: what it had not been sent is gone.
     Promoted(String),
+    /// Another one, at this address, is read in its place: what has not come to a replica yet is gone for a moment.
+    Chosen(String),
     /// These have come from another node of the cluster.
     Moved {
         names: HashSet<LockName>,
@@ -104,7 +106,7 @@ impl Restart {
 
     fn concerns(&self, name: &LockName) -> bool {
         match &self.why {
-            Why::Started | Why::Promoted(_) => true,
+            Why::Started | Why::Promoted(_) | Why::Chosen(_) => true,
             Why::Moved { names, .. } => names.contains(name),
         }
     }
@@ -119,6 +121,12 @@ impl Restart {
             Why::Promoted(address) => Some(format!(
                 "{address} is the master now; {lost} held locks of database {db} were gone there"
             )),
+            Why::Chosen(address) => Some(match lost {
+                0 => format!("{address} is read from now on"),
+                _ => format!(
+                    "{address} is read from now on; {lost} held locks of database {db} were not there"
+                ),
+            }),
             Why::Moved { over: false, .. } if lost == 0 => None,
             Why::Moved { count, .. } => Some(format!(
                 "{count} known locks have gone to another node of the cluster; {lost} of those held were gone there"
@@ -141,7 +149,7 @@ impl Scope {
             listening_since: None,
             run_id: None,
             address: None,
-            promoted: None,
+            elsewhere: None,
             cluster: false,
             ahead_ms: 0,
             clients: Clients::default(),
@@ -158,6 +166,18 @@ impl Scope {
         }
     }
 
+    /// Where its server is that is about to be told as up, and whether that is a replica.
+    pub(super) fn is_at(&mut self, address: String, replica: bool) {
+        let before = self.address.replace((address.clone(), replica));
+        if let Some((before, was_replica)) = before
+            && before != address
+        {
+            let by_choice = replica || was_replica;
+            let why = if by_choice { Why::Chosen } else { Why::Promoted };
+            self.elsewhere = Some(why(address));
+        }
+    }
+
     /// Whether there is nothing in it.
     pub(super) fn is_empty(&self) -> bool {
         self.locks.is_empty() && self.removed.is_empty()
@@ -170,7 +190,9 @@ impl Scope {
         };
         let read_again = |kept: &Kept| kept.record.last_sent().is_none_or(|at| at >= restart.at);
         match &restart.why {
-            Why::Started | Why::Promoted(_) => self.locks.values().all(|kept| read_again(kept)),
+            Why::Started | Why::Promoted(_) | Why::Chosen(_) => {
+                self.locks.values().all(|kept| read_again(kept))
+            }
             Why::Moved { names, .. } => {
                 names.iter().filter_map(|name| self.locks.get(name)).all(|kept| read_again(kept))
             }

@@ -326,7 +326,7 @@ fn what_another_master_has_not_is_one_notice_though_it_tells_no_run() {
     let mut model = model();
     let at_address = |model: &mut Model, ms: u64, address: &str| {
         model.observe(MAIN, Observation::Down);
-        model.observe(MAIN, Observation::At { address: address.into() });
+        model.observe(MAIN, Observation::At { address: address.into(), replica: false });
         let (at, wall) = (at(ms), WallMillis(ms));
         model.observe(MAIN, Observation::Up { at, wall, run_id: None, cluster: false });
     };
@@ -350,6 +350,27 @@ fn what_another_master_has_not_is_one_notice_though_it_tells_no_run() {
     let lost = shown(&mut model, "lost").unwrap();
     let newest = lost.events.shown().next().unwrap();
     assert!(newest.text.contains("taken over without it"), "{newest:?}");
+    assert!(shown(&mut model, "kept").unwrap().past.is_empty());
+}
+
+#[test]
+fn another_server_that_is_read_by_choice_is_no_new_master() {
+    let mut model = model();
+    let up = |model: &mut Model, ms: u64, address: &str, replica: bool| {
+        model.observe(MAIN, Observation::Down);
+        model.observe(MAIN, Observation::At { address: address.into(), replica });
+        let (at, wall) = (at(ms), WallMillis(ms));
+        model.observe(MAIN, Observation::Up { at, wall, run_id: None, cluster: false });
+    };
+    up(&mut model, 0, "h:1", false);
+    read(&mut model, "kept", 1, held(1, 1, Some(30_000)));
+    for (ms, address, replica) in [(1_000, "h:2", true), (2_000, "h:1", false)] {
+        up(&mut model, ms, address, replica);
+        read(&mut model, "kept", ms + 1, held(1, 1, Some(30_000)));
+        model.tick(at(ms + 500));
+    }
+    let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+    assert_eq!(texts, ["h:1 is read from now on", "h:2 is read from now on"]);
     assert!(shown(&mut model, "kept").unwrap().past.is_empty());
 }
 

@@ -79,6 +79,7 @@ impl Follower {
             deployment: Arc::clone(&deployment.name),
             node: named.clone(),
             link,
+            reads: None,
             whole: true,
         });
         Some(Self {

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use service_kit::redis_link::{
-    Aim, CallError, Link, LinkOptions, LinkStatus, SentinelOptions, ServerInfo,
+    Aim, CallError, Link, LinkOptions, LinkStatus, Replicas, SentinelOptions, ServerInfo,
 };
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
@@ -41,7 +41,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, MonitorSettings, ScanSettings};
+use crate::config::{Config, MonitorSettings, ReadFrom, ScanSettings};
 use crate::metrics::{ScansMetrics, TapsMetrics};
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::view::{LockView, SourceState};
@@ -89,6 +89,7 @@ impl Scope {
 /// What the sources of all servers have in common.
 #[derive(Clone)]
 struct Common {
+    read_from: ReadFrom,
     scan: ScanSettings,
     ignore: Vec<Vec<u8>>,
     monitor: MonitorSettings,
@@ -129,6 +130,7 @@ pub fn start(
 ) -> Arc<Sources> {
     let sources = Arc::new(Sources::default());
     let common = Common {
+        read_from: config.read_from,
         scan: config.scan.clone(),
         ignore: config.model.ignore.clone(),
         monitor: config.monitor,
@@ -188,6 +190,14 @@ impl Common {
         };
         let several = dbs.len() > 1;
         let scopes: Vec<Scope> = dbs.iter().map(|(scope, _)| scope.clone()).collect();
+        let replicas = (self.read_from == ReadFrom::Replica)
+            .then(|| Replicas::start(&aim, &link_options(), shutdown));
+        // Clients are connected to the server, whatever its locks are read from.
+        let server_link = replicas.as_ref().map(|_| link(aim.clone(), shutdown));
+        let (aim, monitor) = match &replicas {
+            Some(replicas) => (replicas.of(&aim), replicas.of(&monitor)),
+            None => (aim, monitor),
+        };
         let mut reading = None;
         let shards = Shards::default();
         let mut agents = Vec::new();
@@ -214,7 +224,7 @@ impl Common {
             if reading.is_none() {
                 let subscribers = Subscribers {
                     scopes: scopes.clone(),
-                    link: poll.link.clone(),
+                    link: server_link.as_ref().unwrap_or(&poll.link).clone(),
                     model: model.clone(),
                     hub: Arc::clone(hub),
                     shards: shards.clone(),
@@ -227,6 +237,7 @@ impl Common {
                     deployment: Arc::clone(&deployment),
                     node: server.clone(),
                     link: poll.link.state(),
+                    reads: replicas.as_ref().map(Replicas::choice),
                     whole: matches!(share, Share::Node(..)),
                 });
             }
@@ -279,7 +290,7 @@ impl Common {
         spawn(format!("keyspace of {server}"), Box::pin(keyspace.run()));
         let identity = Identity {
             scopes,
-            link: reading.clone(),
+            link: server_link.unwrap_or_else(|| reading.clone()),
             agents,
             model: model.clone(),
             shards,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::cmd;
 use redisson::Moment;
-use service_kit::redis_link::{CallError, Link, LinkState, LinkStatus, Redirect};
+use service_kit::redis_link::{CallError, Link, LinkState, LinkStatus, Redirect, Role};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -93,8 +93,11 @@ impl Poll {
                 let run_id = info.run_id.clone();
                 let cluster = info.cluster;
                 if let Some(address) = &info.address {
-                    let address = address.to_string();
-                    self.model.see(self.scope.id, Observation::At { address }).await;
+                    let at = Observation::At {
+                        address: address.to_string(),
+                        replica: info.role == Some(Role::Replica),
+                    };
+                    self.model.see(self.scope.id, at).await;
                 }
                 self.facts.forget_denials();
                 let observation = Observation::Up { at, wall: wall(), run_id, cluster };

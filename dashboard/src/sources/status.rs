@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redisson::slot;
 use service_kit::clock;
-use service_kit::redis_link::{Address, LinkState, LinkStatus, ServerInfo, Slots};
+use service_kit::redis_link::{Address, LinkState, LinkStatus, ReadsFrom, Role, ServerInfo, Slots};
 use tokio::sync::watch;
 
 use super::tap::Switch;
@@ -150,6 +150,8 @@ pub struct Server {
     pub node: String,
     /// Whether its locks can be read.
     pub link: watch::Receiver<LinkState>,
+    /// What is read in its place, where a replica is wished.
+    pub reads: Option<watch::Receiver<Option<ReadsFrom>>>,
     /// Whether the other nodes of its cluster are looked at too, where it is in one.
     pub whole: bool,
 }
@@ -164,11 +166,20 @@ impl Server {
         }
     }
 
+    /// Why no replica of it is read, where that is wished.
+    fn unspared(&self) -> Option<String> {
+        match &*self.reads.as_ref()?.borrow() {
+            Some(ReadsFrom::Server { reason }) => Some(reason.clone()),
+            Some(ReadsFrom::Replica(_)) | None => None,
+        }
+    }
+
     fn view(&self) -> ServerView {
         let mut view = ServerView {
             deployment: self.deployment.to_string(),
             address: self.node.clone(),
             master: None,
+            replica: None,
             version: None,
             down: None,
             evicts: None,
@@ -177,7 +188,11 @@ impl Server {
             LinkStatus::Up(info) => {
                 view.version.clone_from(&info.version);
                 let address = info.address.as_ref().map(ToString::to_string);
-                view.master = address.filter(|address| *address != self.node);
+                let address = address.filter(|address| *address != self.node);
+                match info.role {
+                    Some(Role::Replica) => view.replica = address,
+                    Some(Role::Master) | None => view.master = address,
+                }
                 view.evicts = info.maxmemory_policy.clone().filter(|_| info.evicts());
             }
             LinkStatus::Down { reason, since_micros } => {
@@ -354,6 +369,13 @@ impl Sources {
             )
         });
         let mut limits: Vec<String> = parts.collect();
+        limits.extend(servers.iter().filter_map(|server| {
+            let reason = server.unspared()?;
+            Some(format!(
+                "{} ({}): the server itself is looked at, and no replica: {reason}.",
+                server.deployment, server.node
+            ))
+        }));
         limits.extend(
             self.lists()
                 .clusters

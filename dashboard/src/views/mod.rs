@@ -101,6 +101,8 @@ pub struct ServerView {
     pub address: String,
     /// The master that they name, while it can be read.
     pub master: Option<String>,
+    /// The replica that is read in its place.
+    pub replica: Option<String>,
     /// Version as the server says, where it does.
     pub version: Option<String>,
     /// Why it cannot be read and since when; none while it can.

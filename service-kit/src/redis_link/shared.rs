@@ -28,9 +28,6 @@ pub(super) const CLOSED: &str = "the server closed the connection";
 /// Why a connection is left that leads to a server without writes.
 pub(super) const READ_ONLY: &str = "the server has become a replica, which takes no writes";
 
-/// Why a connection is left that could have gone on.
-pub(super) const REPLACED: &str = "the sentinels name another master";
-
 pub(super) struct Shared {
     current: RwLock<Option<Connection>>,
     state: watch::Sender<LinkState>,

@@ -17,7 +17,7 @@ use super::check::{Known, questions};
 use super::error::ConnectError;
 use super::greeting::{self, Greeting};
 use super::server_info::ServerInfo;
-use super::shared::{CLOSED, Connection, READ_ONLY, REPLACED, Shared};
+use super::shared::{CLOSED, Connection, READ_ONLY, Shared};
 use super::target::Address;
 use crate::clock::boot_micros;
 
@@ -146,8 +146,8 @@ impl Supervisor {
             let wake_at = check_at.map_or(idle_until, |at| at.min(idle_until));
             tokio::select! {
                 _ended = &mut driver => break,
-                () = &mut left => {
-                    why = REPLACED;
+                reason = &mut left => {
+                    why = reason;
                     break;
                 }
                 () = tokio::time::sleep_until(wake_at) => {}

@@ -9,7 +9,6 @@ use super::error::{ConnectError, ServerError};
 use super::greeting::{self, Greeting};
 use super::resp::{Frame, Wire};
 use super::server_info::ServerInfo;
-use super::shared::REPLACED;
 
 /// A connection with MONITOR on. It ends with this value, and is not made anew.
 ///
@@ -116,7 +115,7 @@ impl Tap {
             tokio::select! {
                 // First, or a server that has much to tell would never be left.
                 biased;
-                () = left => return Err(TapError::Left(REPLACED.to_owned())),
+                reason = left => return Err(TapError::Left(reason.to_owned())),
                 filled = self.wire.fill() => filled.map_err(TapError::Ended)?,
             }
         }

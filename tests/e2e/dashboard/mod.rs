@@ -10,6 +10,7 @@ mod found;
 mod living;
 mod pages;
 mod problems;
+mod replica;
 mod sentinel;
 mod stream;
 mod watchdog;

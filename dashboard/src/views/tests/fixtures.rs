@@ -154,6 +154,7 @@ pub(super) fn server() -> ServerView {
         deployment: "main".into(),
         address: "127.0.0.1:6379".into(),
         master: None,
+        replica: None,
         version: Some("7.0.15".into()),
         down: None,
         evicts: None,

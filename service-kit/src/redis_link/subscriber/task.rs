@@ -14,7 +14,6 @@ use crate::redis_link::backoff::Backoff;
 use crate::redis_link::error::ConnectError;
 use crate::redis_link::greeting::{self, Greeting};
 use crate::redis_link::resp::Wire;
-use crate::redis_link::shared::REPLACED;
 use crate::redis_link::supervisor::PROVEN;
 use crate::redis_link::target::Address;
 
@@ -108,7 +107,7 @@ impl Task {
     async fn talk(&self, wire: Wire, address: &Address) -> End {
         tokio::select! {
             end = Talk::new(self, wire).talk() => end,
-            () = self.aim.left(address) => End::Broken(REPLACED.to_owned()),
+            reason = self.aim.left(address) => End::Broken(reason.to_owned()),
         }
     }
 

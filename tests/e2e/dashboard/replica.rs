@@ -1,0 +1,176 @@
+//! The dashboard that reads replicas: the server is spared, a replica that will not do is left.
+
+use anyhow::{Result, ensure};
+use harness::{Client, Dashboard, RedisServer, Sentinels, eventually, http};
+use serde_json::Value;
+
+/// A Redisson client's thread.
+const HOLDER: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+
+/// Takes a lock as Redisson does, for longer than any test lasts.
+async fn take(direct: &mut Client, name: &str) -> Result<()> {
+    direct.call(&format!("HINCRBY {name} {HOLDER} 1")).await?.ok()?;
+    direct.call(&format!("PEXPIRE {name} 3600000")).await?.ok()?;
+    Ok(())
+}
+
+/// The lock, once it `fits`.
+async fn lock(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> bool) -> Value {
+    eventually(&format!("`{name}` to be as it should"), async || {
+        let lock = dashboard.json(&format!("/api/v1/lock?name={name}")).await?;
+        ensure!(fits(&lock), "{lock}");
+        Ok(lock)
+    })
+    .await
+}
+
+fn held(lock: &Value) -> bool {
+    lock["state"] == "held" && lock["confirmed"] == true
+}
+
+fn address(server: &RedisServer) -> String {
+    format!("127.0.0.1:{}", server.port())
+}
+
+/// Waits until this is read in the server's place, or the server itself, and all sources are on.
+async fn until_read(dashboard: &Dashboard, replica: Option<&str>) {
+    eventually(&format!("{replica:?} to be read"), async || {
+        let json = dashboard.json("/api/v1/sources").await?;
+        let server = &json["servers"][0];
+        ensure!(server["down"].is_null() && server["replica"].as_str() == replica, "{server}");
+        ensure!(json["first_scan"].is_null(), "the picture is not whole");
+        for source in ["scan", "poll", "channels", "subscribers", "identity"] {
+            let mut rows = json["sources"].as_array().into_iter().flatten();
+            let on = rows.any(|row| row["source"] == source && row["state"] == "on");
+            ensure!(on, "{source}: {}", json["sources"]);
+        }
+        Ok(())
+    })
+    .await;
+}
+
+/// Waits until its replica has all that it has.
+async fn until_followed(direct: &mut Client) {
+    eventually("the replica to follow", async || {
+        let told = direct.call("INFO replication").await?.text();
+        ensure!(told.contains("state=online"), "{told}");
+        Ok(())
+    })
+    .await;
+}
+
+/// What the server has been asked for the sake of locks.
+async fn readings(direct: &mut Client) -> Result<Vec<String>> {
+    let told = direct.call("INFO commandstats").await?.text();
+    let asked = ["scan", "hlen", "hrandfield", "hmget", "monitor", "psubscribe"];
+    let asked = asked.into_iter().filter(|verb| told.contains(&format!("cmdstat_{verb}:")));
+    Ok(asked.map(str::to_owned).collect())
+}
+
+/// Waits until that many turns to another server have been told, each as such.
+async fn until_told(dashboard: &Dashboard, turns: usize) {
+    eventually(&format!("{turns} turns to be told"), async || {
+        let notices = dashboard.json("/api/v1/sources").await?["notices"].to_string();
+        let told = notices.matches("is read from now on").count();
+        ensure!(told == turns && !notices.contains("master now"), "{notices}");
+        Ok(())
+    })
+    .await;
+}
+
+/// Why no replica is read, as the page says.
+async fn until_said(dashboard: &Dashboard, reason: &str) {
+    eventually(reason, async || {
+        let limits = dashboard.json("/api/v1/sources").await?["limits"].to_string();
+        ensure!(limits.contains("and no replica: ") && limits.contains(reason), "{limits}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_replica_is_read_and_the_server_spared_until_the_replica_will_not_do() -> Result<()> {
+    let server = RedisServer::start().await?;
+    let follows = format!("127.0.0.1 {}", server.port());
+    let mut replica = RedisServer::with(&[("replicaof", &follows)]).await?;
+    let mut direct = server.client().await?;
+    until_followed(&mut direct).await;
+    take(&mut direct, "first").await?;
+    let flags = ["--read-from", "replica", "--monitor", "on", "--monitor-unbounded"];
+    let flags = [flags.as_slice(), &["--allow-release"]].concat();
+    let dashboard = Dashboard::start(&server.url(), &flags).await?;
+    let there = address(&replica);
+    until_read(&dashboard, Some(&there)).await;
+    lock(&dashboard, "first", held).await;
+    let mut at_replica = replica.client().await?;
+    eventually("MONITOR to be on at the replica", async || {
+        let clients = at_replica.call("CLIENT LIST").await?.text();
+        ensure!(clients.lines().any(|client| client.contains("cmd=monitor")), "{clients}");
+        Ok(())
+    })
+    .await;
+    let page = http::get(dashboard.port(), "/sources").await?.body;
+    assert!(page.contains(&format!("read from its replica {there}")), "{page}");
+
+    // Who waits does so at the server. A release that is told there is heard at the replica, with what it stands for.
+    let mut waiter = server.client().await?;
+    waiter.call("SUBSCRIBE redisson_lock__channel:{first}").await?.ok()?;
+    lock(&dashboard, "first", |lock| lock["waiting"] == 1).await;
+    take(&mut direct, "told").await?;
+    lock(&dashboard, "told", held).await;
+    direct.call("DEL told").await?.ok()?;
+    direct.call("PUBLISH redisson_lock__channel:{told} 0").await?.ok()?;
+    lock(&dashboard, "told", |lock| {
+        let heard = lock["sources"].as_array().is_some_and(|all| all.contains(&"channels".into()));
+        lock["state"] == "free" && heard
+    })
+    .await;
+    let done = dashboard.release("first", "lock").await?;
+    assert_eq!(done["outcome"], "released", "{done}");
+    assert_eq!(direct.call("EXISTS first").await?.int()?, 0);
+    lock(&dashboard, "first", |lock| lock["past"][0]["ended"] == "forced").await;
+    // A release by force reads what it releases, where it is.
+    let mut asked = readings(&mut direct).await?;
+    asked.retain(|verb| !["hlen", "hmget"].contains(&verb.as_str()));
+    assert_eq!(asked, [""; 0]);
+
+    // One that goes its own way has nothing to tell of the server any more.
+    at_replica.call("REPLICAOF NO ONE").await?.ok()?;
+    until_read(&dashboard, None).await;
+    until_said(&dashboard, "no replica follows it").await;
+    take(&mut direct, "second").await?;
+    lock(&dashboard, "second", held).await;
+    until_told(&dashboard, 1).await;
+    at_replica.call(&format!("REPLICAOF {follows}")).await?.ok()?;
+    until_read(&dashboard, Some(&there)).await;
+    until_told(&dashboard, 2).await;
+    lock(&dashboard, "second", held).await;
+    replica.process().kill()?;
+    until_read(&dashboard, None).await;
+    take(&mut direct, "third").await?;
+    lock(&dashboard, "third", held).await;
+    until_told(&dashboard, 3).await;
+    let second = lock(&dashboard, "second", held).await;
+    assert_eq!(second["past"], Value::Array(Vec::new()), "it was held all the time");
+    Ok(())
+}
+
+#[tokio::test]
+async fn by_sentinel_it_is_a_replica_of_whichever_is_the_master() -> Result<()> {
+    let sentinels = Sentinels::start(1).await?;
+    let flags = ["--read-from", "replica", "--monitor", "off"];
+    let dashboard = Dashboard::start(&sentinels.url(), &flags).await?;
+    let (first, second) = (sentinels.address(0), sentinels.address(1));
+    until_read(&dashboard, Some(&second)).await;
+    take(&mut sentinels.client(0).await?, "kept").await?;
+    lock(&dashboard, "kept", held).await;
+    sentinels.until_copied("kept").await?;
+    // They change places.
+    sentinels.fail_over().await?;
+    until_read(&dashboard, Some(&first)).await;
+    take(&mut sentinels.client(1).await?, "new").await?;
+    lock(&dashboard, "new", held).await;
+    let kept = lock(&dashboard, "kept", held).await;
+    assert_eq!(kept["past"], Value::Array(Vec::new()), "it was held all the time");
+    Ok(())
+}
