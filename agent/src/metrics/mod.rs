@@ -1,15 +1,14 @@
 //! Every figure of the agent. Recording one never blocks on anything but another recording, and never fails a lock.
 
 mod make;
+mod oldest;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use prometheus::core::Collector;
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Registry,
+    GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
 };
 use redisson::{Grouping, Kind, LockName};
 
@@ -18,6 +17,8 @@ use crate::core::End;
 use crate::policy::Denial;
 
 use make::{Maker, opts};
+pub use oldest::Oldest;
+use oldest::{Starts, end, start};
 
 /// Waits: from what an idle socket takes to minutes. Twelve bounds at most, by the series budget.
 const WAIT_BUCKETS: [f64; 11] =
@@ -121,10 +122,6 @@ pub struct Figures {
     /// Scripts without a reply of their own, by node and the error's first word.
     pub redis_errors: IntCounterVec,
 }
-
-/// When what is going on began, in milliseconds of the boot clock, which nobody sets; numbers grow, so the first of a
-/// group is its oldest.
-type Starts = HashMap<Arc<str>, BTreeMap<i64, u64>>;
 
 #[derive(Debug, Default)]
 struct Began {
@@ -468,52 +465,5 @@ impl Figures {
         let outcome = if failed { "error" } else { "ok" };
         self.commands.with_label_values(&[word, outcome]).inc();
         self.command_seconds.with_label_values(&[word]).observe(took.as_secs_f64());
-    }
-}
-
-fn start(starts: &mut Starts, group: &Arc<str>, number: i64) {
-    let now = service_kit::clock::boot_micros() / 1_000;
-    starts.entry(Arc::clone(group)).or_default().insert(number, now);
-}
-
-fn end(starts: &mut Starts, group: &Arc<str>, number: i64) {
-    if let Some(group) = starts.get_mut(group) {
-        group.remove(&number);
-    }
-}
-
-/// Collects the starts of the oldest holds and waits at each scrape: absent, not 0, while there are none.
-#[derive(Debug)]
-pub struct Oldest(pub Arc<Figures>);
-
-impl Oldest {
-    fn fill(gauges: &GaugeVec, starts: &Starts) {
-        gauges.reset();
-        // By the clock on the wall as it is now: whoever reads it compares it with theirs.
-        let booted = service_kit::clock::boot_epoch_millis();
-        for (group, starts) in starts {
-            if let Some(first) = starts.values().next() {
-                let gauge: Gauge = gauges.with_label_values(&[&**group]);
-                #[expect(
-                    clippy::cast_precision_loss,
-                    reason = "epoch milliseconds fit into 53 bits"
-                )]
-                gauge.set((booted + first) as f64 / 1000.0);
-            }
-        }
-    }
-}
-
-impl Collector for Oldest {
-    fn desc(&self) -> Vec<&prometheus::core::Desc> {
-        [self.0.oldest_hold.desc(), self.0.oldest_wait.desc()].concat()
-    }
-
-    fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
-        let began = lock(&self.0.began);
-        Self::fill(&self.0.oldest_hold, &began.holds);
-        Self::fill(&self.0.oldest_wait, &began.waits);
-        drop(began);
-        [self.0.oldest_hold.collect(), self.0.oldest_wait.collect()].concat()
     }
 }

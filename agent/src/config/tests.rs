@@ -1,0 +1,145 @@
+//! What settings are understood, and what mistakes are told.
+
+use std::ffi::OsString;
+
+use super::*;
+
+fn load(args: &[&str], env: &[(&str, &str)]) -> Result<Config, String> {
+    let args = std::iter::once("lockscope-agent").chain(args.iter().copied());
+    let env = env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    settings::load_from(&PROGRAM, args.map(OsString::from), env, build)
+        .map_err(|stop| stop.text().to_owned())
+}
+
+#[test]
+fn sentinels_have_a_password_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, format!("{name}-password\n")).unwrap();
+        path.display().to_string()
+    };
+    let (own, theirs) = (file("own"), file("theirs"));
+    let url = "redis+sentinel://u@a,b:2/m?sentinel_username=s";
+    let args = ["--redis-url", url, "--redis-password-file", &own];
+    let error = load(&args, &[]).unwrap_err();
+    assert!(error.contains("user without a password"), "the sentinels' user has none: {error}");
+    let args = [args.as_slice(), &["--sentinel-password-file", &theirs]].concat();
+    let target = load(&args, &[]).unwrap().target;
+    let url = "redis+sentinel://u:own-password@a,b:2/m?sentinel_username=s&sentinel_password=theirs-password";
+    assert_eq!(target, url.parse().unwrap());
+    let error = load(&["--sentinel-password-file", &theirs], &[]).unwrap_err();
+    assert!(error.contains("redis+sentinel://"), "{error}");
+}
+
+#[test]
+fn what_is_not_set_has_its_usual_value() {
+    let config = load(&[], &[]).unwrap();
+    assert_eq!(config.target.to_string(), "redis://127.0.0.1:6379/0");
+    assert_eq!(config.http.to_string(), "127.0.0.1:9760");
+    assert_eq!(config.core.lease.millis(), 30_000);
+    assert_eq!(config.core.response_timeout, Duration::from_secs(2));
+    assert_eq!(config.core.lost_margin, Duration::from_millis(500));
+    assert_eq!(config.core.poll_max, Duration::from_secs(5));
+    assert_eq!((config.core.handover_max, config.core.handover_max_time.as_millis()), (32, 100));
+    assert_eq!((config.max_sessions, config.core.max_waiters), (20_000, 100_000));
+    assert_eq!((config.max_groups, config.socket_mode), (50, 0o660));
+    assert_eq!(config.drain_timeout, Duration::from_secs(25));
+    assert_eq!(config.core.lock_delay, Duration::ZERO);
+    assert_eq!(config.core.frozen, core::Frozen::Keep);
+    assert!(!config.core.require_session && !config.http_sessions);
+}
+
+#[test]
+fn a_cluster_is_named_by_its_scheme() {
+    let config = load(&["--redis-url", "redis+cluster://a:1,b:2"], &[]).unwrap();
+    assert_eq!(config.target.to_string(), "redis+cluster://a:1,b:2");
+    assert!(config.core.slots);
+    assert_eq!((config.core.publish, config.cluster_messages), (Publish::Plain, Publish::Both));
+    assert!(!load(&[], &[]).unwrap().core.slots);
+    let messages = |how| load(&["--cluster-messages", how], &[]).map(|c| c.cluster_messages);
+    assert_eq!(messages("spublish"), Ok(Publish::Sharded));
+    assert_eq!(messages("publish"), Ok(Publish::Plain));
+    assert!(messages("none").unwrap_err().contains("both, publish or spublish"));
+    // Each server of red locks stands alone.
+    let red = load(&["--redlock-url", "redis+cluster://a:1"], &[]).unwrap_err();
+    assert!(red.contains("redis+cluster"), "{red}");
+}
+
+#[test]
+fn a_short_lease_shortens_the_patience_with_redis() {
+    let patience = |lease| load(&["--lease", lease], &[]).unwrap().core.response_timeout;
+    assert_eq!(patience("3s"), Duration::from_millis(200));
+    assert_eq!(patience("500ms"), Duration::from_millis(50));
+    assert_eq!(patience("1h"), Duration::from_secs(2));
+}
+
+#[test]
+fn flags_environment_and_file_are_layers() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("agent.toml");
+    std::fs::write(&file, "lease = \"10s\"\nmax_sessions = 5\ngroup = [\"a:*\", \"b*=b\"]\n")
+        .unwrap();
+    let config = ["--config", file.to_str().unwrap(), "--max-sessions", "7"];
+    let config =
+        load(&config, &[("LOCKSCOPE_AGENT_LEASE", "20s"), ("REDIS_URL", "redis://elsewhere/2")])
+            .unwrap();
+    assert_eq!(config.core.lease.millis(), 20_000);
+    assert_eq!((config.max_sessions, config.groups.len()), (7, 2));
+    assert_eq!(config.target.to_string(), "redis://elsewhere:6379/2");
+}
+
+#[test]
+fn mistakes_name_the_setting_and_what_is_expected() {
+    for (args, words) in [
+        (&["--lease", "100ms"][..], ["--lease", "expected 500ms to a year"]),
+        (&["--socket-mode", "999"], ["--socket-mode", "octal"]),
+        (&["--socket-mode", "0666"], ["--socket-mode", "--world-writable-socket"]),
+        (&["--policy", "/no/such"], ["--policy", "/no/such"]),
+        (&["--socket-group", "no-such-group"], ["--socket-group", "no-such-group"]),
+        (&["--redis-url", "http://host"], ["--redis-url", "`http`"]),
+        (&["--redis-ca-file", "/x"], ["--redis-ca-file", "rediss://"]),
+        (&["--redis-password-file", "/no/such"], ["--redis-password-file", "cannot read"]),
+        (&["--group", "a=$1"], ["--group", "bad group"]),
+        (&["--poll-max", "0s"], ["--poll-max", "expected 10ms"]),
+        (&["--redlock-url", "redis://a"], ["--redlock-url", "odd number"]),
+        (&["--redlock-password-file", "/no/such"], ["--redlock-password-file", "cannot read"]),
+        (&["--node-timeout", "5s"], ["--node-timeout", "1ms to 2s"]),
+        (&["--frozen", "thaw"], ["--frozen", "keep or lapse"]),
+        (&["--lock-delay", "2h"], ["--lock-delay", "0s to 1h"]),
+        (&["--min-replicas", "101"], ["--min-replicas", "0..=100"]),
+        (&["--max-sessions", "0"], ["--max-sessions", "1..=1000000"]),
+        (&["--grace", "5s"], ["--grace", "unexpected"]),
+    ] {
+        let error = load(args, &[]).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn red_locks_have_an_odd_number_of_servers_each_once() {
+    let urls = |urls: &[&str]| {
+        let args: Vec<_> = urls.iter().flat_map(|url| ["--redlock-url", url]).collect();
+        load(&args, &[])
+    };
+    let config = urls(&["redis://a", "redis://:secret@b", "redis://c:7"]).unwrap();
+    let red = config.core.red.unwrap();
+    assert_eq!(red.nodes, ["redis://a:6379/0", "redis://:***@b:6379/0", "redis://c:7/0"]);
+    assert_eq!((red.node_timeout, config.red.len()), (Duration::from_millis(50), 3));
+    assert!(load(&[], &[]).unwrap().core.red.is_none());
+    for (given, words) in [
+        (&["redis://a", "redis://b", "redis://c", "redis://d"][..], "not 4"),
+        (&["redis://a", "redis://b", "redis://a:6379"], "given twice"),
+    ] {
+        let error = urls(given).unwrap_err();
+        assert!(error.contains("--redlock-url") && error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn printed_settings_show_no_password() {
+    let url = "redis://me:hunter2@host";
+    let printed = load(&["--print-config", "--redis-url", url], &[]).unwrap_err();
+    assert!(printed.contains("redis_url") && !printed.contains("hunter2"), "{printed}");
+    assert!(load(&["--check-config"], &[]).unwrap_err().contains("valid"));
+}
