@@ -41,8 +41,13 @@ impl Watched {
     }
 
     pub(super) async fn with_lease(lease: &str) -> Result<Self> {
+        Self::with(&["--lease", lease]).await
+    }
+
+    /// With an agent that has these flags.
+    async fn with(flags: &[&str]) -> Result<Self> {
         let redis = RedisServer::start().await?;
-        let agent = Agent::with(&redis, &["--lease", lease]).await?;
+        let agent = Agent::with(&redis, flags).await?;
         let flags = ["--stuck-after", "3s", "--starving-after", "3s", "--scan-every", "1s"];
         let dashboard = Dashboard::start(&redis.url(), &flags).await?;
         let jobs = [
@@ -122,6 +127,22 @@ async fn a_lost_lock_is_told() -> Result<()> {
     assert_eq!(labels["lock_group"], "orders:*");
     assert_eq!(labels["reason"], "missing");
     assert_eq!(labels["severity"], "critical");
+    Ok(())
+}
+
+#[tokio::test]
+async fn missing_replicas_are_told() -> Result<()> {
+    let watched = Watched::with(&["--min-replicas", "1"]).await?;
+    let mut worker = watched.agent.client().await?;
+    eventually("LockscopeReplicasMissing", async || {
+        let refused = worker.call("LOCK orders:1 NOWAIT").await?;
+        ensure!(refused.is_error("UNAVAILABLE"), "{refused}");
+        let firing = watched.firing().await?;
+        ensure!(firing.contains("LockscopeReplicasMissing"), "firing: {firing:?}");
+        ensure!(firing.len() == 1, "it is no other alert's business: {firing:?}");
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 
