@@ -1,5 +1,7 @@
 //! Medians, quantiles, and what the kernel knows of a process.
 
+use std::io::ErrorKind;
+
 use anyhow::{Context as _, Result};
 
 /// The value below which that share of all lies; zero where there are none.
@@ -39,16 +41,24 @@ pub(crate) fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// Microseconds of a core that a process has used so far, all its threads together.
+/// Microseconds of a core that a process has used so far, all the threads together that it has now.
 pub(crate) fn cpu_micros(pid: u32) -> Result<f64> {
     let mut nanos = 0.0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let path = task?.path().join("schedstat");
-        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let text = match std::fs::read_to_string(&path) {
+            // It has ended since the folder was read.
+            Err(error) if error.kind() == ErrorKind::NotFound || is_no_thread(&error) => continue,
+            text => text.with_context(|| path.display().to_string())?,
+        };
         let used = text.split(' ').next().context("an empty schedstat")?;
         nanos += used.parse::<f64>()?;
     }
     Ok(nanos / 1000.0)
+}
+
+fn is_no_thread(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
 /// Bytes of memory that a process has now.
@@ -61,6 +71,8 @@ pub(crate) fn resident_bytes(pid: u32) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::TryRecvError;
+
     use super::*;
 
     #[test]
@@ -70,6 +82,22 @@ mod tests {
         assert_eq!(quantile(&mut values, 0.99), 99.0);
         assert_eq!(quantile(&mut [7.0], 0.99), 7.0);
         assert_eq!(quantile(&mut [], 0.5), 0.0);
+    }
+
+    #[test]
+    fn threads_that_end_meanwhile_are_left_out() {
+        let pid = std::process::id();
+        let (ended, end) = std::sync::mpsc::channel::<()>();
+        let others = std::thread::spawn(move || {
+            while end.try_recv() == Err(TryRecvError::Empty) {
+                std::thread::spawn(|| ()).join().unwrap();
+            }
+        });
+        for _ in 0..300 {
+            assert!(cpu_micros(pid).unwrap() > 0.0);
+        }
+        drop(ended);
+        others.join().unwrap();
     }
 
     #[test]
