@@ -5,14 +5,11 @@ use harness::{Client, Dashboard, RedisServer, WallClock, eventually};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
-use super::problems;
+use super::{HOLDER, problems};
 
 const HOUR: i64 = 3_600;
 /// As exactly as it is looked: far more than any test takes, and far less than the clock is set by.
 const ABOUT: u64 = 900;
-/// A Redisson client's thread.
-const HOLDER: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
-
 /// The right time, in seconds since 1970: by Redis' clock, which nobody touches.
 async fn now(direct: &mut Client) -> Result<i64> {
     Ok(direct.call("TIME").await?.items()?[0].text().parse()?)

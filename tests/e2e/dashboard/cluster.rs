@@ -5,42 +5,14 @@ use harness::{Client, Dashboard, RedisCluster, Reply, eventually};
 use redisson::LockName;
 use serde_json::Value;
 
-use super::problems;
+use super::{HOLDER, held, lock, problems, take};
 use crate::secure::{documented_users, refused};
-
-/// A Redisson client's thread.
-const HOLDER: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
-
-/// Takes a lock as Redisson does, for longer than any test lasts.
-pub(super) async fn take(direct: &mut Client, name: &str) -> Result<()> {
-    direct.call(&format!("HINCRBY {name} {HOLDER} 1")).await?.ok()?;
-    direct.call(&format!("PEXPIRE {name} 3600000")).await?.ok()?;
-    Ok(())
-}
 
 /// Releases it, and tells so as Redisson 3.22 and later do in a cluster.
 async fn release(direct: &mut Client, name: &str) -> Result<()> {
     direct.call(&format!("DEL {name}")).await?.ok()?;
     direct.call(&format!("SPUBLISH redisson_lock__channel:{{{name}}} 0")).await?.ok()?;
     Ok(())
-}
-
-/// The lock, once it `fits`.
-pub(super) async fn lock(
-    dashboard: &Dashboard,
-    name: &str,
-    fits: impl Fn(&Value) -> bool,
-) -> Value {
-    eventually(&format!("`{name}` to be as it should"), async || {
-        let lock = dashboard.json(&format!("/api/v1/lock?name={name}")).await?;
-        ensure!(fits(&lock), "{lock}");
-        Ok(lock)
-    })
-    .await
-}
-
-pub(super) fn held(lock: &Value) -> bool {
-    lock["state"] == "held" && lock["confirmed"] == true
 }
 
 /// The nodes that a source has rows of which are so.

@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use harness::{Agent, Dashboard, RedisCluster, Reply, eventually};
 use serde_json::Value;
 
-use super::cluster::{addresses, held, lock, take, until};
-use super::problems;
+use super::cluster::{addresses, until};
+use super::{held, lock, problems, take};
 use crate::secure::certificate;
 
 /// Whether a source is among those that a lock is known from.

@@ -4,29 +4,7 @@ use anyhow::{Result, ensure};
 use harness::{Client, Dashboard, RedisServer, Sentinels, eventually, http};
 use serde_json::Value;
 
-/// A Redisson client's thread.
-const HOLDER: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
-
-/// Takes a lock as Redisson does, for longer than any test lasts.
-async fn take(direct: &mut Client, name: &str) -> Result<()> {
-    direct.call(&format!("HINCRBY {name} {HOLDER} 1")).await?.ok()?;
-    direct.call(&format!("PEXPIRE {name} 3600000")).await?.ok()?;
-    Ok(())
-}
-
-/// The lock, once it `fits`.
-async fn lock(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> bool) -> Value {
-    eventually(&format!("`{name}` to be as it should"), async || {
-        let lock = dashboard.json(&format!("/api/v1/lock?name={name}")).await?;
-        ensure!(fits(&lock), "{lock}");
-        Ok(lock)
-    })
-    .await
-}
-
-fn held(lock: &Value) -> bool {
-    lock["state"] == "held" && lock["confirmed"] == true
-}
+use super::{held, lock, take};
 
 fn address(server: &RedisServer) -> String {
     format!("127.0.0.1:{}", server.port())

@@ -2,31 +2,11 @@
 //! another.
 
 use anyhow::{Result, ensure};
-use harness::{Client, Dashboard, Sentinels, eventually, http};
+use harness::{Dashboard, Sentinels, eventually, http};
 use serde_json::Value;
 
-use super::problems;
+use super::{held, lock, problems, take};
 use crate::secure::{documented_users, refused, sentinel_user};
-
-/// A Redisson client's thread.
-const HOLDER: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
-
-/// Takes a lock as Redisson does, for longer than any test lasts.
-async fn take(direct: &mut Client, name: &str) -> Result<()> {
-    direct.call(&format!("HINCRBY {name} {HOLDER} 1")).await?.ok()?;
-    direct.call(&format!("PEXPIRE {name} 3600000")).await?.ok()?;
-    Ok(())
-}
-
-/// The lock, once it `fits`.
-async fn lock(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> bool) -> Value {
-    eventually(&format!("`{name}` to be as it should"), async || {
-        let lock = dashboard.json(&format!("/api/v1/lock?name={name}")).await?;
-        ensure!(fits(&lock), "{lock}");
-        Ok(lock)
-    })
-    .await
-}
 
 /// Releases the lock by force, by a connection that may follow a little later than those that look.
 async fn release(dashboard: &Dashboard, name: &str) {
@@ -37,10 +17,6 @@ async fn release(dashboard: &Dashboard, name: &str) {
     })
     .await;
     assert_eq!(done["outcome"], "released", "{done}");
-}
-
-fn held(lock: &Value) -> bool {
-    lock["state"] == "held" && lock["confirmed"] == true
 }
 
 /// Waits until these sources are on and the server that is looked at is this one.
