@@ -30,7 +30,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// What the pages are made from.
 #[derive(Debug, Clone)]
 pub struct Sources {
-    /// The figures.
     pub registry: Registry,
     /// How the core fares.
     pub status: watch::Receiver<Status>,

@@ -57,7 +57,6 @@ const CORE_GRACE: Duration = Duration::from_secs(5);
 /// Where the agent is reached.
 #[derive(Debug)]
 pub struct Listeners {
-    /// By workers.
     pub socket: Socket,
     /// By scrapers and people.
     pub http: TcpListener,

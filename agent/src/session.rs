@@ -61,9 +61,7 @@ impl<'de> Deserialize<'de> for SessionKey {
 pub struct Peer {
     /// Its pid; none where it lives in a pid namespace that we cannot see.
     pub pid: Option<i32>,
-    /// Its user.
     pub uid: u32,
-    /// Its group.
     pub gid: u32,
     /// Its command's name.
     pub comm: Option<String>,
@@ -74,7 +72,6 @@ pub struct Peer {
 pub enum FromSession {
     /// A worker has connected.
     Opened {
-        /// Its number.
         session: SessionId,
         /// Who it is.
         peer: Peer,
@@ -229,7 +226,6 @@ pub struct ListPage<Row> {
     /// Where to go on; 0 at the end. A string in JSON: it has 64 bits.
     #[serde(serialize_with = "as_text")]
     pub next: u64,
-    /// The rows.
     pub rows: Vec<Row>,
 }
 

@@ -9,7 +9,6 @@ use tokio::time::Instant;
 
 use crate::session::FromSession;
 
-/// How often.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// With many workers less often: looking takes no more than this share of the time.
 const SHARE: u32 = 20;

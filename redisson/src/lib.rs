@@ -6,6 +6,8 @@
 //!
 //! It is pure: no tokio, no sockets, no clock, no randomness, no metrics. Instants and numbers are passed in.
 
+#![warn(missing_docs)]
+
 pub mod group;
 pub mod holder;
 pub mod keys;

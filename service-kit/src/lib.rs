@@ -6,6 +6,8 @@
 //! Whatever runs in the background is spawned through [`shutdown::Shutdown`], so that an end is
 //! orderly and names who was late.
 
+#![warn(missing_docs)]
+
 pub mod clock;
 pub mod http;
 pub mod metrics;

@@ -36,7 +36,6 @@ impl Plan {
         Ok(Self { stream: stream.into(), take, give })
     }
 
-    /// Over TCP.
     pub(crate) fn tcp(port: u16, take: Vec<u8>, give: Vec<u8>) -> Result<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;

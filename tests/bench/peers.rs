@@ -46,7 +46,6 @@ impl Task {
 /// A library to compare with.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// Its name.
     pub(crate) name: &'static str,
     program: PathBuf,
     arguments: Vec<String>,

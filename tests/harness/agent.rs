@@ -128,13 +128,11 @@ impl Agent {
         Ok(())
     }
 
-    /// Its socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("agent.sock")
     }
 
-    /// Its folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -146,7 +144,6 @@ impl Agent {
         self.http
     }
 
-    /// Its pid.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.pid()
@@ -186,10 +183,7 @@ impl Agent {
 
 /// Figures in Prometheus' text format.
 #[derive(Debug, Clone)]
-pub struct Metrics(
-    /// The text.
-    pub String,
-);
+pub struct Metrics(pub String);
 
 impl Metrics {
     /// The sum of a metric's series that carry all these labels; zero where there are none.

@@ -30,7 +30,6 @@ pub struct Browser {
 
 /// Keys that have no character, as `WebDriver` writes them.
 pub const ENTER: &str = "\u{e007}";
-/// Likewise.
 pub const ESCAPE: &str = "\u{e00c}";
 
 const ARGUMENTS: [&str; 10] = [

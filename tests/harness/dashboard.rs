@@ -116,13 +116,11 @@ impl Dashboard {
         format!("http://127.0.0.1:{}{path}", self.port)
     }
 
-    /// Its folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }

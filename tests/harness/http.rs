@@ -9,10 +9,8 @@ use tokio::time::timeout;
 
 use crate::PATIENCE;
 
-/// An answer.
 #[derive(Debug, Clone)]
 pub struct Response {
-    /// Status code.
     pub status: u16,
     headers: Vec<(String, String)>,
     /// The body; strays from UTF-8 are replaced.
@@ -146,7 +144,6 @@ pub struct Event {
     pub id: String,
     /// Its name; `message` where it has none.
     pub event: String,
-    /// Its data.
     pub data: String,
 }
 

@@ -35,12 +35,10 @@ type Open = Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>;
 /// What a call gave: its value as text (`null` for none), or what it threw.
 pub type Answer = Result<String, Thrown>;
 
-/// An exception.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Thrown {
     /// The simple name of its class.
     pub class: String,
-    /// Its message.
     pub message: String,
 }
 
@@ -139,7 +137,6 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// Its number.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.thread

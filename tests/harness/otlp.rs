@@ -30,7 +30,6 @@ pub type Attributes = BTreeMap<String, String>;
 pub struct SeenSpan {
     /// What it is called.
     pub name: String,
-    /// Its trace.
     pub trace: String,
     /// Its own id.
     pub id: String,
@@ -38,7 +37,6 @@ pub struct SeenSpan {
     pub parent: String,
     /// OTLP's number of its kind: 1 internal, 2 server, 3 client.
     pub kind: i32,
-    /// Its attributes.
     pub attributes: Attributes,
     /// Those of the process that sent it.
     pub resource: Attributes,

@@ -92,7 +92,6 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, log: log.to_owned(), ended: None })
     }
 
-    /// Its pid.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -113,7 +113,6 @@ impl Prometheus {
         Ok(firing.map(|alert| alert["labels"].clone()).collect())
     }
 
-    /// The process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }

@@ -24,7 +24,6 @@ const HELD: usize = 4096;
 /// How much of what a direction holds can be looked into.
 const KEPT: usize = 64 << 10;
 
-/// One direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// From whoever connected.
@@ -36,7 +35,6 @@ pub enum Way {
 /// What becomes of the bytes of one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// They arrive.
     Pass,
     /// They are kept, and arrive when the flow is [`Flow::Pass`] again.
     Hold,

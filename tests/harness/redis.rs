@@ -88,7 +88,6 @@ impl RedisServer {
         self.folder.path().join("redis.sock")
     }
 
-    /// Its folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()

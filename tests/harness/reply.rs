@@ -4,28 +4,19 @@ use std::fmt;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// One reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// `+text`
     Simple(String),
-    /// `-CODE sentence`
     Error(String),
-    /// `:n`
     Int(i64),
-    /// `$n`
     Bulk(Vec<u8>),
     /// `_`, `*-1`, `$-1`
     Null,
-    /// `#t`
     Bool(bool),
     /// `,x`, its text
     Double(String),
-    /// `*n`
     Array(Vec<Self>),
-    /// `%n`
     Map(Vec<(Self, Self)>),
-    /// `>n`
     Push(Vec<Self>),
 }
 

@@ -11,7 +11,6 @@ use super::{Bed, Kind};
 const WORKERS: usize = 4;
 const SECTIONS: usize = 250;
 
-/// Who works.
 #[derive(Clone, Copy)]
 enum Side {
     Java,

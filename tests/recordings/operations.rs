@@ -4,7 +4,6 @@
 pub(crate) struct Operation {
     /// The file's name.
     pub(crate) name: &'static str,
-    /// A sentence.
     pub(crate) what: &'static str,
     /// How both clients are opened.
     pub(crate) settings: &'static str,

@@ -51,7 +51,6 @@ const MAX_CLIENT: usize = 100;
 pub struct Start {
     /// Who we are in Redis.
     pub client: ClientId,
-    /// Which Redis.
     pub place: Main,
     /// Whether it is one of the servers of red locks: it is told of these only.
     pub red: bool,

@@ -53,33 +53,24 @@ pub enum Command {
         deadlines: Option<bool>,
     },
     /// Take over a session whose connection has gone.
-    Resume {
-        /// Which session.
-        session: SessionName,
-        /// Its secret.
-        secret: Vec<u8>,
-    },
+    Resume { session: SessionName, secret: Vec<u8> },
     /// The events of a session since the last call.
     Events {
         /// Which session, and the secret that shows the right to it.
         session: SessionName,
-        /// The secret.
         secret: Vec<u8>,
         /// How long to wait for the first one.
         wait: Duration,
     },
     /// End an owner's wait as if its time were over.
     Cancel {
-        /// Which session.
         session: SessionName,
-        /// Its secret.
         secret: Vec<u8>,
         /// Which owner of it.
         owner: i64,
     },
     /// For operators: release a lock whoever holds it, or only if this one does.
     Force {
-        /// Which lock.
         name: LockName,
         /// The holder as Redis shows it.
         holder: Option<Vec<u8>>,
@@ -90,10 +81,8 @@ pub enum Command {
     Answered(Outgoing),
 }
 
-/// LOCK's arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockRequest {
-    /// Which lock.
     pub name: LockName,
     /// As which kind.
     pub kind: Kind,
@@ -112,17 +101,14 @@ pub struct LockRequest {
 /// UNLOCK's and EXTEND's arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HoldRequest {
-    /// Which lock.
     pub name: LockName,
     /// As which kind, where the worker says so.
     pub kind: Option<Kind>,
-    /// Whose hold.
     pub owner: i64,
     /// The session the worker believes to be in.
     pub session: Option<SessionName>,
 }
 
-/// LOCKS' arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListRequest {
     /// Only names that match this glob.
@@ -134,7 +120,6 @@ pub struct ListRequest {
 }
 
 impl Command {
-    /// Every [`word`](Self::word).
     pub const WORDS: [&str; 15] = [
         "lock", "unlock", "mlock", "munlock", "extend", "holds", "locks", "show", "session",
         "resume", "events", "cancel", "force", "kick", "other",

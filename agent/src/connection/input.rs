@@ -24,9 +24,7 @@ pub(super) struct Input {
 /// What a read has brought.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Read {
-    /// Some bytes.
     Some,
-    /// None yet.
     Nothing,
     /// None ever again.
     End,

@@ -10,7 +10,6 @@ use super::session::Slot;
 use crate::resp::Frame;
 
 impl Core {
-    /// LOCK's success.
     pub(super) fn lock_reply(&self, grant: &Grant) -> Frame {
         let holder = self.field(grant.kind, grant.number);
         Frame::Map(vec![

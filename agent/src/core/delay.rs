@@ -12,7 +12,6 @@ use crate::session::{Peer, SessionKey};
 /// A hold whose worker is dead and which nobody else gets yet. The watchdog renews it.
 #[derive(Debug)]
 pub(super) struct KeptBack {
-    /// Until when.
     pub(super) until: Moment,
     /// The session that it was in,
     pub(super) session: SessionKey,

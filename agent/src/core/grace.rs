@@ -356,7 +356,6 @@ impl Core {
         }
     }
 
-    /// RESUME's answer.
     pub(super) fn resumed_frame(&self, id: SessionId) -> Frame {
         let Some(session) = self.sessions.get(&id) else { return Frame::Null };
         let grace_ms = session.grace.as_ref().map(|grace| Frame::count(millis(grace.time)));

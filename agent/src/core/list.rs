@@ -18,14 +18,12 @@ use crate::session::{ListPage, ListRow, Peer, SessionId, SessionRow};
 pub(super) struct Worker {
     /// The id of its session.
     pub(super) session: String,
-    /// Its process.
     pub(super) peer: Peer,
     /// What it calls itself.
     pub(super) client: Option<String>,
 }
 
 impl Core {
-    /// HOLDS' answer.
     pub(super) fn holds_frame(&self, id: SessionId) -> Frame {
         let Some(session) = self.sessions.get(&id) else { return Frame::Array(Vec::new()) };
         let mut numbers: Vec<Number> = session.holds.values().copied().collect();

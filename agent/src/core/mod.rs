@@ -118,7 +118,6 @@ pub struct Settings {
     pub red: Option<RedSettings>,
 }
 
-/// Which Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Node {
     /// The one of all kinds but red.

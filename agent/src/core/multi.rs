@@ -50,7 +50,6 @@ pub(super) struct Several {
 /// What it is about to do.
 #[derive(Debug)]
 enum Goal {
-    /// Take all.
     Take,
     /// Give back what was taken, then say this.
     GiveUp(Frame),

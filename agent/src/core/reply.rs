@@ -14,7 +14,6 @@ use crate::session::SessionId;
 #[derive(Debug)]
 pub(super) enum Reply {
     Ready(Outgoing),
-    /// LOCK's success.
     Grant(Grant),
     /// UNLOCK's, where the owner holds it still: how often.
     Left {
@@ -28,7 +27,6 @@ pub(super) enum Reply {
     },
     /// The session's holds.
     Holds,
-    /// SESSION GRACE's.
     Graced(Frame),
     /// RESUME's: the session as it is now.
     Resumed,

@@ -61,7 +61,6 @@ pub(super) struct Pending {
 /// One connection's state; of a session with grace, also when that has gone.
 #[derive(Debug)]
 pub(super) struct Session {
-    /// Its name.
     pub(super) key: SessionKey,
     pub(super) peer: Peer,
     pub(super) secret: [u8; 16],

@@ -66,13 +66,11 @@ pub struct Start {
 /// How the agent fares, for readiness and systemd.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Status {
-    /// Redis answers.
     pub redis_up: bool,
     /// Why it does not, or which one it is.
     pub detail: String,
     /// No more locks are given out.
     pub draining: bool,
-    /// Locks held.
     pub holds: usize,
     /// Commands waiting for locks.
     pub waiters: usize,

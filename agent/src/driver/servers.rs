@@ -24,7 +24,6 @@ use crate::metrics::Figures;
 pub enum Main {
     /// One server, or the one that is the master at the time.
     Server(Aim),
-    /// A cluster.
     Cluster(Cluster),
 }
 
@@ -33,7 +32,6 @@ pub enum Main {
 pub struct ServersStart {
     /// Who we are in Redis.
     pub client: ClientId,
-    /// Which Redis.
     pub main: Main,
     /// How releases are to be published in a cluster that can.
     pub cluster_messages: Publish,

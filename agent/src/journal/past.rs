@@ -22,7 +22,6 @@ pub struct Past {
 /// One of its sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PastSession {
-    /// Itself.
     pub record: SessionRecord,
     /// Since when its connection had been gone; none where it went with the agent.
     pub away_since: Option<Moment>,

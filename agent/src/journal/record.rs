@@ -14,9 +14,7 @@ pub enum Record {
     Session(SessionRecord),
     /// Its connection has gone.
     Away {
-        /// Which session.
         session: SessionKey,
-        /// When.
         #[serde(with = "moment")]
         since: Moment,
     },
@@ -25,21 +23,14 @@ pub enum Record {
     /// A number that scripts may have left in Redis, though nobody holds it.
     Trace(TraceRecord),
     /// A number of which nothing is left in Redis.
-    Gone {
-        /// Which one.
-        number: Number,
-    },
+    Gone { number: Number },
     /// A session has ended, or has no grace any more.
-    End {
-        /// Which one.
-        session: SessionKey,
-    },
+    End { session: SessionKey },
 }
 
 /// A session with grace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionRecord {
-    /// Its name.
     pub session: SessionKey,
     /// What shows the right to it, in hexadecimal digits. The file is its user's alone.
     #[serde(with = "hex")]
@@ -58,13 +49,11 @@ pub struct SessionRecord {
 /// A hold of such a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldRecord {
-    /// Whose.
     pub session: SessionKey,
     /// Of which of its owners.
     pub owner: i64,
     /// Under which number it stands in Redis.
     pub number: Number,
-    /// Which lock.
     #[serde(with = "name")]
     pub lock: LockName,
     /// As which kind.

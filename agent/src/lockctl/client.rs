@@ -37,7 +37,6 @@ pub(crate) fn usual_socket() -> PathBuf {
 pub(crate) enum Push {
     /// Renewals fail; so long the hold is still valid.
     Jeopardy(Vec<u8>, Duration),
-    /// Renewed again.
     Safe(Vec<u8>),
     /// It has ended, not by us, for this reason.
     Lost(Vec<u8>, String),

@@ -34,7 +34,6 @@ const LEASE_BUCKETS: [f64; 11] = [0.001, 0.01, 0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 
 
 /// A script that was not sent, and one whose reply did not come: what a server itself says has words of its own.
 pub const UNSENT: &str = "unsent";
-/// See [`UNSENT`].
 pub const LOST: &str = "lost";
 
 /// Why a connection is turned away.
@@ -84,7 +83,6 @@ pub struct Figures {
     pub frozen_sessions: IntGauge,
     /// Release channels listened to now.
     pub subscriptions: IntGauge,
-    /// Sessions now.
     pub sessions: IntGauge,
     /// Sessions whose connection has gone, within their grace.
     pub away_sessions: IntGauge,
@@ -96,7 +94,6 @@ pub struct Figures {
     pub policy_denials: IntCounterVec,
     /// Times the policy was to be read anew, by outcome.
     pub policy_reloads: IntCounterVec,
-    /// Sessions ever.
     pub sessions_opened: IntCounter,
     /// Connections turned away, by reason.
     pub sessions_rejected: IntCounterVec,

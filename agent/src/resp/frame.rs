@@ -17,7 +17,6 @@ pub enum Frame {
     Null,
     /// Nothing within a map or list: `_`, in RESP2 `$-1`.
     NullValue,
-    /// A list.
     Array(Vec<Self>),
     /// Pairs: a map, in RESP2 a flat list.
     Map(Vec<(&'static str, Self)>),
@@ -55,7 +54,6 @@ pub enum Protocol {
     /// RESP2, until a client says HELLO 3.
     #[default]
     Resp2,
-    /// RESP3.
     Resp3,
 }
 

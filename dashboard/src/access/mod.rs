@@ -59,7 +59,6 @@ pub enum Refusal {
     Denied(String),
 }
 
-/// The settings.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     /// Tokens, where there is a file of them.

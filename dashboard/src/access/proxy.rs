@@ -11,7 +11,6 @@ use super::{By, Refusal, Visitor};
 /// Proxies in front of the dashboard, and the headers by which they say who somebody is.
 #[derive(Debug, Clone)]
 pub struct Proxy {
-    /// Their addresses.
     pub networks: Vec<IpNet>,
     /// The header with the user's name.
     pub user: Option<HeaderName>,
@@ -33,7 +32,6 @@ pub struct Rule {
 /// Whom a rule is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Who {
-    /// One user.
     User(String),
     /// All of a group.
     Group(String),

@@ -5,7 +5,6 @@
 pub enum Right {
     /// See pages, API and metrics.
     Look,
-    /// Acknowledge problems.
     Ack,
     /// Have MONITOR opened for a while.
     Watch,
@@ -14,7 +13,6 @@ pub enum Right {
 }
 
 impl Right {
-    /// Every one.
     pub const ALL: [Self; 4] = [Self::Look, Self::Ack, Self::Watch, Self::Release];
 
     /// The word in settings.

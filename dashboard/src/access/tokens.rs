@@ -25,7 +25,6 @@ const PURPOSE: &str = "lockscope login";
 
 type Digest = [u8; digest::SHA256_OUTPUT_LEN];
 
-/// A token.
 #[derive(Debug)]
 pub struct Token {
     name: Arc<str>,

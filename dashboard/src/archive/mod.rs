@@ -62,7 +62,6 @@ const HANDED_ON: Duration = Duration::from_secs(5);
 pub struct Archive {
     /// Where notes go.
     pub notes: Notes,
-    /// Writes them.
     pub writer: Writer,
     /// Answers what was.
     pub reader: Reader,

@@ -40,7 +40,6 @@ pub struct Reader(Arc<Mutex<Connection>>);
 /// Who held a lock at an instant.
 #[derive(Debug, Clone, Serialize)]
 pub struct Answer {
-    /// The instant.
     pub at: WallMillis,
     /// The holds that had begun by then and had not ended.
     pub holders: Vec<PastHoldView>,
@@ -60,7 +59,6 @@ pub struct Gap {
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Told {
-    /// When.
     pub at: WallMillis,
     /// `taken`, `ended`, `problem` or `cleared`; or what somebody did: `force_released`, `place_removed`,
     /// `acknowledged`, `unacknowledged`.

@@ -63,7 +63,6 @@ impl Config {
     }
 }
 
-/// Null: never.
 fn rule(rule: Rule) -> Value {
     json!({
         "stuck_after_ms": rule.stuck_after.map(millis),

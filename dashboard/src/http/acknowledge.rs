@@ -43,7 +43,6 @@ pub struct Word {
     until: Option<String>,
 }
 
-/// Which problem.
 #[derive(Debug, Deserialize)]
 pub struct Undo {
     problem: String,
@@ -169,7 +168,6 @@ async fn change(
     Ok(id)
 }
 
-/// `POST /acknowledge`
 pub async fn from_page(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
@@ -189,7 +187,6 @@ pub async fn from_page(
     }
 }
 
-/// `POST /unacknowledge`
 pub async fn undo_from_page(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,

@@ -131,7 +131,6 @@ pub async fn events(
     Ok(Json(EventsJson { from, to, events, cut, gaps }).into_response())
 }
 
-/// `/api/v1/sources`
 pub async fn sources(State(app): State<App>) -> Json<Value> {
     Json(sources_json(&app))
 }
@@ -177,7 +176,6 @@ fn counts(counts: Counts) -> Value {
     })
 }
 
-/// `/api/v1/openapi.json`
 pub async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
 }

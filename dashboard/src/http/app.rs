@@ -44,7 +44,6 @@ pub struct App(Arc<Inner>);
 /// What the dashboard tells of itself.
 #[derive(Debug, Default)]
 pub struct About {
-    /// The badge.
     pub environment: Option<String>,
     /// The sentence at the head of every page.
     pub note: Option<String>,
@@ -71,7 +70,6 @@ pub struct Inner {
     pub archive: Option<Reader>,
     /// Ends locks by force, where the settings allow it.
     pub releases: Option<Releases>,
-    /// Ends streams.
     pub stop: CancellationToken,
     /// Places for streams.
     pub places: Arc<Semaphore>,
@@ -88,9 +86,7 @@ pub struct Inner {
 /// A table as asked for: what is wrong with its filter stands in it, and it has no rows then.
 #[derive(Debug)]
 pub struct TableAnswer {
-    /// The rows.
     pub rows: Arc<Rows>,
-    /// Sorted by.
     pub sort: Sort,
     /// Which end first.
     pub order: Order,
@@ -101,9 +97,7 @@ pub struct TableAnswer {
 /// What past events are asked of.
 #[derive(Debug, Clone)]
 pub struct Span {
-    /// From when.
     pub from: WallMillis,
-    /// Until when.
     pub to: WallMillis,
     /// Which lock; none: all.
     pub lock: Option<LockId>,

@@ -20,7 +20,6 @@ const CHUNK: usize = 500;
 
 /// What has a line of its own.
 pub trait Record: Send + Sync + 'static {
-    /// The headings.
     const COLUMNS: &'static [&'static str];
     /// The cells, as many as headings.
     fn cells(&self) -> Vec<String>;

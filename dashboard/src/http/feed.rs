@@ -31,7 +31,6 @@ const LOOK_EACH: Duration = Duration::from_secs(1);
 /// A page as it was at an instant, and how to get there.
 #[derive(Debug)]
 pub struct Version {
-    /// The page.
     pub picture: Arc<Picture>,
     before: Option<Arc<Picture>>,
     /// From the version before to this one, as an event.

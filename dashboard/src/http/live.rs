@@ -40,7 +40,6 @@ const ASK_EACH: Duration = Duration::from_secs(2);
 pub(super) const UNBUFFERED: [(HeaderName, &str); 1] =
     [(HeaderName::from_static("x-accel-buffering"), "no")];
 
-/// Which page.
 #[derive(Debug, Deserialize)]
 pub struct Params {
     path: String,

@@ -42,7 +42,6 @@ fn local(next: &str) -> &str {
     if plain && ours { next } else { "/" }
 }
 
-/// `GET /login`
 pub async fn page(
     State(access): State<Arc<Access>>,
     who: Who,
@@ -55,7 +54,6 @@ pub async fn page(
     LoginPaper::of(&access, &headers).shown(StatusCode::OK, &params.next, None)
 }
 
-/// `POST /login`
 pub async fn enter(
     State(access): State<Arc<Access>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -84,7 +82,6 @@ pub async fn enter(
     gone_on(&cookie, local(&form.next))
 }
 
-/// `POST /logout`
 pub async fn leave(
     State(access): State<Arc<Access>>,
     who: Who,

@@ -37,7 +37,6 @@ pub(super) fn refused(app: &App, uri: &Uri, who: &Who, problem: &Problem) -> Res
     rendered(problem.status, views::error_page(&page))
 }
 
-/// `/`
 pub async fn locks(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
@@ -57,7 +56,6 @@ pub async fn locks(
     }
 }
 
-/// `/lock`
 pub async fn lock(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
@@ -112,7 +110,6 @@ pub async fn list<T: ListView>(
     }
 }
 
-/// `/owner`
 pub async fn owner(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
@@ -128,7 +125,6 @@ pub async fn owner(
     }
 }
 
-/// `/events`
 pub async fn events(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
@@ -145,7 +141,6 @@ pub async fn events(
     }
 }
 
-/// `/sources`
 pub async fn sources(State(app): State<App>, OriginalUri(uri): OriginalUri, who: Who) -> Response {
     let mut page = app.sources_page(&address(&uri));
     who.sign(&mut page.chrome);

@@ -15,7 +15,6 @@ use crate::query::page::MAX_ROWS;
 /// What a table's address says.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct TableParams {
-    /// The filter.
     #[serde(default)]
     pub filter: String,
     /// What it is sorted by.
@@ -79,7 +78,6 @@ pub struct LockParams {
     pub deployment: Option<String>,
     /// Database; needed where there are several.
     pub db: Option<String>,
-    /// The name.
     pub name: Option<String>,
     /// The name in base64, where it is not UTF-8.
     pub name64: Option<String>,
@@ -94,13 +92,11 @@ pub struct LockParams {
 /// What the address of past events says.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct EventsParams {
-    /// From when.
     pub from: Option<String>,
     /// Until when; none: now.
     pub to: Option<String>,
     /// Deployment, where one lock is asked about.
     pub deployment: Option<String>,
-    /// Database, likewise.
     pub db: Option<String>,
     /// The name; none: all locks.
     pub name: Option<String>,
@@ -166,11 +162,8 @@ fn time_of_day(text: &str, now: WallMillis) -> Option<u64> {
 /// A page by its address, as a stream keeps it true.
 #[derive(Debug, Clone)]
 pub enum Address {
-    /// The table.
     Locks(TableParams),
-    /// One lock.
     Lock(LockParams),
-    /// Who holds.
     Owners(TableParams),
     /// One who holds.
     Owner(OwnerParams),
@@ -178,9 +171,7 @@ pub enum Address {
     Problems(TableParams),
     /// What is waited for.
     Contention(TableParams),
-    /// What happened.
     Events(EventsParams),
-    /// The sources.
     Sources,
 }
 

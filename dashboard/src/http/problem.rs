@@ -9,7 +9,6 @@ use serde_json::json;
 /// Why a request of the API has no other answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// The status.
     pub status: StatusCode,
     /// What went wrong and what to do, a sentence.
     pub detail: String,

@@ -61,7 +61,6 @@ async fn step(app: &App, releases: &Releases, id: &LockId, who: &Who) -> Release
     }
 }
 
-/// `GET /release`
 pub async fn page(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
@@ -85,7 +84,6 @@ fn shown(status: StatusCode, mut page: ReleasePage, who: &Who) -> Response {
     rendered(status, views::release_page(&page))
 }
 
-/// `POST /release`
 pub async fn from_page(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,

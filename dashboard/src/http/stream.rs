@@ -53,7 +53,6 @@ fn events(changes: Changes) -> impl Stream<Item = Result<Event, Infallible>> {
     })
 }
 
-/// One stream.
 struct Changes {
     app: App,
     changes: broadcast::Receiver<Arc<Delta>>,

@@ -14,9 +14,7 @@ const TELL_EACH: Duration = Duration::from_millis(300);
 /// What one stream shows.
 #[derive(Debug, Clone)]
 pub enum Viewed {
-    /// These rows.
     Rows(Arc<Rows>),
-    /// This lock.
     Lock(LockId),
     /// No lock in particular.
     Nothing,

@@ -16,7 +16,6 @@ use super::scope::{Restart, Scope, Why};
 use super::view::WallMillis;
 use super::{Model, Observation, ScopeId};
 
-/// One cluster.
 #[derive(Debug)]
 pub(super) struct Cluster {
     /// The node of each slot, the last one that had it where none has it now.

@@ -31,7 +31,6 @@ impl Owner {
 /// One owner that waits for a lock which another holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wait {
-    /// Who waits.
     pub waiter: HolderId,
     /// Who that is.
     pub waiting: Owner,
@@ -51,7 +50,6 @@ pub struct Wait {
     pub limited: bool,
 }
 
-/// A circle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cycle {
     /// Its waits, each for the next one's waiter; the smallest owner first.

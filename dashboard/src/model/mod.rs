@@ -67,7 +67,6 @@ const MAX_NOTICES: usize = 20;
 /// A lock to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// Which.
     pub name: LockName,
     /// What it had when it was last read.
     pub known: Known,

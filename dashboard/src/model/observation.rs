@@ -51,7 +51,6 @@ impl Source {
         Self::Operator,
     ];
 
-    /// The word.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -97,13 +96,9 @@ impl Stamp {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reading {
     /// There is no such key. What belongs to one may still be there.
-    Absent {
-        /// What is.
-        beside: Beside,
-    },
+    Absent { beside: Beside },
     /// A hash of a lock's form.
     Lock {
-        /// Its fields.
         hash: LockHash,
         /// Time to live; none: it has none.
         ttl: Option<Duration>,
@@ -142,7 +137,6 @@ pub struct Queue {
     pub front: Vec<Queued>,
     /// How many deadlines there are, and how many of them had passed by the server's clock.
     pub deadlines: u64,
-    /// See above.
     pub passed: u64,
 }
 
@@ -157,7 +151,6 @@ impl Queue {
 /// A place in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Queued {
-    /// Whose.
     pub id: HolderId,
     /// Until when it keeps the place, in epoch milliseconds by its own clock; none: it has none, or it was not
     /// looked at.
@@ -210,7 +203,6 @@ pub struct Served {
     pub by: Vec<(RangeInclusive<u16>, ScopeId)>,
     /// Nodes that have nothing any more.
     pub over: Vec<ScopeId>,
-    /// Since when.
     pub at: Moment,
     /// The same by the wall clock.
     pub wall: WallMillis,
@@ -221,13 +213,10 @@ pub struct Served {
 pub enum Observation {
     /// A key was read.
     Read {
-        /// Which.
         name: LockName,
-        /// When.
         stamp: Stamp,
         /// By which source.
         source: Source,
-        /// As what.
         reading: Reading,
     },
     /// A release message came for one of these locks, likeliest first.
@@ -241,7 +230,6 @@ pub enum Observation {
     },
     /// The server told that the lock's key was changed.
     Changed {
-        /// Which lock.
         name: LockName,
         /// Whether its time to live had run out.
         expired: bool,
@@ -251,10 +239,7 @@ pub enum Observation {
         wall: WallMillis,
     },
     /// A companion key of the lock was seen by a pass.
-    Companion {
-        /// The lock.
-        name: LockName,
-    },
+    Companion { name: LockName },
     /// The server's clock was read.
     Clock {
         /// How many milliseconds it is ahead of ours; behind where negative.
@@ -264,16 +249,13 @@ pub enum Observation {
     Subscribers {
         /// How many each.
         counts: Vec<(LockName, u64)>,
-        /// When.
         at: Moment,
         /// The same by the wall clock.
         wall: WallMillis,
     },
     /// All addresses that anybody is connected from.
     Connected {
-        /// These.
         addresses: HashSet<IpAddr>,
-        /// When.
         at: Moment,
         /// The same by the wall clock.
         wall: WallMillis,
@@ -284,29 +266,23 @@ pub enum Observation {
     Traffic(Traffic),
     /// Somebody is about to end these holds of the lock by force.
     Forcing {
-        /// The lock.
         name: LockName,
         /// Whose holds; none where a place in its queue is meant, or nothing came of it.
         holders: Vec<HolderId>,
-        /// When.
         at: Moment,
     },
     /// Somebody did something about the lock on this dashboard.
     Acted {
-        /// The lock.
         name: LockName,
         /// What, as events call it.
         word: &'static str,
         /// Who did what and why, a sentence.
         text: String,
-        /// When.
         wall: WallMillis,
     },
     /// Somebody has a problem of the lock in hand, or no longer has.
     Acknowledged {
-        /// The lock.
         name: LockName,
-        /// Which problem.
         problem: ProblemKind,
         /// Who, why and until when; none: no longer.
         word: Option<Arc<Acknowledgement>>,
@@ -314,30 +290,18 @@ pub enum Observation {
         act: Box<Act>,
     },
     /// From now on MONITOR shows all traffic, or no longer does.
-    Tapping {
-        /// Which.
-        on: bool,
-        /// Since when.
-        at: Moment,
-    },
+    Tapping { on: bool, at: Moment },
     /// From now on release messages reach us, or no longer do.
-    Listening {
-        /// Which.
-        on: bool,
-        /// Since when.
-        at: Moment,
-    },
+    Listening { on: bool, at: Moment },
     /// Where the server is that is about to be told as up. It is another one than before when the sentinels have made it
     /// the master.
     At {
-        /// Its address.
         address: String,
         /// Whether it is read in place of its master.
         replica: bool,
     },
     /// The server can be read.
     Up {
-        /// When.
         wall: WallMillis,
         /// The id of the server's run, where it tells.
         run_id: Option<String>,

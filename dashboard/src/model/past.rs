@@ -33,7 +33,6 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Every one.
     pub const ALL: [Self; 7] = [
         Self::Released,
         Self::RanOut,
@@ -75,9 +74,7 @@ impl Ending {
 /// A hold that is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PastHold {
-    /// Whose.
     pub id: HolderId,
-    /// Since when.
     pub since: Since,
     /// Until when, as far as was seen.
     pub to: WallMillis,
@@ -88,9 +85,7 @@ pub struct PastHold {
 /// The same, as it is shown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PastHoldView {
-    /// Whose.
     pub id: String,
-    /// Since when.
     pub since: Since,
     /// Until when, as far as was seen; none where it lasts.
     pub to: Option<WallMillis>,
@@ -202,17 +197,13 @@ pub enum Note {
 /// What somebody did about a lock on this dashboard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Act {
-    /// When.
     pub at: WallMillis,
-    /// Who.
     pub who: String,
-    /// From where.
     pub from: IpAddr,
     /// What, as events call it: `force_released`, `place_removed`, `acknowledged`, `unacknowledged`.
     pub what: &'static str,
     /// To which holder, about which problem, or `lock`.
     pub subject: String,
-    /// Why.
     pub reason: String,
     /// What was there.
     pub was: String,

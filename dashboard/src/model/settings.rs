@@ -24,9 +24,7 @@ pub struct Settings {
 /// Independent servers that keep red locks together: whoever has a majority of them has the lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// Its name.
     pub name: Arc<str>,
-    /// Its deployments.
     pub deployments: Vec<Arc<str>>,
 }
 

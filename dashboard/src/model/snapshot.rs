@@ -30,9 +30,7 @@ pub struct Snapshot {
 /// Something that concerns a server rather than one lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Notice {
-    /// When.
     pub at: WallMillis,
-    /// Which deployment.
     pub deployment: String,
     /// What, a sentence.
     pub text: String,
@@ -107,7 +105,6 @@ impl Snapshot {
         usize::try_from(hash % SHARDS as u64).unwrap_or(0)
     }
 
-    /// One lock.
     #[must_use]
     pub fn get(&self, id: &LockId) -> Option<&Arc<LockView>> {
         let shard = &self.shards[self.shard(id)];

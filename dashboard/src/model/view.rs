@@ -44,7 +44,6 @@ pub enum State {
 /// An instant, and whether it is known or only the latest it can have been (shown with `≥` before the age).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Since {
-    /// The instant.
     pub at: WallMillis,
     /// False: it was so already when we first looked.
     pub exact: bool,
@@ -80,13 +79,11 @@ pub struct HolderView {
     pub id: Box<str>,
     /// `read`, `write` or `lock`.
     pub mode: &'static str,
-    /// Reentrancy count.
     pub count: i64,
     /// Milliseconds to live of a reader's marker when last read; none where it has none, or none was looked for.
     pub marker_ttl_ms: Option<u64>,
     /// Whether it is a reader whose marker is gone: only its field is left of it.
     pub zombie: bool,
-    /// Since when.
     pub since: Since,
     /// The process behind it, where it is known.
     pub client: Option<Box<ClientView>>,
@@ -161,7 +158,6 @@ impl Serialize for Sources {
 pub struct WaiterView {
     /// The holder it wants to be.
     pub id: Box<str>,
-    /// Since when.
     pub since: Since,
     /// How often it was seen to try; none where attempts cannot be seen.
     pub attempts: Option<u32>,
@@ -172,7 +168,6 @@ pub struct WaiterView {
 /// A place in a fair lock's queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PlaceView {
-    /// Whose.
     pub id: String,
     /// Until when it is kept, by its own client's clock; none where it has no deadline.
     pub deadline: Option<WallMillis>,
@@ -184,9 +179,7 @@ pub struct PlaceView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, PartialOrd, Ord)]
 #[serde(rename_all = "lowercase")]
 pub enum Certainty {
-    /// Observed.
     Sure,
-    /// Likely.
     Suspected,
 }
 
@@ -278,7 +271,6 @@ impl State {
 /// One observation that speaks for a problem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Evidence {
-    /// When.
     pub at: WallMillis,
     /// Which source saw it.
     pub source: &'static str,
@@ -289,7 +281,6 @@ pub struct Evidence {
 /// One wait of a circle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct WaitView {
-    /// Who waits.
     pub waiter: String,
     /// For which lock.
     pub lock: LockId,
@@ -300,11 +291,8 @@ pub struct WaitView {
 /// A problem of a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ProblemView {
-    /// Which.
     pub problem: ProblemKind,
-    /// How sure.
     pub certainty: Certainty,
-    /// Since when.
     pub since: WallMillis,
     /// Why we say so.
     pub evidence: Vec<Evidence>,
@@ -319,11 +307,9 @@ pub struct ProblemView {
 /// Somebody's word that a problem is known and in hand.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Acknowledgement {
-    /// Whose.
     pub by: String,
     /// Why it may wait.
     pub reason: String,
-    /// Since when.
     pub at: WallMillis,
     /// Until when, unless the problem is over before.
     pub until: WallMillis,
@@ -345,9 +331,7 @@ pub struct EventView {
 /// One lock, as `/api/v1/lock` and the pages show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockView {
-    /// Which.
     pub id: LockId,
-    /// Whether held.
     pub state: State,
     /// Whether it is surely a lock, not just a hash of that shape.
     pub confirmed: bool,
@@ -401,7 +385,6 @@ pub struct LockView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceState {
-    /// It works.
     On,
     /// Switched off by the settings.
     Off,
@@ -416,7 +399,6 @@ pub enum SourceState {
 }
 
 impl SourceState {
-    /// Every state.
     pub const ALL: [Self; 6] =
         [Self::On, Self::Off, Self::Denied, Self::Paused, Self::Behind, Self::Down];
 
@@ -437,7 +419,6 @@ impl SourceState {
 /// One source of knowledge.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SourceView {
-    /// Deployment.
     pub deployment: String,
     /// The server's address, without secrets.
     pub node: String,

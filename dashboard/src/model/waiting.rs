@@ -21,7 +21,6 @@ const EXACT: Duration = Duration::from_secs(1);
 /// Somebody who waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiter {
-    /// Who.
     pub id: HolderId,
     /// Since when, as shown.
     pub since: Since,

@@ -13,11 +13,9 @@ pub const GONE_AFTER: Duration = Duration::from_secs(30);
 /// The process behind a holder. All of it is what somebody wrote into Redis: told on, never trusted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Who {
-    /// The host.
     pub host: Option<Arc<str>>,
     /// The worker's process there.
     pub pid: Option<u32>,
-    /// Its user.
     pub uid: Option<u32>,
     /// Its name there.
     pub comm: Option<String>,
@@ -63,7 +61,6 @@ pub struct Told {
     pub agents: Vec<(ClientId, bool)>,
     /// The holders that were asked about; none: their agents tell nothing of them.
     pub holders: Vec<(LockName, HolderId, Option<Who>)>,
-    /// When.
     pub at: Moment,
     /// The same by the wall clock.
     pub wall: WallMillis,
@@ -72,7 +69,6 @@ pub struct Told {
 /// What is known of one holder of a lock.
 #[derive(Debug)]
 pub struct Known {
-    /// Which.
     pub id: HolderId,
     /// Who it was when it was last told.
     pub who: Who,

@@ -13,7 +13,6 @@ use crate::model::view::{LockId, LockView, Since, WallMillis};
 /// A lock that somebody waits for, or did within the last hour.
 #[derive(Debug, Clone)]
 pub struct ContentionRow {
-    /// Which.
     pub id: LockId,
     /// What is known of it now; none where it is remembered by what was counted only.
     pub lock: Option<Arc<LockView>>,

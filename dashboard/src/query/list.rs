@@ -17,7 +17,6 @@ use crate::views::Order;
 /// What lists are made from.
 #[derive(Debug, Clone)]
 pub struct Known {
-    /// All locks.
     pub snapshot: Arc<Snapshot>,
     /// What was counted in the last hour.
     pub contention: Arc<Contention>,
@@ -56,7 +55,6 @@ pub trait Listed: Sized + Clone + Serialize + Send + Sync + 'static {
 pub struct ListQuery {
     /// The filter as it was written, which the cursor is bound to.
     pub text: String,
-    /// The filter.
     pub filter: Filter,
     /// Sorted by, one of [`Listed::SORTS`].
     pub sort: &'static str,
@@ -68,7 +66,6 @@ pub struct ListQuery {
     pub limit: usize,
 }
 
-/// The answer.
 #[derive(Debug, Clone)]
 pub struct ListRows<T> {
     /// The rows, in order.

@@ -38,7 +38,6 @@ enum Term {
     Owner(Text),
     Deployment(Text),
     Kind(Kind),
-    /// None: any.
     Problem(Option<ProblemKind>),
     NoProblem,
     /// Whether it has a problem that somebody has in hand, or one that nobody has.

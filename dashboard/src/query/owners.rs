@@ -12,7 +12,6 @@ use crate::model::view::{ClientView, LockView, Since, WallMillis};
 /// A client with all that it holds and waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct OwnerRow {
-    /// Deployment.
     pub deployment: Arc<str>,
     /// Its uuid; the whole field where that is none.
     pub id: String,

@@ -23,9 +23,7 @@ pub const MAX_ROWS: usize = 100;
 pub struct Query {
     /// The filter as it was written, which the cursor is bound to.
     pub text: String,
-    /// The filter.
     pub filter: Filter,
-    /// Sorted by.
     pub sort: Sort,
     /// Which end first.
     pub order: Order,
@@ -35,7 +33,6 @@ pub struct Query {
     pub limit: usize,
 }
 
-/// The answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows {
     /// The rows, in order.

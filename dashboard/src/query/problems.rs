@@ -11,7 +11,6 @@ use crate::model::view::{Certainty, LockId, LockView, ProblemView, WallMillis};
 /// A problem with the lock that has it.
 #[derive(Debug, Clone)]
 pub struct ProblemRow {
-    /// The lock.
     pub lock: Arc<LockView>,
     /// Which of its problems.
     index: usize,

@@ -135,7 +135,6 @@ pub struct Wish {
     pub seen: String,
     /// `lock`, `holder:<id>` or `place:<id>`.
     pub target: String,
-    /// Why.
     pub reason: String,
     /// The lock's name, typed.
     pub name: String,

@@ -27,7 +27,6 @@ const NAME_LEN: usize = 24;
 /// A lock as somebody was shown it.
 #[derive(Debug)]
 pub struct Offer {
-    /// Which.
     pub id: LockId,
     /// What was known of it.
     pub view: Arc<LockView>,
@@ -114,7 +113,6 @@ impl Offer {
 pub enum Target {
     /// All of it.
     Lock,
-    /// One hold.
     Holder(HolderId),
     /// One place in its queue.
     Place(HolderId),

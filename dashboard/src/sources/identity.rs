@@ -21,7 +21,6 @@ use crate::model::Observation;
 use crate::model::actor::{ModelHandle, now, wall};
 use crate::model::view::SourceState;
 
-/// How often.
 const EACH: Duration = Duration::from_secs(15);
 /// How often agents' holders are asked about; agents write about as often.
 const AGENTS_EACH: Duration = Duration::from_secs(2);
@@ -31,7 +30,6 @@ const MAX_CLIENTS: u64 = 1_000;
 /// What asks of one deployment's server who is connected, and what agents tell.
 #[derive(Debug)]
 pub struct Identity {
-    /// Its databases.
     pub scopes: Vec<Scope>,
     /// A connection to it.
     pub link: Link,

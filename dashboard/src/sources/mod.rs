@@ -73,9 +73,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 pub struct Scope {
     /// Its index in the model.
     pub id: ScopeId,
-    /// The deployment.
     pub deployment: Arc<str>,
-    /// The database.
     pub db: u32,
 }
 
@@ -112,7 +110,6 @@ struct Place {
     dbs: Vec<(Scope, mpsc::Receiver<Vec<ReadRequest>>)>,
     /// Which of the deployment's locks it has.
     share: Share,
-    /// Ends everything.
     stop: CancellationToken,
     /// Whether its keys have still to be passed over before the picture is whole.
     first: bool,

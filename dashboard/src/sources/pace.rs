@@ -40,9 +40,7 @@ const SLOWEST: f64 = 4.0;
 pub enum Pace {
     /// Nobody has seen a whole picture yet: a sixth.
     First,
-    /// A tenth.
     Usual,
-    /// A twentieth.
     Slow,
 }
 

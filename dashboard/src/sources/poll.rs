@@ -28,9 +28,7 @@ const CLOCK_EACH: Duration = Duration::from_secs(10);
 /// The reader of one database.
 #[derive(Debug)]
 pub struct Poll {
-    /// Which.
     pub scope: Scope,
-    /// Its connection.
     pub link: Link,
     /// What to read.
     pub batches: mpsc::Receiver<Vec<ReadRequest>>,

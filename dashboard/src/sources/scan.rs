@@ -45,11 +45,8 @@ const COMPANIONS: &str = "redisson_lock_*";
 /// One database that is passed over.
 #[derive(Debug)]
 pub struct Scan {
-    /// Which.
     pub scope: Scope,
-    /// Its connection.
     pub link: Link,
-    /// The settings.
     pub settings: ScanSettings,
     /// Names that are never looked at.
     pub ignore: Vec<Vec<u8>>,

@@ -18,11 +18,9 @@ use crate::views::{Down, Progress, ServerView};
 /// One source of one server, or of one of its databases.
 #[derive(Debug)]
 pub struct SourceStatus {
-    /// Deployment.
     pub deployment: Arc<str>,
     /// The server's address, with the database where there are several.
     pub node: String,
-    /// Which source.
     pub source: Source,
     now: Mutex<Now>,
 }
@@ -119,7 +117,6 @@ impl SourceStatus {
         self.now().pass
     }
 
-    /// Its state.
     #[must_use]
     pub fn state(&self) -> SourceState {
         self.now().state
@@ -144,9 +141,7 @@ impl SourceStatus {
 /// A server that is looked at.
 #[derive(Debug)]
 pub struct Server {
-    /// Deployment.
     pub deployment: Arc<str>,
-    /// Its address.
     pub node: String,
     /// Whether its locks can be read.
     pub link: watch::Receiver<LinkState>,
@@ -316,13 +311,11 @@ impl Sources {
         some && scans.all(|status| status.pass().first.is_none())
     }
 
-    /// Every source.
     #[must_use]
     pub fn statuses(&self) -> Vec<Arc<SourceStatus>> {
         self.lists().statuses.clone()
     }
 
-    /// Every server.
     #[must_use]
     pub fn servers(&self) -> Vec<Arc<Server>> {
         self.lists().servers.clone()

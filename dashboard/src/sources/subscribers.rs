@@ -31,7 +31,6 @@ const COMMANDS: usize = 4;
 /// The counter of one server. Channels know no databases, so that a name in several of them is counted once.
 #[derive(Debug)]
 pub struct Subscribers {
-    /// Its databases.
     pub scopes: Vec<Scope>,
     /// A connection to its server.
     pub link: Link,

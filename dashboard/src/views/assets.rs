@@ -10,7 +10,6 @@ pub struct Asset {
     pub name: &'static str,
     /// For the `Content-Type` header.
     pub content_type: &'static str,
-    /// Its bytes.
     pub body: &'static [u8],
 }
 

@@ -167,7 +167,6 @@ pub(super) struct Clock {
     instant: String,
     /// To count from.
     millis: u64,
-    /// To tell.
     told: u64,
     /// How long ago, or how soon.
     when: String,
@@ -186,12 +185,10 @@ impl Clock {
         Self { instant: rfc3339(at), millis: at.0, told: clock::told(at).0, when }
     }
 
-    /// `01:02:03`.
     fn time(&self) -> &str {
         self.instant.get(11..19).unwrap_or_default()
     }
 
-    /// `2026-01-31`.
     fn day(&self) -> &str {
         self.instant.get(..10).unwrap_or_default()
     }

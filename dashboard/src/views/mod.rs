@@ -86,7 +86,6 @@ pub struct Chrome {
 /// Who looks at a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VisitorView {
-    /// Their name.
     pub name: String,
     /// Whether they came by the login, and can leave.
     pub can_leave: bool,
@@ -95,7 +94,6 @@ pub struct VisitorView {
 /// A Redis server that is looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerView {
-    /// Deployment.
     pub deployment: String,
     /// Address, without secrets; that of the sentinels, with the master's name, where they are asked for it.
     pub address: String,
@@ -114,7 +112,6 @@ pub struct ServerView {
 /// A server that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Down {
-    /// Since when.
     pub since: WallMillis,
     /// Why, in words.
     pub reason: String,
@@ -123,7 +120,6 @@ pub struct Down {
 /// How far a pass over all keys has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Keys seen.
     pub seen: u64,
     /// Keys in all, by `DBSIZE`; none where that is not known.
     pub of: Option<u64>,
@@ -152,9 +148,7 @@ pub enum Sort {
     /// Problems first, then the longest held.
     #[default]
     Problems,
-    /// By name.
     Name,
-    /// By holder.
     Holder,
     /// By how long it is held.
     Age,
@@ -163,7 +157,6 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// Every one.
     pub const ALL: [Self; 5] = [Self::Problems, Self::Name, Self::Holder, Self::Age, Self::Ttl];
 
     /// The word in addresses.
@@ -188,9 +181,7 @@ impl Sort {
 /// Which end comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Smallest first.
     Ascending,
-    /// Largest first.
     Descending,
 }
 
@@ -240,7 +231,6 @@ pub struct LocksPage {
     pub filter: String,
     /// What is wrong with the filter; the rows are then empty.
     pub filter_error: Option<String>,
-    /// Sorted by.
     pub sort: Sort,
     /// Which end first.
     pub order: Order,
@@ -299,7 +289,6 @@ pub struct ListPage<T> {
     pub filter: String,
     /// What is wrong with the filter; the rows are then empty.
     pub filter_error: Option<String>,
-    /// Sorted by.
     pub sort: &'static str,
     /// Which end first.
     pub order: Order,
@@ -339,9 +328,7 @@ pub struct EventsPage {
     pub to_text: String,
     /// The lock's name, as typed.
     pub name_text: String,
-    /// From when.
     pub from: WallMillis,
-    /// Until when.
     pub to: WallMillis,
     /// Which lock; none: all.
     pub lock: Option<LockId>,
@@ -358,13 +345,11 @@ pub struct EventsPage {
 /// Something that happened, as the page tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventRow {
-    /// When.
     pub at: WallMillis,
     /// The word for it.
     pub event: String,
     /// To which lock.
     pub lock: LockId,
-    /// A sentence.
     pub text: String,
     /// Which source saw it, where that is known.
     pub source: Option<&'static str>,
@@ -375,7 +360,6 @@ pub struct EventRow {
 pub struct ReleasePage {
     /// What stands around it.
     pub chrome: Chrome,
-    /// Which lock.
     pub id: LockId,
     /// What can be done.
     pub step: ReleaseStep,
@@ -453,7 +437,6 @@ pub struct ErrorPage {
     pub message: String,
 }
 
-/// `/login`.
 #[derive(Debug, Clone)]
 pub struct LoginPage {
     /// The page to go on to, a path.

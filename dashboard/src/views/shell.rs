@@ -120,7 +120,6 @@ pub(super) fn quoted(bytes: &[u8]) -> String {
 pub(super) struct RawKey {
     /// What it is.
     pub(super) role: &'static str,
-    /// Printable form.
     pub(super) shown: String,
     /// What the copy button takes: the very text, or the word for a shell where that could do harm when pasted.
     pub(super) copied: String,

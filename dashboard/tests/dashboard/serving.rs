@@ -22,7 +22,6 @@ pub(crate) struct Dashboard {
     task: JoinHandle<()>,
 }
 
-/// An answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -258,7 +257,6 @@ pub(crate) async fn post(
     send(address, "POST", path, &all, form).await
 }
 
-/// Sends JSON.
 pub(crate) async fn post_json(
     address: SocketAddr,
     path: &str,
@@ -297,7 +295,6 @@ pub(crate) struct Events {
     reader: BufReader<TcpStream>,
 }
 
-/// One event.
 #[derive(Debug, Default)]
 pub(crate) struct Event {
     pub(crate) event: String,

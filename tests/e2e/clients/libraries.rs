@@ -14,7 +14,6 @@ const INSTALL: &str = "`make deps` installs what the tests need";
 pub(super) enum Settings {
     /// What docs/clients.md says.
     Advised,
-    /// Nothing.
     Default,
     /// A time-out of a second (Lettuce).
     Hasty,
@@ -41,7 +40,6 @@ pub(super) enum Pushes {
     Never,
 }
 
-/// One library.
 #[derive(Debug)]
 pub(super) struct Library {
     pub(super) name: &'static str,

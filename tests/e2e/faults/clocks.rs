@@ -20,7 +20,6 @@ async fn now(bench: &mut Bench) -> Result<i64> {
 struct Held {
     lock: &'static str,
     holder: String,
-    /// In milliseconds.
     lease: i64,
 }
 

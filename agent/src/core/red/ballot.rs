@@ -45,7 +45,6 @@ pub(in crate::core) struct Undoing {
 /// What a node answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) enum Answer {
-    /// Nothing yet.
     Awaited,
     /// It is so, and stays so until then.
     Yes(Moment),
@@ -54,10 +53,12 @@ pub(in crate::core) enum Answer {
     /// That stands there.
     Shown(Box<Shown>),
     /// It cannot tell, for this reason. In doubt the script may have run, or may yet run.
-    Failed { said: String, doubt: bool },
+    Failed {
+        said: String,
+        doubt: bool,
+    },
 }
 
-/// Why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) enum No {
     /// Others hold the lock there.

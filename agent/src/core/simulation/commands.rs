@@ -156,7 +156,6 @@ impl<'a> Run<'a> {
         self.wrote |= popped.flatten().is_some();
     }
 
-    /// As RPUSH.
     pub(super) fn rpush(&mut self, key: &str, item: &str) -> Result<(), Stop> {
         if self.redis.full && !self.wrote {
             return Err(Stop::Full);
@@ -180,7 +179,6 @@ impl<'a> Run<'a> {
         self.wrote |= self.list(key).len() < before;
     }
 
-    /// As ZADD.
     pub(super) fn zadd(&mut self, key: &str, score: f64, member: &str) -> Result<(), Stop> {
         if self.redis.full && !self.wrote {
             return Err(Stop::Full);

@@ -21,7 +21,6 @@ pub(super) enum Weather {
     Deaf,
 }
 
-/// One connection.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) up: bool,

@@ -66,7 +66,6 @@ pub(in crate::core) struct Served {
     pub(in crate::core) published: Vec<String>,
 }
 
-/// One server.
 #[derive(Debug, Clone, Default)]
 pub(in crate::core) struct Redis {
     keys: BTreeMap<String, Entry>,

@@ -125,7 +125,6 @@ pub(super) enum Phase {
     Ending,
 }
 
-/// One run.
 pub(super) struct Simulation {
     pub(super) now: u64,
     sequence: u64,

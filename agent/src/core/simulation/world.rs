@@ -28,7 +28,6 @@ use links::{Link, LinkId, Packet};
 /// The servers' wall clock at the beginning, in milliseconds.
 const EPOCH_MS: u64 = 1_800_000_000_000;
 
-/// What happens.
 #[derive(Debug)]
 enum Event {
     /// A script comes to a server.
@@ -79,7 +78,6 @@ pub(in crate::core) struct Server {
     subscriptions: BTreeSet<(Vec<u8>, usize)>,
 }
 
-/// One agent.
 pub(in crate::core) struct Agent {
     pub(in crate::core) core: Core,
     pub(super) wishes: BTreeSet<(usize, Vec<u8>)>,

@@ -60,7 +60,6 @@ pub(super) enum Replicas {
 pub(super) enum Disk {
     /// They are written.
     Good,
-    /// They wait.
     Slow,
     /// They are refused.
     Full,

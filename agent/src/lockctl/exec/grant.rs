@@ -13,7 +13,6 @@ const MARGIN: Duration = Duration::from_millis(500);
 /// One lock that was granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// Its name.
     pub(crate) name: Vec<u8>,
     /// The holder, as Redis shows it.
     pub(crate) holder: String,

@@ -23,13 +23,10 @@ const LOOK: Duration = Duration::from_millis(200);
 /// A session that has the locks.
 #[derive(Debug)]
 pub(crate) struct Granted {
-    /// The session.
     pub(crate) agent: Agent,
-    /// Its id.
     pub(crate) id: String,
     /// With which it can be taken over; none where it ends with its connection.
     pub(crate) secret: Option<String>,
-    /// The locks.
     pub(crate) grant: Grant,
 }
 

@@ -29,7 +29,6 @@ impl Durations {
         self.sum_ms = self.sum_ms.saturating_add(other.sum_ms);
     }
 
-    /// How many.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|n| u64::from(*n)).sum()

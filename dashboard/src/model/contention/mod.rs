@@ -48,9 +48,7 @@ pub enum Count {
 pub struct PastWait {
     /// Who wanted to be the holder.
     pub id: HolderId,
-    /// Since when.
     pub since: Since,
-    /// Until when.
     pub to: WallMillis,
     /// Whether it got the lock; otherwise it left, or fell silent.
     pub granted: bool,
@@ -61,9 +59,7 @@ pub struct PastWait {
 pub struct PastWaitView {
     /// Who wanted to be the holder.
     pub id: String,
-    /// Since when.
     pub since: Since,
-    /// Until when.
     pub to: WallMillis,
     /// Whether it got the lock; otherwise it left, or fell silent.
     pub granted: bool,
@@ -89,10 +85,8 @@ impl PastWait {
 pub struct Longest {
     /// Of which lock.
     pub lock: LockId,
-    /// Whose.
     #[serde(serialize_with = "as_text")]
     pub id: HolderId,
-    /// Since when.
     pub since: Since,
     /// How long, in milliseconds, at least.
     pub ms: u64,
@@ -205,7 +199,6 @@ impl Slices {
 /// One group of locks of one deployment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GroupTally {
-    /// The deployment.
     pub deployment: Arc<str>,
     /// The group, as metrics call it.
     pub lock_group: Arc<str>,
@@ -214,13 +207,10 @@ pub struct GroupTally {
     pub tally: Tally,
 }
 
-/// One lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LockTally {
-    /// Which.
     #[serde(flatten)]
     pub lock: LockId,
-    /// Its group.
     pub lock_group: Arc<str>,
     /// What was counted.
     #[serde(flatten)]
@@ -232,7 +222,6 @@ pub struct LockTally {
 pub struct Contention {
     /// From when on it was counted: an hour ago or up to ten minutes more, or when this program was started.
     pub from: WallMillis,
-    /// Until when.
     pub to: WallMillis,
     /// Every group, those most waited for first.
     pub groups: Vec<GroupTally>,

@@ -44,9 +44,7 @@ pub struct Rule {
 /// A hold whose lease ran out although its holder meant to keep it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired {
-    /// When.
     pub at: (Moment, WallMillis),
-    /// Whose.
     pub holder: HolderId,
     /// Sure where the holder was seen to come back too late.
     pub certainty: Certainty,
@@ -59,7 +57,6 @@ pub struct Expired {
 /// A holder that is gone, as far as its client's connections or its agent tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
-    /// Since when.
     pub since: WallMillis,
     /// What was seen, a sentence.
     pub seen: String,
@@ -119,11 +116,8 @@ impl Case<'_> {
 /// A problem that a lock has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
-    /// Which.
     pub problem: ProblemKind,
-    /// How sure.
     pub certainty: Certainty,
-    /// Since when.
     pub since: WallMillis,
 }
 

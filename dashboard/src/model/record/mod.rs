@@ -136,7 +136,6 @@ struct Before {
     remembered: Vec<(HolderId, Since)>,
 }
 
-/// A lock.
 #[derive(Debug)]
 pub struct Record {
     id: LockId,

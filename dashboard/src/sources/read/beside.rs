@@ -51,7 +51,6 @@ pub(super) struct Ask {
 pub(super) enum More {
     /// There is a queue, or there are deadlines: whether it may be read has to be asked.
     Queue,
-    /// Their deadlines.
     Waiting(Vec<HolderId>),
 }
 

@@ -81,11 +81,8 @@ pub fn pipeline(commands: Vec<Cmd>) -> Pipeline {
 /// A key that was read.
 #[derive(Debug, Clone)]
 pub struct Found {
-    /// Which.
     pub name: LockName,
-    /// When.
     pub stamp: Stamp,
-    /// As what.
     pub reading: Reading,
 }
 

@@ -81,7 +81,6 @@ pub(super) fn signed(value: &Value) -> Option<i64> {
     }
 }
 
-/// A count.
 #[must_use]
 pub fn integer(value: &Value) -> Option<u64> {
     signed(value).and_then(|n| u64::try_from(n).ok())

@@ -78,7 +78,6 @@ impl Circle {
     }
 }
 
-/// All around.
 fn wide(nodes: &[Node]) -> Drawing {
     let count = nodes.len();
     let arrows = (0..count).map(|i| Arrow {
