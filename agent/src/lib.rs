@@ -1,11 +1,10 @@
 //! The agent: local workers ask it for locks over a Unix socket, and it takes them in Redis as Redisson would.
 //!
 //! Everything that a lock passes through runs in one thread: [`server`] turns bytes into [`protocol`] commands, the
-//! [`core`] decides, and the [`driver`] carries out its decisions in Redis. HTTP has a thread of its own.
+//! [`core`] decides, and the [`runtime`] carries out its decisions in Redis. HTTP has a thread of its own.
 
 pub mod config;
 pub mod core;
-pub mod driver;
 pub mod holder_registry;
 pub mod http;
 pub mod identity;
@@ -13,6 +12,7 @@ pub mod journal;
 pub mod metrics;
 pub mod policy;
 pub mod protocol;
+pub mod runtime;
 pub mod server;
 pub mod types;
 
@@ -34,10 +34,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::core::Input;
-use crate::driver::{Main, ServersStart, Start};
 use crate::identity::Identity;
 use crate::metrics::Figures;
 use crate::policy::Policy;
+use crate::runtime::{Main, ServersStart, Start};
 use crate::server::connection::Shared;
 use crate::server::handshake::AgentInfo;
 use crate::server::process::Processes;
@@ -107,7 +107,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     // Redis is needed until the last hold has been dealt with, long after the shutdown has begun.
     let stage = Shutdown::new();
     let main = main_redis(&config, &stage);
-    let mut core = driver::start(
+    let mut core = runtime::start(
         Start {
             settings: config.core.clone(),
             first_number: identity.first_number(),
@@ -193,7 +193,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
 
 fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>> {
     let figures = Arc::new(Figures::new(config.grouping(), registry)?);
-    driver::register_oldest(&figures, registry)?;
+    runtime::register_oldest(&figures, registry)?;
     // Margins and lateness of renewals mean something only beside it.
     let lease =
         Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog keeps up.")?;

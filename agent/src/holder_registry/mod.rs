@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::core::Input;
 use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
-use crate::driver::Main;
+use crate::runtime::Main;
 use crate::types::Number;
 use way::Way;
 

@@ -4,7 +4,7 @@ use redis::{Pipeline, Value};
 use service_kit::redis_link::{Address, CallError, Cluster, Link, LinkOptions, ServerError};
 use service_kit::shutdown::Shutdown;
 
-use crate::driver::Main;
+use crate::runtime::Main;
 
 /// A connection to one server, or to the node of a cluster that has the keys' slot at the time.
 pub(super) enum Way {
