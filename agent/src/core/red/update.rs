@@ -62,7 +62,7 @@ impl Core {
                     lease_on_node.renew_at = now;
                 }
                 Change::Reenter(_) | Change::Partial => {
-                    lease_on_node.renew_at = lease_on_node.renew_at.min(now)
+                    lease_on_node.renew_at = lease_on_node.renew_at.min(now);
                 }
             }
         }
