@@ -7,15 +7,16 @@ use redisson::script::{Acquired, MAX_READ_COUNT};
 use redisson::{Family, HolderId, Kind, LockName, Moment};
 use tracing::Span;
 
-use super::event::End;
 use super::hold::{Care, Hold};
 use super::op::{Asked, Attempt, Change, Failure, Op, OpId, Purpose};
 use super::reply::Reply;
 use super::session::{Owner, Slot};
 use super::wait::{Left, Waiter, WaiterId};
-use super::{Core, Number, trace};
-use crate::command::{LockRequest, Wait};
-use crate::resp::Frame;
+use super::{Core, trace};
+use crate::protocol::command::{LockRequest, Wait};
+use crate::protocol::resp::Frame;
+use crate::types::End;
+use crate::types::Number;
 
 impl Core {
     pub(super) fn lock(&mut self, slot: Slot, request: LockRequest) {

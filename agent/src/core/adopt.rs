@@ -9,14 +9,15 @@ use redisson::script::Kept;
 use redisson::{Kind, Moment};
 
 use super::Core;
-use super::event::{End, Event};
+use super::event::Event;
 use super::hold::{Care, Hold};
 use super::keep::lost_end;
 use super::op::Purpose;
 use super::session::{Owner, Session};
 use super::watchdog::Batches;
 use crate::journal::{HoldRecord, Past, PastSession, Record, TraceRecord};
-use crate::session::SessionId;
+use crate::types::End;
+use crate::types::SessionId;
 
 /// The numbers of restored sessions begin here: no connection is ever counted that far.
 const RESTORED: u64 = 1 << 62;

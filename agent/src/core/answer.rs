@@ -3,11 +3,11 @@
 use redisson::{Kind, LockName};
 
 use super::Core;
-use super::event::End;
 use super::hold::millis;
 use super::reply::Grant;
 use super::session::Slot;
-use crate::resp::Frame;
+use crate::protocol::resp::Frame;
+use crate::types::End;
 
 impl Core {
     pub(super) fn lock_reply(&self, grant: &Grant) -> Frame {

@@ -3,10 +3,11 @@
 use redisson::script::{self, Call};
 use redisson::{Kind, LockName};
 
+use super::Core;
 use super::op::{Asked, Attempt, FAIR_WAIT, Purpose};
 use super::release::Ending;
 use super::wait::Waiter;
-use super::{Core, Number};
+use crate::types::Number;
 
 impl Core {
     /// The call that does what it is for.

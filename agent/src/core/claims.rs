@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use super::Core;
 use super::session::{Owner, Slot};
-use crate::command::LockRequest;
 use crate::policy::Policy;
-use crate::resp::Frame;
+use crate::protocol::command::LockRequest;
+use crate::protocol::resp::Frame;
 
 /// Holds and waits of each user that has any.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use redisson::LockName;
 
 use super::Core;
 use super::session::Owner;
-use crate::command::Wait;
+use crate::protocol::command::Wait;
 
 impl Core {
     /// Whether `owner`, were it to wait for `name` without end, would wait for itself. Waits with a deadline break a

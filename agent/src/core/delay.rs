@@ -6,8 +6,9 @@ use redisson::Moment;
 use super::hold::Care;
 use super::list::client_name;
 use super::session::Session;
-use super::{Core, Number, trace};
-use crate::session::{Peer, SessionKey};
+use super::{Core, trace};
+use crate::types::Number;
+use crate::types::{Peer, SessionKey};
 
 /// A hold whose worker is dead and which nobody else gets yet. The watchdog renews it.
 #[derive(Debug)]

@@ -8,7 +8,8 @@ use redisson::{HolderId, Kind, LockName, Moment, keys};
 use super::op::{Attempt, FAIR_WAIT, OpId};
 use super::timer::Timer;
 use super::wait::{Waiter, WaiterId};
-use super::{Action, Core, Node, Number};
+use super::{Action, Core, Node};
+use crate::types::Number;
 
 /// A fair waiter's place in the queue.
 #[derive(Debug, Default)]

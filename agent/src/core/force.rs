@@ -6,13 +6,15 @@ use redisson::script::{self, Call, Forced, Publish, Seen, Shown};
 use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
-use super::event::{End, Event};
+use super::event::Event;
 use super::hold::millis;
 use super::op::Purpose;
 use super::session::Slot;
-use super::{Action, Core, Number};
-use crate::resp::{Frame, Outgoing};
-use crate::session::SessionKey;
+use super::{Action, Core};
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::End;
+use crate::types::Number;
+use crate::types::SessionKey;
 
 /// How long a release by force is worth repeating while Redis does not answer: what the operator saw gets old.
 pub(super) const WORTH: Duration = Duration::from_secs(2);

@@ -7,7 +7,7 @@ use redisson::Moment;
 
 use super::hold::Care;
 use super::{Core, gauge};
-use crate::session::SessionId;
+use crate::types::SessionId;
 
 /// What becomes of the holds of a worker that is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

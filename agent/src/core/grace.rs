@@ -15,8 +15,8 @@ use super::session::{Owner, Session, Slot, wrong_secret};
 use super::timer::Timer;
 use super::{Core, wait};
 use crate::journal::Record;
-use crate::resp::Frame;
-use crate::session::{SessionId, SessionKey};
+use crate::protocol::resp::Frame;
+use crate::types::{SessionId, SessionKey};
 
 /// A session's grace.
 #[derive(Debug)]

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
+use super::OpId;
 use super::delay::KeptBack;
 use super::red::votes::Votes;
 use super::reply::Grant;
 use super::session::Owner;
-use super::{Number, OpId};
+use crate::types::Number;
 
 /// How a hold is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,10 +7,11 @@ use redisson::{Kind, LockName, Moment};
 use super::hold::{Care, Hold};
 use super::op::OpId;
 use super::reply::Reply;
-use super::{Action, Core, Number};
+use super::{Action, Core};
 use crate::journal::{HoldRecord, Record, SessionRecord, TraceRecord};
-use crate::resp::{Frame, Outgoing};
-use crate::session::SessionId;
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::Number;
+use crate::types::SessionId;
 
 /// How far the journal is.
 #[derive(Debug, Default)]

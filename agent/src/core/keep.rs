@@ -4,13 +4,13 @@ use redisson::script::Kept;
 use redisson::{Kind, Lease, Moment};
 use tracing::Span;
 
-use super::event::End;
 use super::hold::Care;
 use super::op::{Asked, Change, Purpose};
 use super::reply::Reply;
 use super::session::{Owner, Slot};
 use super::{Core, trace};
-use crate::command::HoldRequest;
+use crate::protocol::command::HoldRequest;
+use crate::types::End;
 
 impl Core {
     pub(super) fn extend(&mut self, slot: Slot, request: &HoldRequest, lease: Option<Lease>) {

@@ -6,13 +6,15 @@ use redisson::script::Shown;
 use redisson::shape::MAX_FIELDS;
 use redisson::{Family, HolderId, LockName, group};
 
+use super::Core;
 use super::hold::millis;
 use super::op::Purpose;
 use super::session::{Session, Slot};
-use super::{Core, Number};
-use crate::command::ListRequest;
-use crate::resp::Frame;
-use crate::session::{ListPage, ListRow, Peer, SessionId, SessionRow};
+use crate::core::report::{ListPage, ListRow, SessionRow};
+use crate::protocol::command::ListRequest;
+use crate::protocol::resp::Frame;
+use crate::types::Number;
+use crate::types::{Peer, SessionId};
 
 /// Who is behind a hold or a wait.
 pub(super) struct Worker {

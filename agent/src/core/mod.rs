@@ -28,6 +28,7 @@ mod force;
 mod frozen;
 mod grace;
 mod hold;
+mod input;
 mod journal;
 mod keep;
 mod list;
@@ -39,6 +40,7 @@ mod op;
 mod red;
 mod release;
 mod reply;
+pub mod report;
 mod session;
 #[cfg(test)]
 mod simulation;
@@ -60,26 +62,23 @@ use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 pub use confirm::Confirmed;
-pub use event::End;
 pub use frozen::Frozen;
+pub use input::{Input, PIPELINE, PUSHES};
 pub use op::{Failure, OpId};
 pub use red::RedSettings;
 
-use crate::command::Command;
 use crate::journal::Record;
 use crate::metrics::Figures;
 use crate::policy::Policy;
-use crate::resp::Outgoing;
-use crate::session::{Peer, SessionId, SessionKey};
+use crate::protocol::command::Command;
+use crate::protocol::resp::Outgoing;
+use crate::types::{End, Number, Peer, SessionId, SessionKey};
 use hold::Hold;
 use name::Name;
 use op::{Op, Purpose};
 use session::Session;
 use timer::{Timer, Timers};
 use wait::Waiter;
-
-/// A holder's number: the `threadId` of `uuid:threadId`. Fresh for every grant.
-pub type Number = i64;
 
 /// What the core is set to.
 #[derive(Debug, Clone)]

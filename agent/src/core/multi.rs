@@ -12,15 +12,16 @@ use std::time::Duration;
 use redisson::{LockName, Moment};
 use tracing::Span;
 
-use super::event::End;
+use super::Core;
 use super::hold::{Care, Hold, millis};
 use super::op::{Asked, Change};
 use super::reply::{Grant, Reply};
 use super::session::{Owner, Slot};
 use super::timer::Timer;
-use super::{Core, Number};
-use crate::command::{HoldRequest, LockRequest, Wait};
-use crate::resp::{Frame, Outgoing};
+use crate::protocol::command::{HoldRequest, LockRequest, Wait};
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::End;
+use crate::types::Number;
 
 /// For how long, for each of its members, an MLOCK waits for one while it holds others. As Redisson's `MultiLock`.
 const PATIENCE: Duration = Duration::from_millis(1500);

@@ -7,7 +7,8 @@ use redisson::{Family, Kind, LockName, Moment, keys};
 
 use super::red::ears::Ears;
 use super::timer::Timer;
-use super::{Action, Core, Node, Number, OpId};
+use super::{Action, Core, Node, OpId};
+use crate::types::Number;
 
 /// What the front waiter is doing about the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,10 +2,11 @@
 
 use redisson::Kind;
 
+use super::Core;
 use super::hold::millis;
-use super::{Core, Number};
-use crate::command::Wait;
-use crate::session::{Differences, Noted, Noteworthy};
+use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
+use crate::protocol::command::Wait;
+use crate::types::Number;
 
 /// How many holds and waits are looked at for one answer.
 const LOOKED_AT: usize = 1_000;
@@ -13,7 +14,7 @@ const LOOKED_AT: usize = 1_000;
 impl Core {
     /// Compares a page of what is noted with what there is. The caller goes on from `next` until it is `None`.
     #[must_use]
-    pub fn differences(&self, noted: &Noted) -> Differences {
+    pub fn diff_published(&self, noted: &PublishedPage) -> PublishDiff {
         let range = noted.after.saturating_add(1)..=noted.until;
         let told = |kind: Kind| !noted.red || kind == Kind::Red;
         let holds = self.holds.range(range.clone()).filter(|(_, hold)| told(hold.kind));
@@ -55,7 +56,7 @@ impl Core {
             .map(|(number, owner, age, left)| {
                 let worker = self.worker(number, owner.session);
                 let session = self.sessions.get(&owner.session);
-                Noteworthy {
+                HolderInfo {
                     number,
                     session: worker.session,
                     pid: worker.peer.pid,
@@ -69,6 +70,6 @@ impl Core {
                 }
             })
             .collect();
-        Differences { gone, due, next: (until < Number::MAX).then_some(until) }
+        PublishDiff { gone, due, next: (until < Number::MAX).then_some(until) }
     }
 }

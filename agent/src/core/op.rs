@@ -16,9 +16,10 @@ use super::release::Ending;
 use super::session::{Owner, Slot};
 use super::timer::Timer;
 use super::wait::WaiterId;
-use super::{Action, Core, Lane, Node, Number, trace};
+use super::{Action, Core, Lane, Node, trace};
 use crate::journal::HoldRecord;
-use crate::resp::Frame;
+use crate::protocol::resp::Frame;
+use crate::types::Number;
 
 /// For how long a place in a fair lock's queue stands without a sign of life.
 pub(super) const FAIR_WAIT: Duration = Duration::from_secs(15);

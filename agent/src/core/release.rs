@@ -7,15 +7,17 @@ use redisson::{Family, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
 
-use super::event::{End, Event};
+use super::event::Event;
 use super::hold::Hold;
 use super::name::Contest;
 use super::op::{Asked, Attempt, Change, Op, OpId, Purpose};
 use super::session::{Owner, Slot};
 use super::timer::Timer;
-use super::{Core, Node, Number, trace};
-use crate::command::HoldRequest;
-use crate::resp::Frame;
+use super::{Core, Node, trace};
+use crate::protocol::command::HoldRequest;
+use crate::protocol::resp::Frame;
+use crate::types::End;
+use crate::types::Number;
 
 /// However short the holders' turns, the lock is truly released that often.
 const ALWAYS_RELEASE_AFTER: Duration = Duration::from_secs(1);

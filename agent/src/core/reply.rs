@@ -2,12 +2,13 @@
 
 use redisson::{Kind, LockName, Moment};
 
-use super::event::End;
+use super::Core;
 use super::hold::millis;
 use super::session::Owner;
-use super::{Core, Number};
-use crate::resp::{Frame, Outgoing};
-use crate::session::SessionId;
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::End;
+use crate::types::Number;
+use crate::types::SessionId;
 
 /// A command's reply. One that speaks of validity may have to wait for the reply to an earlier command of another
 /// owner; what it says is settled when it is told.

@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
-use super::event::{End, Event};
+use super::event::Event;
 use super::grace::{Grace, Resuming};
 use super::multi::Several;
 use super::reply::Reply;
 use super::timer::Timer;
-use super::{Action, Core, Number};
-use crate::command::Command;
-use crate::resp::{Frame, Outgoing};
-use crate::session::{Peer, SessionId, SessionKey};
+use super::{Action, Core};
+use crate::protocol::command::Command;
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::End;
+use crate::types::Number;
+use crate::types::{Peer, SessionId, SessionKey};
 
 /// How many events a session may leave unread; then the oldest are dropped and the gap is told.
 pub(super) const BACKLOG: usize = 256;

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use redisson::{LockName, Moment};
 
-use super::{Number, OpId};
-use crate::session::SessionId;
+use super::OpId;
+use crate::types::Number;
+use crate::types::SessionId;
 
 /// Whose deadline it is. Holds come first among equals: nothing is more urgent than a renewal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,13 +7,14 @@ use service_kit::trace::{self, TARGET, TraceParent};
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::event::End;
+use super::Core;
 use super::hold::Hold;
 use super::op::{Change, Purpose};
 use super::session::Owner;
 use super::wait::{Waiter, WaiterId};
-use super::{Core, Number};
-use crate::command::LockRequest;
+use crate::protocol::command::LockRequest;
+use crate::types::End;
+use crate::types::Number;
 
 /// How many of the readers inside a waiting writer links to.
 const LINKS: usize = 8;

@@ -9,9 +9,10 @@ use super::name::Contest;
 use super::op::{Attempt, Op, OpId, Purpose};
 use super::session::{Owner, Slot};
 use super::timer::Timer;
-use super::{Core, Number, trace};
-use crate::command::Wait;
-use crate::resp::Frame;
+use super::{Core, trace};
+use crate::protocol::command::Wait;
+use crate::protocol::resp::Frame;
+use crate::types::Number;
 
 /// A wait's name: the first number drawn for it.
 pub(super) type WaiterId = Number;
@@ -112,7 +113,7 @@ impl Core {
         &self,
         slot: Slot,
         owner: Owner,
-        request: crate::command::LockRequest,
+        request: crate::protocol::command::LockRequest,
         refused: bool,
         span: Span,
     ) -> Waiter {

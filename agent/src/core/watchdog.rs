@@ -8,12 +8,14 @@ use redisson::script::{Kept, MAX_BATCH};
 use redisson::{Kind, LockName, Moment};
 use tracing::Span;
 
-use super::event::{End, Event};
+use super::event::Event;
 use super::hold::{Care, Hold};
 use super::keep::lost_end;
 use super::op::{Op, Purpose, Renewal};
 use super::timer::Timer;
-use super::{Core, Node, Number, trace};
+use super::{Core, Node, trace};
+use crate::types::End;
+use crate::types::Number;
 
 /// How many holds of each group: those of one batch are of few.
 #[derive(Default)]

@@ -21,12 +21,14 @@ use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::core::{Action, Core, Lane, Node, Number, Settings};
+use crate::core::{Action, Core, Lane, Node, Settings};
+use crate::core::{Input, PIPELINE};
 use crate::journal::{self, Past, Writer};
 use crate::metrics::{Figures, Oldest};
 use crate::policy::Policy;
-use crate::resp::Outgoing;
-use crate::session::{FromSession, PIPELINE, SessionId};
+use crate::protocol::resp::Outgoing;
+use crate::types::Number;
+use crate::types::{SessionId, Status};
 use grants::Replicas;
 use heartbeat::Heartbeat;
 use redis_side::{FromRedis, Outcome, Reply};
@@ -63,23 +65,10 @@ pub struct Start {
     pub watchdog: Option<Duration>,
 }
 
-/// How the agent fares, for readiness and systemd.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Status {
-    pub redis_up: bool,
-    /// Why it does not, or which one it is.
-    pub detail: String,
-    /// No more locks are given out.
-    pub draining: bool,
-    pub holds: usize,
-    /// Commands waiting for locks.
-    pub waiters: usize,
-}
-
 /// The way to a running core.
 #[derive(Debug)]
 pub struct Handle {
-    inbox: mpsc::Sender<FromSession>,
+    inbox: mpsc::Sender<Input>,
     drain: Option<oneshot::Sender<()>>,
     status: watch::Receiver<Status>,
     done: oneshot::Receiver<()>,
@@ -88,7 +77,7 @@ pub struct Handle {
 impl Handle {
     /// Where connections send what their workers want.
     #[must_use]
-    pub fn sender(&self) -> mpsc::Sender<FromSession> {
+    pub fn sender(&self) -> mpsc::Sender<Input> {
         self.inbox.clone()
     }
 
@@ -196,11 +185,7 @@ struct Driver {
 }
 
 impl Driver {
-    async fn run(
-        mut self,
-        mut inbox: mpsc::Receiver<FromSession>,
-        mut drained: oneshot::Receiver<()>,
-    ) {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Input>, mut drained: oneshot::Receiver<()>) {
         let mut renewals = FuturesUnordered::new();
         let mut replies = FuturesUnordered::new();
         let mut batch = Vec::with_capacity(BATCH);
@@ -380,46 +365,46 @@ impl Driver {
         (waiter.client == self.client).then_some(waiter.thread)
     }
 
-    fn on_session(&mut self, message: FromSession) {
+    fn on_session(&mut self, message: Input) {
         match message {
-            FromSession::Opened { session, peer, secret, outbox } => {
+            Input::Opened { session, peer, secret, outbox } => {
                 self.outboxes.insert(session, outbox);
                 let time = self.now();
                 self.core.on_open(time, session, peer, secret);
             }
-            FromSession::Named(session, name) => self.core.on_named(session, name),
-            FromSession::Resp3(session, on) => self.core.on_protocol(session, on),
-            FromSession::Command(session, command) => {
+            Input::ClientName(session, name) => self.core.on_named(session, name),
+            Input::Resp3(session, on) => self.core.on_protocol(session, on),
+            Input::Command(session, command) => {
                 let time = self.now();
                 self.core.on_command(time, session, command);
             }
-            FromSession::Policy(policy) => self.core.set_policy(Some(policy)),
-            FromSession::Quit(session) => self.core.on_quit(session),
-            FromSession::Closed(session) => {
+            Input::PolicyReloaded(policy) => self.core.set_policy(Some(policy)),
+            Input::Quit(session) => self.core.on_quit(session),
+            Input::Closed(session) => {
                 self.outboxes.remove(&session);
                 let time = self.now();
                 self.core.on_close(time, session);
             }
-            FromSession::List(request, answer) => {
+            Input::ListLocks(request, answer) => {
                 self.core.on_time(now());
                 // Whoever asked may have gone away.
                 answer.send(self.core.list(&request, None)).ok();
             }
-            FromSession::Sessions(after, count, answer) => {
+            Input::ListSessions(after, count, answer) => {
                 self.core.on_time(now());
                 answer.send(self.core.list_sessions(after, count)).ok();
             }
-            FromSession::Busy(answer) => {
+            Input::ListBusy(answer) => {
                 // Whoever asked may have gone away.
                 answer.send(self.core.busy_pids()).ok();
             }
-            FromSession::Stopped(pids) => {
+            Input::Stopped(pids) => {
                 let time = self.now();
                 self.core.on_stopped(time, &pids);
             }
-            FromSession::Noted(noted, answer) => {
+            Input::DiffPublished(noted, answer) => {
                 self.core.on_time(now());
-                answer.send(self.core.differences(&noted)).ok();
+                answer.send(self.core.diff_published(&noted)).ok();
             }
         }
     }

@@ -22,8 +22,9 @@ use tracing::Span;
 use tracing::field::Empty;
 
 use super::grants::{self, Answer, Grants, Replicas};
-use crate::core::{Confirmed, Failure, Lane, Number, OpId};
+use crate::core::{Confirmed, Failure, Lane, OpId};
 use crate::metrics::{self, Figures};
+use crate::types::Number;
 
 /// How often to look whether a living connection still leads to the same Redis with the same clock.
 const CHECK: Duration = Duration::from_secs(2);

@@ -3,13 +3,13 @@
 use redisson::script::Shown;
 use redisson::{HolderId, Lease, LockName, Moment};
 
-use crate::core::Number;
-use crate::core::event::End;
 use crate::core::op::{Asked, Attempt, Change};
 use crate::core::release::Ending;
 use crate::core::session::Slot;
 use crate::core::wait::WaiterId;
-use crate::resp::Frame;
+use crate::protocol::resp::Frame;
+use crate::types::End;
+use crate::types::Number;
 
 /// What is asked.
 #[derive(Debug)]

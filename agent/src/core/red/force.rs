@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::core::force::{WORTH, changed_hands, not_held_by};
 use crate::core::op::Purpose;
 use crate::core::session::Slot;
-use crate::resp::Frame;
+use crate::protocol::resp::Frame;
 
 impl Core {
     /// Asks all servers what stands there. With `holder` nothing is done unless that one holds the lock.

@@ -5,11 +5,12 @@ use redisson::{Lease, LockName, Moment};
 
 use super::ballot::{Answer, Ballot, No, Question, Undoing, Verdict};
 use super::{Ask, What};
-use crate::core::event::End;
+use crate::core::Core;
 use crate::core::op::{OpId, Purpose};
 use crate::core::release::Ending;
-use crate::core::{Core, Number};
-use crate::resp::Frame;
+use crate::protocol::resp::Frame;
+use crate::types::End;
+use crate::types::Number;
 
 impl Core {
     /// Releases on all nodes what has ended here, not before that instant. Done when a majority has confirmed; the

@@ -5,11 +5,13 @@ use redisson::{Kind, Moment};
 
 use super::ballot::{Ballot, Question, Verdict};
 use super::{Ask, What};
-use crate::core::event::{End, Event};
+use crate::core::event::Event;
 use crate::core::hold::Care;
 use crate::core::keep::lost_end;
 use crate::core::op::{Asked, Change, OpId, Purpose, Renewal};
-use crate::core::{Core, Number, trace};
+use crate::core::{Core, trace};
+use crate::types::End;
+use crate::types::Number;
 
 impl Core {
     /// Asks all nodes for a change of a hold.

@@ -33,7 +33,8 @@ use service_kit::trace::TraceParent;
 use super::force::seen_now;
 use super::op::{Asked, Attempt, Change, Failure, Op, OpId, Purpose, Renewal};
 use super::timer::Timer;
-use super::{Core, Lane, Number};
+use super::{Core, Lane};
+use crate::types::Number;
 use ballot::{Answer, Ballot, No, Question};
 
 /// For how long a node that did not answer in time is left alone, unless it answers before.

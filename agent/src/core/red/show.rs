@@ -7,11 +7,12 @@ use redisson::{HolderId, LockName};
 
 use super::ballot::{Answer, Ballot, Question};
 use super::{Ask, What};
+use crate::core::Core;
 use crate::core::list::{holder_frame, name_warnings};
 use crate::core::op::Purpose;
 use crate::core::session::Slot;
-use crate::core::{Core, Number};
-use crate::resp::Frame;
+use crate::protocol::resp::Frame;
+use crate::types::Number;
 
 /// One server's part: what it is called, and what it shows, or why it does not.
 type Part<'a> = (&'a str, Result<&'a Shown, String>);

@@ -9,10 +9,11 @@ use redisson::{HolderId, Moment};
 use super::ballot::{Answer, Ballot, No, Question, Undoing, Verdict};
 use super::votes::Votes;
 use super::{Ask, What};
+use crate::core::Core;
 use crate::core::op::{Attempt, OpId, Purpose};
 use crate::core::timer::Timer;
 use crate::core::wait::{Left, Waiter};
-use crate::core::{Core, Number};
+use crate::types::Number;
 
 impl Core {
     /// Lets a waiter try on all nodes at once.
@@ -299,7 +300,11 @@ impl Core {
     }
 
     /// A LOCK's waiter has left. What its attempts have got is gone from the nodes before its worker hears so.
-    pub(in crate::core) fn tell_once_undone(&mut self, waiter: &Waiter, reply: crate::resp::Frame) {
+    pub(in crate::core) fn tell_once_undone(
+        &mut self,
+        waiter: &Waiter,
+        reply: crate::protocol::resp::Frame,
+    ) {
         let open = [waiter.asking, waiter.undoing].into_iter().flatten();
         let open: Vec<_> = open.filter(|id| self.red.ballots.contains_key(id)).collect();
         match open.first().and_then(|id| self.red.ballots.get_mut(id)) {

@@ -6,7 +6,7 @@ use super::dice::Dice;
 use super::host::Host;
 use super::run::{Event, Simulation};
 use crate::core::usual;
-use crate::session::SessionId;
+use crate::types::SessionId;
 
 /// So many workers on each host want one lock for ever, and hold it for that many microseconds each time. Returns
 /// who was granted it, in order, within so many simulated seconds.

@@ -14,9 +14,10 @@ use super::worker::OWNERS;
 use crate::core::hold::Care;
 use crate::core::name::Contest;
 use crate::core::op::Purpose;
-use crate::core::{Frozen, Number, OpId};
-use crate::resp::{Frame, Outgoing};
-use crate::session::SessionId;
+use crate::core::{Frozen, OpId};
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::Number;
+use crate::types::SessionId;
 
 /// In good weather the answer to an attempt takes no longer, in microseconds.
 const ENOUGH: u64 = 5000;

@@ -15,7 +15,7 @@ use super::redis::Entry;
 use super::redis::Redis;
 use super::wire::Packet;
 use crate::core::{Action, Failure, Frozen, Lane, Node};
-use crate::session::{Peer, SessionId};
+use crate::types::{Peer, SessionId};
 
 /// What a law's breach says.
 pub(super) type Lawful<T = ()> = Result<T, String>;

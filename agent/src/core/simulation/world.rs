@@ -16,13 +16,14 @@ use super::host::micros;
 use super::kinds::{Player, Queue, Turns};
 use super::red::{Forgotten, Worker};
 use super::redis::Redis;
-use crate::command::Command;
 use crate::core::{
-    Action, Confirmed, Core, Failure, Lane, Node, Number, OpId, RedSettings, Settings, usual,
+    Action, Confirmed, Core, Failure, Lane, Node, OpId, RedSettings, Settings, usual,
 };
 use crate::metrics::Figures;
-use crate::resp::{Frame, Outgoing};
-use crate::session::{Peer, SessionId};
+use crate::protocol::command::Command;
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::Number;
+use crate::types::{Peer, SessionId};
 use links::{Link, LinkId, Packet};
 
 /// The servers' wall clock at the beginning, in milliseconds.

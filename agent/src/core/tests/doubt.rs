@@ -5,8 +5,8 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, name, short};
-use crate::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::session::SessionId;
+use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::types::SessionId;
 
 fn request(lock: &str, owner: i64) -> HoldRequest {
     HoldRequest { name: name(lock), kind: None, owner, session: None }
@@ -28,7 +28,9 @@ fn told(world: &mut World, id: SessionId) -> Vec<String> {
 
 fn valid_ms(world: &mut World, id: SessionId) -> u64 {
     let replies = world.replies_of(id);
-    let Some(crate::resp::Frame::Map(pairs)) = replies.last() else { panic!("{replies:?}") };
+    let Some(crate::protocol::resp::Frame::Map(pairs)) = replies.last() else {
+        panic!("{replies:?}")
+    };
     let valid = pairs.iter().find(|(key, _)| *key == "valid_ms").expect("a grant tells it");
     short(&valid.1).parse().expect("a number")
 }

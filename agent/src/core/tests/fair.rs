@@ -5,8 +5,8 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{Network, World, lock_command};
-use crate::command::{Command, LockRequest, Wait};
-use crate::session::SessionId;
+use crate::protocol::command::{Command, LockRequest, Wait};
+use crate::types::SessionId;
 
 const SLOW: Duration = Duration::from_millis(100);
 

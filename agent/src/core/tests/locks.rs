@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::Lease;
 
 use super::world::{LEASE, Network, World, lock_command, name};
-use crate::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 

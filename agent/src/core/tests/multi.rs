@@ -5,8 +5,8 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, name};
-use crate::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::session::SessionId;
+use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::types::SessionId;
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 

@@ -4,17 +4,18 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::world::World;
-use crate::core::Number;
-use crate::session::{Differences, Noted};
+use crate::core::report::{PublishDiff, PublishedPage};
+use crate::types::Number;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn compare(world: &World, after: Number, until: Number, numbers: &[Number]) -> Differences {
-    let noted = Noted { after, until, numbers: numbers.to_vec(), min_age: SECOND, red: false };
-    world.core.differences(&noted)
+fn compare(world: &World, after: Number, until: Number, numbers: &[Number]) -> PublishDiff {
+    let noted =
+        PublishedPage { after, until, numbers: numbers.to_vec(), min_age: SECOND, red: false };
+    world.core.diff_published(&noted)
 }
 
-fn due(differences: &Differences) -> Vec<Number> {
+fn due(differences: &PublishDiff) -> Vec<Number> {
     differences.due.iter().map(|row| row.number).collect()
 }
 

@@ -6,10 +6,10 @@ use redisson::script::{self, Publish};
 use redisson::{ClientId, HolderId, Lease};
 
 use super::world::short;
-use crate::command::{Command, Wait};
 use crate::core::simulation::red::{World, hold_request, lock_name, red_lock};
-use crate::resp::Frame;
-use crate::session::SessionId;
+use crate::protocol::command::{Command, Wait};
+use crate::protocol::resp::Frame;
+use crate::types::SessionId;
 
 const NOW: Wait = Wait::AtMost(Duration::ZERO);
 

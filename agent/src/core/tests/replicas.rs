@@ -5,9 +5,9 @@ use std::time::Duration;
 use redisson::Kind;
 
 use super::world::{Network, Replicas, World, lock_command, name, short};
-use crate::command::{Command, LockRequest, Wait};
-use crate::resp::Frame;
-use crate::session::SessionId;
+use crate::protocol::command::{Command, LockRequest, Wait};
+use crate::protocol::resp::Frame;
+use crate::types::SessionId;
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 

@@ -8,12 +8,12 @@ use prometheus::Registry;
 use redisson::script::{Call, Value};
 use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
-use crate::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::core::{Action, Confirmed, Core, Failure, Lane, Node, OpId, Settings, usual};
 use crate::journal::{Past, Record};
 use crate::metrics::Figures;
-use crate::resp::{Frame, Outgoing};
-use crate::session::{Peer, SessionId};
+use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::{Peer, SessionId};
 
 pub(super) const LEASE: Duration = Duration::from_secs(30);
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::resp::Decoder;
+use crate::protocol::resp::Decoder;
 
 fn with_args<T>(line: &str, then: impl FnOnce(Args<'_>) -> T) -> T {
     let mut decoder = Decoder::default();

@@ -4,8 +4,8 @@ use std::io;
 
 use tokio::net::UnixStream;
 
-use super::input::is_passing;
-use crate::resp::{Outgoing, Protocol, encode, encode_push};
+use super::read_buffer::is_passing;
+use crate::protocol::resp::{Outgoing, Protocol, encode, encode_push};
 
 /// From how many unsent bytes on nothing more is collected from the core, and no command taken.
 pub(super) const MOST: usize = 4 * 1024 * 1024;
@@ -14,13 +14,13 @@ const KEPT: usize = 1024;
 
 /// A connection's output buffer.
 #[derive(Debug, Default)]
-pub(super) struct Output {
+pub(super) struct WriteBuffer {
     bytes: Vec<u8>,
     sent: usize,
     protocol: Protocol,
 }
 
-impl Output {
+impl WriteBuffer {
     /// Whether all is written.
     pub(super) fn is_empty(&self) -> bool {
         self.bytes.is_empty()

@@ -18,9 +18,10 @@ use service_kit::redis_link::LinkOptions;
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::core::Number;
+use crate::core::Input;
+use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
 use crate::driver::Main;
-use crate::session::{Differences, FromSession, Noted, Noteworthy};
+use crate::types::Number;
 use way::Way;
 
 /// How often what is written is compared with what there is, with few holds.
@@ -61,7 +62,7 @@ pub struct Start {
     /// Whether command lines are written too.
     pub cmdline: bool,
     /// Who knows the holds and waits.
-    pub core: mpsc::Sender<FromSession>,
+    pub core: mpsc::Sender<Input>,
 }
 
 /// Starts the task, with a connection of its own. Both end with `stage`.
@@ -134,18 +135,18 @@ struct Book(BTreeSet<Number>);
 
 impl Book {
     /// The next part of it, above `after`.
-    fn part(&self, after: Number, red: bool) -> Noted {
+    fn part(&self, after: Number, red: bool) -> PublishedPage {
         let range = (Bound::Excluded(after), Bound::Unbounded);
         let numbers: Vec<Number> = self.0.range(range).take(PAGE).copied().collect();
         let until = match numbers.last() {
             Some(last) if numbers.len() == PAGE => *last,
             _ => Number::MAX,
         };
-        Noted { after, until, numbers, min_age: MIN_AGE, red }
+        PublishedPage { after, until, numbers, min_age: MIN_AGE, red }
     }
 
     /// These differences have been written.
-    fn enter(&mut self, written: &Differences) {
+    fn enter(&mut self, written: &PublishDiff) {
         for number in &written.gone {
             self.0.remove(number);
         }
@@ -161,7 +162,7 @@ fn pause_after(rows: usize) -> Duration {
 
 struct Announcer {
     way: Way,
-    core: mpsc::Sender<FromSession>,
+    core: mpsc::Sender<Input>,
     agent_key: Vec<u8>,
     holders_key: Vec<u8>,
     about_us: AboutUs,
@@ -219,7 +220,7 @@ impl Announcer {
         loop {
             let (answer, differences) = oneshot::channel();
             let part = self.book.part(after, self.red);
-            self.core.send(FromSession::Noted(part, answer)).await.map_err(|_| Ended::NoCore)?;
+            self.core.send(Input::DiffPublished(part, answer)).await.map_err(|_| Ended::NoCore)?;
             let differences = differences.await.map_err(|_| Ended::NoCore)?;
             if !(differences.gone.is_empty() && differences.due.is_empty()) {
                 self.send(self.pipeline(&differences)).await?;
@@ -282,7 +283,7 @@ impl Announcer {
         })
     }
 
-    fn pipeline(&self, differences: &Differences) -> Pipeline {
+    fn pipeline(&self, differences: &PublishDiff) -> Pipeline {
         let holders = &self.holders_key;
         let mut pipeline = Pipeline::new();
         for numbers in differences.gone.chunks(BATCH) {
@@ -299,7 +300,7 @@ impl Announcer {
         pipeline
     }
 
-    fn note(&self, row: &Noteworthy, now_ms: u64) -> String {
+    fn note(&self, row: &HolderInfo, now_ms: u64) -> String {
         let client = row.client.as_ref().map(|name| name.chars().take(MAX_CLIENT).collect());
         let cmdline = row.pid.filter(|_| self.cmdline).and_then(cmdline::of);
         let note = Note {
@@ -329,7 +330,7 @@ mod tests {
         assert_eq!((first.numbers.len(), first.until), (PAGE, 5_000));
         let second = book.part(first.until, false);
         assert_eq!((second.numbers, second.until), (vec![5_010], Number::MAX));
-        let due = Noteworthy {
+        let due = HolderInfo {
             number: 15,
             session: "1-2".into(),
             pid: Some(1),
@@ -341,7 +342,7 @@ mod tests {
             several: false,
             left_ms: None,
         };
-        book.enter(&Differences { gone: vec![20, 30], due: vec![due], next: None });
+        book.enter(&PublishDiff { gone: vec![20, 30], due: vec![due], next: None });
         assert_eq!(book.part(0, false).numbers[..3], [10, 15, 40]);
     }
 

@@ -7,24 +7,24 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::process::Process;
+use crate::server::process::Process;
 
 /// Why a connection ends from outside.
 #[derive(Debug)]
-pub(super) enum Gone {
+pub(super) enum Disconnect {
     /// The worker has closed the socket or has died.
-    Away,
+    Worker,
     /// The agent ends.
-    Stopping,
+    Shutdown,
 }
 
 /// Returns when the other side is closed in both directions, when the worker's process dies, or at the agent's end.
 /// It does so while input is unread or output is stuck, too.
-pub(super) async fn gone(
+pub(super) async fn wait(
     stream: &UnixStream,
     process: Option<&Process>,
     stop: &CancellationToken,
-) -> Gone {
+) -> Disconnect {
     let died = async {
         match process {
             Some(process) => process.died().await,
@@ -32,9 +32,9 @@ pub(super) async fn gone(
         }
     };
     tokio::select! {
-        () = hung_up(stream) => Gone::Away,
-        () = died => Gone::Away,
-        () = stop.cancelled() => Gone::Stopping,
+        () = hung_up(stream) => Disconnect::Worker,
+        () = died => Disconnect::Worker,
+        () = stop.cancelled() => Disconnect::Shutdown,
     }
 }
 

@@ -3,36 +3,37 @@
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-use crate::session::{FromSession, SessionId};
+use crate::core::Input;
+use crate::types::SessionId;
 
-/// Tells the core of a session's end: by [`Farewell::say`], or by being dropped when the task is cancelled or panics.
+/// Tells the core of a session's end: by [`CloseNotice::send`], or by being dropped when the task is cancelled or panics.
 /// A session whose end was never told would keep its locks for ever.
 #[derive(Debug)]
-pub(super) struct Farewell {
+pub(super) struct CloseNotice {
     session: SessionId,
-    core: Option<mpsc::Sender<FromSession>>,
+    core: Option<mpsc::Sender<Input>>,
 }
 
-impl Farewell {
-    pub(super) fn new(session: SessionId, core: mpsc::Sender<FromSession>) -> Self {
+impl CloseNotice {
+    pub(super) fn new(session: SessionId, core: mpsc::Sender<Input>) -> Self {
         Self { session, core: Some(core) }
     }
 
-    pub(super) async fn say(mut self) {
+    pub(super) async fn send(mut self) {
         // Taken only once there is room: a task that is cancelled while it waits is still told of by the drop.
         if let Some(core) = &self.core
             && let Ok(permit) = core.reserve().await
         {
-            permit.send(FromSession::Closed(self.session));
+            permit.send(Input::Closed(self.session));
         }
         self.core = None;
     }
 }
 
-impl Drop for Farewell {
+impl Drop for CloseNotice {
     fn drop(&mut self) {
         let Some(core) = self.core.take() else { return };
-        if let Err(TrySendError::Full(news)) = core.try_send(FromSession::Closed(self.session))
+        if let Err(TrySendError::Full(news)) = core.try_send(Input::Closed(self.session))
             && let Ok(runtime) = Handle::try_current()
         {
             // The core may have ended meanwhile, and its sessions with it.
@@ -45,14 +46,14 @@ impl Drop for Farewell {
 mod tests {
     use super::*;
 
-    async fn is_closed(inbox: &mut mpsc::Receiver<FromSession>) -> bool {
-        matches!(inbox.recv().await, Some(FromSession::Closed(SessionId(5))))
+    async fn is_closed(inbox: &mut mpsc::Receiver<Input>) -> bool {
+        matches!(inbox.recv().await, Some(Input::Closed(SessionId(5))))
     }
 
     #[tokio::test]
     async fn it_is_said_once() {
         let (core, mut inbox) = mpsc::channel(4);
-        Farewell::new(SessionId(5), core).say().await;
+        CloseNotice::new(SessionId(5), core).send().await;
         assert!(is_closed(&mut inbox).await);
         assert!(inbox.recv().await.is_none());
     }
@@ -60,11 +61,11 @@ mod tests {
     #[tokio::test]
     async fn a_dropped_one_speaks_even_to_a_full_core() {
         let (core, mut inbox) = mpsc::channel(1);
-        core.try_send(FromSession::Closed(SessionId(1))).unwrap();
-        drop(Farewell::new(SessionId(5), core.clone()));
+        core.try_send(Input::Closed(SessionId(1))).unwrap();
+        drop(CloseNotice::new(SessionId(5), core.clone()));
         // Cancelled while it waits for room.
         assert!(
-            futures_util::poll!(Box::pin(Farewell::new(SessionId(5), core).say())).is_pending()
+            futures_util::poll!(Box::pin(CloseNotice::new(SessionId(5), core).send())).is_pending()
         );
         inbox.recv().await.unwrap();
         assert!(is_closed(&mut inbox).await);

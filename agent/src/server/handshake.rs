@@ -3,10 +3,9 @@
 use redisson::ClientId;
 use tokio::sync::watch;
 
-use super::ClientState;
-use super::parse::{error, shown};
-use crate::driver::Status;
-use crate::resp::{Args, Frame, Outgoing, Protocol};
+use crate::protocol::command::{error, shown};
+use crate::protocol::resp::{Args, Frame, Outgoing, Protocol};
+use crate::types::Status;
 
 /// The Redis version that libraries are told: its commands for connections are those served here.
 const REDIS_VERSION: &str = "7.2.0";
@@ -37,6 +36,14 @@ impl AgentInfo {
     pub(crate) fn unknown() -> Self {
         Self { client: ClientId::from_random([0; 16]), status: watch::channel(Status::default()).1 }
     }
+}
+
+/// The protocol version and the name that a client has chosen.
+#[derive(Debug, Clone, Default)]
+pub struct ClientState {
+    pub protocol: Protocol,
+    /// The name set with CLIENT SETNAME.
+    pub name: Option<Vec<u8>>,
 }
 
 /// The answer to such a command.

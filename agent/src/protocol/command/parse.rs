@@ -7,7 +7,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease, LockName};
 
 use super::{Command, HoldRequest, ListRequest, LockRequest, SessionName, Wait};
-use crate::resp::{Args, Frame, Protocol};
+use crate::protocol::resp::{Args, Frame, Protocol};
 
 /// The longest WAIT, a year.
 const MAX_WAIT: Duration = Lease::MAX;
@@ -394,7 +394,7 @@ fn bounded(word: &str, value: &[u8]) -> Parsed<Vec<u8>> {
 }
 
 /// A word of the client's as an error may show it: short, and on one line.
-pub(super) fn shown(word: &[u8]) -> String {
+pub(crate) fn shown(word: &[u8]) -> String {
     let cut = &word[..word.len().min(64)];
     let mut text: String = String::from_utf8_lossy(cut)
         .chars()
@@ -406,7 +406,7 @@ pub(super) fn shown(word: &[u8]) -> String {
     text
 }
 
-pub(super) fn error(text: impl Into<String>) -> Frame {
+pub(crate) fn error(text: impl Into<String>) -> Frame {
     Frame::Error(text.into())
 }
 

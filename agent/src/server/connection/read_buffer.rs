@@ -13,7 +13,7 @@ const BIG: usize = 16 * 1024;
 
 /// A connection's input buffer.
 #[derive(Debug, Default)]
-pub(super) struct Input {
+pub(super) struct ReadBuffer {
     bytes: Vec<u8>,
     /// How many of them are done with.
     consumed: usize,
@@ -30,7 +30,7 @@ pub(super) enum Read {
     End,
 }
 
-impl Input {
+impl ReadBuffer {
     /// The bytes not yet done with.
     pub(super) fn unread(&self) -> &[u8] {
         &self.bytes[self.consumed..]

@@ -1,15 +1,15 @@
 //! One worker's connection: bytes in, commands to the core, its replies out. One task each.
 //!
 //! The core never waits for a connection, and a connection holds bounded memory: at most [`PIPELINE`] commands
-//! unanswered, one listing at a time among them, and [`output::MOST`] bytes unsent. At a bound it stops reading,
+//! unanswered, one listing at a time among them, and [`write_buffer::MOST`] bytes unsent. At a bound it stops reading,
 //! and the client is held by its own socket.
 
-mod farewell;
-mod gone;
-mod input;
-mod output;
+mod close_notice;
+mod disconnect;
+mod read_buffer;
 #[cfg(test)]
 mod tests;
+mod write_buffer;
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -23,15 +23,18 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio_util::sync::CancellationToken;
 
-use crate::command::{self, AgentInfo, Client, ClientState, Command};
+use crate::core::{Input, PIPELINE, PUSHES};
 use crate::metrics::Figures;
-use crate::peer;
-use crate::process::{Processes, Watch};
-use crate::resp::{Decoder, Frame, Outgoing, Protocol};
-use crate::session::{FromSession, PIPELINE, PUSHES, SessionId};
-use farewell::Farewell;
-use input::{Input, Read};
-use output::Output;
+use crate::protocol::command::{self, Command};
+use crate::protocol::resp::{Decoder, Frame, Outgoing, Protocol};
+use crate::server::handshake::{self, AgentInfo, Client, ClientState};
+use crate::server::peer;
+use crate::server::process::{Processes, Watch};
+use crate::types::SessionId;
+use close_notice::CloseNotice;
+use disconnect::Disconnect;
+use read_buffer::{Read, ReadBuffer};
+use write_buffer::WriteBuffer;
 
 /// How many commands a connection takes from its input before others have their turn: all connections, the core
 /// and its renewals share one thread.
@@ -41,7 +44,7 @@ const TURN: usize = 32;
 #[derive(Debug, Clone)]
 pub struct Shared {
     /// Where commands go.
-    pub core: mpsc::Sender<FromSession>,
+    pub core: mpsc::Sender<Input>,
     /// The workers' processes.
     pub processes: Arc<Processes>,
     /// Ends every connection, once what it has been given is written.
@@ -69,9 +72,9 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Shared) {
     let about = Client { id: session.0, pid: peer.pid };
     let (outbox, replies) = mpsc::channel(PIPELINE + PUSHES);
     let Ok(permit) = shared.core.reserve().await else { return };
-    permit.send(FromSession::Opened { session, peer, secret, outbox });
-    let farewell = Farewell::new(session, shared.core.clone());
-    let end = std::pin::pin!(gone::gone(&stream, process.as_deref(), &shared.stop));
+    permit.send(Input::Opened { session, peer, secret, outbox });
+    let close_notice = CloseNotice::new(session, shared.core.clone());
+    let end = std::pin::pin!(disconnect::wait(&stream, process.as_deref(), &shared.stop));
     Connection {
         stream: &stream,
         session,
@@ -81,8 +84,8 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Shared) {
         client: ClientState::default(),
         about,
         decoder: Decoder::default(),
-        input: Input::default(),
-        output: Output::default(),
+        input: ReadBuffer::default(),
+        output: WriteBuffer::default(),
         held: None,
         unsent: VecDeque::new(),
         sent: 0,
@@ -93,7 +96,7 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Shared) {
     }
     .run()
     .await;
-    farewell.say().await;
+    close_notice.send().await;
 }
 
 struct Connection<'a, End> {
@@ -106,12 +109,12 @@ struct Connection<'a, End> {
     client: ClientState,
     about: Client,
     decoder: Decoder,
-    input: Input,
-    output: Output,
+    input: ReadBuffer,
+    output: WriteBuffer,
     /// A listing that waits for the one before it.
     held: Option<Command>,
     /// What the core has no room for yet: at most what one command has to say.
-    unsent: VecDeque<FromSession>,
+    unsent: VecDeque<Input>,
     /// How many commands have been sent to the core.
     sent: u64,
     /// How many of these it has answered.
@@ -140,7 +143,7 @@ enum Stop {
     Turn,
 }
 
-impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
+impl<End: Future<Output = Disconnect>> Connection<'_, End> {
     async fn run(mut self) {
         // Every step may find that it is over; nothing is left to do then.
         let Err(Over) = self.steps().await;
@@ -223,20 +226,20 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
         }
         let before = self.client.protocol;
         if let Some(answer) =
-            command::answer(args, &mut self.client, self.about, &self.shared.agent)
+            handshake::answer(args, &mut self.client, self.about, &self.shared.agent)
         {
             self.input.consume(consumed);
             if answer.named {
                 let name = self.client.name.clone().unwrap_or_default();
-                self.tell(FromSession::Named(self.session, name))?;
+                self.tell(Input::ClientName(self.session, name))?;
             }
             if self.client.protocol != before {
                 let resp3 = self.client.protocol == Protocol::Resp3;
-                self.tell(FromSession::Resp3(self.session, resp3))?;
+                self.tell(Input::Resp3(self.session, resp3))?;
             }
             self.reply(answer.reply)?;
             if answer.close {
-                self.tell(FromSession::Quit(self.session))?;
+                self.tell(Input::Quit(self.session))?;
                 self.ended = true;
                 self.input.clear();
                 self.reply(Outgoing::Close)?;
@@ -275,10 +278,10 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
             self.listing = self.sent + 1;
         }
         self.sent += 1;
-        self.tell(FromSession::Command(self.session, command))
+        self.tell(Input::Command(self.session, command))
     }
 
-    fn tell(&mut self, news: FromSession) -> Result<(), Over> {
+    fn tell(&mut self, news: Input) -> Result<(), Over> {
         if !self.unsent.is_empty() {
             self.unsent.push_back(news);
             return Ok(());
@@ -332,7 +335,7 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
         let collecting = !self.last && !self.output.is_full();
         let woken = poll_fn(|cx| {
             if let Poll::Ready(gone) = self.end.as_mut().poll(cx) {
-                return Poll::Ready(Woken::Gone(gone));
+                return Poll::Ready(Woken::Disconnected(gone));
             }
             if collecting && let Poll::Ready(outgoing) = self.replies.poll_recv(cx) {
                 return Poll::Ready(outgoing.map_or(Woken::CoreEnded, Woken::Outgoing));
@@ -347,8 +350,8 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
         })
         .await;
         match woken {
-            Woken::Gone(gone) => Err(self.leave(&gone)),
-            Woken::CoreEnded => Err(self.leave(&gone::Gone::Stopping)),
+            Woken::Disconnected(gone) => Err(self.leave(&gone)),
+            Woken::CoreEnded => Err(self.leave(&Disconnect::Shutdown)),
             Woken::Outgoing(outgoing) => {
                 self.receive(&outgoing);
                 Ok(())
@@ -371,8 +374,8 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
     }
 
     /// At the agent's end what the core has said last still goes out, if the client takes it at once.
-    fn leave(&mut self, gone: &gone::Gone) -> Over {
-        if matches!(gone, gone::Gone::Stopping) {
+    fn leave(&mut self, gone: &Disconnect) -> Over {
+        if matches!(gone, Disconnect::Shutdown) {
             self.collect();
             // The connection is closed whether it works or not.
             drop(self.output.flush(self.stream));
@@ -383,7 +386,7 @@ impl<End: Future<Output = gone::Gone>> Connection<'_, End> {
 
 /// Why a wait is over.
 enum Woken {
-    Gone(gone::Gone),
+    Disconnected(Disconnect),
     CoreEnded,
     Outgoing(Outgoing),
     Writable,

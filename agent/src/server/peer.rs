@@ -4,7 +4,7 @@ use std::io;
 
 use tokio::net::UnixStream;
 
-use crate::session::Peer;
+use crate::types::Peer;
 
 /// The process at the other end of `stream`.
 ///

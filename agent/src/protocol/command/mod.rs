@@ -1,16 +1,15 @@
 //! What workers can ask for, typed and within bounds.
 
-mod handshake;
 mod parse;
 
 use std::time::Duration;
 
 use redisson::{Kind, Lease, LockName};
 
-use crate::resp::{Outgoing, Protocol};
+use crate::protocol::resp::Outgoing;
 
-pub use handshake::{AgentInfo, Answer, Client, answer};
 pub use parse::parse;
+pub(crate) use parse::{error, shown};
 
 /// How long a LOCK waits for its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,13 +157,4 @@ impl Command {
             _ => 0,
         }
     }
-}
-
-/// What a connection keeps for itself: the version it speaks and the name its client gave.
-#[derive(Debug, Clone, Default)]
-pub struct ClientState {
-    /// RESP2 or RESP3.
-    pub protocol: Protocol,
-    /// CLIENT SETNAME's text.
-    pub name: Option<Vec<u8>>,
 }

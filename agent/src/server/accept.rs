@@ -9,9 +9,9 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::connection::{self, Shared};
 use crate::metrics::TOO_MANY_SESSIONS;
-use crate::session::SessionId;
+use crate::server::connection::{self, Shared};
+use crate::types::SessionId;
 
 /// The pause after a connection was turned away, so that a client that tries again at once costs little.
 const AFTER_REJECTION: Duration = Duration::from_millis(5);
@@ -99,16 +99,16 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::core::Input;
     use crate::metrics::Figures;
-    use crate::process::Processes;
-    use crate::session::FromSession;
-    use crate::socket::{Place, Socket};
+    use crate::server::process::Processes;
+    use crate::server::socket::{Place, Socket};
 
     const DEADLINE: Duration = Duration::from_secs(30);
 
     struct Rig {
         folder: tempfile::TempDir,
-        inbox: mpsc::Receiver<FromSession>,
+        inbox: mpsc::Receiver<Input>,
         closed: CancellationToken,
         figures: Arc<Figures>,
         task: JoinHandle<()>,
@@ -126,7 +126,7 @@ mod tests {
                 core,
                 processes: Processes::new(10),
                 stop: CancellationToken::new(),
-                agent: crate::command::AgentInfo::unknown().into(),
+                agent: crate::server::handshake::AgentInfo::unknown().into(),
                 figures: Arc::clone(&figures),
             };
             let closed = CancellationToken::new();
@@ -143,7 +143,7 @@ mod tests {
             UnixStream::connect(self.folder.path().join("s")).await.unwrap()
         }
 
-        async fn news(&mut self) -> FromSession {
+        async fn news(&mut self) -> Input {
             timeout(DEADLINE, self.inbox.recv()).await.unwrap().unwrap()
         }
     }
@@ -159,8 +159,8 @@ mod tests {
     async fn whom_there_is_no_room_for_is_told_so() {
         let mut rig = Rig::new(2).await;
         let (mut one, mut two) = (rig.connect().await, rig.connect().await);
-        let FromSession::Opened { outbox: _one, .. } = rig.news().await else { panic!() };
-        let FromSession::Opened { outbox: _two, .. } = rig.news().await else { panic!() };
+        let Input::Opened { outbox: _one, .. } = rig.news().await else { panic!() };
+        let Input::Opened { outbox: _two, .. } = rig.news().await else { panic!() };
         assert_eq!(ping(&mut one).await, "+PONG\r\n");
         assert_eq!(ping(&mut two).await, "+PONG\r\n");
         let mut reply = String::new();
@@ -168,7 +168,7 @@ mod tests {
         assert!(reply.starts_with("-LIMIT the agent serves 2 sessions already"), "{reply}");
         assert_eq!(rig.figures.sessions_rejected.with_label_values(&["max_sessions"]).get(), 1);
         drop(one);
-        assert!(matches!(rig.news().await, FromSession::Closed(SessionId(1))));
+        assert!(matches!(rig.news().await, Input::Closed(SessionId(1))));
         // Its place is free once its task has ended.
         let mut replies = Vec::new();
         while !replies.contains(&"+PONG\r\n".to_owned()) {
@@ -181,7 +181,7 @@ mod tests {
     async fn sessions_live_on_when_no_more_are_taken() {
         let mut rig = Rig::new(2).await;
         let mut client = rig.connect().await;
-        let FromSession::Opened { outbox: _outbox, .. } = rig.news().await else { panic!() };
+        let Input::Opened { outbox: _outbox, .. } = rig.news().await else { panic!() };
         rig.closed.cancel();
         rig.task.await.unwrap();
         assert_eq!(ping(&mut client).await, "+PONG\r\n");

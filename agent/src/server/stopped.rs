@@ -7,26 +7,26 @@ use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::session::FromSession;
+use crate::core::Input;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// With many workers less often: looking takes no more than this share of the time.
 const SHARE: u32 = 20;
 
 /// Starts the task, which ends with `stage`.
-pub fn start(core: mpsc::Sender<FromSession>, stage: &Shutdown) {
+pub fn start(core: mpsc::Sender<Input>, stage: &Shutdown) {
     let stop = stage.token();
     stage.spawn("stopped workers", async move {
         stop.run_until_cancelled(watch(core)).await;
     });
 }
 
-async fn watch(core: mpsc::Sender<FromSession>) {
+async fn watch(core: mpsc::Sender<Input>) {
     let mut pause = INTERVAL;
     loop {
         tokio::time::sleep(pause).await;
         let (answer, busy) = oneshot::channel();
-        if core.send(FromSession::Busy(answer)).await.is_err() {
+        if core.send(Input::ListBusy(answer)).await.is_err() {
             return;
         }
         let Ok(pids) = busy.await else { return };
@@ -38,7 +38,7 @@ async fn watch(core: mpsc::Sender<FromSession>) {
         });
         let Ok((stopped, took)) = looked.await else { return };
         pause = INTERVAL.max(took * SHARE);
-        if core.send(FromSession::Stopped(stopped)).await.is_err() {
+        if core.send(Input::Stopped(stopped)).await.is_err() {
             return;
         }
     }

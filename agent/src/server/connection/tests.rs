@@ -14,7 +14,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// A connection whose core is the test itself.
 struct Rig {
     client: UnixStream,
-    inbox: mpsc::Receiver<FromSession>,
+    inbox: mpsc::Receiver<Input>,
     outbox: mpsc::Sender<Outgoing>,
     stop: CancellationToken,
     task: JoinHandle<()>,
@@ -42,7 +42,7 @@ impl Rig {
             figures: figures(),
         };
         let task = tokio::spawn(serve(server, SessionId(5), shared));
-        let Ok(Some(FromSession::Opened { session: SessionId(5), peer, secret, outbox })) =
+        let Ok(Some(Input::Opened { session: SessionId(5), peer, secret, outbox })) =
             timeout(DEADLINE, inbox.recv()).await
         else {
             panic!("not opened")
@@ -68,13 +68,13 @@ impl Rig {
         text
     }
 
-    async fn news(&mut self) -> FromSession {
+    async fn news(&mut self) -> Input {
         timeout(DEADLINE, self.inbox.recv()).await.unwrap().unwrap()
     }
 
     async fn command(&mut self) -> Command {
         match self.news().await {
-            FromSession::Command(SessionId(5), command) => command,
+            Input::Command(SessionId(5), command) => command,
             other => panic!("no command: {other:?}"),
         }
     }
@@ -85,7 +85,7 @@ impl Rig {
 
     async fn closed(&mut self) {
         let news = self.news().await;
-        assert!(matches!(news, FromSession::Closed(SessionId(5))), "{news:?}");
+        assert!(matches!(news, Input::Closed(SessionId(5))), "{news:?}");
         assert!(timeout(DEADLINE, self.inbox.recv()).await.unwrap().is_none(), "more than one end");
     }
 
@@ -98,9 +98,9 @@ impl Rig {
             let mut commands = 0;
             while let Some(news) = inbox.recv().await {
                 let reply = match news {
-                    FromSession::Command(_, Command::Answered(reply)) => reply,
-                    FromSession::Command(..) => Outgoing::Reply(Frame::Simple("OK")),
-                    FromSession::Closed(_) => return commands,
+                    Input::Command(_, Command::Answered(reply)) => reply,
+                    Input::Command(..) => Outgoing::Reply(Frame::Simple("OK")),
+                    Input::Closed(_) => return commands,
                     _ => continue,
                 };
                 commands += 1;
@@ -119,10 +119,10 @@ async fn what_needs_no_core_is_answered_without_it() {
     rig.read(&format!("+PONG\r\n$2\r\nhi\r\n{unknown}")).await;
     rig.write("CLIENT SETNAME me\r\n").await;
     rig.read("+OK\r\n").await;
-    assert!(matches!(rig.news().await, FromSession::Named(SessionId(5), name) if name == b"me"));
+    assert!(matches!(rig.news().await, Input::ClientName(SessionId(5), name) if name == b"me"));
     rig.write("HELLO 3\r\nHELLO 3\r\n").await;
     rig.read("%7\r\n$6\r\nserver\r\n$9\r\nlockscope\r\n").await;
-    assert!(matches!(rig.news().await, FromSession::Resp3(SessionId(5), true)));
+    assert!(matches!(rig.news().await, Input::Resp3(SessionId(5), true)));
     drop(rig.client);
     rig.client = UnixStream::pair().unwrap().0;
     rig.closed().await;
@@ -135,7 +135,7 @@ async fn replies_keep_the_order_of_their_commands() {
     assert_eq!(rig.command().await.word(), "lock");
     let Command::Answered(pong) = rig.command().await else { panic!() };
     assert_eq!(pong, Outgoing::Reply(Frame::Simple("PONG")));
-    assert!(matches!(rig.news().await, FromSession::Resp3(_, true)));
+    assert!(matches!(rig.news().await, Input::Resp3(_, true)));
     let Command::Answered(hello) = rig.command().await else { panic!() };
     assert!(matches!(hello, Outgoing::Switch(Protocol::Resp3, _)));
     assert_eq!(rig.command().await.word(), "lock");
@@ -187,7 +187,7 @@ async fn quit_closes_behind_its_reply() {
     let mut rig = Rig::new().await;
     rig.write("PING\r\nQUIT\r\nPING\r\n").await;
     assert_eq!(rig.read_end().await, "+PONG\r\n+OK\r\n");
-    assert!(matches!(rig.news().await, FromSession::Quit(_)), "it ends, whatever its grace");
+    assert!(matches!(rig.news().await, Input::Quit(_)), "it ends, whatever its grace");
     rig.closed().await;
 }
 
@@ -213,7 +213,7 @@ async fn no_more_than_a_pipeline_is_unanswered() {
     for _ in 0..PIPELINE - 1 {
         assert!(matches!(
             timeout(DEADLINE, rig.inbox.recv()).await.unwrap(),
-            Some(FromSession::Command(..))
+            Some(Input::Command(..))
         ));
     }
     for _ in 0..1000 {
@@ -242,8 +242,8 @@ async fn a_client_that_never_reads_is_held_back_and_its_end_still_seen() {
         }
         tokio::task::yield_now().await;
     }
-    assert!(written < 2 * output::MOST, "never held back");
-    assert!(written > output::MOST, "held back at {written} bytes already");
+    assert!(written < 2 * write_buffer::MOST, "never held back");
+    assert!(written > write_buffer::MOST, "held back at {written} bytes already");
     drop(client);
     timeout(DEADLINE, answering).await.unwrap().unwrap();
 }
@@ -333,7 +333,7 @@ async fn a_core_without_room_holds_the_connection_but_not_its_end() {
         tokio::task::yield_now().await;
     }
     let mut commands = 0;
-    while matches!(rig.news().await, FromSession::Command(..)) {
+    while matches!(rig.news().await, Input::Command(..)) {
         commands += 1;
     }
     assert!(commands <= 2, "{commands} commands of one who has gone");
@@ -344,7 +344,7 @@ async fn the_last_words_go_out_at_the_agents_end() {
     let mut rig = Rig::new().await;
     rig.write("HELLO 3\r\n").await;
     rig.read("%7\r\n").await;
-    assert!(matches!(rig.news().await, FromSession::Resp3(..)));
+    assert!(matches!(rig.news().await, Input::Resp3(..)));
     rig.outbox.try_send(Outgoing::Push(vec![Frame::word("lock-lost")])).unwrap();
     rig.stop.cancel();
     assert!(rig.read_end().await.ends_with(">1\r\n$9\r\nlock-lost\r\n"));
@@ -356,7 +356,7 @@ async fn idle_connections_keep_little() {
     let mut rig = Rig::new().await;
     rig.write(format!("*2\r\n$4\r\nECHO\r\n$60000\r\n{}\r\n", "x".repeat(60_000))).await;
     rig.read("$60000\r\n").await;
-    let mut input = Input::default();
+    let mut input = ReadBuffer::default();
     let (mut client, server) = UnixStream::pair().unwrap();
     client.write_all(&[b'x'; 40_000]).await.unwrap();
     server.readable().await.unwrap();

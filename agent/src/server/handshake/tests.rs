@@ -1,5 +1,5 @@
 use super::*;
-use crate::resp::Decoder;
+use crate::protocol::resp::Decoder;
 
 const CLIENT: Client = Client { id: 7, pid: Some(42) };
 
