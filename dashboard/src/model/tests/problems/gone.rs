@@ -19,8 +19,8 @@ fn a_lock_whose_holder_is_gone_is_leaked_unless_it_ends_soon_or_is_renewed() {
             read(&mut model, "a", ms, held(1, 1, ttl(ms)));
             if ms % 10_000 == 0 {
                 let addresses = [connected.parse().unwrap()].into();
-                let wall = WallMillis(ms);
-                model.observe(MAIN, Observation::Connected { addresses, at: at(ms + 600), wall });
+                let steady = SteadyMillis(ms);
+                model.observe(MAIN, Observation::Connected { addresses, at: at(ms + 600), steady });
             }
         }
         let view = shown(&mut model, "a").unwrap();
@@ -62,7 +62,7 @@ fn a_holder_that_its_agent_denies_or_leaves_behind_is_gone() {
                 agents: vec![(holder(1).client, agent)],
                 holders: vec![(name("b"), holder(1), who(b)), (name("a"), holder(1), who(a))],
                 at: at(ms + 100),
-                wall: WallMillis(ms + 100),
+                steady: SteadyMillis(ms + 100),
             };
             model.observe(MAIN, Observation::Told(told));
             if ms < 30_000 {
@@ -87,7 +87,7 @@ fn what_was_told_of_a_hold_ends_with_it() {
             agents: vec![(holder(1).client, true)],
             holders: vec![(name("a"), holder(1), Some(who)), (name("x"), holder(1), None)],
             at: at(ms),
-            wall: WallMillis(ms),
+            steady: SteadyMillis(ms),
         };
         model.observe(MAIN, Observation::Told(told));
         let view = shown(model, "a").unwrap();

@@ -94,7 +94,7 @@ fn who_comes_back_too_late_has_lost_it_for_sure() {
 #[test]
 fn a_hold_that_is_handed_over_ends_and_another_begins() {
     let mut model = model();
-    let mine = |n: i64| HolderId::new(redisson::ClientId::from_random([1; 16]), n);
+    let mine = |n: i64| HolderId::new(ClientId::from_random([1; 16]), n);
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
     let what = monitor::What::HandedOver { to: mine(99), lease: Some(Duration::from_secs(30)) };
     traffic(&mut model, 5_000, vec![event("a", 52, what)]);

@@ -1,9 +1,8 @@
 //! What an earlier run of the program knew, taken up again.
 
-use super::past::Note;
-use super::tests::*;
-use super::view::{LockId, LockView, ProblemKind, Since};
 use super::*;
+use crate::model::past::Note;
+use crate::model::view::{LockId, LockView, ProblemKind, Since};
 
 fn id(lock: &str) -> LockId {
     LockId { deployment: "main".into(), db: 0, name: name(lock) }
@@ -11,8 +10,8 @@ fn id(lock: &str) -> LockId {
 
 /// Held by client 1 and leaked since 5 s when the earlier run ended.
 fn with(lock: &str) -> Model {
-    let since = Since { at: WallMillis(2_000), exact: true };
-    let problems = vec![(ProblemKind::Leaked, WallMillis(5_000))];
+    let since = Since { at: SteadyMillis(2_000), exact: true };
+    let problems = vec![(ProblemKind::Leaked, SteadyMillis(5_000))];
     let known = Remembered { holds: vec![(holder(1), since)], problems, ..Remembered::default() };
     let mut model = model();
     model.remember([(id(lock), known)].into());
@@ -30,8 +29,8 @@ fn notes(model: &mut Model) -> Vec<Note> {
 }
 
 fn pass(model: &mut Model, started: u64, ended: u64) {
-    let wall = WallMillis(ended);
-    model.observe(MAIN, Observation::PassEnded { started: at(started), wall });
+    let steady = SteadyMillis(ended);
+    model.observe(MAIN, Observation::PassEnded { started: at(started), steady });
 }
 
 #[test]
@@ -41,7 +40,7 @@ fn a_problem_that_is_found_again_is_as_old_as_it_was() {
         read(&mut model, "a", ms, held(1, 1, None));
     }
     let view = shown(&mut model, "a").unwrap();
-    assert_eq!((view.problems[0].since, view.problems.len()), (WallMillis(5_000), 1));
+    assert_eq!((view.problems[0].since, view.problems.len()), (SteadyMillis(5_000), 1));
     read(&mut model, "a", 900_000, held(1, 1, None));
     let cleared = |note: &Note| matches!(note, Note::Cleared(..));
     assert!(!notes(&mut model).iter().any(cleared));
@@ -51,13 +50,13 @@ fn a_problem_that_is_found_again_is_as_old_as_it_was() {
     for ms in [920_000, 926_000] {
         read(&mut model, "a", ms, held(1, 1, None));
     }
-    assert_eq!(shown(&mut model, "a").unwrap().problems[0].since, WallMillis(920_001));
+    assert_eq!(shown(&mut model, "a").unwrap().problems[0].since, SteadyMillis(920_001));
 }
 
 #[test]
 fn a_problem_that_is_not_found_again_is_over() {
     let mut model = with("a");
-    let over = Note::Cleared(id("a"), ProblemKind::Leaked, WallMillis(700_001));
+    let over = Note::Cleared(id("a"), ProblemKind::Leaked, SteadyMillis(700_001));
     for ms in (50_000..700_000).step_by(10_000) {
         read(&mut model, "a", ms, held(1, 1, Some(900_000)));
         assert!(ms > 600_000 || !notes(&mut model).contains(&over));
@@ -67,13 +66,13 @@ fn a_problem_that_is_not_found_again_is_over() {
     for ms in [50_000, 700_000, 800_000] {
         read(&mut model, "b", ms, held(1, 1, Some(900_000)));
     }
-    let over = Note::Cleared(id("b"), ProblemKind::Leaked, WallMillis(700_001));
+    let over = Note::Cleared(id("b"), ProblemKind::Leaked, SteadyMillis(700_001));
     assert_eq!(notes(&mut model).iter().filter(|note| **note == over).count(), 1);
 }
 
 #[test]
 fn a_hold_that_ended_unseen_is_told_to_be_over() {
-    let unseen = |ms| Note::Unseen(id("a"), holder(1), WallMillis(ms));
+    let unseen = |ms| Note::Unseen(id("a"), holder(1), SteadyMillis(ms));
     // Somebody else has it, nobody has it, or it is not there at all.
     for (reading, ms) in [(held(2, 1, Some(30_000)), 9_001), (absent(), 9_001)] {
         let mut model = with("a");
@@ -84,17 +83,17 @@ fn a_hold_that_ended_unseen_is_told_to_be_over() {
     }
     let mut model = with("a");
     pass(&mut model, 7_000, 9_500);
-    let cleared = Note::Cleared(id("a"), ProblemKind::Leaked, WallMillis(9_500));
+    let cleared = Note::Cleared(id("a"), ProblemKind::Leaked, SteadyMillis(9_500));
     assert_eq!(notes(&mut model), [unseen(9_500), cleared]);
     read(&mut model, "a", 20_000, held(1, 1, Some(30_000)));
     let view = shown(&mut model, "a").unwrap();
-    assert_eq!(view.holders[0].since.at, WallMillis(20_001), "it is another hold");
+    assert_eq!(view.holders[0].since.at, SteadyMillis(20_001), "it is another hold");
     // What is still there goes on.
     let mut model = with("a");
     read(&mut model, "a", 9_000, held(1, 1, Some(30_000)));
     pass(&mut model, 7_000, 9_500);
     assert!(!notes(&mut model).iter().any(|note| matches!(note, Note::Unseen(..))));
-    assert_eq!(shown(&mut model, "a").unwrap().holders[0].since.at, WallMillis(2_000));
+    assert_eq!(shown(&mut model, "a").unwrap().holders[0].since.at, SteadyMillis(2_000));
 }
 
 #[test]
@@ -106,7 +105,7 @@ fn a_lock_that_is_forgotten_leaves_no_problem_behind() {
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), [ProblemKind::Orphan]);
     notes(&mut model);
     read(&mut model, "b", 63_000, held(1, 1, Some(30_000)));
-    let cleared = Note::Cleared(id("a"), ProblemKind::Orphan, WallMillis(62_001));
+    let cleared = Note::Cleared(id("a"), ProblemKind::Orphan, SteadyMillis(62_001));
     assert!(notes(&mut model).contains(&cleared));
 }
 

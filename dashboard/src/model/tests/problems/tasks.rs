@@ -41,9 +41,9 @@ fn found(waits: Option<&Who>) -> Option<(Certainty, Vec<String>)> {
             told("b", id(2, 20), task("t-1", 18)),
         ];
         holders.extend(waits.cloned().map(|who| told("b", id(1, 11), who)));
-        let (at, wall) = (at(ms + 100), WallMillis(ms + 100));
+        let (at, steady) = (at(ms + 100), SteadyMillis(ms + 100));
         let agents = [1, 2].map(|agent| (id(agent, 0).client, true)).to_vec();
-        model.observe(MAIN, Observation::Told(Told { agents, holders, at, wall }));
+        model.observe(MAIN, Observation::Told(Told { agents, holders, at, steady }));
         model.tick(at + Duration::from_millis(400));
     }
     let shows = |lock: &str, model: &mut Model| {
@@ -65,7 +65,7 @@ fn workers_that_wait_for_one_another_are_known_by_what_their_agents_tell() {
     let words = "(process 18 on the host web-1) waits for a";
     assert!(evidence.iter().any(|text| text.contains(words)), "{evidence:?}");
     // A wait that ends by itself.
-    let limited = Who { until: Some(WallMillis(60_000)), ..same.clone() };
+    let limited = Who { until: Some(SteadyMillis(60_000)), ..same.clone() };
     assert_eq!(found(Some(&limited)).unwrap().0, SUSPECTED);
     // Another task of the same connection, another connection, one that takes several, or nothing told: no circle.
     for other in [

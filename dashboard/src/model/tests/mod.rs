@@ -1,5 +1,10 @@
 //! The model as a whole: what must hold whatever comes in, and in which order.
 
+mod contention;
+mod problems;
+mod restart;
+mod scenarios;
+
 use std::collections::HashMap;
 
 use proptest::prelude::*;
@@ -18,7 +23,7 @@ pub(super) fn at(ms: u64) -> Moment {
 }
 
 pub(super) fn stamp(ms: u64) -> Stamp {
-    Stamp { sent: at(ms), received: at(ms + 1), wall: WallMillis(ms + 1) }
+    Stamp { sent: at(ms), received: at(ms + 1), steady: SteadyMillis(ms + 1) }
 }
 
 pub(super) fn name(text: &str) -> LockName {
@@ -71,7 +76,7 @@ pub(super) fn model_with(settings: Settings) -> Model {
         MAIN,
         Observation::Up {
             at: at(0),
-            wall: WallMillis(0),
+            steady: SteadyMillis(0),
             run_id: Some("one".into()),
             cluster: false,
         },
@@ -92,7 +97,7 @@ pub(super) fn read(model: &mut Model, lock: &str, ms: u64, reading: Reading) {
 
 pub(super) fn release(model: &mut Model, lock: &str, ms: u64) {
     let names = vec![name(lock)];
-    model.observe(MAIN, Observation::Released { names, at: at(ms), wall: WallMillis(ms) });
+    model.observe(MAIN, Observation::Released { names, at: at(ms), steady: SteadyMillis(ms) });
 }
 
 /// What MONITOR shows of a thread of the client of `holder(1)`.
@@ -110,12 +115,12 @@ pub(super) fn event(lock: &str, by: i64, what: monitor::What) -> monitor::Event 
 }
 
 pub(super) fn traffic(model: &mut Model, ms: u64, events: Vec<monitor::Event>) {
-    let wall = WallMillis(ms);
-    model.observe(MAIN, Observation::Traffic(Traffic { events, at: at(ms), wall, missed: 0 }));
+    let steady = SteadyMillis(ms);
+    model.observe(MAIN, Observation::Traffic(Traffic { events, at: at(ms), steady, missed: 0 }));
 }
 
 pub(super) fn shown(model: &mut Model, lock: &str) -> Option<Arc<LockView>> {
-    model.publish(WallMillis(0));
+    model.publish(SteadyMillis(0));
     let id = model.scopes[0].id(&name(lock));
     model.snapshot.get(&id).cloned()
 }
@@ -145,7 +150,7 @@ fn a_lock_is_seen_taken_renewed_and_released() {
     let renewals = view.renewals.as_ref().unwrap();
     assert_eq!(renewals.count(), 5);
     for (told, ms) in renewals.latest().zip((10_000_u64..).step_by(10_000)) {
-        assert!(stamp(ms).wall.0.abs_diff(told.0) <= 1_000, "{renewals:?}");
+        assert!(stamp(ms).steady.0.abs_diff(told.0) <= 1_000, "{renewals:?}");
     }
     release(&mut model, "a", 61_000);
     read(&mut model, "a", 61_002, absent());
@@ -166,7 +171,7 @@ fn what_a_pass_did_not_see_began_after_it() {
         model.observe(MAIN, Observation::Read { name, stamp: stamp(ms), source, reading });
     };
     scan(&mut model, "a", 100);
-    model.observe(MAIN, Observation::PassEnded { started: at(50), wall: WallMillis(60) });
+    model.observe(MAIN, Observation::PassEnded { started: at(50), steady: SteadyMillis(60) });
     scan(&mut model, "b", 900);
     scan(&mut model, "c", 5_000);
     let mut exact = |lock: &str| shown(&mut model, lock).unwrap().holders[0].since.exact;
@@ -202,7 +207,7 @@ fn a_leak_is_found_and_cleared() {
     let view = shown(&mut model, "a").unwrap();
     let problem = &view.problems[0];
     assert_eq!((problem.problem, problem.certainty), (ProblemKind::Leaked, Certainty::Sure));
-    assert_eq!(problem.since, WallMillis(2_001));
+    assert_eq!(problem.since, SteadyMillis(2_001));
     read(&mut model, "a", 9_000, held(1, 1, Some(30_000)));
     let view = shown(&mut model, "a").unwrap();
     assert!(view.problems.is_empty());
@@ -274,13 +279,13 @@ fn while_a_server_cannot_be_read_everything_freezes() {
     read(&mut model, "b", 7_000, held(1, 1, None));
     model.observe(MAIN, Observation::Down);
     let (a, b) = (shown(&mut model, "a").unwrap(), shown(&mut model, "b").unwrap());
-    assert_eq!((a.state, a.holders.len(), a.observed_at), (State::Unknown, 1, WallMillis(1)));
+    assert_eq!((a.state, a.holders.len(), a.observed_at), (State::Unknown, 1, SteadyMillis(1)));
     assert_eq!((b.state, b.problems.len()), (State::Unknown, 1));
     assert!(a.is_listed());
     assert!(model.due(MAIN, at(99_000), 10).is_empty(), "nothing is asked of it");
     let up = Observation::Up {
         at: at(100_000),
-        wall: WallMillis(100_000),
+        steady: SteadyMillis(100_000),
         run_id: None,
         cluster: false,
     };
@@ -300,7 +305,7 @@ fn what_a_restart_loses_is_one_notice() {
     model.observe(MAIN, Observation::Down);
     let up = |run_id: &str| Observation::Up {
         at: at(5_000),
-        wall: WallMillis(5_000),
+        steady: SteadyMillis(5_000),
         run_id: Some(run_id.into()),
         cluster: false,
     };
@@ -313,7 +318,7 @@ fn what_a_restart_loses_is_one_notice() {
         read(&mut model, &format!("lock:{i}"), 5_000 + i, reading);
     }
     model.tick(at(6_000));
-    let (snapshot, _) = model.publish(WallMillis(6_000)).unwrap();
+    let (snapshot, _) = model.publish(SteadyMillis(6_000)).unwrap();
     assert_eq!(snapshot.notices.len(), 1);
     assert!(snapshot.notices[0].text.contains("90 held locks"), "{:?}", snapshot.notices);
     let gone = shown(&mut model, "lock:1").unwrap();
@@ -327,8 +332,8 @@ fn what_another_master_has_not_is_one_notice_though_it_tells_no_run() {
     let at_address = |model: &mut Model, ms: u64, address: &str| {
         model.observe(MAIN, Observation::Down);
         model.observe(MAIN, Observation::At { address: address.into(), replica: false });
-        let (at, wall) = (at(ms), WallMillis(ms));
-        model.observe(MAIN, Observation::Up { at, wall, run_id: None, cluster: false });
+        let (at, steady) = (at(ms), SteadyMillis(ms));
+        model.observe(MAIN, Observation::Up { at, steady, run_id: None, cluster: false });
     };
     at_address(&mut model, 0, "h:1");
     for name in ["kept", "lost"] {
@@ -359,8 +364,8 @@ fn another_server_that_is_read_by_choice_is_no_new_master() {
     let up = |model: &mut Model, ms: u64, address: &str, replica: bool| {
         model.observe(MAIN, Observation::Down);
         model.observe(MAIN, Observation::At { address: address.into(), replica });
-        let (at, wall) = (at(ms), WallMillis(ms));
-        model.observe(MAIN, Observation::Up { at, wall, run_id: None, cluster: false });
+        let (at, steady) = (at(ms), SteadyMillis(ms));
+        model.observe(MAIN, Observation::Up { at, steady, run_id: None, cluster: false });
     };
     up(&mut model, 0, "h:1", false);
     read(&mut model, "kept", 1, held(1, 1, Some(30_000)));
@@ -380,8 +385,8 @@ fn beyond_the_limit_locks_are_counted() {
     for i in 0..25 {
         read(&mut model, &format!("lock:{i}"), i, held(1, 1, Some(30_000)));
     }
-    model.observe(MAIN, Observation::PassEnded { started: at(0), wall: WallMillis(1) });
-    let (snapshot, delta) = model.publish(WallMillis(0)).unwrap();
+    model.observe(MAIN, Observation::PassEnded { started: at(0), steady: SteadyMillis(1) });
+    let (snapshot, delta) = model.publish(SteadyMillis(0)).unwrap();
     assert_eq!((snapshot.len(), snapshot.not_kept, delta.changed.len()), (10, 15, 10));
     assert!(snapshot.complete);
     release(&mut model, "lock:0", 100);
@@ -424,7 +429,7 @@ fn free_locks_are_forgotten_in_the_end() {
     model.tick(at(300_000));
     assert_eq!(shown(&mut model, "a").unwrap().state, State::Free);
     model.tick(at(700_000));
-    let (_, delta) = model.publish(WallMillis(0)).unwrap();
+    let (_, delta) = model.publish(SteadyMillis(0)).unwrap();
     assert_eq!(delta.removed, [model.scopes[0].id(&name("a"))]);
     assert!(shown(&mut model, "a").is_none());
     for i in 0..MAX_FREE + 50 {
@@ -437,14 +442,14 @@ fn free_locks_are_forgotten_in_the_end() {
 fn readings_that_say_nothing_new_change_no_view() {
     let mut model = model();
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
-    model.publish(WallMillis(0));
+    model.publish(SteadyMillis(0));
     read(&mut model, "a", 1_000, held(1, 1, Some(29_000)));
-    assert!(model.publish(WallMillis(0)).is_none());
+    assert!(model.publish(SteadyMillis(0)).is_none());
     read(&mut model, "a", 3_000, held(1, 1, Some(27_000)));
-    let (_, delta) = model.publish(WallMillis(0)).unwrap();
+    let (_, delta) = model.publish(SteadyMillis(0)).unwrap();
     assert_eq!(delta.changed[0].ttl_ms, Some(27_000), "but a view does not grow old");
     read(&mut model, "a", 3_500, held(1, 1, Some(30_000)));
-    assert!(model.publish(WallMillis(0)).is_some(), "a renewal is new");
+    assert!(model.publish(SteadyMillis(0)).is_some(), "a renewal is new");
 }
 
 #[test]
@@ -455,7 +460,7 @@ fn a_release_told_late_restarts_the_age() {
     release(&mut model, "a", 4_500);
     let view = shown(&mut model, "a").unwrap();
     let since = view.holders[0].since;
-    assert_eq!((since.at, since.exact), (WallMillis(4_500), true));
+    assert_eq!((since.at, since.exact), (SteadyMillis(4_500), true));
 }
 
 #[derive(Debug, Clone)]
@@ -485,7 +490,7 @@ fn see(model: &mut Model, seen: &Seen) {
     match seen {
         Seen::Read(ms, slack, reading) => {
             let stamp =
-                Stamp { sent: at(*ms), received: at(ms + slack), wall: WallMillis(ms + slack) };
+                Stamp { sent: at(*ms), received: at(ms + slack), steady: SteadyMillis(ms + slack) };
             let (name, source, reading) = (name("a"), Source::Scan, reading.clone());
             model.observe(MAIN, Observation::Read { name, stamp, source, reading });
         }
@@ -546,14 +551,14 @@ proptest! {
                 0 => release(&mut model, &lock, now),
                 1 => model.observe(MAIN, Observation::Down),
                 2 => model.observe(MAIN, Observation::Up {
-                    at: at(now), wall: WallMillis(now), run_id: Some(ms.to_string()), cluster: false,
+                    at: at(now), steady: SteadyMillis(now), run_id: Some(ms.to_string()), cluster: false,
                 }),
                 3 => model.tick(at(now * 1000)),
                 _ => read(&mut model, &lock, now, reading),
             }
             prop_assert!(model.kept <= 4);
             prop_assert_eq!(model.kept, model.scopes[0].locks.len());
-            let Some((snapshot, delta)) = model.publish(WallMillis(now)) else { continue };
+            let Some((snapshot, delta)) = model.publish(SteadyMillis(now)) else { continue };
             prop_assert_eq!(delta.seq, seq + 1);
             seq = delta.seq;
             for lock in &delta.changed {

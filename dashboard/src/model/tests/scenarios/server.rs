@@ -17,7 +17,7 @@ const CLOCK_EACH: u64 = 10_000;
 
 impl Play {
     pub(super) fn sources_tell(&mut self) {
-        let (now, wall) = (self.now, self.wall());
+        let (now, steady) = (self.now, self.steady());
         let each = |ms| now.is_multiple_of(ms);
         if each(CLOCK_EACH) {
             self.see(Observation::Clock { ahead_ms: self.ahead_ms });
@@ -38,13 +38,13 @@ impl Play {
                 })
                 .collect();
             counts.sort();
-            self.see(Observation::Subscribers { counts, at: at(now), wall });
+            self.see(Observation::Subscribers { counts, at: at(now), steady });
         }
         if self.seeing.identity && each(LIST_EACH) {
             let gone: Vec<u8> = self.gone.iter().map(|client| number(*client)).collect();
             let here = (0..=255).filter(|n| !gone.contains(n)).map(|n| IpAddr::from([10, 0, 0, n]));
             let addresses = here.chain([IpAddr::from([127, 0, 0, 1])]).collect();
-            self.see(Observation::Connected { addresses, at: at(now), wall });
+            self.see(Observation::Connected { addresses, at: at(now), steady });
         }
         if self.seeing.identity && each(AGENTS_EACH) {
             self.agents_tell();
@@ -70,7 +70,7 @@ impl Play {
             }
         }
         if !holders.is_empty() {
-            let told = Told { agents, holders, at: at(self.now), wall: self.wall() };
+            let told = Told { agents, holders, at: at(self.now), steady: self.steady() };
             self.see(Observation::Told(told));
         }
     }
@@ -85,7 +85,7 @@ impl Play {
         for name in companions {
             self.see(Observation::Companion { name });
         }
-        self.see(Observation::PassEnded { started, wall: self.wall() });
+        self.see(Observation::PassEnded { started, steady: self.steady() });
     }
 
     pub(super) fn read_what_is_due(&mut self) {
@@ -108,7 +108,8 @@ impl Play {
 
     /// Tells what was read at that instant.
     pub(super) fn tell_reading(&mut self, lock: &str, ms: u64, source: Source, reading: Reading) {
-        let stamp = Stamp { sent: at(ms), received: at(ms + 1), wall: WallMillis(WALL + ms + 1) };
+        let stamp =
+            Stamp { sent: at(ms), received: at(ms + 1), steady: SteadyMillis(WALL + ms + 1) };
         self.see(Observation::Read { name: name(lock), stamp, source, reading });
     }
 
@@ -166,23 +167,23 @@ impl Play {
             what,
             certainty,
         };
-        let (at, wall) = (at(self.now), self.wall());
-        self.see(Observation::Traffic(Traffic { events: vec![event], at, wall, missed: 0 }));
+        let (at, steady) = (at(self.now), self.steady());
+        self.see(Observation::Traffic(Traffic { events: vec![event], at, steady, missed: 0 }));
     }
 
     /// A key was changed, or has run out.
     pub(super) fn changed(&mut self, lock: &str, expired: bool) {
         if self.seeing.keyspace && !self.down {
-            let (name, at, wall) = (name(lock), at(self.now), self.wall());
-            self.see(Observation::Changed { name, expired, at, wall });
+            let (name, at, steady) = (name(lock), at(self.now), self.steady());
+            self.see(Observation::Changed { name, expired, at, steady });
         }
     }
 
     /// A release message went out.
     pub(super) fn published(&mut self, lock: &str) {
         if self.seeing.channels && !self.down {
-            let (names, at, wall) = (vec![name(lock)], at(self.now), self.wall());
-            self.see(Observation::Released { names, at, wall });
+            let (names, at, steady) = (vec![name(lock)], at(self.now), self.steady());
+            self.see(Observation::Released { names, at, steady });
         }
     }
 
@@ -195,8 +196,8 @@ impl Play {
     /// It is back: the same run of it, or another one with other keys.
     pub(super) fn comes_back(&mut self, run: &str) {
         self.down = false;
-        let (run_id, at, wall) = (Some(run.to_owned()), at(self.now), self.wall());
-        self.see(Observation::Up { at, wall, run_id, cluster: false });
+        let (run_id, at, steady) = (Some(run.to_owned()), at(self.now), self.steady());
+        self.see(Observation::Up { at, steady, run_id, cluster: false });
     }
 
     /// Nothing is left of its keys.

@@ -4,10 +4,9 @@ mod gone;
 mod tasks;
 mod traffic;
 
-use super::observation::{Beside, Queue};
-use super::tests::*;
-use super::view::{Certainty, LockView, ProblemKind, State};
 use super::*;
+use crate::model::observation::{Beside, Queue};
+use crate::model::view::{Certainty, LockView, ProblemKind, State};
 
 const SURE: Certainty = Certainty::Sure;
 const SUSPECTED: Certainty = Certainty::Suspected;
@@ -33,7 +32,7 @@ enum Then {
 }
 
 fn apply(model: &mut Model, ms: u64, then: &Then) {
-    let wall = WallMillis(ms);
+    let steady = SteadyMillis(ms);
     match then {
         Then::Held(by, ttl) => read(model, "a", ms, held(*by, 1, *ttl)),
         Then::Free => read(model, "a", ms, absent()),
@@ -51,12 +50,12 @@ fn apply(model: &mut Model, ms: u64, then: &Then) {
         Then::Released => release(model, "a", ms),
         Then::Listening(count) => {
             let counts = vec![(name("a"), *count)];
-            model.observe(MAIN, Observation::Subscribers { counts, at: at(ms), wall });
+            model.observe(MAIN, Observation::Subscribers { counts, at: at(ms), steady });
         }
         Then::Down => model.observe(MAIN, Observation::Down),
         Then::Up(run) => {
             let run_id = Some((*run).to_owned());
-            model.observe(MAIN, Observation::Up { at: at(ms), wall, run_id, cluster: false });
+            model.observe(MAIN, Observation::Up { at: at(ms), steady, run_id, cluster: false });
         }
         Then::Ahead(ahead_ms) => {
             model.observe(MAIN, Observation::Clock { ahead_ms: *ahead_ms });
@@ -307,9 +306,9 @@ fn the_readings_asked_for_are_those_that_tell() {
 fn a_deadlock_is_told_once_each_wait_is_seen_after_the_newest_hold() {
     let mut model = model();
     let reads = |model: &mut Model, ms: u64, lock: &str, by: u8, waits: Option<i64>| {
-        let thread = |n: u8| HolderId::new(redisson::ClientId::from_random([9; 16]), i64::from(n));
-        let holders = vec![redisson::shape::Holder { id: thread(by), count: 1 }];
-        let hash = redisson::shape::LockHash { holders, ..Default::default() };
+        let thread = |n: u8| HolderId::new(ClientId::from_random([9; 16]), i64::from(n));
+        let holders = vec![Holder { id: thread(by), count: 1 }];
+        let hash = LockHash { holders, ..Default::default() };
         let places: Vec<_> = waits.into_iter().map(|n| (n, 900_000)).collect();
         let reading =
             Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), beside: queued(&places) };
@@ -335,8 +334,12 @@ fn a_deadlock_is_told_once_each_wait_is_seen_after_the_newest_hold() {
     model.observe(MAIN, Observation::Down);
     model.tick(at(4_500));
     assert!(deadlocked(&mut model, "a"));
-    let up =
-        Observation::Up { at: at(5_000), wall: WallMillis(5_000), run_id: None, cluster: false };
+    let up = Observation::Up {
+        at: at(5_000),
+        steady: SteadyMillis(5_000),
+        run_id: None,
+        cluster: false,
+    };
     model.observe(MAIN, up);
     reads(&mut model, 6_000, "a", 1, None);
     reads(&mut model, 6_000, "b", 2, Some(1));
@@ -347,10 +350,9 @@ fn a_deadlock_is_told_once_each_wait_is_seen_after_the_newest_hold() {
 #[test]
 fn readers_wait_for_nobody_that_is_gone() {
     let mut model = model();
-    let id = |n: i64| HolderId::new(redisson::ClientId::from_random([9; 16]), n);
-    let holders = vec![redisson::shape::Holder { id: id(1), count: 1 }];
-    let hash =
-        redisson::shape::LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
+    let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
+    let holders = vec![Holder { id: id(1), count: 1 }];
+    let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
     let markers = vec![(id(1), observation::Marker::Missing)];
     let beside = Beside { markers, ..Beside::default() };
     read(&mut model, "a", 0, Reading::Lock { hash, ttl: Some(Duration::from_secs(9)), beside });
@@ -376,7 +378,7 @@ fn a_queue_that_was_only_counted_is_dead_when_all_its_deadlines_have_passed() {
 fn braces_that_part_a_lock_from_its_channel_matter_in_a_cluster_only() {
     for cluster in [false, true] {
         let mut model = model();
-        let up = Observation::Up { at: at(0), wall: WallMillis(0), run_id: None, cluster };
+        let up = Observation::Up { at: at(0), steady: SteadyMillis(0), run_id: None, cluster };
         model.observe(MAIN, up);
         read(&mut model, "a}b", 0, held(1, 1, Some(30_000)));
         assert_eq!(!shown(&mut model, "a}b").unwrap().problems.is_empty(), cluster);
@@ -412,18 +414,14 @@ fn hours_of_health_raise_nothing() {
 
 #[test]
 fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
-    let id = |n: i64| HolderId::new(redisson::ClientId::from_random([9; 16]), n);
+    let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
     let marked = |left: &[(i64, observation::Marker)]| Beside {
         markers: left.iter().map(|(n, marker)| (id(*n), *marker)).collect(),
         ..Beside::default()
     };
     let readers = |model: &mut Model, ms| {
-        let holders = (1..=2).map(|n| redisson::shape::Holder { id: id(n), count: 1 }).collect();
-        let hash = redisson::shape::LockHash {
-            holders,
-            mode: Some(b"read".to_vec()),
-            ..Default::default()
-        };
+        let holders = (1..=2).map(|n| Holder { id: id(n), count: 1 }).collect();
+        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
         let beside = marked(&[(1, observation::Marker::Endless), (2, LEFT)]);
         read(model, "a", ms, Reading::Lock { hash, ttl: Some(Duration::from_secs(30)), beside });
     };

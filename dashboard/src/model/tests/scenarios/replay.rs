@@ -13,7 +13,7 @@ impl Play {
                 Given::Due(ms) => gave.push(format!("{:?}", model.due(MAIN, at(*ms), 64))),
                 Given::Tick(ms) => model.tick(at(*ms)),
                 Given::Publish(ms) => {
-                    if let Some((_, delta)) = model.publish(WallMillis(WALL + ms)) {
+                    if let Some((_, delta)) = model.publish(SteadyMillis(WALL + ms)) {
                         gave.push(delta.json().to_string());
                     }
                 }

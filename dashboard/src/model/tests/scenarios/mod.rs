@@ -16,11 +16,10 @@ use std::net::IpAddr;
 use redisson::shape::LockHash;
 use redisson::{ClientId, HolderId, monitor};
 
-use super::observation::{Beside, Marker, Queue, Queued};
-use super::tests::{at, holder, model_with, name, settings};
-use super::view::{Certainty, LockView, ProblemKind};
-use super::who::{Told, Who};
 use super::*;
+use crate::model::observation::{Beside, Marker, Queue, Queued};
+use crate::model::view::{Certainty, LockView, ProblemKind};
+use crate::model::who::{Told, Who};
 
 pub(super) const SURE: Certainty = Certainty::Sure;
 pub(super) const SUSPECTED: Certainty = Certainty::Suspected;
@@ -178,8 +177,8 @@ impl Play {
         self.see(Observation::Tapping { on: self.seeing.monitor, at: at(0) });
     }
 
-    fn wall(&self) -> WallMillis {
-        WallMillis(WALL + self.now)
+    fn steady(&self) -> SteadyMillis {
+        SteadyMillis(WALL + self.now)
     }
 
     /// The server's clock.
@@ -241,7 +240,7 @@ impl Play {
 
     fn publish(&mut self) {
         self.give(Given::Publish(self.now));
-        let Some((_, delta)) = self.model.publish(self.wall()) else { return };
+        let Some((_, delta)) = self.model.publish(self.steady()) else { return };
         if self.recorded {
             self.gave.push(delta.json().to_string());
         }

@@ -2,15 +2,14 @@
 
 use redisson::monitor;
 
-use super::contention::{Contention, Tally};
-use super::observation::Beside;
-use super::tests::*;
-use super::view::LockView;
-use super::who::{Told, Who};
 use super::*;
+use crate::model::contention::{Contention, Tally};
+use crate::model::observation::Beside;
+use crate::model::view::LockView;
+use crate::model::who::{Told, Who};
 
 fn counted(model: &mut Model, ms: u64) -> Contention {
-    model.contention(at(ms), WallMillis(ms))
+    model.contention(at(ms), SteadyMillis(ms))
 }
 
 /// What was counted of the only lock, which is what was counted of its group.
@@ -69,12 +68,15 @@ fn monitor_tells_each_hold_however_short_and_nothing_is_counted_twice() {
     traffic(&mut model, 6_000, vec![event("a", 52, Acquired { lease: None })]);
     read(&mut model, "a", 6_700, held(1, 1, Some(29_400)));
     let view = shown(&mut model, "a").unwrap();
-    assert_eq!((view.holders[0].since.at, view.holders[0].since.exact), (WallMillis(6_000), true));
+    assert_eq!(
+        (view.holders[0].since.at, view.holders[0].since.exact),
+        (SteadyMillis(6_000), true)
+    );
     release(&mut model, "a", 7_000);
     let tally = tally(&mut model, 8_000);
     assert_eq!((tally.acquisitions, tally.holds.count()), (4, 4), "{tally:?}");
-    let short = view.past.iter().find(|past| past.since.at == WallMillis(1_000)).unwrap();
-    assert_eq!((short.to, short.ended), (Some(WallMillis(1_003)), Some("released")));
+    let short = view.past.iter().find(|past| past.since.at == SteadyMillis(1_000)).unwrap();
+    assert_eq!((short.to, short.ended), (Some(SteadyMillis(1_003)), Some("released")));
 }
 
 #[test]
@@ -87,9 +89,9 @@ fn waits_by_name_are_told_with_how_they_ended() {
     read_queue(&mut model, 1_000, 1, queued(&[(1, 90_000), (2, 95_000)]));
     read_queue(&mut model, 4_000, 1, queued(&[(2, 95_000)]));
     // The second is granted it; the first left and stays away.
-    let second = HolderId::new(redisson::ClientId::from_random([9; 16]), 2);
-    let holders = vec![redisson::shape::Holder { id: second, count: 1 }];
-    let hash = redisson::shape::LockHash { holders, ..Default::default() };
+    let second = HolderId::new(ClientId::from_random([9; 16]), 2);
+    let holders = vec![Holder { id: second, count: 1 }];
+    let hash = LockHash { holders, ..Default::default() };
     let ttl = Some(Duration::from_secs(30));
     read(&mut model, "a", 5_000, Reading::Lock { hash, ttl, beside: queued(&[]) });
     assert_eq!(longest(&shown(&mut model, "a").unwrap()), (4_000, true));
@@ -125,8 +127,8 @@ fn time_waited_is_summed_over_all_who_wait() {
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
     let count = |model: &mut Model, ms, n| {
         let counts = vec![(name("a"), n)];
-        let wall = WallMillis(ms);
-        model.observe(MAIN, Observation::Subscribers { counts, at: at(ms), wall });
+        let steady = SteadyMillis(ms);
+        model.observe(MAIN, Observation::Subscribers { counts, at: at(ms), steady });
     };
     model.tick(at(1_000));
     count(&mut model, 1_000, 3);
@@ -147,14 +149,14 @@ fn time_waited_is_summed_over_all_who_wait() {
 fn the_agent_of_somebody_who_waits_tells_who_that_is() {
     let mut model = model();
     read_queue(&mut model, 1_000, 1, queued(&[(1, 90_000), (2, 95_000)]));
-    let waiter = |thread| HolderId::new(redisson::ClientId::from_random([9; 16]), thread);
+    let waiter = |thread| HolderId::new(ClientId::from_random([9; 16]), thread);
     let who = Who { host: Some("worker-3".into()), pid: Some(4711), ..Who::default() };
     let told = |who: Option<Who>, ms| {
         Observation::Told(Told {
             agents: vec![(waiter(1).client, true)],
             holders: vec![(name("a"), waiter(1), who), (name("a"), waiter(2), None)],
             at: at(ms),
-            wall: WallMillis(ms),
+            steady: SteadyMillis(ms),
         })
     };
     model.observe(MAIN, told(Some(who), 1_100));
@@ -175,8 +177,8 @@ fn the_agent_of_somebody_who_waits_tells_who_that_is() {
 fn a_key_that_expired_is_a_hold_that_ran_out() {
     use view::{Certainty, ProblemKind};
     let expire = |model: &mut Model, ms| {
-        let (name, wall) = (name("a"), WallMillis(ms));
-        model.observe(MAIN, Observation::Changed { name, expired: true, at: at(ms), wall });
+        let (name, steady) = (name("a"), SteadyMillis(ms));
+        model.observe(MAIN, Observation::Changed { name, expired: true, at: at(ms), steady });
     };
     let renewed = |model: &mut Model| {
         (0..50_000).step_by(5_000).for_each(|ms| {
@@ -189,7 +191,10 @@ fn a_key_that_expired_is_a_hold_that_ran_out() {
     expire(&mut model, 70_000);
     read(&mut model, "a", 70_010, absent());
     let view = shown(&mut model, "a").unwrap();
-    assert_eq!((view.past[0].ended, view.past[0].to), (Some("ran_out"), Some(WallMillis(70_000))));
+    assert_eq!(
+        (view.past[0].ended, view.past[0].to),
+        (Some("ran_out"), Some(SteadyMillis(70_000)))
+    );
     assert_eq!(words(&view).iter().filter(|word| **word == "vanished").count(), 1);
     let problem = &view.problems[0];
     let found = (problem.problem, problem.certainty);
@@ -213,7 +218,7 @@ fn a_key_that_expired_is_a_hold_that_ran_out() {
     // What is no lock is none for having expired.
     expire(&mut model, 9_200);
     let name = name("session");
-    let wall = WallMillis(9_300);
-    model.observe(MAIN, Observation::Changed { name, expired: true, at: at(9_300), wall });
+    let steady = SteadyMillis(9_300);
+    model.observe(MAIN, Observation::Changed { name, expired: true, at: at(9_300), steady });
     assert!(shown(&mut model, "session").is_none());
 }
