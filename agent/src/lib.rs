@@ -110,6 +110,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     let mut core = runtime::start(
         Start {
             settings: config.core.clone(),
+            grouping: config.grouping(),
             first_number: identity.first_number(),
             servers: ServersStart {
                 client: identity.client,
@@ -192,7 +193,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
 }
 
 fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>> {
-    let figures = Arc::new(Figures::new(config.grouping(), registry)?);
+    let figures = Arc::new(Figures::new(registry)?);
     runtime::register_oldest(&figures, registry)?;
     // Margins and lateness of renewals mean something only beside it.
     let lease =

@@ -1,5 +1,6 @@
 //! Every figure of the agent. Recording one never blocks on anything but another recording, and never fails a lock.
 
+mod apply;
 mod make;
 mod oldest;
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 use prometheus::{
     GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
 };
-use redisson::{Grouping, Kind, LockName};
+use redisson::Kind;
 
 use crate::policy::Denial;
 use crate::protocol::command::Command;
@@ -50,7 +51,6 @@ const OUTCOMES: [&str; 6] = ["acquired", "reentered", "timeout", "cancelled", "d
 /// The agent's figures.
 #[derive(Debug)]
 pub struct Figures {
-    grouping: Mutex<Grouping>,
     acquisitions: IntCounterVec,
     wait_seconds: HistogramVec,
     hold_seconds: HistogramVec,
@@ -138,11 +138,10 @@ impl Figures {
     ///
     /// # Errors
     /// When the registry already has one of that name.
-    pub fn new(grouping: Grouping, registry: &Registry) -> prometheus::Result<Self> {
+    pub fn new(registry: &Registry) -> prometheus::Result<Self> {
         let make = Maker(registry);
         let group = "lock_group";
         let figures = Self {
-            grouping: Mutex::new(grouping),
             acquisitions: make.counters(
                 "acquisitions_total",
                 "LOCK commands by how they ended.",
@@ -327,29 +326,24 @@ impl Figures {
         Ok(figures)
     }
 
-    /// The group that a lock is counted under. On its first sight the group's counters are there at 0.
-    #[must_use]
-    pub fn group(&self, name: &LockName) -> Arc<str> {
-        let mut grouping = lock(&self.grouping);
-        let label = grouping.label(name);
-        self.lock_groups.set(i64::try_from(grouping.true_count()).unwrap_or(i64::MAX));
-        drop(grouping);
+    /// A lock of this group came into use. On its first sight the group's counters are there at 0.
+    fn group_seen(&self, label: &Arc<str>, groups: usize) {
+        self.lock_groups.set(i64::try_from(groups).unwrap_or(i64::MAX));
         let mut began = lock(&self.began);
-        if !began.holds.contains_key(&label) {
-            began.holds.insert(Arc::clone(&label), BTreeMap::new());
-            began.waits.insert(Arc::clone(&label), BTreeMap::new());
-            began.kinds.insert(Arc::clone(&label), vec![Kind::Lock]);
+        if !began.holds.contains_key(label) {
+            began.holds.insert(Arc::clone(label), BTreeMap::new());
+            began.waits.insert(Arc::clone(label), BTreeMap::new());
+            began.kinds.insert(Arc::clone(label), vec![Kind::Lock]);
             drop(began);
-            self.all_outcomes(&label, Kind::Lock);
+            self.all_outcomes(label, Kind::Lock);
             for end in End::LOST {
-                self.locks_lost.with_label_values(&[&*label, end.as_str()]);
+                self.locks_lost.with_label_values(&[&**label, end.as_str()]);
             }
             for outcome in ["renewed", "gone", "error"] {
-                self.renewals.with_label_values(&[&*label, outcome]);
+                self.renewals.with_label_values(&[&**label, outcome]);
             }
-            self.handovers.with_label_values(&[&*label]);
+            self.handovers.with_label_values(&[&**label]);
         }
-        label
     }
 
     /// At 0, so that the first of each shows as an increase.

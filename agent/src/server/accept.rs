@@ -92,7 +92,6 @@ fn is_of_one_client(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use prometheus::Registry;
-    use redisson::Grouping;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::mpsc;
     use tokio::task::JoinHandle;
@@ -120,8 +119,7 @@ mod tests {
             let place = Place { path: folder.path().join("s"), mode: 0o600, group: None };
             let socket = Socket::bind(&place).await.unwrap();
             let (core, inbox) = mpsc::channel(100);
-            let figures =
-                Arc::new(Figures::new(Grouping::new(Vec::new(), 5), &Registry::new()).unwrap());
+            let figures = Arc::new(Figures::new(&Registry::new()).unwrap());
             let shared = Shared {
                 core,
                 processes: Processes::new(10),
