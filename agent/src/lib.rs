@@ -36,7 +36,7 @@ use crate::config::Config;
 use crate::core::Input;
 use crate::driver::{Main, ServersStart, Start};
 use crate::identity::Identity;
-use crate::metrics::Figures;
+use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::server::connection::Shared;
 use crate::server::handshake::AgentInfo;
@@ -98,7 +98,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         tracing::warn!(why, "no session can outlive its connection (SESSION GRACE)");
     }
     let registry = Registry::new();
-    let figures = figures(&config, &registry)?;
+    let metrics = metrics(&config, &registry)?;
     let policy = match &config.policy {
         Some(path) => Some(Policy::read(path).map_err(anyhow::Error::msg).context("--policy")?),
         None => None,
@@ -123,7 +123,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
             policy,
             watchdog: sd_notify::watchdog_enabled(),
         },
-        Arc::clone(&figures),
+        Arc::clone(&metrics),
         &stage,
     );
     let red = config.red.iter().map(|target| (Main::Server(target.clone().into()), true));
@@ -152,7 +152,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     // Also where there is nothing to be read again: it must not end the agent.
     let hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let path = config.policy.clone();
-    let reread = reread_policy(path, hangups, core.sender(), Arc::clone(&figures));
+    let reread = reread_policy(path, hangups, core.sender(), Arc::clone(&metrics));
     tokio::spawn(stage.token().run_until_cancelled_owned(reread));
 
     let sessions = TaskTracker::new();
@@ -162,7 +162,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         processes: Processes::new(room.processes),
         stop: stop.clone(),
         agent: AgentInfo { client: identity.client, status: core.status() }.into(),
-        figures,
+        metrics,
     };
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), agent = %identity.client, socket = %socket, http = %http_address,
@@ -191,9 +191,9 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     Ok(())
 }
 
-fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>> {
-    let figures = Arc::new(Figures::new(config.grouping(), registry)?);
-    driver::register_oldest(&figures, registry)?;
+fn metrics(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Metrics>> {
+    let metrics = Arc::new(Metrics::new(config.grouping(), registry)?);
+    driver::register_oldest(&metrics, registry)?;
     // Margins and lateness of renewals mean something only beside it.
     let lease =
         Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog keeps up.")?;
@@ -209,7 +209,7 @@ fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>>
     service_kit::metrics::register_process(registry)?;
     service_kit::metrics::register_spans(registry, "lockscope_agent")?;
     service_kit::metrics::register_runtime(registry, "locks", Handle::current())?;
-    Ok(figures)
+    Ok(metrics)
 }
 
 /// Reads the policy again upon each SIGHUP. One that cannot be read leaves the old one in force.
@@ -217,7 +217,7 @@ async fn reread_policy(
     path: Option<PathBuf>,
     mut hangups: Signal,
     core: mpsc::Sender<Input>,
-    figures: Arc<Figures>,
+    metrics: Arc<Metrics>,
 ) {
     while hangups.recv().await.is_some() {
         let Some(path) = &path else {
@@ -237,7 +237,7 @@ async fn reread_policy(
                 "refused"
             }
         };
-        figures.policy_reloads.with_label_values(&[outcome]).inc();
+        metrics.policy_reloads.with_label_values(&[outcome]).inc();
     }
 }
 

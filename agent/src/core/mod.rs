@@ -68,7 +68,7 @@ pub use op::{Failure, OpId};
 pub use red::RedSettings;
 
 use crate::journal::Record;
-use crate::metrics::Figures;
+use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::protocol::command::Command;
 use crate::protocol::resp::Outgoing;
@@ -203,7 +203,7 @@ pub struct Core {
     /// Owners whose MLOCK or MUNLOCK may take its next step.
     steps: VecDeque<session::Owner>,
     actions: VecDeque<Action>,
-    figures: Arc<Figures>,
+    figures: Arc<Metrics>,
     draining: bool,
     /// Too few replicas had the latest grant, or were there for the latest attempt.
     short_of_replicas: bool,
@@ -221,7 +221,7 @@ impl Core {
         settings: Settings,
         client: ClientId,
         first_number: Number,
-        figures: Arc<Figures>,
+        figures: Arc<Metrics>,
         now: Moment,
     ) -> Self {
         Self {

@@ -23,8 +23,8 @@ use tokio::time::Instant;
 
 use crate::core::{Action, Core, Lane, Node, Settings};
 use crate::core::{Input, PIPELINE};
-use crate::journal::{self, Past, Writer};
-use crate::metrics::{Figures, Oldest};
+use crate::journal::{self, Restored, Writer};
+use crate::metrics::{Metrics, Oldest};
 use crate::policy::Policy;
 use crate::protocol::resp::Outgoing;
 use crate::types::Number;
@@ -58,7 +58,7 @@ pub struct Start {
     /// How long holders have to finish once the agent drains.
     pub drain_timeout: Duration,
     /// The journal of sessions with grace, and what an earlier run has left there; or why there is none.
-    pub journal: Result<(journal::File, Past), String>,
+    pub journal: Result<(journal::File, Restored), String>,
     /// Who may take which locks; without one everybody may take all.
     pub policy: Option<Policy>,
     /// Within which time the service manager wants a sign of life, if at all.
@@ -103,7 +103,7 @@ impl Handle {
 }
 
 /// Starts the core's task on this runtime. Its connections to Redis belong to `stage`, which must outlive it.
-pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
+pub fn start(start: Start, figures: Arc<Metrics>, stage: &Shutdown) -> Handle {
     let (inbox, from_sessions) = mpsc::channel(INBOX);
     let (drain, drained) = oneshot::channel();
     let (status_sender, status) = watch::channel(Status::default());
@@ -151,7 +151,7 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
 ///
 /// # Errors
 /// When the registry already has one of that name.
-pub fn register_oldest(figures: &Arc<Figures>, registry: &Registry) -> prometheus::Result<()> {
+pub fn register_oldest(figures: &Arc<Metrics>, registry: &Registry) -> prometheus::Result<()> {
     registry.register(Box::new(Oldest(Arc::clone(figures))))
 }
 
@@ -176,7 +176,7 @@ struct Driver {
     news: News,
     /// Whether the main one answers, and what else there is to say of it, if that has changed.
     redis_state: Option<(bool, String)>,
-    figures: Arc<Figures>,
+    figures: Arc<Metrics>,
     outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
     status: watch::Sender<Status>,
     drain_timeout: Duration,

@@ -17,7 +17,7 @@ use super::cluster_side::ClusterSide;
 use super::grants::Replicas;
 use super::redis_side::{FromRedis, Manner, Outcome, RedisSide};
 use crate::core::{Lane, Node, OpId};
-use crate::metrics::Figures;
+use crate::metrics::Metrics;
 
 /// The Redis of all kinds but red.
 #[derive(Debug, Clone)]
@@ -60,7 +60,7 @@ impl Servers {
         start: ServersStart,
         response_timeout: Duration,
         replicas: Replicas,
-        figures: &Arc<Figures>,
+        figures: &Arc<Metrics>,
         stage: &Shutdown,
     ) -> (Self, News) {
         let manner = Manner {

@@ -1,4 +1,4 @@
-//! How the agent's figures are made: all of them begin with `lockscope_agent_`.
+//! How the agent's metrics are made: all of them begin with `lockscope_agent_`.
 
 use prometheus::core::Collector;
 use prometheus::{

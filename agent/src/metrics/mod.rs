@@ -47,9 +47,9 @@ const RESUMED: [&str; 6] = ["resumed", "lapsed", "alive", "gone", "refused", "un
 
 const OUTCOMES: [&str; 6] = ["acquired", "reentered", "timeout", "cancelled", "denied", "error"];
 
-/// The agent's figures.
+/// The agent's metrics.
 #[derive(Debug)]
-pub struct Figures {
+pub struct Metrics {
     grouping: Mutex<Grouping>,
     acquisitions: IntCounterVec,
     wait_seconds: HistogramVec,
@@ -133,15 +133,15 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Figures {
-    /// Registers all figures. Those without a group are there at 0 from the start.
+impl Metrics {
+    /// Registers all metrics. Those without a group are there at 0 from the start.
     ///
     /// # Errors
     /// When the registry already has one of that name.
     pub fn new(grouping: Grouping, registry: &Registry) -> prometheus::Result<Self> {
         let make = Maker(registry);
         let group = "lock_group";
-        let figures = Self {
+        let metrics = Self {
             grouping: Mutex::new(grouping),
             acquisitions: make.counters(
                 "acquisitions_total",
@@ -301,30 +301,30 @@ impl Figures {
             )?,
         };
         for end in End::LOST {
-            figures.lost_holds.with_label_values(&[end.as_str()]);
+            metrics.lost_holds.with_label_values(&[end.as_str()]);
         }
         for reason in Denial::REASONS {
-            figures.policy_denials.with_label_values(&[reason]);
+            metrics.policy_denials.with_label_values(&[reason]);
         }
         for outcome in ["applied", "refused"] {
-            figures.policy_reloads.with_label_values(&[outcome]);
+            metrics.policy_reloads.with_label_values(&[outcome]);
         }
         for outcome in RESUMED {
-            figures.sessions_resumed.with_label_values(&[outcome]);
+            metrics.sessions_resumed.with_label_values(&[outcome]);
         }
         for outcome in ["applied", "not_applied", "undone_late"] {
-            figures.doubts.with_label_values(&[outcome]);
+            metrics.doubts.with_label_values(&[outcome]);
         }
         for outcome in ["confirmed", "too_few", "not_tried"] {
-            figures.confirmations.with_label_values(&[outcome]);
+            metrics.confirmations.with_label_values(&[outcome]);
         }
-        figures.sessions_rejected.with_label_values(&[TOO_MANY_SESSIONS]);
+        metrics.sessions_rejected.with_label_values(&[TOO_MANY_SESSIONS]);
         for word in Command::WORDS {
             for outcome in ["ok", "error"] {
-                figures.commands.with_label_values(&[word, outcome]);
+                metrics.commands.with_label_values(&[word, outcome]);
             }
         }
-        Ok(figures)
+        Ok(metrics)
     }
 
     /// The group that a lock is counted under. On its first sight the group's counters are there at 0.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use prometheus::core::Collector;
 use prometheus::{Gauge, GaugeVec};
 
-use super::{Figures, lock};
+use super::{Metrics, lock};
 
 /// When what is going on began, in milliseconds of the boot clock, which nobody sets; numbers grow, so the first of a
 /// group is its oldest.
@@ -25,7 +25,7 @@ pub(super) fn end(starts: &mut Starts, group: &Arc<str>, number: i64) {
 
 /// Collects the starts of the oldest holds and waits at each scrape: absent, not 0, while there are none.
 #[derive(Debug)]
-pub struct Oldest(pub Arc<Figures>);
+pub struct Oldest(pub Arc<Metrics>);
 
 impl Oldest {
     fn fill(gauges: &GaugeVec, starts: &Starts) {

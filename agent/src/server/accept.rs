@@ -48,7 +48,7 @@ pub async fn accept(
                         }
                         Err(_) => {
                             shared
-                                .figures
+                                .metrics
                                 .sessions_rejected
                                 .with_label_values(&[TOO_MANY_SESSIONS])
                                 .inc();
@@ -59,7 +59,7 @@ pub async fn accept(
                 }
                 Err(error) if is_of_one_client(&error) => {}
                 Err(error) => {
-                    shared.figures.accept_failures.inc();
+                    shared.metrics.accept_failures.inc();
                     tracing::warn!(%error, pause_ms = pause.as_millis(), "cannot accept a connection");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
     use crate::core::Input;
-    use crate::metrics::Figures;
+    use crate::metrics::Metrics;
     use crate::server::process::Processes;
     use crate::server::socket::{Place, Socket};
 
@@ -110,7 +110,7 @@ mod tests {
         folder: tempfile::TempDir,
         inbox: mpsc::Receiver<Input>,
         closed: CancellationToken,
-        figures: Arc<Figures>,
+        metrics: Arc<Metrics>,
         task: JoinHandle<()>,
     }
 
@@ -120,14 +120,14 @@ mod tests {
             let place = Place { path: folder.path().join("s"), mode: 0o600, group: None };
             let socket = Socket::bind(&place).await.unwrap();
             let (core, inbox) = mpsc::channel(100);
-            let figures =
-                Arc::new(Figures::new(Grouping::new(Vec::new(), 5), &Registry::new()).unwrap());
+            let metrics =
+                Arc::new(Metrics::new(Grouping::new(Vec::new(), 5), &Registry::new()).unwrap());
             let shared = Shared {
                 core,
                 processes: Processes::new(10),
                 stop: CancellationToken::new(),
                 agent: crate::server::handshake::AgentInfo::unknown().into(),
-                figures: Arc::clone(&figures),
+                metrics: Arc::clone(&metrics),
             };
             let closed = CancellationToken::new();
             let token = closed.clone();
@@ -136,7 +136,7 @@ mod tests {
                 let socket = socket;
                 accept(&socket.listener, shared, most, TaskTracker::new(), token).await;
             });
-            Self { folder, inbox, closed, figures, task }
+            Self { folder, inbox, closed, metrics, task }
         }
 
         async fn connect(&self) -> UnixStream {
@@ -166,7 +166,7 @@ mod tests {
         let mut reply = String::new();
         timeout(DEADLINE, rig.connect().await.read_to_string(&mut reply)).await.unwrap().unwrap();
         assert!(reply.starts_with("-LIMIT the agent serves 2 sessions already"), "{reply}");
-        assert_eq!(rig.figures.sessions_rejected.with_label_values(&["max_sessions"]).get(), 1);
+        assert_eq!(rig.metrics.sessions_rejected.with_label_values(&["max_sessions"]).get(), 1);
         drop(one);
         assert!(matches!(rig.news().await, Input::Closed(SessionId(1))));
         // Its place is free once its task has ended.

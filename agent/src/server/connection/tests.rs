@@ -20,8 +20,8 @@ struct Rig {
     task: JoinHandle<()>,
 }
 
-fn figures() -> Arc<Figures> {
-    Arc::new(Figures::new(Grouping::new(Vec::new(), 5), &Registry::new()).unwrap())
+fn metrics() -> Arc<Metrics> {
+    Arc::new(Metrics::new(Grouping::new(Vec::new(), 5), &Registry::new()).unwrap())
 }
 
 impl Rig {
@@ -39,7 +39,7 @@ impl Rig {
             processes: Processes::new(100),
             stop: stop.clone(),
             agent: AgentInfo::unknown().into(),
-            figures: figures(),
+            metrics: metrics(),
         };
         let task = tokio::spawn(serve(server, SessionId(5), shared));
         let Ok(Some(Input::Opened { session: SessionId(5), peer, secret, outbox })) =
@@ -376,7 +376,7 @@ async fn idle_connections_keep_little() {
             processes: Processes::new(1),
             stop: CancellationToken::new(),
             agent: AgentInfo::unknown().into(),
-            figures: figures(),
+            metrics: metrics(),
         },
     ));
     assert!(size < 2048, "{size} bytes a task");
