@@ -66,7 +66,7 @@ impl Listeners {
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
         let http = TcpListener::bind(config.http)
             .with_context(|| format!("cannot serve HTTP at {}", config.http))?;
-        Ok(Self { socket: Socket::open(&config.place()?).await?, http })
+        Ok(Self { socket: Socket::open(&config.socket_settings()?).await?, http })
     }
 }
 
@@ -77,10 +77,10 @@ impl Listeners {
 /// When it cannot start. Nothing that happens later ends it.
 pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> anyhow::Result<()> {
     let Listeners { socket, http } = listeners;
-    let room = limits::room(limits::raise_open_files(), config.max_sessions);
-    if room.sessions < config.max_sessions {
+    let budget = limits::budget(limits::raise_open_files(), config.max_sessions);
+    if budget.sessions < config.max_sessions {
         tracing::warn!(
-            sessions = room.sessions,
+            sessions = budget.sessions,
             max_sessions = config.max_sessions,
             "the limit of open files allows fewer sessions than max_sessions: raise it (LimitNOFILE=, ulimit -n)"
         );
@@ -159,7 +159,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     let stop = CancellationToken::new();
     let shared = Shared {
         core: core.sender(),
-        processes: Processes::new(room.processes),
+        processes: Processes::new(budget.processes),
         stop: stop.clone(),
         agent: AgentInfo { client: identity.client, status: core.status() }.into(),
         metrics,
@@ -169,7 +169,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         redis = %config.target, "serving locks"
     );
     notify(&[NotifyState::Ready]);
-    accept::accept(&socket.listener, shared, room.sessions, sessions.clone(), shutdown.token())
+    accept::accept(&socket.listener, shared, budget.sessions, sessions.clone(), shutdown.token())
         .await;
 
     notify(&[NotifyState::Stopping]);

@@ -210,12 +210,12 @@ impl Config {
     ///
     /// # Errors
     /// When it is not set and there is no usual place for it.
-    pub fn place(&self) -> anyhow::Result<socket::Place> {
+    pub fn socket_settings(&self) -> anyhow::Result<socket::SocketSettings> {
         let path = match &self.socket {
             Some(path) => path.clone(),
             None => socket::default_path()?,
         };
-        Ok(socket::Place { path, mode: self.socket_mode, group: self.socket_group })
+        Ok(socket::SocketSettings { path, mode: self.socket_mode, group: self.socket_group })
     }
 }
 

@@ -27,7 +27,7 @@ use crate::core::{Input, PIPELINE, PUSHES};
 use crate::metrics::Metrics;
 use crate::protocol::command::{self, Command};
 use crate::protocol::resp::{Decoder, Frame, Outgoing, Protocol};
-use crate::server::handshake::{self, AgentInfo, Client, ClientState};
+use crate::server::handshake::{self, AgentInfo, ClientState, ConnectionInfo};
 use crate::server::peer;
 use crate::server::process::{Processes, Watch};
 use crate::types::SessionId;
@@ -57,7 +57,7 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Shared) {
     let Ok(peer) = peer::of(&stream) else { return };
     let process = match shared.processes.watch(peer.pid) {
         Watch::Watched(process) => Some(process),
-        Watch::Blind => None,
+        Watch::Unwatched => None,
         // The session ends with the process that connected, even if another one inherited the socket.
         Watch::Dead => return,
     };
@@ -66,7 +66,7 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Shared) {
         tracing::error!(%error, "connection refused: the kernel provides no random bytes");
         return;
     }
-    let about = Client { id: session.0, pid: peer.pid };
+    let info = ConnectionInfo { id: session.0, pid: peer.pid };
     let (outbox, replies) = mpsc::channel(PIPELINE + PUSHES);
     let Ok(permit) = shared.core.reserve().await else { return };
     permit.send(Input::Opened { session, peer, secret, outbox });
@@ -79,7 +79,7 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Shared) {
         disconnect,
         replies,
         client: ClientState::default(),
-        about,
+        info,
         decoder: Decoder::default(),
         input: ReadBuffer::default(),
         output: WriteBuffer::default(),
@@ -104,7 +104,7 @@ struct Connection<'a, Gone> {
     disconnect: Pin<&'a mut Gone>,
     replies: mpsc::Receiver<Outgoing>,
     client: ClientState,
-    about: Client,
+    info: ConnectionInfo,
     decoder: Decoder,
     input: ReadBuffer,
     output: WriteBuffer,
@@ -223,7 +223,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         }
         let before = self.client.protocol;
         if let Some(answer) =
-            handshake::answer(args, &mut self.client, self.about, &self.shared.agent)
+            handshake::answer(args, &mut self.client, self.info, &self.shared.agent)
         {
             self.input.consume(consumed);
             if answer.named {
