@@ -10,7 +10,7 @@ use redisson::{ClientId, HolderId, Lease, LockName, keys};
 use super::dice::Dice;
 use super::redis::{Content, Entry, Redis};
 use super::run::{channel, lock_name};
-use crate::core::op::FAIR_WAIT;
+use crate::core::ops::FAIR_WAIT;
 
 const STEPS: usize = 1000;
 const LOCKS: [&str; 2] = ["a", "b"];

@@ -12,7 +12,7 @@ use super::dice::Dice;
 use super::grace::Disk;
 use super::link::Link;
 use super::worker::Session;
-use crate::core::{Core, Failure, OpId, Settings, usual};
+use crate::core::{Core, Failure, OpId, Settings, tests::settings};
 use crate::metrics::Metrics;
 use crate::protocol::command::Command;
 use crate::types::Number;
@@ -119,7 +119,7 @@ pub(super) fn settings(dice: &mut Dice) -> Settings {
         max_grace: Duration::from_secs(600),
         max_graced: 1000,
         response_timeout: Duration::from_millis(response_timeout),
-        ..usual::settings()
+        ..settings::settings()
     }
 }
 
