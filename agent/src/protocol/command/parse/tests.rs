@@ -211,7 +211,7 @@ fn several_locks_within_bounds() {
     refused("MLOCK 2 a", "SYNTAX missing arguments");
     refused("MLOCK", "SYNTAX missing arguments");
     refused("MLOCK 2 a a", "SYNTAX `a` appears twice");
-    refused("MLOCK 1 a b", "SYNTAX 'B'");
+    refused("MLOCK 1 a b", "SYNTAX unexpected 'B'");
     refused("MLOCK 1 a TRACEPARENT", "SYNTAX");
     assert!(read("MLOCK a b").unwrap_err().starts_with("SYNTAX the number of locks takes a whole"));
 }
