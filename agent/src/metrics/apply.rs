@@ -1,9 +1,9 @@
 //! Application of the core's reports to the metrics.
 
-use super::Figures;
+use super::Metrics;
 use crate::core::{Gauges, Report};
 
-impl Figures {
+impl Metrics {
     /// Counts one fact.
     pub fn apply(&self, report: &Report) {
         match report {

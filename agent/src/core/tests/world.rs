@@ -9,7 +9,7 @@ use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys
 use crate::core::{
     Confirmed, Core, Effect, Failure, Lane, Node, OpId, Report, Settings, tests::settings,
 };
-use crate::journal::{Past, Record};
+use crate::journal::{Record, Restored};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{Peer, SessionId};
@@ -96,7 +96,7 @@ pub(super) struct World {
     /// Where fenced locks count their tokens stands something else.
     pub(super) spoilt_counters: bool,
     /// What the journal's records amount to.
-    pub(super) past: Past,
+    pub(super) past: Restored,
     pub(super) disk: Disk,
     /// The outcomes of grants that replicas had to confirm, as reported.
     pub(super) confirmations: Vec<&'static str>,
@@ -156,7 +156,7 @@ impl World {
             served: Vec::new(),
             others: 0,
             spoilt_counters: false,
-            past: Past::default(),
+            past: Restored::default(),
             disk: Disk::Good,
             confirmations: Vec::new(),
             records: 0,
