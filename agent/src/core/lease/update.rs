@@ -83,7 +83,7 @@ impl Core {
                 let group = self.group_label(name);
                 self.effects.report(Report::Acquisition {
                     group: Arc::clone(&group),
-                    kind: kind,
+                    kind,
                     outcome: "reentered",
                 });
                 spans::outcome(span, "reentered");

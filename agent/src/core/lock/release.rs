@@ -316,7 +316,7 @@ impl Core {
             // An explicit lease or a lost hold was to end anyway.
             Some(end) if !ending.end.is_loss() && ending.end != End::Expired => {
                 let group = self.group_label(&ending.name);
-                self.effects.report(Report::Lost { group, end: end });
+                self.effects.report(Report::Lost { group, end });
                 Self::lost(&ending.name, end)
             }
             _ => Frame::Int(0),
@@ -395,7 +395,7 @@ impl Core {
         }
         let group = self.group_label(&name);
         if is_loss {
-            self.effects.report(Report::Lost { group, end: end });
+            self.effects.report(Report::Lost { group, end });
         }
         self.void_replies(owner, number, &name, end);
         if !self.member_lost(owner, number, &name, end) {

@@ -211,7 +211,7 @@ impl Core {
         self.effects.report(Report::Acquisition {
             group: Arc::clone(&group),
             kind: waiter.kind,
-            outcome: outcome,
+            outcome,
         });
         spans::outcome(&waiter.span, outcome);
         waiter.span.record("lock.wait_ms", millis(waited));

@@ -166,7 +166,7 @@ impl Core {
         self.verified(id);
         let group = self.group_label(&record.lock);
         if end.is_loss() {
-            self.effects.report(Report::Lost { group, end: end });
+            self.effects.report(Report::Lost { group, end });
         }
         let owner = Owner { session: id, owner: record.owner };
         self.notify(owner, &record.lock, record.kind, &Event::Lost(end));
