@@ -7,9 +7,9 @@ use harness::{Client, RedisServer, Reply};
 use redisson::script::{self, Call, Publish, Seen, Value};
 use redisson::{ClientId, HolderId, Lease, LockName, keys};
 
-use super::dice::Dice;
-use super::redis::{Content, Entry, Redis};
-use super::run::{channel, lock_name};
+use super::super::dice::Dice;
+use super::super::run::{channel, lock_name};
+use super::{Content, Entry, Redis};
 use crate::core::op::FAIR_WAIT;
 
 const STEPS: usize = 1000;
