@@ -16,9 +16,10 @@ use service_kit::http::{self, AllowedHosts, Limits, Readiness};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::command::ListRequest;
-use crate::driver::Status;
-use crate::session::{FromSession, ListPage};
+use crate::core::Input;
+use crate::core::report::ListPage;
+use crate::protocol::command::ListRequest;
+use crate::types::Status;
 
 /// How many HTTP connections at a time: a scraper, a prober, people.
 const CONNECTIONS: usize = 64;
@@ -34,7 +35,7 @@ pub struct Sources {
     /// How the core fares.
     pub status: watch::Receiver<Status>,
     /// Where holds and waits are asked for; none where they are not to be shown.
-    pub core: Option<mpsc::Sender<FromSession>>,
+    pub core: Option<mpsc::Sender<Input>>,
     /// By which names the server may be called, beside localhost and addresses.
     pub hosts: Vec<String>,
 }
@@ -122,13 +123,13 @@ struct Page {
     count: Option<usize>,
 }
 
-type Core = Option<mpsc::Sender<FromSession>>;
+type Core = Option<mpsc::Sender<Input>>;
 type Asked<Q> = Result<Query<Q>, axum::extract::rejection::QueryRejection>;
 
 async fn locks(State(core): State<Core>, page: Asked<Page>) -> Response {
     list(core, page, |page, count, answer| {
         let pattern = page.pattern.map(String::into_bytes);
-        FromSession::List(ListRequest { pattern, cursor: page.cursor, count }, answer)
+        Input::ListLocks(ListRequest { pattern, cursor: page.cursor, count }, answer)
     })
     .await
 }
@@ -137,14 +138,14 @@ async fn sessions(State(core): State<Core>, page: Asked<Page>) -> Response {
     if matches!(&page, Ok(Query(Page { pattern: Some(_), .. }))) {
         return problem(StatusCode::BAD_REQUEST, "match selects locks, not sessions: leave it out");
     }
-    list(core, page, |page, count, answer| FromSession::Sessions(page.cursor, count, answer)).await
+    list(core, page, |page, count, answer| Input::ListSessions(page.cursor, count, answer)).await
 }
 
 /// Asks the core for a page of rows.
 async fn list<Row: serde::Serialize>(
     core: Core,
     page: Asked<Page>,
-    question: impl FnOnce(Page, usize, oneshot::Sender<ListPage<Row>>) -> FromSession,
+    question: impl FnOnce(Page, usize, oneshot::Sender<ListPage<Row>>) -> Input,
 ) -> Response {
     let Some(core) = core else {
         let why = "workers and their locks are not shown: start the agent with --http-sessions";
@@ -181,7 +182,7 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
 
-    use crate::session::ListRow;
+    use crate::core::report::ListRow;
 
     struct Server {
         address: std::net::SocketAddr,
@@ -191,7 +192,7 @@ mod tests {
     }
 
     impl Server {
-        fn start(core: Option<mpsc::Sender<FromSession>>) -> Self {
+        fn start(core: Option<mpsc::Sender<Input>>) -> Self {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap();
             let (sender, status) = watch::channel(Status::default());
@@ -264,7 +265,7 @@ mod tests {
         let (core, mut inbox) = mpsc::channel(4);
         let server = Server::start(Some(core));
         let answering = thread::spawn(move || {
-            let Some(FromSession::List(request, answer)) = inbox.blocking_recv() else { panic!() };
+            let Some(Input::ListLocks(request, answer)) = inbox.blocking_recv() else { panic!() };
             let row = ListRow {
                 session: "1-2".to_owned(),
                 lock: "a".into(),

@@ -1,27 +1,20 @@
 //! The agent: local workers ask it for locks over a Unix socket, and it takes them in Redis as Redisson would.
 //!
-//! The locks' whole way runs in one thread: [`server`] takes connections in, each [`connection`] turns bytes into
-//! [`command`]s, the [`core`] decides, the [`driver`] carries out what it says in Redis. HTTP has a thread of its own.
+//! Everything that a lock passes through runs in one thread: [`server`] turns bytes into [`protocol`] commands, the
+//! [`core`] decides, and the [`runtime`] carries out its decisions in Redis. HTTP has a thread of its own.
 
-pub mod announce;
-pub mod command;
 pub mod config;
-pub mod connection;
 pub mod core;
-pub mod driver;
+pub mod holder_registry;
 pub mod http;
 pub mod identity;
 pub mod journal;
-pub mod limits;
 pub mod metrics;
-pub mod peer;
 pub mod policy;
-pub mod process;
-pub mod resp;
+pub mod protocol;
+pub mod runtime;
 pub mod server;
-pub mod session;
-pub mod socket;
-pub mod stopped;
+pub mod types;
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -39,15 +32,18 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use config::Config;
-use connection::Shared;
-use driver::{Main, ServersStart, Start, Status};
-use identity::Identity;
-use metrics::Figures;
-use policy::Policy;
-use process::Processes;
-use session::FromSession;
-use socket::Socket;
+use crate::config::Config;
+use crate::core::Input;
+use crate::identity::Identity;
+use crate::metrics::Figures;
+use crate::policy::Policy;
+use crate::runtime::{Main, ServersStart, Start};
+use crate::server::connection::Shared;
+use crate::server::handshake::AgentInfo;
+use crate::server::process::Processes;
+use crate::server::socket::Socket;
+use crate::server::{accept, limits, stopped};
+use crate::types::Status;
 
 /// How long connections have at the end to write what they were given last.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -111,7 +107,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     // Redis is needed until the last hold has been dealt with, long after the shutdown has begun.
     let stage = Shutdown::new();
     let main = main_redis(&config, &stage);
-    let mut core = driver::start(
+    let mut core = runtime::start(
         Start {
             settings: config.core.clone(),
             first_number: identity.first_number(),
@@ -132,7 +128,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     );
     let red = config.red.iter().map(|target| (Main::Server(target.clone().into()), true));
     for (place, red) in std::iter::once((main, false)).chain(red) {
-        let start = announce::Start {
+        let start = holder_registry::Start {
             client: identity.client,
             place,
             red,
@@ -141,7 +137,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
             cmdline: config.publish_cmdline,
             core: core.sender(),
         };
-        announce::start(start, &stage);
+        holder_registry::start(start, &stage);
     }
     stopped::start(core.sender(), &stage);
     let sources = http::Sources {
@@ -165,7 +161,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         core: core.sender(),
         processes: Processes::new(room.processes),
         stop: stop.clone(),
-        agent: command::AgentInfo { client: identity.client, status: core.status() }.into(),
+        agent: AgentInfo { client: identity.client, status: core.status() }.into(),
         figures,
     };
     tracing::info!(
@@ -173,7 +169,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         redis = %config.target, "serving locks"
     );
     notify(&[NotifyState::Ready]);
-    server::accept(&socket.listener, shared, room.sessions, sessions.clone(), shutdown.token())
+    accept::accept(&socket.listener, shared, room.sessions, sessions.clone(), shutdown.token())
         .await;
 
     notify(&[NotifyState::Stopping]);
@@ -197,7 +193,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
 
 fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>> {
     let figures = Arc::new(Figures::new(config.grouping(), registry)?);
-    driver::register_oldest(&figures, registry)?;
+    runtime::register_oldest(&figures, registry)?;
     // Margins and lateness of renewals mean something only beside it.
     let lease =
         Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog keeps up.")?;
@@ -220,7 +216,7 @@ fn figures(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Figures>>
 async fn reread_policy(
     path: Option<PathBuf>,
     mut hangups: Signal,
-    core: mpsc::Sender<FromSession>,
+    core: mpsc::Sender<Input>,
     figures: Arc<Figures>,
 ) {
     while hangups.recv().await.is_some() {
@@ -231,7 +227,7 @@ async fn reread_policy(
         let outcome = match Policy::read(path) {
             Ok(policy) => {
                 tracing::info!(path = %path.display(), rules = policy.len(), "the policy is read anew");
-                if core.send(FromSession::Policy(policy)).await.is_err() {
+                if core.send(Input::PolicyReloaded(policy)).await.is_err() {
                     return;
                 }
                 "applied"

@@ -7,8 +7,8 @@ use redisson::{Kind, LockName, group};
 use serde::Deserialize;
 use service_kit::settings::HumanDuration;
 
-use crate::command::{LockRequest, Wait};
-use crate::session::Peer;
+use crate::protocol::command::{LockRequest, Wait};
+use crate::types::Peer;
 
 /// How long a policy file may be, in bytes.
 const MAX_FILE: u64 = 1 << 20;

@@ -1,69 +1,136 @@
-//! The time of day, for a program that also measures by it.
+//! The two time lines of the dashboard: a steady clock of its own, and the host's wall clock, which anybody may set.
 //!
-//! What is noted, compared and measured here goes by a clock of our own: the one on the wall as it was when the program
-//! began, which from then on goes by itself. So no age, no problem and no order of events hangs on what somebody does to
-//! the host's clock. What people and other programs are told is what the clock on the wall says now ([`told`]), and what
-//! they name is taken so ([`kept`]).
+//! The model stores, compares and measures by [`SteadyMillis`], so that setting the host's clock changes no age, no
+//! problem and no order of events. People and other programs read and write [`WallMillis`]. An instant passes from one
+//! line to the other only by [`SteadyMillis::to_wall`] and [`WallMillis::to_steady`].
 
+use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
+use redisson::Moment;
+use serde::{Serialize, Serializer};
 use service_kit::clock;
 
-use crate::model::view::WallMillis;
+/// The smallest difference, in milliseconds, that counts as a change of the wall clock. Displayed instants are off by no
+/// more than this.
+const SMALLEST_STEP: u64 = 500;
+/// The longest that two readings of one clock around a reading of the other may be apart.
+const MAX_READING: Duration = Duration::from_millis(50);
 
-/// By less than this, in milliseconds, the clock is not taken to have been set. What is told is wrong by no more.
-const LEAST: u64 = 500;
-/// Two clocks are compared by reading one between two readings of the other, which must be this close.
-const APART: Duration = Duration::from_millis(50);
-
-/// What the clock on the wall said when the host was booted, in milliseconds since 1970, as of our beginning.
+/// The wall clock's reading when the host booted, in milliseconds since 1970, as of the program's start.
 static BOOTED: OnceLock<u64> = OnceLock::new();
-/// By how many milliseconds the clock on the wall has been set since.
+/// Milliseconds by which the wall clock has been set since the start.
 static SET: AtomicI64 = AtomicI64::new(0);
 
-/// Now, by our own clock.
+/// An instant in milliseconds since 1970 on the dashboard's own clock: the wall clock as it was when the program started,
+/// counted on steadily from there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SteadyMillis(pub u64);
+
+/// An instant in milliseconds since 1970 on the host's wall clock as it is set now. Displays, and serializes, as RFC 3339.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WallMillis(pub u64);
+
+/// Returns the current instant on the boot clock, by which leases are measured.
 #[must_use]
-pub fn now() -> WallMillis {
-    at(clock::boot_micros())
+pub fn now() -> Moment {
+    Moment::from_micros(clock::boot_micros())
 }
 
-fn at(boot_micros: u64) -> WallMillis {
-    // It reads two clocks, and is too early where we stand still in between.
-    let booted = || (0..5).map(|_| clock::boot_epoch_millis()).max().unwrap_or_default();
-    WallMillis(*BOOTED.get_or_init(booted) + boot_micros / 1_000)
+impl SteadyMillis {
+    /// Returns the current instant.
+    #[must_use]
+    pub fn now() -> Self {
+        Self::at(clock::boot_micros())
+    }
+
+    fn at(boot_micros: u64) -> Self {
+        // It reads two clocks, and comes out too early where the process is suspended in between.
+        let booted = || (0..5).map(|_| clock::boot_epoch_millis()).max().unwrap_or_default();
+        Self(*BOOTED.get_or_init(booted) + boot_micros / 1_000)
+    }
+
+    /// Converts to the wall clock as it is set now.
+    #[must_use]
+    pub fn to_wall(self) -> WallMillis {
+        WallMillis(self.0.saturating_add_signed(set_by()))
+    }
 }
 
-/// An instant as the clock on the wall now has it.
-#[must_use]
-pub fn told(at: WallMillis) -> WallMillis {
-    WallMillis(at.0.saturating_add_signed(set_by()))
+impl WallMillis {
+    /// Converts an instant on the wall clock as it is set now to the dashboard's own clock.
+    #[must_use]
+    pub fn to_steady(self) -> SteadyMillis {
+        SteadyMillis(self.0.saturating_add_signed(-set_by()))
+    }
 }
 
-/// An instant by our own clock, of one by the clock on the wall as it is now.
-#[must_use]
-pub fn kept(told: WallMillis) -> WallMillis {
-    WallMillis(told.0.saturating_add_signed(-set_by()))
+/// RFC 3339 in UTC with milliseconds; anything beyond the year 9999 is that year's end.
+impl fmt::Display for WallMillis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const LAST: u64 = 253_402_300_799_999;
+        let at = UNIX_EPOCH + Duration::from_millis(self.0.min(LAST));
+        humantime::format_rfc3339_millis(at).fmt(f)
+    }
 }
 
-/// By how many milliseconds the clock on the wall has been set since we began, back where negative, as of the last
-/// [`look`].
+impl Serialize for WallMillis {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A field that [`as_wall`] serializes: an instant of the dashboard's own clock, or an optional one.
+pub trait ToWall {
+    type Wall: Serialize;
+
+    fn to_wall(&self) -> Self::Wall;
+}
+
+impl ToWall for SteadyMillis {
+    type Wall = WallMillis;
+
+    fn to_wall(&self) -> WallMillis {
+        Self::to_wall(*self)
+    }
+}
+
+impl ToWall for Option<SteadyMillis> {
+    type Wall = Option<WallMillis>;
+
+    fn to_wall(&self) -> Option<WallMillis> {
+        self.map(SteadyMillis::to_wall)
+    }
+}
+
+/// Serializes an instant of the dashboard's own clock by the wall clock; for `#[serde(serialize_with)]`.
+///
+/// # Errors
+/// The serializer's own.
+pub fn as_wall<T: ToWall, S: Serializer>(at: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    at.to_wall().serialize(serializer)
+}
+
+/// Returns the milliseconds by which the wall clock has been set since the start, as of the last [`resync`]; negative where
+/// it was set back.
 #[must_use]
 pub fn set_by() -> i64 {
     SET.load(Ordering::Relaxed)
 }
 
-/// Looks whether somebody has set the clock on the wall, and says by how many milliseconds.
-pub fn look() -> Option<i64> {
+/// Compares the two clocks. Returns the milliseconds by which the wall clock has been set since the last call; none where it
+/// was not.
+pub fn resync() -> Option<i64> {
     let (before, wall) = (clock::boot_micros(), clock::wall_millis());
-    if Duration::from_micros(clock::boot_micros().saturating_sub(before)) > APART {
-        // The process stood still in between: the next look will tell.
+    if Duration::from_micros(clock::boot_micros().saturating_sub(before)) > MAX_READING {
+        // The process was suspended in between: the next call decides.
         return None;
     }
-    let set = i64::try_from(wall).ok()?.saturating_sub_unsigned(at(before).0);
+    let set = i64::try_from(wall).ok()?.saturating_sub_unsigned(SteadyMillis::at(before).0);
     let by = set.saturating_sub(set_by());
-    if by.unsigned_abs() < LEAST {
+    if by.unsigned_abs() < SMALLEST_STEP {
         return None;
     }
     SET.store(set, Ordering::Relaxed);
@@ -75,10 +142,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_nobody_sets_is_the_one_on_the_wall() {
-        let (before, ours, after) = (clock::wall_millis(), now().0, clock::wall_millis());
-        // Somebody may set this host's clock a little just now.
+    fn the_steady_clock_equals_the_wall_clock_while_nobody_sets_it() {
+        let (before, ours, after) =
+            (clock::wall_millis(), SteadyMillis::now().0, clock::wall_millis());
+        // Somebody may set this host's clock a little during the test.
         assert!((before - 5_000..=after + 5_000).contains(&ours), "{before} {ours} {after}");
-        assert_eq!(kept(told(WallMillis(1_000_000))), WallMillis(1_000_000));
+        let instant = SteadyMillis(1_000_000);
+        assert_eq!(instant.to_wall().to_steady(), instant);
+    }
+
+    #[test]
+    fn wall_instants_display_as_rfc3339() {
+        for (millis, text) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_400_000, "2000-02-29T00:00:00.000Z"),
+            (1_767_225_599_999, "2025-12-31T23:59:59.999Z"),
+            (1_795_219_200_123, "2026-11-21T00:00:00.123Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
+            (u64::MAX, "9999-12-31T23:59:59.999Z"),
+        ] {
+            assert_eq!(WallMillis(millis).to_string(), text);
+        }
     }
 }

@@ -14,8 +14,10 @@ pub mod http;
 pub mod metrics;
 pub mod model;
 pub mod query;
+pub mod redis;
 pub mod release;
 pub mod sources;
+pub mod text;
 pub mod views;
 
 use std::time::Duration;
@@ -26,11 +28,12 @@ use service_kit::http::{AllowedHosts, HttpMetrics, Limits, ServerTls, serve, ser
 use service_kit::shutdown::Shutdown;
 use tokio::net::TcpListener;
 
+use crate::clock::now;
 use config::Config;
 use http::app::{About, App, MAX_STREAMS};
 use metrics::{ModelMetrics, ScansMetrics, StreamMetrics, TapsMetrics};
 use model::Model;
-use model::actor::{self, now};
+use model::actor;
 use release::Releases;
 
 /// How long tasks may take to end.
@@ -77,7 +80,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     };
     let registry = Registry::new();
     let history = match &config.history_dir {
-        Some(folder) => Some(archive::open(folder, actor::wall()).await?),
+        Some(folder) => Some(archive::open(folder, clock::SteadyMillis::now()).await?),
         None => None,
     };
     let app = start(&config, history, &registry, shutdown)?;

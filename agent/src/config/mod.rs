@@ -17,8 +17,9 @@ use service_kit::redis_link::{Deployment, Target};
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry;
 
+use crate::core;
 use crate::policy::Policy;
-use crate::{core, socket};
+use crate::server::socket;
 
 use words::{cluster_messages, frozen, lease, lock_delay, node_timeout, octal, poll};
 

@@ -10,7 +10,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 
 /// Counts lines in windows of a second.
 #[derive(Debug, Default)]
-pub(super) struct LogLimit {
+pub(in crate::core) struct LogLimit {
     window: Moment,
     lines: u32,
     withheld: u64,
@@ -18,7 +18,7 @@ pub(super) struct LogLimit {
 
 impl LogLimit {
     /// Whether a line may be written now. Says how many were not, at the first one that may again.
-    pub(super) fn admits(&mut self, now: Moment) -> bool {
+    pub(in crate::core) fn admits(&mut self, now: Moment) -> bool {
         if now.since(self.window) >= WINDOW {
             if self.withheld > 0 {
                 tracing::warn!(

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use redisson::Moment;
 
 use super::record::{HoldRecord, Record, SessionRecord, TraceRecord};
-use crate::core::Number;
-use crate::session::SessionKey;
+use crate::types::Number;
+use crate::types::SessionKey;
 
 /// What an earlier run has left.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -3,8 +3,8 @@
 use redisson::{Kind, Lease, LockName, Moment};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use crate::core::Number;
-use crate::session::{Peer, SessionKey};
+use crate::types::Number;
+use crate::types::{Peer, SessionKey};
 
 /// One line of the journal. Instants are microseconds of the boot clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

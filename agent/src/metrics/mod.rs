@@ -12,9 +12,9 @@ use prometheus::{
 };
 use redisson::{Grouping, Kind, LockName};
 
-use crate::command::Command;
-use crate::core::End;
 use crate::policy::Denial;
+use crate::protocol::command::Command;
+use crate::types::End;
 
 use make::{Maker, opts};
 pub use oldest::Oldest;

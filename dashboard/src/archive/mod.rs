@@ -24,8 +24,8 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::clock::SteadyMillis;
 use crate::model::past::Note;
-use crate::model::view::WallMillis;
 
 pub use reader::{Answer, Gap, MAX_EVENTS, Reader, Told};
 pub use writer::Writer;
@@ -71,7 +71,7 @@ pub struct Archive {
 ///
 /// # Errors
 /// When the folder or the file cannot be used, or another dashboard uses it.
-pub async fn open(folder: &Path, now: WallMillis) -> anyhow::Result<Archive> {
+pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
     let named = || folder.display();
     DirBuilder::new()
         .recursive(true)
@@ -120,7 +120,11 @@ async fn take(folder: &Path, try_lock: impl Fn() -> rustix::io::Result<()>) -> a
 }
 
 /// Puts a file aside that cannot be read, and begins anew: a history that is broken must not stop the present.
-fn set_aside(path: &Path, error: &rusqlite::Error, now: WallMillis) -> anyhow::Result<Connection> {
+fn set_aside(
+    path: &Path,
+    error: &rusqlite::Error,
+    now: SteadyMillis,
+) -> anyhow::Result<Connection> {
     let aside = path.with_extension(format!("db.broken-{}", now.0));
     tracing::error!(%error, aside = %aside.display(), "the history cannot be read; it is put aside and a new one begun");
     std::fs::rename(path, &aside)
@@ -143,7 +147,7 @@ fn connect(
     connection: Connection,
     path: &Path,
     lock: File,
-    now: WallMillis,
+    now: SteadyMillis,
 ) -> anyhow::Result<Archive> {
     let (queue, notes) = mpsc::channel(QUEUE);
     let lost = Arc::new(AtomicU64::new(0));

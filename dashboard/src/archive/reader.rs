@@ -10,11 +10,10 @@ use rusqlite::{Connection, OpenFlags, Row, params};
 use serde::Serialize;
 
 use super::writer::millis;
-use crate::clock;
+use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::Remembered;
-use crate::model::actor::wall;
 use crate::model::past::{Ending, PastHold, PastHoldView};
-use crate::model::view::{Acknowledgement, LockId, ProblemKind, Since, WallMillis};
+use crate::model::view::{Acknowledgement, LockId, ProblemKind, Since};
 
 /// Holds told for one instant: a lock has that many readers at the most.
 const MAX_HOLDERS: usize = 1_024;
@@ -40,7 +39,8 @@ pub struct Reader(Arc<Mutex<Connection>>);
 /// Who held a lock at an instant.
 #[derive(Debug, Clone, Serialize)]
 pub struct Answer {
-    pub at: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub at: SteadyMillis,
     /// The holds that had begun by then and had not ended.
     pub holders: Vec<PastHoldView>,
     /// The time around it in which nobody looked; none where somebody did.
@@ -51,15 +51,18 @@ pub struct Answer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Gap {
     /// When somebody last had; none: never before.
-    pub from: Option<WallMillis>,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub from: Option<SteadyMillis>,
     /// When somebody did again; none: not since.
-    pub to: Option<WallMillis>,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub to: Option<SteadyMillis>,
 }
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Told {
-    pub at: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub at: SteadyMillis,
     /// `taken`, `ended`, `problem` or `cleared`; or what somebody did: `force_released`, `place_removed`,
     /// `acknowledged`, `unacknowledged`.
     pub event: String,
@@ -93,7 +96,7 @@ impl Reader {
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub async fn at(&self, lock: LockId, at: WallMillis) -> rusqlite::Result<Answer> {
+    pub async fn at(&self, lock: LockId, at: SteadyMillis) -> rusqlite::Result<Answer> {
         self.ask(move |connection| {
             let mut holds = connection.prepare_cached(
                 "SELECT holder, began, exact, ended, how FROM hold WHERE deployment = ?1 AND db = ?2 AND name = ?3
@@ -113,8 +116,8 @@ impl Reader {
     pub async fn holds(
         &self,
         lock: LockId,
-        from: WallMillis,
-        to: WallMillis,
+        from: SteadyMillis,
+        to: SteadyMillis,
     ) -> rusqlite::Result<Vec<PastHoldView>> {
         self.ask(move |connection| {
             let mut holds = connection.prepare_cached(
@@ -135,8 +138,8 @@ impl Reader {
     pub async fn between(
         &self,
         lock: Option<LockId>,
-        from: WallMillis,
-        to: WallMillis,
+        from: SteadyMillis,
+        to: SteadyMillis,
         newest_first: bool,
     ) -> rusqlite::Result<Vec<Told>> {
         self.ask(move |connection| {
@@ -184,7 +187,7 @@ impl Reader {
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub async fn gaps(&self, from: WallMillis, to: WallMillis) -> rusqlite::Result<Vec<Gap>> {
+    pub async fn gaps(&self, from: SteadyMillis, to: SteadyMillis) -> rusqlite::Result<Vec<Gap>> {
         self.ask(move |connection| {
             let mut spans = connection.prepare_cached(
                 "SELECT began, alive FROM span WHERE alive >= ?1 AND began <= ?2 ORDER BY began LIMIT ?3",
@@ -251,8 +254,8 @@ impl Reader {
             let (Some(lock), Some(problem)) = (lock(row, 0)?, problem) else { continue };
             known.entry(lock).or_default().problems.push((problem, instant(row.get(4)?)));
         }
-        let now = wall();
-        let seen_by = WallMillis(now.0.saturating_add(SEEN_AGAIN_MS));
+        let now = SteadyMillis::now();
+        let seen_by = SteadyMillis(now.0.saturating_add(SEEN_AGAIN_MS));
         let mut in_hand = connection.prepare(
             "SELECT deployment, db, name, problem, who, reason, at, until FROM acknowledged WHERE until > ?1 LIMIT ?2",
         )?;
@@ -274,7 +277,7 @@ impl Reader {
     }
 }
 
-fn gap_at(connection: &Connection, at: WallMillis) -> rusqlite::Result<Option<Gap>> {
+fn gap_at(connection: &Connection, at: SteadyMillis) -> rusqlite::Result<Option<Gap>> {
     let one = |query: &str| -> rusqlite::Result<Option<i64>> {
         connection.prepare_cached(query)?.query_row([millis(at)], |row| row.get(0))
     };
@@ -322,6 +325,6 @@ fn holder(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<HolderId>> {
     Ok(HolderId::parse(text.as_bytes()))
 }
 
-fn instant(millis: i64) -> WallMillis {
-    clock::kept(WallMillis(u64::try_from(millis).unwrap_or(0)))
+fn instant(millis: i64) -> SteadyMillis {
+    WallMillis(u64::try_from(millis).unwrap_or(0)).to_steady()
 }

@@ -15,20 +15,20 @@ fn lock(name: &[u8]) -> LockId {
 }
 
 fn since(at: u64) -> Since {
-    Since { at: WallMillis(at), exact: true }
+    Since { at: SteadyMillis(at), exact: true }
 }
 
 fn ended(name: &[u8], thread: i64, from: u64, to: u64) -> Note {
     let ended = Ending::Released;
     Note::Ended(
         lock(name),
-        PastHold { id: id(thread), since: since(from), to: WallMillis(to), ended },
+        PastHold { id: id(thread), since: since(from), to: SteadyMillis(to), ended },
     )
 }
 
 /// Writes notes, and returns what answers.
 async fn written(folder: &Path, now: u64, notes: impl IntoIterator<Item = Note>) -> Reader {
-    let Archive { notes: queue, writer, reader } = open(folder, WallMillis(now)).await.unwrap();
+    let Archive { notes: queue, writer, reader } = open(folder, SteadyMillis(now)).await.unwrap();
     notes.into_iter().for_each(|note| queue.tell(note));
     drop(queue);
     writer.run().await;
@@ -36,7 +36,7 @@ async fn written(folder: &Path, now: u64, notes: impl IntoIterator<Item = Note>)
 }
 
 async fn holders(reader: &Reader, name: &[u8], at: u64) -> Vec<String> {
-    let answer = reader.at(lock(name), WallMillis(at)).await.unwrap();
+    let answer = reader.at(lock(name), SteadyMillis(at)).await.unwrap();
     answer.holders.into_iter().map(|hold| hold.id).collect()
 }
 
@@ -75,7 +75,7 @@ async fn a_hold_found_again_is_one_and_a_missed_end_is_told_as_such() {
     let reader = written(folder.path(), 0, [began(1_000)]).await;
     assert_eq!(holders(&reader, b"a", 3_000).await.len(), 1);
     let reader = written(folder.path(), 0, [began(7_000)]).await;
-    let then = reader.at(lock(b"a"), WallMillis(3_000)).await.unwrap();
+    let then = reader.at(lock(b"a"), SteadyMillis(3_000)).await.unwrap();
     assert_eq!((then.holders.len(), then.holders[0].ended), (1, Some("unseen")));
     assert_eq!(holders(&reader, b"a", 8_000).await.len(), 1);
 }
@@ -84,23 +84,23 @@ async fn a_hold_found_again_is_one_and_a_missed_end_is_told_as_such() {
 async fn what_was_wrong_in_the_end_is_remembered() {
     let folder = tempfile::tempdir().unwrap();
     let [leaked, stuck] = [ProblemKind::Leaked, ProblemKind::Stuck];
-    let problem = |kind, at| Note::Problem(lock(b"a"), kind, Certainty::Sure, WallMillis(at));
+    let problem = |kind, at| Note::Problem(lock(b"a"), kind, Certainty::Sure, SteadyMillis(at));
     let reader = written(
         folder.path(),
         0,
         [
             problem(stuck, 1_000),
             problem(leaked, 2_000),
-            Note::Cleared(lock(b"a"), stuck, WallMillis(3_000)),
+            Note::Cleared(lock(b"a"), stuck, SteadyMillis(3_000)),
             problem(leaked, 9_000),
             Note::Began(lock(b"a"), id(1), since(1_500)),
-            Note::Unseen(lock(b"a"), id(1), WallMillis(4_000)),
-            Note::Unseen(lock(b"a"), id(2), WallMillis(4_000)),
+            Note::Unseen(lock(b"a"), id(1), SteadyMillis(4_000)),
+            Note::Unseen(lock(b"a"), id(2), SteadyMillis(4_000)),
         ],
     )
     .await;
     let known = &reader.remembered().unwrap()[&lock(b"a")];
-    assert_eq!(known.problems, [(leaked, WallMillis(2_000))], "it went on");
+    assert_eq!(known.problems, [(leaked, SteadyMillis(2_000))], "it went on");
     assert_eq!((known.holds.len(), holders(&reader, b"a", 3_999).await.len()), (0, 1));
     assert_eq!(holders(&reader, b"a", 4_000).await.len(), 0);
 }
@@ -115,14 +115,14 @@ async fn events_come_in_order_of_one_lock_or_of_all() {
         [
             ended(b"a", 1, 1_000, 4_000),
             ended(b"b", 2, 2_000, 3_000),
-            Note::Problem(lock(b"a"), stuck, Certainty::Suspected, WallMillis(2_500)),
-            Note::Problem(lock(b"a"), stuck, Certainty::Sure, WallMillis(2_600)),
-            Note::Cleared(lock(b"a"), stuck, WallMillis(3_500)),
+            Note::Problem(lock(b"a"), stuck, Certainty::Suspected, SteadyMillis(2_500)),
+            Note::Problem(lock(b"a"), stuck, Certainty::Sure, SteadyMillis(2_600)),
+            Note::Cleared(lock(b"a"), stuck, SteadyMillis(3_500)),
         ],
     )
     .await;
     let told = async |lock, from, to| -> Vec<(String, u64)> {
-        let told = reader.between(lock, WallMillis(from), WallMillis(to), false).await.unwrap();
+        let told = reader.between(lock, SteadyMillis(from), SteadyMillis(to), false).await.unwrap();
         told.iter().map(|told| (told.event.clone(), told.at.0)).collect()
     };
     let all = [
@@ -138,41 +138,44 @@ async fn events_come_in_order_of_one_lock_or_of_all() {
     assert_eq!(told(None, 1_500, 2_500).await, all[1..3]);
     assert_eq!(told(Some(lock(b"b")), 0, 9_000).await, [all[1].clone(), all[3].clone()]);
     let problem =
-        &reader.between(None, WallMillis(2_500), WallMillis(2_500), true).await.unwrap()[0];
+        &reader.between(None, SteadyMillis(2_500), SteadyMillis(2_500), true).await.unwrap()[0];
     assert_eq!((problem.subject.as_str(), problem.detail.as_deref()), ("stuck", Some("sure")));
 }
 
 #[tokio::test]
 async fn when_nobody_looked_is_told() {
     let folder = tempfile::tempdir().unwrap();
-    let at = |ms| Some(WallMillis(ms));
+    let at = |ms| Some(SteadyMillis(ms));
     let long_ago = written(folder.path(), 1_000, []).await;
     // The end of a span is the present, which is far from the beginnings given here.
-    let alive = crate::model::actor::wall().0;
-    let gaps = long_ago.gaps(WallMillis(0), WallMillis(5_000)).await.unwrap();
+    let alive = SteadyMillis::now().0;
+    let gaps = long_ago.gaps(SteadyMillis(0), SteadyMillis(5_000)).await.unwrap();
     assert_eq!(gaps, [Gap { from: None, to: at(1_000) }]);
     let later = alive + 100_000_000;
     let reader = written(folder.path(), later, []).await;
-    let then = reader.at(lock(b"a"), WallMillis(later - 1_000)).await.unwrap();
+    let then = reader.at(lock(b"a"), SteadyMillis(later - 1_000)).await.unwrap();
     let gap = then.gap.unwrap();
     assert!(gap.from >= at(alive) && gap.to == at(later), "{gap:?}");
-    assert_eq!(reader.at(lock(b"a"), WallMillis(5_000)).await.unwrap().gap, None);
-    let gaps = reader.gaps(WallMillis(5_000), WallMillis(later + 5)).await.unwrap();
+    assert_eq!(reader.at(lock(b"a"), SteadyMillis(5_000)).await.unwrap().gap, None);
+    let gaps = reader.gaps(SteadyMillis(5_000), SteadyMillis(later + 5)).await.unwrap();
     assert_eq!(gaps[0].to, at(later));
 }
 
 #[tokio::test]
 async fn what_finds_no_room_leaves_a_gap() {
     let folder = tempfile::tempdir().unwrap();
-    let Archive { notes, writer, reader } = open(folder.path(), WallMillis(5)).await.unwrap();
+    let Archive { notes, writer, reader } = open(folder.path(), SteadyMillis(5)).await.unwrap();
     for i in 0..QUEUE as u64 + 10 {
         notes.tell(ended(b"a", 1, i, i + 1));
     }
     assert_eq!(notes.lost.load(Ordering::Relaxed), 10);
     drop(notes);
     writer.run().await;
-    let gaps = reader.gaps(WallMillis(5), WallMillis(u64::MAX >> 2)).await.unwrap();
-    assert!(gaps.iter().any(|gap| gap.from == Some(WallMillis(5)) && gap.to.is_some()), "{gaps:?}");
+    let gaps = reader.gaps(SteadyMillis(5), SteadyMillis(u64::MAX >> 2)).await.unwrap();
+    assert!(
+        gaps.iter().any(|gap| gap.from == Some(SteadyMillis(5)) && gap.to.is_some()),
+        "{gaps:?}"
+    );
     assert_eq!(reader.remembered().unwrap()[&lock(b"a")].past.len(), 64);
 }
 
@@ -213,14 +216,14 @@ async fn a_folder_that_cannot_be_locked_is_not_taken_for_another_dashboards() {
 #[tokio::test(start_paused = true)]
 async fn two_dashboards_need_two_folders() {
     let folder = tempfile::tempdir().unwrap();
-    let first = open(folder.path(), WallMillis(0)).await.unwrap();
-    let error = open(folder.path(), WallMillis(0)).await.unwrap_err().to_string();
+    let first = open(folder.path(), SteadyMillis(0)).await.unwrap();
+    let error = open(folder.path(), SteadyMillis(0)).await.unwrap_err().to_string();
     assert!(error.contains("another dashboard"), "{error}");
     // One that ends meanwhile leaves it to the next.
     let end = async {
         tokio::time::sleep(HANDED_ON / 2).await;
         drop(first);
     };
-    let (next, ()) = tokio::join!(open(folder.path(), WallMillis(1)), end);
+    let (next, ()) = tokio::join!(open(folder.path(), SteadyMillis(1)), end);
     next.unwrap();
 }

@@ -12,9 +12,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::{MAX_AGE_MS, MAX_BYTES};
 use crate::clock;
-use crate::model::actor::wall;
+use crate::clock::SteadyMillis;
 use crate::model::past::Note;
-use crate::model::view::{LockId, WallMillis};
+use crate::model::view::LockId;
 
 /// Notes written at once.
 const BATCH: usize = 2_000;
@@ -51,7 +51,7 @@ impl Writer {
         notes: mpsc::Receiver<Note>,
         lost: Arc<AtomicU64>,
         lock: File,
-        now: WallMillis,
+        now: SteadyMillis,
     ) -> rusqlite::Result<Self> {
         let span = begin_span(&connection, now)?;
         let table =
@@ -88,7 +88,7 @@ impl Writer {
                 let missed = lost.swap(0, Ordering::Relaxed);
                 // Not on a thread that others need, since it waits for a disk.
                 let written = tokio::task::spawn_blocking(move || {
-                    let written = table.write(&batch, missed, prune, wall());
+                    let written = table.write(&batch, missed, prune, SteadyMillis::now());
                     (table, written)
                 });
                 let Ok((same, written)) = written.await else { return };
@@ -106,7 +106,7 @@ impl Writer {
 }
 
 /// Begins to look, now.
-fn begin_span(connection: &Connection, now: WallMillis) -> rusqlite::Result<i64> {
+fn begin_span(connection: &Connection, now: SteadyMillis) -> rusqlite::Result<i64> {
     let now = millis(now);
     connection.execute("INSERT INTO span (began, alive) VALUES (?1, ?1)", [now])?;
     Ok(connection.last_insert_rowid())
@@ -119,7 +119,7 @@ impl Table {
         batch: &[Note],
         lost: u64,
         prune: bool,
-        now: WallMillis,
+        now: SteadyMillis,
     ) -> rusqlite::Result<()> {
         let by = clock::set_by().saturating_sub(self.set);
         if by != 0 {
@@ -168,8 +168,8 @@ impl Table {
     }
 
     /// Removes what is too old, and the oldest where the file is too large.
-    fn prune(&mut self, now: WallMillis) -> rusqlite::Result<()> {
-        let oldest = millis(WallMillis(now.0.saturating_sub(MAX_AGE_MS)));
+    fn prune(&mut self, now: SteadyMillis) -> rusqlite::Result<()> {
+        let oldest = millis(SteadyMillis(now.0.saturating_sub(MAX_AGE_MS)));
         self.connection.execute("DELETE FROM hold WHERE ended < ?1", [oldest])?;
         self.connection.execute("DELETE FROM problem WHERE cleared < ?1", [oldest])?;
         self.connection.execute("DELETE FROM act WHERE at < ?1", [oldest])?;
@@ -320,8 +320,8 @@ fn key(lock: &LockId) -> (&str, u32, &[u8]) {
 }
 
 /// As it is written: by the clock on the wall, so that the next run, whose own clock is another, can read it.
-pub(super) fn millis(at: WallMillis) -> i64 {
-    i64::try_from(clock::told(at).0).unwrap_or(i64::MAX)
+pub(super) fn millis(at: SteadyMillis) -> i64 {
+    i64::try_from(at.to_wall().0).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -344,7 +344,7 @@ mod tests {
         ] {
             connection.execute(hold, params![holder, began, ended]).unwrap();
         }
-        let span = begin_span(&connection, WallMillis(1_000)).unwrap();
+        let span = begin_span(&connection, SteadyMillis(1_000)).unwrap();
         let mut table = Table { connection, span, first: 1_000, set: 0, _lock: lock };
         let rows = |table: &Table| -> Vec<(i64, Option<i64>)> {
             let mut rows =

@@ -20,11 +20,10 @@ use super::pages::refused;
 use super::params::{LockParams, instant, understood};
 use super::problem::Problem;
 use crate::access::rights::Right;
+use crate::clock::SteadyMillis;
 use crate::model::Observation;
-use crate::model::actor::wall;
-use crate::model::json::rfc3339;
 use crate::model::past::Act;
-use crate::model::view::{Acknowledgement, LockId, ProblemKind, WallMillis};
+use crate::model::view::{Acknowledgement, LockId, ProblemKind};
 use crate::release::MAX_REASON;
 use crate::views;
 
@@ -59,13 +58,13 @@ fn unprocessable(detail: impl Into<String>) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
 }
 
-fn until(word: &Word, now: WallMillis) -> Result<WallMillis, Problem> {
+fn until(word: &Word, now: SteadyMillis) -> Result<SteadyMillis, Problem> {
     let until = match (&word.duration, &word.until) {
         (Some(text), None) => {
             let duration = humantime::parse_duration(text)
                 .map_err(|_| unprocessable("`for` is not understood: expected such as 8h or 2d"))?;
             let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-            WallMillis(now.0.saturating_add(millis))
+            SteadyMillis(now.0.saturating_add(millis))
         }
         (None, Some(text)) => instant("until", text, now)?,
         _ => return Err(unprocessable("either `for` or `until` is needed")),
@@ -91,11 +90,11 @@ async fn acknowledge(
         let why = format!("say why, in 3 to {MAX_REASON} characters on one line");
         return Err(unprocessable(why));
     }
-    let (now, problem) = (wall(), kind(&word.problem)?);
+    let (now, problem) = (SteadyMillis::now(), kind(&word.problem)?);
     let until = until(word, now)?;
     let by = who.name().unwrap_or("somebody").to_owned();
     let word = Acknowledgement { by, reason: reason.to_owned(), at: now, until };
-    let outcome = format!("until {}", rfc3339(until));
+    let outcome = format!("until {}", until.to_wall());
     let told = json!({"problem": problem, "acknowledged": &word});
     let id = change(app, who, peer, params, problem, Some(word), outcome).await?;
     Ok((id, told))
@@ -139,7 +138,7 @@ async fn change(
         "a problem was {what}"
     );
     let act = Act {
-        at: wall(),
+        at: SteadyMillis::now(),
         who: who.name().unwrap_or("somebody").to_owned(),
         from: peer.ip(),
         what,

@@ -13,9 +13,10 @@ use super::csv;
 use super::params::{EventsParams, Format, LockParams, TableParams, instant, understood};
 use super::problem::Problem;
 use crate::archive::{Answer, Gap, MAX_EVENTS, Told};
-use crate::model::actor::wall;
-use crate::model::view::{LockId, LockView, SourceView, WallMillis};
-use crate::views::{Counts, Progress, ServerView, Subject};
+use crate::clock::SteadyMillis;
+use crate::model::view::{LockId, LockView};
+use crate::sources::view::{Progress, ServerView, SourceView};
+use crate::views::{Counts, Subject};
 
 #[derive(Serialize)]
 struct LocksJson<'a> {
@@ -60,7 +61,7 @@ pub async fn lock(
     let params = understood(params)?;
     let id = app.lock_id(&params)?;
     if let Some(at) = &params.at {
-        let at = instant("at", at, wall())?;
+        let at = instant("at", at, SteadyMillis::now())?;
         let lock = id.clone();
         let answer = app.history(|archive| async move { archive.at(id, at).await }).await?;
         return Ok(Json(PastJson { lock, answer }).into_response());
@@ -86,8 +87,10 @@ struct PastJson {
 
 #[derive(Serialize)]
 struct EventsJson {
-    from: WallMillis,
-    to: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    from: SteadyMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    to: SteadyMillis,
     events: Vec<Told>,
     /// Whether there are more than are told here, after the last of them.
     cut: bool,
@@ -109,7 +112,7 @@ pub async fn events(
             "`from` is missing: an instant, such as 2026-11-21T03:12:00Z",
         ));
     }
-    let span = app.span(&params, wall())?;
+    let span = app.span(&params, SteadyMillis::now())?;
     let newest_first = match params.order.as_deref() {
         None | Some("" | "asc") => false,
         Some("desc") => true,
@@ -156,7 +159,7 @@ fn server(server: &ServerView) -> Value {
         "master": server.master,
         "replica": server.replica,
         "version": server.version,
-        "down": server.down.as_ref().map(|down| json!({"since": down.since, "reason": down.reason})),
+        "down": server.down.as_ref().map(|down| json!({"since": down.since.to_wall(), "reason": down.reason})),
         "evicts": server.evicts,
     })
 }
@@ -185,7 +188,8 @@ mod tests {
     use super::*;
     use crate::model::Source;
     use crate::model::past::Ending;
-    use crate::model::view::{ProblemKind, SourceState};
+    use crate::model::view::ProblemKind;
+    use crate::sources::view::SourceState;
 
     fn sorted(mut words: Vec<&str>) -> Vec<&str> {
         words.sort_unstable();

@@ -16,9 +16,10 @@ use super::problem::{Problem, visible};
 use super::tables::{List, Tables};
 use super::viewers::Viewers;
 use crate::archive::Reader;
+use crate::clock::SteadyMillis;
 use crate::metrics::StreamMetrics;
-use crate::model::actor::{Answer, Hub, ModelHandle, wall};
-use crate::model::view::{LockId, WallMillis};
+use crate::model::actor::{Answer, Hub, ModelHandle};
+use crate::model::view::LockId;
 use crate::model::{Reading, Snapshot};
 use crate::query::Filter;
 use crate::query::list::Known;
@@ -97,8 +98,8 @@ pub struct TableAnswer {
 /// What past events are asked of.
 #[derive(Debug, Clone)]
 pub struct Span {
-    pub from: WallMillis,
-    pub to: WallMillis,
+    pub from: SteadyMillis,
+    pub to: SteadyMillis,
     /// Which lock; none: all.
     pub lock: Option<LockId>,
 }
@@ -137,7 +138,7 @@ impl App {
             places: Arc::new(Semaphore::new(MAX_STREAMS)),
             fragments: Fragments::default(),
             feeds: Feeds::default(),
-            epoch: format!("{:x}", wall().0),
+            epoch: format!("{:x}", SteadyMillis::now().0),
             tables: Tables::default(),
             counts: Mutex::new((u64::MAX, Counts::default())),
         }))
@@ -150,7 +151,7 @@ impl App {
         let several_deployments = scopes.windows(2).any(|pair| pair[0].0 != pair[1].0);
         let several_dbs = scopes.windows(2).any(|pair| pair[0].1 != pair[1].1);
         Chrome {
-            now: wall(),
+            now: SteadyMillis::now(),
             version: env!("CARGO_PKG_VERSION"),
             environment: self.about.environment.clone(),
             note: self.about.note.clone(),
@@ -228,7 +229,7 @@ impl App {
         }
         // What is larger than a page is not worth keeping.
         let rows = match most {
-            Some(_) => Arc::new(query.rows(&self.hub.snapshot(), wall())),
+            Some(_) => Arc::new(query.rows(&self.hub.snapshot(), SteadyMillis::now())),
             None => self.tables.rows(&self.hub, cursor, &query),
         };
         Ok(TableAnswer { rows, sort, order, filter_error: None })
@@ -295,7 +296,7 @@ impl App {
 
     /// What is known of a lock, read just now where it was not within the last second.
     pub async fn subject(&self, id: &LockId) -> Subject {
-        let now = wall();
+        let now = SteadyMillis::now();
         let known = self.hub.snapshot().get(id).cloned();
         let fresh = known.as_ref().is_some_and(|lock| {
             !lock.is_unknown() && now.0.saturating_sub(lock.observed_at.0) <= FRESH_MS
@@ -341,11 +342,11 @@ impl App {
     ///
     /// # Errors
     /// Where an instant is none, they are the wrong way round, or the lock cannot be.
-    pub fn span(&self, params: &EventsParams, now: WallMillis) -> Result<Span, Problem> {
+    pub fn span(&self, params: &EventsParams, now: SteadyMillis) -> Result<Span, Problem> {
         let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
         let from = match given(&params.from) {
             Some(from) => instant("from", &from, now)?,
-            None => WallMillis(now.0.saturating_sub(USUAL_SPAN_MS)),
+            None => SteadyMillis(now.0.saturating_sub(USUAL_SPAN_MS)),
         };
         let to = given(&params.to).map_or(Ok(now), |to| instant("to", &to, now))?;
         if to < from {

@@ -11,9 +11,9 @@ use super::app::App;
 use super::params::LockParams;
 use super::problem::Problem;
 use crate::archive::{Answer, Gap, Told};
-use crate::model::actor::wall;
+use crate::clock::SteadyMillis;
 use crate::model::past::PastHoldView;
-use crate::model::view::{LockId, LockView, WallMillis};
+use crate::model::view::{LockId, LockView};
 use crate::views::Subject;
 
 /// What the bundle's form is called, so that a program can tell it from a later one.
@@ -26,7 +26,8 @@ const FILE_NAME: usize = 60;
 #[derive(Serialize)]
 struct Bundle<'a> {
     form: &'static str,
-    made_at: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    made_at: SteadyMillis,
     made_by: Option<&'a str>,
     dashboard: About<'a>,
     lock: &'a LockId,
@@ -35,7 +36,8 @@ struct Bundle<'a> {
     why: Option<String>,
     /// Who held it at the instant that was asked about.
     then: Option<Answer>,
-    from: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    from: SteadyMillis,
     /// Holds that are over and ended within the window, newest first; from the history where one is kept.
     holds: Vec<PastHoldView>,
     /// What the history tells of that time, oldest first; null where none is kept (`now` has the latest events).
@@ -69,8 +71,8 @@ pub async fn bundle(
     let window = params.window.take().filter(|window| !window.trim().is_empty());
     params.window = Some(window.unwrap_or_else(|| USUAL_WINDOW.to_owned()));
     let page = app.lock_page("", &params, None).await?;
-    let made_at = wall();
-    let from = WallMillis(made_at.0.saturating_sub(page.past.millis));
+    let made_at = SteadyMillis::now();
+    let from = SteadyMillis(made_at.0.saturating_sub(page.past.millis));
     let history = match &app.archive {
         Some(_) => {
             let id = page.id.clone();
@@ -115,7 +117,7 @@ pub async fn bundle(
 }
 
 /// A name that is one on every system, whatever the lock is called.
-fn file_name(id: &LockId, at: WallMillis) -> String {
+fn file_name(id: &LockId, at: SteadyMillis) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
     let name: String = id.name.to_string().chars().take(FILE_NAME).map(plain).collect();
     let at: String = crate::views::rfc3339(at).chars().map(plain).collect();
@@ -135,7 +137,7 @@ mod tests {
             db: 0,
             name: LockName::new(name).unwrap(),
         };
-        let at = WallMillis(1_795_320_000_000);
+        let at = SteadyMillis(1_795_320_000_000);
         assert_eq!(
             file_name(&id(b"orders:42"), at),
             "lockscope-orders_42-2026-11-22T04_00_00_000Z.json"

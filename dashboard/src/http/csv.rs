@@ -7,8 +7,9 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use crate::archive::Told;
+use crate::clock::SteadyMillis;
 use crate::model::contention::Longest;
-use crate::model::view::{LockId, LockView, Since, WallMillis};
+use crate::model::view::{LockId, LockView, Since};
 use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
@@ -62,7 +63,7 @@ fn cell(text: &str) -> String {
     }
 }
 
-fn instant(at: WallMillis) -> String {
+fn instant(at: SteadyMillis) -> String {
     crate::views::rfc3339(at)
 }
 

@@ -6,9 +6,9 @@ use super::app::{App, TableAnswer};
 use super::params::{EventsParams, LockParams, OwnerParams, TableParams, instant};
 use super::problem::Problem;
 use crate::archive::Gap;
-use crate::model::actor::wall;
+use crate::clock::SteadyMillis;
 use crate::model::past::PastHoldView;
-use crate::model::view::{LockId, LockView, WallMillis};
+use crate::model::view::{LockId, LockView};
 use crate::query::owners::{OwnerRow, client_of};
 use crate::views::{
     EventRow, EventsPage, LockPage, LocksPage, OwnerPage, PastWindow, SourcesPage, Subject,
@@ -28,7 +28,7 @@ const WINDOW_MS: u64 = 15 * 60_000;
 const MAX_WINDOW_MS: u64 = 7 * 24 * 3_600_000;
 
 /// Whether a gap is only the time since the history was last written, by the dashboard that looks right now.
-fn is_just_now(gap: &Gap, now: WallMillis) -> bool {
+fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
     let since = gap.from.filter(|_| gap.to.is_none());
     since.is_some_and(|since| now.0.saturating_sub(since.0) < WRITTEN_EACH_MS)
 }
@@ -70,7 +70,7 @@ impl App {
         params: &LockParams,
         subject: Option<Subject>,
     ) -> Result<LockPage, Problem> {
-        let (id, now) = (self.lock_id(params)?, wall());
+        let (id, now) = (self.lock_id(params)?, SteadyMillis::now());
         let then = match params.at.as_deref().filter(|at| !at.trim().is_empty()) {
             Some(at) => {
                 let (id, at) = (id.clone(), instant("at", at, now)?);
@@ -101,7 +101,7 @@ impl App {
         id: &LockId,
         subject: &Subject,
         window: Option<&str>,
-        now: WallMillis,
+        now: SteadyMillis,
     ) -> Result<PastWindow, Problem> {
         let chosen = window.filter(|text| !text.trim().is_empty());
         let millis = match chosen {
@@ -114,7 +114,7 @@ impl App {
                     Problem::bad_request("`window` must be a time from 1s to 7d, such as 1h")
                 })?,
         };
-        let from = WallMillis(now.0.saturating_sub(millis));
+        let from = SteadyMillis(now.0.saturating_sub(millis));
         let remembered = match subject {
             Subject::Known(lock) => lock.past.to_vec(),
             _ => Vec::new(),
@@ -181,7 +181,7 @@ impl App {
         address: &str,
         params: &EventsParams,
     ) -> Result<EventsPage, Problem> {
-        let span = self.span(params, wall())?;
+        let span = self.span(params, SteadyMillis::now())?;
         let (from, to) = (span.from, span.to);
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let kept = self.archive.is_some();
@@ -191,7 +191,8 @@ impl App {
                 .history(|archive| async move { archive.between(lock, from, to, true).await })
                 .await?;
             let gaps = self.history(|archive| async move { archive.gaps(from, to).await }).await?;
-            let gaps = gaps.into_iter().filter(|gap| !is_just_now(gap, wall())).collect();
+            let gaps =
+                gaps.into_iter().filter(|gap| !is_just_now(gap, SteadyMillis::now())).collect();
             (told.iter().map(EventRow::told).collect(), gaps)
         } else {
             (self.remembered_events(span.lock.as_ref(), from, to), Vec::new())
@@ -218,8 +219,8 @@ impl App {
     fn remembered_events(
         &self,
         of: Option<&LockId>,
-        from: WallMillis,
-        to: WallMillis,
+        from: SteadyMillis,
+        to: SteadyMillis,
     ) -> Vec<EventRow> {
         let snapshot = self.hub.snapshot();
         let mut rows: Vec<EventRow> = snapshot

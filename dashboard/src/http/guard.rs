@@ -18,7 +18,7 @@ use super::problem::Problem;
 use crate::access::proofs::Proof;
 use crate::access::rights::Right;
 use crate::access::{Access, By, Refusal, Visitor};
-use crate::model::actor::wall;
+use crate::clock::SteadyMillis;
 use crate::views::{Chrome, VisitorView};
 
 /// What anybody may see: the way in, and what it is made of.
@@ -28,7 +28,7 @@ fn is_open(path: &str) -> bool {
 
 /// Seconds since the epoch.
 pub(super) fn now_secs() -> u64 {
-    wall().0 / 1000
+    SteadyMillis::now().0 / 1000
 }
 
 /// Middleware for `axum::middleware::from_fn_with_state`: lets nobody through who may not look, and tells handlers

@@ -11,7 +11,7 @@ use super::app::App;
 use super::csv::{self, Record};
 use super::params::{Format, TableParams, limit, understood};
 use super::problem::{Problem, visible};
-use crate::model::actor::wall;
+use crate::clock::SteadyMillis;
 use crate::query::Filter;
 use crate::query::list::{Known, ListQuery, ListRows, Listed};
 use crate::views::{ListPage, ListView, Order};
@@ -59,7 +59,7 @@ fn asked<T: Listed>(app: &App, params: &TableParams, limit: usize) -> Result<Ans
     let text = params.filter.trim().to_owned();
     let cursor = params.cursor.clone().filter(|cursor| !cursor.is_empty());
     let rows = ListQuery { text, filter, sort, order, cursor, limit }
-        .rows(&app.known(), wall())
+        .rows(&app.known(), SteadyMillis::now())
         .map_err(|error| Problem::bad_request(error.to_string()))?;
     Ok(Answer { rows, sort, order, filter_error: None })
 }

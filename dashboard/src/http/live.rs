@@ -22,8 +22,8 @@ use super::params::{Address, EventsParams, LockParams, OwnerParams, TableParams,
 use super::problem::Problem;
 use super::tables::List;
 use super::viewers::Viewed;
+use crate::clock::SteadyMillis;
 use crate::model::Delta;
-use crate::model::actor::wall;
 use crate::model::view::LockId;
 use crate::query::Filter;
 use crate::query::contention::ContentionRow;
@@ -156,7 +156,7 @@ impl Topic {
                 Self::Contention(params)
             }
             Address::Events(params) => {
-                app.span(&params, wall())?;
+                app.span(&params, SteadyMillis::now())?;
                 Self::Events(params)
             }
             Address::Sources => Self::Sources,
@@ -176,7 +176,7 @@ impl Topic {
     pub(super) fn concerns(&self, change: &Delta, before: Option<&Picture>) -> bool {
         match self {
             Self::Locks(_, filter, _) => {
-                let now = wall();
+                let now = SteadyMillis::now();
                 let shown = |id: &LockId| before.is_none_or(|before| before.shows(id));
                 change.changed.iter().any(|lock| filter.matches(lock, now) || shown(&lock.id))
                     || change.removed.iter().any(shown)
@@ -313,7 +313,7 @@ impl Reader {
             let beat_at = self.sent + Duration::from_millis(BEAT_MS);
             tokio::select! {
                 changed = self.latest.changed() => changed.ok()?,
-                () = tokio::time::sleep_until(beat_at) => return Some(Frame::new(&beat(wall()))),
+                () = tokio::time::sleep_until(beat_at) => return Some(Frame::new(&beat(SteadyMillis::now()))),
             }
         }
     }
@@ -326,8 +326,9 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::clock::now;
     use crate::metrics::StreamMetrics;
-    use crate::model::actor::{self, now};
+    use crate::model::actor;
     use crate::model::{Model, Settings};
 
     #[test]

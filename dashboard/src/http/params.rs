@@ -8,8 +8,7 @@ use axum::http::Uri;
 use serde::Deserialize;
 
 use super::problem::Problem;
-use crate::clock;
-use crate::model::view::WallMillis;
+use crate::clock::{SteadyMillis, WallMillis};
 use crate::query::page::MAX_ROWS;
 
 /// What a table's address says.
@@ -116,7 +115,7 @@ const DAY_MS: u64 = 86_400_000;
 ///
 /// # Errors
 /// Where it is none of these.
-pub fn instant(key: &str, text: &str, now: WallMillis) -> Result<WallMillis, Problem> {
+pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis, Problem> {
     let text = text.trim();
     let whole = || {
         let at = if text.len() == "2026-11-21T03:12".len() {
@@ -129,9 +128,9 @@ pub fn instant(key: &str, text: &str, now: WallMillis) -> Result<WallMillis, Pro
         u64::try_from(since.as_millis()).ok()
     };
     // What is named is named by the clock on the wall.
-    let now = clock::told(now);
+    let now = now.to_wall();
     let at = ago(text, now).or_else(|| time_of_day(text, now)).or_else(whole);
-    at.map(|at| clock::kept(WallMillis(at))).ok_or_else(|| {
+    at.map(|at| WallMillis(at).to_steady()).ok_or_else(|| {
         Problem::bad_request(format!(
             "`{key}` is not an instant: expected one in UTC, such as 2026-11-21T03:12:00Z, 03:12, or -15m"
         ))
@@ -216,7 +215,7 @@ mod tests {
     #[test]
     fn instants_are_read_as_people_write_them() {
         // 2026-11-22T04:00:00Z
-        let now = WallMillis(1_795_320_000_000);
+        let now = SteadyMillis(1_795_320_000_000);
         let read = |text: &str| instant("at", text, now).map(|at| at.0);
         for (text, before_ms) in [
             ("2026-11-22T03:12:00Z", 48 * 60_000),

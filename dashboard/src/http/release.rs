@@ -15,9 +15,10 @@ use super::pages::{address, refused, rendered};
 use super::params::{LockParams, understood};
 use super::problem::Problem;
 use crate::access::rights::Right;
+use crate::clock::{SteadyMillis, now};
 use crate::model::Reading;
-use crate::model::actor::{Answer, now, wall};
-use crate::model::view::{LockId, WallMillis};
+use crate::model::actor::Answer;
+use crate::model::view::LockId;
 use crate::release::{Asker, Choice, Mistake, Offer, Outcome, Releases, VALID, Wish};
 use crate::views::{self, ReleasePage, ReleaseStep};
 
@@ -153,15 +154,15 @@ pub async fn look(
     let id = app.lock_id(&understood(params)?)?;
     let offer = offered(&app, &id, &who).await;
     let offer = offer.map_err(|why| Problem::new(StatusCode::NOT_FOUND, why))?;
-    let until = WallMillis(wall().0 + VALID.as_secs() * 1_000);
+    let until = SteadyMillis(SteadyMillis::now().0 + VALID.as_secs() * 1_000);
     let (seen, offer) = releases.show(offer);
     let targets: Vec<String> = offer.choices().iter().map(Choice::value).collect();
     Ok(Json(json!({
         "seen": seen,
-        "valid_until": until,
+        "valid_until": until.to_wall(),
         "targets": targets,
         "lock": &*offer.view,
-        "last_renewal": offer.renewed_at(),
+        "last_renewal": offer.renewed_at().map(SteadyMillis::to_wall),
     })))
 }
 

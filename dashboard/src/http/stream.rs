@@ -16,7 +16,8 @@ use tokio::sync::broadcast::error::RecvError;
 
 use super::app::App;
 use super::live::{Place, UNBUFFERED};
-use crate::model::view::{LockView, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::view::LockView;
 use crate::model::{Delta, Snapshot};
 
 /// Locks in one event of a snapshot.
@@ -27,7 +28,8 @@ const HEARTBEAT: Duration = Duration::from_secs(15);
 #[derive(Serialize)]
 struct SnapshotJson<'a> {
     seq: u64,
-    at: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    at: SteadyMillis,
     locks: &'a [&'a LockView],
     /// Whether further events belong to this snapshot.
     more: bool,

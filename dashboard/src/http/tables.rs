@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::model::actor::{Hub, wall};
-use crate::model::view::WallMillis;
+use crate::clock::SteadyMillis;
+use crate::model::actor::Hub;
 use crate::query::kept::Kept;
 use crate::query::page::{Query, Rows};
 use crate::views::{Order, Sort};
@@ -37,7 +37,7 @@ struct TableKey {
 #[derive(Debug)]
 struct Table {
     seq: u64,
-    at: WallMillis,
+    at: SteadyMillis,
     rows: Arc<Rows>,
 }
 
@@ -58,7 +58,7 @@ impl Tables {
     /// The rows of a query, whose page begins at `cursor`: the same for all who ask for the same, and the very same while
     /// nothing of them changes.
     pub(super) fn rows(&self, hub: &Hub, cursor: Option<String>, query: &Query) -> Arc<Rows> {
-        let (snapshot, now) = (hub.snapshot(), wall());
+        let (snapshot, now) = (hub.snapshot(), SteadyMillis::now());
         let list = (query.text.clone(), query.sort, query.order);
         let key = TableKey { list, cursor, limit: query.limit };
         let moves = query.filter.moves();

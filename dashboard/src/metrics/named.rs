@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::model::view::{Certainty, LockId, LockView, ProblemKind, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::view::{Certainty, LockId, LockView, ProblemKind};
 
 /// The most locks that are named at a time, and new ones in an hour.
 const MAX_NAMED: usize = 50;
@@ -28,8 +29,8 @@ pub(super) struct Row {
     pub(super) certainty: Certainty,
     pub(super) group: Arc<str>,
     pub(super) name: String,
-    pub(super) since: WallMillis,
-    seen: WallMillis,
+    pub(super) since: SteadyMillis,
+    seen: SteadyMillis,
 }
 
 impl Named {
@@ -37,7 +38,7 @@ impl Named {
     pub(super) fn rows<'a>(
         &mut self,
         locks: impl Iterator<Item = &'a Arc<LockView>>,
-        now: WallMillis,
+        now: SteadyMillis,
     ) -> Vec<Row> {
         let hour = now.0 / 3_600_000;
         if self.hour != hour {
@@ -86,20 +87,20 @@ mod tests {
     fn named_locks_are_few_last_and_stick() {
         let bad = |i: u64| {
             let problems =
-                vec![crate::model::view::ProblemView { since: WallMillis(i), ..leaked() }];
+                vec![crate::model::view::ProblemView { since: SteadyMillis(i), ..leaked() }];
             Arc::new(LockView { problems, ..lock(&format!("l:{i}")) })
         };
         let locks: Vec<_> = (0..100).map(bad).collect();
         let mut named = Named::default();
-        assert!(named.rows(locks.iter(), WallMillis(1_000)).is_empty(), "they must last");
-        let rows = named.rows(locks.iter(), WallMillis(70_000));
+        assert!(named.rows(locks.iter(), SteadyMillis(1_000)).is_empty(), "they must last");
+        let rows = named.rows(locks.iter(), SteadyMillis(70_000));
         assert_eq!(rows.len(), MAX_NAMED);
         assert!(rows.iter().all(|row| row.since.0 < MAX_NAMED as u64), "the oldest ones");
-        assert_eq!(named.rows([].iter(), WallMillis(100_000)).len(), MAX_NAMED);
-        assert!(named.rows([].iter(), WallMillis(400_000)).is_empty());
+        assert_eq!(named.rows([].iter(), SteadyMillis(100_000)).len(), MAX_NAMED);
+        assert!(named.rows([].iter(), SteadyMillis(400_000)).is_empty());
         for i in 0..10 {
             let locks: Vec<_> = (0..50).map(|n| bad(1_000 * (i + 1) + n)).collect();
-            named.rows(locks.iter(), WallMillis(400_000 + i * 301_000));
+            named.rows(locks.iter(), SteadyMillis(400_000 + i * 301_000));
         }
         assert!(named.new_this_hour <= MAX_NAMED_AN_HOUR);
     }

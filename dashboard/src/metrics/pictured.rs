@@ -10,10 +10,11 @@ use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::named::Named;
 use super::{Pairs, opts};
-use crate::clock;
-use crate::model::actor::{Hub, wall};
-use crate::model::view::{LockView, ProblemKind, SourceState, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::actor::Hub;
+use crate::model::view::{LockView, ProblemKind};
 use crate::sources::status::Sources;
+use crate::sources::view::SourceState;
 
 /// What is read off the newest picture at each scrape.
 pub(super) struct Pictured {
@@ -163,7 +164,7 @@ impl Pictured {
         let snapshot = self.hub.snapshot();
         self.not_kept.set(i64::try_from(snapshot.not_kept).unwrap_or(i64::MAX));
         let seen = self.deployments_seen();
-        let mut oldest: HashMap<(Arc<str>, String), WallMillis> = HashMap::new();
+        let mut oldest: HashMap<(Arc<str>, String), SteadyMillis> = HashMap::new();
         let confirmed = snapshot.locks().filter(|lock| lock.is_listed());
         for lock in confirmed.filter(|lock| seen.contains(&*lock.id.deployment)) {
             self.fill_lock(lock, &mut oldest);
@@ -173,7 +174,7 @@ impl Pictured {
         }
         if let Some(named) = &self.named {
             let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
-            for row in named.rows(snapshot.locks(), wall()) {
+            for row in named.rows(snapshot.locks(), SteadyMillis::now()) {
                 let labels =
                     [row.problem.as_str(), row.certainty.as_str(), &*row.group, &*row.name];
                 self.problem_since.with_label_values(&labels).set(seconds(row.since));
@@ -197,7 +198,7 @@ impl Pictured {
         seen
     }
 
-    fn fill_lock(&self, lock: &LockView, oldest: &mut HashMap<(Arc<str>, String), WallMillis>) {
+    fn fill_lock(&self, lock: &LockView, oldest: &mut HashMap<(Arc<str>, String), SteadyMillis>) {
         let deployment = &lock.id.deployment;
         let (group, new) = self.pairs.label(deployment, &lock.group);
         if new {
@@ -261,6 +262,6 @@ impl Pictured {
 }
 
 /// For Prometheus, whose clock is another: by the clock on the wall.
-fn seconds(at: WallMillis) -> f64 {
-    Duration::from_millis(clock::told(at).0).as_secs_f64()
+fn seconds(at: SteadyMillis) -> f64 {
+    Duration::from_millis(at.to_wall().0).as_secs_f64()
 }

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use redisson::{LockName, Moment};
-use service_kit::clock;
+use redisson::LockName;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::contention::Contention;
-use super::view::{LockId, WallMillis};
+use super::view::LockId;
 use super::{Delta, Effect, Model, Observation, ReadRequest, Reading, ScopeId, Snapshot};
+use crate::clock::{SteadyMillis, now};
 
 /// Messages that wait for the model; senders then wait.
 const QUEUE: usize = 4_096;
@@ -38,18 +38,6 @@ const DELTAS: usize = 64;
 /// Deltas, and locks in all of them, that are kept for those that come back.
 const RECENT: usize = 256;
 const RECENT_LOCKS: usize = 5_000;
-
-/// Now, on the clock of leases.
-#[must_use]
-pub fn now() -> Moment {
-    Moment::from_micros(clock::boot_micros())
-}
-
-/// Now, as the time of day: by the clock of [`crate::clock`], which nobody sets.
-#[must_use]
-pub fn wall() -> WallMillis {
-    crate::clock::now()
-}
 
 /// What the model published last, and the way there.
 #[derive(Debug)]
@@ -119,7 +107,7 @@ impl Hub {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// When it was read.
-    pub read_at: WallMillis,
+    pub read_at: SteadyMillis,
     /// What it is.
     pub reading: Reading,
 }
@@ -347,7 +335,7 @@ impl Actor {
         }
         let Observation::Read { name, stamp, reading, .. } = observation else { return None };
         let waiting = self.asked.remove(&(scope, name.clone()))?;
-        Some((waiting, Answer { read_at: stamp.wall, reading: reading.clone() }))
+        Some((waiting, Answer { read_at: stamp.steady, reading: reading.clone() }))
     }
 
     fn hand_out(&mut self) {
@@ -371,17 +359,17 @@ impl Actor {
 
     fn tidy(&mut self, listener: &mut impl Listener) {
         let now = now();
-        if let Some(by) = crate::clock::look() {
+        if let Some(by) = crate::clock::resync() {
             tracing::warn!(
                 by_ms = by,
                 "this host's clock was set: what is told goes by it from now on, and ages are as they were"
             );
         }
         self.model.tick(now);
-        self.model.end_acknowledgements(wall());
+        self.model.end_acknowledgements(SteadyMillis::now());
         if self.counted.is_none_or(|counted| counted.elapsed() >= COUNT_EACH) {
             self.counted = Some(Instant::now());
-            self.hub.contention.store(Arc::new(self.model.contention(now, wall())));
+            self.hub.contention.store(Arc::new(self.model.contention(now, SteadyMillis::now())));
         }
         for waiting in self.asked.values_mut() {
             waiting.retain(|reply| !reply.is_closed());
@@ -398,7 +386,7 @@ impl Actor {
     }
 
     fn publish(&mut self) {
-        if let Some((snapshot, delta)) = self.model.publish(wall()) {
+        if let Some((snapshot, delta)) = self.model.publish(SteadyMillis::now()) {
             self.published = Instant::now();
             self.hub.publish(snapshot, delta);
         }

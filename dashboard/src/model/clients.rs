@@ -6,8 +6,9 @@ use std::net::IpAddr;
 use redisson::{ClientId, Moment};
 
 use super::problem::Gone;
-use super::view::{ClientView, WallMillis};
+use super::view::ClientView;
 use super::who::{GONE_AFTER, Told};
+use crate::clock::SteadyMillis;
 
 /// The most clients whose addresses are known in one deployment's database.
 const MAX_CLIENTS: usize = 10_000;
@@ -27,7 +28,7 @@ struct Agent {
     asked: Moment,
     /// Whether it was seen to tell of a holder: it may be forbidden to.
     tells: bool,
-    missing_since: Option<(Moment, WallMillis)>,
+    missing_since: Option<(Moment, SteadyMillis)>,
     gone: bool,
 }
 
@@ -38,7 +39,7 @@ struct Client {
     seen: Moment,
     /// Whether a check has found it connected.
     connected: Option<bool>,
-    missing_since: Option<(Moment, WallMillis)>,
+    missing_since: Option<(Moment, SteadyMillis)>,
     gone: bool,
 }
 
@@ -65,7 +66,12 @@ impl Clients {
     }
 
     /// These are all addresses that anybody is connected from. True when a client is found gone, or back.
-    pub fn connected(&mut self, addresses: &HashSet<IpAddr>, at: Moment, wall: WallMillis) -> bool {
+    pub fn connected(
+        &mut self,
+        addresses: &HashSet<IpAddr>,
+        at: Moment,
+        steady: SteadyMillis,
+    ) -> bool {
         let mut news = false;
         for client in self.seen.values_mut().filter(|client| client.seen < at) {
             let here = client.addresses.iter().any(|address| addresses.contains(address));
@@ -73,7 +79,7 @@ impl Clients {
             if here {
                 client.missing_since = None;
             } else {
-                client.missing_since.get_or_insert((at, wall));
+                client.missing_since.get_or_insert((at, steady));
             }
             let gone = client.missing_since.is_some_and(|(since, _)| at.since(since) >= GONE_AFTER);
             news |= client.gone != gone;
@@ -101,7 +107,7 @@ impl Clients {
             if *there {
                 agent.missing_since = None;
             } else {
-                agent.missing_since.get_or_insert((told.at, told.wall));
+                agent.missing_since.get_or_insert((told.at, told.steady));
             }
             let missing = agent.missing_since;
             let gone = missing.is_some_and(|(since, _)| told.at.since(since) >= GONE_AFTER);
@@ -186,7 +192,7 @@ mod tests {
         clients.seen(id(1), ip("10.0.0.8"), at(1));
         let check = |clients: &mut Clients, secs: u64, addresses: &[&str]| {
             let addresses = addresses.iter().map(|address| ip(address)).collect();
-            clients.connected(&addresses, at(secs), WallMillis(secs * 1_000))
+            clients.connected(&addresses, at(secs), SteadyMillis(secs * 1_000))
         };
         assert!(!check(&mut clients, 10, &["10.0.0.7"]), "one of its addresses is enough");
         assert_eq!(clients.view(&id(1)).unwrap().alive, Some(true));
@@ -195,7 +201,7 @@ mod tests {
         assert!(!check(&mut clients, 69, &["10.0.0.9"]));
         assert!(check(&mut clients, 70, &["10.0.0.9"]));
         let gone = clients.gone(&id(1)).unwrap();
-        assert_eq!(gone.since, WallMillis(40_000));
+        assert_eq!(gone.since, SteadyMillis(40_000));
         assert!(gone.seen.contains("10.0.0.7") && gone.seen.contains("10.0.0.8"));
         assert_eq!(clients.view(&id(1)).unwrap().alive, Some(false));
         assert!(check(&mut clients, 80, &["10.0.0.8"]), "it is back");

@@ -13,8 +13,8 @@ use redisson::{LockName, Moment};
 
 use super::observation::Served;
 use super::scope::{Restart, Scope, Why};
-use super::view::WallMillis;
 use super::{Model, Observation, ScopeId};
+use crate::clock::SteadyMillis;
 
 #[derive(Debug)]
 pub(super) struct Cluster {
@@ -114,7 +114,7 @@ impl Model {
             gone.sort_unstable();
             let over = self.clusters[&front].left.contains(&from) || served.over.contains(&from);
             for name in &gone {
-                self.carry(from, name, (served.at, served.wall), over);
+                self.carry(from, name, (served.at, served.steady), over);
             }
         }
         self.reclaim(front);
@@ -126,7 +126,7 @@ impl Model {
         &mut self,
         from: ScopeId,
         name: &LockName,
-        (at, wall): (Moment, WallMillis),
+        (at, steady): (Moment, SteadyMillis),
         over: bool,
     ) {
         let to = self.home(from, name);
@@ -153,7 +153,7 @@ impl Model {
         target.news.insert(name.clone());
         match &mut target.restart {
             Some(restart) => restart.moved(name, at, over),
-            none => *none = Some(Restart::of_move(name, at, wall, over)),
+            none => *none = Some(Restart::of_move(name, at, steady, over)),
         }
         self.settle(to, name);
         if let Some(target) = self.scopes.get_mut(to.0).filter(|to| to.locks.contains_key(name)) {
@@ -209,8 +209,8 @@ mod tests {
     }
 
     fn up(model: &mut Model, node: ScopeId, ms: u64) {
-        let wall = WallMillis(ms);
-        let up = Observation::Up { at: at(ms), wall, run_id: Some("r".into()), cluster: true };
+        let steady = SteadyMillis(ms);
+        let up = Observation::Up { at: at(ms), steady, run_id: Some("r".into()), cluster: true };
         model.observe(node, up);
     }
 
@@ -218,7 +218,7 @@ mod tests {
         let (by, over) = (by.to_vec(), over.to_vec());
         model.observe(
             MAIN,
-            Observation::Served(Served { by, over, at: at(ms), wall: WallMillis(ms) }),
+            Observation::Served(Served { by, over, at: at(ms), steady: SteadyMillis(ms) }),
         );
     }
 
@@ -231,7 +231,7 @@ mod tests {
     }
 
     fn state(model: &mut Model, lock: &str) -> Option<State> {
-        model.publish(WallMillis(0));
+        model.publish(SteadyMillis(0));
         let id = LockId { deployment: Arc::from("main"), db: 0, name: name(lock) };
         model.snapshot.get(&id).map(|lock| lock.state)
     }
@@ -254,8 +254,10 @@ mod tests {
         assert_eq!(state(&mut model, &b), Some(State::Held));
         // A message may be heard at any node, and the lock is read at its own.
         let names = vec![name(&b)];
-        model
-            .observe(nodes[0], Observation::Released { names, at: at(500), wall: WallMillis(500) });
+        model.observe(
+            nodes[0],
+            Observation::Released { names, at: at(500), steady: SteadyMillis(500) },
+        );
         let due = |model: &mut Model, node| -> Vec<LockName> {
             model.due(node, at(800), 10).into_iter().map(|read| read.name).collect()
         };
@@ -270,8 +272,8 @@ mod tests {
     fn the_picture_is_whole_once_every_node_has_been_passed_over_and_stays_so() {
         let (mut model, nodes) = of_two();
         let pass = |model: &mut Model, node| {
-            model.observe(node, Observation::PassEnded { started: at(1), wall: WallMillis(1) });
-            model.publish(WallMillis(1));
+            model.observe(node, Observation::PassEnded { started: at(1), steady: SteadyMillis(1) });
+            model.publish(SteadyMillis(1));
             model.snapshot.complete
         };
         assert!(!pass(&mut model, nodes[0]));

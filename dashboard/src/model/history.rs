@@ -8,7 +8,8 @@ use redisson::HolderId;
 use serde::ser::{Serialize, Serializer};
 
 use super::observation::Source;
-use super::view::{EventView, ProblemKind, WallMillis};
+use super::view::{EventView, ProblemKind};
+use crate::clock::SteadyMillis;
 
 /// How many events a lock keeps.
 const MAX_EVENTS: usize = 16;
@@ -117,7 +118,7 @@ impl Happening {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Event {
-    at: WallMillis,
+    at: SteadyMillis,
     source: Source,
     what: Happening,
 }
@@ -140,7 +141,7 @@ pub struct History(Arc<[Event]>);
 
 impl History {
     /// Adds an event; the oldest gives way.
-    pub fn push(&mut self, at: WallMillis, source: Source, what: Happening) {
+    pub fn push(&mut self, at: SteadyMillis, source: Source, what: Happening) {
         if what == Happening::Released(None) && self.count_unseen(at) {
             return;
         }
@@ -150,7 +151,7 @@ impl History {
     }
 
     /// Counts a release that nobody was seen to make with those just before it, where there are any.
-    fn count_unseen(&mut self, at: WallMillis) -> bool {
+    fn count_unseen(&mut self, at: SteadyMillis) -> bool {
         let before = match self.0.last() {
             Some(last) if at.0.saturating_sub(last.at.0) < TOGETHER_MS => match last.what {
                 Happening::ReleasedUnseen(n) => n,
@@ -167,7 +168,7 @@ impl History {
 
     /// When the newest happened; none where there are none.
     #[must_use]
-    pub fn newest(&self) -> Option<WallMillis> {
+    pub fn newest(&self) -> Option<SteadyMillis> {
         self.0.last().map(|event| event.at)
     }
 
@@ -217,19 +218,19 @@ mod tests {
     fn it_is_bounded_and_newest_first() {
         let mut history = History::default();
         for i in 0..100 {
-            history.push(WallMillis(i), Source::Poll, Happening::Renewed(i));
+            history.push(SteadyMillis(i), Source::Poll, Happening::Renewed(i));
         }
         let mut shown = history.shown();
         assert_eq!(shown.len(), MAX_EVENTS);
-        assert_eq!(shown.next().map(|event| event.at), Some(WallMillis(99)));
-        assert_eq!(shown.last().map(|event| event.at), Some(WallMillis(84)));
+        assert_eq!(shown.next().map(|event| event.at), Some(SteadyMillis(99)));
+        assert_eq!(shown.last().map(|event| event.at), Some(SteadyMillis(84)));
     }
 
     #[test]
     fn a_storm_of_unseen_releases_is_one_event() {
         let mut history = History::default();
         for i in 0..500 {
-            history.push(WallMillis(i), Source::Channels, Happening::Released(None));
+            history.push(SteadyMillis(i), Source::Channels, Happening::Released(None));
         }
         let shown: Vec<_> = history.shown().collect();
         assert_eq!(shown.len(), 1);

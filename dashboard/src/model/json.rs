@@ -1,27 +1,10 @@
 //! The views as JSON.
 
-use std::time::{Duration, UNIX_EPOCH};
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use super::view::{LockId, LockView, WallMillis};
-use crate::clock;
-
-impl Serialize for WallMillis {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&rfc3339(clock::told(*self)))
-    }
-}
-
-/// The instant as RFC 3339 in UTC with milliseconds. Beyond the year 9999 it is that year's end.
-#[must_use]
-pub fn rfc3339(at: WallMillis) -> String {
-    const LAST: u64 = 253_402_300_799_999;
-    let at = UNIX_EPOCH + Duration::from_millis(at.0.min(LAST));
-    humantime::format_rfc3339_millis(at).to_string()
-}
+use super::view::{LockId, LockView};
 
 fn name_entries<M: SerializeMap>(map: &mut M, id: &LockId) -> Result<(), M::Error> {
     map.serialize_entry("deployment", &*id.deployment)?;
@@ -53,7 +36,7 @@ impl Serialize for LockView {
         map.serialize_entry("lock_group", &*self.group)?;
         map.serialize_entry("holders", &self.holders)?;
         map.serialize_entry("ttl_ms", &self.ttl_ms)?;
-        map.serialize_entry("observed_at", &self.observed_at)?;
+        map.serialize_entry("observed_at", &self.observed_at.to_wall())?;
         map.serialize_entry("lease_ms", &self.lease_ms)?;
         map.serialize_entry("renewed", &self.renewed)?;
         map.serialize_entry("token", &self.token)?;
@@ -78,12 +61,6 @@ mod tests {
     use redisson::LockName;
 
     use super::*;
-
-    #[test]
-    fn instants_are_rfc3339() {
-        assert_eq!(rfc3339(WallMillis(1_795_219_200_123)), "2026-11-21T00:00:00.123Z");
-        assert_eq!(rfc3339(WallMillis(u64::MAX)), "9999-12-31T23:59:59.999Z");
-    }
 
     #[test]
     fn a_name_that_is_no_text_comes_in_base64_too() {

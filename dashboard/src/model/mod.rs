@@ -7,8 +7,6 @@ pub mod actor;
 pub mod clients;
 mod cluster;
 pub mod contention;
-#[cfg(test)]
-mod counted;
 pub mod deadlock;
 pub mod history;
 pub mod json;
@@ -16,23 +14,17 @@ mod keep;
 pub mod lease;
 pub mod observation;
 pub mod past;
-#[cfg(test)]
-mod played;
 pub mod problem;
 mod publish;
 pub mod record;
 pub mod red;
 pub mod renewals;
-#[cfg(test)]
-mod restarted;
 pub mod schedule;
 mod scope;
 pub mod settings;
 pub mod snapshot;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod troubles;
 pub mod view;
 pub mod waiting;
 mod watch;
@@ -50,12 +42,13 @@ pub use record::{Effect, Remembered};
 pub use settings::{Group, LockRule, Settings};
 pub use snapshot::{Delta, Notice, Snapshot};
 
+use crate::clock::SteadyMillis;
 use cluster::Cluster;
 use contention::{Contention, Count, Totals};
 use past::{Ending, Note};
 use record::Surroundings;
 use scope::{Restart, Scope, Why};
-use view::{LockId, WallMillis};
+use view::LockId;
 
 /// How long a lock that nobody holds is remembered.
 const REMEMBERED: Duration = Duration::from_secs(600);
@@ -157,9 +150,9 @@ impl Model {
             Observation::Read { name, stamp, source, reading } => {
                 self.read(scope, &name, stamp, source, &reading);
             }
-            Observation::Released { names, at, wall } => self.released(scope, &names, at, wall),
-            Observation::Changed { name, expired, at, wall } => {
-                self.changed(scope, &name, expired, at, wall);
+            Observation::Released { names, at, steady } => self.released(scope, &names, at, steady),
+            Observation::Changed { name, expired, at, steady } => {
+                self.changed(scope, &name, expired, at, steady);
             }
             Observation::Companion { name } => {
                 if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
@@ -169,8 +162,8 @@ impl Model {
                     self.hurry(scope, &name);
                 }
             }
-            Observation::Connected { addresses, at, wall } => {
-                if self.scopes[scope.0].clients.connected(&addresses, at, wall) {
+            Observation::Connected { addresses, at, steady } => {
+                if self.scopes[scope.0].clients.connected(&addresses, at, steady) {
                     self.look_for_gone(scope);
                 }
             }
@@ -189,10 +182,10 @@ impl Model {
                     self.settle(scope, &name);
                 }
             }
-            Observation::Acted { name, word, text, wall } => {
+            Observation::Acted { name, word, text, steady } => {
                 if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
                     let mut effects = Vec::new();
-                    kept.record.acted(word, text, wall, &mut effects);
+                    kept.record.acted(word, text, steady, &mut effects);
                     self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
                     self.settle(scope, &name);
                 }
@@ -208,18 +201,18 @@ impl Model {
             Observation::Listening { on, at } => {
                 self.scopes[scope.0].listening_since = on.then_some(at);
             }
-            Observation::Up { at, wall, run_id, cluster } => {
+            Observation::Up { at, steady, run_id, cluster } => {
                 self.scopes[scope.0].cluster = cluster;
-                self.up(scope, at, wall, run_id);
+                self.up(scope, at, steady, run_id);
             }
             Observation::At { address, replica } => {
                 self.scopes[scope.0].is_at(address, replica);
             }
             Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
-            Observation::Subscribers { counts, at, wall } => {
+            Observation::Subscribers { counts, at, steady } => {
                 for (name, count) in counts {
                     if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
-                        kept.record.count_subscribers(count, at, wall);
+                        kept.record.count_subscribers(count, at, steady);
                         self.settle(scope, &name);
                     }
                 }
@@ -231,7 +224,7 @@ impl Model {
                 }
             }
             Observation::Served(served) => self.served(scope, &served),
-            Observation::PassEnded { started, wall } => {
+            Observation::PassEnded { started, steady } => {
                 let passed = &mut self.scopes[scope.0];
                 let refused = std::mem::take(&mut passed.refused);
                 self.stale |= passed.pass_began.is_none() || passed.not_kept != refused;
@@ -242,28 +235,29 @@ impl Model {
                     None => first.then_some(scope),
                 };
                 if let Some(scope) = whole.filter(|_| refused == 0) {
-                    self.forget_remembered(scope, wall);
+                    self.forget_remembered(scope, steady);
                 }
             }
         }
     }
 
     /// What an earlier run knew of locks that are no longer there is over; nobody saw when that came.
-    fn forget_remembered(&mut self, scope_id: ScopeId, wall: WallMillis) {
+    fn forget_remembered(&mut self, scope_id: ScopeId, steady: SteadyMillis) {
         let scope = &self.scopes[scope_id.0];
         let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
         let mut over: Vec<_> = self.remembered.extract_if(|id, _| ours(id)).collect();
         over.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         for (id, known) in over {
-            let unseen = known.holds.into_iter().map(|(by, _)| Note::Unseen(id.clone(), by, wall));
+            let unseen =
+                known.holds.into_iter().map(|(by, _)| Note::Unseen(id.clone(), by, steady));
             let problems = known.problems.into_iter();
-            let cleared = problems.map(|(problem, _)| Note::Cleared(id.clone(), problem, wall));
+            let cleared = problems.map(|(problem, _)| Note::Cleared(id.clone(), problem, steady));
             let notes = unseen.chain(cleared).map(|note| Effect::Note(Box::new(note)));
             self.effects.extend(notes.map(|note| (scope_id, note)));
         }
     }
 
-    fn up(&mut self, scope: ScopeId, at: Moment, wall: WallMillis, run_id: Option<String>) {
+    fn up(&mut self, scope: ScopeId, at: Moment, steady: SteadyMillis, run_id: Option<String>) {
         let scope = &mut self.scopes[scope.0];
         if scope.readable_since.is_none() {
             scope.readable_since = Some(at);
@@ -274,7 +268,7 @@ impl Model {
         });
         let elsewhere = scope.elsewhere.take();
         if let Some(why) = elsewhere.or(other.then_some(Why::Started)) {
-            scope.restart = Some(Restart { at, wall, lost: 0, why });
+            scope.restart = Some(Restart { at, steady, lost: 0, why });
             let names: Vec<LockName> = scope.locks.keys().cloned().collect();
             for name in &names {
                 scope.schedule.set(name, at);
@@ -345,7 +339,7 @@ impl Model {
         }
     }
 
-    fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, wall: WallMillis) {
+    fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, steady: SteadyMillis) {
         let known =
             |model: &Self, name| model.scopes[model.home(scope, name).0].locks.contains_key(name);
         if !names.iter().any(|name| known(self, name))
@@ -357,7 +351,7 @@ impl Model {
             let scope = self.home(scope, name);
             if let Some(kept) = self.scopes[scope.0].locks.get_mut(name) {
                 let mut effects = Vec::new();
-                kept.record.released(at, wall, Source::Channels, Ending::Released, &mut effects);
+                kept.record.released(at, steady, Source::Channels, Ending::Released, &mut effects);
                 self.keep(scope, name, at, effects);
                 self.settle(scope, name);
             }
@@ -372,7 +366,7 @@ impl Model {
         name: &LockName,
         expired: bool,
         at: Moment,
-        wall: WallMillis,
+        steady: SteadyMillis,
     ) {
         let scope = &mut self.scopes[scope_id.0];
         let around = scope.around(name);
@@ -381,7 +375,7 @@ impl Model {
         let mut effects = Vec::new();
         kept.record.heard_of();
         if expired {
-            kept.record.ran_out(at, wall, around, &mut effects);
+            kept.record.ran_out(at, steady, around, &mut effects);
         }
         self.keep(scope_id, name, at, effects);
         self.settle(scope_id, name);
@@ -410,7 +404,7 @@ impl Model {
             let Some(restart) = scope.restart.take() else { continue };
             if let Some(text) = restart.told(scope.db) {
                 let deployment = scope.deployment.to_string();
-                self.notice(restart.wall, deployment, text);
+                self.notice(restart.steady, deployment, text);
             }
         }
         self.look_for_deadlocks();
@@ -431,12 +425,12 @@ impl Model {
     }
 
     /// How often locks were taken, held and waited for in the last hour.
-    pub fn contention(&mut self, now: Moment, wall: WallMillis) -> Contention {
-        self.totals.shown(now, wall)
+    pub fn contention(&mut self, now: Moment, steady: SteadyMillis) -> Contention {
+        self.totals.shown(now, steady)
     }
 
     /// Ends what people had in hand until now.
-    pub fn end_acknowledgements(&mut self, wall: WallMillis) {
+    pub fn end_acknowledgements(&mut self, steady: SteadyMillis) {
         for scope_id in (0..self.scopes.len()).map(ScopeId) {
             let names: Vec<LockName> =
                 self.scopes[scope_id.0].acknowledged.iter().cloned().collect();
@@ -444,7 +438,7 @@ impl Model {
                 let scope = &mut self.scopes[scope_id.0];
                 let Some(kept) = scope.locks.get_mut(&name) else { continue };
                 let mut effects = Vec::new();
-                if !kept.record.end_acknowledgements(wall, &mut effects) {
+                if !kept.record.end_acknowledgements(steady, &mut effects) {
                     scope.acknowledged.remove(&name);
                 }
                 if !effects.is_empty() {
@@ -455,7 +449,7 @@ impl Model {
         }
     }
 
-    fn notice(&mut self, at: WallMillis, deployment: String, text: String) {
+    fn notice(&mut self, at: SteadyMillis, deployment: String, text: String) {
         self.notices.push_front(Notice { at, deployment, text });
         self.notices.truncate(MAX_NOTICES);
         self.stale = true;

@@ -10,8 +10,9 @@ use redisson::shape::LockHash;
 use redisson::{HolderId, LockName, Moment, monitor};
 
 use super::past::Act;
-use super::view::{Acknowledgement, ProblemKind, WallMillis};
+use super::view::{Acknowledgement, ProblemKind};
 use super::who::Told;
+use crate::clock::SteadyMillis;
 
 /// Which database of which deployment: an index into the model's scopes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -74,7 +75,7 @@ pub struct Stamp {
     /// After its reply had come.
     pub received: Moment,
     /// The wall clock at the latter.
-    pub wall: WallMillis,
+    pub steady: SteadyMillis,
 }
 
 impl Stamp {
@@ -190,8 +191,7 @@ pub struct Traffic {
     pub events: Vec<monitor::Event>,
     /// When it was read; it happened shortly before.
     pub at: Moment,
-    /// The same by the wall clock.
-    pub wall: WallMillis,
+    pub steady: SteadyMillis,
     /// How many events before these could not be handed over.
     pub missed: u64,
 }
@@ -204,8 +204,7 @@ pub struct Served {
     /// Nodes that have nothing any more.
     pub over: Vec<ScopeId>,
     pub at: Moment,
-    /// The same by the wall clock.
-    pub wall: WallMillis,
+    pub steady: SteadyMillis,
 }
 
 /// One thing that a source saw.
@@ -225,8 +224,7 @@ pub enum Observation {
         names: Vec<LockName>,
         /// When it came.
         at: Moment,
-        /// The same by the wall clock.
-        wall: WallMillis,
+        steady: SteadyMillis,
     },
     /// The server told that the lock's key was changed.
     Changed {
@@ -235,8 +233,7 @@ pub enum Observation {
         expired: bool,
         /// When that was heard.
         at: Moment,
-        /// The same by the wall clock.
-        wall: WallMillis,
+        steady: SteadyMillis,
     },
     /// A companion key of the lock was seen by a pass.
     Companion { name: LockName },
@@ -250,16 +247,10 @@ pub enum Observation {
         /// How many each.
         counts: Vec<(LockName, u64)>,
         at: Moment,
-        /// The same by the wall clock.
-        wall: WallMillis,
+        steady: SteadyMillis,
     },
     /// All addresses that anybody is connected from.
-    Connected {
-        addresses: HashSet<IpAddr>,
-        at: Moment,
-        /// The same by the wall clock.
-        wall: WallMillis,
-    },
+    Connected { addresses: HashSet<IpAddr>, at: Moment, steady: SteadyMillis },
     /// Agents told of themselves and of their holders, or did not.
     Told(Told),
     /// MONITOR showed something.
@@ -278,7 +269,7 @@ pub enum Observation {
         word: &'static str,
         /// Who did what and why, a sentence.
         text: String,
-        wall: WallMillis,
+        steady: SteadyMillis,
     },
     /// Somebody has a problem of the lock in hand, or no longer has.
     Acknowledged {
@@ -302,7 +293,7 @@ pub enum Observation {
     },
     /// The server can be read.
     Up {
-        wall: WallMillis,
+        steady: SteadyMillis,
         /// The id of the server's run, where it tells.
         run_id: Option<String>,
         /// When, by the boot clock.
@@ -318,7 +309,7 @@ pub enum Observation {
     PassEnded {
         /// When it had begun.
         started: Moment,
-        /// When it had ended, by the wall clock.
-        wall: WallMillis,
+        /// The end of the pass.
+        steady: SteadyMillis,
     },
 }

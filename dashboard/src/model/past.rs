@@ -8,7 +8,8 @@ use redisson::HolderId;
 use serde::Serialize;
 
 use super::contention::{PastWait, PastWaitView};
-use super::view::{Acknowledgement, Certainty, LockId, ProblemKind, Since, WallMillis};
+use super::view::{Acknowledgement, Certainty, LockId, ProblemKind, Since};
+use crate::clock::SteadyMillis;
 
 /// How many a lock remembers. The history on disk has more.
 const MAX_PAST: usize = 8;
@@ -77,7 +78,7 @@ pub struct PastHold {
     pub id: HolderId,
     pub since: Since,
     /// Until when, as far as was seen.
-    pub to: WallMillis,
+    pub to: SteadyMillis,
     /// How it ended.
     pub ended: Ending,
 }
@@ -88,7 +89,8 @@ pub struct PastHoldView {
     pub id: String,
     pub since: Since,
     /// Until when, as far as was seen; none where it lasts.
-    pub to: Option<WallMillis>,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub to: Option<SteadyMillis>,
     /// How it ended; none where it lasts.
     pub ended: Option<&'static str>,
 }
@@ -181,23 +183,23 @@ pub enum Note {
     /// A hold is over.
     Ended(LockId, PastHold),
     /// A hold of an earlier run is over; when it ended was not seen, only that it had by then.
-    Unseen(LockId, HolderId, WallMillis),
+    Unseen(LockId, HolderId, SteadyMillis),
     /// A problem began, or became surer.
-    Problem(LockId, ProblemKind, Certainty, WallMillis),
+    Problem(LockId, ProblemKind, Certainty, SteadyMillis),
     /// A problem is over.
-    Cleared(LockId, ProblemKind, WallMillis),
+    Cleared(LockId, ProblemKind, SteadyMillis),
     /// Somebody did something about a lock.
     Acted(LockId, Box<Act>),
     /// Somebody has a problem in hand.
     Acknowledged(LockId, ProblemKind, Arc<Acknowledgement>),
     /// Nobody has it in hand any more.
-    Unacknowledged(LockId, ProblemKind, WallMillis),
+    Unacknowledged(LockId, ProblemKind, SteadyMillis),
 }
 
 /// What somebody did about a lock on this dashboard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Act {
-    pub at: WallMillis,
+    pub at: SteadyMillis,
     pub who: String,
     pub from: IpAddr,
     /// What, as events call it: `force_released`, `place_removed`, `acknowledged`, `unacknowledged`.
@@ -221,15 +223,15 @@ mod tests {
     fn the_latest_are_kept_and_the_longest() {
         let hold = |i: u64| PastHold {
             id: HolderId::new(ClientId::from_random([1; 16]), i64::try_from(i).unwrap()),
-            since: Since { at: WallMillis(i * 100), exact: true },
-            to: WallMillis(i * 100 + if i == 3 { 90 } else { 10 }),
+            since: Since { at: SteadyMillis(i * 100), exact: true },
+            to: SteadyMillis(i * 100 + if i == 3 { 90 } else { 10 }),
             ended: Ending::Released,
         };
         let mut past = Past::default();
         (0..50).for_each(|i| past.push(hold(i)));
         let shown = past.shown();
-        assert_eq!((shown.len(), shown[0].since.at), (MAX_PAST, WallMillis(4_900)));
-        assert_eq!(past.longest().unwrap().since.at, WallMillis(300));
+        assert_eq!((shown.len(), shown[0].since.at), (MAX_PAST, SteadyMillis(4_900)));
+        assert_eq!(past.longest().unwrap().since.at, SteadyMillis(300));
         assert!(past.newest_of(&hold(49).id).is_some() && past.newest_of(&hold(3).id).is_none());
     }
 }

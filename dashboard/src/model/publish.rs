@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use redisson::LockName;
 
-use super::view::{LockView, WallMillis};
+use super::view::LockView;
 use super::{Delta, Model, ScopeId, Snapshot};
+use crate::clock::SteadyMillis;
 
 /// The most views made for one snapshot; the rest come with the next one.
 const MAX_CHANGES: usize = 2_000;
@@ -38,7 +39,7 @@ impl Model {
     }
 
     /// The next snapshot, where anything is new.
-    pub fn publish(&mut self, wall: WallMillis) -> Option<(Arc<Snapshot>, Arc<Delta>)> {
+    pub fn publish(&mut self, steady: SteadyMillis) -> Option<(Arc<Snapshot>, Arc<Delta>)> {
         let mut views = Vec::new();
         for (index, scope) in self.scopes.iter_mut().enumerate() {
             let taken: Vec<LockName> =
@@ -72,7 +73,7 @@ impl Model {
         }
         self.stale = false;
         self.snapshot.seq += 1;
-        self.snapshot.at = wall;
+        self.snapshot.at = steady;
         // A cluster's front tells of all its nodes.
         let mut whole = self.scopes.iter().filter(|scope| scope.front.is_none());
         self.snapshot.complete = whole.all(|scope| scope.pass_began.is_some());
@@ -83,7 +84,7 @@ impl Model {
         {
             self.snapshot.notices = self.notices.iter().cloned().collect();
         }
-        let delta = Delta::new(self.snapshot.seq, wall, changed, removed, before);
+        let delta = Delta::new(self.snapshot.seq, steady, changed, removed, before);
         Some((Arc::new(self.snapshot.clone()), Arc::new(delta)))
     }
 }

@@ -76,9 +76,10 @@ mod tests {
 
     use super::super::observation::{Beside, Observation, Reading, Source};
     use super::super::tests::{at, settings, stamp};
-    use super::super::view::{LockId, LockView, WallMillis};
+    use super::super::view::{LockId, LockView};
     use super::super::{Group, Settings};
     use super::*;
+    use crate::clock::SteadyMillis;
 
     fn model() -> Model {
         let group =
@@ -87,8 +88,8 @@ mod tests {
         let settings = Settings { groups: vec![group], ..settings() };
         let mut model = Model::new(settings, Grouping::new(Vec::new(), 10), &scopes, at(0));
         for scope in (0..scopes.len()).map(ScopeId) {
-            let (at, wall) = (at(0), WallMillis(0));
-            let up = Observation::Up { at, wall, run_id: None, cluster: false };
+            let (at, steady) = (at(0), SteadyMillis(0));
+            let up = Observation::Up { at, steady, run_id: None, cluster: false };
             model.observe(scope, up);
         }
         model
@@ -113,7 +114,7 @@ mod tests {
     }
 
     fn shown(model: &mut Model, deployment: &str) -> Arc<LockView> {
-        while model.publish(WallMillis(0)).is_some() {}
+        while model.publish(SteadyMillis(0)).is_some() {}
         let name = LockName::new(*b"l").unwrap();
         let id = LockId { deployment: deployment.into(), db: 0, name };
         Arc::clone(model.snapshot.get(&id).unwrap())

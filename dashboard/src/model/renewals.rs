@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::view::WallMillis;
+use crate::clock::SteadyMillis;
 
 /// How many instants are kept; of those before only the number is known.
 const MAX: usize = 64;
@@ -12,13 +12,13 @@ const MAX: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Renewals {
     count: u64,
-    latest: VecDeque<WallMillis>,
+    latest: VecDeque<SteadyMillis>,
 }
 
 impl Renewals {
     /// Adds one. Two sources may tell of the same: what is closer to the one before than renewals to that lease can be is
     /// that one.
-    pub fn add(&mut self, at: WallMillis, lease: Option<Duration>) {
+    pub fn add(&mut self, at: SteadyMillis, lease: Option<Duration>) {
         let apart =
             lease.map_or(0, |lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX) / 6);
         if self.latest.back().is_some_and(|last| at.0 <= last.0.saturating_add(apart)) {
@@ -38,7 +38,7 @@ impl Renewals {
     }
 
     /// The latest, in their order.
-    pub fn latest(&self) -> impl ExactSizeIterator<Item = WallMillis> {
+    pub fn latest(&self) -> impl ExactSizeIterator<Item = SteadyMillis> {
         self.latest.iter().copied()
     }
 }
@@ -52,14 +52,14 @@ mod tests {
         let mut renewals = Renewals::default();
         let lease = Some(Duration::from_secs(30));
         for i in 0..100 {
-            renewals.add(WallMillis(i * 10_000), lease);
+            renewals.add(SteadyMillis(i * 10_000), lease);
             // The next reading shows what MONITOR has told already, or the other way round.
-            renewals.add(WallMillis(i * 10_000 + 900), lease);
-            renewals.add(WallMillis((i * 10_000).saturating_sub(300)), lease);
+            renewals.add(SteadyMillis(i * 10_000 + 900), lease);
+            renewals.add(SteadyMillis((i * 10_000).saturating_sub(300)), lease);
         }
         assert_eq!((renewals.count(), renewals.latest().len()), (100, MAX));
-        assert_eq!(renewals.latest().next(), Some(WallMillis(36 * 10_000)));
-        renewals.add(WallMillis(995_000), Some(Duration::from_secs(3)));
+        assert_eq!(renewals.latest().next(), Some(SteadyMillis(36 * 10_000)));
+        renewals.add(SteadyMillis(995_000), Some(Duration::from_secs(3)));
         assert_eq!(renewals.count(), 101, "a short lease is renewed often");
     }
 }

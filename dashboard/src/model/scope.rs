@@ -9,7 +9,8 @@ use super::ScopeId;
 use super::clients::Clients;
 use super::record::{Record, Surroundings};
 use super::schedule::Schedule;
-use super::view::{LockId, LockView, WallMillis};
+use super::view::{LockId, LockView};
+use crate::clock::SteadyMillis;
 
 /// A lock with what is shown of it.
 #[derive(Debug)]
@@ -64,7 +65,7 @@ pub(super) struct Scope {
 #[derive(Debug, Clone)]
 pub(super) struct Restart {
     pub(super) at: Moment,
-    pub(super) wall: WallMillis,
+    pub(super) steady: SteadyMillis,
     pub(super) lost: usize,
     pub(super) why: Why,
 }
@@ -90,9 +91,9 @@ pub(super) enum Why {
 
 impl Restart {
     /// A lock has come from another node.
-    pub(super) fn of_move(name: &LockName, at: Moment, wall: WallMillis, over: bool) -> Self {
+    pub(super) fn of_move(name: &LockName, at: Moment, steady: SteadyMillis, over: bool) -> Self {
         let names = HashSet::from([name.clone()]);
-        Self { at, wall, lost: 0, why: Why::Moved { names, count: 1, over } }
+        Self { at, steady, lost: 0, why: Why::Moved { names, count: 1, over } }
     }
 
     /// One more has come meanwhile.

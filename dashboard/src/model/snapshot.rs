@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
 
-use super::view::{LockId, LockView, State, WallMillis};
+use super::view::{LockId, LockView, State};
+use crate::clock::SteadyMillis;
 
 /// Pieces of a picture. Only those with changes are made anew.
 const SHARDS: usize = 256;
@@ -16,7 +17,7 @@ pub struct Snapshot {
     /// Grows by one with each picture.
     pub seq: u64,
     /// When it was made.
-    pub at: WallMillis,
+    pub at: SteadyMillis,
     /// Whether every database has been looked through once.
     pub complete: bool,
     /// Locks beyond the limit, counted in the latest pass but not kept.
@@ -30,7 +31,8 @@ pub struct Snapshot {
 /// Something that concerns a server rather than one lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Notice {
-    pub at: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub at: SteadyMillis,
     pub deployment: String,
     /// What, a sentence.
     pub text: String,
@@ -42,7 +44,7 @@ pub struct Delta {
     /// The picture it leads to.
     pub seq: u64,
     /// When that was made.
-    pub at: WallMillis,
+    pub at: SteadyMillis,
     /// Locks that are new or changed.
     pub changed: Vec<Arc<LockView>>,
     /// Locks that are no longer remembered.
@@ -56,7 +58,8 @@ pub struct Delta {
 #[derive(Serialize)]
 struct DeltaJson<'a> {
     seq: u64,
-    at: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    at: SteadyMillis,
     changed: Vec<&'a LockView>,
     removed: &'a [LockId],
 }
@@ -64,7 +67,7 @@ struct DeltaJson<'a> {
 impl Delta {
     pub(crate) fn new(
         seq: u64,
-        at: WallMillis,
+        at: SteadyMillis,
         changed: Vec<Arc<LockView>>,
         removed: Vec<LockId>,
         before: Vec<Option<Arc<LockView>>>,
@@ -91,7 +94,7 @@ impl Snapshot {
     pub fn empty() -> Self {
         Self {
             seq: 0,
-            at: WallMillis(0),
+            at: SteadyMillis(0),
             complete: false,
             not_kept: 0,
             notices: Arc::from([]),

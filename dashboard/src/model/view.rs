@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use crate::clock::SteadyMillis;
 use serde::Serialize;
 use serde::ser::{SerializeSeq as _, SerializeStruct as _, Serializer};
 
@@ -13,10 +14,6 @@ use super::observation::Source;
 use super::past::PastHoldView;
 use super::red::RedView;
 use super::renewals::Renewals;
-
-/// An instant in epoch milliseconds of the dashboard's clock, written as RFC 3339 in JSON.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WallMillis(pub u64);
 
 /// Which lock: the same name may stand in several databases of several deployments.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,7 +41,8 @@ pub enum State {
 /// An instant, and whether it is known or only the latest it can have been (shown with `≥` before the age).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Since {
-    pub at: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub at: SteadyMillis,
     /// False: it was so already when we first looked.
     pub exact: bool,
 }
@@ -67,7 +65,8 @@ pub struct ClientView {
     /// Its session with its agent.
     pub session: Option<String>,
     /// Since when it has held the lock, by its agent's clock.
-    pub since: Option<WallMillis>,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub since: Option<SteadyMillis>,
     /// Whether it lives; none where that is not known.
     pub alive: Option<bool>,
 }
@@ -170,7 +169,8 @@ pub struct WaiterView {
 pub struct PlaceView {
     pub id: String,
     /// Until when it is kept, by its own client's clock; none where it has no deadline.
-    pub deadline: Option<WallMillis>,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub deadline: Option<SteadyMillis>,
     /// Whether that is still to come.
     pub alive: bool,
 }
@@ -271,7 +271,8 @@ impl State {
 /// One observation that speaks for a problem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Evidence {
-    pub at: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub at: SteadyMillis,
     /// Which source saw it.
     pub source: &'static str,
     /// What it saw, a sentence.
@@ -293,7 +294,8 @@ pub struct WaitView {
 pub struct ProblemView {
     pub problem: ProblemKind,
     pub certainty: Certainty,
-    pub since: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub since: SteadyMillis,
     /// Why we say so.
     pub evidence: Vec<Evidence>,
     /// What to do next, a sentence.
@@ -310,16 +312,19 @@ pub struct Acknowledgement {
     pub by: String,
     /// Why it may wait.
     pub reason: String,
-    pub at: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub at: SteadyMillis,
     /// Until when, unless the problem is over before.
-    pub until: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub until: SteadyMillis,
 }
 
 /// Something that happened to a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EventView {
     /// When it was seen.
-    pub at: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub at: SteadyMillis,
     /// `taken`, `released`, `vanished`, `reentered`, `renewed`, `problem`, `cleared`.
     pub event: &'static str,
     /// Which source saw it.
@@ -342,7 +347,7 @@ pub struct LockView {
     /// Milliseconds to live when last read; none: no time to live.
     pub ttl_ms: Option<u64>,
     /// When that was read.
-    pub observed_at: WallMillis,
+    pub observed_at: SteadyMillis,
     /// The lease as learnt from the highest times to live seen.
     pub lease_ms: Option<u64>,
     /// Whether its holder renews it.
@@ -379,57 +384,4 @@ pub struct LockView {
     pub group: Arc<str>,
     /// Whether the settings expect it to be held for long.
     pub expected_long: bool,
-}
-
-/// How a source fares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SourceState {
-    On,
-    /// Switched off by the settings.
-    Off,
-    /// The server forbids it.
-    Denied,
-    /// Held back by its own bounds.
-    Paused,
-    /// It works, later than it should.
-    Behind,
-    /// The server cannot be reached.
-    Down,
-}
-
-impl SourceState {
-    pub const ALL: [Self; 6] =
-        [Self::On, Self::Off, Self::Denied, Self::Paused, Self::Behind, Self::Down];
-
-    /// The word for it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::On => "on",
-            Self::Off => "off",
-            Self::Denied => "denied",
-            Self::Paused => "paused",
-            Self::Behind => "behind",
-            Self::Down => "down",
-        }
-    }
-}
-
-/// One source of knowledge.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct SourceView {
-    pub deployment: String,
-    /// The server's address, without secrets.
-    pub node: String,
-    /// `scan`, `channels` or `poll`.
-    pub source: &'static str,
-    /// How it fares.
-    pub state: SourceState,
-    /// Why, where that is not plain.
-    pub detail: String,
-    /// When it last saw something through.
-    pub last_success: Option<WallMillis>,
-    /// How much later than it should it works, in milliseconds.
-    pub lag_ms: Option<u64>,
 }

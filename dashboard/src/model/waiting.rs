@@ -8,7 +8,8 @@ use std::time::Duration;
 use redisson::{HolderId, Moment};
 
 use super::observation::{Queue, Source, Stamp};
-use super::view::{Since, WallMillis};
+use super::view::Since;
+use crate::clock::SteadyMillis;
 
 /// The most waiters that are known by name for one lock.
 const MAX_WAITERS: usize = 128;
@@ -54,7 +55,7 @@ pub struct Subscribers {
     /// How many connections.
     pub count: u64,
     /// Since when there has been at least one.
-    pub since: (Moment, WallMillis),
+    pub since: (Moment, SteadyMillis),
     /// When they were counted last.
     pub at: Moment,
 }
@@ -131,7 +132,7 @@ impl Waiting {
             let exact = window.is_some_and(|window| window <= EXACT);
             self.add(Waiter {
                 id: place.id,
-                since: Since { at: stamp.wall, exact },
+                since: Since { at: stamp.steady, exact },
                 from: stamp.received,
                 seen: stamp.received,
                 attempts: None,
@@ -158,7 +159,7 @@ impl Waiting {
         &mut self,
         id: HolderId,
         at: Moment,
-        wall: WallMillis,
+        steady: SteadyMillis,
         until: Option<Moment>,
     ) -> bool {
         if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == id) {
@@ -172,7 +173,7 @@ impl Waiting {
         }
         self.add(Waiter {
             id,
-            since: Since { at: wall, exact: true },
+            since: Since { at: steady, exact: true },
             from: at,
             seen: at,
             attempts: Some(1),
@@ -224,11 +225,11 @@ impl Waiting {
     }
 
     /// The channel's subscribers were counted. True when that is news.
-    pub fn count(&mut self, count: u64, at: Moment, wall: WallMillis) -> bool {
+    pub fn count(&mut self, count: u64, at: Moment, steady: SteadyMillis) -> bool {
         let before = self.subscribers.map_or(0, |subscribers| subscribers.count);
         self.subscribers = (count > 0).then(|| Subscribers {
             count,
-            since: self.subscribers.map_or((at, wall), |subscribers| subscribers.since),
+            since: self.subscribers.map_or((at, steady), |subscribers| subscribers.since),
             at,
         });
         before != count
@@ -248,7 +249,7 @@ mod tests {
 
     fn stamp(ms: u64) -> Stamp {
         let at = Moment::from_micros(ms * 1000);
-        Stamp { sent: at, received: at, wall: WallMillis(ms) }
+        Stamp { sent: at, received: at, steady: SteadyMillis(ms) }
     }
 
     fn queue(places: &[(i64, u64)]) -> Queue {
@@ -279,12 +280,12 @@ mod tests {
         read(&mut waiting, 10_000, &[(2, 10_500)]);
         read(&mut waiting, 12_000, &[(2, 40_000), (1, 50_000)]);
         let one = waiting.waiters().find(|waiter| waiter.id == id(1)).unwrap();
-        assert_eq!((one.since.at, one.is_live()), (WallMillis(1_000), true));
+        assert_eq!((one.since.at, one.is_live()), (SteadyMillis(1_000), true));
         read(&mut waiting, 13_000, &[(2, 40_000)]);
         read(&mut waiting, 20_000, &[(2, 40_000)]);
         read(&mut waiting, 21_000, &[(2, 40_000), (1, 50_000)]);
         let one = waiting.waiters().find(|waiter| waiter.id == id(1)).unwrap();
-        assert_eq!(one.since.at, WallMillis(21_000), "it had left for good");
+        assert_eq!(one.since.at, SteadyMillis(21_000), "it had left for good");
         assert_eq!(waiting.remove(&[id(2)]).len(), 1);
         assert_eq!(waiting.waiters().count(), 1);
         let left: Vec<_> = waiting.take_given_up().iter().map(|waiter| waiter.id).collect();
@@ -296,7 +297,7 @@ mod tests {
         let mut waiting = Waiting::default();
         let at = |ms: u64| Moment::from_micros(ms * 1000);
         let mut tries = |ms: u64, thread| {
-            waiting.attempt(id(thread), at(ms), WallMillis(ms), Some(at(ms + 9_000)));
+            waiting.attempt(id(thread), at(ms), SteadyMillis(ms), Some(at(ms + 9_000)));
             waiting.waiters().map(|waiter| waiter.id.thread).collect::<Vec<_>>()
         };
         assert!(tries(1_000, 1).is_empty());
@@ -305,7 +306,7 @@ mod tests {
         assert_eq!(tries(9_000, 1), [1]);
         assert!(!waiting.expire(at(11_500)), "only one attempt is forgotten without news");
         let one = *waiting.waiters().next().unwrap();
-        assert_eq!((one.since.at, one.attempts), (WallMillis(1_000), Some(3)));
+        assert_eq!((one.since.at, one.attempts), (SteadyMillis(1_000), Some(3)));
         assert!(waiting.expire(at(18_001)) && waiting.is_empty());
     }
 
@@ -322,9 +323,9 @@ mod tests {
     fn subscribers_wait_since_the_first_of_them() {
         let mut waiting = Waiting::default();
         let at = |ms: u64| Moment::from_micros(ms * 1000);
-        assert!(waiting.count(2, at(1), WallMillis(1)));
-        assert!(waiting.count(1, at(5), WallMillis(5)));
-        assert_eq!(waiting.subscribers.unwrap().since.1, WallMillis(1));
-        assert!(waiting.count(0, at(6), WallMillis(6)) && waiting.is_empty());
+        assert!(waiting.count(2, at(1), SteadyMillis(1)));
+        assert!(waiting.count(1, at(5), SteadyMillis(5)));
+        assert_eq!(waiting.subscribers.unwrap().since.1, SteadyMillis(1));
+        assert!(waiting.count(0, at(6), SteadyMillis(6)) && waiting.is_empty());
     }
 }

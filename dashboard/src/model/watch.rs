@@ -38,7 +38,7 @@ impl Model {
             let around = scope.around(&event.lock);
             let Some(kept) = scope.locks.get_mut(&event.lock) else { continue };
             let mut effects = Vec::new();
-            kept.record.traffic(event, traffic.at, traffic.wall, around, &mut effects);
+            kept.record.traffic(event, traffic.at, traffic.steady, around, &mut effects);
             let tapped = kept.record.has_tapped_waiters();
             let hurry = !known || changes_holders(event.what);
             self.keep(scope_id, &event.lock, traffic.at, effects);
@@ -60,7 +60,7 @@ impl Model {
         for (name, id, who) in told.holders {
             let denies = scope.clients.would_tell(&id.client);
             let Some(kept) = scope.locks.get_mut(&name) else { continue };
-            if !kept.record.tell(id, who, denies, told.at, told.wall) {
+            if !kept.record.tell(id, who, denies, told.at, told.steady) {
                 continue;
             }
             kept.record.find_gone(&scope.clients);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redisson::{ClientId, HolderId, LockName, Moment};
 
-use super::view::WallMillis;
+use crate::clock::SteadyMillis;
 
 /// How far apart the first and the last of the checks must be that find a holder, or its agent, gone.
 pub const GONE_AFTER: Duration = Duration::from_secs(30);
@@ -24,11 +24,11 @@ pub struct Who {
     /// Its session with the agent.
     pub session: Option<String>,
     /// Since when it has held the lock, by the agent's clock.
-    pub since: Option<WallMillis>,
+    pub since: Option<SteadyMillis>,
     /// The owner within its session, where it cannot but keep what it holds while it waits.
     pub owner: Option<i64>,
     /// When its wait ends by itself, by the agent's clock.
-    pub until: Option<WallMillis>,
+    pub until: Option<SteadyMillis>,
 }
 
 impl Who {
@@ -62,8 +62,7 @@ pub struct Told {
     /// The holders that were asked about; none: their agents tell nothing of them.
     pub holders: Vec<(LockName, HolderId, Option<Who>)>,
     pub at: Moment,
-    /// The same by the wall clock.
-    pub wall: WallMillis,
+    pub steady: SteadyMillis,
 }
 
 /// What is known of one holder of a lock.
@@ -73,7 +72,7 @@ pub struct Known {
     /// Who it was when it was last told.
     pub who: Who,
     /// Since when its agent, which lives, tells nothing of it.
-    denied_since: Option<(Moment, WallMillis)>,
+    denied_since: Option<(Moment, SteadyMillis)>,
     denied: bool,
 }
 
@@ -92,8 +91,8 @@ impl Known {
     }
 
     /// Its agent lives and tells nothing of it. True once that makes a difference.
-    pub fn denied(&mut self, at: Moment, wall: WallMillis) -> bool {
-        let (since, _) = *self.denied_since.get_or_insert((at, wall));
+    pub fn denied(&mut self, at: Moment, steady: SteadyMillis) -> bool {
+        let (since, _) = *self.denied_since.get_or_insert((at, steady));
         let denied = at.since(since) >= GONE_AFTER;
         std::mem::replace(&mut self.denied, denied) != denied
     }
@@ -106,7 +105,7 @@ impl Known {
 
     /// Since when it is denied, where that is found.
     #[must_use]
-    pub fn denied_since(&self) -> Option<WallMillis> {
+    pub fn denied_since(&self) -> Option<SteadyMillis> {
         self.denied_since.filter(|_| self.denied).map(|(_, since)| since)
     }
 }

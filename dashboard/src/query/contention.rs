@@ -7,8 +7,9 @@ use serde::Serialize;
 
 use super::Filter;
 use super::list::{Known, Listed};
+use crate::clock::SteadyMillis;
 use crate::model::contention::{GroupTally, LockTally, Tally};
-use crate::model::view::{LockId, LockView, Since, WallMillis};
+use crate::model::view::{LockId, LockView, Since};
 
 /// A lock that somebody waits for, or did within the last hour.
 #[derive(Debug, Clone)]
@@ -84,7 +85,7 @@ impl Listed for ContentionRow {
     const NAME: &'static str = "contention";
     const SORTS: &'static [&'static str] = &["waited", "waiting", "wait", "taken", "hold", "name"];
 
-    fn all(known: &Known, filter: &Filter, now: WallMillis) -> Vec<Self> {
+    fn all(known: &Known, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
         let mut tallies: HashMap<&LockId, &LockTally> = known
             .contention
             .locks
@@ -153,7 +154,7 @@ mod tests {
         let mut snapshot = Snapshot::empty();
         let waiter = |at| WaiterView {
             id: "w".into(),
-            since: Since { at: WallMillis(at), exact: true },
+            since: Since { at: SteadyMillis(at), exact: true },
             attempts: Some(1),
             client: None,
         };
@@ -166,7 +167,7 @@ mod tests {
         let known = Known { snapshot: Arc::new(snapshot), contention: Arc::new(contention) };
         let list = |filter: &str, sort: &str| {
             let filter = Filter::parse(filter).unwrap();
-            let mut rows = ContentionRow::all(&known, &filter, WallMillis(2_000_000));
+            let mut rows = ContentionRow::all(&known, &filter, SteadyMillis(2_000_000));
             rows.sort_by_key(|row| row.rank(sort));
             rows.into_iter().map(|row| row.id.name.to_string()).collect::<Vec<_>>()
         };
@@ -174,7 +175,7 @@ mod tests {
         assert_eq!(list("", "waiting")[0], "busy");
         assert_eq!(list("", "wait")[0], "busy");
         assert_eq!(list("b", "waited"), ["before", "busy"]);
-        let busy = ContentionRow::all(&known, &Filter::parse("busy").unwrap(), WallMillis(9));
-        assert_eq!(busy[0].longest_wait.map(|since| since.at), Some(WallMillis(4)));
+        let busy = ContentionRow::all(&known, &Filter::parse("busy").unwrap(), SteadyMillis(9));
+        assert_eq!(busy[0].longest_wait.map(|since| since.at), Some(SteadyMillis(4)));
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::page::{Place, Query, Rows};
-use crate::model::view::{LockView, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::view::LockView;
 use crate::model::{Delta, Snapshot};
 
 /// How long a list is good whose filter depends on the clock, milliseconds.
@@ -35,7 +36,7 @@ impl Kept {
         query: &Query,
         snapshot: &Snapshot,
         news: Option<&[Arc<Delta>]>,
-        now: WallMillis,
+        now: SteadyMillis,
     ) {
         let moved = query.filter.moves() && now.0 >= self.at.saturating_add(MOVING_MS);
         let few = |news: &&[Arc<Delta>]| {
@@ -53,7 +54,7 @@ impl Kept {
         }
     }
 
-    fn make(&mut self, query: &Query, snapshot: &Snapshot, now: WallMillis) {
+    fn make(&mut self, query: &Query, snapshot: &Snapshot, now: SteadyMillis) {
         let mut found: Vec<(Place<'_>, &Arc<LockView>)> = snapshot
             .locks()
             .filter(|lock| query.filter.matches(lock, now))
@@ -65,7 +66,7 @@ impl Kept {
         self.at = now.0;
     }
 
-    fn change(&mut self, query: &Query, delta: &Delta, now: WallMillis) {
+    fn change(&mut self, query: &Query, delta: &Delta, now: SteadyMillis) {
         let (changed, removed) = delta.before.split_at(delta.changed.len().min(delta.before.len()));
         for (lock, before) in delta.changed.iter().zip(changed) {
             let old = before.as_ref().and_then(|before| self.find(query, before).ok());
@@ -124,7 +125,7 @@ mod tests {
     use crate::query::tests::{leaked, lock};
     use crate::views::{Order, Sort};
 
-    const NOW: WallMillis = WallMillis(2_000_000);
+    const NOW: SteadyMillis = SteadyMillis(2_000_000);
 
     /// What happens to one lock.
     #[derive(Debug, Clone)]
@@ -150,7 +151,7 @@ mod tests {
                 0 => view.holders.clear(),
                 _ => {
                     view.holders[0].id = format!("holder:{holder}").into();
-                    view.holders[0].since = Since { at: WallMillis(since), exact: true };
+                    view.holders[0].since = Since { at: SteadyMillis(since), exact: true };
                 }
             }
             view
@@ -248,7 +249,7 @@ mod tests {
         of_all.follow(&all, &snapshot, None, NOW);
         assert_eq!((of_all.rows(&all).total, of_all.seq()), (2, Some(9)));
         // Nothing has changed but the time.
-        let later = |ms: u64| WallMillis(NOW.0 + ms);
+        let later = |ms: u64| SteadyMillis(NOW.0 + ms);
         of_old.follow(&old, &snapshot, Some(&[]), later(MOVING_MS - 1));
         assert_eq!(of_old.rows(&old).total, 0);
         of_old.follow(&old, &snapshot, Some(&[]), later(MOVING_MS));

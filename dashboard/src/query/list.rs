@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Filter;
 use super::page::BadCursor;
+use crate::clock::SteadyMillis;
 use crate::model::Snapshot;
 use crate::model::contention::{Contention, GroupTally};
-use crate::model::view::WallMillis;
 use crate::views::Order;
 
 /// What lists are made from.
@@ -30,7 +30,7 @@ pub trait Listed: Sized + Clone + Serialize + Send + Sync + 'static {
     const SORTS: &'static [&'static str];
 
     /// Every row for the locks that a filter lets through.
-    fn all(known: &Known, filter: &Filter, now: WallMillis) -> Vec<Self>;
+    fn all(known: &Known, filter: &Filter, now: SteadyMillis) -> Vec<Self>;
 
     /// Which end comes first where nobody says: the most, the worst or the longest; names from the first on.
     #[must_use]
@@ -106,7 +106,7 @@ impl ListQuery {
     pub fn rows<T: Listed>(
         &self,
         known: &Known,
-        now: WallMillis,
+        now: SteadyMillis,
     ) -> Result<ListRows<T>, BadCursor> {
         let list = self.list(T::NAME);
         let turned = self.order != T::usual_order(self.sort);
@@ -146,7 +146,7 @@ mod tests {
     use crate::query::problems::ProblemRow;
     use crate::query::tests::{leaked, lock};
 
-    const NOW: WallMillis = WallMillis(2_000_000);
+    const NOW: SteadyMillis = SteadyMillis(2_000_000);
 
     fn known() -> Known {
         let mut snapshot = Snapshot::empty();

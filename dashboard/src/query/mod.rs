@@ -16,7 +16,8 @@ use redisson::Kind;
 use redisson::group::glob_matches;
 use thiserror::Error;
 
-use crate::model::view::{LockView, ProblemKind, State, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::view::{LockView, ProblemKind, State};
 
 /// The longest filter, in bytes.
 pub const MAX_LEN: usize = 512;
@@ -160,7 +161,7 @@ impl Term {
         }))
     }
 
-    fn matches(&self, lock: &LockView, now: WallMillis) -> bool {
+    fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
         match self {
             Self::Name(text) => text.matches(lock.id.name.as_bytes()),
             Self::Owner(text) => lock.holders.iter().any(|h| text.matches(h.id.as_bytes())),
@@ -249,7 +250,7 @@ impl Filter {
     /// Whether a lock is to be listed. Where the filter says nothing of it, only confirmed ones are, and only those
     /// that are held or waited for.
     #[must_use]
-    pub fn matches(&self, lock: &LockView, now: WallMillis) -> bool {
+    pub fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
         let asks_state = self.0.iter().any(|term| matches!(term, Term::State(_)));
         (asks_state || lock.is_held() || lock.is_awaited() || !lock.problems.is_empty())
             && self.fits(lock, now)
@@ -257,7 +258,7 @@ impl Filter {
 
     /// The same for lists that have other reasons to tell of a lock than that it is held or waited for.
     #[must_use]
-    pub fn fits(&self, lock: &LockView, now: WallMillis) -> bool {
+    pub fn fits(&self, lock: &LockView, now: SteadyMillis) -> bool {
         let asks_confirmed = self.0.iter().any(|term| matches!(term, Term::Confirmed(_)));
         (asks_confirmed || lock.confirmed) && self.0.iter().all(|term| term.matches(lock, now))
     }
@@ -318,10 +319,10 @@ pub(crate) mod tests {
                 marker_ttl_ms: None,
                 zombie: false,
                 client: None,
-                since: Since { at: WallMillis(1_000_000), exact: true },
+                since: Since { at: SteadyMillis(1_000_000), exact: true },
             }],
             ttl_ms: Some(30_000),
-            observed_at: WallMillis(1_060_000),
+            observed_at: SteadyMillis(1_060_000),
             lease_ms: None,
             renewed: false,
             problems: Vec::new(),
@@ -347,7 +348,7 @@ pub(crate) mod tests {
         ProblemView {
             problem: ProblemKind::Leaked,
             certainty: Certainty::Sure,
-            since: WallMillis(0),
+            since: SteadyMillis(0),
             evidence: Vec::new(),
             advice: String::new(),
             cycle: Arc::default(),
@@ -357,7 +358,7 @@ pub(crate) mod tests {
 
     /// The same, and somebody has it in hand.
     pub(crate) fn acknowledged() -> ProblemView {
-        let (at, until) = (WallMillis(0), WallMillis(9));
+        let (at, until) = (SteadyMillis(0), SteadyMillis(9));
         let word = Acknowledgement { by: "anna".into(), reason: "known".into(), at, until };
         ProblemView { acknowledged: Some(Arc::new(word)), ..leaked() }
     }
@@ -379,7 +380,7 @@ pub(crate) mod tests {
         assert!(Filter::parse("acknowledged:maybe").is_err());
     }
 
-    const NOW: WallMillis = WallMillis(1_060_000);
+    const NOW: SteadyMillis = SteadyMillis(1_060_000);
 
     fn matches(filter: &str, lock: &LockView) -> bool {
         Filter::parse(filter).unwrap().matches(lock, NOW)

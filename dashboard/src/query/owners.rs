@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::Filter;
 use super::list::{Known, Listed};
-use crate::model::view::{ClientView, LockView, Since, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::view::{ClientView, LockView, Since};
 
 /// A client with all that it holds and waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -70,7 +71,7 @@ impl Listed for OwnerRow {
     const NAME: &'static str = "owners";
     const SORTS: &'static [&'static str] = &["holds", "problems", "age", "waits", "id"];
 
-    fn all(known: &Known, filter: &Filter, now: WallMillis) -> Vec<Self> {
+    fn all(known: &Known, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
         let mut rows: BTreeMap<(&str, &str), Self> = BTreeMap::new();
         for lock in known.snapshot.locks().filter(|lock| filter.matches(lock, now)) {
             let deployment = &lock.id.deployment;
@@ -120,19 +121,19 @@ mod tests {
         let theirs = "aaaaaaaa-9152-4c83-822a-67ee2f116a79";
         awaited.waiters.push(WaiterView {
             id: format!("{theirs}:7").into(),
-            since: Since { at: WallMillis(1), exact: true },
+            since: Since { at: SteadyMillis(1), exact: true },
             attempts: None,
             client: None,
         });
         let mut old = lock("old");
-        old.holders[0].since = Since { at: WallMillis(5), exact: false };
+        old.holders[0].since = Since { at: SteadyMillis(5), exact: false };
         snapshot.put(Arc::new(awaited));
         snapshot.put(Arc::new(old));
         let known = Known { snapshot: Arc::new(snapshot), contention: Arc::default() };
-        let rows = OwnerRow::all(&known, &Filter::default(), WallMillis(2_000_000));
+        let rows = OwnerRow::all(&known, &Filter::default(), SteadyMillis(2_000_000));
         let of = |id: &str| rows.iter().find(|row| row.id == id).unwrap();
         assert_eq!((of(&mine).holds, of(&mine).waits), (2, 0));
-        assert_eq!(of(&mine).oldest, Some(Since { at: WallMillis(5), exact: false }));
+        assert_eq!(of(&mine).oldest, Some(Since { at: SteadyMillis(5), exact: false }));
         assert_eq!((of(theirs).holds, of(theirs).waits, of(theirs).oldest), (0, 1, None));
         assert!(of(&mine).rank("holds") < of(theirs).rank("holds"));
         assert!(of(theirs).rank("waits") < of(&mine).rank("waits"));

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::Filter;
+use crate::clock::SteadyMillis;
 use crate::model::Snapshot;
-use crate::model::view::{Certainty, LockId, LockView, ProblemKind, WallMillis};
+use crate::model::view::{Certainty, LockId, LockView, ProblemKind};
 use crate::views::{Order, Sort};
 
 /// The most rows of a page.
@@ -201,7 +202,7 @@ impl Query {
 
     /// The rows of this page as of a snapshot.
     #[must_use]
-    pub fn rows(&self, snapshot: &Snapshot, now: WallMillis) -> Rows {
+    pub fn rows(&self, snapshot: &Snapshot, now: SteadyMillis) -> Rows {
         let mut total = 0;
         let mut found: Vec<Place<'_>> = Vec::new();
         for lock in snapshot.locks().filter(|lock| self.filter.matches(lock, now)) {
@@ -234,7 +235,7 @@ mod tests {
     use crate::model::view::Since;
     use crate::query::tests::{acknowledged, leaked, lock};
 
-    const NOW: WallMillis = WallMillis(2_000_000);
+    const NOW: SteadyMillis = SteadyMillis(2_000_000);
 
     fn snapshot(locks: Vec<LockView>) -> Snapshot {
         let mut snapshot = Snapshot::empty();
@@ -251,7 +252,7 @@ mod tests {
 
     fn aged(name: &str, at: u64) -> LockView {
         let mut lock = lock(name);
-        lock.holders[0].since = Since { at: WallMillis(at), exact: true };
+        lock.holders[0].since = Since { at: SteadyMillis(at), exact: true };
         lock
     }
 

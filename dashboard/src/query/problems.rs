@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::Filter;
 use super::list::{Known, Listed};
-use crate::model::view::{Certainty, LockId, LockView, ProblemView, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::view::{Certainty, LockId, LockView, ProblemView};
 
 /// A problem with the lock that has it.
 #[derive(Debug, Clone)]
@@ -41,7 +42,7 @@ impl Listed for ProblemRow {
     const NAME: &'static str = "problems";
     const SORTS: &'static [&'static str] = &["severity", "age", "name"];
 
-    fn all(known: &Known, filter: &Filter, now: WallMillis) -> Vec<Self> {
+    fn all(known: &Known, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
         let troubled = known.snapshot.locks().filter(|lock| !lock.problems.is_empty());
         troubled
             .filter(|lock| filter.matches(lock, now))
@@ -85,7 +86,7 @@ mod tests {
             snapshot.put(Arc::new(LockView { problems: vec![problem], ..lock(name) }));
         }
         let known = Known { snapshot: Arc::new(snapshot), contention: Arc::default() };
-        let rows = ProblemRow::all(&known, &Filter::default(), WallMillis(2_000_000));
+        let rows = ProblemRow::all(&known, &Filter::default(), SteadyMillis(2_000_000));
         let rank = |name: &str| {
             let row = rows.iter().find(|row| row.lock.id.name.as_str() == Some(name));
             row.unwrap().rank("severity")

@@ -18,13 +18,14 @@ use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
 use crate::archive::Notes;
+use crate::clock::{SteadyMillis, now};
 use crate::config::Config;
 use crate::metrics;
-use crate::model::actor::{ModelHandle, now, wall};
+use crate::model::actor::ModelHandle;
 use crate::model::past::{Act, Note};
 use crate::model::view::LockId;
 use crate::model::{Observation, ScopeId};
-use crate::sources::sentinel_options;
+use crate::redis::sentinel_options;
 
 use way::{Nodes, Way};
 
@@ -300,7 +301,7 @@ impl Releases {
             "a release by force was asked for"
         );
         let act = Act {
-            at: wall(),
+            at: SteadyMillis::now(),
             who: who.to_owned(),
             from: asker.from,
             what: choice.word(),
@@ -325,7 +326,8 @@ impl Releases {
             _ => return,
         };
         let (name, word) = (offer.id.name.clone(), choice.word());
-        let acted = Observation::Acted { name: name.clone(), word, text, wall: wall() };
+        let acted =
+            Observation::Acted { name: name.clone(), word, text, steady: SteadyMillis::now() };
         self.model.see(scope, acted).await;
     }
 }

@@ -13,9 +13,10 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::time::Instant;
 
 use super::{Asker, VALID};
+use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::observation::{Queued, Reading};
-use crate::model::view::{LockId, LockView, WallMillis};
-use crate::views::shown_name;
+use crate::model::view::{LockId, LockView};
+use crate::text::shown_name;
 
 /// Offers that are kept at once; the oldest give way.
 const MOST_KEPT: usize = 256;
@@ -37,7 +38,7 @@ pub struct Offer {
     /// Places of its queue whose deadline has passed, or that have none.
     pub dead: Vec<Queued>,
     /// When it was read.
-    pub read_at: (Moment, WallMillis),
+    pub read_at: (Moment, SteadyMillis),
     /// To whom it was shown.
     pub shown_to: Option<Arc<str>>,
 }
@@ -48,7 +49,7 @@ impl Offer {
     pub fn new(
         view: Arc<LockView>,
         reading: Reading,
-        read_at: (Moment, WallMillis),
+        read_at: (Moment, SteadyMillis),
         shown_to: Option<Arc<str>>,
     ) -> Option<Self> {
         let (hash, ttl, beside) = match reading {
@@ -95,10 +96,10 @@ impl Offer {
 
     /// When its lease was set last, as far as its time to live tells; none where it is not renewed.
     #[must_use]
-    pub fn renewed_at(&self) -> Option<WallMillis> {
+    pub fn renewed_at(&self) -> Option<SteadyMillis> {
         let (lease, ttl) = (self.view.lease_ms.filter(|_| self.view.renewed)?, self.ttl?);
         let ago = lease.saturating_sub(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-        Some(WallMillis(self.read_at.1.0.saturating_sub(ago)))
+        Some(SteadyMillis(self.read_at.1.0.saturating_sub(ago)))
     }
 
     /// What can be left of its lease by now, where nothing prolongs it.
@@ -206,7 +207,7 @@ impl Choice {
             }
             Self::Holder(one) => format!("held by {}", holder(one)),
             Self::Place(Queued { deadline: Some(at), .. }) => {
-                format!("dead since {}", crate::model::json::rfc3339(WallMillis(*at)))
+                format!("dead since {}", WallMillis(*at))
             }
             Self::Place(Queued { deadline: None, .. }) => "without a deadline".to_owned(),
         }
@@ -294,7 +295,7 @@ mod tests {
     fn view(name: &[u8], renewed: bool) -> LockView {
         let place = |(n, alive)| PlaceView {
             id: holder(n).to_string(),
-            deadline: Some(WallMillis(9)),
+            deadline: Some(SteadyMillis(9)),
             alive,
         };
         LockView {
@@ -320,7 +321,7 @@ mod tests {
             let hash = LockHash { holders, ..LockHash::default() };
             Reading::Lock { hash, ttl: Some(Duration::from_secs(20)), beside }
         };
-        let at = (Moment::from_micros(0), WallMillis(100_000));
+        let at = (Moment::from_micros(0), SteadyMillis(100_000));
         Offer::new(Arc::new(view(name, renewed)), reading, at, Some("anna".into()))
     }
 
@@ -355,7 +356,7 @@ mod tests {
             assert_eq!(offer.choice(Target::parse(&value).unwrap()).unwrap().value(), value);
         }
         let other = Reading::Other("a string".to_owned());
-        let at = (Moment::from_micros(0), WallMillis(0));
+        let at = (Moment::from_micros(0), SteadyMillis(0));
         assert!(Offer::new(Arc::new(view(b"a", false)), other, at, None).is_none());
     }
 
@@ -377,7 +378,7 @@ mod tests {
         assert_eq!(fixed.renewed_at(), None);
         let renewed = offer(b"a", &[1], true).unwrap();
         assert_eq!(renewed.most_left(at), None);
-        assert_eq!(renewed.renewed_at(), Some(WallMillis(90_000)));
+        assert_eq!(renewed.renewed_at(), Some(SteadyMillis(90_000)));
     }
 
     #[test]

@@ -7,13 +7,13 @@ use redis::Value;
 use redisson::script::{Call, Publish};
 use redisson::{LockName, slot};
 use service_kit::redis_link::{
-    Address, CallError, Cluster, ClusterOptions, ClusterTarget, Link, LinkOptions, LinkStatus,
+    Address, CallError, Cluster, ClusterTarget, Link, LinkOptions, LinkStatus,
 };
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
 use super::PATIENCE;
-use crate::sources::CLIENT_NAME;
+use crate::redis::{CLIENT_NAME, TIMEOUT, cluster_options};
 
 /// How often one script is led on: nodes that differ may send it round in circles.
 const HOPS: usize = 3;
@@ -40,12 +40,7 @@ pub(super) struct Nodes {
 
 impl Nodes {
     pub(super) fn new(target: ClusterTarget, shutdown: &Shutdown) -> Self {
-        let options = ClusterOptions {
-            name: CLIENT_NAME.to_owned(),
-            connect_timeout: PATIENCE,
-            response_timeout: PATIENCE,
-        };
-        let cluster = Cluster::start(target, options, shutdown);
+        let cluster = Cluster::start(target, cluster_options(PATIENCE), shutdown);
         Self { cluster, shutdown: shutdown.clone() }
     }
 
@@ -148,7 +143,7 @@ fn publish(link: &Link) -> Publish {
 pub(super) fn options() -> LinkOptions {
     LinkOptions {
         response_timeout: PATIENCE,
-        connect_timeout: Duration::from_secs(2),
+        connect_timeout: TIMEOUT,
         writable: true,
         ..LinkOptions::new(CLIENT_NAME)
     }

@@ -16,10 +16,9 @@ use service_kit::redis_link::{Address, CallError, Link, ServerError};
 use super::Scope;
 use super::read::integer;
 use super::share::Share;
-use crate::clock;
+use crate::clock::{SteadyMillis, WallMillis, now};
 use crate::model::Observation;
-use crate::model::actor::{Hub, ModelHandle, now, wall};
-use crate::model::view::WallMillis;
+use crate::model::actor::{Hub, ModelHandle};
 use crate::model::who::{Told, Who};
 
 /// The most holders and waiters that are asked about in one round; the others have their turn in the next ones.
@@ -74,10 +73,10 @@ impl Note {
             name: text(note.client),
             session: text(note.session),
             // By its host's clock, as is what we tell.
-            since: note.since.map(|at| clock::kept(WallMillis(at))),
+            since: note.since.map(|at| WallMillis(at).to_steady()),
             // Who takes several at once gives them back before it waits for ever.
             owner: note.owner.filter(|_| !note.several),
-            until: note.until.map(|at| clock::kept(WallMillis(at))),
+            until: note.until.map(|at| WallMillis(at).to_steady()),
         }
     }
 }
@@ -115,7 +114,7 @@ impl Agents {
         if asked.is_empty() {
             return Ok(None);
         }
-        let (at, wall) = (now(), wall());
+        let (at, steady) = (now(), SteadyMillis::now());
         let mut agents: Vec<ClientId> = asked.iter().map(|(id, _)| id.client).collect();
         agents.sort_unstable();
         agents.dedup();
@@ -159,7 +158,7 @@ impl Agents {
             let host = || hosts.get(&id.client).cloned();
             holders.push((lock, id, (length > 0).then(|| Note::who(note, host()))));
         }
-        let told = Told { agents: there, holders, at, wall };
+        let told = Told { agents: there, holders, at, steady };
         self.model.see(self.scope.id, Observation::Told(told)).await;
         Ok(None)
     }
@@ -304,7 +303,7 @@ mod tests {
         );
         assert_eq!(
             (whole.pid, whole.uid, whole.since),
-            (Some(4711), Some(1000), Some(WallMillis(5)))
+            (Some(4711), Some(1000), Some(SteadyMillis(5)))
         );
         assert_eq!(whole.name.as_deref(), Some("a\\u{1b}[31m\\u{202e}x"));
         let long = format!(r#"{{"comm":"{}"}}"#, "x".repeat(4_000));

@@ -6,18 +6,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::keys;
-use service_kit::redis_link::{Aim, Link, LinkStatus, PubSubEvent, Subscriber, SubscriberOptions};
+use service_kit::redis_link::{Aim, Link, LinkStatus, PubSubEvent, Subscriber};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::Scope;
 use super::shards::Shards;
 use super::share::Share;
 use super::status::SourceStatus;
-use super::{CLIENT_NAME, PATIENCE, Scope};
+use crate::clock::{SteadyMillis, now};
 use crate::model::Observation;
-use crate::model::actor::{Hub, ModelHandle, now, wall};
-use crate::model::view::SourceState;
+use crate::model::actor::{Hub, ModelHandle};
+use crate::redis::subscriber_options;
+use crate::sources::view::SourceState;
 
 /// Events taken at once; of several messages on one channel among them one is told.
 const AT_ONCE: usize = 256;
@@ -59,9 +61,7 @@ impl Channels {
         status: Arc<SourceStatus>,
         shutdown: &Shutdown,
     ) -> Self {
-        let options =
-            SubscriberOptions { response_timeout: PATIENCE, ..SubscriberOptions::new(CLIENT_NAME) };
-        let (subscriber, events) = Subscriber::start(aim, options, shutdown);
+        let (subscriber, events) = Subscriber::start(aim, subscriber_options(), shutdown);
         let mut channels = Self {
             scopes,
             model,
@@ -166,10 +166,10 @@ impl Channels {
         if names.is_empty() {
             return;
         }
-        let (at, wall) = (now(), wall());
+        let (at, steady) = (now(), SteadyMillis::now());
         for scope in &self.scopes {
             let names = names.clone();
-            self.model.see(scope.id, Observation::Released { names, at, wall }).await;
+            self.model.see(scope.id, Observation::Released { names, at, steady }).await;
         }
         self.status.succeeded();
     }

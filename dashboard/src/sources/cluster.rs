@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use service_kit::clock;
 use service_kit::redis_link::{
-    Address, Cluster, ClusterOptions, ClusterState, ClusterTarget, Deployment, Link, LinkState,
-    LinkStatus,
+    Address, Cluster, ClusterState, ClusterTarget, Deployment, Link, LinkState, LinkStatus,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -17,10 +16,11 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::share::{Nodes, Share};
 use super::status::Server;
-use super::{CLIENT_NAME, Common, PATIENCE, Place, Scope};
+use super::{Common, Place, Scope};
+use crate::clock::{SteadyMillis, now};
 use crate::config;
-use crate::model::actor::{now, wall};
 use crate::model::{Observation, ScopeId, Served};
+use crate::redis::{TIMEOUT, cluster_options};
 
 /// The most masters that are looked at: each has connections and metrics of its own.
 const MOST: usize = 64;
@@ -63,12 +63,7 @@ impl Follower {
         else {
             return None;
         };
-        let options = ClusterOptions {
-            name: CLIENT_NAME.to_owned(),
-            connect_timeout: PATIENCE,
-            response_timeout: PATIENCE,
-        };
-        let cluster = Cluster::start(target.clone(), options, &common.shutdown);
+        let cluster = Cluster::start(target.clone(), cluster_options(TIMEOUT), &common.shutdown);
         let named = deployment.target.place();
         let status = LinkStatus::Down {
             reason: "not connected yet".to_owned(),
@@ -150,7 +145,7 @@ impl Follower {
             .filter_map(|(range, address)| Some((range, self.running.get(address)?.scope)));
         let by = by.collect();
         let over = gone.iter().filter_map(|address| Some(self.running.get(address)?.scope));
-        let served = Served { by, over: over.collect(), at: now(), wall: wall() };
+        let served = Served { by, over: over.collect(), at: now(), steady: SteadyMillis::now() };
         self.common.model.see(self.front, Observation::Served(served)).await;
         for address in gone {
             self.stop(&address).await;

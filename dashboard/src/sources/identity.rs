@@ -17,9 +17,10 @@ use super::shards::Shards;
 use super::share::Share;
 use super::status::SourceStatus;
 use super::{Scope, rest, up};
+use crate::clock::{SteadyMillis, now};
 use crate::model::Observation;
-use crate::model::actor::{ModelHandle, now, wall};
-use crate::model::view::SourceState;
+use crate::model::actor::ModelHandle;
+use crate::sources::view::SourceState;
 
 const EACH: Duration = Duration::from_secs(15);
 /// How often agents' holders are asked about; agents write about as often.
@@ -85,10 +86,10 @@ impl Identity {
                 let Some(addresses) = self.share.connected(addresses) else {
                     return (SourceState::On, String::new());
                 };
-                let (at, wall) = (now(), wall());
+                let (at, steady) = (now(), SteadyMillis::now());
                 for scope in &self.scopes {
                     let addresses = addresses.clone();
-                    let seen = Observation::Connected { addresses, at, wall };
+                    let seen = Observation::Connected { addresses, at, steady };
                     self.model.see(scope.id, seen).await;
                 }
                 (SourceState::On, String::new())

@@ -8,20 +8,21 @@ use std::time::Duration;
 
 use redis::{Value, cmd};
 use redisson::LockName;
-use service_kit::redis_link::{
-    Aim, CallError, Link, LinkStatus, PubSubEvent, Subscriber, SubscriberOptions,
-};
+use service_kit::redis_link::{Aim, CallError, Link, LinkStatus, PubSubEvent, Subscriber};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use super::Scope;
 use super::read::strings;
 use super::share::Share;
 use super::status::SourceStatus;
-use super::{CLIENT_NAME, PATIENCE, Scope};
+use crate::clock::{SteadyMillis, now};
 use crate::model::Observation;
-use crate::model::actor::{Hub, ModelHandle, now, wall};
-use crate::model::view::{LockView, SourceState};
+use crate::model::actor::{Hub, ModelHandle};
+use crate::model::view::LockView;
+use crate::redis::subscriber_options;
+use crate::sources::view::SourceState;
 
 /// The most locks of one server that are listened for each by itself.
 const MAX_LOCKS: usize = 1_000;
@@ -94,9 +95,7 @@ impl Keyspace {
         status: Arc<SourceStatus>,
         shutdown: &Shutdown,
     ) -> Self {
-        let options =
-            SubscriberOptions { response_timeout: PATIENCE, ..SubscriberOptions::new(CLIENT_NAME) };
-        let (subscriber, events) = Subscriber::start(aim, options, shutdown);
+        let (subscriber, events) = Subscriber::start(aim, subscriber_options(), shutdown);
         Self {
             scopes,
             link,
@@ -148,8 +147,8 @@ impl Keyspace {
                         }
                     };
                     if told.insert((scope, name.clone(), expired)) {
-                        let (at, wall) = (now(), wall());
-                        let changed = Observation::Changed { name, expired, at, wall };
+                        let (at, steady) = (now(), SteadyMillis::now());
+                        let changed = Observation::Changed { name, expired, at, steady };
                         self.model.see(self.scopes[scope].id, changed).await;
                     }
                 }

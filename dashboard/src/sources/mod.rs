@@ -27,13 +27,14 @@ mod share;
 pub mod status;
 pub mod subscribers;
 pub mod tap;
+pub mod view;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use service_kit::redis_link::{
-    Aim, CallError, Link, LinkOptions, LinkStatus, Replicas, SentinelOptions, ServerInfo,
+    Aim, CallError, Link, LinkOptions, LinkStatus, Replicas, ServerInfo,
 };
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
@@ -44,8 +45,10 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Config, MonitorSettings, ReadFrom, ScanSettings};
 use crate::metrics::{ScansMetrics, TapsMetrics};
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::view::{LockView, SourceState};
+use crate::model::view::LockView;
 use crate::model::{ReadRequest, ScopeId, Source};
+use crate::redis::{link_options, sentinel_options};
+use crate::sources::view::SourceState;
 
 use agents::Agents;
 use channels::Channels;
@@ -61,10 +64,6 @@ use status::{Server, SourceStatus, Sources};
 use subscribers::Subscribers;
 use tap::Tap;
 
-/// What our connections are called, so that other observers know them.
-pub const CLIENT_NAME: &str = "lockscope-dashboard";
-/// How long a server may take to answer before it counts as gone.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// How long to wait before something is tried again that was refused or failed.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -317,24 +316,6 @@ fn spawn(
 
 fn link(aim: Aim, shutdown: &Shutdown) -> Link {
     Link::start(aim, link_options(), shutdown)
-}
-
-/// How sentinels are asked, where there are any.
-pub(crate) fn sentinel_options() -> SentinelOptions {
-    SentinelOptions {
-        name: CLIENT_NAME.to_owned(),
-        connect_timeout: PATIENCE,
-        response_timeout: PATIENCE,
-    }
-}
-
-fn link_options() -> LinkOptions {
-    LinkOptions {
-        response_timeout: PATIENCE,
-        connect_timeout: PATIENCE,
-        no_touch: true,
-        ..LinkOptions::new(CLIENT_NAME)
-    }
 }
 
 /// Says why a source could not do its work, and waits where trying again at once is pointless.

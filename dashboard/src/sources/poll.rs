@@ -14,9 +14,10 @@ use super::Scope;
 use super::read::{Asking, Findings, Found, ReadError, ServerFacts, Unpaced, clock_micros, read};
 use super::share::Share;
 use super::status::SourceStatus;
-use crate::model::actor::{ModelHandle, wall};
-use crate::model::view::SourceState;
+use crate::clock::SteadyMillis;
+use crate::model::actor::ModelHandle;
 use crate::model::{Observation, ReadRequest, Source};
+use crate::sources::view::SourceState;
 
 /// Locks in one part of a batch; parts are on their way at the same time.
 const PART: usize = 32;
@@ -98,7 +99,8 @@ impl Poll {
                     self.model.see(self.scope.id, at).await;
                 }
                 self.facts.forget_denials();
-                let observation = Observation::Up { at, wall: wall(), run_id, cluster };
+                let observation =
+                    Observation::Up { at, steady: SteadyMillis::now(), run_id, cluster };
                 self.model.see(self.scope.id, observation).await;
                 self.status.set(SourceState::On, "");
                 self.status.succeeded();
@@ -115,11 +117,11 @@ impl Poll {
     /// Learns how far the server's clock is from ours: deadlines of fair locks' queues are judged by it. Where the
     /// account may not ask they are judged by ours.
     async fn read_clock(&self) {
-        let before = wall().0;
+        let before = SteadyMillis::now().0;
         let Ok(reply) = self.link.call(cmd("TIME")).await else { return };
         let Some(theirs) = clock_micros(&reply).map(|micros| micros / 1_000) else { return };
         // The reply was made about halfway between.
-        let ours = before.midpoint(wall().0);
+        let ours = before.midpoint(SteadyMillis::now().0);
         let ahead_ms = i64::try_from(i128::from(theirs) - i128::from(ours)).unwrap_or(0);
         self.facts.set_ahead(ahead_ms);
         self.model.see(self.scope.id, Observation::Clock { ahead_ms }).await;

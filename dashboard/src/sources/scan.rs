@@ -15,12 +15,13 @@ use super::pace::{Pace, Pacer};
 use super::read::{Caller, Findings, Found, ReadError, ServerFacts, discover, integer, strings};
 use super::status::{Pass, SourceStatus};
 use super::{Scope, failed, rest, up};
+use crate::clock::{SteadyMillis, now};
 use crate::config::ScanSettings;
 use crate::metrics::ScanMetrics;
-use crate::model::actor::{Hub, ModelHandle, now, wall};
-use crate::model::view::{LockId, SourceState};
+use crate::model::actor::{Hub, ModelHandle};
+use crate::model::view::LockId;
 use crate::model::{Observation, Source};
-use crate::views::Progress;
+use crate::sources::view::{Progress, SourceState};
 
 /// Keys looked at by one SCAN.
 const COUNT: usize = 100;
@@ -186,7 +187,9 @@ impl Scan {
         memory.seen = memory.size.unwrap_or(memory.seen);
         memory.passes += 1;
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
-        self.model.see(self.scope.id, Observation::PassEnded { started, wall: wall() }).await;
+        self.model
+            .see(self.scope.id, Observation::PassEnded { started, steady: SteadyMillis::now() })
+            .await;
         Ok(())
     }
 
@@ -237,7 +240,7 @@ impl Scan {
             db: self.scope.db,
             name: name.clone(),
         };
-        let fresh_since = wall().0.saturating_sub(FRESH_MS);
+        let fresh_since = SteadyMillis::now().0.saturating_sub(FRESH_MS);
         !self.hub.snapshot().get(&id).is_some_and(|lock| {
             lock.is_held() && !lock.is_unknown() && lock.observed_at.0 >= fresh_since
         })

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use redisson::HolderId;
 use service_kit::redis_link::Subscriber;
 
-use super::CLIENT_NAME;
 use super::share::Share;
 use super::subscribers::channel;
 use crate::model::Snapshot;
 use crate::model::view::LockView;
+use crate::redis::CLIENT_NAME;
 
 /// The most locks of one server.
 const MAX_LOCKS: usize = 1_000;

@@ -10,10 +10,10 @@ use service_kit::redis_link::{Address, LinkState, LinkStatus, ReadsFrom, Role, S
 use tokio::sync::watch;
 
 use super::tap::Switch;
-use crate::model::actor::wall;
-use crate::model::view::{LockId, SourceState, SourceView, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::view::LockId;
 use crate::model::{ScopeId, Source};
-use crate::views::{Down, Progress, ServerView};
+use crate::sources::view::{Down, Progress, ServerView, SourceState, SourceView};
 
 /// One source of one server, or of one of its databases.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub struct SourceStatus {
 struct Now {
     state: SourceState,
     detail: String,
-    last_success: Option<WallMillis>,
+    last_success: Option<SteadyMillis>,
     lag: Option<Duration>,
     pass: Pass,
 }
@@ -78,7 +78,7 @@ impl SourceStatus {
 
     /// It saw something through just now.
     pub fn succeeded(&self) {
-        self.now().last_success = Some(wall());
+        self.now().last_success = Some(SteadyMillis::now());
     }
 
     /// How late it is; it says so from `behind` on.
@@ -192,7 +192,7 @@ impl Server {
             }
             LinkStatus::Down { reason, since_micros } => {
                 let ago = clock::boot_micros().saturating_sub(*since_micros) / 1000;
-                let since = WallMillis(wall().0.saturating_sub(ago));
+                let since = SteadyMillis(SteadyMillis::now().0.saturating_sub(ago));
                 view.down = Some(Down { since, reason: reason.clone() });
             }
         }

@@ -17,9 +17,11 @@ use super::shards::Shards;
 use super::share::Share;
 use super::status::SourceStatus;
 use super::{AGAIN, Scope, rest, up};
-use crate::model::actor::{Hub, ModelHandle, now, wall};
-use crate::model::view::{LockView, SourceState};
+use crate::clock::{SteadyMillis, now};
+use crate::model::actor::{Hub, ModelHandle};
+use crate::model::view::LockView;
 use crate::model::{Observation, ScopeId};
+use crate::sources::view::SourceState;
 
 /// How often some are counted.
 const EACH: Duration = Duration::from_secs(1);
@@ -132,7 +134,8 @@ impl Subscribers {
                 }
             }
             for (scope, counts) in of_scope {
-                let seen = Observation::Subscribers { counts, at: now(), wall: wall() };
+                let seen =
+                    Observation::Subscribers { counts, at: now(), steady: SteadyMillis::now() };
                 self.model.see(scope, seen).await;
             }
         }

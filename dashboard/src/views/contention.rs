@@ -8,10 +8,11 @@ use super::format::{self, Ago, rfc3339};
 use super::list::{ListView, LockLink, holder, row_id};
 use super::picture::Histogram;
 use super::row::{HolderCell, held_since};
+use crate::clock::SteadyMillis;
 use crate::model::contention::{Contention, Durations, GroupTally, Longest, Tally};
-use crate::model::view::WallMillis;
 use crate::query::contention::ContentionRow;
 use crate::query::list::Listed as _;
+use crate::text;
 
 /// The most groups shown, those most waited for first.
 const MAX_GROUPS: usize = 20;
@@ -95,7 +96,7 @@ impl ListView for ContentionRow {
         waited did together. ≥ marks a lower bound: connections that listen for a release, each of which may stand \
         for many threads. What was counted is what was seen, so it is a lower bound too.";
 
-    fn html(&self, chrome: &Chrome, now: WallMillis) -> Result<String, askama::Error> {
+    fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
         let lock = self.lock.as_deref();
         ContentionTemplate {
             id: row_id(&self.id()),
@@ -131,7 +132,7 @@ impl<'a> Groups<'a> {
         Self {
             groups: groups
                 .map(|group| {
-                    (format::bytes(group.lock_group.as_bytes()), group, Hour::new(&group.tally))
+                    (text::visible(group.lock_group.as_bytes()), group, Hour::new(&group.tally))
                 })
                 .collect(),
             more: contention.groups.len().saturating_sub(MAX_GROUPS),

@@ -83,7 +83,7 @@ impl<'a> Events<'a> {
             query.push(("to", rfc3339(last.at)));
             links::with("/events", &query)
         });
-        let gap = |at: Option<crate::model::view::WallMillis>| at.map(rfc3339);
+        let gap = |at: Option<crate::clock::SteadyMillis>| at.map(rfc3339);
         Self {
             page,
             lines: page.rows.iter().map(line).collect(),

@@ -5,7 +5,7 @@ use askama::filters::HtmlSafe;
 
 use super::Chrome;
 use super::format::{self, Prose};
-use crate::model::view::{SourceState, SourceView};
+use crate::sources::view::{SourceState, SourceView};
 
 /// What a table shows of what there is.
 pub(super) struct Shown<'a> {

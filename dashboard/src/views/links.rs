@@ -5,7 +5,8 @@ use base64::engine::general_purpose::STANDARD;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{LocksPage, Order, Sort};
-use crate::model::view::{LockId, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::view::LockId;
 
 /// What a query's value may hold as it is; the rest is percent-encoded.
 const VALUE: &AsciiSet = &NON_ALPHANUMERIC
@@ -57,7 +58,7 @@ pub(super) fn lock_json(id: &LockId) -> String {
 }
 
 /// All that is known of a lock, as one file; with who held it at an instant, where that is asked for.
-pub(super) fn lock_bundle(id: &LockId, at: Option<WallMillis>) -> String {
+pub(super) fn lock_bundle(id: &LockId, at: Option<SteadyMillis>) -> String {
     let at = at.map(|at| format!("&at={}", encoded(&super::rfc3339(at)))).unwrap_or_default();
     format!("{}{at}&format=bundle", lock(id))
 }

@@ -7,15 +7,17 @@ use askama::filters::HtmlSafe;
 
 use super::contention::Groups;
 use super::foot::{Foot, Shown};
-use super::format::{self, Ago, Clock, Prose};
+use super::format::{Ago, Clock, Prose};
 use super::page::{self, Frame};
 use super::picture::Circle;
 use super::row::{Badge, HolderCell, place, place_words, short_client};
 use super::{Chrome, ListPage, Order, links};
-use crate::model::view::{Acknowledgement, LockView, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::view::{Acknowledgement, LockView};
 use crate::query::list::Listed;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
+use crate::text;
 
 /// A list that has a page.
 pub trait ListView: Listed {
@@ -32,7 +34,7 @@ pub trait ListView: Listed {
     ///
     /// # Errors
     /// When the template fails, which is a bug.
-    fn html(&self, chrome: &Chrome, now: WallMillis) -> Result<String, askama::Error>;
+    fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error>;
 }
 
 /// A row's id within a page.
@@ -57,7 +59,7 @@ impl LockLink {
     pub(super) fn new(id: &crate::model::view::LockId, chrome: &Chrome) -> Self {
         Self {
             link: links::lock(id),
-            name: format::bytes(id.name.as_bytes()),
+            name: text::visible(id.name.as_bytes()),
             place: place(id, chrome.several_deployments, chrome.several_dbs),
         }
     }
@@ -96,7 +98,7 @@ impl ListView for OwnerRow {
     const ABOUT: &'static str = "Each client, a Redisson instance or an agent, with what it holds and waits for. \
         Who waits is known by name where MONITOR, a queue or an agent tells it.";
 
-    fn html(&self, chrome: &Chrome, now: WallMillis) -> Result<String, askama::Error> {
+    fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
         OwnerTemplate {
             id: row_id(&Listed::id(self)),
             row: self,
@@ -138,7 +140,7 @@ impl ListView for ProblemRow {
     );
     const ABOUT: &'static str = "What is sure first, then what is suspected, then what somebody has in hand; the worst first, then the oldest.";
 
-    fn html(&self, chrome: &Chrome, now: WallMillis) -> Result<String, askama::Error> {
+    fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
         let problem = self.problem();
         ProblemTemplate {
             id: row_id(&Listed::id(self)),

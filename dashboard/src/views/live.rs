@@ -31,7 +31,9 @@ use super::{
     events, list, lock, locks, owner, page, row, sources,
 };
 use crate::clock;
-use crate::model::view::{LockId, LockView, SourceState, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::view::{LockId, LockView};
+use crate::sources::view::SourceState;
 
 /// The longest silence on a stream, milliseconds.
 pub const BEAT_MS: u64 = 5_000;
@@ -44,7 +46,7 @@ const STATUS: [&str; 3] = ["status", "alerts", "spoken"];
 
 /// The event for a stream that has been silent for [`BEAT_MS`].
 #[must_use]
-pub fn beat(now: WallMillis) -> String {
+pub fn beat(now: SteadyMillis) -> String {
     format!("{{\"now\":{}}}", now.0)
 }
 
@@ -95,7 +97,7 @@ impl Fragments {
 }
 
 /// The clock that live parts are rendered at: everything is just now, the script counts on from there.
-pub(super) const AGELESS: WallMillis = WallMillis(0);
+pub(super) const AGELESS: SteadyMillis = SteadyMillis(0);
 
 /// An open page at one instant.
 #[derive(Debug)]

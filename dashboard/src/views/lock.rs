@@ -11,11 +11,13 @@ use super::picture::{Circle, Durations, Timeline, ending_words, lasted};
 use super::row::{Badge, Ttl, client_words, held_since, owner_link};
 use super::shell::{self, Command, RawKey};
 use super::{Chrome, LockPage, Subject, links};
+use crate::clock::SteadyMillis;
 use crate::model::past::PastHoldView;
 use crate::model::view::{
     Acknowledgement, Certainty, EventView, Evidence, HolderView, LockView, PlaceView, ProblemKind,
-    ProblemView, State, WaiterView, WallMillis,
+    ProblemView, State, WaiterView,
 };
+use crate::text;
 
 /// The longest part of a name that a title holds, characters.
 const TITLE_NAME: usize = 60;
@@ -28,7 +30,7 @@ const EVENTS: usize = 200;
 #[template(path = "parts/lock_state.html")]
 struct Summary<'a> {
     subject: &'a Subject,
-    now: WallMillis,
+    now: SteadyMillis,
     held: Option<Ago>,
     ttl: Option<Ttl>,
     read: Option<Ago>,
@@ -254,7 +256,7 @@ struct PastRow<'a> {
 }
 
 impl<'a> PastRow<'a> {
-    fn new(hold: &'a PastHoldView, now: WallMillis) -> Self {
+    fn new(hold: &'a PastHoldView, now: SteadyMillis) -> Self {
         let lasted = hold.to.map(|to| format::duration(to.0.saturating_sub(hold.since.at.0)));
         let from = Clock::new(hold.since.at, now);
         Self { ended: ending_words(hold), from, exact: hold.since.exact, lasted, hold }
@@ -309,7 +311,7 @@ impl HtmlSafe for Pictures {}
 
 impl Pictures {
     /// `now`: where the picture ends, also where ages are left to the script.
-    fn new(page: &LockPage, now: WallMillis) -> Self {
+    fn new(page: &LockPage, now: SteadyMillis) -> Self {
         let window = &page.past;
         let choices = match window.kept {
             true => ["2m", "15m", "1h", "6h", "24h"]
@@ -414,7 +416,7 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
 
 /// The document's title.
 pub(super) fn title(page: &LockPage) -> String {
-    let name = format::bytes(page.id.name.as_bytes());
+    let name = text::visible(page.id.name.as_bytes());
     let mut short: String = name.chars().take(TITLE_NAME).collect();
     if short.len() < name.len() {
         short.push('…');
@@ -435,7 +437,7 @@ pub(super) fn title(page: &LockPage) -> String {
 /// The parts that a stream keeps true; ages are counted to the page's clock, the picture goes to `now`.
 pub(super) fn regions(
     page: &LockPage,
-    now: WallMillis,
+    now: SteadyMillis,
 ) -> Result<Vec<(&'static str, String)>, askama::Error> {
     Ok(vec![
         ("lock-state", Summary::new(page).render()?),

@@ -33,13 +33,15 @@ use std::sync::Arc;
 use service_kit::redis_link::Address;
 
 use crate::archive::{Answer, Gap};
+use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
 use crate::model::past::PastHoldView;
 use crate::model::snapshot::Notice;
-use crate::model::view::{LockId, LockView, SourceView, WallMillis};
+use crate::model::view::{LockId, LockView};
 use crate::query::list::ListRows;
 use crate::query::owners::OwnerRow;
 use crate::release::{Offer, Outcome};
+use crate::sources::view::{Progress, ServerView, SourceView};
 
 pub use events::events_page;
 pub(crate) use format::rfc3339;
@@ -56,7 +58,7 @@ pub use sources::sources_page;
 #[derive(Debug, Clone)]
 pub struct Chrome {
     /// The dashboard's clock when the page was made; ages are counted to it, then on by the browser.
-    pub now: WallMillis,
+    pub now: SteadyMillis,
     /// This program's version.
     pub version: &'static str,
     /// The badge that says which environment this is, `production` say.
@@ -89,40 +91,6 @@ pub struct VisitorView {
     pub name: String,
     /// Whether they came by the login, and can leave.
     pub can_leave: bool,
-}
-
-/// A Redis server that is looked at.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerView {
-    pub deployment: String,
-    /// Address, without secrets; that of the sentinels, with the master's name, where they are asked for it.
-    pub address: String,
-    /// The master that they name, while it can be read.
-    pub master: Option<String>,
-    /// The replica that is read in its place.
-    pub replica: Option<String>,
-    /// Version as the server says, where it does.
-    pub version: Option<String>,
-    /// Why it cannot be read and since when; none while it can.
-    pub down: Option<Down>,
-    /// The policy by which it may evict locks, where it may: a warning on every page.
-    pub evicts: Option<String>,
-}
-
-/// A server that cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Down {
-    pub since: WallMillis,
-    /// Why, in words.
-    pub reason: String,
-}
-
-/// How far a pass over all keys has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
-    pub seen: u64,
-    /// Keys in all, by `DBSIZE`; none where that is not known.
-    pub of: Option<u64>,
 }
 
 /// Counts over all locks.
@@ -328,8 +296,8 @@ pub struct EventsPage {
     pub to_text: String,
     /// The lock's name, as typed.
     pub name_text: String,
-    pub from: WallMillis,
-    pub to: WallMillis,
+    pub from: SteadyMillis,
+    pub to: SteadyMillis,
     /// Which lock; none: all.
     pub lock: Option<LockId>,
     /// The events, newest first, at most 100.
@@ -345,7 +313,7 @@ pub struct EventsPage {
 /// Something that happened, as the page tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventRow {
-    pub at: WallMillis,
+    pub at: SteadyMillis,
     /// The word for it.
     pub event: String,
     /// To which lock.
@@ -393,12 +361,6 @@ pub fn lock_link(id: &LockId) -> String {
     links::lock(id)
 }
 
-/// A lock's name as pages show it: one line that hides nothing.
-#[must_use]
-pub fn shown_name(name: &redisson::LockName) -> String {
-    format::bytes(name.as_bytes())
-}
-
 /// What is known of a lock that was asked for.
 #[derive(Debug, Clone)]
 pub enum Subject {
@@ -407,7 +369,7 @@ pub enum Subject {
     /// There is no such key, and nothing is remembered.
     Absent {
         /// When Redis was asked.
-        read_at: WallMillis,
+        read_at: SteadyMillis,
     },
     /// There is such a key, but it is no lock; a sentence says what it is.
     NoLock(String),

@@ -10,6 +10,7 @@ use super::picture::{ending_words, lasted};
 use super::row::{Row, client_words, short_client, short_holder};
 use super::shell::RawKey;
 use super::{OwnerPage, links};
+use crate::text;
 
 /// What is known of it, at a glance.
 #[derive(Template)]
@@ -135,7 +136,7 @@ pub fn owner_page(page: &OwnerPage) -> Result<String, askama::Error> {
 
 /// The document's title.
 pub(super) fn title(page: &OwnerPage) -> String {
-    let id = format::bytes(page.owner.id.as_bytes());
+    let id = text::visible(page.owner.id.as_bytes());
     page::title(&page.chrome, &format!("Owner {}", short_client(&id)))
 }
 

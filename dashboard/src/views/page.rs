@@ -4,8 +4,9 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::format::{self, Ago, Prose};
-use super::{Chrome, ErrorPage, ServerView, assets, links};
-use crate::model::view::{SourceState, SourceView};
+use super::{Chrome, ErrorPage, assets, links};
+use crate::sources::view::ServerView;
+use crate::sources::view::{SourceState, SourceView};
 
 /// A lock whose last read is older than this is marked, milliseconds. The poll comes by each 10 s at the latest.
 pub(super) const STALE_MS: u64 = 20_000;

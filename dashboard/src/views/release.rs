@@ -5,9 +5,10 @@ use askama::Template;
 use super::format::{self, Ago, Prose};
 use super::page::{self, Frame};
 use super::row::client_words;
-use super::{ReleasePage, ReleaseStep, links, shown_name};
+use super::{ReleasePage, ReleaseStep, links};
 use crate::model::view::LockView;
 use crate::release::{Choice, MAX_REASON, Offer, Outcome, VALID};
+use crate::text::shown_name;
 
 /// Choices that a form has at most: a crowd of readers is released by the API, or all at once.
 const MAX_CHOICES: usize = 100;

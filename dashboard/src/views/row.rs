@@ -8,10 +8,12 @@ use super::links;
 use super::live::AGELESS;
 use super::page::STALE_MS;
 use super::picture::Spark;
+use crate::clock::SteadyMillis;
 use crate::model::view::{
-    Certainty, ClientView, HolderView, LockId, LockView, ProblemView, Since, State, WallMillis,
+    Certainty, ClientView, HolderView, LockId, LockView, ProblemView, Since, State,
 };
 use crate::query::owners::client_of;
+use crate::text;
 
 /// A problem as a badge.
 pub(super) struct Badge {
@@ -23,7 +25,7 @@ pub(super) struct Badge {
 }
 
 impl Badge {
-    pub(super) fn new(problem: &ProblemView, now: WallMillis) -> Self {
+    pub(super) fn new(problem: &ProblemView, now: SteadyMillis) -> Self {
         Self {
             word: problem.problem.as_str(),
             certainty: problem.certainty.as_str(),
@@ -54,7 +56,7 @@ pub(super) struct Ttl {
 impl HtmlSafe for Ttl {}
 
 impl Ttl {
-    pub(super) fn new(lock: &LockView, now: WallMillis) -> Self {
+    pub(super) fn new(lock: &LockView, now: SteadyMillis) -> Self {
         // Of a server that cannot be read, what was read last stands still.
         let passed = match lock.state {
             State::Unknown => 0,
@@ -221,20 +223,20 @@ pub(super) struct Read {
 }
 
 impl Read {
-    pub(super) fn new(lock: &LockView, now: WallMillis) -> Self {
+    pub(super) fn new(lock: &LockView, now: SteadyMillis) -> Self {
         let passed = now.0.saturating_sub(lock.observed_at.0);
         Self { at: lock.observed_at.0, ttl: lock.ttl_ms, ago: format::duration(passed) }
     }
 }
 
 impl<'a> Row<'a> {
-    pub(super) fn new(lock: &'a LockView, deployment: bool, db: bool, now: WallMillis) -> Self {
+    pub(super) fn new(lock: &'a LockView, deployment: bool, db: bool, now: SteadyMillis) -> Self {
         let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
         let passed = now.0.saturating_sub(lock.observed_at.0);
         Self {
             id: row_id(&lock.id),
             link: links::lock(&lock.id),
-            name: format::bytes(lock.id.name.as_bytes()),
+            name: text::visible(lock.id.name.as_bytes()),
             place: place(&lock.id, deployment, db),
             lock,
             problems: lock.problems.iter().map(|problem| Badge::new(problem, now)).collect(),

@@ -3,8 +3,8 @@
 use redisson::{Kind, LockName, keys};
 use service_kit::redis_link::Address;
 
-use super::format;
 use crate::model::view::LockId;
+use crate::text;
 
 /// A command with what it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,7 +129,7 @@ pub(super) struct RawKey {
 
 impl RawKey {
     pub(super) fn new(role: &'static str, bytes: &[u8]) -> Self {
-        let shown = format::bytes(bytes);
+        let shown = text::visible(bytes);
         // Shown as it is means that no character of it is hidden, breaks a line or is no text.
         let plain = shown.as_bytes() == bytes;
         let copied = if plain { shown.clone() } else { quoted(bytes) };

@@ -3,12 +3,13 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
+use super::SourcesPage;
 use super::format::{self, Ago, Clock, Prose};
 use super::links;
 use super::page::{self, Frame, state_tone};
-use super::{ServerView, SourcesPage};
 use crate::model::snapshot::Notice;
-use crate::model::view::{SourceState, SourceView};
+use crate::sources::view::ServerView;
+use crate::sources::view::{SourceState, SourceView};
 
 /// What a source does, in words.
 struct About {

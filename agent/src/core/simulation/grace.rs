@@ -6,10 +6,10 @@ use super::host::Input;
 use super::replies::{code, told};
 use super::run::{Event, Lawful, NAMES, Phase, Simulation, secret};
 use super::worker::{Asked, OWNERS, Session, View};
-use crate::command::Command;
 use crate::journal::{Past, Record};
-use crate::resp::Frame;
-use crate::session::SessionId;
+use crate::protocol::command::Command;
+use crate::protocol::resp::Frame;
+use crate::types::SessionId;
 
 /// What a worker needs to come back to its session: the id and the secret that it was told.
 pub(super) type Ticket = (Vec<u8>, Vec<u8>);

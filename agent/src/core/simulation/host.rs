@@ -12,10 +12,11 @@ use super::dice::Dice;
 use super::grace::Disk;
 use super::link::Link;
 use super::worker::Session;
-use crate::command::Command;
-use crate::core::{Core, Failure, Number, OpId, Settings, usual};
+use crate::core::{Core, Failure, OpId, Settings, tests::settings};
 use crate::metrics::Figures;
-use crate::session::SessionId;
+use crate::protocol::command::Command;
+use crate::types::Number;
+use crate::types::SessionId;
 
 /// Whole microseconds: the simulation's unit of time.
 pub(super) fn micros(duration: Duration) -> u64 {
@@ -118,7 +119,7 @@ pub(super) fn settings(dice: &mut Dice) -> Settings {
         max_grace: Duration::from_secs(600),
         max_graced: 1000,
         response_timeout: Duration::from_millis(response_timeout),
-        ..usual::settings()
+        ..settings::settings()
     }
 }
 

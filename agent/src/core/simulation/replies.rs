@@ -6,8 +6,8 @@ use redisson::Kind;
 
 use super::run::{Event, Lawful, NAMES, Phase, Simulation};
 use super::worker::{Asked, OWNERS, View};
-use crate::resp::{Frame, Outgoing};
-use crate::session::SessionId;
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::SessionId;
 
 /// A time as replies tell it.
 pub(super) fn told(ms: i64) -> Duration {

@@ -10,10 +10,10 @@ use redisson::{HolderId, Kind, Lease, LockName, Moment};
 use super::grace::{Ticket, hex};
 use super::host::{Departed, Input, micros};
 use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name, secret};
-use crate::command::{Command, HoldRequest, ListRequest, LockRequest, Wait};
 use crate::core::Frozen;
-use crate::resp::{Frame, Outgoing};
-use crate::session::SessionId;
+use crate::protocol::command::{Command, HoldRequest, ListRequest, LockRequest, Wait};
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::SessionId;
 
 pub(super) const OWNERS: usize = 2;
 

@@ -16,13 +16,14 @@ use super::host::micros;
 use super::kinds::{Player, Queue, Turns};
 use super::red::{Forgotten, Worker};
 use super::redis::Redis;
-use crate::command::Command;
 use crate::core::{
-    Action, Confirmed, Core, Failure, Lane, Node, Number, OpId, RedSettings, Settings, usual,
+    Confirmed, Core, Effect, Failure, Lane, Node, OpId, RedSettings, Settings, tests::settings,
 };
 use crate::metrics::Figures;
-use crate::resp::{Frame, Outgoing};
-use crate::session::{Peer, SessionId};
+use crate::protocol::command::Command;
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::Number;
+use crate::types::{Peer, SessionId};
 use links::{Link, LinkId, Packet};
 
 /// The servers' wall clock at the beginning, in milliseconds.
@@ -135,7 +136,7 @@ impl World {
             nodes: (0..servers).map(|node| format!("node{node}")).collect(),
             node_timeout: Duration::from_millis(50),
         };
-        let mut all = Settings { red: Some(red), ..usual::settings() };
+        let mut all = Settings { red: Some(red), ..settings::settings() };
         settings(&mut all);
         let server = || Server {
             redis: Redis::default(),
@@ -385,7 +386,7 @@ impl World {
     /// The driver's loop.
     fn work(&mut self, agent: usize) {
         for _ in 0..10_000 {
-            while let Some(action) = self.agents[agent].core.next_action() {
+            while let Some(action) = self.agents[agent].core.next_effect() {
                 self.perform(agent, action);
             }
             let now = self.boot();
@@ -416,18 +417,18 @@ impl World {
         }
     }
 
-    fn perform(&mut self, agent: usize, action: Action) {
+    fn perform(&mut self, agent: usize, action: Effect) {
         match action {
-            Action::Send { op, node, lane, call, .. } => match self.server_at(node) {
+            Effect::Send { op, node, lane, call, .. } => match self.server_at(node) {
                 Some(node) => self.send((agent, node, lane), op, call),
                 None => {
                     self.breach = Some(format!("{} for a server of others", call.script.name));
                 }
             },
-            Action::Deliver(session, outgoing) => self.deliver(agent, session, outgoing),
-            Action::Journal(_) => {}
-            Action::Subscribe(node, channel) => self.wish(agent, node, channel, true),
-            Action::Unsubscribe(node, channel) => self.wish(agent, node, channel, false),
+            Effect::Deliver(session, outgoing) => self.deliver(agent, session, outgoing),
+            Effect::Journal(_) => {}
+            Effect::Subscribe(node, channel) => self.wish(agent, node, channel, true),
+            Effect::Unsubscribe(node, channel) => self.wish(agent, node, channel, false),
         }
     }
 

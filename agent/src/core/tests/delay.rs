@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command};
-use crate::command::{Command, LockRequest};
+use crate::protocol::command::{Command, LockRequest};
 
 const DELAY: Duration = Duration::from_secs(100);
 const MOMENT: Duration = Duration::from_millis(10);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::world::{LEASE, World};
 use crate::core::Frozen;
-use crate::session::SessionId;
+use crate::types::SessionId;
 
 impl World {
     /// Of all workers those of these sessions are stopped.

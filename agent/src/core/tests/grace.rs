@@ -5,9 +5,9 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, short};
-use crate::command::{Command, LockRequest, Wait};
-use crate::resp::Frame;
-use crate::session::SessionId;
+use crate::protocol::command::{Command, LockRequest, Wait};
+use crate::protocol::resp::Frame;
+use crate::types::SessionId;
 
 pub(super) const GRACE: Duration = Duration::from_secs(60);
 

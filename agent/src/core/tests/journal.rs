@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::grace::{GRACE, NEXT};
 use super::world::{Disk, World, short};
-use crate::command::Command;
-use crate::resp::Frame;
+use crate::protocol::command::Command;
+use crate::protocol::resp::Frame;
 
 #[test]
 fn a_grant_is_told_once_the_journal_has_it() {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, name};
-use crate::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::session::SessionId;
+use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::types::SessionId;
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
@@ -48,7 +48,7 @@ fn cancel(world: &mut World, by: SessionId, whose: SessionId) -> String {
 /// Nothing is left, in Redis or here.
 fn is_clean(world: &mut World) {
     assert!(world.redis.is_empty(), "{:?}", world.redis);
-    assert!(world.core.is_idle() && world.core.names.is_empty() && world.listening.is_empty());
+    assert!(world.core.is_idle() && world.core.locks.is_empty() && world.listening.is_empty());
     assert_eq!(world.core.next_deadline(), None);
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command};
-use crate::command::{Command, LockRequest};
+use crate::protocol::command::{Command, LockRequest};
 
 const SLOW: Duration = Duration::from_millis(100);
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 use redisson::Kind;
 
 use super::world::{Network, Replicas, World, lock_command, name, short};
-use crate::command::{Command, LockRequest, Wait};
-use crate::resp::Frame;
-use crate::session::SessionId;
+use crate::protocol::command::{Command, LockRequest, Wait};
+use crate::protocol::resp::Frame;
+use crate::types::SessionId;
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
@@ -26,7 +26,7 @@ fn confirmations(world: &World) -> Vec<u64> {
 
 fn assert_nothing_left(world: &World) {
     assert!(world.redis.is_empty(), "{:?}", world.redis);
-    assert!(world.core.is_idle() && world.core.names.is_empty() && world.core.ops.is_empty());
+    assert!(world.core.is_idle() && world.core.locks.is_empty() && world.core.ops.is_empty());
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn a_fair_waiter_that_has_gone_leaves_no_place() {
     world.send_grants(1);
     world.work();
     assert!(world.queues["x"].is_empty(), "{:?}", world.queues);
-    assert!(world.core.is_idle() && !world.core.names.contains_key(&name("x")));
+    assert!(world.core.is_idle() && !world.core.locks.contains_key(&name("x")));
 }
 
 #[test]

@@ -8,12 +8,12 @@ use prometheus::Registry;
 use redisson::script::{Call, Value};
 use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
-use crate::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::core::{Action, Confirmed, Core, Failure, Lane, Node, OpId, Settings, usual};
+use crate::core::{Confirmed, Core, Effect, Failure, Lane, Node, OpId, Settings, tests::settings};
 use crate::journal::{Past, Record};
 use crate::metrics::Figures;
-use crate::resp::{Frame, Outgoing};
-use crate::session::{Peer, SessionId};
+use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::{Peer, SessionId};
 
 pub(super) const LEASE: Duration = Duration::from_secs(30);
 
@@ -130,7 +130,7 @@ pub(super) fn lock_command(lock: &str) -> LockRequest {
 
 fn core(run: i64, now: Moment, min_replicas: u32) -> Core {
     let lease = Lease::new(LEASE).unwrap();
-    let settings = Settings { lease, min_replicas, ..usual::settings() };
+    let settings = Settings { lease, min_replicas, ..settings::settings() };
     let figures = Figures::new(Grouping::new(vec![], 50), &Registry::new()).unwrap();
     let client = ClientId::from_random([9; 16]);
     Core::new(settings, client, run << 30, Arc::new(figures), now)
@@ -285,9 +285,9 @@ impl World {
 
     /// Performs the core's actions until there are none.
     pub(super) fn work(&mut self) {
-        while let Some(action) = self.core.next_action() {
+        while let Some(action) = self.core.next_effect() {
             match action {
-                Action::Send { op, lane: Lane::Grants, call, .. } => match self.replicas {
+                Effect::Send { op, lane: Lane::Grants, call, .. } => match self.replicas {
                     Replicas::Lacking => {
                         let failure = Failure::Lacking("0 are connected".to_owned());
                         self.core.on_failure(self.now, op, &failure);
@@ -298,9 +298,9 @@ impl World {
                         self.serve(op, call);
                     }
                 },
-                Action::Send { op, call, .. } => self.serve(op, call),
-                Action::Deliver(id, outgoing) => self.replies.push((id, outgoing)),
-                Action::Subscribe(_, channel) => {
+                Effect::Send { op, call, .. } => self.serve(op, call),
+                Effect::Deliver(id, outgoing) => self.replies.push((id, outgoing)),
+                Effect::Subscribe(_, channel) => {
                     // Of two names with one channel the worlds of these tests have the one without braces.
                     let name = keys::locks_of_channel(&channel).remove(0);
                     self.listening.push(name.clone());
@@ -309,8 +309,8 @@ impl World {
                         None => self.core.on_subscribed(self.now, Node::Main, &name),
                     }
                 }
-                Action::Journal(record) => self.journal(record),
-                Action::Unsubscribe(_, channel) => {
+                Effect::Journal(record) => self.journal(record),
+                Effect::Unsubscribe(_, channel) => {
                     let name = keys::locks_of_channel(&channel).remove(0);
                     let at = self.listening.iter().position(|other| *other == name).unwrap();
                     self.listening.remove(at);

@@ -15,7 +15,8 @@ use redisson::{HolderId, Moment};
 use serde::{Serialize, Serializer};
 
 use super::past::PastHold;
-use super::view::{LockId, Since, WallMillis};
+use super::view::{LockId, Since};
+use crate::clock::SteadyMillis;
 
 pub use durations::{BOUNDS_MS, Durations};
 
@@ -49,7 +50,7 @@ pub struct PastWait {
     /// Who wanted to be the holder.
     pub id: HolderId,
     pub since: Since,
-    pub to: WallMillis,
+    pub to: SteadyMillis,
     /// Whether it got the lock; otherwise it left, or fell silent.
     pub granted: bool,
 }
@@ -60,7 +61,8 @@ pub struct PastWaitView {
     /// Who wanted to be the holder.
     pub id: String,
     pub since: Since,
-    pub to: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub to: SteadyMillis,
     /// Whether it got the lock; otherwise it left, or fell silent.
     pub granted: bool,
 }
@@ -221,8 +223,10 @@ pub struct LockTally {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Contention {
     /// From when on it was counted: an hour ago or up to ten minutes more, or when this program was started.
-    pub from: WallMillis,
-    pub to: WallMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub from: SteadyMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub to: SteadyMillis,
     /// Every group, those most waited for first.
     pub groups: Vec<GroupTally>,
     /// Locks, those most waited for first.
@@ -235,8 +239,8 @@ pub struct Contention {
 impl Default for Contention {
     fn default() -> Self {
         Self {
-            from: WallMillis(0),
-            to: WallMillis(0),
+            from: SteadyMillis(0),
+            to: SteadyMillis(0),
             groups: Vec::new(),
             locks: Vec::new(),
             locks_left_out: 0,
@@ -321,7 +325,7 @@ impl Totals {
     }
 
     /// The last hour, at an instant that both clocks tell.
-    pub(super) fn shown(&mut self, now: Moment, wall: WallMillis) -> Contention {
+    pub(super) fn shown(&mut self, now: Moment, steady: SteadyMillis) -> Contention {
         self.forget_old(now);
         let first = Moment::from_micros(slice(now - WINDOW).saturating_mul(slice_micros()));
         let counted = now.since(first.max(self.began));
@@ -356,8 +360,8 @@ impl Totals {
         let beyond = u64::try_from(locks.len().saturating_sub(MAX_TOLD)).unwrap_or(u64::MAX);
         locks.truncate(MAX_TOLD);
         Contention {
-            from: WallMillis(wall.0.saturating_sub(counted)),
-            to: wall,
+            from: SteadyMillis(steady.0.saturating_sub(counted)),
+            to: steady,
             groups,
             locks,
             locks_left_out: gone + beyond,
@@ -391,8 +395,8 @@ mod tests {
     fn held(from: u64, to: u64) -> Count {
         Count::Held(PastHold {
             id: HolderId::new(ClientId::from_random([1; 16]), 1),
-            since: Since { at: WallMillis(from), exact: true },
-            to: WallMillis(to),
+            since: Since { at: SteadyMillis(from), exact: true },
+            to: SteadyMillis(to),
             ended: Ending::Released,
         })
     }
@@ -400,8 +404,8 @@ mod tests {
     fn waited(from: u64, to: u64, granted: bool) -> Count {
         Count::Waited(PastWait {
             id: HolderId::new(ClientId::from_random([2; 16]), 1),
-            since: Since { at: WallMillis(from), exact: true },
-            to: WallMillis(to),
+            since: Since { at: SteadyMillis(from), exact: true },
+            to: SteadyMillis(to),
             granted,
         })
     }
@@ -421,8 +425,8 @@ mod tests {
         ] {
             totals.add(at(1_000), &lock(name), &group, count);
         }
-        let shown = totals.shown(at(2_000), WallMillis(1_002_000));
-        assert_eq!((shown.from, shown.to), (WallMillis(1_000_000), WallMillis(1_002_000)));
+        let shown = totals.shown(at(2_000), SteadyMillis(1_002_000));
+        assert_eq!((shown.from, shown.to), (SteadyMillis(1_000_000), SteadyMillis(1_002_000)));
         let all = &shown.groups[0].tally;
         assert_eq!((all.acquisitions, all.holds.count(), all.holds.sum_ms()), (2, 2, 370));
         assert_eq!((all.waits.count(), all.waits_given_up, all.waiting_ms), (2, 1, 90));
@@ -445,11 +449,11 @@ mod tests {
         for minute in 0..130 {
             totals.add(at(minute * MINUTE), &lock("a"), &group, Count::Acquired);
         }
-        let shown = totals.shown(at(130 * MINUTE - 1), WallMillis(1_000 * MINUTE));
+        let shown = totals.shown(at(130 * MINUTE - 1), SteadyMillis(1_000 * MINUTE));
         let counted = (shown.to.0 - shown.from.0).div_ceil(MINUTE);
         assert!((60..=70).contains(&counted), "{counted}");
         assert_eq!(shown.locks[0].tally.acquisitions, counted);
-        let later = totals.shown(at(400 * MINUTE), WallMillis(2_000 * MINUTE));
+        let later = totals.shown(at(400 * MINUTE), SteadyMillis(2_000 * MINUTE));
         assert!(later.locks.is_empty() && later.groups.is_empty());
     }
 
@@ -463,7 +467,7 @@ mod tests {
             totals.add(at(1), &lock(&format!("l{i}")), &group, Count::Acquired);
             assert!(totals.locks.len() <= MAX_LOCKS);
         }
-        let shown = totals.shown(at(2), WallMillis(2));
+        let shown = totals.shown(at(2), SteadyMillis(2));
         assert_eq!(shown.locks[0].lock, lock("hot"));
         assert_eq!(shown.locks.len() as u64 + shown.locks_left_out, 3 * MAX_LOCKS as u64 + 1);
         assert_eq!(shown.groups[0].tally.acquisitions, 3 * MAX_LOCKS as u64);

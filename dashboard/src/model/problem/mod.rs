@@ -12,9 +12,10 @@ use redisson::{HolderId, Moment};
 
 use super::deadlock::Cycle;
 use super::observation::{Source, Stamp};
-use super::view::{Certainty, ProblemKind, WallMillis};
+use super::view::{Certainty, ProblemKind};
 use super::waiting::{Subscribers, Waiter};
 use super::who::{Known, Who};
+use crate::clock::SteadyMillis;
 
 pub use words::{advice, explain};
 
@@ -44,7 +45,7 @@ pub struct Rule {
 /// A hold whose lease ran out although its holder meant to keep it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired {
-    pub at: (Moment, WallMillis),
+    pub at: (Moment, SteadyMillis),
     pub holder: HolderId,
     /// Sure where the holder was seen to come back too late.
     pub certainty: Certainty,
@@ -57,7 +58,7 @@ pub struct Expired {
 /// A holder that is gone, as far as its client's connections or its agent tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
-    pub since: WallMillis,
+    pub since: SteadyMillis,
     /// What was seen, a sentence.
     pub seen: String,
 }
@@ -78,7 +79,7 @@ pub struct Case<'a> {
     /// Whether it is renewed, and to which lease.
     pub renewed: Option<Duration>,
     /// Since when nothing has moved: no release, no other holder, no other count.
-    pub still_since: (Moment, WallMillis),
+    pub still_since: (Moment, SteadyMillis),
     /// Since when release messages reach us without a gap.
     pub listening_since: Option<Moment>,
     /// Whether a lock of its kind may be released without a message.
@@ -118,15 +119,15 @@ impl Case<'_> {
 pub struct Verdict {
     pub problem: ProblemKind,
     pub certainty: Certainty,
-    pub since: WallMillis,
+    pub since: SteadyMillis,
 }
 
 impl Verdict {
-    fn sure(problem: ProblemKind, since: WallMillis) -> Self {
+    fn sure(problem: ProblemKind, since: SteadyMillis) -> Self {
         Self { problem, certainty: Certainty::Sure, since }
     }
 
-    fn suspected(problem: ProblemKind, since: WallMillis) -> Self {
+    fn suspected(problem: ProblemKind, since: SteadyMillis) -> Self {
         Self { problem, certainty: Certainty::Suspected, since }
     }
 }
@@ -155,7 +156,7 @@ pub fn judge(case: &Case<'_>) -> Vec<Verdict> {
 fn leaked(case: &Case<'_>) -> Option<Verdict> {
     let bare = case.bare_since.filter(|first| case.now.sent.since(first.received) >= LEAK_GAP);
     if let Some(first) = bare {
-        return Some(Verdict::sure(ProblemKind::Leaked, first.wall));
+        return Some(Verdict::sure(ProblemKind::Leaked, first.steady));
     }
     let lasts = case.ttl.is_none_or(|ttl| ttl > GONE_TTL);
     let gone = case.gone.filter(|_| lasts)?;
@@ -175,7 +176,7 @@ fn stuck_limit(case: &Case<'_>) -> Option<(Duration, bool)> {
 fn stuck(case: &Case<'_>) -> Option<Verdict> {
     let (limit, _) = stuck_limit(case)?;
     case.renewed?;
-    let (since, wall) = case.still_since;
+    let (since, steady) = case.still_since;
     if case.now.received.since(since) <= limit {
         return None;
     }
@@ -187,7 +188,7 @@ fn stuck(case: &Case<'_>) -> Option<Verdict> {
             Some(observed) if observed > limit => Certainty::Sure,
             _ => Certainty::Suspected,
         },
-        since: after(wall, limit),
+        since: after(steady, limit),
     })
 }
 
@@ -202,7 +203,7 @@ fn renewal_overdue(case: &Case<'_>) -> Option<Verdict> {
     let (lease, ttl) = (case.renewed?, case.ttl?);
     let below = overdue_below(lease);
     let late = below.checked_sub(ttl).filter(|late| !late.is_zero())?;
-    let since = WallMillis(case.now.wall.0.saturating_sub(millis(late)));
+    let since = SteadyMillis(case.now.steady.0.saturating_sub(millis(late)));
     Some(Verdict::sure(ProblemKind::RenewalOverdue, since))
 }
 
@@ -227,15 +228,15 @@ fn starving(case: &Case<'_>) -> Option<Verdict> {
     }
     // Behind a lock that changes hands subscribers come and go, and none of them need be kept waiting.
     let subscribers = case.subscribers.filter(|_| !case.holders.is_empty())?;
-    let (from, wall) = subscribers.since.max(case.still_since);
+    let (from, steady) = subscribers.since.max(case.still_since);
     (case.now.received.since(from) > limit)
-        .then(|| Verdict::suspected(ProblemKind::Starving, after(wall, limit)))
+        .then(|| Verdict::suspected(ProblemKind::Starving, after(steady, limit)))
 }
 
 fn deadlock(case: &Case<'_>) -> Option<Verdict> {
     let cycle = case.cycle?;
     // It closed with the youngest of its waits or holds; what is known is when it was first seen whole.
-    let since = case.now.wall;
+    let since = case.now.steady;
     Some(if cycle.is_limited() {
         Verdict::suspected(ProblemKind::Deadlock, since)
     } else {
@@ -246,15 +247,15 @@ fn deadlock(case: &Case<'_>) -> Option<Verdict> {
 fn orphan(case: &Case<'_>) -> Option<Verdict> {
     let first = case.orphan_since.filter(|_| case.holders.is_empty())?;
     (case.now.sent.since(first.received) >= ORPHAN_GAP)
-        .then(|| Verdict::sure(ProblemKind::Orphan, first.wall))
+        .then(|| Verdict::sure(ProblemKind::Orphan, first.steady))
 }
 
 fn malformed(case: &Case<'_>) -> Option<Verdict> {
-    case.odd.map(|_| Verdict::sure(ProblemKind::Malformed, case.now.wall))
+    case.odd.map(|_| Verdict::sure(ProblemKind::Malformed, case.now.steady))
 }
 
-fn after(at: WallMillis, limit: Duration) -> WallMillis {
-    WallMillis(at.0.saturating_add(millis(limit)))
+fn after(at: SteadyMillis, limit: Duration) -> SteadyMillis {
+    SteadyMillis(at.0.saturating_add(millis(limit)))
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -9,7 +9,7 @@ fn at(secs: u64) -> Moment {
 }
 
 fn stamp(secs: u64) -> Stamp {
-    Stamp { sent: at(secs), received: at(secs), wall: WallMillis(secs * 1000) }
+    Stamp { sent: at(secs), received: at(secs), steady: SteadyMillis(secs * 1000) }
 }
 
 fn id(thread: i64) -> HolderId {
@@ -33,7 +33,7 @@ fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
         ttl: Some(secs(25)),
         bare_since: None,
         renewed: Some(secs(30)),
-        still_since: (at(still), stamp(still).wall),
+        still_since: (at(still), stamp(still).steady),
         listening_since: Some(at(0)),
         silent: false,
         habit: None,
@@ -100,7 +100,7 @@ fn a_leak_needs_two_readings_apart_or_a_holder_that_is_gone() {
         bare_since: Some(stamp(first)),
         ..renewed(&holders, 0, now)
     };
-    let gone = Gone { since: WallMillis(5_000), seen: "no connection from 10.0.0.7".into() };
+    let gone = Gone { since: SteadyMillis(5_000), seen: "no connection from 10.0.0.7".into() };
     let left = |ttl| Case {
         renewed: None,
         ttl: Some(secs(ttl)),
@@ -137,14 +137,14 @@ fn a_renewal_is_overdue_below_half_of_the_lease_less_a_twentieth() {
     ] {
         assert_eq!(only(&case), expected, "{case:?}");
     }
-    assert_eq!(judge(&case(11_500))[0].since, WallMillis(98_000));
+    assert_eq!(judge(&case(11_500))[0].since, SteadyMillis(98_000));
 }
 
 #[test]
 fn an_expired_hold_is_told_for_an_hour_whoever_has_the_lock_since() {
     let holders = holders();
     let expired = |certainty| Expired {
-        at: (at(100), WallMillis(100_000)),
+        at: (at(100), SteadyMillis(100_000)),
         holder: id(7),
         certainty,
         source: Source::Poll,
@@ -168,7 +168,7 @@ fn an_expired_hold_is_told_for_an_hour_whoever_has_the_lock_since() {
 fn waiter(from: u64) -> Waiter {
     Waiter {
         id: id(9),
-        since: Since { at: stamp(from).wall, exact: true },
+        since: Since { at: stamp(from).steady, exact: true },
         from: at(from),
         seen: at(from),
         attempts: None,
@@ -185,7 +185,7 @@ fn whoever_waits_for_long_starves() {
     let one = [waiter(10)];
     let dead = [Waiter { overdue: true, ..waiter(10) }];
     let left = [Waiter { there: false, ..waiter(10) }];
-    let listening = Subscribers { count: 2, since: (at(10), WallMillis(10_000)), at: at(10) };
+    let listening = Subscribers { count: 2, since: (at(10), SteadyMillis(10_000)), at: at(10) };
     let waits = |now| Case { waiters: &one, ..renewed(&holders, 0, now) };
     let counted =
         |still, now| Case { subscribers: Some(listening), ..renewed(&holders, still, now) };
@@ -289,7 +289,7 @@ fn it_says_why_and_what_to_do() {
     let problem = explain(&case, judge(&case)[0]);
     assert_eq!(problem.evidence.len(), 3);
     assert!(problem.advice.contains("thread 52") && problem.advice.contains("Thread.print"));
-    assert_eq!(problem.since, WallMillis(310_000));
+    assert_eq!(problem.since, SteadyMillis(310_000));
     let agents = [(HolderId { thread: 1_700_000_000 << 30, ..holders[0].0 }, 1)];
     let case = Case { holders: &agents, ..case };
     let problem = explain(&case, judge(&case)[0]);

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use redisson::HolderId;
 
 use super::{Case, Verdict, longest, stuck_limit};
+use crate::clock::SteadyMillis;
 use crate::model::observation::Source;
-use crate::model::view::{Certainty, Evidence, ProblemKind, ProblemView, WallMillis};
+use crate::model::view::{Certainty, Evidence, ProblemKind, ProblemView};
 
 /// The problem as it is shown, with the evidence as it stands now.
 #[must_use]
@@ -25,16 +26,16 @@ pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
     }
 }
 
-fn said(at: WallMillis, source: Source, text: impl Into<String>) -> Evidence {
+fn said(at: SteadyMillis, source: Source, text: impl Into<String>) -> Evidence {
     Evidence { at, source: source.as_str(), text: text.into() }
 }
 
-fn read(at: WallMillis, text: impl Into<String>) -> Evidence {
+fn read(at: SteadyMillis, text: impl Into<String>) -> Evidence {
     said(at, Source::Poll, text)
 }
 
 fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
-    let now = case.now.wall;
+    let now = case.now.steady;
     match verdict.problem {
         ProblemKind::Leaked => leaked(case, verdict),
         ProblemKind::Stuck => stuck(case, verdict),
@@ -80,16 +81,16 @@ fn leaked(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
             Some(ttl) => format!("it stays for another {} s", ttl.as_secs()),
             None => "it has no time to live".to_owned(),
         };
-        return vec![said(gone.since, Source::Identity, &*gone.seen), read(case.now.wall, left)];
+        return vec![said(gone.since, Source::Identity, &*gone.seen), read(case.now.steady, left)];
     }
     vec![
         read(verdict.since, "read without a time to live"),
-        read(case.now.wall, "read again, still without one"),
+        read(case.now.steady, "read again, still without one"),
     ]
 }
 
 fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
-    let now = case.now.wall;
+    let now = case.now.steady;
     let mut evidence = Vec::new();
     if let Some((id, count)) = case.holders.first() {
         let times = if *count == 1 { String::new() } else { format!(", {count} times over") };
@@ -144,7 +145,7 @@ fn starving(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
     evidence.push(match case.holders.first() {
         Some((id, _)) => read(case.still_since.1, format!("held by {id}, not a change since")),
         None => {
-            read(case.now.wall, "nobody holds it: whoever is first in its queue does not take it")
+            read(case.now.steady, "nobody holds it: whoever is first in its queue does not take it")
         }
     });
     evidence
@@ -157,7 +158,7 @@ fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
         let place = wait.place.as_ref().map_or_else(String::new, |place| format!(" ({place})"));
         format!("{}{place} waits for {}, which {} holds", wait.waiter, wait.lock.1, wait.holder)
     };
-    waits.map(|wait| read(case.now.wall, text(wait))).collect()
+    waits.map(|wait| read(case.now.steady, text(wait))).collect()
 }
 
 /// How to find the process and the thread behind a holder.

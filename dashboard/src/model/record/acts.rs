@@ -6,10 +6,11 @@ use std::time::Duration;
 use redisson::{HolderId, Moment};
 
 use super::{Effect, Record};
+use crate::clock::SteadyMillis;
 use crate::model::history::Happening;
 use crate::model::observation::Source;
 use crate::model::past::{Act, Note};
-use crate::model::view::{Acknowledgement, ProblemKind, WallMillis};
+use crate::model::view::{Acknowledgement, ProblemKind};
 
 /// How long after a release by force was begun the end of a hold is taken for its work: Redis may be slow to answer,
 /// and the reading that shows the end comes later still.
@@ -21,7 +22,7 @@ pub(super) struct InHand {
     problem: ProblemKind,
     word: Arc<Acknowledgement>,
     /// Where an earlier run of this program was told: until when the problem must be seen again.
-    seen_by: Option<WallMillis>,
+    seen_by: Option<SteadyMillis>,
 }
 
 impl Record {
@@ -44,11 +45,11 @@ impl Record {
         &mut self,
         word: &'static str,
         text: String,
-        wall: WallMillis,
+        steady: SteadyMillis,
         effects: &mut Vec<Effect>,
     ) {
         self.seen_by(Source::Operator);
-        self.event(wall, Source::Operator, Happening::Acted(word, text), effects);
+        self.event(steady, Source::Operator, Happening::Acted(word, text), effects);
     }
 
     /// Somebody has a problem in hand, or no longer has. Of one that it does not have nothing is kept.
@@ -89,7 +90,7 @@ impl Record {
     /// What an earlier run of this program was told.
     pub(super) fn remember_acknowledged(
         &mut self,
-        known: Vec<(ProblemKind, Arc<Acknowledgement>, WallMillis)>,
+        known: Vec<(ProblemKind, Arc<Acknowledgement>, SteadyMillis)>,
     ) {
         if !known.is_empty() {
             let in_hand = known.into_iter().map(|(problem, word, seen_by)| InHand {
@@ -105,34 +106,38 @@ impl Record {
     pub(super) fn no_longer_in_hand(
         &mut self,
         over: &[ProblemKind],
-        wall: WallMillis,
+        steady: SteadyMillis,
         effects: &mut Vec<Effect>,
     ) {
-        self.drop_in_hand(|known| over.contains(&known.problem), wall, effects);
+        self.drop_in_hand(|known| over.contains(&known.problem), steady, effects);
     }
 
     fn drop_in_hand(
         &mut self,
         ended: impl Fn(&InHand) -> bool,
-        wall: WallMillis,
+        steady: SteadyMillis,
         effects: &mut Vec<Effect>,
     ) {
         let Some(rare) = &mut self.rare else { return };
         for known in rare.acknowledged.extract_if(.., |known| ended(known)) {
-            let note = Note::Unacknowledged(self.id.clone(), known.problem, wall);
+            let note = Note::Unacknowledged(self.id.clone(), known.problem, steady);
             effects.push(Effect::Note(Box::new(note)));
         }
     }
 
     /// Ends what was in hand until now. False where nothing is any more.
-    pub fn end_acknowledgements(&mut self, wall: WallMillis, effects: &mut Vec<Effect>) -> bool {
+    pub fn end_acknowledgements(
+        &mut self,
+        steady: SteadyMillis,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
         let shown: Vec<ProblemKind> = self.problems.iter().map(|view| view.problem).collect();
         self.drop_in_hand(
             |known| {
-                let gone = |by: WallMillis| by <= wall && !shown.contains(&known.problem);
-                known.word.until <= wall || known.seen_by.is_some_and(gone)
+                let gone = |by: SteadyMillis| by <= steady && !shown.contains(&known.problem);
+                known.word.until <= steady || known.seen_by.is_some_and(gone)
             },
-            wall,
+            steady,
             effects,
         );
         self.mark_acknowledged();

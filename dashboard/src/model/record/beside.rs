@@ -18,7 +18,7 @@ impl Record {
         let had = self.rare.as_ref().is_some_and(|rare| !rare.waiting.is_empty());
         if (had && !beside.is_away()) || beside.queue.is_some() {
             let window = self.stamp.map(|last| stamp.received.since(last.sent));
-            let clock = stamp.wall.0.saturating_add_signed(around.ahead_ms);
+            let clock = stamp.steady.0.saturating_add_signed(around.ahead_ms);
             let queue = beside.queue.as_ref();
             self.news |= self.rare().waiting.read_queue(stamp, window, clock, queue);
         }

@@ -22,11 +22,10 @@ use super::observation::{Marker, Reading, Source, Stamp};
 use super::past::{Note, Past, PastHold};
 use super::problem::{Expired, Gone, Rule};
 use super::renewals::Renewals;
-use super::view::{
-    Acknowledgement, Certainty, LockId, ProblemKind, ProblemView, Since, Sources, WallMillis,
-};
+use super::view::{Acknowledgement, Certainty, LockId, ProblemKind, ProblemView, Since, Sources};
 use super::waiting::{Waiter, Waiting};
 use super::who::{Known, Who};
+use crate::clock::SteadyMillis;
 
 /// What is known around a lock when something is seen of it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -68,9 +67,9 @@ pub struct Remembered {
     /// The latest holds before, oldest first.
     pub past: Vec<PastHold>,
     /// What was wrong with it in the end, and since when.
-    pub problems: Vec<(ProblemKind, WallMillis)>,
+    pub problems: Vec<(ProblemKind, SteadyMillis)>,
     /// Problems that somebody had in hand, and until when such a problem must be seen again to be the same one.
-    pub acknowledged: Vec<(ProblemKind, Arc<Acknowledgement>, WallMillis)>,
+    pub acknowledged: Vec<(ProblemKind, Arc<Acknowledgement>, SteadyMillis)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -91,11 +90,11 @@ struct Hold {
 struct Rare {
     waiting: Waiting,
     /// Who took it, as MONITOR showed, until a reading shows it too.
-    taken: Option<(HolderId, Moment, WallMillis)>,
+    taken: Option<(HolderId, Moment, SteadyMillis)>,
     expired: Option<Expired>,
     gone: Option<Gone>,
     /// What was wrong with it in an earlier run, until it is found again or some time has passed without that.
-    before: Vec<(ProblemKind, WallMillis)>,
+    before: Vec<(ProblemKind, SteadyMillis)>,
     /// Who its holders and waiters are, as far as their agents tell.
     told: Vec<Known>,
     cycle: Option<Arc<Cycle>>,
@@ -154,14 +153,14 @@ pub struct Record {
     ttl: Option<Duration>,
     lease: LeaseWatch,
     /// A release message that no reading is newer than yet.
-    released: Option<(Moment, WallMillis)>,
-    still_since: (Moment, WallMillis),
+    released: Option<(Moment, SteadyMillis)>,
+    still_since: (Moment, SteadyMillis),
     bare_since: Option<Stamp>,
     /// Since when anything is known of it.
     known_since: Moment,
     free_since: Moment,
     /// When its lease was last seen set again.
-    rose: Option<WallMillis>,
+    rose: Option<SteadyMillis>,
     /// How often, and when, in the hold that lasts.
     renewals: Option<Arc<Renewals>>,
     /// When a release was told last, and by which source.
@@ -191,7 +190,7 @@ impl Record {
             ttl: None,
             lease: LeaseWatch::default(),
             released: None,
-            still_since: (now, WallMillis(0)),
+            still_since: (now, SteadyMillis(0)),
             bare_since: None,
             known_since: now,
             free_since: now,
@@ -391,20 +390,20 @@ impl Record {
         let remembered = self.before.as_mut().map(|before| std::mem::take(&mut before.remembered));
         for (id, _) in remembered.into_iter().flatten() {
             // It held the lock when an earlier run ended, and does so no more.
-            let over = Note::Unseen(self.id.clone(), id, stamp.wall);
+            let over = Note::Unseen(self.id.clone(), id, stamp.steady);
             effects.push(Effect::Note(Box::new(over)));
         }
         self.forget_told();
     }
 
     /// Connections that listen for its release were counted.
-    pub fn count_subscribers(&mut self, count: u64, at: Moment, wall: WallMillis) {
+    pub fn count_subscribers(&mut self, count: u64, at: Moment, steady: SteadyMillis) {
         if count == 0 && self.rare.is_none() {
             return;
         }
         self.confirm();
         self.seen_by(Source::Subscribers);
-        self.news |= self.rare().waiting.count(count, at, wall);
+        self.news |= self.rare().waiting.count(count, at, steady);
         self.thin_out();
     }
 
@@ -435,12 +434,12 @@ impl Record {
     fn waited(
         &mut self,
         waiter: Waiter,
-        granted: Option<WallMillis>,
+        granted: Option<SteadyMillis>,
         source: Source,
         effects: &mut Vec<Effect>,
     ) {
         let seen = millis(waiter.seen.since(waiter.from));
-        let last = WallMillis(waiter.since.at.0.saturating_add(seen));
+        let last = SteadyMillis(waiter.since.at.0.saturating_add(seen));
         let wait = PastWait {
             id: waiter.id,
             since: waiter.since,
@@ -462,7 +461,7 @@ impl Record {
 
     fn event(
         &mut self,
-        at: WallMillis,
+        at: SteadyMillis,
         source: Source,
         what: Happening,
         effects: &mut Vec<Effect>,

@@ -7,13 +7,14 @@ use redisson::shape::LockHash;
 use redisson::{HolderId, Moment};
 
 use super::{Effect, Hold, Record, Surroundings, millis};
+use crate::clock::SteadyMillis;
 use crate::model::contention::Count;
 use crate::model::history::{End, Happening};
 use crate::model::lease::Step;
 use crate::model::observation::{Marker, Queued, Reading, Source, Stamp};
 use crate::model::past::{Ending, Note, PastHold};
 use crate::model::problem::Expired;
-use crate::model::view::{Certainty, Since, WallMillis};
+use crate::model::view::{Certainty, Since};
 use crate::model::waiting::Waiting;
 
 /// A hold's beginning is exact when it is known within this.
@@ -45,7 +46,7 @@ impl Record {
             .or_else(|| last.map(|last| last.sent))
             .or(around.pass_began)
             .map(|earliest| stamp.received.since(earliest));
-        let since = Since { at: stamp.wall, exact: window.is_some_and(|window| window <= EXACT) };
+        let since = Since { at: stamp.steady, exact: window.is_some_and(|window| window <= EXACT) };
         let mut moved = released.is_some();
         let mut holds = Vec::with_capacity(hash.holders.len());
         for holder in &hash.holders {
@@ -55,7 +56,7 @@ impl Record {
                 Some(hold) => {
                     moved = true;
                     let what = Happening::Reentered(holder.id, hold.count, holder.count);
-                    self.event(stamp.wall, source, what, effects);
+                    self.event(stamp.steady, source, what, effects);
                     Hold { count: holder.count, ..*hold }
                 }
                 None => {
@@ -69,9 +70,9 @@ impl Record {
                     if matches!(what, Happening::Taken(..)) {
                         self.count(source, Count::Acquired, effects);
                     }
-                    self.event(stamp.wall, source, what, effects);
+                    self.event(stamp.steady, source, what, effects);
                     let (from, since) = match taken {
-                        Some((at, wall)) => (at, Since { at: wall, exact: true }),
+                        Some((at, steady)) => (at, Since { at: steady, exact: true }),
                         None => (stamp.received, self.since_remembered(holder.id, since)),
                     };
                     if self.confirmed {
@@ -94,10 +95,10 @@ impl Record {
             moved = true;
             let over = self.is_over(last, stamp);
             let ended = if over { Ending::RanOut } else { Ending::Vanished };
-            self.end(*gone, stamp.received, stamp.wall, ended, effects);
+            self.end(*gone, stamp.received, stamp.steady, ended, effects);
             self.consider_expired(*gone, last, stamp, source, around);
             let what = Happening::Vanished(gone.id, End::OthersHold);
-            self.event(stamp.wall, source, what, effects);
+            self.event(stamp.steady, source, what, effects);
         }
         self.holds = holds;
         self.news |= self.mode != hash.mode;
@@ -113,23 +114,23 @@ impl Record {
             let ids: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
             // A reader that wants to write waits for itself: its place is the write side's.
             for waiter in rare.waiting.remove(&ids) {
-                self.waited(waiter, Some(stamp.wall), source, effects);
+                self.waited(waiter, Some(stamp.steady), source, effects);
             }
         }
         let was_renewed = self.lease.renewed();
         if moved || last.is_none() {
-            self.still_since = (stamp.received, stamp.wall);
+            self.still_since = (stamp.received, stamp.steady);
             self.renewals = None;
             self.lease.restart(stamp.received, ttl, window.filter(|window| *window <= EXACT));
         } else {
             let step = self.lease.read(stamp.received, stamp.slack(), ttl);
             self.news |= step != Step::Ran;
             if step == Step::Rose {
-                self.rose = Some(stamp.wall);
+                self.rose = Some(stamp.steady);
                 // It has run since then, but it was not yet set again at the reading before.
                 let ran = self.lease.lease().zip(ttl).map(|(lease, ttl)| lease.saturating_sub(ttl));
-                let at = stamp.wall.0.saturating_sub(ran.map_or(0, millis));
-                self.set_again(WallMillis(at.max(last.map_or(0, |last| last.wall.0))));
+                let at = stamp.steady.0.saturating_sub(ran.map_or(0, millis));
+                self.set_again(SteadyMillis(at.max(last.map_or(0, |last| last.steady.0))));
             }
             if let Some(rare) = self.rare.as_mut().filter(|_| step == Step::Rose) {
                 // Whoever renews it lives, whatever else was seen.
@@ -138,7 +139,7 @@ impl Record {
         }
         if self.lease.renewed() && !was_renewed {
             let lease = self.lease.lease().map_or(0, millis);
-            self.event(stamp.wall, source, Happening::Renewed(lease), effects);
+            self.event(stamp.steady, source, Happening::Renewed(lease), effects);
         }
         self.news |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
         self.ttl = ttl;
@@ -146,7 +147,7 @@ impl Record {
     }
 
     /// Its lease was set again at that instant.
-    pub(super) fn set_again(&mut self, at: WallMillis) {
+    pub(super) fn set_again(&mut self, at: SteadyMillis) {
         let lease = self.lease.lease();
         Arc::make_mut(self.renewals.get_or_insert_default()).add(at, lease);
     }
@@ -192,7 +193,7 @@ impl Record {
             ttl.as_secs_f64()
         );
         let (holder, certainty) = (hold.id, Certainty::Suspected);
-        let at = (stamp.received, stamp.wall);
+        let at = (stamp.received, stamp.steady);
         self.rare().expired = Some(Expired { at, holder, certainty, source, seen });
     }
 
@@ -205,7 +206,7 @@ impl Record {
     pub fn ran_out(
         &mut self,
         at: Moment,
-        wall: WallMillis,
+        steady: SteadyMillis,
         around: Surroundings,
         effects: &mut Vec<Effect>,
     ) {
@@ -215,8 +216,13 @@ impl Record {
         }
         let lease = self.lease.lease().filter(|_| self.lease.renewed());
         for hold in std::mem::take(&mut self.holds) {
-            self.end(hold, at, wall, Ending::RanOut, effects);
-            self.event(wall, Source::Keyspace, Happening::Vanished(hold.id, End::RanOut), effects);
+            self.end(hold, at, steady, Ending::RanOut, effects);
+            self.event(
+                steady,
+                Source::Keyspace,
+                Happening::Vanished(hold.id, End::RanOut),
+                effects,
+            );
             let last = self.stamp;
             let known = last.is_some_and(|last| self.is_known_to_have_lost(&hold.id, last));
             let Some(lease) = lease.filter(|_| !around.restarted && !known) else { continue };
@@ -226,7 +232,7 @@ impl Record {
                 lease.as_secs_f64()
             );
             let (holder, certainty) = (hold.id, Certainty::Suspected);
-            let (at, source) = ((at, wall), Source::Keyspace);
+            let (at, source) = ((at, steady), Source::Keyspace);
             self.rare().expired = Some(Expired { at, holder, certainty, source, seen });
         }
         self.free_since = at;
@@ -299,8 +305,8 @@ impl Record {
                 End::RanOut => Ending::RanOut,
                 End::Early(_) | End::OthersHold => Ending::Vanished,
             };
-            self.end(hold, stamp.received, stamp.wall, ended, effects);
-            self.event(stamp.wall, source, Happening::Vanished(hold.id, end), effects);
+            self.end(hold, stamp.received, stamp.steady, ended, effects);
+            self.event(stamp.steady, source, Happening::Vanished(hold.id, end), effects);
         }
         self.ttl = None;
         self.bare_since = None;
@@ -340,7 +346,7 @@ impl Record {
     pub fn released(
         &mut self,
         at: Moment,
-        wall: WallMillis,
+        steady: SteadyMillis,
         source: Source,
         ended: Ending,
         effects: &mut Vec<Effect>,
@@ -360,29 +366,29 @@ impl Record {
             });
         }
         if let Some(stamp) = self.stamp.filter(|stamp| stamp.sent >= at) {
-            return self.released_before(stamp, at, wall, source, effects);
+            return self.released_before(stamp, at, steady, source, effects);
         }
         let known: Vec<Hold> =
             if self.released.is_some() { Vec::new() } else { self.holds.clone() };
         for hold in &known {
-            self.end(*hold, at, wall, ended, effects);
+            self.end(*hold, at, steady, ended, effects);
             let what = Happening::Released(Some(hold.id));
-            self.event(wall, source, what, effects);
+            self.event(steady, source, what, effects);
         }
         if known.is_empty() {
-            self.released_unread(at, wall, source, ended, effects);
+            self.released_unread(at, steady, source, ended, effects);
         }
         if !self.is_held() {
             self.free_since = self.free_since.max(at);
         }
-        self.released = Some(self.released.map_or((at, wall), |before| before.max((at, wall))));
+        self.released = Some(self.released.map_or((at, steady), |before| before.max((at, steady))));
     }
 
     /// A release of a hold that no reading has shown.
     fn released_unread(
         &mut self,
         at: Moment,
-        wall: WallMillis,
+        steady: SteadyMillis,
         source: Source,
         ended: Ending,
         effects: &mut Vec<Effect>,
@@ -390,22 +396,22 @@ impl Record {
         let taken = self.rare.as_mut().and_then(|rare| rare.taken.take());
         let Some((id, from, since)) = taken else {
             self.count(source, Count::Acquired, effects);
-            return self.event(wall, source, Happening::Released(None), effects);
+            return self.event(steady, source, Happening::Released(None), effects);
         };
         // MONITOR saw it whole. So short a hold is not written down: there may be thousands a second.
-        let past = PastHold { id, since: Since { at: since, exact: true }, to: wall, ended };
+        let past = PastHold { id, since: Since { at: since, exact: true }, to: steady, ended };
         let before = self.before();
         before.habit.push(at.since(from));
         before.past.push(past);
         self.count(source, Count::Held(past), effects);
         self.event(since, Source::Monitor, Happening::Taken(id, 0), effects);
-        self.event(wall, source, Happening::Released(Some(id)), effects);
+        self.event(steady, source, Happening::Released(Some(id)), effects);
     }
 
     /// When MONITOR saw that holder take it, where no reading since has shown otherwise.
-    fn taken(&self, id: HolderId, stamp: Stamp) -> Option<(Moment, WallMillis)> {
-        let (by, at, wall) = self.rare.as_ref()?.taken?;
-        (by == id && at <= stamp.received).then_some((at, wall))
+    fn taken(&self, id: HolderId, stamp: Stamp) -> Option<(Moment, SteadyMillis)> {
+        let (by, at, steady) = self.rare.as_ref()?.taken?;
+        (by == id && at <= stamp.received).then_some((at, steady))
     }
 
     /// Counts something for the last hour, of what is surely a lock.
@@ -420,7 +426,7 @@ impl Record {
         &mut self,
         newer: Stamp,
         at: Moment,
-        wall: WallMillis,
+        steady: SteadyMillis,
         source: Source,
         effects: &mut Vec<Effect>,
     ) {
@@ -429,13 +435,13 @@ impl Record {
         for hold in self.holds.iter_mut().filter(|hold| hold.first < at) {
             hold.first = newer.sent;
             hold.from = at;
-            hold.since = Since { at: wall, exact };
+            hold.since = Since { at: steady, exact };
             restarted = true;
         }
         if restarted {
-            self.still_since = (at, wall);
+            self.still_since = (at, steady);
             self.count(source, Count::Acquired, effects);
-            self.event(wall, source, Happening::Released(None), effects);
+            self.event(steady, source, Happening::Released(None), effects);
         }
     }
 
@@ -444,12 +450,12 @@ impl Record {
         &mut self,
         hold: Hold,
         at: Moment,
-        wall: WallMillis,
+        steady: SteadyMillis,
         ended: Ending,
         effects: &mut Vec<Effect>,
     ) {
         let ended = if self.is_forced(&hold.id, at) { Ending::Forced } else { ended };
-        let past = PastHold { id: hold.id, since: hold.since, to: wall, ended };
+        let past = PastHold { id: hold.id, since: hold.since, to: steady, ended };
         let before = self.before();
         if hold.since.exact && ended != Ending::Forced {
             before.habit.push(at.since(hold.from));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redisson::{HolderId, Kind, Moment};
 
 use super::{Effect, Rare, Record, Surroundings, millis};
+use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::clients::Clients;
 use crate::model::history::Happening;
 use crate::model::observation::{Marker, Source, Stamp};
@@ -13,7 +14,6 @@ use crate::model::past::Note;
 use crate::model::problem::{Case, ORPHAN_GAP, Verdict, advice, explain, judge};
 use crate::model::view::{
     ClientView, HolderView, LockView, PlaceView, ProblemKind, ProblemView, State, WaiterView,
-    WallMillis,
 };
 use crate::model::waiting::Waiter;
 
@@ -98,7 +98,7 @@ impl Record {
             .filter(|old| !verdicts.iter().any(|new| new.problem == *old))
             .collect();
         self.problems = problems;
-        self.no_longer_in_hand(&over, now.wall, effects);
+        self.no_longer_in_hand(&over, now.steady, effects);
         self.mark_acknowledged();
         for verdict in &verdicts {
             if begun.contains(&verdict.problem) {
@@ -108,14 +108,14 @@ impl Record {
             }
         }
         for problem in &over {
-            self.cleared(*problem, now.wall, effects);
+            self.cleared(*problem, now.steady, effects);
         }
         self.judge_again(now, effects);
         for problem in begun {
-            self.event(now.wall, source, Happening::Problem(problem), effects);
+            self.event(now.steady, source, Happening::Problem(problem), effects);
         }
         for problem in over {
-            self.event(now.wall, source, Happening::Cleared(problem), effects);
+            self.event(now.steady, source, Happening::Cleared(problem), effects);
         }
     }
 
@@ -129,14 +129,14 @@ impl Record {
         rare.before.retain(|(before, _)| problems.iter().all(|found| found.problem != *before));
         if time_is_up {
             for (problem, _) in std::mem::take(&mut rare.before) {
-                self.cleared(problem, now.wall, effects);
+                self.cleared(problem, now.steady, effects);
             }
         }
     }
 
     /// Nothing more will be known of it: whatever was wrong is told to be over as of the newest reading.
     pub fn clear_all(&mut self, effects: &mut Vec<Effect>) {
-        let last = self.stamp.map_or(WallMillis(0), |stamp| stamp.wall);
+        let last = self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady);
         let before = self.rare.as_mut().map(|rare| std::mem::take(&mut rare.before));
         let before = before.into_iter().flatten().map(|(problem, _)| problem);
         let found = std::mem::take(&mut self.problems).into_iter().map(|found| found.problem);
@@ -145,7 +145,7 @@ impl Record {
         }
     }
 
-    fn cleared(&self, problem: ProblemKind, at: WallMillis, effects: &mut Vec<Effect>) {
+    fn cleared(&self, problem: ProblemKind, at: SteadyMillis, effects: &mut Vec<Effect>) {
         let note = Note::Cleared(self.id.clone(), problem, at);
         effects.push(Effect::Note(Box::new(note)));
     }
@@ -203,7 +203,7 @@ impl Record {
             return false;
         }
         let Some(stamp) = self.stamp else { return !self.news };
-        let passed = stamp.wall.0.saturating_sub(shown.observed_at.0);
+        let passed = stamp.steady.0.saturating_sub(shown.observed_at.0);
         let foretold = match (shown.ttl_ms, self.ttl.map(millis)) {
             (Some(then), Some(now)) => (now + passed).abs_diff(then) <= FORETOLD_MS,
             (then, now) => then == now,
@@ -256,7 +256,7 @@ impl Record {
             kind: kind.as_str(),
             holders,
             ttl_ms: self.ttl.map(millis),
-            observed_at: self.stamp.map_or(WallMillis(0), |stamp| stamp.wall),
+            observed_at: self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady),
             lease_ms: self.lease.lease().map(millis),
             renewed: self.lease.renewed(),
             renewals: self.renewals.clone().filter(|_| self.lease.renewed() && self.is_held()),
@@ -314,7 +314,7 @@ impl Awaited {
                 .iter()
                 .map(|place| PlaceView {
                     id: place.id.to_string(),
-                    deadline: place.deadline.map(WallMillis),
+                    deadline: place.deadline.map(|at| WallMillis(at).to_steady()),
                     alive: !overdue(place.id),
                 })
                 .collect();

@@ -3,10 +3,10 @@
 use redisson::{HolderId, Moment};
 
 use super::Record;
+use crate::clock::SteadyMillis;
 use crate::model::clients::Clients;
 use crate::model::observation::Source;
 use crate::model::problem::Gone;
-use crate::model::view::WallMillis;
 use crate::model::who::{Known, Who};
 
 impl Record {
@@ -42,7 +42,7 @@ impl Record {
         who: Option<Who>,
         denies: bool,
         at: Moment,
-        wall: WallMillis,
+        steady: SteadyMillis,
     ) -> bool {
         let holds = self.holds.iter().any(|hold| hold.id == id);
         // A wait may be too young to be told of, or over by now: only a holder is denied.
@@ -64,7 +64,7 @@ impl Record {
         });
         let news = match who {
             Some(who) => told[place].told(who),
-            None => told[place].denied(at, wall),
+            None => told[place].denied(at, steady),
         };
         self.news |= news;
         news

@@ -6,12 +6,13 @@ use redisson::monitor::{Certainty as Seen, Event, What};
 use redisson::{HolderId, Kind, Moment};
 
 use super::{Effect, Hold, Record, Surroundings};
+use crate::clock::SteadyMillis;
 use crate::model::contention::Count;
 use crate::model::history::Happening;
 use crate::model::observation::Source;
 use crate::model::past::{Ending, Note};
 use crate::model::problem::Expired;
-use crate::model::view::{Certainty, Since, WallMillis};
+use crate::model::view::{Certainty, Since};
 
 /// How long after the time to live that it was answered a waiter may take to try again.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -24,7 +25,7 @@ impl Record {
         &mut self,
         event: &Event,
         at: Moment,
-        wall: WallMillis,
+        steady: SteadyMillis,
         around: Surroundings,
         effects: &mut Vec<Effect>,
     ) {
@@ -33,33 +34,33 @@ impl Record {
         let sure = event.certainty == Seen::Sure;
         let Some(holder) = event.holder else {
             if event.what == What::ForceReleased && sure {
-                self.released(at, wall, Source::Monitor, Ending::Forced, effects);
+                self.released(at, steady, Source::Monitor, Ending::Forced, effects);
             }
             return;
         };
         match event.what {
             What::Acquired { .. } => {
-                self.took(holder, at, wall, event.kind, effects);
+                self.took(holder, at, steady, event.kind, effects);
             }
-            What::Reentered { .. } => self.waits_no_more(holder, Some(wall), effects),
-            What::Refused => self.refused(holder, at, wall),
-            What::Queued { .. } => self.tries(holder, at, wall, None),
+            What::Reentered { .. } => self.waits_no_more(holder, Some(steady), effects),
+            What::Refused => self.refused(holder, at, steady),
+            What::Queued { .. } => self.tries(holder, at, steady, None),
             What::LeftQueue => self.waits_no_more(holder, None, effects),
-            What::Renewed { lease } => self.renewed(holder, lease, wall),
+            What::Renewed { lease } => self.renewed(holder, lease, steady),
             // Readers come and go singly; which of them are left tells the next reading.
             What::Released if sure && event.kind != Some(Kind::Read) && !self.is_shared() => {
-                self.released(at, wall, Source::Monitor, Ending::Released, effects);
+                self.released(at, steady, Source::Monitor, Ending::Released, effects);
             }
             What::ForceReleased if sure => {
-                self.released(at, wall, Source::Monitor, Ending::Forced, effects);
+                self.released(at, steady, Source::Monitor, Ending::Forced, effects);
             }
             What::HandedOver { to, lease } => {
-                self.handed_over(holder, to, lease, at, wall, effects);
+                self.handed_over(holder, to, lease, at, steady, effects);
             }
             // Of one that was seen to take it MONITOR alone cannot tell whether it had lost it, or whether the server had
             // no room for the change. What was read can.
             What::RenewalFoundNothing | What::ReleaseFoundNothing => {
-                self.came_late(holder, event.what, at, wall);
+                self.came_late(holder, event.what, at, steady);
                 if let Some(stamp) = self.stamp {
                     self.judge(stamp, Source::Monitor, around, effects);
                 }
@@ -83,23 +84,23 @@ impl Record {
         to: HolderId,
         lease: Option<Duration>,
         at: Moment,
-        wall: WallMillis,
+        steady: SteadyMillis,
         effects: &mut Vec<Effect>,
     ) {
-        self.waits_no_more(to, Some(wall), effects);
+        self.waits_no_more(to, Some(steady), effects);
         self.count(Source::Monitor, Count::Acquired, effects);
         let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at) || self.released.is_some();
         let Some(i) = self.holds.iter().position(|hold| hold.id == from).filter(|_| !newer) else {
             return;
         };
         let before = self.holds[i];
-        self.end(before, at, wall, Ending::HandedOver, effects);
-        self.event(wall, Source::Monitor, Happening::Released(Some(from)), effects);
-        self.event(wall, Source::Monitor, Happening::Taken(to, 0), effects);
-        let since = Since { at: wall, exact: true };
+        self.end(before, at, steady, Ending::HandedOver, effects);
+        self.event(steady, Source::Monitor, Happening::Released(Some(from)), effects);
+        self.event(steady, Source::Monitor, Happening::Taken(to, 0), effects);
+        let since = Since { at: steady, exact: true };
         effects.push(Effect::Note(Box::new(Note::Began(self.id.clone(), to, since))));
         self.holds[i] = Hold { id: to, count: 1, since, first: at, from: at, marker: None };
-        self.still_since = (at, wall);
+        self.still_since = (at, steady);
         self.renewals = None;
         self.lease.restart(at, lease.or(self.ttl), Some(Duration::ZERO));
     }
@@ -113,17 +114,17 @@ impl Record {
         &mut self,
         holder: HolderId,
         at: Moment,
-        wall: WallMillis,
+        steady: SteadyMillis,
         kind: Option<Kind>,
         effects: &mut Vec<Effect>,
     ) {
-        self.waits_no_more(holder, Some(wall), effects);
+        self.waits_no_more(holder, Some(steady), effects);
         self.count(Source::Monitor, Count::Acquired, effects);
         // Of several readers none is the one that a release is about.
         let alone = kind != Some(Kind::Read) && !self.is_shared();
         let known = self.released.is_none() && self.holds.iter().any(|hold| hold.id == holder);
         if alone && !known {
-            self.rare().taken = Some((holder, at, wall));
+            self.rare().taken = Some((holder, at, steady));
         }
     }
 
@@ -131,7 +132,7 @@ impl Record {
     fn waits_no_more(
         &mut self,
         holder: HolderId,
-        granted: Option<WallMillis>,
+        granted: Option<SteadyMillis>,
         effects: &mut Vec<Effect>,
     ) {
         let Some(rare) = &mut self.rare else { return };
@@ -140,7 +141,7 @@ impl Record {
         }
     }
 
-    fn refused(&mut self, holder: HolderId, at: Moment, wall: WallMillis) {
+    fn refused(&mut self, holder: HolderId, at: Moment, steady: SteadyMillis) {
         let left = self.stamp.zip(self.ttl).map(|(stamp, ttl)| (stamp.received + ttl).since(at));
         let lease = self.lease.lease();
         // Whoever renews it may do so just after the waiter was answered.
@@ -149,18 +150,18 @@ impl Record {
             (Some(left), None) => left,
             (None, None) => ASLEEP,
         };
-        self.tries(holder, at, wall, Some(at + sleep + SILENCE));
+        self.tries(holder, at, steady, Some(at + sleep + SILENCE));
     }
 
-    fn tries(&mut self, holder: HolderId, at: Moment, wall: WallMillis, until: Option<Moment>) {
-        self.news |= self.rare().waiting.attempt(holder, at, wall, until);
+    fn tries(&mut self, holder: HolderId, at: Moment, steady: SteadyMillis, until: Option<Moment>) {
+        self.news |= self.rare().waiting.attempt(holder, at, steady, until);
     }
 
-    fn renewed(&mut self, holder: HolderId, lease: Option<Duration>, wall: WallMillis) {
+    fn renewed(&mut self, holder: HolderId, lease: Option<Duration>, steady: SteadyMillis) {
         if self.holds.iter().any(|hold| hold.id == holder) && self.released.is_none() {
             self.news |= !self.lease.renewed();
             self.lease.renewal(lease);
-            self.set_again(wall);
+            self.set_again(steady);
             if let Some(rare) = &mut self.rare {
                 rare.gone = None;
             }
@@ -168,7 +169,7 @@ impl Record {
     }
 
     /// A holder wanted to renew or release what it no longer had. Where it had not given it up itself it has lost it.
-    fn came_late(&mut self, holder: HolderId, what: What, at: Moment, wall: WallMillis) {
+    fn came_late(&mut self, holder: HolderId, what: What, at: Moment, steady: SteadyMillis) {
         let still = self.holds.iter().any(|hold| hold.id == holder) && self.released.is_none();
         let gone_for = if still {
             // It had run out by then, and the reading that shows it is yet to come.
@@ -183,7 +184,7 @@ impl Record {
             if past.ended.is_wanted() || past.ended == Ending::Forced {
                 return;
             }
-            Duration::from_millis(wall.0.saturating_sub(past.to.0))
+            Duration::from_millis(steady.0.saturating_sub(past.to.0))
         };
         let wanted = if what == What::RenewalFoundNothing { "renew" } else { "release" };
         let seen = format!(
@@ -191,7 +192,7 @@ impl Record {
             gone_for.as_secs_f64()
         );
         let expired = Expired {
-            at: (at, wall),
+            at: (at, steady),
             holder,
             certainty: Certainty::Sure,
             source: Source::Monitor,

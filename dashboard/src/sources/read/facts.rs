@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::model::actor::wall;
+use crate::clock::SteadyMillis;
 
 /// What was learnt of one server with one account. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -57,6 +57,6 @@ impl ServerFacts {
     /// The server's clock now, in epoch milliseconds, as far as is known.
     #[must_use]
     pub fn clock(&self) -> u64 {
-        wall().0.saturating_add_signed(self.0.ahead_ms.load(Ordering::Relaxed))
+        SteadyMillis::now().0.saturating_add_signed(self.0.ahead_ms.load(Ordering::Relaxed))
     }
 }

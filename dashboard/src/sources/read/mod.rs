@@ -19,7 +19,7 @@ use redisson::LockName;
 use service_kit::redis_link::{CallError, Link, Redirect, ServerError};
 use thiserror::Error;
 
-use crate::model::actor::{now, wall};
+use crate::clock::{SteadyMillis, now};
 use crate::model::{Known, ReadRequest, Reading, Stamp};
 
 pub use asking::Asking;
@@ -169,5 +169,5 @@ async fn ask(
 ) -> Result<(Stamp, Vec<Result<Value, ServerError>>), ReadError> {
     let sent = now();
     let replies = caller.send(commands).await?;
-    Ok((Stamp { sent, received: now(), wall: wall() }, replies))
+    Ok((Stamp { sent, received: now(), steady: SteadyMillis::now() }, replies))
 }

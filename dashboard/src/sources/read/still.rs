@@ -88,7 +88,7 @@ mod tests {
     use redisson::{ClientId, HolderId};
 
     use super::*;
-    use crate::model::view::WallMillis;
+    use crate::clock::SteadyMillis;
 
     fn at(ms: u64) -> Moment {
         Moment::from_micros(ms * 1_000)
@@ -99,7 +99,7 @@ mod tests {
         let id = HolderId::new(ClientId::from_random([7; 16]), 1);
         let holders = vec![Holder { id, count: 2 }];
         let still = Still { holders, ends: (at(60_000), at(60_001)) };
-        let stamp = Stamp { sent: at(10_000), received: at(10_003), wall: WallMillis(0) };
+        let stamp = Stamp { sent: at(10_000), received: at(10_003), steady: SteadyMillis(0) };
         let queue = Value::SimpleString(queue.into());
         let replies = [Ok(Value::Int(fields)), Ok(Value::Int(ttl)), Ok(queue)];
         ttl_if_same(&still, stamp, &replies).map(|ttl| u64::try_from(ttl.as_millis()).unwrap())
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn what_is_refused_is_looked_at_closely() {
         let still = Still { holders: Vec::new(), ends: (at(0), at(u64::MAX / 2_000)) };
-        let stamp = Stamp { sent: at(1), received: at(1), wall: WallMillis(0) };
+        let stamp = Stamp { sent: at(1), received: at(1), steady: SteadyMillis(0) };
         let denied = ServerError { code: "NOPERM".into(), message: String::new() };
         let fine = [Ok(Value::Int(0)), Ok(Value::Int(5))];
         assert!(ttl_if_same(&still, stamp, &fine).is_some(), "a queue may not be looked at");

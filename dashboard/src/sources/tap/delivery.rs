@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use redisson::monitor::{Counts, Decoder, Event, Vantage};
 
+use crate::clock::{SteadyMillis, now};
 use crate::metrics::TapMetrics;
-use crate::model::actor::{ModelHandle, now, wall};
+use crate::model::actor::ModelHandle;
 use crate::model::{Observation, Traffic};
 use crate::sources::Scope;
 
@@ -62,9 +63,9 @@ impl Delivery {
         if self.events.is_empty() {
             return;
         }
-        let (at, wall) = (now(), wall());
+        let (at, steady) = (now(), SteadyMillis::now());
         if let Some(last) = self.events.last() {
-            self.lag.note(wall.0.saturating_mul(1_000), last.at_micros);
+            self.lag.note(steady.0.saturating_mul(1_000), last.at_micros);
         }
         let mut by_db: HashMap<u32, Vec<Event>> = HashMap::new();
         for event in self.events.drain(..) {
@@ -74,7 +75,7 @@ impl Delivery {
             let Some(scope) = self.scopes.iter().find(|scope| scope.db == db) else { continue };
             let count = events.len() as u64;
             let missed = std::mem::take(&mut self.missed);
-            let traffic = Observation::Traffic(Traffic { events, at, wall, missed });
+            let traffic = Observation::Traffic(Traffic { events, at, steady, missed });
             if !self.model.try_see(scope.id, traffic) {
                 self.missed = missed + count;
             }

@@ -23,12 +23,14 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::status::SourceStatus;
-use super::{AGAIN, CLIENT_NAME, PATIENCE, Scope};
+use super::{AGAIN, Scope};
+use crate::clock::now;
 use crate::config::{MonitorMode, MonitorSettings};
 use crate::metrics::TapMetrics;
 use crate::model::Observation;
-use crate::model::actor::{ModelHandle, now};
-use crate::model::view::SourceState;
+use crate::model::actor::ModelHandle;
+use crate::redis::{CLIENT_NAME, TIMEOUT};
+use crate::sources::view::SourceState;
 
 use delivery::Delivery;
 use governor::{Governor, Load};
@@ -136,7 +138,7 @@ impl Tap {
     pub async fn run(mut self) {
         loop {
             let (why, load) = self.closed().await;
-            let end = match Connection::open(&self.aim, CLIENT_NAME, PATIENCE).await {
+            let end = match Connection::open(&self.aim, CLIENT_NAME, TIMEOUT).await {
                 Ok(connection) => self.open(connection, why, load).await,
                 Err(TapError::Denied(error)) => End::Denied(error.to_string()),
                 Err(error) => End::Broken(error.to_string()),

@@ -3,9 +3,10 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
+use super::super::links;
 use super::super::row::{short_client, short_thread};
-use super::super::{format, links};
 use crate::model::view::{ProblemView, WaitView};
+use crate::text;
 
 /// The most waits that are drawn; of a larger circle the evidence tells.
 const MAX_WAITS: usize = 6;
@@ -71,7 +72,7 @@ impl Circle {
         }
         let nodes: Vec<Node> = waits.iter().flat_map(|wait| [owner(wait), lock(wait)]).collect();
         let words = waits.iter().map(|wait| {
-            let name = format::bytes(wait.lock.name.as_bytes());
+            let name = text::visible(wait.lock.name.as_bytes());
             format!("{} waits for {name}, which {} holds", wait.waiter, wait.holder)
         });
         Some(Self { drawings: [wide(&nodes), narrow(&nodes)], words: words.collect() })
@@ -137,7 +138,7 @@ fn owner(wait: &WaitView) -> Node {
 }
 
 fn lock(wait: &WaitView) -> Node {
-    let name = format::bytes(wait.lock.name.as_bytes());
+    let name = text::visible(wait.lock.name.as_bytes());
     let mut label: String = name.chars().take(LABEL).collect();
     if label.len() < name.len() {
         label.push('…');
@@ -179,7 +180,8 @@ fn arrow(from: (f64, f64), to: (f64, f64)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::view::{Certainty, LockId, ProblemKind, WallMillis};
+    use crate::clock::SteadyMillis;
+    use crate::model::view::{Certainty, LockId, ProblemKind};
     use redisson::LockName;
 
     fn problem(waits: usize) -> ProblemView {
@@ -196,7 +198,7 @@ mod tests {
         ProblemView {
             problem: ProblemKind::Deadlock,
             certainty: Certainty::Sure,
-            since: WallMillis(0),
+            since: SteadyMillis(0),
             evidence: Vec::new(),
             advice: String::new(),
             cycle: (0..waits).map(wait).collect(),

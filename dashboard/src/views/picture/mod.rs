@@ -88,13 +88,14 @@ fn height(millis: u64) -> u32 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::model::view::{Since, WallMillis};
+    use crate::clock::SteadyMillis;
+    use crate::model::view::Since;
 
     pub(crate) fn hold(id: &str, from: u64, to: u64, ended: &'static str) -> PastHoldView {
         PastHoldView {
             id: id.into(),
-            since: Since { at: WallMillis(from), exact: true },
-            to: Some(WallMillis(to)),
+            since: Since { at: SteadyMillis(from), exact: true },
+            to: Some(SteadyMillis(to)),
             ended: Some(ended),
         }
     }

@@ -9,8 +9,9 @@ use super::super::PastWindow;
 use super::super::format::{self, rfc3339};
 use super::super::row::{short_client, short_holder};
 use super::ending_words;
+use crate::clock::SteadyMillis;
 use crate::model::renewals::Renewals;
-use crate::model::view::{LockView, State, WallMillis};
+use crate::model::view::{LockView, State};
 use crate::query::owners::client_of;
 
 /// The whole width.
@@ -95,7 +96,7 @@ impl Timeline {
     pub(in super::super) fn new(
         lock: Option<&LockView>,
         window: &PastWindow,
-        now: WallMillis,
+        now: SteadyMillis,
         choices: Vec<(&'static str, String)>,
     ) -> Option<Self> {
         let step = (window.millis / 180).max(1_000);
@@ -158,7 +159,7 @@ impl Timeline {
         let renewals = held.and_then(|lock| lock.renewals.as_deref());
         let renewed = renewals.map(|renewals| {
             // Which of several holders it was cannot be told by a time to live that they share.
-            let marked: Vec<WallMillis> = match now_held {
+            let marked: Vec<SteadyMillis> = match now_held {
                 [_] => renewals.latest().filter(|at| at.0 >= from).collect(),
                 _ => Vec::new(),
             };
@@ -184,8 +185,8 @@ impl Timeline {
         let used: Vec<&str> =
             holders.iter().flat_map(|lane| lane.bars.iter().map(|bar| bar.class)).collect();
         let mark = |i: u64| {
-            let at = WallMillis(from + window.millis * i / PARTS);
-            (crate::clock::told(at).0, rfc3339(at).get(11..19).unwrap_or_default().to_owned())
+            let at = SteadyMillis(from + window.millis * i / PARTS);
+            (at.to_wall().0, rfc3339(at).get(11..19).unwrap_or_default().to_owned())
         };
         Some(Self {
             lanes: holders,
@@ -254,7 +255,7 @@ mod tests {
     use super::*;
     use crate::model::view::{HolderView, Since};
 
-    const NOW: WallMillis = WallMillis(10_000_000);
+    const NOW: SteadyMillis = SteadyMillis(10_000_000);
 
     fn window(holds: Vec<crate::model::past::PastHoldView>) -> PastWindow {
         PastWindow { millis: 1_000_000, holds, kept: true, chosen: None }
@@ -282,15 +283,15 @@ mod tests {
 
     #[test]
     fn renewals_are_marked_and_counted() {
-        const NOW: WallMillis = WallMillis(100_000_000);
+        const NOW: SteadyMillis = SteadyMillis(100_000_000);
         let in_window = |millis: u64, times: u64, holders: &[u64]| {
             let mut renewals = Renewals::default();
             for i in (0..times).rev() {
-                renewals.add(WallMillis(NOW.0 - 5_000 - i * 10_000), None);
+                renewals.add(SteadyMillis(NOW.0 - 5_000 - i * 10_000), None);
             }
             let holders = holders.iter().map(|n| holder(*n, 1, 0, true));
             let holders = holders.map(|holder| HolderView {
-                since: Since { at: WallMillis(1), exact: true },
+                since: Since { at: SteadyMillis(1), exact: true },
                 ..holder
             });
             let lock = LockView {
@@ -326,7 +327,7 @@ mod tests {
     fn it_changes_only_now_and_then() {
         let window = window(vec![hold("b", 9_500_000, 9_750_000, "released")]);
         let at = |ms: u64| {
-            Timeline::new(None, &window, WallMillis(ms), Vec::new()).unwrap().render().unwrap()
+            Timeline::new(None, &window, SteadyMillis(ms), Vec::new()).unwrap().render().unwrap()
         };
         let step = 1_000_000 / 180;
         let start = NOW.0 - NOW.0 % step;

@@ -7,6 +7,7 @@ use super::fixtures::*;
 use crate::model::view::*;
 use crate::query::contention::ContentionRow;
 use crate::query::problems::ProblemRow;
+use crate::sources::view::{Down, SourceState};
 
 /// Every page there can be, by a file's name.
 pub(super) fn all() -> Vec<(String, String)> {

@@ -14,11 +14,12 @@ use crate::query::contention::ContentionRow;
 use crate::query::list::Known;
 use crate::query::owners::{OwnerRow, client_of};
 use crate::query::problems::ProblemRow;
+use crate::sources::view::{Down, SourceState};
 
 pub(super) const NOW: u64 = 1_795_223_742_000;
 
-pub(super) fn ago(millis: u64) -> WallMillis {
-    WallMillis(NOW - millis)
+pub(super) fn ago(millis: u64) -> SteadyMillis {
+    SteadyMillis(NOW - millis)
 }
 
 pub(super) fn id(name: &[u8]) -> LockId {
@@ -163,7 +164,7 @@ pub(super) fn server() -> ServerView {
 
 pub(super) fn chrome(address: &str) -> Chrome {
     Chrome {
-        now: WallMillis(NOW),
+        now: SteadyMillis(NOW),
         version: "0.1.0",
         environment: Some("production".into()),
         note: None,
@@ -287,7 +288,7 @@ pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
         filter_error: None,
         sort: T::SORTS[0],
         order: T::usual_order(T::SORTS[0]),
-        rows: query.rows(&known, WallMillis(NOW)).unwrap(),
+        rows: query.rows(&known, SteadyMillis(NOW)).unwrap(),
         cursor: None,
         contention: T::groups(&known).map(|_| Arc::clone(&known.contention)),
     }

@@ -7,7 +7,8 @@ use serde_json::Value;
 use super::fixtures::{
     ago, chrome, contended, healthy_rows, held, hostile, list_rows, lock, locks, owners, stuck,
 };
-use crate::model::view::{LockView, State, WallMillis};
+use crate::clock::SteadyMillis;
+use crate::model::view::{LockView, State};
 use crate::views::live::{Fragments, Picture, beat};
 use crate::views::{LocksPage, SourcesPage, Subject, row};
 
@@ -127,7 +128,7 @@ fn ages_of_sources_wait_but_their_states_do_not() {
     let later = patch(&mut stream, &page).unwrap();
     assert_eq!(keys(&later["regions"]), ["status"]);
     page.chrome.now.0 += 1;
-    page.chrome.sources[2].state = crate::model::view::SourceState::Down;
+    page.chrome.sources[2].state = crate::sources::view::SourceState::Down;
     let down = patch(&mut stream, &page).unwrap();
     assert!(down["regions"]["status"].as_str().unwrap().contains("poll down"));
 }
@@ -173,7 +174,7 @@ fn uncounted(html: &str) -> String {
 #[test]
 fn a_row_is_the_same_in_page_and_patch() {
     let mut page = contended();
-    page.chrome.now = WallMillis(0);
+    page.chrome.now = SteadyMillis(0);
     let html = uncounted(&crate::views::locks_page(&page).unwrap());
     let first = patch(&mut Stream::default(), &page).unwrap();
     for row in first["rows"].as_object().unwrap().values() {
@@ -278,7 +279,7 @@ fn a_page_without_a_stream_asks_for_none() {
 
 #[test]
 fn a_beat_is_a_patch() {
-    let beat: Value = serde_json::from_str(&beat(WallMillis(5))).unwrap();
+    let beat: Value = serde_json::from_str(&beat(SteadyMillis(5))).unwrap();
     assert_eq!(beat, serde_json::json!({ "now": 5 }));
 }
 

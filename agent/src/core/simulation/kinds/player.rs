@@ -6,9 +6,9 @@ use redisson::Kind;
 
 use super::super::red::{hold_request, lock_name};
 use super::super::world::World;
-use crate::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::resp::{Frame, Outgoing};
-use crate::session::SessionId;
+use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::SessionId;
 
 /// Names by family: plain, read-write, fair. Two of each, so that several can be taken at once.
 pub(super) const NAMES: [[&str; 2]; 3] = [["p", "q"], ["r", "s"], ["f", "g"]];

@@ -7,9 +7,9 @@ use redisson::{Kind, Lease, LockName};
 use super::super::host::micros;
 use super::World;
 use super::laws::NAMES;
-use crate::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::resp::{Frame, Outgoing};
-use crate::session::SessionId;
+use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::SessionId;
 
 /// One connection whose commands come one after another.
 #[derive(Debug, Default)]

@@ -1,0 +1,70 @@
+//! What the notes about holds and waits lack.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::world::World;
+use crate::core::report::{PublishDiff, PublishedPage};
+use crate::types::Number;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn compare(world: &World, after: Number, until: Number, numbers: &[Number]) -> PublishDiff {
+    let noted =
+        PublishedPage { after, until, numbers: numbers.to_vec(), min_age: SECOND, red: false };
+    world.core.diff_published(&noted)
+}
+
+fn due(differences: &PublishDiff) -> Vec<Number> {
+    differences.due.iter().map(|row| row.number).collect()
+}
+
+#[test]
+fn what_lasts_is_due_and_what_ended_is_gone() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    assert_eq!(due(&compare(&world, 0, Number::MAX, &[])), [0; 0], "both are young");
+    world.pass(SECOND);
+    let differences = compare(&world, 0, Number::MAX, &[]);
+    let numbers = due(&differences);
+    assert_eq!(numbers.len(), 2, "the hold and the wait");
+    assert_eq!(differences.next, None);
+    assert_eq!(differences.due[0].session, world.core.session_name(a));
+    assert!(differences.due[0].age_ms >= 1_000);
+    let [held, waiting] = numbers[..] else { panic!() };
+    assert_eq!(due(&compare(&world, 0, Number::MAX, &[held])), [waiting]);
+    assert_eq!(due(&compare(&world, held, Number::MAX, &[])), [waiting]);
+    world.close(b);
+    let differences = compare(&world, 0, Number::MAX, &[held, waiting]);
+    assert_eq!((due(&differences), differences.gone), (vec![], vec![waiting]));
+}
+
+#[test]
+fn a_crowd_is_compared_in_parts() {
+    let mut world = World::new();
+    let all: usize = 2_345;
+    let mut session = world.open();
+    for lock in 0..all {
+        if lock % 100 == 0 {
+            session = world.open();
+        }
+        world.lock(session, &format!("lock{lock}"));
+    }
+    world.pass(SECOND);
+    let (mut after, mut told) = (0, BTreeSet::new());
+    loop {
+        let differences = compare(&world, after, Number::MAX, &[]);
+        for number in due(&differences) {
+            assert!(number > after && told.insert(number));
+        }
+        let Some(next) = differences.next else { break };
+        after = next;
+    }
+    assert_eq!(told.len(), all);
+    // A part that ends says so, and tells nothing of what lies beyond.
+    let numbers: Vec<Number> = told.iter().copied().collect();
+    let part = compare(&world, numbers[9], numbers[19], &[]);
+    assert_eq!((due(&part).as_slice(), part.next), (&numbers[10..=19], Some(numbers[19])));
+}

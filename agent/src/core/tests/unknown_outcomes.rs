@@ -1,0 +1,247 @@
+//! What the simulation has found, each as a scenario of its own.
+
+use std::time::Duration;
+
+use redisson::{Kind, Lease};
+
+use super::world::{LEASE, Network, World, lock_command, name, short};
+use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::types::SessionId;
+
+fn request(lock: &str, owner: i64) -> HoldRequest {
+    HoldRequest { name: name(lock), kind: None, owner, session: None }
+}
+
+fn lock_as(world: &mut World, id: SessionId, owner: i64, lock: &str, wait_ms: u64) {
+    let wait = Wait::AtMost(Duration::from_millis(wait_ms));
+    world.command(id, Command::Lock(LockRequest { owner, wait, ..lock_command(lock) }));
+}
+
+fn lease(ms: u64) -> Option<Lease> {
+    Lease::new(Duration::from_millis(ms))
+}
+
+/// The shorts of all replies of a session.
+fn told(world: &mut World, id: SessionId) -> Vec<String> {
+    world.replies_of(id).iter().map(short).collect()
+}
+
+fn valid_ms(world: &mut World, id: SessionId) -> u64 {
+    let replies = world.replies_of(id);
+    let Some(crate::protocol::resp::Frame::Map(pairs)) = replies.last() else {
+        panic!("{replies:?}")
+    };
+    let valid = pairs.iter().find(|(key, _)| *key == "valid_ms").expect("a grant tells it");
+    short(&valid.1).parse().expect("a number")
+}
+
+#[test]
+fn a_grant_told_late_tells_the_validity_left_then() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(b, "x");
+    lock_as(&mut world, a, 1, "x", 8000);
+    lock_as(&mut world, a, 2, "y", 0);
+    assert!(world.has_no_reply(a), "the second owner's reply keeps its place");
+    world.pass(Duration::from_secs(8));
+    let valid = valid_ms(&mut world, a);
+    assert!(valid < 22_000, "{valid} ms, as if eight seconds had not passed");
+}
+
+#[test]
+fn a_grant_that_was_lost_before_it_could_be_told_is_told_as_lost() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(b, "x");
+    lock_as(&mut world, a, 1, "x", 20_000);
+    lock_as(&mut world, a, 2, "y", 0);
+    world.redis.remove("y");
+    world.pass(Duration::from_secs(21));
+    assert_eq!(told(&mut world, a), ["null", "LOST"]);
+}
+
+#[test]
+fn what_was_asked_of_a_hold_that_is_lost_meanwhile_is_answered_at_once_and_not_repeated() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.lock(a, "x");
+    world.replies.clear();
+    world.network = Network::Down;
+    world.pass(LEASE * 14 / 15);
+    world.unlock(a, "x");
+    world.served.clear();
+    world.pass(Duration::from_millis(1500));
+    assert_eq!(told(&mut world, a), ["LOST"]);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.served, ["release"], "no renewal once a hold is over");
+}
+
+#[test]
+fn who_is_told_of_a_loss_has_the_lock_to_itself_until_its_validity_ends() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.replies.clear();
+    world.network = Network::Down;
+    let granted = world.now;
+    while world.events(a).iter().all(|event| !event.starts_with("lost")) {
+        world.pass(Duration::from_millis(10));
+    }
+    world.network = Network::Good;
+    let valid_until = lease(30_000).expect("a lease").valid_until(granted);
+    assert!(world.now < valid_until);
+    while world.now + Duration::from_millis(1) < valid_until {
+        world.pass(Duration::from_millis(1));
+        assert!(world.has_no_reply(b), "let in while the other one may still be inside");
+    }
+    world.pass(Duration::from_millis(50));
+    assert_eq!(world.reply(b), "held 1");
+}
+
+#[test]
+fn a_release_is_repeated_for_as_long_as_redis_may_keep_the_lock() {
+    let mut world = World::new();
+    let a = world.open();
+    let hour = lease(3_600_000);
+    world.command(a, Command::Lock(LockRequest { lease: hour, ..lock_command("x") }));
+    world.command(a, Command::Extend(request("x", 0), lease(5000)));
+    world.network = Network::Down;
+    world.unlock(a, "x");
+    world.pass(Duration::from_secs(120));
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert!(world.holders("x").is_empty(), "Redis would have kept it for an hour");
+}
+
+#[test]
+fn a_grant_that_comes_too_late_is_undone_and_never_told() {
+    let mut world = World::new();
+    let a = world.open();
+    world.network = Network::Slow(300);
+    world.command(a, Command::Lock(LockRequest { lease: lease(200), ..lock_command("x") }));
+    let first = world.holders("x");
+    world.pass(Duration::from_millis(310));
+    assert!(world.has_no_reply(a), "it was over before the answer came");
+    world.network = Network::Good;
+    world.pass(Duration::from_millis(700));
+    assert_eq!(world.reply(a), "held 1");
+    assert_ne!(world.holders("x"), first, "an undoing of the first number may still be under way");
+}
+
+#[test]
+fn a_sleep_is_noticed_whatever_comes_first() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(a, "y");
+    world.replies.clear();
+    world.redis.remove("x");
+    world.now = world.now + LEASE / 2;
+    // Not the tick but a worker's command is the first that the core hears of.
+    world.lock_within(b, "z", 0);
+    assert_eq!(world.events(a), ["lost x lock missing"]);
+}
+
+#[test]
+fn what_redis_said_before_a_sleep_is_asked_again() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.replies.clear();
+    world.network = Network::Slow(100);
+    world.lock(b, "y");
+    // The answer is on its way, the host is suspended, and the lock goes lost.
+    world.redis.clear();
+    world.network = Network::Good;
+    world.now = world.now + LEASE / 2;
+    world.served.clear();
+    world.pass(Duration::from_millis(200));
+    assert_eq!(world.served.iter().filter(|script| **script == "acquire").count(), 1);
+    assert_eq!(world.reply(b), "held 1");
+    assert_eq!(world.holders("y").len(), 1, "what was told is so");
+}
+
+#[test]
+fn a_hand_over_that_is_given_up_leaves_nothing_behind() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.command(b, Command::Lock(LockRequest { lease: lease(3_600_000), ..lock_command("x") }));
+    world.replies.clear();
+    // It runs, nobody hears of it, and nothing gets through until the old hold's lease is long over.
+    world.network = Network::Breaks;
+    world.unlock(a, "x");
+    assert_eq!(world.holders("x").len(), 1);
+    world.close(b);
+    world.pass(Duration::from_secs(90));
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert!(world.core.is_idle(), "{:?}", world.core.ops);
+    assert!(world.holders("x").is_empty());
+}
+
+#[test]
+fn a_hand_over_in_doubt_that_is_refused_is_undone_and_its_number_never_used_again() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.replies.clear();
+    world.network = Network::Breaks;
+    world.unlock(a, "x");
+    let handed = world.holders("x");
+    world.network = Network::Refuses;
+    world.pass(Duration::from_millis(100));
+    assert!(world.has_no_reply(b));
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.reply(b), "held 1");
+    assert_ne!(world.holders("x"), handed, "an undoing of that number may still be under way");
+    assert_eq!(world.holders("x").len(), 1);
+}
+
+#[test]
+fn a_renewals_validity_counts_from_its_sending() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.network = Network::Slow(1500);
+    world.pass(LEASE / 3 + Duration::from_secs(2));
+    let hold = world.core.holds.values().next().expect("it is held");
+    let kept_until = world.redis["x"].expires.expect("it has a time to live");
+    assert!(kept_until.since(world.now) > LEASE / 2, "it has been renewed");
+    assert!(hold.valid_until < kept_until, "its owner counts on more than Redis keeps");
+}
+
+#[test]
+fn a_refused_hand_over_in_doubt_leaves_nothing_though_nobody_waits_any_more() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.network = Network::Breaks;
+    world.unlock(a, "x");
+    world.network = Network::Refuses;
+    world.pass(Duration::from_millis(100));
+    world.close(b);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert!(world.holders("x").is_empty());
+}
+
+#[test]
+fn what_an_earlier_copy_took_is_given_back_when_a_later_one_is_told_that_it_is_no_lock() {
+    let mut world = World::new();
+    let a = world.open();
+    world.network = Network::Breaks;
+    world.lock_as(a, "x", Kind::Fenced);
+    assert_eq!(world.holders("x").len(), 1, "it ran, its reply is lost");
+    world.spoilt_counters = true;
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.reply(a), "WRONGTYPE");
+    assert_eq!(world.holders("x"), Vec::<String>::new(), "it is not left there for a lease");
+}

@@ -1,0 +1,214 @@
+use super::*;
+use crate::protocol::resp::Decoder;
+
+fn with_args<T>(line: &str, then: impl FnOnce(Args<'_>) -> T) -> T {
+    let mut decoder = Decoder::default();
+    let input = format!("{line}\r\n");
+    let request = decoder.decode(input.as_bytes()).unwrap().unwrap();
+    then(request.args)
+}
+
+fn read(line: &str) -> Result<Command, String> {
+    with_args(line, |args| parse(args, Protocol::Resp2)).map_err(|frame| match frame {
+        Frame::Error(text) => text,
+        other => panic!("no error: {other:?}"),
+    })
+}
+
+fn plain(name: &str) -> LockRequest {
+    LockRequest {
+        name: LockName::new(name.as_bytes()).unwrap(),
+        kind: Kind::Lock,
+        wait: Wait::Forever,
+        lease: None,
+        owner: 0,
+        session: None,
+        traceparent: None,
+    }
+}
+
+#[test]
+fn what_operators_send() {
+    let name = || LockName::new("a".as_bytes()).unwrap();
+    assert_eq!(read("FORCE a"), Ok(Command::Force { name: name(), holder: None }));
+    let holder = Some(b"u:1".to_vec());
+    assert_eq!(read("force a holder u:1"), Ok(Command::Force { name: name(), holder }));
+    assert_eq!(read("kick 1-2"), Ok(Command::Kick(b"1-2".to_vec())));
+}
+
+#[test]
+fn lock_with_all_its_options() {
+    assert_eq!(read("LOCK a"), Ok(Command::Lock(plain("a"))));
+    let full = "lock a kind LOCK wait 250 lease 100 owner -3 in s1 traceparent 00-ab";
+    let expected = LockRequest {
+        wait: Wait::AtMost(Duration::from_millis(250)),
+        lease: Lease::new(Duration::from_millis(100)),
+        owner: -3,
+        session: Some(b"s1".to_vec()),
+        traceparent: Some(b"00-ab".to_vec()),
+        ..plain("a")
+    };
+    assert_eq!(read(full), Ok(Command::Lock(expected)));
+    let now = LockRequest { wait: Wait::AtMost(Duration::ZERO), ..plain("a") };
+    assert_eq!(read("LOCK a NOWAIT"), Ok(Command::Lock(now.clone())));
+    assert_eq!(read("LOCK a WAIT 0"), Ok(Command::Lock(now)));
+    assert_eq!(read("LOCK WAIT NOWAIT").unwrap().word(), "lock", "a name may look like a keyword");
+}
+
+#[test]
+fn the_other_commands() {
+    let hold = HoldRequest {
+        name: LockName::new(&b"a"[..]).unwrap(),
+        kind: Some(Kind::Lock),
+        owner: 7,
+        session: Some(b"s".to_vec()),
+    };
+    assert_eq!(read("UNLOCK a KIND lock OWNER 7 IN s"), Ok(Command::Unlock(hold.clone())));
+    assert_eq!(
+        read("EXTEND a 5000 KIND lock OWNER 7 IN s"),
+        Ok(Command::Extend(hold.clone(), Lease::new(Duration::from_secs(5))))
+    );
+    assert_eq!(read("EXTEND a 0 KIND lock OWNER 7 IN s"), Ok(Command::Extend(hold, None)));
+    assert_eq!(read("holds"), Ok(Command::Holds));
+    assert_eq!(read("SHOW a").unwrap().word(), "show");
+    let list = ListRequest { pattern: Some(b"x*".to_vec()), cursor: 12, count: 5 };
+    assert_eq!(read("LOCKS MATCH x* CURSOR 12 COUNT 5"), Ok(Command::Locks(list)));
+    assert_eq!(
+        read("SESSION PUSH off DEADLINES ON"),
+        Ok(Command::Session { grace: None, push: Some(false), deadlines: Some(true) })
+    );
+    assert_eq!(
+        read("EVENTS s k WAIT 10"),
+        Ok(Command::Events {
+            session: b"s".to_vec(),
+            secret: b"k".to_vec(),
+            wait: Duration::from_millis(10)
+        })
+    );
+    assert_eq!(
+        read("CANCEL s k OWNER 4"),
+        Ok(Command::Cancel { session: b"s".to_vec(), secret: b"k".to_vec(), owner: 4 })
+    );
+}
+
+#[test]
+fn pushes_need_resp3() {
+    let on = Ok(Command::Session { grace: None, push: Some(true), deadlines: None });
+    assert_eq!(with_args("SESSION PUSH on", |args| parse(args, Protocol::Resp3)), on);
+    assert!(read("SESSION PUSH on").unwrap_err().starts_with("SYNTAX PUSH on needs RESP3"));
+}
+
+#[test]
+fn every_mistake_has_its_sentence() {
+    let year = "31536000000";
+    let over = "31536000001";
+    let huge = "9".repeat(40);
+    let long = "x".repeat(513);
+    let cases: Vec<(String, &str)> = vec![
+        ("LOCK".into(), "SYNTAX words are missing: LOCK name"),
+        ("LOCK ''".into(), "SYNTAX a lock name cannot be empty"),
+        (format!("LOCK {long}"), "LIMIT a lock name of 513 bytes is too long"),
+        ("LOCK a WAIT".into(), "SYNTAX WAIT needs a value"),
+        ("LOCK a WAIT -5".into(), "SYNTAX WAIT takes whole milliseconds, not '-5'"),
+        ("LOCK a WAIT 1.5".into(), "SYNTAX WAIT takes whole milliseconds, not '1.5'"),
+        ("LOCK a WAIT ''".into(), "SYNTAX WAIT takes whole milliseconds, not ''"),
+        (format!("LOCK a WAIT {over}"), "LIMIT WAIT 31536000001 is above 31536000000 ms"),
+        (format!("LOCK a WAIT {huge}"), "LIMIT WAIT 999"),
+        ("LOCK a WAIT 1 NOWAIT".into(), "SYNTAX give either WAIT or NOWAIT"),
+        ("LOCK a NOWAIT WAIT 1".into(), "SYNTAX give either WAIT or NOWAIT"),
+        ("LOCK a NOWAIT NOWAIT".into(), "SYNTAX NOWAIT is given twice"),
+        ("LOCK a WAIT 1 WAIT 1".into(), "SYNTAX WAIT is given twice"),
+        ("LOCK a LEASE 99".into(), "LIMIT LEASE must be from 100 to 31536000000 ms"),
+        ("LOCK a LEASE 0".into(), "LIMIT LEASE must be"),
+        (format!("LOCK a LEASE {huge}"), "LIMIT LEASE must be"),
+        ("LOCK a LEASE x".into(), "SYNTAX LEASE takes whole milliseconds"),
+        ("LOCK a LEASE 100 LEASE 100".into(), "SYNTAX LEASE is given twice"),
+        ("LOCK a OWNER x".into(), "SYNTAX OWNER takes a whole number"),
+        ("LOCK a OWNER -".into(), "SYNTAX OWNER takes a whole number"),
+        (format!("LOCK a OWNER {huge}"), "LIMIT OWNER 999"),
+        ("LOCK a KIND soft".into(), "SYNTAX 'soft' is no kind of lock"),
+        (format!("LOCK a IN {long}"), "LIMIT IN of 513 bytes is too long"),
+        ("LOCK a b".into(), "SYNTAX 'B' is not understood here: LOCK name"),
+        ("UNLOCK a WAIT 5".into(), "SYNTAX 'WAIT' is not understood here: UNLOCK name"),
+        ("EXTEND a".into(), "SYNTAX words are missing: EXTEND name ms"),
+        ("EXTEND a 99".into(), "LIMIT EXTEND must be from 100"),
+        (format!("EXTEND a {over}"), "LIMIT EXTEND must be"),
+        ("HOLDS a".into(), "SYNTAX 'A' is not understood here: HOLDS"),
+        ("SHOW".into(), "SYNTAX words are missing: SHOW name"),
+        ("SHOW a b".into(), "SYNTAX 'B' is not understood here: SHOW name"),
+        ("LOCKS COUNT 0".into(), "LIMIT COUNT must be from 1 to 1000"),
+        ("LOCKS COUNT 1001".into(), "LIMIT COUNT must be"),
+        (format!("LOCKS CURSOR {huge}"), "SYNTAX CURSOR takes what the last LOCKS gave"),
+        (format!("LOCKS MATCH {long}"), "LIMIT a MATCH of 513 bytes"),
+        ("SESSION PUSH yes".into(), "SYNTAX PUSH takes on or off, not 'yes'"),
+        ("EVENTS s".into(), "SYNTAX words are missing: EVENTS id secret"),
+        ("CANCEL s".into(), "SYNTAX words are missing: CANCEL id secret"),
+        ("FORCE".into(), "SYNTAX words are missing: FORCE name [HOLDER id]"),
+        ("FORCE a NOW".into(), "SYNTAX 'NOW' is not understood here: FORCE name"),
+        ("KICK".into(), "SYNTAX words are missing: KICK session"),
+        ("KICK s now".into(), "SYNTAX 'NOW' is not understood here: KICK session"),
+        ("MULTI".into(), "ERR MULTI is not served: each command here is complete"),
+    ];
+    for (line, start) in cases {
+        let error = read(&line).unwrap_err();
+        assert!(error.starts_with(start), "{line}: {error}");
+    }
+    assert!(read(&format!("LOCK a WAIT {year} LEASE {year}")).is_ok());
+}
+
+#[test]
+fn an_unknown_command_is_refused_in_redis_own_words() {
+    let text = "ERR unknown command 'FOO', with args beginning with: 'a' 'b c' ";
+    assert_eq!(read("FOO a 'b c'").unwrap_err(), text);
+    assert_eq!(read("foo").unwrap_err(), "ERR unknown command 'foo', with args beginning with: ");
+    let long = read(&format!("x {} y", "z".repeat(300))).unwrap_err();
+    assert!(long.ends_with(&format!("'{}' ", "z".repeat(128))), "{long}");
+    assert!(!read("\"a\\nb\"").unwrap_err().contains('\n'));
+}
+
+#[test]
+fn several_locks_at_once() {
+    let full = "mlock 2 b a kind write wait 250 lease 100 owner 3 in s1";
+    let like = LockRequest {
+        kind: Kind::Write,
+        wait: Wait::AtMost(Duration::from_millis(250)),
+        lease: Lease::new(Duration::from_millis(100)),
+        owner: 3,
+        session: Some(b"s1".to_vec()),
+        ..plain("b")
+    };
+    let other = LockRequest { name: plain("a").name, ..like.clone() };
+    assert_eq!(read(full), Ok(Command::LockAll(vec![like, other])));
+    let hold = |name| HoldRequest {
+        name: plain(name).name,
+        kind: Some(Kind::Read),
+        owner: 3,
+        session: None,
+    };
+    let expected = Command::UnlockAll(vec![hold("b"), hold("a")]);
+    assert_eq!(expected.owner(), 3);
+    assert_eq!(read("munlock 2 b a kind read owner 3"), Ok(expected));
+    // A name may be spelt like a keyword: the number tells.
+    let wait = Command::LockAll(vec![plain("WAIT"), plain("5")]);
+    assert_eq!(read("MLOCK 2 WAIT 5"), Ok(wait));
+}
+
+#[test]
+fn several_locks_within_bounds() {
+    let names: Vec<_> = (0..65).map(|i| format!("n{i}")).collect();
+    assert!(read(&format!("MLOCK 64 {}", names[..64].join(" "))).is_ok());
+    let refused = |line: &str, word: &str| {
+        let sentence = read(line).unwrap_err();
+        assert!(sentence.starts_with(word), "{line}: {sentence}");
+        assert!(sentence.contains("n name"), "{line}: {sentence}");
+    };
+    refused(&format!("MLOCK 65 {}", names.join(" ")), "LIMIT the number of locks must be");
+    refused("MUNLOCK 0 a", "LIMIT");
+    refused("MLOCK 99999999999999999999999 a", "LIMIT");
+    refused("MLOCK 2 a", "SYNTAX words are missing");
+    refused("MLOCK", "SYNTAX words are missing");
+    refused("MLOCK 2 a a", "SYNTAX `a` is named twice");
+    refused("MLOCK 1 a b", "SYNTAX 'B'");
+    refused("MLOCK 1 a TRACEPARENT", "SYNTAX");
+    assert!(read("MLOCK a b").unwrap_err().starts_with("SYNTAX the number of locks takes a whole"));
+}

@@ -1,0 +1,383 @@
+use std::time::Duration;
+
+use prometheus::Registry;
+use redisson::Grouping;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::*;
+
+/// Far longer than anything here takes.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A connection whose core is the test itself.
+struct Rig {
+    client: UnixStream,
+    inbox: mpsc::Receiver<Input>,
+    outbox: mpsc::Sender<Outgoing>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+fn figures() -> Arc<Figures> {
+    Arc::new(Figures::new(Grouping::new(Vec::new(), 5), &Registry::new()).unwrap())
+}
+
+impl Rig {
+    async fn new() -> Self {
+        Self::with_room(4096).await
+    }
+
+    /// With a core whose queue takes that many.
+    async fn with_room(room: usize) -> Self {
+        let (client, server) = UnixStream::pair().unwrap();
+        let (core, mut inbox) = mpsc::channel(room);
+        let stop = CancellationToken::new();
+        let shared = Shared {
+            core,
+            processes: Processes::new(100),
+            stop: stop.clone(),
+            agent: AgentInfo::unknown().into(),
+            figures: figures(),
+        };
+        let task = tokio::spawn(serve(server, SessionId(5), shared));
+        let Ok(Some(Input::Opened { session: SessionId(5), peer, secret, outbox })) =
+            timeout(DEADLINE, inbox.recv()).await
+        else {
+            panic!("not opened")
+        };
+        assert_eq!(peer.pid, i32::try_from(std::process::id()).ok());
+        assert_ne!(secret, [0; 16]);
+        Self { client, inbox, outbox, stop, task }
+    }
+
+    async fn write(&mut self, bytes: impl AsRef<[u8]>) {
+        timeout(DEADLINE, self.client.write_all(bytes.as_ref())).await.unwrap().unwrap();
+    }
+
+    async fn read(&mut self, expected: &str) {
+        let mut bytes = vec![0; expected.len()];
+        timeout(DEADLINE, self.client.read_exact(&mut bytes)).await.unwrap().unwrap();
+        assert_eq!(String::from_utf8_lossy(&bytes), expected);
+    }
+
+    async fn read_end(&mut self) -> String {
+        let mut text = String::new();
+        timeout(DEADLINE, self.client.read_to_string(&mut text)).await.unwrap().unwrap();
+        text
+    }
+
+    async fn news(&mut self) -> Input {
+        timeout(DEADLINE, self.inbox.recv()).await.unwrap().unwrap()
+    }
+
+    async fn command(&mut self) -> Command {
+        match self.news().await {
+            Input::Command(SessionId(5), command) => command,
+            other => panic!("no command: {other:?}"),
+        }
+    }
+
+    async fn answer(&self, text: &'static str) {
+        self.outbox.send(Outgoing::Reply(Frame::Simple(text))).await.unwrap();
+    }
+
+    async fn closed(&mut self) {
+        let news = self.news().await;
+        assert!(matches!(news, Input::Closed(SessionId(5))), "{news:?}");
+        assert!(timeout(DEADLINE, self.inbox.recv()).await.unwrap().is_none(), "more than one end");
+    }
+
+    /// Answers `+OK` to every command in order, up to `stop`-th, from a task.
+    fn answer_all(&mut self) -> JoinHandle<u64> {
+        let (_, nothing) = mpsc::channel(1);
+        let mut inbox = std::mem::replace(&mut self.inbox, nothing);
+        let outbox = self.outbox.clone();
+        tokio::spawn(async move {
+            let mut commands = 0;
+            while let Some(news) = inbox.recv().await {
+                let reply = match news {
+                    Input::Command(_, Command::Answered(reply)) => reply,
+                    Input::Command(..) => Outgoing::Reply(Frame::Simple("OK")),
+                    Input::Closed(_) => return commands,
+                    _ => continue,
+                };
+                commands += 1;
+                outbox.try_send(reply).expect("room for every reply");
+            }
+            panic!("never closed")
+        })
+    }
+}
+
+#[tokio::test]
+async fn what_needs_no_core_is_answered_without_it() {
+    let mut rig = Rig::new().await;
+    rig.write("PING\r\n*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\nNONSENSE\r\n").await;
+    let unknown = "-ERR unknown command 'NONSENSE', with args beginning with: \r\n";
+    rig.read(&format!("+PONG\r\n$2\r\nhi\r\n{unknown}")).await;
+    rig.write("CLIENT SETNAME me\r\n").await;
+    rig.read("+OK\r\n").await;
+    assert!(matches!(rig.news().await, Input::ClientName(SessionId(5), name) if name == b"me"));
+    rig.write("HELLO 3\r\nHELLO 3\r\n").await;
+    rig.read("%7\r\n$6\r\nserver\r\n$9\r\nlockscope\r\n").await;
+    assert!(matches!(rig.news().await, Input::Resp3(SessionId(5), true)));
+    drop(rig.client);
+    rig.client = UnixStream::pair().unwrap().0;
+    rig.closed().await;
+}
+
+#[tokio::test]
+async fn replies_keep_the_order_of_their_commands() {
+    let mut rig = Rig::new().await;
+    rig.write("LOCK a\r\nPING\r\nHELLO 3\r\nLOCK b NOWAIT\r\n").await;
+    assert_eq!(rig.command().await.word(), "lock");
+    let Command::Answered(pong) = rig.command().await else { panic!() };
+    assert_eq!(pong, Outgoing::Reply(Frame::Simple("PONG")));
+    assert!(matches!(rig.news().await, Input::Resp3(_, true)));
+    let Command::Answered(hello) = rig.command().await else { panic!() };
+    assert!(matches!(hello, Outgoing::Switch(Protocol::Resp3, _)));
+    assert_eq!(rig.command().await.word(), "lock");
+    rig.outbox.send(Outgoing::Reply(Frame::Null)).await.unwrap();
+    rig.outbox.send(pong).await.unwrap();
+    rig.outbox.send(hello).await.unwrap();
+    rig.outbox.send(Outgoing::Push(vec![Frame::Int(1)])).await.unwrap();
+    rig.outbox.send(Outgoing::Reply(Frame::Null)).await.unwrap();
+    rig.read("*-1\r\n+PONG\r\n%7\r\n").await;
+    rig.client.shutdown().await.unwrap();
+    let rest = rig.read_end().await;
+    assert!(rest.ends_with(">1\r\n:1\r\n_\r\n"), "{rest}");
+}
+
+#[tokio::test]
+async fn a_request_may_come_byte_by_byte() {
+    let mut rig = Rig::new().await;
+    for byte in b"*2\r\n$4\r\nLOCK\r\n$1\r\na\r\n" {
+        rig.write([*byte]).await;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(rig.command().await.word(), "lock");
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_request_close_it_after_an_error_in_turn() {
+    let mut rig = Rig::new().await;
+    rig.write("LOCK a\r\n*1\r\n$1073741824\r\nLOCK b\r\n").await;
+    rig.command().await;
+    let Command::Answered(error) = rig.command().await else { panic!() };
+    let Command::Answered(Outgoing::Close) = rig.command().await else { panic!() };
+    rig.answer("GRANTED").await;
+    rig.outbox.send(error).await.unwrap();
+    rig.outbox.send(Outgoing::Close).await.unwrap();
+    let text = rig.read_end().await;
+    assert!(text.starts_with("+GRANTED\r\n-ERR Protocol error: invalid bulk length"), "{text}");
+    assert_eq!(text.lines().count(), 2, "{text}");
+    rig.closed().await;
+
+    let mut rig = Rig::new().await;
+    rig.write("\x16\x03\x01").await;
+    let text = rig.read_end().await;
+    assert_eq!(text, "-ERR Protocol error: expected '*' or a line of text, got '\\x16'\r\n");
+    rig.closed().await;
+}
+
+#[tokio::test]
+async fn quit_closes_behind_its_reply() {
+    let mut rig = Rig::new().await;
+    rig.write("PING\r\nQUIT\r\nPING\r\n").await;
+    assert_eq!(rig.read_end().await, "+PONG\r\n+OK\r\n");
+    assert!(matches!(rig.news().await, Input::Quit(_)), "it ends, whatever its grace");
+    rig.closed().await;
+}
+
+#[tokio::test]
+async fn ten_thousand_commands_may_be_sent_before_a_reply_is_read() {
+    let mut rig = Rig::new().await;
+    let answering = rig.answer_all();
+    rig.write("LOCK some:name:of:a:lock WAIT 1000\r\nPING\r\n".repeat(5_000)).await;
+    let mut replies = vec![0; 5_000 * "+OK\r\n+PONG\r\n".len()];
+    timeout(DEADLINE, rig.client.read_exact(&mut replies)).await.unwrap().unwrap();
+    assert_eq!(replies, "+OK\r\n+PONG\r\n".repeat(5_000).as_bytes());
+    drop(rig.client);
+    assert!(answering.await.unwrap() >= 5_000);
+}
+
+#[tokio::test]
+async fn no_more_than_a_pipeline_is_unanswered() {
+    let mut rig = Rig::new().await;
+    let (mut reader, mut writer) = rig.client.into_split();
+    let flood = tokio::spawn(async move {
+        writer.write_all("LOCK a\r\n".repeat(100_000).as_bytes()).await.ok();
+    });
+    for _ in 0..PIPELINE - 1 {
+        assert!(matches!(
+            timeout(DEADLINE, rig.inbox.recv()).await.unwrap(),
+            Some(Input::Command(..))
+        ));
+    }
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(rig.inbox.try_recv().is_err(), "it goes on without a reply");
+    rig.outbox.send(Outgoing::Reply(Frame::Simple("OK"))).await.unwrap();
+    assert!(timeout(DEADLINE, rig.inbox.recv()).await.unwrap().is_some());
+    let mut reply = [0; 5];
+    timeout(DEADLINE, reader.read_exact(&mut reply)).await.unwrap().unwrap();
+    flood.abort();
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_is_held_back_and_its_end_still_seen() {
+    let mut rig = Rig::new().await;
+    let client = std::mem::replace(&mut rig.client, UnixStream::pair().unwrap().0);
+    let answering = rig.answer_all();
+    let echo = format!("*2\r\n$4\r\nECHO\r\n$60000\r\n{}\r\n", "x".repeat(60_000)).repeat(200);
+    // It could write all of this, were it not held.
+    let (mut written, mut refused) = (0, 0);
+    while written < echo.len() && refused < 5000 {
+        match client.try_write(&echo.as_bytes()[written..]) {
+            Ok(count) => (written, refused) = (written + count, 0),
+            Err(_) => refused += 1,
+        }
+        tokio::task::yield_now().await;
+    }
+    assert!(written < 2 * write_buffer::MOST, "never held back");
+    assert!(written > write_buffer::MOST, "held back at {written} bytes already");
+    drop(client);
+    timeout(DEADLINE, answering).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn one_listing_at_a_time() {
+    let mut rig = Rig::new().await;
+    rig.write("LOCKS\r\nHOLDS\r\nPING\r\n").await;
+    assert_eq!(rig.command().await.word(), "locks");
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(rig.inbox.try_recv().is_err(), "the second waits");
+    rig.answer("FIRST").await;
+    assert_eq!(rig.command().await.word(), "holds");
+    assert!(matches!(rig.command().await, Command::Answered(_)));
+    rig.answer("SECOND").await;
+    rig.read("+FIRST\r\n+SECOND\r\n").await;
+}
+
+#[tokio::test]
+async fn replies_that_come_together_let_a_listing_go_on() {
+    let mut rig = Rig::new().await;
+    rig.write("LOCK x\r\nHOLDS\r\nSHOW x\r\n").await;
+    assert!(matches!(rig.command().await, Command::Lock(_)));
+    assert_eq!(rig.command().await, Command::Holds);
+    // Both before the connection has its turn again: no further reply will wake it.
+    rig.outbox.try_send(Outgoing::Reply(Frame::Simple("1"))).unwrap();
+    rig.outbox.try_send(Outgoing::Reply(Frame::Simple("2"))).unwrap();
+    assert!(matches!(rig.command().await, Command::Show(_)));
+}
+
+#[tokio::test]
+async fn a_close_is_seen_while_a_command_is_blocked_and_input_unread() {
+    let mut rig = Rig::new().await;
+    rig.write("LOCK a\r\n".repeat(PIPELINE + 100)).await;
+    for _ in 0..PIPELINE - 1 {
+        rig.command().await;
+    }
+    rig.client = UnixStream::pair().unwrap().0;
+    rig.closed().await;
+}
+
+#[tokio::test]
+async fn who_only_stops_writing_gets_the_replies_and_then_the_end() {
+    let mut rig = Rig::new().await;
+    rig.write("LOCK a\r\nPING\r\nunfinished").await;
+    rig.client.shutdown().await.unwrap();
+    assert_eq!(rig.command().await.word(), "lock");
+    let Command::Answered(pong) = rig.command().await else { panic!() };
+    rig.answer("GRANTED").await;
+    rig.outbox.send(pong).await.unwrap();
+    assert_eq!(rig.read_end().await, "+GRANTED\r\n+PONG\r\n");
+    rig.closed().await;
+}
+
+#[tokio::test]
+async fn who_stops_writing_and_then_goes_is_missed_at_once() {
+    let mut rig = Rig::new().await;
+    rig.write("LOCK a\r\n").await;
+    rig.client.shutdown().await.unwrap();
+    assert_eq!(rig.command().await.word(), "lock");
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(rig.inbox.try_recv().is_err(), "it still waits for its reply");
+    rig.client = UnixStream::pair().unwrap().0;
+    rig.closed().await;
+}
+
+#[tokio::test]
+async fn the_end_is_told_when_the_task_is_cancelled() {
+    let mut rig = Rig::new().await;
+    rig.task.abort();
+    rig.closed().await;
+}
+
+#[tokio::test]
+async fn a_core_without_room_holds_the_connection_but_not_its_end() {
+    let mut rig = Rig::with_room(1).await;
+    rig.write("LOCK a\r\n".repeat(10)).await;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    rig.client = UnixStream::pair().unwrap().0;
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    let mut commands = 0;
+    while matches!(rig.news().await, Input::Command(..)) {
+        commands += 1;
+    }
+    assert!(commands <= 2, "{commands} commands of one who has gone");
+}
+
+#[tokio::test]
+async fn the_last_words_go_out_at_the_agents_end() {
+    let mut rig = Rig::new().await;
+    rig.write("HELLO 3\r\n").await;
+    rig.read("%7\r\n").await;
+    assert!(matches!(rig.news().await, Input::Resp3(..)));
+    rig.outbox.try_send(Outgoing::Push(vec![Frame::word("lock-lost")])).unwrap();
+    rig.stop.cancel();
+    assert!(rig.read_end().await.ends_with(">1\r\n$9\r\nlock-lost\r\n"));
+    rig.closed().await;
+}
+
+#[tokio::test]
+async fn idle_connections_keep_little() {
+    let mut rig = Rig::new().await;
+    rig.write(format!("*2\r\n$4\r\nECHO\r\n$60000\r\n{}\r\n", "x".repeat(60_000))).await;
+    rig.read("$60000\r\n").await;
+    let mut input = ReadBuffer::default();
+    let (mut client, server) = UnixStream::pair().unwrap();
+    client.write_all(&[b'x'; 40_000]).await.unwrap();
+    server.readable().await.unwrap();
+    let mut count = 0;
+    while count < 40_000 {
+        assert_eq!(input.read(&server).unwrap(), Read::Some);
+        count = input.unread().len();
+    }
+    input.consume(count);
+    input.trim();
+    assert_eq!(input.read(&server).unwrap(), Read::Nothing);
+    let size = size_of_val(&serve(
+        server,
+        SessionId(1),
+        Shared {
+            core: mpsc::channel(1).0,
+            processes: Processes::new(1),
+            stop: CancellationToken::new(),
+            agent: AgentInfo::unknown().into(),
+            figures: figures(),
+        },
+    ));
+    assert!(size < 2048, "{size} bytes a task");
+}

@@ -1,0 +1,275 @@
+//! What client libraries say before and beside the real work: answered by the connection itself.
+
+use redisson::ClientId;
+use tokio::sync::watch;
+
+use crate::protocol::command::{error, shown};
+use crate::protocol::resp::{Args, Frame, Outgoing, Protocol};
+use crate::types::Status;
+
+/// The Redis version that libraries are told: its commands for connections are those served here.
+const REDIS_VERSION: &str = "7.2.0";
+/// The longest name a client may give itself, in bytes.
+const MAX_CLIENT_NAME: usize = 128;
+
+/// What a connection knows of itself, for HELLO, CLIENT and INFO.
+#[derive(Debug, Clone, Copy)]
+pub struct Client {
+    /// The session's number.
+    pub id: u64,
+    /// The process at the other end, where it can be seen.
+    pub pid: Option<i32>,
+}
+
+/// What a connection can tell of the agent, for INFO.
+#[derive(Debug, Clone)]
+pub struct AgentInfo {
+    /// Its client id in Redis.
+    pub client: ClientId,
+    /// How it fares, always the latest.
+    pub status: watch::Receiver<Status>,
+}
+
+impl AgentInfo {
+    /// An agent of which nothing is known.
+    #[cfg(test)]
+    pub(crate) fn unknown() -> Self {
+        Self { client: ClientId::from_random([0; 16]), status: watch::channel(Status::default()).1 }
+    }
+}
+
+/// The protocol version and the name that a client has chosen.
+#[derive(Debug, Clone, Default)]
+pub struct ClientState {
+    pub protocol: Protocol,
+    /// The name set with CLIENT SETNAME.
+    pub name: Option<Vec<u8>>,
+}
+
+/// The answer to such a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// What to write.
+    pub reply: Outgoing,
+    /// Whether the client has given itself another name.
+    pub named: bool,
+    /// Whether the connection ends after it.
+    pub close: bool,
+}
+
+impl Answer {
+    fn new(frame: Frame) -> Self {
+        Self { reply: Outgoing::Reply(frame), named: false, close: false }
+    }
+}
+
+/// Answers one of these commands and brings `state` up to date; none when it is another one.
+pub fn answer(
+    args: Args<'_>,
+    state: &mut ClientState,
+    client: Client,
+    agent: &AgentInfo,
+) -> Option<Answer> {
+    let word = args.get(0)?.to_ascii_uppercase();
+    let frame = match word.as_slice() {
+        b"PING" => match args.len() {
+            1 => Frame::Simple("PONG"),
+            2 => echo(args),
+            _ => wrong_number("ping"),
+        },
+        b"ECHO" if args.len() == 2 => echo(args),
+        b"ECHO" => wrong_number("echo"),
+        b"HELLO" => return Some(hello(args, state, client)),
+        b"CLIENT" => return Some(client_command(args, state, client)),
+        b"RESET" => {
+            let named = state.name.is_some();
+            *state = ClientState::default();
+            let reply = Outgoing::Switch(Protocol::Resp2, Frame::Simple("RESET"));
+            return Some(Answer { reply, named, close: false });
+        }
+        b"QUIT" => return Some(Answer { close: true, ..Answer::new(ok()) }),
+        // There are no users here: the socket's own permissions say who may connect.
+        b"AUTH" if matches!(args.len(), 2 | 3) => ok(),
+        b"AUTH" => wrong_number("auth"),
+        b"SELECT" if args.len() == 2 => match args.get(1).and_then(number) {
+            Some(_) => ok(),
+            None => error("ERR value is not an integer or out of range"),
+        },
+        b"SELECT" => wrong_number("select"),
+        b"COMMAND" => command(args),
+        b"INFO" => Frame::bytes(info(agent)),
+        _ => return None,
+    };
+    Some(Answer::new(frame))
+}
+
+fn ok() -> Frame {
+    Frame::Simple("OK")
+}
+
+fn echo(args: Args<'_>) -> Frame {
+    Frame::bytes(args.get(1).unwrap_or_default())
+}
+
+fn number(word: &[u8]) -> Option<u64> {
+    std::str::from_utf8(word).ok()?.parse().ok()
+}
+
+fn wrong_number(command: &str) -> Frame {
+    error(format!("ERR wrong number of arguments for '{command}' command"))
+}
+
+/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`: nothing is changed unless all of it is understood.
+fn hello(args: Args<'_>, state: &mut ClientState, client: Client) -> Answer {
+    let mut protocol = state.protocol;
+    if let Some(version) = args.get(1) {
+        protocol = match number(version) {
+            Some(2) => Protocol::Resp2,
+            Some(3) => Protocol::Resp3,
+            Some(_) => return Answer::new(error("NOPROTO unsupported protocol version")),
+            None => {
+                let text = "ERR Protocol version is not an integer or out of range";
+                return Answer::new(error(text));
+            }
+        };
+    }
+    let mut name = None;
+    let mut at = 2;
+    while let Some(option) = args.get(at) {
+        match option.to_ascii_uppercase().as_slice() {
+            b"AUTH" if args.len() > at + 2 => at += 3,
+            b"SETNAME" if args.len() > at + 1 => {
+                match client_name(args.get(at + 1).unwrap_or_default()) {
+                    Ok(given) => name = Some(given),
+                    Err(refused) => return Answer::new(refused),
+                }
+                at += 2;
+            }
+            _ => {
+                let option = shown(option);
+                return Answer::new(error(format!("ERR Syntax error in HELLO option '{option}'")));
+            }
+        }
+    }
+    state.protocol = protocol;
+    let named = name.is_some();
+    if let Some(name) = name {
+        state.name = name;
+    }
+    let reply = Frame::Map(vec![
+        ("server", Frame::word("lockscope")),
+        ("version", Frame::word(REDIS_VERSION)),
+        ("proto", Frame::Int(if protocol == Protocol::Resp3 { 3 } else { 2 })),
+        ("id", Frame::count(client.id)),
+        ("mode", Frame::word("standalone")),
+        ("role", Frame::word("master")),
+        ("modules", Frame::Array(Vec::new())),
+    ]);
+    Answer { reply: Outgoing::Switch(protocol, reply), named, close: false }
+}
+
+/// A name that a client gives itself; the empty one takes it away.
+fn client_name(name: &[u8]) -> Result<Option<Vec<u8>>, Frame> {
+    if name.len() > MAX_CLIENT_NAME {
+        let text = format!("ERR Client names cannot be longer than {MAX_CLIENT_NAME} bytes");
+        return Err(error(text));
+    }
+    if !printable(name) {
+        return Err(error(
+            "ERR Client names cannot contain spaces, newlines or special characters.",
+        ));
+    }
+    Ok((!name.is_empty()).then(|| name.to_vec()))
+}
+
+fn printable(text: &[u8]) -> bool {
+    text.iter().all(|b| (b'!'..=b'~').contains(b))
+}
+
+fn client_command(args: Args<'_>, state: &mut ClientState, client: Client) -> Answer {
+    let word = args.get(1).unwrap_or_default();
+    let frame = match (word.to_ascii_uppercase().as_slice(), args.len()) {
+        (b"SETNAME", 3) => match client_name(args.get(2).unwrap_or_default()) {
+            Ok(name) => {
+                state.name = name;
+                return Answer { named: true, ..Answer::new(ok()) };
+            }
+            Err(refused) => refused,
+        },
+        (b"GETNAME", 2) => Frame::or_null(state.name.clone().map(Frame::bytes)),
+        (b"SETINFO", 4) => set_info(args),
+        (b"ID", 2) => Frame::count(client.id),
+        (b"INFO", 2) | (b"LIST", _) => Frame::bytes(client_line(state, client)),
+        (b"NO-EVICT" | b"NO-TOUCH", 3) => match args.get(2).unwrap_or_default() {
+            value if value.eq_ignore_ascii_case(b"on") => ok(),
+            value if value.eq_ignore_ascii_case(b"off") => ok(),
+            _ => error("ERR syntax error"),
+        },
+        (b"", _) => wrong_number("client"),
+        (
+            known @ (b"SETNAME" | b"GETNAME" | b"SETINFO" | b"ID" | b"INFO" | b"NO-EVICT"
+            | b"NO-TOUCH"),
+            _,
+        ) => wrong_number(&format!("client|{}", String::from_utf8_lossy(known).to_lowercase())),
+        _ => error(format!(
+            "ERR unknown subcommand '{}': CLIENT serves SETNAME, GETNAME, SETINFO, ID, INFO, LIST, \
+             NO-EVICT and NO-TOUCH",
+            shown(word)
+        )),
+    };
+    Answer::new(frame)
+}
+
+/// The library's name and version are taken note of by nobody.
+fn set_info(args: Args<'_>) -> Frame {
+    let what = args.get(2).unwrap_or_default().to_ascii_lowercase();
+    match what.as_slice() {
+        b"lib-name" | b"lib-ver" if printable(args.get(3).unwrap_or_default()) => ok(),
+        b"lib-name" | b"lib-ver" => error(format!(
+            "ERR {} cannot contain spaces, newlines or special characters.",
+            String::from_utf8_lossy(&what)
+        )),
+        _ => error(format!("ERR Unrecognized option '{}'", shown(&what))),
+    }
+}
+
+fn client_line(state: &ClientState, client: Client) -> String {
+    let name = state.name.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+    let protocol = if state.protocol == Protocol::Resp3 { 3 } else { 2 };
+    let pid = client.pid.unwrap_or(0);
+    format!("id={} name={name} db=0 resp={protocol} pid={pid}\n", client.id)
+}
+
+/// Nothing is told of the commands: tools then send them as they are typed.
+fn command(args: Args<'_>) -> Frame {
+    let word = args.get(1).unwrap_or_default();
+    match word.to_ascii_uppercase().as_slice() {
+        b"" | b"INFO" | b"LIST" => Frame::Array(Vec::new()),
+        b"DOCS" => Frame::Map(Vec::new()),
+        b"COUNT" => Frame::Int(0),
+        _ => error(format!(
+            "ERR unknown subcommand '{}': COMMAND serves COUNT, DOCS, INFO and LIST",
+            shown(word)
+        )),
+    }
+}
+
+fn info(agent: &AgentInfo) -> String {
+    let status = agent.status.borrow();
+    let redis = status.detail.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (redis_up, draining) = (u8::from(status.redis_up), u8::from(status.draining));
+    let (version, pid) = (env!("CARGO_PKG_VERSION"), std::process::id());
+    format!(
+        "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
+         lockscope_version:{version}\r\nprocess_id:{pid}\r\n\r\n\
+         # Persistence\r\nloading:0\r\n\r\n\
+         # Replication\r\nrole:master\r\nconnected_slaves:0\r\n\r\n\
+         # Cluster\r\ncluster_enabled:0\r\n\r\n\
+         # Lockscope\r\nagent:{}\r\nredis_up:{redis_up}\r\nredis:{redis}\r\ndraining:{draining}\r\n\
+         holds:{}\r\nwaiters:{}\r\n",
+        agent.client, status.holds, status.waiters
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,10 @@
+//! The Unix socket and its connections: bytes to commands, replies to bytes.
+
+pub mod accept;
+pub mod connection;
+pub mod handshake;
+pub mod limits;
+pub mod peer;
+pub mod process;
+pub mod socket;
+pub mod stopped;

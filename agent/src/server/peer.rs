@@ -1,0 +1,46 @@
+//! Who has connected, as the kernel and /proc tell.
+
+use std::io;
+
+use tokio::net::UnixStream;
+
+use crate::types::Peer;
+
+/// The process at the other end of `stream`.
+///
+/// # Errors
+/// When the kernel does not say, which it does for every connected Unix socket.
+pub fn of(stream: &UnixStream) -> io::Result<Peer> {
+    let credentials = stream.peer_cred()?;
+    // 0 stands for a process in a pid namespace that is not below ours.
+    let pid = credentials.pid().filter(|pid| *pid > 0);
+    Ok(Peer { pid, uid: credentials.uid(), gid: credentials.gid(), comm: pid.and_then(comm) })
+}
+
+/// The command's name of a process: at most 15 bytes, chosen by itself.
+fn comm(pid: i32) -> Option<String> {
+    let bytes = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+    let text = String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned();
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_peer_of_our_own_is_ourselves() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let peer = of(&one).unwrap();
+        assert_eq!(peer.pid, i32::try_from(std::process::id()).ok());
+        assert_eq!(peer.uid, rustix::process::getuid().as_raw());
+        assert_eq!(peer.gid, rustix::process::getgid().as_raw());
+        let own = std::fs::read_to_string("/proc/self/comm").unwrap();
+        assert_eq!(peer.comm.as_deref(), Some(own.trim_end()));
+    }
+
+    #[test]
+    fn nobody_has_no_name() {
+        assert_eq!(comm(i32::MAX), None);
+    }
+}

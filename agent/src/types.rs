@@ -1,0 +1,141 @@
+//! Identifiers and small values that every part of the agent shares. Imports nothing else of the crate.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The number of a holder: the `threadId` of `uuid:threadId`, unique to one grant.
+pub type Number = i64;
+
+/// The number of a connection, unique within this run of the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u64);
+
+/// The name of a session, which it keeps when another connection resumes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionKey {
+    /// The epoch of the run in which the session began.
+    pub run: u64,
+    /// The number of its first connection in that run.
+    pub number: u64,
+}
+
+impl SessionKey {
+    /// Parses exactly the text that [`fmt::Display`] writes.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let (run, number) = std::str::from_utf8(text).ok()?.split_once('-')?;
+        let run = u64::from_str_radix(run, 16).ok()?;
+        let key = Self { run, number: number.parse().ok()? };
+        (key.to_string().as_bytes() == text).then_some(key)
+    }
+}
+
+impl fmt::Display for SessionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{}", self.run, self.number)
+    }
+}
+
+impl Serialize for SessionKey {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for SessionKey {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(text.as_bytes()).ok_or_else(|| serde::de::Error::custom("not a session name"))
+    }
+}
+
+/// The process that connected, according to the kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Peer {
+    /// None if its pid namespace is not visible to the agent.
+    pub pid: Option<i32>,
+    pub uid: u32,
+    pub gid: u32,
+    /// The name of its command, from `/proc/<pid>/comm`.
+    pub comm: Option<String>,
+}
+
+/// The reason that a hold ended, as events, metrics and pages name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum End {
+    Released,
+    /// Its session ended.
+    Disconnected,
+    /// Its fixed lease expired.
+    Expired,
+    /// Its validity ran out while Redis was unreachable.
+    Unconfirmed,
+    /// It was no longer in Redis.
+    Missing,
+    /// Another holder has the lock.
+    Stolen,
+    /// An operator released it.
+    Forced,
+    /// Its worker was stopped and the lease was left to lapse.
+    Frozen,
+    /// The agent shut down before the worker did.
+    Drained,
+}
+
+impl End {
+    /// The reasons that count as a loss.
+    pub const LOST: [Self; 6] =
+        [Self::Unconfirmed, Self::Missing, Self::Stolen, Self::Forced, Self::Frozen, Self::Drained];
+
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Disconnected => "disconnected",
+            Self::Expired => "expired",
+            Self::Unconfirmed => "unconfirmed",
+            Self::Missing => "missing",
+            Self::Stolen => "stolen",
+            Self::Forced => "forced",
+            Self::Frozen => "frozen",
+            Self::Drained => "drained",
+        }
+    }
+
+    /// Returns whether the owner lost the lock while it relied on it.
+    #[must_use]
+    pub fn is_loss(self) -> bool {
+        Self::LOST.contains(&self)
+    }
+
+    /// Returns an explanation that completes a sentence such as "lock x is lost: ...".
+    pub(crate) fn explained(self) -> &'static str {
+        match self {
+            Self::Released => "it was released",
+            Self::Disconnected => "its session ended",
+            Self::Expired => "its explicit lease ran out",
+            Self::Unconfirmed => "its validity ran out while Redis could not be reached",
+            Self::Missing => {
+                "it is gone from Redis (expired early, deleted, evicted, or lost in a restart or failover)"
+            }
+            Self::Stolen => "another holder has it",
+            Self::Forced => "an operator released it",
+            Self::Frozen => "its process was stopped for longer than the lease (--frozen lapse)",
+            Self::Drained => "the agent was shut down",
+        }
+    }
+}
+
+/// A summary of the agent's health, for readiness checks, INFO and systemd.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Status {
+    pub redis_up: bool,
+    /// The reason that Redis is unreachable, or the server that answers.
+    pub detail: String,
+    /// New locks are refused because the agent is shutting down.
+    pub draining: bool,
+    pub holds: usize,
+    /// The number of commands waiting for locks.
+    pub waiters: usize,
+}

@@ -1,0 +1,224 @@
+//! What is counted for the last hour, by which sources there are; and what the server tells of changed keys.
+
+use redisson::monitor;
+
+use super::*;
+use crate::model::contention::{Contention, Tally};
+use crate::model::observation::Beside;
+use crate::model::view::LockView;
+use crate::model::who::{Told, Who};
+
+fn counted(model: &mut Model, ms: u64) -> Contention {
+    model.contention(at(ms), SteadyMillis(ms))
+}
+
+/// What was counted of the only lock, which is what was counted of its group.
+fn tally(model: &mut Model, ms: u64) -> Tally {
+    let counted = counted(model, ms);
+    assert_eq!(counted.groups[0].tally, counted.locks[0].tally);
+    counted.locks[0].tally.clone()
+}
+
+fn tap(model: &mut Model, ms: u64) {
+    model.observe(MAIN, Observation::Tapping { on: true, at: at(ms) });
+}
+
+fn read_queue(model: &mut Model, ms: u64, by: u8, beside: Beside) {
+    let Reading::Lock { hash, ttl, .. } = held(by, 1, Some(30_000)) else { unreachable!() };
+    read(model, "a", ms, Reading::Lock { hash, ttl, beside });
+}
+
+#[test]
+fn readings_and_messages_count_what_they_show() {
+    let mut model = model();
+    read(&mut model, "a", 0, held(1, 1, Some(30_000)));
+    release(&mut model, "a", 400);
+    read(&mut model, "a", 401, absent());
+    assert_eq!(tally(&mut model, 402).acquisitions, 0, "it was held when it was first read");
+    read(&mut model, "a", 900, held(2, 1, Some(30_000)));
+    read(&mut model, "a", 30_960, absent());
+    // Taken and released between two readings: the message is all there is to see.
+    release(&mut model, "a", 32_000);
+    let tally = tally(&mut model, 33_000);
+    assert_eq!((tally.acquisitions, tally.holds.count(), tally.holds_lost), (2, 2, 1));
+    assert_eq!(tally.longest_hold.unwrap().ms, 30_060);
+}
+
+#[test]
+fn monitor_tells_each_hold_however_short_and_nothing_is_counted_twice() {
+    use monitor::What::{Acquired, Released};
+    let mut model = model();
+    tap(&mut model, 0);
+    read(&mut model, "a", 0, held(2, 1, Some(30_000)));
+    release(&mut model, "a", 500);
+    traffic(&mut model, 501, vec![event("a", 52, Released)]);
+    // Whole between two readings, and its message comes after it or before.
+    traffic(&mut model, 1_000, vec![event("a", 1, Acquired { lease: None })]);
+    traffic(&mut model, 1_003, vec![event("a", 1, Released)]);
+    release(&mut model, "a", 1_004);
+    release(&mut model, "a", 2_000);
+    let both = vec![event("a", 3, Acquired { lease: None }), event("a", 3, Released)];
+    traffic(&mut model, 2_001, both);
+    read(&mut model, "a", 3_000, absent());
+    // Seen by a reading before MONITOR is heard, and after.
+    read(&mut model, "a", 4_000, held(1, 1, Some(30_000)));
+    traffic(&mut model, 4_002, vec![event("a", 52, Acquired { lease: None })]);
+    read(&mut model, "a", 4_010, held(1, 1, Some(29_990)));
+    release(&mut model, "a", 5_000);
+    traffic(&mut model, 6_000, vec![event("a", 52, Acquired { lease: None })]);
+    read(&mut model, "a", 6_700, held(1, 1, Some(29_400)));
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!(
+        (view.holders[0].since.at, view.holders[0].since.exact),
+        (SteadyMillis(6_000), true)
+    );
+    release(&mut model, "a", 7_000);
+    let tally = tally(&mut model, 8_000);
+    assert_eq!((tally.acquisitions, tally.holds.count()), (4, 4), "{tally:?}");
+    let short = view.past.iter().find(|past| past.since.at == SteadyMillis(1_000)).unwrap();
+    assert_eq!((short.to, short.ended), (Some(SteadyMillis(1_003)), Some("released")));
+}
+
+#[test]
+fn waits_by_name_are_told_with_how_they_ended() {
+    let mut model = model();
+    let longest = |view: &LockView| {
+        let wait = view.longest_wait.clone().unwrap();
+        (wait.to.0 - wait.since.at.0, wait.granted)
+    };
+    read_queue(&mut model, 1_000, 1, queued(&[(1, 90_000), (2, 95_000)]));
+    read_queue(&mut model, 4_000, 1, queued(&[(2, 95_000)]));
+    // The second is granted it; the first left and stays away.
+    let second = HolderId::new(ClientId::from_random([9; 16]), 2);
+    let holders = vec![Holder { id: second, count: 1 }];
+    let hash = LockHash { holders, ..Default::default() };
+    let ttl = Some(Duration::from_secs(30));
+    read(&mut model, "a", 5_000, Reading::Lock { hash, ttl, beside: queued(&[]) });
+    assert_eq!(longest(&shown(&mut model, "a").unwrap()), (4_000, true));
+    read(&mut model, "a", 12_000, absent());
+    let tally = tally(&mut model, 12_000);
+    assert_eq!((tally.waits.count(), tally.waits_given_up), (2, 1));
+    assert_eq!(tally.longest_wait.unwrap().id, second);
+}
+
+#[test]
+fn attempts_that_monitor_shows_are_waits_from_the_second_on() {
+    use monitor::What::{Acquired, Refused};
+    let mut model = model();
+    tap(&mut model, 0);
+    read(&mut model, "a", 0, held(2, 1, Some(10_000)));
+    let tries = |model: &mut Model, ms, by| traffic(model, ms, vec![event("a", by, Refused)]);
+    for ms in [1_000, 1_001] {
+        (1..=2).for_each(|by| tries(&mut model, ms, by));
+    }
+    tries(&mut model, 1_500, 3);
+    release(&mut model, "a", 2_000);
+    traffic(&mut model, 2_002, vec![event("a", 1, Acquired { lease: None })]);
+    // The second falls silent, and the third tried once only.
+    read(&mut model, "a", 60_000, absent());
+    let tally = tally(&mut model, 60_000);
+    assert_eq!((tally.waits.count(), tally.waits_given_up), (2, 1), "{tally:?}");
+    assert_eq!(tally.longest_wait.unwrap().ms, 1_002);
+}
+
+#[test]
+fn time_waited_is_summed_over_all_who_wait() {
+    let mut model = model();
+    read(&mut model, "a", 0, held(1, 1, Some(30_000)));
+    let count = |model: &mut Model, ms, n| {
+        let counts = vec![(name("a"), n)];
+        let steady = SteadyMillis(ms);
+        model.observe(MAIN, Observation::Subscribers { counts, at: at(ms), steady });
+    };
+    model.tick(at(1_000));
+    count(&mut model, 1_000, 3);
+    (2..=4).for_each(|second| model.tick(at(second * 1_000)));
+    assert_eq!(tally(&mut model, 4_000).waiting_ms, 9_000);
+    count(&mut model, 4_000, 0);
+    model.tick(at(5_000));
+    // Nobody looked for long, and nobody knows who waited then.
+    count(&mut model, 5_000, 1);
+    model.tick(at(900_000));
+    assert_eq!(tally(&mut model, 900_000).waiting_ms, 14_000);
+    model.observe(MAIN, Observation::Down);
+    model.tick(at(901_000));
+    assert_eq!(tally(&mut model, 901_000).waiting_ms, 14_000, "a server out of reach");
+}
+
+#[test]
+fn the_agent_of_somebody_who_waits_tells_who_that_is() {
+    let mut model = model();
+    read_queue(&mut model, 1_000, 1, queued(&[(1, 90_000), (2, 95_000)]));
+    let waiter = |thread| HolderId::new(ClientId::from_random([9; 16]), thread);
+    let who = Who { host: Some("worker-3".into()), pid: Some(4711), ..Who::default() };
+    let told = |who: Option<Who>, ms| {
+        Observation::Told(Told {
+            agents: vec![(waiter(1).client, true)],
+            holders: vec![(name("a"), waiter(1), who), (name("a"), waiter(2), None)],
+            at: at(ms),
+            steady: SteadyMillis(ms),
+        })
+    };
+    model.observe(MAIN, told(Some(who), 1_100));
+    let view = shown(&mut model, "a").unwrap();
+    let pid = |i: usize| view.waiters[i].client.as_ref().and_then(|client| client.pid);
+    assert_eq!((pid(0), pid(1)), (Some(4711), None));
+    // That its agent tells nothing of a waiter is no sign of anything.
+    model.observe(MAIN, told(None, 50_000));
+    let view = shown(&mut model, "a").unwrap();
+    let alive = |i: usize| view.waiters[i].client.as_ref().and_then(|client| client.alive);
+    assert_eq!((alive(0), alive(1)), (Some(true), None));
+    assert!(view.problems.is_empty());
+    read_queue(&mut model, 60_000, 1, queued(&[]));
+    assert!(shown(&mut model, "a").unwrap().waiters.is_empty());
+}
+
+#[test]
+fn a_key_that_expired_is_a_hold_that_ran_out() {
+    use view::{Certainty, ProblemKind};
+    let expire = |model: &mut Model, ms| {
+        let (name, steady) = (name("a"), SteadyMillis(ms));
+        model.observe(MAIN, Observation::Changed { name, expired: true, at: at(ms), steady });
+    };
+    let renewed = |model: &mut Model| {
+        (0..50_000).step_by(5_000).for_each(|ms| {
+            read(model, "a", ms, held(1, 1, renewed_ttl(ms)));
+        });
+    };
+    // Its time to live was last read as 25 s: the server alone tells that it was the lease that ended the hold.
+    let mut model = model();
+    renewed(&mut model);
+    expire(&mut model, 70_000);
+    read(&mut model, "a", 70_010, absent());
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!(
+        (view.past[0].ended, view.past[0].to),
+        (Some("ran_out"), Some(SteadyMillis(70_000)))
+    );
+    assert_eq!(words(&view).iter().filter(|word| **word == "vanished").count(), 1);
+    let problem = &view.problems[0];
+    let found = (problem.problem, problem.certainty);
+    assert_eq!(found, (ProblemKind::Expired, Certainty::Suspected));
+    assert_eq!(problem.evidence[0].source, "keyspace");
+    // Read since then, released, or never renewed: nothing has been lost.
+    let mut model = self::model();
+    renewed(&mut model);
+    expire(&mut model, 45_000);
+    assert!(shown(&mut model, "a").unwrap().is_held());
+    release(&mut model, "a", 60_000);
+    expire(&mut model, 60_001);
+    read(&mut model, "a", 60_010, absent());
+    let view = shown(&mut model, "a").unwrap();
+    assert!(view.problems.is_empty() && view.past[0].ended == Some("released"));
+    let mut model = self::model();
+    read(&mut model, "a", 0, held(1, 1, Some(9_000)));
+    expire(&mut model, 9_100);
+    read(&mut model, "a", 9_110, absent());
+    assert!(shown(&mut model, "a").unwrap().problems.is_empty());
+    // What is no lock is none for having expired.
+    expire(&mut model, 9_200);
+    let name = name("session");
+    let steady = SteadyMillis(9_300);
+    model.observe(MAIN, Observation::Changed { name, expired: true, at: at(9_300), steady });
+    assert!(shown(&mut model, "session").is_none());
+}

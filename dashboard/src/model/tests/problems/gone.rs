@@ -1,0 +1,102 @@
+//! Holders that are gone, and what is told of them.
+
+use redisson::monitor;
+
+use super::*;
+use crate::model::who::{Told, Who};
+
+#[test]
+fn a_lock_whose_holder_is_gone_is_leaked_unless_it_ends_soon_or_is_renewed() {
+    use monitor::What::Acquired;
+    let found = |ttl: u64, renewed: bool, connected: &str| {
+        let mut model = model();
+        let client = Some(monitor::Address::Tcp("10.0.0.7:5123".parse().unwrap()));
+        let taken = monitor::Event { client, ..event("a", 52, Acquired { lease: None }) };
+        traffic(&mut model, 500, vec![taken]);
+        let ttl =
+            |ms: u64| if renewed { renewed_ttl(ms).map(|ms| ms + 90_000) } else { Some(ttl - ms) };
+        for ms in (0..80_000).step_by(5_000) {
+            read(&mut model, "a", ms, held(1, 1, ttl(ms)));
+            if ms % 10_000 == 0 {
+                let addresses = [connected.parse().unwrap()].into();
+                let steady = SteadyMillis(ms);
+                model.observe(MAIN, Observation::Connected { addresses, at: at(ms + 600), steady });
+            }
+        }
+        let view = shown(&mut model, "a").unwrap();
+        let told = model.take_effects();
+        let told = told.iter().any(|(_, effect)| matches!(effect, Effect::Detected(..)));
+        assert!(!(renewed && told), "not even for a moment");
+        let alive = view.holders[0].client.as_ref().and_then(|client| client.alive);
+        (problems(&view), alive)
+    };
+    let leaked = vec![(ProblemKind::Leaked, SUSPECTED)];
+    assert_eq!(found(600_000, false, "10.0.0.9"), (leaked, Some(false)));
+    assert_eq!(found(600_000, false, "10.0.0.7"), (vec![], Some(true)));
+    assert_eq!(found(120_000, false, "10.0.0.9"), (vec![], Some(false)), "it ends within a minute");
+    assert_eq!(found(0, true, "10.0.0.9").0, [], "somebody renews it");
+}
+
+#[test]
+fn a_holder_that_its_agent_denies_or_leaves_behind_is_gone() {
+    let leaked = vec![(ProblemKind::Leaked, SUSPECTED)];
+    let minutes = |ms: u64| Some(600_000 - ms);
+    // Whether the agent tells of itself, of the holder of `a`, and of that of `b`, at an instant.
+    type Tells = fn(u64) -> (bool, bool, bool);
+    let cases: [(&str, Tells, _, _); 6] = [
+        ("told", |_| (true, true, true), vec![], Some(true)),
+        ("denied", |_| (true, false, true), leaked.clone(), Some(false)),
+        ("denied at first", |ms| (true, ms >= 20_000, true), vec![], Some(true)),
+        ("the agent tells of nobody", |_| (true, false, false), vec![], None),
+        ("the agent was never seen", |_| (false, false, false), vec![], None),
+        ("the agent is gone", |ms| (ms < 5_000, ms < 5_000, true), leaked, Some(false)),
+    ];
+    for (what, tells, expected, alive) in cases {
+        let mut model = model();
+        for ms in (0..60_000).step_by(2_000) {
+            read(&mut model, "a", ms, held(1, 1, minutes(ms)));
+            read(&mut model, "b", ms, held(1, 1, minutes(ms)));
+            let (agent, a, b) = tells(ms);
+            let who = |told: bool| told.then(|| Who { pid: Some(4711), ..Who::default() });
+            let told = Told {
+                agents: vec![(holder(1).client, agent)],
+                holders: vec![(name("b"), holder(1), who(b)), (name("a"), holder(1), who(a))],
+                at: at(ms + 100),
+                steady: SteadyMillis(ms + 100),
+            };
+            model.observe(MAIN, Observation::Told(told));
+            if ms < 30_000 {
+                let view = shown(&mut model, "a").unwrap();
+                assert_eq!(problems(&view), [], "{what}: two checks are as far apart");
+            }
+        }
+        let view = shown(&mut model, "a").unwrap();
+        assert_eq!(problems(&view), expected, "{what}");
+        let shown = view.holders[0].client.as_ref();
+        assert_eq!(shown.and_then(|client| client.alive), alive, "{what}");
+    }
+}
+
+#[test]
+fn what_was_told_of_a_hold_ends_with_it() {
+    let mut model = model();
+    read(&mut model, "a", 0, held(1, 1, Some(600_000)));
+    let tell = |model: &mut Model, ms| {
+        let who = Who { pid: Some(4711), ..Who::default() };
+        let told = Told {
+            agents: vec![(holder(1).client, true)],
+            holders: vec![(name("a"), holder(1), Some(who)), (name("x"), holder(1), None)],
+            at: at(ms),
+            steady: SteadyMillis(ms),
+        };
+        model.observe(MAIN, Observation::Told(told));
+        let view = shown(model, "a").unwrap();
+        view.holders[0].client.as_ref().and_then(|client| client.pid)
+    };
+    assert_eq!(tell(&mut model, 100), Some(4711));
+    read(&mut model, "a", 1_000, held(2, 1, Some(600_000)));
+    assert_eq!(tell(&mut model, 1_100), None, "it is another's by now");
+    read(&mut model, "a", 2_000, held(1, 1, Some(600_000)));
+    let view = shown(&mut model, "a").unwrap();
+    assert!(view.holders[0].client.as_ref().is_none_or(|client| client.pid.is_none()));
+}

@@ -1,0 +1,456 @@
+//! Problems as they come and go with what is seen: found in time, cleared in time, and never where all is well.
+
+mod gone;
+mod tasks;
+mod traffic;
+
+use super::*;
+use crate::model::observation::{Beside, Queue};
+use crate::model::view::{Certainty, LockView, ProblemKind, State};
+
+const SURE: Certainty = Certainty::Sure;
+const SUSPECTED: Certainty = Certainty::Suspected;
+
+/// One thing that happens to the lock `a`, at that many milliseconds.
+#[derive(Debug, Clone)]
+enum Then {
+    /// It is read as held by that client's thread, with so much to live.
+    Held(u8, Option<u64>),
+    /// It is read as not there.
+    Free,
+    /// Its queue is read, with or without a holder.
+    Queued(Option<u8>, Vec<(i64, u64)>),
+    /// A release message.
+    Released,
+    /// So many listen.
+    Listening(u64),
+    /// The server goes away and comes back, the same or as another one.
+    Down,
+    Up(&'static str),
+    /// The server's clock is so far ahead of ours.
+    Ahead(i64),
+}
+
+fn apply(model: &mut Model, ms: u64, then: &Then) {
+    let steady = SteadyMillis(ms);
+    match then {
+        Then::Held(by, ttl) => read(model, "a", ms, held(*by, 1, *ttl)),
+        Then::Free => read(model, "a", ms, absent()),
+        Then::Queued(by, places) => {
+            let beside = queued(places);
+            let reading = match by {
+                None => Reading::Absent { beside },
+                Some(by) => match held(*by, 1, renewed_ttl(ms)) {
+                    Reading::Lock { hash, ttl, .. } => Reading::Lock { hash, ttl, beside },
+                    other => other,
+                },
+            };
+            read(model, "a", ms, reading);
+        }
+        Then::Released => release(model, "a", ms),
+        Then::Listening(count) => {
+            let counts = vec![(name("a"), *count)];
+            model.observe(MAIN, Observation::Subscribers { counts, at: at(ms), steady });
+        }
+        Then::Down => model.observe(MAIN, Observation::Down),
+        Then::Up(run) => {
+            let run_id = Some((*run).to_owned());
+            model.observe(MAIN, Observation::Up { at: at(ms), steady, run_id, cluster: false });
+        }
+        Then::Ahead(ahead_ms) => {
+            model.observe(MAIN, Observation::Clock { ahead_ms: *ahead_ms });
+        }
+    }
+    model.tick(at(ms));
+}
+
+fn problems(view: &LockView) -> Vec<(ProblemKind, Certainty)> {
+    view.problems.iter().map(|problem| (problem.problem, problem.certainty)).collect()
+}
+
+/// What is shown in the end; nothing once it is forgotten.
+fn play(steps: &[(u64, Then)]) -> Option<Arc<LockView>> {
+    let mut model = model();
+    for (ms, then) in steps {
+        apply(&mut model, *ms, then);
+    }
+    shown(&mut model, "a")
+}
+
+/// Renewed by a watchdog from 0 to 25 s, read each 5 s.
+fn renewed() -> Vec<(u64, Then)> {
+    (0..=25_000).step_by(5_000).map(|ms| (ms, Then::Held(1, renewed_ttl(ms)))).collect()
+}
+
+fn after(then: impl IntoIterator<Item = (u64, Then)>) -> Vec<(u64, Then)> {
+    renewed().into_iter().chain(then).collect()
+}
+
+/// Read once a second as its lease runs out after its last renewal at 20 s.
+fn running_out() -> Vec<(u64, Then)> {
+    after((26_000..50_000).step_by(1_000).map(|ms| (ms, Then::Held(1, Some(50_000 - ms)))))
+}
+
+fn gone_after(
+    steps: Vec<(u64, Then)>,
+    then: impl IntoIterator<Item = (u64, Then)>,
+) -> Vec<(u64, Then)> {
+    steps.into_iter().chain(then).collect()
+}
+
+#[test]
+fn each_is_found_and_cleared_as_it_should_be() {
+    use ProblemKind::{Expired, Orphan, RenewalOverdue, Starving};
+    let overdue = |ms| (ms, Then::Held(1, Some(50_000 - ms)));
+    let dead = || vec![(1, 500)];
+    let alive = || vec![(1, 900_000)];
+    let queue = |ms, by, places| (ms, Then::Queued(by, places));
+    let waits = |until: u64| {
+        let steps = (0..=until).step_by(2_000);
+        steps.map(|ms| queue(ms, Some(1), alive())).collect::<Vec<_>>()
+    };
+    let listened = |until: u64, freed: u64| {
+        let mut steps = Vec::new();
+        for ms in (0..=until).step_by(2_000) {
+            steps.push((ms, Then::Held(1, renewed_ttl(ms))));
+            steps.push((ms + 1, Then::Listening(1)));
+            if freed > 0 && ms > 0 && ms % freed == 0 {
+                steps.push((ms + 2, Then::Released));
+            }
+        }
+        steps
+    };
+    for (what, steps, expected) in [
+        ("a renewal on its way", after([overdue(36_000)]), vec![]),
+        ("a renewal overdue", after([overdue(38_000)]), vec![(RenewalOverdue, SURE)]),
+        (
+            "renewed after all",
+            after([overdue(38_000), (39_000, Then::Held(1, Some(30_000)))]),
+            vec![],
+        ),
+        (
+            "run out under its holder",
+            gone_after(running_out(), [(50_020, Then::Free)]),
+            vec![(Expired, SUSPECTED)],
+        ),
+        (
+            "run out and taken at once by another",
+            gone_after(running_out(), [(50_020, Then::Held(2, Some(29_990)))]),
+            vec![(Expired, SUSPECTED)],
+        ),
+        (
+            "told for an hour",
+            gone_after(running_out(), [(50_020, Then::Free), (3_640_000, Then::Free)]),
+            vec![(Expired, SUSPECTED)],
+        ),
+        (
+            "and no longer",
+            gone_after(running_out(), [(50_020, Then::Free), (3_660_000, Then::Free)]),
+            vec![],
+        ),
+        (
+            "released just before",
+            gone_after(running_out(), [(49_500, Then::Released), (49_600, Then::Free)]),
+            vec![],
+        ),
+        (
+            "released at its very end, told after it was read",
+            gone_after(
+                running_out(),
+                [(49_980, Then::Free), (49_985, Then::Released), (50_500, Then::Free)],
+            ),
+            vec![],
+        ),
+        ("gone early, unheard", after([overdue(30_000), (31_000, Then::Free)]), vec![]),
+        ("not watched to the end", after([overdue(40_000), (50_020, Then::Free)]), vec![]),
+        (
+            "lost in a restart",
+            gone_after(
+                running_out(),
+                [(49_100, Then::Down), (49_900, Then::Up("two")), (50_020, Then::Free)],
+            ),
+            vec![],
+        ),
+        (
+            "not read to the end",
+            gone_after(
+                running_out(),
+                [(49_100, Then::Down), (49_900, Then::Up("one")), (50_020, Then::Free)],
+            ),
+            vec![],
+        ),
+        (
+            "a fixed lease that ends",
+            (0..30_000)
+                .step_by(1_000)
+                .map(|ms| (ms, Then::Held(1, Some(30_000 - ms))))
+                .chain([(30_020, Then::Free)])
+                .collect(),
+            vec![],
+        ),
+        ("a queue for a minute", waits(60_000), vec![]),
+        ("a queue for longer", waits(62_000), vec![(Starving, SURE)]),
+        (
+            "a queue that moves",
+            (0..200_000_u64)
+                .step_by(2_000)
+                .map(|ms| {
+                    let first = i64::try_from(ms / 20_000).unwrap();
+                    queue(ms, Some(1), vec![(first, 900_000), (first + 1, 900_000)])
+                })
+                .collect(),
+            vec![],
+        ),
+        ("served in the end", gone_after(waits(62_000), [queue(63_000, Some(1), vec![])]), vec![]),
+        ("listened for behind one holder", listened(72_000, 0), vec![(Starving, SUSPECTED)]),
+        ("listened for behind a lock that is freed", listened(200_000, 20_000), vec![]),
+        (
+            "left alone by those who listened",
+            gone_after(
+                listened(72_000, 0),
+                [(73_000, Then::Listening(0)), (74_000, Then::Held(1, Some(26_000)))],
+            ),
+            vec![],
+        ),
+        (
+            "a dead queue for less than a minute",
+            vec![queue(1_000, None, dead()), queue(60_000, None, dead())],
+            vec![],
+        ),
+        (
+            "a dead queue",
+            vec![queue(1_000, None, dead()), queue(61_002, None, dead())],
+            vec![(Orphan, SURE)],
+        ),
+        (
+            "taken meanwhile",
+            vec![
+                queue(1_000, None, dead()),
+                queue(30_000, Some(2), vec![]),
+                queue(61_000, None, dead()),
+                queue(90_000, None, dead()),
+            ],
+            vec![],
+        ),
+        (
+            "cleared by the next to come",
+            vec![queue(1_000, None, dead()), queue(62_000, None, dead()), (63_000, Then::Free)],
+            vec![],
+        ),
+        (
+            "alive by the server's clock, a minute behind ours",
+            vec![
+                (0, Then::Ahead(-60_000)),
+                queue(70_000, None, vec![(1, 75_000)]),
+                queue(132_000, None, vec![(1, 75_000)]),
+            ],
+            // It waits, and nobody wakes it.
+            vec![(Starving, SURE)],
+        ),
+        (
+            "dead by the server's clock, a minute ahead",
+            vec![
+                (0, Then::Ahead(60_000)),
+                queue(20_000, None, vec![(1, 75_000)]),
+                queue(81_000, None, vec![(1, 75_000)]),
+            ],
+            vec![(Orphan, SURE)],
+        ),
+    ] {
+        let shown = play(&steps);
+        let shown = shown.as_deref().map(problems).unwrap_or_default();
+        assert_eq!(shown, expected, "{what}");
+    }
+}
+
+#[test]
+fn the_readings_asked_for_are_those_that_tell() {
+    let mut model = model();
+    let mut ms = 0;
+    let mut found = Vec::new();
+    // Renewed until 60 s; then its holder freezes. Each reading is made when the model asks for it.
+    while ms < 200_000 {
+        ms += 20;
+        for request in model.due(MAIN, at(ms), 10) {
+            assert_eq!(request.name, name("a"));
+            let renewed = ms.min(60_000) / 10_000 * 10_000;
+            let then = match (renewed + 30_000).checked_sub(ms) {
+                Some(left) if left > 0 => Then::Held(1, Some(left)),
+                _ => Then::Free,
+            };
+            apply(&mut model, ms, &then);
+        }
+        if ms == 1_000 {
+            apply(&mut model, ms, &Then::Held(1, Some(29_000)));
+        }
+        if let Some(view) = shown(&mut model, "a") {
+            for problem in problems(&view) {
+                if !found.iter().any(|(known, _)| *known == problem) {
+                    found.push((problem, ms));
+                }
+            }
+        }
+    }
+    let [(overdue, at_overdue), (expired, at_expired)] = found[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!(
+        (overdue.0, expired),
+        (ProblemKind::RenewalOverdue, (ProblemKind::Expired, SUSPECTED))
+    );
+    assert!((76_500..=79_500).contains(&at_overdue), "{at_overdue}");
+    assert!((90_000..=90_100).contains(&at_expired), "{at_expired}");
+}
+
+#[test]
+fn a_deadlock_is_told_once_each_wait_is_seen_after_the_newest_hold() {
+    let mut model = model();
+    let reads = |model: &mut Model, ms: u64, lock: &str, by: u8, waits: Option<i64>| {
+        let thread = |n: u8| HolderId::new(ClientId::from_random([9; 16]), i64::from(n));
+        let holders = vec![Holder { id: thread(by), count: 1 }];
+        let hash = LockHash { holders, ..Default::default() };
+        let places: Vec<_> = waits.into_iter().map(|n| (n, 900_000)).collect();
+        let reading =
+            Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), beside: queued(&places) };
+        read(model, lock, ms, reading);
+    };
+    let deadlocked = |model: &mut Model, lock: &str| {
+        let view = shown(model, lock).unwrap();
+        view.problems.iter().any(|problem| problem.problem == ProblemKind::Deadlock)
+    };
+    reads(&mut model, 0, "a", 1, Some(2));
+    reads(&mut model, 1_000, "b", 2, None);
+    model.tick(at(1_500));
+    assert!(!deadlocked(&mut model, "a"));
+    reads(&mut model, 2_000, "b", 2, Some(1));
+    model.tick(at(2_500));
+    assert!(!deadlocked(&mut model, "b"), "2 was seen to wait before it was seen to hold");
+    let due: Vec<_> = model.due(MAIN, at(2_600), 10).into_iter().map(|due| due.name).collect();
+    assert!(due.contains(&name("a")), "so it is looked at again at once: {due:?}");
+    reads(&mut model, 2_700, "a", 1, Some(2));
+    model.tick(at(3_500));
+    assert!(deadlocked(&mut model, "a") && deadlocked(&mut model, "b"));
+    // While the server is away nothing changes.
+    model.observe(MAIN, Observation::Down);
+    model.tick(at(4_500));
+    assert!(deadlocked(&mut model, "a"));
+    let up = Observation::Up {
+        at: at(5_000),
+        steady: SteadyMillis(5_000),
+        run_id: None,
+        cluster: false,
+    };
+    model.observe(MAIN, up);
+    reads(&mut model, 6_000, "a", 1, None);
+    reads(&mut model, 6_000, "b", 2, Some(1));
+    model.tick(at(6_500));
+    assert!(!deadlocked(&mut model, "a") && !deadlocked(&mut model, "b"));
+}
+
+#[test]
+fn readers_wait_for_nobody_that_is_gone() {
+    let mut model = model();
+    let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
+    let holders = vec![Holder { id: id(1), count: 1 }];
+    let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
+    let markers = vec![(id(1), observation::Marker::Missing)];
+    let beside = Beside { markers, ..Beside::default() };
+    read(&mut model, "a", 0, Reading::Lock { hash, ttl: Some(Duration::from_secs(9)), beside });
+    let view = shown(&mut model, "a").unwrap();
+    assert!(view.holders[0].zombie && view.state == State::Held && view.kind == "read");
+}
+
+#[test]
+fn a_queue_that_was_only_counted_is_dead_when_all_its_deadlines_have_passed() {
+    for (deadlines, passed, found) in [(2, 2, true), (2, 1, false), (0, 0, false)] {
+        let mut model = model();
+        for ms in [1_000, 62_000] {
+            let queue = Some(Queue { len: 2, front: Vec::new(), deadlines, passed });
+            let beside = Beside { queue, ..Beside::default() };
+            read(&mut model, "a", ms, Reading::Absent { beside });
+        }
+        let problems = problems(&shown(&mut model, "a").unwrap());
+        assert_eq!(!problems.is_empty(), found, "{deadlines} {passed}");
+    }
+}
+
+#[test]
+fn braces_that_part_a_lock_from_its_channel_matter_in_a_cluster_only() {
+    for cluster in [false, true] {
+        let mut model = model();
+        let up = Observation::Up { at: at(0), steady: SteadyMillis(0), run_id: None, cluster };
+        model.observe(MAIN, up);
+        read(&mut model, "a}b", 0, held(1, 1, Some(30_000)));
+        assert_eq!(!shown(&mut model, "a}b").unwrap().problems.is_empty(), cluster);
+    }
+}
+
+/// What a day of healthy locks looks like to a poll that is as slow as it may be.
+#[test]
+fn hours_of_health_raise_nothing() {
+    let mut model = model();
+    let shifts = [0, 137, 4_999];
+    for second in (0..4 * 3_600_u64).step_by(5) {
+        let ms = second * 1_000;
+        let mut see = |lock: &str, reading| read(&mut model, lock, ms, reading);
+        for shift in shifts {
+            // A watchdog's, taken anew each two minutes by another thread.
+            let by = u8::try_from(ms / 120_000 % 200).unwrap();
+            see(&format!("work:{shift}"), held(by, 1, renewed_ttl(ms + shift)));
+        }
+        // One thread that takes and frees the same lock all day.
+        see("hot", held(1, 1, Some(30_000 - ms % 7)));
+        // A throttle: a lease of a minute that is never released.
+        see("throttle", held(2, 1, Some(60_000 - ms % 60_000)));
+        // A long fixed lease.
+        see("batch", held(3, 1, Some(4 * 3_600_000 - ms + 1)));
+        release(&mut model, "work:0", ms / 120_000 * 120_000);
+        model.tick(at(ms));
+        for effect in model.take_effects() {
+            assert!(!matches!(effect.1, Effect::Detected(..)), "at {second} s: {effect:?}");
+        }
+    }
+}
+
+#[test]
+fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
+    let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
+    let marked = |left: &[(i64, observation::Marker)]| Beside {
+        markers: left.iter().map(|(n, marker)| (id(*n), *marker)).collect(),
+        ..Beside::default()
+    };
+    let readers = |model: &mut Model, ms| {
+        let holders = (1..=2).map(|n| Holder { id: id(n), count: 1 }).collect();
+        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
+        let beside = marked(&[(1, observation::Marker::Endless), (2, LEFT)]);
+        read(model, "a", ms, Reading::Lock { hash, ttl: Some(Duration::from_secs(30)), beside });
+    };
+    const LEFT: observation::Marker = observation::Marker::Left(Duration::from_secs(20));
+    const GONE: observation::Marker = observation::Marker::Missing;
+    let mut model = model();
+    let asked = |model: &mut Model, ms| {
+        model.hurry(MAIN, &name("a"));
+        model.due(MAIN, at(ms), 1).remove(0).known.readers
+    };
+    readers(&mut model, 0);
+    let absent = |left: &[(i64, observation::Marker)]| Reading::Absent { beside: marked(left) };
+    let endless = (1, observation::Marker::Endless);
+    read(&mut model, "a", 10_000, absent(&[endless, (2, LEFT)]));
+    assert_eq!(asked(&mut model, 20_000), [(id(1), 1), (id(2), 1)]);
+    read(&mut model, "a", 40_000, absent(&[endless, (2, GONE)]));
+    assert_eq!(asked(&mut model, 50_000), [(id(1), 1)], "one of them ended by itself");
+    read(&mut model, "a", 69_000, absent(&[endless]));
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
+    read(&mut model, "a", 71_000, absent(&[endless]));
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!(problems(&view), [(ProblemKind::Orphan, SURE)]);
+    assert!(view.problems[0].evidence[0].text.contains("markers that 1 of its readers left"));
+    read(&mut model, "a", 80_000, absent(&[(1, GONE)]));
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
+    assert_eq!(asked(&mut model, 90_000), []);
+    // Readers that release it take their markers with them.
+    readers(&mut model, 100_000);
+    release(&mut model, "a", 101_000);
+    read(&mut model, "a", 101_010, absent(&[(1, GONE), (2, GONE)]));
+    assert_eq!(asked(&mut model, 102_000), []);
+}

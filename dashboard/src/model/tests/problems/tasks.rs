@@ -1,0 +1,80 @@
+//! Tasks of agents' workers: each of their holds and waits has an id of its own, and only their agents tell whose it is.
+
+use redisson::ClientId;
+use redisson::shape::{Holder, LockHash};
+
+use super::*;
+use crate::model::observation::Queued;
+use crate::model::who::{Told, Who};
+
+fn id(agent: u8, number: i64) -> HolderId {
+    HolderId::new(ClientId::from_random([agent; 16]), number)
+}
+
+/// A fair lock that one has and another one waits for.
+fn contended(holder: HolderId, waiter: HolderId) -> Reading {
+    let hash = LockHash { holders: vec![Holder { id: holder, count: 1 }], ..LockHash::default() };
+    let front = vec![Queued { id: waiter, deadline: Some(900_000) }];
+    let queue = Some(Queue { len: 1, front, deadlines: 1, passed: 0 });
+    let beside = Beside { queue, ..Beside::default() };
+    Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), beside }
+}
+
+/// What is found of two locks, each held by a worker that waits for the other one, as their agents tell it: `waits` of the first
+/// one's wait.
+fn found(waits: Option<&Who>) -> Option<(Certainty, Vec<String>)> {
+    let task = |session: &str, pid| Who {
+        host: Some("web-1".into()),
+        pid: Some(pid),
+        session: Some(session.to_owned()),
+        owner: Some(0),
+        ..Who::default()
+    };
+    let mut model = model();
+    for ms in [1_000, 2_000, 3_000] {
+        read(&mut model, "a", ms, contended(id(1, 10), id(2, 21)));
+        read(&mut model, "b", ms, contended(id(2, 20), id(1, 11)));
+        let told = |lock: &str, id, who| (name(lock), id, Some(who));
+        let mut holders = vec![
+            told("a", id(1, 10), task("s-1", 17)),
+            told("a", id(2, 21), task("t-1", 18)),
+            told("b", id(2, 20), task("t-1", 18)),
+        ];
+        holders.extend(waits.cloned().map(|who| told("b", id(1, 11), who)));
+        let (at, steady) = (at(ms + 100), SteadyMillis(ms + 100));
+        let agents = [1, 2].map(|agent| (id(agent, 0).client, true)).to_vec();
+        model.observe(MAIN, Observation::Told(Told { agents, holders, at, steady }));
+        model.tick(at + Duration::from_millis(400));
+    }
+    let shows = |lock: &str, model: &mut Model| {
+        let view = shown(model, lock).unwrap();
+        let found = view.problems.iter().find(|p| p.problem == ProblemKind::Deadlock)?;
+        let evidence = found.evidence.iter().map(|evidence| evidence.text.clone()).collect();
+        Some((found.certainty, evidence))
+    };
+    let found = shows("a", &mut model);
+    assert_eq!(shows("b", &mut model), found);
+    found
+}
+
+#[test]
+fn workers_that_wait_for_one_another_are_known_by_what_their_agents_tell() {
+    let same = Who { session: Some("s-1".to_owned()), owner: Some(0), ..Who::default() };
+    let (certainty, evidence) = found(Some(&same)).unwrap();
+    assert_eq!((certainty, evidence.len()), (SURE, 2));
+    let words = "(process 18 on the host web-1) waits for a";
+    assert!(evidence.iter().any(|text| text.contains(words)), "{evidence:?}");
+    // A wait that ends by itself.
+    let limited = Who { until: Some(SteadyMillis(60_000)), ..same.clone() };
+    assert_eq!(found(Some(&limited)).unwrap().0, SUSPECTED);
+    // Another task of the same connection, another connection, one that takes several, or nothing told: no circle.
+    for other in [
+        Who { owner: Some(7), ..same.clone() },
+        Who { session: Some("s-2".to_owned()), ..same.clone() },
+        Who { owner: None, ..same.clone() },
+        Who { session: None, ..same },
+    ] {
+        assert_eq!(found(Some(&other)), None, "{other:?}");
+    }
+    assert_eq!(found(None), None);
+}

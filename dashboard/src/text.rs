@@ -1,0 +1,59 @@
+//! Text from Redis made safe to read.
+
+use redisson::LockName;
+use redisson::name::is_invisible;
+
+/// Returns a lock's name as pages show it: one line that hides nothing.
+#[must_use]
+pub fn shown_name(name: &LockName) -> String {
+    visible(name.as_bytes())
+}
+
+/// Returns any bytes as one line that hides nothing: as [`redisson::LockName`] displays itself, with blanks escaped where
+/// a reader could not see them.
+#[must_use]
+pub fn visible(bytes: &[u8]) -> String {
+    let mut shown = String::with_capacity(bytes.len());
+    let (start, end) = (bytes.trim_ascii_start(), bytes.trim_ascii_end());
+    let inner = bytes.len() - start.len()..end.len();
+    let mut at = 0;
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c == ' ' && !inner.contains(&at) {
+                shown.push_str("\\x20");
+            } else if c != ' ' && (c == '\\' || c.is_control() || is_invisible(c) || is_blank(c)) {
+                shown.extend(c.escape_default());
+            } else {
+                shown.push(c);
+            }
+            at += c.len_utf8();
+        }
+        for byte in chunk.invalid() {
+            shown.push_str(&format!("\\x{byte:02x}"));
+        }
+        at += chunk.invalid().len();
+    }
+    shown
+}
+
+/// Characters that look like a space or like nothing.
+fn is_blank(c: char) -> bool {
+    c.is_whitespace()
+        || matches!(c, '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{2800}' | '\u{3164}' | '\u{ffa0}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_look_like_displayed_names_with_blanks_escaped() {
+        for name in ["żółw\n\\".as_bytes(), b"\xff\x00", "\u{202e}x".as_bytes()] {
+            assert_eq!(visible(name), LockName::new(name).unwrap().to_string());
+        }
+        assert_eq!(visible(b" a  b "), "\\x20a  b\\x20");
+        assert_eq!(visible(b" "), "\\x20");
+        assert_eq!(visible("a\u{a0}\u{3000}".as_bytes()), "a\\u{a0}\\u{3000}");
+        assert_eq!(visible(b""), "");
+    }
+}
