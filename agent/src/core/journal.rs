@@ -8,7 +8,7 @@ use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::ops::OpId;
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Effect};
-use crate::journal::{HoldRecord, Record, SessionRecord, TraceRecord};
+use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 use crate::types::SessionId;
@@ -126,7 +126,7 @@ impl Core {
     ) {
         if self.journal.numbers.contains(&number) {
             let lock = name.clone();
-            self.journal_record(Record::Trace(TraceRecord { number, lock, kind, after }));
+            self.journal_record(Record::Orphan(OrphanRecord { number, lock, kind, after }));
         }
     }
 
@@ -167,17 +167,17 @@ impl Core {
             if let Some(kept_back) = &hold.kept_back {
                 let (number, kind, lock) = (hold.number, hold.kind, hold.name.clone());
                 let after = kept_back.until;
-                records.push(Record::Trace(TraceRecord { number, lock, kind, after }));
+                records.push(Record::Orphan(OrphanRecord { number, lock, kind, after }));
             }
         }
         let mut traces: Vec<_> = self.ops.values().flat_map(|op| op.purpose.records()).collect();
         traces.extend(self.waiters.values().map(|waiter| {
             let (number, kind, lock) = (waiter.number, waiter.kind, waiter.name.clone());
-            Record::Trace(TraceRecord { number, lock, kind, after: Moment::default() })
+            Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })
         }));
         let mut standing = HashSet::new();
         for record in traces {
-            let (Record::Trace(TraceRecord { number, .. })
+            let (Record::Orphan(OrphanRecord { number, .. })
             | Record::Hold(HoldRecord { number, .. })) = &record
             else {
                 continue;

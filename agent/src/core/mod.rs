@@ -47,7 +47,7 @@ pub use ops::{Failure, OpId};
 pub use red::RedSettings;
 pub use settings::Settings;
 
-use crate::metrics::Figures;
+use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::protocol::command::Command;
 use crate::types::{End, Number, Peer, SessionId, SessionKey};
@@ -97,7 +97,7 @@ pub struct Core {
     /// Owners whose MLOCK or MUNLOCK may take its next step.
     steps: VecDeque<session::Owner>,
     effects: VecDeque<Effect>,
-    figures: Arc<Figures>,
+    figures: Arc<Metrics>,
     draining: bool,
     /// Too few replicas had the latest grant, or were there for the latest attempt.
     short_of_replicas: bool,
@@ -115,7 +115,7 @@ impl Core {
         settings: Settings,
         client: ClientId,
         first_number: Number,
-        figures: Arc<Figures>,
+        figures: Arc<Metrics>,
         now: Moment,
     ) -> Self {
         Self {

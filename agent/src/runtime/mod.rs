@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use prometheus::Registry;
 use redisson::{ClientId, Moment, keys};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -23,8 +22,8 @@ use tokio::time::Instant;
 
 use crate::core::{Core, Effect, Lane, Node, Settings};
 use crate::core::{Input, PIPELINE};
-use crate::journal::{self, Past, Writer};
-use crate::metrics::{Figures, Oldest};
+use crate::journal::{self, Restored, Writer};
+use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::protocol::resp::Outgoing;
 use crate::types::Number;
@@ -32,7 +31,7 @@ use crate::types::{SessionId, Status};
 use confirmed_calls::Replicas;
 use heartbeat::Heartbeat;
 use redis_node::{FromRedis, Outcome, Reply};
-pub use servers::{Main, ServersStart};
+pub use servers::{Backend, ServersStart};
 use servers::{News, Servers};
 
 /// How many messages of workers may wait for the core.
@@ -58,7 +57,7 @@ pub struct Start {
     /// How long holders have to finish once the agent drains.
     pub drain_timeout: Duration,
     /// The journal of sessions with grace, and what an earlier run has left there; or why there is none.
-    pub journal: Result<(journal::File, Past), String>,
+    pub journal: Result<(journal::File, Restored), String>,
     /// Who may take which locks; without one everybody may take all.
     pub policy: Option<Policy>,
     /// Within which time the service manager wants a sign of life, if at all.
@@ -103,7 +102,7 @@ impl Handle {
 }
 
 /// Starts the core's task on this runtime. Its connections to Redis belong to `stage`, which must outlive it.
-pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
+pub fn start(start: Start, figures: Arc<Metrics>, stage: &Shutdown) -> Handle {
     let (inbox, from_sessions) = mpsc::channel(INBOX);
     let (drain, drained) = oneshot::channel();
     let (status_sender, status) = watch::channel(Status::default());
@@ -147,14 +146,6 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
     Handle { inbox, drain: Some(drain), status, done }
 }
 
-/// Registers the figures with those that are only known at a scrape.
-///
-/// # Errors
-/// When the registry already has one of that name.
-pub fn register_oldest(figures: &Arc<Figures>, registry: &Registry) -> prometheus::Result<()> {
-    registry.register(Box::new(Oldest(Arc::clone(figures))))
-}
-
 fn now() -> Moment {
     Moment::from_micros(service_kit::clock::boot_micros())
 }
@@ -176,7 +167,7 @@ struct Runtime {
     news: News,
     /// Whether the main one answers, and what else there is to say of it, if that has changed.
     redis_state: Option<(bool, String)>,
-    figures: Arc<Figures>,
+    figures: Arc<Metrics>,
     outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
     status: watch::Sender<Status>,
     drain_timeout: Duration,

@@ -22,7 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::confirmed_calls::Answer;
 use super::redis_node::{FromRedis, Manner, Outcome, RedisNode, settled};
 use crate::core::{Lane, OpId};
-use crate::metrics::Figures;
+use crate::metrics::Metrics;
 
 /// How often one script is led on before it counts as not sent: nodes that differ may send it round in circles.
 const HOPS: usize = 4;
@@ -82,7 +82,7 @@ struct News {
     manner: Manner,
     /// How releases are to be published, where the servers can.
     wished: Publish,
-    figures: Arc<Figures>,
+    figures: Arc<Metrics>,
     stage: Shutdown,
 }
 
@@ -92,7 +92,7 @@ impl RedisCluster {
         manner: Manner,
         cluster: Cluster,
         wished: Publish,
-        figures: &Arc<Figures>,
+        figures: &Arc<Metrics>,
         stage: &Shutdown,
     ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
         let state = cluster.state();

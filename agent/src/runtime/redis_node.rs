@@ -23,7 +23,7 @@ use tracing::field::Empty;
 
 use super::confirmed_calls::{self, Answer, Grants, Replicas};
 use crate::core::{Confirmed, Failure, Lane, OpId};
-use crate::metrics::{self, Figures};
+use crate::metrics::{self, Metrics};
 use crate::types::Number;
 
 /// How often to look whether a living connection still leads to the same Redis with the same clock.
@@ -80,7 +80,7 @@ pub(super) struct RedisNode {
     grants: Option<Grants>,
     subscriber: Subscriber,
     node: String,
-    figures: Arc<Figures>,
+    figures: Arc<Metrics>,
 }
 
 /// What comes from it unasked.
@@ -92,7 +92,7 @@ struct News {
     heard: VecDeque<PubSubEvent>,
     forced: Vec<u8>,
     node: String,
-    figures: Arc<Figures>,
+    figures: Arc<Metrics>,
     connections: u64,
     evicts: Option<bool>,
     /// Which server is the master, where one is followed.
@@ -122,7 +122,7 @@ impl RedisNode {
     pub(super) fn start(
         manner: Manner,
         aim: &Aim,
-        figures: &Arc<Figures>,
+        figures: &Arc<Metrics>,
         stage: &Shutdown,
     ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
         let timeout = manner.response_timeout;

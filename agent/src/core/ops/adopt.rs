@@ -16,7 +16,7 @@ use crate::core::ops::Purpose;
 use crate::core::session::event::Event;
 use crate::core::session::{Owner, Session};
 use crate::core::side::Side;
-use crate::journal::{HoldRecord, Past, PastSession, Record, TraceRecord};
+use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
 use crate::types::End;
 use crate::types::SessionId;
 
@@ -27,7 +27,7 @@ impl Purpose {
     /// What it is about, as the journal would tell a successor.
     pub(in crate::core) fn records(&self) -> Vec<Record> {
         let trace = |number, lock: &redisson::LockName, kind, after| {
-            Record::Trace(TraceRecord { number, lock: lock.clone(), kind, after })
+            Record::Orphan(OrphanRecord { number, lock: lock.clone(), kind, after })
         };
         let now = Moment::default();
         match self {
@@ -57,7 +57,7 @@ impl Purpose {
 impl Core {
     /// Goes on with what an earlier run has left: its sessions wait to be resumed, its holds are verified, what is
     /// nobody's is removed.
-    pub fn restore(&mut self, now: Moment, past: Past) {
+    pub fn restore(&mut self, now: Moment, past: Restored) {
         self.advance_clock(now);
         let lease = self.settings.lease;
         let mut batches = Batches::new(self.settings.slots);
@@ -73,7 +73,7 @@ impl Core {
         for (reads, holds) in batches.rest() {
             self.send(Purpose::Adopt { reads, holds }, give_up);
         }
-        for (number, TraceRecord { lock: name, kind, after, .. }) in past.traces {
+        for (number, OrphanRecord { lock: name, kind, after, .. }) in past.orphans {
             self.journal.knows([number]);
             *self.leaving_mut(&name, kind) += 1;
             // An explicit lease may have been longer; then the next waiter finds what is left of it.
@@ -85,8 +85,8 @@ impl Core {
     }
 
     /// Takes one session in again. Gives those of its holds that Redis is to be asked about.
-    fn restore_session(&mut self, id: SessionId, past: PastSession) -> Vec<HoldRecord> {
-        let PastSession { record, away_since, holds } = past;
+    fn restore_session(&mut self, id: SessionId, past: RestoredSession) -> Vec<HoldRecord> {
+        let RestoredSession { record, away_since, holds } = past;
         let since = away_since.map_or(self.now, |since| since.min(self.now));
         let time = Duration::from_millis(record.grace_ms);
         let session = Session::new(record.session, record.peer, record.secret, self.now);

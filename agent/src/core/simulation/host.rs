@@ -13,7 +13,7 @@ use super::grace::Disk;
 use super::link::Link;
 use super::worker::Session;
 use crate::core::{Core, Failure, OpId, Settings, tests::settings};
-use crate::metrics::Figures;
+use crate::metrics::Metrics;
 use crate::protocol::command::Command;
 use crate::types::Number;
 use crate::types::SessionId;
@@ -65,7 +65,7 @@ pub(super) struct Stall {
 
 pub(super) struct Host {
     pub(super) core: Core,
-    pub(super) figures: Arc<Figures>,
+    pub(super) figures: Arc<Metrics>,
     pub(super) settings: Settings,
     pub(super) client: ClientId,
     /// Grows when the agent is killed and started again.
@@ -218,7 +218,7 @@ impl Host {
     }
 }
 
-fn figures() -> Arc<Figures> {
-    let made = Figures::new(Grouping::new(vec![], 50), &Registry::new());
+fn figures() -> Arc<Metrics> {
+    let made = Metrics::new(Grouping::new(vec![], 50), &Registry::new());
     Arc::new(made.expect("an empty registry takes every figure"))
 }

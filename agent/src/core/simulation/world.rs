@@ -19,7 +19,7 @@ use super::redis::Redis;
 use crate::core::{
     Confirmed, Core, Effect, Failure, Lane, Node, OpId, RedSettings, Settings, tests::settings,
 };
-use crate::metrics::Figures;
+use crate::metrics::Metrics;
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
@@ -481,7 +481,7 @@ impl World {
 
 impl Agent {
     fn new(index: u8, settings: &Settings) -> Self {
-        let made = Figures::new(Grouping::new(vec![], 50), &Registry::new());
+        let made = Metrics::new(Grouping::new(vec![], 50), &Registry::new());
         let figures = Arc::new(made.expect("an empty registry takes every figure"));
         let client = ClientId::from_random([index + 1; 16]);
         let now = Moment::from_micros(1_000_000);

@@ -98,7 +98,7 @@ fn grace_counts_towards_it_and_the_journal_knows() {
     // What is written anew says the same.
     let records = world.core.journal_records();
     assert_eq!(records.len(), 1, "{records:?}");
-    let noted: Vec<_> = world.past.traces.values().map(|trace| trace.after).collect();
+    let noted: Vec<_> = world.past.orphans.values().map(|trace| trace.after).collect();
     assert_eq!(noted, [world.now + Duration::from_secs(30)]);
     world.pass(Duration::from_secs(30) + MOMENT);
     assert!(world.holders("x").is_empty());

@@ -9,8 +9,8 @@ use redisson::script::{Call, Value};
 use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
 use crate::core::{Confirmed, Core, Effect, Failure, Lane, Node, OpId, Settings, tests::settings};
-use crate::journal::{Past, Record};
-use crate::metrics::Figures;
+use crate::journal::{Record, Restored};
+use crate::metrics::Metrics;
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{Peer, SessionId};
@@ -97,7 +97,7 @@ pub(super) struct World {
     /// Where fenced locks count their tokens stands something else.
     pub(super) spoilt_counters: bool,
     /// What the journal's records amount to.
-    pub(super) past: Past,
+    pub(super) past: Restored,
     pub(super) disk: Disk,
     /// How many records there have been, the slow disk's among them.
     records: u64,
@@ -131,7 +131,7 @@ pub(super) fn lock_command(lock: &str) -> LockRequest {
 fn core(run: i64, now: Moment, min_replicas: u32) -> Core {
     let lease = Lease::new(LEASE).unwrap();
     let settings = Settings { lease, min_replicas, ..settings::settings() };
-    let figures = Figures::new(Grouping::new(vec![], 50), &Registry::new()).unwrap();
+    let figures = Metrics::new(Grouping::new(vec![], 50), &Registry::new()).unwrap();
     let client = ClientId::from_random([9; 16]);
     Core::new(settings, client, run << 30, Arc::new(figures), now)
 }
@@ -156,7 +156,7 @@ impl World {
             served: Vec::new(),
             others: 0,
             spoilt_counters: false,
-            past: Past::default(),
+            past: Restored::default(),
             disk: Disk::Good,
             records: 0,
             slow: Vec::new(),
