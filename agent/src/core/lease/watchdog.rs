@@ -197,7 +197,7 @@ impl Core {
             self.effects.report(Report::Renewals {
                 group: Arc::clone(&group),
                 outcome: "renewed",
-                count: count,
+                count,
             });
         }
     }
