@@ -171,7 +171,8 @@ impl Core {
                 records.push(Record::Orphan(OrphanRecord { number, lock, kind, after }));
             }
         }
-        let mut traces: Vec<_> = self.ops.values().flat_map(|op| op.purpose.records()).collect();
+        let mut traces: Vec<_> =
+            self.ops.values().flat_map(|op| op.verb.operation().records()).collect();
         traces.extend(self.waiters.values().map(|waiter| {
             let (number, kind, lock) = (waiter.number, waiter.kind, waiter.name.clone());
             Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })

@@ -52,7 +52,7 @@ use effect::Effects;
 use lease::hold::Hold;
 use lock::state::LockState;
 use lock::waiter::{Left, Waiter};
-use ops::{Op, Purpose};
+use ops::Op;
 use session::Session;
 use timer::{Timer, Timers};
 
@@ -175,8 +175,7 @@ impl Core {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let left = self.graced.iter().filter_map(|id| self.sessions.get(id));
-        let renews = |op: &Op| matches!(op.purpose, Purpose::Renew { .. } | Purpose::Adopt { .. });
-        let spared = |op: &Op| renews(op) || !self.is_waited_for(op);
+        let spared = |op: &Op| op.verb.operation().may_be_abandoned(self);
         self.waiters.is_empty()
             && self.holds.len() == left.map(|session| session.holds.len()).sum::<usize>()
             && self.ops.values().all(spared)

@@ -10,7 +10,6 @@ use tracing::field::Empty;
 use crate::core::Core;
 use crate::core::lease::hold::Hold;
 use crate::core::lock::waiter::{Waiter, WaiterId};
-use crate::core::ops::{Change, Purpose};
 use crate::core::session::Owner;
 use crate::protocol::command::LockRequest;
 use crate::types::End;
@@ -118,30 +117,10 @@ impl Core {
         }
     }
 
-    /// What a script is a part of.
-    pub(in crate::core) fn place_of(&self, purpose: &Purpose) -> TraceParent {
-        if !trace::is_on() {
-            return TraceParent::default();
-        }
-        match purpose {
-            Purpose::Acquire(attempt) | Purpose::HandOver { to: attempt, .. } => {
-                let waiter = self.waiters.get(&attempt.waiter);
-                waiter.map_or_else(TraceParent::default, |waiter| TraceParent::of(&waiter.span))
-            }
-            Purpose::Keep(asked, Change::Reenter(_)) => TraceParent::of(&asked.span),
-            Purpose::Keep(asked, _) => {
-                let hold = self.holds.get(&asked.number);
-                hold.map_or_else(TraceParent::default, |hold| TraceParent::of(&hold.span))
-            }
-            Purpose::Renew { span, .. } => TraceParent::of(span),
-            Purpose::Release(ending) => ending.place.clone(),
-            Purpose::Red(ask) => self.place_of_ask(ask),
-            Purpose::Undo { .. }
-            | Purpose::Adopt { .. }
-            | Purpose::Show { .. }
-            | Purpose::Look { .. }
-            | Purpose::Force(_) => TraceParent::default(),
-        }
+    /// Returns the span of a hold as a parent.
+    pub(in crate::core) fn hold_parent(&self, number: Number) -> TraceParent {
+        let hold = self.holds.get(&number);
+        hold.map_or_else(TraceParent::default, |hold| TraceParent::of(&hold.span))
     }
 
     /// The process behind an owner, where the kernel tells.

@@ -1,35 +1,20 @@
 //! The watchdog: renewals, jeopardy, loss.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::script::{Kept, MAX_BATCH};
+use redisson::script::MAX_BATCH;
 use redisson::{Kind, LockName, Moment};
-use tracing::Span;
 
 use crate::core::lease::hold::{Hold, LeaseMode};
-use crate::core::lease::update::lost_end;
-use crate::core::ops::{Op, Purpose, Renewal};
+use crate::core::ops::renew::Renewal;
+
 use crate::core::session::event::Event;
 use crate::core::timer::Timer;
-use crate::core::{Core, Node, spans};
+use crate::core::{Core, Node};
 use crate::core::{LogLine, Report};
 use crate::types::End;
 use crate::types::Number;
-
-/// How many holds of each group: those of one batch are of few.
-#[derive(Default)]
-struct Tally(Vec<(Arc<str>, u64)>);
-
-impl Tally {
-    fn add(&mut self, group: &Arc<str>) {
-        match self.0.iter_mut().find(|(known, _)| Arc::ptr_eq(known, group)) {
-            Some((_, count)) => *count += 1,
-            None => self.0.push((Arc::clone(group), 1)),
-        }
-    }
-}
 
 /// Holds that one script may renew together: read holds have markers to be renewed, by a script of their own, and where
 /// keys have slots those of a script share theirs.
@@ -145,63 +130,6 @@ impl Core {
         self.renew_red(&red);
     }
 
-    fn send_renewals(&mut self, reads: bool, holds: Vec<Renewal>) {
-        let span = spans::renewal(holds.len());
-        self.send(Purpose::Renew { reads, holds, span }, Duration::ZERO);
-    }
-
-    /// Redis answered a batch of renewals.
-    pub(in crate::core) fn renewed(
-        &mut self,
-        op: &Op,
-        holds: &[Renewal],
-        kept: &[Kept],
-        span: &Span,
-    ) {
-        let now = self.now;
-        let lease = self.settings.lease;
-        self.effects.report(Report::RenewalRoundTrip(now.since(op.sent)));
-        let mut renewed = Tally::default();
-        let gone = kept.iter().filter(|kept| lost_end(**kept).is_some()).count();
-        span.record("lock.gone", gone);
-        span.record("lock.renewed", kept.len() - gone);
-        for (Renewal { name, number, count, .. }, kept) in holds.iter().zip(kept) {
-            let jitter = self.jitter();
-            // A hold that ended meanwhile is no business of a renewal any more.
-            let Some(hold) = self.holds.get_mut(number) else { continue };
-            hold.renewing = false;
-            hold.failures = 0;
-            if let Some(end) = lost_end(*kept) {
-                self.effects.report(Report::Renewals {
-                    group: Arc::clone(&hold.group),
-                    outcome: "gone",
-                    count: 1,
-                });
-                self.lose(*number, end);
-                continue;
-            }
-            renewed.add(&hold.group);
-            self.effects.report(Report::RenewalMargin(hold.valid_until.since(now)));
-            if hold.mode == LeaseMode::Renewed {
-                hold.valid_until = hold.valid_until.max(lease.valid_until(op.sent));
-                // This renewal may have overtaken a change of the count: then it is put right at once.
-                hold.renew_at =
-                    if hold.count == *count { lease.renew_at(op.sent, jitter) } else { now };
-                let (owner, kind, valid) = (hold.owner, hold.kind, hold.valid_ms(now));
-                self.clear_jeopardy(*number);
-                self.notify(owner, name, kind, &Event::Valid(valid));
-            }
-            self.arm(*number);
-        }
-        for (group, count) in renewed.0 {
-            self.effects.report(Report::Renewals {
-                group: Arc::clone(&group),
-                outcome: "renewed",
-                count,
-            });
-        }
-    }
-
     /// A hold that was in jeopardy and is valid for long enough again is safe.
     pub(in crate::core) fn clear_jeopardy(&mut self, number: Number) {
         let lease = self.settings.lease;
@@ -214,33 +142,6 @@ impl Core {
             let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
             self.gauges.jeopardy_holds -= 1;
             self.notify(owner, &name, kind, &Event::Safe);
-        }
-    }
-
-    /// A batch of renewals brought no answer: each is tried again, to the end of its hold.
-    pub(in crate::core) fn renewal_failed(&mut self, holds: &[Renewal], pause: Duration) {
-        let now = self.now;
-        for Renewal { name, number, .. } in holds {
-            let group = self.group_label(name);
-            let Some(hold) = self.holds.get_mut(number) else {
-                self.poll_queue(name);
-                continue;
-            };
-            hold.renewing = false;
-            hold.failures = hold.failures.saturating_add(1);
-            hold.note_failed_renewal();
-            let failures = hold.failures;
-            self.effects.report(Report::Renewals {
-                group: Arc::clone(&group),
-                outcome: "error",
-                count: 1,
-            });
-            // The op's own pause is for its first failure; a hold whose renewals go on failing slows down.
-            let pause = if failures == 1 { pause } else { self.pause(failures) };
-            if let Some(hold) = self.holds.get_mut(number) {
-                hold.renew_at = now + pause;
-            }
-            self.arm(*number);
         }
     }
 

@@ -6,7 +6,8 @@
 use redisson::{HolderId, Kind, LockName, Moment, keys};
 
 use crate::core::lock::waiter::{Waiter, WaiterId};
-use crate::core::ops::{Attempt, FAIR_WAIT, OpId};
+use crate::core::ops::acquire::Attempt;
+use crate::core::ops::{FAIR_WAIT, OpId};
 use crate::core::timer::Timer;
 use crate::core::{Core, Effect, Node};
 use crate::types::Number;

@@ -16,7 +16,8 @@ use tracing::Span;
 use crate::core::Core;
 use crate::core::Report;
 use crate::core::lease::hold::{Hold, LeaseMode, millis};
-use crate::core::ops::{Asked, Change};
+use crate::core::ops::update::Change;
+use crate::core::ops::update::HoldUpdate;
 use crate::core::session::reply::{Grant, Reply};
 use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
@@ -355,10 +356,9 @@ impl Core {
             {
                 multi.members[index] = Member::Leasing(grant.clone());
             }
-            self.keep(
-                Asked { name, kind, number, count, owner, slot, span: Span::none() },
-                Change::Extend(lease),
-            );
+            let change = Change::Extend(lease);
+            let span = Span::none();
+            self.update_hold(HoldUpdate { name, kind, number, change, count, owner, slot, span });
         }
         self.steps.push_back(owner);
     }

@@ -2,14 +2,21 @@
 
 use std::time::Duration;
 
-use redisson::script::{HandedOver, Released};
 use redisson::{Family, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
 
 use crate::core::lease::hold::Hold;
 use crate::core::lock::state::Contest;
-use crate::core::ops::{Asked, Attempt, Change, Op, OpId, Purpose};
+use crate::core::ops::OpId;
+use crate::core::ops::acquire::Attempt;
+use crate::core::ops::hand_over::HandOver;
+use crate::core::ops::operation::Verb;
+use crate::core::ops::release::Ending;
+use crate::core::ops::release::Release;
+use crate::core::ops::undo::Undo;
+use crate::core::ops::update::Change;
+use crate::core::ops::update::HoldUpdate;
 use crate::core::session::event::Event;
 use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
@@ -25,23 +32,6 @@ use crate::types::Number;
 const ALWAYS_RELEASE_AFTER: Duration = Duration::from_secs(1);
 /// After a true release for others we leave the lock alone for three round trips, within these bounds.
 const STAND_BACK: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
-
-/// A hold that has ended for its owner and is on its way out of Redis.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct Ending {
-    pub(in crate::core) name: LockName,
-    pub(in crate::core) kind: Kind,
-    pub(in crate::core) number: Number,
-    pub(in crate::core) end: End,
-    /// Who waits to hear that it is done.
-    pub(in crate::core) slot: Option<Slot>,
-    /// Until when a release that finds nothing was surely a release.
-    pub(in crate::core) valid_until: Moment,
-    /// The longest lease that Redis may still keep it for.
-    pub(in crate::core) longest: Lease,
-    /// The hold's place in its trace.
-    pub(in crate::core) place: TraceParent,
-}
 
 impl Core {
     pub(in crate::core) fn unlock(&mut self, slot: Slot, request: &HoldRequest) {
@@ -61,7 +51,7 @@ impl Core {
         }
         // One hold less from now on, whatever Redis says: the next renewal repairs a count that drifted.
         hold.count -= 1;
-        let asked = Asked {
+        let update = HoldUpdate {
             name: hold.name.clone(),
             kind: hold.kind,
             number,
@@ -69,8 +59,9 @@ impl Core {
             owner: hold.owner,
             slot,
             span: Span::none(),
+            change: Change::Partial,
         };
-        self.keep(asked, Change::Partial);
+        self.update_hold(update);
     }
 
     /// The hold that UNLOCK or EXTEND is about, or why there is none.
@@ -163,7 +154,7 @@ impl Core {
         }
         self.link_to_predecessor(next.waiter, ending.number, &ending.place);
         let give_up = self.worth_repeating(ending.longest.max(next.lease));
-        let id = self.send(Purpose::HandOver { from: ending, to: next }, give_up);
+        let id = self.send(Verb::HandOver(HandOver { from: ending, to: next }), give_up);
         if let Some(state) = self.locks.get_mut(&name) {
             state.contest = Contest::Asking(id);
         }
@@ -179,12 +170,12 @@ impl Core {
     }
 
     /// What the owner of a hold asks about it, and is not to be asked of Redis any more.
-    pub(in crate::core) fn take_question(&mut self, id: OpId) -> Option<Asked> {
-        if let Some(asked) = self.take_keep_ballot(id) {
+    pub(in crate::core) fn take_question(&mut self, id: OpId) -> Option<HoldUpdate> {
+        if let Some(asked) = self.take_update_quorum(id) {
             return Some(asked);
         }
-        match self.take_op(id)?.purpose {
-            Purpose::Keep(asked, _) => Some(asked),
+        match self.take_op(id)?.verb {
+            Verb::Update(update) => Some(update),
             _ => None,
         }
     }
@@ -231,7 +222,7 @@ impl Core {
     }
 
     /// Releases in Redis what has ended here.
-    fn release(&mut self, ending: Ending) {
+    pub(in crate::core) fn release(&mut self, ending: Ending) {
         self.release_after(self.now, ending);
     }
 
@@ -242,7 +233,7 @@ impl Core {
         }
         let give_up = at.since(self.now) + self.worth_repeating(ending.longest);
         *self.leaving_mut(&ending.name, ending.kind) += 1;
-        self.send_at(at, Purpose::Release(ending), give_up);
+        self.send_at(at, Verb::Release(Release(ending)), give_up);
     }
 
     /// Removes a number that nobody holds.
@@ -260,7 +251,7 @@ impl Core {
             Kind::Fair => Duration::MAX,
             _ => self.worth_repeating(lease),
         };
-        self.send(Purpose::Undo { name: name.clone(), kind, number }, give_up);
+        self.send(Verb::Undo(Undo { name: name.clone(), kind, number }), give_up);
     }
 
     pub(in crate::core) fn leaving_mut(&mut self, name: &LockName, kind: Kind) -> &mut u32 {
@@ -277,104 +268,6 @@ impl Core {
             self.wake(name);
         }
         self.poll_queue(name);
-    }
-
-    pub(in crate::core) fn undone(
-        &mut self,
-        name: &LockName,
-        kind: Kind,
-        number: Number,
-        released: Released,
-    ) {
-        if released == Released::Released {
-            self.effects.report(Report::OutcomeKnown("undone_late"));
-        }
-        self.on_released(name, kind, number);
-    }
-
-    /// Redis answered a release.
-    pub(in crate::core) fn released(
-        &mut self,
-        ending: &Ending,
-        may_have_run: bool,
-        released: Released,
-    ) {
-        let end = match released {
-            Released::Released => None,
-            // An earlier copy of it may be what removed the hold; while it was valid nothing else can have.
-            _ if may_have_run && self.now < ending.valid_until => None,
-            Released::Missing | Released::WrongType => Some(End::Missing),
-            Released::Stolen => Some(End::Stolen),
-        };
-        self.confirm(ending, end);
-        self.on_released(&ending.name, ending.kind, ending.number);
-    }
-
-    /// Tells who waits for it that the hold has ended, or that it had been lost before.
-    pub(in crate::core) fn confirm(&mut self, ending: &Ending, lost: Option<End>) {
-        let reply = match lost {
-            // An explicit lease or a lost hold was to end anyway.
-            Some(end) if !ending.end.is_loss() && ending.end != End::Expired => {
-                let group = self.group_label(&ending.name);
-                self.effects.report(Report::Lost { group, end });
-                Self::lost(&ending.name, end)
-            }
-            _ => Frame::Int(0),
-        };
-        if let Some(slot) = ending.slot {
-            self.answer(slot, reply);
-        }
-    }
-
-    /// Redis answered a hand-over.
-    pub(in crate::core) fn handed_over(
-        &mut self,
-        id: OpId,
-        op: &Op,
-        from: &Ending,
-        to: &Attempt,
-        passed: HandedOver,
-    ) {
-        let name = from.name.clone();
-        self.journal_gone(from.number);
-        self.clear_attempt(to, id);
-        let lost = match passed {
-            HandedOver::Passed { subscribers, token } => {
-                // In a cluster a node knows of its own subscribers only, and others may listen at any.
-                let subscribers = subscribers.filter(|_| !self.settings.slots);
-                if let Some(state) = self.locks.get_mut(&name) {
-                    let ours = u64::from(state.listening.is_some());
-                    state.handovers += 1;
-                    state.others = subscribers.map(|n| n > ours);
-                    state.trouble = None;
-                }
-                let group = self.group_label(&name);
-                self.effects.report(Report::HandOver { group });
-                self.confirm(from, None);
-                match self.replica_shortfall(op) {
-                    Some(why) => self.withdraw(to, token, &why),
-                    None => self.on_lock_obtained(to, op.sent, token),
-                }
-                return self.poll_queue(&name);
-            }
-            _ if op.may_have_run && self.now < from.valid_until => None,
-            HandedOver::Missing | HandedOver::WrongType => Some(End::Missing),
-            HandedOver::Stolen => Some(End::Stolen),
-        };
-        self.confirm(from, lost);
-        self.poll_queue(&name);
-    }
-
-    /// Redis would not take the new holder: the old one is released instead.
-    pub(in crate::core) fn hand_over_refused(&mut self, id: OpId, op: Op) {
-        let Purpose::HandOver { from, to } = op.purpose else { return };
-        self.clear_attempt(&to, id);
-        if op.may_have_run {
-            // An earlier copy may have passed it on after all.
-            self.renumber(to.waiter);
-            self.undo(&to.name, to.kind, to.number, to.lease);
-        }
-        self.release(from);
     }
 
     /// A hold is lost: its owner is told, and Redis is rid of it where it may still have it.

@@ -8,7 +8,9 @@ use crate::core::Report;
 use crate::core::lease::hold::millis;
 use crate::core::lock::fair::Place;
 use crate::core::lock::state::Contest;
-use crate::core::ops::{Attempt, Op, OpId, Purpose};
+use crate::core::ops::acquire::Attempt;
+use crate::core::ops::operation::Verb;
+use crate::core::ops::{Op, OpId};
 use crate::core::session::{Owner, Slot};
 use crate::core::timer::Timer;
 use crate::core::{Core, spans};
@@ -246,8 +248,7 @@ impl Core {
         if self.ops.get(&id).is_none_or(Op::is_on_its_way) {
             return;
         }
-        let Some(Op { purpose: Purpose::Acquire(attempt), may_have_run, .. }) = self.take_op(id)
-        else {
+        let Some(Op { verb: Verb::Acquire(attempt), may_have_run, .. }) = self.take_op(id) else {
             return;
         };
         self.clear_attempt(&attempt, id);

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, Call, Forced, Publish, Seen, Shown};
+use redisson::script::{self, BadReply, Call, Forced, Publish, Seen, Shown, Value};
+
 use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
+use super::operation::{Operation, Silence, Verb};
+use super::{Failure, Op, OpId, no_answer};
 use crate::core::lease::hold::millis;
-use crate::core::ops::Purpose;
 use crate::core::session::Slot;
 use crate::core::session::event::Event;
 use crate::core::{Core, Effect};
@@ -29,9 +31,60 @@ pub(in crate::core) struct Force {
     pub(in crate::core) shown: Box<Shown>,
 }
 
-impl Force {
-    pub(in crate::core) fn call(&self, publish: Publish) -> Call {
-        seen_now(&self.name, &self.shown, publish)
+/// A look at a lock that an operator wants released.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Look {
+    name: LockName,
+    slot: Slot,
+    /// The only holder to release it from, if one is named.
+    holder: Option<Vec<u8>>,
+}
+
+impl Operation for Look {
+    fn call(&self, _: &Core) -> Call {
+        script::show(&self.name)
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
+        let shown = script::parse_show(reply)?;
+        core.looked(self.slot, &self.name, self.holder.as_deref(), &shown);
+        Ok(())
+    }
+
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        core.retry_unless_refused(id, failure, pause, self.slot, &self.name);
+    }
+
+    fn is_awaited(&self) -> bool {
+        true
+    }
+
+    fn silence(&mut self) -> Option<Silence> {
+        Some(no_answer(self.slot, &self.name))
+    }
+}
+
+impl Operation for Force {
+    fn call(&self, core: &Core) -> Call {
+        seen_now(&self.name, &self.shown, core.settings.publish)
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
+        let forced = script::parse_forced(reply)?;
+        core.force_answered(self, op.may_have_run, forced);
+        Ok(())
+    }
+
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        core.retry_unless_refused(id, failure, pause, self.slot, &self.name);
+    }
+
+    fn is_awaited(&self) -> bool {
+        true
+    }
+
+    fn silence(&mut self) -> Option<Silence> {
+        Some(no_answer(self.slot, &self.name))
     }
 }
 
@@ -62,17 +115,11 @@ impl Core {
         if self.family(&name) == Some(Family::Red) {
             return self.look_red(slot, &name, holder);
         }
-        self.send(Purpose::Look { name, slot, holder }, WORTH);
+        self.send(Verb::Look(Look { name, slot, holder }), WORTH);
     }
 
     /// Redis told what the lock to be released looks like.
-    pub(in crate::core) fn looked(
-        &mut self,
-        slot: Slot,
-        name: &LockName,
-        holder: Option<&[u8]>,
-        shown: &Shown,
-    ) {
+    fn looked(&mut self, slot: Slot, name: &LockName, holder: Option<&[u8]>, shown: &Shown) {
         let holders = &shown.hash.holders;
         let refusal = if shown.key_type == "none" {
             // What is no red lock here may be one elsewhere.
@@ -91,16 +138,11 @@ impl Core {
             return self.answer(slot, Frame::Error(refusal));
         }
         let force = Force { name: name.clone(), slot, shown: Box::new(shown.clone()) };
-        self.send(Purpose::Force(force), WORTH);
+        self.send(Verb::Force(force), WORTH);
     }
 
     /// Redis told what came of it. In doubt an earlier copy may have done what this one found done.
-    pub(in crate::core) fn force_answered(
-        &mut self,
-        force: &Force,
-        may_have_run: bool,
-        forced: Forced,
-    ) {
+    fn force_answered(&mut self, force: &Force, may_have_run: bool, forced: Forced) {
         let Force { name, slot, shown } = force;
         let holders = &shown.hash.holders;
         let reply = match forced {

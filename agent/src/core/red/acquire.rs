@@ -6,13 +6,16 @@ use std::time::Duration;
 use redisson::script::Acquired;
 use redisson::{HolderId, Moment};
 
+use super::NodeOp;
 use super::node_leases::NodeLeases;
+use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
-use super::{Ask, What};
 use crate::core::Core;
 use crate::core::Report;
 use crate::core::lock::waiter::{Left, Waiter};
-use crate::core::ops::{Attempt, OpId, Purpose};
+use crate::core::ops::OpId;
+use crate::core::ops::acquire::Attempt;
+use crate::core::ops::operation::Verb;
 use crate::core::timer::Timer;
 use crate::types::Number;
 
@@ -24,7 +27,7 @@ impl Core {
         }
         let nodes = self.nodes().len();
         let asked: Vec<_> = (0..nodes).filter(|node| self.is_asked(*node)).collect();
-        let mut quorum = QuorumOp::new(QuorumRequest::Take(attempt.clone()), self.now, nodes);
+        let mut quorum = QuorumOp::new(QuorumRequest::Acquire(attempt.clone()), self.now, nodes);
         for (node, answer) in quorum.answers.iter_mut().enumerate() {
             if !asked.contains(&node) {
                 let said = "it has just left a question unanswered".to_owned();
@@ -39,8 +42,8 @@ impl Core {
         };
         let id = self.open(quorum, deadline);
         for node in asked {
-            let what = What::Take { quorum: id, attempt: attempt.clone() };
-            self.send(Purpose::Red(Ask { node, what }), Duration::MAX);
+            let verb = NodeVerb::Acquire { quorum: id, attempt: attempt.clone() };
+            self.send(Verb::Node(NodeOp { node, verb }), Duration::MAX);
         }
         id
     }
@@ -59,10 +62,10 @@ impl Core {
         let Some(quorum) = self.red.quorum_ops.get(&id) else { return };
         let settled = match &quorum.request {
             // What the last ones have to say is worth their time: who has it, what is to be taken back.
-            QuorumRequest::Take(_) => {
+            QuorumRequest::Acquire(_) => {
                 quorum.verdict(majority) == Verdict::Won || quorum.awaited().next().is_none()
             }
-            QuorumRequest::Keep(..) => quorum.verdict(majority) != Verdict::Open,
+            QuorumRequest::Update(_) => quorum.verdict(majority) != Verdict::Open,
             QuorumRequest::Release(_) => {
                 quorum.verdict(majority) == Verdict::Won || quorum.gone(majority).is_some()
             }
@@ -77,7 +80,7 @@ impl Core {
         let Some(mut quorum) = self.red.quorum_ops.remove(&id) else { return };
         self.timers.set(&mut quorum.armed, Moment::NEVER, Timer::Quorum(id));
         match &quorum.request {
-            QuorumRequest::Take(attempt) => {
+            QuorumRequest::Acquire(attempt) => {
                 let attempt = attempt.clone();
                 self.clear_attempt(&attempt, id);
                 if quorum.verdict(majority) == Verdict::Won {
@@ -87,7 +90,7 @@ impl Core {
                 }
                 self.poll_queue(&attempt.name);
             }
-            QuorumRequest::Keep(..) => self.keep_decided(&quorum),
+            QuorumRequest::Update(_) => self.keep_decided(&quorum),
             QuorumRequest::Release(_) => self.release_decided(quorum),
             QuorumRequest::Undo(_) => self.undo_decided(quorum),
             QuorumRequest::Show(..) => self.show_decided(&quorum),
@@ -111,12 +114,12 @@ impl Core {
             Acquired::Held { pttl_ms, holders } => Answer::No(No::Held { pttl_ms, holders }),
             Acquired::WrongKind(kind) => Answer::No(No::Unfit(format!(
                 "WRONGKIND `{name}` is in use as a {} lock on {}: kinds do not mix under one name",
-                crate::core::lock::acquire::printable(&kind),
+                crate::core::ops::acquire::printable(&kind),
                 self.nodes()[node],
             ))),
             Acquired::WrongType(kind) => Answer::No(No::Unfit(format!(
                 "WRONGTYPE the key `{name}` is no lock but a {} on {}: use another name",
-                crate::core::lock::acquire::printable(&kind),
+                crate::core::ops::acquire::printable(&kind),
                 self.nodes()[node],
             ))),
         };

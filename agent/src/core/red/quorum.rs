@@ -3,9 +3,10 @@
 use redisson::script::Shown;
 use redisson::{HolderId, Lease, LockName, Moment};
 
-use crate::core::lock::release::Ending;
 use crate::core::lock::waiter::WaiterId;
-use crate::core::ops::{Asked, Attempt, Change};
+use crate::core::ops::acquire::Attempt;
+use crate::core::ops::release::Ending;
+use crate::core::ops::update::HoldUpdate;
 use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
 use crate::types::End;
@@ -15,9 +16,9 @@ use crate::types::Number;
 #[derive(Debug)]
 pub(in crate::core) enum QuorumRequest {
     /// To take the lock for a waiter.
-    Take(Attempt),
+    Acquire(Attempt),
     /// To change one hold's count or lease for its owner.
-    Keep(Asked, Change),
+    Update(HoldUpdate),
     /// To end a hold.
     Release(Ending),
     /// To take back a number that nobody holds.

@@ -4,11 +4,16 @@ use redisson::script::{Acquired, Kept};
 use redisson::{Kind, Moment};
 use std::sync::Arc;
 
+use super::NodeOp;
+use super::node_op::NodeVerb;
 use super::quorum::{QuorumOp, QuorumRequest, Verdict};
-use super::{Ask, What};
 use crate::core::lease::hold::LeaseMode;
-use crate::core::lease::update::lost_end;
-use crate::core::ops::{Asked, Change, OpId, Purpose, Renewal};
+use crate::core::ops::OpId;
+use crate::core::ops::operation::Verb;
+use crate::core::ops::renew::Renewal;
+use crate::core::ops::update::Change;
+use crate::core::ops::update::HoldUpdate;
+use crate::core::ops::update::lost_end;
 use crate::core::session::event::Event;
 use crate::core::{Core, spans};
 use crate::core::{LogLine, Report};
@@ -17,14 +22,14 @@ use crate::types::Number;
 
 impl Core {
     /// Asks all nodes for a change of a hold.
-    pub(in crate::core) fn keep_red(&mut self, asked: &Asked, change: Change) -> OpId {
+    pub(in crate::core) fn update_red(&mut self, update: &HoldUpdate) -> OpId {
         let nodes = self.nodes().len();
         let timeout = self.settings.response_timeout;
-        let quorum = QuorumOp::new(QuorumRequest::Keep(asked.clone(), change), self.now, nodes);
+        let quorum = QuorumOp::new(QuorumRequest::Update(update.clone()), self.now, nodes);
         let id = self.open(quorum, self.now + timeout);
         for node in 0..nodes {
-            let what = What::Keep { quorum: id, asked: asked.clone(), change };
-            self.send(Purpose::Red(Ask { node, what }), timeout);
+            let verb = NodeVerb::Update { quorum: id, update: update.clone() };
+            self.send(Verb::Node(NodeOp { node, verb }), timeout);
         }
         id
     }
@@ -32,20 +37,20 @@ impl Core {
     pub(super) fn keep_decided(&mut self, quorum: &QuorumOp) {
         let majority = self.majority();
         let verdict = quorum.verdict(majority);
-        let QuorumRequest::Keep(asked, change) = &quorum.request else { return };
+        let QuorumRequest::Update(update) = &quorum.request else { return };
         if verdict == Verdict::Won {
-            self.recount(quorum, asked.number, *change);
-            self.on_update_reply(quorum.sent, asked, *change, Kept::Kept);
-            return self.reassess(asked.number, None);
+            self.recount(quorum, update.number, update.change);
+            self.on_update_reply(quorum.sent, update, Kept::Kept);
+            return self.reassess(update.number, None);
         }
         match quorum.gone(majority) {
-            Some(End::Stolen) => self.on_update_reply(quorum.sent, asked, *change, Kept::Stolen),
-            Some(_) => self.on_update_reply(quorum.sent, asked, *change, Kept::Missing),
+            Some(End::Stolen) => self.on_update_reply(quorum.sent, update, Kept::Stolen),
+            Some(_) => self.on_update_reply(quorum.sent, update, Kept::Missing),
             // A hold's count on some nodes may differ from ours now: the next renewal puts it right.
             None => {
                 let troubles = self.troubles(quorum);
-                spans::outcome(&asked.span, "error");
-                self.answer(asked.slot, Self::unavailable_for(&asked.name, &troubles));
+                spans::outcome(&update.span, "error");
+                self.answer(update.slot, Self::unavailable_for(&update.name, &troubles));
             }
         }
     }
@@ -101,8 +106,8 @@ impl Core {
             }
             while !batch.is_empty() {
                 let rest = batch.split_off(batch.len().min(redisson::script::MAX_BATCH));
-                let what = What::Renew(std::mem::replace(&mut batch, rest));
-                self.send(Purpose::Red(Ask { node, what }), std::time::Duration::ZERO);
+                let verb = NodeVerb::Renew(std::mem::replace(&mut batch, rest));
+                self.send(Verb::Node(NodeOp { node, verb }), std::time::Duration::ZERO);
             }
         }
         for number in numbers {
@@ -191,8 +196,8 @@ impl Core {
                 return;
             };
             lease_on_node.renewing = true;
-            let what = What::Restore(renewal.clone());
-            self.send(Purpose::Red(Ask { node, what }), std::time::Duration::ZERO);
+            let verb = NodeVerb::Restore(renewal.clone());
+            self.send(Verb::Node(NodeOp { node, verb }), std::time::Duration::ZERO);
         }
         self.reassess(renewal.number, None);
     }

@@ -1,14 +1,11 @@
 //! HOLDS, LOCKS and SHOW.
 
-use std::time::Duration;
-
 use redisson::script::Shown;
 use redisson::shape::MAX_FIELDS;
-use redisson::{Family, HolderId, LockName, group};
+use redisson::{HolderId, LockName, group};
 
 use crate::core::Core;
 use crate::core::lease::hold::millis;
-use crate::core::ops::Purpose;
 use crate::core::report::{ListPage, ListRow, SessionRow};
 use crate::core::session::{Session, Slot};
 use crate::protocol::command::ListRequest;
@@ -179,31 +176,6 @@ impl Core {
         ListPage { next: if more { next } else { 0 }, rows }
     }
 
-    /// SHOW. What is no red lock here may be one elsewhere: then the one Redis of the other kinds has nothing.
-    pub(in crate::core) fn show(&mut self, slot: Slot, name: LockName) {
-        if self.family(&name) == Some(Family::Red) {
-            return self.show_red(slot, &name);
-        }
-        if let Some(refusal) = self.slot_refusal(&name) {
-            return self.answer(slot, refusal);
-        }
-        self.send(Purpose::Show { name, slot }, Duration::MAX);
-    }
-
-    /// Redis told what a lock looks like.
-    pub(in crate::core) fn shown(&mut self, slot: Slot, name: &LockName, shown: &Shown) {
-        let reply = if shown.key_type == "none" && shown.queue_length == 0 {
-            if self.settings.red.is_some() {
-                return self.show_red(slot, name);
-            }
-            Frame::Null
-        } else {
-            let only_uid = self.sees_only(slot.session);
-            show_frame(name, shown, |id| self.known(id, only_uid))
-        };
-        self.answer(slot, reply);
-    }
-
     /// Whose holds and waits alone a session may see; none where it sees everybody's, as root and the agent's own user
     /// do.
     pub(in crate::core) fn sees_only(&self, session: SessionId) -> Option<u32> {
@@ -276,7 +248,7 @@ pub(in crate::core) fn holder_frame(
     ])
 }
 
-fn show_frame(
+pub(in crate::core) fn show_frame(
     name: &LockName,
     shown: &Shown,
     known: impl Fn(&HolderId) -> Option<ListRow>,

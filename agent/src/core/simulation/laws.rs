@@ -13,7 +13,7 @@ use super::wire::Packet;
 use super::worker::OWNERS;
 use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::state::Contest;
-use crate::core::ops::Purpose;
+use crate::core::ops::operation::Verb;
 use crate::core::{Frozen, Gauges, OpId};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
@@ -359,9 +359,9 @@ impl Simulation {
             return Err(format!("{held} names are held, {} holds are there", core.holds.len()));
         }
         for (name, known) in &core.locks {
-            let leaving = core.ops.values().filter(|op| match &op.purpose {
-                Purpose::Release(ending) => ending.name == *name,
-                Purpose::Undo { name: undone, .. } => undone == name,
+            let leaving = core.ops.values().filter(|op| match &op.verb {
+                Verb::Release(release) => release.0.name == *name,
+                Verb::Undo(undo) => undo.name == *name,
                 _ => false,
             });
             if leaving.count() != known.leaving as usize {
@@ -432,8 +432,12 @@ impl Simulation {
                     continue;
                 }
                 let held = state.core.holds.contains_key(&holder.thread);
-                let known =
-                    held || state.core.ops.values().any(|op| op.purpose.concerns(holder.thread));
+                let known = held
+                    || state
+                        .core
+                        .ops
+                        .values()
+                        .any(|op| op.verb.operation().concerns(holder.thread));
                 if !known && !self.laws.is_ghost(lock, field) && !self.laws.is_excused(lock, field)
                 {
                     return Err(format!("{field} was left behind on {lock}"));

@@ -204,7 +204,7 @@ impl World {
         self.agents.iter().filter(|agent| agent.core.client == id.client).any(|agent| {
             let core = &agent.core;
             core.waiters.values().any(|waiter| waiter.number == id.thread)
-                || core.ops.values().any(|op| op.purpose.concerns(id.thread))
+                || core.ops.values().any(|op| op.verb.operation().concerns(id.thread))
         })
     }
 
