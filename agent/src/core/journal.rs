@@ -79,7 +79,7 @@ impl Core {
 
     /// Notes a hold as it stands now, if its session has grace.
     pub(in crate::core) fn journal_hold(&mut self, number: Number) {
-        let Some(hold) = self.holds.get(&number) else { return };
+        let Some(hold) = self.leases.get(number) else { return };
         match self.hold_record(hold) {
             Some(record) => {
                 self.journal.numbers.insert(number);
@@ -163,7 +163,7 @@ impl Core {
             }
         }
         let mut known = std::mem::take(&mut self.journal.numbers);
-        for hold in known.iter().filter_map(|number| self.holds.get(number)) {
+        for hold in known.iter().filter_map(|number| self.leases.get(*number)) {
             records.extend(self.hold_record(hold).map(Record::Hold));
             if let Some(kept_back) = &hold.kept_back {
                 let (number, kind, lock) = (hold.number, hold.kind, hold.name.clone());
@@ -184,14 +184,12 @@ impl Core {
             else {
                 continue;
             };
-            if known.contains(number)
-                && !self.holds.contains_key(number)
-                && standing.insert(*number)
+            if known.contains(number) && !self.leases.contains(*number) && standing.insert(*number)
             {
                 records.push(record);
             }
         }
-        known.retain(|number| self.holds.contains_key(number) || standing.contains(number));
+        known.retain(|number| self.leases.contains(*number) || standing.contains(number));
         self.journal.numbers = known;
         records
     }

@@ -49,6 +49,7 @@ use crate::policy::Policy;
 use crate::protocol::command::Command;
 use crate::types::{End, Number, Peer, SessionId, SessionKey};
 use effect::Effects;
+use lease::LeaseTable;
 use lease::hold::Hold;
 use lock::state::LockState;
 use lock::waiter::{Left, Waiter};
@@ -84,7 +85,7 @@ pub struct Core {
     woke: Moment,
     sessions: HashMap<SessionId, Session>,
     locks: HashMap<LockName, LockState>,
-    holds: BTreeMap<Number, Hold>,
+    leases: LeaseTable,
     waiters: BTreeMap<Number, Waiter>,
     ops: HashMap<OpId, Op>,
     timers: Timers,
@@ -116,6 +117,7 @@ impl Core {
         grouping: Grouping,
         now: Moment,
     ) -> Self {
+        let leases = LeaseTable::new(settings.lease, settings.lost_margin);
         Self {
             settings,
             client,
@@ -135,7 +137,7 @@ impl Core {
             woke: Moment::default(),
             sessions: HashMap::new(),
             locks: HashMap::new(),
-            holds: BTreeMap::new(),
+            leases,
             waiters: BTreeMap::new(),
             ops: HashMap::new(),
             timers: Timers::default(),
@@ -167,7 +169,7 @@ impl Core {
     /// When [`Self::on_time`] must be called at the latest.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Moment> {
-        self.timers.first()
+        [self.leases.next_deadline(), self.timers.first()].into_iter().flatten().min()
     }
 
     /// Whether nothing is held and nothing is under way but what a successor can go on with: after a drain, the time
@@ -177,20 +179,24 @@ impl Core {
         let left = self.graced.iter().filter_map(|id| self.sessions.get(id));
         let spared = |op: &Op| op.verb.operation().may_be_abandoned(self);
         self.waiters.is_empty()
-            && self.holds.len() == left.map(|session| session.holds.len()).sum::<usize>()
+            && self.leases.len() == left.map(|session| session.holds.len()).sum::<usize>()
             && self.ops.values().all(spared)
     }
 
     /// The sizes that metrics show as gauges.
     #[must_use]
     pub fn gauges(&self) -> Gauges {
-        self.gauges
+        Gauges {
+            jeopardy_holds: self.leases.in_jeopardy(),
+            delayed_holds: self.leases.kept_back(),
+            ..self.gauges
+        }
     }
 
     /// How many holds there are.
     #[must_use]
     pub fn holds(&self) -> usize {
-        self.holds.len()
+        self.leases.len()
     }
 
     /// How many waits there are.
@@ -288,10 +294,18 @@ impl Core {
         let (mut due, mut others) = (Vec::new(), VecDeque::new());
         loop {
             // Holds first, even those that were due later: what is said to anybody rests on them.
-            while let Some(timer) = self.timers.pop_due(self.now) {
-                match timer {
-                    Timer::Hold(number) => self.hold_due(number, &mut due),
-                    other => others.push_back(other),
+            loop {
+                let hold = self.leases.next_deadline().filter(|at| *at <= self.now);
+                let other = self.timers.first().filter(|at| *at <= self.now);
+                // Among equals a hold comes first.
+                if hold.is_some_and(|at| other.is_none_or(|other| at <= other)) {
+                    if let Some(number) = self.leases.pop_due(self.now) {
+                        self.hold_due(number, &mut due);
+                    }
+                } else if let Some(timer) = self.timers.pop_due(self.now) {
+                    others.push_back(timer);
+                } else {
+                    break;
                 }
             }
             match others.pop_front() {
@@ -306,13 +320,13 @@ impl Core {
                 }
                 Some(Timer::Grace(id)) => self.lapse(id),
                 Some(Timer::Resume(id)) => self.resume_due(id),
-                Some(Timer::Hold(_)) | None => break,
+                None => break,
             }
         }
         if slept {
             self.effects.report(Report::Slept);
             self.woke = self.now;
-            self.all_due(&mut due, |_| true);
+            due.extend(self.leases.renew_now(self.now, |_| true));
         }
         self.renew(due);
     }
@@ -330,7 +344,7 @@ impl Core {
     /// since a living worker may be inside. The leases run out. What sessions with grace hold is left to the successor.
     pub fn end_drain(&mut self) {
         let left = |hold: &&Hold| !self.graced.contains(&hold.owner.session);
-        let held: Vec<_> = self.holds.values().filter(left).map(|hold| hold.number).collect();
+        let held: Vec<_> = self.leases.iter().filter(left).map(|hold| hold.number).collect();
         for number in held {
             self.lose(number, End::Drained);
         }

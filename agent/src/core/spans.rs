@@ -97,7 +97,7 @@ impl Core {
         let Some(state) = self.locks.get(&waiter.name) else { return };
         waiter.behind = state.hold;
         for number in state.hold.iter().chain(&state.readers).take(LINKS) {
-            if let Some(hold) = self.holds.get(number) {
+            if let Some(hold) = self.leases.get(*number) {
                 trace::link(&waiter.span, &TraceParent::of(&hold.span));
             }
         }
@@ -119,7 +119,7 @@ impl Core {
 
     /// Returns the span of a hold as a parent.
     pub(in crate::core) fn hold_parent(&self, number: Number) -> TraceParent {
-        let hold = self.holds.get(&number);
+        let hold = self.leases.get(number);
         hold.map_or_else(TraceParent::default, |hold| TraceParent::of(&hold.span))
     }
 

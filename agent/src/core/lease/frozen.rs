@@ -7,7 +7,6 @@ use redisson::Moment;
 
 use crate::core::Core;
 use crate::core::LogLine;
-use crate::core::lease::hold::LeaseMode;
 use crate::types::SessionId;
 
 /// What becomes of the holds of a worker that is stopped.
@@ -70,17 +69,7 @@ impl Core {
         }
         let holds = self.sessions.get(&id).map(|session| session.holds.values().copied());
         for number in holds.into_iter().flatten().collect::<BTreeSet<_>>() {
-            let Some(hold) = self.holds.get_mut(&number) else { continue };
-            hold.lapsing = lapsing;
-            if !lapsing && hold.mode == LeaseMode::Renewed {
-                hold.renew_at = self.now;
-                hold.node_leases.iter_mut().flat_map(|node_leases| &mut node_leases.0).for_each(
-                    |lease_on_node| {
-                        lease_on_node.renew_at = self.now;
-                    },
-                );
-            }
-            self.arm(number);
+            self.leases.set_lapsing(number, lapsing, self.now);
         }
     }
 }

@@ -7,7 +7,7 @@ use tracing::Span;
 
 use crate::core::OpId;
 use crate::core::lease::lock_delay::KeptBack;
-use crate::core::red::node_leases::NodeLeases;
+use crate::core::lease::node_leases::NodeLeases;
 use crate::core::session::Owner;
 use crate::core::session::reply::Grant;
 use crate::types::Number;
@@ -68,12 +68,78 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) armed: Moment,
 }
 
+/// The facts of a grant, from which a hold begins.
+pub(in crate::core) struct NewHold {
+    pub(in crate::core) number: Number,
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) group: Arc<str>,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) owner: Owner,
+    pub(in crate::core) uid: u32,
+    pub(in crate::core) token: Option<u64>,
+    pub(in crate::core) count: u32,
+    pub(in crate::core) mode: LeaseMode,
+    pub(in crate::core) granted: Moment,
+    pub(in crate::core) valid_until: Moment,
+    pub(in crate::core) renew_at: Moment,
+    pub(in crate::core) longest: Lease,
+    pub(in crate::core) lapsing: bool,
+    pub(in crate::core) trace: Option<Box<str>>,
+    pub(in crate::core) span: Span,
+}
+
 /// Milliseconds, as replies give them.
 pub(in crate::core) fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Hold {
+    pub(super) fn new(new: NewHold) -> Self {
+        let NewHold {
+            number,
+            name,
+            group,
+            kind,
+            owner,
+            uid,
+            token,
+            count,
+            mode,
+            granted,
+            valid_until,
+            renew_at,
+            longest,
+            lapsing,
+            trace,
+            span,
+        } = new;
+        Self {
+            number,
+            name,
+            group,
+            kind,
+            owner,
+            uid,
+            token,
+            count,
+            mode,
+            granted,
+            valid_until,
+            renew_at,
+            longest,
+            asking: None,
+            renewing: false,
+            failures: 0,
+            jeopardy: false,
+            lapsing,
+            kept_back: None,
+            trace,
+            span,
+            node_leases: None,
+            armed: Moment::NEVER,
+        }
+    }
+
     /// The trace, as log lines give it.
     pub(in crate::core) fn trace(&self) -> &str {
         self.trace.as_deref().unwrap_or_default()
@@ -96,8 +162,16 @@ impl Hold {
         millis(self.valid_until.since(now))
     }
 
+    /// Makes it due for a renewal, on every node.
+    pub(super) fn renew_from(&mut self, now: Moment) {
+        self.renew_at = now;
+        if let Some(parts) = &mut self.node_leases {
+            parts.renew_all(now);
+        }
+    }
+
     /// When something is next to be done about it. `lease` is that of watched holds.
-    pub(in crate::core) fn deadline(&self, lease: Lease, margin: std::time::Duration) -> Moment {
+    pub(super) fn deadline(&self, lease: Lease, margin: std::time::Duration) -> Moment {
         if self.mode == LeaseMode::Fixed {
             return self.valid_until;
         }

@@ -21,7 +21,7 @@ impl Core {
             Ok(number) => number,
             Err(reply) => return self.answer(slot, reply),
         };
-        let Some(hold) = self.holds.get(&number) else { return };
+        let Some(hold) = self.leases.get(number) else { return };
         let update = HoldUpdate {
             name: hold.name.clone(),
             kind: hold.kind,

@@ -140,7 +140,7 @@ impl Core {
     fn wrong_kind(&self, slot: Slot, request: &LockRequest) -> Option<Frame> {
         let LockRequest { name, kind, .. } = request;
         let owner = Owner { session: slot.session, owner: request.owner };
-        let own = |side| self.hold_of(owner, name, side).and_then(|number| self.holds.get(&number));
+        let own = |side| self.hold_of(owner, name, side).and_then(|number| self.leases.get(number));
         if *kind == Kind::Write && own(Side::Shared).is_some() && own(Side::Exclusive).is_none() {
             return Some(Self::upgrade(name));
         }
@@ -163,7 +163,7 @@ impl Core {
     }
 
     fn reenter(&mut self, slot: Slot, number: Number, request: &LockRequest, span: Span) {
-        let Some(hold) = self.holds.get(&number) else { return };
+        let Some(hold) = self.leases.get(number) else { return };
         let Some(count) = hold.count.checked_add(1) else {
             spans::outcome(&span, "denied");
             return self.answer(slot, Self::limit(&request.name, "its count is at its highest"));

@@ -18,7 +18,7 @@ impl Core {
         while let Some(name) = wanted.pop() {
             let Some(state) = self.locks.get(name).filter(|_| seen.insert(name)) else { continue };
             let holders = state.hold.iter().chain(&state.readers);
-            for hold in holders.filter_map(|number| self.holds.get(number)) {
+            for hold in holders.filter_map(|number| self.leases.get(*number)) {
                 let Some(session) = self.sessions.get(&hold.owner.session) else { continue };
                 let multi = session.multi.get(&hold.owner.owner);
                 if multi.is_some_and(|multi| multi.gives_way(hold.number)) {

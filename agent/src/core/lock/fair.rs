@@ -108,7 +108,7 @@ impl Core {
     fn is_behind_ours(&self, id: WaiterId) -> bool {
         let Some(waiter) = self.waiters.get(&id) else { return false };
         waiter.place.behind.iter().any(|before| {
-            let held = self.holds.get(before).is_some_and(|hold| hold.name == waiter.name);
+            let held = self.leases.get(*before).is_some_and(|hold| hold.name == waiter.name);
             held || self.waiter_under(&waiter.name, *before).is_some()
         })
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redisson::{Kind, Moment};
 
-use crate::core::lease::hold::{Hold, LeaseMode};
+use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lock::waiter::{Waiter, WaiterId};
 use crate::core::ops::acquire::Attempt;
 use crate::core::session::reply::Reply;
@@ -91,7 +91,7 @@ impl Core {
         let mode = if lease.is_some() { LeaseMode::Fixed } else { LeaseMode::Renewed };
         let lease = lease.unwrap_or(self.settings.lease);
         let jitter = self.jitter();
-        let hold = Hold {
+        let hold = NewHold {
             number,
             name: name.clone(),
             group: Arc::clone(&group),
@@ -105,21 +105,12 @@ impl Core {
             valid_until: lease.valid_until(sent),
             renew_at: lease.renew_at(sent, jitter),
             longest: lease.max(self.settings.lease),
-            asking: None,
-            renewing: false,
-            failures: 0,
-            jeopardy: false,
             lapsing: self.lapses(owner.session),
-            kept_back: None,
             trace,
             span,
-            node_leases: None,
-            armed: Moment::NEVER,
         };
-        let grant = hold.grant(waited_ms);
         self.quota.add(uid);
-        self.holds.insert(number, hold);
-        self.arm(number);
+        let grant = self.leases.insert(hold).grant(waited_ms);
         self.effects.report(Report::HoldBegan { group, kind, number });
         let state = self.lock_mut(&name);
         if kind == Kind::Read {

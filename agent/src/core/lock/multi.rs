@@ -345,7 +345,7 @@ impl Core {
         };
         for (index, number) in taken {
             let Some(Hold { name, kind, count, .. }) =
-                self.holds.get(&number).filter(|hold| hold.mode == LeaseMode::Fixed)
+                self.leases.get(number).filter(|hold| hold.mode == LeaseMode::Fixed)
             else {
                 continue;
             };
@@ -400,14 +400,11 @@ impl Core {
 
     /// Gives back one hold that its worker has not heard of and will not: another one of the same MLOCK is lost.
     pub(in crate::core) fn give_back_untold(&mut self, number: Number) {
-        let now = self.now;
-        let Some(hold) = self.holds.get_mut(&number) else { return };
-        if hold.count == 1 {
+        if self.leases.get(number).is_some_and(|hold| hold.count == 1) {
             return self.end_hold(number, End::Released, None);
         }
-        // The renewal sets the count right in Redis.
-        hold.count -= 1;
-        hold.renew_at = now;
-        self.arm(number);
+        if self.leases.decrement(number).is_some() {
+            self.leases.renew_at(number, self.now);
+        }
     }
 }

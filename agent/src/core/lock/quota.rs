@@ -50,7 +50,7 @@ impl Core {
         let owner = Owner { session: slot.session, owner: request.owner };
         let held = Side::BOTH.iter().any(|side| {
             let number = self.hold_of(owner, &request.name, *side);
-            number.and_then(|n| self.holds.get(&n)).is_some_and(|hold| hold.kind == request.kind)
+            number.and_then(|n| self.leases.get(n)).is_some_and(|hold| hold.kind == request.kind)
         });
         let peer = &self.sessions.get(&slot.session)?.peer;
         if held {

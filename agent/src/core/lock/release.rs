@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use redisson::{Family, Kind, Lease, LockName, Moment};
-use service_kit::trace::TraceParent;
 use tracing::Span;
 
-use crate::core::lease::hold::Hold;
+use crate::core::Core;
+use crate::core::Report;
 use crate::core::lock::state::Contest;
 use crate::core::ops::OpId;
 use crate::core::ops::acquire::Attempt;
@@ -17,12 +17,8 @@ use crate::core::ops::release::Release;
 use crate::core::ops::undo::Undo;
 use crate::core::ops::update::Change;
 use crate::core::ops::update::HoldUpdate;
-use crate::core::session::event::Event;
 use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
-use crate::core::timer::Timer;
-use crate::core::{Core, Node, spans};
-use crate::core::{LogLine, Report};
 use crate::protocol::command::HoldRequest;
 use crate::protocol::resp::Frame;
 use crate::types::End;
@@ -45,12 +41,10 @@ impl Core {
 
     /// Gives one hold back.
     pub(in crate::core) fn give_back(&mut self, slot: Slot, number: Number) {
-        let Some(hold) = self.holds.get_mut(&number) else { return };
-        if hold.count == 1 {
+        if self.leases.get(number).is_some_and(|hold| hold.count == 1) {
             return self.end_hold(number, End::Released, Some(slot));
         }
-        // One hold less from now on, whatever Redis says: the next renewal repairs a count that drifted.
-        hold.count -= 1;
+        let Some(hold) = self.leases.decrement(number) else { return };
         let update = HoldUpdate {
             name: hold.name.clone(),
             kind: hold.kind,
@@ -81,7 +75,7 @@ impl Core {
         ) {
             (Some(_), Some(_)) if request.kind.is_none() => return Err(Self::read_or_write(name)),
             (other, read) => [other, read].into_iter().flatten().find(|number| {
-                let held = self.holds.get(number).map(|hold| hold.kind);
+                let held = self.leases.get(*number).map(|hold| hold.kind);
                 request.kind.is_none() || held == request.kind
             }),
         };
@@ -100,46 +94,6 @@ impl Core {
     ) -> Option<Number> {
         let session = self.sessions.get(&owner.session)?;
         session.holds.get(&(owner.owner, name.clone(), side)).copied()
-    }
-
-    /// Takes a hold out of everything that knows it, and counts its end.
-    fn remove_hold(&mut self, number: Number, end: End) -> Option<Ending> {
-        let hold = self.holds.remove(&number)?;
-        self.quota.remove(hold.uid);
-        self.timers.clear(hold.armed, Timer::Hold(number));
-        if let Some(asked) = hold.asking.and_then(|id| self.take_question(id)) {
-            // There is nothing left to change, and nothing may keep in Redis what is to be released there.
-            spans::outcome(&asked.span, "error");
-            self.answer(asked.slot, Self::lost(&hold.name, end));
-        }
-        if let Some(session) = self.sessions.get_mut(&hold.owner.session) {
-            let side = Side::of(hold.kind);
-            session.holds.remove(&(hold.owner.owner, hold.name.clone(), side));
-        }
-        let state = self.lock_mut(&hold.name);
-        state.readers.remove(&number);
-        if state.hold == Some(number) {
-            state.hold = None;
-        }
-        let group = self.group_label(&hold.name);
-        let (kind, held) = (hold.kind, self.now.since(hold.granted));
-        self.effects.report(Report::HoldEnded { group, kind, number, end, held });
-        if hold.jeopardy {
-            self.gauges.jeopardy_holds -= 1;
-        }
-        if hold.kept_back.is_some() {
-            self.gauges.delayed_holds -= 1;
-        }
-        spans::ended(&hold.span, end);
-        let place = TraceParent::of(&hold.span);
-        let Hold { name, kind, valid_until, longest, .. } = hold;
-        // Whose owner has not given it back counts on it until its validity ends.
-        let after = match end {
-            End::Unconfirmed | End::Expired | End::Frozen => valid_until,
-            _ => Moment::default(),
-        };
-        self.journal_trace(number, &name, kind, after);
-        Some(Ending { name, kind, number, end, slot: None, valid_until, longest, place })
     }
 
     /// Ends a hold for its owner, and in Redis by hand-over or release.
@@ -227,7 +181,7 @@ impl Core {
     }
 
     /// The same, but not before that instant.
-    fn release_after(&mut self, at: Moment, ending: Ending) {
+    pub(in crate::core) fn release_after(&mut self, at: Moment, ending: Ending) {
         if ending.kind == Kind::Red {
             return self.release_red(at, ending);
         }
@@ -268,59 +222,5 @@ impl Core {
             self.wake(name);
         }
         self.poll_queue(name);
-    }
-
-    /// A hold is lost: its owner is told, and Redis is rid of it where it may still have it.
-    pub(in crate::core) fn lose(&mut self, number: Number, end: End) {
-        let Some(hold) = self.holds.get(&number) else { return };
-        let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
-        // What a dead worker has lost is nobody's loss.
-        let is_loss = end.is_loss() && hold.kept_back.is_none();
-        if is_loss {
-            let (holder, pid) = (self.field(kind, number), self.worker_pid(owner));
-            self.effects.log_bounded(self.now, || LogLine::LockLost {
-                lock: name.clone(),
-                holder,
-                pid,
-                trace: hold.trace().to_owned(),
-                end,
-            });
-        }
-        let group = self.group_label(&name);
-        if is_loss {
-            self.effects.report(Report::Lost { group, end });
-        }
-        self.void_replies(owner, number, &name, end);
-        if !self.member_lost(owner, number, &name, end) {
-            self.notify(owner, &name, kind, &Event::Lost(end));
-        }
-        let Some(ending) = self.remove_hold(number, end) else { return };
-        match end {
-            // It may still stand in Redis. Its owner has been told, but is given the time that it was promised:
-            // nobody else comes in before that is over.
-            End::Unconfirmed | End::Expired | End::Frozen => {
-                self.release_after(ending.valid_until, ending);
-            }
-            // A minority of its servers may still have it.
-            _ if kind == Kind::Red && end != End::Drained => self.release(ending),
-            _ => {
-                self.journal_gone(number);
-                self.poll_queue(&name);
-            }
-        }
-    }
-
-    /// An operator released a hold of ours, as the dashboard tells.
-    pub fn on_forced(&mut self, now: Moment, node: Node, name: &LockName, number: Number) {
-        self.advance_clock(now);
-        if let Some(hold) = self.holds.get(&number).filter(|hold| hold.name == *name) {
-            match node {
-                Node::Red(node) => self.forced_on(node, number),
-                Node::Main if hold.node_leases.is_none() => self.lose(number, End::Forced),
-                // What looked like it on a server that has no such locks was none of ours.
-                Node::Main => {}
-            }
-        }
-        self.run_ready();
     }
 }

@@ -180,7 +180,7 @@ impl Core {
     pub(in crate::core) fn family(&self, name: &LockName) -> Option<Family> {
         let state = self.locks.get(name)?;
         let hold = state.hold.iter().chain(&state.readers).next();
-        let held = hold.and_then(|number| self.holds.get(number)).map(|hold| hold.kind);
+        let held = hold.and_then(|number| self.leases.get(*number)).map(|hold| hold.kind);
         let wanted =
             || state.queue.front().and_then(|id| self.waiters.get(id)).map(|waiter| waiter.kind);
         held.or_else(wanted).map(Kind::family)

@@ -213,7 +213,7 @@ impl Core {
     /// Whether a number of this run is neither held nor waited under nor under way.
     pub(in crate::core) fn is_ghost(&self, number: Number) -> bool {
         (self.first_number..self.next_number).contains(&number)
-            && !self.holds.contains_key(&number)
+            && !self.leases.contains(number)
             && !self.ops.values().any(|op| op.verb.operation().concerns(number))
             && !self.waiters.values().any(|waiter| waiter.number == number)
     }

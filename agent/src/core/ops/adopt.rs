@@ -13,7 +13,7 @@ use super::undo::Undo;
 use super::update::lost_end;
 use super::{Op, OpId};
 use crate::core::Report;
-use crate::core::lease::hold::{Hold, LeaseMode};
+use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lease::watchdog::Batches;
 use crate::core::session::event::Event;
 use crate::core::session::{Owner, Session};
@@ -144,7 +144,7 @@ impl Core {
             let owner = Owner { session: id, owner: record.owner };
             let held = self.locks.get(&record.lock).and_then(|name| name.hold);
             let others =
-                held.and_then(|number| self.holds.get(&number)).is_some_and(|h| h.owner != owner);
+                held.and_then(|number| self.leases.get(number)).is_some_and(|h| h.owner != owner);
             let end = match lost_end(*kept) {
                 None if late || valid_until <= self.now => Some(End::Unconfirmed),
                 // It was gone, and has been granted here, before this answer was read.
@@ -201,7 +201,7 @@ impl Core {
             *record;
         let (group, jitter) = (self.group_label(lock), self.jitter());
         let uid = self.sessions.get(&owner.session).map_or(u32::MAX, |session| session.peer.uid);
-        let hold = Hold {
+        let hold = NewHold {
             number,
             name: lock.clone(),
             group: std::sync::Arc::clone(&group),
@@ -215,20 +215,12 @@ impl Core {
             valid_until,
             renew_at: self.settings.lease.renew_at(sent, jitter),
             longest: longest.max(self.settings.lease),
-            asking: None,
-            renewing: false,
-            failures: 0,
-            jeopardy: false,
             lapsing: false,
-            kept_back: None,
             trace: None,
             span: tracing::Span::none(),
-            node_leases: None,
-            armed: Moment::NEVER,
         };
         self.quota.add(uid);
-        self.holds.insert(number, hold);
-        self.arm(number);
+        self.leases.insert(hold);
         self.effects.report(Report::HoldBegan { group, kind, number });
         let now = self.now;
         let state = self.lock_mut(lock);

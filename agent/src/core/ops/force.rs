@@ -167,7 +167,7 @@ impl Core {
 
     fn end_forced(&mut self, name: &LockName, id: &HolderId) {
         let ours = id.client == self.client;
-        if ours && self.holds.get(&id.thread).is_some_and(|hold| hold.name == *name) {
+        if ours && self.leases.get(id.thread).is_some_and(|hold| hold.name == *name) {
             self.lose(id.thread, End::Forced);
         }
     }
@@ -207,7 +207,7 @@ impl Core {
             by,
         });
         for number in &numbers {
-            let Some(hold) = self.holds.get(number) else { continue };
+            let Some(hold) = self.leases.get(*number) else { continue };
             let (owner, name, kind) = (hold.owner, hold.name.clone(), hold.kind);
             let group = self.group_label(&name);
             self.effects.report(Report::Lost { group, end: End::Forced });

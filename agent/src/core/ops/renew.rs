@@ -11,7 +11,7 @@ use tracing::Span;
 use super::operation::{Operation, Verb};
 use super::update::lost_end;
 use super::{Failure, Op, OpId};
-use crate::core::lease::hold::LeaseMode;
+use crate::core::lease::Renewed;
 use crate::core::session::event::Event;
 use crate::core::{Core, Lane, Node, Report, spans};
 use crate::types::Number;
@@ -94,7 +94,6 @@ impl Core {
     /// Redis answered a batch of renewals.
     fn renewed(&mut self, op: &Op, holds: &[Renewal], kept: &[Kept], span: &Span) {
         let now = self.now;
-        let lease = self.settings.lease;
         self.effects.report(Report::RenewalRoundTrip(now.since(op.sent)));
         let mut renewed = Tally::default();
         let gone = kept.iter().filter(|kept| lost_end(**kept).is_some()).count();
@@ -103,30 +102,24 @@ impl Core {
         for (Renewal { name, number, count, .. }, kept) in holds.iter().zip(kept) {
             let jitter = self.jitter();
             // A hold that ended meanwhile is no business of a renewal any more.
-            let Some(hold) = self.holds.get_mut(number) else { continue };
-            hold.renewing = false;
-            hold.failures = 0;
+            let Some(hold) = self.leases.end_renewal(*number) else { continue };
+            let (group, owner, kind) = (Arc::clone(&hold.group), hold.owner, hold.kind);
             if let Some(end) = lost_end(*kept) {
-                self.effects.report(Report::Renewals {
-                    group: Arc::clone(&hold.group),
-                    outcome: "gone",
-                    count: 1,
-                });
+                self.effects.report(Report::Renewals { group, outcome: "gone", count: 1 });
                 self.lose(*number, end);
                 continue;
             }
-            renewed.add(&hold.group);
-            self.effects.report(Report::RenewalMargin(hold.valid_until.since(now)));
-            if hold.mode == LeaseMode::Renewed {
-                hold.valid_until = hold.valid_until.max(lease.valid_until(op.sent));
-                // This renewal may have overtaken a change of the count: then it is put right at once.
-                hold.renew_at =
-                    if hold.count == *count { lease.renew_at(op.sent, jitter) } else { now };
-                let (owner, kind, valid) = (hold.owner, hold.kind, hold.valid_ms(now));
+            renewed.add(&group);
+            let Some(Renewed { margin, valid_ms }) =
+                self.leases.on_renewed(*number, *count, op.sent, now, jitter)
+            else {
+                continue;
+            };
+            self.effects.report(Report::RenewalMargin(margin));
+            if let Some(valid_ms) = valid_ms {
                 self.clear_jeopardy(*number);
-                self.notify(owner, name, kind, &Event::Valid(valid));
+                self.notify(owner, name, kind, &Event::Valid(valid_ms));
             }
-            self.arm(*number);
         }
         for (group, count) in renewed.0 {
             self.effects.report(Report::Renewals {
@@ -141,26 +134,15 @@ impl Core {
     fn renewal_failed(&mut self, holds: &[Renewal], pause: Duration) {
         let now = self.now;
         for Renewal { name, number, .. } in holds {
-            let group = self.group_label(name);
-            let Some(hold) = self.holds.get_mut(number) else {
+            let Some(failures) = self.leases.on_renewal_failed(*number) else {
                 self.poll_queue(name);
                 continue;
             };
-            hold.renewing = false;
-            hold.failures = hold.failures.saturating_add(1);
-            hold.note_failed_renewal();
-            let failures = hold.failures;
-            self.effects.report(Report::Renewals {
-                group: Arc::clone(&group),
-                outcome: "error",
-                count: 1,
-            });
-            // The op's own pause is for its first failure; a hold whose renewals go on failing slows down.
+            let group = self.group_label(name);
+            self.effects.report(Report::Renewals { group, outcome: "error", count: 1 });
+            // The op's own pause is for the first failure; further ones slow the hold's renewals down.
             let pause = if failures == 1 { pause } else { self.pause(failures) };
-            if let Some(hold) = self.holds.get_mut(number) {
-                hold.renew_at = now + pause;
-            }
-            self.arm(*number);
+            self.leases.renew_at(*number, now + pause);
         }
     }
 }

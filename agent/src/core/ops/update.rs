@@ -1,6 +1,5 @@
 //! Update: re-entry, partial release, or another lease of one hold.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, Kept, Value};
@@ -10,7 +9,6 @@ use tracing::Span;
 
 use super::operation::{Operation, Silence, Verb};
 use super::{Failure, Op, OpId, no_answer};
-use crate::core::lease::hold::LeaseMode;
 use crate::core::session::reply::Reply;
 use crate::core::session::{Owner, Slot};
 use crate::core::{Core, Lane, Node, Report, spans};
@@ -122,17 +120,14 @@ impl Core {
             Kind::Red => self.update_red(&update),
             _ => self.send(Verb::Update(update), self.settings.response_timeout),
         };
-        if let Some(hold) = self.holds.get_mut(&number) {
-            hold.asking = Some(id);
-            hold.longest = hold.longest.max(lease.unwrap_or(hold.longest));
-        }
+        self.leases.begin_update(number, id, lease);
     }
 
     /// Redis answered a re-entry, a partial release or an extension of one of its holds.
     fn on_confirmed_update(&mut self, op: &Op, update: &HoldUpdate, kept: Kept) {
         let reentered = matches!((update.change, kept), (Change::Reenter(_), Kept::Kept));
         if reentered
-            && self.holds.contains_key(&update.number)
+            && self.leases.contains(update.number)
             && let Some(why) = self.replica_shortfall(op)
         {
             return self.reentry_withdrawn(update, &why);
@@ -144,9 +139,7 @@ impl Core {
     fn reentry_withdrawn(&mut self, update: &HoldUpdate, why: &str) {
         let HoldUpdate { name, number, slot, span, .. } = update;
         spans::outcome(span, "error");
-        if let Some(hold) = self.holds.get_mut(number).filter(|hold| !hold.lapsing) {
-            hold.renewing = true;
-            self.arm(*number);
+        if self.leases.begin_renewal(*number) {
             self.renew(vec![*number]);
         }
         self.answer(*slot, Self::unavailable_for(name, &format!("it is not entered again: {why}")));
@@ -163,41 +156,28 @@ impl Core {
         if let Some(end) = lost_end(kept) {
             self.lose(*number, end);
         }
-        let watched = self.settings.lease;
         let jitter = self.jitter();
-        let Some(hold) = self.holds.get_mut(number) else {
+        let Some(hold) = self.leases.on_updated(*number, update.change, *count, sent, jitter)
+        else {
             // It was lost, by this answer or meanwhile.
             let end = self.sessions.get(&owner.session).and_then(|s| s.loss(owner.owner, name));
             spans::outcome(span, "error");
             return self.answer(*slot, Self::lost(name, end.unwrap_or(End::Missing)));
         };
         let reply = match update.change {
-            Change::Reenter(lease) => {
-                hold.count = *count;
-                hold.mode = if lease.is_some() { LeaseMode::Fixed } else { LeaseMode::Renewed };
-                hold.valid_until = hold.valid_until.max(lease.unwrap_or(watched).valid_until(sent));
-                hold.renew_at = watched.renew_at(sent, jitter);
+            Change::Reenter(_) => {
                 let (grant, kind) = (hold.grant(0), hold.kind);
                 let group = self.group_label(name);
-                self.effects.report(Report::Acquisition {
-                    group: Arc::clone(&group),
-                    kind,
-                    outcome: "reentered",
-                });
-                spans::outcome(span, "reentered");
+                let outcome = "reentered";
+                self.effects.report(Report::Acquisition { group, kind, outcome });
+                spans::outcome(span, outcome);
                 span.record("lock.holds", *count);
                 Reply::Grant(grant)
             }
             Change::Partial => Reply::Left { number: *number, count: *count },
-            Change::Extend(lease) => {
-                hold.mode = if lease.is_some() { LeaseMode::Fixed } else { LeaseMode::Renewed };
-                hold.valid_until = lease.unwrap_or(watched).valid_until(sent);
-                hold.renew_at = watched.renew_at(sent, jitter);
-                Reply::Valid { number: *number, valid_until: hold.valid_until }
-            }
+            Change::Extend(_) => Reply::Valid { number: *number, valid_until: hold.valid_until },
         };
         self.clear_jeopardy(*number);
-        self.arm(*number);
         self.journal_hold(*number);
         self.answer_with(*slot, reply);
     }

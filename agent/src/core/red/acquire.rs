@@ -7,11 +7,11 @@ use redisson::script::Acquired;
 use redisson::{HolderId, Moment};
 
 use super::NodeOp;
-use super::node_leases::NodeLeases;
 use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
 use crate::core::Core;
 use crate::core::Report;
+use crate::core::lease::node_leases::NodeLeases;
 use crate::core::lock::waiter::{Left, Waiter};
 use crate::core::ops::OpId;
 use crate::core::ops::acquire::Attempt;
@@ -135,13 +135,11 @@ impl Core {
         }
         // The others had decided without it: if for a hold that is still there, it is one vote more. If not, an undoing
         // is on its way behind it.
-        if let (Answer::Yes(until), Some(hold)) = (answer, self.holds.get_mut(&attempt.number))
-            && let Some(node_leases) = &mut hold.node_leases
-        {
-            let lease_on_node = &mut node_leases.0[node];
-            lease_on_node.valid_until =
-                lease_on_node.valid_until.max(until.min(attempt.lease.valid_until(sent)));
-            self.reassess(attempt.number, None);
+        if let Answer::Yes(until) = answer {
+            let until = until.min(attempt.lease.valid_until(sent));
+            if self.leases.on_late_grant(attempt.number, node, until) {
+                self.reassess(attempt.number, None);
+            }
         }
     }
 
@@ -162,11 +160,9 @@ impl Core {
         let mut node_leases = NodeLeases::new(self.nodes().len(), again);
         for (node, until) in quorum.yes() {
             node_leases.confirm(node, quorum.sent, until);
-            node_leases.0[node].renew_at = lease.renew_at(quorum.sent, jitter);
+            node_leases.renew_at_node(node, lease.renew_at(quorum.sent, jitter));
         }
-        if let Some(hold) = self.holds.get_mut(number) {
-            hold.node_leases = Some(node_leases);
-        }
+        self.leases.set_parts(*number, node_leases);
         self.reassess(*number, None);
         if let Some((slot, reply)) = quorum.last_word {
             self.answer(slot, reply);

@@ -116,7 +116,7 @@ impl Core {
         for (node, holder) in &released {
             let number = holder.id.thread;
             let ours = holder.id.client == self.client;
-            if ours && self.holds.get(&number).is_some_and(|hold| hold.name == *name) {
+            if ours && self.leases.get(number).is_some_and(|hold| hold.name == *name) {
                 self.forced_on(*node, number);
             }
         }

@@ -18,7 +18,6 @@ mod acquire;
 mod force;
 mod node_op;
 
-pub(super) mod node_leases;
 pub(super) mod node_subscriptions;
 pub(super) mod quorum;
 mod release;

@@ -29,7 +29,7 @@ impl Core {
         numbers.sort_unstable();
         let rows = numbers
             .iter()
-            .filter_map(|number| self.holds.get(number))
+            .filter_map(|number| self.leases.get(*number))
             .map(|hold| {
                 Frame::Map(vec![
                     ("lock", Frame::bytes(hold.name.as_bytes())),
@@ -60,10 +60,10 @@ impl Core {
         let after = i64::try_from(request.cursor).unwrap_or(i64::MAX);
         let from = after.saturating_add(1);
         let mut entries: Vec<(Number, bool)> = self
-            .holds
+            .leases
             .range(from..)
             .take(request.count)
-            .map(|(number, _)| (*number, true))
+            .map(|hold| (hold.number, true))
             .chain(
                 self.waiters.range(from..).take(request.count).map(|(number, _)| (*number, false)),
             )
@@ -88,21 +88,21 @@ impl Core {
     /// The cursor itself if anything is numbered above it, else 0.
     fn beyond(&self, cursor: u64) -> u64 {
         let from = i64::try_from(cursor).unwrap_or(i64::MAX).saturating_add(1);
-        let more = self.holds.range(from..).next().is_some()
+        let more = self.leases.range(from..).next().is_some()
             || self.waiters.range(from..).next().is_some();
         if more { cursor } else { 0 }
     }
 
     fn row(&self, number: Number, held: bool) -> Option<(ListRow, LockName)> {
         let (name, kind, owner, since, valid_ms) = if held {
-            let hold = self.holds.get(&number)?;
+            let hold = self.leases.get(number)?;
             (&hold.name, hold.kind, hold.owner, hold.granted, Some(hold.valid_ms(self.now)))
         } else {
             let waiter = self.waiters.get(&number)?;
             (&waiter.name, waiter.kind, waiter.owner, waiter.since, None)
         };
         let worker = self.worker(number, owner.session);
-        let delayed = self.holds.get(&number).is_some_and(|hold| hold.kept_back.is_some());
+        let delayed = self.leases.get(number).is_some_and(|hold| hold.kept_back.is_some());
         let state = match (held, delayed) {
             (true, true) => "delayed",
             (true, false) => "held",
@@ -132,7 +132,7 @@ impl Core {
             let (peer, client) = (live.peer.clone(), client_name(live));
             return Worker { session: live.key.to_string(), peer, client };
         }
-        let hold = self.holds.get(&number);
+        let hold = self.leases.get(number);
         match hold.and_then(|hold| hold.kept_back.as_ref()) {
             Some(dead) => Worker {
                 session: dead.session.to_string(),

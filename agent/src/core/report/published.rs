@@ -17,10 +17,10 @@ impl Core {
     pub fn diff_published(&self, noted: &PublishedPage) -> PublishDiff {
         let range = noted.after.saturating_add(1)..=noted.until;
         let told = |kind: Kind| !noted.red || kind == Kind::Red;
-        let holds = self.holds.range(range.clone()).filter(|(_, hold)| told(hold.kind));
-        let holds = holds.map(|(number, hold)| {
+        let holds = self.leases.range(range.clone()).filter(|hold| told(hold.kind));
+        let holds = holds.map(|hold| {
             let age = self.now.since(hold.granted);
-            (*number, hold.owner, age, None)
+            (hold.number, hold.owner, age, None)
         });
         let waits = self.waiters.range(range).filter(|(_, waiter)| told(waiter.kind));
         let waits = waits.map(|(number, waiter)| {

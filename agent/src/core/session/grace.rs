@@ -18,6 +18,7 @@ use crate::core::timer::Timer;
 use crate::core::{LogLine, Report};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;
+use crate::types::Number;
 use crate::types::{SessionId, SessionKey};
 
 /// A session's grace.
@@ -269,8 +270,8 @@ impl Core {
             return Verdict::No("refused", Frame::Error(sentence.to_owned()));
         }
         // What its old connection had begun comes to its end first, so that nothing changes behind the new one's back.
-        let asking = |number| {
-            let hold = self.holds.get(number).and_then(|hold| hold.asking);
+        let asking = |number: &Number| {
+            let hold = self.leases.get(*number).and_then(|hold| hold.asking);
             hold.is_some_and(|op| self.ops.contains_key(&op))
         };
         let settled = grace.unverified == 0
@@ -330,9 +331,7 @@ impl Core {
         self.graced.insert(asker);
         self.taken_over.insert(old.key, asker);
         for number in old.holds.values() {
-            if let Some(hold) = self.holds.get_mut(number) {
-                hold.owner.session = asker;
-            }
+            self.leases.move_to(*number, asker);
         }
         let others = std::mem::take(&mut grace.askers);
         let Some(new) = self.sessions.get_mut(&asker) else { return };

@@ -79,7 +79,7 @@ impl Core {
     /// What a reply says now that it is told. (A hold that its owner has given back meanwhile is told as it was;
     /// what has become of it is told next.)
     pub(in crate::core) fn settle(&self, id: SessionId, reply: Reply) -> Outgoing {
-        let valid_until = |number, then| self.holds.get(&number).map_or(then, |h| h.valid_until);
+        let valid_until = |number, then| self.leases.get(number).map_or(then, |h| h.valid_until);
         Outgoing::Reply(match reply {
             Reply::Ready(reply) => return reply,
             Reply::Grant(grant) => {

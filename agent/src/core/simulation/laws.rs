@@ -216,7 +216,7 @@ impl Simulation {
         };
         let state = &self.hosts[host];
         let now = state.boot(self.now);
-        let Some(hold) = state.core.holds.get(&number(holder)) else {
+        let Some(hold) = state.core.leases.get(number(holder)) else {
             return Err(format!("a grant was told of what is not held: {pairs:?}"));
         };
         if u64::try_from(*valid) != Ok(hold.valid_ms(now)) {
@@ -266,7 +266,7 @@ impl Simulation {
         let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
         state.departed.retain(|departed| now < departed.until);
         for departed in &mut state.departed {
-            if let Some(hold) = state.core.holds.get(&departed.number) {
+            if let Some(hold) = state.core.leases.get(departed.number) {
                 departed.valid_until = hold.valid_until;
                 continue;
             }
@@ -284,7 +284,7 @@ impl Simulation {
         let state = &self.hosts[host];
         let now = state.boot(self.now);
         let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
-        for hold in state.core.holds.values() {
+        for hold in state.core.leases.iter() {
             let lock = std::str::from_utf8(hold.name.as_bytes()).expect("a lock of ours");
             let field = HolderId::new(state.client, hold.number).to_string();
             let there = self.server.redis.has(lock, &field);
@@ -355,8 +355,8 @@ impl Simulation {
             return Err(format!("{queued} stand in queues, {} wait", core.waiters.len()));
         }
         let held = core.locks.values().filter(|name| name.hold.is_some()).count();
-        if held != core.holds.len() {
-            return Err(format!("{held} names are held, {} holds are there", core.holds.len()));
+        if held != core.leases.len() {
+            return Err(format!("{held} names are held, {} holds are there", core.leases.len()));
         }
         for (name, known) in &core.locks {
             let leaving = core.ops.values().filter(|op| match &op.verb {
@@ -431,7 +431,7 @@ impl Simulation {
                 if holder.client != state.client || holder.thread < state.first_number() {
                     continue;
                 }
-                let held = state.core.holds.contains_key(&holder.thread);
+                let held = state.core.leases.contains(holder.thread);
                 let known = held
                     || state
                         .core
@@ -477,7 +477,7 @@ impl Simulation {
                 return Err(format!(
                     "host {index} keeps {:?} {:?} {:?} until {:?}",
                     core.ops,
-                    core.holds,
+                    core.leases,
                     core.locks,
                     core.next_deadline()
                 ));

@@ -359,7 +359,7 @@ impl Simulation {
         let until = state.boot(self.now) + state.settings.lock_delay;
         for (lock, view) in dead.owners.iter().flat_map(|owner| &owner.views) {
             let number = HolderId::parse(view.holder.as_bytes()).expect("a holder of ours").thread;
-            let Some(hold) = state.core.holds.get(&number).filter(|_| !view.leaving) else {
+            let Some(hold) = state.core.leases.get(number).filter(|_| !view.leaving) else {
                 continue;
             };
             let (holder, valid_until) = (view.holder.clone(), hold.valid_until);

@@ -77,7 +77,7 @@ impl World {
         let name = lock_name(lock);
         let mut inside: Vec<(usize, &Hold)> = Vec::new();
         for (index, agent) in self.agents.iter().enumerate() {
-            for hold in agent.core.holds.values().filter(|hold| hold.name == name) {
+            for hold in agent.core.leases.iter().filter(|hold| hold.name == name) {
                 let write = hold.kind == Kind::Write;
                 let field = HolderId { write, ..HolderId::new(agent.core.client, hold.number) };
                 if now < hold.valid_until {
@@ -215,8 +215,8 @@ impl World {
             if !agent.players.is_empty() {
                 return Err(format!("agent {index} has not answered {:?}", agent.players));
             }
-            if !core.ops.is_empty() || !core.holds.is_empty() || !core.waiters.is_empty() {
-                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.holds));
+            if !core.ops.is_empty() || core.leases.len() > 0 || !core.waiters.is_empty() {
+                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.leases));
             }
             if !core.locks.is_empty() || !core.is_idle() || !agent.wishes.is_empty() {
                 return Err(format!("agent {index} remembers {:?} {:?}", core.locks, agent.wishes));

@@ -159,7 +159,7 @@ impl World {
             }
             (Asked::Several(names, _), _) => {
                 let core = &self.agents[agent].core;
-                let left = core.holds.values().find(|hold| hold.owner.session == session);
+                let left = core.leases.iter().find(|hold| hold.owner.session == session);
                 if let Some(hold) = left {
                     self.breach =
                         Some(format!("{frame:?} for {names:?}, and {} is held", hold.name));
