@@ -2,8 +2,10 @@
 
 use redisson::script::RenewOutcome;
 use redisson::{Kind, Lease, Moment};
+use std::sync::Arc;
 use tracing::Span;
 
+use crate::core::Report;
 use crate::core::lease::hold::LeaseMode;
 use crate::core::ops::{Asked, Change, Purpose};
 use crate::core::session::reply::Reply;
@@ -78,8 +80,12 @@ impl Core {
                 hold.valid_until = hold.valid_until.max(lease.unwrap_or(watched).valid_until(sent));
                 hold.renew_at = watched.renew_at(sent, jitter);
                 let (grant, kind) = (hold.grant(0), hold.kind);
-                let group = self.group(name);
-                self.figures.acquisition(&group, kind, "reentered");
+                let group = self.group_label(name);
+                self.effects.report(Report::Acquisition {
+                    group: Arc::clone(&group),
+                    kind,
+                    outcome: "reentered",
+                });
                 spans::outcome(span, "reentered");
                 span.record("lock.holds", *count);
                 Reply::Grant(grant)

@@ -15,6 +15,7 @@ use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
 use crate::core::timer::Timer;
 use crate::core::{Core, Node, spans};
+use crate::core::{LogLine, Report};
 use crate::protocol::command::HoldRequest;
 use crate::protocol::resp::Frame;
 use crate::types::End;
@@ -129,13 +130,14 @@ impl Core {
         if state.hold == Some(number) {
             state.hold = None;
         }
-        let group = self.group(&hold.name);
-        self.figures.hold_ended(&group, hold.kind, number, end, self.now.since(hold.granted));
+        let group = self.group_label(&hold.name);
+        let (kind, held) = (hold.kind, self.now.since(hold.granted));
+        self.effects.report(Report::HoldEnded { group, kind, number, end, held });
         if hold.jeopardy {
-            self.figures.jeopardy_holds.dec();
+            self.gauges.jeopardy_holds -= 1;
         }
         if hold.kept_back.is_some() {
-            self.figures.delayed_holds.dec();
+            self.gauges.delayed_holds -= 1;
         }
         spans::ended(&hold.span, end);
         let place = TraceParent::of(&hold.span);
@@ -172,7 +174,7 @@ impl Core {
         let until = self.now + (self.round_trip * 3).clamp(STAND_BACK.0, STAND_BACK.1);
         if let Some(state) = self.locks.get_mut(name) {
             state.stand_back_until = until;
-            self.figures.yields.inc();
+            self.effects.report(Report::Yielded);
         }
     }
 
@@ -285,7 +287,7 @@ impl Core {
         released: ReleaseOutcome,
     ) {
         if released == ReleaseOutcome::Released {
-            self.figures.doubt("undone_late");
+            self.effects.report(Report::OutcomeKnown("undone_late"));
         }
         self.on_released(name, kind, number);
     }
@@ -313,8 +315,8 @@ impl Core {
         let reply = match lost {
             // An explicit lease or a lost hold was to end anyway.
             Some(end) if !ending.end.is_loss() && ending.end != End::Expired => {
-                let group = self.group(&ending.name);
-                self.figures.lost(&group, end);
+                let group = self.group_label(&ending.name);
+                self.effects.report(Report::Lost { group, end });
                 Self::lost(&ending.name, end)
             }
             _ => Frame::Int(0),
@@ -346,8 +348,8 @@ impl Core {
                     state.others = subscribers.map(|n| n > ours);
                     state.trouble = None;
                 }
-                let group = self.group(&name);
-                self.figures.handover(&group);
+                let group = self.group_label(&name);
+                self.effects.report(Report::HandOver { group });
                 self.confirm(from, None);
                 match self.replica_shortfall(op) {
                     Some(why) => self.withdraw(to, token, &why),
@@ -381,20 +383,19 @@ impl Core {
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
         // What a dead worker has lost is nobody's loss.
         let is_loss = end.is_loss() && hold.kept_back.is_none();
-        if is_loss && self.log_limit.admits(self.now) {
-            tracing::warn!(
-                lock.name = %name,
-                lock.holder = %self.field(kind, number),
-                worker.pid = self.worker_pid(owner),
-                trace.parent = hold.trace(),
-                reason = end.as_str(),
-                "lock lost: {}",
-                end.explained()
-            );
-        }
-        let group = self.group(&name);
         if is_loss {
-            self.figures.lost(&group, end);
+            let (holder, pid) = (self.field(kind, number), self.worker_pid(owner));
+            self.effects.log_bounded(self.now, || LogLine::LockLost {
+                lock: name.clone(),
+                holder,
+                pid,
+                trace: hold.trace().to_owned(),
+                end,
+            });
+        }
+        let group = self.group_label(&name);
+        if is_loss {
+            self.effects.report(Report::Lost { group, end });
         }
         self.void_replies(owner, number, &name, end);
         if !self.member_lost(owner, number, &name, end) {

@@ -11,6 +11,7 @@ use crate::core::ops::Purpose;
 use crate::core::session::Slot;
 use crate::core::session::event::Event;
 use crate::core::{Core, Effect};
+use crate::core::{LogLine, Report};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::End;
 use crate::types::Number;
@@ -130,21 +131,18 @@ impl Core {
     }
 
     pub(in crate::core) fn audit(
-        &self,
+        &mut self,
         slot: Slot,
         name: &LockName,
         holders: impl Iterator<Item = HolderId>,
     ) {
         let ids: Vec<String> = holders.map(|id| id.to_string()).collect();
         let peer = self.sessions.get(&slot.session).map(|session| &session.peer);
-        tracing::warn!(
-            lock.name = %name,
-            lock.holders = ids.join(" "),
-            by.uid = peer.map(|peer| peer.uid),
-            by.pid = peer.and_then(|peer| peer.pid),
-            by.comm = peer.and_then(|peer| peer.comm.as_deref()),
-            "an operator has released a lock by force"
-        );
+        self.effects.log(LogLine::ForcedRelease {
+            lock: name.clone(),
+            holders: ids.join(" "),
+            by: peer.cloned(),
+        });
     }
 
     /// Ends a session: its worker is told that its locks are lost, and its connection is closed.
@@ -159,26 +157,22 @@ impl Core {
         let by = self.sessions.get(&slot.session).map(|session| session.peer.clone());
         let Some(kicked) = self.sessions.get(&id) else { return };
         let numbers: std::collections::BTreeSet<Number> = kicked.holds.values().copied().collect();
-        tracing::warn!(
-            session = self.session_name(id),
-            pid = kicked.peer.pid,
-            uid = kicked.peer.uid,
-            holds = numbers.len(),
-            age_ms = millis(self.now.since(kicked.opened)),
-            by.uid = by.as_ref().map(|peer| peer.uid),
-            by.pid = by.as_ref().and_then(|peer| peer.pid),
-            by.comm = by.as_ref().and_then(|peer| peer.comm.as_deref()),
-            "an operator has ended a session"
-        );
+        self.effects.log(LogLine::SessionKicked {
+            session: self.session_name(id),
+            peer: kicked.peer.clone(),
+            holds: numbers.len(),
+            age_ms: millis(self.now.since(kicked.opened)),
+            by,
+        });
         for number in &numbers {
             let Some(hold) = self.holds.get(number) else { continue };
             let (owner, name, kind) = (hold.owner, hold.name.clone(), hold.kind);
-            let group = self.group(&name);
-            self.figures.lost(&group, End::Forced);
+            let group = self.group_label(&name);
+            self.effects.report(Report::Lost { group, end: End::Forced });
             self.notify(owner, &name, kind, &Event::Lost(End::Forced));
         }
         self.answer(slot, Frame::count(numbers.len() as u64));
-        self.effects.push_back(Effect::Deliver(id, Outgoing::Close));
+        self.effects.push(Effect::Deliver(id, Outgoing::Close));
         self.end_session(id, self.now);
     }
 

@@ -284,7 +284,7 @@ impl Core {
             _ => (Node::Main, Lane::Commands),
         };
         let (call, place) = (self.call(&op.purpose), self.place_of(&op.purpose));
-        self.effects.push_back(Effect::Send { op: id, node, lane, call, place });
+        self.effects.push(Effect::Send { op: id, node, lane, call, place });
     }
 
     /// Redis answered a script.

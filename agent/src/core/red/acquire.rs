@@ -10,6 +10,7 @@ use super::node_leases::NodeLeases;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
 use super::{Ask, What};
 use crate::core::Core;
+use crate::core::Report;
 use crate::core::lock::waiter::{Left, Waiter};
 use crate::core::ops::{Attempt, OpId, Purpose};
 use crate::core::timer::Timer;
@@ -124,7 +125,8 @@ impl Core {
             Answer::No(No::Held { .. }) => "refused",
             _ => "unfit",
         };
-        self.figures.red_vote(&self.nodes()[node], word);
+        let server = self.nodes()[node].clone();
+        self.effects.report(Report::NodeVote { node: server, outcome: word });
         if self.red.quorum_ops.contains_key(&quorum) {
             return self.record_answer(quorum, node, answer);
         }
@@ -199,7 +201,8 @@ impl Core {
         let view = View::of(&quorum, majority);
         let troubles = self.troubles(&quorum);
         for node in quorum.awaited() {
-            self.figures.red_vote(&self.nodes()[node], "silent");
+            let server = self.nodes()[node].clone();
+            self.effects.report(Report::NodeVote { node: server, outcome: "silent" });
         }
         quorum.last_word = last_word;
         let free: Vec<_> = quorum.yes().map(|(node, _)| node).collect();
@@ -267,7 +270,7 @@ impl Core {
         let mut ghosts: Vec<_> = ghosts.into_iter().collect();
         ghosts.sort_unstable();
         for (number, nodes) in ghosts {
-            self.figures.doubt("undone_late");
+            self.effects.report(Report::OutcomeKnown("undone_late"));
             let undoing = Undoing {
                 name: attempt.name.clone(),
                 number,

@@ -2,6 +2,7 @@
 
 use redisson::script::{AcquireOutcome, RenewOutcome};
 use redisson::{Kind, Moment};
+use std::sync::Arc;
 
 use super::quorum::{QuorumOp, QuorumRequest, Verdict};
 use super::{Ask, What};
@@ -10,6 +11,7 @@ use crate::core::lease::update::lost_end;
 use crate::core::ops::{Asked, Change, OpId, Purpose, Renewal};
 use crate::core::session::event::Event;
 use crate::core::{Core, spans};
+use crate::core::{LogLine, Report};
 use crate::types::End;
 use crate::types::Number;
 
@@ -119,7 +121,7 @@ impl Core {
         kept: &[RenewOutcome],
     ) {
         let (now, lease) = (self.now, self.settings.lease);
-        self.figures.renewal_seconds.observe(now.since(sent).as_secs_f64());
+        self.effects.report(Report::RenewalRoundTrip(now.since(sent)));
         for (renewal, kept) in holds.iter().zip(kept) {
             let (number, jitter) = (renewal.number, self.jitter());
             // A hold that ended meanwhile is no business of a renewal any more.
@@ -134,7 +136,11 @@ impl Core {
             let end = lost_end(*kept);
             if let Some(end) = end {
                 node_leases.gone(node, now, watched && end == End::Missing);
-                self.figures.renewals(&hold.group, "gone", 1);
+                self.effects.report(Report::Renewals {
+                    group: Arc::clone(&hold.group),
+                    outcome: "gone",
+                    count: 1,
+                });
             } else {
                 if watched {
                     node_leases.confirm(node, sent, lease.valid_until(sent));
@@ -143,8 +149,12 @@ impl Core {
                         node_leases.0[node].renew_at = now;
                     }
                 }
-                self.figures.renewals(&hold.group, "renewed", 1);
-                self.figures.renewal_margin.observe(before.since(now).as_secs_f64());
+                self.effects.report(Report::Renewals {
+                    group: Arc::clone(&hold.group),
+                    outcome: "renewed",
+                    count: 1,
+                });
+                self.effects.report(Report::RenewalMargin(before.since(now)));
             }
             self.reassess(number, end);
             if end.is_none() {
@@ -215,11 +225,11 @@ impl Core {
             if count > 1 {
                 node_leases.0[node].renew_at = now;
             }
-            tracing::info!(
-                lock.name = %renewal.name,
-                redis.node = self.settings.red.as_ref().map(|red| red.nodes[node].as_str()),
-                "a server that had lost its part of a red lock has it again"
-            );
+            let red = self.settings.red.as_ref();
+            self.effects.log(LogLine::NodeRestored {
+                lock: renewal.name.clone(),
+                node: red.map(|red| red.nodes[node].clone()),
+            });
         }
         self.reassess(renewal.number, None);
     }
@@ -238,7 +248,11 @@ impl Core {
                 self.poll_queue(&renewal.name);
                 continue;
             };
-            self.figures.renewals(&hold.group, "error", 1);
+            self.effects.report(Report::Renewals {
+                group: Arc::clone(&hold.group),
+                outcome: "error",
+                count: 1,
+            });
             // Safe without it: the other nodes were renewed as they should be.
             let safe = hold.valid_until >= hold.granted.max(now) + lease.duration() / 2;
             let Some(lease_on_node) =
