@@ -114,7 +114,7 @@ impl World {
         let mut grants = Vec::new();
         match (pending, reply) {
             (Pending::Lock(lock, kind), Frame::Map(pairs)) => {
-                grants.push((lock, kind, count(pairs)))
+                grants.push((lock, kind, count(pairs)));
             }
             (Pending::Several(names, kind), Frame::Array(maps)) => {
                 for (lock, map) in names.into_iter().zip(maps) {

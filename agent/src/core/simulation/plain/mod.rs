@@ -53,8 +53,8 @@ impl Simulation {
                 self.after(pause, Event::Join { host });
             }
         }
-        for index in 0..self.foreign.len() {
-            self.after(1000, Event::Foreign(index));
+        for index in 0..self.other_clients.len() {
+            self.after(1000, Event::OtherClient(index));
         }
         self.after(lease / 2, Event::Fault);
         self.work_left = self.rng.within(20..200);
@@ -71,13 +71,13 @@ impl Simulation {
         // Once a crowd may just have bad luck: all ask for what others hold, and give up before that ends.
         let mut asked = 0;
         for _ in 0..4 {
-            if self.laws.granted_since == 0 {
+            if self.history.granted_since == 0 {
                 self.work_left = 40;
                 self.run_until(self.now + leases)?;
                 asked += 40 - self.work_left;
             }
         }
-        if self.laws.granted_since == 0 && asked > 0 {
+        if self.history.granted_since == 0 && asked > 0 {
             return Err("nobody was granted anything after everything was repaired".to_owned());
         }
         self.wind_down();

@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use redisson::LockName;
-
 use super::super::redis::{Entry, Redis};
 use super::super::rng::Rng;
 use super::super::schedule::{Schedule, Trace};
@@ -63,10 +61,6 @@ pub(super) struct Simulation {
     /// Events so far: a measure of a run's length.
     pub(super) events: u64,
     pub(super) trace: Trace,
-}
-
-pub(super) fn lock_name(text: &str) -> LockName {
-    LockName::new(text.as_bytes()).expect("a short name")
 }
 
 impl Simulation {

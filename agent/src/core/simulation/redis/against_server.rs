@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use harness::{Client, RedisServer, Reply};
-use redisson::script::{self, Call, Publish, Seen, Value};
+use redisson::script::{self, Call, ExpectedLock, Publish, Value};
 use redisson::shape::LockHash;
 use redisson::{ClientId, HolderId, Lease, LockName, keys};
 
@@ -87,9 +87,9 @@ impl Pair {
         HolderId::new(ClientId::from_random([7; 16]), number)
     }
 
-    fn seen<'a>(&mut self, hash: &'a LockHash) -> Seen<'a> {
-        let most_left = self.rng.one_in(3).then_some(Duration::from_secs(30));
-        Seen { hash, most_left }
+    fn expected<'a>(&mut self, hash: &'a LockHash) -> ExpectedLock<'a> {
+        let max_ttl = self.rng.one_in(3).then_some(Duration::from_secs(30));
+        ExpectedLock { hash, max_ttl }
     }
 
     fn step(&mut self) -> Step {
@@ -106,31 +106,31 @@ impl Pair {
         let least = self.rng.pick(&[1, 1, 7, 1_000_000]);
         let fields = self.model.fields(lock).iter();
         let hash =
-            LockHash::read(fields.map(|(field, value)| (field.as_bytes(), value.as_bytes())));
+            LockHash::parse(fields.map(|(field, value)| (field.as_bytes(), value.as_bytes())));
         Step::Script(match self.rng.within(0..62) {
             0..9 if fenced => script::acquire_fenced(&name, &holder, lease, least),
             0..9 => script::acquire(&name, &holder, lease),
-            9..14 => script::keep([(&name, holder, count)], lease),
+            9..14 => script::renew([(&name, holder, count)], lease),
             14 | 15 => {
                 let second = lock_name(LOCKS[0]);
                 let holds: [(&LockName, HolderId, u32); 2] =
                     [(&name, holder, count), (&second, other, count)];
-                script::keep(holds, lease)
+                script::renew(holds, lease)
             }
             16..20 => script::release(&name, &holder, publish),
             20..24 if fenced => script::hand_over_fenced(&name, &holder, &other, lease, least),
             20..24 => script::hand_over(&name, &holder, &other, lease),
             24 | 25 => script::show(&name),
-            26 => script::force_release(&name, self.seen(&hash), publish),
+            26 => script::force_release(&name, self.expected(&hash), publish),
             38 | 39 if !hash.holders.is_empty() => {
                 let index = self.rng.index(hash.holders.len());
                 let mut holder = hash.holders[index];
                 holder.count += i64::from(self.rng.one_in(4));
-                script::force_release_holder(&name, self.seen(&hash), &holder, publish)
+                script::force_release_holder(&name, self.expected(&hash), &holder, publish)
             }
             42 | 43 => {
                 let deadline = self.rng.pick(&[None, Some(1), Some(9_000_000_000_000)]);
-                script::remove_place(&name, &other, deadline, publish)
+                script::remove_waiter(&name, &other, deadline, publish)
             }
             27 => return Step::Plain(words(&format!("HSET {lock} {other} 2"))),
             28 => return Step::Plain(words(&format!("HSET {lock} colour red"))),
@@ -159,7 +159,7 @@ impl Pair {
                 script::acquire_read(&name, &holder, lease, self.rng.one_in(2).then_some(&own))
             }
             48..50 => script::acquire_write(&name, &HolderId { write: true, ..holder }, lease),
-            50..52 => script::keep_read([(&name, holder, count)], lease),
+            50..52 => script::renew_read([(&name, holder, count)], lease),
             52..54 => script::release_read(&name, &holder, publish),
             54..56 => script::release_write(&name, &HolderId { write: true, ..holder }, publish),
             56..60 => {
