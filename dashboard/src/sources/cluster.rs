@@ -14,12 +14,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::share::{Nodes, Share};
+use super::slot_share::{Nodes, SlotShare};
 use super::status::Server;
 use super::{Common, Place, Scope};
 use crate::clock::{SteadyMillis, now};
 use crate::config;
-use crate::model::{Observation, ScopeId, Served};
+use crate::model::types::{Observation, ScopeId, SlotAssignment};
 use crate::redis::{TIMEOUT, cluster_options};
 
 /// The most masters that are looked at: each has connections and metrics of its own.
@@ -145,8 +145,13 @@ impl Follower {
             .filter_map(|(range, address)| Some((range, self.running.get(address)?.scope)));
         let by = by.collect();
         let over = gone.iter().filter_map(|address| Some(self.running.get(address)?.scope));
-        let served = Served { by, over: over.collect(), at: now(), steady: SteadyMillis::now() };
-        self.common.model.see(self.front, Observation::Served(served)).await;
+        let served = SlotAssignment {
+            slots: by,
+            drained: over.collect(),
+            at: now(),
+            steady: SteadyMillis::now(),
+        };
+        self.common.model.see(self.front, Observation::SlotsAssigned(served)).await;
         for address in gone {
             self.stop(&address).await;
         }
@@ -193,7 +198,7 @@ impl Follower {
             aim: self.cluster.target().node(address.clone()).into(),
             monitor: self.monitor.node(address.clone()).into(),
             dbs: vec![(scope, batches)],
-            share: Share::Node(Arc::clone(&self.nodes), address.clone()),
+            share: SlotShare::Node(Arc::clone(&self.nodes), address.clone()),
             stop: stop.clone(),
             // What a node has that joins later comes from the others, which have been passed over.
             first: !self.common.sources.is_passed_over(&self.deployment),

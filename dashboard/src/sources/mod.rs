@@ -18,15 +18,15 @@ mod cluster;
 mod fine_timer;
 pub mod identity;
 pub mod keyspace;
+pub mod monitor;
 pub mod pace;
 pub mod poll;
 pub mod read;
 pub mod scan;
 pub mod shards;
-mod share;
+mod slot_share;
 pub mod status;
 pub mod subscribers;
-pub mod tap;
 pub mod view;
 
 use std::sync::Arc;
@@ -45,8 +45,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Config, MonitorSettings, ReadFrom, ScanSettings};
 use crate::metrics::{ScansMetrics, TapsMetrics};
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::view::LockView;
-use crate::model::{ReadRequest, ScopeId, Source};
+use crate::model::types::{LockView, ReadRequest, ScopeId, Source};
 use crate::redis::{link_options, sentinel_options};
 use crate::sources::view::SourceState;
 
@@ -55,14 +54,14 @@ use channels::Channels;
 use cluster::Follower;
 use identity::Identity;
 use keyspace::Keyspace;
+use monitor::MonitorReader;
 use poll::Poll;
 use read::{ReadError, ServerFacts};
 use scan::Scan;
 use shards::Shards;
-use share::Share;
+use slot_share::SlotShare;
 use status::{Server, SourceStatus, Sources};
 use subscribers::Subscribers;
-use tap::Tap;
 
 /// How long to wait before something is tried again that was refused or failed.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -108,7 +107,7 @@ struct Place {
     /// Its databases, with what the model wants to be read there.
     dbs: Vec<(Scope, mpsc::Receiver<Vec<ReadRequest>>)>,
     /// Which of the deployment's locks it has.
-    share: Share,
+    share: SlotShare,
     stop: CancellationToken,
     /// Whether its keys have still to be passed over before the picture is whole.
     first: bool,
@@ -155,7 +154,7 @@ pub fn start(
                     monitor: aim.seen_as(&deployment.monitor).with_db(0),
                     aim,
                     dbs,
-                    share: Share::Whole,
+                    share: SlotShare::Whole,
                     stop: shutdown.token(),
                     first: true,
                 };
@@ -234,7 +233,7 @@ impl Common {
                     node: server.clone(),
                     link: poll.link.state(),
                     reads: replicas.as_ref().map(Replicas::choice),
-                    whole: matches!(share, Share::Node(..)),
+                    whole: matches!(share, SlotShare::Node(..)),
                 });
             }
             let scan = Scan {
@@ -254,7 +253,7 @@ impl Common {
         }
         let reading = reading?;
         let options = LinkOptions { no_touch: false, ..link_options() };
-        let (tap, switch) = Tap::new(
+        let (tap, switch) = MonitorReader::new(
             monitor.clone(),
             Link::start(monitor, options, shutdown),
             self.monitor,

@@ -14,13 +14,12 @@ use tokio::time::Instant;
 
 use super::read::integer;
 use super::shards::Shards;
-use super::share::Share;
+use super::slot_share::SlotShare;
 use super::status::SourceStatus;
 use super::{AGAIN, Scope, rest, up};
 use crate::clock::{SteadyMillis, now};
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::view::LockView;
-use crate::model::{Observation, ScopeId};
+use crate::model::types::{LockView, Observation, ScopeId};
 use crate::sources::view::SourceState;
 
 /// How often some are counted.
@@ -43,7 +42,7 @@ pub struct Subscribers {
     /// The channels of shards that dashboards are subscribed to.
     pub shards: Shards,
     /// Which of the deployment's locks the server has.
-    pub(super) share: Share,
+    pub(super) share: SlotShare,
     /// How it fares.
     pub status: Arc<SourceStatus>,
 }

@@ -1,4 +1,4 @@
-//! When a lock is read next, and what is asked for then.
+//! The next reading of a lock: its time and its contents.
 
 use std::time::Duration;
 
@@ -7,24 +7,24 @@ use redisson::shape::Holder;
 
 use super::Record;
 use crate::model::problem::{LEAK_GAP, overdue_below};
-use crate::model::{Known, Still};
+use crate::model::types::{KnownParts, LastReading};
 
-/// A lock that seems to be as it was is read as a whole each third time: each of its turns is as long as the longest time
-/// between two readings of a held lock.
+/// One of this many readings of an unchanged lock is a whole one. Turns are as long as the longest time between two readings
+/// of a held lock.
 const WHOLE_EACH: u64 = 3;
 const TURN_MICROS: u64 = 10_000_000;
-/// How long a reading may have taken for telling when the lock runs out.
-const SHARP: Duration = Duration::from_millis(50);
-/// How long a token is good for before it is read again, where none was found.
+/// The longest that a reading may have taken if the lock's expiry is inferred from it.
+const MAX_SLACK: Duration = Duration::from_millis(50);
+/// The interval at which a lock without a token is asked for one.
 const TOKEN_EACH: Duration = Duration::from_secs(60);
 
 impl Record {
-    /// When it should be read again after the newest reading, at the latest.
+    /// Returns the latest instant for the next reading.
     #[must_use]
     pub fn next_read(&self) -> Moment {
         const AT_LEAST: Duration = Duration::from_secs(10);
         let Some(stamp) = self.stamp else { return self.free_since };
-        /// Somebody waits: who is next, and since when, is worth knowing.
+        /// Locks with waiters are read more often, for the order and the beginnings of the waits.
         const AWAITED: Duration = Duration::from_secs(2);
         let longest = if self.is_awaited() { AWAITED } else { Duration::MAX };
         let wait = if !self.is_held() {
@@ -44,8 +44,8 @@ impl Record {
         stamp.received + wait.min(longest)
     }
 
-    /// When to look again at a lock that is renewed: as soon as its renewal is overdue, then more often, and once
-    /// shortly before it runs out, which tells a lease that ran out from a release.
+    /// Returns the time until the next reading of a renewed lock: as soon as its renewal is overdue, then more often, and
+    /// once shortly before it expires, which distinguishes an expired lease from a release.
     fn until_overdue(&self, lease: Duration, ttl: Duration) -> Duration {
         const OFTEN: Duration = Duration::from_secs(1);
         const BEFORE_END: Duration = Duration::from_millis(500);
@@ -61,45 +61,49 @@ impl Record {
         }
     }
 
-    /// What it is known to have, so that it is asked for by name.
+    /// Returns its known parts, which the next reading requests by name.
     #[must_use]
-    pub fn known(&self, now: Moment) -> Known {
+    pub fn known(&self, now: Moment) -> KnownParts {
         let mode = self.mode.as_ref().map(|_| redisson::shape::MODE_FIELD.to_vec());
         let holders = self.holds.iter().map(|hold| hold.id.to_string().into_bytes());
         let fields =
             if self.is_held() { mode.into_iter().chain(holders).collect() } else { Vec::new() };
         let readers = self.holds.iter().filter(|hold| self.mode.is_some() && !hold.id.write);
         let readers = readers.map(|hold| (hold.id, hold.count));
-        let left = self.rare.iter().flat_map(|rare| rare.left.iter().copied());
-        let queue = self.rare.as_ref().and_then(|rare| rare.waiting.queue.as_ref());
+        let left = self.cold.iter().flat_map(|cold| cold.left.iter().copied());
+        let queue = self.cold.as_ref().and_then(|cold| cold.waiting.queue.as_ref());
         let stale = self.token_read.is_none_or(|read| now.since(read) >= TOKEN_EACH);
-        Known {
+        KnownParts {
             fields,
             readers: readers.chain(left).collect(),
             waiting: queue.iter().flat_map(|queue| &queue.front).map(|place| place.id).collect(),
             token: self.token.is_some() || stale,
-            still: self.still(now),
+            revalidate: self.last_reading(now),
         }
     }
 
-    /// How it was read last, where it is a plain lock that nobody renews, nothing is odd about it, and it is not its turn to be
-    /// read as a whole.
-    fn still(&self, now: Moment) -> Option<Still> {
+    /// Returns the last reading if revalidating it is enough: of a plain lock that nobody renews, without anything odd, whose
+    /// turn for a whole reading has not come.
+    fn last_reading(&self, now: Moment) -> Option<LastReading> {
         let (stamp, ttl) = self.stamp.zip(self.ttl)?;
         let plain = self.mode.is_none() && !self.fair && self.token.is_none();
-        let calm = self.rare.is_none() && self.problems.is_empty() && !self.lease.rose();
+        let calm = self.cold.is_none() && self.problems.is_empty() && !self.lease.rose();
         let settled = self.confirmed && self.is_held() && self.released.is_none();
         let turn = now.as_micros() / TURN_MICROS + u64::from(self.id.name.slot());
-        if !(plain && calm && settled && stamp.slack() <= SHARP) || turn.is_multiple_of(WHOLE_EACH)
+        if !(plain && calm && settled && stamp.slack() <= MAX_SLACK)
+            || turn.is_multiple_of(WHOLE_EACH)
         {
             return None;
         }
         let holders = self.holds.iter().map(|hold| Holder { id: hold.id, count: hold.count });
-        Some(Still { holders: holders.collect(), ends: (stamp.sent + ttl, stamp.received + ttl) })
+        Some(LastReading {
+            holders: holders.collect(),
+            expires: (stamp.sent + ttl, stamp.received + ttl),
+        })
     }
 }
 
-/// Shortly after a time to live has run out.
+/// Returns the time until shortly after a time to live has expired.
 fn past(ttl: Duration) -> Duration {
     ttl + Duration::from_millis(20)
 }

@@ -1,10 +1,11 @@
-//! The views as JSON.
+//! JSON of locks and their identities.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use super::view::{LockId, LockView};
+use super::id::LockId;
+use super::lock_view::LockView;
 
 fn name_entries<M: SerializeMap>(map: &mut M, id: &LockId) -> Result<(), M::Error> {
     map.serialize_entry("deployment", &*id.deployment)?;
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_no_text_comes_in_base64_too() {
+    fn a_name_that_is_not_text_is_also_given_in_base64() {
         let id = |bytes: &[u8]| LockId {
             deployment: "main".into(),
             db: 3,

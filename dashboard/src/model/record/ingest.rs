@@ -1,4 +1,4 @@
-//! What a reading or a message changes.
+//! Effects of readings and messages on a lock's record.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,36 +6,37 @@ use std::time::Duration;
 use redisson::shape::LockHash;
 use redisson::{HolderId, Moment};
 
-use super::{Effect, Hold, Record, Surroundings, millis};
+use super::{Effect, Hold, Record, ScopeContext, millis};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Count;
-use crate::model::history::{End, Happening};
 use crate::model::lease::Step;
-use crate::model::observation::{Marker, Queued, Reading, Source, Stamp};
-use crate::model::past::{Ending, Note, PastHold};
 use crate::model::problem::Expired;
-use crate::model::view::{Certainty, Since};
+use crate::model::types::{
+    ArchiveEntry, Certainty, EndCause, Ending, LockEvent, Marker, PastHold, QueueEntry, Reading,
+    Since, Source, Stamp,
+};
 use crate::model::waiting::Waiting;
 
-/// A hold's beginning is exact when it is known within this.
+/// The uncertainty up to which a hold's beginning counts as exact.
 const EXACT: Duration = Duration::from_secs(1);
-/// A lease that had no more left than this when it was last seen was not released before its end.
+/// The time left at the last reading up to which a lease counts as expired rather than released.
 const NEAR_END: Duration = Duration::from_secs(1);
-/// A lease that was to end within this of a reading that finds the lock gone has run out.
+/// The time left at a reading that finds the lock gone, up to which its lease counts as expired.
 const RUN_OUT: Duration = Duration::from_millis(200);
-/// The most readers whose markers are looked for after the lock has vanished.
+/// The most readers whose markers are read after the lock has vanished.
 const MAX_LEFT: usize = 16;
-/// A release that two sources tell of within this is one.
-const TOLD_TWICE: Duration = Duration::from_millis(200);
+/// The time within which two sources report the same release.
+const SAME_RELEASE: Duration = Duration::from_millis(200);
 
 impl Record {
+    /// Applies a reading that shows the lock held.
     pub(super) fn read_held(
         &mut self,
         stamp: Stamp,
         source: Source,
         hash: &LockHash,
         ttl: Option<Duration>,
-        around: Surroundings,
+        context: ScopeContext,
         effects: &mut Vec<Effect>,
     ) {
         let last = self.stamp.replace(stamp);
@@ -44,7 +45,7 @@ impl Record {
         // A hold not seen before began after the newest sign that it did not exist.
         let window = released
             .or_else(|| last.map(|last| last.sent))
-            .or(around.pass_began)
+            .or(context.pass_began)
             .map(|earliest| stamp.received.since(earliest));
         let since = Since { at: stamp.steady, exact: window.is_some_and(|window| window <= EXACT) };
         let mut moved = released.is_some();
@@ -55,7 +56,7 @@ impl Record {
                 Some(hold) if hold.count == holder.count => *hold,
                 Some(hold) => {
                     moved = true;
-                    let what = Happening::Reentered(holder.id, hold.count, holder.count);
+                    let what = LockEvent::Reentered(holder.id, hold.count, holder.count);
                     self.event(stamp.steady, source, what, effects);
                     Hold { count: holder.count, ..*hold }
                 }
@@ -63,11 +64,11 @@ impl Record {
                     moved = true;
                     let taken = self.taken(holder.id, stamp);
                     let what = match (taken, window) {
-                        (Some(_), _) => Happening::Taken(holder.id, 0),
-                        (None, Some(window)) => Happening::Taken(holder.id, millis(window)),
-                        (None, None) => Happening::FoundHeld(holder.id),
+                        (Some(_), _) => LockEvent::Taken(holder.id, 0),
+                        (None, Some(window)) => LockEvent::Taken(holder.id, millis(window)),
+                        (None, None) => LockEvent::FoundHeld(holder.id),
                     };
-                    if matches!(what, Happening::Taken(..)) {
+                    if matches!(what, LockEvent::Taken(..)) {
                         self.count(source, Count::Acquired, effects);
                     }
                     self.event(stamp.steady, source, what, effects);
@@ -76,8 +77,8 @@ impl Record {
                         None => (stamp.received, self.since_remembered(holder.id, since)),
                     };
                     if self.confirmed {
-                        let note = Note::Began(self.id.clone(), holder.id, since);
-                        effects.push(Effect::Note(Box::new(note)));
+                        let note = ArchiveEntry::Began(self.id.clone(), holder.id, since);
+                        effects.push(Effect::Archive(Box::new(note)));
                     }
                     Hold {
                         id: holder.id,
@@ -93,27 +94,27 @@ impl Record {
         }
         for gone in before.iter().filter(|hold| !hash.holders.iter().any(|h| h.id == hold.id)) {
             moved = true;
-            let over = self.is_over(last, stamp);
+            let over = self.has_expired(last, stamp);
             let ended = if over { Ending::RanOut } else { Ending::Vanished };
             self.end(*gone, stamp.received, stamp.steady, ended, effects);
-            self.consider_expired(*gone, last, stamp, source, around);
-            let what = Happening::Vanished(gone.id, End::OthersHold);
+            self.consider_expired(*gone, last, stamp, source, context);
+            let what = LockEvent::Vanished(gone.id, EndCause::OthersHold);
             self.event(stamp.steady, source, what, effects);
         }
         self.holds = holds;
-        self.news |= self.mode != hash.mode;
+        self.dirty |= self.mode != hash.mode;
         self.mode.clone_from(&hash.mode);
-        self.look_for_odd(hash, around);
-        if let Some(rare) = &mut self.rare {
-            rare.orphan_since = None;
-            rare.left.clear();
-            rare.taken.take_if(|(_, at, _)| *at <= stamp.sent);
+        self.look_for_odd(hash, context);
+        if let Some(cold) = &mut self.cold {
+            cold.orphan_since = None;
+            cold.left.clear();
+            cold.taken.take_if(|(_, at, _)| *at <= stamp.sent);
             if moved {
-                rare.gone = None;
+                cold.gone = None;
             }
             let ids: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
-            // A reader that wants to write waits for itself: its place is the write side's.
-            for waiter in rare.waiting.remove(&ids) {
+            // A reader that wants to write waits for itself: its queue entry is the write side's.
+            for waiter in cold.waiting.remove(&ids) {
                 self.waited(waiter, Some(stamp.steady), source, effects);
             }
         }
@@ -124,63 +125,63 @@ impl Record {
             self.lease.restart(stamp.received, ttl, window.filter(|window| *window <= EXACT));
         } else {
             let step = self.lease.read(stamp.received, stamp.slack(), ttl);
-            self.news |= step != Step::Ran;
+            self.dirty |= step != Step::Ran;
             if step == Step::Rose {
                 self.rose = Some(stamp.steady);
-                // It has run since then, but it was not yet set again at the reading before.
+                // It has run since then, but was not yet renewed at the last reading.
                 let ran = self.lease.lease().zip(ttl).map(|(lease, ttl)| lease.saturating_sub(ttl));
                 let at = stamp.steady.0.saturating_sub(ran.map_or(0, millis));
-                self.set_again(SteadyMillis(at.max(last.map_or(0, |last| last.steady.0))));
+                self.add_renewal(SteadyMillis(at.max(last.map_or(0, |last| last.steady.0))));
             }
-            if let Some(rare) = self.rare.as_mut().filter(|_| step == Step::Rose) {
-                // Whoever renews it lives, whatever else was seen.
-                rare.gone = None;
+            if let Some(cold) = self.cold.as_mut().filter(|_| step == Step::Rose) {
+                // A holder that renews is alive, whatever else was seen.
+                cold.gone = None;
             }
         }
         if self.lease.renewed() && !was_renewed {
             let lease = self.lease.lease().map_or(0, millis);
-            self.event(stamp.steady, source, Happening::Renewed(lease), effects);
+            self.event(stamp.steady, source, LockEvent::Renewed(lease), effects);
         }
-        self.news |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
+        self.dirty |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
         self.ttl = ttl;
         self.bare_since = if ttl.is_some() { None } else { self.bare_since.or(Some(stamp)) };
     }
 
-    /// Its lease was set again at that instant.
-    pub(super) fn set_again(&mut self, at: SteadyMillis) {
+    /// Records a renewal at that instant.
+    pub(super) fn add_renewal(&mut self, at: SteadyMillis) {
         let lease = self.lease.lease();
         Arc::make_mut(self.renewals.get_or_insert_default()).add(at, lease);
     }
 
-    fn look_for_odd(&mut self, hash: &LockHash, around: Surroundings) {
+    fn look_for_odd(&mut self, hash: &LockHash, context: ScopeContext) {
         let odd = hash.malformed().or_else(|| {
-            // Only a cluster has slots that the lock and what belongs to it could differ in.
-            let apart = around.cluster && !self.id.name.companions_share_slot();
+            // Only in a cluster can a lock and its companions be in different slots.
+            let apart = context.cluster && !self.id.name.companions_share_slot();
             apart
                 .then(|| "braces in its name keep its channel and queue in another slot".to_owned())
         });
-        if odd.is_some() || self.rare.is_some() {
-            self.rare().odd = odd;
+        if odd.is_some() || self.cold.is_some() {
+            self.cold().odd = odd;
         }
     }
 
-    /// Notes a hold that ran out although it had been renewed. It was seen shortly before its end, so that nobody
-    /// can have released it unheard meanwhile.
+    /// Records the expiry of a hold that had been renewed, if it was seen shortly before its end, so that nobody can have
+    /// released it unobserved since.
     fn consider_expired(
         &mut self,
         hold: Hold,
         last: Option<Stamp>,
         stamp: Stamp,
         source: Source,
-        around: Surroundings,
+        context: ScopeContext,
     ) {
         let (Some(last), Some(ttl), Some(lease)) = (last, self.ttl, self.lease.lease()) else {
             return;
         };
-        let watched = around.readable_since.is_some_and(|since| since <= last.sent);
+        let watched = context.readable_since.is_some_and(|since| since <= last.sent);
         let near = ttl <= NEAR_END;
-        let over = self.is_over(Some(last), stamp);
-        if !self.lease.renewed() || around.restarted || !watched || !near || !over {
+        let over = self.has_expired(Some(last), stamp);
+        if !self.lease.renewed() || context.restarted || !watched || !near || !over {
             return;
         }
         if self.is_known_to_have_lost(&hold.id, last) {
@@ -194,20 +195,20 @@ impl Record {
         );
         let (holder, certainty) = (hold.id, Certainty::Suspected);
         let at = (stamp.received, stamp.steady);
-        self.rare().expired = Some(Expired { at, holder, certainty, source, seen });
+        self.cold().expired = Some(Expired { at, holder, certainty, source, seen });
     }
 
-    /// The server told that its key was changed.
-    pub fn heard_of(&mut self) {
-        self.seen_by(Source::Keyspace);
+    /// Applies a notification that its key was changed.
+    pub fn on_key_changed(&mut self) {
+        self.add_source(Source::Keyspace);
     }
 
-    /// The server told that its key has run out. The next reading is to show what there is now.
-    pub fn ran_out(
+    /// Applies a notification that its key has expired. The next reading shows the new state.
+    pub fn on_key_expired(
         &mut self,
         at: Moment,
         steady: SteadyMillis,
-        around: Surroundings,
+        context: ScopeContext,
         effects: &mut Vec<Effect>,
     ) {
         let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at);
@@ -220,12 +221,12 @@ impl Record {
             self.event(
                 steady,
                 Source::Keyspace,
-                Happening::Vanished(hold.id, End::RanOut),
+                LockEvent::Vanished(hold.id, EndCause::RanOut),
                 effects,
             );
             let last = self.stamp;
             let known = last.is_some_and(|last| self.is_known_to_have_lost(&hold.id, last));
-            let Some(lease) = lease.filter(|_| !around.restarted && !known) else { continue };
+            let Some(lease) = lease.filter(|_| !context.restarted && !known) else { continue };
             let seen = format!(
                 "{} had renewed it to about {:.1} s; then the server told that its key had expired",
                 hold.id,
@@ -233,16 +234,16 @@ impl Record {
             );
             let (holder, certainty) = (hold.id, Certainty::Suspected);
             let (at, source) = ((at, steady), Source::Keyspace);
-            self.rare().expired = Some(Expired { at, holder, certainty, source, seen });
+            self.cold().expired = Some(Expired { at, holder, certainty, source, seen });
         }
         self.free_since = at;
         self.ttl = None;
         self.bare_since = None;
     }
 
-    /// Whether its holder has come back too late already, since that reading.
+    /// Returns whether its holder is known to have returned too late, since that reading.
     fn is_known_to_have_lost(&self, id: &HolderId, last: Stamp) -> bool {
-        let expired = self.rare.as_ref().and_then(|rare| rare.expired.as_ref());
+        let expired = self.cold.as_ref().and_then(|cold| cold.expired.as_ref());
         expired.is_some_and(|expired| {
             expired.certainty == Certainty::Sure
                 && expired.holder == *id
@@ -250,99 +251,100 @@ impl Record {
         })
     }
 
-    /// Whether the time to live that was read last had run out by this reading.
-    fn is_over(&self, last: Option<Stamp>, stamp: Stamp) -> bool {
+    /// Returns whether the last time to live had expired by this reading.
+    fn has_expired(&self, last: Option<Stamp>, stamp: Stamp) -> bool {
         let end = last.zip(self.ttl).map(|(last, ttl)| last.received + ttl);
         end.is_some_and(|end| end.since(stamp.received) <= RUN_OUT)
     }
 
-    /// A reading that finds no lock there.
+    /// Applies a reading that finds no lock.
     pub(super) fn read_nothing(
         &mut self,
         stamp: Stamp,
         source: Source,
         reading: &Reading,
-        around: Surroundings,
+        context: ScopeContext,
         effects: &mut Vec<Effect>,
     ) {
         if !self.is_newer(stamp) {
             return;
         }
         let last = self.stamp.replace(stamp);
-        let told = self.released.take().is_some();
-        if told || last.is_none() || self.is_held() {
+        let released = self.released.take().is_some();
+        if released || last.is_none() || self.is_held() {
             self.free_since = stamp.received;
         }
         let shared = self.mode.is_some();
         for hold in std::mem::take(&mut self.holds) {
-            self.news = true;
+            self.dirty = true;
             if shared && !hold.id.write && hold.marker != Some(Marker::Missing) {
-                self.may_have_left(hold);
+                self.note_left(hold);
             }
-            if told {
+            if released {
                 continue;
             }
             if matches!(reading, Reading::Absent { .. }) {
-                self.consider_expired(hold, last, stamp, source, around);
+                self.consider_expired(hold, last, stamp, source, context);
             }
             let left =
                 last.zip(self.ttl).map(|(last, ttl)| (last.received + ttl).since(stamp.received));
             let end = match reading {
-                Reading::Other(what) => End::Replaced(what.clone()),
-                _ if around.restarted => {
+                Reading::Other(what) => EndCause::Replaced(what.clone()),
+                _ if context.restarted => {
                     effects.push(Effect::LostInRestart);
-                    End::ServerRestarted
+                    EndCause::ServerRestarted
                 }
                 _ => match left {
-                    Some(left) if left > RUN_OUT => End::Early(millis(left)),
-                    Some(_) => End::RanOut,
-                    None => End::Early(0),
+                    Some(left) if left > RUN_OUT => EndCause::Early(millis(left)),
+                    Some(_) => EndCause::RanOut,
+                    None => EndCause::Early(0),
                 },
             };
             let ended = match end {
-                End::Replaced(_) => Ending::Replaced,
-                End::ServerRestarted => Ending::Restarted,
-                End::RanOut => Ending::RanOut,
-                End::Early(_) | End::OthersHold => Ending::Vanished,
+                EndCause::Replaced(_) => Ending::Replaced,
+                EndCause::ServerRestarted => Ending::Restarted,
+                EndCause::RanOut => Ending::RanOut,
+                EndCause::Early(_) | EndCause::OthersHold => Ending::Vanished,
             };
             self.end(hold, stamp.received, stamp.steady, ended, effects);
-            self.event(stamp.steady, source, Happening::Vanished(hold.id, end), effects);
+            self.event(stamp.steady, source, LockEvent::Vanished(hold.id, end), effects);
         }
         self.ttl = None;
         self.bare_since = None;
         self.look_for_orphans(stamp, reading);
-        self.judge(stamp, source, around, effects);
+        self.judge(stamp, source, context, effects);
         self.thin_out();
     }
 
-    /// It vanished under a reader, whose markers may still be there.
-    fn may_have_left(&mut self, hold: Hold) {
-        let left = &mut self.rare().left;
+    /// Notes a reader that held the lock when it vanished: its markers may still be there.
+    fn note_left(&mut self, hold: Hold) {
+        let left = &mut self.cold().left;
         if left.len() < MAX_LEFT {
             left.push((hold.id, hold.count));
         }
     }
 
-    /// A lock that is not there: whether the first in its queue is dead, or markers of readers were left behind.
+    /// Looks for leftovers of an absent lock: a dead first queue entry, or markers of readers.
     fn look_for_orphans(&mut self, stamp: Stamp, reading: &Reading) {
-        let Some(rare) = &mut self.rare else { return };
-        (rare.gone, rare.odd) = (None, None);
-        rare.taken.take_if(|(_, at, _)| *at <= stamp.sent);
-        let Reading::Absent { beside } = reading else {
-            rare.orphan_since = None;
-            return rare.left.clear();
+        let Some(cold) = &mut self.cold else { return };
+        (cold.gone, cold.odd) = (None, None);
+        cold.taken.take_if(|(_, at, _)| *at <= stamp.sent);
+        let Reading::Absent { companions } = reading else {
+            cold.orphan_since = None;
+            return cold.left.clear();
         };
-        if beside.is_away() {
+        if companions.is_unavailable() {
             return;
         }
-        let marker = |id| beside.markers.iter().find(|(known, _)| *known == id).map(|(_, m)| *m);
-        rare.left.retain(|(id, _)| marker(*id) != Some(Marker::Missing));
-        let marked = rare.left.iter().any(|(id, _)| marker(*id).is_some());
-        let dead = is_dead(&rare.waiting) || marked;
-        rare.orphan_since = dead.then(|| rare.orphan_since.unwrap_or(stamp));
+        let marker =
+            |id| companions.markers.iter().find(|(known, _)| *known == id).map(|(_, m)| *m);
+        cold.left.retain(|(id, _)| marker(*id) != Some(Marker::Missing));
+        let marked = cold.left.iter().any(|(id, _)| marker(*id).is_some());
+        let dead = is_dead(&cold.waiting) || marked;
+        cold.orphan_since = dead.then(|| cold.orphan_since.unwrap_or(stamp));
     }
 
-    /// Takes in a release, told by its message or seen by MONITOR: whoever held the lock until then does so no more.
+    /// Applies a release, from a message or from MONITOR: all holds that began before it have ended.
     pub fn released(
         &mut self,
         at: Moment,
@@ -351,17 +353,17 @@ impl Record {
         ended: Ending,
         effects: &mut Vec<Effect>,
     ) {
-        self.seen_by(source);
+        self.add_source(source);
         self.confirm();
-        // Both tell of the same release, and either may be first.
-        let twice = |(told, by): (Moment, Source)| by != source && at.since(told) <= TOLD_TWICE;
-        if self.told.is_some_and(twice) {
+        // Both report the same release, and either may be first.
+        let twice = |(told, by): (Moment, Source)| by != source && at.since(told) <= SAME_RELEASE;
+        if self.last_release.is_some_and(twice) {
             return;
         }
-        self.told = Some((at, source));
-        if let Some(rare) = &mut self.rare {
-            // What seemed to have run out was released at that very moment, and the reading was quicker.
-            rare.expired.take_if(|expired| {
+        self.last_release = Some((at, source));
+        if let Some(cold) = &mut self.cold {
+            // The hold that seemed to have expired was released at that very moment; the reading was quicker.
+            cold.expired.take_if(|expired| {
                 expired.certainty == Certainty::Suspected && at.since(expired.at.0) <= NEAR_END
             });
         }
@@ -372,7 +374,7 @@ impl Record {
             if self.released.is_some() { Vec::new() } else { self.holds.clone() };
         for hold in &known {
             self.end(*hold, at, steady, ended, effects);
-            let what = Happening::Released(Some(hold.id));
+            let what = LockEvent::Released(Some(hold.id));
             self.event(steady, source, what, effects);
         }
         if known.is_empty() {
@@ -384,7 +386,7 @@ impl Record {
         self.released = Some(self.released.map_or((at, steady), |before| before.max((at, steady))));
     }
 
-    /// A release of a hold that no reading has shown.
+    /// Applies a release of a hold that no reading has shown.
     fn released_unread(
         &mut self,
         at: Moment,
@@ -393,35 +395,35 @@ impl Record {
         ended: Ending,
         effects: &mut Vec<Effect>,
     ) {
-        let taken = self.rare.as_mut().and_then(|rare| rare.taken.take());
+        let taken = self.cold.as_mut().and_then(|cold| cold.taken.take());
         let Some((id, from, since)) = taken else {
             self.count(source, Count::Acquired, effects);
-            return self.event(steady, source, Happening::Released(None), effects);
+            return self.event(steady, source, LockEvent::Released(None), effects);
         };
-        // MONITOR saw it whole. So short a hold is not written down: there may be thousands a second.
+        // MONITOR saw it whole. So short a hold is not archived: there may be thousands a second.
         let past = PastHold { id, since: Since { at: since, exact: true }, to: steady, ended };
-        let before = self.before();
-        before.habit.push(at.since(from));
-        before.past.push(past);
+        let history = self.hold_history();
+        history.push_duration(at.since(from));
+        history.push(past);
         self.count(source, Count::Held(past), effects);
-        self.event(since, Source::Monitor, Happening::Taken(id, 0), effects);
-        self.event(steady, source, Happening::Released(Some(id)), effects);
+        self.event(since, Source::Monitor, LockEvent::Taken(id, 0), effects);
+        self.event(steady, source, LockEvent::Released(Some(id)), effects);
     }
 
-    /// When MONITOR saw that holder take it, where no reading since has shown otherwise.
+    /// Returns the instant at which MONITOR saw that holder acquire it, unless a later reading disagrees.
     fn taken(&self, id: HolderId, stamp: Stamp) -> Option<(Moment, SteadyMillis)> {
-        let (by, at, steady) = self.rare.as_ref()?.taken?;
+        let (by, at, steady) = self.cold.as_ref()?.taken?;
         (by == id && at <= stamp.received).then_some((at, steady))
     }
 
-    /// Counts something for the last hour, of what is surely a lock.
+    /// Counts something for the last hour, if it is proved to be a lock.
     pub(super) fn count(&self, source: Source, count: Count, effects: &mut Vec<Effect>) {
         if self.confirmed {
             effects.push(Effect::Count(source, count));
         }
     }
 
-    /// A release message that is told after a newer reading: what that shows was taken after the release.
+    /// Applies a release that is reported after a newer reading: the holds that the reading shows began after the release.
     fn released_before(
         &mut self,
         newer: Stamp,
@@ -441,11 +443,11 @@ impl Record {
         if restarted {
             self.still_since = (at, steady);
             self.count(source, Count::Acquired, effects);
-            self.event(steady, source, Happening::Released(None), effects);
+            self.event(steady, source, LockEvent::Released(None), effects);
         }
     }
 
-    /// Notes how long a hold lasted and how it ended; where both ends are known well enough that makes a habit.
+    /// Records the end of a hold, and its duration where the beginning is exact.
     pub(super) fn end(
         &mut self,
         hold: Hold,
@@ -456,27 +458,27 @@ impl Record {
     ) {
         let ended = if self.is_forced(&hold.id, at) { Ending::Forced } else { ended };
         let past = PastHold { id: hold.id, since: hold.since, to: steady, ended };
-        let before = self.before();
+        let history = self.hold_history();
         if hold.since.exact && ended != Ending::Forced {
-            before.habit.push(at.since(hold.from));
+            history.push_duration(at.since(hold.from));
         }
-        before.past.push(past);
+        history.push(past);
         if self.confirmed {
-            // Which source showed its end changes nothing here.
+            // The source that showed its end makes no difference here.
             effects.push(Effect::Count(Source::Poll, Count::Held(past)));
-            effects.push(Effect::Note(Box::new(Note::Ended(self.id.clone(), past))));
+            effects.push(Effect::Archive(Box::new(ArchiveEntry::Ended(self.id.clone(), past))));
         }
     }
 }
 
-/// Whether whoever is first in the queue is past its deadline; or everybody is, where the queue itself is gone or was
+/// Returns whether the first waiter in the queue is past its deadline; or all of them, where the queue itself is gone or was
 /// only counted.
 fn is_dead(waiting: &Waiting) -> bool {
     let Some(queue) = &waiting.queue else { return false };
     match queue.front.first() {
-        // Without a deadline nobody ever purges it: Redisson stops there.
-        Some(Queued { deadline: None, .. }) => queue.deadlines == 0,
-        Some(Queued { id, .. }) => {
+        // Redisson never removes an entry without a deadline: its clean-up stops there.
+        Some(QueueEntry { deadline: None, .. }) => queue.deadlines == 0,
+        Some(QueueEntry { id, .. }) => {
             waiting.waiters().any(|waiter| waiter.id == *id && waiter.overdue)
         }
         None => queue.passed > 0 && queue.passed == queue.deadlines,

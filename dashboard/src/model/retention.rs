@@ -3,9 +3,10 @@
 use redisson::group::glob_matches;
 use redisson::{LockName, Moment};
 
+use super::Model;
 use super::record::Record;
-use super::scope::Kept;
-use super::{Model, ScopeId};
+use super::scope::LockEntry;
+use crate::model::types::ScopeId;
 
 /// The most free locks that are remembered in one database.
 pub(super) const MAX_FREE: usize = 10_000;
@@ -17,7 +18,7 @@ impl Model {
         if self.settings.ignore.iter().any(|glob| glob_matches(glob, bytes)) {
             return false;
         }
-        if self.kept >= self.settings.max_locks && !self.forget_oldest_free(scope_id) {
+        if self.lock_count >= self.settings.max_locks && !self.forget_oldest_free(scope_id) {
             self.scopes[scope_id.0].refused += 1;
             return false;
         }
@@ -32,35 +33,35 @@ impl Model {
             }
             record.remember(known);
         }
-        let kept = Box::new(Kept { record, shown: None, free: None });
-        scope.locks.insert(name.clone(), kept);
-        self.kept += 1;
+        let entry = Box::new(LockEntry { record, shown: None, free: None });
+        scope.locks.insert(name.clone(), entry);
+        self.lock_count += 1;
         true
     }
 
     /// Brings what hangs on a lock up to date after something was seen of it.
     pub(super) fn settle(&mut self, scope_id: ScopeId, name: &LockName) {
         let scope = &mut self.scopes[scope_id.0];
-        let Some(kept) = scope.locks.get_mut(name) else { return };
-        if !kept.record.is_worth_keeping() {
+        let Some(entry) = scope.locks.get_mut(name) else { return };
+        if !entry.record.is_worth_keeping() {
             self.forget(scope_id, name);
             return;
         }
-        scope.schedule.set(name, kept.record.next_read());
-        if kept.record.has_named_waiters() {
+        scope.schedule.set(name, entry.record.next_read());
+        if entry.record.has_named_waiters() {
             scope.contended.insert(name.clone());
-        } else if !kept.record.is_in_cycle() {
+        } else if !entry.record.is_in_cycle() {
             scope.contended.remove(name);
         }
-        if kept.record.is_awaited() {
+        if entry.record.is_awaited() {
             scope.awaited.insert(name.clone());
         } else {
             scope.awaited.remove(name);
         }
         // What is wrong with a free lock is told for as long as it lasts, in bounds.
-        let free = (!kept.record.is_held()).then(|| kept.record.free_since());
-        if kept.free != free {
-            if let Some(before) = std::mem::replace(&mut kept.free, free) {
+        let free = (!entry.record.is_held()).then(|| entry.record.free_since());
+        if entry.free != free {
+            if let Some(before) = std::mem::replace(&mut entry.free, free) {
                 scope.free.remove(&(before, name.clone()));
             }
             if let Some(free) = free {
@@ -68,8 +69,8 @@ impl Model {
             }
         }
         let since = scope.readable_since;
-        if !kept.shown.as_ref().is_some_and(|shown| kept.record.is_shown_well(shown, since)) {
-            scope.news.insert(name.clone());
+        if !entry.shown.as_ref().is_some_and(|shown| entry.record.is_view_current(shown, since)) {
+            scope.dirty.insert(name.clone());
         }
         if scope.free.len() > MAX_FREE {
             self.forget_oldest_free(scope_id);
@@ -83,20 +84,20 @@ impl Model {
 
     pub(super) fn forget(&mut self, scope_id: ScopeId, name: &LockName) {
         let scope = &mut self.scopes[scope_id.0];
-        let Some(mut kept) = scope.locks.remove(name) else { return };
-        self.kept -= 1;
+        let Some(mut entry) = scope.locks.remove(name) else { return };
+        self.lock_count -= 1;
         let mut effects = Vec::new();
-        kept.record.clear_all(&mut effects);
+        entry.record.clear_all(&mut effects);
         self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
-        if let Some(free) = kept.free {
+        if let Some(free) = entry.free {
             scope.free.remove(&(free, name.clone()));
         }
         scope.schedule.forget(name);
         scope.contended.remove(name);
         scope.awaited.remove(name);
         scope.acknowledged.remove(name);
-        scope.news.remove(name);
-        if kept.shown.is_some() {
+        scope.dirty.remove(name);
+        if entry.shown.is_some() {
             let id = scope.id(name);
             scope.removed.push(id);
         }

@@ -27,8 +27,8 @@ use super::{AGAIN, Scope};
 use crate::clock::now;
 use crate::config::{MonitorMode, MonitorSettings};
 use crate::metrics::TapMetrics;
-use crate::model::Observation;
 use crate::model::actor::ModelHandle;
+use crate::model::types::Observation;
 use crate::redis::{CLIENT_NAME, TIMEOUT};
 use crate::sources::view::SourceState;
 
@@ -79,7 +79,7 @@ impl Switch {
 
 /// The reader of one server.
 #[derive(Debug)]
-pub struct Tap {
+pub struct MonitorReader {
     aim: Aim,
     link: Link,
     settings: MonitorSettings,
@@ -113,7 +113,7 @@ enum End {
     Denied(String),
 }
 
-impl Tap {
+impl MonitorReader {
     /// Makes it, and what asks it for a look. `link`: a connection of its own to the same server as the same user.
     #[must_use]
     pub fn new(
@@ -438,7 +438,7 @@ impl Tap {
 
     async fn tapping(&self, on: bool) {
         for scope in &self.scopes {
-            self.model.see(scope.id, Observation::Tapping { on, at: now() }).await;
+            self.model.see(scope.id, Observation::MonitorActive { on, at: now() }).await;
         }
     }
 }

@@ -1,14 +1,14 @@
-//! The renewals of a hold that lasts, as far as they were seen.
+//! Observed renewals of the current hold.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::clock::SteadyMillis;
 
-/// How many instants are kept; of those before only the number is known.
+/// The most instants that are retained; earlier ones are only counted.
 const MAX: usize = 64;
 
-/// How often a hold was renewed, and when lately.
+/// The number of renewals of a hold, and the instants of the latest.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Renewals {
     count: u64,
@@ -16,8 +16,8 @@ pub struct Renewals {
 }
 
 impl Renewals {
-    /// Adds one. Two sources may tell of the same: what is closer to the one before than renewals to that lease can be is
-    /// that one.
+    /// Adds a renewal. Two sources may report the same one: if it follows the last sooner than renewals of that lease can,
+    /// it is the same.
     pub fn add(&mut self, at: SteadyMillis, lease: Option<Duration>) {
         let apart =
             lease.map_or(0, |lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX) / 6);
@@ -31,13 +31,13 @@ impl Renewals {
         self.latest.push_back(at);
     }
 
-    /// How many were seen.
+    /// Returns the number of renewals seen.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The latest, in their order.
+    /// Returns the instants of the latest, in order.
     pub fn latest(&self) -> impl ExactSizeIterator<Item = SteadyMillis> {
         self.latest.iter().copied()
     }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_counts_once_and_the_latest_are_kept() {
+    fn each_renewal_counts_once_and_the_latest_are_retained() {
         let mut renewals = Renewals::default();
         let lease = Some(Duration::from_secs(30));
         for i in 0..100 {

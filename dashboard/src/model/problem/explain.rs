@@ -6,8 +6,7 @@ use redisson::HolderId;
 
 use super::{Case, Verdict, longest, stuck_limit};
 use crate::clock::SteadyMillis;
-use crate::model::observation::Source;
-use crate::model::view::{Certainty, Evidence, ProblemKind, ProblemView};
+use crate::model::types::{Certainty, Evidence, ProblemKind, ProblemView, Source};
 
 /// The problem as it is shown, with the evidence as it stands now.
 #[must_use]
@@ -111,7 +110,7 @@ fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
         }
     };
     evidence.push(said(now, Source::Channels, heard));
-    if let (Some((limit, true)), Some(p99)) = (stuck_limit(case), case.habit) {
+    if let (Some((limit, true)), Some(p99)) = (stuck_limit(case), case.typical) {
         let text = format!(
             "99 of 100 earlier holds lasted at most {:.1} s; beyond {} s is far from that",
             p99.as_secs_f64(),
@@ -163,9 +162,9 @@ fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
 
 /// How to find the process and the thread behind a holder.
 fn find(case: &Case<'_>, holder: &HolderId) -> String {
-    let who = case.who(holder);
-    if let Some((who, words)) = who.and_then(|who| Some((who, who.words()?))) {
-        let java = who.pid.filter(|_| who.comm.as_deref() == Some("java"));
+    let identity = case.identity(holder);
+    if let Some((identity, words)) = identity.and_then(|known| Some((known, known.words()?))) {
+        let java = identity.pid.filter(|_| identity.comm.as_deref() == Some("java"));
         return match java {
             Some(pid) => format!(
                 "Its agent says that it is {words}: `jcmd {pid} Thread.print` there shows its threads."

@@ -9,8 +9,8 @@ use redis::{Cmd, Value, cmd};
 use redisson::{HolderId, LockName, keys};
 
 use super::reply::{integer, is_list, signed, strings};
-use super::{Caller, Known, ReadError, ask, command};
-use crate::model::observation::{Beside, Marker, Queue, Queued, Token};
+use super::{Caller, KnownParts, ReadError, ask, command};
+use crate::model::types::{Companions, Marker, Queue, QueueEntry, Token};
 
 /// Places looked at in a queue.
 pub const MAX_QUEUE: usize = 64;
@@ -56,7 +56,7 @@ pub(super) enum More {
 
 impl Ask {
     /// What to ask for of a lock of which that is known.
-    pub(super) fn new(known: &Known, clock: u64) -> Self {
+    pub(super) fn new(known: &KnownParts, clock: u64) -> Self {
         let queue = if known.waiting.is_empty() { QueueAsk::Type } else { QueueAsk::Front };
         Self {
             queue,
@@ -97,9 +97,9 @@ impl Ask {
     }
 
     /// What is known, for whoever asks elsewhere.
-    pub(super) fn known(&self, fields: Vec<Vec<u8>>) -> Known {
+    pub(super) fn known(&self, fields: Vec<Vec<u8>>) -> KnownParts {
         let (waiting, readers) = (self.waiting.clone(), self.readers.clone());
-        Known { fields, waiting, readers, token: self.token, still: None }
+        KnownParts { fields, waiting, readers, token: self.token, revalidate: None }
     }
 
     /// The numbers of the markers of a reader that are asked for: its newest holds', which end last.
@@ -156,7 +156,7 @@ impl Ask {
         &self,
         results: &mut impl Iterator<Item = Value>,
         counts: &[redisson::shape::Holder],
-    ) -> Result<(Beside, Option<More>), ReadError> {
+    ) -> Result<(Companions, Option<More>), ReadError> {
         let mut next = || results.next().ok_or(ReadError::Odd("EXEC"));
         let mut more = None;
         let is_list = is_list(&Ok(next()?));
@@ -179,7 +179,8 @@ impl Ask {
                     let known = self.waiting.iter().position(|waiting| waiting == id)?;
                     scores.get(known).copied().flatten()
                 };
-                front = ids.iter().map(|id| Queued { id: *id, deadline: deadline(id) }).collect();
+                front =
+                    ids.iter().map(|id| QueueEntry { id: *id, deadline: deadline(id) }).collect();
                 if ids.iter().any(|id| !self.waiting.contains(id)) {
                     more = Some(More::Waiting(ids));
                 }
@@ -193,8 +194,8 @@ impl Ask {
             Some(Value::BulkString(digits)) => std::str::from_utf8(&digits)
                 .ok()
                 .and_then(|digits| digits.parse().ok())
-                .map_or(Token::Nothing, Token::Is),
-            Some(_) => Token::Nothing,
+                .map_or(Token::Absent, Token::Value),
+            Some(_) => Token::Absent,
         };
         let mut markers = Vec::new();
         // Also those of readers that no longer hold it: they may have been left behind.
@@ -211,18 +212,18 @@ impl Ask {
                 (None, _) => markers.push((*id, Marker::Missing)),
             }
         }
-        Ok((Beside { queue, token, markers }, more))
+        Ok((Companions { queue, token, markers }, more))
     }
 }
 
 fn longest(found: Option<Marker>, pttl: Option<i64>) -> Option<Marker> {
     match (found, pttl) {
-        (Some(Marker::Endless), _) | (_, Some(-1)) => Some(Marker::Endless),
+        (Some(Marker::Persistent), _) | (_, Some(-1)) => Some(Marker::Persistent),
         (found, Some(ms)) if ms >= 0 => {
             let left = Duration::from_millis(u64::try_from(ms).unwrap_or(0));
             match found {
-                Some(Marker::Left(longest)) if longest > left => found,
-                _ => Some(Marker::Left(left)),
+                Some(Marker::Expires(longest)) if longest > left => found,
+                _ => Some(Marker::Expires(left)),
             }
         }
         (found, _) => found,
@@ -292,7 +293,7 @@ mod tests {
         LockName::new(&b"a"[..]).unwrap()
     }
 
-    fn read(ask: &Ask, replies: Vec<Value>, counts: &[Holder]) -> (Beside, Option<More>) {
+    fn read(ask: &Ask, replies: Vec<Value>, counts: &[Holder]) -> (Companions, Option<More>) {
         assert_eq!(ask.commands(&name()).len(), replies.len());
         let mut replies = replies.into_iter();
         let read = ask.read(&mut replies, counts).unwrap();
@@ -310,24 +311,24 @@ mod tests {
 
     #[test]
     fn a_queue_is_vetted_then_read_then_its_deadlines() {
-        let mut ask = Ask::new(&Known::default(), 5);
-        assert_eq!(read(&ask, vec![list()], &[]), (Beside::default(), Some(More::Queue)));
+        let mut ask = Ask::new(&KnownParts::default(), 5);
+        assert_eq!(read(&ask, vec![list()], &[]), (Companions::default(), Some(More::Queue)));
         ask.has_queue(true);
         let front =
             Value::Array(vec![text(id(1).to_string()), text("alien"), text(id(2).to_string())]);
-        let (beside, more) = read(
+        let (companions, more) = read(
             &ask,
             vec![list(), Value::Int(3), Value::Int(2), Value::Int(1), front.clone()],
             &[],
         );
-        assert_eq!(beside.queue.unwrap().len, 3);
+        assert_eq!(companions.queue.unwrap().len, 3);
         assert_eq!(more, Some(More::Waiting(vec![id(1), id(2)])));
         ask.waits(vec![id(1), id(2)]);
         let scores = Value::Array(vec![text("1795219200123"), Value::Nil]);
         let replies = vec![list(), Value::Int(3), Value::Int(2), Value::Int(1), front, scores];
-        let (beside, more) = read(&ask, replies, &[]);
+        let (companions, more) = read(&ask, replies, &[]);
         let deadlines: Vec<_> =
-            beside.queue.unwrap().front.iter().map(|place| place.deadline).collect();
+            companions.queue.unwrap().front.iter().map(|place| place.deadline).collect();
         assert_eq!((deadlines, more), (vec![Some(1_795_219_200_123), None], None));
     }
 
@@ -335,28 +336,28 @@ mod tests {
     fn readers_live_as_long_as_any_of_their_markers() {
         let holders = [1, 2, 3].map(|n| Holder { id: id(n), count: n });
         let readers = holders.iter().map(|holder| (holder.id, holder.count)).collect();
-        let ask = Ask::new(&Known { readers, token: true, ..Known::default() }, 0);
+        let ask = Ask::new(&KnownParts { readers, token: true, ..KnownParts::default() }, 0);
         let replies = [-2, 500, -2, -2, -2, -2].map(Value::Int);
         let head = [Value::SimpleString("none".into()), text("")];
-        let (beside, _) = read(&ask, head.into_iter().chain(replies).collect(), &holders);
-        assert_eq!(beside.token, Token::Nothing);
-        let left = Marker::Left(Duration::from_millis(500));
+        let (companions, _) = read(&ask, head.into_iter().chain(replies).collect(), &holders);
+        assert_eq!(companions.token, Token::Absent);
+        let left = Marker::Expires(Duration::from_millis(500));
         let expected = [(id(1), Marker::Missing), (id(2), left), (id(3), Marker::Missing)];
-        assert_eq!(beside.markers, expected);
+        assert_eq!(companions.markers, expected);
     }
 
     #[test]
     fn a_reader_with_more_holds_than_were_asked_about_is_not_called_gone() {
-        let ask = Ask::new(&Known { readers: vec![(id(1), 1)], ..Known::default() }, 0);
+        let ask = Ask::new(&KnownParts { readers: vec![(id(1), 1)], ..KnownParts::default() }, 0);
         let replies = vec![Value::SimpleString("none".into()), Value::Int(-2)];
-        let (beside, _) = read(&ask, replies, &[Holder { id: id(1), count: 2 }]);
-        assert_eq!(beside.markers, []);
+        let (companions, _) = read(&ask, replies, &[Holder { id: id(1), count: 2 }]);
+        assert_eq!(companions.markers, []);
     }
 
     #[test]
     fn a_thousand_readers_cost_no_more_than_a_few_hundred_questions() {
         let readers = (0..1_000).map(|n| (id(n), 3)).collect();
-        let ask = Ask::new(&Known { readers, ..Known::default() }, 0);
+        let ask = Ask::new(&KnownParts { readers, ..KnownParts::default() }, 0);
         assert!(ask.commands(&name()).len() <= MAX_MARKERS + 1);
     }
 }

@@ -1,4 +1,4 @@
-//! What is seen across locks: MONITOR's traffic, circles of waits, clients that are gone, what agents tell.
+//! Observations that concern several locks: MONITOR's traffic, deadlocks, clients that are gone, reports of agents.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,23 +6,22 @@ use std::sync::Arc;
 use redisson::{LockName, monitor};
 
 use super::deadlock::{self, Cycle, Wait};
-use super::view::WaitView;
-use super::who::Told;
-use super::{Effect, Model, ScopeId, Source, Traffic};
+use super::{Effect, Model};
+use crate::model::types::{AgentReport, ScopeId, Source, Traffic, WaitView};
 
-/// The most pairs of waiter and holder among which circles are looked for.
+/// The most pairs of waiter and holder among which deadlocks are searched.
 const MAX_WAITS: usize = 100_000;
 
 impl Model {
-    /// Takes in what MONITOR showed. What changed who holds a lock is read at once.
+    /// Applies MONITOR's events. A lock whose holders changed is read at once.
     pub(super) fn traffic(&mut self, scope_id: ScopeId, traffic: &Traffic) {
         if traffic.missed > 0 {
-            // Who was granted or gave up among what was missed is not known.
-            self.untapped(scope_id);
+            // The missed events may include grants and waiters that gave up.
+            self.monitor_stopped(scope_id);
         }
         for event in &traffic.events {
-            let told = Effect::Event(Source::Monitor, event.what.as_str());
-            self.effects.push((scope_id, told));
+            let effect = Effect::Event(Source::Monitor, event.what.as_str());
+            self.effects.push((scope_id, effect));
             let scope_id = self.home(scope_id, &event.lock);
             let known = self.scopes[scope_id.0].locks.contains_key(&event.lock);
             if let (Some(holder), Some(monitor::Address::Tcp(address))) =
@@ -35,78 +34,78 @@ impl Model {
                 continue;
             }
             let scope = &mut self.scopes[scope_id.0];
-            let around = scope.around(&event.lock);
-            let Some(kept) = scope.locks.get_mut(&event.lock) else { continue };
+            let context = scope.context(&event.lock);
+            let Some(entry) = scope.locks.get_mut(&event.lock) else { continue };
             let mut effects = Vec::new();
-            kept.record.traffic(event, traffic.at, traffic.steady, around, &mut effects);
-            let tapped = kept.record.has_tapped_waiters();
-            let hurry = !known || changes_holders(event.what);
+            entry.record.traffic(event, traffic.at, traffic.steady, context, &mut effects);
+            let monitored = entry.record.has_monitor_waiters();
+            let prioritize = !known || changes_holders(event.what);
             self.keep(scope_id, &event.lock, traffic.at, effects);
-            if tapped {
+            if monitored {
                 self.scopes[scope_id.0].contended.insert(event.lock.clone());
             }
             self.settle(scope_id, &event.lock);
-            if hurry {
-                self.hurry(scope_id, &event.lock);
+            if prioritize {
+                self.prioritize(scope_id, &event.lock);
             }
         }
     }
 
-    /// Takes in what agents tell of themselves and of their holders.
-    pub(super) fn told(&mut self, scope_id: ScopeId, told: Told) {
+    /// Applies a report of agents about themselves and their holders.
+    pub(super) fn agent_report(&mut self, scope_id: ScopeId, report: AgentReport) {
         let scope = &mut self.scopes[scope_id.0];
-        let news = scope.clients.told(&told);
+        let agents_changed = scope.clients.report(&report);
         let mut changed = Vec::new();
-        for (name, id, who) in told.holders {
-            let denies = scope.clients.would_tell(&id.client);
-            let Some(kept) = scope.locks.get_mut(&name) else { continue };
-            if !kept.record.tell(id, who, denies, told.at, told.steady) {
+        for (name, id, identity) in report.holders {
+            let denies = scope.clients.would_publish(&id.client);
+            let Some(entry) = scope.locks.get_mut(&name) else { continue };
+            if !entry.record.identify(id, identity, denies, report.at, report.steady) {
                 continue;
             }
-            kept.record.find_gone(&scope.clients);
+            entry.record.update_gone(&scope.clients);
             changed.push(name);
         }
         for name in changed {
             self.settle(scope_id, &name);
-            self.hurry(scope_id, &name);
+            self.prioritize(scope_id, &name);
         }
-        if news {
-            self.look_for_gone(scope_id);
+        if agents_changed {
+            self.update_gone_holders(scope_id);
         }
     }
 
-    /// Clients have gone or come back: so have the holders of their locks.
-    pub(super) fn look_for_gone(&mut self, scope_id: ScopeId) {
+    /// Updates the holders of all locks after clients have gone or come back.
+    pub(super) fn update_gone_holders(&mut self, scope_id: ScopeId) {
         let scope = &mut self.scopes[scope_id.0];
         let mut changed = Vec::new();
-        for (name, kept) in &mut scope.locks {
-            if kept.record.find_gone(&scope.clients) {
+        for (name, entry) in &mut scope.locks {
+            if entry.record.update_gone(&scope.clients) {
                 changed.push(name.clone());
             }
         }
         changed.sort_unstable();
         for name in changed {
             self.settle(scope_id, &name);
-            self.hurry(scope_id, &name);
+            self.prioritize(scope_id, &name);
         }
     }
 
-    /// MONITOR shows nothing more, or did not for a while.
-    pub(super) fn untapped(&mut self, scope_id: ScopeId) {
+    /// Drops waiters that only MONITOR has shown: it shows nothing more, or has missed events.
+    pub(super) fn monitor_stopped(&mut self, scope_id: ScopeId) {
         let names: Vec<LockName> = self.scopes[scope_id.0].contended.iter().cloned().collect();
         for name in names {
-            if let Some(kept) = self.scopes[scope_id.0].locks.get_mut(&name) {
-                kept.record.untapped();
+            if let Some(entry) = self.scopes[scope_id.0].locks.get_mut(&name) {
+                entry.record.monitor_stopped();
                 self.settle(scope_id, &name);
             }
         }
     }
 
-    /// Looks for circles among those who wait and hold by name.
-    pub(super) fn look_for_deadlocks(&mut self) {
+    /// Searches for deadlocks among the waiters and holders known by name.
+    pub(super) fn detect_deadlocks(&mut self) {
         let mut locks = Vec::new();
         for (index, scope) in self.scopes.iter().enumerate() {
-            // One that cannot be read is as it was: nothing is raised and nothing cleared.
+            // While a scope cannot be read, no problem of its locks begins or ends.
             if scope.readable_since.is_some() {
                 locks.extend(scope.contended.iter().map(|name| (index, name.clone())));
             }
@@ -117,15 +116,15 @@ impl Model {
         let record = |lock: &(usize, LockName)| self.scopes[lock.0].locks.get(&lock.1);
         let mut waits: Vec<Wait> = Vec::new();
         for lock in &locks {
-            let Some(kept) = record(lock) else { continue };
-            waits.extend(kept.record.waits(lock).take(MAX_WAITS.saturating_sub(waits.len())));
+            let Some(entry) = record(lock) else { continue };
+            waits.extend(entry.record.waits(lock).take(MAX_WAITS.saturating_sub(waits.len())));
         }
         let mut part_of: HashMap<(usize, LockName), Arc<Cycle>> = HashMap::new();
         for cycle in deadlock::cycles(&waits) {
             if !cycle.is_confirmed() {
-                // They may only seem to be there at the same time: the next readings tell.
+                // Its waits may not have overlapped in time: the next readings decide.
                 for wait in &cycle.waits {
-                    self.hurry(ScopeId(wait.lock.0), &wait.lock.1);
+                    self.prioritize(ScopeId(wait.lock.0), &wait.lock.1);
                 }
                 continue;
             }
@@ -141,17 +140,17 @@ impl Model {
         }
         for lock in locks {
             let scope_id = ScopeId(lock.0);
-            let around = self.scopes[lock.0].around(&lock.1);
-            let Some(kept) = self.scopes[lock.0].locks.get_mut(&lock.1) else { continue };
+            let context = self.scopes[lock.0].context(&lock.1);
+            let Some(entry) = self.scopes[lock.0].locks.get_mut(&lock.1) else { continue };
             let mut effects = Vec::new();
-            kept.record.set_cycle(part_of.remove(&lock), around, &mut effects);
+            entry.record.set_cycle(part_of.remove(&lock), context, &mut effects);
             self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
             self.settle(scope_id, &lock.1);
         }
     }
 }
 
-/// Whether an event changes who holds the lock, or how often.
+/// Returns whether an event changes the lock's holders or their counts.
 fn changes_holders(what: monitor::What) -> bool {
     use monitor::What;
     matches!(

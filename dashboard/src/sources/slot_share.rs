@@ -20,7 +20,7 @@ const MAX_GUESTS: usize = 16;
 
 /// The part of a deployment that one server has. Cheap to clone.
 #[derive(Debug, Clone)]
-pub enum Share {
+pub enum SlotShare {
     /// All of it.
     Whole,
     /// That node's part of a cluster.
@@ -103,7 +103,7 @@ impl Nodes {
     }
 }
 
-impl Share {
+impl SlotShare {
     /// Whether a lock stands there.
     pub(super) fn has(&self, name: &LockName) -> bool {
         match self {

@@ -11,7 +11,7 @@ pub struct ServerFacts(Arc<Facts>);
 
 #[derive(Debug, Default)]
 struct Facts {
-    beside_denied: Mutex<Option<String>>,
+    companions_denied: Mutex<Option<String>>,
     ahead_ms: AtomicI64,
     redirected: AtomicBool,
 }
@@ -19,24 +19,25 @@ struct Facts {
 impl ServerFacts {
     /// Whether the account may look at queues, tokens and markers, as far as is known.
     #[must_use]
-    pub fn may_look_beside(&self) -> bool {
-        self.beside_denied().is_none()
+    pub fn may_read_companions(&self) -> bool {
+        self.companions_denied().is_none()
     }
 
     /// Why it may not.
     #[must_use]
-    pub fn beside_denied(&self) -> Option<String> {
-        self.0.beside_denied.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn companions_denied(&self) -> Option<String> {
+        self.0.companions_denied.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// It may not.
-    pub fn deny_beside(&self, why: &str) {
-        *self.0.beside_denied.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
+    pub fn deny_companions(&self, why: &str) {
+        *self.0.companions_denied.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(why.to_owned());
     }
 
     /// A new connection: what was denied may be allowed now.
     pub fn forget_denials(&self) {
-        *self.0.beside_denied.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.0.companions_denied.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Another node of its cluster has a key that it was asked for, or is about to.

@@ -8,7 +8,7 @@ use redisson::monitor::{Counts, Decoder, Event, Vantage};
 use crate::clock::{SteadyMillis, now};
 use crate::metrics::TapMetrics;
 use crate::model::actor::ModelHandle;
-use crate::model::{Observation, Traffic};
+use crate::model::types::{Observation, Traffic};
 use crate::sources::Scope;
 
 /// Decodes, and hands over without ever waiting: a reader that waits makes the server keep what it does not read.
@@ -137,7 +137,8 @@ mod tests {
 
     use super::*;
     use crate::metrics::TapsMetrics;
-    use crate::model::{Model, ScopeId, Settings, actor};
+    use crate::model::types::{ScopeId, Settings};
+    use crate::model::{Model, actor};
 
     struct Deaf;
 
@@ -165,7 +166,7 @@ mod tests {
         let settings = Settings {
             max_locks: 10,
             poll_rate: 10,
-            usual: crate::model::Rule { stuck_after: None, starving_after: None },
+            usual: crate::model::types::Rule { stuck_after: None, starving_after: None },
             rules: Vec::new(),
             ignore: Vec::new(),
             groups: Vec::new(),

@@ -11,7 +11,8 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::metrics::TapsMetrics;
-use crate::model::{Model, Rule, Settings, Source, actor};
+use crate::model::types::{Rule, Settings, Source};
+use crate::model::{Model, actor};
 use crate::sources::status::Sources;
 
 /// The words of the next command; none at the end.
@@ -65,7 +66,11 @@ async fn serve(stream: TcpStream, switch: &Switch, looks: mpsc::Sender<()>) {
 }
 
 /// What reads MONITOR of that server, what asks it for a look, and who hears of it.
-fn reader(target: &Target, mode: MonitorMode, shutdown: &Shutdown) -> (Tap, Switch, actor::Actor) {
+fn reader(
+    target: &Target,
+    mode: MonitorMode,
+    shutdown: &Shutdown,
+) -> (MonitorReader, Switch, actor::Actor) {
     let options =
         LinkOptions { response_timeout: Duration::from_secs(60), ..LinkOptions::new(CLIENT_NAME) };
     let link = Link::start(target.clone(), options, shutdown);
@@ -85,7 +90,7 @@ fn reader(target: &Target, mode: MonitorMode, shutdown: &Shutdown) -> (Tap, Swit
     let metrics = TapsMetrics::register(&Registry::new()).unwrap().of("node");
     let monitor = MonitorSettings { mode, max_ops: 10_000, unbounded: false };
     let aim = target.clone().into();
-    let (tap, switch) = Tap::new(aim, link, monitor, Vec::new(), handle, status, metrics);
+    let (tap, switch) = MonitorReader::new(aim, link, monitor, Vec::new(), handle, status, metrics);
     (tap, switch, actor)
 }
 
@@ -119,7 +124,12 @@ async fn a_watch_that_is_asked_for_while_it_looks_is_told_by_another_look() {
 type Judgement = Result<(Load, bool), CallError>;
 
 /// What comes of a look: nothing, or why it is closed.
-fn judged(tap: &mut Tap, judgement: Judgement, why: &mut Why, read_at: Instant) -> String {
+fn judged(
+    tap: &mut MonitorReader,
+    judgement: Judgement,
+    why: &mut Why,
+    read_at: Instant,
+) -> String {
     match tap.judge(judgement, why, &mut Meter::default(), read_at) {
         Ok(()) => String::new(),
         Err(End::Watched) => "watched".to_owned(),

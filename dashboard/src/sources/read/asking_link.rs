@@ -8,9 +8,9 @@ use super::{Caller, ServerFacts};
 
 /// A link to such a node, at its own pace.
 #[derive(Debug)]
-pub struct Asking<'a>(pub &'a Link, pub &'a ServerFacts);
+pub struct AskingLink<'a>(pub &'a Link, pub &'a ServerFacts);
 
-impl Caller for Asking<'_> {
+impl Caller for AskingLink<'_> {
     async fn send(
         &mut self,
         commands: Vec<Cmd>,
