@@ -4,18 +4,19 @@ use std::collections::{HashSet, VecDeque};
 
 use redisson::{Kind, LockName, Moment};
 
-use super::hold::{Care, Hold};
-use super::op::OpId;
-use super::reply::Reply;
-use super::{Action, Core};
-use crate::journal::{HoldRecord, Record, SessionRecord, TraceRecord};
+use crate::core::lease::hold::{Hold, LeaseMode};
+use crate::core::ops::OpId;
+use crate::core::session::reply::Reply;
+use crate::core::{Core, Effect};
+use crate::core::{LogLine, Report};
+use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 use crate::types::SessionId;
 
 /// How far the journal is.
 #[derive(Debug, Default)]
-pub(super) struct Journal {
+pub(in crate::core) struct Journal {
     /// Why there is none, if so.
     missing: Option<String>,
     /// How many records there have been.
@@ -32,12 +33,12 @@ pub(super) struct Journal {
 
 impl Journal {
     /// Up to which record replies may be told.
-    pub(super) fn done(&self) -> u64 {
+    pub(in crate::core) fn done(&self) -> u64 {
         self.done
     }
 
     /// Lets a reply wait for all that has been noted so far.
-    pub(super) fn wait(&mut self, id: SessionId) -> u64 {
+    pub(in crate::core) fn wait(&mut self, id: SessionId) -> u64 {
         if self.noted > self.done {
             self.waiting.push_back((self.noted, id));
         }
@@ -46,7 +47,7 @@ impl Journal {
 
     /// Keeps a script that ends this hold until all that has been noted so far is written; not if the journal does not
     /// know the hold, or is written.
-    pub(super) fn keep(&mut self, script: OpId, hold: Number) -> bool {
+    pub(in crate::core) fn keep(&mut self, script: OpId, hold: Number) -> bool {
         let waits = self.noted > self.done && self.numbers.contains(&hold);
         if waits {
             self.kept.push_back((self.noted, script));
@@ -55,12 +56,12 @@ impl Journal {
     }
 
     /// Why there is none, if so.
-    pub(super) fn missing(&self) -> Option<&str> {
+    pub(in crate::core) fn missing(&self) -> Option<&str> {
         self.missing.as_deref()
     }
 
     /// These stand in it since an earlier run.
-    pub(super) fn knows(&mut self, numbers: impl IntoIterator<Item = Number>) {
+    pub(in crate::core) fn knows(&mut self, numbers: impl IntoIterator<Item = Number>) {
         self.numbers.extend(numbers);
     }
 }
@@ -71,21 +72,21 @@ impl Core {
         self.journal.missing = Some(why);
     }
 
-    pub(super) fn note(&mut self, record: Record) {
+    pub(in crate::core) fn journal_record(&mut self, record: Record) {
         self.journal.noted += 1;
-        self.actions.push_back(Action::Journal(record));
+        self.effects.push(Effect::Journal(record));
     }
 
     /// Notes a hold as it stands now, if its session has grace.
-    pub(super) fn note_hold(&mut self, number: Number) {
+    pub(in crate::core) fn journal_hold(&mut self, number: Number) {
         let Some(hold) = self.holds.get(&number) else { return };
         match self.hold_record(hold) {
             Some(record) => {
                 self.journal.numbers.insert(number);
-                self.note(Record::Hold(record));
+                self.journal_record(Record::Hold(record));
             }
             // It was another session's wait, whose attempt went on.
-            None => self.note_gone(number),
+            None => self.journal_gone(number),
         }
     }
 
@@ -100,24 +101,24 @@ impl Core {
             kind: hold.kind,
             count: hold.count,
             token: hold.token,
-            until: (hold.care == Care::Fixed).then_some(hold.valid_until),
+            until: (hold.mode == LeaseMode::Fixed).then_some(hold.valid_until),
             longest: hold.longest,
             granted: hold.granted,
         })
     }
 
     /// Notes that a waiter's number may come to stand in Redis, if its session has grace.
-    pub(super) fn note_attempts(&mut self, waiter: Number) {
+    pub(in crate::core) fn journal_attempts(&mut self, waiter: Number) {
         let Some(waiter) = self.waiters.get(&waiter) else { return };
         if self.graced.contains(&waiter.owner.session) {
             let (number, kind, name) = (waiter.number, waiter.kind, waiter.name.clone());
             self.journal.numbers.insert(number);
-            self.note_trace(number, &name, kind, Moment::default());
+            self.journal_trace(number, &name, kind, Moment::default());
         }
     }
 
     /// Notes that a number is nobody's any more and may still stand in Redis, if the journal has it.
-    pub(super) fn note_trace(
+    pub(in crate::core) fn journal_trace(
         &mut self,
         number: Number,
         name: &LockName,
@@ -126,18 +127,18 @@ impl Core {
     ) {
         if self.journal.numbers.contains(&number) {
             let lock = name.clone();
-            self.note(Record::Trace(TraceRecord { number, lock, kind, after }));
+            self.journal_record(Record::Orphan(OrphanRecord { number, lock, kind, after }));
         }
     }
 
     /// Notes that nothing is left of a number, if the journal has it.
-    pub(super) fn note_gone(&mut self, number: Number) {
+    pub(in crate::core) fn journal_gone(&mut self, number: Number) {
         if self.journal.numbers.remove(&number) {
-            self.note(Record::Gone { number });
+            self.journal_record(Record::Gone { number });
         }
     }
 
-    pub(super) fn session_record(&self, id: SessionId) -> Option<SessionRecord> {
+    pub(in crate::core) fn session_record(&self, id: SessionId) -> Option<SessionRecord> {
         let session = self.sessions.get(&id)?;
         let client = session.client_name.as_deref();
         Some(SessionRecord {
@@ -146,7 +147,7 @@ impl Core {
             secret_before: session.secret_before,
             peer: session.peer.clone(),
             client: client.map(|name| String::from_utf8_lossy(name).into_owned()),
-            grace_ms: super::hold::millis(session.grace.as_ref()?.time),
+            grace_ms: crate::core::lease::hold::millis(session.grace.as_ref()?.time),
         })
     }
 
@@ -167,17 +168,17 @@ impl Core {
             if let Some(kept_back) = &hold.kept_back {
                 let (number, kind, lock) = (hold.number, hold.kind, hold.name.clone());
                 let after = kept_back.until;
-                records.push(Record::Trace(TraceRecord { number, lock, kind, after }));
+                records.push(Record::Orphan(OrphanRecord { number, lock, kind, after }));
             }
         }
         let mut traces: Vec<_> = self.ops.values().flat_map(|op| op.purpose.records()).collect();
         traces.extend(self.waiters.values().map(|waiter| {
             let (number, kind, lock) = (waiter.number, waiter.kind, waiter.name.clone());
-            Record::Trace(TraceRecord { number, lock, kind, after: Moment::default() })
+            Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })
         }));
         let mut standing = HashSet::new();
         for record in traces {
-            let (Record::Trace(TraceRecord { number, .. })
+            let (Record::Orphan(OrphanRecord { number, .. })
             | Record::Hold(HoldRecord { number, .. })) = &record
             else {
                 continue;
@@ -196,7 +197,7 @@ impl Core {
 
     /// The journal is written up to this record, counted from the first: what waited for it is told.
     pub fn on_journalled(&mut self, now: Moment, upto: u64) {
-        self.reach(now);
+        self.advance_clock(now);
         for id in self.journal_reached(upto) {
             self.flush(id);
         }
@@ -223,11 +224,9 @@ impl Core {
     /// The records up to this one are not written: grants that rest on them are taken back rather than told, and no
     /// session gets a grace that would end with the agent.
     pub fn on_journal_failed(&mut self, now: Moment, upto: u64, why: &str) {
-        self.reach(now);
-        self.figures.journal_errors.inc();
-        if self.log_limit.admits(self.now) {
-            tracing::warn!(why, "the journal cannot be written: sessions with grace get no locks");
-        }
+        self.advance_clock(now);
+        self.effects.report(Report::JournalError);
+        self.effects.log_bounded(self.now, || LogLine::JournalFailed { why: why.to_owned() });
         let done = self.journal.done;
         for id in self.journal_reached(upto) {
             self.take_back(id, done, why);

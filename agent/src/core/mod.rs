@@ -13,156 +13,48 @@
 //! - an **op** ([`op::Op`]) is one script on its way to Redis, with what is to be done about its outcome.
 //! - the **watchdog** ([`watchdog`]) is one ordered set of deadlines, shared by everything that waits for time.
 
-mod acquire;
-mod adopt;
-mod answer;
-mod call;
-mod claims;
-mod confirm;
-mod deadlock;
-mod delay;
-mod event;
-mod fair;
-mod fence;
-mod force;
-mod frozen;
-mod grace;
-mod hold;
+mod effect;
 mod input;
 mod journal;
-mod keep;
-mod list;
-mod log_limit;
-mod multi;
-mod name;
-mod notes;
-mod op;
+mod lease;
+mod lock;
+mod ops;
 mod red;
-mod release;
-mod reply;
 pub mod report;
 mod session;
+mod settings;
+mod side;
 #[cfg(test)]
 mod simulation;
+mod spans;
 #[cfg(test)]
 mod tests;
 mod timer;
-mod trace;
-#[cfg(test)]
-mod usual;
-mod wait;
-mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::script::{self, Call};
-use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
-use service_kit::trace::TraceParent;
+use redisson::script;
+use redisson::{ClientId, Grouping, HolderId, Kind, LockName, Moment};
 
-pub use confirm::Confirmed;
-pub use frozen::Frozen;
+pub use effect::{Effect, Gauges, Lane, LogLine, Node, Report};
 pub use input::{Input, PIPELINE, PUSHES};
-pub use op::{Failure, OpId};
+pub use lease::frozen::Frozen;
+pub use lock::replicas::Confirmed;
+pub use ops::{Failure, OpId};
 pub use red::RedSettings;
+pub use settings::Settings;
 
-use crate::journal::Record;
-use crate::metrics::Figures;
 use crate::policy::Policy;
 use crate::protocol::command::Command;
-use crate::protocol::resp::Outgoing;
 use crate::types::{End, Number, Peer, SessionId, SessionKey};
-use hold::Hold;
-use name::Name;
-use op::{Op, Purpose};
+use effect::Effects;
+use lease::hold::Hold;
+use lock::state::LockState;
+use lock::waiter::{Left, Waiter};
+use ops::{Op, Purpose};
 use session::Session;
 use timer::{Timer, Timers};
-use wait::Waiter;
-
-/// What the core is set to.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// The lease of watched holds; renewed each third of it.
-    pub lease: Lease,
-    /// How long before its validity ends a hold is called lost.
-    pub lost_margin: Duration,
-    /// How many hand-overs in a row while others wait elsewhere.
-    pub handover_max: u32,
-    /// How long hand-overs may go on while others wait elsewhere.
-    pub handover_max_time: Duration,
-    /// The longest a waiter sleeps before it looks again, whatever it was told.
-    pub poll_max: Duration,
-    /// How many waits at a time.
-    pub max_waiters: usize,
-    /// The longest grace that a session may ask for; zero where none may.
-    pub max_grace: Duration,
-    /// How many sessions may have grace at a time, connected or not.
-    pub max_graced: usize,
-    /// Whether LOCK is refused until the session has asked for its id.
-    pub require_session: bool,
-    /// How long a worker waits for an answer that only Redis can give.
-    pub response_timeout: Duration,
-    /// How releases are published; [`Core::set_publish`] changes it.
-    pub publish: script::Publish,
-    /// Whether keys have slots, as in a cluster: those of one script must share theirs.
-    pub slots: bool,
-    /// How long a dead worker's lock is kept from others.
-    pub lock_delay: Duration,
-    /// What becomes of the holds of a stopped worker.
-    pub frozen: Frozen,
-    /// How many replicas must have a grant before it is told.
-    pub min_replicas: u32,
-    /// The independent servers of red locks, where there are any.
-    pub red: Option<RedSettings>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Node {
-    /// The one of all kinds but red.
-    Main,
-    /// One of the independent servers of red locks, by its place in [`RedSettings::nodes`].
-    Red(usize),
-}
-
-/// Which connection a script goes down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Lane {
-    /// What workers wait for.
-    Commands,
-    /// Renewals, which no load may delay.
-    Renewals,
-    /// What grants, and that replicas must have: the outcome is for [`Core::on_confirmed`].
-    Grants,
-}
-
-/// What the outside is to do.
-#[derive(Debug)]
-pub enum Action {
-    /// Send a script; bring the outcome by [`Core::on_reply`] or [`Core::on_failure`].
-    Send {
-        /// By which the outcome names it.
-        op: OpId,
-        /// To which Redis.
-        node: Node,
-        /// Down which connection.
-        lane: Lane,
-        /// The script and its arguments.
-        call: Call,
-        /// What it is a part of in traces.
-        place: TraceParent,
-    },
-    /// Give a session something to write.
-    Deliver(SessionId, Outgoing),
-    /// Listen to this channel, on which releases of a lock are told; tell [`Core::on_subscribed`] once the
-    /// subscription stands.
-    Subscribe(Node, Vec<u8>),
-    /// No longer listen to it.
-    Unsubscribe(Node, Vec<u8>),
-    /// Note this in the journal; tell [`Core::on_journalled`] or [`Core::on_journal_failed`]. Replies that rest on it
-    /// wait for that.
-    Journal(Record),
-}
 
 /// The state machine.
 #[derive(Debug)]
@@ -186,28 +78,28 @@ pub struct Core {
     askable: VecDeque<SessionId>,
     journal: journal::Journal,
     policy: Option<Policy>,
-    claims: claims::Claims,
+    quota: lock::quota::Quota,
     now: Moment,
     /// When it was last noticed that the agent had slept.
     woke: Moment,
     sessions: HashMap<SessionId, Session>,
-    names: HashMap<LockName, Name>,
+    locks: HashMap<LockName, LockState>,
     holds: BTreeMap<Number, Hold>,
     waiters: BTreeMap<Number, Waiter>,
     ops: HashMap<OpId, Op>,
     timers: Timers,
-    fences: fence::Fences,
+    fences: lock::fencing::Fences,
     red: red::Red,
     /// Owners whose next command may begin.
     ready: VecDeque<(SessionId, i64)>,
     /// Owners whose MLOCK or MUNLOCK may take its next step.
     steps: VecDeque<session::Owner>,
-    actions: VecDeque<Action>,
-    figures: Arc<Figures>,
+    effects: Effects,
+    gauges: Gauges,
+    grouping: Grouping,
     draining: bool,
     /// Too few replicas had the latest grant, or were there for the latest attempt.
     short_of_replicas: bool,
-    log_limit: log_limit::LogLimit,
     /// Smoothed round trip of a script.
     round_trip: Duration,
     random: u64,
@@ -221,7 +113,7 @@ impl Core {
         settings: Settings,
         client: ClientId,
         first_number: Number,
-        figures: Arc<Figures>,
+        grouping: Grouping,
         now: Moment,
     ) -> Self {
         Self {
@@ -238,38 +130,38 @@ impl Core {
             askable: VecDeque::new(),
             journal: journal::Journal::default(),
             policy: None,
-            claims: claims::Claims::default(),
+            quota: lock::quota::Quota::default(),
             now,
             woke: Moment::default(),
             sessions: HashMap::new(),
-            names: HashMap::new(),
+            locks: HashMap::new(),
             holds: BTreeMap::new(),
             waiters: BTreeMap::new(),
             ops: HashMap::new(),
             timers: Timers::default(),
-            fences: fence::Fences::default(),
+            fences: lock::fencing::Fences::default(),
             red: red::Red::default(),
             ready: VecDeque::new(),
             steps: VecDeque::new(),
-            actions: VecDeque::new(),
-            figures,
+            effects: Effects::default(),
+            gauges: Gauges::default(),
+            grouping,
             draining: false,
             short_of_replicas: false,
-            log_limit: log_limit::LogLimit::default(),
             round_trip: Duration::from_millis(1),
             random: first_number.unsigned_abs() | 1,
         }
     }
 
     /// What is to be done, oldest first. To be called after every event until there is none.
-    pub fn next_action(&mut self) -> Option<Action> {
-        self.actions.pop_front()
+    pub fn next_effect(&mut self) -> Option<Effect> {
+        self.effects.pop()
     }
 
     /// Whether there is something to be done.
     #[must_use]
-    pub fn has_actions(&self) -> bool {
-        !self.actions.is_empty()
+    pub fn has_effects(&self) -> bool {
+        !self.effects.is_empty()
     }
 
     /// When [`Self::on_time`] must be called at the latest.
@@ -288,6 +180,12 @@ impl Core {
         self.waiters.is_empty()
             && self.holds.len() == left.map(|session| session.holds.len()).sum::<usize>()
             && self.ops.values().all(spared)
+    }
+
+    /// The sizes that metrics show as gauges.
+    #[must_use]
+    pub fn gauges(&self) -> Gauges {
+        self.gauges
     }
 
     /// How many holds there are.
@@ -309,11 +207,11 @@ impl Core {
 
     /// A worker has connected.
     pub fn on_open(&mut self, now: Moment, id: SessionId, peer: Peer, secret: [u8; 16]) {
-        self.reach(now);
+        self.advance_clock(now);
         let key = SessionKey { run: self.run, number: id.0 };
         self.sessions.insert(id, Session::new(key, peer, secret, self.now));
         self.count_sessions();
-        self.figures.sessions_opened.inc();
+        self.effects.report(Report::SessionOpened);
     }
 
     /// A worker named itself.
@@ -332,7 +230,7 @@ impl Core {
 
     /// A worker asks for something.
     pub fn on_command(&mut self, now: Moment, id: SessionId, command: Command) {
-        self.reach(now);
+        self.advance_clock(now);
         self.enqueue(id, command);
         self.run_ready();
     }
@@ -340,7 +238,7 @@ impl Core {
     /// A worker has gone: its waits end, its holds are released, unless its session has grace. Without a goodbye it
     /// counts as dead, and they are kept back for the lock delay.
     pub fn on_close(&mut self, now: Moment, id: SessionId) {
-        self.reach(now);
+        self.advance_clock(now);
         if !self.go_away(id) {
             let quit = self.sessions.get(&id).is_some_and(|session| session.quit);
             let until = if quit { self.now } else { self.kept_back_until(self.now) };
@@ -356,12 +254,12 @@ impl Core {
         self.end_grace(id, &mut session);
         self.count_sessions();
         self.end_events(id, &session);
-        for (owner, several) in &session.several {
-            self.timers.clear(several.armed, Timer::Patience(id, *owner));
+        for (owner, multi) in &session.multi {
+            self.timers.clear(multi.armed, Timer::Multi(id, *owner));
         }
         // In order of arrival: what happens is not to depend on how a map is laid out.
         for number in session.waits.values().copied().collect::<BTreeSet<_>>() {
-            self.leave(number, wait::Left::Cancelled);
+            self.leave(number, Left::Cancelled);
         }
         for number in session.holds.values().copied().collect::<BTreeSet<_>>() {
             if until > self.now {
@@ -372,20 +270,20 @@ impl Core {
         }
     }
 
-    fn count_sessions(&self) {
-        self.figures.sessions.set(gauge(self.sessions.len() - self.away));
-        self.figures.away_sessions.set(gauge(self.away));
+    fn count_sessions(&mut self) {
+        self.gauges.sessions = self.sessions.len() - self.away;
+        self.gauges.away_sessions = self.away;
     }
 
     /// An instant has come: what is due is done.
     pub fn on_time(&mut self, now: Moment) {
-        self.reach(now);
+        self.advance_clock(now);
         self.run_ready();
     }
 
     /// Goes on to an instant. Every event begins here: deadlines that have come by then, renewals first, are served
     /// before the event itself, in whatever order a host that slept brings its events.
-    fn reach(&mut self, now: Moment) {
+    fn advance_clock(&mut self, now: Moment) {
         let slept = self.slept(now);
         self.now = self.now.max(now);
         let (mut due, mut others) = (Vec::new(), VecDeque::new());
@@ -399,12 +297,12 @@ impl Core {
             }
             match others.pop_front() {
                 Some(Timer::Op(op)) => self.op_due(op),
-                Some(Timer::Ballot(ballot)) => self.ballot_due(ballot),
+                Some(Timer::Quorum(quorum)) => self.ballot_due(quorum),
                 Some(Timer::Waiter(number)) => self.waiter_due(number),
-                Some(Timer::Place(number)) => self.place_due(number),
-                Some(Timer::Name(name)) => self.name_due(&name),
+                Some(Timer::FairPosition(number)) => self.place_due(number),
+                Some(Timer::Lock(name)) => self.lock_due(&name),
                 Some(Timer::Events(id)) => self.wake_events(id),
-                Some(Timer::Patience(session, owner)) => {
+                Some(Timer::Multi(session, owner)) => {
                     self.patience_due(session::Owner { session, owner });
                 }
                 Some(Timer::Grace(id)) => self.lapse(id),
@@ -413,7 +311,7 @@ impl Core {
             }
         }
         if slept {
-            self.figures.sleeps.inc();
+            self.effects.report(Report::Slept);
             self.woke = self.now;
             self.all_due(&mut due, |_| true);
         }
@@ -424,7 +322,7 @@ impl Core {
     pub fn drain(&mut self) {
         self.draining = true;
         for number in self.waiters.keys().copied().collect::<Vec<_>>() {
-            self.leave(number, wait::Left::Draining);
+            self.leave(number, Left::Draining);
         }
         self.run_ready();
     }
@@ -458,9 +356,4 @@ impl Core {
         self.random ^= self.random << 17;
         self.random
     }
-}
-
-/// A count as a gauge takes it.
-fn gauge(count: usize) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
 }

@@ -4,25 +4,25 @@ use std::collections::BTreeSet;
 
 use redisson::{LockName, Moment};
 
-use super::OpId;
+use crate::core::OpId;
 use crate::types::Number;
 use crate::types::SessionId;
 
 /// Whose deadline it is. Holds come first among equals: nothing is more urgent than a renewal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Timer {
+pub(in crate::core) enum Timer {
     /// A hold is to be renewed, warned of, lost or ended.
     Hold(Number),
     /// An op is to be sent again, answered for or given up.
     Op(OpId),
     /// A question to all nodes of red locks is to be decided.
-    Ballot(OpId),
+    Quorum(OpId),
     /// A wait is over.
     Waiter(Number),
     /// A fair waiter is to look again.
-    Place(Number),
+    FairPosition(Number),
     /// A name's front waiter is to look again.
-    Name(LockName),
+    Lock(LockName),
     /// An EVENTS call on this session's events is over.
     Events(SessionId),
     /// A session whose connection has gone has waited long enough for another one.
@@ -30,19 +30,19 @@ pub(super) enum Timer {
     /// A RESUME of this connection's has waited long enough.
     Resume(SessionId),
     /// An owner's MLOCK has waited for long enough with locks in its hands.
-    Patience(SessionId, i64),
+    Multi(SessionId, i64),
 }
 
 /// The set. Whoever sets a deadline remembers it and clears it by the same instant.
 #[derive(Debug, Default)]
-pub(super) struct Timers(BTreeSet<(Moment, Timer)>);
+pub(in crate::core) struct Timers(BTreeSet<(Moment, Timer)>);
 
 impl Timers {
-    pub(super) fn first(&self) -> Option<Moment> {
+    pub(in crate::core) fn first(&self) -> Option<Moment> {
         self.0.first().map(|(at, _)| *at)
     }
 
-    pub(super) fn pop_due(&mut self, now: Moment) -> Option<Timer> {
+    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<Timer> {
         if self.first()? > now {
             return None;
         }
@@ -50,7 +50,7 @@ impl Timers {
     }
 
     /// Moves a deadline from where `armed` says it stands to `at`; [`Moment::NEVER`] means none.
-    pub(super) fn set(&mut self, armed: &mut Moment, at: Moment, timer: Timer) {
+    pub(in crate::core) fn set(&mut self, armed: &mut Moment, at: Moment, timer: Timer) {
         if *armed == at {
             return;
         }
@@ -66,7 +66,7 @@ impl Timers {
     }
 
     /// Takes a deadline out.
-    pub(super) fn clear(&mut self, armed: Moment, timer: Timer) {
+    pub(in crate::core) fn clear(&mut self, armed: Moment, timer: Timer) {
         if armed != Moment::NEVER {
             self.0.remove(&(armed, timer));
         }

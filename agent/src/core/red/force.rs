@@ -5,11 +5,11 @@ use redisson::LockName;
 use redisson::script::{Forced, Shown};
 use redisson::shape::{Holder, MAX_FIELDS};
 
-use super::ballot::{Answer, Ballot, No, Question};
+use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
 use super::{Ask, What};
 use crate::core::Core;
-use crate::core::force::{WORTH, changed_hands, not_held_by};
-use crate::core::op::Purpose;
+use crate::core::ops::Purpose;
+use crate::core::ops::force::{WORTH, changed_hands, not_held_by};
 use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
 
@@ -21,13 +21,13 @@ impl Core {
         name: &LockName,
         holder: Option<Vec<u8>>,
     ) {
-        self.ask_red(Question::Look(slot, name.clone(), holder), name);
+        self.ask_red(QuorumRequest::Look(slot, name.clone(), holder), name);
     }
 
     /// The servers told what they have, or had time enough to.
-    pub(super) fn look_decided(&mut self, ballot: &Ballot) {
-        let Question::Look(slot, name, holder) = &ballot.question else { return };
-        let shown: Vec<(usize, &Shown)> = ballot
+    pub(super) fn look_decided(&mut self, quorum: &QuorumOp) {
+        let QuorumRequest::Look(slot, name, holder) = &quorum.request else { return };
+        let shown: Vec<(usize, &Shown)> = quorum
             .answers
             .iter()
             .enumerate()
@@ -37,7 +37,7 @@ impl Core {
             })
             .collect();
         if shown.len() < self.majority() {
-            let reply = Self::unavailable_for(name, &self.troubles(ballot));
+            let reply = Self::unavailable_for(name, &self.troubles(quorum));
             return self.answer(*slot, reply);
         }
         if shown.iter().all(|(_, shown)| shown.key_type == "none") {
@@ -66,43 +66,44 @@ impl Core {
         for (node, shown) in targets {
             seen[node] = Some(Box::new(shown.clone()));
         }
-        let question = Question::Force(*slot, name.clone(), seen.clone());
-        let mut forcing = Ballot::new(question, self.now, seen.len());
+        let request = QuorumRequest::Force(*slot, name.clone(), seen.clone());
+        let mut forcing = QuorumOp::new(request, self.now, seen.len());
         for (node, answer) in forcing.answers.iter_mut().enumerate() {
             if seen[node].is_none() {
                 // What it said before, if anything, is what counts.
-                *answer = ballot.answers[node].clone();
+                *answer = quorum.answers[node].clone();
                 if *answer == Answer::Awaited {
-                    *answer = Answer::Failed { said: "no answer in time".into(), doubt: false };
+                    *answer =
+                        Answer::Failed { said: "no answer in time".into(), may_have_run: false };
                 }
             }
         }
         let id = self.open(forcing, self.now + self.settings.response_timeout);
         for (node, shown) in seen.into_iter().enumerate() {
             if let Some(shown) = shown {
-                let what = What::Force { ballot: id, name: name.clone(), shown };
+                let what = What::Force { quorum: id, name: name.clone(), shown };
                 self.send(Purpose::Red(Ask { node, what }), WORTH);
             }
         }
     }
 
     /// One server answered a release by force.
-    pub(super) fn node_forced(&mut self, node: usize, ballot: super::OpId, forced: Forced) {
+    pub(super) fn node_forced(&mut self, node: usize, quorum: super::OpId, forced: Forced) {
         let answer = match forced {
             Forced::Released | Forced::Free => Answer::Yes(self.now),
             Forced::Changed => Answer::No(No::Unfit("it has changed hands just now".into())),
             Forced::WrongType => Answer::No(No::Unfit("it is no lock any more".into())),
         };
-        self.cast(ballot, node, answer);
+        self.record_answer(quorum, node, answer);
     }
 
     /// All servers have compared and released, or had time enough to.
-    pub(super) fn force_decided(&mut self, ballot: &Ballot) {
-        let Question::Force(slot, name, seen) = &ballot.question else { return };
+    pub(super) fn force_decided(&mut self, quorum: &QuorumOp) {
+        let QuorumRequest::Force(slot, name, seen) = &quorum.request else { return };
         // Those on which whoever was to go may still hold it.
         let unsure = |answer: &&Answer| !matches!(answer, Answer::Yes(_) | Answer::Shown(_));
-        let unsure = ballot.answers.iter().filter(unsure).count();
-        let released: Vec<(usize, &Holder)> = ballot
+        let unsure = quorum.answers.iter().filter(unsure).count();
+        let released: Vec<(usize, &Holder)> = quorum
             .yes()
             .filter_map(|(node, _)| Some((node, seen[node].as_ref()?)))
             .flat_map(|(node, shown)| shown.hash.holders.iter().map(move |h| (node, h)))
@@ -123,10 +124,10 @@ impl Core {
         threads.dedup();
         let reply = if unsure < self.majority() {
             Frame::count(threads.len() as u64)
-        } else if ballot.answers.iter().any(|answer| matches!(answer, Answer::No(_))) {
+        } else if quorum.answers.iter().any(|answer| matches!(answer, Answer::No(_))) {
             Frame::Error(changed_hands(name))
         } else {
-            Self::unavailable_for(name, &self.troubles(ballot))
+            Self::unavailable_for(name, &self.troubles(quorum))
         };
         self.answer(*slot, reply);
     }

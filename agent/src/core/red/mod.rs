@@ -14,14 +14,14 @@
 //! - [`show`]: SHOW, which tells what each node has.
 //! - [`force`]: FORCE, which releases on each node what was seen there.
 
-pub(super) mod ballot;
-pub(super) mod ears;
+mod acquire;
 mod force;
-mod give;
-mod keep;
+pub(super) mod node_leases;
+pub(super) mod node_subscriptions;
+pub(super) mod quorum;
+mod release;
 mod show;
-mod take;
-pub(super) mod votes;
+mod update;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -30,12 +30,12 @@ use redisson::script::{self, BadReply, Call, Shown, Value};
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
-use super::force::seen_now;
-use super::op::{Asked, Attempt, Change, Failure, Op, OpId, Purpose, Renewal};
+use super::ops::force::seen_now;
+use super::ops::{Asked, Attempt, Change, Failure, Op, OpId, Purpose, Renewal};
 use super::timer::Timer;
 use super::{Core, Lane};
 use crate::types::Number;
-use ballot::{Answer, Ballot, No, Question};
+use quorum::{Answer, No, QuorumOp, QuorumRequest};
 
 /// For how long a node that did not answer in time is left alone, unless it answers before.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -60,17 +60,17 @@ pub(super) struct Ask {
 #[derive(Debug, Clone)]
 pub(super) enum What {
     /// To have a waiter's number stand there.
-    Take { ballot: OpId, attempt: Attempt },
+    Take { quorum: OpId, attempt: Attempt },
     /// To change the count or lease of a hold there.
-    Keep { ballot: OpId, asked: Asked, change: Change },
+    Keep { quorum: OpId, asked: Asked, change: Change },
     /// To have a number gone from there. What finds nothing before `valid_until`, when it may be a repetition, did it.
-    Release { ballot: OpId, name: LockName, number: Number, valid_until: Moment },
+    Release { quorum: OpId, name: LockName, number: Number, valid_until: Moment },
     /// To renew holds there.
     Renew(Vec<Renewal>),
     /// To tell what stands there.
-    Show { ballot: OpId, name: LockName },
+    Show { quorum: OpId, name: LockName },
     /// To release for an operator what was seen there.
-    Force { ballot: OpId, name: LockName, shown: Box<Shown> },
+    Force { quorum: OpId, name: LockName, shown: Box<Shown> },
     /// To set a hold anew there, where it is gone and nobody else has the lock.
     Restore(Renewal),
 }
@@ -98,7 +98,7 @@ impl Ask {
 pub(super) struct Red {
     /// Nodes that let an attempt's time pass, and when each is asked again all the same.
     silent: HashMap<usize, Moment>,
-    pub(super) ballots: HashMap<OpId, Ballot>,
+    pub(super) quorum_ops: HashMap<OpId, QuorumOp>,
 }
 
 impl Core {
@@ -190,35 +190,35 @@ impl Core {
         let node = ask.node;
         self.red.silent.remove(&node);
         match &ask.what {
-            What::Take { ballot, attempt } => {
+            What::Take { quorum, attempt } => {
                 let acquired = script::parse_acquire(reply)?;
-                self.node_took(node, op.sent, *ballot, attempt, acquired);
+                self.node_took(node, op.sent, *quorum, attempt, acquired);
             }
-            What::Keep { ballot, change, .. } => {
+            What::Keep { quorum, change, .. } => {
                 let kept = script::parse_keep(reply, 1)?[0];
                 let lease = change.lease().unwrap_or(self.settings.lease);
-                let answer = match super::keep::lost_end(kept) {
+                let answer = match crate::core::lease::update::lost_end(kept) {
                     None => Answer::Yes(lease.valid_until(op.sent)),
                     Some(end) => Answer::No(No::Gone(end)),
                 };
-                self.cast(*ballot, node, answer);
+                self.record_answer(*quorum, node, answer);
             }
-            What::Release { ballot, name, valid_until, .. } => {
+            What::Release { quorum, name, valid_until, .. } => {
                 let released = script::parse_release(reply)?;
-                let repeated = op.doubt && self.now < *valid_until;
-                self.node_released(node, *ballot, name, released, repeated);
+                let repeated = op.may_have_run && self.now < *valid_until;
+                self.node_released(node, *quorum, name, released, repeated);
             }
             What::Renew(holds) => {
                 let kept = script::parse_keep(reply, holds.len())?;
                 self.node_renewed(node, op.sent, holds, &kept);
             }
-            What::Show { ballot, .. } => {
+            What::Show { quorum, .. } => {
                 let shown = script::parse_show(reply)?;
-                self.cast(*ballot, node, Answer::Shown(Box::new(shown)));
+                self.record_answer(*quorum, node, Answer::Shown(Box::new(shown)));
             }
-            What::Force { ballot, .. } => {
+            What::Force { quorum, .. } => {
                 let forced = script::parse_forced(reply)?;
-                self.node_forced(node, *ballot, forced);
+                self.node_forced(node, *quorum, forced);
             }
             What::Restore(hold) => {
                 let acquired = script::parse_acquire(reply)?;
@@ -234,28 +234,40 @@ impl Core {
         let text = failure.text();
         let refused = matches!(failure, Failure::Refused(_));
         match &ask.what {
-            What::Take { ballot, .. } => {
-                let doubt = matches!(failure, Failure::Lost(_));
-                if doubt {
+            What::Take { quorum, .. } => {
+                let may_have_run = matches!(failure, Failure::Lost(_));
+                if may_have_run {
                     self.fell_silent(node);
                 }
                 self.take_op(id);
-                self.cast(*ballot, node, Answer::Failed { said: text.to_owned(), doubt });
+                self.record_answer(
+                    *quorum,
+                    node,
+                    Answer::Failed { said: text.to_owned(), may_have_run },
+                );
             }
-            What::Show { ballot, .. } => {
+            What::Show { quorum, .. } => {
                 self.take_op(id);
-                self.cast(*ballot, node, Answer::Failed { said: text.to_owned(), doubt: false });
+                self.record_answer(
+                    *quorum,
+                    node,
+                    Answer::Failed { said: text.to_owned(), may_have_run: false },
+                );
             }
-            What::Keep { ballot, .. } | What::Force { ballot, .. } if refused => {
+            What::Keep { quorum, .. } | What::Force { quorum, .. } if refused => {
                 self.take_op(id);
-                self.cast(*ballot, node, Answer::Failed { said: text.to_owned(), doubt: false });
+                self.record_answer(
+                    *quorum,
+                    node,
+                    Answer::Failed { said: text.to_owned(), may_have_run: false },
+                );
             }
-            What::Keep { ballot, .. }
-            | What::Release { ballot, .. }
-            | What::Force { ballot, .. } => {
-                let open = self.red.ballots.get_mut(ballot);
-                if let Some(ballot) = open {
-                    ballot.troubles[node] = Some(text.to_owned());
+            What::Keep { quorum, .. }
+            | What::Release { quorum, .. }
+            | What::Force { quorum, .. } => {
+                let open = self.red.quorum_ops.get_mut(quorum);
+                if let Some(quorum) = open {
+                    quorum.troubles[node] = Some(text.to_owned());
                 } else if matches!(ask.what, What::Keep { .. } | What::Force { .. }) {
                     // Whoever asked has been answered.
                     self.take_op(id);
@@ -276,16 +288,16 @@ impl Core {
 
     /// The lease that a node's script was about has run out by itself.
     pub(super) fn node_given_up(&mut self, ask: &Ask) {
-        if let What::Release { ballot, .. } = &ask.what {
-            self.cast(*ballot, ask.node, Answer::Yes(Moment::default()));
+        if let What::Release { quorum, .. } = &ask.what {
+            self.record_answer(*quorum, ask.node, Answer::Yes(Moment::default()));
         }
     }
 
     /// Whether what a node said while the agent slept is of no use any more, so that it is asked again.
     pub(super) fn asks_again(&self, ask: &Ask) -> bool {
         match &ask.what {
-            What::Take { ballot, .. } | What::Keep { ballot, .. } => {
-                self.red.ballots.contains_key(ballot)
+            What::Take { quorum, .. } | What::Keep { quorum, .. } => {
+                self.red.quorum_ops.contains_key(quorum)
             }
             _ => false,
         }
@@ -295,8 +307,8 @@ impl Core {
     /// majority has.
     pub(super) fn is_waited_for(&self, op: &Op) -> bool {
         match &op.purpose {
-            Purpose::Red(Ask { what: What::Release { ballot, .. }, .. }) => {
-                self.red.ballots.contains_key(ballot)
+            Purpose::Red(Ask { what: What::Release { quorum, .. }, .. }) => {
+                self.red.quorum_ops.contains_key(quorum)
             }
             _ => true,
         }
@@ -304,37 +316,37 @@ impl Core {
 
     /// What a hold's owner asks of all nodes, which is not to be asked any more.
     pub(super) fn take_keep_ballot(&mut self, id: OpId) -> Option<Asked> {
-        let ballot = self.red.ballots.get_mut(&id)?;
-        let Question::Keep(asked, _) = &ballot.question else { return None };
+        let quorum = self.red.quorum_ops.get_mut(&id)?;
+        let QuorumRequest::Keep(asked, _) = &quorum.request else { return None };
         let asked = asked.clone();
-        self.timers.set(&mut ballot.armed, Moment::NEVER, Timer::Ballot(id));
-        self.red.ballots.remove(&id);
+        self.timers.set(&mut quorum.armed, Moment::NEVER, Timer::Quorum(id));
+        self.red.quorum_ops.remove(&id);
         Some(asked)
     }
 
     /// Takes a node's answer in, if somebody still waits for it.
-    fn cast(&mut self, id: OpId, node: usize, answer: Answer) {
-        if let Some(ballot) = self.red.ballots.get_mut(&id) {
-            ballot.answers[node] = answer;
-            self.count(id, false);
+    fn record_answer(&mut self, id: OpId, node: usize, answer: Answer) {
+        if let Some(quorum) = self.red.quorum_ops.get_mut(&id) {
+            quorum.answers[node] = answer;
+            self.settle_quorum(id, false);
         }
     }
 
     /// A ballot's time is over.
     pub(super) fn ballot_due(&mut self, id: OpId) {
-        let Some(ballot) = self.red.ballots.get_mut(&id) else { return };
-        ballot.armed = Moment::NEVER;
-        if matches!(ballot.question, Question::Take(_)) {
-            for node in ballot.awaited().collect::<Vec<_>>() {
+        let Some(quorum) = self.red.quorum_ops.get_mut(&id) else { return };
+        quorum.armed = Moment::NEVER;
+        if matches!(quorum.request, QuorumRequest::Take(_)) {
+            for node in quorum.awaited().collect::<Vec<_>>() {
                 self.fell_silent(node);
             }
         }
-        self.count(id, true);
+        self.settle_quorum(id, true);
     }
 
     /// What the nodes that did not answer, or refuse, have to say for themselves.
-    fn troubles(&self, ballot: &Ballot) -> String {
-        let said = self.nodes().iter().zip(&ballot.answers).zip(&ballot.troubles);
+    fn troubles(&self, quorum: &QuorumOp) -> String {
+        let said = self.nodes().iter().zip(&quorum.answers).zip(&quorum.troubles);
         let said = said.filter_map(|((node, answer), trouble)| match (answer, trouble) {
             (Answer::Failed { said, .. }, _) => Some(format!("{node}: {said}")),
             (Answer::Awaited, Some(trouble)) => Some(format!("{node}: {trouble}")),

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use redisson::script::Shown;
 use redisson::{HolderId, LockName};
 
-use super::ballot::{Answer, Ballot, Question};
+use super::quorum::{Answer, QuorumOp, QuorumRequest};
 use super::{Ask, What};
 use crate::core::Core;
-use crate::core::list::{holder_frame, name_warnings};
-use crate::core::op::Purpose;
+use crate::core::ops::Purpose;
+use crate::core::report::list::{holder_frame, name_warnings};
 use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
 use crate::types::Number;
@@ -20,27 +20,27 @@ type Part<'a> = (&'a str, Result<&'a Shown, String>);
 impl Core {
     /// Asks all nodes what stands there, and answers when they have, or when they have had time enough.
     pub(in crate::core) fn show_red(&mut self, slot: Slot, name: &LockName) {
-        self.ask_red(Question::Show(slot, name.clone()), name);
+        self.ask_red(QuorumRequest::Show(slot, name.clone()), name);
     }
 
     /// Asks all nodes what stands there, for that question's sake.
-    pub(super) fn ask_red(&mut self, question: Question, name: &LockName) {
+    pub(super) fn ask_red(&mut self, request: QuorumRequest, name: &LockName) {
         let (nodes, patience) = (self.nodes().len(), self.settings.response_timeout);
-        let ballot = Ballot::new(question, self.now, nodes);
-        let id = self.open(ballot, self.now + patience);
+        let quorum = QuorumOp::new(request, self.now, nodes);
+        let id = self.open(quorum, self.now + patience);
         for node in 0..nodes {
-            let what = What::Show { ballot: id, name: name.clone() };
+            let what = What::Show { quorum: id, name: name.clone() };
             self.send(Purpose::Red(Ask { node, what }), patience);
         }
     }
 
-    pub(super) fn show_decided(&mut self, ballot: &Ballot) {
-        let Question::Show(slot, name) = &ballot.question else { return };
+    pub(super) fn show_decided(&mut self, quorum: &QuorumOp) {
+        let QuorumRequest::Show(slot, name) = &quorum.request else { return };
         let majority = self.majority();
         let parts: Vec<Part<'_>> = self
             .nodes()
             .iter()
-            .zip(&ballot.answers)
+            .zip(&quorum.answers)
             .map(|(node, answer)| {
                 let part = match answer {
                     Answer::Shown(shown) => Ok(&**shown),
@@ -53,7 +53,7 @@ impl Core {
         let shown: Vec<&Shown> =
             parts.iter().filter_map(|(_, part)| part.as_ref().ok().copied()).collect();
         let reply = if shown.len() < majority {
-            Self::unavailable_for(name, &self.troubles(ballot))
+            Self::unavailable_for(name, &self.troubles(quorum))
         } else if shown.iter().all(|shown| shown.key_type == "none") {
             Frame::Null
         } else {

@@ -1,5 +1,9 @@
 //! Read-only views of the core, for LOCKS, HTTP and the holder registry.
 
+pub(in crate::core) mod list;
+mod published;
+mod refusals;
+
 use std::time::Duration;
 
 use crate::types::Number;

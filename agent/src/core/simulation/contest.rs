@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::dice::Dice;
 use super::host::Host;
 use super::run::{Event, Simulation};
-use crate::core::usual;
+use crate::core::tests::settings;
 use crate::types::SessionId;
 
 /// So many workers on each host want one lock for ever, and hold it for that many microseconds each time. Returns
@@ -13,7 +13,7 @@ use crate::types::SessionId;
 fn contest(workers: &[usize], hold: u64, seconds: u64) -> Vec<(usize, SessionId)> {
     let mut dice = Dice::new(7);
     let hosts =
-        (0_u8..).zip(workers).map(|(i, _)| Host::new(i, usual::settings(), &mut dice)).collect();
+        (0_u8..).zip(workers).map(|(i, _)| Host::new(i, settings::settings(), &mut dice)).collect();
     let mut simulation = Simulation::empty(dice, hosts, false);
     simulation.contest = Some(hold);
     for (host, workers) in workers.iter().enumerate() {

@@ -11,10 +11,10 @@ use super::run::{Lawful, NAMES, Simulation};
 use super::tokens::Tokens;
 use super::wire::Packet;
 use super::worker::OWNERS;
-use crate::core::hold::Care;
-use crate::core::name::Contest;
-use crate::core::op::Purpose;
-use crate::core::{Frozen, OpId};
+use crate::core::lease::hold::LeaseMode;
+use crate::core::lock::state::Contest;
+use crate::core::ops::Purpose;
+use crate::core::{Frozen, Gauges, OpId};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 use crate::types::SessionId;
@@ -222,7 +222,7 @@ impl Simulation {
         if u64::try_from(*valid) != Ok(hold.valid_ms(now)) {
             return Err(format!("{valid} ms of validity were told, it is {}", hold.valid_ms(now)));
         }
-        if hold.care == Care::Watched
+        if hold.mode == LeaseMode::Renewed
             && now >= state.settings.lease.lost_at(hold.valid_until, state.settings.lost_margin)
         {
             return Err(format!("a grant was told that is as good as lost: {pairs:?}"));
@@ -307,7 +307,7 @@ impl Simulation {
             if state.stall.is_none() {
                 // What is due at this very instant may still be in the queue of events.
                 let now = state.boot(self.now - 1);
-                let watched = hold.care == Care::Watched && hold.kept_back.is_none();
+                let watched = hold.mode == LeaseMode::Renewed && hold.kept_back.is_none();
                 if watched && now >= lease.lost_at(hold.valid_until, margin) {
                     return Err(format!("the loss of {field} on {lock} is not told in time"));
                 }
@@ -326,12 +326,12 @@ impl Simulation {
             let now = state.boot(self.now);
             let at_most = hold.valid_until.max(now + lease.duration());
             let entry = self.laws.renewable.entry(key).or_insert(at_most);
-            if !lapses || hold.asking.is_some() || hold.care == Care::Fixed {
+            if !lapses || hold.asking.is_some() || hold.mode == LeaseMode::Fixed {
                 *entry = at_most;
             } else if hold.valid_until > *entry {
                 return Err(format!("{field} on {lock} is renewed for a stopped worker"));
             }
-            if there || lapses || hold.care == Care::Fixed {
+            if there || lapses || hold.mode == LeaseMode::Fixed {
                 self.laws.missing.remove(&key);
             } else {
                 let since = *self.laws.missing.entry(key).or_insert(self.now);
@@ -350,15 +350,15 @@ impl Simulation {
         let state = &self.hosts[host];
         let core = &state.core;
         let now = state.boot(self.now - 1);
-        let queued: usize = core.names.values().map(|name| name.queue.len()).sum();
+        let queued: usize = core.locks.values().map(|name| name.queue.len()).sum();
         if queued != core.waiters.len() {
             return Err(format!("{queued} stand in queues, {} wait", core.waiters.len()));
         }
-        let held = core.names.values().filter(|name| name.hold.is_some()).count();
+        let held = core.locks.values().filter(|name| name.hold.is_some()).count();
         if held != core.holds.len() {
             return Err(format!("{held} names are held, {} holds are there", core.holds.len()));
         }
-        for (name, known) in &core.names {
+        for (name, known) in &core.locks {
             let leaving = core.ops.values().filter(|op| match &op.purpose {
                 Purpose::Release(ending) => ending.name == *name,
                 Purpose::Undo { name: undone, .. } => undone == name,
@@ -399,7 +399,7 @@ impl Simulation {
     /// own message; and so does who hears another's, whatever it was doing then.
     fn check_turn(&self, host: usize, name: &redisson::LockName) -> Lawful {
         let core = &self.hosts[host].core;
-        let known = &core.names[name];
+        let known = &core.locks[name];
         let lock = super::worker::name_of(name);
         let asleep = matches!(known.contest, Contest::Asleep(_)) && known.leaving == 0;
         if !asleep || known.failures > 0 || known.stand_back_until > core.now {
@@ -443,12 +443,12 @@ impl Simulation {
             // A lock that only ghosts hold is had by whoever waits for it here.
             let haunted = ghosts > 0
                 && ghosts == fields.len()
-                && state.core.names.values().any(|name| {
+                && state.core.locks.values().any(|name| {
                     !name.queue.is_empty() && name.contest != Contest::Idle && name.hold.is_none()
                 })
                 && state
                     .core
-                    .names
+                    .locks
                     .get(&super::run::lock_name(lock))
                     .is_some_and(|n| !n.queue.is_empty());
             if !haunted {
@@ -469,31 +469,22 @@ impl Simulation {
     pub(super) fn check_end(&self) -> Lawful {
         for (index, host) in self.hosts.iter().enumerate() {
             let core = &host.core;
-            if !core.is_idle() || !core.names.is_empty() || core.next_deadline().is_some() {
+            if !core.is_idle() || !core.locks.is_empty() || core.next_deadline().is_some() {
                 return Err(format!(
                     "host {index} keeps {:?} {:?} {:?} until {:?}",
                     core.ops,
                     core.holds,
-                    core.names,
+                    core.locks,
                     core.next_deadline()
                 ));
             }
-            if !core.claims.is_empty() {
-                return Err(format!("host {index} counts {:?}", core.claims));
+            if !core.quota.is_empty() {
+                return Err(format!("host {index} counts {:?}", core.quota));
             }
             if !host.wishes.is_empty() || !core.ready.is_empty() || !core.sessions.is_empty() {
                 return Err(format!("host {index} keeps {:?} {:?}", host.wishes, core.sessions));
             }
-            let figures = &host.figures;
-            let gauges = [
-                &figures.jeopardy_holds,
-                &figures.subscriptions,
-                &figures.sessions,
-                &figures.away_sessions,
-                &figures.delayed_holds,
-                &figures.frozen_sessions,
-            ];
-            if gauges.iter().any(|gauge| gauge.get() != 0) {
+            if core.gauges() != Gauges::default() {
                 return Err(format!("host {index}: its gauges are not back at 0"));
             }
         }

@@ -14,7 +14,7 @@ use super::link::{COMMANDS, MESSAGES, RENEWALS};
 use super::redis::Entry;
 use super::redis::Redis;
 use super::wire::Packet;
-use crate::core::{Action, Failure, Frozen, Lane, Node};
+use crate::core::{Effect, Failure, Frozen, Lane, Node};
 use crate::types::{Peer, SessionId};
 
 /// What a law's breach says.
@@ -436,7 +436,7 @@ impl Simulation {
     /// The driver's loop: does what the core says, and tells it the time when it is due.
     pub(super) fn pump(&mut self, host: usize) -> Lawful {
         for _ in 0..10_000 {
-            while let Some(action) = self.hosts[host].core.next_action() {
+            while let Some(action) = self.hosts[host].core.next_effect() {
                 self.perform(host, action)?;
             }
             let state = &mut self.hosts[host];
@@ -457,17 +457,18 @@ impl Simulation {
         Err(format!("host {host}: the core asks for its time again and again without an end"))
     }
 
-    fn perform(&mut self, host: usize, action: Action) -> Lawful {
+    fn perform(&mut self, host: usize, action: Effect) -> Lawful {
         let run = self.hosts[host].run;
         match action {
-            Action::Send { op, lane, call, .. } => {
+            Effect::Send { op, lane, call, .. } => {
                 self.laws.sending(&mut self.hosts[host], &call)?;
                 let lane = if lane == Lane::Renewals { RENEWALS } else { COMMANDS };
                 self.send(host, op, lane, call);
             }
-            Action::Deliver(session, outgoing) => self.deliver(host, session, outgoing)?,
-            Action::Journal(record) => self.journal(host, record),
-            Action::Subscribe(_, channel) => {
+            Effect::Deliver(session, outgoing) => self.deliver(host, session, outgoing)?,
+            Effect::Journal(record) => self.journal(host, record),
+            Effect::Report(_) | Effect::Log(_) => {}
+            Effect::Subscribe(_, channel) => {
                 let name = lock_of(&channel);
                 let state = &mut self.hosts[host];
                 if !state.wishes.insert(name.clone()) {
@@ -476,7 +477,7 @@ impl Simulation {
                 let generation = state.links[MESSAGES].generation;
                 self.after(200, Event::Subscribe { host, run, generation, name });
             }
-            Action::Unsubscribe(_, channel) => {
+            Effect::Unsubscribe(_, channel) => {
                 let name = lock_of(&channel);
                 let state = &mut self.hosts[host];
                 if !state.wishes.remove(&name) {

@@ -4,10 +4,8 @@
 mod links;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::Registry;
 use redisson::script::Value;
 use redisson::{ClientId, Grouping, LockName, Moment, keys};
 
@@ -17,9 +15,8 @@ use super::kinds::{Player, Queue, Turns};
 use super::red::{Forgotten, Worker};
 use super::redis::Redis;
 use crate::core::{
-    Action, Confirmed, Core, Failure, Lane, Node, OpId, RedSettings, Settings, usual,
+    Confirmed, Core, Effect, Failure, Lane, Node, OpId, RedSettings, Settings, tests::settings,
 };
-use crate::metrics::Figures;
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
@@ -136,7 +133,7 @@ impl World {
             nodes: (0..servers).map(|node| format!("node{node}")).collect(),
             node_timeout: Duration::from_millis(50),
         };
-        let mut all = Settings { red: Some(red), ..usual::settings() };
+        let mut all = Settings { red: Some(red), ..settings::settings() };
         settings(&mut all);
         let server = || Server {
             redis: Redis::default(),
@@ -386,7 +383,7 @@ impl World {
     /// The driver's loop.
     fn work(&mut self, agent: usize) {
         for _ in 0..10_000 {
-            while let Some(action) = self.agents[agent].core.next_action() {
+            while let Some(action) = self.agents[agent].core.next_effect() {
                 self.perform(agent, action);
             }
             let now = self.boot();
@@ -417,18 +414,18 @@ impl World {
         }
     }
 
-    fn perform(&mut self, agent: usize, action: Action) {
+    fn perform(&mut self, agent: usize, action: Effect) {
         match action {
-            Action::Send { op, node, lane, call, .. } => match self.server_at(node) {
+            Effect::Send { op, node, lane, call, .. } => match self.server_at(node) {
                 Some(node) => self.send((agent, node, lane), op, call),
                 None => {
                     self.breach = Some(format!("{} for a server of others", call.script.name));
                 }
             },
-            Action::Deliver(session, outgoing) => self.deliver(agent, session, outgoing),
-            Action::Journal(_) => {}
-            Action::Subscribe(node, channel) => self.wish(agent, node, channel, true),
-            Action::Unsubscribe(node, channel) => self.wish(agent, node, channel, false),
+            Effect::Deliver(session, outgoing) => self.deliver(agent, session, outgoing),
+            Effect::Journal(_) | Effect::Report(_) | Effect::Log(_) => {}
+            Effect::Subscribe(node, channel) => self.wish(agent, node, channel, true),
+            Effect::Unsubscribe(node, channel) => self.wish(agent, node, channel, false),
         }
     }
 
@@ -481,12 +478,10 @@ impl World {
 
 impl Agent {
     fn new(index: u8, settings: &Settings) -> Self {
-        let made = Figures::new(Grouping::new(vec![], 50), &Registry::new());
-        let figures = Arc::new(made.expect("an empty registry takes every figure"));
         let client = ClientId::from_random([index + 1; 16]);
         let now = Moment::from_micros(1_000_000);
         let first = 1 << 30;
-        let core = Core::new(settings.clone(), client, first, figures, now);
+        let core = Core::new(settings.clone(), client, first, Grouping::new(vec![], 50), now);
         Self {
             core,
             wishes: BTreeSet::new(),

@@ -32,7 +32,7 @@ fn each_has_a_place_of_its_own_and_hears_of_its_turn() {
         assert_eq!(world.reply(id), "0");
         assert_eq!(queue(&world), 2_usize.saturating_sub(i));
     }
-    assert!(world.listening.is_empty() && world.core.is_idle() && world.core.names.is_empty());
+    assert!(world.listening.is_empty() && world.core.is_idle() && world.core.locks.is_empty());
     assert_eq!(world.core.next_deadline(), None);
     assert!(!world.served.contains(&"hand_over"), "the order is Redis's");
 }

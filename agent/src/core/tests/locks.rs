@@ -20,7 +20,7 @@ fn a_lock_is_taken_and_released() {
     assert_eq!(world.reply(a), "0");
     assert!(world.holders("x").is_empty());
     assert!(world.core.is_idle());
-    assert!(world.core.names.is_empty(), "nothing is remembered of a free lock");
+    assert!(world.core.locks.is_empty(), "nothing is remembered of a free lock");
     assert_eq!(world.core.next_deadline(), None);
 }
 
@@ -197,7 +197,7 @@ fn a_session_that_ends_frees_its_locks_and_its_places() {
     assert_eq!(world.reply(c), "held 1");
     world.close(c);
     assert!(world.holders("x").is_empty());
-    assert!(world.core.is_idle() && world.core.names.is_empty());
+    assert!(world.core.is_idle() && world.core.locks.is_empty());
 }
 
 #[test]
@@ -308,7 +308,7 @@ fn in_another_session_is_refused() {
     world.command(a, Command::Lock(LockRequest { session: other, ..lock_command("x") }));
     assert_eq!(world.reply(a), "SESSION");
     assert!(world.holders("x").is_empty());
-    assert!(world.core.names.is_empty());
+    assert!(world.core.locks.is_empty());
 }
 
 #[test]

@@ -1,16 +1,17 @@
 //! The core against a small model of Redis.
 
 mod delay;
-mod doubt;
+mod failures;
 mod fair;
 mod frozen;
 mod grace;
 mod journal;
 mod locks;
 mod multi;
-mod notes;
+mod published;
 mod read_write;
 mod red;
 mod replicas;
-mod trouble;
+pub(super) mod settings;
+mod unknown_outcomes;
 mod world;

@@ -48,7 +48,7 @@ fn cancel(world: &mut World, by: SessionId, whose: SessionId) -> String {
 /// Nothing is left, in Redis or here.
 fn is_clean(world: &mut World) {
     assert!(world.redis.is_empty(), "{:?}", world.redis);
-    assert!(world.core.is_idle() && world.core.names.is_empty() && world.listening.is_empty());
+    assert!(world.core.is_idle() && world.core.locks.is_empty() && world.listening.is_empty());
     assert_eq!(world.core.next_deadline(), None);
 }
 

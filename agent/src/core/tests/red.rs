@@ -141,9 +141,9 @@ fn a_release_by_redisson_wakes_who_waits() {
     });
     world.command(0, a, red_lock("x", Wait::Forever, None));
     pass(&mut world, 500);
-    let listens = world.agents[0].core.names[&lock_name("x")].listening.is_some();
+    let listens = world.agents[0].core.locks[&lock_name("x")].listening.is_some();
     assert!(listens, "it does not take them for three who have split the servers");
-    assert_eq!(world.agents[0].core.red.ballots.len(), 0, "it sleeps");
+    assert_eq!(world.agents[0].core.red.quorum_ops.len(), 0, "it sleeps");
     for node in [2, 0] {
         let release = script::release(&lock_name("x"), &field(node), Publish::Plain);
         world.foreign(node, &release);
@@ -188,12 +188,12 @@ fn a_release_told_while_the_answers_were_under_way_is_not_missed() {
     let servers = world.servers.len();
     (0..servers).for_each(|node| world.answers_later(node, 20_000));
     for _ in 0..6000 {
-        if world.agents[1].core.red.ballots.is_empty() {
+        if world.agents[1].core.red.quorum_ops.is_empty() {
             pass(&mut world, 1);
         }
     }
     pass(&mut world, 2);
-    assert!(!world.agents[1].core.red.ballots.is_empty(), "its question is under way");
+    assert!(!world.agents[1].core.red.quorum_ops.is_empty(), "its question is under way");
     unlock(&mut world, 0, a);
     pass(&mut world, 200);
     assert_eq!(told(&mut world, 1, b), ["held 1"]);
@@ -347,7 +347,7 @@ fn a_server_that_answers_late_is_one_vote_more() {
     assert_eq!(world.standing("x"), 3);
     let votes = |world: &World| {
         let hold = world.agents[0].core.holds.values().next().unwrap();
-        let votes = &hold.votes.as_ref().unwrap().0;
+        let votes = &hold.node_leases.as_ref().unwrap().0;
         votes.iter().filter(|vote| vote.valid_until > hold.granted).count()
     };
     assert_eq!(votes(&world), 3);

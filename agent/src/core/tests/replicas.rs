@@ -18,15 +18,14 @@ fn error(world: &mut World, id: SessionId) -> String {
     sentence.clone()
 }
 
-fn confirmations(world: &World) -> Vec<u64> {
-    let figures = &world.core.figures;
-    let counted = |outcome: &str| figures.confirmations.with_label_values(&[outcome]).get();
+fn confirmations(world: &World) -> Vec<usize> {
+    let counted = |outcome| world.confirmations.iter().filter(|one| **one == outcome).count();
     ["confirmed", "too_few", "not_tried"].map(counted).to_vec()
 }
 
 fn assert_nothing_left(world: &World) {
     assert!(world.redis.is_empty(), "{:?}", world.redis);
-    assert!(world.core.is_idle() && world.core.names.is_empty() && world.core.ops.is_empty());
+    assert!(world.core.is_idle() && world.core.locks.is_empty() && world.core.ops.is_empty());
 }
 
 #[test]
@@ -219,7 +218,7 @@ fn a_fair_waiter_that_has_gone_leaves_no_place() {
     world.send_grants(1);
     world.work();
     assert!(world.queues["x"].is_empty(), "{:?}", world.queues);
-    assert!(world.core.is_idle() && !world.core.names.contains_key(&name("x")));
+    assert!(world.core.is_idle() && !world.core.locks.contains_key(&name("x")));
 }
 
 #[test]

@@ -1,16 +1,15 @@
 //! A core with a small model of Redis behind it, and the power to lose replies.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::Registry;
 use redisson::script::{Call, Value};
 use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
-use crate::core::{Action, Confirmed, Core, Failure, Lane, Node, OpId, Settings, usual};
-use crate::journal::{Past, Record};
-use crate::metrics::Figures;
+use crate::core::{
+    Confirmed, Core, Effect, Failure, Lane, Node, OpId, Report, Settings, tests::settings,
+};
+use crate::journal::{Record, Restored};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{Peer, SessionId};
@@ -97,8 +96,10 @@ pub(super) struct World {
     /// Where fenced locks count their tokens stands something else.
     pub(super) spoilt_counters: bool,
     /// What the journal's records amount to.
-    pub(super) past: Past,
+    pub(super) past: Restored,
     pub(super) disk: Disk,
+    /// The outcomes of grants that replicas had to confirm, as reported.
+    pub(super) confirmations: Vec<&'static str>,
     /// How many records there have been, the slow disk's among them.
     records: u64,
     slow: Vec<Record>,
@@ -130,10 +131,9 @@ pub(super) fn lock_command(lock: &str) -> LockRequest {
 
 fn core(run: i64, now: Moment, min_replicas: u32) -> Core {
     let lease = Lease::new(LEASE).unwrap();
-    let settings = Settings { lease, min_replicas, ..usual::settings() };
-    let figures = Figures::new(Grouping::new(vec![], 50), &Registry::new()).unwrap();
+    let settings = Settings { lease, min_replicas, ..settings::settings() };
     let client = ClientId::from_random([9; 16]);
-    Core::new(settings, client, run << 30, Arc::new(figures), now)
+    Core::new(settings, client, run << 30, Grouping::new(vec![], 50), now)
 }
 
 impl World {
@@ -156,8 +156,9 @@ impl World {
             served: Vec::new(),
             others: 0,
             spoilt_counters: false,
-            past: Past::default(),
+            past: Restored::default(),
             disk: Disk::Good,
+            confirmations: Vec::new(),
             records: 0,
             slow: Vec::new(),
             held_back: VecDeque::new(),
@@ -285,9 +286,9 @@ impl World {
 
     /// Performs the core's actions until there are none.
     pub(super) fn work(&mut self) {
-        while let Some(action) = self.core.next_action() {
+        while let Some(action) = self.core.next_effect() {
             match action {
-                Action::Send { op, lane: Lane::Grants, call, .. } => match self.replicas {
+                Effect::Send { op, lane: Lane::Grants, call, .. } => match self.replicas {
                     Replicas::Lacking => {
                         let failure = Failure::Lacking("0 are connected".to_owned());
                         self.core.on_failure(self.now, op, &failure);
@@ -298,9 +299,9 @@ impl World {
                         self.serve(op, call);
                     }
                 },
-                Action::Send { op, call, .. } => self.serve(op, call),
-                Action::Deliver(id, outgoing) => self.replies.push((id, outgoing)),
-                Action::Subscribe(_, channel) => {
+                Effect::Send { op, call, .. } => self.serve(op, call),
+                Effect::Deliver(id, outgoing) => self.replies.push((id, outgoing)),
+                Effect::Subscribe(_, channel) => {
                     // Of two names with one channel the worlds of these tests have the one without braces.
                     let name = keys::locks_of_channel(&channel).remove(0);
                     self.listening.push(name.clone());
@@ -309,8 +310,10 @@ impl World {
                         None => self.core.on_subscribed(self.now, Node::Main, &name),
                     }
                 }
-                Action::Journal(record) => self.journal(record),
-                Action::Unsubscribe(_, channel) => {
+                Effect::Journal(record) => self.journal(record),
+                Effect::Report(Report::Confirmation(outcome)) => self.confirmations.push(outcome),
+                Effect::Report(_) | Effect::Log(_) => {}
+                Effect::Unsubscribe(_, channel) => {
                     let name = keys::locks_of_channel(&channel).remove(0);
                     let at = self.listening.iter().position(|other| *other == name).unwrap();
                     self.listening.remove(at);

@@ -6,7 +6,7 @@ use super::super::red::lock_name;
 use super::super::redis::Content;
 use super::super::world::World;
 use super::player::NAMES;
-use crate::core::hold::{Care, Hold};
+use crate::core::lease::hold::{Hold, LeaseMode};
 
 /// What came about in a run, so that a run in which nothing does is not taken for a good one.
 #[derive(Debug, Default, Clone)]
@@ -138,7 +138,7 @@ impl World {
         let (lease, margin) = (self.settings.lease, self.settings.lost_margin);
         // What is due at this very instant may still be in the queue of events.
         let then = Moment::from_micros(self.now - 1);
-        let watched = hold.care == Care::Watched;
+        let watched = hold.mode == LeaseMode::Renewed;
         if watched && then >= lease.lost_at(hold.valid_until, margin) {
             return Err(format!("the loss of {field} on {lock} is not told in time"));
         }
@@ -218,10 +218,10 @@ impl World {
             if !core.ops.is_empty() || !core.holds.is_empty() || !core.waiters.is_empty() {
                 return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.holds));
             }
-            if !core.names.is_empty() || !core.is_idle() || !agent.wishes.is_empty() {
-                return Err(format!("agent {index} remembers {:?} {:?}", core.names, agent.wishes));
+            if !core.locks.is_empty() || !core.is_idle() || !agent.wishes.is_empty() {
+                return Err(format!("agent {index} remembers {:?} {:?}", core.locks, agent.wishes));
             }
-            if core.next_deadline().is_some() || !core.claims.is_empty() {
+            if core.next_deadline().is_some() || !core.quota.is_empty() {
                 return Err(format!("agent {index} has a deadline for nothing: {:?}", core.timers));
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use redisson::{HolderId, Moment};
 
 use super::World;
-use crate::core::hold::Care;
+use crate::core::lease::hold::LeaseMode;
 
 /// Holds that a server has forgotten by itself, which no majority of the others makes up for: of them nothing is promised.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ impl World {
                     }
                     // What is due at this very instant may still be in the queue of events.
                     let then = Moment::from_micros(self.now - 1);
-                    let watched = hold.care == Care::Watched;
+                    let watched = hold.mode == LeaseMode::Renewed;
                     if watched && then >= lease.lost_at(hold.valid_until, margin) {
                         return Err(format!("agent {index}: {lock}'s loss is not told in time"));
                     }
@@ -73,10 +73,10 @@ impl World {
         &self,
         lock: &str,
         field: &str,
-        hold: &crate::core::hold::Hold,
+        hold: &crate::core::lease::hold::Hold,
         now: Moment,
     ) -> Result<(), String> {
-        let Some(votes) = &hold.votes else {
+        let Some(votes) = &hold.node_leases else {
             return Err(format!("{field} has no votes"));
         };
         if hold.valid_until > votes.valid_until(self.servers.len() / 2 + 1) {
@@ -102,10 +102,11 @@ impl World {
             if !core.ops.is_empty() || !core.holds.is_empty() || !core.waiters.is_empty() {
                 return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.holds));
             }
-            if !core.names.is_empty() || !core.red.ballots.is_empty() || !agent.wishes.is_empty() {
+            if !core.locks.is_empty() || !core.red.quorum_ops.is_empty() || !agent.wishes.is_empty()
+            {
                 return Err(format!(
                     "agent {index} remembers {:?} {:?} {:?}",
-                    core.names, core.red.ballots, agent.wishes
+                    core.locks, core.red.quorum_ops, agent.wishes
                 ));
             }
             if core.next_deadline().is_some() {

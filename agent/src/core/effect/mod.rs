@@ -1,0 +1,109 @@
+//! Effects: everything the core wants done outside of itself.
+
+mod log;
+mod report;
+
+use std::collections::VecDeque;
+
+use redisson::Moment;
+use redisson::script::Call;
+use service_kit::trace::TraceParent;
+
+use crate::core::ops::OpId;
+use crate::journal::Record;
+use crate::protocol::resp::Outgoing;
+use crate::types::SessionId;
+use log::LogLimit;
+pub use log::LogLine;
+pub use report::{Gauges, Report};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Node {
+    /// The one of all kinds but red.
+    Main,
+    /// One of the independent servers of red locks, by its place in [`RedSettings::nodes`].
+    Red(usize),
+}
+
+/// Which connection a script goes down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lane {
+    /// What workers wait for.
+    Commands,
+    /// Renewals, which no load may delay.
+    Renewals,
+    /// What grants, and that replicas must have: the outcome is for [`Core::on_confirmed`].
+    Grants,
+}
+
+/// What the outside is to do.
+#[derive(Debug)]
+pub enum Effect {
+    /// Send a script; bring the outcome by [`Core::on_reply`] or [`Core::on_failure`].
+    Send {
+        /// By which the outcome names it.
+        op: OpId,
+        /// To which Redis.
+        node: Node,
+        /// Down which connection.
+        lane: Lane,
+        /// The script and its arguments.
+        call: Call,
+        /// What it is a part of in traces.
+        place: TraceParent,
+    },
+    /// Give a session something to write.
+    Deliver(SessionId, Outgoing),
+    /// Listen to this channel, on which releases of a lock are told; tell [`Core::on_subscribed`] once the
+    /// subscription stands.
+    Subscribe(Node, Vec<u8>),
+    /// No longer listen to it.
+    Unsubscribe(Node, Vec<u8>),
+    /// Note this in the journal; tell [`Core::on_journalled`] or [`Core::on_journal_failed`]. Replies that rest on it
+    /// wait for that.
+    Journal(Record),
+    /// Count this in metrics.
+    Report(Report),
+    /// Write this to the log.
+    Log(LogLine),
+}
+
+/// The effects that wait to be applied, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    queue: VecDeque<Effect>,
+    log_limit: LogLimit,
+}
+
+impl Effects {
+    pub(super) fn push(&mut self, effect: Effect) {
+        self.queue.push_back(effect);
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Effect> {
+        self.queue.pop_front()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(super) fn report(&mut self, report: Report) {
+        self.push(Effect::Report(report));
+    }
+
+    pub(super) fn log(&mut self, line: LogLine) {
+        self.push(Effect::Log(line));
+    }
+
+    /// Logs a line of which there may be one for each hold, unless too many were logged within the second.
+    pub(super) fn log_bounded(&mut self, now: Moment, line: impl FnOnce() -> LogLine) {
+        let admission = self.log_limit.admit(now);
+        if admission.withheld_before > 0 {
+            self.log(LogLine::Withheld(admission.withheld_before));
+        }
+        if admission.admitted {
+            self.log(line());
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Workers whose process is stopped (SIGSTOP, Ctrl-Z, a debugger): they are counted and shown, and where it is set so
+//! (`--frozen lapse`) nothing renews what they hold until they go on.
+
+use std::collections::BTreeSet;
+
+use redisson::Moment;
+
+use crate::core::Core;
+use crate::core::LogLine;
+use crate::core::lease::hold::LeaseMode;
+use crate::types::SessionId;
+
+/// What becomes of the holds of a worker that is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Frozen {
+    /// They are renewed like all others: a stopped worker may go on.
+    #[default]
+    Keep,
+    /// They are not renewed while it is stopped, so that they are lost when that lasts for longer than a lease.
+    Lapse,
+}
+
+impl Core {
+    /// The processes whose sessions hold or wait for something: of these [`Self::on_stopped`] wants to know.
+    #[must_use]
+    pub fn busy_pids(&self) -> BTreeSet<i32> {
+        let busy = self.sessions.values().filter(|session| session.is_busy());
+        busy.filter_map(|session| session.peer.pid).collect()
+    }
+
+    /// Of the processes of [`Self::busy_pids`] these are stopped, the others go on.
+    pub fn on_stopped(&mut self, now: Moment, pids: &BTreeSet<i32>) {
+        self.advance_clock(now);
+        let stopped = self.sessions.iter().filter(|(_, session)| {
+            session.is_busy() && session.peer.pid.is_some_and(|pid| pids.contains(&pid))
+        });
+        let stopped: BTreeSet<SessionId> = stopped.map(|(id, _)| *id).collect();
+        let before = std::mem::replace(&mut self.stopped, stopped.clone());
+        for id in before.difference(&stopped) {
+            self.let_lapse(*id, false);
+        }
+        for id in stopped.difference(&before) {
+            self.let_lapse(*id, true);
+            if let Some(session) = self.sessions.get(id) {
+                let (pid, holds) = (session.peer.pid, session.holds.len());
+                self.effects.log_bounded(now, || LogLine::WorkerStopped { pid, holds });
+            }
+        }
+        self.gauges.frozen_sessions = self.stopped.len();
+        self.run_ready();
+    }
+
+    /// A session's connection has gone, and with it whatever its process was.
+    pub(in crate::core) fn forget_stopped(&mut self, id: SessionId) {
+        if self.stopped.remove(&id) {
+            self.let_lapse(id, false);
+            self.gauges.frozen_sessions = self.stopped.len();
+        }
+    }
+
+    /// Whether what this session holds is not to be renewed now.
+    pub(in crate::core) fn lapses(&self, id: SessionId) -> bool {
+        self.settings.frozen == Frozen::Lapse && self.stopped.contains(&id)
+    }
+
+    /// Stops renewing what a session holds, or goes on with it, at once.
+    fn let_lapse(&mut self, id: SessionId, lapsing: bool) {
+        if self.settings.frozen == Frozen::Keep {
+            return;
+        }
+        let holds = self.sessions.get(&id).map(|session| session.holds.values().copied());
+        for number in holds.into_iter().flatten().collect::<BTreeSet<_>>() {
+            let Some(hold) = self.holds.get_mut(&number) else { continue };
+            hold.lapsing = lapsing;
+            if !lapsing && hold.mode == LeaseMode::Renewed {
+                hold.renew_at = self.now;
+                hold.node_leases.iter_mut().flat_map(|node_leases| &mut node_leases.0).for_each(
+                    |lease_on_node| {
+                        lease_on_node.renew_at = self.now;
+                    },
+                );
+            }
+            self.arm(number);
+        }
+    }
+}

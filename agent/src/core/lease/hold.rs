@@ -1,0 +1,113 @@
+//! One grant: who holds which lock, how it is kept, until when it is surely valid.
+
+use std::sync::Arc;
+
+use redisson::{Kind, Lease, LockName, Moment};
+use tracing::Span;
+
+use crate::core::OpId;
+use crate::core::lease::lock_delay::KeptBack;
+use crate::core::red::node_leases::NodeLeases;
+use crate::core::session::Owner;
+use crate::core::session::reply::Grant;
+use crate::types::Number;
+
+/// How a hold is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) enum LeaseMode {
+    /// The watchdog renews it.
+    Renewed,
+    /// Nothing renews it; it ends when its lease does.
+    Fixed,
+}
+
+/// A hold of a local owner.
+#[derive(Debug)]
+pub(in crate::core) struct Hold {
+    pub(in crate::core) number: Number,
+    pub(in crate::core) name: LockName,
+    /// Its label in metrics, as its name has it.
+    pub(in crate::core) group: Arc<str>,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) owner: Owner,
+    /// Whose process it is.
+    pub(in crate::core) uid: u32,
+    /// Its fencing token, where its kind has one.
+    pub(in crate::core) token: Option<u64>,
+    /// Reentrancy count, as the owner knows it.
+    pub(in crate::core) count: u32,
+    pub(in crate::core) mode: LeaseMode,
+    pub(in crate::core) granted: Moment,
+    /// The last instant at which it is sure to be held, as long as Redis keeps the key and its clock does not step.
+    /// Only an explicit success moves it.
+    pub(in crate::core) valid_until: Moment,
+    /// When to renew it next.
+    pub(in crate::core) renew_at: Moment,
+    /// The longest lease that Redis was ever asked to give it: none shortens another.
+    pub(in crate::core) longest: Lease,
+    /// What its owner asks of Redis about it: re-entry, partial release, another lease. An owner's commands run one
+    /// after another, so there is at most one.
+    pub(in crate::core) asking: Option<OpId>,
+    /// A renewal is on its way.
+    pub(in crate::core) renewing: bool,
+    /// Renewals that failed in a row.
+    pub(in crate::core) failures: u32,
+    /// Its owner has been warned.
+    pub(in crate::core) jeopardy: bool,
+    /// Its worker is stopped: nothing renews it until that goes on.
+    pub(in crate::core) lapsing: bool,
+    /// Its worker is dead: it is kept from others for a while.
+    pub(in crate::core) kept_back: Option<Box<KeptBack>>,
+    /// The trace its LOCK was part of, for the log.
+    pub(in crate::core) trace: Option<Box<str>>,
+    /// Its own span, which ends with it.
+    pub(in crate::core) span: Span,
+    /// How a red one stands on each of its servers.
+    pub(in crate::core) node_leases: Option<NodeLeases>,
+    /// Where its deadline stands among the timers.
+    pub(in crate::core) armed: Moment,
+}
+
+/// Milliseconds, as replies give them.
+pub(in crate::core) fn millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Hold {
+    /// The trace, as log lines give it.
+    pub(in crate::core) fn trace(&self) -> &str {
+        self.trace.as_deref().unwrap_or_default()
+    }
+
+    /// What LOCK answers about it.
+    pub(in crate::core) fn grant(&self, waited_ms: u64) -> Grant {
+        Grant {
+            number: self.number,
+            name: self.name.clone(),
+            kind: self.kind,
+            token: self.token,
+            count: self.count,
+            valid_until: self.valid_until,
+            waited_ms,
+        }
+    }
+
+    pub(in crate::core) fn valid_ms(&self, now: Moment) -> u64 {
+        millis(self.valid_until.since(now))
+    }
+
+    /// When something is next to be done about it. `lease` is that of watched holds.
+    pub(in crate::core) fn deadline(&self, lease: Lease, margin: std::time::Duration) -> Moment {
+        if self.mode == LeaseMode::Fixed {
+            return self.valid_until;
+        }
+        let renew = if self.renewing || self.lapsing { Moment::NEVER } else { self.renew_at };
+        if let Some(kept_back) = &self.kept_back {
+            // There is nobody to be told in time.
+            return renew.min(self.valid_until).min(kept_back.until);
+        }
+        let lost = lease.lost_at(self.valid_until, margin);
+        let warn = if self.jeopardy { Moment::NEVER } else { lease.jeopardy_at(self.valid_until) };
+        lost.min(warn).min(renew)
+    }
+}

@@ -1,0 +1,413 @@
+//! MLOCK and MUNLOCK: several locks at once, all or none.
+//!
+//! An MLOCK takes its members one after another, by the very path that a LOCK takes; its slot's `member` tells which
+//! one an answer is about. It begins in byte order, so that those who do the same never wait for one another in a
+//! circle. Others may take them in another order; therefore it waits only for a while with something in its hands.
+//! Then it gives back what it took, keeps its place in the queue it stands in, waits there with empty hands, and takes
+//! the others when it has got that one. What comes before it in byte order it waits for only briefly then: those who
+//! take turns in the same order would otherwise stand in one another's way for ever, each with one lock in its hands.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::{LockName, Moment};
+use tracing::Span;
+
+use crate::core::Core;
+use crate::core::Report;
+use crate::core::lease::hold::{Hold, LeaseMode, millis};
+use crate::core::ops::{Asked, Change};
+use crate::core::session::reply::{Grant, Reply};
+use crate::core::session::{Owner, Slot};
+use crate::core::side::Side;
+use crate::core::timer::Timer;
+use crate::protocol::command::{HoldRequest, LockRequest, Wait};
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::End;
+use crate::types::Number;
+
+/// For how long, for each of its members, an MLOCK waits for one while it holds others. As Redisson's `MultiLock`.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// What share of that it waits for a member while it holds one that comes later in byte order.
+const OUT_OF_ORDER: u32 = 10;
+
+/// An MLOCK or MUNLOCK under way.
+#[derive(Debug)]
+pub(in crate::core) struct MultiLock {
+    slot: Slot,
+    goal: Goal,
+    /// What is asked for each member, in byte order; none for MUNLOCK.
+    requests: Vec<LockRequest>,
+    /// How each stands, in the order in which the worker named them.
+    members: Vec<Member>,
+    /// The order in which they are taken.
+    order: Vec<usize>,
+    since: Moment,
+    /// When its time is over.
+    until: Moment,
+    /// The leases run from now on, all from the same instant.
+    leased: bool,
+    /// Where the end of its patience stands among the timers.
+    pub(in crate::core) armed: Moment,
+}
+
+/// What it is about to do.
+#[derive(Debug)]
+enum Goal {
+    Take,
+    /// Give back what was taken, then say this.
+    GiveUp(Frame),
+    /// Give back what the worker wants to give back.
+    GiveBack,
+}
+
+/// How one member stands.
+#[derive(Debug)]
+enum Member {
+    Wanted,
+    /// Its LOCK is not answered yet.
+    Asked,
+    Taken(Grant),
+    /// Its lease is being set.
+    Leasing(Grant),
+    /// Its UNLOCK is not answered yet.
+    Leaving,
+    /// It is given back, or was not held: what there is to say of it.
+    Left(Reply),
+}
+
+impl MultiLock {
+    fn is_busy(&self) -> bool {
+        self.members
+            .iter()
+            .any(|m| matches!(m, Member::Asked | Member::Leasing(_) | Member::Leaving))
+    }
+
+    fn taken(&self) -> impl Iterator<Item = (usize, &Grant)> {
+        self.members.iter().enumerate().filter_map(|(index, member)| match member {
+            Member::Taken(grant) => Some((index, grant)),
+            _ => None,
+        })
+    }
+
+    /// Whether it took this hold itself and will give it back rather than hold it for ever while it waits.
+    pub(in crate::core) fn gives_way(&self, number: Number) -> bool {
+        self.taken().any(|(_, grant)| grant.number == number && grant.count == 1)
+    }
+
+    /// The locks that it waits for without end.
+    pub(in crate::core) fn awaited(&self) -> impl Iterator<Item = &LockName> {
+        let awaits = matches!(self.goal, Goal::Take) && self.until == Moment::NEVER;
+        self.requests.iter().zip(&self.members).filter_map(move |(request, member)| {
+            (awaits && matches!(member, Member::Wanted | Member::Asked)).then_some(&request.name)
+        })
+    }
+}
+
+impl Core {
+    pub(in crate::core) fn lock_all(&mut self, slot: Slot, requests: Vec<LockRequest>) {
+        let Some(first) = requests.first() else { return };
+        let owner = Owner { session: slot.session, owner: first.owner };
+        let until = match first.wait {
+            Wait::Forever => Moment::NEVER,
+            Wait::AtMost(wait) => self.now + wait,
+        };
+        // What cannot be had at all is told before anything is taken.
+        if let Some((index, refusal)) = self.refusal_of_any(slot, owner, &requests) {
+            let LockRequest { name, kind, .. } = &requests[index];
+            let group = self.group_label(name);
+            self.effects.report(Report::Acquisition {
+                group: Arc::clone(&group),
+                kind: *kind,
+                outcome: "denied",
+            });
+            self.answer(slot, refusal);
+            return self.poll_queue(name);
+        }
+        let mut order: Vec<usize> = (0..requests.len()).collect();
+        order.sort_by(|a, b| requests[*a].name.as_bytes().cmp(requests[*b].name.as_bytes()));
+        let members = requests.iter().map(|_| Member::Wanted).collect();
+        let goal = Goal::Take;
+        let armed = Moment::NEVER;
+        let since = self.now;
+        let multi =
+            MultiLock { slot, goal, requests, members, order, since, until, leased: false, armed };
+        self.begin(owner, multi);
+    }
+
+    pub(in crate::core) fn unlock_all(&mut self, slot: Slot, requests: &[HoldRequest]) {
+        let Some(first) = requests.first() else { return };
+        let owner = Owner { session: slot.session, owner: first.owner };
+        let refusal = requests.iter().find_map(|request| {
+            let name = &request.name;
+            self.wrong_session(slot, request.session.as_deref(), name).or_else(|| {
+                let twice =
+                    Side::BOTH.iter().all(|side| self.hold_of(owner, name, *side).is_some());
+                (twice && request.kind.is_none()).then(|| Self::read_or_write(name))
+            })
+        });
+        if let Some(refusal) = refusal {
+            return self.answer(slot, refusal);
+        }
+        let holds: Vec<_> =
+            requests.iter().map(|request| self.hold_for(slot, owner, request)).collect();
+        let members = holds.iter().map(|hold| match hold {
+            Ok(_) => Member::Leaving,
+            Err(sentence) => Member::Left(Reply::Ready(Outgoing::Reply(sentence.clone()))),
+        });
+        let multi = MultiLock {
+            slot,
+            goal: Goal::GiveBack,
+            requests: Vec::new(),
+            members: members.collect(),
+            order: Vec::new(),
+            since: self.now,
+            until: Moment::NEVER,
+            leased: false,
+            armed: Moment::NEVER,
+        };
+        self.begin(owner, multi);
+        for (index, hold) in holds.into_iter().enumerate() {
+            if let Ok(number) = hold {
+                self.give_back(slot.of_member(index), number);
+            }
+        }
+    }
+
+    fn refusal_of_any(
+        &mut self,
+        slot: Slot,
+        owner: Owner,
+        requests: &[LockRequest],
+    ) -> Option<(usize, Frame)> {
+        for (index, request) in requests.iter().enumerate() {
+            let refusal = self.refusal(slot, request);
+            if let Some(refusal) = refusal.or_else(|| self.member_deadlock(owner, request)) {
+                return Some((index, refusal));
+            }
+        }
+        None
+    }
+
+    /// Returns the refusal of a member that would deadlock. Their order does not matter: the MLOCK needs them all.
+    fn member_deadlock(&self, owner: Owner, request: &LockRequest) -> Option<Frame> {
+        let LockRequest { name, kind, wait, .. } = request;
+        let held = Side::BOTH.iter().any(|side| self.hold_of(owner, name, *side).is_some());
+        let waits = *wait == Wait::Forever && !held && self.is_taken(name, *kind);
+        (waits && self.would_deadlock(owner, name)).then(|| self.deadlock(name))
+    }
+
+    fn begin(&mut self, owner: Owner, multi: MultiLock) {
+        if let Some(session) = self.sessions.get_mut(&owner.session) {
+            session.multi.insert(owner.owner, multi);
+            self.steps.push_back(owner);
+        }
+    }
+
+    fn multi_mut(&mut self, owner: Owner) -> Option<&mut MultiLock> {
+        self.sessions.get_mut(&owner.session)?.multi.get_mut(&owner.owner)
+    }
+
+    /// What a LOCK, EXTEND or UNLOCK of one member came to. Its owner is then ready to go on.
+    pub(in crate::core) fn member_answered(&mut self, owner: Owner, index: usize, reply: Reply) {
+        let Some(multi) = self.multi_mut(owner) else { return };
+        let Some(member) = multi.members.get_mut(index) else { return };
+        let before = std::mem::replace(member, Member::Wanted);
+        let (after, failure) = match (before, reply) {
+            (Member::Asked, Reply::Grant(grant))
+            | (Member::Leasing(grant), Reply::Valid { .. }) => (Member::Taken(grant), None),
+            (Member::Asked, Reply::Ready(Outgoing::Reply(why))) => (Member::Wanted, Some(why)),
+            (Member::Leasing(grant), Reply::Ready(Outgoing::Reply(why))) => {
+                (Member::Taken(grant), Some(why))
+            }
+            (Member::Leaving, reply) => (Member::Left(reply), None),
+            // It was lost while its lease was being set, and is wanted again.
+            (before, _) => (before, None),
+        };
+        *member = after;
+        if let (Some(why), Goal::Take) = (failure, &multi.goal) {
+            multi.goal = Goal::GiveUp(why);
+        }
+        self.steps.push_back(owner);
+    }
+
+    /// A hold of this owner is lost. Whether an MLOCK that is not answered yet had taken it: then its worker does not
+    /// know of it, and it is taken again. One that the worker had before does not come back.
+    pub(in crate::core) fn member_lost(
+        &mut self,
+        owner: Owner,
+        number: Number,
+        name: &LockName,
+        end: End,
+    ) -> bool {
+        let Some(multi) = self.multi_mut(owner) else { return false };
+        for member in &mut multi.members {
+            let (Member::Taken(grant) | Member::Leasing(grant)) = member else { continue };
+            if grant.number == number {
+                let unknown = grant.count == 1;
+                *member = Member::Wanted;
+                if !unknown && matches!(multi.goal, Goal::Take) {
+                    multi.goal = Goal::GiveUp(Self::lost(name, end));
+                }
+                return unknown;
+            }
+        }
+        false
+    }
+
+    /// Takes the next step of an MLOCK or MUNLOCK, if everything that was asked is answered.
+    pub(in crate::core) fn go_on(&mut self, owner: Owner) {
+        let Some(multi) = self.multi_mut(owner) else { return };
+        if multi.is_busy() {
+            return;
+        }
+        let next = multi
+            .order
+            .iter()
+            .copied()
+            .find(|index| !matches!(multi.members[*index], Member::Taken(_)));
+        let holds_some = multi.taken().next().is_some();
+        match (&multi.goal, next) {
+            (Goal::Take, Some(index)) => self.ask(owner, index),
+            (Goal::Take, None) if !multi.leased => self.lease_all(owner),
+            (Goal::GiveUp(_), _) if holds_some => self.give_back_taken(owner),
+            _ => self.finish(owner),
+        }
+    }
+
+    /// Asks for one member.
+    fn ask(&mut self, owner: Owner, index: usize) {
+        let (now, share) = (self.now, u32::try_from(self.jitter() % 25).unwrap_or(0));
+        let Some(multi) = self.multi_mut(owner) else { return };
+        let mut request = multi.requests[index].clone();
+        if request.wait != Wait::AtMost(Duration::ZERO) && multi.until != Moment::NEVER {
+            if multi.until <= now {
+                multi.goal = Goal::GiveUp(Frame::Null);
+                return self.steps.push_back(owner);
+            }
+            request.wait = Wait::AtMost(multi.until.since(now));
+        }
+        multi.members[index] = Member::Asked;
+        multi.leased = false;
+        let slot = multi.slot.of_member(index);
+        let count = u32::try_from(multi.members.len()).unwrap_or(u32::MAX);
+        let mut patience = (PATIENCE * count) * (100 - share) / 100;
+        let holds_some = multi.taken().next().is_some();
+        let behind = multi.order.iter().skip_while(|member| **member != index);
+        if behind.into_iter().any(|member| matches!(multi.members[*member], Member::Taken(_))) {
+            patience /= OUT_OF_ORDER;
+        }
+        self.be_patient(owner, if holds_some { now + patience } else { Moment::NEVER });
+        self.lock(slot, request);
+    }
+
+    fn be_patient(&mut self, owner: Owner, until: Moment) {
+        let Some(session) = self.sessions.get_mut(&owner.session) else { return };
+        let Some(multi) = session.multi.get_mut(&owner.owner) else { return };
+        let timer = Timer::Multi(owner.session, owner.owner);
+        self.timers.set(&mut multi.armed, until, timer);
+    }
+
+    /// It has waited for one long enough while it held others: they are given back, its place is kept.
+    pub(in crate::core) fn patience_due(&mut self, owner: Owner) {
+        let Some(multi) = self.multi_mut(owner) else { return };
+        multi.armed = Moment::NEVER;
+        if matches!(multi.goal, Goal::Take) {
+            self.give_back_taken(owner);
+        }
+    }
+
+    fn give_back_taken(&mut self, owner: Owner) {
+        let Some(multi) = self.multi_mut(owner) else { return };
+        let slot = multi.slot;
+        let taken: Vec<_> = multi.taken().map(|(index, grant)| (index, grant.number)).collect();
+        for (index, _) in &taken {
+            multi.members[*index] = Member::Leaving;
+        }
+        for (index, number) in taken {
+            self.give_back(slot.of_member(index), number);
+        }
+    }
+
+    /// All are taken: what was asked as their lease begins now for all of them. Watched holds stay watched.
+    fn lease_all(&mut self, owner: Owner) {
+        self.be_patient(owner, Moment::NEVER);
+        let Some(multi) = self.multi_mut(owner) else { return };
+        multi.leased = true;
+        let (slot, lease) = (multi.slot, multi.requests[0].lease);
+        // One lock alone has the lease that it has just been given.
+        let taken: Vec<_> = match lease {
+            Some(_) if multi.members.len() > 1 => {
+                multi.taken().map(|(index, grant)| (index, grant.number)).collect()
+            }
+            _ => Vec::new(),
+        };
+        for (index, number) in taken {
+            let Some(Hold { name, kind, count, .. }) =
+                self.holds.get(&number).filter(|hold| hold.mode == LeaseMode::Fixed)
+            else {
+                continue;
+            };
+            let (name, kind, count) = (name.clone(), *kind, *count);
+            let slot = slot.of_member(index);
+            if let Some(multi) = self.multi_mut(owner)
+                && let Member::Taken(grant) = &multi.members[index]
+            {
+                multi.members[index] = Member::Leasing(grant.clone());
+            }
+            self.keep(
+                Asked { name, kind, number, count, owner, slot, span: Span::none() },
+                Change::Extend(lease),
+            );
+        }
+        self.steps.push_back(owner);
+    }
+
+    /// Everything is done: tells its worker.
+    fn finish(&mut self, owner: Owner) {
+        self.be_patient(owner, Moment::NEVER);
+        let multi = self.sessions.get_mut(&owner.session);
+        let Some(multi) = multi.and_then(|s| s.multi.remove(&owner.owner)) else { return };
+        if let Goal::GiveUp(reply) = multi.goal {
+            return self.answer(multi.slot, reply);
+        }
+        let waited_ms = millis(self.now.since(multi.since));
+        let mut replies = Vec::with_capacity(multi.members.len());
+        for member in multi.members {
+            match member {
+                Member::Taken(grant) => replies.push(Reply::Grant(Grant { waited_ms, ..grant })),
+                // One that failed speaks for all: what could be given back is.
+                Member::Left(Reply::Ready(Outgoing::Reply(error @ Frame::Error(_)))) => {
+                    return self.answer(multi.slot, error);
+                }
+                Member::Left(reply) => replies.push(reply),
+                _ => {}
+            }
+        }
+        self.answer_with(multi.slot, Reply::MultiLock(replies));
+    }
+
+    /// Ends an MLOCK as if its time were over. Whether there was one to be ended.
+    pub(in crate::core) fn cancel_multi(&mut self, owner: Owner) -> bool {
+        match self.multi_mut(owner) {
+            Some(multi) if matches!(multi.goal, Goal::Take) => {
+                multi.goal = Goal::GiveUp(Frame::Null);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Gives back one hold that its worker has not heard of and will not: another one of the same MLOCK is lost.
+    pub(in crate::core) fn give_back_untold(&mut self, number: Number) {
+        let now = self.now;
+        let Some(hold) = self.holds.get_mut(&number) else { return };
+        if hold.count == 1 {
+            return self.end_hold(number, End::Released, None);
+        }
+        // The renewal sets the count right in Redis.
+        hold.count -= 1;
+        hold.renew_at = now;
+        self.arm(number);
+    }
+}

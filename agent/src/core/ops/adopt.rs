@@ -1,0 +1,240 @@
+//! Holds of an earlier run of the agent, as the journal tells of them: whether they are still there, only Redis knows.
+//!
+//! A field with such a number can have been set by nobody else, and once gone it never comes back. So if it is there
+//! when Redis is asked, the lock has been held without a gap.
+
+use std::time::Duration;
+
+use redisson::script::Kept;
+use redisson::{Kind, Moment};
+
+use crate::core::Core;
+use crate::core::Report;
+use crate::core::lease::hold::{Hold, LeaseMode};
+use crate::core::lease::update::lost_end;
+use crate::core::lease::watchdog::Batches;
+use crate::core::ops::Purpose;
+use crate::core::session::event::Event;
+use crate::core::session::{Owner, Session};
+use crate::core::side::Side;
+use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
+use crate::types::End;
+use crate::types::SessionId;
+
+/// The numbers of restored sessions begin here: no connection is ever counted that far.
+const RESTORED: u64 = 1 << 62;
+
+impl Purpose {
+    /// What it is about, as the journal would tell a successor.
+    pub(in crate::core) fn records(&self) -> Vec<Record> {
+        let trace = |number, lock: &redisson::LockName, kind, after| {
+            Record::Orphan(OrphanRecord { number, lock: lock.clone(), kind, after })
+        };
+        let now = Moment::default();
+        match self {
+            Self::Acquire(attempt) => vec![trace(attempt.number, &attempt.name, attempt.kind, now)],
+            Self::Undo { name, kind, number } => vec![trace(*number, name, *kind, now)],
+            Self::Release(ending) => {
+                let lost = matches!(ending.end, End::Unconfirmed | End::Expired | End::Frozen);
+                let after = if lost { ending.valid_until } else { now };
+                vec![trace(ending.number, &ending.name, ending.kind, after)]
+            }
+            Self::HandOver { from, to } => vec![
+                trace(from.number, &from.name, from.kind, now),
+                trace(to.number, &to.name, to.kind, now),
+            ],
+            Self::Adopt { holds, .. } => holds.iter().cloned().map(Record::Hold).collect(),
+            // What stands on the servers of red locks is no successor's business: it ends with its lease.
+            Self::Keep(..)
+            | Self::Renew { .. }
+            | Self::Show { .. }
+            | Self::Look { .. }
+            | Self::Force(_)
+            | Self::Red(_) => Vec::new(),
+        }
+    }
+}
+
+impl Core {
+    /// Goes on with what an earlier run has left: its sessions wait to be resumed, its holds are verified, what is
+    /// nobody's is removed.
+    pub fn restore(&mut self, now: Moment, past: Restored) {
+        self.advance_clock(now);
+        let lease = self.settings.lease;
+        let mut batches = Batches::new(self.settings.slots);
+        let give_up = self.worth_repeating(lease);
+        for (id, session) in (RESTORED..).map(SessionId).zip(past.sessions.into_values()) {
+            for hold in self.restore_session(id, session) {
+                let (kind, lock) = (hold.kind, hold.lock.clone());
+                if let Some((reads, holds)) = batches.add(kind, &lock, hold) {
+                    self.send(Purpose::Adopt { reads, holds }, give_up);
+                }
+            }
+        }
+        for (reads, holds) in batches.rest() {
+            self.send(Purpose::Adopt { reads, holds }, give_up);
+        }
+        for (number, OrphanRecord { lock: name, kind, after, .. }) in past.orphans {
+            self.journal.knows([number]);
+            *self.leaving_mut(&name, kind) += 1;
+            // An explicit lease may have been longer; then the next waiter finds what is left of it.
+            let give_up = after.since(self.now) + self.worth_repeating(lease);
+            self.send_at(after.max(self.now), Purpose::Undo { name, kind, number }, give_up);
+        }
+        self.count_sessions();
+        self.run_ready();
+    }
+
+    /// Takes one session in again. Gives those of its holds that Redis is to be asked about.
+    fn restore_session(&mut self, id: SessionId, past: RestoredSession) -> Vec<HoldRecord> {
+        let RestoredSession { record, away_since, holds } = past;
+        let since = away_since.map_or(self.now, |since| since.min(self.now));
+        let time = Duration::from_millis(record.grace_ms);
+        let session = Session::new(record.session, record.peer, record.secret, self.now);
+        let mut session = session.restored(time, since, holds.len());
+        session.client_name = record.client.map(String::into_bytes);
+        session.secret_before = record.secret_before;
+        self.sessions.insert(id, session);
+        self.taken_over.insert(record.session, id);
+        self.graced.insert(id);
+        self.away += 1;
+        self.arm_grace(id);
+        self.journal.knows(holds.keys().copied());
+        for hold in holds.values() {
+            if let Some(token) = hold.token {
+                self.fences.saw(&hold.lock, token);
+            }
+        }
+        let is_over = |hold: &HoldRecord| hold.until.is_some_and(|until| until <= self.now);
+        let (over, rest): (Vec<_>, Vec<_>) = holds.into_values().partition(is_over);
+        for hold in over {
+            self.lost_before(id, &hold, End::Expired);
+            self.undo(&hold.lock, hold.kind, hold.number, hold.longest);
+        }
+        rest
+    }
+
+    /// Redis told which holds of an earlier run are still there.
+    pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[HoldRecord], kept: &[Kept]) {
+        for (record, kept) in holds.iter().zip(kept) {
+            let Some(id) = self.session_of(record.session) else {
+                // Nobody came back for it in time.
+                self.undo(&record.lock, record.kind, record.number, record.longest);
+                continue;
+            };
+            let watched = self.settings.lease.valid_until(sent);
+            let valid_until = record.until.unwrap_or(watched);
+            let late = self.settings.lease.lost_at(watched, self.settings.lost_margin) <= self.now;
+            let owner = Owner { session: id, owner: record.owner };
+            let held = self.locks.get(&record.lock).and_then(|name| name.hold);
+            let others =
+                held.and_then(|number| self.holds.get(&number)).is_some_and(|h| h.owner != owner);
+            let end = match lost_end(*kept) {
+                None if late || valid_until <= self.now => Some(End::Unconfirmed),
+                // It was gone, and has been granted here, before this answer was read.
+                None if others => Some(End::Stolen),
+                end => end,
+            };
+            match end {
+                None => self.keep_adopted(owner, record, sent, valid_until),
+                Some(end) => {
+                    self.lost_before(id, record, end);
+                    match end {
+                        End::Unconfirmed => {
+                            self.undo(&record.lock, record.kind, record.number, record.longest);
+                        }
+                        _ => self.journal_gone(record.number),
+                    }
+                }
+            }
+        }
+        self.run_ready();
+    }
+
+    /// Redis has said nothing for so long that the leases are over.
+    pub(in crate::core) fn not_adopted(&mut self, holds: &[HoldRecord]) {
+        for record in holds {
+            if let Some(id) = self.session_of(record.session) {
+                self.lost_before(id, record, End::Unconfirmed);
+            }
+            self.journal_gone(record.number);
+        }
+    }
+
+    /// A hold was lost before its session could be taken over; who takes it over hears of it.
+    fn lost_before(&mut self, id: SessionId, record: &HoldRecord, end: End) {
+        self.verified(id);
+        let group = self.group_label(&record.lock);
+        if end.is_loss() {
+            self.effects.report(Report::Lost { group, end });
+        }
+        let owner = Owner { session: id, owner: record.owner };
+        self.notify(owner, &record.lock, record.kind, &Event::Lost(end));
+        self.poll_queue(&record.lock);
+    }
+
+    /// A hold is still there: the watchdog has it again.
+    fn keep_adopted(
+        &mut self,
+        owner: Owner,
+        record: &HoldRecord,
+        sent: Moment,
+        valid_until: Moment,
+    ) {
+        let HoldRecord { number, ref lock, kind, count, token, until, longest, granted, .. } =
+            *record;
+        let (group, jitter) = (self.group_label(lock), self.jitter());
+        let uid = self.sessions.get(&owner.session).map_or(u32::MAX, |session| session.peer.uid);
+        let hold = Hold {
+            number,
+            name: lock.clone(),
+            group: std::sync::Arc::clone(&group),
+            kind,
+            owner,
+            uid,
+            token,
+            count,
+            mode: if until.is_some() { LeaseMode::Fixed } else { LeaseMode::Renewed },
+            granted,
+            valid_until,
+            renew_at: self.settings.lease.renew_at(sent, jitter),
+            longest: longest.max(self.settings.lease),
+            asking: None,
+            renewing: false,
+            failures: 0,
+            jeopardy: false,
+            lapsing: false,
+            kept_back: None,
+            trace: None,
+            span: tracing::Span::none(),
+            node_leases: None,
+            armed: Moment::NEVER,
+        };
+        self.quota.add(uid);
+        self.holds.insert(number, hold);
+        self.arm(number);
+        self.effects.report(Report::HoldBegan { group, kind, number });
+        let now = self.now;
+        let state = self.lock_mut(lock);
+        if kind == Kind::Read {
+            state.readers.insert(number);
+        } else {
+            state.hold = Some(number);
+        }
+        state.taken_at = now;
+        if let Some(session) = self.sessions.get_mut(&owner.session) {
+            session.holds.insert((owner.owner, lock.clone(), Side::of(kind)), number);
+        }
+        self.verified(owner.session);
+        self.poll_queue(lock);
+    }
+
+    /// One hold less to be asked about.
+    fn verified(&mut self, id: SessionId) {
+        let grace = self.sessions.get_mut(&id).and_then(|session| session.grace.as_mut());
+        if let Some(grace) = grace {
+            grace.unverified = grace.unverified.saturating_sub(1);
+            self.askable.push_back(id);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! FORCE and KICK: what operators do at the socket. Root and the agent's own user may; each use is logged.
+
+use std::time::Duration;
+
+use redisson::script::{self, Call, Forced, Publish, Seen, Shown};
+use redisson::shape::{Holder, MAX_FIELDS};
+use redisson::{Family, HolderId, LockName};
+
+use crate::core::lease::hold::millis;
+use crate::core::ops::Purpose;
+use crate::core::session::Slot;
+use crate::core::session::event::Event;
+use crate::core::{Core, Effect};
+use crate::core::{LogLine, Report};
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::End;
+use crate::types::Number;
+use crate::types::SessionKey;
+
+/// How long a release by force is worth repeating while Redis does not answer: what the operator saw gets old.
+pub(in crate::core) const WORTH: Duration = Duration::from_secs(2);
+
+/// A release by force, to be compared with what Redis shows at that moment.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Force {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) slot: Slot,
+    /// What the lock looked like.
+    pub(in crate::core) shown: Box<Shown>,
+}
+
+impl Force {
+    pub(in crate::core) fn call(&self, publish: Publish) -> Call {
+        seen_now(&self.name, &self.shown, publish)
+    }
+}
+
+/// The release of what was seen just now: time to live is nothing that an operator has thought about.
+pub(in crate::core) fn seen_now(name: &LockName, shown: &Shown, publish: Publish) -> Call {
+    script::force_release(name, Seen { hash: &shown.hash, most_left: None }, publish)
+}
+
+/// The refusal to release what the one named does not hold.
+pub(in crate::core) fn not_held_by(name: &LockName, now: impl Iterator<Item = HolderId>) -> String {
+    let now: Vec<String> = now.take(3).map(|id| id.to_string()).collect();
+    let now = now.join(", ");
+    format!("NOTHELD `{name}` is held by {now} now, not by the one named; nothing is done")
+}
+
+/// The refusal to release what has changed since it was looked at.
+pub(in crate::core) fn changed_hands(name: &LockName) -> String {
+    format!("NOTHELD `{name}` has changed hands just now; nothing is done: look again")
+}
+
+impl Core {
+    /// Begins a release by force. With `holder` nothing is done unless that one holds the lock.
+    pub(in crate::core) fn force(&mut self, slot: Slot, name: LockName, holder: Option<Vec<u8>>) {
+        let refusal = self.refuse_operator(slot, "FORCE").or_else(|| self.slot_refusal(&name));
+        if let Some(refusal) = refusal {
+            return self.answer(slot, refusal);
+        }
+        if self.family(&name) == Some(Family::Red) {
+            return self.look_red(slot, &name, holder);
+        }
+        self.send(Purpose::Look { name, slot, holder }, WORTH);
+    }
+
+    /// Redis told what the lock to be released looks like.
+    pub(in crate::core) fn looked(
+        &mut self,
+        slot: Slot,
+        name: &LockName,
+        holder: Option<&[u8]>,
+        shown: &Shown,
+    ) {
+        let holders = &shown.hash.holders;
+        let refusal = if shown.key_type == "none" {
+            // What is no red lock here may be one elsewhere.
+            if self.settings.red.is_some() {
+                return self.look_red(slot, name, holder.map(<[u8]>::to_vec));
+            }
+            return self.answer(slot, Frame::Int(0));
+        } else if shown.key_type != "hash" || shown.fields > MAX_FIELDS || holders.is_empty() {
+            Some(format!("WRONGTYPE `{name}` is no lock; nothing is done"))
+        } else {
+            holder
+                .filter(|wanted| !holders.iter().any(|h| h.id.to_string().as_bytes() == *wanted))
+                .map(|_| not_held_by(name, holders.iter().map(|holder| holder.id)))
+        };
+        if let Some(refusal) = refusal {
+            return self.answer(slot, Frame::Error(refusal));
+        }
+        let force = Force { name: name.clone(), slot, shown: Box::new(shown.clone()) };
+        self.send(Purpose::Force(force), WORTH);
+    }
+
+    /// Redis told what came of it. In doubt an earlier copy may have done what this one found done.
+    pub(in crate::core) fn force_answered(
+        &mut self,
+        force: &Force,
+        may_have_run: bool,
+        forced: Forced,
+    ) {
+        let Force { name, slot, shown } = force;
+        let holders = &shown.hash.holders;
+        let reply = match forced {
+            Forced::Free if !may_have_run => Frame::Int(0),
+            Forced::Released | Forced::Free => {
+                self.audit(*slot, name, holders.iter().map(|holder| holder.id));
+                Frame::count(holders.len() as u64)
+            }
+            Forced::Changed => Frame::Error(changed_hands(name)),
+            Forced::WrongType => {
+                Frame::Error(format!("WRONGTYPE `{name}` is no lock any more; nothing is done"))
+            }
+        };
+        if matches!(reply, Frame::Int(1..)) {
+            // The message tells the other agents; ours need not wait for it.
+            for Holder { id, .. } in holders {
+                self.end_forced(name, id);
+            }
+        }
+        self.answer(*slot, reply);
+    }
+
+    fn end_forced(&mut self, name: &LockName, id: &HolderId) {
+        let ours = id.client == self.client;
+        if ours && self.holds.get(&id.thread).is_some_and(|hold| hold.name == *name) {
+            self.lose(id.thread, End::Forced);
+        }
+    }
+
+    pub(in crate::core) fn audit(
+        &mut self,
+        slot: Slot,
+        name: &LockName,
+        holders: impl Iterator<Item = HolderId>,
+    ) {
+        let ids: Vec<String> = holders.map(|id| id.to_string()).collect();
+        let peer = self.sessions.get(&slot.session).map(|session| &session.peer);
+        self.effects.log(LogLine::ForcedRelease {
+            lock: name.clone(),
+            holders: ids.join(" "),
+            by: peer.cloned(),
+        });
+    }
+
+    /// Ends a session: its worker is told that its locks are lost, and its connection is closed.
+    pub(in crate::core) fn kick(&mut self, slot: Slot, session: &[u8]) {
+        if let Some(refusal) = self.refuse_operator(slot, "KICK") {
+            return self.answer(slot, refusal);
+        }
+        let Some(id) = SessionKey::parse(session).and_then(|key| self.session_of(key)) else {
+            let text = "NOSESSION there is no such session; LOCKS tells of those that hold or wait";
+            return self.answer(slot, Frame::Error(text.to_owned()));
+        };
+        let by = self.sessions.get(&slot.session).map(|session| session.peer.clone());
+        let Some(kicked) = self.sessions.get(&id) else { return };
+        let numbers: std::collections::BTreeSet<Number> = kicked.holds.values().copied().collect();
+        self.effects.log(LogLine::SessionKicked {
+            session: self.session_name(id),
+            peer: kicked.peer.clone(),
+            holds: numbers.len(),
+            age_ms: millis(self.now.since(kicked.opened)),
+            by,
+        });
+        for number in &numbers {
+            let Some(hold) = self.holds.get(number) else { continue };
+            let (owner, name, kind) = (hold.owner, hold.name.clone(), hold.kind);
+            let group = self.group_label(&name);
+            self.effects.report(Report::Lost { group, end: End::Forced });
+            self.notify(owner, &name, kind, &Event::Lost(End::Forced));
+        }
+        self.answer(slot, Frame::count(numbers.len() as u64));
+        self.effects.push(Effect::Deliver(id, Outgoing::Close));
+        self.end_session(id, self.now);
+    }
+
+    /// Why this session may not do what operators do; nothing if it may.
+    fn refuse_operator(&self, slot: Slot, command: &str) -> Option<Frame> {
+        self.sees_only(slot.session).map(|uid| {
+            Frame::Error(format!(
+                "DENIED {command} is for root and the agent's own user, and you are user {uid}"
+            ))
+        })
+    }
+}

@@ -1,0 +1,363 @@
+//! LOCK's attempts at a red lock.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redisson::script::Acquired;
+use redisson::{HolderId, Moment};
+
+use super::node_leases::NodeLeases;
+use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
+use super::{Ask, What};
+use crate::core::Core;
+use crate::core::Report;
+use crate::core::lock::waiter::{Left, Waiter};
+use crate::core::ops::{Attempt, OpId, Purpose};
+use crate::core::timer::Timer;
+use crate::types::Number;
+
+impl Core {
+    /// Lets a waiter try on all nodes at once.
+    pub(in crate::core) fn attempt_red(&mut self, attempt: &Attempt) -> OpId {
+        if let Some(state) = self.locks.get_mut(&attempt.name) {
+            state.node_subscriptions.begin();
+        }
+        let nodes = self.nodes().len();
+        let asked: Vec<_> = (0..nodes).filter(|node| self.is_asked(*node)).collect();
+        let mut quorum = QuorumOp::new(QuorumRequest::Take(attempt.clone()), self.now, nodes);
+        for (node, answer) in quorum.answers.iter_mut().enumerate() {
+            if !asked.contains(&node) {
+                let said = "it has just left a question unanswered".to_owned();
+                *answer = Answer::Failed { said, may_have_run: false };
+            }
+        }
+        // Whoever asks needs the ballot's name before its outcome.
+        let deadline = if quorum.awaited().next().is_some() {
+            self.now + self.node_timeout()
+        } else {
+            self.now
+        };
+        let id = self.open(quorum, deadline);
+        for node in asked {
+            let what = What::Take { quorum: id, attempt: attempt.clone() };
+            self.send(Purpose::Red(Ask { node, what }), Duration::MAX);
+        }
+        id
+    }
+
+    /// Enters a ballot, to be decided at that instant at the latest.
+    pub(super) fn open(&mut self, quorum: QuorumOp, deadline: Moment) -> OpId {
+        let id = self.draw_op();
+        let quorum = self.red.quorum_ops.entry(id).or_insert(quorum);
+        self.timers.set(&mut quorum.armed, deadline, Timer::Quorum(id));
+        id
+    }
+
+    /// Decides a ballot if it can be, or if its time is over.
+    pub(super) fn settle_quorum(&mut self, id: OpId, over: bool) {
+        let majority = self.majority();
+        let Some(quorum) = self.red.quorum_ops.get(&id) else { return };
+        let settled = match &quorum.request {
+            // What the last ones have to say is worth their time: who has it, what is to be taken back.
+            QuorumRequest::Take(_) => {
+                quorum.verdict(majority) == Verdict::Won || quorum.awaited().next().is_none()
+            }
+            QuorumRequest::Keep(..) => quorum.verdict(majority) != Verdict::Open,
+            QuorumRequest::Release(_) => {
+                quorum.verdict(majority) == Verdict::Won || quorum.gone(majority).is_some()
+            }
+            QuorumRequest::Undo(_)
+            | QuorumRequest::Show(..)
+            | QuorumRequest::Look(..)
+            | QuorumRequest::Force(..) => quorum.awaited().next().is_none(),
+        };
+        if !settled && !over {
+            return;
+        }
+        let Some(mut quorum) = self.red.quorum_ops.remove(&id) else { return };
+        self.timers.set(&mut quorum.armed, Moment::NEVER, Timer::Quorum(id));
+        match &quorum.request {
+            QuorumRequest::Take(attempt) => {
+                let attempt = attempt.clone();
+                self.clear_attempt(&attempt, id);
+                if quorum.verdict(majority) == Verdict::Won {
+                    self.won(quorum, &attempt);
+                } else {
+                    self.not_won(quorum, &attempt);
+                }
+                self.poll_queue(&attempt.name);
+            }
+            QuorumRequest::Keep(..) => self.keep_decided(&quorum),
+            QuorumRequest::Release(_) => self.release_decided(quorum),
+            QuorumRequest::Undo(_) => self.undo_decided(quorum),
+            QuorumRequest::Show(..) => self.show_decided(&quorum),
+            QuorumRequest::Look(..) => self.look_decided(&quorum),
+            QuorumRequest::Force(..) => self.force_decided(&quorum),
+        }
+    }
+
+    /// One node answered an attempt.
+    pub(super) fn node_took(
+        &mut self,
+        node: usize,
+        sent: Moment,
+        quorum: OpId,
+        attempt: &Attempt,
+        acquired: Acquired,
+    ) {
+        let name = &attempt.name;
+        let answer = match acquired {
+            Acquired::Granted { .. } => Answer::Yes(attempt.lease.valid_until(sent)),
+            Acquired::Held { pttl_ms, holders } => Answer::No(No::Held { pttl_ms, holders }),
+            Acquired::WrongKind(kind) => Answer::No(No::Unfit(format!(
+                "WRONGKIND `{name}` is in use as a {} lock on {}: kinds do not mix under one name",
+                crate::core::lock::acquire::printable(&kind),
+                self.nodes()[node],
+            ))),
+            Acquired::WrongType(kind) => Answer::No(No::Unfit(format!(
+                "WRONGTYPE the key `{name}` is no lock but a {} on {}: use another name",
+                crate::core::lock::acquire::printable(&kind),
+                self.nodes()[node],
+            ))),
+        };
+        let word = match &answer {
+            Answer::Yes(_) => "granted",
+            Answer::No(No::Held { .. }) => "refused",
+            _ => "unfit",
+        };
+        let server = self.nodes()[node].clone();
+        self.effects.report(Report::NodeVote { node: server, outcome: word });
+        if self.red.quorum_ops.contains_key(&quorum) {
+            return self.record_answer(quorum, node, answer);
+        }
+        // The others had decided without it: if for a hold that is still there, it is one vote more. If not, an undoing
+        // is on its way behind it.
+        if let (Answer::Yes(until), Some(hold)) = (answer, self.holds.get_mut(&attempt.number))
+            && let Some(node_leases) = &mut hold.node_leases
+        {
+            let lease_on_node = &mut node_leases.0[node];
+            lease_on_node.valid_until =
+                lease_on_node.valid_until.max(until.min(attempt.lease.valid_until(sent)));
+            self.reassess(attempt.number, None);
+        }
+    }
+
+    /// A majority said yes.
+    fn won(&mut self, quorum: QuorumOp, attempt: &Attempt) {
+        let Attempt { name, number, lease, .. } = attempt;
+        let now = self.now;
+        if let Some(state) = self.locks.get_mut(name) {
+            state.failures = 0;
+            state.trouble = None;
+        }
+        let Some(successor) = self.pick_successor(attempt, quorum.sent) else {
+            return self.give_up_got(quorum, attempt);
+        };
+        self.grant(successor, *number, quorum.sent, None);
+        let jitter = self.jitter();
+        let again = now + self.settings.lease.duration() / 15;
+        let mut node_leases = NodeLeases::new(self.nodes().len(), again);
+        for (node, until) in quorum.yes() {
+            node_leases.confirm(node, quorum.sent, until);
+            node_leases.0[node].renew_at = lease.renew_at(quorum.sent, jitter);
+        }
+        if let Some(hold) = self.holds.get_mut(number) {
+            hold.node_leases = Some(node_leases);
+        }
+        self.reassess(*number, None);
+        if let Some((slot, reply)) = quorum.last_word {
+            self.answer(slot, reply);
+        }
+    }
+
+    /// Takes back what an attempt has got, and what it may have got.
+    fn give_up_got(&mut self, quorum: QuorumOp, attempt: &Attempt) {
+        let Attempt { name, waiter, number, lease, .. } = attempt;
+        self.renumber(*waiter);
+        let nodes: Vec<_> = quorum.may_have_done().collect();
+        let sure: Vec<_> = quorum.yes().map(|(node, _)| node).collect();
+        let undoing = Undoing {
+            name: name.clone(),
+            number: *number,
+            lease: *lease,
+            waiter: Some(*waiter),
+            wakes: false,
+        };
+        let undo = self.undo_red(undoing, &nodes, &sure);
+        if let Some(waiter) = self.waiters.get_mut(waiter) {
+            waiter.undoing = undo;
+        }
+        match (quorum.last_word, undo.and_then(|id| self.red.quorum_ops.get_mut(&id))) {
+            (word @ Some(_), Some(undo)) => undo.last_word = word,
+            (Some((slot, reply)), None) => self.answer(slot, reply),
+            (None, _) => {}
+        }
+    }
+
+    /// No majority: what was got is given back, and the waiter tries again later, or leaves.
+    fn not_won(&mut self, mut quorum: QuorumOp, attempt: &Attempt) {
+        let (name, asked, majority) = (&attempt.name, attempt.waiter, self.majority());
+        let last_word = quorum.last_word.take();
+        let view = View::of(&quorum, majority);
+        let troubles = self.troubles(&quorum);
+        for node in quorum.awaited() {
+            let server = self.nodes()[node].clone();
+            self.effects.report(Report::NodeVote { node: server, outcome: "silent" });
+        }
+        quorum.last_word = last_word;
+        let free: Vec<_> = quorum.yes().map(|(node, _)| node).collect();
+        self.give_up_got(quorum, attempt);
+        self.remove_node_ghosts(attempt, &view.holders);
+        if let Some(sentence) = view.unfit {
+            return self.leave(asked, Left::Failed(sentence));
+        }
+        let served = view.answered >= majority;
+        let Some(state) = self.locks.get_mut(name) else { return };
+        state.trouble = (!served).then_some(troubles);
+        let Some(waiter) = self.waiters.get_mut(&asked) else { return };
+        waiter.refused |= served;
+        if waiter.is_now_or_never() {
+            return self.leave(asked, Left::TimedOut);
+        }
+        if state.queue.front() != Some(&asked) {
+            return;
+        }
+        if !served || !view.held {
+            // Nodes that are away, or several that have split them: whoever comes back soonest must not be all of them.
+            state.failures = state.failures.saturating_add(1);
+            let failures = state.failures;
+            return self.stand_aside(name, served, failures);
+        }
+        state.failures = 0;
+        state.others = Some(true);
+        self.subscribe(name);
+        let Some(state) = self.locks.get_mut(name) else { return };
+        // Releases that were told of while the answers were under way count too.
+        free.iter().for_each(|node| state.node_subscriptions.add_free(*node));
+        if state.node_subscriptions.free() >= majority {
+            return;
+        }
+        let poll = self.poll(view.pttl_ms);
+        self.sleep(name, self.now + poll);
+    }
+
+    /// Leaves the lock alone for a random while, longer the more often that happens in a row.
+    fn stand_aside(&mut self, name: &redisson::LockName, split: bool, failures: u32) {
+        let share = u32::try_from(self.jitter() % 200).unwrap_or(0);
+        let once = self.node_timeout() * (100 + share) / 100;
+        let pause = if split {
+            (once * (1 << (failures - 1).min(4))).min(self.settings.poll_max)
+        } else {
+            once.max(self.pause(failures))
+        };
+        let until = self.now + pause;
+        if let Some(state) = self.locks.get_mut(name) {
+            state.stand_back_until = until;
+        }
+        self.sleep(name, until);
+    }
+
+    /// Removes from single nodes what late copies of old scripts have left there. Then the waiter tries again.
+    fn remove_node_ghosts(&mut self, attempt: &Attempt, holders: &[(usize, Vec<HolderId>)]) {
+        let mut ghosts: HashMap<Number, Vec<usize>> = HashMap::new();
+        for (node, holders) in holders {
+            for holder in holders.iter().filter(|holder| holder.client == self.client) {
+                if self.is_ghost(holder.thread) {
+                    ghosts.entry(holder.thread).or_default().push(*node);
+                }
+            }
+        }
+        let mut ghosts: Vec<_> = ghosts.into_iter().collect();
+        ghosts.sort_unstable();
+        for (number, nodes) in ghosts {
+            self.effects.report(Report::OutcomeKnown("undone_late"));
+            let undoing = Undoing {
+                name: attempt.name.clone(),
+                number,
+                lease: self.settings.lease,
+                waiter: None,
+                wakes: true,
+            };
+            self.undo_red(undoing, &nodes, &nodes);
+        }
+    }
+
+    /// A node's release message for a red lock.
+    pub(in crate::core) fn on_node_message(&mut self, node: usize, name: &redisson::LockName) {
+        let (now, majority, soon) = (self.now, self.majority(), self.node_timeout());
+        let Some(state) = self.locks.get_mut(name) else { return };
+        let news = !state.node_subscriptions.knows_free(node);
+        state.node_subscriptions.add_free(node);
+        let all = state.node_subscriptions.free() >= majority;
+        if state.stand_back_until > now {
+            return;
+        }
+        if all {
+            return self.wake(name);
+        }
+        // The holder may have had no more nodes than those heard of, or the others' messages may be lost.
+        if let crate::core::lock::state::Contest::Asleep(until) = state.contest
+            && news
+            && until > now + soon
+        {
+            self.sleep(name, now + soon);
+        }
+    }
+
+    /// A LOCK's waiter has left. What its attempts have got is gone from the nodes before its worker hears so.
+    pub(in crate::core) fn tell_once_undone(
+        &mut self,
+        waiter: &Waiter,
+        reply: crate::protocol::resp::Frame,
+    ) {
+        let open = [waiter.asking, waiter.undoing].into_iter().flatten();
+        let open: Vec<_> = open.filter(|id| self.red.quorum_ops.contains_key(id)).collect();
+        match open.first().and_then(|id| self.red.quorum_ops.get_mut(id)) {
+            Some(quorum) => quorum.last_word = Some((waiter.slot, reply)),
+            None => self.answer(waiter.slot, reply),
+        }
+    }
+}
+
+/// What a ballot without a majority shows.
+struct View {
+    /// How many nodes said yes or who has it.
+    answered: usize,
+    /// Whether one has a majority of the nodes, so that its release is to be waited for. In Redisson that is a thread: for
+    /// each server it has a client of its own, with an id of its own.
+    held: bool,
+    /// When a majority may be had, by the leases of those who have the nodes; none where that cannot be told.
+    pttl_ms: Option<u64>,
+    unfit: Option<String>,
+    holders: Vec<(usize, Vec<HolderId>)>,
+}
+
+impl View {
+    fn of(quorum: &QuorumOp, majority: usize) -> Self {
+        let mut view =
+            Self { answered: 0, held: false, pttl_ms: None, unfit: None, holders: Vec::new() };
+        let mut waits = Vec::new();
+        let mut counts: HashMap<Number, usize> = HashMap::new();
+        for (node, answer) in quorum.answers.iter().enumerate() {
+            match answer {
+                Answer::Yes(_) => waits.push(Some(0)),
+                Answer::No(No::Held { pttl_ms, holders }) => {
+                    waits.push(*pttl_ms);
+                    for holder in holders {
+                        *counts.entry(holder.thread).or_default() += 1;
+                    }
+                    view.holders.push((node, holders.clone()));
+                }
+                Answer::No(No::Unfit(sentence)) => {
+                    view.unfit.get_or_insert_with(|| sentence.clone());
+                }
+                _ => {}
+            }
+        }
+        view.answered = waits.len();
+        view.held = counts.values().any(|nodes| *nodes >= majority);
+        waits.sort_unstable_by_key(|wait| wait.unwrap_or(u64::MAX));
+        view.pttl_ms = waits.get(majority - 1).copied().flatten();
+        view
+    }
+}

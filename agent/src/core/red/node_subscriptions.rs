@@ -1,0 +1,102 @@
+//! Which nodes' release messages are heard for a lock, and which of them told that it may be had there.
+
+/// A set of nodes; settings allow no more than fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Set(u32);
+
+impl Set {
+    fn insert(&mut self, node: usize) {
+        self.0 |= 1 << node;
+    }
+
+    fn remove(&mut self, node: usize) {
+        self.0 &= !(1 << node);
+    }
+
+    fn contains(self, node: usize) -> bool {
+        self.0 & (1 << node) != 0
+    }
+
+    fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+}
+
+/// What is heard of one red lock.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::core) struct NodeSubscriptions {
+    /// Nodes whose subscription stands.
+    listening: Set,
+    /// Nodes on which the lock has been free at some time since the latest attempt was sent.
+    free: Set,
+}
+
+impl NodeSubscriptions {
+    /// An attempt is about to be sent: what was heard before is of no use to it.
+    pub(super) fn begin(&mut self) {
+        self.free = Set::default();
+    }
+
+    /// The lock is, or was, free on that node.
+    pub(super) fn add_free(&mut self, node: usize) {
+        self.free.insert(node);
+    }
+
+    /// Whether it is known to be free there.
+    pub(super) fn knows_free(&self, node: usize) -> bool {
+        self.free.contains(node)
+    }
+
+    /// On how many nodes it is.
+    pub(super) fn free(&self) -> usize {
+        self.free.count()
+    }
+
+    /// That node's subscription stands, for the first time or again. Whether by this one a majority is heard: whoever
+    /// releases from then on is heard of, and what was released before may have been missed.
+    pub(in crate::core) fn subscribed(&mut self, node: usize, majority: usize) -> bool {
+        let before = self.listening.count();
+        self.listening.insert(node);
+        before < majority && self.listening.count() >= majority
+    }
+
+    /// That node is not heard any more.
+    pub(in crate::core) fn unsubscribed(&mut self, node: usize) {
+        self.listening.remove(node);
+    }
+
+    /// No node is.
+    pub(in crate::core) fn deaf(&mut self) {
+        self.listening = Set::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_counted_once_and_forgotten_with_the_next_attempt() {
+        let mut node_subscriptions = NodeSubscriptions::default();
+        node_subscriptions.add_free(2);
+        node_subscriptions.add_free(2);
+        node_subscriptions.add_free(0);
+        assert!(node_subscriptions.knows_free(2) && !node_subscriptions.knows_free(1));
+        assert_eq!(node_subscriptions.free(), 2);
+        node_subscriptions.begin();
+        assert_eq!(node_subscriptions.free(), 0);
+    }
+
+    #[test]
+    fn a_majority_of_subscriptions_is_told_once() {
+        let mut node_subscriptions = NodeSubscriptions::default();
+        assert!(!node_subscriptions.subscribed(0, 2));
+        assert!(!node_subscriptions.subscribed(0, 2), "again the same");
+        assert!(node_subscriptions.subscribed(1, 2));
+        assert!(!node_subscriptions.subscribed(2, 2), "the first two have been heard all the time");
+        node_subscriptions.unsubscribed(0);
+        assert!(!node_subscriptions.subscribed(0, 2));
+        node_subscriptions.deaf();
+        assert!(!node_subscriptions.subscribed(0, 2) && node_subscriptions.subscribed(2, 2));
+    }
+}

@@ -1,0 +1,147 @@
+//! Releases of red locks, and undoings of attempts: repeated on each node until that node confirms, or the lease is over.
+
+use redisson::script::Released;
+use redisson::{Lease, LockName, Moment};
+
+use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
+use super::{Ask, What};
+use crate::core::Core;
+use crate::core::lock::release::Ending;
+use crate::core::ops::{OpId, Purpose};
+use crate::protocol::resp::Frame;
+use crate::types::End;
+use crate::types::Number;
+
+impl Core {
+    /// Releases on all nodes what has ended here, not before that instant. Done when a majority has confirmed; the
+    /// others are asked on.
+    pub(in crate::core) fn release_red(&mut self, at: Moment, ending: Ending) {
+        let (name, number) = (ending.name.clone(), ending.number);
+        let (valid_until, longest) = (ending.valid_until, ending.longest);
+        self.lock_mut(&name).leaving += 1;
+        let nodes = self.nodes().len();
+        let quorum = QuorumOp::new(QuorumRequest::Release(ending), self.now, nodes);
+        let id = self.open(quorum, at + self.settings.response_timeout);
+        for node in 0..nodes {
+            self.release_on(node, at, id, &name, number, longest, valid_until);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one node's share of what the ballot is about")]
+    fn release_on(
+        &mut self,
+        node: usize,
+        at: Moment,
+        quorum: OpId,
+        name: &LockName,
+        number: Number,
+        lease: Lease,
+        valid_until: Moment,
+    ) {
+        let what = What::Release { quorum, name: name.clone(), number, valid_until };
+        let give_up = at.since(self.now) + self.worth_repeating(lease);
+        self.send_at(at, Purpose::Red(Ask { node, what }), give_up);
+    }
+
+    /// Removes a number that nobody holds from `nodes`. While `sure` ones, which have it, do not confirm that, the name
+    /// counts as taken; none where there are no such.
+    pub(super) fn undo_red(
+        &mut self,
+        undoing: Undoing,
+        nodes: &[usize],
+        sure: &[usize],
+    ) -> Option<OpId> {
+        let Undoing { name, number, lease, .. } = &undoing;
+        let (name, number, lease) = (name.clone(), *number, *lease);
+        let id = if sure.is_empty() {
+            // Nobody waits for what becomes of them.
+            self.draw_op()
+        } else {
+            self.lock_mut(&name).leaving += 1;
+            let all = self.nodes().len();
+            let mut quorum = QuorumOp::new(QuorumRequest::Undo(undoing), self.now, all);
+            for node in (0..all).filter(|node| !sure.contains(node)) {
+                quorum.answers[node] = Answer::Yes(Moment::default());
+            }
+            self.open(quorum, self.now + self.settings.response_timeout)
+        };
+        for node in nodes {
+            self.release_on(*node, self.now, id, &name, number, lease, Moment::NEVER);
+        }
+        (!sure.is_empty()).then_some(id)
+    }
+
+    /// Removes from one node what has come to stand there after its hold had ended.
+    pub(super) fn remove_from(&mut self, node: usize, name: &LockName, number: Number) {
+        let id = self.draw_op();
+        self.release_on(node, self.now, id, name, number, self.settings.lease, Moment::NEVER);
+    }
+
+    /// One node answered a release.
+    pub(super) fn node_released(
+        &mut self,
+        node: usize,
+        quorum: OpId,
+        name: &LockName,
+        released: Released,
+        repeated: bool,
+    ) {
+        let answer = match released {
+            Released::Released => Answer::Yes(Moment::default()),
+            // An earlier copy of it may be what removed the hold; while it was valid nothing else can have.
+            _ if repeated => Answer::Yes(Moment::default()),
+            Released::Missing | Released::WrongType => Answer::No(No::Gone(End::Missing)),
+            Released::Stolen => Answer::No(No::Gone(End::Stolen)),
+        };
+        self.record_answer(quorum, node, answer);
+        self.poll_queue(name);
+    }
+
+    pub(super) fn release_decided(&mut self, quorum: QuorumOp) {
+        let majority = self.majority();
+        let troubles = self.troubles(&quorum);
+        let (verdict, gone) = (quorum.verdict(majority), quorum.gone(majority));
+        let QuorumRequest::Release(mut ending) = quorum.request else { return };
+        if verdict == Verdict::Won || gone.is_some() {
+            self.confirm(&ending, gone.filter(|_| verdict != Verdict::Won));
+        } else if let Some(slot) = ending.slot.take() {
+            let sentence = format!(
+                "UNAVAILABLE `{}` is no longer yours, but {troubles}: the agent goes on releasing it",
+                ending.name
+            );
+            self.answer(slot, Frame::Error(sentence));
+        }
+        let name = ending.name;
+        // Others who wait elsewhere are given a moment, as after any true release for their sake.
+        if self.locks.get(&name).is_some_and(|s| s.others == Some(true) && !s.queue.is_empty()) {
+            self.stand_back(&name);
+        }
+        self.on_released(&name, ending.kind, ending.number);
+    }
+
+    pub(super) fn undo_decided(&mut self, quorum: QuorumOp) {
+        let unconfirmed = quorum.awaited().next().is_some();
+        let troubles = self.troubles(&quorum);
+        let (request, word) = (quorum.request, quorum.last_word);
+        let QuorumRequest::Undo(Undoing { name, waiter, wakes, .. }) = request else { return };
+        if let Some(waiter) = waiter.and_then(|waiter| self.waiters.get_mut(&waiter)) {
+            waiter.undoing = None;
+        }
+        match word {
+            Some((slot, Frame::Null)) if unconfirmed => {
+                let sentence = format!(
+                    "UNAVAILABLE `{name}` was not to be had, and {troubles}: the agent goes on giving back what it got"
+                );
+                self.answer(slot, Frame::Error(sentence));
+            }
+            Some((slot, reply)) => self.answer(slot, reply),
+            None => {}
+        }
+        let state = self.lock_mut(&name);
+        state.leaving = state.leaving.saturating_sub(1);
+        if wakes {
+            self.wake(&name);
+        }
+        self.poll_queue(&name);
+    }
+}

@@ -1,0 +1,339 @@
+//! HOLDS, LOCKS and SHOW.
+
+use std::time::Duration;
+
+use redisson::script::Shown;
+use redisson::shape::MAX_FIELDS;
+use redisson::{Family, HolderId, LockName, group};
+
+use crate::core::Core;
+use crate::core::lease::hold::millis;
+use crate::core::ops::Purpose;
+use crate::core::report::{ListPage, ListRow, SessionRow};
+use crate::core::session::{Session, Slot};
+use crate::protocol::command::ListRequest;
+use crate::protocol::resp::Frame;
+use crate::types::Number;
+use crate::types::{Peer, SessionId};
+
+/// Who is behind a hold or a wait.
+pub(in crate::core) struct Worker {
+    /// The id of its session.
+    pub(in crate::core) session: String,
+    pub(in crate::core) peer: Peer,
+    /// What it calls itself.
+    pub(in crate::core) client: Option<String>,
+}
+
+impl Core {
+    pub(in crate::core) fn holds_frame(&self, id: SessionId) -> Frame {
+        let Some(session) = self.sessions.get(&id) else { return Frame::Array(Vec::new()) };
+        let mut numbers: Vec<Number> = session.holds.values().copied().collect();
+        numbers.sort_unstable();
+        let rows = numbers
+            .iter()
+            .filter_map(|number| self.holds.get(number))
+            .map(|hold| {
+                Frame::Map(vec![
+                    ("lock", Frame::bytes(hold.name.as_bytes())),
+                    ("kind", Frame::word(hold.kind.as_str())),
+                    ("holder", Frame::bytes(self.field(hold.kind, hold.number).to_string())),
+                    ("owner", Frame::Int(hold.owner.owner)),
+                    ("holds", Frame::count(hold.count.into())),
+                    ("token", Frame::or_null(hold.token.map(Frame::count))),
+                    ("valid_ms", Frame::count(hold.valid_ms(self.now))),
+                    ("age_ms", Frame::count(millis(self.now.since(hold.granted)))),
+                ])
+            })
+            .collect();
+        Frame::Array(rows)
+    }
+
+    pub(in crate::core) fn list_locks(&mut self, slot: Slot, request: &ListRequest) {
+        let page = self.list(request, self.sees_only(slot.session));
+        let rows = page.rows.into_iter().map(row_frame).collect();
+        let next = Frame::bytes(page.next.to_string());
+        self.answer(slot, Frame::Array(vec![next, Frame::Array(rows)]));
+    }
+
+    /// One page of holds and waits, in order of their numbers. As with SCAN, a page looks at `count` entries and
+    /// may show fewer; it is the last one when its cursor is 0.
+    #[must_use]
+    pub fn list(&self, request: &ListRequest, only_uid: Option<u32>) -> ListPage<ListRow> {
+        let after = i64::try_from(request.cursor).unwrap_or(i64::MAX);
+        let from = after.saturating_add(1);
+        let mut entries: Vec<(Number, bool)> = self
+            .holds
+            .range(from..)
+            .take(request.count)
+            .map(|(number, _)| (*number, true))
+            .chain(
+                self.waiters.range(from..).take(request.count).map(|(number, _)| (*number, false)),
+            )
+            .collect();
+        entries.sort_unstable();
+        let more = entries.len() > request.count;
+        entries.truncate(request.count);
+        let last = entries.last().map_or(0, |(number, _)| number.unsigned_abs());
+        let rows = entries
+            .into_iter()
+            .filter_map(|(number, held)| self.row(number, held))
+            .filter(|(row, _)| only_uid.is_none_or(|uid| row.uid == uid))
+            .filter(|(_, name)| {
+                request.pattern.as_ref().is_none_or(|p| group::glob_matches(p, name.as_bytes()))
+            })
+            .map(|(row, _)| row)
+            .collect();
+        // Exactly `count` entries may or may not be the end: the next page, perhaps empty, tells.
+        ListPage { next: if more || last == 0 { last } else { self.beyond(last) }, rows }
+    }
+
+    /// The cursor itself if anything is numbered above it, else 0.
+    fn beyond(&self, cursor: u64) -> u64 {
+        let from = i64::try_from(cursor).unwrap_or(i64::MAX).saturating_add(1);
+        let more = self.holds.range(from..).next().is_some()
+            || self.waiters.range(from..).next().is_some();
+        if more { cursor } else { 0 }
+    }
+
+    fn row(&self, number: Number, held: bool) -> Option<(ListRow, LockName)> {
+        let (name, kind, owner, since, valid_ms) = if held {
+            let hold = self.holds.get(&number)?;
+            (&hold.name, hold.kind, hold.owner, hold.granted, Some(hold.valid_ms(self.now)))
+        } else {
+            let waiter = self.waiters.get(&number)?;
+            (&waiter.name, waiter.kind, waiter.owner, waiter.since, None)
+        };
+        let worker = self.worker(number, owner.session);
+        let delayed = self.holds.get(&number).is_some_and(|hold| hold.kept_back.is_some());
+        let state = match (held, delayed) {
+            (true, true) => "delayed",
+            (true, false) => "held",
+            (false, _) => "waiting",
+        };
+        let row = ListRow {
+            session: worker.session,
+            lock: name.to_string(),
+            name: name.as_bytes().to_vec(),
+            kind: kind.as_str(),
+            holder: held.then(|| self.field(kind, number).to_string()),
+            state,
+            frozen: self.stopped.contains(&owner.session),
+            pid: worker.peer.pid,
+            uid: worker.peer.uid,
+            comm: worker.peer.comm,
+            client: worker.client,
+            age_ms: millis(self.now.since(since)),
+            valid_ms,
+        };
+        Some((row, name.clone()))
+    }
+
+    /// Whose a hold or a wait is, or was where the worker is dead and the lock kept back.
+    pub(in crate::core) fn worker(&self, number: Number, session: SessionId) -> Worker {
+        if let Some(live) = self.sessions.get(&session) {
+            let (peer, client) = (live.peer.clone(), client_name(live));
+            return Worker { session: live.key.to_string(), peer, client };
+        }
+        let hold = self.holds.get(&number);
+        match hold.and_then(|hold| hold.kept_back.as_ref()) {
+            Some(dead) => Worker {
+                session: dead.session.to_string(),
+                peer: dead.peer.clone(),
+                client: dead.client.clone(),
+            },
+            None => Worker {
+                session: self.session_name(session),
+                peer: Peer { uid: u32::MAX, ..Peer::default() },
+                client: None,
+            },
+        }
+    }
+
+    /// One page of the sessions, in order of their numbers: those after `after`, at most `count`.
+    #[must_use]
+    pub fn list_sessions(&self, after: u64, count: usize) -> ListPage<SessionRow> {
+        let mut ids: Vec<SessionId> =
+            self.sessions.keys().copied().filter(|id| id.0 > after).collect();
+        ids.sort_unstable();
+        let more = ids.len() > count;
+        ids.truncate(count);
+        let next = ids.last().map_or(0, |id| id.0);
+        let rows = ids
+            .into_iter()
+            .filter_map(|id| Some((id, self.sessions.get(&id)?)))
+            .map(|(id, session)| SessionRow {
+                session: self.session_name(id),
+                pid: session.peer.pid,
+                uid: session.peer.uid,
+                comm: session.peer.comm.clone(),
+                client: client_name(session),
+                age_ms: millis(self.now.since(session.opened)),
+                grace_ms: session.grace.as_ref().map(|grace| millis(grace.time)),
+                away_ms: session.away_since().map(|since| millis(self.now.since(since))),
+                frozen: self.stopped.contains(&id),
+                holds: session.holds.len(),
+                waits: session.waits.len(),
+            })
+            .collect();
+        ListPage { next: if more { next } else { 0 }, rows }
+    }
+
+    /// SHOW. What is no red lock here may be one elsewhere: then the one Redis of the other kinds has nothing.
+    pub(in crate::core) fn show(&mut self, slot: Slot, name: LockName) {
+        if self.family(&name) == Some(Family::Red) {
+            return self.show_red(slot, &name);
+        }
+        if let Some(refusal) = self.slot_refusal(&name) {
+            return self.answer(slot, refusal);
+        }
+        self.send(Purpose::Show { name, slot }, Duration::MAX);
+    }
+
+    /// Redis told what a lock looks like.
+    pub(in crate::core) fn shown(&mut self, slot: Slot, name: &LockName, shown: &Shown) {
+        let reply = if shown.key_type == "none" && shown.queue_length == 0 {
+            if self.settings.red.is_some() {
+                return self.show_red(slot, name);
+            }
+            Frame::Null
+        } else {
+            let only_uid = self.sees_only(slot.session);
+            show_frame(name, shown, |id| self.known(id, only_uid))
+        };
+        self.answer(slot, reply);
+    }
+
+    /// Whose holds and waits alone a session may see; none where it sees everybody's, as root and the agent's own user
+    /// do.
+    pub(in crate::core) fn sees_only(&self, session: SessionId) -> Option<u32> {
+        let uid = self.sessions.get(&session).map(|session| session.peer.uid);
+        let own_uid = rustix::process::geteuid().as_raw();
+        uid.filter(|uid| *uid != 0 && *uid != own_uid)
+    }
+
+    /// What is known of a holder that is one of this agent's.
+    pub(in crate::core) fn known(&self, id: &HolderId, only_uid: Option<u32>) -> Option<ListRow> {
+        let (row, _) = (id.client == self.client).then(|| self.row(id.thread, true))??;
+        only_uid.is_none_or(|uid| row.uid == uid).then_some(row)
+    }
+}
+
+pub(in crate::core) fn client_name(session: &Session) -> Option<String> {
+    session.client_name.as_deref().map(|name| String::from_utf8_lossy(name).into_owned())
+}
+
+fn row_frame(row: ListRow) -> Frame {
+    let text = |text: Option<String>| Frame::or_null(text.map(Frame::bytes));
+    Frame::Map(vec![
+        ("lock", Frame::bytes(row.name)),
+        ("kind", Frame::word(row.kind)),
+        ("holder", text(row.holder)),
+        ("state", Frame::word(row.state)),
+        ("session", Frame::bytes(row.session)),
+        ("pid", Frame::or_null(row.pid.map(|pid| Frame::Int(pid.into())))),
+        ("uid", Frame::Int(row.uid.into())),
+        ("comm", text(row.comm)),
+        ("name", text(row.client)),
+        ("frozen", Frame::Int(row.frozen.into())),
+        ("age_ms", Frame::count(row.age_ms)),
+        ("valid_ms", Frame::or_null(row.valid_ms.map(Frame::count))),
+    ])
+}
+
+/// What is odd about a name.
+pub(in crate::core) fn name_warnings(name: &LockName) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if name.as_str().is_none() {
+        warnings.push("the name is not UTF-8: Java clients cannot spell it".to_owned());
+    }
+    if !name.companions_share_slot() {
+        warnings.push(
+            "odd braces: in a cluster its channel and companions fall into other slots".to_owned(),
+        );
+    }
+    warnings
+}
+
+/// A holder as SHOW tells it, and the worker behind it where that is one of ours.
+pub(in crate::core) fn holder_frame(
+    id: &HolderId,
+    count: i64,
+    alive: Option<bool>,
+    row: Option<&ListRow>,
+) -> Frame {
+    let text = |text: Option<&String>| Frame::or_null(text.cloned().map(Frame::bytes));
+    let number = |number: Option<i64>| Frame::or_null(number.map(Frame::Int));
+    Frame::Map(vec![
+        ("holder", Frame::bytes(id.to_string())),
+        ("holds", Frame::Int(count)),
+        ("alive", number(alive.map(i64::from))),
+        ("pid", number(row.and_then(|row| row.pid).map(i64::from))),
+        ("uid", number(row.map(|row| row.uid.into()))),
+        ("comm", text(row.and_then(|row| row.comm.as_ref()))),
+        ("name", text(row.and_then(|row| row.client.as_ref()))),
+        ("age_ms", Frame::or_null(row.map(|row| Frame::count(row.age_ms)))),
+    ])
+}
+
+fn show_frame(
+    name: &LockName,
+    shown: &Shown,
+    known: impl Fn(&HolderId) -> Option<ListRow>,
+) -> Frame {
+    let mut warnings = Vec::new();
+    if shown.key_type != "hash" && shown.key_type != "none" {
+        warnings.push(format!("the key is no lock but a {}", shown.key_type));
+    } else if shown.fields > MAX_FIELDS {
+        warnings
+            .push(format!("a hash of {} fields: too large to be a lock, not read", shown.fields));
+    } else if shown.fields > 0 && !shown.hash.is_candidate() {
+        warnings.push("a hash, but no field has a holder's form".to_owned());
+    } else if let Some(malformed) = shown.hash.malformed() {
+        warnings.push(malformed);
+    }
+    if shown.key_type == "hash" && shown.pttl_ms.is_none() {
+        warnings.push("no time to live: it will never end by itself".to_owned());
+    }
+    warnings.extend(name_warnings(name));
+    if shown.readers.iter().any(|reader| !reader.alive) {
+        warnings.push(
+            "a reader whose lease has run out: its field goes with the last living reader's"
+                .to_owned(),
+        );
+    }
+    // Only readers have markers of their own; everybody else lives as long as the key.
+    let alive = |id: &HolderId| {
+        shown.readers.iter().find(|reader| reader.id == *id).map(|reader| reader.alive)
+    };
+    let holders = shown
+        .hash
+        .holders
+        .iter()
+        .map(|holder| {
+            let alive = alive(&holder.id);
+            holder_frame(&holder.id, holder.count, alive, known(&holder.id).as_ref())
+        })
+        .collect();
+    let queue = shown
+        .queue
+        .iter()
+        .map(|place| {
+            Frame::Map(vec![
+                ("waiter", Frame::bytes(place.waiter.clone())),
+                ("deadline_ms", Frame::or_null(place.deadline_ms.map(Frame::count))),
+            ])
+        })
+        .collect();
+    let kind = if shown.queue_length > 0 { "fair" } else { shown.hash.kind().as_str() };
+    Frame::Map(vec![
+        ("lock", Frame::bytes(name.as_bytes())),
+        ("kind", Frame::word(kind)),
+        ("holders", Frame::Array(holders)),
+        ("token", Frame::or_null(shown.token.map(Frame::count))),
+        ("pttl_ms", Frame::or_null(shown.pttl_ms.map(Frame::count))),
+        ("queue_length", Frame::count(shown.queue_length)),
+        ("queue", Frame::Array(queue)),
+        ("warnings", Frame::Array(warnings.into_iter().map(Frame::bytes).collect())),
+    ])
+}

@@ -1,0 +1,75 @@
+//! What the notes in Redis about our holds and waits do not say yet, or no longer say rightly.
+
+use redisson::Kind;
+
+use crate::core::Core;
+use crate::core::lease::hold::millis;
+use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
+use crate::protocol::command::Wait;
+use crate::types::Number;
+
+/// How many holds and waits are looked at for one answer.
+const LOOKED_AT: usize = 1_000;
+
+impl Core {
+    /// Compares a page of what is noted with what there is. The caller goes on from `next` until it is `None`.
+    #[must_use]
+    pub fn diff_published(&self, noted: &PublishedPage) -> PublishDiff {
+        let range = noted.after.saturating_add(1)..=noted.until;
+        let told = |kind: Kind| !noted.red || kind == Kind::Red;
+        let holds = self.holds.range(range.clone()).filter(|(_, hold)| told(hold.kind));
+        let holds = holds.map(|(number, hold)| {
+            let age = self.now.since(hold.granted);
+            (*number, hold.owner, age, None)
+        });
+        let waits = self.waiters.range(range).filter(|(_, waiter)| told(waiter.kind));
+        let waits = waits.map(|(number, waiter)| {
+            let age = self.now.since(waiter.since);
+            let left = match waiter.wait {
+                Wait::Forever => None,
+                Wait::AtMost(most) => Some(most.saturating_sub(age)),
+            };
+            (*number, waiter.owner, age, left)
+        });
+        // One more than is looked at tells whether there is more.
+        let most = LOOKED_AT + 1;
+        let mut here: Vec<_> = holds.take(most).chain(waits.take(most)).collect();
+        here.sort_unstable_by_key(|(number, ..)| *number);
+        let all = here.len() <= LOOKED_AT;
+        here.truncate(LOOKED_AT);
+        let until = match here.last() {
+            Some((number, ..)) if !all => *number,
+            _ => noted.until,
+        };
+        let gone = noted
+            .numbers
+            .iter()
+            .copied()
+            .take_while(|number| *number <= until)
+            .filter(|number| here.binary_search_by_key(number, |(here, ..)| *here).is_err())
+            .collect();
+        let due = here
+            .into_iter()
+            .filter(|(number, _, age, _)| {
+                *age >= noted.min_age && noted.numbers.binary_search(number).is_err()
+            })
+            .map(|(number, owner, age, left)| {
+                let worker = self.worker(number, owner.session);
+                let session = self.sessions.get(&owner.session);
+                HolderInfo {
+                    number,
+                    session: worker.session,
+                    pid: worker.peer.pid,
+                    uid: worker.peer.uid,
+                    comm: worker.peer.comm,
+                    client: worker.client,
+                    age_ms: millis(age),
+                    owner: owner.owner,
+                    several: session.is_some_and(|s| s.multi.contains_key(&owner.owner)),
+                    left_ms: left.map(millis),
+                }
+            })
+            .collect();
+        PublishDiff { gone, due, next: (until < Number::MAX).then_some(until) }
+    }
+}

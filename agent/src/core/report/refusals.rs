@@ -1,0 +1,102 @@
+//! Replies and error sentences: each names the lock and the cause.
+
+use redisson::{Kind, LockName};
+
+use crate::core::Core;
+use crate::core::lease::hold::millis;
+use crate::core::session::Slot;
+use crate::core::session::reply::Grant;
+use crate::protocol::resp::Frame;
+use crate::types::End;
+
+impl Core {
+    pub(in crate::core) fn lock_reply(&self, grant: &Grant) -> Frame {
+        let holder = self.field(grant.kind, grant.number);
+        Frame::Map(vec![
+            ("lock", Frame::bytes(grant.name.as_bytes())),
+            ("kind", Frame::word(grant.kind.as_str())),
+            ("holder", Frame::bytes(holder.to_string())),
+            ("holds", Frame::count(grant.count.into())),
+            ("token", Frame::or_null(grant.token.map(Frame::count))),
+            ("valid_ms", Frame::count(millis(grant.valid_until.since(self.now)))),
+            ("waited_ms", Frame::count(grant.waited_ms)),
+        ])
+    }
+
+    /// Refuses a command that names another session than the connection's: its client has reconnected behind the
+    /// worker's back, and what the worker believes to hold is gone.
+    pub(in crate::core) fn wrong_session(
+        &self,
+        slot: Slot,
+        wanted: Option<&[u8]>,
+        name: &LockName,
+    ) -> Option<Frame> {
+        let wanted = wanted?;
+        let own = self.session_name(slot.session);
+        (own.as_bytes() != wanted).then(|| {
+            Frame::Error(format!(
+                "SESSION `{name}` is not touched: this connection is session {own}, not the one named; the client has \
+                 reconnected, and what the old session held is released"
+            ))
+        })
+    }
+
+    pub(in crate::core) fn not_held(name: &LockName, owner: i64, kind: Option<Kind>) -> Frame {
+        let kind = kind.map_or(String::new(), |kind| format!(" as {kind}"));
+        Frame::Error(format!("NOTHELD `{name}` is not held{kind} by owner {owner} of this session"))
+    }
+
+    pub(in crate::core) fn lost(name: &LockName, end: End) -> Frame {
+        Frame::Error(format!("LOST `{name}` was held, but {} ({})", end.explained(), end.as_str()))
+    }
+
+    pub(in crate::core) fn other_kind(name: &LockName, used: &str) -> Frame {
+        Frame::Error(format!(
+            "WRONGKIND `{name}` is in use as a {used} lock: kinds do not mix under one name"
+        ))
+    }
+
+    /// A reader who waits for the write side waits for itself.
+    pub(in crate::core) fn upgrade(name: &LockName) -> Frame {
+        Frame::Error(format!(
+            "DEADLOCK waiting to write `{name}` would never end: you hold it for reading; release that first, or take \
+             the write side before the read side"
+        ))
+    }
+
+    pub(in crate::core) fn read_or_write(name: &LockName) -> Frame {
+        Frame::Error(format!(
+            "SYNTAX `{name}` is held twice, for reading and for writing: say KIND read or KIND write"
+        ))
+    }
+
+    pub(in crate::core) fn draining(name: &LockName) -> Frame {
+        Frame::Error(format!("DRAINING `{name}` is not given out: this agent is shutting down"))
+    }
+
+    pub(in crate::core) fn limit(name: &LockName, what: &str) -> Frame {
+        Frame::Error(format!("LIMIT `{name}`: {what}"))
+    }
+
+    pub(in crate::core) fn unavailable_for(name: &LockName, what: &str) -> Frame {
+        Frame::Error(format!("UNAVAILABLE `{name}`: {}", one_line(what)))
+    }
+
+    pub(in crate::core) fn deadlock(&self, name: &LockName) -> Frame {
+        let holder = self
+            .locks
+            .get(name)
+            .and_then(|state| state.hold)
+            .and_then(|number| self.holds.get(&number))
+            .map_or_else(String::new, |hold| format!(" {}", self.field(hold.kind, hold.number)));
+        Frame::Error(format!(
+            "DEADLOCK waiting for `{name}` would never end: its holder{holder} waits, directly or through others, for \
+             a lock that you hold; release that first, or wait with a limit"
+        ))
+    }
+}
+
+/// A foreign sentence on one line.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(400).collect()
+}

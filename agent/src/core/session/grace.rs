@@ -1,0 +1,392 @@
+//! Sessions whose holds outlive their connection: SESSION GRACE, RESUME, and what becomes of those whom nobody resumes.
+//!
+//! Such a session keeps its place among the sessions when its connection has gone; only its waits end. RESUME moves all
+//! it has to the connection that asks, under its old name and with that connection's own secret. The old secret is void
+//! once the worker goes on, which shows that it was told the new one.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use redisson::Moment;
+
+use crate::core::Core;
+use crate::core::lease::hold::millis;
+use crate::core::lock::waiter::Left;
+use crate::core::session::reply::Reply;
+use crate::core::session::{Owner, Session, Slot, wrong_secret};
+use crate::core::timer::Timer;
+use crate::core::{LogLine, Report};
+use crate::journal::Record;
+use crate::protocol::resp::Frame;
+use crate::types::{SessionId, SessionKey};
+
+/// A session's grace.
+#[derive(Debug)]
+pub(in crate::core) struct Grace {
+    /// How long its holds outlive its connection.
+    pub(in crate::core) time: Duration,
+    /// Since when that has been gone.
+    away: Option<Moment>,
+    /// Where its end stands among the timers.
+    armed: Moment,
+    /// Holds of an earlier run of which Redis has not said yet whether they are still there.
+    pub(in crate::core) unverified: usize,
+    /// Connections whose RESUME waits for this session.
+    pub(in crate::core) askers: Vec<SessionId>,
+}
+
+/// A RESUME that waits: for the old connection's end to be noticed, or for Redis to say what is still held.
+#[derive(Debug)]
+pub(in crate::core) struct Resuming {
+    slot: Slot,
+    key: SessionKey,
+    secret: Vec<u8>,
+    until: Moment,
+}
+
+/// What a RESUME meets.
+enum Verdict {
+    Ready(SessionId),
+    /// Not yet, but perhaps soon.
+    NotYet(SessionId),
+    /// Why not, by its word in metrics and its sentence.
+    No(&'static str, Frame),
+}
+
+impl Session {
+    /// Since when its connection has been gone; none while it lives.
+    pub(in crate::core) fn away_since(&self) -> Option<Moment> {
+        self.grace.as_ref().and_then(|grace| grace.away)
+    }
+
+    /// A session of an earlier run, whose holds are still to be verified.
+    pub(in crate::core) fn restored(
+        mut self,
+        time: Duration,
+        since: Moment,
+        unverified: usize,
+    ) -> Self {
+        let (away, armed) = (Some(since), Moment::NEVER);
+        self.grace = Some(Grace { time, away, armed, unverified, askers: Vec::new() });
+        self.introduced = true;
+        self
+    }
+}
+
+impl Core {
+    /// Gives a session grace, or takes it away (zero).
+    pub(in crate::core) fn set_grace(
+        &mut self,
+        id: SessionId,
+        time: Duration,
+    ) -> Result<(), Frame> {
+        if time.is_zero() {
+            self.drop_grace(id);
+            return Ok(());
+        }
+        let most = self.settings.max_grace;
+        if time > most {
+            let most = millis(most);
+            return Err(Frame::Error(format!(
+                "LIMIT GRACE must be from 0 to {most} ms (--max-grace)"
+            )));
+        }
+        if let Some(why) = self.journal.missing() {
+            return Err(Frame::Error(format!(
+                "UNAVAILABLE GRACE needs a state folder that can be written (--state-dir): {why}"
+            )));
+        }
+        let most = self.settings.max_graced;
+        if !self.graced.contains(&id) && self.graced.len() >= most {
+            return Err(Frame::Error(format!(
+                "LIMIT {most} sessions have GRACE already (--max-sessions)"
+            )));
+        }
+        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        let new =
+            Grace { time, away: None, armed: Moment::NEVER, unverified: 0, askers: Vec::new() };
+        session.grace.get_or_insert(new).time = time;
+        let (holds, waits) = (session.holds.clone(), session.waits.clone());
+        self.graced.insert(id);
+        if let Some(record) = self.session_record(id) {
+            self.journal_record(Record::Session(record));
+        }
+        for number in holds.into_values().collect::<BTreeSet<_>>() {
+            self.journal_hold(number);
+        }
+        for number in waits.into_values().collect::<BTreeSet<_>>() {
+            self.journal_attempts(number);
+        }
+        Ok(())
+    }
+
+    /// A session is like any other again: nothing of it is left to a successor.
+    pub(in crate::core) fn drop_grace(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let (Some(grace), key) = (session.grace.take(), session.key) else { return };
+        let numbers = session.holds.values().chain(session.waits.values());
+        let numbers: BTreeSet<_> = numbers.copied().collect();
+        self.graced.remove(&id);
+        numbers.into_iter().for_each(|number| self.journal_gone(number));
+        self.journal_record(Record::End { session: key });
+        self.wake_all(grace.askers);
+    }
+
+    /// A worker says goodbye: its session ends with its connection.
+    pub fn on_quit(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.quit = true;
+        }
+        self.drop_grace(id);
+    }
+
+    /// A session's connection has gone. Whether it lives on without one.
+    pub(in crate::core) fn go_away(&mut self, id: SessionId) -> bool {
+        let now = self.now;
+        let Some(session) = self.sessions.get_mut(&id) else { return false };
+        let Some(grace) = &mut session.grace else { return false };
+        grace.away = Some(now);
+        let askers = std::mem::take(&mut grace.askers);
+        session.push = false;
+        // What has not begun will not; what has goes on, and its reply goes nowhere.
+        session.queued.values_mut().for_each(std::collections::VecDeque::clear);
+        let key = session.key;
+        let waits: BTreeSet<_> = session.waits.values().copied().collect();
+        let multi: Vec<_> = session.multi.keys().copied().collect();
+        self.away += 1;
+        self.forget_stopped(id);
+        self.count_sessions();
+        self.arm_grace(id);
+        self.journal_record(Record::Away { session: key, since: now });
+        for owner in multi {
+            self.cancel_multi(Owner { session: id, owner });
+        }
+        for number in waits {
+            self.leave(number, Left::Cancelled);
+        }
+        self.wake_all(askers);
+        true
+    }
+
+    /// Sets the end of a session that nobody resumes.
+    pub(in crate::core) fn arm_grace(&mut self, id: SessionId) {
+        let grace = self.sessions.get_mut(&id).and_then(|session| session.grace.as_mut());
+        if let Some(grace) = grace
+            && let Some(away) = grace.away
+        {
+            self.timers.set(&mut grace.armed, away + grace.time, Timer::Grace(id));
+        }
+    }
+
+    /// What is left to do about the grace of a session that ends.
+    pub(in crate::core) fn end_grace(&mut self, id: SessionId, session: &mut Session) {
+        if let Some(resuming) = session.resuming.take() {
+            self.timers.clear(resuming.until, Timer::Resume(id));
+        }
+        if self.taken_over.get(&session.key) == Some(&id) {
+            self.taken_over.remove(&session.key);
+        }
+        let Some(grace) = session.grace.take() else { return };
+        self.timers.clear(grace.armed, Timer::Grace(id));
+        self.away -= usize::from(grace.away.is_some());
+        self.graced.remove(&id);
+        self.journal_record(Record::End { session: session.key });
+        self.wake_all(grace.askers);
+    }
+
+    /// Nobody has come back in time.
+    pub(in crate::core) fn lapse(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let Some(grace) = &mut session.grace else { return };
+        grace.armed = Moment::NEVER;
+        let (key, holds, grace_ms) = (session.key, session.holds.len(), millis(grace.time));
+        let gone = grace.away.unwrap_or(self.now);
+        self.effects.log(LogLine::SessionLapsed { session: key, holds, grace_ms });
+        self.effects.report(Report::Resume("lapsed"));
+        let until = self.kept_back_until(gone);
+        self.end_session(id, until);
+    }
+
+    pub(in crate::core) fn resume(&mut self, slot: Slot, name: &[u8], secret: Vec<u8>) {
+        let Some(key) = SessionKey::parse(name) else {
+            return self.refuse_resume(slot, "gone", gone());
+        };
+        let until = self.now + self.settings.response_timeout;
+        self.ask_for(Resuming { slot, key, secret, until });
+    }
+
+    fn ask_for(&mut self, asked: Resuming) {
+        let slot = asked.slot;
+        match self.verdict(&asked) {
+            Verdict::Ready(target) => {
+                self.take_over(slot.session, target, &asked.secret);
+                self.effects.report(Report::Resume("resumed"));
+                self.answer_with(slot, Reply::Resumed);
+            }
+            Verdict::No(outcome, sentence) => self.refuse_resume(slot, outcome, sentence),
+            Verdict::NotYet(target) => {
+                let grace = self.sessions.get_mut(&target).and_then(|s| s.grace.as_mut());
+                if let Some(grace) = grace {
+                    grace.askers.push(slot.session);
+                }
+                if let Some(session) = self.sessions.get_mut(&slot.session) {
+                    let mut armed = Moment::NEVER;
+                    self.timers.set(&mut armed, asked.until, Timer::Resume(slot.session));
+                    session.resuming = Some(asked);
+                }
+            }
+        }
+    }
+
+    fn refuse_resume(&mut self, slot: Slot, outcome: &'static str, sentence: Frame) {
+        self.effects.report(Report::Resume(outcome));
+        self.answer(slot, sentence);
+    }
+
+    fn verdict(&self, asked: &Resuming) -> Verdict {
+        let Some((target, session)) =
+            self.session_of(asked.key).and_then(|id| Some((id, self.sessions.get(&id)?)))
+        else {
+            return Verdict::No("gone", gone());
+        };
+        if session.right_to_resume(&asked.secret).is_none() {
+            return Verdict::No("refused", wrong_secret());
+        }
+        let Some(asker) = self.sessions.get(&asked.slot.session) else {
+            return Verdict::No("refused", gone());
+        };
+        if asker.peer.uid != session.peer.uid {
+            let sentence = format!("DENIED session {} is another user's", asked.key);
+            return Verdict::No("refused", Frame::Error(sentence));
+        }
+        let Some(grace) = session.grace.as_ref().filter(|_| target != asked.slot.session) else {
+            return Verdict::No("alive", alive(asked.key));
+        };
+        let busy = !asker.holds.is_empty() || !asker.waits.is_empty() || !asker.multi.is_empty();
+        if busy || asker.grace.is_some() {
+            let sentence =
+                "SESSION this connection has a session of its own: RESUME on a fresh connection";
+            return Verdict::No("refused", Frame::Error(sentence.to_owned()));
+        }
+        // What its old connection had begun comes to its end first, so that nothing changes behind the new one's back.
+        let asking = |number| {
+            let hold = self.holds.get(number).and_then(|hold| hold.asking);
+            hold.is_some_and(|op| self.ops.contains_key(&op))
+        };
+        let settled = grace.unverified == 0
+            && session.multi.is_empty()
+            && !session.holds.values().any(asking);
+        if grace.away.is_some() && settled {
+            Verdict::Ready(target)
+        } else {
+            Verdict::NotYet(target)
+        }
+    }
+
+    /// A session may be ready for those who wait to take it over.
+    pub(in crate::core) fn wake_askers(&mut self, id: SessionId) {
+        let grace = self.sessions.get_mut(&id).and_then(|session| session.grace.as_mut());
+        let askers = grace.map(|grace| std::mem::take(&mut grace.askers));
+        self.wake_all(askers.unwrap_or_default());
+    }
+
+    fn wake_all(&mut self, askers: Vec<SessionId>) {
+        for asker in askers {
+            let resuming = self.sessions.get_mut(&asker).and_then(|s| s.resuming.take());
+            if let Some(resuming) = resuming {
+                self.timers.clear(resuming.until, Timer::Resume(asker));
+                self.ask_for(resuming);
+            }
+        }
+    }
+
+    /// A RESUME has waited long enough.
+    pub(in crate::core) fn resume_due(&mut self, asker: SessionId) {
+        let resuming = self.sessions.get_mut(&asker).and_then(|s| s.resuming.take());
+        let Some(Resuming { slot, key, .. }) = resuming else { return };
+        let target = self.session_of(key).and_then(|id| self.sessions.get_mut(&id));
+        let Some(target) = target else { return self.refuse_resume(slot, "gone", gone()) };
+        let connected = target.away_since().is_none();
+        if let Some(grace) = &mut target.grace {
+            grace.askers.retain(|id| *id != asker);
+        }
+        if connected {
+            return self.refuse_resume(slot, "alive", alive(key));
+        }
+        let sentence = format!(
+            "UNAVAILABLE session {key}: Redis has not said yet what of its holds is still there; try again"
+        );
+        self.refuse_resume(slot, "unconfirmed", Frame::Error(sentence));
+    }
+
+    /// Moves all that a session without a connection has to the one that asked for it.
+    fn take_over(&mut self, asker: SessionId, target: SessionId, given: &[u8]) {
+        let Some(mut old) = self.sessions.remove(&target) else { return };
+        let Some(mut grace) = old.grace.take() else { return };
+        self.timers.clear(grace.armed, Timer::Grace(target));
+        (grace.away, grace.armed) = (None, Moment::NEVER);
+        self.away -= 1;
+        self.graced.remove(&target);
+        self.graced.insert(asker);
+        self.taken_over.insert(old.key, asker);
+        for number in old.holds.values() {
+            if let Some(hold) = self.holds.get_mut(number) {
+                hold.owner.session = asker;
+            }
+        }
+        let others = std::mem::take(&mut grace.askers);
+        let Some(new) = self.sessions.get_mut(&asker) else { return };
+        new.key = old.key;
+        new.secret_before = old.right_to_resume(given);
+        new.introduced = true;
+        new.grace = Some(grace);
+        new.client_name = new.client_name.take().or(old.client_name);
+        (new.holds, new.lost, new.lost_order) = (old.holds, old.lost, old.lost_order);
+        (new.backlog, new.missed) = (old.backlog, old.missed);
+        if let Some((slot, until)) = old.events_waiter {
+            self.timers.clear(until, Timer::Events(target));
+            let mut armed = Moment::NEVER;
+            self.timers.set(&mut armed, until, Timer::Events(asker));
+            new.events_waiter = Some((slot, until));
+        }
+        if let Some(record) = self.session_record(asker) {
+            self.journal_record(Record::Session(record));
+        }
+        self.count_sessions();
+        self.wake_all(others);
+    }
+
+    /// A command comes after all earlier ones were answered: the worker has been told its secret.
+    pub(in crate::core) fn knows_its_secret(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        if session.pending.is_empty()
+            && session.secret_before.take().is_some()
+            && let Some(record) = self.session_record(id)
+        {
+            self.journal_record(Record::Session(record));
+        }
+    }
+
+    pub(in crate::core) fn resumed_frame(&self, id: SessionId) -> Frame {
+        let Some(session) = self.sessions.get(&id) else { return Frame::Null };
+        let grace_ms = session.grace.as_ref().map(|grace| Frame::count(millis(grace.time)));
+        Frame::Map(vec![
+            ("id", Frame::bytes(session.key.to_string())),
+            ("secret", Frame::bytes(session.secret_text())),
+            ("grace_ms", Frame::or_null(grace_ms)),
+            ("holds", self.holds_frame(id)),
+        ])
+    }
+}
+
+fn gone() -> Frame {
+    Frame::Error(
+        "GONE there is no such session any more: it has ended, or nobody resumed it within its grace; what it held is \
+         released"
+            .to_owned(),
+    )
+}
+
+fn alive(key: SessionKey) -> Frame {
+    Frame::Error(format!("SESSION the connection of session {key} lives: close that one first"))
+}

@@ -1,0 +1,464 @@
+//! Sessions: one per connection. Commands of one owner run one after another, replies keep the commands' order.
+
+pub(in crate::core) mod event;
+pub(in crate::core) mod grace;
+pub(in crate::core) mod reply;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+use redisson::{Kind, LockName, Moment};
+
+use crate::core::Report;
+use crate::core::lock::multi::MultiLock;
+use crate::core::session::event::Event;
+use crate::core::session::grace::{Grace, Resuming};
+use crate::core::session::reply::Reply;
+use crate::core::side::Side;
+use crate::core::timer::Timer;
+use crate::core::{Core, Effect};
+use crate::protocol::command::Command;
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::End;
+use crate::types::Number;
+use crate::types::{Peer, SessionId, SessionKey};
+
+/// How many events a session may leave unread; then the oldest are dropped and the gap is told.
+pub(in crate::core) const BACKLOG: usize = 256;
+/// How many lost holds a session is reminded of; the oldest are forgotten first.
+const REMEMBERED_LOSSES: usize = 1024;
+
+/// One owner of one session: who holds a lock, to the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::core) struct Owner {
+    pub(in crate::core) session: SessionId,
+    pub(in crate::core) owner: i64,
+}
+
+/// The key of a hold within its session. An owner may have a shared hold under its own exclusive one.
+pub(in crate::core) type HoldKey = (i64, LockName, Side);
+
+/// The place of one reply among a session's replies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::core) struct Slot {
+    pub(in crate::core) session: SessionId,
+    pub(in crate::core) seq: u64,
+    /// Which member's part it is, where the command is an MLOCK or MUNLOCK.
+    pub(in crate::core) member: Option<usize>,
+}
+
+impl Slot {
+    /// Where one member of an MLOCK or MUNLOCK is answered.
+    pub(in crate::core) fn of_member(self, index: usize) -> Self {
+        Self { member: Some(index), ..self }
+    }
+}
+
+/// A command not answered yet, or answered behind one that is not.
+#[derive(Debug)]
+pub(in crate::core) struct Pending {
+    owner: i64,
+    word: &'static str,
+    began: Moment,
+    pub(in crate::core) reply: Option<Reply>,
+    /// Up to which record the journal must be written before it is told.
+    pub(in crate::core) after: u64,
+}
+
+/// One connection's state; of a session with grace, also when that has gone.
+#[derive(Debug)]
+pub(in crate::core) struct Session {
+    pub(in crate::core) key: SessionKey,
+    pub(in crate::core) peer: Peer,
+    pub(in crate::core) secret: [u8; 16],
+    /// The secret it was last taken over with, which shows the right to it until its worker goes on: the reply that
+    /// told the new one may have been lost.
+    pub(in crate::core) secret_before: Option<[u8; 16]>,
+    pub(in crate::core) opened: Moment,
+    pub(in crate::core) client_name: Option<Vec<u8>>,
+    pub(in crate::core) resp3: bool,
+    /// It has said goodbye.
+    pub(in crate::core) quit: bool,
+    /// It has asked for its id.
+    pub(in crate::core) introduced: bool,
+    pub(in crate::core) push: bool,
+    deadlines: bool,
+    /// Its holds outlive its connection.
+    pub(in crate::core) grace: Option<Grace>,
+    /// A RESUME of its own that waits.
+    pub(in crate::core) resuming: Option<Resuming>,
+    pub(in crate::core) holds: HashMap<HoldKey, Number>,
+    /// The wait of each owner that has one.
+    pub(in crate::core) waits: HashMap<i64, Number>,
+    /// The MLOCK or MUNLOCK of each owner that has one under way.
+    pub(in crate::core) multi: BTreeMap<i64, MultiLock>,
+    pub(in crate::core) lost: HashMap<(i64, LockName), End>,
+    pub(in crate::core) lost_order: VecDeque<(i64, LockName)>,
+    pub(in crate::core) pending: VecDeque<Pending>,
+    first_seq: u64,
+    /// Commands of owners that are busy with an earlier one.
+    pub(in crate::core) queued: HashMap<i64, VecDeque<(u64, Command)>>,
+    pub(in crate::core) backlog: VecDeque<Vec<Frame>>,
+    pub(in crate::core) missed: u64,
+    /// An EVENTS call that waits for this session's next event, and its deadline.
+    pub(in crate::core) events_waiter: Option<(Slot, Moment)>,
+}
+
+impl Session {
+    pub(in crate::core) fn new(
+        key: SessionKey,
+        peer: Peer,
+        secret: [u8; 16],
+        opened: Moment,
+    ) -> Self {
+        Self {
+            key,
+            peer,
+            secret,
+            secret_before: None,
+            opened,
+            client_name: None,
+            resp3: false,
+            quit: false,
+            introduced: false,
+            push: false,
+            deadlines: false,
+            grace: None,
+            resuming: None,
+            holds: HashMap::new(),
+            waits: HashMap::new(),
+            multi: BTreeMap::new(),
+            lost: HashMap::new(),
+            lost_order: VecDeque::new(),
+            pending: VecDeque::new(),
+            first_seq: 0,
+            queued: HashMap::new(),
+            backlog: VecDeque::new(),
+            missed: 0,
+            events_waiter: None,
+        }
+    }
+
+    /// Whether it holds or waits for something, by a connection that lives.
+    pub(in crate::core) fn is_busy(&self) -> bool {
+        self.away_since().is_none() && !(self.holds.is_empty() && self.waits.is_empty())
+    }
+
+    pub(in crate::core) fn loss(&self, owner: i64, name: &LockName) -> Option<End> {
+        self.lost.get(&(owner, name.clone())).copied()
+    }
+
+    pub(in crate::core) fn forget_loss(&mut self, owner: i64, name: &LockName) {
+        if !self.lost.is_empty() {
+            self.lost.remove(&(owner, name.clone()));
+        }
+    }
+
+    pub(in crate::core) fn remember_loss(&mut self, owner: i64, name: LockName, end: End) {
+        let key = (owner, name);
+        if self.lost.insert(key.clone(), end).is_none() {
+            self.lost_order.push_back(key);
+        }
+        while self.lost_order.len() > REMEMBERED_LOSSES {
+            if let Some(oldest) = self.lost_order.pop_front() {
+                self.lost.remove(&oldest);
+            }
+        }
+    }
+
+    fn take_events(&mut self) -> Frame {
+        let mut events = Vec::with_capacity(self.backlog.len() + 1);
+        if self.missed > 0 {
+            events.push(Frame::Array(vec![Frame::word("gap"), Frame::count(self.missed)]));
+            self.missed = 0;
+        }
+        events.extend(self.backlog.drain(..).map(Frame::Array));
+        Frame::Array(events)
+    }
+
+    pub(in crate::core) fn secret_text(&self) -> String {
+        text(&self.secret)
+    }
+
+    pub(in crate::core) fn has_secret(&self, given: &[u8]) -> bool {
+        is_secret(&self.secret, given)
+    }
+
+    /// The secret that is given, if it shows the right to take the session over.
+    pub(in crate::core) fn right_to_resume(&self, given: &[u8]) -> Option<[u8; 16]> {
+        [Some(self.secret), self.secret_before]
+            .into_iter()
+            .flatten()
+            .find(|secret| is_secret(secret, given))
+    }
+}
+
+fn text(secret: &[u8; 16]) -> String {
+    secret.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Compares in constant time: a local process must not find the secret byte by byte.
+fn is_secret(secret: &[u8; 16], given: &[u8]) -> bool {
+    let own = text(secret);
+    own.len() == given.len()
+        && own.bytes().zip(given).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+}
+
+impl Core {
+    /// The id as SESSION tells it.
+    pub(in crate::core) fn session_name(&self, id: SessionId) -> String {
+        let key = self.sessions.get(&id).map(|session| session.key);
+        key.unwrap_or(SessionKey { run: self.run, number: id.0 }).to_string()
+    }
+
+    /// The session of that name.
+    pub(in crate::core) fn session_of(&self, key: SessionKey) -> Option<SessionId> {
+        let own = || (key.run == self.run).then_some(SessionId(key.number));
+        let id = self.taken_over.get(&key).copied().or_else(own)?;
+        self.sessions.get(&id).filter(|session| session.key == key).map(|_| id)
+    }
+
+    /// The session of that id, if it lives and the secret is its own.
+    fn session_by_secret(&self, name: &[u8], secret: &[u8]) -> Option<SessionId> {
+        let id = self.session_of(SessionKey::parse(name)?)?;
+        self.sessions.get(&id)?.has_secret(secret).then_some(id)
+    }
+
+    /// Takes a command in: it begins at once unless its owner is busy.
+    pub(in crate::core) fn enqueue(&mut self, id: SessionId, command: Command) {
+        let began = self.now;
+        self.knows_its_secret(id);
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let seq = session.first_seq + session.pending.len() as u64;
+        let owner = command.owner();
+        // What the connection has answered itself only needs its place among the replies.
+        let command = match command {
+            Command::Answered(reply) => {
+                session.pending.push_back(Pending {
+                    owner,
+                    word: "other",
+                    began,
+                    reply: Some(Reply::Ready(reply)),
+                    after: 0,
+                });
+                return self.flush(id);
+            }
+            command => command,
+        };
+        let word = command.word();
+        session.pending.push_back(Pending { owner, word, began, reply: None, after: 0 });
+        if let Some(queue) = session.queued.get_mut(&owner) {
+            queue.push_back((seq, command));
+        } else {
+            session.queued.insert(owner, VecDeque::new());
+            self.run(Slot { session: id, seq, member: None }, command);
+        }
+    }
+
+    /// Goes on with the MLOCKs that can, and begins the commands whose owners have become free.
+    pub(in crate::core) fn run_ready(&mut self) {
+        loop {
+            while let Some(owner) = self.steps.pop_front() {
+                self.go_on(owner);
+            }
+            if let Some(id) = self.askable.pop_front() {
+                self.wake_askers(id);
+                continue;
+            }
+            let Some((id, owner)) = self.ready.pop_front() else { return };
+            let Some(session) = self.sessions.get_mut(&id) else { continue };
+            let Some(queue) = session.queued.get_mut(&owner) else { continue };
+            match queue.pop_front() {
+                Some((seq, command)) => {
+                    self.run(Slot { session: id, seq, member: None }, command);
+                }
+                None => {
+                    session.queued.remove(&owner);
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, slot: Slot, command: Command) {
+        match command {
+            Command::Lock(request) => self.lock(slot, request),
+            Command::Unlock(request) => self.unlock(slot, &request),
+            Command::LockAll(requests) => self.lock_all(slot, requests),
+            Command::UnlockAll(requests) => self.unlock_all(slot, &requests),
+            Command::Extend(request, lease) => self.extend(slot, &request, lease),
+            Command::Show(name) => self.show(slot, name),
+            Command::Holds => self.answer_with(slot, Reply::Holds),
+            Command::Locks(request) => self.list_locks(slot, &request),
+            Command::Session { grace, push, deadlines } => {
+                self.introduce(slot, grace, push, deadlines);
+            }
+            Command::Resume { session, secret } => self.resume(slot, &session, secret),
+            Command::Events { session, secret, wait } => {
+                let until = self.now + wait;
+                match self.session_by_secret(&session, &secret) {
+                    Some(id) => self.events(slot, id, until),
+                    None => self.answer(slot, wrong_secret()),
+                }
+            }
+            Command::Cancel { session, secret, owner } => {
+                match self.session_by_secret(&session, &secret) {
+                    Some(id) => self.cancel(slot, Owner { session: id, owner }),
+                    None => self.answer(slot, wrong_secret()),
+                }
+            }
+            Command::Force { name, holder } => self.force(slot, name, holder),
+            Command::Kick(session) => self.kick(slot, &session),
+            Command::Answered(reply) => self.answer_with(slot, Reply::Ready(reply)),
+        }
+    }
+
+    /// Answers a command. Its owner's next one may begin.
+    pub(in crate::core) fn answer(&mut self, slot: Slot, reply: Frame) {
+        self.answer_with(slot, Reply::Ready(Outgoing::Reply(reply)));
+    }
+
+    pub(in crate::core) fn answer_with(&mut self, slot: Slot, reply: Reply) {
+        let Some(session) = self.sessions.get_mut(&slot.session) else { return };
+        let Some(index) = slot.seq.checked_sub(session.first_seq) else { return };
+        let Some(pending) = usize::try_from(index).ok().and_then(|i| session.pending.get_mut(i))
+        else {
+            return;
+        };
+        if let Some(index) = slot.member {
+            let owner = Owner { session: slot.session, owner: pending.owner };
+            return self.member_answered(owner, index, reply);
+        }
+        let failed = matches!(reply, Reply::Ready(Outgoing::Reply(Frame::Error(_))));
+        let (word, took) = (pending.word, self.now.since(pending.began));
+        self.effects.report(Report::Command { word, failed, took });
+        if session.grace.is_some() && reply.rests_on_journal() {
+            pending.after = self.journal.wait(slot.session);
+        }
+        pending.reply = Some(reply);
+        self.ready.push_back((slot.session, pending.owner));
+        if session.grace.as_ref().is_some_and(|grace| !grace.askers.is_empty()) {
+            self.askable.push_back(slot.session);
+        }
+        self.flush(slot.session);
+    }
+
+    pub(in crate::core) fn flush(&mut self, id: SessionId) {
+        while let Some(session) = self.sessions.get_mut(&id) {
+            let first = session.pending.front_mut();
+            let first = first.filter(|first| first.after <= self.journal.done());
+            let Some(reply) = first.and_then(|first| first.reply.take()) else { return };
+            session.pending.pop_front();
+            session.first_seq += 1;
+            let reply = self.settle(id, reply);
+            self.effects.push(Effect::Deliver(id, reply));
+        }
+    }
+
+    fn introduce(
+        &mut self,
+        slot: Slot,
+        grace: Option<Duration>,
+        push: Option<bool>,
+        deadlines: Option<bool>,
+    ) {
+        if let Some(Err(refusal)) = grace.map(|grace| self.set_grace(slot.session, grace)) {
+            return self.answer(slot, refusal);
+        }
+        let id = Frame::bytes(self.session_name(slot.session));
+        let Some(session) = self.sessions.get_mut(&slot.session) else { return };
+        session.introduced = true;
+        session.push = push.unwrap_or(session.push);
+        session.deadlines = deadlines.unwrap_or(session.deadlines);
+        let secret = Frame::bytes(session.secret_text());
+        let reply = Frame::Map(vec![("id", id), ("secret", secret)]);
+        match grace {
+            Some(_) => self.answer_with(slot, Reply::Graced(reply)),
+            None => self.answer(slot, reply),
+        }
+    }
+
+    /// Tells a session about one of its holds.
+    pub(in crate::core) fn notify(
+        &mut self,
+        owner: Owner,
+        name: &LockName,
+        kind: Kind,
+        event: &Event,
+    ) {
+        let Some(session) = self.sessions.get_mut(&owner.session) else { return };
+        if let Event::Lost(end) = event {
+            session.remember_loss(owner.owner, name.clone(), *end);
+        }
+        if matches!(event, Event::Valid(_)) && !session.deadlines {
+            return;
+        }
+        let pushed = session.push && session.resp3;
+        if pushed {
+            let frames = event.frames(true, name, kind);
+            self.effects.push(Effect::Deliver(owner.session, Outgoing::Push(frames)));
+        }
+        if session.backlog.len() == BACKLOG {
+            session.backlog.pop_front();
+            session.missed += 1;
+            // Who has events pushed need not ask for them; whether a push is dropped shows when it is delivered.
+            if !pushed {
+                self.effects.report(Report::EventDropped);
+            }
+        }
+        session.backlog.push_back(event.frames(false, name, kind));
+        self.wake_events(owner.session);
+    }
+
+    fn events(&mut self, slot: Slot, id: SessionId, until: Moment) {
+        // One listener per session: an older call is answered with what there is.
+        self.wake_events(id);
+        let now = self.now;
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        if until <= now || !session.backlog.is_empty() || session.missed > 0 {
+            let events = session.take_events();
+            return self.answer(slot, events);
+        }
+        session.events_waiter = Some((slot, until));
+        let mut armed = Moment::NEVER;
+        self.timers.set(&mut armed, until, Timer::Events(id));
+    }
+
+    /// Answers who listens for this session's events, if anybody does.
+    pub(in crate::core) fn wake_events(&mut self, id: SessionId) {
+        let Some((slot, until)) = self.sessions.get_mut(&id).and_then(|s| s.events_waiter.take())
+        else {
+            return;
+        };
+        self.timers.clear(until, Timer::Events(id));
+        // A listener that has gone takes no events with it.
+        if self.sessions.contains_key(&slot.session)
+            && let Some(session) = self.sessions.get_mut(&id)
+        {
+            let events = session.take_events();
+            self.answer(slot, events);
+        }
+    }
+
+    /// Answers who listens for the events of a session that has just ended.
+    pub(in crate::core) fn end_events(&mut self, id: SessionId, ended: &Session) {
+        if let Some((slot, until)) = ended.events_waiter {
+            self.timers.clear(until, Timer::Events(id));
+            let gone = "GONE that session has ended: its holds are released";
+            self.answer(slot, Frame::Error(gone.to_owned()));
+        }
+    }
+
+    fn cancel(&mut self, slot: Slot, owner: Owner) {
+        let wait =
+            self.sessions.get(&owner.session).and_then(|s| s.waits.get(&owner.owner)).copied();
+        let multi = self.cancel_multi(owner);
+        if let Some(number) = wait {
+            self.leave(number, crate::core::lock::waiter::Left::Cancelled);
+        }
+        self.answer(slot, Frame::Int(i64::from(wait.is_some() || multi)));
+    }
+}
+
+pub(in crate::core) fn wrong_secret() -> Frame {
+    Frame::Error("SESSION there is no such session, or the secret is not its own; SESSION on its connection tells both".to_owned())
+}

@@ -1,0 +1,140 @@
+//! Replies that wait for their turn, and what they say once it has come.
+
+use redisson::{Kind, LockName, Moment};
+
+use crate::core::Core;
+use crate::core::lease::hold::millis;
+use crate::core::session::Owner;
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::End;
+use crate::types::Number;
+use crate::types::SessionId;
+
+/// A command's reply. One that speaks of validity may have to wait for the reply to an earlier command of another
+/// owner; what it says is settled when it is told.
+#[derive(Debug)]
+pub(in crate::core) enum Reply {
+    Ready(Outgoing),
+    Grant(Grant),
+    /// UNLOCK's, where the owner holds it still: how often.
+    Left {
+        number: Number,
+        count: u32,
+    },
+    /// EXTEND's: the validity of that hold, and what it was when the command ended.
+    Valid {
+        number: Number,
+        valid_until: Moment,
+    },
+    /// The session's holds.
+    Holds,
+    Graced(Frame),
+    /// RESUME's: the session as it is now.
+    Resumed,
+    /// MLOCK's or MUNLOCK's, one for each member.
+    MultiLock(Vec<Self>),
+}
+
+impl Reply {
+    /// The hold that it speaks of.
+    fn hold(&self) -> Option<Number> {
+        match self {
+            Self::Grant(Grant { number, .. })
+            | Self::Left { number, .. }
+            | Self::Valid { number, .. } => Some(*number),
+            Self::Ready(_) | Self::Holds | Self::MultiLock(_) | Self::Graced(_) | Self::Resumed => {
+                None
+            }
+        }
+    }
+
+    /// Whether a session with grace is told it only once the journal has it.
+    pub(in crate::core) fn rests_on_journal(&self) -> bool {
+        !matches!(self, Self::Ready(_) | Self::Holds)
+    }
+
+    /// The grants that it tells of.
+    pub(in crate::core) fn granted(&self) -> Vec<Number> {
+        match self {
+            Self::Grant(grant) => vec![grant.number],
+            Self::MultiLock(parts) => parts.iter().flat_map(Self::granted).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// What LOCK's success says.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Grant {
+    pub(in crate::core) number: Number,
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) token: Option<u64>,
+    pub(in crate::core) count: u32,
+    pub(in crate::core) valid_until: Moment,
+    pub(in crate::core) waited_ms: u64,
+}
+
+impl Core {
+    /// What a reply says now that it is told. (A hold that its owner has given back meanwhile is told as it was;
+    /// what has become of it is told next.)
+    pub(in crate::core) fn settle(&self, id: SessionId, reply: Reply) -> Outgoing {
+        let valid_until = |number, then| self.holds.get(&number).map_or(then, |h| h.valid_until);
+        Outgoing::Reply(match reply {
+            Reply::Ready(reply) => return reply,
+            Reply::Grant(grant) => {
+                let valid_until = valid_until(grant.number, grant.valid_until);
+                self.lock_reply(&Grant { valid_until, ..grant })
+            }
+            Reply::Left { count, .. } => Frame::count(count.into()),
+            Reply::Valid { number, valid_until: then } => {
+                Frame::count(millis(valid_until(number, then).since(self.now)))
+            }
+            Reply::Holds => self.holds_frame(id),
+            Reply::Graced(frame) => frame,
+            Reply::Resumed => self.resumed_frame(id),
+            Reply::MultiLock(parts) => {
+                let parts = parts.into_iter().filter_map(|part| match self.settle(id, part) {
+                    Outgoing::Reply(frame) => Some(frame),
+                    // No command of a single lock is answered so.
+                    Outgoing::Switch(..) | Outgoing::Push(_) | Outgoing::Close => None,
+                });
+                Frame::Array(parts.collect())
+            }
+        })
+    }
+
+    /// A hold is lost: what has not been told of it yet is not told any more.
+    pub(in crate::core) fn void_replies(
+        &mut self,
+        owner: Owner,
+        lost: Number,
+        name: &LockName,
+        end: End,
+    ) {
+        let Some(session) = self.sessions.get_mut(&owner.session) else { return };
+        let mut untold = Vec::new();
+        for pending in &mut session.pending {
+            let speaks_of_it = match &pending.reply {
+                Some(Reply::MultiLock(parts)) => {
+                    let speaks_of_it = parts.iter().any(|part| part.hold() == Some(lost));
+                    let granted = parts.iter().filter_map(|part| match part {
+                        Reply::Grant(grant) if grant.number != lost => Some(grant.number),
+                        _ => None,
+                    });
+                    untold.extend(granted.filter(|_| speaks_of_it));
+                    speaks_of_it
+                }
+                Some(reply) => reply.hold() == Some(lost),
+                None => false,
+            };
+            if speaks_of_it {
+                pending.reply = Some(Reply::Ready(Outgoing::Reply(Self::lost(name, end))));
+            }
+        }
+        // All or none: what was granted together with it goes too.
+        for number in untold {
+            self.give_back_untold(number);
+        }
+    }
+}

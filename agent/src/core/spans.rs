@@ -1,0 +1,168 @@
+//! What traces show of the core's work: `lock acquire` from a LOCK to its answer, `lock hold` from a grant to its end,
+//! `lock renew` for each batch of renewals. Spans are made and let go where the core decides, as its log lines are; the
+//! instants are the subscriber's. Whether a LOCK or a batch is traced is decided before its span is made; without a span of
+//! its own nothing that belongs to it has one. When traces are off all are empty, and cost one look at a flag.
+
+use service_kit::trace::{self, TARGET, TraceParent};
+use tracing::Span;
+use tracing::field::Empty;
+
+use crate::core::Core;
+use crate::core::lease::hold::Hold;
+use crate::core::lock::waiter::{Waiter, WaiterId};
+use crate::core::ops::{Change, Purpose};
+use crate::core::session::Owner;
+use crate::protocol::command::LockRequest;
+use crate::types::End;
+use crate::types::Number;
+
+/// How many of the readers inside a waiting writer links to.
+const LINKS: usize = 8;
+
+/// The end of a LOCK, by the word it is counted by.
+pub(in crate::core) fn outcome(span: &Span, outcome: &'static str) {
+    span.record("lock.outcome", outcome);
+    if outcome == "error" {
+        span.record("otel.status_code", "ERROR");
+    }
+}
+
+/// The end of a hold.
+pub(in crate::core) fn ended(span: &Span, end: End) {
+    span.record("lock.end", end.as_str());
+    if end.is_loss() {
+        span.record("otel.status_code", "ERROR");
+        span.record("otel.status_description", end.explained());
+    }
+}
+
+/// One batch of renewals.
+pub(in crate::core) fn renewal(holds: usize) -> Span {
+    trace::root(&TraceParent::default(), || {
+        tracing::info_span!(
+            target: TARGET, parent: None, "lock renew",
+            lock.batch = holds, lock.renewed = Empty, lock.gone = Empty, otel.status_code = Empty,
+        )
+    })
+}
+
+impl Core {
+    /// The span of a LOCK that has just come.
+    pub(in crate::core) fn acquire_span(&mut self, owner: Owner, request: &LockRequest) -> Span {
+        if !trace::is_on() {
+            return Span::none();
+        }
+        let parent = request.traceparent.as_deref();
+        let parent = parent.map_or_else(TraceParent::default, TraceParent::read);
+        trace::root(&parent, || {
+            let group = self.group_label(&request.name);
+            tracing::info_span!(
+                target: TARGET, parent: None, "lock acquire",
+                lock.name = %request.name, lock.group = &*group, lock.kind = request.kind.as_str(),
+                worker.pid = self.worker_pid(owner), lock.holder = Empty, lock.outcome = Empty,
+                lock.wait_ms = Empty, lock.holds = Empty, otel.status_code = Empty,
+            )
+        })
+    }
+
+    /// The span of a hold that its waiter has just been granted under that number.
+    pub(in crate::core) fn hold_span(
+        &self,
+        waiter: &Waiter,
+        group: &str,
+        number: Number,
+        token: Option<u64>,
+    ) -> Span {
+        if waiter.span.is_disabled() {
+            return Span::none();
+        }
+        let holder = self.field(waiter.kind, number);
+        outcome(&waiter.span, "acquired");
+        waiter.span.record("lock.holder", tracing::field::display(&holder));
+        waiter.span.record("lock.wait_ms", self.waited_ms(waiter));
+        waiter.span.record("lock.holds", 1);
+        let span = tracing::info_span!(
+            target: TARGET, parent: None, "lock hold",
+            lock.name = %waiter.name, lock.group = group, lock.kind = waiter.kind.as_str(),
+            worker.pid = self.worker_pid(waiter.owner), lock.holder = %holder, lock.token = token,
+            lock.end = Empty, otel.status_code = Empty, otel.status_description = Empty,
+        );
+        trace::within(span, &TraceParent::of(&waiter.span))
+    }
+
+    /// Links a LOCK that has to wait to the holds of this agent that stand in its way.
+    pub(in crate::core) fn link_to_holds(&self, waiter: &mut Waiter) {
+        if waiter.span.is_disabled() {
+            return;
+        }
+        let Some(state) = self.locks.get(&waiter.name) else { return };
+        waiter.behind = state.hold;
+        for number in state.hold.iter().chain(&state.readers).take(LINKS) {
+            if let Some(hold) = self.holds.get(number) {
+                trace::link(&waiter.span, &TraceParent::of(&hold.span));
+            }
+        }
+    }
+
+    /// Links a waiter to the hold that is passed on to it, if it did not stand behind that from the start.
+    pub(in crate::core) fn link_to_predecessor(
+        &self,
+        waiter: WaiterId,
+        before: Number,
+        place: &TraceParent,
+    ) {
+        if let Some(waiter) = self.waiters.get(&waiter)
+            && waiter.behind != Some(before)
+        {
+            trace::link(&waiter.span, place);
+        }
+    }
+
+    /// What a script is a part of.
+    pub(in crate::core) fn place_of(&self, purpose: &Purpose) -> TraceParent {
+        if !trace::is_on() {
+            return TraceParent::default();
+        }
+        match purpose {
+            Purpose::Acquire(attempt) | Purpose::HandOver { to: attempt, .. } => {
+                let waiter = self.waiters.get(&attempt.waiter);
+                waiter.map_or_else(TraceParent::default, |waiter| TraceParent::of(&waiter.span))
+            }
+            Purpose::Keep(asked, Change::Reenter(_)) => TraceParent::of(&asked.span),
+            Purpose::Keep(asked, _) => {
+                let hold = self.holds.get(&asked.number);
+                hold.map_or_else(TraceParent::default, |hold| TraceParent::of(&hold.span))
+            }
+            Purpose::Renew { span, .. } => TraceParent::of(span),
+            Purpose::Release(ending) => ending.place.clone(),
+            Purpose::Red(ask) => self.place_of_ask(ask),
+            Purpose::Undo { .. }
+            | Purpose::Adopt { .. }
+            | Purpose::Show { .. }
+            | Purpose::Look { .. }
+            | Purpose::Force(_) => TraceParent::default(),
+        }
+    }
+
+    /// The process behind an owner, where the kernel tells.
+    pub(in crate::core) fn worker_pid(&self, owner: Owner) -> Option<i32> {
+        self.sessions.get(&owner.session)?.peer.pid
+    }
+}
+
+impl Hold {
+    /// Its owner has been warned, with so much validity left.
+    pub(in crate::core) fn note_jeopardy(&self, valid_ms: u64) {
+        trace::event(&self.span, "jeopardy", "lock.valid_ms", valid_ms);
+    }
+
+    /// It could not be renewed, so many times in a row.
+    pub(in crate::core) fn note_failed_renewal(&self) {
+        trace::event(&self.span, "renewal failed", "lock.failures", self.failures.into());
+    }
+
+    /// It is valid for long enough again.
+    pub(in crate::core) fn note_safe(&self, valid_ms: u64) {
+        trace::event(&self.span, "safe", "lock.valid_ms", valid_ms);
+    }
+}

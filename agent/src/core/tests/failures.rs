@@ -1,0 +1,277 @@
+//! Lost replies, late scripts, lost locks.
+
+use std::time::Duration;
+
+use super::world::{LEASE, Network, World, short};
+
+const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
+
+#[test]
+fn a_lost_reply_to_an_acquire_is_no_second_hold() {
+    let mut world = World::new();
+    let a = world.open();
+    world.network = Network::LosesReplies;
+    world.lock(a, "x");
+    assert_eq!(world.reply(a), "held 1");
+    assert_eq!(world.redis["x"].fields.values().copied().collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn a_lost_reply_to_a_release_is_a_release() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.replies.clear();
+    world.network = Network::LosesReplies;
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "0");
+}
+
+#[test]
+fn a_lost_reply_to_a_hand_over_passes_the_lock_once() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.replies.clear();
+    world.network = Network::LosesReplies;
+    world.unlock(a, "x");
+    assert_eq!((world.reply(a), world.reply(b)), ("0".into(), "held 1".into()));
+    assert_eq!(world.holders("x").len(), 1);
+}
+
+#[test]
+fn a_late_acquire_is_a_ghost_that_the_next_waiter_removes() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.network = Network::Holds;
+    world.lock_within(a, "x", 1000);
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.reply(a), "UNAVAILABLE");
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert!(world.core.is_idle(), "the attempt was undone before it ever ran");
+    world.deliver_late();
+    assert_eq!(world.holders("x").len(), 1, "and here it is");
+    world.lock(b, "x");
+    assert_eq!(world.reply(b), "held 1");
+    assert_eq!(world.holders("x").len(), 1);
+}
+
+#[test]
+fn a_late_release_touches_no_newer_hold() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.replies.clear();
+    world.network = Network::Holds;
+    world.unlock(a, "x");
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.reply(a), "0");
+    world.lock(a, "x");
+    assert_eq!(world.reply(a), "held 1");
+    world.deliver_late();
+    assert_eq!(world.holders("x").len(), 1, "the old release names the old number");
+}
+
+#[test]
+fn an_unlock_during_an_outage_is_answered_and_done_later() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.replies.clear();
+    world.network = Network::Down;
+    world.unlock(a, "x");
+    world.pass(Duration::from_millis(1900));
+    assert!(world.has_no_reply(a));
+    world.pass(Duration::from_millis(200));
+    assert_eq!(world.reply(a), "UNAVAILABLE");
+    world.lock(b, "x");
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.reply(b), "held 1");
+    assert_eq!(world.holders("x").len(), 1);
+}
+
+#[test]
+fn an_outage_is_told_as_jeopardy_and_then_as_a_loss_before_validity_ends() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.replies.clear();
+    let granted = world.now;
+    world.network = Network::Down;
+    world.pass(LEASE * 2 / 3 + Duration::from_millis(1));
+    let events = world.events(a);
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert!(events[0].starts_with("jeopardy x lock "));
+    while world.events(a).is_empty() {
+        world.pass(Duration::from_millis(10));
+        assert!(world.now.since(granted) < LEASE, "told too late");
+    }
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "LOST");
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert!(world.holders("x").is_empty(), "what was called lost is gone from Redis too");
+    assert!(world.core.is_idle());
+}
+
+#[test]
+fn a_short_outage_ends_safe() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.replies.clear();
+    world.network = Network::Down;
+    world.pass(LEASE * 2 / 3 + Duration::from_secs(1));
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    let events = world.events(a);
+    assert!(events[0].starts_with("jeopardy"), "{events:?}");
+    assert_eq!(events[1..], ["safe x lock"]);
+    world.pass(LEASE * 2);
+    assert!(world.events(a).is_empty());
+    assert_eq!(world.holders("x").len(), 1);
+}
+
+#[test]
+fn a_vanished_lock_is_lost_and_never_created_again() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.replies.clear();
+    world.redis.clear();
+    world.pass(LEASE / 3 + Duration::from_millis(1));
+    assert_eq!(world.events(a), ["lost x lock missing"]);
+    world.pass(LEASE);
+    assert!(world.redis.is_empty());
+}
+
+#[test]
+fn a_stolen_lock_is_lost_and_left_to_its_new_holder() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.replies.clear();
+    world.foreign("x", FOREIGN, LEASE);
+    world.pass(LEASE / 3 + Duration::from_millis(1));
+    assert_eq!(world.events(a), ["lost x lock stolen"]);
+    assert_eq!(world.holders("x"), [FOREIGN]);
+}
+
+#[test]
+fn re_entering_a_lost_lock_says_so_instead_of_taking_it_again() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.redis.clear();
+    world.lock(a, "x");
+    let replies: Vec<_> = world.replies_of(a).iter().map(short).collect();
+    assert_eq!(replies, ["held 1", "LOST"]);
+    assert!(world.redis.is_empty());
+    world.lock(a, "x");
+    assert_eq!(world.reply(a), "held 1", "asked again, it is a new grant");
+}
+
+#[test]
+fn a_drifted_count_is_repaired_by_the_next_renewal() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.lock(a, "x");
+    for count in world.redis.get_mut("x").unwrap().fields.values_mut() {
+        *count = 9;
+    }
+    world.pass(LEASE / 3 + Duration::from_millis(1));
+    assert_eq!(world.redis["x"].fields.values().copied().collect::<Vec<_>>(), [2]);
+}
+
+#[test]
+fn a_waiter_keeps_its_place_through_an_outage() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.network = Network::Down;
+    world.lock(a, "x");
+    world.lock_within(b, "x", 60_000);
+    world.pass(Duration::from_secs(10));
+    assert!(world.has_no_reply(a) && world.has_no_reply(b));
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.reply(a), "held 1");
+    world.unlock(a, "x");
+    assert_eq!(world.reply(b), "held 1");
+}
+
+#[test]
+fn nowait_without_redis_is_unavailable_not_null() {
+    let mut world = World::new();
+    let a = world.open();
+    world.network = Network::Down;
+    world.lock_within(a, "x", 0);
+    world.pass(Duration::from_millis(2100));
+    assert_eq!(world.reply(a), "UNAVAILABLE");
+    assert!(world.core.is_idle() && world.core.locks.is_empty());
+}
+
+#[test]
+fn a_grant_for_one_who_has_gone_serves_the_next() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.foreign("x", FOREIGN, LEASE);
+    world.lock(a, "x");
+    world.lock(b, "x");
+    world.redis.clear();
+    world.close(a);
+    assert_eq!(world.reply(b), "held 1");
+    assert_eq!(world.holders("x").len(), 1);
+}
+
+#[test]
+fn after_a_sleep_every_hold_is_verified() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.lock(a, "y");
+    world.replies.clear();
+    world.redis.remove("x");
+    world.now = world.now + LEASE / 2;
+    world.core.on_time(world.now);
+    world.work();
+    assert_eq!(world.events(a), ["lost x lock missing"]);
+    world.redis.clear();
+    world.now = world.now + LEASE * 2;
+    world.core.on_time(world.now);
+    world.work();
+    assert_eq!(world.events(a), ["lost y lock unconfirmed"]);
+}
+
+#[test]
+fn an_operators_release_is_told_as_forced() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.replies.clear();
+    let holder = world.holders("x").remove(0);
+    let number = holder.rsplit_once(':').unwrap().1.parse().unwrap();
+    world.redis.clear();
+    world.core.on_forced(world.now, crate::core::Node::Main, &super::world::name("x"), number);
+    world.work();
+    assert_eq!(world.events(a), ["lost x lock forced"]);
+}
+
+#[test]
+fn unread_events_are_bounded_and_the_gap_is_told() {
+    let mut world = World::new();
+    let a = world.open();
+    for i in 0..300 {
+        world.lock(a, &format!("x{i}"));
+    }
+    world.redis.clear();
+    world.pass(LEASE / 2);
+    world.replies.clear();
+    let events = world.events(a);
+    assert_eq!(events[0], "gap 44");
+    assert_eq!(events.len(), 257);
+}

@@ -1,0 +1,458 @@
+//! Runs the core: brings it what happens, does what it says. The one task that owns it.
+//!
+//! What is urgent comes first: deadlines (renewals among them), then replies to renewals, then all other replies,
+//! then messages, then a bounded number of what the workers sent.
+
+mod confirmed_calls;
+mod heartbeat;
+mod log;
+mod redis_cluster;
+mod redis_node;
+mod servers;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redisson::{ClientId, Grouping, Moment, keys};
+use service_kit::shutdown::Shutdown;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use crate::core::{Core, Effect, Gauges, Lane, Node, Settings};
+use crate::core::{Input, PIPELINE};
+use crate::journal::{self, Restored, Writer};
+use crate::metrics::Metrics;
+use crate::policy::Policy;
+use crate::protocol::resp::Outgoing;
+use crate::types::Number;
+use crate::types::{SessionId, Status};
+use confirmed_calls::Replicas;
+use heartbeat::Heartbeat;
+use redis_node::{FromRedis, Outcome, Reply};
+pub use servers::{Backend, ServersStart};
+use servers::{News, Servers};
+
+/// How many messages of workers may wait for the core.
+const INBOX: usize = 4096;
+/// How many of them are taken before what is urgent has its turn again.
+const BATCH: usize = 256;
+/// How often the core is told the time while there are holds, so that it notices having slept.
+const TICK: Duration = Duration::from_millis(100);
+/// How long the journal's last records may take to be written.
+const JOURNAL_END: Duration = Duration::from_secs(2);
+/// Ticks that late tell of a process that stood still.
+const STALL: Duration = Duration::from_millis(200);
+
+/// What an agent's core runs with.
+#[derive(Debug)]
+pub struct Start {
+    /// The core's settings.
+    pub settings: Settings,
+    /// The labels under which metrics count locks.
+    pub grouping: Grouping,
+    /// Above every number this client id has used.
+    pub first_number: Number,
+    /// Which Redis, and who we are in it.
+    pub servers: ServersStart,
+    /// How long holders have to finish once the agent drains.
+    pub drain_timeout: Duration,
+    /// The journal of sessions with grace, and what an earlier run has left there; or why there is none.
+    pub journal: Result<(journal::File, Restored), String>,
+    /// Who may take which locks; without one everybody may take all.
+    pub policy: Option<Policy>,
+    /// Within which time the service manager wants a sign of life, if at all.
+    pub watchdog: Option<Duration>,
+}
+
+/// The way to a running core.
+#[derive(Debug)]
+pub struct Handle {
+    inbox: mpsc::Sender<Input>,
+    drain: Option<oneshot::Sender<()>>,
+    status: watch::Receiver<Status>,
+    done: oneshot::Receiver<()>,
+}
+
+impl Handle {
+    /// Where connections send what their workers want.
+    #[must_use]
+    pub fn sender(&self) -> mpsc::Sender<Input> {
+        self.inbox.clone()
+    }
+
+    /// Gives out no more locks from now on.
+    pub fn drain(&mut self) {
+        if let Some(drain) = self.drain.take() {
+            // Without a receiver the core has ended, which is what draining is for.
+            drain.send(()).ok();
+        }
+    }
+
+    /// How it fares, always the latest.
+    #[must_use]
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// Waits for the core's end: after [`Self::drain`], when nothing is held any more or the time is over.
+    pub async fn done(&mut self) {
+        // The sender is dropped when the core's task ends, by whatever way.
+        (&mut self.done).await.ok();
+    }
+}
+
+/// Starts the core's task on this runtime. Its connections to Redis belong to `stage`, which must outlive it.
+pub fn start(start: Start, metrics: Arc<Metrics>, stage: &Shutdown) -> Handle {
+    let (inbox, from_sessions) = mpsc::channel(INBOX);
+    let (drain, drained) = oneshot::channel();
+    let (status_sender, status) = watch::channel(Status::default());
+    let (done_sender, done) = oneshot::channel();
+    let (drain_timeout, client) = (start.drain_timeout, start.servers.client);
+    let timeout = start.settings.response_timeout;
+    // NOWAIT is to hear of it before its own time is over.
+    let replicas = Replicas { wanted: start.settings.min_replicas, timeout: timeout / 2 };
+    let (servers, news) = Servers::start(start.servers, timeout, replicas, &metrics, stage);
+    let mut core = Core::new(start.settings, client, start.first_number, start.grouping, now());
+    core.set_policy(start.policy);
+    let journal = match start.journal {
+        Ok((file, past)) => {
+            core.restore(now(), past);
+            Some(Writer::new(file))
+        }
+        Err(why) => {
+            core.without_journal(why);
+            None
+        }
+    };
+    let runtime = Runtime {
+        core,
+        journal,
+        heartbeat: Heartbeat::new(start.watchdog),
+        client,
+        servers,
+        news,
+        redis_state: None,
+        metrics,
+        gauges: Gauges::default(),
+        outboxes: HashMap::new(),
+        status: status_sender,
+        drain_timeout,
+        looked: now(),
+    };
+    stage.spawn("core", async move {
+        runtime.run(from_sessions, drained).await;
+        done_sender.send(()).ok();
+    });
+    Handle { inbox, drain: Some(drain), status, done }
+}
+
+fn now() -> Moment {
+    Moment::from_micros(service_kit::clock::boot_micros())
+}
+
+/// What became of records that were being written; never, where there is no journal.
+async fn written(journal: &mut Option<Writer>) -> journal::Outcome {
+    match journal {
+        Some(journal) => journal.written().await,
+        None => std::future::pending().await,
+    }
+}
+
+struct Runtime {
+    core: Core,
+    journal: Option<Writer>,
+    heartbeat: Heartbeat,
+    client: ClientId,
+    servers: Servers,
+    news: News,
+    /// Whether the main one answers, and what else there is to say of it, if that has changed.
+    redis_state: Option<(bool, String)>,
+    metrics: Arc<Metrics>,
+    /// The sizes that metrics show now.
+    gauges: Gauges,
+    outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
+    status: watch::Sender<Status>,
+    drain_timeout: Duration,
+    /// When the core was last told the time, or nothing had to be told.
+    looked: Moment,
+}
+
+impl Runtime {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Input>, mut drained: oneshot::Receiver<()>) {
+        let mut renewals = FuturesUnordered::new();
+        let mut replies = FuturesUnordered::new();
+        let mut batch = Vec::with_capacity(BATCH);
+        let alarm = tokio::time::sleep(Duration::ZERO);
+        tokio::pin!(alarm);
+        let mut alarm_at = Moment::NEVER;
+        let mut tick_at = Moment::default();
+        let mut drain_ends: Option<Moment> = None;
+        loop {
+            while let Some(effect) = self.core.next_effect() {
+                match effect {
+                    Effect::Send { op, node, lane, call, place } => {
+                        let call = self.servers.call(node, op, lane, call, &place);
+                        match lane {
+                            Lane::Renewals => renewals.push(call),
+                            Lane::Commands | Lane::Grants => replies.push(call),
+                        }
+                    }
+                    other => self.apply(other),
+                }
+            }
+            self.show_gauges();
+            if let Some(journal) = &mut self.journal {
+                journal.start(|| self.core.journal_records());
+            }
+            let time = self.now();
+            if self.core.has_effects() {
+                continue;
+            }
+            if let Some(ends) = drain_ends {
+                if self.core.is_idle() {
+                    return self.leave().await;
+                }
+                if ends <= time {
+                    self.core.end_drain();
+                    while let Some(effect) = self.core.next_effect() {
+                        match effect {
+                            Effect::Send { .. }
+                            | Effect::Subscribe(..)
+                            | Effect::Unsubscribe(..) => {}
+                            other => self.apply(other),
+                        }
+                    }
+                    self.show_gauges();
+                    return self.leave().await;
+                }
+            }
+            self.publish_status(drain_ends.is_some());
+            let mut due = self.core.next_deadline().unwrap_or(Moment::NEVER);
+            if self.core.holds() > 0 || drain_ends.is_some() {
+                due = due.min(tick_at);
+            }
+            due = due.min(self.heartbeat.beat(time));
+            if due <= time {
+                tick_at = time + TICK;
+                self.core.on_time(time);
+                continue;
+            }
+            if due != alarm_at {
+                alarm_at = due;
+                alarm
+                    .as_mut()
+                    .reset(Instant::now() + due.since(time).min(Duration::from_secs(3600)));
+            }
+            tokio::select! {
+                biased;
+                () = &mut alarm, if alarm_at != Moment::NEVER => alarm_at = Moment::NEVER,
+                Some(outcome) = renewals.next(), if !renewals.is_empty() => self.on_outcome(outcome),
+                Some(outcome) = replies.next(), if !replies.is_empty() => self.on_outcome(outcome),
+                Some((node, event)) = self.news.next() => self.on_redis(node, event),
+                written = written(&mut self.journal) => self.on_written(&written),
+                count = inbox.recv_many(&mut batch, BATCH) => {
+                    if count == 0 {
+                        // Every connection and the listener have gone: nobody can ask for anything any more.
+                        return;
+                    }
+                    for message in batch.drain(..) {
+                        self.on_session(message);
+                    }
+                }
+                _ = &mut drained, if drain_ends.is_none() => {
+                    tracing::info!(holds = self.core.holds(), "draining: no more locks are given out");
+                    self.core.drain();
+                    drain_ends = Some(now() + self.drain_timeout);
+                }
+            }
+        }
+    }
+
+    /// The time. Whatever comes after a stall of ours, the core has its look at the clock first: what was waiting for
+    /// us must not be passed on by holds that have ended meanwhile.
+    fn now(&mut self) -> Moment {
+        let time = now();
+        if time.since(self.looked) > STALL {
+            self.core.on_time(time);
+        }
+        self.looked = time;
+        time
+    }
+
+    /// The last of it: what the journal still has to say.
+    async fn leave(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.finish(JOURNAL_END, || self.core.journal_records()).await;
+        }
+    }
+
+    fn on_written(&mut self, written: &journal::Outcome) {
+        let time = self.now();
+        match &written.error {
+            None => self.core.on_journalled(time, written.upto),
+            Some(why) => self.core.on_journal_failed(time, written.upto, why),
+        }
+    }
+
+    /// Applies any effect but a script to send.
+    fn apply(&mut self, effect: Effect) {
+        match effect {
+            Effect::Send { .. } => {}
+            Effect::Deliver(session, outgoing) => self.deliver(session, outgoing),
+            Effect::Subscribe(node, channel) => self.servers.subscribe(node, channel),
+            Effect::Unsubscribe(node, channel) => self.servers.unsubscribe(node, channel),
+            Effect::Journal(record) => {
+                if let Some(journal) = &mut self.journal {
+                    journal.push(record);
+                }
+            }
+            Effect::Report(report) => self.metrics.apply(&report),
+            Effect::Log(line) => log::write(line),
+        }
+    }
+
+    fn show_gauges(&mut self) {
+        let gauges = self.core.gauges();
+        if gauges != self.gauges {
+            self.gauges = gauges;
+            self.metrics.show(gauges);
+        }
+    }
+
+    fn on_outcome(&mut self, (op, outcome): Outcome) {
+        let time = self.now();
+        match outcome {
+            Ok(Reply::Plain(value)) => self.core.on_reply(time, op, &value),
+            Ok(Reply::Confirmed(value, confirmed)) => {
+                self.core.on_confirmed(time, op, &value, confirmed);
+            }
+            Err(failure) => self.core.on_failure(time, op, &failure),
+        }
+    }
+
+    fn on_redis(&mut self, node: Node, event: FromRedis) {
+        let time = self.now();
+        match event {
+            FromRedis::Message { channel } => {
+                let turn = self.own_waiter(&channel);
+                for name in keys::locks_of_channel(&channel) {
+                    self.core.on_message(time, node, &name);
+                    if let Some(number) = turn {
+                        self.core.on_turn(time, &name, number);
+                    }
+                }
+            }
+            FromRedis::Subscribed { channel } => {
+                let turn = self.own_waiter(&channel);
+                for name in keys::locks_of_channel(&channel) {
+                    self.core.on_subscribed(time, node, &name);
+                    if let Some(number) = turn {
+                        self.core.on_turn_subscribed(time, &name, number);
+                    }
+                }
+            }
+            FromRedis::Unsubscribed => self.core.on_unsubscribed(node),
+            FromRedis::Forced { name, number } => self.core.on_forced(time, node, &name, number),
+            FromRedis::State { up, detail, in_doubt, publish } => {
+                if let Some(publish) = publish {
+                    self.core.set_publish(publish);
+                }
+                if node == Node::Main {
+                    self.redis_state = Some((up, detail));
+                }
+                if in_doubt {
+                    // Another server, the same one restarted, one with other data or another clock: ask it, do not guess.
+                    self.core.verify(time, node);
+                }
+            }
+            FromRedis::Astray { .. } | FromRedis::Deaf { .. } | FromRedis::Nothing => {}
+        }
+    }
+
+    /// The number of the fair waiter of ours whose own channel this is.
+    fn own_waiter(&self, channel: &[u8]) -> Option<Number> {
+        let waiter = keys::waiter_of_channel(channel)?;
+        (waiter.client == self.client).then_some(waiter.thread)
+    }
+
+    fn on_session(&mut self, message: Input) {
+        match message {
+            Input::Opened { session, peer, secret, outbox } => {
+                self.outboxes.insert(session, outbox);
+                let time = self.now();
+                self.core.on_open(time, session, peer, secret);
+            }
+            Input::ClientName(session, name) => self.core.on_named(session, name),
+            Input::Resp3(session, on) => self.core.on_protocol(session, on),
+            Input::Command(session, command) => {
+                let time = self.now();
+                self.core.on_command(time, session, command);
+            }
+            Input::PolicyReloaded(policy) => self.core.set_policy(Some(policy)),
+            Input::Quit(session) => self.core.on_quit(session),
+            Input::Closed(session) => {
+                self.outboxes.remove(&session);
+                let time = self.now();
+                self.core.on_close(time, session);
+            }
+            Input::ListLocks(request, answer) => {
+                self.core.on_time(now());
+                // Whoever asked may have gone away.
+                answer.send(self.core.list(&request, None)).ok();
+            }
+            Input::ListSessions(after, count, answer) => {
+                self.core.on_time(now());
+                answer.send(self.core.list_sessions(after, count)).ok();
+            }
+            Input::ListBusy(answer) => {
+                // Whoever asked may have gone away.
+                answer.send(self.core.busy_pids()).ok();
+            }
+            Input::Stopped(pids) => {
+                let time = self.now();
+                self.core.on_stopped(time, &pids);
+            }
+            Input::DiffPublished(noted, answer) => {
+                self.core.on_time(now());
+                answer.send(self.core.diff_published(&noted)).ok();
+            }
+        }
+    }
+
+    fn deliver(&mut self, session: SessionId, outgoing: Outgoing) {
+        let Some(outbox) = self.outboxes.get(&session) else { return };
+        let is_push = matches!(outgoing, Outgoing::Push(_));
+        // Replies have their room reserved, since no more than PIPELINE commands are unanswered: pushes fill the rest.
+        if is_push && outbox.capacity() <= PIPELINE {
+            self.metrics.events_dropped.inc();
+            return;
+        }
+        if let Err(mpsc::error::TrySendError::Full(_)) = outbox.try_send(outgoing) {
+            tracing::error!(
+                session = session.0,
+                "a session has more replies than commands: closing it"
+            );
+            self.outboxes.remove(&session);
+        }
+    }
+
+    fn publish_status(&mut self, draining: bool) {
+        let (holds, waiters) = (self.core.holds(), self.core.waiters());
+        let news = self.redis_state.take();
+        self.status.send_if_modified(|status| {
+            let same =
+                status.draining == draining && status.holds == holds && status.waiters == waiters;
+            if same && news.is_none() {
+                return false;
+            }
+            (status.draining, status.holds, status.waiters) = (draining, holds, waiters);
+            if let Some((redis_up, detail)) = news {
+                (status.redis_up, status.detail) = (redis_up, detail);
+            }
+            true
+        });
+    }
+}

@@ -1,0 +1,428 @@
+//! The core's side of a cluster: a side of each master, scripts and subscriptions led to the one that has their slot.
+//!
+//! The core knows nothing of all this but that the keys of one script share their slot. A script that finds its slot
+//! elsewhere is led on; one that finds nobody to serve it was surely not run, and the core sends it again.
+
+use std::collections::{HashMap, HashSet};
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::stream::{BoxStream, SelectAll, unfold};
+use futures_util::{Stream, StreamExt};
+use redisson::script::{Call, Publish};
+use redisson::slot;
+use service_kit::redis_link::{Address, CallError, Cluster, ClusterState, ServerError, Slots};
+use service_kit::shutdown::Shutdown;
+use service_kit::trace::TraceParent;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::confirmed_calls::Answer;
+use super::redis_node::{FromRedis, Manner, Outcome, RedisNode, settled};
+use crate::core::{Lane, OpId};
+use crate::metrics::Metrics;
+
+/// How often one script is led on before it counts as not sent: nodes that differ may send it round in circles.
+const HOPS: usize = 4;
+/// For how long a node is kept that a script was led to and that has no slots, as a new one whose first slot is on its
+/// way has none.
+const GUEST: Duration = Duration::from_secs(30);
+
+/// What goes to the cluster.
+pub(super) struct RedisCluster {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    cluster: Cluster,
+    routes: Mutex<Routes>,
+}
+
+/// Who is where, and who listens where.
+#[derive(Default)]
+struct Routes {
+    slots: Arc<Slots>,
+    sides: HashMap<Address, Side>,
+    /// Nodes without slots that scripts were led to, and when.
+    guests: HashMap<Address, Instant>,
+    /// The channels that the core wants to hear.
+    channels: HashMap<Vec<u8>, Ear>,
+    /// Those of them that the node they were asked for at does not have.
+    astray: HashSet<Vec<u8>>,
+    /// How releases are told, and therefore heard.
+    publish: Publish,
+}
+
+/// Where a channel is listened to.
+#[derive(Default)]
+struct Ear {
+    at: Option<Address>,
+    /// Of how many sorts of channel it is not known yet whether they are heard.
+    open: usize,
+}
+
+struct Side {
+    side: Arc<RedisNode>,
+    /// Whether it has ever been there: before, nobody knows what it can do.
+    seen: bool,
+    /// Whether it has channels of shards, as it said when it was last there.
+    sharded: bool,
+    up: bool,
+    detail: String,
+    _end_news: DropGuard,
+}
+
+/// What comes from the cluster unasked.
+struct News {
+    inner: Arc<Inner>,
+    state: watch::Receiver<ClusterState>,
+    sides: SelectAll<BoxStream<'static, (Address, FromRedis)>>,
+    manner: Manner,
+    /// How releases are to be published, where the servers can.
+    wished: Publish,
+    metrics: Arc<Metrics>,
+    stage: Shutdown,
+}
+
+impl RedisCluster {
+    /// Starts connecting; gives what scripts go by, and what comes back unasked.
+    pub(super) fn start(
+        manner: Manner,
+        cluster: Cluster,
+        wished: Publish,
+        metrics: &Arc<Metrics>,
+        stage: &Shutdown,
+    ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
+        let state = cluster.state();
+        let inner = Arc::new(Inner { cluster, routes: Mutex::default() });
+        let news = News {
+            inner: Arc::clone(&inner),
+            state,
+            sides: SelectAll::new(),
+            manner,
+            wished,
+            metrics: Arc::clone(metrics),
+            stage: stage.clone(),
+        };
+        let news = unfold(news, |mut news| async move { Some((news.next().await, news)) });
+        (Self { inner }, news)
+    }
+
+    pub(super) fn subscribe(&self, channel: &[u8]) {
+        let routes = &mut *self.inner.routes();
+        routes.channels.entry(channel.to_vec()).or_default();
+        routes.listen(channel, true);
+    }
+
+    pub(super) fn unsubscribe(&self, channel: &[u8]) {
+        let routes = &mut *self.inner.routes();
+        routes.leave(channel);
+        routes.channels.remove(channel);
+        routes.astray.remove(channel);
+    }
+
+    /// Sends a script to whoever has its keys' slot; the future brings what became of it.
+    pub(super) fn call(
+        &self,
+        op: OpId,
+        lane: Lane,
+        call: Call,
+        place: &TraceParent,
+    ) -> impl Future<Output = Outcome> + use<> {
+        let (inner, place) = (Arc::clone(&self.inner), place.clone());
+        async move { (op, settled(inner.send(lane, Arc::new(call), &place).await)) }
+    }
+}
+
+impl Inner {
+    fn routes(&self) -> MutexGuard<'_, Routes> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn send(
+        &self,
+        lane: Lane,
+        call: Arc<Call>,
+        place: &TraceParent,
+    ) -> Result<Answer, CallError> {
+        let slot = call.keys.iter().next().map_or(0, slot);
+        let (mut address, mut side) = self.routes().owner(slot).map_err(unsent)?;
+        let mut asking = false;
+        for _ in 0..HOPS {
+            let error = match side.send(lane, Arc::clone(&call), asking, place).await {
+                Ok(answer) => return Ok(answer),
+                Err(CallError::Refused(error)) => error,
+                Err(error) => {
+                    self.cluster.refresh();
+                    return Err(error);
+                }
+            };
+            let Some(redirect) = error.redirect() else {
+                if !is_homeless(&error) {
+                    return Err(CallError::Refused(error));
+                }
+                self.cluster.refresh();
+                return Err(unsent(error.to_string()));
+            };
+            if !redirect.ask {
+                self.cluster.refresh();
+            }
+            asking = redirect.ask;
+            address = self.cluster.address(&redirect.host, redirect.port, &address);
+            side = match self.routes().guest(&address) {
+                Some(side) => side,
+                None => {
+                    self.cluster.refresh();
+                    return Err(unsent(format!("{error}, which is not connected yet")));
+                }
+            };
+        }
+        Err(unsent("the nodes of the cluster do not agree who has the slot".to_owned()))
+    }
+}
+
+/// Whether nobody serves this at the moment: nothing was run, and it may be otherwise soon.
+fn is_homeless(error: &ServerError) -> bool {
+    ["CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY"].contains(&error.code.as_str())
+}
+
+fn unsent(reason: String) -> CallError {
+    CallError::Unsent { reason }
+}
+
+/// On how many sorts of channel a release may be told.
+fn sorts(publish: Publish) -> usize {
+    match publish {
+        Publish::Both => 2,
+        Publish::Plain | Publish::Sharded => 1,
+    }
+}
+
+impl Routes {
+    /// The side that has a slot.
+    fn owner(&self, slot: u16) -> Result<(Address, Arc<RedisNode>), String> {
+        let Some(address) = self.slots.owner(slot) else {
+            return Err(format!("no node is known to serve slot {slot}"));
+        };
+        match self.sides.get(address).filter(|side| side.seen) {
+            Some(side) => Ok((address.clone(), Arc::clone(&side.side))),
+            None => Err(format!("no connection to {address} yet, which serves slot {slot}")),
+        }
+    }
+
+    /// A node that another one names; one that is not known is going to be.
+    fn guest(&mut self, address: &Address) -> Option<Arc<RedisNode>> {
+        if self.slots.masters().binary_search(address).is_err() {
+            self.guests.insert(address.clone(), Instant::now());
+        }
+        let side = self.sides.get(address).filter(|side| side.seen)?;
+        Some(Arc::clone(&side.side))
+    }
+
+    /// Listens to a channel where its slot is, unless it does so already; `again`, even then.
+    fn listen(&mut self, channel: &[u8], again: bool) {
+        let owner = self.owner(slot(channel)).ok();
+        let address = owner.as_ref().map(|(address, _)| address);
+        let Some(ear) = self.channels.get(channel) else { return };
+        let moved = ear.at.as_ref() != address;
+        if !moved && !again {
+            return;
+        }
+        if moved {
+            self.leave(channel);
+        }
+        if let Some((address, side)) = owner {
+            if self.publish != Publish::Sharded {
+                side.subscribe(channel.to_vec());
+            }
+            if self.publish != Publish::Plain {
+                side.ssubscribe(channel.to_vec());
+            }
+            let ear = Ear { at: Some(address), open: sorts(self.publish) };
+            self.channels.insert(channel.to_vec(), ear);
+        }
+    }
+
+    fn leave(&mut self, channel: &[u8]) {
+        let Some(at) = self.channels.get_mut(channel).and_then(|ear| ear.at.take()) else { return };
+        if let Some(Side { side, .. }) = self.sides.get(&at) {
+            side.unsubscribe(channel.to_vec());
+            side.sunsubscribe(channel.to_vec());
+        }
+    }
+
+    /// One sort of a channel is heard at that node, or never will be. True when nothing is open any more: then whoever
+    /// looks once more misses nothing.
+    fn settled(&mut self, channel: &[u8], address: &Address) -> bool {
+        let Some(ear) = self.channels.get_mut(channel) else { return false };
+        let here = ear.at.as_ref() == Some(address);
+        if here {
+            ear.open = ear.open.saturating_sub(1);
+        }
+        here && ear.open == 0
+    }
+
+    /// Nothing is heard at that node until all has been subscribed again.
+    fn deaf(&mut self, address: &Address) {
+        let open = sorts(self.publish);
+        for ear in self.channels.values_mut().filter(|ear| ear.at.as_ref() == Some(address)) {
+            ear.open = open;
+        }
+    }
+
+    /// Listens to each channel where it is to be heard by now.
+    fn settle(&mut self) {
+        let channels: Vec<Vec<u8>> = self.channels.keys().cloned().collect();
+        channels.iter().for_each(|channel| self.listen(channel, false));
+    }
+
+    /// Releases are told otherwise from now on: all is subscribed anew.
+    fn set_publish(&mut self, publish: Publish) {
+        let channels: Vec<Vec<u8>> = self.channels.keys().cloned().collect();
+        channels.iter().for_each(|channel| self.leave(channel));
+        self.publish = publish;
+        self.settle();
+    }
+
+    /// Why some slots cannot be served; none where all can.
+    fn trouble(&self, state: &ClusterState) -> Option<String> {
+        let masters = self.slots.masters();
+        if masters.is_empty() {
+            return Some(state.trouble.clone().unwrap_or_else(|| "not connected yet".to_owned()));
+        }
+        let down = masters.iter().filter_map(|address| match self.sides.get(address) {
+            Some(side) if side.up => None,
+            Some(side) => Some(side.detail.clone()),
+            None => Some(format!("{address}: not connected yet")),
+        });
+        let mut troubles: Vec<String> = down.collect();
+        let unserved = self.slots.unserved();
+        if unserved > 0 {
+            troubles.push(format!("{unserved} slots of the cluster are served by nobody"));
+        }
+        (!troubles.is_empty()).then(|| troubles.join("; "))
+    }
+}
+
+impl News {
+    async fn next(&mut self) -> FromRedis {
+        loop {
+            tokio::select! {
+                biased;
+                Ok(()) = self.state.changed() => {
+                    self.apply();
+                    return self.report(false);
+                }
+                Some((address, event)) = self.sides.next(), if !self.sides.is_empty() => {
+                    if let Some(event) = self.heard_from(&address, event) {
+                        return event;
+                    }
+                }
+                // All has ended: the agent is about to.
+                else => return std::future::pending().await,
+            }
+        }
+    }
+
+    /// The cluster has been asked: there is a side for each master then, and none for who is one no longer.
+    fn apply(&mut self) {
+        let state = self.state.borrow_and_update().clone();
+        let inner = Arc::clone(&self.inner);
+        let routes = &mut *inner.routes();
+        let moved = routes.slots != state.slots;
+        routes.slots = state.slots;
+        routes.guests.retain(|_, since| since.elapsed() < GUEST);
+        let wanted: HashSet<Address> =
+            routes.slots.masters().iter().chain(routes.guests.keys()).cloned().collect();
+        for (_, gone) in routes.sides.extract_if(|address, _| !wanted.contains(address)) {
+            self.metrics.server_gone(gone.side.node());
+        }
+        for address in wanted {
+            routes.sides.entry(address).or_insert_with_key(|address| self.start(address));
+        }
+        for channel in std::mem::take(&mut routes.astray) {
+            routes.listen(&channel, true);
+        }
+        if moved {
+            routes.settle();
+        }
+    }
+
+    fn start(&mut self, address: &Address) -> Side {
+        let target = self.inner.cluster.target().node(address.clone());
+        let (side, news) =
+            RedisNode::start(self.manner, &target.clone().into(), &self.metrics, &self.stage);
+        let end = CancellationToken::new();
+        let of = address.clone();
+        let news = news.map(move |event| (of.clone(), event));
+        self.sides.push(news.take_until(end.clone().cancelled_owned()).boxed());
+        let detail = format!("{target}: not connected yet");
+        let _end_news = end.drop_guard();
+        Side { side: Arc::new(side), seen: false, sharded: false, up: false, detail, _end_news }
+    }
+
+    fn heard_from(&mut self, address: &Address, event: FromRedis) -> Option<FromRedis> {
+        match event {
+            FromRedis::State { up, detail, in_doubt, .. } => {
+                let inner = Arc::clone(&self.inner);
+                let mut routes = inner.routes();
+                let side = routes.sides.get_mut(address)?;
+                (side.up, side.detail) = (up, detail);
+                match side.side.info() {
+                    Some(info) if up => {
+                        side.sharded = info.has_shards();
+                        if !std::mem::replace(&mut side.seen, true) {
+                            routes.settle();
+                        }
+                    }
+                    // It may be another's turn.
+                    _ => inner.cluster.refresh(),
+                }
+                drop(routes);
+                Some(self.report(in_doubt))
+            }
+            FromRedis::Astray { channel } => {
+                let mut routes = self.inner.routes();
+                let ear = routes.channels.get(&channel);
+                if ear.is_some_and(|ear| ear.at.as_ref() == Some(address)) {
+                    routes.astray.insert(channel);
+                    self.inner.cluster.hurry(true);
+                }
+                None
+            }
+            // What is refused will not be heard: then it goes by the other sort, if there is one.
+            FromRedis::Subscribed { channel } | FromRedis::Deaf { channel } => self
+                .inner
+                .routes()
+                .settled(&channel, address)
+                .then_some(FromRedis::Subscribed { channel }),
+            FromRedis::Unsubscribed => {
+                self.inner.routes().deaf(address);
+                Some(FromRedis::Unsubscribed)
+            }
+            other => Some(other),
+        }
+    }
+
+    /// How the cluster as a whole fares.
+    fn report(&self, in_doubt: bool) -> FromRedis {
+        let mut routes = self.inner.routes();
+        let trouble = routes.trouble(&self.state.borrow());
+        self.inner.cluster.hurry(trouble.is_some() || !routes.astray.is_empty());
+        let seen = || routes.sides.values().filter(|side| side.seen);
+        // Nobody is asked for what it does not know.
+        let able = seen().next().is_some() && seen().all(|side| side.sharded);
+        let publish = if able { self.wished } else { Publish::Plain };
+        let changed = (publish != routes.publish).then_some(publish);
+        if changed.is_some() {
+            routes.set_publish(publish);
+        }
+        let (up, masters) = (trouble.is_none(), routes.slots.masters().len());
+        let detail = trouble.unwrap_or_else(|| {
+            format!("all {masters} masters of {} answer", self.inner.cluster.target())
+        });
+        FromRedis::State { up, detail, in_doubt, publish: changed }
+    }
+}

@@ -1,0 +1,513 @@
+//! The core's side of one Redis: two connections for scripts, one for messages.
+
+use std::collections::{HashSet, VecDeque};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::Stream;
+use futures_util::future::Either;
+use futures_util::stream::unfold;
+use redis::Value as RedisValue;
+use redisson::script::{self, Call, Publish, Value};
+use redisson::{ClientId, HolderId, LockName, keys};
+use service_kit::redis_link::{
+    Address, Aim, CallError, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent, ServerInfo,
+    Subscriber, SubscriberOptions,
+};
+use service_kit::shutdown::Shutdown;
+use service_kit::trace::{self, TraceParent};
+use tokio::sync::{mpsc, watch};
+use tracing::Span;
+use tracing::field::Empty;
+
+use super::confirmed_calls::{self, Answer, Grants, Replicas};
+use crate::core::{Confirmed, Failure, Lane, OpId};
+use crate::metrics::{self, Metrics};
+use crate::types::Number;
+
+/// How often to look whether a living connection still leads to the same Redis with the same clock.
+const CHECK: Duration = Duration::from_secs(2);
+/// Messages taken at once: of those about one release the core is told once.
+const AT_ONCE: usize = 64;
+
+/// What became of a script.
+pub(super) type Outcome = (OpId, Result<Reply, Failure>);
+
+/// The reply to a script.
+#[derive(Debug)]
+pub(super) enum Reply {
+    Plain(Value),
+    /// With what replicas have of it.
+    Confirmed(Value, Confirmed),
+}
+
+/// News of Redis.
+#[derive(Debug)]
+pub(super) enum FromRedis {
+    /// Something was published.
+    Message { channel: Vec<u8> },
+    /// A subscription stands, for the first time or again.
+    Subscribed { channel: Vec<u8> },
+    /// The server does not let us listen to this channel.
+    Deaf { channel: Vec<u8> },
+    /// No subscription stands any more.
+    Unsubscribed,
+    /// This server has not, or has no longer, the slot of this channel of a shard: it is not heard there.
+    Astray { channel: Vec<u8> },
+    /// An operator released a hold of ours.
+    Forced { name: LockName, number: Number },
+    /// A connection for scripts has come or gone.
+    State {
+        /// Whether all are there: locks that cannot be renewed are of no use.
+        up: bool,
+        /// Which Redis, and why it cannot be used.
+        detail: String,
+        /// There is a fresh connection for renewals, or what is behind it has changed: its role, its history, its clock.
+        in_doubt: bool,
+        /// How releases are to be published from now on, where that has changed.
+        publish: Option<Publish>,
+    },
+    /// Nothing that anybody needs to know.
+    Nothing,
+}
+
+/// What goes to Redis.
+pub(super) struct RedisNode {
+    commands: Link,
+    renewals: Link,
+    /// Where replicas must have what is granted.
+    grants: Option<Grants>,
+    subscriber: Subscriber,
+    node: String,
+    metrics: Arc<Metrics>,
+}
+
+/// What comes from it unasked.
+struct News {
+    state: watch::Receiver<LinkState>,
+    renewals_state: watch::Receiver<LinkState>,
+    grants_state: Option<watch::Receiver<LinkState>>,
+    messages: mpsc::Receiver<PubSubEvent>,
+    heard: VecDeque<PubSubEvent>,
+    forced: Vec<u8>,
+    node: String,
+    metrics: Arc<Metrics>,
+    connections: u64,
+    evicts: Option<bool>,
+    /// Which server is the master, where one is followed.
+    master: Option<Address>,
+    follows: bool,
+}
+
+/// How a server is spoken to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Manner {
+    /// Who we are in Redis.
+    pub(super) client: ClientId,
+    /// How long a connection may take to be made.
+    pub(super) connect_timeout: Duration,
+    /// How long Redis has to answer.
+    pub(super) response_timeout: Duration,
+    /// Whether it has red locks.
+    pub(super) red: bool,
+    /// Whether it is a node of a cluster that we know of as such.
+    pub(super) in_cluster: bool,
+    /// The replicas that must have what is granted, if any must.
+    pub(super) replicas: Option<Replicas>,
+}
+
+impl RedisNode {
+    /// Starts connecting; gives what scripts go by, and what comes back unasked.
+    pub(super) fn start(
+        manner: Manner,
+        aim: &Aim,
+        metrics: &Arc<Metrics>,
+        stage: &Shutdown,
+    ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
+        let timeout = manner.response_timeout;
+        let options = |name: &str| LinkOptions {
+            response_timeout: timeout,
+            connect_timeout: manner.connect_timeout,
+            heartbeat: timeout,
+            load: script::ALL.iter().map(|script| script.source.to_owned()).collect(),
+            writable: true,
+            alone: !manner.in_cluster,
+            ..LinkOptions::new(name)
+        };
+        let commands = Link::start(aim.clone(), options("lockscope-agent"), stage);
+        let grants = manner
+            .replicas
+            .map(|replicas| Grants::start(replicas, aim, options("lockscope-agent-grants"), stage));
+        let checked = LinkOptions { check: Some(CHECK), ..options("lockscope-agent-renewals") };
+        let renewals = Link::start(aim.clone(), checked, stage);
+        let subscriber_options = SubscriberOptions {
+            response_timeout: timeout,
+            connect_timeout: manner.connect_timeout,
+            heartbeat: timeout,
+            ..SubscriberOptions::new("lockscope-agent-messages")
+        };
+        let (subscriber, messages) = Subscriber::start(aim.clone(), subscriber_options, stage);
+        let forced = keys::forced_channel(&manner.client);
+        subscriber.subscribe([forced.clone()]);
+        let state = commands.state();
+        let renewals_state = renewals.state();
+        let node = aim.to_string();
+        metrics.server(&node, manner.red);
+        let news = News {
+            state,
+            renewals_state,
+            grants_state: grants.as_ref().map(Grants::state),
+            messages,
+            heard: VecDeque::new(),
+            forced,
+            node: node.clone(),
+            metrics: Arc::clone(metrics),
+            connections: 0,
+            evicts: None,
+            master: None,
+            follows: aim.follows(),
+        };
+        let news = unfold(news, |mut news| async move { Some((news.next().await, news)) });
+        let metrics = Arc::clone(metrics);
+        (Self { commands, renewals, grants, subscriber, node, metrics }, news)
+    }
+
+    pub(super) fn subscribe(&self, channel: Vec<u8>) {
+        self.subscriber.subscribe([channel]);
+    }
+
+    pub(super) fn unsubscribe(&self, channel: Vec<u8>) {
+        self.subscriber.unsubscribe([channel]);
+    }
+
+    /// The same for a channel of a shard, which this server must have the slot of.
+    pub(super) fn ssubscribe(&self, channel: Vec<u8>) {
+        self.subscriber.ssubscribe([channel]);
+    }
+
+    pub(super) fn sunsubscribe(&self, channel: Vec<u8>) {
+        self.subscriber.sunsubscribe([channel]);
+    }
+
+    /// What the server said of itself when it was connected to, while it is.
+    pub(super) fn info(&self) -> Option<Arc<ServerInfo>> {
+        match &self.renewals.state().borrow().status {
+            LinkStatus::Up(info) => Some(Arc::clone(info)),
+            LinkStatus::Down { .. } => None,
+        }
+    }
+
+    /// What metrics call it.
+    pub(super) fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// Sends a script; the future brings what became of it.
+    pub(super) fn call(
+        &self,
+        op: OpId,
+        lane: Lane,
+        call: Call,
+        place: &TraceParent,
+    ) -> impl Future<Output = Outcome> + use<> {
+        let sent = self.send(lane, Arc::new(call), false, place);
+        async move { (op, settled(sent.await)) }
+    }
+
+    /// Sends a script; `asking` where another node of a cluster said that this one is about to have its keys' slot. What
+    /// is part of a trace has a span of its own there.
+    pub(super) fn send(
+        &self,
+        lane: Lane,
+        call: Arc<Call>,
+        asking: bool,
+        place: &TraceParent,
+    ) -> impl Future<Output = Result<Answer, CallError>> + use<> {
+        let way = match (lane, &self.grants) {
+            (Lane::Renewals, _) => Either::Left(self.renewals.clone()),
+            (Lane::Grants, Some(grants)) => Either::Right(grants.send(Arc::clone(&call), asking)),
+            (Lane::Commands | Lane::Grants, _) => Either::Left(self.commands.clone()),
+        };
+        let metrics = Arc::clone(&self.metrics);
+        let node = self.node.clone();
+        let span = if place.is_empty() {
+            Span::none()
+        } else {
+            trace::within(redis_span(&call, &node), place)
+        };
+        async move {
+            let Call { script, keys, args } = &*call;
+            let sent = service_kit::clock::boot_micros();
+            let (source, sha) = (script.source, script.sha());
+            let result = match way {
+                Either::Left(link) => link
+                    .script_at(source, sha, keys.iter(), args.iter(), asking)
+                    .await
+                    .map(Answer::Plain),
+                Either::Right(answer) => answer.await,
+            };
+            let took =
+                Duration::from_micros(service_kit::clock::boot_micros().saturating_sub(sent));
+            match &result {
+                Ok(Answer::Lacking(_)) => {}
+                Ok(_) => {
+                    let seconds = metrics.redis_seconds.with_label_values(&[script.name]);
+                    seconds.observe(took.as_secs_f64());
+                }
+                Err(error) => {
+                    let word = word(error);
+                    metrics.redis_errors.with_label_values(&[&node, &word]).inc();
+                    span.record("error.type", &word);
+                    span.record("otel.status_code", "ERROR");
+                    span.record("otel.status_description", failure(error.clone()).text());
+                }
+            }
+            result
+        }
+    }
+}
+
+impl News {
+    async fn next(&mut self) -> FromRedis {
+        loop {
+            if let Some(event) = self.heard.pop_front() {
+                return self.message(event);
+            }
+            let mut events = Vec::new();
+            tokio::select! {
+                biased;
+                Ok(()) = self.renewals_state.changed() => return self.renewals_state_changed(),
+                Ok(()) = self.state.changed() => return self.state_changed(),
+                () = confirmed_calls::changed(&mut self.grants_state) => return self.state(false),
+                count = self.messages.recv_many(&mut events, AT_ONCE) => match count {
+                    // All has ended: the agent is about to.
+                    0 => return std::future::pending().await,
+                    _ => self.heard = without_echoes(events),
+                },
+            }
+        }
+    }
+
+    fn state(&self, in_doubt: bool) -> FromRedis {
+        let all = [&self.state, &self.renewals_state].into_iter().chain(&self.grants_state);
+        let down = all.into_iter().find_map(|state| match &state.borrow().status {
+            LinkStatus::Up(_) => None,
+            LinkStatus::Down { reason, .. } => Some(format!("{}: {reason}", self.node)),
+        });
+        self.metrics.redis_up.with_label_values(&[&self.node]).set(i64::from(down.is_none()));
+        let up = down.is_none();
+        let detail = down.unwrap_or_else(|| match &self.master {
+            Some(master) => format!("{} answers: {master} is the master", self.node),
+            None => format!("{} answers", self.node),
+        });
+        FromRedis::State { up, detail, in_doubt, publish: None }
+    }
+
+    fn state_changed(&mut self) -> FromRedis {
+        if matches!(self.state.borrow_and_update().status, LinkStatus::Up(_)) {
+            self.connections += 1;
+            if self.connections > 1 {
+                self.metrics.reconnects.with_label_values(&[&self.node]).inc();
+            }
+        }
+        self.state(false)
+    }
+
+    /// Holds are verified down the connection for renewals, so it is that one which must be there. It is also the
+    /// one that looks whether the server behind it is still what it was.
+    fn renewals_state_changed(&mut self) -> FromRedis {
+        let status = self.renewals_state.borrow_and_update().status.clone();
+        match status {
+            LinkStatus::Up(info) => {
+                self.note_eviction(&info);
+                self.note_master(&info);
+                self.state(true)
+            }
+            LinkStatus::Down { .. } => self.state(false),
+        }
+    }
+
+    fn note_eviction(&mut self, info: &ServerInfo) {
+        let evicts = info.evicts();
+        if self.evicts.replace(evicts) == Some(evicts) {
+            return;
+        }
+        self.metrics.redis_evicts.with_label_values(&[&self.node]).set(i64::from(evicts));
+        if evicts {
+            tracing::warn!(
+                redis.node = self.node,
+                policy = info.maxmemory_policy.as_deref().unwrap_or("unknown"),
+                "this Redis evicts keys when its memory is full, locks included: set maxmemory-policy noeviction"
+            );
+        }
+    }
+
+    fn note_master(&mut self, info: &ServerInfo) {
+        let Some(address) = info.address.clone().filter(|_| self.follows) else { return };
+        let before = self.master.replace(address.clone());
+        if let Some(before) = before.filter(|before| *before != address) {
+            self.metrics.master_changes.with_label_values(&[&self.node]).inc();
+            tracing::warn!(
+                redis.node = self.node, %before, now = %address,
+                "another server is the master: what it had not been sent is lost"
+            );
+        }
+    }
+
+    fn message(&self, event: PubSubEvent) -> FromRedis {
+        match event {
+            PubSubEvent::Message { channel, payload, .. } if channel == self.forced => {
+                forced(&payload).unwrap_or(FromRedis::Nothing)
+            }
+            // For those who might miss the message before it, as we do not.
+            PubSubEvent::Message { payload, .. } if payload == keys::WRITE_RELEASED_AGAIN => {
+                FromRedis::Nothing
+            }
+            PubSubEvent::Message { channel, .. } => FromRedis::Message { channel },
+            PubSubEvent::Subscribed(channel) => FromRedis::Subscribed { channel },
+            PubSubEvent::Down { .. } => FromRedis::Unsubscribed,
+            PubSubEvent::Up | PubSubEvent::PSubscribed(_) => FromRedis::Nothing,
+            PubSubEvent::Moved(channel) => FromRedis::Astray { channel },
+            PubSubEvent::Refused { channel, reason } if is_elsewhere(&reason) => {
+                tracing::debug!(
+                    redis.node = self.node,
+                    reason,
+                    "a channel is of another node's slot"
+                );
+                FromRedis::Astray { channel }
+            }
+            PubSubEvent::Refused { channel, reason } => {
+                tracing::warn!(
+                    channel = %channel.escape_ascii(),
+                    reason = %reason,
+                    "Redis refuses a subscription: waiters of this lock look again each few seconds instead"
+                );
+                FromRedis::Deaf { channel }
+            }
+        }
+    }
+}
+
+/// A call of Redis, named as OpenTelemetry names calls of databases.
+fn redis_span(call: &Call, node: &str) -> Span {
+    tracing::info_span!(
+        target: trace::TARGET, parent: None, "EVALSHA",
+        otel.name = format!("EVALSHA {}", call.script.name), otel.kind = "client",
+        db.system.name = "redis", db.operation.name = "EVALSHA",
+        db.stored_procedure.name = call.script.name, redis.node = node,
+        "error.type" = Empty, otel.status_code = Empty, otel.status_description = Empty,
+    )
+}
+
+/// `<holder> <lock>`, as the force-release script publishes it.
+fn forced(payload: &[u8]) -> Option<FromRedis> {
+    let space = payload.iter().position(|b| *b == b' ')?;
+    let holder = HolderId::parse(&payload[..space])?;
+    let name = LockName::new(&payload[space + 1..]).ok()?;
+    Some(FromRedis::Forced { name, number: holder.thread })
+}
+
+/// Whether a node of a cluster refuses because it is not its turn: others have the slot, or nobody has at the moment.
+fn is_elsewhere(reason: &str) -> bool {
+    let word = reason.split(' ').next().unwrap_or_default();
+    ["MOVED", "CLUSTERDOWN"].contains(&word)
+}
+
+/// What was heard, each release once: in a cluster it is told on both sorts of channel. Whoever is woken by the first
+/// message asks Redis after all of these have come, so the others say nothing new.
+fn without_echoes(events: Vec<PubSubEvent>) -> VecDeque<PubSubEvent> {
+    let mut told = HashSet::new();
+    let mut is_new = |event: &PubSubEvent| match event {
+        PubSubEvent::Message { channel, payload, .. } => {
+            told.insert((channel.clone(), payload.clone()))
+        }
+        _ => true,
+    };
+    events.into_iter().filter(|event| is_new(event)).collect()
+}
+
+/// What became of a script, as the core sees it.
+pub(super) fn settled(result: Result<Answer, CallError>) -> Result<Reply, Failure> {
+    let known =
+        |value| read(value).ok_or_else(|| Failure::Refused("a reply of no known type".to_owned()));
+    match result {
+        Ok(Answer::Plain(value)) => Ok(Reply::Plain(known(value)?)),
+        Ok(Answer::Confirmed(value, confirmed)) => Ok(Reply::Confirmed(known(value)?, confirmed)),
+        Ok(Answer::Lacking(why)) => Err(Failure::Lacking(why)),
+        Err(error) => Err(failure(error)),
+    }
+}
+
+/// The word that a failed call is counted by.
+fn word(error: &CallError) -> String {
+    match error {
+        CallError::Unsent { .. } => metrics::UNSENT.to_owned(),
+        CallError::Lost { .. } => metrics::LOST.to_owned(),
+        CallError::Refused(error) => {
+            // The first word classifies; a server that makes words up must not make up series.
+            let known =
+                error.code.len() <= 16 && error.code.bytes().all(|b| b.is_ascii_uppercase());
+            if known { error.code.clone() } else { "other".to_owned() }
+        }
+    }
+}
+
+/// A failed call as the core sees it.
+fn failure(error: CallError) -> Failure {
+    match error {
+        CallError::Unsent { reason } => Failure::Unsent(reason),
+        CallError::Lost { reason } => Failure::Lost(reason),
+        CallError::Refused(error) => Failure::Refused(error.to_string()),
+    }
+}
+
+fn read(value: RedisValue) -> Option<Value> {
+    Some(match value {
+        RedisValue::Nil => Value::Nil,
+        RedisValue::Int(n) => Value::Int(n),
+        RedisValue::BulkString(bytes) => Value::Bytes(bytes.to_vec()),
+        RedisValue::SimpleString(text) => Value::Bytes(text.into_bytes()),
+        RedisValue::Okay => Value::Bytes(b"OK".to_vec()),
+        RedisValue::Array(items) => {
+            Value::Array(items.into_iter().map(read).collect::<Option<_>>()?)
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_that_is_told_twice_is_one() {
+        let message = |channel: &str, payload: &str| PubSubEvent::Message {
+            channel: channel.into(),
+            pattern: None,
+            payload: payload.into(),
+        };
+        let stands = PubSubEvent::Subscribed(b"a".to_vec());
+        let events = vec![message("a", "1"), stands.clone(), message("a", "00"), message("b", "1")];
+        let twice = events.iter().flat_map(|event| [event.clone(), event.clone()]).collect();
+        let mut once: Vec<_> = without_echoes(twice).into();
+        assert_eq!(once.remove(1), stands, "that is told as often as it is so");
+        assert_eq!(once, events);
+    }
+
+    #[test]
+    fn a_channel_of_another_slot_is_told_from_one_that_is_refused() {
+        assert!(is_elsewhere("MOVED 15495 127.0.0.1:7002"));
+        assert!(is_elsewhere("CLUSTERDOWN Hash slot not served"));
+        assert!(!is_elsewhere("NOPERM No permissions to access a channel"));
+    }
+
+    #[test]
+    fn a_forced_release_names_holder_and_lock() {
+        let payload = b"285475da-9152-4c83-822a-67ee2f116a79:52 a name with spaces";
+        let Some(FromRedis::Forced { name, number }) = forced(payload) else { panic!() };
+        assert_eq!((name.as_bytes(), number), (&b"a name with spaces"[..], 52));
+        assert!(forced(b"nonsense").is_none());
+        assert!(forced(b"").is_none());
+    }
+}
