@@ -13,8 +13,8 @@ use redisson::{ClientId, HolderId, LockName, keys};
 use serde::Deserialize;
 use service_kit::redis_link::{Address, CallError, Link, ServerError};
 
-use super::Scope;
 use super::read::integer;
+use super::scope::Scope;
 use super::slot_share::SlotShare;
 use crate::clock::{SteadyMillis, WallMillis, now};
 use crate::model::actor::{Hub, ModelHandle};

@@ -11,7 +11,7 @@ use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::Scope;
+use super::scope::Scope;
 use super::shards::Shards;
 use super::slot_share::SlotShare;
 use super::status::SourceStatus;

@@ -13,10 +13,11 @@ use service_kit::redis_link::{CallError, Link};
 use tokio::time::Instant;
 
 use super::agents::Agents;
+use super::connection::{rest, up};
+use super::scope::Scope;
 use super::shards::Shards;
 use super::slot_share::SlotShare;
 use super::status::SourceStatus;
-use super::{Scope, rest, up};
 use crate::clock::{SteadyMillis, now};
 use crate::model::actor::ModelHandle;
 use crate::model::types::Observation;

@@ -13,8 +13,8 @@ use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::Scope;
 use super::read::strings;
+use super::scope::Scope;
 use super::slot_share::SlotShare;
 use super::status::SourceStatus;
 use crate::clock::{SteadyMillis, now};

@@ -10,10 +10,10 @@ use service_kit::redis_link::{CallError, Link, LinkState, LinkStatus, Redirect, 
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::Scope;
 use super::read::{
     AskingLink, Findings, Found, ReadError, ServerFacts, Unpaced, clock_micros, read,
 };
+use super::scope::Scope;
 use super::slot_share::SlotShare;
 use super::status::SourceStatus;
 use crate::clock::SteadyMillis;

@@ -11,10 +11,11 @@ use redisson::{LockName, keys};
 use service_kit::redis_link::{CallError, Link, ServerInfo};
 use tokio::time::Instant;
 
+use super::connection::{failed, rest, up};
 use super::pace::{Pace, Pacer};
 use super::read::{Caller, Findings, Found, ReadError, ServerFacts, discover, integer, strings};
+use super::scope::Scope;
 use super::status::{Pass, SourceStatus};
-use super::{Scope, failed, rest, up};
 use crate::clock::{SteadyMillis, now};
 use crate::config::ScanSettings;
 use crate::metrics::ScanMetrics;

@@ -6,11 +6,10 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use redisson::HolderId;
+use redisson::{HolderId, Kind, keys};
 use service_kit::redis_link::Subscriber;
 
 use super::slot_share::SlotShare;
-use super::subscribers::channel;
 use crate::model::types::{LockView, Snapshot};
 use crate::redis::CLIENT_NAME;
 
@@ -132,6 +131,15 @@ fn wanted(
         channels.truncate(MAX_LOCKS);
     }
     channels.into_iter().map(|(_, _, channel)| channel).collect()
+}
+
+/// Returns the channel that the lock's waiters subscribe to.
+pub(super) fn channel(lock: &LockView) -> Vec<u8> {
+    if [Kind::Read, Kind::Write].iter().any(|kind| kind.as_str() == lock.kind) {
+        keys::read_write_channel(&lock.id.name)
+    } else {
+        keys::channel(&lock.id.name)
+    }
 }
 
 #[cfg(test)]

@@ -77,7 +77,8 @@ impl Nodes {
                     return None;
                 }
                 let target = self.cluster.target().node(address.clone());
-                let made = || (Instant::now(), super::link(target.into(), &self.shutdown));
+                let made =
+                    || (Instant::now(), super::connection::link(target.into(), &self.shutdown));
                 let (used, link) = known.guests.entry(address.clone()).or_insert_with(made);
                 *used = Instant::now();
                 link.clone()

@@ -9,7 +9,7 @@ use service_kit::clock;
 use service_kit::redis_link::{Address, LinkState, LinkStatus, ReadsFrom, Role, ServerInfo, Slots};
 use tokio::sync::watch;
 
-use super::monitor::Switch;
+use super::monitor::switch::Switch;
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, ScopeId, Source};
 use crate::sources::view::{Down, Progress, ServerView, SourceState, SourceView};

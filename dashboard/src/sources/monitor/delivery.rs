@@ -9,7 +9,7 @@ use crate::clock::{SteadyMillis, now};
 use crate::metrics::TapMetrics;
 use crate::model::actor::ModelHandle;
 use crate::model::types::{Observation, Traffic};
-use crate::sources::Scope;
+use crate::sources::scope::Scope;
 
 /// Decodes, and hands over without ever waiting: a reader that waits makes the server keep what it does not read.
 #[derive(Debug)]

@@ -9,6 +9,7 @@ mod delivery;
 mod governor;
 mod meter;
 mod server;
+pub mod switch;
 #[cfg(test)]
 mod tests;
 
@@ -22,8 +23,9 @@ use service_kit::redis_link::{
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::connection::RETRY_AFTER;
+use super::scope::Scope;
 use super::status::SourceStatus;
-use super::{AGAIN, Scope};
 use crate::clock::now;
 use crate::config::{MonitorMode, MonitorSettings};
 use crate::metrics::TapMetrics;
@@ -36,9 +38,8 @@ use delivery::Delivery;
 use governor::{Governor, Load};
 use meter::Meter;
 use server::Bound;
+use switch::Switch;
 
-/// How long a watch lasts that somebody asked for.
-pub const WATCH: Duration = Duration::from_secs(60);
 /// How often the load is judged.
 const JUDGE_EACH: Duration = Duration::from_secs(1);
 /// Quiet looks at the load before it is opened.
@@ -55,27 +56,6 @@ const PAUSE: Duration = Duration::from_millis(10);
 const SILENCE: Duration = Duration::from_secs(10);
 /// From when on it is called behind.
 const BEHIND: Duration = Duration::from_secs(1);
-
-/// Asks for a look, now and for [`WATCH`].
-#[derive(Debug)]
-pub struct Switch {
-    until: watch::Sender<Option<Instant>>,
-    allowed: bool,
-}
-
-impl Switch {
-    /// Asks; false where the settings switched MONITOR off.
-    pub fn watch(&self) -> bool {
-        if self.allowed {
-            self.until.send_replace(Some(Instant::now() + WATCH));
-        }
-        self.allowed
-    }
-
-    fn new(allowed: bool) -> Self {
-        Self { until: watch::Sender::new(None), allowed }
-    }
-}
 
 /// The reader of one server.
 #[derive(Debug)]
@@ -156,14 +136,14 @@ impl MonitorReader {
                 if self.watched().is_some() {
                     // To be tried again soon, but not without a pause.
                     self.status.set(SourceState::Paused, format!("closed: {why}"));
-                    sleep(AGAIN).await;
+                    sleep(RETRY_AFTER).await;
                 }
                 self.pause(format!("closed: {why}")).await;
             }
             End::Broken(why) => {
                 tracing::warn!(why, "MONITOR has ended");
                 self.status.set(SourceState::Down, why);
-                sleep(AGAIN).await;
+                sleep(RETRY_AFTER).await;
             }
             End::Denied(why) => {
                 let why = format!("the account may not use MONITOR: {why}");
@@ -284,7 +264,7 @@ impl MonitorReader {
                  counts as unbounded",
                 ASK_DENIED_AGAIN,
             ),
-            Err(error) => return Err((format!("closed: {error}"), AGAIN)),
+            Err(error) => return Err((format!("closed: {error}"), RETRY_AFTER)),
         };
         let advice = "Set `client-output-buffer-limit normal 64mb 0 0` or `maxmemory-clients` on the server, or \
                       give --monitor-unbounded.";
