@@ -20,7 +20,7 @@ impl Model {
             self.monitor_stopped(scope_id);
         }
         for event in &traffic.events {
-            let effect = Effect::Event(Source::Monitor, event.what.as_str());
+            let effect = Effect::Event(Source::Monitor, event.action.as_str());
             self.effects.push((scope_id, effect));
             let scope_id = self.home(scope_id, &event.lock);
             let known = self.scopes[scope_id.0].locks.contains_key(&event.lock);
@@ -29,7 +29,7 @@ impl Model {
             {
                 self.scopes[scope_id.0].clients.seen(holder.client, address.ip(), traffic.at);
             }
-            let is_lock = event.certainty == monitor::Certainty::Sure && event.holder.is_some();
+            let is_lock = event.certainty == monitor::Certainty::Certain && event.holder.is_some();
             if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
                 continue;
             }
@@ -39,7 +39,7 @@ impl Model {
             let mut effects = Vec::new();
             entry.record.traffic(event, traffic.at, traffic.steady, context, &mut effects);
             let monitored = entry.record.has_monitor_waiters();
-            let prioritize = !known || changes_holders(event.what);
+            let prioritize = !known || changes_holders(event.action);
             self.keep(scope_id, &event.lock, traffic.at, effects);
             if monitored {
                 self.scopes[scope_id.0].contended.insert(event.lock.clone());
@@ -151,17 +151,17 @@ impl Model {
 }
 
 /// Returns whether an event changes the lock's holders or their counts.
-fn changes_holders(what: monitor::What) -> bool {
-    use monitor::What;
+fn changes_holders(what: monitor::Action) -> bool {
+    use monitor::Action;
     matches!(
         what,
-        What::Acquired { .. }
-            | What::Reentered { .. }
-            | What::Recounted { .. }
-            | What::PartlyReleased
-            | What::Released
-            | What::HandedOver { .. }
-            | What::ForceReleased
-            | What::Vanished
+        Action::Acquired { .. }
+            | Action::Reentered { .. }
+            | Action::Recounted { .. }
+            | Action::PartlyReleased
+            | Action::Released
+            | Action::HandedOver { .. }
+            | Action::ForceReleased
+            | Action::Vanished
     )
 }

@@ -1,6 +1,6 @@
 //! What the keep script is asked for by a worker: re-entry, partial release, another lease.
 
-use redisson::script::Kept;
+use redisson::script::RenewOutcome;
 use redisson::{Kind, Lease, Moment};
 use std::sync::Arc;
 use tracing::Span;
@@ -59,7 +59,7 @@ impl Core {
         sent: Moment,
         asked: &Asked,
         change: Change,
-        kept: Kept,
+        kept: RenewOutcome,
     ) {
         let Asked { name, number, count, owner, slot, span, .. } = asked;
         if let Some(end) = lost_end(kept) {
@@ -106,10 +106,10 @@ impl Core {
 }
 
 /// What a hold that was not kept has come to.
-pub(in crate::core) fn lost_end(kept: Kept) -> Option<End> {
+pub(in crate::core) fn lost_end(kept: RenewOutcome) -> Option<End> {
     match kept {
-        Kept::Kept => None,
-        Kept::Missing | Kept::WrongType => Some(End::Missing),
-        Kept::Stolen => Some(End::Stolen),
+        RenewOutcome::Renewed => None,
+        RenewOutcome::Missing | RenewOutcome::WrongType => Some(End::Missing),
+        RenewOutcome::Stolen => Some(End::Stolen),
     }
 }

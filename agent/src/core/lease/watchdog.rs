@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::script::{Kept, MAX_BATCH};
+use redisson::script::{MAX_BATCH, RenewOutcome};
 use redisson::{Kind, LockName, Moment};
 use tracing::Span;
 
@@ -104,7 +104,7 @@ impl Core {
             due.push(number);
         }
         let warn = !hold.jeopardy && kept_back.is_none();
-        if warn && lease.jeopardy_at(hold.valid_until) <= now {
+        if warn && lease.at_risk_at(hold.valid_until) <= now {
             hold.jeopardy = true;
             let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
             let left = hold.valid_ms(now);
@@ -155,7 +155,7 @@ impl Core {
         &mut self,
         op: &Op,
         holds: &[Renewal],
-        kept: &[Kept],
+        kept: &[RenewOutcome],
         span: &Span,
     ) {
         let now = self.now;
@@ -207,7 +207,7 @@ impl Core {
         let lease = self.settings.lease;
         let Some(hold) = self.holds.get_mut(&number) else { return };
         if hold.jeopardy
-            && (hold.mode == LeaseMode::Fixed || lease.jeopardy_at(hold.valid_until) > self.now)
+            && (hold.mode == LeaseMode::Fixed || lease.at_risk_at(hold.valid_until) > self.now)
         {
             hold.jeopardy = false;
             hold.note_safe(hold.valid_ms(self.now));

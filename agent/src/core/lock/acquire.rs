@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::script::{Acquired, MAX_READ_COUNT};
+use redisson::script::{AcquireOutcome, MAX_READ_COUNT};
 use redisson::{Family, HolderId, Kind, LockName, Moment};
 use tracing::Span;
 
@@ -229,12 +229,12 @@ impl Core {
         id: OpId,
         op: &Op,
         attempt: &Attempt,
-        acquired: Acquired,
+        acquired: AcquireOutcome,
     ) {
         let name = &attempt.name;
         self.clear_attempt(attempt, id);
         if op.may_have_run {
-            let applied = matches!(acquired, Acquired::Granted { .. });
+            let applied = matches!(acquired, AcquireOutcome::Granted { .. });
             self.effects.report(Report::OutcomeKnown(if applied {
                 "applied"
             } else {
@@ -246,7 +246,7 @@ impl Core {
             state.trouble = None;
         }
         match acquired {
-            Acquired::Granted { token } => {
+            AcquireOutcome::Granted { token } => {
                 let now = self.now;
                 if let Some(state) = self.locks.get_mut(name) {
                     state.taken_at = now;
@@ -258,17 +258,17 @@ impl Core {
                     None => self.on_lock_obtained(attempt, op.sent, token),
                 }
             }
-            Acquired::Held { pttl_ms, holders } => {
+            AcquireOutcome::Held { pttl_ms, holders } => {
                 self.refused(attempt, op.sent, pttl_ms, &holders);
             }
-            Acquired::WrongKind(kind) => {
+            AcquireOutcome::WrongKind(kind) => {
                 let sentence = format!(
                     "WRONGKIND `{name}` is in use as a {} lock: kinds do not mix under one name",
                     printable(&kind)
                 );
                 self.cannot_be_had(attempt, op.may_have_run, sentence);
             }
-            Acquired::WrongType(kind) => {
+            AcquireOutcome::WrongType(kind) => {
                 let sentence = format!(
                     "WRONGTYPE the key `{name}` is no lock but a {}: use another name",
                     printable(&kind)

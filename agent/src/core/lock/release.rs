@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{HandedOver, Released};
+use redisson::script::{HandOverOutcome, ReleaseOutcome};
 use redisson::{Family, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
@@ -284,9 +284,9 @@ impl Core {
         name: &LockName,
         kind: Kind,
         number: Number,
-        released: Released,
+        released: ReleaseOutcome,
     ) {
-        if released == Released::Released {
+        if released == ReleaseOutcome::Released {
             self.effects.report(Report::OutcomeKnown("undone_late"));
         }
         self.on_released(name, kind, number);
@@ -297,14 +297,14 @@ impl Core {
         &mut self,
         ending: &Ending,
         may_have_run: bool,
-        released: Released,
+        released: ReleaseOutcome,
     ) {
         let end = match released {
-            Released::Released => None,
+            ReleaseOutcome::Released => None,
             // An earlier copy of it may be what removed the hold; while it was valid nothing else can have.
             _ if may_have_run && self.now < ending.valid_until => None,
-            Released::Missing | Released::WrongType => Some(End::Missing),
-            Released::Stolen => Some(End::Stolen),
+            ReleaseOutcome::Missing | ReleaseOutcome::WrongType => Some(End::Missing),
+            ReleaseOutcome::Stolen => Some(End::Stolen),
         };
         self.confirm(ending, end);
         self.on_released(&ending.name, ending.kind, ending.number);
@@ -333,13 +333,13 @@ impl Core {
         op: &Op,
         from: &Ending,
         to: &Attempt,
-        passed: HandedOver,
+        passed: HandOverOutcome,
     ) {
         let name = from.name.clone();
         self.journal_gone(from.number);
         self.clear_attempt(to, id);
         let lost = match passed {
-            HandedOver::Passed { subscribers, token } => {
+            HandOverOutcome::Passed { subscribers, token } => {
                 // In a cluster a node knows of its own subscribers only, and others may listen at any.
                 let subscribers = subscribers.filter(|_| !self.settings.slots);
                 if let Some(state) = self.locks.get_mut(&name) {
@@ -358,8 +358,8 @@ impl Core {
                 return self.poll_queue(&name);
             }
             _ if op.may_have_run && self.now < from.valid_until => None,
-            HandedOver::Missing | HandedOver::WrongType => Some(End::Missing),
-            HandedOver::Stolen => Some(End::Stolen),
+            HandOverOutcome::Missing | HandOverOutcome::WrongType => Some(End::Missing),
+            HandOverOutcome::Stolen => Some(End::Stolen),
         };
         self.confirm(from, lost);
         self.poll_queue(&name);

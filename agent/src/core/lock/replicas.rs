@@ -4,7 +4,7 @@
 //! goes down a connection of its own, with a WAIT behind it, and is told once enough replicas have it. If too few have,
 //! nobody is told that he holds the lock, and the lock is given back.
 
-use redisson::script::{Kept, Value};
+use redisson::script::{RenewOutcome, Value};
 use redisson::{Kind, Moment};
 
 use crate::core::lock::waiter::Left;
@@ -91,9 +91,9 @@ impl Core {
         op: &Op,
         asked: &Asked,
         change: Change,
-        kept: Kept,
+        kept: RenewOutcome,
     ) {
-        let reentered = matches!((change, kept), (Change::Reenter(_), Kept::Kept));
+        let reentered = matches!((change, kept), (Change::Reenter(_), RenewOutcome::Renewed));
         if reentered
             && self.holds.contains_key(&asked.number)
             && let Some(why) = self.replica_shortfall(op)

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use redisson::script::Kept;
+use redisson::script::RenewOutcome;
 use redisson::{Kind, Moment};
 
 use crate::core::Core;
@@ -115,7 +115,12 @@ impl Core {
     }
 
     /// Redis told which holds of an earlier run are still there.
-    pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[HoldRecord], kept: &[Kept]) {
+    pub(in crate::core) fn adopted(
+        &mut self,
+        sent: Moment,
+        holds: &[HoldRecord],
+        kept: &[RenewOutcome],
+    ) {
         for (record, kept) in holds.iter().zip(kept) {
             let Some(id) = self.session_of(record.session) else {
                 // Nobody came back for it in time.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, Call, Forced, Publish, Seen, Shown};
+use redisson::script::{self, Call, ExpectedLock, ForceReleaseOutcome, LockDetails, Publish};
 use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
@@ -26,7 +26,7 @@ pub(in crate::core) struct Force {
     pub(in crate::core) name: LockName,
     pub(in crate::core) slot: Slot,
     /// What the lock looked like.
-    pub(in crate::core) shown: Box<Shown>,
+    pub(in crate::core) shown: Box<LockDetails>,
 }
 
 impl Force {
@@ -36,8 +36,8 @@ impl Force {
 }
 
 /// The release of what was seen just now: time to live is nothing that an operator has thought about.
-pub(in crate::core) fn seen_now(name: &LockName, shown: &Shown, publish: Publish) -> Call {
-    script::force_release(name, Seen { hash: &shown.hash, most_left: None }, publish)
+pub(in crate::core) fn seen_now(name: &LockName, shown: &LockDetails, publish: Publish) -> Call {
+    script::force_release(name, ExpectedLock { hash: &shown.hash, max_ttl: None }, publish)
 }
 
 /// The refusal to release what the one named does not hold.
@@ -71,7 +71,7 @@ impl Core {
         slot: Slot,
         name: &LockName,
         holder: Option<&[u8]>,
-        shown: &Shown,
+        shown: &LockDetails,
     ) {
         let holders = &shown.hash.holders;
         let refusal = if shown.key_type == "none" {
@@ -99,18 +99,18 @@ impl Core {
         &mut self,
         force: &Force,
         may_have_run: bool,
-        forced: Forced,
+        forced: ForceReleaseOutcome,
     ) {
         let Force { name, slot, shown } = force;
         let holders = &shown.hash.holders;
         let reply = match forced {
-            Forced::Free if !may_have_run => Frame::Int(0),
-            Forced::Released | Forced::Free => {
+            ForceReleaseOutcome::Free if !may_have_run => Frame::Int(0),
+            ForceReleaseOutcome::Released | ForceReleaseOutcome::Free => {
                 self.audit(*slot, name, holders.iter().map(|holder| holder.id));
                 Frame::count(holders.len() as u64)
             }
-            Forced::Changed => Frame::Error(changed_hands(name)),
-            Forced::WrongType => {
+            ForceReleaseOutcome::Changed => Frame::Error(changed_hands(name)),
+            ForceReleaseOutcome::WrongType => {
                 Frame::Error(format!("WRONGTYPE `{name}` is no lock any more; nothing is done"))
             }
         };

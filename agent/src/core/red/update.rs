@@ -1,6 +1,6 @@
 //! Red holds: re-entry, other leases, renewals node by node, and setting a hold anew where a node has lost it.
 
-use redisson::script::{Acquired, Kept};
+use redisson::script::{AcquireOutcome, RenewOutcome};
 use redisson::{Kind, Moment};
 use std::sync::Arc;
 
@@ -35,12 +35,14 @@ impl Core {
         let QuorumRequest::Keep(asked, change) = &quorum.request else { return };
         if verdict == Verdict::Won {
             self.recount(quorum, asked.number, *change);
-            self.on_update_reply(quorum.sent, asked, *change, Kept::Kept);
+            self.on_update_reply(quorum.sent, asked, *change, RenewOutcome::Renewed);
             return self.reassess(asked.number, None);
         }
         match quorum.gone(majority) {
-            Some(End::Stolen) => self.on_update_reply(quorum.sent, asked, *change, Kept::Stolen),
-            Some(_) => self.on_update_reply(quorum.sent, asked, *change, Kept::Missing),
+            Some(End::Stolen) => {
+                self.on_update_reply(quorum.sent, asked, *change, RenewOutcome::Stolen)
+            }
+            Some(_) => self.on_update_reply(quorum.sent, asked, *change, RenewOutcome::Missing),
             // A hold's count on some nodes may differ from ours now: the next renewal puts it right.
             None => {
                 let troubles = self.troubles(quorum);
@@ -116,7 +118,7 @@ impl Core {
         node: usize,
         sent: Moment,
         holds: &[Renewal],
-        kept: &[Kept],
+        kept: &[RenewOutcome],
     ) {
         let (now, lease) = (self.now, self.settings.lease);
         self.effects.report(Report::RenewalRoundTrip(now.since(sent)));
@@ -203,10 +205,10 @@ impl Core {
         node: usize,
         sent: Moment,
         renewal: &Renewal,
-        acquired: &Acquired,
+        acquired: &AcquireOutcome,
     ) {
         let (now, lease, jitter) = (self.now, self.settings.lease, self.jitter());
-        let granted = matches!(acquired, Acquired::Granted { .. });
+        let granted = matches!(acquired, AcquireOutcome::Granted { .. });
         let Some(hold) = self.holds.get_mut(&renewal.number) else {
             if granted {
                 self.remove_from(node, &renewal.name, renewal.number);

@@ -311,7 +311,7 @@ impl Simulation {
                 if watched && now >= lease.lost_at(hold.valid_until, margin) {
                     return Err(format!("the loss of {field} on {lock} is not told in time"));
                 }
-                if watched && !hold.jeopardy && now >= lease.jeopardy_at(hold.valid_until) {
+                if watched && !hold.jeopardy && now >= lease.at_risk_at(hold.valid_until) {
                     return Err(format!("the jeopardy of {field} on {lock} is not told in time"));
                 }
                 if now >= hold.valid_until {

@@ -302,8 +302,8 @@ fn outcome(
     if !names.iter().all(|name| read(name) || alien(name)) {
         return Ok(Outcome::Needs(Need::Fields(names), half()));
     }
-    let mut hash = LockHash::read(hash);
-    hash.alien.extend(names.into_iter().filter(alien));
+    let mut hash = LockHash::parse(hash);
+    hash.unexpected.extend(names.into_iter().filter(alien));
     let (companions, more) = match &job.companions {
         Some(companions) => companions.read(&mut results, &hash.holders)?,
         None if job.away => {
@@ -317,7 +317,7 @@ fn outcome(
     };
     let reading = if length == 0 {
         Reading::Absent { companions }
-    } else if hash.is_candidate() {
+    } else if hash.is_possible_lock() {
         Reading::Lock { hash, ttl, companions }
     } else {
         Reading::Other(no_lock())

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use harness::{Client, RedisServer, Reply};
-use redisson::script::{self, Call, Publish, Seen, Value};
+use redisson::script::{self, Call, ExpectedLock, Publish, Value};
 use redisson::shape::LockHash;
 use redisson::{ClientId, HolderId, Lease, LockName, keys};
 
@@ -87,9 +87,9 @@ impl Pair {
         HolderId::new(ClientId::from_random([7; 16]), number)
     }
 
-    fn seen<'a>(&mut self, hash: &'a LockHash) -> Seen<'a> {
+    fn seen<'a>(&mut self, hash: &'a LockHash) -> ExpectedLock<'a> {
         let most_left = self.dice.one_in(3).then_some(Duration::from_secs(30));
-        Seen { hash, most_left }
+        ExpectedLock { hash, max_ttl: most_left }
     }
 
     fn step(&mut self) -> Step {
@@ -107,16 +107,16 @@ impl Pair {
         let least = self.dice.pick(&[1, 1, 7, 1_000_000]);
         let fields = self.model.fields(lock).iter();
         let hash =
-            LockHash::read(fields.map(|(field, value)| (field.as_bytes(), value.as_bytes())));
+            LockHash::parse(fields.map(|(field, value)| (field.as_bytes(), value.as_bytes())));
         Step::Script(match self.dice.within(0..62) {
             0..9 if fenced => script::acquire_fenced(&name, &holder, lease, least),
             0..9 => script::acquire(&name, &holder, lease),
-            9..14 => script::keep([(&name, holder, count)], lease),
+            9..14 => script::renew([(&name, holder, count)], lease),
             14 | 15 => {
                 let second = lock_name(LOCKS[0]);
                 let holds: [(&LockName, HolderId, u32); 2] =
                     [(&name, holder, count), (&second, other, count)];
-                script::keep(holds, lease)
+                script::renew(holds, lease)
             }
             16..20 => script::release(&name, &holder, publish),
             20..24 if fenced => script::hand_over_fenced(&name, &holder, &other, lease, least),
@@ -131,7 +131,7 @@ impl Pair {
             }
             42 | 43 => {
                 let deadline = self.dice.pick(&[None, Some(1), Some(9_000_000_000_000)]);
-                script::remove_place(&name, &other, deadline, publish)
+                script::remove_waiter(&name, &other, deadline, publish)
             }
             27 => return Step::Plain(words(&format!("HSET {lock} {other} 2"))),
             28 => return Step::Plain(words(&format!("HSET {lock} colour red"))),
@@ -160,7 +160,7 @@ impl Pair {
                 script::acquire_read(&name, &holder, lease, self.dice.one_in(2).then_some(&own))
             }
             48..50 => script::acquire_write(&name, &HolderId { write: true, ..holder }, lease),
-            50..52 => script::keep_read([(&name, holder, count)], lease),
+            50..52 => script::renew_read([(&name, holder, count)], lease),
             52..54 => script::release_read(&name, &holder, publish),
             54..56 => script::release_write(&name, &HolderId { write: true, ..holder }, publish),
             56..60 => {
