@@ -146,7 +146,7 @@ fn file_budget(max_sessions: usize) -> FileBudget {
 }
 
 fn register_metrics(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Metrics>> {
-    let metrics = Arc::new(Metrics::new(config.grouping(), registry)?);
+    let metrics = Arc::new(Metrics::new(registry)?);
     registry.register(Box::new(OldestCollector(Arc::clone(&metrics))))?;
     // Gives meaning to the margins and the lateness of renewals.
     let lease = Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog renews.")?;
@@ -205,6 +205,7 @@ fn start_core(
     };
     let start = Start {
         settings: config.core.clone(),
+        grouping: config.grouping(),
         first_number: identity.first_number(),
         servers: ServersStart {
             client: identity.client,

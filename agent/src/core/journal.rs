@@ -8,6 +8,7 @@ use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::ops::OpId;
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Effect};
+use crate::core::{LogLine, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
@@ -73,7 +74,7 @@ impl Core {
 
     pub(in crate::core) fn journal_record(&mut self, record: Record) {
         self.journal.noted += 1;
-        self.effects.push_back(Effect::Journal(record));
+        self.effects.push(Effect::Journal(record));
     }
 
     /// Notes a hold as it stands now, if its session has grace.
@@ -224,10 +225,8 @@ impl Core {
     /// session gets a grace that would end with the agent.
     pub fn on_journal_failed(&mut self, now: Moment, upto: u64, why: &str) {
         self.advance_clock(now);
-        self.figures.journal_errors.inc();
-        if self.log_limit.admits(self.now) {
-            tracing::warn!(why, "the journal cannot be written: sessions with grace get no locks");
-        }
+        self.effects.report(Report::JournalError);
+        self.effects.log_bounded(self.now, || LogLine::JournalFailed { why: why.to_owned() });
         let done = self.journal.done;
         for id in self.journal_reached(upto) {
             self.take_back(id, done, why);

@@ -1,5 +1,6 @@
 //! The agent's Prometheus metrics. Recording blocks only on other recordings and cannot fail.
 
+mod apply;
 mod oldest;
 mod register;
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 use prometheus::{
     GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
 };
-use redisson::{Grouping, Kind, LockName};
+use redisson::Kind;
 
 use crate::policy::Denial;
 use crate::protocol::command::Command;
@@ -48,7 +49,6 @@ const LOCK_OUTCOMES: [&str; 6] =
 
 #[derive(Debug)]
 pub struct Metrics {
-    grouping: Mutex<Grouping>,
     acquisitions: IntCounterVec,
     wait_seconds: HistogramVec,
     hold_seconds: HistogramVec,
@@ -128,11 +128,10 @@ impl Metrics {
     ///
     /// # Errors
     /// Fails if the registry already has a metric of the same name.
-    pub fn new(grouping: Grouping, registry: &Registry) -> prometheus::Result<Self> {
+    pub fn new(registry: &Registry) -> prometheus::Result<Self> {
         let make = Registrar(registry);
         let group = "lock_group";
         let metrics = Self {
-            grouping: Mutex::new(grouping),
             acquisitions: make.counters(
                 "acquisitions_total",
                 "LOCK commands by how they ended.",
@@ -317,29 +316,24 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Returns the group of a lock in metrics. The counters of a new group start at 0.
-    #[must_use]
-    pub fn group(&self, name: &LockName) -> Arc<str> {
-        let mut grouping = lock(&self.grouping);
-        let label = grouping.label(name);
-        self.lock_groups.set(i64::try_from(grouping.true_count()).unwrap_or(i64::MAX));
-        drop(grouping);
+    /// Counts the groups seen. The counters of a new group start at 0.
+    fn group_seen(&self, label: &Arc<str>, groups: usize) {
+        self.lock_groups.set(i64::try_from(groups).unwrap_or(i64::MAX));
         let mut active = lock(&self.active);
-        if !active.holds.contains_key(&label) {
-            active.holds.insert(Arc::clone(&label), BTreeMap::new());
-            active.waits.insert(Arc::clone(&label), BTreeMap::new());
-            active.kinds.insert(Arc::clone(&label), vec![Kind::Lock]);
+        if !active.holds.contains_key(label) {
+            active.holds.insert(Arc::clone(label), BTreeMap::new());
+            active.waits.insert(Arc::clone(label), BTreeMap::new());
+            active.kinds.insert(Arc::clone(label), vec![Kind::Lock]);
             drop(active);
-            self.create_outcomes(&label, Kind::Lock);
+            self.create_outcomes(label, Kind::Lock);
             for end in End::LOST {
-                self.locks_lost.with_label_values(&[&*label, end.as_str()]);
+                self.locks_lost.with_label_values(&[&**label, end.as_str()]);
             }
             for outcome in ["renewed", "gone", "error"] {
-                self.renewals.with_label_values(&[&*label, outcome]);
+                self.renewals.with_label_values(&[&**label, outcome]);
             }
-            self.handovers.with_label_values(&[&*label]);
+            self.handovers.with_label_values(&[&**label]);
         }
-        label
     }
 
     /// Creates the counters at 0, so that the first of each outcome is visible as an increase.

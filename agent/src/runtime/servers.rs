@@ -60,7 +60,7 @@ impl Servers {
         start: ServersStart,
         response_timeout: Duration,
         replicas: Replicas,
-        figures: &Arc<Metrics>,
+        metrics: &Arc<Metrics>,
         stage: &Shutdown,
     ) -> (Self, News) {
         let manner = Manner {
@@ -74,14 +74,14 @@ impl Servers {
         let mut news = SelectAll::new();
         let main = match start.main {
             Backend::Server(aim) => {
-                let (side, events) = RedisNode::start(manner, &aim, figures, stage);
+                let (side, events) = RedisNode::start(manner, &aim, metrics, stage);
                 news.push(events.map(|event| (Node::Main, event)).boxed());
                 MainSide::Server(side)
             }
             Backend::Cluster(cluster) => {
                 let manner = Manner { in_cluster: true, ..manner };
                 let publish = start.cluster_messages;
-                let (side, events) = RedisCluster::start(manner, cluster, publish, figures, stage);
+                let (side, events) = RedisCluster::start(manner, cluster, publish, metrics, stage);
                 news.push(events.map(|event| (Node::Main, event)).boxed());
                 MainSide::Cluster(side)
             }
@@ -90,7 +90,7 @@ impl Servers {
         for (place, target) in start.red.into_iter().enumerate() {
             // Their majority is what keeps them.
             let manner = Manner { red: true, replicas: None, ..manner };
-            let (side, events) = RedisNode::start(manner, &target.into(), figures, stage);
+            let (side, events) = RedisNode::start(manner, &target.into(), metrics, stage);
             news.push(events.map(move |event| (Node::Red(place), event)).boxed());
             red.push(side);
         }

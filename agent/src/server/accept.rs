@@ -91,7 +91,6 @@ fn affects_one_client(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use prometheus::Registry;
-    use redisson::Grouping;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::mpsc;
     use tokio::task::JoinHandle;
@@ -120,8 +119,7 @@ mod tests {
                 SocketSettings { path: folder.path().join("s"), mode: 0o600, group: None };
             let socket = Socket::bind(&settings).await.unwrap();
             let (core, inbox) = mpsc::channel(100);
-            let metrics =
-                Arc::new(Metrics::new(Grouping::new(Vec::new(), 5), &Registry::new()).unwrap());
+            let metrics = Arc::new(Metrics::new(&Registry::new()).unwrap());
             let shared = Shared {
                 core,
                 processes: Processes::new(10),

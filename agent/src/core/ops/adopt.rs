@@ -5,10 +5,11 @@
 
 use std::time::Duration;
 
-use redisson::script::Kept;
+use redisson::script::RenewOutcome;
 use redisson::{Kind, Moment};
 
 use crate::core::Core;
+use crate::core::Report;
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lease::update::lost_end;
 use crate::core::lease::watchdog::Batches;
@@ -114,7 +115,12 @@ impl Core {
     }
 
     /// Redis told which holds of an earlier run are still there.
-    pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[HoldRecord], kept: &[Kept]) {
+    pub(in crate::core) fn adopted(
+        &mut self,
+        sent: Moment,
+        holds: &[HoldRecord],
+        kept: &[RenewOutcome],
+    ) {
         for (record, kept) in holds.iter().zip(kept) {
             let Some(id) = self.session_of(record.session) else {
                 // Nobody came back for it in time.
@@ -163,9 +169,9 @@ impl Core {
     /// A hold was lost before its session could be taken over; who takes it over hears of it.
     fn lost_before(&mut self, id: SessionId, record: &HoldRecord, end: End) {
         self.verified(id);
-        let group = self.group(&record.lock);
+        let group = self.group_label(&record.lock);
         if end.is_loss() {
-            self.figures.lost(&group, end);
+            self.effects.report(Report::Lost { group, end });
         }
         let owner = Owner { session: id, owner: record.owner };
         self.notify(owner, &record.lock, record.kind, &Event::Lost(end));
@@ -182,7 +188,7 @@ impl Core {
     ) {
         let HoldRecord { number, ref lock, kind, count, token, until, longest, granted, .. } =
             *record;
-        let (group, jitter) = (self.group(lock), self.jitter());
+        let (group, jitter) = (self.group_label(lock), self.jitter());
         let uid = self.sessions.get(&owner.session).map_or(u32::MAX, |session| session.peer.uid);
         let hold = Hold {
             number,
@@ -212,7 +218,7 @@ impl Core {
         self.quota.add(uid);
         self.holds.insert(number, hold);
         self.arm(number);
-        self.figures.hold_began(&group, kind, number);
+        self.effects.report(Report::HoldBegan { group, kind, number });
         let now = self.now;
         let state = self.lock_mut(lock);
         if kind == Kind::Read {

@@ -1,7 +1,6 @@
 use std::time::Duration;
 
 use prometheus::Registry;
-use redisson::Grouping;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -21,7 +20,7 @@ struct Rig {
 }
 
 fn metrics() -> Arc<Metrics> {
-    Arc::new(Metrics::new(Grouping::new(Vec::new(), 5), &Registry::new()).unwrap())
+    Arc::new(Metrics::new(&Registry::new()).unwrap())
 }
 
 impl Rig {
