@@ -1,4 +1,4 @@
-//! The verbs that show something, or do something to others: one call, one answer.
+//! The verbs other than `exec`: each sends one request and prints its result.
 
 use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -7,74 +7,74 @@ use std::path::Path;
 use clap::CommandFactory as _;
 use redis::Cmd;
 
-use crate::cli::{Cli, Format, Verb, shown};
-use crate::client::{Agent, Failure, number};
+use crate::cli::{Cli, Format, Verb};
+use crate::client::{Agent, Failure};
 use crate::exit::Exit;
-use crate::say::say;
-use crate::{list, runtime, show, table, watch};
+use crate::output::{notice, print};
+use crate::reply::{number, printable};
+use crate::{list, runtime, show, watch};
 
-/// Why a verb did not come to its end.
-enum Trouble {
+/// The failure of a verb.
+enum VerbError {
     Agent(Failure),
-    /// What it prints cannot be written.
     Output(io::Error),
 }
 
-impl From<Failure> for Trouble {
+impl From<Failure> for VerbError {
     fn from(failure: Failure) -> Self {
         Self::Agent(failure)
     }
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for VerbError {
     fn from(error: io::Error) -> Self {
         Self::Output(error)
     }
 }
 
-/// Runs such a verb.
+/// Runs a verb and returns its exit status.
 pub(crate) fn run(socket: &Path, verb: &Verb) -> Exit {
-    let runtime = match runtime::one_thread() {
+    let runtime = match runtime::create() {
         Ok(runtime) => runtime,
         Err(error) => {
-            say(&format!("cannot begin: {error}"));
+            notice(&format!("cannot start: {error}"));
             return Exit::OS;
         }
     };
     match runtime.block_on(serve(socket, verb)) {
         Ok(exit) => exit,
-        // A reader that has seen enough, as `head`, is no failure.
-        Err(Trouble::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Exit::OK,
-        Err(Trouble::Output(error)) => {
-            say(&format!("cannot write: {error}"));
+        // The reader closed the pipe early, as `head` does.
+        Err(VerbError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Exit::OK,
+        Err(VerbError::Output(error)) => {
+            notice(&format!("cannot write to standard output: {error}"));
             Exit::OS
         }
-        Err(Trouble::Agent(failure)) => {
-            say(&failure.to_string());
+        Err(VerbError::Agent(failure)) => {
+            notice(&failure.to_string());
             failure.exit(Exit::NO_AGENT, Exit::USAGE)
         }
     }
 }
 
-async fn serve(socket: &Path, verb: &Verb) -> Result<Exit, Trouble> {
+async fn serve(socket: &Path, verb: &Verb) -> Result<Exit, VerbError> {
     match verb {
         Verb::Ls { glob, format } => {
             let glob = glob.as_ref().map(|glob| glob.as_bytes());
             let mut agent = Agent::connect(socket).await?;
-            table::print(&list::list(&mut agent, glob, format.json).await?)?;
+            print(&list::list(&mut agent, glob, format.json).await?)?;
         }
         Verb::Show { lock, format } => {
             let mut agent = Agent::connect(socket).await?;
             match show::lock(&mut agent, lock.as_bytes(), format.json).await? {
-                Some(lines) => table::print(&lines)?,
-                None => table::print(&[format!("{} is free", shown(lock.as_bytes()))])?,
+                Some(lines) => print(&lines)?,
+                None => print(&[format!("{} is free", printable(lock.as_bytes()))])?,
             }
         }
         Verb::Status { format } => {
             let mut agent = Agent::connect(socket).await?;
             let status = show::status(&mut agent, format.json).await?;
-            table::print(&status.lines)?;
-            return Ok(if status.well { Exit::OK } else { Exit(Exit::NO_AGENT) });
+            print(&status.lines)?;
+            return Ok(if status.healthy { Exit::OK } else { Exit(Exit::NO_AGENT) });
         }
         Verb::Watch { glob, interval, format } => {
             let glob = glob.as_ref().map(|glob| glob.as_bytes());
@@ -86,16 +86,16 @@ async fn serve(socket: &Path, verb: &Verb) -> Result<Exit, Trouble> {
             if let Some(holder) = holder {
                 force.arg("HOLDER").arg(holder.as_bytes());
             }
-            let name = shown(lock.as_bytes());
+            let name = printable(lock.as_bytes());
             let done = format!("released {name}, holders:");
-            order(socket, &force, *format, &done, &format!("{name} is free")).await?;
+            end_holds(socket, &force, *format, &done, &format!("{name} is free")).await?;
         }
         Verb::Kick { session, format } => {
             let mut kick = redis::cmd("KICK");
             kick.arg(session.as_bytes());
-            let name = shown(session.as_bytes());
+            let name = printable(session.as_bytes());
             let done = format!("ended {name}, locks released:");
-            order(socket, &kick, *format, &done, &format!("ended {name}, which held nothing"))
+            end_holds(socket, &kick, *format, &done, &format!("ended {name}, which held nothing"))
                 .await?;
         }
         Verb::Completions { shell } => {
@@ -104,31 +104,31 @@ async fn serve(socket: &Path, verb: &Verb) -> Result<Exit, Trouble> {
             io::stdout().lock().write_all(&script)?;
         }
         Verb::Man => io::stdout().lock().write_all(&man()?)?,
-        // It is no view.
+        // Handled by `exec::front`.
         Verb::Exec(_) => {}
     }
     Ok(Exit::OK)
 }
 
-/// Gives an order that is answered by how many holds it ended.
-async fn order(
+/// Sends a command that returns the number of holds it ended.
+async fn end_holds(
     socket: &Path,
-    order: &Cmd,
+    command: &Cmd,
     format: Format,
     done: &str,
     nothing: &str,
-) -> Result<(), Trouble> {
+) -> Result<(), VerbError> {
     let mut agent = Agent::connect(socket).await?;
-    let ended = number(&agent.call(order).await?).unwrap_or(0);
+    let ended = number(&agent.call(command).await?).unwrap_or(0);
     let line = match (format.json, ended) {
         (true, _) => serde_json::json!({ "released": ended }).to_string(),
         (false, 0) => nothing.to_owned(),
         (false, _) => format!("{done} {ended}"),
     };
-    Ok(table::print(&[line])?)
+    Ok(print(&[line])?)
 }
 
-/// One page for `lockctl` and all its verbs.
+/// Renders one manual page for `lockctl` and all its verbs.
 fn man() -> io::Result<Vec<u8>> {
     let mut command = Cli::command();
     command.build();

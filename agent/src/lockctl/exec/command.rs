@@ -1,4 +1,4 @@
-//! The command as the guard's child: its process group, and all that has come of it.
+//! The running command: its process group and all its descendants.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,43 +10,42 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process_g
 
 use super::environment;
 use super::grant::Grant;
-use super::tree::Tree;
+use super::process_tree::ProcessTree;
 use crate::cli::ExecArgs;
 use crate::exit::Exit;
 
-/// How a command ended.
+/// The end of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// By itself, with this status.
-    Status(u8),
-    /// By this signal.
+    Exited(u8),
+    /// Ended by a signal.
     Signal(i32),
 }
 
 impl Ended {
-    /// The status to end with.
+    /// Returns the exit status, as a shell would.
     pub(crate) fn exit(self) -> Exit {
         match self {
-            Self::Status(status) => Exit(status),
+            Self::Exited(status) => Exit(status),
             Self::Signal(number) => Exit::signal(number),
         }
     }
 }
 
-/// A command that has been started. It is waited for only by the guard's own end, so that its pid, which is its
-/// group's number too, stays its own for as long as signals are sent there.
+/// A started command. It is never reaped while the guard lives, so that its pid, which also numbers its group, cannot be
+/// reused while signals are sent to it.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct CommandGroup {
     leader: Pid,
-    tree: Tree,
+    tree: ProcessTree,
     ended: Option<Ended>,
 }
 
-impl Group {
+impl CommandGroup {
     /// Starts the command.
     ///
     /// # Errors
-    /// When no process can be made.
+    /// Fails if the process cannot be created.
     pub(crate) fn start(
         args: &ExecArgs,
         grant: &Grant,
@@ -55,53 +54,50 @@ impl Group {
         stdin: OwnedFd,
         front: i32,
     ) -> io::Result<Self> {
-        let tree = Tree::begin()?;
+        let tree = ProcessTree::adopt_orphans()?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0(super::LAUNCH);
         command.arg(format!("--guard={}", getpid())).arg(format!("--foreground-of={front}"));
         command.arg("--").args(&args.command).stdin(stdin).process_group(0);
         environment::set(&mut command, grant, socket, traceparent);
-        // Dropped without being waited for: see above.
+        // Dropped without being reaped, as explained above.
         let child = command.spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let leader = pid.ok_or_else(|| io::Error::other("the kernel gave no pid"))?;
         Ok(Self { leader, tree, ended: None })
     }
 
-    /// Its group's number.
     pub(crate) fn number(&self) -> i32 {
         self.leader.as_raw_nonzero().get()
     }
 
-    /// Whether it has just been stopped.
+    /// Returns whether the command has been stopped since the last call.
     pub(crate) fn has_stopped(&self) -> bool {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
         waitid(WaitId::Pid(self.leader), options)
             .is_ok_and(|status| status.is_some_and(|status| status.stopped()))
     }
 
-    /// How the command ended, if it has.
+    /// Returns how the command ended; none while it runs.
     pub(crate) fn ended(&mut self) -> Option<Ended> {
         if self.ended.is_none() {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
             let status = waitid(WaitId::Pid(self.leader), options).ok().flatten();
             self.ended = status.and_then(|status| {
-                let by_itself = status.exit_status().and_then(|status| u8::try_from(status).ok());
-                by_itself
-                    .map(Ended::Status)
-                    .or_else(|| status.terminating_signal().map(Ended::Signal))
+                let exited = status.exit_status().and_then(|status| u8::try_from(status).ok());
+                exited.map(Ended::Exited).or_else(|| status.terminating_signal().map(Ended::Signal))
             });
         }
         self.ended
     }
 
-    /// Passes a signal on to the group. A group that has gone needs none.
+    /// Sends a signal to the group, if it still exists.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process_group(self.leader, signal).unwrap_or_default();
     }
 
-    /// Sends a signal to the group, and to what has left it too, stopped or not.
-    pub(crate) fn end_all(&self, signal: Signal) {
+    /// Sends a signal to the group and to all other descendants, and resumes stopped ones so that they receive it.
+    pub(crate) fn signal_all(&self, signal: Signal) {
         self.signal(signal);
         self.signal(Signal::CONT);
         for signal in [signal, Signal::CONT] {
@@ -109,7 +105,7 @@ impl Group {
         }
     }
 
-    /// Those that still live, the command itself and all that has come of it.
+    /// Returns the pids of the command and its descendants that are alive.
     pub(crate) fn living(&self) -> Vec<i32> {
         self.tree.reap(self.leader);
         self.tree.living()

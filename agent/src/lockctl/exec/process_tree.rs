@@ -1,7 +1,6 @@
-//! All that has come of a command, grandchildren in sessions of their own included, as /proc tells.
+//! All descendants of this process according to /proc, including those in sessions of their own.
 //!
-//! Whoever asks must be a subreaper: then a process whose parent has died becomes a child of his, and whatever was
-//! started below him stays below him.
+//! The process must be a subreaper, so that orphaned descendants become its children.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -12,84 +11,85 @@ use rustix::process::{
     set_child_subreaper, waitid,
 };
 
-/// A process, as its `stat` shows it.
+/// A process according to `/proc/<pid>/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Process {
     pid: i32,
     parent: i32,
     group: i32,
-    /// When it began, in ticks since the host was booted: with the pid it is unique.
+    /// Start time in ticks since boot, which with the pid identifies the process.
     started: u64,
     dead: bool,
 }
 
-/// Everything below this process.
+/// The descendants of this process.
 #[derive(Debug, Default)]
-pub(crate) struct Tree {
-    /// Children that were there before, and are none of our business.
-    others: HashSet<i32>,
+pub(crate) struct ProcessTree {
+    /// Children from before, which are left alone.
+    excluded: HashSet<i32>,
 }
 
-impl Tree {
-    /// From now on orphans below this process become its children. Those that it has already are left alone.
+impl ProcessTree {
+    /// Makes this process a subreaper, and excludes its existing children.
     ///
     /// # Errors
-    /// When the kernel refuses.
-    pub(crate) fn begin() -> rustix::io::Result<Self> {
+    /// Fails if the kernel rejects it.
+    pub(crate) fn adopt_orphans() -> rustix::io::Result<Self> {
         set_child_subreaper(Some(getpid()))?;
         let own = getpid().as_raw_nonzero().get();
-        let others = processes().filter(|process| process.parent == own).map(|process| process.pid);
-        Ok(Self { others: others.collect() })
+        let excluded =
+            processes().filter(|process| process.parent == own).map(|process| process.pid);
+        Ok(Self { excluded: excluded.collect() })
     }
 
-    /// The pids of the living.
+    /// Returns the pids of the descendants that are alive.
     pub(crate) fn living(&self) -> Vec<i32> {
-        self.below()
+        self.descendants()
             .into_iter()
             .filter(|process| !process.dead)
             .map(|process| process.pid)
             .collect()
     }
 
-    /// Sends a signal to all of them that are not in this process group.
+    /// Sends a signal to all descendants outside a process group.
     pub(crate) fn signal_outside(&self, signal: Signal, group: Pid) {
         self.send(signal, Some(group.as_raw_nonzero().get()));
     }
 
-    /// Sends a signal to all of them.
+    /// Sends a signal to all descendants.
     pub(crate) fn signal(&self, signal: Signal) {
         self.send(signal, None);
     }
 
-    fn send(&self, signal: Signal, but: Option<i32>) {
-        for process in self.below() {
+    fn send(&self, signal: Signal, excluded_group: Option<i32>) {
+        for process in self.descendants() {
             if !process.dead
-                && Some(process.group) != but
-                && let Some(pidfd) = hold(process)
+                && Some(process.group) != excluded_group
+                && let Some(pidfd) = open_pidfd(process)
             {
-                // It may have died by itself just now.
+                // The process may have died meanwhile.
                 pidfd_send_signal(pidfd, signal).unwrap_or_default();
             }
         }
     }
 
-    /// Waits for the dead among the children, `but` aside, so that they go away.
-    pub(crate) fn reap(&self, but: Pid) {
+    /// Reaps the dead children, except `except`.
+    pub(crate) fn reap(&self, except: Pid) {
         let own = getpid().as_raw_nonzero().get();
-        for process in self.below() {
+        for process in self.descendants() {
             if process.dead
                 && process.parent == own
                 && let Some(pid) = Pid::from_raw(process.pid)
-                && pid != but
+                && pid != except
             {
-                // Nothing to wait for is what is wanted.
+                // The child may have been reaped already.
                 let _reaped: bool =
                     waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).is_ok();
             }
         }
     }
 
-    fn below(&self) -> Vec<Process> {
+    fn descendants(&self) -> Vec<Process> {
         let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
         for process in processes() {
             children.entry(process.parent).or_default().push(process);
@@ -98,7 +98,7 @@ impl Tree {
         let mut parents = vec![getpid().as_raw_nonzero().get()];
         while let Some(parent) = parents.pop() {
             for child in children.remove(&parent).unwrap_or_default() {
-                if !self.others.contains(&child.pid) {
+                if !self.excluded.contains(&child.pid) {
                     parents.push(child.pid);
                     found.push(child);
                 }
@@ -108,34 +108,34 @@ impl Tree {
     }
 }
 
-/// A descriptor of this very process, not of another that has got its pid since.
-fn hold(process: Process) -> Option<OwnedFd> {
+/// Opens a pidfd; none if the pid has been reused by another process.
+fn open_pidfd(process: Process) -> Option<OwnedFd> {
     let pidfd = match pidfd_open(Pid::from_raw(process.pid)?, PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
         Err(Errno::SRCH) => return None,
         Err(error) => {
-            crate::say::say(&format!("cannot reach process {}: {error}", process.pid));
+            crate::output::notice(&format!("cannot signal process {}: {error}", process.pid));
             return None;
         }
     };
-    (look(process.pid)?.started == process.started).then_some(pidfd)
+    (read_process(process.pid)?.started == process.started).then_some(pidfd)
 }
 
-/// All processes that can be seen.
+/// Returns all visible processes.
 fn processes() -> impl Iterator<Item = Process> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| look(entry.file_name().to_str()?.parse().ok()?))
+    entries.filter_map(|entry| read_process(entry.file_name().to_str()?.parse().ok()?))
 }
 
-fn look(pid: i32) -> Option<Process> {
+fn read_process(pid: i32) -> Option<Process> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse(pid, &stat)
 }
 
-/// Reads `pid (comm) state ppid … starttime`; comm may have anything in it, brackets too.
+/// Parses `pid (comm) state ppid … starttime`; comm may contain any byte, including parentheses.
 fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
-    let behind_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
-    let rest = std::str::from_utf8(stat.get(behind_name..)?).ok()?;
+    let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
+    let rest = std::str::from_utf8(stat.get(after_name..)?).ok()?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     Some(Process {
         pid,
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_may_call_itself_anything() {
+    fn a_process_name_may_contain_any_byte() {
         let stat = b"77 (a) Z 1 (b) S 42 70 77 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 8888 1 2";
         let read = parse(77, stat).unwrap();
         assert_eq!(read, Process { pid: 77, parent: 42, group: 70, started: 8888, dead: false });
@@ -160,13 +160,13 @@ mod tests {
     }
 
     #[test]
-    fn one_is_below_oneself_until_one_is_dead() {
-        let tree = Tree::default();
+    fn a_child_is_a_descendant_until_it_dies() {
+        let tree = ProcessTree::default();
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         assert!(tree.living().contains(&pid));
-        let others = Tree { others: HashSet::from([pid]) };
-        assert!(!others.living().contains(&pid));
+        let excluding = ProcessTree { excluded: HashSet::from([pid]) };
+        assert!(!excluding.living().contains(&pid));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!tree.living().contains(&pid));
