@@ -12,11 +12,12 @@ use prometheus::{
     Registry,
 };
 use redisson::group::OVERFLOW;
-use redisson::monitor::Counts;
+use redisson::monitor::LineCounts;
 
 use crate::archive::Notes;
+use crate::model::Effect;
 use crate::model::actor::{Hub, Listener};
-use crate::model::{Effect, ScopeId};
+use crate::model::types::ScopeId;
 use crate::sources::status::Sources;
 
 use pictured::Pictured;
@@ -155,7 +156,7 @@ impl TapsMetrics {
 
 impl TapMetrics {
     /// Counts the lines since what was told last.
-    pub fn count(&self, told: Counts, now: Counts) {
+    pub fn count(&self, told: LineCounts, now: LineCounts) {
         for (counter, told, now) in [
             (&self.lock, told.lock, now.lock),
             (&self.other, told.other, now.other),
@@ -251,7 +252,7 @@ impl Listener for ModelMetrics {
                 let labels = [deployment, problem.as_str(), certainty.as_str(), group];
                 self.detected.with_label_values(&labels).inc();
             }
-            Effect::Note(note) => {
+            Effect::Archive(note) => {
                 if let Some(notes) = &self.notes {
                     notes.tell(*note);
                 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use prometheus::{IntCounterVec, Registry};
 use redis::Value;
 use redisson::name::is_invisible;
-use redisson::script::{self, Forced, parse_forced};
+use redisson::script::{self, ForceReleaseOutcome, parse_force_release};
 use service_kit::redis_link::{Aim, CallError, Deployment, Link};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
@@ -22,9 +22,7 @@ use crate::clock::{SteadyMillis, now};
 use crate::config::Config;
 use crate::metrics;
 use crate::model::actor::ModelHandle;
-use crate::model::past::{Act, Note};
-use crate::model::view::LockId;
-use crate::model::{Observation, ScopeId};
+use crate::model::types::{ArchiveEntry, LockId, Observation, OperatorAction, ScopeId};
 use crate::redis::sentinel_options;
 
 use way::{Nodes, Way};
@@ -259,7 +257,7 @@ impl Releases {
         let Some((scope, way)) = way else {
             return Outcome::Unsent("this database is not looked at".to_owned());
         };
-        let forcing = Observation::Forcing {
+        let forcing = Observation::ForceRelease {
             name: offer.id.name.clone(),
             holders: choice.holders(offer),
             at: now(),
@@ -272,7 +270,9 @@ impl Releases {
         if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
             // Whatever ends it now is not our doing.
             let (name, at) = (offer.id.name.clone(), now());
-            self.model.see(scope, Observation::Forcing { name, holders: Vec::new(), at }).await;
+            self.model
+                .see(scope, Observation::ForceRelease { name, holders: Vec::new(), at })
+                .await;
         }
         outcome
     }
@@ -300,7 +300,7 @@ impl Releases {
             outcome = outcome.as_str(),
             "a release by force was asked for"
         );
-        let act = Act {
+        let act = OperatorAction {
             at: SteadyMillis::now(),
             who: who.to_owned(),
             from: asker.from,
@@ -311,7 +311,7 @@ impl Releases {
             outcome: outcome.as_str().to_owned(),
         };
         if let Some(notes) = &self.notes {
-            notes.tell(Note::Acted(offer.id.clone(), Box::new(act)));
+            notes.tell(ArchiveEntry::Acted(offer.id.clone(), Box::new(act)));
         }
         let Some(scope) = self.model.scope(&offer.id.deployment, offer.id.db) else { return };
         let text = match outcome {
@@ -326,19 +326,23 @@ impl Releases {
             _ => return,
         };
         let (name, word) = (offer.id.name.clone(), choice.word());
-        let acted =
-            Observation::Acted { name: name.clone(), word, text, steady: SteadyMillis::now() };
+        let acted = Observation::OperatorActed {
+            name: name.clone(),
+            word,
+            text,
+            steady: SteadyMillis::now(),
+        };
         self.model.see(scope, acted).await;
     }
 }
 
 fn outcome(sent: Result<Value, CallError>) -> Outcome {
     match sent {
-        Ok(reply) => match parse_forced(&read(&reply)) {
-            Ok(Forced::Released) => Outcome::Released,
-            Ok(Forced::Free) => Outcome::Free,
-            Ok(Forced::Changed) => Outcome::Changed,
-            Ok(Forced::WrongType) => Outcome::NoLock,
+        Ok(reply) => match parse_force_release(&read(&reply)) {
+            Ok(ForceReleaseOutcome::Released) => Outcome::Released,
+            Ok(ForceReleaseOutcome::Free) => Outcome::Free,
+            Ok(ForceReleaseOutcome::Changed) => Outcome::Changed,
+            Ok(ForceReleaseOutcome::WrongType) => Outcome::NoLock,
             Err(error) => Outcome::Unknown(error.to_string()),
         },
         Err(CallError::Unsent { reason }) => Outcome::Unsent(reason),

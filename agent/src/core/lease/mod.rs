@@ -173,7 +173,7 @@ impl LeaseTable {
                 renewal_late = Some(now.since(hold.renew_at));
             }
             let warn = !hold.jeopardy && kept_back.is_none();
-            if warn && lease.jeopardy_at(hold.valid_until) <= now {
+            if warn && lease.at_risk_at(hold.valid_until) <= now {
                 hold.jeopardy = true;
                 self.in_jeopardy += 1;
                 jeopardy_ms = Some(hold.valid_ms(now));
@@ -187,7 +187,7 @@ impl LeaseTable {
     pub(in crate::core) fn clear_jeopardy(&mut self, number: Number, now: Moment) -> bool {
         let lease = self.lease;
         let Some(hold) = self.holds.get_mut(&number) else { return false };
-        let safe = hold.mode == LeaseMode::Fixed || lease.jeopardy_at(hold.valid_until) > now;
+        let safe = hold.mode == LeaseMode::Fixed || lease.at_risk_at(hold.valid_until) > now;
         let cleared = hold.jeopardy && safe;
         if cleared {
             hold.jeopardy = false;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, Acquired, BadReply, Call, Value};
+use redisson::script::{self, AcquireOutcome, BadReply, Call, Value};
 use redisson::{Family, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 
@@ -86,11 +86,11 @@ impl Operation for Attempt {
 
 impl Core {
     /// Redis answered an attempt.
-    fn on_acquire_reply(&mut self, id: OpId, op: &Op, attempt: &Attempt, acquired: Acquired) {
+    fn on_acquire_reply(&mut self, id: OpId, op: &Op, attempt: &Attempt, acquired: AcquireOutcome) {
         let name = &attempt.name;
         self.clear_attempt(attempt, id);
         if op.may_have_run {
-            let applied = matches!(acquired, Acquired::Granted { .. });
+            let applied = matches!(acquired, AcquireOutcome::Granted { .. });
             self.effects.report(Report::OutcomeKnown(if applied {
                 "applied"
             } else {
@@ -102,7 +102,7 @@ impl Core {
             state.trouble = None;
         }
         match acquired {
-            Acquired::Granted { token } => {
+            AcquireOutcome::Granted { token } => {
                 let now = self.now;
                 if let Some(state) = self.locks.get_mut(name) {
                     state.taken_at = now;
@@ -114,17 +114,17 @@ impl Core {
                     None => self.on_lock_obtained(attempt, op.sent, token),
                 }
             }
-            Acquired::Held { pttl_ms, holders } => {
+            AcquireOutcome::Held { pttl_ms, holders } => {
                 self.refused(attempt, op.sent, pttl_ms, &holders);
             }
-            Acquired::WrongKind(kind) => {
+            AcquireOutcome::WrongKind(kind) => {
                 let sentence = format!(
                     "WRONGKIND `{name}` is in use as a {} lock: kinds do not mix under one name",
                     printable(&kind)
                 );
                 self.cannot_be_had(attempt, op.may_have_run, sentence);
             }
-            Acquired::WrongType(kind) => {
+            AcquireOutcome::WrongType(kind) => {
                 let sentence = format!(
                     "WRONGTYPE the key `{name}` is no lock but a {}: use another name",
                     printable(&kind)

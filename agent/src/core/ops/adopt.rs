@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, Kept, Value};
+use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
 use redisson::{Kind, Moment};
 
 use super::operation::{Operation, Verb};
@@ -41,11 +41,11 @@ impl Operation for Adoption {
             .holds
             .iter()
             .map(|hold| (&hold.lock, core.field(hold.kind, hold.number), hold.count));
-        if self.reads { script::keep_read(holds, lease) } else { script::keep(holds, lease) }
+        if self.reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
-        let kept = script::parse_keep(reply, self.holds.len())?;
+        let kept = script::parse_renew(reply, self.holds.len())?;
         core.adopted(op.sent, &self.holds, &kept);
         Ok(())
     }
@@ -131,7 +131,7 @@ impl Core {
     }
 
     /// Redis told which holds of an earlier run are still there.
-    pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[HoldRecord], kept: &[Kept]) {
+    pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[HoldRecord], kept: &[RenewOutcome]) {
         for (record, kept) in holds.iter().zip(kept) {
             let Some(id) = self.session_of(record.session) else {
                 // Nobody came back for it in time.

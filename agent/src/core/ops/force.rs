@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, Forced, Publish, Seen, Shown, Value};
+use redisson::script::{self, BadReply, Call, ForceReleaseOutcome, Publish, ExpectedLock, LockDetails, Value};
 
 use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
@@ -28,7 +28,7 @@ pub(in crate::core) struct Force {
     pub(in crate::core) name: LockName,
     pub(in crate::core) slot: Slot,
     /// What the lock looked like.
-    pub(in crate::core) shown: Box<Shown>,
+    pub(in crate::core) shown: Box<LockDetails>,
 }
 
 /// A look at a lock that an operator wants released.
@@ -70,7 +70,7 @@ impl Operation for Force {
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
-        let forced = script::parse_forced(reply)?;
+        let forced = script::parse_force_release(reply)?;
         core.force_answered(self, op.may_have_run, forced);
         Ok(())
     }
@@ -89,8 +89,8 @@ impl Operation for Force {
 }
 
 /// The release of what was seen just now: time to live is nothing that an operator has thought about.
-pub(in crate::core) fn seen_now(name: &LockName, shown: &Shown, publish: Publish) -> Call {
-    script::force_release(name, Seen { hash: &shown.hash, most_left: None }, publish)
+pub(in crate::core) fn seen_now(name: &LockName, shown: &LockDetails, publish: Publish) -> Call {
+    script::force_release(name, ExpectedLock { hash: &shown.hash, max_ttl: None }, publish)
 }
 
 /// The refusal to release what the one named does not hold.
@@ -119,7 +119,7 @@ impl Core {
     }
 
     /// Redis told what the lock to be released looks like.
-    fn looked(&mut self, slot: Slot, name: &LockName, holder: Option<&[u8]>, shown: &Shown) {
+    fn looked(&mut self, slot: Slot, name: &LockName, holder: Option<&[u8]>, shown: &LockDetails) {
         let holders = &shown.hash.holders;
         let refusal = if shown.key_type == "none" {
             // What is no red lock here may be one elsewhere.
@@ -142,17 +142,17 @@ impl Core {
     }
 
     /// Redis told what came of it. In doubt an earlier copy may have done what this one found done.
-    fn force_answered(&mut self, force: &Force, may_have_run: bool, forced: Forced) {
+    fn force_answered(&mut self, force: &Force, may_have_run: bool, forced: ForceReleaseOutcome) {
         let Force { name, slot, shown } = force;
         let holders = &shown.hash.holders;
         let reply = match forced {
-            Forced::Free if !may_have_run => Frame::Int(0),
-            Forced::Released | Forced::Free => {
+            ForceReleaseOutcome::Free if !may_have_run => Frame::Int(0),
+            ForceReleaseOutcome::Released | ForceReleaseOutcome::Free => {
                 self.audit(*slot, name, holders.iter().map(|holder| holder.id));
                 Frame::count(holders.len() as u64)
             }
-            Forced::Changed => Frame::Error(changed_hands(name)),
-            Forced::WrongType => {
+            ForceReleaseOutcome::Changed => Frame::Error(changed_hands(name)),
+            ForceReleaseOutcome::WrongType => {
                 Frame::Error(format!("WRONGTYPE `{name}` is no lock any more; nothing is done"))
             }
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redisson::Kind;
-use redisson::script::{self, BadReply, Call, HandedOver, Value};
+use redisson::script::{self, BadReply, Call, HandOverOutcome, Value};
 use service_kit::trace::TraceParent;
 
 use super::acquire::Attempt;
@@ -96,12 +96,12 @@ impl Operation for HandOver {
 
 impl Core {
     /// Redis answered a hand-over.
-    fn handed_over(&mut self, id: OpId, op: &Op, from: &Ending, to: &Attempt, passed: HandedOver) {
+    fn handed_over(&mut self, id: OpId, op: &Op, from: &Ending, to: &Attempt, passed: HandOverOutcome) {
         let name = from.name.clone();
         self.journal_gone(from.number);
         self.clear_attempt(to, id);
         let lost = match passed {
-            HandedOver::Passed { subscribers, token } => {
+            HandOverOutcome::Passed { subscribers, token } => {
                 // In a cluster a node knows of its own subscribers only, and others may listen at any.
                 let subscribers = subscribers.filter(|_| !self.settings.slots);
                 if let Some(state) = self.locks.get_mut(&name) {
@@ -120,8 +120,8 @@ impl Core {
                 return self.poll_queue(&name);
             }
             _ if op.may_have_run && self.now < from.valid_until => None,
-            HandedOver::Missing | HandedOver::WrongType => Some(End::Missing),
-            HandedOver::Stolen => Some(End::Stolen),
+            HandOverOutcome::Missing | HandOverOutcome::WrongType => Some(End::Missing),
+            HandOverOutcome::Stolen => Some(End::Stolen),
         };
         self.confirm(from, lost);
         self.poll_queue(&name);

@@ -1,6 +1,6 @@
 //! Release: the end of a hold in Redis.
 
-use redisson::script::{self, BadReply, Call, Released, Value};
+use redisson::script::{self, BadReply, Call, ReleaseOutcome, Value};
 use redisson::{Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 
@@ -107,13 +107,13 @@ impl Operation for Release {
 
 impl Core {
     /// Redis answered a release.
-    fn released(&mut self, ending: &Ending, may_have_run: bool, released: Released) {
+    fn released(&mut self, ending: &Ending, may_have_run: bool, released: ReleaseOutcome) {
         let end = match released {
-            Released::Released => None,
+            ReleaseOutcome::Released => None,
             // An earlier copy of it may be what removed the hold; while it was valid nothing else can have.
             _ if may_have_run && self.now < ending.valid_until => None,
-            Released::Missing | Released::WrongType => Some(End::Missing),
-            Released::Stolen => Some(End::Stolen),
+            ReleaseOutcome::Missing | ReleaseOutcome::WrongType => Some(End::Missing),
+            ReleaseOutcome::Stolen => Some(End::Stolen),
         };
         self.confirm(ending, end);
         self.on_released(&ending.name, ending.kind, ending.number);

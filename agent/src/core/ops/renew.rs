@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, Kept, Value};
+use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
 use redisson::{Kind, LockName};
 use service_kit::trace::TraceParent;
 use tracing::Span;
@@ -38,7 +38,7 @@ pub(in crate::core) fn renewal_call(core: &Core, reads: bool, holds: &[Renewal])
     let lease = core.settings.lease;
     let holds =
         holds.iter().map(|hold| (&hold.name, core.field(hold.kind, hold.number), hold.count));
-    if reads { script::keep_read(holds, lease) } else { script::keep(holds, lease) }
+    if reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
 }
 
 impl Operation for Renewals {
@@ -47,7 +47,7 @@ impl Operation for Renewals {
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
-        let kept = script::parse_keep(reply, self.holds.len())?;
+        let kept = script::parse_renew(reply, self.holds.len())?;
         core.renewed(op, &self.holds, &kept, &self.span);
         Ok(())
     }
@@ -92,7 +92,7 @@ impl Core {
     }
 
     /// Redis answered a batch of renewals.
-    fn renewed(&mut self, op: &Op, holds: &[Renewal], kept: &[Kept], span: &Span) {
+    fn renewed(&mut self, op: &Op, holds: &[Renewal], kept: &[RenewOutcome], span: &Span) {
         let now = self.now;
         self.effects.report(Report::RenewalRoundTrip(now.since(op.sent)));
         let mut renewed = Tally::default();

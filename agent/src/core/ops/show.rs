@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, Shown, Value};
+use redisson::script::{self, BadReply, Call, LockDetails, Value};
 use redisson::{Family, LockName};
 
 use super::operation::{Operation, Silence, Verb};
@@ -56,7 +56,7 @@ impl Core {
     }
 
     /// Redis told what a lock looks like.
-    fn shown(&mut self, slot: Slot, name: &LockName, shown: &Shown) {
+    fn shown(&mut self, slot: Slot, name: &LockName, shown: &LockDetails) {
         let reply = if shown.key_type == "none" && shown.queue_length == 0 {
             if self.settings.red.is_some() {
                 return self.show_red(slot, name);

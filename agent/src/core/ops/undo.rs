@@ -1,6 +1,6 @@
 //! Undo: the removal of a number that nobody holds.
 
-use redisson::script::{self, BadReply, Call, Released, Value};
+use redisson::script::{self, BadReply, Call, ReleaseOutcome, Value};
 use redisson::{Kind, LockName};
 
 use super::operation::Operation;
@@ -23,7 +23,7 @@ impl Operation for Undo {
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
-        if script::parse_release(reply)? == Released::Released {
+        if script::parse_release(reply)? == ReleaseOutcome::Released {
             core.effects.report(Report::OutcomeKnown("undone_late"));
         }
         core.on_released(&self.name, self.kind, self.number);

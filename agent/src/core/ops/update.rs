@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, Kept, Value};
+use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
 use redisson::{Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
@@ -57,13 +57,13 @@ impl Operation for HoldUpdate {
         let wanted = self.change.lease().unwrap_or(core.settings.lease);
         let hold = [(&self.name, core.field(self.kind, self.number), self.count)];
         match self.kind {
-            Kind::Read => script::keep_read(hold, wanted),
-            _ => script::keep(hold, wanted),
+            Kind::Read => script::renew_read(hold, wanted),
+            _ => script::renew(hold, wanted),
         }
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
-        let kept = script::parse_keep(reply, 1)?;
+        let kept = script::parse_renew(reply, 1)?;
         core.on_confirmed_update(op, self, kept[0]);
         Ok(())
     }
@@ -124,8 +124,8 @@ impl Core {
     }
 
     /// Redis answered a re-entry, a partial release or an extension of one of its holds.
-    fn on_confirmed_update(&mut self, op: &Op, update: &HoldUpdate, kept: Kept) {
-        let reentered = matches!((update.change, kept), (Change::Reenter(_), Kept::Kept));
+    fn on_confirmed_update(&mut self, op: &Op, update: &HoldUpdate, kept: RenewOutcome) {
+        let reentered = matches!((update.change, kept), (Change::Reenter(_), RenewOutcome::Renewed));
         if reentered
             && self.leases.contains(update.number)
             && let Some(why) = self.replica_shortfall(op)
@@ -150,7 +150,7 @@ impl Core {
         &mut self,
         sent: Moment,
         update: &HoldUpdate,
-        kept: Kept,
+        kept: RenewOutcome,
     ) {
         let HoldUpdate { name, number, count, owner, slot, span, .. } = update;
         if let Some(end) = lost_end(kept) {
@@ -184,10 +184,10 @@ impl Core {
 }
 
 /// What a hold that was not kept has come to.
-pub(in crate::core) fn lost_end(kept: Kept) -> Option<End> {
+pub(in crate::core) fn lost_end(kept: RenewOutcome) -> Option<End> {
     match kept {
-        Kept::Kept => None,
-        Kept::Missing | Kept::WrongType => Some(End::Missing),
-        Kept::Stolen => Some(End::Stolen),
+        RenewOutcome::Renewed => None,
+        RenewOutcome::Missing | RenewOutcome::WrongType => Some(End::Missing),
+        RenewOutcome::Stolen => Some(End::Stolen),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redisson::script::Acquired;
+use redisson::script::AcquireOutcome;
 use redisson::{HolderId, Moment};
 
 use super::NodeOp;
@@ -106,18 +106,18 @@ impl Core {
         sent: Moment,
         quorum: OpId,
         attempt: &Attempt,
-        acquired: Acquired,
+        acquired: AcquireOutcome,
     ) {
         let name = &attempt.name;
         let answer = match acquired {
-            Acquired::Granted { .. } => Answer::Yes(attempt.lease.valid_until(sent)),
-            Acquired::Held { pttl_ms, holders } => Answer::No(No::Held { pttl_ms, holders }),
-            Acquired::WrongKind(kind) => Answer::No(No::Unfit(format!(
+            AcquireOutcome::Granted { .. } => Answer::Yes(attempt.lease.valid_until(sent)),
+            AcquireOutcome::Held { pttl_ms, holders } => Answer::No(No::Held { pttl_ms, holders }),
+            AcquireOutcome::WrongKind(kind) => Answer::No(No::Unfit(format!(
                 "WRONGKIND `{name}` is in use as a {} lock on {}: kinds do not mix under one name",
                 crate::core::ops::acquire::printable(&kind),
                 self.nodes()[node],
             ))),
-            Acquired::WrongType(kind) => Answer::No(No::Unfit(format!(
+            AcquireOutcome::WrongType(kind) => Answer::No(No::Unfit(format!(
                 "WRONGTYPE the key `{name}` is no lock but a {} on {}: use another name",
                 crate::core::ops::acquire::printable(&kind),
                 self.nodes()[node],

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, Shown, Value};
+use redisson::script::{self, BadReply, Call, LockDetails, Value};
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
@@ -51,7 +51,7 @@ pub(in crate::core) enum NodeVerb {
     Force {
         quorum: OpId,
         name: LockName,
-        shown: Box<Shown>,
+        shown: Box<LockDetails>,
     },
     /// Sets a hold again where it is gone and nobody else has the lock.
     Restore(Renewal),
@@ -81,7 +81,7 @@ impl Operation for NodeOp {
                 core.node_took(node, op.sent, *quorum, attempt, acquired);
             }
             NodeVerb::Update { quorum, update } => {
-                let kept = script::parse_keep(reply, 1)?[0];
+                let kept = script::parse_renew(reply, 1)?[0];
                 let lease = update.change.lease().unwrap_or(core.settings.lease);
                 let answer = match lost_end(kept) {
                     None => Answer::Yes(lease.valid_until(op.sent)),
@@ -95,7 +95,7 @@ impl Operation for NodeOp {
                 core.node_released(node, *quorum, name, released, repeated);
             }
             NodeVerb::Renew(holds) => {
-                let kept = script::parse_keep(reply, holds.len())?;
+                let kept = script::parse_renew(reply, holds.len())?;
                 core.node_renewed(node, op.sent, holds, &kept);
             }
             NodeVerb::Show { quorum, .. } => {
@@ -103,7 +103,7 @@ impl Operation for NodeOp {
                 core.record_answer(*quorum, node, Answer::Shown(Box::new(shown)));
             }
             NodeVerb::Force { quorum, .. } => {
-                let forced = script::parse_forced(reply)?;
+                let forced = script::parse_force_release(reply)?;
                 core.node_forced(node, *quorum, forced);
             }
             NodeVerb::Restore(hold) => {

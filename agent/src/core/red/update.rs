@@ -1,6 +1,6 @@
 //! Red holds: re-entry, other leases, renewals node by node, and setting a hold anew where a node has lost it.
 
-use redisson::script::{Acquired, Kept};
+use redisson::script::{AcquireOutcome, RenewOutcome};
 use redisson::{Kind, Moment};
 use std::sync::Arc;
 
@@ -40,12 +40,12 @@ impl Core {
         let QuorumRequest::Update(update) = &quorum.request else { return };
         if verdict == Verdict::Won {
             self.recount(quorum, update.number, update.change);
-            self.on_update_reply(quorum.sent, update, Kept::Kept);
+            self.on_update_reply(quorum.sent, update, RenewOutcome::Renewed);
             return self.reassess(update.number, None);
         }
         match quorum.gone(majority) {
-            Some(End::Stolen) => self.on_update_reply(quorum.sent, update, Kept::Stolen),
-            Some(_) => self.on_update_reply(quorum.sent, update, Kept::Missing),
+            Some(End::Stolen) => self.on_update_reply(quorum.sent, update, RenewOutcome::Stolen),
+            Some(_) => self.on_update_reply(quorum.sent, update, RenewOutcome::Missing),
             // A hold's count on some nodes may differ from ours now: the next renewal puts it right.
             None => {
                 let troubles = self.troubles(quorum);
@@ -85,7 +85,7 @@ impl Core {
         node: usize,
         sent: Moment,
         holds: &[Renewal],
-        kept: &[Kept],
+        kept: &[RenewOutcome],
     ) {
         let now = self.now;
         self.effects.report(Report::RenewalRoundTrip(now.since(sent)));
@@ -139,10 +139,10 @@ impl Core {
         node: usize,
         sent: Moment,
         renewal: &Renewal,
-        acquired: &Acquired,
+        acquired: &AcquireOutcome,
     ) {
         let (now, jitter) = (self.now, self.jitter());
-        let (number, granted) = (renewal.number, matches!(acquired, Acquired::Granted { .. }));
+        let (number, granted) = (renewal.number, matches!(acquired, AcquireOutcome::Granted { .. }));
         if !self.leases.contains(number) {
             if granted {
                 self.remove_from(node, &renewal.name, number);

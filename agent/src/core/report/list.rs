@@ -1,6 +1,6 @@
 //! HOLDS, LOCKS and SHOW.
 
-use redisson::script::Shown;
+use redisson::script::LockDetails;
 use redisson::shape::MAX_FIELDS;
 use redisson::{HolderId, LockName, group};
 
@@ -250,7 +250,7 @@ pub(in crate::core) fn holder_frame(
 
 pub(in crate::core) fn show_frame(
     name: &LockName,
-    shown: &Shown,
+    shown: &LockDetails,
     known: impl Fn(&HolderId) -> Option<ListRow>,
 ) -> Frame {
     let mut warnings = Vec::new();
@@ -259,7 +259,7 @@ pub(in crate::core) fn show_frame(
     } else if shown.fields > MAX_FIELDS {
         warnings
             .push(format!("a hash of {} fields: too large to be a lock, not read", shown.fields));
-    } else if shown.fields > 0 && !shown.hash.is_candidate() {
+    } else if shown.fields > 0 && !shown.hash.is_possible_lock() {
         warnings.push("a hash, but no field has a holder's form".to_owned());
     } else if let Some(malformed) = shown.hash.malformed() {
         warnings.push(malformed);

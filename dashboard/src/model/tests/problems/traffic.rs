@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn monitor_names_those_who_wait_until_they_fall_silent() {
-    use monitor::What::{Acquired, Refused};
+    use monitor::Action::{Acquired, Refused};
     let mut model = model();
     let tries = |ms, by, model: &mut Model| traffic(model, ms, vec![event("a", by, Refused)]);
     read(&mut model, "a", 0, held(1, 1, Some(10_000)));
@@ -29,13 +29,13 @@ fn monitor_names_those_who_wait_until_they_fall_silent() {
     assert!(waiters(&mut model).is_empty());
     tries(16_000, 7, &mut model);
     tries(16_001, 7, &mut model);
-    model.observe(MAIN, Observation::Tapping { on: false, at: at(17_000) });
+    model.observe(MAIN, Observation::MonitorActive { on: false, at: at(17_000) });
     assert!(waiters(&mut model).is_empty(), "without MONITOR nobody knows");
 }
 
 #[test]
 fn monitor_finds_locks_renewals_and_releases_that_nothing_else_tells() {
-    use monitor::What::{Released, Renewed};
+    use monitor::Action::{Released, Renewed};
     let mut model = model();
     let lease = Some(Duration::from_secs(30));
     traffic(&mut model, 0, vec![event("new", 52, Renewed { lease })]);
@@ -53,22 +53,22 @@ fn monitor_finds_locks_renewals_and_releases_that_nothing_else_tells() {
     assert!(
         view.problems.is_empty() && view.past.iter().all(|past| past.ended == Some("released"))
     );
-    // Told by MONITOR and by its message it is one release.
-    let events = view.events.shown().len();
+    // AgentReport by MONITOR and by its message it is one release.
+    let events = view.events.views().len();
     traffic(&mut model, 701_000, vec![event("a", 52, Released)]);
     release(&mut model, "a", 701_002);
     read(&mut model, "a", 701_003, absent());
     let view = shown(&mut model, "a").unwrap();
     assert_eq!(
-        (view.events.shown().len().min(events), words(&view).last()),
+        (view.events.views().len().min(events), words(&view).last()),
         (events, Some(&"released"))
     );
-    assert_eq!(view.events.shown().filter(|event| event.at.0 >= 701_000).count(), 1);
+    assert_eq!(view.events.views().filter(|event| event.at.0 >= 701_000).count(), 1);
 }
 
 #[test]
 fn who_comes_back_too_late_has_lost_it_for_sure() {
-    use monitor::What::{ReleaseFoundNothing, Released};
+    use monitor::Action::{ReleaseFoundNothing, Released};
     let late = |steps: &[(u64, Then)], freed: bool| {
         let mut model = model();
         for (ms, then) in steps {
@@ -96,7 +96,7 @@ fn a_hold_that_is_handed_over_ends_and_another_begins() {
     let mut model = model();
     let mine = |n: i64| HolderId::new(ClientId::from_random([1; 16]), n);
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
-    let what = monitor::What::HandedOver { to: mine(99), lease: Some(Duration::from_secs(30)) };
+    let what = monitor::Action::HandedOver { to: mine(99), lease: Some(Duration::from_secs(30)) };
     traffic(&mut model, 5_000, vec![event("a", 52, what)]);
     let view = shown(&mut model, "a").unwrap();
     assert_eq!(view.past[0].ended, Some("handed_over"));

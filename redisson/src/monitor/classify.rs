@@ -1,0 +1,315 @@
+//! What the commands of a unit come to.
+
+use std::time::Duration;
+
+use super::command::Command;
+use super::decoder::ServerRole;
+use super::event::{Action, Certainty, Event};
+use super::intent::Intent;
+use super::known_locks::KnownLocks;
+use super::unit::{Effect, Origin, Unit};
+use crate::{HolderId, Kind, LockName, keys};
+
+/// Tells what a unit comes to.
+pub(super) struct Classifier<'a> {
+    pub(super) unit: &'a Unit,
+    pub(super) known: &'a mut KnownLocks,
+    pub(super) role: ServerRole,
+    pub(super) events: &'a mut Vec<Event>,
+}
+
+impl Classifier<'_> {
+    pub(super) fn run(&mut self) {
+        let unit = self.unit;
+        let Some(from) = unit.from else { return };
+        if unit.effects().next().is_none() {
+            // The server does not know the script, or refused it: its sender will have heard.
+            return;
+        }
+        let lock = unit.words.get(0);
+        let holder = unit.holder();
+        match from {
+            Origin::Commands => self.commands(),
+            Origin::Script(intent, _) => match (intent, holder) {
+                (Intent::Acquire(kind), Some(holder)) => self.acquire(lock, Some(kind), holder),
+                (Intent::TryFair, Some(holder)) => self.acquire(lock, Some(Kind::Fair), holder),
+                (Intent::Unlock(kind), Some(holder)) => self.unlock(lock, Some(kind), holder),
+                (Intent::Renew, _) => self.renew(None),
+                (Intent::RenewRead, _) => self.renew(Some(Kind::Read)),
+                (Intent::Force(kind), _) => self.force(lock, kind),
+                (Intent::Expire, _) => self.expire(lock),
+                (Intent::Leave, Some(holder)) => self.leave(lock, holder),
+                (Intent::Unclear, Some(holder)) => self.unclear(lock, holder),
+                (Intent::OwnAcquire(kind), Some(holder)) => self.own_acquire(lock, kind, holder),
+                (Intent::OwnRenew(kind), _) => self.own_renew(kind),
+                (Intent::OwnRelease(kind), Some(holder)) => self.own_release(lock, kind, holder),
+                (Intent::OwnHandOver, Some(holder)) => self.own_hand_over(lock, holder),
+                (Intent::OwnForce, _) => self.own_force(lock),
+                _ => {}
+            },
+        }
+    }
+
+    pub(super) fn emit(
+        &mut self,
+        lock: &[u8],
+        kind: Option<Kind>,
+        holder: Option<HolderId>,
+        action: Action,
+    ) {
+        let sure = matches!(self.unit.from, Some(Origin::Script(_, true))) && !self.unit.broken;
+        let certainty = if sure { Certainty::Certain } else { Certainty::Likely };
+        self.emit_as(certainty, lock, kind, holder, action);
+    }
+
+    pub(super) fn emit_as(
+        &mut self,
+        certainty: Certainty,
+        lock: &[u8],
+        kind: Option<Kind>,
+        holder: Option<HolderId>,
+        action: Action,
+    ) {
+        let Ok(lock) = LockName::new(lock) else { return };
+        self.remember(&lock, holder, action);
+        let client = self.role.address(self.unit.client());
+        let (at_micros, db) = (self.unit.at_micros, self.unit.db);
+        self.events.push(Event { at_micros, db, client, lock, kind, holder, action, certainty });
+    }
+
+    /// Keeps in mind who holds the lock now, as far as this tells.
+    fn remember(&mut self, lock: &LockName, holder: Option<HolderId>, action: Action) {
+        let before = self.known.holder(lock.as_bytes());
+        let after = match action {
+            Action::Acquired { .. } | Action::Reentered { .. } | Action::Renewed { .. } => {
+                holder.or(before)
+            }
+            Action::PartlyReleased | Action::Recounted { .. } => holder,
+            Action::HandedOver { to, .. } => Some(to),
+            Action::ForceReleased | Action::Vanished => None,
+            Action::Released | Action::RenewalFoundNothing | Action::ReleaseFoundNothing => {
+                before.filter(|before| Some(*before) != holder)
+            }
+            Action::Refused
+            | Action::Queued { .. }
+            | Action::LeftQueue
+            | Action::DroppedFromQueue
+            | Action::Subscribed
+            | Action::Unsubscribed
+            | Action::Failed => before,
+        };
+        self.known.record(lock, after);
+    }
+
+    /// What the time to live of the lock was set to, the last time.
+    pub(super) fn lease(&self, lock: &[u8]) -> Option<Duration> {
+        self.unit.effects().rev().find_map(|effect| lease_of(&effect, lock, self.unit.at_micros))
+    }
+
+    fn acquire(&mut self, lock: &[u8], kind: Option<Kind>, holder: HolderId) {
+        let unit = self.unit;
+        self.dropped_places(lock, kind, holder);
+        if let Some(grant) = unit.effects().find(|effect| effect.takes(lock, holder)) {
+            let action = self.grant(lock, holder, &grant);
+            return self.emit(lock, kind, Some(holder), action);
+        }
+        let action = if let Some(queued) = self.place(holder) {
+            queued
+        } else if unit.effects().any(|effect| effect.is(Command::PTtl, lock)) {
+            Action::Refused
+        } else if kind == Some(Kind::Fair)
+            && !unit.effects().any(|effect| effect.command == Command::LPop)
+        {
+            // One that does not get into the queue is refused without a look at the time to live.
+            Action::Refused
+        } else {
+            Action::Failed
+        };
+        self.emit(lock, kind, Some(holder), action);
+    }
+
+    /// The place in a fair queue that the holder is given.
+    pub(super) fn place(&self, holder: HolderId) -> Option<Action> {
+        let place = self.unit.effects().find(|effect| {
+            effect.command == Command::ZAdd
+                && effect.key.starts_with(keys::DEADLINES)
+                && HolderId::parse(effect.value) == Some(holder)
+        })?;
+        Some(Action::Queued { deadline_millis: number(place.field)? })
+    }
+
+    /// Whether the holder had it already.
+    fn grant(&self, lock: &[u8], holder: HolderId, grant: &Effect<'_>) -> Action {
+        let lease = self.lease(lock);
+        if let Some(count) = self.unit.effects().find_map(|effect| marker(&effect, holder)) {
+            return if count > 1 {
+                Action::Reentered { lease, count: Some(count) }
+            } else {
+                Action::Acquired { lease }
+            };
+        }
+        let asked = |effect: Effect<'_>| {
+            effect.is(Command::HExists, lock) && effect.holder() == Some(holder)
+        };
+        if grant.command == Command::HIncrBy && self.unit.effects().any(asked) {
+            Action::Reentered { lease, count: None }
+        } else {
+            Action::Acquired { lease }
+        }
+    }
+
+    /// Places in a fair queue that were removed on the way, since their time had passed.
+    pub(super) fn dropped_places(&mut self, lock: &[u8], kind: Option<Kind>, own: HolderId) {
+        if kind != Some(Kind::Fair) {
+            return;
+        }
+        for effect in self.unit.effects() {
+            if effect.command == Command::ZRem
+                && effect.key.starts_with(keys::DEADLINES)
+                && let Some(waiter) = effect.holder().filter(|waiter| *waiter != own)
+            {
+                self.emit(lock, kind, Some(waiter), Action::DroppedFromQueue);
+            }
+        }
+    }
+
+    fn unlock(&mut self, lock: &[u8], kind: Option<Kind>, holder: HolderId) {
+        let unit = self.unit;
+        self.dropped_places(lock, kind, holder);
+        let effects = || unit.effects();
+        if effects().any(|effect| effect.lowers(lock)) {
+            let ended = effects().any(|effect| {
+                effect.is(Command::Del, lock)
+                    || (effect.is(Command::HDel, lock) && effect.holder() == Some(holder))
+            });
+            let action = if ended { Action::Released } else { Action::PartlyReleased };
+            return self.emit(lock, kind, Some(holder), action);
+        }
+        // With the answer to an earlier copy of it there it looks no further.
+        if effects().any(|effect| effect.key == lock) {
+            let had = self.known.holder(lock) == Some(holder);
+            let action = Action::ReleaseFoundNothing;
+            if had {
+                // Or the server had no room for it: the two look the same.
+                self.emit_as(Certainty::Likely, lock, kind, Some(holder), action);
+            } else {
+                self.emit(lock, kind, Some(holder), action);
+            }
+        }
+    }
+
+    /// One lock after the other: its holders are asked for, then its time to live is set, or not.
+    fn renew(&mut self, kind: Option<Kind>) {
+        let unit = self.unit;
+        let mut effects = unit.effects().peekable();
+        while let Some(first) = effects.next() {
+            let lock = first.key;
+            let Some(holder) = asks_for_holder(&first) else { continue };
+            let mut holders = vec![holder];
+            let mut lease = None;
+            while let Some(next) =
+                effects.next_if(|next| next.key == lock || asks_for_holder(next).is_none())
+            {
+                lease = lease_of(&next, lock, unit.at_micros).or(lease);
+                holders.extend(asks_for_holder(&next).filter(|holder| !holders.contains(holder)));
+            }
+            // Old scripts for readers renew all, dead ones too: only those that it was sent for are told.
+            let sent_for = |holder: &HolderId| {
+                let args = unit.words.range(unit.keys..unit.words.len());
+                kind.is_none() || args.filter_map(HolderId::parse).any(|arg| arg == *holder)
+            };
+            for holder in holders.into_iter().filter(sent_for) {
+                let kind = if holder.write { Some(Kind::Write) } else { kind };
+                let action = match lease {
+                    Some(lease) => Action::Renewed { lease: Some(lease) },
+                    None => Action::RenewalFoundNothing,
+                };
+                self.emit(lock, kind, Some(holder), action);
+            }
+        }
+    }
+
+    fn force(&mut self, lock: &[u8], kind: Kind) {
+        let unit = self.unit;
+        if !unit.effects().any(|effect| effect.is(Command::Del, lock)) {
+            return;
+        }
+        if unit.effects().any(|effect| effect.command == Command::Publish) {
+            self.emit(lock, Some(kind), None, Action::ForceReleased);
+        } else if kind == Kind::Fair || unit.keys == 1 {
+            // It tells nobody where nobody waits; it may have found nothing.
+            self.emit_as(Certainty::Likely, lock, Some(kind), None, Action::ForceReleased);
+        }
+    }
+
+    fn expire(&mut self, lock: &[u8]) {
+        if let Some(lease) = self.lease(lock) {
+            let holder = self.known.holder(lock);
+            let action = Action::Renewed { lease: Some(lease) };
+            self.emit_as(Certainty::Likely, lock, None, holder, action);
+        }
+    }
+
+    fn leave(&mut self, queue: &[u8], holder: HolderId) {
+        let gone =
+            |effect: Effect<'_>| effect.command == Command::ZRem && effect.holder() == Some(holder);
+        if self.unit.effects().any(gone)
+            && let Some(lock) = self.known.likeliest(keys::locks_of_queue(queue))
+        {
+            self.emit(lock.as_bytes(), Some(Kind::Fair), Some(holder), Action::LeftQueue);
+        }
+    }
+
+    fn unclear(&mut self, lock: &[u8], holder: HolderId) {
+        let effects = || self.unit.effects();
+        let kind = holder.write.then_some(Kind::Write);
+        if effects().any(|effect| effect.takes(lock, holder) || effect.is(Command::PTtl, lock)) {
+            self.acquire(lock, kind.or(Some(Kind::Lock)), holder);
+        } else if effects().any(|effect| effect.lowers(lock)) {
+            self.unlock(lock, kind, holder);
+        } else if effects().next().is_some_and(|effect| effect.is(Command::HExists, lock)) {
+            self.renew(kind);
+        }
+    }
+}
+
+/// The holder whose field it reads.
+pub(super) fn asks_for_holder(effect: &Effect<'_>) -> Option<HolderId> {
+    matches!(effect.command, Command::HExists | Command::HGet).then(|| effect.holder())?
+}
+
+/// The lease that it gives the lock.
+pub(super) fn lease_of(effect: &Effect<'_>, lock: &[u8], at_micros: u64) -> Option<Duration> {
+    if effect.key != lock {
+        return None;
+    }
+    let millis = number(effect.field);
+    match effect.command {
+        Command::PExpire => millis.map(Duration::from_millis),
+        Command::PExpireAt => {
+            millis.map(|until| Duration::from_millis(until.saturating_sub(at_micros / 1000)))
+        }
+        _ => None,
+    }
+}
+
+/// The number of this reader's marker that it sets: how often the reader has the lock now.
+pub(super) fn marker(effect: &Effect<'_>, reader: HolderId) -> Option<u32> {
+    if effect.command != Command::Set {
+        return None;
+    }
+    let end = effect.key.iter().rposition(|byte| *byte == b':')?;
+    let prefix = effect.key[..end].strip_suffix(b":rwlock_timeout")?;
+    let own = prefix.ends_with(reader.to_string().as_bytes());
+    let count = std::str::from_utf8(&effect.key[end + 1..]).ok()?.parse().ok()?;
+    own.then_some(count)
+}
+
+/// A number as Lua writes it, without its fraction.
+pub(super) fn number(text: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(text).ok()?;
+    text.parse().ok().or_else(|| {
+        let seconds = text.parse::<f64>().ok()? / 1e3;
+        u64::try_from(Duration::try_from_secs_f64(seconds).ok()?.as_millis()).ok()
+    })
+}

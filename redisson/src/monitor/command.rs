@@ -1,0 +1,70 @@
+//! The commands that matter.
+
+/// A command, as far as it tells anything of locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Command {
+    Eval,
+    EvalSha,
+    Fcall,
+    Exists,
+    Del,
+    HGet,
+    HSet,
+    HDel,
+    HExists,
+    HIncrBy,
+    PExpire,
+    PExpireAt,
+    PTtl,
+    Type,
+    HLen,
+    Publish,
+    Get,
+    Set,
+    ZAdd,
+    ZRem,
+    RPush,
+    LPop,
+    LRem,
+    Subscribe,
+    Unsubscribe,
+    Other,
+}
+
+impl Command {
+    /// Reads it, in any case of letters.
+    pub(super) fn parse(word: &[u8]) -> Self {
+        let mut lower = [0; 12];
+        let Some(lower) = lower.get_mut(..word.len()) else { return Self::Other };
+        lower.copy_from_slice(word);
+        lower.make_ascii_lowercase();
+        match &*lower {
+            b"eval" => Self::Eval,
+            b"evalsha" => Self::EvalSha,
+            b"fcall" => Self::Fcall,
+            b"exists" => Self::Exists,
+            b"del" | b"unlink" => Self::Del,
+            b"hget" => Self::HGet,
+            b"hset" | b"hmset" => Self::HSet,
+            b"hdel" => Self::HDel,
+            b"hexists" => Self::HExists,
+            b"hincrby" => Self::HIncrBy,
+            b"pexpire" => Self::PExpire,
+            b"pexpireat" => Self::PExpireAt,
+            b"pttl" => Self::PTtl,
+            b"type" => Self::Type,
+            b"hlen" => Self::HLen,
+            b"publish" | b"spublish" => Self::Publish,
+            b"get" => Self::Get,
+            b"set" => Self::Set,
+            b"zadd" => Self::ZAdd,
+            b"zrem" => Self::ZRem,
+            b"rpush" => Self::RPush,
+            b"lpop" => Self::LPop,
+            b"lrem" => Self::LRem,
+            b"subscribe" | b"ssubscribe" => Self::Subscribe,
+            b"unsubscribe" | b"sunsubscribe" => Self::Unsubscribe,
+            _ => Self::Other,
+        }
+    }
+}

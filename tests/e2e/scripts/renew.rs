@@ -1,0 +1,120 @@
+//! `keep`: re-entry, partial release, extending and renewal.
+
+use anyhow::Result;
+use redisson::script::{MAX_BATCH, RenewOutcome, parse_renew};
+
+use super::{Bench, lease, name, ours, script, strangers, theirs};
+
+#[tokio::test]
+async fn keeps_what_is_there_at_the_count_wanted() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.acquire(&lock, ours(1), 5_000).await?;
+    for count in [2, 3, 3, 2, 1] {
+        assert_eq!(bench.keep(&lock, ours(1), count, 10_000).await?, RenewOutcome::Renewed);
+        bench.assert_held(&lock, ours(1), count, 9_000..=10_000).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn never_shortens_and_gives_a_time_to_live_where_there_is_none() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.acquire(&lock, ours(1), 60_000).await?;
+    bench.keep(&lock, ours(1), 1, 1_000).await?;
+    bench.assert_held(&lock, ours(1), 1, 50_000..=60_000).await?;
+    bench.keep(&lock, ours(1), 2, 1_000).await?;
+    bench.assert_held(&lock, ours(1), 2, 50_000..=60_000).await?;
+    bench.client.call("PERSIST a").await?;
+    bench.keep(&lock, ours(1), 2, 1_000).await?;
+    bench.assert_held(&lock, ours(1), 2, 1..=1_000).await
+}
+
+#[tokio::test]
+async fn repairs_a_count_that_drifted() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    for odd in ["17", "0", "-3", "many", ""] {
+        bench.client.call("DEL a").await?;
+        let holder = ours(1).to_string();
+        bench.client.call_args(&["HSET", "a", &holder, odd]).await?.ok()?;
+        assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Renewed, "{odd}");
+        bench.assert_held(&lock, ours(1), 2, 4_000..=5_000).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn creates_nothing() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Missing);
+    bench.assert_free(&lock).await?;
+    bench.acquire(&lock, ours(2), 5_000).await?;
+    let before = bench.dump().await?;
+    assert_eq!(
+        bench.keep(&lock, ours(1), 1, 60_000).await?,
+        RenewOutcome::Stolen,
+        "a later grant of ours"
+    );
+    assert_eq!(bench.dump().await?, before);
+    bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await
+}
+
+#[tokio::test]
+async fn leaves_what_is_no_lock() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let locks = strangers(&mut bench.client, "x").await?;
+    let before = bench.dump().await?;
+    for lock in &locks {
+        let kept = bench.keep(&name(lock), ours(1), 1, 5_000).await?;
+        let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
+        assert_eq!(
+            kept,
+            if is_hash { RenewOutcome::Stolen } else { RenewOutcome::WrongType },
+            "{lock}"
+        );
+    }
+    assert_eq!(bench.dump().await?, before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_batch_answers_for_each_whatever_befalls_the_others() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let names: Vec<_> = (0..MAX_BATCH).map(|i| name(&format!("lock:{i}"))).collect();
+    let mut wanted = Vec::new();
+    for (i, lock) in names.iter().enumerate() {
+        let number = i64::try_from(i)?;
+        wanted.push(match i % 4 {
+            0 => {
+                bench.acquire(lock, ours(number), 5_000).await?;
+                RenewOutcome::Renewed
+            }
+            1 => RenewOutcome::Missing,
+            2 => {
+                bench.acquire(lock, theirs(), 5_000).await?;
+                RenewOutcome::Stolen
+            }
+            _ => {
+                bench.client.call(&format!("SET lock:{i} x")).await?.ok()?;
+                RenewOutcome::WrongType
+            }
+        });
+    }
+    let holds = (0_i64..).zip(&names).map(|(i, lock)| (lock, ours(i), 2));
+    let reply = bench.call(&script::renew(holds, lease(60_000))).await?;
+    assert_eq!(parse_renew(&reply, names.len())?, wanted);
+    for (i, lock) in names.iter().enumerate() {
+        match wanted[i] {
+            RenewOutcome::Renewed => {
+                bench.assert_held(lock, ours(i64::try_from(i)?), 2, 50_000..=60_000).await?;
+            }
+            RenewOutcome::Missing => bench.assert_free(lock).await?,
+            RenewOutcome::Stolen => bench.assert_held(lock, theirs(), 1, 3_000..=5_000).await?,
+            RenewOutcome::WrongType => assert_eq!(bench.pttl(lock).await?, -1),
+        }
+    }
+    Ok(())
+}
