@@ -131,7 +131,12 @@ impl Core {
     }
 
     /// Redis told which holds of an earlier run are still there.
-    pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[HoldRecord], kept: &[RenewOutcome]) {
+    pub(in crate::core) fn adopted(
+        &mut self,
+        sent: Moment,
+        holds: &[HoldRecord],
+        kept: &[RenewOutcome],
+    ) {
         for (record, kept) in holds.iter().zip(kept) {
             let Some(id) = self.session_of(record.session) else {
                 // Nobody came back for it in time.

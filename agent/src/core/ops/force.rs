@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, ForceReleaseOutcome, Publish, ExpectedLock, LockDetails, Value};
+use redisson::script::{
+    self, BadReply, Call, ExpectedLock, ForceReleaseOutcome, LockDetails, Publish, Value,
+};
 
 use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};

@@ -96,7 +96,14 @@ impl Operation for HandOver {
 
 impl Core {
     /// Redis answered a hand-over.
-    fn handed_over(&mut self, id: OpId, op: &Op, from: &Ending, to: &Attempt, passed: HandOverOutcome) {
+    fn handed_over(
+        &mut self,
+        id: OpId,
+        op: &Op,
+        from: &Ending,
+        to: &Attempt,
+        passed: HandOverOutcome,
+    ) {
         let name = from.name.clone();
         self.journal_gone(from.number);
         self.clear_attempt(to, id);

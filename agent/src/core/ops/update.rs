@@ -125,7 +125,8 @@ impl Core {
 
     /// Redis answered a re-entry, a partial release or an extension of one of its holds.
     fn on_confirmed_update(&mut self, op: &Op, update: &HoldUpdate, kept: RenewOutcome) {
-        let reentered = matches!((update.change, kept), (Change::Reenter(_), RenewOutcome::Renewed));
+        let reentered =
+            matches!((update.change, kept), (Change::Reenter(_), RenewOutcome::Renewed));
         if reentered
             && self.leases.contains(update.number)
             && let Some(why) = self.replica_shortfall(op)

@@ -142,7 +142,8 @@ impl Core {
         acquired: &AcquireOutcome,
     ) {
         let (now, jitter) = (self.now, self.jitter());
-        let (number, granted) = (renewal.number, matches!(acquired, AcquireOutcome::Granted { .. }));
+        let (number, granted) =
+            (renewal.number, matches!(acquired, AcquireOutcome::Granted { .. }));
         if !self.leases.contains(number) {
             if granted {
                 self.remove_from(node, &renewal.name, number);
