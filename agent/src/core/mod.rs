@@ -32,7 +32,6 @@ mod tests;
 mod timer;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::time::Duration;
 
 use redisson::script;
 use redisson::{ClientId, Grouping, HolderId, Kind, LockName, Moment};
@@ -53,7 +52,7 @@ use lease::LeaseTable;
 use lease::hold::Hold;
 use lock::state::LockState;
 use lock::waiter::{Left, Waiter};
-use ops::Op;
+use ops::{InFlight, Op};
 use session::Session;
 use timer::{Timer, Timers};
 
@@ -64,7 +63,6 @@ pub struct Core {
     client: ClientId,
     first_number: Number,
     next_number: Number,
-    next_op: u64,
     /// Distinguishes this run's session ids from another's.
     run: u64,
     /// Sessions that go on under another connection's number than the one they began with.
@@ -87,7 +85,7 @@ pub struct Core {
     locks: HashMap<LockName, LockState>,
     leases: LeaseTable,
     waiters: BTreeMap<Number, Waiter>,
-    ops: HashMap<OpId, Op>,
+    ops: InFlight,
     timers: Timers,
     fences: lock::fencing::Fences,
     red: red::Red,
@@ -101,8 +99,6 @@ pub struct Core {
     draining: bool,
     /// Too few replicas had the latest grant, or were there for the latest attempt.
     short_of_replicas: bool,
-    /// Smoothed round trip of a script.
-    round_trip: Duration,
     random: u64,
 }
 
@@ -123,7 +119,6 @@ impl Core {
             client,
             first_number,
             next_number: first_number,
-            next_op: 0,
             run: first_number.unsigned_abs() >> 30,
             taken_over: HashMap::new(),
             graced: BTreeSet::new(),
@@ -139,7 +134,7 @@ impl Core {
             locks: HashMap::new(),
             leases,
             waiters: BTreeMap::new(),
-            ops: HashMap::new(),
+            ops: InFlight::new(),
             timers: Timers::default(),
             fences: lock::fencing::Fences::default(),
             red: red::Red::default(),
@@ -150,7 +145,6 @@ impl Core {
             grouping,
             draining: false,
             short_of_replicas: false,
-            round_trip: Duration::from_millis(1),
             random: first_number.unsigned_abs() | 1,
         }
     }
@@ -169,7 +163,8 @@ impl Core {
     /// When [`Self::on_time`] must be called at the latest.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Moment> {
-        [self.leases.next_deadline(), self.timers.first()].into_iter().flatten().min()
+        let tables = [self.leases.next_deadline(), self.ops.next_deadline(), self.timers.first()];
+        tables.into_iter().flatten().min()
     }
 
     /// Whether nothing is held and nothing is under way but what a successor can go on with: after a drain, the time
@@ -294,32 +289,30 @@ impl Core {
         let (mut due, mut others) = (Vec::new(), VecDeque::new());
         loop {
             // Holds first, even those that were due later: what is said to anybody rests on them.
-            loop {
-                let hold = self.leases.next_deadline().filter(|at| *at <= self.now);
-                let other = self.timers.first().filter(|at| *at <= self.now);
-                // Among equals a hold comes first.
-                if hold.is_some_and(|at| other.is_none_or(|other| at <= other)) {
-                    if let Some(number) = self.leases.pop_due(self.now) {
+            while let Some(at) = self.next_deadline().filter(|at| *at <= self.now) {
+                // Among equals a hold comes first, then a script.
+                if self.leases.next_deadline() == Some(at) {
+                    if let Some(number) = self.leases.pop_due(at) {
                         self.hold_due(number, &mut due);
                     }
-                } else if let Some(timer) = self.timers.pop_due(self.now) {
-                    others.push_back(timer);
-                } else {
-                    break;
+                } else if let Some(op) = self.ops.pop_due(at) {
+                    others.push_back(Other::Op(op));
+                } else if let Some(timer) = self.timers.pop_due(at) {
+                    others.push_back(Other::Timer(timer));
                 }
             }
             match others.pop_front() {
-                Some(Timer::Op(op)) => self.op_due(op),
-                Some(Timer::Quorum(quorum)) => self.ballot_due(quorum),
-                Some(Timer::Waiter(number)) => self.waiter_due(number),
-                Some(Timer::FairPosition(number)) => self.place_due(number),
-                Some(Timer::Lock(name)) => self.lock_due(&name),
-                Some(Timer::Events(id)) => self.wake_events(id),
-                Some(Timer::Multi(session, owner)) => {
+                Some(Other::Op(op)) => self.op_due(op),
+                Some(Other::Timer(Timer::Quorum(quorum))) => self.ballot_due(quorum),
+                Some(Other::Timer(Timer::Waiter(number))) => self.waiter_due(number),
+                Some(Other::Timer(Timer::FairPosition(number))) => self.place_due(number),
+                Some(Other::Timer(Timer::Lock(name))) => self.lock_due(&name),
+                Some(Other::Timer(Timer::Events(id))) => self.wake_events(id),
+                Some(Other::Timer(Timer::Multi(session, owner))) => {
                     self.patience_due(session::Owner { session, owner });
                 }
-                Some(Timer::Grace(id)) => self.lapse(id),
-                Some(Timer::Resume(id)) => self.resume_due(id),
+                Some(Other::Timer(Timer::Grace(id))) => self.lapse(id),
+                Some(Other::Timer(Timer::Resume(id))) => self.resume_due(id),
                 None => break,
             }
         }
@@ -369,4 +362,10 @@ impl Core {
         self.random ^= self.random << 17;
         self.random
     }
+}
+
+/// A deadline that waits for those of holds.
+enum Other {
+    Op(OpId),
+    Timer(Timer),
 }

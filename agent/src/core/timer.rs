@@ -8,11 +8,9 @@ use crate::core::OpId;
 use crate::types::Number;
 use crate::types::SessionId;
 
-/// The subject of a deadline. Those of holds are in the lease table.
+/// The subject of a deadline. Those of holds and of scripts are in their tables.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) enum Timer {
-    /// An op is to be sent again, answered for or given up.
-    Op(OpId),
     /// A question to all nodes of red locks is to be decided.
     Quorum(OpId),
     /// A wait is over.

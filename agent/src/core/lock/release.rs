@@ -116,7 +116,7 @@ impl Core {
 
     /// Leaves the lock to others for a moment.
     pub(in crate::core) fn stand_back(&mut self, name: &LockName) {
-        let until = self.now + (self.round_trip * 3).clamp(STAND_BACK.0, STAND_BACK.1);
+        let until = self.now + (self.ops.round_trip() * 3).clamp(STAND_BACK.0, STAND_BACK.1);
         if let Some(state) = self.locks.get_mut(name) {
             state.stand_back_until = until;
             self.effects.report(Report::Yielded);

@@ -25,9 +25,7 @@ pub struct Confirmed {
 impl Core {
     /// Redis answered a script, and so many replicas have what it wrote: what scripts of [`crate::core::Lane::Grants`] want.
     pub fn on_confirmed(&mut self, now: Moment, id: OpId, reply: &Value, confirmed: Confirmed) {
-        if let Some(op) = self.ops.get_mut(&id) {
-            op.confirmed = confirmed;
-        }
+        self.ops.on_confirmed(id, confirmed);
         self.on_reply(now, id, reply);
     }
 

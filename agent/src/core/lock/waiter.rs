@@ -245,7 +245,7 @@ impl Core {
             }
             return;
         };
-        if self.ops.get(&id).is_none_or(Op::is_on_its_way) {
+        if self.ops.get(id).is_none_or(Op::is_on_its_way) {
             return;
         }
         let Some(Op { verb: Verb::Acquire(attempt), may_have_run, .. }) = self.take_op(id) else {

@@ -223,7 +223,7 @@ impl Core {
         if let Failure::Lacking(why) = failure {
             return self.attempt_not_tried(id, why);
         }
-        let Some(op) = self.ops.get(&id) else { return };
+        let Some(op) = self.ops.get(id) else { return };
         let Verb::Acquire(attempt) = op.verb.clone() else { return };
         let Attempt { name, kind, waiter, number, lease, under } = &attempt;
         let (waiter, may_have_run) = (*waiter, op.may_have_run);

@@ -8,6 +8,7 @@ pub(in crate::core) mod acquire;
 mod adopt;
 pub(in crate::core) mod force;
 pub(in crate::core) mod hand_over;
+mod in_flight;
 pub(in crate::core) mod operation;
 pub(in crate::core) mod release;
 pub(in crate::core) mod renew;
@@ -21,12 +22,13 @@ use redisson::script::Value;
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::{self, TraceParent};
 
-use crate::core::lock::replicas::Confirmed;
 use crate::core::session::Slot;
-use crate::core::timer::Timer;
 use crate::core::{Core, Effect, Lane};
 use crate::journal::{OrphanRecord, Record};
 use crate::types::Number;
+use in_flight::Retry;
+pub use in_flight::{Failure, OpId};
+pub(in crate::core) use in_flight::{InFlight, Op};
 use operation::{Silence, Verb};
 
 /// For how long a place in a fair lock's queue stands without a sign of life.
@@ -35,62 +37,6 @@ pub(in crate::core) const FAIR_WAIT: Duration = Duration::from_secs(15);
 /// For how long the end of a hold waits for a disk that takes no word of it. A lock that stays taken is worse than a
 /// loss told in error, which needs a crash in that very moment as well.
 const JOURNAL_PATIENCE: Duration = Duration::from_millis(250);
-
-/// One op's name towards the outside.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OpId(pub u64);
-
-/// Why a script brought no reply of its own.
-#[derive(Debug, Clone)]
-pub enum Failure {
-    /// It was surely not sent: no connection.
-    Unsent(String),
-    /// It may have run, or may yet run: time-out, or the connection broke.
-    Lost(String),
-    /// Redis refused it and changed nothing.
-    Refused(String),
-    /// It was not sent, since so few replicas are connected.
-    Lacking(String),
-}
-
-impl Failure {
-    /// What happened, in words.
-    #[must_use]
-    pub fn text(&self) -> &str {
-        match self {
-            Self::Unsent(text) | Self::Lost(text) | Self::Refused(text) | Self::Lacking(text) => {
-                text
-            }
-        }
-    }
-}
-
-/// One script on its way.
-#[derive(Debug)]
-pub(in crate::core) struct Op {
-    pub(in crate::core) verb: Verb,
-    /// When it was last sent; what it sets is valid from then.
-    pub(in crate::core) sent: Moment,
-    /// An earlier copy may have run.
-    pub(in crate::core) may_have_run: bool,
-    pub(in crate::core) failures: u32,
-    /// What replicas have of it, where that matters.
-    pub(in crate::core) confirmed: Confirmed,
-    /// When it is to be sent again; never while it is on its way.
-    retry_at: Moment,
-    /// When who waits for it hears that Redis does not answer.
-    answer_by: Moment,
-    /// When to give it up: the lease it is about has run out by itself.
-    give_up_at: Moment,
-    armed: Moment,
-}
-
-impl Op {
-    /// Whether its outcome is yet to come, rather than the time to send it again.
-    pub(in crate::core) fn is_on_its_way(&self) -> bool {
-        self.retry_at == Moment::NEVER
-    }
-}
 
 impl Core {
     /// Sends a script. `give_up` is how long it is worth repeating.
@@ -115,7 +61,7 @@ impl Core {
     /// Whether a script is kept until the journal says what it does: a successor that finds a hold there and not in
     /// Redis would take it for lost.
     fn waits_for_journal(&mut self, id: OpId) -> bool {
-        let ended = self.ops.get(&id).and_then(|op| op.verb.operation().ends_hold());
+        let ended = self.ops.get(id).and_then(|op| op.verb.operation().ends_hold());
         ended.is_some_and(|number| self.journal.keep(id, number))
     }
 
@@ -123,47 +69,22 @@ impl Core {
     pub(in crate::core) fn send_kept(&mut self, ids: Vec<OpId>) {
         for id in ids {
             // Unless its patience has ended first.
-            if self.ops.get(&id).is_some_and(|op| op.failures == 0 && !op.is_on_its_way()) {
+            if self.ops.get(id).is_some_and(|op| op.failures == 0 && !op.is_on_its_way()) {
                 self.dispatch(id);
             }
         }
     }
 
     fn plan(&mut self, verb: Verb, give_up: Duration) -> OpId {
-        let id = self.draw_op();
         let awaited = verb.operation().is_awaited();
         let answer_by =
             if awaited { self.now + self.settings.response_timeout } else { Moment::NEVER };
-        let op = Op {
-            verb,
-            sent: self.now,
-            may_have_run: false,
-            failures: 0,
-            confirmed: Confirmed::default(),
-            retry_at: Moment::NEVER,
-            answer_by,
-            give_up_at: self.now + give_up,
-            armed: Moment::NEVER,
-        };
-        self.ops.insert(id, op);
-        id
-    }
-
-    pub(in crate::core) fn draw_op(&mut self) -> OpId {
-        let id = OpId(self.next_op);
-        self.next_op += 1;
-        id
+        self.ops.add(verb, self.now, answer_by, self.now + give_up)
     }
 
     fn dispatch(&mut self, id: OpId) {
-        let now = self.now;
-        let Some(op) = self.ops.get_mut(&id) else { return };
-        op.sent = now;
-        op.confirmed = Confirmed::default();
-        op.retry_at = Moment::NEVER;
-        let answer_by = op.answer_by;
-        self.timers.set(&mut op.armed, answer_by, Timer::Op(id));
-        let Some(op) = self.ops.get(&id) else { return };
+        self.ops.on_sent(id, self.now);
+        let Some(op) = self.ops.get(id) else { return };
         let operation = op.verb.operation();
         let (node, lane) = operation.route(self);
         let call = operation.call(self);
@@ -181,12 +102,12 @@ impl Core {
         let Some(op) = self.take_op(id) else { return };
         let took = self.now.since(op.sent);
         if !op.may_have_run && !matches!(op.verb, Verb::Node(_)) {
-            self.round_trip = (self.round_trip * 7 + took) / 8;
+            self.ops.on_round_trip(took);
         }
         let result = op.verb.operation().on_reply(self, id, &op, reply);
         if let Err(bad) = result {
             // Whatever answers there does not run our scripts: as good as refused.
-            self.ops.insert(id, op);
+            self.ops.put_back(id, op);
             self.on_failure(now, id, &Failure::Refused(bad.to_string()));
             return;
         }
@@ -196,15 +117,13 @@ impl Core {
     /// Whether a reply may have waited for us while the agent slept, so that what it says of a lock is out of date.
     fn was_slept_over(&self, id: OpId) -> bool {
         self.ops
-            .get(&id)
+            .get(id)
             .is_some_and(|op| op.sent < self.woke && op.verb.operation().is_stale_after_sleep(self))
     }
 
     /// Asks Redis once more for the state wanted, rather than to pass on what it said before.
     fn ask_again(&mut self, id: OpId) {
-        if let Some(op) = self.ops.get_mut(&id) {
-            op.may_have_run = true;
-        }
+        self.ops.set_may_have_run(id);
         self.dispatch(id);
         self.run_ready();
     }
@@ -212,10 +131,7 @@ impl Core {
     /// A script brought no reply of its own.
     pub fn on_failure(&mut self, now: Moment, id: OpId, failure: &Failure) {
         self.advance_clock(now);
-        let Some(op) = self.ops.get_mut(&id) else { return };
-        op.failures += 1;
-        op.may_have_run |= matches!(failure, Failure::Lost(_));
-        let (failures, verb) = (op.failures, op.verb.clone());
+        let Some((failures, verb)) = self.ops.on_failure(id, failure) else { return };
         // The first repeat goes at once, down a fresh connection; after that Redis is given a moment.
         let at_once = failures == 1 && matches!(failure, Failure::Lost(_));
         let pause = if at_once { Duration::ZERO } else { self.pause(failures) };
@@ -232,40 +148,25 @@ impl Core {
 
     /// Sends an op again after a pause, unless it is not worth it any more.
     pub(in crate::core) fn retry(&mut self, id: OpId, pause: Duration) {
-        let now = self.now;
-        let Some(op) = self.ops.get_mut(&id) else { return };
-        if now >= op.give_up_at {
-            return self.give_up(id);
+        match self.ops.retry(id, self.now, pause) {
+            Some(Retry::Now) => self.dispatch(id),
+            Some(Retry::GiveUp) => self.give_up(id),
+            Some(Retry::Later) | None => {}
         }
-        if pause.is_zero() {
-            return self.dispatch(id);
-        }
-        op.retry_at = now + pause;
-        let due = op.retry_at.min(op.answer_by);
-        self.timers.set(&mut op.armed, due, Timer::Op(id));
     }
 
     pub(in crate::core) fn op_due(&mut self, id: OpId) {
-        let now = self.now;
-        let Some(op) = self.ops.get_mut(&id) else { return };
-        op.armed = Moment::NEVER;
-        if op.answer_by <= now {
-            op.answer_by = Moment::NEVER;
+        if self.ops.on_due(id, self.now) {
             self.answer_silence(id);
         }
-        let Some(op) = self.ops.get_mut(&id) else { return };
-        if op.retry_at <= now {
+        if self.ops.is_retry_due(id, self.now) {
             self.retry(id, Duration::ZERO);
-        } else {
-            let due = op.retry_at;
-            self.timers.set(&mut op.armed, due, Timer::Op(id));
         }
     }
 
     /// Answers the command that waits for this op: Redis has been silent for too long.
     fn answer_silence(&mut self, id: OpId) {
-        let op = self.ops.get_mut(&id);
-        let Some(silence) = op.and_then(|op| op.verb.operation_mut().silence()) else { return };
+        let Some(silence) = self.ops.silence(id) else { return };
         if !silence.goes_on {
             self.take_op(id);
         }
@@ -301,9 +202,7 @@ impl Core {
     }
 
     pub(in crate::core) fn take_op(&mut self, id: OpId) -> Option<Op> {
-        let mut op = self.ops.remove(&id)?;
-        self.timers.set(&mut op.armed, Moment::NEVER, Timer::Op(id));
-        Some(op)
+        self.ops.take(id)
     }
 }
 

@@ -50,7 +50,7 @@ impl Core {
 
     /// Enters a ballot, to be decided at that instant at the latest.
     pub(super) fn open(&mut self, quorum: QuorumOp, deadline: Moment) -> OpId {
-        let id = self.draw_op();
+        let id = self.ops.draw_id();
         let quorum = self.red.quorum_ops.entry(id).or_insert(quorum);
         self.timers.set(&mut quorum.armed, deadline, Timer::Quorum(id));
         id

@@ -57,7 +57,7 @@ impl Core {
         let (name, number, lease) = (name.clone(), *number, *lease);
         let id = if sure.is_empty() {
             // Nobody waits for what becomes of them.
-            self.draw_op()
+            self.ops.draw_id()
         } else {
             self.lock_mut(&name).leaving += 1;
             let all = self.nodes().len();
@@ -75,7 +75,7 @@ impl Core {
 
     /// Removes from one node what has come to stand there after its hold had ended.
     pub(super) fn remove_from(&mut self, node: usize, name: &LockName, number: Number) {
-        let id = self.draw_op();
+        let id = self.ops.draw_id();
         self.release_on(node, self.now, id, name, number, self.settings.lease, Moment::NEVER);
     }
 
