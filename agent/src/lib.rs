@@ -24,7 +24,7 @@ use std::time::Duration;
 use anyhow::Context;
 use prometheus::{Gauge, Registry};
 use sd_notify::NotifyState;
-use service_kit::redis_link::{Cluster, ClusterOptions, Deployment, Sentinel, SentinelOptions};
+use service_kit::redis::{Cluster, ClusterOptions, SentinelOptions, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -245,20 +245,16 @@ async fn reread_policy(
 fn main_redis(config: &Config, stage: &Shutdown) -> Main {
     let (connect_timeout, response_timeout) =
         (config.connect_timeout, config.core.response_timeout);
-    let aim = match &config.target {
-        Deployment::Cluster(target) => {
+    let name = "lockscope-agent-sentinel".to_owned();
+    let options = SentinelOptions { name, connect_timeout, response_timeout };
+    match resolve(&config.target, options, stage) {
+        Ok(endpoint) => Main::Server(endpoint),
+        Err(cluster) => {
             let name = "lockscope-agent-cluster".to_owned();
             let options = ClusterOptions { name, connect_timeout, response_timeout };
-            return Main::Cluster(Cluster::start(target.clone(), options, stage));
+            Main::Cluster(Cluster::start(cluster, options, stage))
         }
-        Deployment::Server(target) => target.clone().into(),
-        Deployment::Sentinel(target) => {
-            let name = "lockscope-agent-sentinel".to_owned();
-            let options = SentinelOptions { name, connect_timeout, response_timeout };
-            Sentinel::start(target.clone(), options, stage).into()
-        }
-    };
-    Main::Server(aim)
+    }
 }
 
 /// Tells the service manager how the agent fares whenever that changes, at most each second.

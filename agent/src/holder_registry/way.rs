@@ -1,7 +1,7 @@
 //! The connection to whoever has the agent's own keys.
 
 use redis::{Pipeline, Value};
-use service_kit::redis_link::{Address, CallError, Cluster, Link, LinkOptions, ServerError};
+use service_kit::redis::{Address, CallError, Cluster, Link, LinkOptions, ServerError};
 use service_kit::shutdown::Shutdown;
 
 use crate::runtime::Main;
@@ -25,8 +25,8 @@ pub(super) struct ToOwner {
 impl Way {
     pub(super) fn new(place: Main, options: LinkOptions, slot: u16, stage: &Shutdown) -> Self {
         match place {
-            Main::Server(aim) => {
-                Self::Server(Link::start(aim, LinkOptions { alone: true, ..options }, stage))
+            Main::Server(endpoint) => {
+                Self::Server(Link::start(endpoint, LinkOptions { alone: true, ..options }, stage))
             }
             Main::Cluster(cluster) => {
                 let stage = stage.clone();

@@ -250,11 +250,7 @@ pub enum Observation {
         steady: SteadyMillis,
     },
     /// All addresses that anybody is connected from.
-    Connected {
-        addresses: HashSet<IpAddr>,
-        at: Moment,
-        steady: SteadyMillis,
-    },
+    Connected { addresses: HashSet<IpAddr>, at: Moment, steady: SteadyMillis },
     /// Agents told of themselves and of their holders, or did not.
     Told(Told),
     /// MONITOR showed something.

@@ -33,8 +33,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use service_kit::redis_link::{
-    Aim, CallError, Link, LinkOptions, LinkStatus, Replicas, ServerInfo,
+use service_kit::redis::{
+    CallError, Endpoint, Link, LinkOptions, LinkStatus, Replicas, ServerInfo, resolve,
 };
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
@@ -103,8 +103,8 @@ struct Place {
     deployment: Arc<str>,
     /// What it is called.
     server: String,
-    aim: Aim,
-    monitor: Aim,
+    endpoint: Endpoint,
+    monitor: Endpoint,
     /// Its databases, with what the model wants to be read there.
     dbs: Vec<(Scope, mpsc::Receiver<Vec<ReadRequest>>)>,
     /// Which of the deployment's locks it has.
@@ -147,13 +147,13 @@ pub fn start(
             };
             dbs.push((Scope { id, deployment: Arc::clone(&deployment.name), db: *db }, batches));
         }
-        match Aim::at(&deployment.target, sentinel_options(), shutdown) {
-            Some(aim) => {
+        match resolve(&deployment.target, sentinel_options(), shutdown) {
+            Ok(endpoint) => {
                 let place = Place {
                     deployment: Arc::clone(&deployment.name),
                     server: deployment.target.place(),
-                    monitor: aim.seen_as(&deployment.monitor).with_db(0),
-                    aim,
+                    monitor: endpoint.with_credentials(&deployment.monitor).with_db(0),
+                    endpoint,
                     dbs,
                     share: Share::Whole,
                     stop: shutdown.token(),
@@ -161,7 +161,7 @@ pub fn start(
                 };
                 common.start(place);
             }
-            None => {
+            Err(_cluster) => {
                 let front = dbs.first().map(|(scope, _)| scope.id);
                 let follower = front.and_then(|front| Follower::new(&common, deployment, front));
                 if let Some(follower) = follower {
@@ -178,7 +178,7 @@ impl Common {
     /// Starts the sources of one server. Gives a connection by which its locks are read, and the tasks, which end with
     /// the place's token and with the stage.
     fn start(&self, place: Place) -> Option<(Link, Vec<JoinHandle<()>>)> {
-        let Place { deployment, server, aim, monitor, dbs, share, stop, first } = place;
+        let Place { deployment, server, endpoint, monitor, dbs, share, stop, first } = place;
         let Self { model, hub, sources, shutdown, .. } = self;
         let mut tasks = Vec::new();
         let mut spawn = |name: String, task: BoxFuture<'static, ()>| {
@@ -187,12 +187,12 @@ impl Common {
         let several = dbs.len() > 1;
         let scopes: Vec<Scope> = dbs.iter().map(|(scope, _)| scope.clone()).collect();
         let replicas = (self.read_from == ReadFrom::Replica)
-            .then(|| Replicas::start(&aim, &link_options(), shutdown));
+            .then(|| Replicas::start(&endpoint, &link_options(), shutdown));
         // Clients are connected to the server, whatever its locks are read from.
-        let server_link = replicas.as_ref().map(|_| link(aim.clone(), shutdown));
-        let (aim, monitor) = match &replicas {
-            Some(replicas) => (replicas.of(&aim), replicas.of(&monitor)),
-            None => (aim, monitor),
+        let server_link = replicas.as_ref().map(|_| link(endpoint.clone(), shutdown));
+        let (endpoint, monitor) = match &replicas {
+            Some(replicas) => (replicas.endpoint(&endpoint), replicas.endpoint(&monitor)),
+            None => (endpoint, monitor),
         };
         let mut reading = None;
         let shards = Shards::default();
@@ -200,11 +200,11 @@ impl Common {
         for (scope, batches) in dbs {
             let db = scope.db;
             let node = if several { format!("{server}/{db}") } else { server.clone() };
-            let aim = aim.with_db(db);
+            let endpoint = endpoint.with_db(db);
             let facts = ServerFacts::default();
             let poll = Poll {
                 scope: scope.clone(),
-                link: link(aim.clone(), shutdown),
+                link: link(endpoint.clone(), shutdown),
                 batches,
                 model: model.clone(),
                 status: sources.add_poll(&deployment, &node, scope.id),
@@ -239,7 +239,7 @@ impl Common {
             }
             let scan = Scan {
                 scope,
-                link: link(aim, shutdown),
+                link: link(endpoint, shutdown),
                 settings: self.scan.clone(),
                 ignore: self.ignore.clone(),
                 model: model.clone(),
@@ -266,7 +266,7 @@ impl Common {
         sources.add_switch(&deployment, &server, switch);
         spawn(format!("MONITOR of {server}"), Box::pin(tap.run()));
         let channels = Channels::start(
-            aim.clone(),
+            endpoint.clone(),
             scopes.clone(),
             (reading.clone(), shards.clone(), share.clone()),
             (Arc::clone(hub), model.clone()),
@@ -275,7 +275,7 @@ impl Common {
         );
         spawn(format!("channels of {server}"), Box::pin(channels.run()));
         let keyspace = Keyspace::start(
-            aim,
+            endpoint,
             scopes.clone(),
             (reading.clone(), share.clone()),
             Arc::clone(hub),
@@ -314,8 +314,8 @@ fn spawn(
     })
 }
 
-fn link(aim: Aim, shutdown: &Shutdown) -> Link {
-    Link::start(aim, link_options(), shutdown)
+fn link(endpoint: Endpoint, shutdown: &Shutdown) -> Link {
+    Link::start(endpoint, link_options(), shutdown)
 }
 
 /// Says why a source could not do its work, and waits where trying again at once is pointless.
@@ -373,7 +373,7 @@ async fn rest(link: &Link, status: &SourceStatus, until: Instant) {
 
 #[cfg(test)]
 mod tests {
-    use service_kit::redis_link::Target;
+    use service_kit::redis::Target;
 
     use super::*;
 

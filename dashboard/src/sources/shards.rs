@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redisson::HolderId;
-use service_kit::redis_link::Subscriber;
+use service_kit::redis::Subscriber;
 
 use super::share::Share;
 use super::subscribers::channel;
