@@ -1,4 +1,4 @@
-//! Metrics, health and, where it is allowed, what the agent holds: on a thread of its own, away from the locks.
+//! The HTTP server: metrics, health and, with --http-sessions, holds and sessions. Runs on a thread of its own.
 
 use std::thread;
 use std::time::Duration;
@@ -21,29 +21,26 @@ use crate::core::report::ListPage;
 use crate::protocol::command::ListRequest;
 use crate::types::Status;
 
-/// How many HTTP connections at a time: a scraper, a prober, people.
+/// The most concurrent HTTP connections.
 const CONNECTIONS: usize = 64;
-/// The most rows of one page.
 const MAX_COUNT: usize = 1000;
-/// How long the core may take to answer; it is busy with locks first.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CORE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the pages are made from.
+/// The data sources of the pages.
 #[derive(Debug, Clone)]
 pub struct Sources {
     pub registry: Registry,
-    /// How the core fares.
     pub status: watch::Receiver<Status>,
-    /// Where holds and waits are asked for; none where they are not to be shown.
+    /// The core's queue; none if holds and sessions are not shown.
     pub core: Option<mpsc::Sender<Input>>,
-    /// By which names the server may be called, beside localhost and addresses.
+    /// The host names accepted in addition to localhost and IP addresses.
     pub hosts: Vec<String>,
 }
 
-/// Serves HTTP on a thread of its own until `stop`.
+/// Serves HTTP on a new thread until `stop` is cancelled.
 ///
 /// # Errors
-/// When the thread or its runtime cannot be made.
+/// Fails if the thread or its runtime cannot be created.
 pub fn start(
     listener: std::net::TcpListener,
     sources: Sources,
@@ -52,7 +49,7 @@ pub fn start(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("cannot make a runtime for HTTP")?;
+        .context("cannot create a runtime for HTTP")?;
     service_kit::metrics::register_runtime(&sources.registry, "http", runtime.handle().clone())?;
     listener.set_nonblocking(true)?;
     let router = router(sources);
@@ -60,7 +57,7 @@ pub fn start(
         let limits = Limits { connections: CONNECTIONS, ..Limits::default() };
         match tokio::net::TcpListener::from_std(listener) {
             Ok(listener) => http::serve(listener, router, limits, stop).await,
-            Err(error) => tracing::error!(%error, "HTTP is not served"),
+            Err(error) => tracing::error!(%error, "cannot serve HTTP"),
         }
     };
     let thread = thread::Builder::new().name("http".to_owned());
@@ -78,17 +75,17 @@ fn router(sources: Sources) -> Router {
     pages
         .merge(http::metrics_route(sources.registry))
         .merge(http::health_routes(move || readiness(&status.borrow())))
-        .fallback(async || problem(StatusCode::NOT_FOUND, "there is no such page; / lists them"))
+        .fallback(async || problem(StatusCode::NOT_FOUND, "no such page; see / for a list"))
         .layer(middleware::from_fn_with_state(hosts, http::check_host))
 }
 
 fn readiness(status: &Status) -> Readiness {
     let mut reasons = Vec::new();
     if !status.redis_up {
-        reasons.push(format!("redis cannot be reached: {}", status.detail));
+        reasons.push(format!("Redis is unreachable: {}", status.detail));
     }
     if status.draining {
-        reasons.push("the agent is draining: no more locks are given out".to_owned());
+        reasons.push("the agent is draining: new locks are refused".to_owned());
     }
     if reasons.is_empty() { Readiness::Ready } else { Readiness::NotReady(reasons) }
 }
@@ -99,23 +96,23 @@ async fn index(State(core): State<Core>) -> Html<String> {
             "<li><a href=\"/api/v1/locks\">/api/v1/locks</a>: holds and waits\
              <li><a href=\"/api/v1/sessions\">/api/v1/sessions</a>: connected workers"
         }
-        None => "<li>/api/v1/locks and /api/v1/sessions are shown with --http-sessions only",
+        None => "<li>/api/v1/locks and /api/v1/sessions require --http-sessions",
     };
     Html(format!(
         "<!doctype html><html lang=en><meta charset=utf-8><title>lockscope-agent</title>\
          <h1>lockscope-agent {}</h1><ul>\
-         <li><a href=\"/metrics\">/metrics</a>: figures for Prometheus\
-         <li><a href=\"/healthz\">/healthz</a>: whether the process runs\
-         <li><a href=\"/readyz\">/readyz</a>: whether Redis answers and locks are given out\
+         <li><a href=\"/metrics\">/metrics</a>: metrics for Prometheus\
+         <li><a href=\"/healthz\">/healthz</a>: liveness of the process\
+         <li><a href=\"/readyz\">/readyz</a>: readiness: Redis answers and locks are granted\
          {lists}</ul></html>\n",
         env!("CARGO_PKG_VERSION")
     ))
 }
 
-/// A page of the list, as a client asks for it.
+/// The query parameters of a list.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Page {
+struct ListQuery {
     #[serde(rename = "match")]
     pattern: Option<String>,
     #[serde(default)]
@@ -124,52 +121,55 @@ struct Page {
 }
 
 type Core = Option<mpsc::Sender<Input>>;
-type Asked<Q> = Result<Query<Q>, axum::extract::rejection::QueryRejection>;
+type ParsedQuery = Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>;
 
-async fn locks(State(core): State<Core>, page: Asked<Page>) -> Response {
-    list(core, page, |page, count, answer| {
-        let pattern = page.pattern.map(String::into_bytes);
-        Input::ListLocks(ListRequest { pattern, cursor: page.cursor, count }, answer)
+async fn locks(State(core): State<Core>, query: ParsedQuery) -> Response {
+    list(core, query, |query, count, answer| {
+        let pattern = query.pattern.map(String::into_bytes);
+        Input::ListLocks(ListRequest { pattern, cursor: query.cursor, count }, answer)
     })
     .await
 }
 
-async fn sessions(State(core): State<Core>, page: Asked<Page>) -> Response {
-    if matches!(&page, Ok(Query(Page { pattern: Some(_), .. }))) {
-        return problem(StatusCode::BAD_REQUEST, "match selects locks, not sessions: leave it out");
+async fn sessions(State(core): State<Core>, query: ParsedQuery) -> Response {
+    if matches!(&query, Ok(Query(ListQuery { pattern: Some(_), .. }))) {
+        return problem(
+            StatusCode::BAD_REQUEST,
+            "match applies to locks, not to sessions: omit it",
+        );
     }
-    list(core, page, |page, count, answer| Input::ListSessions(page.cursor, count, answer)).await
+    list(core, query, |query, count, answer| Input::ListSessions(query.cursor, count, answer)).await
 }
 
-/// Asks the core for a page of rows.
+/// Requests a page of rows from the core.
 async fn list<Row: serde::Serialize>(
     core: Core,
-    page: Asked<Page>,
-    question: impl FnOnce(Page, usize, oneshot::Sender<ListPage<Row>>) -> Input,
+    query: ParsedQuery,
+    request: impl FnOnce(ListQuery, usize, oneshot::Sender<ListPage<Row>>) -> Input,
 ) -> Response {
     let Some(core) = core else {
-        let why = "workers and their locks are not shown: start the agent with --http-sessions";
+        let why = "holds and sessions are not shown: start the agent with --http-sessions";
         return problem(StatusCode::NOT_FOUND, why);
     };
-    let page = match page {
-        Ok(Query(page)) => page,
+    let query = match query {
+        Ok(Query(query)) => query,
         Err(rejection) => return problem(StatusCode::BAD_REQUEST, &rejection.body_text()),
     };
-    let count = page.count.unwrap_or(100);
+    let count = query.count.unwrap_or(100);
     if !(1..=MAX_COUNT).contains(&count) {
         let why = format!("count must be from 1 to {MAX_COUNT}");
         return problem(StatusCode::BAD_REQUEST, &why);
     }
     let (answer, answered) = oneshot::channel();
-    let question = question(page, count, answer);
+    let request = request(query, count, answer);
     let ask = async {
-        core.send(question).await.ok()?;
+        core.send(request).await.ok()?;
         answered.await.ok()
     };
-    match tokio::time::timeout(PATIENCE, ask).await {
+    match tokio::time::timeout(CORE_TIMEOUT, ask).await {
         Ok(Some(page)) => ([(header::CACHE_CONTROL, "no-store")], Json(page)).into_response(),
-        Ok(None) => problem(StatusCode::SERVICE_UNAVAILABLE, "the agent is ending"),
-        Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the agent is too busy; try again"),
+        Ok(None) => problem(StatusCode::SERVICE_UNAVAILABLE, "the agent is shutting down"),
+        Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy; try again"),
     }
 }
 
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn only_known_hosts_are_answered() {
+    fn unknown_host_names_are_rejected() {
         let server = Server::start(None);
         assert!(server.get_as("/", "agent.test").starts_with("HTTP/1.1 200"));
         assert!(server.get_as("/", "evil.test").starts_with("HTTP/1.1 421"));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_are_shown_only_when_allowed() {
+    fn holds_are_shown_only_with_the_flag() {
         let server = Server::start(None);
         let response = server.get("/api/v1/locks");
         assert!(response.starts_with("HTTP/1.1 404") && response.contains("--http-sessions"));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_holds() {
+    fn locks_are_listed_in_pages() {
         let (core, mut inbox) = mpsc::channel(4);
         let server = Server::start(Some(core));
         let answering = thread::spawn(move || {
@@ -294,6 +294,9 @@ mod tests {
             assert!(response.starts_with("HTTP/1.1 400"), "{bad}: {response}");
         }
         let response = server.get("/api/v1/locks");
-        assert!(response.starts_with("HTTP/1.1 503") && response.contains("ending"), "{response}");
+        assert!(
+            response.starts_with("HTTP/1.1 503") && response.contains("shutting down"),
+            "{response}"
+        );
     }
 }

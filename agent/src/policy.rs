@@ -1,4 +1,4 @@
-//! Who may take which locks: a file of rules, read at the start and again upon SIGHUP.
+//! The policy: a file of rules about which users may acquire which locks, reloaded on SIGHUP.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use service_kit::settings::HumanDuration;
 use crate::protocol::command::{LockRequest, Wait};
 use crate::types::Peer;
 
-/// How long a policy file may be, in bytes.
+/// The longest policy file in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The rules, in the file's order. The first one that fits a worker and a lock's name decides; where none does, the
+/// The rules in the order of the file. The first one that matches a worker and a lock name decides; without a match the
 /// lock is denied.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Policy {
@@ -30,17 +30,17 @@ struct Rule {
     max_wait: Option<Duration>,
 }
 
-/// Why a LOCK is denied.
+/// The reason that a LOCK is denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
-    /// What it failed at: `name`, `kind`, `count` or `wait`.
+    /// The failed check: `name`, `kind`, `count` or `wait`.
     pub reason: &'static str,
-    /// The rest of a sentence that begins with the lock.
+    /// An explanation that completes a sentence starting with the lock's name.
     pub text: String,
 }
 
 impl Denial {
-    /// What a LOCK may fail at.
+    /// The checks that a LOCK can fail.
     pub const REASONS: [&'static str; 4] = ["name", "kind", "count", "wait"];
 }
 
@@ -69,15 +69,17 @@ impl Policy {
     /// Reads a policy file.
     ///
     /// # Errors
-    /// When it cannot be read or says what cannot be meant; the text names the file, the place and what is expected.
+    /// Returns a message with the file, the position and the expected value if the file cannot be read or is invalid.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-        let length = std::fs::metadata(path).map_err(|error| told(&error))?.len();
+        let in_file = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let length = std::fs::metadata(path).map_err(|error| in_file(&error))?.len();
         if length > MAX_FILE {
-            return Err(told(&format_args!("{length} bytes are too many: at most {MAX_FILE}")));
+            return Err(in_file(&format_args!(
+                "{length} bytes is too long, the limit is {MAX_FILE}"
+            )));
         }
-        let text = std::fs::read_to_string(path).map_err(|error| told(&error))?;
-        Self::parse(&text).map_err(|error| told(&error))
+        let text = std::fs::read_to_string(path).map_err(|error| in_file(&error))?;
+        Self::parse(&text).map_err(|error| in_file(&error))
     }
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -88,44 +90,44 @@ impl Policy {
         Ok(Self { rules: rules.collect::<Result<_, _>>()? })
     }
 
-    /// How many rules there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.rules.len()
     }
 
-    /// Whether there are none: everything is denied.
+    /// Returns whether there are no rules, so that everything is denied.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// Whether a worker may have what it asks for. `locks` are those that its user holds and waits for already.
+    /// Checks a request of a worker whose user already holds or waits for `locks` locks.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns the denial if no rule allows the request.
     pub fn check(&self, peer: &Peer, request: &LockRequest, locks: usize) -> Result<(), Denial> {
-        let rule = self.rules.iter().find(|rule| rule.is_about(peer, &request.name));
+        let rule = self.rules.iter().find(|rule| rule.matches(peer, &request.name));
         let deny = |reason, text| Err(Denial { reason, text });
         let who = format!("user {} of group {}", peer.uid, peer.gid);
         let Some(rule) = rule else {
-            return deny("name", format!("is not for {who}: no rule of the policy allows it"));
+            return deny("name", format!("is denied to {who}: no rule of the policy allows it"));
         };
         if !rule.kinds.is_empty() && !rule.kinds.contains(&request.kind) {
-            return deny("kind", format!("is not for {who} as kind {}", request.kind));
+            return deny("kind", format!("is denied to {who} as kind {}", request.kind));
         }
         if let Some(most) = rule.max_locks.filter(|most| locks >= *most) {
-            let text = format!("is one too many for {who}, who holds or awaits {locks} of {most}");
+            let text =
+                format!("exceeds the limit of {who}: {locks} of {most} locks held or awaited");
             return deny("count", text);
         }
         match (rule.max_wait, request.wait) {
             (Some(most), Wait::Forever) => {
                 let most = most.as_millis();
-                deny("wait", format!("may be awaited by {who} for {most} ms at most: say WAIT"))
+                deny("wait", format!("may be awaited by {who} for at most {most} ms: add WAIT"))
             }
             (Some(most), Wait::AtMost(wait)) if wait > most => {
                 let (wait, most) = (wait.as_millis(), most.as_millis());
-                deny("wait", format!("may be awaited by {who} for {most} ms at most, not {wait}"))
+                deny("wait", format!("may be awaited by {who} for at most {most} ms, not {wait}"))
             }
             _ => Ok(()),
         }
@@ -137,7 +139,7 @@ impl Rule {
         let kind = |word: &String| {
             Kind::parse(word.as_bytes()).ok_or_else(|| {
                 let known = Kind::ALL.map(Kind::as_str).join(", ");
-                format!("kinds: `{word}` is no kind of lock; expected {known}")
+                format!("kinds: `{word}` is not a kind of lock; expected {known}")
             })
         };
         if allow.names.is_empty() {
@@ -153,11 +155,12 @@ impl Rule {
         })
     }
 
-    /// Whether it is about this worker, by user or by group (whom none is named: everybody), and about this name.
-    fn is_about(&self, peer: &Peer, name: &LockName) -> bool {
-        let anybody = self.uids.is_empty() && self.gids.is_empty();
+    /// Returns whether the rule covers the worker, by user or group, and the name. Without users and groups it covers
+    /// everyone.
+    fn matches(&self, peer: &Peer, name: &LockName) -> bool {
+        let everyone = self.uids.is_empty() && self.gids.is_empty();
         let named = |glob: &String| group::glob_matches(glob.as_bytes(), name.as_bytes());
-        (anybody || self.uids.contains(&peer.uid) || self.gids.contains(&peer.gid))
+        (everyone || self.uids.contains(&peer.uid) || self.gids.contains(&peer.gid))
             && self.names.iter().any(named)
     }
 }
@@ -196,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_fits_decides() {
+    fn the_first_matching_rule_decides() {
         let policy = Policy::parse(RULES).unwrap();
         let minute = Wait::AtMost(Duration::from_secs(60));
         let now = Wait::AtMost(Duration::ZERO);
@@ -233,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rules_deny_everything() {
+    fn an_empty_policy_denies_everything() {
         let policy = Policy::parse("").unwrap();
         assert!(policy.is_empty());
         let request = request("a", Kind::Lock, Wait::Forever);
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_name_the_place_and_what_is_expected() {
+    fn errors_name_the_position_and_the_expected_value() {
         for (text, words) in [
             ("[[allow]]\nuid = [1]", &["names"][..]),
             ("[[allow]]\nnames = []", &["rule 1", "names", "orders:*"]),

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redisson::monitor::{Counts, Decoder, Event, Vantage};
+use redisson::monitor::{LineCounts, Decoder, Event, ServerRole};
 
 const TAKEN: &[u8] = b"+1795217440.976640 [0 10.0.0.1:7] \"EVALSHA\" \
     \"149c5a8bf18676fd99e9e6e24923bd64d9b62f94\" \"1\" \"fuzzed\" \"30000\" \"285475da-9152-4c83-822a-67ee2f116a79:52\"\r\n\
@@ -11,20 +11,20 @@ const TAKEN: &[u8] = b"+1795217440.976640 [0 10.0.0.1:7] \"EVALSHA\" \
     +1795217440.976642 [0 lua] \"hincrby\" \"fuzzed\" \"285475da-9152-4c83-822a-67ee2f116a79:52\" \"1\"\r\n\
     +1795217440.976643 [0 lua] \"pexpire\" \"fuzzed\" \"30000\"\r\n";
 
-fn read(parts: impl Iterator<Item = impl AsRef<[u8]>>, vantage: Vantage) -> (Vec<Event>, Counts) {
+fn read(parts: impl Iterator<Item = impl AsRef<[u8]>>, vantage: ServerRole) -> (Vec<Event>, LineCounts) {
     let mut decoder = Decoder::new(vantage);
     let mut events = Vec::new();
     for part in parts {
-        decoder.bytes(part.as_ref(), &mut events);
+        decoder.feed(part.as_ref(), &mut events);
         assert!(decoder.buffered() <= 512 * 1024);
     }
-    decoder.pause(&mut events);
+    decoder.flush(&mut events);
     (events, decoder.counts())
 }
 
 fuzz_target!(|input: &[u8]| {
     let Some((mode, stream)) = input.split_first() else { return };
-    let vantage = if mode & 1 == 0 { Vantage::Master } else { Vantage::Replica };
+    let vantage = if mode & 1 == 0 { ServerRole::Master } else { ServerRole::Replica };
     let step = usize::from(mode >> 1) + 1;
     let (events, counts) = read([stream].into_iter(), vantage);
     assert_eq!((events.clone(), counts), read(stream.chunks(step), vantage));

@@ -9,7 +9,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use redisson::monitor::{Decoder, Vantage};
+use redisson::monitor::{Decoder, ServerRole};
 use redisson::script;
 
 /// What one thread is to read in a second: Redis itself prints about 600,000 lines a second at most.
@@ -56,13 +56,13 @@ fn main() {
 
 /// Lines, bytes and events a second.
 fn round(bytes: &[u8]) -> [f64; 3] {
-    let mut decoder = Decoder::new(Vantage::Master);
+    let mut decoder = Decoder::new(ServerRole::Master);
     let mut events = Vec::new();
     let (mut read, mut seen) = (0_u64, 0_u64);
     let begun = Instant::now();
     while begun.elapsed() < ROUND {
         for chunk in bytes.chunks(CHUNK) {
-            decoder.bytes(chunk, &mut events);
+            decoder.feed(chunk, &mut events);
             seen += black_box(&events).len() as u64;
             events.clear();
         }

@@ -16,7 +16,7 @@ pub struct ClientId([u8; 36]);
 /// Text that is no holder id.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("not a holder id: expected `<uuid>:<number>`, perhaps with `:write` behind it")]
-pub struct NotAHolder;
+pub struct InvalidHolderId;
 
 impl ClientId {
     /// A version 4 uuid made of 16 random bytes.
@@ -69,9 +69,9 @@ impl fmt::Debug for ClientId {
 }
 
 impl FromStr for ClientId {
-    type Err = NotAHolder;
-    fn from_str(s: &str) -> Result<Self, NotAHolder> {
-        Self::parse(s.as_bytes()).ok_or(NotAHolder)
+    type Err = InvalidHolderId;
+    fn from_str(s: &str) -> Result<Self, InvalidHolderId> {
+        Self::parse(s.as_bytes()).ok_or(InvalidHolderId)
     }
 }
 

@@ -47,12 +47,12 @@ pub fn channel(name: &LockName) -> Vec<u8> {
 /// The wake-up channel of one waiter of a fair lock.
 #[must_use]
 pub fn fair_channel(name: &LockName, waiter: &HolderId) -> Vec<u8> {
-    [fair_channels(name).as_slice(), waiter.to_string().as_bytes()].concat()
+    [fair_channel_prefix(name).as_slice(), waiter.to_string().as_bytes()].concat()
 }
 
 /// What the channels of a fair lock's waiters begin with; the waiter's id follows.
 #[must_use]
-pub fn fair_channels(name: &LockName) -> Vec<u8> {
+pub fn fair_channel_prefix(name: &LockName) -> Vec<u8> {
     [&channel(name), b":".as_slice()].concat()
 }
 
@@ -83,7 +83,7 @@ pub fn token(name: &LockName) -> Vec<u8> {
 /// What the markers of one reader begin with; `:n` follows, for its `n`-th hold (from 1). A marker lives as long as
 /// that hold's lease.
 #[must_use]
-pub fn read_markers(name: &LockName, reader: &HolderId) -> Vec<u8> {
+pub fn read_marker_prefix(name: &LockName, reader: &HolderId) -> Vec<u8> {
     [&name.tagged(), format!(":{reader}:rwlock_timeout").as_bytes()].concat()
 }
 
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(deadlines(&n), b"redisson_lock_timeout:{orders:42}");
         assert_eq!(token(&n), b"redisson_lock_token:{orders:42}");
         assert_eq!(
-            String::from_utf8(read_markers(&n, &holder)).unwrap(),
+            String::from_utf8(read_marker_prefix(&n, &holder)).unwrap(),
             format!("{{orders:42}}:{holder}:rwlock_timeout")
         );
         assert_eq!(channel(&name("{x}y")), b"redisson_lock__channel:{x}y");

@@ -104,7 +104,7 @@ impl Lease {
 
     /// From when on a watched hold that is valid until `valid_until` is in jeopardy: less than a third is left.
     #[must_use]
-    pub fn jeopardy_at(self, valid_until: Moment) -> Moment {
+    pub fn at_risk_at(self, valid_until: Moment) -> Moment {
         valid_until - self.0 / 3
     }
 
@@ -137,7 +137,7 @@ mod tests {
             let sent = Moment::from_micros(sent);
             let valid_until = lease.valid_until(sent);
             let renew = lease.renew_at(sent, jitter);
-            let jeopardy = lease.jeopardy_at(valid_until);
+            let jeopardy = lease.at_risk_at(valid_until);
             let lost = lease.lost_at(valid_until, Duration::from_millis(margin));
             prop_assert!(sent < renew && renew < jeopardy && jeopardy < lost && lost <= valid_until);
             prop_assert!(valid_until < sent + lease.duration(), "we give up before Redis does");

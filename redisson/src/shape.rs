@@ -31,7 +31,7 @@ pub struct LockHash {
     /// The value of the `mode` field, where there is one.
     pub mode: Option<Vec<u8>>,
     /// Fields that are neither, or whose value is no count; a sound lock has none.
-    pub alien: Vec<Vec<u8>>,
+    pub unexpected: Vec<Vec<u8>>,
 }
 
 /// Whether a field's name alone allows the hash to be a lock.
@@ -68,7 +68,7 @@ fn is_fast_multi_field(field: &[u8]) -> bool {
 impl LockHash {
     /// Sorts fields and values into holders, mode and the rest.
     #[must_use]
-    pub fn read<F: AsRef<[u8]>, V: AsRef<[u8]>>(fields: impl IntoIterator<Item = (F, V)>) -> Self {
+    pub fn parse<F: AsRef<[u8]>, V: AsRef<[u8]>>(fields: impl IntoIterator<Item = (F, V)>) -> Self {
         let mut hash = Self::default();
         for (field, value) in fields {
             let (field, value) = (field.as_ref(), value.as_ref());
@@ -79,7 +79,7 @@ impl LockHash {
             let count = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
             match (HolderId::parse(field), count) {
                 (Some(id), Some(count)) => hash.holders.push(Holder { id, count }),
-                _ => hash.alien.push(field.to_vec()),
+                _ => hash.unexpected.push(field.to_vec()),
             }
         }
         hash.holders.sort_unstable_by_key(|holder| holder.id);
@@ -88,15 +88,15 @@ impl LockHash {
 
     /// Whether this can be a lock at all: at least one holder.
     #[must_use]
-    pub fn is_candidate(&self) -> bool {
+    pub fn is_possible_lock(&self) -> bool {
         !self.holders.is_empty()
     }
 
     /// Whether something in it does not belong there, in words.
     #[must_use]
     pub fn malformed(&self) -> Option<String> {
-        if let Some(field) = self.alien.first() {
-            return Some(format!("alien field `{}`", field.escape_ascii()));
+        if let Some(field) = self.unexpected.first() {
+            return Some(format!("unexpected field `{}`", field.escape_ascii()));
         }
         if let Some(holder) = self.holders.iter().find(|holder| holder.count < 1) {
             return Some(format!("count {} of holder {}", holder.count, holder.id));
@@ -145,8 +145,8 @@ mod tests {
 
     #[test]
     fn a_plain_lock() {
-        let hash = LockHash::read([(H, "2")]);
-        assert!(hash.is_candidate());
+        let hash = LockHash::parse([(H, "2")]);
+        assert!(hash.is_possible_lock());
         assert_eq!(hash.malformed(), None);
         assert_eq!((hash.kind(), hash.holders[0].count), (Kind::Lock, 2));
     }
@@ -154,19 +154,19 @@ mod tests {
     #[test]
     fn a_read_write_lock() {
         let write = format!("{H}:write");
-        let hash = LockHash::read([("mode", "write"), (&write, "1"), (H, "1")]);
+        let hash = LockHash::parse([("mode", "write"), (&write, "1"), (H, "1")]);
         assert_eq!((hash.kind(), hash.malformed()), (Kind::Write, None));
     }
 
     #[test]
     fn what_does_not_belong_is_named() {
         let malformed =
-            |fields: &[(&str, &str)]| LockHash::read(fields.iter().copied()).malformed();
+            |fields: &[(&str, &str)]| LockHash::parse(fields.iter().copied()).malformed();
         assert!(malformed(&[(H, "1"), ("colour", "red")]).unwrap().contains("colour"));
         assert!(malformed(&[(H, "x")]).unwrap().contains(H));
         assert!(malformed(&[(H, "0")]).unwrap().contains("count 0"));
         assert!(malformed(&[(H, "1"), ("mode", "null")]).unwrap().contains("null"));
-        assert!(!LockHash::read([("rate", "5")]).is_candidate());
+        assert!(!LockHash::parse([("rate", "5")]).is_possible_lock());
         let (write, other) = (format!("{H}:write"), H.replace(":52", ":7"));
         let beside = malformed(&[("mode", "write"), (&write, "1"), (&other, "1")]);
         assert!(beside.unwrap().contains(&other));

@@ -1,8 +1,8 @@
-//! Settings: flags, environment and file, and what the agent makes of them.
+//! The agent's settings from flags, environment and file.
 
+mod parsers;
 #[cfg(test)]
 mod tests;
-mod words;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -21,12 +21,12 @@ use crate::core;
 use crate::policy::Policy;
 use crate::server::socket;
 
-use words::{cluster_messages, frozen, lease, lock_delay, node_timeout, octal, poll};
+use parsers::{cluster_messages, frozen, lease, lock_delay, node_timeout, octal, poll};
 
-/// How many independent servers red locks may have at most: beyond, each attempt costs more than it is worth.
-const MAX_RED: usize = 15;
-/// How long a connection to Redis may take to be made, beyond what is always granted: a share of the lease.
-const MAX_CONNECT: Duration = Duration::from_secs(3);
+/// The most servers of red locks; more would make each attempt too expensive.
+const MAX_RED_SERVERS: usize = 15;
+/// The longest timeout for connecting to Redis; short leases have a shorter one.
+const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 const PROGRAM: Program = Program {
     env_prefix: "LOCKSCOPE_AGENT",
@@ -148,74 +148,63 @@ struct Flags {
     log: String,
 }
 
-/// Everything the agent was told.
+/// The validated settings.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Which Redis.
+    /// The Redis deployment of all kinds but red.
     pub target: Deployment,
-    /// How releases are to be published in a cluster that can.
+    /// The way to publish releases in a cluster that supports sharded pub/sub.
     pub cluster_messages: Publish,
-    /// The servers of red locks; none where there are to be no such locks.
+    /// The servers of red locks; empty if red locks are disabled.
     pub red: Vec<Target>,
-    /// How long a connection to it may take to be made.
     pub connect_timeout: Duration,
-    /// Where the socket is, where that is set.
     pub socket: Option<PathBuf>,
-    /// The socket's permissions.
     pub socket_mode: u32,
-    /// The socket's group, where it is not the process' own.
+    /// None for the group of the process.
     pub socket_group: Option<u32>,
-    /// The file that says who may take which locks.
     pub policy: Option<PathBuf>,
-    /// Where HTTP is served.
     pub http: SocketAddr,
-    /// Whether holds and waits are shown there.
+    /// Holds and sessions are shown over HTTP.
     pub http_sessions: bool,
-    /// Whether the workers' command lines are told in Redis.
+    /// Workers' command lines are published in the holder registry.
     pub publish_cmdline: bool,
-    /// By which further names it may be called.
     pub http_allowed_hosts: Vec<String>,
-    /// The state folder, where it is set.
     pub state_dir: Option<PathBuf>,
-    /// What the core is told.
     pub core: core::Settings,
-    /// How long workers have to finish at the end.
     pub drain_timeout: Duration,
-    /// How metrics call locks.
+    /// The patterns by which metrics group locks.
     pub groups: Vec<Pattern>,
-    /// How many groups metrics have at most.
     pub max_groups: usize,
-    /// How many sessions at a time.
     pub max_sessions: usize,
-    /// What is logged.
+    /// The log filter.
     pub log: String,
 }
 
 impl Config {
-    /// Reads the settings of this process.
+    /// Loads the settings of this process.
     ///
     /// # Errors
-    /// When the agent must not go on: mistakes in the settings, but also `--help` and its like.
+    /// Returns a stop for invalid settings, and for flags such as `--help`.
     pub fn load() -> Result<Self, Stop> {
         settings::load(&PROGRAM, build)
     }
 
-    /// How metrics call locks, with nothing called yet.
+    /// Returns the grouping of locks in metrics.
     #[must_use]
     pub fn grouping(&self) -> Grouping {
         Grouping::new(self.groups.clone(), self.max_groups)
     }
 
-    /// Where the socket is to be made.
+    /// Returns the path and permissions of the socket.
     ///
     /// # Errors
-    /// When it is not set and there is no usual place for it.
-    pub fn place(&self) -> anyhow::Result<socket::Place> {
+    /// Fails if no path is set and no default folder is available.
+    pub fn socket_settings(&self) -> anyhow::Result<socket::SocketSettings> {
         let path = match &self.socket {
             Some(path) => path.clone(),
             None => socket::default_path()?,
         };
-        Ok(socket::Place { path, mode: self.socket_mode, group: self.socket_group })
+        Ok(socket::SocketSettings { path, mode: self.socket_mode, group: self.socket_group })
     }
 }
 
@@ -228,8 +217,8 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         mistakes.push(raw.mistake("lease", "expected 500ms to a year"));
     }
     if raw.values.socket_mode & 0o002 != 0 && !raw.values.world_writable_socket {
-        let sentence = "everybody on this host could take every lock: give the group the right instead \
-                        (--socket-group), or say --world-writable-socket";
+        let sentence = "every user of this host could acquire every lock: grant access to a group instead \
+                        (--socket-group), or set --world-writable-socket";
         mistakes.push(raw.mistake("socket_mode", sentence));
     }
     if let Some(Err(error)) = raw.values.policy.as_deref().map(Policy::read) {
@@ -250,7 +239,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         nodes: red.iter().map(ToString::to_string).collect(),
         node_timeout: flags.node_timeout.into(),
     });
-    // Several attempts must fit between the first renewal, after a third of the lease, and its end.
+    // Several attempts must fit between the first renewal, after a third of the lease, and the end of the lease.
     let response_timeout =
         (lease.duration() / 15).clamp(Duration::from_millis(50), Duration::from_secs(2));
     let slots = target.is_cluster();
@@ -258,7 +247,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         target,
         cluster_messages: flags.cluster_messages,
         red,
-        connect_timeout: (response_timeout * 2).min(MAX_CONNECT),
+        connect_timeout: (response_timeout * 2).min(MAX_CONNECT_TIMEOUT),
         socket: flags.socket,
         socket_mode: flags.socket_mode,
         socket_group: flags.socket_group,
@@ -279,7 +268,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             max_graced: usize::try_from(flags.max_sessions).unwrap_or(usize::MAX),
             require_session: flags.require_session,
             response_timeout,
-            // Until the servers are known to have more.
+            // Until the servers are known to support more.
             publish: Publish::Plain,
             slots,
             lock_delay: flags.lock_delay.into(),
@@ -306,7 +295,7 @@ fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Deployment> {
     }
     if let Some(file) = &flags.sentinel_password_file {
         if !target.has_sentinels() {
-            let wanted = "it is of use with a redis+sentinel:// URL only";
+            let wanted = "applies only to a redis+sentinel:// URL";
             mistakes.push(raw.mistake("sentinel_password_file", wanted));
         }
         match Secret::from_file(file) {
@@ -318,18 +307,19 @@ fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Deployment> {
         if target.uses_tls() {
             target = target.with_ca_file(file.clone());
         } else if !flags.redlock_url.iter().any(Target::uses_tls) {
-            mistakes.push(raw.mistake("redis_ca_file", "it is of use with a rediss:// URL only"));
+            mistakes.push(raw.mistake("redis_ca_file", "applies only to a rediss:// URL"));
         }
     }
     target.validate().map_err(|error| mistakes.push(raw.mistake("redis_url", error))).ok()
 }
 
-/// The servers of red locks: a majority of them can only be one if each is there once.
+/// Validates the servers of red locks. A quorum requires that each appears only once.
 fn red_targets(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Target> {
     let flags = &raw.values;
     let count = flags.redlock_url.len();
-    if count > 0 && (count < 3 || count.is_multiple_of(2) || count > MAX_RED) {
-        let wanted = format!("expected an odd number of servers from 3 to {MAX_RED}, not {count}");
+    if count > 0 && (count < 3 || count.is_multiple_of(2) || count > MAX_RED_SERVERS) {
+        let wanted =
+            format!("expected an odd number of servers from 3 to {MAX_RED_SERVERS}, not {count}");
         mistakes.push(raw.mistake("redlock_url", wanted));
     }
     let mut password = None;
@@ -339,7 +329,7 @@ fn red_targets(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Target> {
             Err(error) => mistakes.push(raw.mistake("redlock_password_file", error)),
         }
         if count == 0 {
-            let wanted = "it is of use with --redlock-url only";
+            let wanted = "applies only with --redlock-url";
             mistakes.push(raw.mistake("redlock_password_file", wanted));
         }
     }
@@ -354,7 +344,7 @@ fn red_targets(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Target> {
             target = target.with_ca_file(file.clone());
         }
         if !names.insert(target.to_string()) {
-            let twice = format!("{target} is given twice: the servers must be independent");
+            let twice = format!("{target} is given twice; the servers must be independent");
             mistakes.push(raw.mistake("redlock_url", twice));
         }
         match target.validate() {

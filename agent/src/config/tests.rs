@@ -1,5 +1,3 @@
-//! What settings are understood, and what mistakes are told.
-
 use std::ffi::OsString;
 
 use super::*;
@@ -12,7 +10,7 @@ fn load(args: &[&str], env: &[(&str, &str)]) -> Result<Config, String> {
 }
 
 #[test]
-fn sentinels_have_a_password_of_their_own() {
+fn sentinels_have_their_own_password() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| {
         let path = folder.path().join(name);
@@ -23,7 +21,10 @@ fn sentinels_have_a_password_of_their_own() {
     let url = "redis+sentinel://u@a,b:2/m?sentinel_username=s";
     let args = ["--redis-url", url, "--redis-password-file", &own];
     let error = load(&args, &[]).unwrap_err();
-    assert!(error.contains("user without a password"), "the sentinels' user has none: {error}");
+    assert!(
+        error.contains("user without a password"),
+        "the sentinels' user has no password: {error}"
+    );
     let args = [args.as_slice(), &["--sentinel-password-file", &theirs]].concat();
     let target = load(&args, &[]).unwrap().target;
     let url = "redis+sentinel://u:own-password@a,b:2/m?sentinel_username=s&sentinel_password=theirs-password";
@@ -33,7 +34,7 @@ fn sentinels_have_a_password_of_their_own() {
 }
 
 #[test]
-fn what_is_not_set_has_its_usual_value() {
+fn unset_settings_have_defaults() {
     let config = load(&[], &[]).unwrap();
     assert_eq!(config.target.to_string(), "redis://127.0.0.1:6379/0");
     assert_eq!(config.http.to_string(), "127.0.0.1:9760");
@@ -51,7 +52,7 @@ fn what_is_not_set_has_its_usual_value() {
 }
 
 #[test]
-fn a_cluster_is_named_by_its_scheme() {
+fn the_scheme_selects_a_cluster() {
     let config = load(&["--redis-url", "redis+cluster://a:1,b:2"], &[]).unwrap();
     assert_eq!(config.target.to_string(), "redis+cluster://a:1,b:2");
     assert!(config.core.slots);
@@ -61,21 +62,21 @@ fn a_cluster_is_named_by_its_scheme() {
     assert_eq!(messages("spublish"), Ok(Publish::Sharded));
     assert_eq!(messages("publish"), Ok(Publish::Plain));
     assert!(messages("none").unwrap_err().contains("both, publish or spublish"));
-    // Each server of red locks stands alone.
+    // Each server of red locks must be independent.
     let red = load(&["--redlock-url", "redis+cluster://a:1"], &[]).unwrap_err();
     assert!(red.contains("redis+cluster"), "{red}");
 }
 
 #[test]
-fn a_short_lease_shortens_the_patience_with_redis() {
-    let patience = |lease| load(&["--lease", lease], &[]).unwrap().core.response_timeout;
-    assert_eq!(patience("3s"), Duration::from_millis(200));
-    assert_eq!(patience("500ms"), Duration::from_millis(50));
-    assert_eq!(patience("1h"), Duration::from_secs(2));
+fn a_short_lease_shortens_the_response_timeout() {
+    let response_timeout = |lease| load(&["--lease", lease], &[]).unwrap().core.response_timeout;
+    assert_eq!(response_timeout("3s"), Duration::from_millis(200));
+    assert_eq!(response_timeout("500ms"), Duration::from_millis(50));
+    assert_eq!(response_timeout("1h"), Duration::from_secs(2));
 }
 
 #[test]
-fn flags_environment_and_file_are_layers() {
+fn flags_override_environment_which_overrides_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("agent.toml");
     std::fs::write(&file, "lease = \"10s\"\nmax_sessions = 5\ngroup = [\"a:*\", \"b*=b\"]\n")
@@ -90,7 +91,7 @@ fn flags_environment_and_file_are_layers() {
 }
 
 #[test]
-fn mistakes_name_the_setting_and_what_is_expected() {
+fn errors_name_the_setting_and_the_expected_value() {
     for (args, words) in [
         (&["--lease", "100ms"][..], ["--lease", "expected 500ms to a year"]),
         (&["--socket-mode", "999"], ["--socket-mode", "octal"]),
@@ -117,7 +118,7 @@ fn mistakes_name_the_setting_and_what_is_expected() {
 }
 
 #[test]
-fn red_locks_have_an_odd_number_of_servers_each_once() {
+fn red_locks_need_an_odd_number_of_distinct_servers() {
     let urls = |urls: &[&str]| {
         let args: Vec<_> = urls.iter().flat_map(|url| ["--redlock-url", url]).collect();
         load(&args, &[])
@@ -137,7 +138,7 @@ fn red_locks_have_an_odd_number_of_servers_each_once() {
 }
 
 #[test]
-fn printed_settings_show_no_password() {
+fn printed_settings_hide_passwords() {
     let url = "redis://me:hunter2@host";
     let printed = load(&["--print-config", "--redis-url", url], &[]).unwrap_err();
     assert!(printed.contains("redis_url") && !printed.contains("hunter2"), "{printed}");

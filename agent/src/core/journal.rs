@@ -8,7 +8,8 @@ use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::ops::OpId;
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Effect};
-use crate::journal::{HoldRecord, Record, SessionRecord, TraceRecord};
+use crate::core::{LogLine, Report};
+use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 use crate::types::SessionId;
@@ -73,7 +74,7 @@ impl Core {
 
     pub(in crate::core) fn journal_record(&mut self, record: Record) {
         self.journal.noted += 1;
-        self.effects.push_back(Effect::Journal(record));
+        self.effects.push(Effect::Journal(record));
     }
 
     /// Notes a hold as it stands now, if its session has grace.
@@ -126,7 +127,7 @@ impl Core {
     ) {
         if self.journal.numbers.contains(&number) {
             let lock = name.clone();
-            self.journal_record(Record::Trace(TraceRecord { number, lock, kind, after }));
+            self.journal_record(Record::Orphan(OrphanRecord { number, lock, kind, after }));
         }
     }
 
@@ -167,17 +168,17 @@ impl Core {
             if let Some(kept_back) = &hold.kept_back {
                 let (number, kind, lock) = (hold.number, hold.kind, hold.name.clone());
                 let after = kept_back.until;
-                records.push(Record::Trace(TraceRecord { number, lock, kind, after }));
+                records.push(Record::Orphan(OrphanRecord { number, lock, kind, after }));
             }
         }
         let mut traces: Vec<_> = self.ops.values().flat_map(|op| op.purpose.records()).collect();
         traces.extend(self.waiters.values().map(|waiter| {
             let (number, kind, lock) = (waiter.number, waiter.kind, waiter.name.clone());
-            Record::Trace(TraceRecord { number, lock, kind, after: Moment::default() })
+            Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })
         }));
         let mut standing = HashSet::new();
         for record in traces {
-            let (Record::Trace(TraceRecord { number, .. })
+            let (Record::Orphan(OrphanRecord { number, .. })
             | Record::Hold(HoldRecord { number, .. })) = &record
             else {
                 continue;
@@ -224,10 +225,8 @@ impl Core {
     /// session gets a grace that would end with the agent.
     pub fn on_journal_failed(&mut self, now: Moment, upto: u64, why: &str) {
         self.advance_clock(now);
-        self.figures.journal_errors.inc();
-        if self.log_limit.admits(self.now) {
-            tracing::warn!(why, "the journal cannot be written: sessions with grace get no locks");
-        }
+        self.effects.report(Report::JournalError);
+        self.effects.log_bounded(self.now, || LogLine::JournalFailed { why: why.to_owned() });
         let done = self.journal.done;
         for id in self.journal_reached(upto) {
             self.take_back(id, done, why);

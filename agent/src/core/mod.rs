@@ -18,7 +18,6 @@ mod input;
 mod journal;
 mod lease;
 mod lock;
-mod log_limit;
 mod ops;
 mod red;
 pub mod report;
@@ -33,13 +32,12 @@ mod tests;
 mod timer;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script;
-use redisson::{ClientId, HolderId, Kind, LockName, Moment};
+use redisson::{ClientId, Grouping, HolderId, Kind, LockName, Moment};
 
-pub use effect::{Effect, Lane, Node};
+pub use effect::{Effect, Gauges, Lane, LogLine, Node, Report};
 pub use input::{Input, PIPELINE, PUSHES};
 pub use lease::frozen::Frozen;
 pub use lock::replicas::Confirmed;
@@ -47,10 +45,10 @@ pub use ops::{Failure, OpId};
 pub use red::RedSettings;
 pub use settings::Settings;
 
-use crate::metrics::Figures;
 use crate::policy::Policy;
 use crate::protocol::command::Command;
 use crate::types::{End, Number, Peer, SessionId, SessionKey};
+use effect::Effects;
 use lease::hold::Hold;
 use lock::state::LockState;
 use lock::waiter::{Left, Waiter};
@@ -96,12 +94,12 @@ pub struct Core {
     ready: VecDeque<(SessionId, i64)>,
     /// Owners whose MLOCK or MUNLOCK may take its next step.
     steps: VecDeque<session::Owner>,
-    effects: VecDeque<Effect>,
-    figures: Arc<Figures>,
+    effects: Effects,
+    gauges: Gauges,
+    grouping: Grouping,
     draining: bool,
     /// Too few replicas had the latest grant, or were there for the latest attempt.
     short_of_replicas: bool,
-    log_limit: log_limit::LogLimit,
     /// Smoothed round trip of a script.
     round_trip: Duration,
     random: u64,
@@ -115,7 +113,7 @@ impl Core {
         settings: Settings,
         client: ClientId,
         first_number: Number,
-        figures: Arc<Figures>,
+        grouping: Grouping,
         now: Moment,
     ) -> Self {
         Self {
@@ -145,11 +143,11 @@ impl Core {
             red: red::Red::default(),
             ready: VecDeque::new(),
             steps: VecDeque::new(),
-            effects: VecDeque::new(),
-            figures,
+            effects: Effects::default(),
+            gauges: Gauges::default(),
+            grouping,
             draining: false,
             short_of_replicas: false,
-            log_limit: log_limit::LogLimit::default(),
             round_trip: Duration::from_millis(1),
             random: first_number.unsigned_abs() | 1,
         }
@@ -157,7 +155,7 @@ impl Core {
 
     /// What is to be done, oldest first. To be called after every event until there is none.
     pub fn next_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+        self.effects.pop()
     }
 
     /// Whether there is something to be done.
@@ -184,6 +182,12 @@ impl Core {
             && self.ops.values().all(spared)
     }
 
+    /// The sizes that metrics show as gauges.
+    #[must_use]
+    pub fn gauges(&self) -> Gauges {
+        self.gauges
+    }
+
     /// How many holds there are.
     #[must_use]
     pub fn holds(&self) -> usize {
@@ -207,7 +211,7 @@ impl Core {
         let key = SessionKey { run: self.run, number: id.0 };
         self.sessions.insert(id, Session::new(key, peer, secret, self.now));
         self.count_sessions();
-        self.figures.sessions_opened.inc();
+        self.effects.report(Report::SessionOpened);
     }
 
     /// A worker named itself.
@@ -266,9 +270,9 @@ impl Core {
         }
     }
 
-    fn count_sessions(&self) {
-        self.figures.sessions.set(gauge(self.sessions.len() - self.away));
-        self.figures.away_sessions.set(gauge(self.away));
+    fn count_sessions(&mut self) {
+        self.gauges.sessions = self.sessions.len() - self.away;
+        self.gauges.away_sessions = self.away;
     }
 
     /// An instant has come: what is due is done.
@@ -307,7 +311,7 @@ impl Core {
             }
         }
         if slept {
-            self.figures.sleeps.inc();
+            self.effects.report(Report::Slept);
             self.woke = self.now;
             self.all_due(&mut due, |_| true);
         }
@@ -352,9 +356,4 @@ impl Core {
         self.random ^= self.random << 17;
         self.random
     }
-}
-
-/// A count as a gauge takes it.
-fn gauge(count: usize) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
 }

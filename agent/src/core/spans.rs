@@ -55,7 +55,7 @@ impl Core {
         let parent = request.traceparent.as_deref();
         let parent = parent.map_or_else(TraceParent::default, TraceParent::read);
         trace::root(&parent, || {
-            let group = self.group(&request.name);
+            let group = self.group_label(&request.name);
             tracing::info_span!(
                 target: TARGET, parent: None, "lock acquire",
                 lock.name = %request.name, lock.group = &*group, lock.kind = request.kind.as_str(),

@@ -1,21 +1,19 @@
-//! Command lines, with what looks like a secret left out.
+//! Command lines of processes, with likely secrets masked.
 
-/// How much of one is written, in characters.
-const MAX: usize = 300;
-/// What a flag's name has in it when its value is nobody's business.
-const SECRET: [&str; 5] = ["pass", "token", "secret", "key", "auth"];
+const MAX_CHARS: usize = 300;
+const SECRET_WORDS: [&str; 5] = ["pass", "token", "secret", "key", "auth"];
 const MASK: &str = "***";
 
-/// The command line of a process; nothing where it cannot be read.
+/// Returns the masked command line of a process; none if it cannot be read.
 pub(super) fn of(pid: i32) -> Option<String> {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let args = text.split_terminator('\0');
-    let shown = masked(args).chars().take(MAX).collect::<String>();
+    let shown = masked(args).chars().take(MAX_CHARS).collect::<String>();
     (!shown.is_empty()).then_some(shown)
 }
 
-/// The arguments with blanks between them.
+/// Joins the arguments with spaces and masks secrets.
 fn masked<'a>(args: impl Iterator<Item = &'a str>) -> String {
     let mut shown: Vec<String> = Vec::new();
     let mut value_is_secret = false;
@@ -24,21 +22,21 @@ fn masked<'a>(args: impl Iterator<Item = &'a str>) -> String {
         let (name, value) = arg.split_once('=').map_or((arg, None), |(n, v)| (n, Some(v)));
         let names_secret = {
             let name = name.to_ascii_lowercase();
-            SECRET.iter().any(|secret| name.contains(secret))
+            SECRET_WORDS.iter().any(|secret| name.contains(secret))
         };
         let is_value = std::mem::take(&mut value_is_secret) && !is_flag;
         shown.push(match value {
             _ if is_value => MASK.to_owned(),
             Some(_) if names_secret => format!("{name}={MASK}"),
-            _ => without_login(arg),
+            _ => mask_credentials(arg),
         });
         value_is_secret = is_flag && names_secret && value.is_none();
     }
     shown.join(" ")
 }
 
-/// An address without the user and password in it.
-fn without_login(arg: &str) -> String {
+/// Masks the user and password of a URL.
+fn mask_credentials(arg: &str) -> String {
     let Some((scheme, rest)) = arg.split_once("://") else { return arg.to_owned() };
     let (authority, path) = match rest.find(['/', '?', '#']) {
         Some(end) => rest.split_at(end),
@@ -55,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_left_out() {
+    fn secrets_are_masked() {
         let line = |args: &[&str]| masked(args.iter().copied());
         assert_eq!(line(&["backup", "--all", "/srv"]), "backup --all /srv");
         assert_eq!(line(&["x", "--password", "pw", "y"]), "x --password *** y");
@@ -68,9 +66,9 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_and_cut() {
+    fn the_command_line_is_read_and_truncated() {
         let ours = of(i32::try_from(std::process::id()).unwrap()).unwrap();
-        assert!(!ours.is_empty() && ours.chars().count() <= MAX, "{ours}");
+        assert!(!ours.is_empty() && ours.chars().count() <= MAX_CHARS, "{ours}");
         assert_eq!(of(i32::MAX), None);
     }
 }

@@ -1,10 +1,11 @@
-//! Tells in Redis who is behind our holds and waits, in keys of our own beside the locks: whoever finds a holder id there
-//! can look up the host and the process. Nothing here is on a lock's way, and no lock depends on it.
+//! The holder registry: publishes in Redis which processes are behind the agent's holds and waits, in keys next to the
+//! locks, so that the dashboard can resolve a holder id to a host and a process. No lock depends on it.
 //!
-//! What lasts less than a second is never written, so that a busy agent writes little; what is written is written once.
+//! Holds and waits of less than a second are not published, and each longer one is written once, so that a busy agent
+//! writes little.
 
 mod cmdline;
-mod way;
+mod node_link;
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -20,122 +21,113 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::core::Input;
 use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
-use crate::runtime::Main;
+use crate::runtime::Backend;
 use crate::types::Number;
-use way::Way;
+use node_link::NodeLink;
 
-/// How often what is written is compared with what there is, with few holds.
+/// The interval between passes with few holds.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// With many it happens less often, so that comparing stays small beside renewing: this long for each.
-const FOR_EACH: Duration = Duration::from_micros(100);
-/// Yet well within the time that Redis keeps what was written.
-const LONGEST: Duration = Duration::from_secs(20);
-/// How long it is left alone after Redis has refused.
-const PAUSE: Duration = Duration::from_secs(30);
-/// How long Redis keeps what the agent no longer renews.
+const INTERVAL_PER_ROW: Duration = Duration::from_micros(100);
+/// The longest interval, well within [`TTL`].
+const MAX_INTERVAL: Duration = Duration::from_secs(20);
+const REFUSED_INTERVAL: Duration = Duration::from_secs(30);
+/// The time for which Redis keeps an entry that is not renewed.
 const TTL: Duration = Duration::from_secs(60);
-/// What is younger than this is not written.
+/// The age from which holds and waits are published.
 const MIN_AGE: Duration = Duration::from_secs(1);
-/// How many of the numbers written are compared at once.
+/// The most published numbers per comparison.
 const PAGE: usize = 500;
-/// How many fields are set or removed by one command.
+/// The most fields per HSET or HDEL.
 const BATCH: usize = 200;
-/// The pause after a page that was written: a crowd of new holds comes to Redis in small helpings.
-const BETWEEN: Duration = Duration::from_millis(10);
-/// By how much the clock on the wall has to have been set, in milliseconds, for what was written to be written anew.
-const STEP: u64 = 1_000;
-/// How much of a client's own name is written, in characters.
+const PAGE_PAUSE: Duration = Duration::from_millis(10);
+const CLOCK_STEP_MS: u64 = 1_000;
+/// The longest published client name in characters.
 const MAX_CLIENT: usize = 100;
 
-/// What the announcer runs with.
 #[derive(Debug)]
-pub struct Start {
-    /// Who we are in Redis.
+pub struct Settings {
+    /// The client id of the agent in Redis.
     pub client: ClientId,
-    pub place: Main,
-    /// Whether it is one of the servers of red locks: it is told of these only.
-    pub red: bool,
-    /// How long a connection may take to be made.
+    pub backend: Backend,
+    /// Publishes only red locks, since the backend is one of their servers.
+    pub red_only: bool,
     pub connect_timeout: Duration,
-    /// How long Redis has to answer.
     pub response_timeout: Duration,
-    /// Whether command lines are written too.
+    /// Publishes command lines too.
     pub cmdline: bool,
-    /// Who knows the holds and waits.
-    pub core: mpsc::Sender<Input>,
 }
 
-/// Starts the task, with a connection of its own. Both end with `stage`.
-pub fn start(start: Start, stage: &Shutdown) {
+/// Starts a task that keeps the registry up to date, with a connection of its own. Both end with `stage`.
+pub fn start(settings: Settings, core: mpsc::Sender<Input>, stage: &Shutdown) {
     let options = LinkOptions {
-        response_timeout: start.response_timeout,
-        connect_timeout: start.connect_timeout,
-        heartbeat: start.response_timeout,
+        response_timeout: settings.response_timeout,
+        connect_timeout: settings.connect_timeout,
+        heartbeat: settings.response_timeout,
         writable: true,
         ..LinkOptions::new("lockscope-agent-notes")
     };
-    let announcer = Announcer {
-        way: Way::new(start.place, options, slot(&keys::agent(&start.client)), stage),
-        core: start.core,
-        agent_key: keys::agent(&start.client),
-        holders_key: keys::agent_holders(&start.client),
-        about_us: AboutUs::now(),
+    let publisher = Publisher {
+        link: NodeLink::new(settings.backend, options, slot(&keys::agent(&settings.client)), stage),
+        core,
+        agent_key: keys::agent(&settings.client),
+        holders_key: keys::agent_holders(&settings.client),
+        process: AgentProcess::current(),
         booted: boot_epoch_millis(),
-        book: Book::default(),
-        red: start.red,
-        cmdline: start.cmdline,
+        published: Published::default(),
+        red_only: settings.red_only,
+        cmdline: settings.cmdline,
         refused: None,
     };
     let stop = stage.token();
-    stage.spawn("announcer", async move {
-        stop.run_until_cancelled(announcer.run()).await;
+    stage.spawn("holder registry", async move {
+        stop.run_until_cancelled(publisher.run()).await;
     });
 }
 
-/// The agent itself, as `lockscope:agent:{<uuid>}` tells it.
-struct AboutUs {
+/// The agent's own entry, `lockscope:agent:{<uuid>}`.
+struct AgentProcess {
     host: String,
     pid: u32,
-    /// By the boot clock, in milliseconds.
+    /// Milliseconds of the boot clock.
     started: u64,
 }
 
-impl AboutUs {
-    fn now() -> Self {
+impl AgentProcess {
+    fn current() -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let started = boot_micros() / 1_000;
         Self { host: host.trim().to_owned(), pid: std::process::id(), started }
     }
 }
 
-/// One hold or wait, as a field of `lockscope:holders:{<uuid>}` tells it.
+/// The JSON value of a hold or wait in `lockscope:holders:{<uuid>}`.
 #[derive(Debug, Serialize)]
-struct Note<'a> {
+struct Entry<'a> {
     pid: Option<i32>,
     uid: u32,
     comm: Option<&'a str>,
     client: Option<String>,
     session: &'a str,
-    /// Since when, in epoch milliseconds.
+    /// The beginning of the hold or wait, in epoch milliseconds.
     since: u64,
     owner: i64,
-    /// Whether that owner takes several locks at once.
+    /// The owner acquires several locks at once.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     several: bool,
-    /// When a wait ends by itself, in epoch milliseconds.
+    /// The end of a wait with a timeout, in epoch milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cmdline: Option<String>,
 }
 
-/// Which numbers stand in Redis.
+/// The numbers with an entry in Redis.
 #[derive(Debug, Default)]
-struct Book(BTreeSet<Number>);
+struct Published(BTreeSet<Number>);
 
-impl Book {
-    /// The next part of it, above `after`.
-    fn part(&self, after: Number, red: bool) -> PublishedPage {
+impl Published {
+    /// Returns the page of numbers above `after`.
+    fn page(&self, after: Number, red: bool) -> PublishedPage {
         let range = (Bound::Excluded(after), Bound::Unbounded);
         let numbers: Vec<Number> = self.0.range(range).take(PAGE).copied().collect();
         let until = match numbers.last() {
@@ -145,8 +137,7 @@ impl Book {
         PublishedPage { after, until, numbers, min_age: MIN_AGE, red }
     }
 
-    /// These differences have been written.
-    fn enter(&mut self, written: &PublishDiff) {
+    fn apply(&mut self, written: &PublishDiff) {
         for number in &written.gone {
             self.0.remove(number);
         }
@@ -154,156 +145,153 @@ impl Book {
     }
 }
 
-/// How long to wait before so many holds and waits are listed again.
-fn pause_after(rows: usize) -> Duration {
-    let wanted = FOR_EACH.saturating_mul(u32::try_from(rows).unwrap_or(u32::MAX));
-    wanted.clamp(INTERVAL, LONGEST)
+/// Returns the interval before the next pass, which grows with the number of holds and waits.
+fn interval(rows: usize) -> Duration {
+    let wanted = INTERVAL_PER_ROW.saturating_mul(u32::try_from(rows).unwrap_or(u32::MAX));
+    wanted.clamp(INTERVAL, MAX_INTERVAL)
 }
 
-struct Announcer {
-    way: Way,
+struct Publisher {
+    link: NodeLink,
     core: mpsc::Sender<Input>,
     agent_key: Vec<u8>,
     holders_key: Vec<u8>,
-    about_us: AboutUs,
-    /// When the host was booted by the wall clock, in epoch milliseconds: all instants that stand in Redis go by it.
+    process: AgentProcess,
+    /// The boot time of the host in epoch milliseconds, from which all published instants are derived.
     booted: u64,
-    book: Book,
-    /// Whether only red locks are told of.
-    red: bool,
+    published: Published,
+    red_only: bool,
     cmdline: bool,
-    /// What Redis said when it refused last.
+    /// The latest refusal, so that a repeated one is not logged again.
     refused: Option<String>,
 }
 
-/// Why a pass ended before its time.
-enum Ended {
-    /// The core has ended, and so does the announcer.
-    NoCore,
-    /// Redis is out of reach: what stands there is not known.
+enum PassError {
+    CoreStopped,
+    /// Redis is unreachable, and its content unknown.
     Unreachable,
-    /// Redis refuses, which will not be otherwise a moment later.
+    /// Redis rejects the commands, and would reject a retry.
     Refused(String),
 }
 
-impl Announcer {
-    /// Until the core has ended.
+impl Publisher {
+    /// Runs until the core stops.
     async fn run(mut self) {
-        while self.way.up().await {
+        while self.link.up().await {
             let passed = self.pass().await;
             let pause = match passed {
                 Ok(()) => {
                     self.refused = None;
-                    pause_after(self.book.0.len())
+                    interval(self.published.0.len())
                 }
-                Err(Ended::NoCore) => return,
-                Err(Ended::Unreachable) => INTERVAL,
-                Err(Ended::Refused(error)) => {
+                Err(PassError::CoreStopped) => return,
+                Err(PassError::Unreachable) => INTERVAL,
+                Err(PassError::Refused(error)) => {
                     if self.refused.as_ref() != Some(&error) {
-                        tracing::warn!(
-                            error,
-                            "Redis does not let the agent tell who its holders are"
-                        );
+                        tracing::warn!(error, "Redis refuses the holder registry");
                     }
                     self.refused = Some(error);
-                    PAUSE
+                    REFUSED_INTERVAL
                 }
             };
             tokio::time::sleep(pause).await;
         }
     }
 
-    /// Brings Redis up to date, page by page.
-    async fn pass(&mut self) -> Result<(), Ended> {
-        self.tell_about_us().await?;
+    /// Updates Redis page by page.
+    async fn pass(&mut self) -> Result<(), PassError> {
+        self.publish_agent().await?;
         let mut after = 0;
         loop {
-            let (answer, differences) = oneshot::channel();
-            let part = self.book.part(after, self.red);
-            self.core.send(Input::DiffPublished(part, answer)).await.map_err(|_| Ended::NoCore)?;
-            let differences = differences.await.map_err(|_| Ended::NoCore)?;
-            if !(differences.gone.is_empty() && differences.due.is_empty()) {
-                self.send(self.pipeline(&differences)).await?;
-                self.book.enter(&differences);
-                tokio::time::sleep(BETWEEN).await;
+            let (reply, diff) = oneshot::channel();
+            let page = self.published.page(after, self.red_only);
+            self.core
+                .send(Input::DiffPublished(page, reply))
+                .await
+                .map_err(|_| PassError::CoreStopped)?;
+            let diff = diff.await.map_err(|_| PassError::CoreStopped)?;
+            if !(diff.gone.is_empty() && diff.due.is_empty()) {
+                self.send(self.pipeline(&diff)).await?;
+                self.published.apply(&diff);
+                tokio::time::sleep(PAGE_PAUSE).await;
             }
-            match differences.next {
+            match diff.next {
                 Some(next) => after = next,
                 None => return Ok(()),
             }
         }
     }
 
-    /// Writes who we are, keeps what is written alive, and begins anew where Redis has other than what we wrote:
-    /// somebody has deleted it, or a write was lost; and where somebody has set the clock that it goes by.
-    async fn tell_about_us(&mut self) -> Result<(), Ended> {
+    /// Publishes the agent's own entry and renews all entries. Starts over if Redis has a different number of entries,
+    /// because they were deleted or a write was lost, or if the wall clock was set.
+    async fn publish_agent(&mut self) -> Result<(), PassError> {
         let booted = boot_epoch_millis();
-        if booted.abs_diff(self.booted) > STEP {
-            // What stands there is not what we would write now: below it is found to be more than this, and removed.
-            (self.booted, self.book) = (booted, Book::default());
+        if booted.abs_diff(self.booted) > CLOCK_STEP_MS {
+            // The entries have outdated instants. The mismatch with an empty set removes them below.
+            (self.booted, self.published) = (booted, Published::default());
         }
         let ttl = TTL.as_millis().to_string();
-        let (us, key) = (&self.about_us, &self.agent_key);
+        let (process, key) = (&self.process, &self.agent_key);
         let mut pipeline = Pipeline::new();
-        pipeline.cmd("HSET").arg(key).arg("host").arg(&us.host).arg("pid").arg(us.pid);
+        pipeline.cmd("HSET").arg(key).arg("host").arg(&process.host).arg("pid").arg(process.pid);
         pipeline
             .arg("version")
             .arg(env!("CARGO_PKG_VERSION"))
             .arg("started")
-            .arg(self.booted + us.started);
+            .arg(self.booted + process.started);
         pipeline.cmd("PEXPIRE").arg(key).arg(&ttl);
         pipeline.cmd("PEXPIRE").arg(&self.holders_key).arg(&ttl);
         pipeline.cmd("HLEN").arg(&self.holders_key);
         let answers = self.send(pipeline).await?;
-        let there = match answers.last() {
-            Some(Value::Int(there)) => usize::try_from(*there).ok(),
+        let entries = match answers.last() {
+            Some(Value::Int(count)) => usize::try_from(*count).ok(),
             _ => None,
         };
-        if there != Some(self.book.0.len()) {
+        if entries != Some(self.published.0.len()) {
             let mut pipeline = Pipeline::new();
             pipeline.cmd("DEL").arg(&self.holders_key);
             self.send(pipeline).await?;
-            self.book = Book::default();
+            self.published = Published::default();
         }
         Ok(())
     }
 
-    async fn send(&self, pipeline: Pipeline) -> Result<Vec<Value>, Ended> {
-        let answers = self.way.pipeline(pipeline).await.map_err(|error| {
-            // The link tells of its outages itself.
-            tracing::debug!(%error, "holders are not told in Redis");
-            Ended::Unreachable
+    async fn send(&self, pipeline: Pipeline) -> Result<Vec<Value>, PassError> {
+        let answers = self.link.pipeline(pipeline).await.map_err(|error| {
+            // The link logs outages itself.
+            tracing::debug!(%error, "could not update the holder registry");
+            PassError::Unreachable
         })?;
         let answers: Result<Vec<Value>, _> = answers.into_iter().collect();
         answers.map_err(|error| {
-            if self.way.leads_elsewhere(&error) {
-                return Ended::Unreachable;
+            if self.link.is_redirect(&error) {
+                return PassError::Unreachable;
             }
-            Ended::Refused(error.to_string())
+            PassError::Refused(error.to_string())
         })
     }
 
-    fn pipeline(&self, differences: &PublishDiff) -> Pipeline {
+    fn pipeline(&self, diff: &PublishDiff) -> Pipeline {
         let holders = &self.holders_key;
         let mut pipeline = Pipeline::new();
-        for numbers in differences.gone.chunks(BATCH) {
+        for numbers in diff.gone.chunks(BATCH) {
             pipeline.cmd("HDEL").arg(holders).arg(numbers);
         }
         let now_ms = self.booted + boot_micros() / 1_000;
-        for rows in differences.due.chunks(BATCH) {
+        for rows in diff.due.chunks(BATCH) {
             pipeline.cmd("HSET").arg(holders);
             for row in rows {
-                pipeline.arg(row.number).arg(self.note(row, now_ms));
+                pipeline.arg(row.number).arg(self.entry(row, now_ms));
             }
         }
         pipeline.cmd("PEXPIRE").arg(holders).arg(TTL.as_millis().to_string());
         pipeline
     }
 
-    fn note(&self, row: &HolderInfo, now_ms: u64) -> String {
+    fn entry(&self, row: &HolderInfo, now_ms: u64) -> String {
         let client = row.client.as_ref().map(|name| name.chars().take(MAX_CLIENT).collect());
         let cmdline = row.pid.filter(|_| self.cmdline).and_then(cmdline::of);
-        let note = Note {
+        let entry = Entry {
             pid: row.pid,
             uid: row.uid,
             comm: row.comm.as_deref(),
@@ -315,7 +303,7 @@ impl Announcer {
             until: row.left_ms.map(|left| now_ms.saturating_add(left)),
             cmdline,
         };
-        serde_json::to_string(&note).expect("numbers and text are always JSON")
+        serde_json::to_string(&entry).expect("numbers and text are always valid JSON")
     }
 }
 
@@ -324,11 +312,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_book_is_compared_part_by_part() {
-        let mut book = Book((1..=501).map(|n| n * 10).collect());
-        let first = book.part(0, false);
+    fn published_numbers_are_compared_page_by_page() {
+        let mut published = Published((1..=501).map(|n| n * 10).collect());
+        let first = published.page(0, false);
         assert_eq!((first.numbers.len(), first.until), (PAGE, 5_000));
-        let second = book.part(first.until, false);
+        let second = published.page(first.until, false);
         assert_eq!((second.numbers, second.until), (vec![5_010], Number::MAX));
         let due = HolderInfo {
             number: 15,
@@ -342,16 +330,16 @@ mod tests {
             several: false,
             left_ms: None,
         };
-        book.enter(&PublishDiff { gone: vec![20, 30], due: vec![due], next: None });
-        assert_eq!(book.part(0, false).numbers[..3], [10, 15, 40]);
+        published.apply(&PublishDiff { gone: vec![20, 30], due: vec![due], next: None });
+        assert_eq!(published.page(0, false).numbers[..3], [10, 15, 40]);
     }
 
     #[test]
-    fn many_holds_are_compared_less_often_and_never_too_late() {
-        assert_eq!(pause_after(0), INTERVAL);
-        assert_eq!(pause_after(20_000), INTERVAL);
-        assert_eq!(pause_after(100_000), Duration::from_secs(10));
-        assert_eq!(pause_after(usize::MAX), LONGEST);
-        assert!(LONGEST * 2 < TTL);
+    fn many_holds_are_compared_less_often_but_within_the_ttl() {
+        assert_eq!(interval(0), INTERVAL);
+        assert_eq!(interval(20_000), INTERVAL);
+        assert_eq!(interval(100_000), Duration::from_secs(10));
+        assert_eq!(interval(usize::MAX), MAX_INTERVAL);
+        assert!(MAX_INTERVAL * 2 < TTL);
     }
 }

@@ -1,4 +1,4 @@
-//! The file: how it is read, appended to, and written anew.
+//! The journal's file: reading, appending, and compacting it.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -8,21 +8,20 @@ use std::path::{Path, PathBuf};
 use redisson::ClientId;
 use serde::{Deserialize, Serialize};
 
-use super::past::Past;
 use super::record::Record;
+use super::restored::Restored;
 
-/// The journal's name in the state folder.
 const FILE: &str = "journal";
-/// How it is called while it is being written anew.
+/// The temporary name of a compacted journal.
 const NEW: &str = ".journal.new";
-/// The longest line that can be ours: a name of 512 bytes takes up to five characters for each.
+/// The longest valid line: each of a name's 512 bytes takes up to five characters.
 const MAX_LINE: u64 = 8192;
-/// How much of the file is read at most. It is written anew long before it is that long.
+/// The most bytes read; compaction keeps the file far below this.
 const MAX_FILE: u64 = 256 << 20;
-/// A file shorter than this is never written anew for its length.
+/// Shorter files are never compacted for their length.
 const SMALL: u64 = 1 << 20;
 
-/// Whose journal it is; its first line.
+/// The first line, which identifies the agent and the boot that the records belong to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Head {
     agent: String,
@@ -34,70 +33,72 @@ struct Head {
 pub struct File {
     folder: PathBuf,
     head: Head,
-    /// Appended to from now on; none until it has been written anew by this run.
+    /// Open for appending; none until this run has written the whole file once.
     file: Option<fs::File>,
-    /// How long it is, as far as it is whole.
+    /// The length in bytes up to the last complete line.
     length: u64,
-    /// How long it was when it was last written anew.
-    fresh: u64,
+    compacted_length: u64,
 }
 
-/// Opens the journal of `client` in its state folder and reads what an earlier run has left there. What cannot be read
-/// is passed over and logged: a killed agent may have left half a line. The records of another agent's journal are not
-/// ours to act on; those of an earlier boot are only good for tidying up.
+/// Opens the journal of `client` in its state folder and restores the state that an earlier run recorded. Damaged lines
+/// are skipped and logged, since a killed agent may have left half a line. The journal of another agent is ignored, and
+/// records of an earlier boot serve only to clean up Redis.
 ///
 /// # Errors
-/// When the file is there and cannot be read, or the kernel does not tell which boot this is.
-pub fn open(folder: &Path, client: ClientId) -> io::Result<(File, Past)> {
+/// Fails if the file exists but cannot be read, or if the kernel does not report the boot id.
+pub fn open(folder: &Path, client: ClientId) -> io::Result<(File, Restored)> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     open_as(folder, Head { agent: client.to_string(), boot: boot.trim().to_owned() })
 }
 
-fn open_as(folder: &Path, head: Head) -> io::Result<(File, Past)> {
-    let past = match fs::File::open(folder.join(FILE)) {
+fn open_as(folder: &Path, head: Head) -> io::Result<(File, Restored)> {
+    let restored = match fs::File::open(folder.join(FILE)) {
         Ok(file) => read(BufReader::new(file.take(MAX_FILE)), &head)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Past::default(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Restored::default(),
         Err(error) => return Err(error),
     };
-    // The first thing written is the whole of it: until then what is there stays as it is.
-    Ok((File { folder: folder.to_owned(), head, file: None, length: 0, fresh: 0 }, past))
+    // The first write replaces the whole file; until then it stays untouched.
+    Ok((
+        File { folder: folder.to_owned(), head, file: None, length: 0, compacted_length: 0 },
+        restored,
+    ))
 }
 
-fn read(mut from: impl BufRead, own: &Head) -> io::Result<Past> {
-    let mut past = Past::default();
+fn read(mut from: impl BufRead, own: &Head) -> io::Result<Restored> {
+    let mut restored = Restored::default();
     let mut line = Vec::new();
     let mut damaged = 0_u64;
     let head = match next_line(&mut from, &mut line)? {
-        Line::End => return Ok(past),
+        Line::End => return Ok(restored),
         Line::Whole => serde_json::from_slice::<Head>(&line).ok(),
         Line::Damaged => None,
     };
     let Some(head) = head.filter(|head| head.agent == own.agent) else {
-        tracing::warn!("the journal in the state folder is not this agent's: it is passed over");
-        return Ok(past);
+        tracing::warn!("the journal in the state folder belongs to another agent; ignoring it");
+        return Ok(restored);
     };
     loop {
         match next_line(&mut from, &mut line)? {
             Line::End => break,
             Line::Damaged => damaged += 1,
             Line::Whole => match serde_json::from_slice(&line) {
-                Ok(record) => past.add(record),
+                Ok(record) => restored.add(record),
                 Err(_) => damaged += 1,
             },
         }
     }
     if damaged > 0 {
-        tracing::warn!(lines = damaged, "damaged lines in the journal are passed over");
+        tracing::warn!(lines = damaged, "skipped damaged lines in the journal");
     }
     if head.boot != own.boot {
-        past.bury();
+        restored.discard_boot();
     }
-    Ok(past)
+    Ok(restored)
 }
 
 enum Line {
     Whole,
-    /// Too long, or not ended: the agent was killed while it wrote.
+    /// Too long, or incomplete because the agent was killed while writing it.
     Damaged,
     End,
 }
@@ -114,31 +115,32 @@ fn next_line(from: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Line> {
     Ok(Line::Damaged)
 }
 
-/// Records as lines.
+/// Serializes records, one per line.
 pub(super) fn lines(records: impl IntoIterator<Item = Record>) -> Vec<u8> {
     let mut lines = Vec::new();
     for record in records {
-        serde_json::to_writer(&mut lines, &record).expect("a vector takes every record");
+        serde_json::to_writer(&mut lines, &record)
+            .expect("writing to a vector does not fail, and every record is valid JSON");
         lines.push(b'\n');
     }
     lines
 }
 
 impl File {
-    /// Whether it should be written anew, rather than appended to.
+    /// Returns whether the next write should replace the file rather than append to it.
     #[must_use]
-    pub fn is_due(&self) -> bool {
-        self.file.is_none() || self.length > SMALL.max(self.fresh * 4)
+    pub fn needs_rewrite(&self) -> bool {
+        self.file.is_none() || self.length > SMALL.max(self.compacted_length * 4)
     }
 
-    /// Appends these lines. After a failure it is to be written anew.
+    /// Appends lines. After a failure the next write must replace the file.
     ///
     /// # Errors
-    /// When they cannot be written; then none of them stands there.
+    /// Fails if not all lines could be written; the file then contains none of them.
     pub(super) fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         let Some(file) = &mut self.file else { return Err(io::ErrorKind::NotFound.into()) };
         if let Err(error) = file.write_all(lines) {
-            // What was written of them would be half a line before others; cutting needs no room on the disk.
+            // Removes a partially written line. Truncation needs no free disk space.
             drop(file.set_len(self.length));
             self.file = None;
             return Err(error);
@@ -147,15 +149,15 @@ impl File {
         Ok(())
     }
 
-    /// Replaces all that stands there by these lines: after a crash it is the old ones or the new ones.
+    /// Replaces the whole file atomically.
     ///
     /// # Errors
-    /// When that cannot be done; then the old ones stand there.
+    /// Fails if the new file cannot be written; the old one then remains.
     pub(super) fn rewrite(&mut self, lines: &[u8]) -> io::Result<()> {
         let new = self.folder.join(NEW);
         let written = self.write_new(&new, lines);
         if written.is_err() {
-            // It may not even be there.
+            // The file may not exist.
             fs::remove_file(&new).ok();
         }
         written
@@ -164,7 +166,7 @@ impl File {
     fn write_new(&mut self, new: &Path, lines: &[u8]) -> io::Result<()> {
         let mut head = serde_json::to_vec(&self.head)?;
         head.push(b'\n');
-        // One that a killed agent has left half written may be there.
+        // A killed agent may have left a partial file.
         match fs::remove_file(new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -174,7 +176,7 @@ impl File {
         file.write_all(lines)?;
         fs::rename(new, self.folder.join(FILE))?;
         self.length = (head.len() + lines.len()) as u64;
-        (self.fresh, self.file) = (self.length, Some(file));
+        (self.compacted_length, self.file) = (self.length, Some(file));
         Ok(())
     }
 }
@@ -190,7 +192,7 @@ mod tests {
         Head { agent: agent.to_owned(), boot: boot.to_owned() }
     }
 
-    fn own(folder: &tempfile::TempDir) -> (File, Past) {
+    fn own(folder: &tempfile::TempDir) -> (File, Restored) {
         open_as(folder.path(), head("me", "now")).unwrap()
     }
 
@@ -199,41 +201,41 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_as_it_was_written() {
+    fn records_are_read_back_as_written() {
         let folder = tempfile::tempdir().unwrap();
-        let (mut file, past) = own(&folder);
-        assert!(past.is_empty() && file.is_due());
+        let (mut file, restored) = own(&folder);
+        assert!(restored.is_empty() && file.needs_rewrite());
         file.rewrite(&lines(records())).unwrap();
-        assert!(!file.is_due());
+        assert!(!file.needs_rewrite());
         file.append(&lines([Record::Hold(hold(1, 4, b"\xff\n"))])).unwrap();
-        let (_, past) = own(&folder);
-        let holds = &past.sessions.values().next().unwrap().holds;
+        let (_, restored) = own(&folder);
+        let holds = &restored.sessions.values().next().unwrap().holds;
         assert_eq!(holds.keys().copied().collect::<Vec<_>>(), [3, 4]);
         assert_eq!(holds[&4].lock.as_bytes(), b"\xff\n");
         let mode = fs::metadata(folder.path().join(FILE)).unwrap().mode();
-        assert_eq!(mode & 0o777, 0o600, "it has secrets in it");
+        assert_eq!(mode & 0o777, 0o600, "it contains secrets");
     }
 
     #[test]
-    fn it_is_written_anew_before_it_is_long() {
+    fn a_long_file_is_due_for_compaction() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, _) = own(&folder);
         file.rewrite(&lines(records())).unwrap();
         let gone = lines((0..30_000).map(|number| Record::Gone { number }));
-        while !file.is_due() {
+        while !file.needs_rewrite() {
             file.append(&gone).unwrap();
         }
         assert!((SMALL..4 * SMALL).contains(&file.length), "{}", file.length);
         file.rewrite(&lines(records())).unwrap();
-        assert!(!file.is_due());
+        assert!(!file.needs_rewrite());
         assert_eq!(fs::metadata(folder.path().join(FILE)).unwrap().len(), file.length);
         let big = lines((0..30_000).map(|n| Record::Hold(hold(1, n, b"a"))));
         file.rewrite(&big).unwrap();
-        assert!(!file.is_due(), "so much is in use");
+        assert!(!file.needs_rewrite(), "all of it is live");
     }
 
     #[test]
-    fn damage_costs_the_damaged_lines_only() {
+    fn only_damaged_lines_are_lost() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, _) = own(&folder);
         let mut bytes = lines(records());
@@ -247,11 +249,11 @@ mod tests {
         let path = folder.path().join(FILE);
         let all = fs::read(&path).unwrap();
         let numbers = || -> Vec<_> {
-            let (_, past) = own(&folder);
-            past.sessions.into_values().flat_map(|s| s.holds.into_keys()).collect()
+            let (_, restored) = own(&folder);
+            restored.sessions.into_values().flat_map(|s| s.holds.into_keys()).collect()
         };
         assert_eq!(numbers(), [3, 5, 6]);
-        // Wherever it was cut.
+        // At every position of the cut.
         let head = all.len() - bytes.len();
         for cut in (head + whole..all.len()).step_by(7) {
             fs::write(&path, &all[..cut]).unwrap();
@@ -264,28 +266,28 @@ mod tests {
     }
 
     #[test]
-    fn anothers_journal_is_left_alone_and_an_old_boots_is_for_tidying_up() {
+    fn another_agents_journal_is_ignored_and_an_earlier_boots_only_cleaned_up() {
         let folder = tempfile::tempdir().unwrap();
         own(&folder).0.rewrite(&lines(records())).unwrap();
-        let (_, past) = open_as(folder.path(), head("you", "now")).unwrap();
-        assert!(past.is_empty());
-        let (_, past) = open_as(folder.path(), head("me", "later")).unwrap();
-        assert!(past.sessions.is_empty());
-        assert_eq!(past.traces.keys().copied().collect::<Vec<_>>(), [3]);
+        let (_, restored) = open_as(folder.path(), head("you", "now")).unwrap();
+        assert!(restored.is_empty());
+        let (_, restored) = open_as(folder.path(), head("me", "later")).unwrap();
+        assert!(restored.sessions.is_empty());
+        assert_eq!(restored.orphans.keys().copied().collect::<Vec<_>>(), [3]);
     }
 
     #[test]
-    fn on_a_full_disk_what_stood_there_stays() {
+    fn a_full_disk_leaves_the_old_records() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, _) = own(&folder);
         file.rewrite(&lines(records())).unwrap();
-        // A device that is always full stands in for the file.
+        // A device that is always full replaces the file.
         let full = OpenOptions::new().append(true).open("/dev/full").unwrap();
-        let kept = file.file.replace(full);
+        let original = file.file.replace(full);
         let error = file.append(&lines(records())).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        drop(kept);
-        assert!(file.is_due(), "half a line may stand there");
+        drop(original);
+        assert!(file.needs_rewrite(), "it may end in half a line");
         assert_eq!(own(&folder).1.sessions.len(), 1);
         file.rewrite(&lines([])).unwrap();
         assert!(own(&folder).1.is_empty());

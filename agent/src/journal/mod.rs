@@ -1,16 +1,16 @@
-//! The journal: what a killed agent's successor must know of sessions that outlive their connections.
+//! The journal: a durable log of the sessions with grace, from which the next agent restores them.
 //!
-//! A file in the state folder, one JSON [`Record`] a line. The core says what is to be noted and tells nobody of a grant
-//! before that is done; [`Writer`] appends, many records at a time, off the thread that serves locks. Nothing is synced
-//! to the disk: what ends the host ends its workers too. The records of another boot, or of another agent's uuid, are
-//! therefore worth nothing but for tidying up.
+//! A file in the state folder with one JSON [`Record`] per line. The core decides what to record and holds back a grant's
+//! reply until the record is written; [`Writer`] appends batches of records on a blocking thread. Nothing is synced to the
+//! disk, because a host that goes down takes its workers with it. Records of an earlier boot therefore serve only to clean
+//! up Redis.
 
 mod file;
-mod past;
 mod record;
+mod restored;
 mod writer;
 
 pub use file::{File, open};
-pub use past::{Past, PastSession};
-pub use record::{HoldRecord, Record, SessionRecord, TraceRecord};
+pub use record::{HoldRecord, OrphanRecord, Record, SessionRecord};
+pub use restored::{Restored, RestoredSession};
 pub use writer::{Outcome, Writer};

@@ -1,4 +1,4 @@
-//! What is noted, as it stands in the file.
+//! The records of the journal and their JSON format.
 
 use redisson::{Kind, Lease, LockName, Moment};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
@@ -10,21 +10,22 @@ use crate::types::{Peer, SessionKey};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "lowercase")]
 pub enum Record {
-    /// A session asked for grace, or another connection has taken it over.
+    /// A session requested grace, or another connection resumed it.
     Session(SessionRecord),
-    /// Its connection has gone.
+    /// The connection of a session closed.
     Away {
         session: SessionKey,
         #[serde(with = "moment")]
         since: Moment,
     },
-    /// A hold as it stands now.
+    /// The current state of a hold.
     Hold(HoldRecord),
-    /// A number that scripts may have left in Redis, though nobody holds it.
-    Trace(TraceRecord),
-    /// A number of which nothing is left in Redis.
+    /// A number that may remain in Redis although it has no owner.
+    #[serde(rename = "trace")]
+    Orphan(OrphanRecord),
+    /// A number that is no longer in Redis.
     Gone { number: Number },
-    /// A session has ended, or has no grace any more.
+    /// A session ended, or gave up its grace.
     End { session: SessionKey },
 }
 
@@ -32,60 +33,51 @@ pub enum Record {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionRecord {
     pub session: SessionKey,
-    /// What shows the right to it, in hexadecimal digits. The file is its user's alone.
+    /// The secret that authorizes RESUME, in hexadecimal digits. Only the agent's user can read the file.
     #[serde(with = "hex")]
     pub secret: [u8; 16],
-    /// What else shows it, until the worker is known to have been told the secret.
+    /// The previous secret, which stays valid until the worker is known to have received the new one.
     #[serde(with = "hex_or_none", default, skip_serializing_if = "Option::is_none")]
     pub secret_before: Option<[u8; 16]>,
-    /// The worker's process.
     pub peer: Peer,
-    /// CLIENT SETNAME's text.
+    /// The name set with CLIENT SETNAME.
     pub client: Option<String>,
-    /// For how many milliseconds its holds outlive its connection.
+    /// Milliseconds for which its holds outlive the connection.
     pub grace_ms: u64,
 }
 
-/// A hold of such a session.
+/// A hold of a session with grace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldRecord {
     pub session: SessionKey,
-    /// Of which of its owners.
     pub owner: i64,
-    /// Under which number it stands in Redis.
     pub number: Number,
     #[serde(with = "name")]
     pub lock: LockName,
-    /// As which kind.
     #[serde(with = "kind")]
     pub kind: Kind,
-    /// How often it was entered.
     pub count: u32,
-    /// Its fencing token.
+    /// The fencing token, if its kind has one.
     pub token: Option<u64>,
-    /// When its explicit lease ends; none where the watchdog keeps it.
+    /// The end of a fixed lease; none if the watchdog renews it.
     #[serde(with = "moment_or_none", default)]
     pub until: Option<Moment>,
-    /// The longest lease that Redis was ever asked to give it.
+    /// The longest lease ever requested for it from Redis.
     #[serde(with = "lease")]
     pub longest: Lease,
-    /// When it was granted.
     #[serde(with = "moment")]
     pub granted: Moment,
 }
 
-/// A number to be removed.
+/// A hold to remove from Redis.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TraceRecord {
-    /// Under which it may stand in Redis.
+pub struct OrphanRecord {
     pub number: Number,
-    /// Of which lock.
     #[serde(with = "name")]
     pub lock: LockName,
-    /// As which kind.
     #[serde(with = "kind")]
     pub kind: Kind,
-    /// Its former owner counts on it until then.
+    /// The earliest instant of removal; until then its former owner may rely on it.
     #[serde(with = "moment")]
     pub after: Moment,
 }
@@ -127,7 +119,7 @@ mod lease {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Lease, D::Error> {
         let lease = Lease::new(std::time::Duration::from_millis(u64::deserialize(from)?));
-        lease.ok_or_else(|| D::Error::custom("no lease"))
+        lease.ok_or_else(|| D::Error::custom("not a valid lease"))
     }
 }
 
@@ -141,11 +133,11 @@ mod kind {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Kind, D::Error> {
         let word = String::deserialize(from)?;
-        Kind::parse(word.as_bytes()).ok_or_else(|| D::Error::custom("no kind of lock"))
+        Kind::parse(word.as_bytes()).ok_or_else(|| D::Error::custom("not a kind of lock"))
     }
 }
 
-/// A name as text where it is text, so that people can read it, else as its bytes.
+/// Encodes a name as readable text if it is UTF-8, otherwise as an array of bytes.
 mod name {
     use super::*;
 
@@ -182,7 +174,7 @@ mod hex {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; 16], D::Error> {
         let text = String::deserialize(from)?;
         let number = u128::from_str_radix(&text, 16).ok().filter(|_| text.len() == 32);
-        number.map(u128::to_be_bytes).ok_or_else(|| D::Error::custom("no secret"))
+        number.map(u128::to_be_bytes).ok_or_else(|| D::Error::custom("not a secret"))
     }
 }
 
@@ -243,7 +235,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn a_record_is_one_line_and_comes_back(
+        fn a_record_is_one_line_and_survives_a_round_trip(
             lock in proptest::collection::vec(any::<u8>(), 1..40),
             secret: [u8; 16],
             secret_before: Option<[u8; 16]>,
@@ -251,14 +243,14 @@ pub(super) mod tests {
         ) {
             let until = until.map(Moment::from_micros);
             let hold = HoldRecord { until, ..hold(1, 3, &lock) };
-            let trace = TraceRecord {
+            let orphan = OrphanRecord {
                 number: 4, lock: hold.lock.clone(), kind: Kind::Read, after: Moment::NEVER,
             };
             let records = [
                 Record::Session(SessionRecord { secret, secret_before, ..session(1) }),
                 Record::Away { session: hold.session, since: Moment::from_micros(5) },
                 Record::Hold(hold.clone()),
-                Record::Trace(trace),
+                Record::Orphan(orphan),
                 Record::Gone { number: 4 },
                 Record::End { session: hold.session },
             ];
@@ -271,7 +263,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_none_of_ours_is_refused() {
+    fn invalid_records_are_rejected() {
         let line = serde_json::to_string(&Record::Hold(hold(1, 3, b"a"))).unwrap();
         for (whole, broken) in
             [("fenced", "mutex"), ("30000", "1"), ("7-1", "7-01"), ("\"a\"", "\"\"")]

@@ -1,4 +1,4 @@
-//! Writes the journal off the thread that serves locks: what comes while it is busy goes together in one write.
+//! Writes the journal on a blocking thread. Records that arrive during a write are batched into the next one.
 
 use std::io;
 use std::time::Duration;
@@ -9,37 +9,35 @@ use tokio::time::Instant;
 use super::file::{self, File};
 use super::record::Record;
 
-/// How many bytes may wait for a disk that takes none; further records fail at once.
+/// The most bytes that may wait for a stalled disk; further records fail at once.
 const MOST_WAITING: usize = 16 << 20;
 
-/// When a disk that takes nothing is tried again, if nothing new is to be written earlier.
-const AGAIN: Duration = Duration::from_secs(1);
+/// The delay before a failed write is retried, unless new records come first.
+const RETRY: Duration = Duration::from_secs(1);
 
-/// What became of records.
+/// The result of a write.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Up to which one, counted from the first ever given to [`Writer::push`].
+    /// The number of the last record covered, counted from the first call of [`Writer::push`].
     pub upto: u64,
-    /// Why they are not written, if so.
+    /// The reason if the records were not written.
     pub error: Option<String>,
 }
 
-/// A journal that is being written.
+/// The writer of a journal's file.
 #[derive(Debug)]
 pub struct Writer {
-    /// Where it is kept while nothing is being written.
+    /// The file while no write is in progress.
     idle: Option<File>,
     busy: Option<JoinHandle<(File, io::Result<()>)>>,
-    /// How many records there are in all, once what is being written is written.
+    /// The number of the last record of the current write.
     writing: u64,
     waiting: Vec<u8>,
     pushed: u64,
-    /// A record was lost, so that only the whole tells what is; it is tried again then at the latest.
-    broken: Option<Instant>,
+    rewrite_at: Option<Instant>,
 }
 
 impl Writer {
-    /// Goes on with this file.
     #[must_use]
     pub fn new(file: File) -> Self {
         Self {
@@ -48,42 +46,41 @@ impl Writer {
             writing: 0,
             waiting: Vec::new(),
             pushed: 0,
-            broken: None,
+            rewrite_at: None,
         }
     }
 
-    /// Takes one more record. It is written by [`Self::start`].
+    /// Queues a record for the next [`Self::start`].
     pub fn push(&mut self, record: Record) {
         self.pushed += 1;
         if self.waiting.len() < MOST_WAITING {
             self.waiting.extend(file::lines([record]));
         } else {
-            self.broken.get_or_insert_with(Instant::now);
+            self.rewrite_at.get_or_insert_with(Instant::now);
         }
     }
 
-    /// Begins to write what waits, unless it is busy. `whole` gives all there is to be said, for when the file is
-    /// written anew.
+    /// Starts writing the queued records unless a write is in progress. `whole` returns the records of the complete
+    /// state, for a write that replaces the file.
     pub fn start<R: IntoIterator<Item = Record>>(&mut self, whole: impl FnOnce() -> R) {
-        let again = self.broken.is_some_and(|at| at <= Instant::now());
-        if self.waiting.is_empty() && !again {
+        let retry = self.rewrite_at.is_some_and(|at| at <= Instant::now());
+        if self.waiting.is_empty() && !retry {
             return;
         }
         let Some(mut file) = self.idle.take() else { return };
         let mut lines = std::mem::take(&mut self.waiting);
-        let anew = self.broken.take().is_some() || file.is_due();
-        if anew {
+        let rewrite = self.rewrite_at.take().is_some() || file.needs_rewrite();
+        if rewrite {
             lines = file::lines(whole());
         }
         self.writing = self.pushed;
         self.busy = Some(tokio::task::spawn_blocking(move || {
-            let written = if anew { file.rewrite(&lines) } else { file.append(&lines) };
+            let written = if rewrite { file.rewrite(&lines) } else { file.append(&lines) };
             (file, written)
         }));
     }
 
-    /// Waits until what is being written is written, or has failed; for ever if nothing is. Nothing is lost when this
-    /// is dropped early.
+    /// Waits for the current write to complete or fail; forever if there is none. Cancel safe.
     pub async fn written(&mut self) -> Outcome {
         let Some(busy) = &mut self.busy else { return std::future::pending().await };
         let done = busy.await;
@@ -97,16 +94,16 @@ impl Writer {
                 self.idle = Some(file);
                 written.err().map(|error| error.to_string())
             }
-            // Never tried again: without its file there is no journal any more.
+            // The file is lost with the thread, so the journal cannot be written again.
             Err(error) => Some(error.to_string()),
         };
         if error.is_some() {
-            self.broken = Some(Instant::now() + AGAIN);
+            self.rewrite_at = Some(Instant::now() + RETRY);
         }
         Outcome { upto: self.writing, error }
     }
 
-    /// Writes what waits, and waits for it at most that long.
+    /// Writes the queued records, waiting at most `most`.
     pub async fn finish<R: IntoIterator<Item = Record>>(
         &mut self,
         most: Duration,
@@ -120,11 +117,11 @@ impl Writer {
             if self.busy.is_some()
                 && let Some(error) = self.written().await.error
             {
-                tracing::warn!(error, "the journal's end is not written");
+                tracing::warn!(error, "final journal write failed");
             }
         };
         if tokio::time::timeout(most, finishing).await.is_err() {
-            tracing::warn!("the journal's end is not written in time");
+            tracing::warn!("final journal write timed out");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Since when the oldest hold and the oldest wait of each group last.
+//! The start of the oldest hold and the oldest wait of each group.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use prometheus::core::Collector;
 use prometheus::{Gauge, GaugeVec};
 
-use super::{Figures, lock};
+use super::{Metrics, lock};
 
-/// When what is going on began, in milliseconds of the boot clock, which nobody sets; numbers grow, so the first of a
-/// group is its oldest.
+/// The start of each hold or wait by group and number, in milliseconds of the boot clock, which is never set. Numbers
+/// grow, so the first of a group is its oldest.
 pub(super) type Starts = HashMap<Arc<str>, BTreeMap<i64, u64>>;
 
 pub(super) fn start(starts: &mut Starts, group: &Arc<str>, number: i64) {
@@ -23,14 +23,14 @@ pub(super) fn end(starts: &mut Starts, group: &Arc<str>, number: i64) {
     }
 }
 
-/// Collects the starts of the oldest holds and waits at each scrape: absent, not 0, while there are none.
+/// Collects the start of the oldest hold and wait at each scrape; absent, not 0, while there is none.
 #[derive(Debug)]
-pub struct Oldest(pub Arc<Figures>);
+pub struct OldestCollector(pub Arc<Metrics>);
 
-impl Oldest {
+impl OldestCollector {
     fn fill(gauges: &GaugeVec, starts: &Starts) {
         gauges.reset();
-        // By the clock on the wall as it is now: whoever reads it compares it with theirs.
+        // Converted with the current wall clock, against which readers compare it.
         let booted = service_kit::clock::boot_epoch_millis();
         for (group, starts) in starts {
             if let Some(first) = starts.values().next() {
@@ -45,16 +45,16 @@ impl Oldest {
     }
 }
 
-impl Collector for Oldest {
+impl Collector for OldestCollector {
     fn desc(&self) -> Vec<&prometheus::core::Desc> {
         [self.0.oldest_hold.desc(), self.0.oldest_wait.desc()].concat()
     }
 
     fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
-        let began = lock(&self.0.began);
-        Self::fill(&self.0.oldest_hold, &began.holds);
-        Self::fill(&self.0.oldest_wait, &began.waits);
-        drop(began);
+        let active = lock(&self.0.active);
+        Self::fill(&self.0.oldest_hold, &active.holds);
+        Self::fill(&self.0.oldest_wait, &active.waits);
+        drop(active);
         [self.0.oldest_hold.collect(), self.0.oldest_wait.collect()].concat()
     }
 }

@@ -5,6 +5,7 @@
 
 mod confirmed_calls;
 mod heartbeat;
+mod log;
 mod redis_cluster;
 mod redis_node;
 mod servers;
@@ -15,16 +16,15 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use prometheus::Registry;
-use redisson::{ClientId, Moment, keys};
+use redisson::{ClientId, Grouping, Moment, keys};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::core::{Core, Effect, Lane, Node, Settings};
+use crate::core::{Core, Effect, Gauges, Lane, Node, Settings};
 use crate::core::{Input, PIPELINE};
-use crate::journal::{self, Past, Writer};
-use crate::metrics::{Figures, Oldest};
+use crate::journal::{self, Restored, Writer};
+use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::protocol::resp::Outgoing;
 use crate::types::Number;
@@ -32,7 +32,7 @@ use crate::types::{SessionId, Status};
 use confirmed_calls::Replicas;
 use heartbeat::Heartbeat;
 use redis_node::{FromRedis, Outcome, Reply};
-pub use servers::{Main, ServersStart};
+pub use servers::{Backend, ServersStart};
 use servers::{News, Servers};
 
 /// How many messages of workers may wait for the core.
@@ -51,6 +51,8 @@ const STALL: Duration = Duration::from_millis(200);
 pub struct Start {
     /// The core's settings.
     pub settings: Settings,
+    /// The labels under which metrics count locks.
+    pub grouping: Grouping,
     /// Above every number this client id has used.
     pub first_number: Number,
     /// Which Redis, and who we are in it.
@@ -58,7 +60,7 @@ pub struct Start {
     /// How long holders have to finish once the agent drains.
     pub drain_timeout: Duration,
     /// The journal of sessions with grace, and what an earlier run has left there; or why there is none.
-    pub journal: Result<(journal::File, Past), String>,
+    pub journal: Result<(journal::File, Restored), String>,
     /// Who may take which locks; without one everybody may take all.
     pub policy: Option<Policy>,
     /// Within which time the service manager wants a sign of life, if at all.
@@ -103,7 +105,7 @@ impl Handle {
 }
 
 /// Starts the core's task on this runtime. Its connections to Redis belong to `stage`, which must outlive it.
-pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
+pub fn start(start: Start, metrics: Arc<Metrics>, stage: &Shutdown) -> Handle {
     let (inbox, from_sessions) = mpsc::channel(INBOX);
     let (drain, drained) = oneshot::channel();
     let (status_sender, status) = watch::channel(Status::default());
@@ -112,9 +114,8 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
     let timeout = start.settings.response_timeout;
     // NOWAIT is to hear of it before its own time is over.
     let replicas = Replicas { wanted: start.settings.min_replicas, timeout: timeout / 2 };
-    let (servers, news) = Servers::start(start.servers, timeout, replicas, &figures, stage);
-    let mut core =
-        Core::new(start.settings, client, start.first_number, Arc::clone(&figures), now());
+    let (servers, news) = Servers::start(start.servers, timeout, replicas, &metrics, stage);
+    let mut core = Core::new(start.settings, client, start.first_number, start.grouping, now());
     core.set_policy(start.policy);
     let journal = match start.journal {
         Ok((file, past)) => {
@@ -134,7 +135,8 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
         servers,
         news,
         redis_state: None,
-        figures,
+        metrics,
+        gauges: Gauges::default(),
         outboxes: HashMap::new(),
         status: status_sender,
         drain_timeout,
@@ -145,14 +147,6 @@ pub fn start(start: Start, figures: Arc<Figures>, stage: &Shutdown) -> Handle {
         done_sender.send(()).ok();
     });
     Handle { inbox, drain: Some(drain), status, done }
-}
-
-/// Registers the figures with those that are only known at a scrape.
-///
-/// # Errors
-/// When the registry already has one of that name.
-pub fn register_oldest(figures: &Arc<Figures>, registry: &Registry) -> prometheus::Result<()> {
-    registry.register(Box::new(Oldest(Arc::clone(figures))))
 }
 
 fn now() -> Moment {
@@ -176,7 +170,9 @@ struct Runtime {
     news: News,
     /// Whether the main one answers, and what else there is to say of it, if that has changed.
     redis_state: Option<(bool, String)>,
-    figures: Arc<Figures>,
+    metrics: Arc<Metrics>,
+    /// The sizes that metrics show now.
+    gauges: Gauges,
     outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
     status: watch::Sender<Status>,
     drain_timeout: Duration,
@@ -204,16 +200,10 @@ impl Runtime {
                             Lane::Commands | Lane::Grants => replies.push(call),
                         }
                     }
-                    Effect::Deliver(session, outgoing) => self.deliver(session, outgoing),
-                    Effect::Subscribe(node, channel) => self.servers.subscribe(node, channel),
-                    Effect::Unsubscribe(node, channel) => self.servers.unsubscribe(node, channel),
-                    Effect::Journal(record) => {
-                        if let Some(journal) = &mut self.journal {
-                            journal.push(record);
-                        }
-                    }
+                    other => self.apply(other),
                 }
             }
+            self.show_gauges();
             if let Some(journal) = &mut self.journal {
                 journal.start(|| self.core.journal_records());
             }
@@ -229,15 +219,13 @@ impl Runtime {
                     self.core.end_drain();
                     while let Some(effect) = self.core.next_effect() {
                         match effect {
-                            Effect::Deliver(session, outgoing) => self.deliver(session, outgoing),
-                            Effect::Journal(record) => {
-                                if let Some(journal) = &mut self.journal {
-                                    journal.push(record);
-                                }
-                            }
-                            _ => {}
+                            Effect::Send { .. }
+                            | Effect::Subscribe(..)
+                            | Effect::Unsubscribe(..) => {}
+                            other => self.apply(other),
                         }
                     }
+                    self.show_gauges();
                     return self.leave().await;
                 }
             }
@@ -306,6 +294,31 @@ impl Runtime {
         match &written.error {
             None => self.core.on_journalled(time, written.upto),
             Some(why) => self.core.on_journal_failed(time, written.upto, why),
+        }
+    }
+
+    /// Applies any effect but a script to send.
+    fn apply(&mut self, effect: Effect) {
+        match effect {
+            Effect::Send { .. } => {}
+            Effect::Deliver(session, outgoing) => self.deliver(session, outgoing),
+            Effect::Subscribe(node, channel) => self.servers.subscribe(node, channel),
+            Effect::Unsubscribe(node, channel) => self.servers.unsubscribe(node, channel),
+            Effect::Journal(record) => {
+                if let Some(journal) = &mut self.journal {
+                    journal.push(record);
+                }
+            }
+            Effect::Report(report) => self.metrics.apply(&report),
+            Effect::Log(line) => log::write(line),
+        }
+    }
+
+    fn show_gauges(&mut self) {
+        let gauges = self.core.gauges();
+        if gauges != self.gauges {
+            self.gauges = gauges;
+            self.metrics.show(gauges);
         }
     }
 
@@ -414,7 +427,7 @@ impl Runtime {
         let is_push = matches!(outgoing, Outgoing::Push(_));
         // Replies have their room reserved, since no more than PIPELINE commands are unanswered: pushes fill the rest.
         if is_push && outbox.capacity() <= PIPELINE {
-            self.figures.events_dropped.inc();
+            self.metrics.events_dropped.inc();
             return;
         }
         if let Err(mpsc::error::TrySendError::Full(_)) = outbox.try_send(outgoing) {

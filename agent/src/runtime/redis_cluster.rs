@@ -22,7 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::confirmed_calls::Answer;
 use super::redis_node::{FromRedis, Manner, Outcome, RedisNode, settled};
 use crate::core::{Lane, OpId};
-use crate::metrics::Figures;
+use crate::metrics::Metrics;
 
 /// How often one script is led on before it counts as not sent: nodes that differ may send it round in circles.
 const HOPS: usize = 4;
@@ -82,7 +82,7 @@ struct News {
     manner: Manner,
     /// How releases are to be published, where the servers can.
     wished: Publish,
-    figures: Arc<Figures>,
+    metrics: Arc<Metrics>,
     stage: Shutdown,
 }
 
@@ -92,7 +92,7 @@ impl RedisCluster {
         manner: Manner,
         cluster: Cluster,
         wished: Publish,
-        figures: &Arc<Figures>,
+        metrics: &Arc<Metrics>,
         stage: &Shutdown,
     ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
         let state = cluster.state();
@@ -103,7 +103,7 @@ impl RedisCluster {
             sides: SelectAll::new(),
             manner,
             wished,
-            figures: Arc::clone(figures),
+            metrics: Arc::clone(metrics),
             stage: stage.clone(),
         };
         let news = unfold(news, |mut news| async move { Some((news.next().await, news)) });
@@ -337,7 +337,7 @@ impl News {
         let wanted: HashSet<Address> =
             routes.slots.masters().iter().chain(routes.guests.keys()).cloned().collect();
         for (_, gone) in routes.sides.extract_if(|address, _| !wanted.contains(address)) {
-            self.figures.server_gone(gone.side.node());
+            self.metrics.server_gone(gone.side.node());
         }
         for address in wanted {
             routes.sides.entry(address).or_insert_with_key(|address| self.start(address));
@@ -353,7 +353,7 @@ impl News {
     fn start(&mut self, address: &Address) -> Side {
         let target = self.inner.cluster.target().node(address.clone());
         let (side, news) =
-            RedisNode::start(self.manner, &target.clone().into(), &self.figures, &self.stage);
+            RedisNode::start(self.manner, &target.clone().into(), &self.metrics, &self.stage);
         let end = CancellationToken::new();
         let of = address.clone();
         let news = news.map(move |event| (of.clone(), event));

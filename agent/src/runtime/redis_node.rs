@@ -23,7 +23,7 @@ use tracing::field::Empty;
 
 use super::confirmed_calls::{self, Answer, Grants, Replicas};
 use crate::core::{Confirmed, Failure, Lane, OpId};
-use crate::metrics::{self, Figures};
+use crate::metrics::{self, Metrics};
 use crate::types::Number;
 
 /// How often to look whether a living connection still leads to the same Redis with the same clock.
@@ -80,7 +80,7 @@ pub(super) struct RedisNode {
     grants: Option<Grants>,
     subscriber: Subscriber,
     node: String,
-    figures: Arc<Figures>,
+    metrics: Arc<Metrics>,
 }
 
 /// What comes from it unasked.
@@ -92,7 +92,7 @@ struct News {
     heard: VecDeque<PubSubEvent>,
     forced: Vec<u8>,
     node: String,
-    figures: Arc<Figures>,
+    metrics: Arc<Metrics>,
     connections: u64,
     evicts: Option<bool>,
     /// Which server is the master, where one is followed.
@@ -122,7 +122,7 @@ impl RedisNode {
     pub(super) fn start(
         manner: Manner,
         endpoint: &Endpoint,
-        figures: &Arc<Figures>,
+        metrics: &Arc<Metrics>,
         stage: &Shutdown,
     ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
         let timeout = manner.response_timeout;
@@ -153,7 +153,7 @@ impl RedisNode {
         let state = commands.state();
         let renewals_state = renewals.state();
         let node = endpoint.to_string();
-        figures.server(&node, manner.red);
+        metrics.server(&node, manner.red);
         let news = News {
             state,
             renewals_state,
@@ -162,15 +162,15 @@ impl RedisNode {
             heard: VecDeque::new(),
             forced,
             node: node.clone(),
-            figures: Arc::clone(figures),
+            metrics: Arc::clone(metrics),
             connections: 0,
             evicts: None,
             master: None,
             follows: endpoint.follows_master(),
         };
         let news = unfold(news, |mut news| async move { Some((news.next().await, news)) });
-        let figures = Arc::clone(figures);
-        (Self { commands, renewals, grants, subscriber, node, figures }, news)
+        let metrics = Arc::clone(metrics);
+        (Self { commands, renewals, grants, subscriber, node, metrics }, news)
     }
 
     pub(super) fn subscribe(&self, channel: Vec<u8>) {
@@ -229,7 +229,7 @@ impl RedisNode {
             (Lane::Grants, Some(grants)) => Either::Right(grants.send(Arc::clone(&call), asking)),
             (Lane::Commands | Lane::Grants, _) => Either::Left(self.commands.clone()),
         };
-        let figures = Arc::clone(&self.figures);
+        let metrics = Arc::clone(&self.metrics);
         let node = self.node.clone();
         let span = if place.is_empty() {
             Span::none()
@@ -252,12 +252,12 @@ impl RedisNode {
             match &result {
                 Ok(Answer::Lacking(_)) => {}
                 Ok(_) => {
-                    let seconds = figures.redis_seconds.with_label_values(&[script.name]);
+                    let seconds = metrics.redis_seconds.with_label_values(&[script.name]);
                     seconds.observe(took.as_secs_f64());
                 }
                 Err(error) => {
                     let word = word(error);
-                    figures.redis_errors.with_label_values(&[&node, &word]).inc();
+                    metrics.redis_errors.with_label_values(&[&node, &word]).inc();
                     span.record("error.type", &word);
                     span.record("otel.status_code", "ERROR");
                     span.record("otel.status_description", failure(error.clone()).text());
@@ -295,7 +295,7 @@ impl News {
             LinkStatus::Up(_) => None,
             LinkStatus::Down { reason, .. } => Some(format!("{}: {reason}", self.node)),
         });
-        self.figures.redis_up.with_label_values(&[&self.node]).set(i64::from(down.is_none()));
+        self.metrics.redis_up.with_label_values(&[&self.node]).set(i64::from(down.is_none()));
         let up = down.is_none();
         let detail = down.unwrap_or_else(|| match &self.master {
             Some(master) => format!("{} answers: {master} is the master", self.node),
@@ -308,7 +308,7 @@ impl News {
         if matches!(self.state.borrow_and_update().status, LinkStatus::Up(_)) {
             self.connections += 1;
             if self.connections > 1 {
-                self.figures.reconnects.with_label_values(&[&self.node]).inc();
+                self.metrics.reconnects.with_label_values(&[&self.node]).inc();
             }
         }
         self.state(false)
@@ -333,7 +333,7 @@ impl News {
         if self.evicts.replace(evicts) == Some(evicts) {
             return;
         }
-        self.figures.redis_evicts.with_label_values(&[&self.node]).set(i64::from(evicts));
+        self.metrics.redis_evicts.with_label_values(&[&self.node]).set(i64::from(evicts));
         if evicts {
             tracing::warn!(
                 redis.node = self.node,
@@ -347,7 +347,7 @@ impl News {
         let Some(address) = info.address.clone().filter(|_| self.follows) else { return };
         let before = self.master.replace(address.clone());
         if let Some(before) = before.filter(|before| *before != address) {
-            self.figures.master_changes.with_label_values(&[&self.node]).inc();
+            self.metrics.master_changes.with_label_values(&[&self.node]).inc();
             tracing::warn!(
                 redis.node = self.node, %before, now = %address,
                 "another server is the master: what it had not been sent is lost"

@@ -17,11 +17,11 @@ use super::confirmed_calls::Replicas;
 use super::redis_cluster::RedisCluster;
 use super::redis_node::{FromRedis, Manner, Outcome, RedisNode};
 use crate::core::{Lane, Node, OpId};
-use crate::metrics::Figures;
+use crate::metrics::Metrics;
 
 /// The Redis of all kinds but red.
 #[derive(Debug, Clone)]
-pub enum Main {
+pub enum Backend {
     /// One server, or the one that is the master at the time.
     Server(Endpoint),
     Cluster(Cluster),
@@ -32,7 +32,7 @@ pub enum Main {
 pub struct ServersStart {
     /// Who we are in Redis.
     pub client: ClientId,
-    pub main: Main,
+    pub main: Backend,
     /// How releases are to be published in a cluster that can.
     pub cluster_messages: Publish,
     /// The servers of red locks, in the order in which the settings name them.
@@ -60,7 +60,7 @@ impl Servers {
         start: ServersStart,
         response_timeout: Duration,
         replicas: Replicas,
-        figures: &Arc<Figures>,
+        metrics: &Arc<Metrics>,
         stage: &Shutdown,
     ) -> (Self, News) {
         let manner = Manner {
@@ -73,15 +73,15 @@ impl Servers {
         };
         let mut news = SelectAll::new();
         let main = match start.main {
-            Main::Server(endpoint) => {
-                let (side, events) = RedisNode::start(manner, &endpoint, figures, stage);
+            Backend::Server(endpoint) => {
+                let (side, events) = RedisNode::start(manner, &endpoint, metrics, stage);
                 news.push(events.map(|event| (Node::Main, event)).boxed());
                 MainSide::Server(side)
             }
-            Main::Cluster(cluster) => {
+            Backend::Cluster(cluster) => {
                 let manner = Manner { in_cluster: true, ..manner };
                 let publish = start.cluster_messages;
-                let (side, events) = RedisCluster::start(manner, cluster, publish, figures, stage);
+                let (side, events) = RedisCluster::start(manner, cluster, publish, metrics, stage);
                 news.push(events.map(|event| (Node::Main, event)).boxed());
                 MainSide::Cluster(side)
             }
@@ -90,7 +90,7 @@ impl Servers {
         for (place, target) in start.red.into_iter().enumerate() {
             // Their majority is what keeps them.
             let manner = Manner { red: true, replicas: None, ..manner };
-            let (side, events) = RedisNode::start(manner, &target.into(), figures, stage);
+            let (side, events) = RedisNode::start(manner, &target.into(), metrics, stage);
             news.push(events.map(move |event| (Node::Red(place), event)).boxed());
             red.push(side);
         }

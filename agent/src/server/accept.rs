@@ -1,4 +1,4 @@
-//! Takes connections in: no more than there is room for, and without spinning when descriptors run out.
+//! Accepts connections up to a limit, and backs off when file descriptors run out.
 
 use std::io;
 use std::sync::Arc;
@@ -13,15 +13,14 @@ use crate::metrics::TOO_MANY_SESSIONS;
 use crate::server::connection::{self, Shared};
 use crate::types::SessionId;
 
-/// The pause after a connection was turned away, so that a client that tries again at once costs little.
+/// The pause after a rejected connection, which makes clients that retry at once cheap.
 const AFTER_REJECTION: Duration = Duration::from_millis(5);
-/// The pause after accept has failed, doubled each time it fails again.
+/// The pause after a failed accept, doubled with each further failure.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
-/// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Serves connections as tasks of `sessions`, at most `most` at a time, until `closed` is cancelled. The sessions
-/// live on after that.
+/// Accepts connections until `closed` is cancelled and serves each as a task of `sessions`, at most `most` at a time.
+/// Cancelling does not end the sessions.
 pub async fn accept(
     listener: &UnixListener,
     shared: Shared,
@@ -37,7 +36,7 @@ pub async fn accept(
             match listener.accept().await {
                 Ok((stream, _)) => {
                     pause = AFTER_FAILURE;
-                    // One that ended meanwhile has left its place.
+                    // A session may have ended while this one connected.
                     match permit.or_else(|_| Arc::clone(&permits).try_acquire_owned()) {
                         Ok(permit) => {
                             let shared = shared.clone();
@@ -48,7 +47,7 @@ pub async fn accept(
                         }
                         Err(_) => {
                             shared
-                                .figures
+                                .metrics
                                 .sessions_rejected
                                 .with_label_values(&[TOO_MANY_SESSIONS])
                                 .inc();
@@ -57,10 +56,10 @@ pub async fn accept(
                         }
                     }
                 }
-                Err(error) if is_of_one_client(&error) => {}
+                Err(error) if affects_one_client(&error) => {}
                 Err(error) => {
-                    shared.figures.accept_failures.inc();
-                    tracing::warn!(%error, pause_ms = pause.as_millis(), "cannot accept a connection");
+                    shared.metrics.accept_failures.inc();
+                    tracing::warn!(%error, pause_ms = pause.as_millis(), "accept failed");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
@@ -70,17 +69,17 @@ pub async fn accept(
     closed.run_until_cancelled(accepting).await;
 }
 
-/// Says why, if the socket takes it at once, which a new one does.
+/// Sends the reason. A new socket accepts it without blocking.
 fn reject(stream: &UnixStream, most: usize) {
     let text = format!(
-        "-LIMIT the agent serves {most} sessions already: end some, or raise max_sessions and the limit of open files\r\n"
+        "-LIMIT the agent already serves {most} sessions: close some, or raise max_sessions and the limit of open files\r\n"
     );
     if let Err(error) = stream.try_write(text.as_bytes()) {
-        tracing::debug!(%error, "a rejected client has not been told why");
+        tracing::debug!(%error, "could not send the reason to a rejected client");
     }
 }
 
-fn is_of_one_client(error: &io::Error) -> bool {
+fn affects_one_client(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted
@@ -92,7 +91,6 @@ fn is_of_one_client(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use prometheus::Registry;
-    use redisson::Grouping;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::mpsc;
     use tokio::task::JoinHandle;
@@ -100,9 +98,9 @@ mod tests {
 
     use super::*;
     use crate::core::Input;
-    use crate::metrics::Figures;
+    use crate::metrics::Metrics;
     use crate::server::process::Processes;
-    use crate::server::socket::{Place, Socket};
+    use crate::server::socket::{Socket, SocketSettings};
 
     const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -110,40 +108,40 @@ mod tests {
         folder: tempfile::TempDir,
         inbox: mpsc::Receiver<Input>,
         closed: CancellationToken,
-        figures: Arc<Figures>,
+        metrics: Arc<Metrics>,
         task: JoinHandle<()>,
     }
 
     impl Rig {
         async fn new(most: usize) -> Self {
             let folder = tempfile::tempdir().unwrap();
-            let place = Place { path: folder.path().join("s"), mode: 0o600, group: None };
-            let socket = Socket::bind(&place).await.unwrap();
+            let settings =
+                SocketSettings { path: folder.path().join("s"), mode: 0o600, group: None };
+            let socket = Socket::bind(&settings).await.unwrap();
             let (core, inbox) = mpsc::channel(100);
-            let figures =
-                Arc::new(Figures::new(Grouping::new(Vec::new(), 5), &Registry::new()).unwrap());
+            let metrics = Arc::new(Metrics::new(&Registry::new()).unwrap());
             let shared = Shared {
                 core,
                 processes: Processes::new(10),
                 stop: CancellationToken::new(),
-                agent: crate::server::handshake::AgentInfo::unknown().into(),
-                figures: Arc::clone(&figures),
+                agent: crate::server::handshake::AgentInfo::for_tests().into(),
+                metrics: Arc::clone(&metrics),
             };
             let closed = CancellationToken::new();
             let token = closed.clone();
             let task = tokio::spawn(async move {
-                // All of it, its file's fate included.
+                // Moves the whole socket into the task, including its file's cleanup.
                 let socket = socket;
                 accept(&socket.listener, shared, most, TaskTracker::new(), token).await;
             });
-            Self { folder, inbox, closed, figures, task }
+            Self { folder, inbox, closed, metrics, task }
         }
 
         async fn connect(&self) -> UnixStream {
             UnixStream::connect(self.folder.path().join("s")).await.unwrap()
         }
 
-        async fn news(&mut self) -> Input {
+        async fn input(&mut self) -> Input {
             timeout(DEADLINE, self.inbox.recv()).await.unwrap().unwrap()
         }
     }
@@ -156,20 +154,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whom_there_is_no_room_for_is_told_so() {
+    async fn connections_above_the_limit_are_rejected_with_the_reason() {
         let mut rig = Rig::new(2).await;
         let (mut one, mut two) = (rig.connect().await, rig.connect().await);
-        let Input::Opened { outbox: _one, .. } = rig.news().await else { panic!() };
-        let Input::Opened { outbox: _two, .. } = rig.news().await else { panic!() };
+        let Input::Opened { outbox: _one, .. } = rig.input().await else { panic!() };
+        let Input::Opened { outbox: _two, .. } = rig.input().await else { panic!() };
         assert_eq!(ping(&mut one).await, "+PONG\r\n");
         assert_eq!(ping(&mut two).await, "+PONG\r\n");
         let mut reply = String::new();
         timeout(DEADLINE, rig.connect().await.read_to_string(&mut reply)).await.unwrap().unwrap();
-        assert!(reply.starts_with("-LIMIT the agent serves 2 sessions already"), "{reply}");
-        assert_eq!(rig.figures.sessions_rejected.with_label_values(&["max_sessions"]).get(), 1);
+        assert!(reply.starts_with("-LIMIT the agent already serves 2 sessions"), "{reply}");
+        assert_eq!(rig.metrics.sessions_rejected.with_label_values(&["max_sessions"]).get(), 1);
         drop(one);
-        assert!(matches!(rig.news().await, Input::Closed(SessionId(1))));
-        // Its place is free once its task has ended.
+        assert!(matches!(rig.input().await, Input::Closed(SessionId(1))));
+        // The place is free once the task has ended.
         let mut replies = Vec::new();
         while !replies.contains(&"+PONG\r\n".to_owned()) {
             assert!(replies.len() < 1000, "{replies:?}");
@@ -178,10 +176,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sessions_live_on_when_no_more_are_taken() {
+    async fn sessions_outlive_the_accept_loop() {
         let mut rig = Rig::new(2).await;
         let mut client = rig.connect().await;
-        let Input::Opened { outbox: _outbox, .. } = rig.news().await else { panic!() };
+        let Input::Opened { outbox: _outbox, .. } = rig.input().await else { panic!() };
         rig.closed.cancel();
         rig.task.await.unwrap();
         assert_eq!(ping(&mut client).await, "+PONG\r\n");

@@ -1,4 +1,4 @@
-//! What client libraries say before and beside the real work: answered by the connection itself.
+//! The commands with which client libraries set up a connection, such as HELLO and CLIENT. Answered without the core.
 
 use redisson::ClientId;
 use tokio::sync::watch;
@@ -7,33 +7,31 @@ use crate::protocol::command::{error, shown};
 use crate::protocol::resp::{Args, Frame, Outgoing, Protocol};
 use crate::types::Status;
 
-/// The Redis version that libraries are told: its commands for connections are those served here.
+/// The Redis version reported to libraries: the one whose connection commands are served here.
 const REDIS_VERSION: &str = "7.2.0";
-/// The longest name a client may give itself, in bytes.
+/// The longest client name in bytes.
 const MAX_CLIENT_NAME: usize = 128;
 
-/// What a connection knows of itself, for HELLO, CLIENT and INFO.
+/// The identity of a connection, for HELLO and CLIENT.
 #[derive(Debug, Clone, Copy)]
-pub struct Client {
-    /// The session's number.
+pub struct ConnectionInfo {
     pub id: u64,
-    /// The process at the other end, where it can be seen.
+    /// The pid of the worker, if its namespace is visible.
     pub pid: Option<i32>,
 }
 
-/// What a connection can tell of the agent, for INFO.
+/// The facts about the agent that INFO reports.
 #[derive(Debug, Clone)]
 pub struct AgentInfo {
-    /// Its client id in Redis.
+    /// The client id of the agent in Redis.
     pub client: ClientId,
-    /// How it fares, always the latest.
     pub status: watch::Receiver<Status>,
 }
 
 impl AgentInfo {
-    /// An agent of which nothing is known.
+    /// Placeholder facts for tests.
     #[cfg(test)]
-    pub(crate) fn unknown() -> Self {
+    pub(crate) fn for_tests() -> Self {
         Self { client: ClientId::from_random([0; 16]), status: watch::channel(Status::default()).1 }
     }
 }
@@ -46,14 +44,12 @@ pub struct ClientState {
     pub name: Option<Vec<u8>>,
 }
 
-/// The answer to such a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// What to write.
     pub reply: Outgoing,
-    /// Whether the client has given itself another name.
+    /// The client set or cleared its name.
     pub named: bool,
-    /// Whether the connection ends after it.
+    /// The connection closes after the reply.
     pub close: bool,
 }
 
@@ -63,11 +59,11 @@ impl Answer {
     }
 }
 
-/// Answers one of these commands and brings `state` up to date; none when it is another one.
+/// Answers a connection command and updates `state`; none for every other command.
 pub fn answer(
     args: Args<'_>,
     state: &mut ClientState,
-    client: Client,
+    connection: ConnectionInfo,
     agent: &AgentInfo,
 ) -> Option<Answer> {
     let word = args.get(0)?.to_ascii_uppercase();
@@ -79,8 +75,8 @@ pub fn answer(
         },
         b"ECHO" if args.len() == 2 => echo(args),
         b"ECHO" => wrong_number("echo"),
-        b"HELLO" => return Some(hello(args, state, client)),
-        b"CLIENT" => return Some(client_command(args, state, client)),
+        b"HELLO" => return Some(hello(args, state, connection)),
+        b"CLIENT" => return Some(client_command(args, state, connection)),
         b"RESET" => {
             let named = state.name.is_some();
             *state = ClientState::default();
@@ -88,7 +84,7 @@ pub fn answer(
             return Some(Answer { reply, named, close: false });
         }
         b"QUIT" => return Some(Answer { close: true, ..Answer::new(ok()) }),
-        // There are no users here: the socket's own permissions say who may connect.
+        // The agent has no users; the socket's permissions restrict who may connect.
         b"AUTH" if matches!(args.len(), 2 | 3) => ok(),
         b"AUTH" => wrong_number("auth"),
         b"SELECT" if args.len() == 2 => match args.get(1).and_then(number) {
@@ -119,8 +115,8 @@ fn wrong_number(command: &str) -> Frame {
     error(format!("ERR wrong number of arguments for '{command}' command"))
 }
 
-/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`: nothing is changed unless all of it is understood.
-fn hello(args: Args<'_>, state: &mut ClientState, client: Client) -> Answer {
+/// Answers `HELLO [2|3 [AUTH user password] [SETNAME name]]`. Changes nothing unless all of it is valid.
+fn hello(args: Args<'_>, state: &mut ClientState, connection: ConnectionInfo) -> Answer {
     let mut protocol = state.protocol;
     if let Some(version) = args.get(1) {
         protocol = match number(version) {
@@ -160,7 +156,7 @@ fn hello(args: Args<'_>, state: &mut ClientState, client: Client) -> Answer {
         ("server", Frame::word("lockscope")),
         ("version", Frame::word(REDIS_VERSION)),
         ("proto", Frame::Int(if protocol == Protocol::Resp3 { 3 } else { 2 })),
-        ("id", Frame::count(client.id)),
+        ("id", Frame::count(connection.id)),
         ("mode", Frame::word("standalone")),
         ("role", Frame::word("master")),
         ("modules", Frame::Array(Vec::new())),
@@ -168,7 +164,7 @@ fn hello(args: Args<'_>, state: &mut ClientState, client: Client) -> Answer {
     Answer { reply: Outgoing::Switch(protocol, reply), named, close: false }
 }
 
-/// A name that a client gives itself; the empty one takes it away.
+/// Validates a client name; none for the empty one, which clears it.
 fn client_name(name: &[u8]) -> Result<Option<Vec<u8>>, Frame> {
     if name.len() > MAX_CLIENT_NAME {
         let text = format!("ERR Client names cannot be longer than {MAX_CLIENT_NAME} bytes");
@@ -186,7 +182,7 @@ fn printable(text: &[u8]) -> bool {
     text.iter().all(|b| (b'!'..=b'~').contains(b))
 }
 
-fn client_command(args: Args<'_>, state: &mut ClientState, client: Client) -> Answer {
+fn client_command(args: Args<'_>, state: &mut ClientState, connection: ConnectionInfo) -> Answer {
     let word = args.get(1).unwrap_or_default();
     let frame = match (word.to_ascii_uppercase().as_slice(), args.len()) {
         (b"SETNAME", 3) => match client_name(args.get(2).unwrap_or_default()) {
@@ -198,8 +194,8 @@ fn client_command(args: Args<'_>, state: &mut ClientState, client: Client) -> An
         },
         (b"GETNAME", 2) => Frame::or_null(state.name.clone().map(Frame::bytes)),
         (b"SETINFO", 4) => set_info(args),
-        (b"ID", 2) => Frame::count(client.id),
-        (b"INFO", 2) | (b"LIST", _) => Frame::bytes(client_line(state, client)),
+        (b"ID", 2) => Frame::count(connection.id),
+        (b"INFO", 2) | (b"LIST", _) => Frame::bytes(client_line(state, connection)),
         (b"NO-EVICT" | b"NO-TOUCH", 3) => match args.get(2).unwrap_or_default() {
             value if value.eq_ignore_ascii_case(b"on") => ok(),
             value if value.eq_ignore_ascii_case(b"off") => ok(),
@@ -220,7 +216,7 @@ fn client_command(args: Args<'_>, state: &mut ClientState, client: Client) -> An
     Answer::new(frame)
 }
 
-/// The library's name and version are taken note of by nobody.
+/// Accepts and ignores the library's name and version.
 fn set_info(args: Args<'_>) -> Frame {
     let what = args.get(2).unwrap_or_default().to_ascii_lowercase();
     match what.as_slice() {
@@ -233,14 +229,14 @@ fn set_info(args: Args<'_>) -> Frame {
     }
 }
 
-fn client_line(state: &ClientState, client: Client) -> String {
+fn client_line(state: &ClientState, connection: ConnectionInfo) -> String {
     let name = state.name.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
     let protocol = if state.protocol == Protocol::Resp3 { 3 } else { 2 };
-    let pid = client.pid.unwrap_or(0);
-    format!("id={} name={name} db=0 resp={protocol} pid={pid}\n", client.id)
+    let pid = connection.pid.unwrap_or(0);
+    format!("id={} name={name} db=0 resp={protocol} pid={pid}\n", connection.id)
 }
 
-/// Nothing is told of the commands: tools then send them as they are typed.
+/// Describes no commands, so that tools send them as typed.
 fn command(args: Args<'_>) -> Frame {
     let word = args.get(1).unwrap_or_default();
     match word.to_ascii_uppercase().as_slice() {

@@ -1,38 +1,38 @@
-//! How many files the process may have open, and what that leaves for sessions.
+//! The limit of open files, and the number of sessions that it allows.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that are never given to sessions: Redis, HTTP, logs, the runtime.
+/// Descriptors reserved for Redis, HTTP, logs and the runtime.
 const RESERVED: usize = 128;
 
-/// How many descriptors sessions may use.
+/// The budget of file descriptors for sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
-    /// For their sockets.
+pub struct FileBudget {
+    /// Descriptors for the sockets of sessions.
     pub sessions: usize,
-    /// For watching the processes that have them.
+    /// Descriptors for watching worker processes.
     pub processes: usize,
 }
 
-/// Raises the soft limit of open files to the hard one, as the kernel lets every process do, and returns it.
+/// Raises the soft limit of open files to the hard limit and returns it.
 pub fn raise_open_files() -> usize {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "could not raise the limit of open files");
     }
-    // None at all means that there is no limit.
+    // None means unlimited.
     getrlimit(Resource::Nofile)
         .current
         .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Shares `open_files` out. Fewer than `max_sessions` where they do not suffice: three quarters of them are for
-/// sessions then, since most processes have more than one, and the rest for watching processes.
+/// Divides `open_files` between sessions and process watches. If there are too few for `max_sessions`, sessions get three
+/// quarters, since most processes have several.
 #[must_use]
-pub fn room(open_files: usize, max_sessions: usize) -> Room {
+pub fn budget(open_files: usize, max_sessions: usize) -> FileBudget {
     let free = open_files.saturating_sub(RESERVED);
     let sessions = max_sessions.min(free / 4 * 3).max(1);
-    Room { sessions, processes: free.saturating_sub(sessions).min(max_sessions) }
+    FileBudget { sessions, processes: free.saturating_sub(sessions).min(max_sessions) }
 }
 
 #[cfg(test)]
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_soft_limit_is_the_hard_one() {
+    fn the_soft_limit_is_raised_to_the_hard_limit() {
         let limit = raise_open_files();
         let now = getrlimit(Resource::Nofile);
         assert_eq!(now.current, now.maximum);
@@ -48,13 +48,13 @@ mod tests {
     }
 
     #[test]
-    fn something_is_left_for_redis() {
-        assert_eq!(room(usize::MAX, 20_000), Room { sessions: 20_000, processes: 20_000 });
-        assert_eq!(room(65_536, 20_000), Room { sessions: 20_000, processes: 20_000 });
-        assert_eq!(room(1_024, 100), Room { sessions: 100, processes: 100 });
-        let few = room(1_024, 20_000);
-        assert_eq!(few, Room { sessions: 672, processes: 224 });
+    fn descriptors_are_reserved_for_redis() {
+        assert_eq!(budget(usize::MAX, 20_000), FileBudget { sessions: 20_000, processes: 20_000 });
+        assert_eq!(budget(65_536, 20_000), FileBudget { sessions: 20_000, processes: 20_000 });
+        assert_eq!(budget(1_024, 100), FileBudget { sessions: 100, processes: 100 });
+        let few = budget(1_024, 20_000);
+        assert_eq!(few, FileBudget { sessions: 672, processes: 224 });
         assert_eq!(few.sessions + few.processes + RESERVED, 1_024);
-        assert_eq!(room(10, 20_000), Room { sessions: 1, processes: 0 });
+        assert_eq!(budget(10, 20_000), FileBudget { sessions: 1, processes: 0 });
     }
 }

@@ -1,4 +1,4 @@
-//! Who has connected, as the kernel and /proc tell.
+//! The process that connected, according to the kernel and /proc.
 
 use std::io;
 
@@ -6,18 +6,18 @@ use tokio::net::UnixStream;
 
 use crate::types::Peer;
 
-/// The process at the other end of `stream`.
+/// Returns the process at the other end of `stream`.
 ///
 /// # Errors
-/// When the kernel does not say, which it does for every connected Unix socket.
+/// Fails if the kernel has no credentials, which it has for every connected Unix socket.
 pub fn of(stream: &UnixStream) -> io::Result<Peer> {
     let credentials = stream.peer_cred()?;
-    // 0 stands for a process in a pid namespace that is not below ours.
+    // 0 stands for a process in a pid namespace that is not visible here.
     let pid = credentials.pid().filter(|pid| *pid > 0);
     Ok(Peer { pid, uid: credentials.uid(), gid: credentials.gid(), comm: pid.and_then(comm) })
 }
 
-/// The command's name of a process: at most 15 bytes, chosen by itself.
+/// The command name of a process: at most 15 bytes, chosen by the process.
 fn comm(pid: i32) -> Option<String> {
     let bytes = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
     let text = String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned();

@@ -1,7 +1,7 @@
-//! Tells when a process dies, even if a child of its keeps the socket open.
+//! Detects the death of worker processes, even if a child inherited the socket and keeps it open.
 //!
-//! One pidfd a process, however many sessions it has. It is bounded: where no descriptor is left for it, only the
-//! socket's own end tells of a worker's death.
+//! Uses one pidfd per process, shared by all its sessions, up to a limit. Above the limit only a closed socket reveals a
+//! worker's death.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,14 +12,14 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// The processes watched.
+/// The watched processes.
 #[derive(Debug)]
 pub struct Processes {
     watched: Mutex<HashMap<i32, Weak<Process>>>,
     most: usize,
 }
 
-/// A process that was alive when its watch began.
+/// A watched process, alive when the watch began.
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
@@ -27,19 +27,18 @@ pub struct Process {
     registry: Weak<Processes>,
 }
 
-/// What can be told of a process that has connected.
+/// The outcome of a request to watch a process.
 #[derive(Debug)]
 pub enum Watch {
-    /// Its death will be told.
+    /// [`Process::died`] reports its death.
     Watched(Arc<Process>),
-    /// It is dead already.
     Dead,
-    /// Nothing can be told: its pid is not visible, or no descriptor is left.
-    Blind,
+    /// Cannot be watched: the pid is not visible, or no descriptor is left.
+    Unwatched,
 }
 
 impl Processes {
-    /// Watches at most `most` processes at a time.
+    /// Creates a set of at most `most` watched processes.
     #[must_use]
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { watched: Mutex::default(), most })
@@ -47,35 +46,35 @@ impl Processes {
 
     /// Watches the process `pid`.
     pub fn watch(self: &Arc<Self>, pid: Option<i32>) -> Watch {
-        let Some(pid) = pid else { return Watch::Blind };
-        // The guard must be gone before a process is dropped: dropping takes the lock.
+        let Some(pid) = pid else { return Watch::Unwatched };
+        // Dropping a process takes the lock, so the guard must be released first.
         let (known, full) = {
             let watched = self.lock();
             (watched.get(&pid).and_then(Weak::upgrade), watched.len() >= self.most)
         };
         match known {
-            // A dead one's pid may be another's by now.
+            // The pid of a dead process may have been reused.
             Some(process) if !process.has_died() => return Watch::Watched(process),
-            None if full => return Watch::Blind,
+            None if full => return Watch::Unwatched,
             _ => {}
         }
-        let Some(id) = Pid::from_raw(pid) else { return Watch::Blind };
+        let Some(id) = Pid::from_raw(pid) else { return Watch::Unwatched };
         let pidfd = match pidfd_open(id, PidfdFlags::NONBLOCK) {
             Ok(pidfd) => pidfd,
             Err(Errno::SRCH) => return Watch::Dead,
             Err(error) => {
-                tracing::debug!(pid, %error, "no pidfd: only the socket tells of this process' death");
-                return Watch::Blind;
+                tracing::debug!(pid, %error, "no pidfd; only a closed socket will reveal this worker's death");
+                return Watch::Unwatched;
             }
         };
-        #[expect(deprecated, reason = "sound with an OwnedFd, and what replaces it is not safe")]
+        #[expect(deprecated, reason = "sound with an OwnedFd, and its replacement is unsafe")]
         match AsyncFd::with_interest(pidfd, Interest::READABLE) {
             Ok(pidfd) => {
                 let process = Arc::new(Process { pid, pidfd, registry: Arc::downgrade(self) });
                 self.lock().insert(pid, Arc::downgrade(&process));
                 Watch::Watched(process)
             }
-            Err(_) => Watch::Blind,
+            Err(_) => Watch::Unwatched,
         }
     }
 
@@ -85,11 +84,11 @@ impl Processes {
 }
 
 impl Process {
-    /// Returns once the process has died.
+    /// Waits until the process has died.
     pub async fn died(&self) {
-        // Readiness is never cleared: dead processes stay dead, and all sessions wait for the same descriptor.
+        // Readiness is never cleared, since death is final and all sessions wait for the same descriptor.
         if self.pidfd.readable().await.is_err() {
-            // The runtime ends, and the session with it.
+            // The runtime is shutting down, and the session with it.
             std::future::pending::<()>().await;
         }
     }
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_death_is_told_to_all_and_forgotten_after() {
+    async fn all_sessions_learn_of_a_death_and_the_watch_is_removed() {
         let processes = Processes::new(10);
         let mut worker = Sleeper::start();
         let (Watch::Watched(one), Watch::Watched(two)) =
@@ -143,12 +142,12 @@ mod tests {
         else {
             panic!("not watched")
         };
-        assert!(Arc::ptr_eq(&one, &two), "one descriptor a process");
+        assert!(Arc::ptr_eq(&one, &two), "one descriptor per process");
         assert!(!one.has_died());
         worker.0.kill().unwrap();
         let both = async { tokio::join!(one.died(), two.died()) };
         tokio::time::timeout(std::time::Duration::from_secs(20), both).await.unwrap();
-        // Not yet waited for, so the pid cannot be another's: the old watch is not shared all the same.
+        // A zombie's pid cannot be reused, but the old watch must not be shared anyway.
         let Watch::Watched(zombie) = processes.watch(worker.pid()) else { panic!("not watched") };
         assert!(!Arc::ptr_eq(&one, &zombie));
         zombie.died().await;
@@ -162,14 +161,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_bounded_and_says_when_it_is_blind() {
+    async fn the_number_of_watches_is_bounded() {
         let processes = Processes::new(1);
         let (one, two) = (Sleeper::start(), Sleeper::start());
         let first = processes.watch(one.pid());
         assert!(matches!(first, Watch::Watched(_)));
-        assert!(matches!(processes.watch(two.pid()), Watch::Blind));
-        assert!(matches!(processes.watch(one.pid()), Watch::Watched(_)), "it is watched already");
-        assert!(matches!(processes.watch(None), Watch::Blind));
+        assert!(matches!(processes.watch(two.pid()), Watch::Unwatched));
+        assert!(matches!(processes.watch(one.pid()), Watch::Watched(_)), "already watched");
+        assert!(matches!(processes.watch(None), Watch::Unwatched));
         drop(first);
         assert!(matches!(processes.watch(two.pid()), Watch::Watched(_)));
     }

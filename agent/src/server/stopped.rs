@@ -1,4 +1,4 @@
-//! Looks each second which workers that hold or wait for something are stopped.
+//! Checks every second which workers with holds or waits are stopped (SIGSTOP or a debugger).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use crate::core::Input;
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// With many workers less often: looking takes no more than this share of the time.
-const SHARE: u32 = 20;
+/// With many workers the checks are rarer: they take at most one part in this many of the time.
+const MAX_SHARE: u32 = 20;
 
 /// Starts the task, which ends with `stage`.
 pub fn start(core: mpsc::Sender<Input>, stage: &Shutdown) {
@@ -30,24 +30,23 @@ async fn watch(core: mpsc::Sender<Input>) {
             return;
         }
         let Ok(pids) = busy.await else { return };
-        // Elsewhere than where locks are served: with many processes it takes a while.
-        let looked = tokio::task::spawn_blocking(move || {
+        // Off the thread that serves locks, since many processes take a while.
+        let checked = tokio::task::spawn_blocking(move || {
             let began = Instant::now();
             let stopped: BTreeSet<i32> = pids.into_iter().filter(|pid| is_stopped(*pid)).collect();
             (stopped, began.elapsed())
         });
-        let Ok((stopped, took)) = looked.await else { return };
-        pause = INTERVAL.max(took * SHARE);
+        let Ok((stopped, took)) = checked.await else { return };
+        pause = INTERVAL.max(took * MAX_SHARE);
         if core.send(Input::Stopped(stopped)).await.is_err() {
             return;
         }
     }
 }
 
-/// Whether a process is stopped, by a signal or by a debugger.
 fn is_stopped(pid: i32) -> bool {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name before the state is in parentheses, and may hold anything.
+    // The name before the state is in parentheses and may contain any byte.
     let end = stat.iter().rposition(|byte| *byte == b')');
     let state = end.and_then(|end| stat.get(end + 2));
     matches!(state, Some(b'T' | b't'))
@@ -62,18 +61,18 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn stopped_processes_are_told_from_others() {
+    async fn stopped_processes_are_detected() {
         let mut child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         assert!(!is_stopped(pid));
         let process = Pid::from_raw(pid).unwrap();
         kill_process(process, Signal::STOP).unwrap();
-        let standing = async {
+        let stopped = async {
             while !is_stopped(pid) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), standing).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(30), stopped).await.unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!is_stopped(pid) && !is_stopped(i32::MAX));

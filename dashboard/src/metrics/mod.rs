@@ -12,7 +12,7 @@ use prometheus::{
     Registry,
 };
 use redisson::group::OVERFLOW;
-use redisson::monitor::Counts;
+use redisson::monitor::LineCounts;
 
 use crate::archive::Notes;
 use crate::model::actor::{Hub, Listener};
@@ -155,7 +155,7 @@ impl TapsMetrics {
 
 impl TapMetrics {
     /// Counts the lines since what was told last.
-    pub fn count(&self, told: Counts, now: Counts) {
+    pub fn count(&self, told: LineCounts, now: LineCounts) {
         for (counter, told, now) in [
             (&self.lock, told.lock, now.lock),
             (&self.other, told.other, now.other),

@@ -286,7 +286,7 @@ impl Model {
     ) {
         if !self.scopes[scope_id.0].locks.contains_key(name) {
             let new = match reading {
-                Reading::Lock { hash, .. } => hash.is_candidate() && hash.alien.is_empty(),
+                Reading::Lock { hash, .. } => hash.is_possible_lock() && hash.unexpected.is_empty(),
                 // `a` and `{a}` share what stands beside them: a queue does not make a second lock of it.
                 Reading::Absent { beside } => {
                     beside.queue.is_some() && !self.knows_twin(scope_id, name)

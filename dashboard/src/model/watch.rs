@@ -21,7 +21,7 @@ impl Model {
             self.untapped(scope_id);
         }
         for event in &traffic.events {
-            let told = Effect::Event(Source::Monitor, event.what.as_str());
+            let told = Effect::Event(Source::Monitor, event.action.as_str());
             self.effects.push((scope_id, told));
             let scope_id = self.home(scope_id, &event.lock);
             let known = self.scopes[scope_id.0].locks.contains_key(&event.lock);
@@ -30,7 +30,7 @@ impl Model {
             {
                 self.scopes[scope_id.0].clients.seen(holder.client, address.ip(), traffic.at);
             }
-            let is_lock = event.certainty == monitor::Certainty::Sure && event.holder.is_some();
+            let is_lock = event.certainty == monitor::Certainty::Certain && event.holder.is_some();
             if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
                 continue;
             }
@@ -40,7 +40,7 @@ impl Model {
             let mut effects = Vec::new();
             kept.record.traffic(event, traffic.at, traffic.steady, around, &mut effects);
             let tapped = kept.record.has_tapped_waiters();
-            let hurry = !known || changes_holders(event.what);
+            let hurry = !known || changes_holders(event.action);
             self.keep(scope_id, &event.lock, traffic.at, effects);
             if tapped {
                 self.scopes[scope_id.0].contended.insert(event.lock.clone());
@@ -152,17 +152,17 @@ impl Model {
 }
 
 /// Whether an event changes who holds the lock, or how often.
-fn changes_holders(what: monitor::What) -> bool {
-    use monitor::What;
+fn changes_holders(what: monitor::Action) -> bool {
+    use monitor::Action;
     matches!(
         what,
-        What::Acquired { .. }
-            | What::Reentered { .. }
-            | What::Recounted { .. }
-            | What::PartlyReleased
-            | What::Released
-            | What::HandedOver { .. }
-            | What::ForceReleased
-            | What::Vanished
+        Action::Acquired { .. }
+            | Action::Reentered { .. }
+            | Action::Recounted { .. }
+            | Action::PartlyReleased
+            | Action::Released
+            | Action::HandedOver { .. }
+            | Action::ForceReleased
+            | Action::Vanished
     )
 }

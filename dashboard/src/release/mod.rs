@@ -12,7 +12,7 @@ use std::time::Duration;
 use prometheus::{IntCounterVec, Registry};
 use redis::Value;
 use redisson::name::is_invisible;
-use redisson::script::{self, Forced, parse_forced};
+use redisson::script::{self, ForceReleaseOutcome, parse_force_release};
 use service_kit::redis::{CallError, Deployment, Link, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
@@ -336,11 +336,11 @@ impl Releases {
 
 fn outcome(sent: Result<Value, CallError>) -> Outcome {
     match sent {
-        Ok(reply) => match parse_forced(&read(&reply)) {
-            Ok(Forced::Released) => Outcome::Released,
-            Ok(Forced::Free) => Outcome::Free,
-            Ok(Forced::Changed) => Outcome::Changed,
-            Ok(Forced::WrongType) => Outcome::NoLock,
+        Ok(reply) => match parse_force_release(&read(&reply)) {
+            Ok(ForceReleaseOutcome::Released) => Outcome::Released,
+            Ok(ForceReleaseOutcome::Free) => Outcome::Free,
+            Ok(ForceReleaseOutcome::Changed) => Outcome::Changed,
+            Ok(ForceReleaseOutcome::WrongType) => Outcome::NoLock,
             Err(error) => Outcome::Unknown(error.to_string()),
         },
         Err(CallError::Unsent { reason }) => Outcome::Unsent(reason),

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use redisson::script::{Call, Publish, Seen, force_release, force_release_holder, remove_place};
+use redisson::script::{
+    Call, ExpectedLock, Publish, force_release, force_release_holder, remove_waiter,
+};
 use redisson::shape::{Holder, LockHash};
 use redisson::{HolderId, Moment};
 use ring::rand::{SecureRandom as _, SystemRandom};
@@ -227,11 +229,11 @@ impl Choice {
     pub(super) fn call(&self, offer: &Offer, publish: Publish, now: Moment) -> Call {
         let (name, nothing) = (&offer.id.name, LockHash::default());
         let hash = offer.hash.as_ref().unwrap_or(&nothing);
-        let seen = Seen { hash, most_left: offer.most_left(now) };
+        let seen = ExpectedLock { hash, max_ttl: offer.most_left(now) };
         match self {
             Self::Lock => force_release(name, seen, publish),
             Self::Holder(holder) => force_release_holder(name, seen, holder, publish),
-            Self::Place(place) => remove_place(name, &place.id, place.deadline, publish),
+            Self::Place(place) => remove_waiter(name, &place.id, place.deadline, publish),
         }
     }
 }

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use memchr::memchr;
 
-use super::event::{Address, Certainty, Event, What};
+use super::classify::Classifier;
+use super::command::Command;
+use super::event::{Action, Address, Certainty, Event};
 use super::intent::{self, Intent};
-use super::judge::Judge;
+use super::known_locks::KnownLocks;
 use super::line::{Arg, Args, Line, Source};
-use super::recent::Recent;
-use super::unit::{From, Unit};
-use super::verb::Verb;
+use super::unit::{Origin, Unit};
 use crate::script::{self, hex_digest};
 use crate::shape::MODE_FIELD;
 use crate::{HolderId, keys};
@@ -24,14 +24,14 @@ const TEXTS: usize = 128;
 
 /// Which kind of server the stream comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Vantage {
+pub enum ServerRole {
     /// One that clients write to.
     Master,
     /// One that is told by its master: it shows what was changed, not who asked for it, nor refused attempts.
     Replica,
 }
 
-impl Vantage {
+impl ServerRole {
     /// The client by its address as printed.
     pub(super) fn address(self, printed: &[u8]) -> Option<Address> {
         match self {
@@ -44,7 +44,7 @@ impl Vantage {
 
 /// What became of the lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct LineCounts {
     /// Lines about locks.
     pub lock: u64,
     /// Lines about anything else, of which no more was read than showed that.
@@ -58,22 +58,22 @@ pub struct Counts {
 /// Reads a server's stream. It keeps bounded memory whatever comes, and goes on after whatever it cannot read.
 #[derive(Debug)]
 pub struct Decoder {
-    vantage: Vantage,
+    role: ServerRole,
     digests: HashMap<[u8; 40], Intent>,
     /// What the scripts that were sent in full are for; none: not known.
     texts: Vec<(Box<[u8]>, Option<Intent>)>,
     scratch: Vec<u8>,
     unit: Unit,
-    recent: Recent,
+    known: KnownLocks,
     partial: Vec<u8>,
     skipping: bool,
-    counts: Counts,
+    counts: LineCounts,
 }
 
 impl Decoder {
     /// Nothing was read yet.
     #[must_use]
-    pub fn new(vantage: Vantage) -> Self {
+    pub fn new(role: ServerRole) -> Self {
         let redissons = intent::REDISSON.iter().map(|(digest, intent)| (*digest, *intent));
         let own = script::ALL.iter().map(|script| (script.sha(), intent::of_own(script)));
         let digests = redissons
@@ -81,27 +81,27 @@ impl Decoder {
             .filter_map(|(digest, intent)| Some((digest.as_bytes().try_into().ok()?, intent)))
             .collect();
         Self {
-            vantage,
+            role,
             digests,
             texts: Vec::new(),
             scratch: Vec::new(),
             unit: Unit::default(),
-            recent: Recent::default(),
+            known: KnownLocks::default(),
             partial: Vec::new(),
             skipping: false,
-            counts: Counts::default(),
+            counts: LineCounts::default(),
         }
     }
 
     /// What became of all lines so far.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> LineCounts {
         self.counts
     }
 
     /// Takes in what came next, cut anywhere, and adds what it shows to `events`. What the last line belongs to
-    /// may show only when the next one comes, or [`Self::pause`] is called.
-    pub fn bytes(&mut self, mut bytes: &[u8], events: &mut Vec<Event>) {
+    /// may show only when the next one comes, or [`Self::flush`] is called.
+    pub fn feed(&mut self, mut bytes: &[u8], events: &mut Vec<Event>) {
         while let Some(end) = memchr(b'\n', bytes) {
             let (head, rest) = bytes.split_at(end);
             bytes = &rest[1..];
@@ -139,7 +139,7 @@ impl Decoder {
 
     fn framed(&mut self, line: &[u8], events: &mut Vec<Event>) {
         match line.strip_prefix(b"+").and_then(|line| line.strip_suffix(b"\r")) {
-            Some(line) => self.line(line, events),
+            Some(line) => self.feed_line(line, events),
             None => {
                 self.counts.garbage += 1;
                 self.finish(events);
@@ -149,45 +149,46 @@ impl Decoder {
 
     /// Nothing more comes for the moment: what the last line belongs to is whole, since a script's lines are sent
     /// in one go.
-    pub fn pause(&mut self, events: &mut Vec<Event>) {
+    pub fn flush(&mut self, events: &mut Vec<Event>) {
         self.finish(events);
     }
 
     /// The connection is a new one: what was begun on the old one is dropped.
-    pub fn restart(&mut self, vantage: Vantage) {
-        self.vantage = vantage;
+    pub fn reset(&mut self, role: ServerRole) {
+        self.role = role;
         self.unit.from = None;
         self.partial.clear();
         self.skipping = false;
     }
 
     /// Takes in one line, without the `+` before it and the end of line after it.
-    pub fn line(&mut self, line: &[u8], events: &mut Vec<Event>) {
+    pub fn feed_line(&mut self, line: &[u8], events: &mut Vec<Event>) {
         let Some(line) = Line::parse(line) else {
             self.counts.garbage += 1;
             return self.finish(events);
         };
         let mut args = line.args.clone();
-        let verb = args.next().flatten().map_or(Verb::Other, |word| Verb::parse(word.raw()));
+        let command =
+            args.next().flatten().map_or(Command::Other, |word| Command::parse(word.raw()));
         match line.source {
             Source::Lua => {
-                let ours = matches!(self.unit.from, Some(From::Script(..)));
+                let ours = matches!(self.unit.from, Some(Origin::Script(..)));
                 if ours {
-                    self.unit.add(verb, args);
+                    self.unit.add(command, args);
                 }
                 self.count(ours);
             }
             Source::Client(client) => {
-                let ours = match verb {
-                    Verb::Eval | Verb::EvalSha | Verb::Fcall => {
+                let ours = match command {
+                    Command::Eval | Command::EvalSha | Command::Fcall => {
                         self.finish(events);
-                        self.script(&line, client, verb, args)
+                        self.script(&line, client, command, args)
                     }
-                    Verb::Subscribe | Verb::Unsubscribe => {
+                    Command::Subscribe | Command::Unsubscribe => {
                         self.finish(events);
-                        self.subscription(&line, client, verb, args, events)
+                        self.subscription(&line, client, command, args, events)
                     }
-                    _ => self.command(&line, client, verb, args, events),
+                    _ => self.command(&line, client, command, args, events),
                 };
                 self.count(ours);
             }
@@ -205,18 +206,24 @@ impl Decoder {
     /// Tells what the open unit comes to.
     fn finish(&mut self, events: &mut Vec<Event>) {
         if self.unit.from.is_some() {
-            let (unit, recent, vantage) = (&self.unit, &mut self.recent, self.vantage);
-            Judge { unit, recent, vantage, events }.run();
+            let (unit, known, role) = (&self.unit, &mut self.known, self.role);
+            Classifier { unit, known, role, events }.run();
             self.unit.from = None;
         }
     }
 
     /// A script or function; whether it is about locks.
-    fn script(&mut self, line: &Line<'_>, client: &[u8], verb: Verb, mut args: Args<'_>) -> bool {
+    fn script(
+        &mut self,
+        line: &Line<'_>,
+        client: &[u8],
+        command: Command,
+        mut args: Args<'_>,
+    ) -> bool {
         let Some(Some(script)) = args.next() else { return false };
-        let known = match verb {
-            Verb::EvalSha => self.by_digest(script.raw()),
-            Verb::Eval if self.is_of_interest(args.clone()) => self.by_text(script),
+        let known = match command {
+            Command::EvalSha => self.by_digest(script.raw()),
+            Command::Eval if self.is_of_interest(args.clone()) => self.by_text(script),
             _ => None,
         };
         if known == Some(Intent::Nothing) || (known.is_none() && !self.is_of_interest(args.clone()))
@@ -229,11 +236,11 @@ impl Decoder {
         }
         let mut intent =
             known.unwrap_or_else(|| intent::by_shape(&self.unit.words, self.unit.keys));
-        if intent == Intent::Expire && !self.recent.knows(self.unit.words.get(0)) {
+        if intent == Intent::Expire && !self.known.contains(self.unit.words.get(0)) {
             intent = Intent::Nothing;
         }
         if intent != Intent::Nothing {
-            let from = From::Script(intent, known.is_some());
+            let from = Origin::Script(intent, known.is_some());
             self.unit.begin(from, at_micros, line.db, client);
         }
         intent != Intent::Nothing
@@ -278,29 +285,30 @@ impl Decoder {
         &mut self,
         line: &Line<'_>,
         client: &[u8],
-        verb: Verb,
+        command: Command,
         args: Args<'_>,
         events: &mut Vec<Event>,
     ) -> bool {
-        let what = if verb == Verb::Subscribe { What::Subscribed } else { What::Unsubscribed };
+        let action =
+            if command == Command::Subscribe { Action::Subscribed } else { Action::Unsubscribed };
         let mut ours = false;
         for arg in args.flatten().filter(|arg| arg.raw().starts_with(COMPANION)) {
             self.scratch.clear();
             let channel = arg.append_to(&mut self.scratch).then_some(&*self.scratch);
             let locks = channel.map(keys::locks_of_channel).unwrap_or_default();
-            if let Some(lock) = self.recent.likeliest(locks)
+            if let Some(lock) = self.known.likeliest(locks)
                 && let Some(at_micros) = line.micros()
             {
                 ours = true;
                 events.push(Event {
                     at_micros,
                     db: line.db,
-                    client: self.vantage.address(client),
+                    client: self.role.address(client),
                     lock,
                     kind: None,
                     holder: channel.and_then(keys::waiter_of_channel),
-                    what,
-                    certainty: Certainty::Sure,
+                    action,
+                    certainty: Certainty::Certain,
                 });
             }
         }
@@ -312,50 +320,52 @@ impl Decoder {
         &mut self,
         line: &Line<'_>,
         client: &[u8],
-        verb: Verb,
+        command: Command,
         args: Args<'_>,
         events: &mut Vec<Event>,
     ) -> bool {
         let open = self.unit.is_of(line.db, client);
-        let lock = match self.bare(verb, &args) {
+        let lock = match self.bare(command, &args) {
             Bare::Other => {
                 self.finish(events);
                 return false;
             }
             Bare::Companion if open => {
-                self.unit.add(verb, args);
+                self.unit.add(command, args);
                 return true;
             }
             Bare::Companion => None,
             Bare::Lock(key) => Some(key),
         };
         // One of a kind in a unit: several commands of one kind are several things done to the lock.
-        if !(open && lock.is_some_and(|lock| self.unit.goes_on_with(lock, verb))) {
+        if !(open && lock.is_some_and(|lock| self.unit.goes_on_with(lock, command))) {
             self.finish(events);
             let Some(at_micros) = line.micros() else { return false };
             if !self.unit.read_key(lock) {
                 return false;
             }
-            self.unit.begin(From::Commands, at_micros, line.db, client);
+            self.unit.begin(Origin::Commands, at_micros, line.db, client);
         }
-        self.unit.add(verb, args);
+        self.unit.add(command, args);
         true
     }
 
     /// Whether it is a lock seen before.
     fn is_known(&mut self, key: Arg<'_>) -> bool {
         self.scratch.clear();
-        key.append_to(&mut self.scratch) && self.recent.knows(&self.scratch)
+        key.append_to(&mut self.scratch) && self.known.contains(&self.scratch)
     }
 
     /// What a bare command is about.
-    fn bare<'a>(&mut self, verb: Verb, args: &Args<'a>) -> Bare<'a> {
+    fn bare<'a>(&mut self, command: Command, args: &Args<'a>) -> Bare<'a> {
         let mut words = args.clone().flatten();
         let Some(key) = words.next() else { return Bare::Other };
         let field = words.next().map_or(&b""[..], Arg::raw);
-        let of_lock = match verb {
-            Verb::HIncrBy | Verb::HSet | Verb::HDel => is_holder(field) || field == MODE_FIELD,
-            Verb::PExpire | Verb::PExpireAt | Verb::Del => {
+        let of_lock = match command {
+            Command::HIncrBy | Command::HSet | Command::HDel => {
+                is_holder(field) || field == MODE_FIELD
+            }
+            Command::PExpire | Command::PExpireAt | Command::Del => {
                 self.unit.is_about(key.raw()) || self.is_known(key)
             }
             _ => false,
@@ -363,11 +373,14 @@ impl Decoder {
         if of_lock {
             return Bare::Lock(key);
         }
-        let companion = match verb {
-            Verb::ZAdd | Verb::ZRem | Verb::RPush | Verb::LPop | Verb::LRem | Verb::Publish => {
-                key.raw().starts_with(COMPANION)
-            }
-            Verb::Set | Verb::Del | Verb::PExpire | Verb::PExpireAt => {
+        let companion = match command {
+            Command::ZAdd
+            | Command::ZRem
+            | Command::RPush
+            | Command::LPop
+            | Command::LRem
+            | Command::Publish => key.raw().starts_with(COMPANION),
+            Command::Set | Command::Del | Command::PExpire | Command::PExpireAt => {
                 key.raw().starts_with(COMPANION) || is_marker(key.raw())
             }
             _ => false,

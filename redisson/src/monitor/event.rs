@@ -21,14 +21,14 @@ pub struct Event {
     /// Whose hold, attempt or place in the queue it is about, where the command tells.
     pub holder: Option<HolderId>,
     /// What.
-    pub what: What,
+    pub action: Action,
     /// How sure that is.
     pub certainty: Certainty,
 }
 
 /// What was done to a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum Action {
     /// The holder has it from now on, and had not before.
     Acquired {
         /// For how long unless renewed; none where that is not told.
@@ -89,7 +89,7 @@ pub enum What {
     Failed,
 }
 
-impl What {
+impl Action {
     /// The word for it in logs, metrics and the API.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
@@ -122,7 +122,7 @@ pub enum Certainty {
     /// By the form of a script that is not known, or of bare commands: something else may look like it.
     Likely,
     /// The script is known, and it went all the way to this end.
-    Sure,
+    Certain,
 }
 
 /// Where a client is connected from.

@@ -1,6 +1,6 @@
 //! What a script is for: by its digest where it is known, else by the form of its keys and arguments.
 
-use super::words::Words;
+use super::byte_strings::ByteStrings;
 use crate::{HolderId, Kind, keys, script};
 
 /// What a script is for. What came of it is told by the commands that it called.
@@ -27,7 +27,7 @@ pub(super) enum Intent {
     /// Our agents' way to take a lock.
     OwnAcquire(Kind),
     /// Our agents' way to keep holds and set their counts.
-    OwnKeep(Option<Kind>),
+    OwnRenew(Option<Kind>),
     /// Our agents' way to end a hold.
     OwnRelease(Kind),
     /// Our agents' way to pass a lock on.
@@ -110,8 +110,8 @@ pub(super) fn of_own(script: &script::Script) -> Intent {
         "acquire_fair" => Intent::OwnAcquire(Kind::Fair),
         "acquire_read" => Intent::OwnAcquire(Kind::Read),
         "acquire_write" => Intent::OwnAcquire(Kind::Write),
-        "keep" => Intent::OwnKeep(None),
-        "keep_read" => Intent::OwnKeep(Some(Kind::Read)),
+        "keep" => Intent::OwnRenew(None),
+        "keep_read" => Intent::OwnRenew(Some(Kind::Read)),
         "release" => Intent::OwnRelease(Kind::Lock),
         "release_fair" => Intent::OwnRelease(Kind::Fair),
         "release_read" => Intent::OwnRelease(Kind::Read),
@@ -126,7 +126,7 @@ pub(super) fn of_own(script: &script::Script) -> Intent {
 }
 
 /// What a script that is not known is for, by its first `keys` words, which are its keys, and the others.
-pub(super) fn by_shape(words: &Words, keys: usize) -> Intent {
+pub(super) fn by_shape(words: &ByteStrings, keys: usize) -> Intent {
     let mut args = words.range(keys..words.len());
     let holder = args.clone().find_map(HolderId::parse);
     let second = if keys > 1 { words.get(1) } else { b"" };

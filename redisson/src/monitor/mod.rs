@@ -3,19 +3,19 @@
 //! MONITOR prints each command a server runs, for a script also those that it calls, but never a reply. What became
 //! of a lock is told by the commands that its script went on to call.
 
-mod commands;
+mod bare_commands;
+mod byte_strings;
+mod classify;
+mod command;
 mod decoder;
 pub mod event;
 mod intent;
-mod judge;
+mod known_locks;
 mod line;
-mod own;
-mod recent;
+mod own_scripts;
 #[cfg(test)]
 mod tests;
 mod unit;
-mod verb;
-mod words;
 
-pub use decoder::{Counts, Decoder, Vantage};
-pub use event::{Address, Certainty, Event, What};
+pub use decoder::{Decoder, LineCounts, ServerRole};
+pub use event::{Action, Address, Certainty, Event};

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use super::byte_strings::ByteStrings;
+use super::command::Command;
 use super::intent::Intent;
 use super::line::{Arg, Args};
-use super::verb::Verb;
-use super::words::Words;
 use crate::HolderId;
 use crate::shape::MODE_FIELD;
 
@@ -17,25 +17,25 @@ const MAX_WORDS: usize = 1_024;
 /// What is gathered.
 #[derive(Debug, Default)]
 pub(super) struct Unit {
-    pub(super) from: Option<From>,
+    pub(super) from: Option<Origin>,
     pub(super) at_micros: u64,
     pub(super) db: u32,
     client: Vec<u8>,
     /// The key that bare commands are about, as printed.
     printed: Vec<u8>,
     /// Keys and arguments of the script.
-    pub(super) words: Words,
+    pub(super) words: ByteStrings,
     /// How many of the words are keys.
     pub(super) keys: usize,
-    effects: Vec<(Verb, Range<usize>)>,
-    effect_words: Words,
+    effects: Vec<(Command, Range<usize>)>,
+    effect_words: ByteStrings,
     /// Whether something of it could not be read.
     pub(super) broken: bool,
 }
 
 /// What a unit is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum From {
+pub(super) enum Origin {
     /// A script, whether its digest is known.
     Script(Intent, bool),
     /// Bare commands.
@@ -45,7 +45,7 @@ pub(super) enum From {
 /// One command of a unit.
 #[derive(Clone, Copy)]
 pub(super) struct Effect<'a> {
-    pub(super) verb: Verb,
+    pub(super) command: Command,
     pub(super) key: &'a [u8],
     pub(super) field: &'a [u8],
     pub(super) value: &'a [u8],
@@ -59,9 +59,9 @@ impl Effect<'_> {
 
     /// Whether it raises or sets this holder's count.
     pub(super) fn takes(&self, lock: &[u8], holder: HolderId) -> bool {
-        let raises = match self.verb {
-            Verb::HIncrBy => !self.value.starts_with(b"-"),
-            Verb::HSet => true,
+        let raises = match self.command {
+            Command::HIncrBy => !self.value.starts_with(b"-"),
+            Command::HSet => true,
             _ => false,
         };
         raises && self.key == lock && self.holder() == Some(holder)
@@ -69,17 +69,17 @@ impl Effect<'_> {
 
     /// Whether it lowers a holder's count.
     pub(super) fn lowers(&self, lock: &[u8]) -> bool {
-        self.verb == Verb::HIncrBy && self.key == lock && self.value.starts_with(b"-")
+        self.command == Command::HIncrBy && self.key == lock && self.value.starts_with(b"-")
     }
 
-    pub(super) fn is(&self, verb: Verb, key: &[u8]) -> bool {
-        self.verb == verb && self.key == key
+    pub(super) fn is(&self, command: Command, key: &[u8]) -> bool {
+        self.command == command && self.key == key
     }
 }
 
 impl Unit {
     /// Begins a unit, without anything in it.
-    pub(super) fn begin(&mut self, from: From, at_micros: u64, db: u32, client: &[u8]) {
+    pub(super) fn begin(&mut self, from: Origin, at_micros: u64, db: u32, client: &[u8]) {
         self.from = Some(from);
         self.at_micros = at_micros;
         self.db = db;
@@ -102,7 +102,7 @@ impl Unit {
     }
 
     /// Adds a command.
-    pub(super) fn add(&mut self, verb: Verb, args: Args<'_>) {
+    pub(super) fn add(&mut self, command: Command, args: Args<'_>) {
         if self.effects.len() >= MAX_EFFECTS {
             self.broken = true;
             return;
@@ -111,29 +111,29 @@ impl Unit {
         for arg in args.take(5) {
             self.broken |= !arg.is_some_and(|arg: Arg<'_>| self.effect_words.push(arg));
         }
-        self.effects.push((verb, first..self.effect_words.len()));
+        self.effects.push((command, first..self.effect_words.len()));
     }
 
     /// The commands in their order.
     pub(super) fn effects(&self) -> impl DoubleEndedIterator<Item = Effect<'_>> + Clone {
-        self.effects.iter().map(|(verb, words)| {
+        self.effects.iter().map(|(command, words)| {
             let word = |n: usize| {
                 let index = words.start + n;
                 if index < words.end { self.effect_words.get(index) } else { b"" }
             };
             // A hash set together with its mode.
-            let at = if *verb == Verb::HSet && word(1) == MODE_FIELD && !word(3).is_empty() {
+            let at = if *command == Command::HSet && word(1) == MODE_FIELD && !word(3).is_empty() {
                 3
             } else {
                 1
             };
-            Effect { verb: *verb, key: word(0), field: word(at), value: word(at + 1) }
+            Effect { command: *command, key: word(0), field: word(at), value: word(at + 1) }
         })
     }
 
     /// Whether it is bare commands of that client in that database.
     pub(super) fn is_of(&self, db: u32, client: &[u8]) -> bool {
-        self.from == Some(From::Commands) && self.db == db && self.client == client
+        self.from == Some(Origin::Commands) && self.db == db && self.client == client
     }
 
     /// The first holder among the arguments.
@@ -157,13 +157,13 @@ impl Unit {
 
     /// Whether it is bare commands about the lock with this key, as printed.
     pub(super) fn is_about(&self, key: &[u8]) -> bool {
-        self.from == Some(From::Commands) && self.words.len() > 0 && self.printed == key
+        self.from == Some(Origin::Commands) && self.words.len() > 0 && self.printed == key
     }
 
     /// Whether another command on this lock belongs to what was begun.
-    pub(super) fn goes_on_with(&self, lock: Arg<'_>, verb: Verb) -> bool {
-        let counted = |effect: Effect<'_>| effect.verb == Verb::HIncrBy;
-        let counts_again = verb == Verb::HIncrBy && self.effects().any(counted);
+    pub(super) fn goes_on_with(&self, lock: Arg<'_>, command: Command) -> bool {
+        let counted = |effect: Effect<'_>| effect.command == Command::HIncrBy;
+        let counts_again = command == Command::HIncrBy && self.effects().any(counted);
         !counts_again && self.words.len() > 0 && self.printed == lock.raw()
     }
 }

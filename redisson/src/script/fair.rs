@@ -36,7 +36,7 @@ pub fn release_fair(name: &LockName, holder: &HolderId, wait: Duration, publish:
     let mut args = Args::from([
         text(holder),
         text(wait.as_millis()),
-        keys::fair_channels(name),
+        keys::fair_channel_prefix(name),
         keys::RELEASED.to_vec(),
     ]);
     args.extend(publish.commands());

@@ -1,95 +1,95 @@
-//! Scripts for an operator who acts on what was seen: each compares first, so that whoever has come since is never hit.
+//! Scripts for an operator who acts on what was expected: each compares first, so that whoever has come since is never hit.
 
 use std::time::Duration;
 
 use super::{
     Args, Call, FORCE_RELEASE, FORCE_RELEASE_HOLDER, FORCE_RELEASE_READER, FORCE_RELEASE_WRITER,
-    MAX_READ_COUNT, Publish, REMOVE_PLACE, release, release_read, release_write, text, with_queue,
+    MAX_READ_COUNT, Publish, REMOVE_WAITER, release, release_read, release_write, text, with_queue,
 };
 use crate::shape::{Holder, LockHash};
 use crate::{HolderId, LockName, keys};
 
 /// A lock as an operator saw it.
 #[derive(Debug, Clone, Copy)]
-pub struct Seen<'a> {
+pub struct ExpectedLock<'a> {
     /// Its fields.
     pub hash: &'a LockHash,
     /// The most that it can have left to live by now, if nobody has taken it anew: where it is not renewed, what it had
     /// less the time that has passed. None: that is not compared.
-    pub most_left: Option<Duration>,
+    pub max_ttl: Option<Duration>,
 }
 
-impl Seen<'_> {
+impl ExpectedLock<'_> {
     fn mode(&self) -> &[u8] {
         self.hash.mode.as_deref().unwrap_or_default()
     }
 
-    fn most_left(&self) -> Vec<u8> {
-        self.most_left.map_or_else(|| text(-1), |left| text(left.as_millis()))
+    fn max_ttl(&self) -> Vec<u8> {
+        self.max_ttl.map_or_else(|| text(-1), |left| text(left.as_millis()))
     }
 }
 
-/// Ends a lock of any kind, if its holders, counts, mode and other fields are still exactly those `seen`. Tells waiters,
-/// and each holder's agent on its [`keys::forced_channel`]. Read the reply with [`super::parse_forced`].
+/// Ends a lock of any kind, if its holders, counts, mode and other fields are still exactly those `expected`. Tells waiters,
+/// and each holder's agent on its [`keys::forced_channel`]. Read the reply with [`super::parse_force_release`].
 #[must_use]
-pub fn force_release(name: &LockName, seen: Seen<'_>, publish: Publish) -> Call {
+pub fn force_release(name: &LockName, expected: ExpectedLock<'_>, publish: Publish) -> Call {
     let verbs = publish.commands();
     let mut args = Args::from([
         keys::channel(name),
         keys::read_write_channel(name),
-        keys::fair_channels(name),
+        keys::fair_channel_prefix(name),
         text(MAX_READ_COUNT),
-        seen.mode().to_vec(),
-        seen.most_left(),
-        text(seen.hash.alien.len()),
+        expected.mode().to_vec(),
+        expected.max_ttl(),
+        text(expected.hash.unexpected.len()),
         text(verbs.len()),
     ]);
-    args.extend(&seen.hash.alien);
+    args.extend(&expected.hash.unexpected);
     args.extend(verbs);
-    for holder in &seen.hash.holders {
+    for holder in &expected.hash.holders {
         args.push_text(holder.id);
         args.push_text(holder.count);
-        args.push(keys::read_markers(name, &holder.id));
+        args.push(keys::read_marker_prefix(name, &holder.id));
         args.push(keys::forced_channel(&holder.id.client));
     }
     Call { script: &FORCE_RELEASE, keys: with_queue(name), args }
 }
 
 /// Ends one hold among others, as its holder's own release would, if its count and the lock's mode are still those
-/// `seen`. Tells whom that concerns, and the holder's agent. Read the reply with [`super::parse_forced`].
+/// `expected`. Tells whom that concerns, and the holder's agent. Read the reply with [`super::parse_force_release`].
 #[must_use]
 pub fn force_release_holder(
     name: &LockName,
-    seen: Seen<'_>,
+    expected: ExpectedLock<'_>,
     holder: &Holder,
     publish: Publish,
 ) -> Call {
     let (script, call) = if holder.id.write {
         (&FORCE_RELEASE_WRITER, release_write(name, &holder.id, publish))
-    } else if seen.hash.mode.is_some() {
+    } else if expected.hash.mode.is_some() {
         (&FORCE_RELEASE_READER, release_read(name, &holder.id, publish))
     } else {
         (&FORCE_RELEASE_HOLDER, release(name, &holder.id, publish))
     };
     let mut args = call.args;
     args.push_text(holder.count);
-    args.push(seen.mode());
-    args.push(seen.most_left());
+    args.push(expected.mode());
+    args.push(expected.max_ttl());
     args.push(keys::forced_channel(&holder.id.client));
     Call { script, keys: call.keys, args }
 }
 
 /// Takes a waiter that is dead out of a fair lock's queue, if its deadline (epoch milliseconds; none: it has none) is
-/// still the one that was seen. Read the reply with [`super::parse_forced`].
+/// still the one that was expected. Read the reply with [`super::parse_force_release`].
 #[must_use]
-pub fn remove_place(
+pub fn remove_waiter(
     name: &LockName,
     waiter: &HolderId,
     deadline: Option<u64>,
     publish: Publish,
 ) -> Call {
     let deadline = deadline.map(text).unwrap_or_default();
-    let mut args = Args::from([text(waiter), deadline, keys::fair_channels(name)]);
+    let mut args = Args::from([text(waiter), deadline, keys::fair_channel_prefix(name)]);
     args.extend(publish.commands());
-    Call { script: &REMOVE_PLACE, keys: with_queue(name), args }
+    Call { script: &REMOVE_WAITER, keys: with_queue(name), args }
 }

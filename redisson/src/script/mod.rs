@@ -21,22 +21,23 @@ use sha1::{Digest, Sha1};
 pub use args::Args;
 pub use fair::{acquire_fair, release_fair};
 pub use fenced::{acquire_fenced, hand_over_fenced};
-pub use force::{Seen, force_release, force_release_holder, remove_place};
+pub use force::{ExpectedLock, force_release, force_release_holder, remove_waiter};
 pub use read_write::{
-    MAX_READ_COUNT, acquire_read, acquire_write, keep_read, release_read, release_write,
+    MAX_READ_COUNT, acquire_read, acquire_write, release_read, release_write, renew_read,
 };
 pub use reply::{
-    Acquired, BadReply, Forced, HandedOver, Kept, QueuePlace, Reader, Released, Shown, Value,
-    parse_acquire, parse_forced, parse_hand_over, parse_keep, parse_release, parse_show,
+    AcquireOutcome, BadReply, ForceReleaseOutcome, HandOverOutcome, LockDetails, QueueEntry,
+    Reader, ReleaseOutcome, RenewOutcome, Value, parse_acquire, parse_force_release,
+    parse_hand_over, parse_release, parse_renew, parse_show,
 };
 
 use crate::{HolderId, Lease, LockName, keys, shape};
 
-/// How many locks one [`keep`] call takes at most: at a hundred the script costs Redis under 0.1 ms, so that
+/// How many locks one [`renew`] call takes at most: at a hundred the script costs Redis under 0.1 ms, so that
 /// others hardly wait, and a renewal less than half of what it costs alone.
 pub const MAX_BATCH: usize = 100;
 /// How many places of a fair queue [`show`] tells.
-pub const MAX_PLACES_SHOWN: usize = 100;
+pub const MAX_QUEUE_ENTRIES: usize = 100;
 
 /// A script: its name for logs and metrics, its text, and the digest that EVALSHA takes.
 pub struct Script {
@@ -77,22 +78,22 @@ macro_rules! script {
     };
 }
 
-script!(/** Takes a free lock, plain or fenced. */ ACQUIRE, "acquire": "occupant.lua" "fence.lua" "acquire.lua");
-script!(/** Takes the read side. */ ACQUIRE_READ, "acquire_read": "occupant.lua" "acquire_read.lua");
-script!(/** Takes the write side. */ ACQUIRE_WRITE, "acquire_write": "occupant.lua" "acquire_write.lua");
-script!(/** Takes a fair lock, or a place in its queue. */ ACQUIRE_FAIR, "acquire_fair": "occupant.lua" "queue.lua" "acquire_fair.lua");
-script!(/** Keeps holds that are there: re-entry, partial release, extending, renewal. */ KEEP, "keep": "keep.lua");
-script!(/** The same for read holds, which have markers. */ KEEP_READ, "keep_read": "keep_read.lua");
+script!(/** Takes a free lock, plain or fenced. */ ACQUIRE, "acquire": "lock_state.lua" "fencing_token.lua" "acquire.lua");
+script!(/** Takes the read side. */ ACQUIRE_READ, "acquire_read": "lock_state.lua" "acquire_read.lua");
+script!(/** Takes the write side. */ ACQUIRE_WRITE, "acquire_write": "lock_state.lua" "acquire_write.lua");
+script!(/** Takes a fair lock, or a place in its queue. */ ACQUIRE_FAIR, "acquire_fair": "lock_state.lua" "fair_queue.lua" "acquire_fair.lua");
+script!(/** Keeps holds that are there: re-entry, partial release, extending, renewal. */ RENEW, "keep": "renew.lua");
+script!(/** The same for read holds, which have markers. */ RENEW_READ, "keep_read": "renew_read.lua");
 script!(/** Ends a hold, plain or fenced. */ RELEASE, "release": "release.lua");
-script!(/** Ends a read hold. */ RELEASE_READ, "release_read": "readers.lua" "release_read.lua");
-script!(/** Ends a write hold. */ RELEASE_WRITE, "release_write": "readers.lua" "release_write.lua");
-script!(/** Ends a fair hold, or a wait for one. */ RELEASE_FAIR, "release_fair": "queue.lua" "release_fair.lua");
-script!(/** Passes a lock between two holders of one client. */ HAND_OVER, "hand_over": "fence.lua" "hand_over.lua");
-script!(/** Ends a lock for an operator. */ FORCE_RELEASE, "force_release": "queue.lua" "force_release.lua");
-script!(/** Ends one of its holds for an operator. */ FORCE_RELEASE_HOLDER, "force_release_holder": "as_seen.lua" "release.lua");
-script!(/** The same for a read hold. */ FORCE_RELEASE_READER, "force_release_reader": "as_seen.lua" "readers.lua" "release_read.lua");
-script!(/** The same for a write hold. */ FORCE_RELEASE_WRITER, "force_release_writer": "as_seen.lua" "readers.lua" "release_write.lua");
-script!(/** Takes a dead waiter out of a queue for an operator. */ REMOVE_PLACE, "remove_place": "queue.lua" "remove_place.lua");
+script!(/** Ends a read hold. */ RELEASE_READ, "release_read": "reader_leases.lua" "release_read.lua");
+script!(/** Ends a write hold. */ RELEASE_WRITE, "release_write": "reader_leases.lua" "release_write.lua");
+script!(/** Ends a fair hold, or a wait for one. */ RELEASE_FAIR, "release_fair": "fair_queue.lua" "release_fair.lua");
+script!(/** Passes a lock between two holders of one client. */ HAND_OVER, "hand_over": "fencing_token.lua" "hand_over.lua");
+script!(/** Ends a lock for an operator. */ FORCE_RELEASE, "force_release": "fair_queue.lua" "force_release.lua");
+script!(/** Ends one of its holds for an operator. */ FORCE_RELEASE_HOLDER, "force_release_holder": "require_expected.lua" "release.lua");
+script!(/** The same for a read hold. */ FORCE_RELEASE_READER, "force_release_reader": "require_expected.lua" "reader_leases.lua" "release_read.lua");
+script!(/** The same for a write hold. */ FORCE_RELEASE_WRITER, "force_release_writer": "require_expected.lua" "reader_leases.lua" "release_write.lua");
+script!(/** Takes a dead waiter out of a queue for an operator. */ REMOVE_WAITER, "remove_place": "fair_queue.lua" "remove_waiter.lua");
 script!(/** Tells what a lock looks like. */ SHOW, "show": "show.lua");
 
 /// Every script, for loading them on connecting.
@@ -101,8 +102,8 @@ pub static ALL: [&Script; 17] = [
     &ACQUIRE_READ,
     &ACQUIRE_WRITE,
     &ACQUIRE_FAIR,
-    &KEEP,
-    &KEEP_READ,
+    &RENEW,
+    &RENEW_READ,
     &RELEASE,
     &RELEASE_READ,
     &RELEASE_WRITE,
@@ -112,7 +113,7 @@ pub static ALL: [&Script; 17] = [
     &FORCE_RELEASE_HOLDER,
     &FORCE_RELEASE_READER,
     &FORCE_RELEASE_WRITER,
-    &REMOVE_PLACE,
+    &REMOVE_WAITER,
     &SHOW,
 ];
 
@@ -165,9 +166,9 @@ pub fn acquire(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
 }
 
 /// Sets the counts of holds that are there and gives each at least the lease. Read the reply with
-/// [`parse_keep`]. At most [`MAX_BATCH`] holds; in a cluster, all of one slot.
+/// [`parse_renew`]. At most [`MAX_BATCH`] holds; in a cluster, all of one slot.
 #[must_use]
-pub fn keep<'a>(
+pub fn renew<'a>(
     holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
     lease: Lease,
 ) -> Call {
@@ -182,7 +183,7 @@ pub fn keep<'a>(
         args.push_text(holder);
         args.push_text(count);
     }
-    Call { script: &KEEP, keys, args }
+    Call { script: &RENEW, keys, args }
 }
 
 /// Ends a hold whatever its count, and tells who waits. Read the reply with [`parse_release`].
@@ -222,7 +223,7 @@ pub fn show(name: &LockName) -> Call {
             text(shape::MAX_FIELDS),
             text(shape::MAX_FIELD_LEN),
             text(shape::MAX_VALUE_LEN),
-            text(MAX_PLACES_SHOWN),
+            text(MAX_QUEUE_ENTRIES),
             text(MAX_READ_COUNT),
         ]),
     }

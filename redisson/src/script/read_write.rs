@@ -5,8 +5,8 @@
 //! behind for as long as others keep the hash, and is known as dead by its markers.
 
 use super::{
-    ACQUIRE_READ, ACQUIRE_WRITE, Args, Call, KEEP_READ, Publish, RELEASE_READ, RELEASE_WRITE, text,
-    with_queue,
+    ACQUIRE_READ, ACQUIRE_WRITE, Args, Call, Publish, RELEASE_READ, RELEASE_WRITE, RENEW_READ,
+    text, with_queue,
 };
 use crate::{HolderId, Lease, LockName, keys};
 
@@ -23,7 +23,7 @@ pub fn acquire_read(
     own_write: Option<&HolderId>,
 ) -> Call {
     let mut keys = with_queue(name);
-    keys.push(keys::read_markers(name, holder));
+    keys.push(keys::read_marker_prefix(name, holder));
     let own_write = own_write.map(text).unwrap_or_default();
     Call {
         script: &ACQUIRE_READ,
@@ -33,7 +33,7 @@ pub fn acquire_read(
 }
 
 /// Takes the write side for a holder that has never held anything; `holder` is a write hold's id. Read the reply with
-/// [`super::parse_acquire`]. The write hold is kept by [`super::keep`] and passed on by [`super::hand_over`] (only when
+/// [`super::parse_acquire`]. The write hold is kept by [`super::renew`] and passed on by [`super::hand_over`] (only when
 /// nobody reads under it), as a plain one.
 #[must_use]
 pub fn acquire_write(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
@@ -44,9 +44,9 @@ pub fn acquire_write(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
     }
 }
 
-/// As [`super::keep`], for read holds.
+/// As [`super::renew`], for read holds.
 #[must_use]
-pub fn keep_read<'a>(
+pub fn renew_read<'a>(
     holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
     lease: Lease,
 ) -> Call {
@@ -54,11 +54,11 @@ pub fn keep_read<'a>(
     let mut args = Args::from([text(lease.millis()), text(MAX_READ_COUNT)]);
     for (name, holder, count) in holds {
         keys.push(name.as_bytes());
-        keys.push(keys::read_markers(name, &holder));
+        keys.push(keys::read_marker_prefix(name, &holder));
         args.push_text(holder);
         args.push_text(count.min(MAX_READ_COUNT));
     }
-    Call { script: &KEEP_READ, keys, args }
+    Call { script: &RENEW_READ, keys, args }
 }
 
 /// Ends a read hold whatever its count. With the last living reader the lock is free, and one waiter of each client is
@@ -72,8 +72,11 @@ pub fn release_read(name: &LockName, holder: &HolderId, publish: Publish) -> Cal
         keys::RELEASED.to_vec(),
     ]);
     args.extend(publish.commands());
-    let keys =
-        Args::from([name.as_bytes().to_vec(), keys::read_markers(name, holder), name.tagged()]);
+    let keys = Args::from([
+        name.as_bytes().to_vec(),
+        keys::read_marker_prefix(name, holder),
+        name.tagged(),
+    ]);
     Call { script: &RELEASE_READ, keys, args }
 }
 

@@ -53,7 +53,7 @@ pub struct BadReply {
 
 /// What came of an attempt to take a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Acquired {
+pub enum AcquireOutcome {
     /// The holder has it, at count 1.
     Granted {
         /// The fencing token, if one was asked for.
@@ -75,9 +75,9 @@ pub enum Acquired {
 
 /// What became of one hold in a keep call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub enum RenewOutcome {
     /// Still there, at its count, with at least the lease.
-    Kept,
+    Renewed,
     /// The lock is gone.
     Missing,
     /// Others hold it.
@@ -88,7 +88,7 @@ pub enum Kept {
 
 /// What came of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Released {
+pub enum ReleaseOutcome {
     /// The hold was there and is no more.
     Released,
     /// It was not there, and the lock is free.
@@ -101,7 +101,7 @@ pub enum Released {
 
 /// What came of a hand-over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HandedOver {
+pub enum HandOverOutcome {
     /// The new holder has it. How many clients are subscribed to the release channel, us included; none where
     /// that cannot be told.
     Passed {
@@ -120,7 +120,7 @@ pub enum HandedOver {
 
 /// What came of a forced release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Forced {
+pub enum ForceReleaseOutcome {
     /// Lock, hold or place is gone, whom it concerns was told.
     Released,
     /// It was gone already.
@@ -133,7 +133,7 @@ pub enum Forced {
 
 /// One place in a fair lock's queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QueuePlace {
+pub struct QueueEntry {
     /// The waiter's id, as it stands there.
     pub waiter: Vec<u8>,
     /// When it counts as dead, in epoch milliseconds of its own client's clock.
@@ -152,7 +152,7 @@ pub struct Reader {
 
 /// What a lock looks like.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shown {
+pub struct LockDetails {
     /// The key's type, `none` where there is no key.
     pub key_type: String,
     /// Milliseconds to live; none where the key has no time to live or does not exist.
@@ -164,7 +164,7 @@ pub struct Shown {
     /// The queue's length.
     pub queue_length: u64,
     /// Its first places.
-    pub queue: Vec<QueuePlace>,
+    pub queue: Vec<QueueEntry>,
     /// The latest fencing token, if the lock has ever been a fenced one.
     pub token: Option<u64>,
     /// The readers of a read-write lock, in order of their ids.
@@ -192,13 +192,13 @@ fn string(bytes: &[u8]) -> String {
 ///
 /// # Errors
 /// When it is no such reply.
-pub fn parse_acquire(reply: &Value) -> Result<Acquired, BadReply> {
+pub fn parse_acquire(reply: &Value) -> Result<AcquireOutcome, BadReply> {
     let read = || {
         let items = reply.array()?;
         Some(match (items.first()?.int()?, items.get(1)) {
-            (1, None) => Acquired::Granted { token: None },
-            (1, Some(Value::Bytes(text))) => Acquired::Granted { token: Some(token(text)?) },
-            (0, Some(Value::Int(pttl))) => Acquired::Held {
+            (1, None) => AcquireOutcome::Granted { token: None },
+            (1, Some(Value::Bytes(text))) => AcquireOutcome::Granted { token: Some(token(text)?) },
+            (0, Some(Value::Int(pttl))) => AcquireOutcome::Held {
                 pttl_ms: ttl(*pttl),
                 holders: items
                     .iter()
@@ -206,26 +206,26 @@ pub fn parse_acquire(reply: &Value) -> Result<Acquired, BadReply> {
                     .filter_map(|item| HolderId::parse(item.bytes()?))
                     .collect(),
             },
-            (2, Some(Value::Bytes(kind))) => Acquired::WrongKind(string(kind)),
-            (3, Some(Value::Bytes(kind))) => Acquired::WrongType(string(kind)),
+            (2, Some(Value::Bytes(kind))) => AcquireOutcome::WrongKind(string(kind)),
+            (3, Some(Value::Bytes(kind))) => AcquireOutcome::WrongType(string(kind)),
             _ => return None,
         })
     };
     read().ok_or_else(|| bad("acquire", reply))
 }
 
-/// Reads the reply to [`super::keep`] for that many holds.
+/// Reads the reply to [`super::renew`] for that many holds.
 ///
 /// # Errors
 /// When it is no such reply, or speaks of another number of holds.
-pub fn parse_keep(reply: &Value, holds: usize) -> Result<Vec<Kept>, BadReply> {
+pub fn parse_renew(reply: &Value, holds: usize) -> Result<Vec<RenewOutcome>, BadReply> {
     let read = || {
         let items = reply.array()?;
         let kept = items.iter().map(|item| match item.int()? {
-            1 => Some(Kept::Kept),
-            0 => Some(Kept::Missing),
-            2 => Some(Kept::Stolen),
-            3 => Some(Kept::WrongType),
+            1 => Some(RenewOutcome::Renewed),
+            0 => Some(RenewOutcome::Missing),
+            2 => Some(RenewOutcome::Stolen),
+            3 => Some(RenewOutcome::WrongType),
             _ => None,
         });
         kept.collect::<Option<Vec<_>>>().filter(|kept| kept.len() == holds)
@@ -237,12 +237,12 @@ pub fn parse_keep(reply: &Value, holds: usize) -> Result<Vec<Kept>, BadReply> {
 ///
 /// # Errors
 /// When it is no such reply.
-pub fn parse_release(reply: &Value) -> Result<Released, BadReply> {
+pub fn parse_release(reply: &Value) -> Result<ReleaseOutcome, BadReply> {
     match reply.array() {
-        Some([Value::Int(1)]) => Ok(Released::Released),
-        Some([Value::Int(0)]) => Ok(Released::Missing),
-        Some([Value::Int(2)]) => Ok(Released::Stolen),
-        Some([Value::Int(3)]) => Ok(Released::WrongType),
+        Some([Value::Int(1)]) => Ok(ReleaseOutcome::Released),
+        Some([Value::Int(0)]) => Ok(ReleaseOutcome::Missing),
+        Some([Value::Int(2)]) => Ok(ReleaseOutcome::Stolen),
+        Some([Value::Int(3)]) => Ok(ReleaseOutcome::WrongType),
         _ => Err(bad("release", reply)),
     }
 }
@@ -251,34 +251,35 @@ pub fn parse_release(reply: &Value) -> Result<Released, BadReply> {
 ///
 /// # Errors
 /// When it is no such reply.
-pub fn parse_hand_over(reply: &Value) -> Result<HandedOver, BadReply> {
+pub fn parse_hand_over(reply: &Value) -> Result<HandOverOutcome, BadReply> {
     match reply.array() {
         Some([Value::Int(1), Value::Int(n)]) => {
-            Ok(HandedOver::Passed { subscribers: u64::try_from(*n).ok(), token: None })
+            Ok(HandOverOutcome::Passed { subscribers: u64::try_from(*n).ok(), token: None })
         }
         Some([Value::Int(1), Value::Int(n), Value::Bytes(text)]) => match token(text) {
-            Some(token) => {
-                Ok(HandedOver::Passed { subscribers: u64::try_from(*n).ok(), token: Some(token) })
-            }
+            Some(token) => Ok(HandOverOutcome::Passed {
+                subscribers: u64::try_from(*n).ok(),
+                token: Some(token),
+            }),
             None => Err(bad("hand_over", reply)),
         },
-        Some([Value::Int(0)]) => Ok(HandedOver::Missing),
-        Some([Value::Int(2)]) => Ok(HandedOver::Stolen),
-        Some([Value::Int(3)]) => Ok(HandedOver::WrongType),
+        Some([Value::Int(0)]) => Ok(HandOverOutcome::Missing),
+        Some([Value::Int(2)]) => Ok(HandOverOutcome::Stolen),
+        Some([Value::Int(3)]) => Ok(HandOverOutcome::WrongType),
         _ => Err(bad("hand_over", reply)),
     }
 }
 
-/// Reads the reply to [`super::force_release`], [`super::force_release_holder`] and [`super::remove_place`].
+/// Reads the reply to [`super::force_release`], [`super::force_release_holder`] and [`super::remove_waiter`].
 ///
 /// # Errors
 /// When it is no such reply.
-pub fn parse_forced(reply: &Value) -> Result<Forced, BadReply> {
+pub fn parse_force_release(reply: &Value) -> Result<ForceReleaseOutcome, BadReply> {
     match reply.array() {
-        Some([Value::Int(1)]) => Ok(Forced::Released),
-        Some([Value::Int(0)]) => Ok(Forced::Free),
-        Some([Value::Int(2)]) => Ok(Forced::Changed),
-        Some([Value::Int(3)]) => Ok(Forced::WrongType),
+        Some([Value::Int(1)]) => Ok(ForceReleaseOutcome::Released),
+        Some([Value::Int(0)]) => Ok(ForceReleaseOutcome::Free),
+        Some([Value::Int(2)]) => Ok(ForceReleaseOutcome::Changed),
+        Some([Value::Int(3)]) => Ok(ForceReleaseOutcome::WrongType),
         _ => Err(bad("force_release", reply)),
     }
 }
@@ -287,7 +288,7 @@ pub fn parse_forced(reply: &Value) -> Result<Forced, BadReply> {
 ///
 /// # Errors
 /// When it is no such reply.
-pub fn parse_show(reply: &Value) -> Result<Shown, BadReply> {
+pub fn parse_show(reply: &Value) -> Result<LockDetails, BadReply> {
     let read = || {
         let [key_type, pttl, fields, pairs, queue_length, places, fence, markers] =
             reply.array()?
@@ -311,16 +312,16 @@ pub fn parse_show(reply: &Value) -> Result<Shown, BadReply> {
         let mut queue = Vec::new();
         for place in places.array()?.chunks(2) {
             let deadline = std::str::from_utf8(place.get(1)?.bytes()?).ok()?;
-            queue.push(QueuePlace {
+            queue.push(QueueEntry {
                 waiter: place.first()?.bytes()?.to_vec(),
                 deadline_ms: whole_millis(deadline),
             });
         }
-        Some(Shown {
+        Some(LockDetails {
             key_type: string(key_type.bytes()?),
             pttl_ms: ttl(pttl.int()?),
             fields: u64::try_from(fields.int()?).ok()?,
-            hash: LockHash::read(hash),
+            hash: LockHash::parse(hash),
             queue_length: u64::try_from(queue_length.int()?).ok()?,
             queue,
             token: token(fence.bytes()?),
@@ -355,19 +356,19 @@ mod tests {
             Value::Array(vec![Value::Bytes(b"1".to_vec())]),
         ] {
             assert!(parse_acquire(&reply).is_err());
-            assert!(parse_keep(&reply, 1).is_err());
+            assert!(parse_renew(&reply, 1).is_err());
             assert!(parse_release(&reply).is_err());
             assert!(parse_hand_over(&reply).is_err());
-            assert!(parse_forced(&reply).is_err());
+            assert!(parse_force_release(&reply).is_err());
             assert!(parse_show(&reply).is_err());
         }
-        assert!(parse_keep(&Value::Array(vec![Value::Int(1)]), 2).is_err());
+        assert!(parse_renew(&Value::Array(vec![Value::Int(1)]), 2).is_err());
     }
 
     #[test]
     fn a_lock_without_a_time_to_live_says_so() {
         let reply = Value::Array(vec![Value::Int(0), Value::Int(-1)]);
-        let held = Acquired::Held { pttl_ms: None, holders: vec![] };
+        let held = AcquireOutcome::Held { pttl_ms: None, holders: vec![] };
         assert_eq!(parse_acquire(&reply), Ok(held));
     }
 }

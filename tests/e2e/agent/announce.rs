@@ -170,7 +170,7 @@ async fn a_redis_that_does_not_want_it_serves_locks() -> Result<()> {
     lock(&mut worker, "LOCK a").await?;
     eventually("the agent to say so", async || {
         let log = agent.process().log();
-        ensure!(log.contains("does not let the agent tell"), "{log}");
+        ensure!(log.contains("Redis refuses the holder registry"), "{log}");
         Ok(())
     })
     .await;

@@ -169,7 +169,7 @@ async fn a_damaged_journal_costs_what_is_damaged_and_no_start() -> Result<()> {
     std::fs::write(&journal, [0; 100_000])?;
     bench.agent.restart().await?;
     assert_error(&bench.session().await?.call(&format!("RESUME {told}")).await?, "GONE", "ended");
-    assert!(bench.agent.process().log().contains("is passed over"));
+    assert!(bench.agent.process().log().contains("belongs to another agent"));
     Ok(())
 }
 

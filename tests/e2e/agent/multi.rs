@@ -47,7 +47,7 @@ async fn what_is_wrong_is_told_and_nothing_is_taken() -> Result<()> {
     assert_error(&two.call("MLOCK 2 a z").await?, "WRONGKIND", "`z`");
     bench.direct.call("SET text x").await?.ok()?;
     assert_error(&two.call("MLOCK 2 a text").await?, "WRONGTYPE", "`text`");
-    assert_error(&two.call("MLOCK 2 a a").await?, "SYNTAX", "`a` is named twice");
+    assert_error(&two.call("MLOCK 2 a a").await?, "SYNTAX", "`a` appears twice");
     assert_error(&two.call("MLOCK 65 a").await?, "LIMIT", "from 1 to 64");
     assert_error(&two.call("MUNLOCK 2 a b").await?, "NOTHELD", "`a`");
     assert_error(&two.call("MLOCK 2 a b IN other").await?, "SESSION", "`a`");

@@ -55,7 +55,7 @@ async fn what_no_rule_allows_is_denied_and_counted() -> Result<()> {
     for (command, named, reason) in [
         ("LOCK invoices:1 NOWAIT", "invoices:1", "name"),
         ("LOCK orders:3 KIND fair NOWAIT", "kind fair", "kind"),
-        ("LOCK orders:3 NOWAIT", "one too many", "count"),
+        ("LOCK orders:3 NOWAIT", "exceeds the limit", "count"),
         ("LOCK orders:3 OWNER 7 WAIT 60001", "60000 ms", "wait"),
     ] {
         if reason == "wait" {

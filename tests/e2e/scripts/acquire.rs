@@ -1,7 +1,7 @@
 //! `acquire`: the only script that creates.
 
 use anyhow::Result;
-use redisson::script::{Acquired, Released};
+use redisson::script::{AcquireOutcome, ReleaseOutcome};
 
 use super::{Bench, GRANTED, keys, name, ours, strangers, theirs};
 
@@ -44,7 +44,7 @@ async fn a_holder_is_named_with_its_time_to_live() -> Result<()> {
     let lock = name("a");
     bench.acquire(&lock, theirs(), 5_000).await?;
     let before = bench.dump().await?;
-    let Acquired::Held { pttl_ms: Some(ms), holders } =
+    let AcquireOutcome::Held { pttl_ms: Some(ms), holders } =
         bench.acquire(&lock, ours(1), 60_000).await?
     else {
         panic!("held by another")
@@ -53,7 +53,7 @@ async fn a_holder_is_named_with_its_time_to_live() -> Result<()> {
     assert!((4_000..=5_000).contains(&ms), "{ms}");
     assert_eq!(bench.dump().await?, before);
     bench.client.call("PERSIST a").await?;
-    let held = Acquired::Held { pttl_ms: None, holders: vec![theirs()] };
+    let held = AcquireOutcome::Held { pttl_ms: None, holders: vec![theirs()] };
     assert_eq!(bench.acquire(&lock, ours(1), 60_000).await?, held, "no TTL is said as such");
     Ok(())
 }
@@ -66,7 +66,7 @@ async fn late_after_a_later_grant_it_leaves_that_alone() -> Result<()> {
     bench.release(&lock, ours(1)).await?;
     bench.acquire(&lock, ours(2), 5_000).await?;
     let late = bench.acquire(&lock, ours(1), 60_000).await?;
-    assert!(matches!(late, Acquired::Held { ref holders, .. } if *holders == [ours(2)]));
+    assert!(matches!(late, AcquireOutcome::Held { ref holders, .. } if *holders == [ours(2)]));
     bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await?;
     Ok(())
 }
@@ -78,7 +78,7 @@ async fn late_on_a_free_lock_it_leaves_a_ghost_that_one_release_removes() -> Res
     bench.acquire(&lock, ours(1), 5_000).await?;
     bench.release(&lock, ours(1)).await?;
     assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED);
-    assert_eq!(bench.release(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.release(&lock, ours(1)).await?, ReleaseOutcome::Released);
     bench.assert_free(&lock).await
 }
 
@@ -94,12 +94,12 @@ async fn what_is_no_plain_lock_is_told_and_left() -> Result<()> {
     assert_eq!(
         told,
         [
-            Acquired::WrongType("string".to_owned()),
-            Acquired::WrongType("list".to_owned()),
-            Acquired::WrongType("zset".to_owned()),
-            Acquired::WrongType("hash with other fields".to_owned()),
-            Acquired::WrongKind("read".to_owned()),
-            Acquired::WrongKind("write".to_owned()),
+            AcquireOutcome::WrongType("string".to_owned()),
+            AcquireOutcome::WrongType("list".to_owned()),
+            AcquireOutcome::WrongType("zset".to_owned()),
+            AcquireOutcome::WrongType("hash with other fields".to_owned()),
+            AcquireOutcome::WrongKind("read".to_owned()),
+            AcquireOutcome::WrongKind("write".to_owned()),
         ]
     );
     assert_eq!(bench.dump().await?, before);
@@ -115,9 +115,9 @@ async fn hashes_of_many_fields_are_told_without_being_read() -> Result<()> {
     bench.client.call(&format!("HSET crowd mode read{readers}")).await?.ok()?;
     let before = bench.dump().await?;
     let big = bench.acquire(&name("big"), ours(1), 5_000).await?;
-    assert_eq!(big, Acquired::WrongType("hash with other fields".to_owned()));
+    assert_eq!(big, AcquireOutcome::WrongType("hash with other fields".to_owned()));
     let crowd = bench.acquire(&name("crowd"), ours(99), 5_000).await?;
-    assert_eq!(crowd, Acquired::WrongKind("read".to_owned()));
+    assert_eq!(crowd, AcquireOutcome::WrongKind("read".to_owned()));
     assert!(!bench.ran("hkeys").await?, "fields that were counted first are not read");
     assert_eq!(bench.dump().await?, before);
     Ok(())
@@ -127,7 +127,7 @@ async fn hashes_of_many_fields_are_told_without_being_read() -> Result<()> {
 async fn a_holder_beside_an_alien_field_still_holds() -> Result<()> {
     let mut bench = Bench::new().await?;
     bench.client.call(&format!("HSET a {} 1 colour red", theirs())).await?.ok()?;
-    let held = Acquired::Held { pttl_ms: None, holders: vec![theirs()] };
+    let held = AcquireOutcome::Held { pttl_ms: None, holders: vec![theirs()] };
     assert_eq!(bench.acquire(&name("a"), ours(1), 5_000).await?, held);
     Ok(())
 }
@@ -138,7 +138,7 @@ async fn a_long_mode_is_not_passed_on() -> Result<()> {
     let long = "x".repeat(100_000);
     bench.client.call(&format!("HSET a mode {long} {} 1", theirs())).await?.ok()?;
     let told = bench.acquire(&name("a"), ours(1), 5_000).await?;
-    assert_eq!(told, Acquired::WrongKind("read".to_owned()));
+    assert_eq!(told, AcquireOutcome::WrongKind("read".to_owned()));
     Ok(())
 }
 
@@ -166,7 +166,7 @@ async fn a_fair_head_to_come_keeps_its_turn_and_a_passed_one_does_not() -> Resul
         }
         let before = bench.dump().await?;
         let told = bench.acquire(&name(lock), ours(1), 5_000).await?;
-        assert_eq!(told, Acquired::WrongKind("fair".to_owned()), "{lock}");
+        assert_eq!(told, AcquireOutcome::WrongKind("fair".to_owned()), "{lock}");
         assert_eq!(bench.dump().await?, before, "{lock}");
     }
     queue_up(&mut bench, "passed", -60_000).await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use redisson::script::{Acquired, Publish, Released, parse_acquire, parse_release};
+use redisson::script::{AcquireOutcome, Publish, ReleaseOutcome, parse_acquire, parse_release};
 use redisson::{HolderId, LockName};
 
 use super::{Bench, GRANTED, full, keys, lease, messages, name, ours, script, strangers, theirs};
@@ -11,17 +11,17 @@ use super::{Bench, GRANTED, full, keys, lease, messages, name, ours, script, str
 const WAIT: Duration = Duration::from_secs(15);
 
 impl Bench {
-    async fn fair(&mut self, lock: &LockName, who: HolderId) -> Result<Acquired> {
+    async fn fair(&mut self, lock: &LockName, who: HolderId) -> Result<AcquireOutcome> {
         let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, true);
         Ok(parse_acquire(&self.call(&call).await?)?)
     }
 
-    async fn fair_once(&mut self, lock: &LockName, who: HolderId) -> Result<Acquired> {
+    async fn fair_once(&mut self, lock: &LockName, who: HolderId) -> Result<AcquireOutcome> {
         let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, false);
         Ok(parse_acquire(&self.call(&call).await?)?)
     }
 
-    async fn release_fair(&mut self, lock: &LockName, who: HolderId) -> Result<Released> {
+    async fn release_fair(&mut self, lock: &LockName, who: HolderId) -> Result<ReleaseOutcome> {
         let call = script::release_fair(lock, &who, WAIT, Publish::Plain);
         Ok(parse_release(&self.call(&call).await?)?)
     }
@@ -76,9 +76,9 @@ async fn a_free_lock_without_a_queue_is_taken_at_once() -> Result<()> {
     bench.foreign_place("a", ours(1), Some(20_000)).await?;
     assert_eq!(bench.fair(&lock, ours(1)).await?, GRANTED, "late, after it had a place once more");
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "no place for who is inside");
-    assert!(matches!(bench.fair_once(&lock, ours(2)).await?, Acquired::Held { .. }));
+    assert!(matches!(bench.fair_once(&lock, ours(2)).await?, AcquireOutcome::Held { .. }));
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "who does not wait does not queue");
-    assert_eq!(bench.release_fair(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.release_fair(&lock, ours(1)).await?, ReleaseOutcome::Released);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
     Ok(())
 }
@@ -89,7 +89,7 @@ async fn waiters_stand_in_line_each_a_wait_behind_the_one_before() -> Result<()>
     let lock = name("a");
     bench.fair(&lock, ours(1)).await?;
     for n in [2, 3, 4, 3] {
-        let Acquired::Held { pttl_ms: Some(50_000..=60_000), holders } =
+        let AcquireOutcome::Held { pttl_ms: Some(50_000..=60_000), holders } =
             bench.fair(&lock, ours(n)).await?
         else {
             panic!("held")
@@ -114,12 +114,16 @@ async fn they_are_served_in_order_and_told_each_on_its_own_channel() -> Result<(
     bench.release_fair(&lock, ours(1)).await?;
     assert_eq!(messages(&mut second).await?, ["0"]);
     assert_eq!(messages(&mut third).await?, Vec::<String>::new());
-    let Acquired::Held { pttl_ms: Some(ms), holders } = bench.fair(&lock, theirs()).await? else {
+    let AcquireOutcome::Held { pttl_ms: Some(ms), holders } = bench.fair(&lock, theirs()).await?
+    else {
         panic!("it is not its turn")
     };
     assert_eq!(holders, [ours(2)]);
     assert!((74_000..=75_000).contains(&ms), "look again when the head counts as dead: {ms}");
-    assert_eq!(bench.acquire(&lock, ours(9), 5_000).await?, Acquired::WrongKind("fair".to_owned()));
+    assert_eq!(
+        bench.acquire(&lock, ours(9), 5_000).await?,
+        AcquireOutcome::WrongKind("fair".to_owned())
+    );
     assert_eq!(bench.fair(&lock, ours(2)).await?, GRANTED);
     assert_eq!(bench.places(&lock).await?, [place(theirs(), 75)], "one wait less before it");
     bench.release_fair(&lock, ours(2)).await?;
@@ -140,12 +144,16 @@ async fn who_leaves_moves_those_behind_and_wakes_the_next() -> Result<()> {
     }
     let mut fourth = bench.subscriber(&keys::fair_channel(&lock, &ours(4))).await?;
     for _ in 0..2 {
-        assert_eq!(bench.release_fair(&lock, ours(3)).await?, Released::Stolen, "it held nothing");
+        assert_eq!(
+            bench.release_fair(&lock, ours(3)).await?,
+            ReleaseOutcome::Stolen,
+            "it held nothing"
+        );
         assert_eq!(bench.places(&lock).await?, [place(ours(2), 75), place(ours(4), 90)]);
     }
     assert_eq!(messages(&mut fourth).await?, Vec::<String>::new());
     bench.release_fair(&lock, ours(1)).await?;
-    assert_eq!(bench.release_fair(&lock, ours(2)).await?, Released::Missing);
+    assert_eq!(bench.release_fair(&lock, ours(2)).await?, ReleaseOutcome::Missing);
     assert_eq!(messages(&mut fourth).await?, ["0"], "the lock is free and it is its turn");
     assert_eq!(bench.fair(&lock, ours(4)).await?, GRANTED);
     assert_eq!(bench.places(&lock).await?, []);
@@ -206,9 +214,11 @@ async fn a_late_copy_leaves_a_place_that_one_script_removes() -> Result<()> {
     let lock = name("a");
     bench.fair(&lock, theirs()).await?;
     bench.fair(&lock, ours(1)).await?;
-    assert_eq!(bench.release_fair(&lock, ours(1)).await?, Released::Stolen);
+    assert_eq!(bench.release_fair(&lock, ours(1)).await?, ReleaseOutcome::Stolen);
     bench.fair(&lock, ours(1)).await?;
-    let Acquired::Held { holders, .. } = bench.fair(&lock, ours(2)).await? else { panic!("held") };
+    let AcquireOutcome::Held { holders, .. } = bench.fair(&lock, ours(2)).await? else {
+        panic!("held")
+    };
     assert_eq!(holders, [theirs(), ours(1)], "the ghost is seen");
     bench.release_fair(&lock, ours(1)).await?;
     assert_eq!(bench.places(&lock).await?.len(), 1);
@@ -226,12 +236,12 @@ async fn what_is_no_fair_lock_is_told_and_left() -> Result<()> {
     for lock in locks.iter().map(String::as_str).chain(["list", "set"]) {
         let told = bench.fair(&name(lock), ours(1)).await?;
         let expected = match lock {
-            "x.read" | "x.write" => matches!(told, Acquired::WrongKind(_)),
-            _ => matches!(told, Acquired::WrongType(_)),
+            "x.read" | "x.write" => matches!(told, AcquireOutcome::WrongKind(_)),
+            _ => matches!(told, AcquireOutcome::WrongType(_)),
         };
         assert!(expected, "{lock} {told:?}");
         let kept = bench.release_fair(&name(lock), ours(1)).await?;
-        assert!(kept != Released::Released, "{lock}");
+        assert!(kept != ReleaseOutcome::Released, "{lock}");
     }
     assert_eq!(bench.dump().await?, before);
     Ok(())
@@ -250,7 +260,7 @@ async fn a_full_redis_lets_waiters_leave_and_holders_go() -> Result<()> {
     assert!(refused.starts_with("OOM"), "{refused}");
     bench.release_fair(&lock, ours(2)).await?;
     assert_eq!(bench.places(&lock).await?, [place(ours(3), 75)]);
-    assert_eq!(bench.release_fair(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.release_fair(&lock, ours(1)).await?, ReleaseOutcome::Released);
     bench.release_fair(&lock, ours(3)).await?;
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
     Ok(())

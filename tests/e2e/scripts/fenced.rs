@@ -1,21 +1,28 @@
 //! Fenced locks: a token that only grows, one for each grant.
 
 use anyhow::Result;
-use redisson::script::{Acquired, HandedOver, Released, parse_acquire, parse_hand_over};
+use redisson::script::{
+    AcquireOutcome, HandOverOutcome, ReleaseOutcome, parse_acquire, parse_hand_over,
+};
 use redisson::{HolderId, LockName};
 
 use super::{Bench, full, lease, name, ours, script, theirs};
 
-fn granted(token: u64) -> Acquired {
-    Acquired::Granted { token: Some(token) }
+fn granted(token: u64) -> AcquireOutcome {
+    AcquireOutcome::Granted { token: Some(token) }
 }
 
-fn passed(token: u64) -> HandedOver {
-    HandedOver::Passed { subscribers: Some(0), token: Some(token) }
+fn passed(token: u64) -> HandOverOutcome {
+    HandOverOutcome::Passed { subscribers: Some(0), token: Some(token) }
 }
 
 impl Bench {
-    async fn fenced(&mut self, lock: &LockName, who: HolderId, least: u64) -> Result<Acquired> {
+    async fn fenced(
+        &mut self,
+        lock: &LockName,
+        who: HolderId,
+        least: u64,
+    ) -> Result<AcquireOutcome> {
         Ok(parse_acquire(
             &self.call(&script::acquire_fenced(lock, &who, lease(5_000), least)).await?,
         )?)
@@ -27,7 +34,7 @@ impl Bench {
         from: HolderId,
         to: HolderId,
         least: u64,
-    ) -> Result<HandedOver> {
+    ) -> Result<HandOverOutcome> {
         let call = script::hand_over_fenced(lock, &from, &to, lease(5_000), least);
         Ok(parse_hand_over(&self.call(&call).await?)?)
     }
@@ -88,9 +95,9 @@ async fn a_refused_attempt_counts_nothing() -> Result<()> {
     let lock = name("a");
     bench.acquire(&lock, theirs(), 5_000).await?;
     let before = bench.dump().await?;
-    assert!(matches!(bench.fenced(&lock, ours(1), 5).await?, Acquired::Held { .. }));
+    assert!(matches!(bench.fenced(&lock, ours(1), 5).await?, AcquireOutcome::Held { .. }));
     let late = bench.hand_over_fenced(&lock, ours(1), ours(2), 5).await?;
-    assert_eq!(late, HandedOver::Stolen);
+    assert_eq!(late, HandOverOutcome::Stolen);
     assert_eq!(bench.dump().await?, before);
     Ok(())
 }
@@ -107,7 +114,7 @@ async fn a_token_key_that_cannot_count_is_told_and_left() -> Result<()> {
         let before = bench.dump().await?;
         let told = bench.fenced(&name(lock), ours(1), 1).await?;
         let no_number = "lock whose token key holds no number".to_owned();
-        assert_eq!(told, Acquired::WrongType(no_number), "{lock}");
+        assert_eq!(told, AcquireOutcome::WrongType(no_number), "{lock}");
         assert_eq!(bench.dump().await?, before, "{lock}");
     }
     Ok(())
@@ -120,7 +127,7 @@ async fn a_full_redis_gives_no_token_but_passes_one_on() -> Result<()> {
     bench.fenced(&lock, ours(1), 1).await?;
     full::fill(&mut bench).await?;
     assert_eq!(bench.hand_over_fenced(&lock, ours(1), ours(2), 1).await?, passed(2));
-    assert_eq!(bench.release(&lock, ours(2)).await?, Released::Released);
+    assert_eq!(bench.release(&lock, ours(2)).await?, ReleaseOutcome::Released);
     let refused = bench.fenced(&lock, ours(3), 1).await.unwrap_err().to_string();
     assert!(refused.starts_with("OOM"), "{refused}");
     assert_eq!(bench.token("a").await?, "2");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use redisson::script::{Forced, Publish, Seen};
+use redisson::script::{ExpectedLock, ForceReleaseOutcome, Publish};
 use redisson::shape::{Holder, LockHash};
 use redisson::{HolderId, LockName};
 
@@ -14,19 +14,23 @@ fn holder(id: HolderId, count: i64) -> Holder {
 }
 
 fn hash(holders: &[Holder], mode: Option<&str>) -> LockHash {
-    LockHash { holders: holders.to_vec(), mode: mode.map(Into::into), alien: Vec::new() }
+    LockHash { holders: holders.to_vec(), mode: mode.map(Into::into), unexpected: Vec::new() }
 }
 
 impl Bench {
     /// Ends all of a lock that was seen like this.
-    async fn force(&mut self, name: &LockName, hash: &LockHash) -> Result<Forced> {
-        let seen = Seen { hash, most_left: None };
+    async fn force(&mut self, name: &LockName, hash: &LockHash) -> Result<ForceReleaseOutcome> {
+        let seen = ExpectedLock { hash, max_ttl: None };
         self.forced(&script::force_release(name, seen, Publish::Plain)).await
     }
 
     /// Ends the first hold of a lock that was seen like this.
-    async fn force_first(&mut self, name: &LockName, hash: &LockHash) -> Result<Forced> {
-        let seen = Seen { hash, most_left: None };
+    async fn force_first(
+        &mut self,
+        name: &LockName,
+        hash: &LockHash,
+    ) -> Result<ForceReleaseOutcome> {
+        let seen = ExpectedLock { hash, max_ttl: None };
         let first = &hash.holders[0];
         self.forced(&script::force_release_holder(name, seen, first, Publish::Plain)).await
     }
@@ -41,11 +45,11 @@ async fn frees_the_lock_as_seen_and_tells_waiters_and_the_agent() -> Result<()> 
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
     let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
     let seen = [holder(ours(1), 2)];
-    assert_eq!(bench.force_release(&lock, &seen).await?, Forced::Released);
+    assert_eq!(bench.force_release(&lock, &seen).await?, ForceReleaseOutcome::Released);
     bench.assert_free(&lock).await?;
     assert_eq!(messages(&mut waiter).await?, ["0"]);
     assert_eq!(messages(&mut agent).await?, [format!("{} a", ours(1))]);
-    assert_eq!(bench.force_release(&lock, &seen).await?, Forced::Free);
+    assert_eq!(bench.force_release(&lock, &seen).await?, ForceReleaseOutcome::Free);
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     Ok(())
 }
@@ -58,7 +62,8 @@ async fn never_hits_what_the_operator_did_not_see() -> Result<()> {
     let before = bench.dump().await?;
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
     let mut agent = bench.subscriber(&keys::forced_channel(&ours(2).client)).await?;
-    let alien = LockHash { alien: vec![b"colour".to_vec()], ..hash(&[holder(ours(2), 1)], None) };
+    let alien =
+        LockHash { unexpected: vec![b"colour".to_vec()], ..hash(&[holder(ours(2), 1)], None) };
     let others = [
         hash(&[holder(ours(1), 1)], None),
         hash(&[holder(ours(2), 2)], None),
@@ -70,27 +75,31 @@ async fn never_hits_what_the_operator_did_not_see() -> Result<()> {
         alien,
     ];
     for seen in &others {
-        assert_eq!(bench.force(&lock, seen).await?, Forced::Changed, "{seen:?}");
-        if seen.holders.len() == 1 && seen.alien.is_empty() {
-            assert_eq!(bench.force_first(&lock, seen).await?, Forced::Changed, "{seen:?}");
+        assert_eq!(bench.force(&lock, seen).await?, ForceReleaseOutcome::Changed, "{seen:?}");
+        if seen.holders.len() == 1 && seen.unexpected.is_empty() {
+            assert_eq!(
+                bench.force_first(&lock, seen).await?,
+                ForceReleaseOutcome::Changed,
+                "{seen:?}"
+            );
         }
     }
     // The same holder and count, with more left to live than it can have had: taken anew.
     let held = hash(&[holder(ours(2), 1)], None);
-    let seen = Seen { hash: &held, most_left: Some(Duration::from_secs(3)) };
+    let seen = ExpectedLock { hash: &held, max_ttl: Some(Duration::from_secs(3)) };
     let calls = [
         script::force_release(&lock, seen, Publish::Plain),
         script::force_release_holder(&lock, seen, &held.holders[0], Publish::Plain),
     ];
     for call in &calls {
-        assert_eq!(bench.forced(call).await?, Forced::Changed);
+        assert_eq!(bench.forced(call).await?, ForceReleaseOutcome::Changed);
     }
     assert_eq!(bench.dump().await?, before);
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     assert_eq!(messages(&mut agent).await?, Vec::<String>::new());
-    let seen = Seen { most_left: Some(Duration::from_secs(5)), ..seen };
+    let seen = ExpectedLock { max_ttl: Some(Duration::from_secs(5)), ..seen };
     let call = script::force_release(&lock, seen, Publish::Plain);
-    assert_eq!(bench.forced(&call).await?, Forced::Released);
+    assert_eq!(bench.forced(&call).await?, ForceReleaseOutcome::Released);
     Ok(())
 }
 
@@ -102,12 +111,12 @@ async fn a_malformed_lock_goes_as_it_was_seen() -> Result<()> {
     let mut first = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
     let mut second = bench.subscriber(&keys::forced_channel(&theirs().client)).await?;
     let seen = LockHash {
-        alien: vec![b"colour".to_vec()],
+        unexpected: vec![b"colour".to_vec()],
         ..hash(&[holder(theirs(), 4), holder(ours(1), 1)], None)
     };
-    let seen = Seen { hash: &seen, most_left: None };
+    let seen = ExpectedLock { hash: &seen, max_ttl: None };
     let call = script::force_release(&lock, seen, Publish::Both);
-    assert_eq!(bench.forced(&call).await?, Forced::Released);
+    assert_eq!(bench.forced(&call).await?, ForceReleaseOutcome::Released);
     bench.assert_free(&lock).await?;
     assert_eq!(messages(&mut first).await?, [format!("{} a", ours(1))]);
     assert_eq!(messages(&mut second).await?, [format!("{} a", theirs())]);
@@ -122,17 +131,17 @@ async fn one_of_several_holders_goes_alone() -> Result<()> {
     let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
     let seen = hash(&[holder(ours(1), 1), holder(theirs(), 4)], None);
-    assert_eq!(bench.force_first(&lock, &seen).await?, Forced::Released);
+    assert_eq!(bench.force_first(&lock, &seen).await?, ForceReleaseOutcome::Released);
     assert_eq!(bench.fields(&lock).await?, [(theirs().to_string(), "4".to_owned())]);
     assert_eq!(messages(&mut agent).await?.len(), 1);
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new(), "it is not free yet");
-    assert_eq!(bench.force_first(&lock, &seen).await?, Forced::Changed);
+    assert_eq!(bench.force_first(&lock, &seen).await?, ForceReleaseOutcome::Changed);
     assert_eq!(
         bench.force_first(&lock, &hash(&[holder(theirs(), 4)], None)).await?,
-        Forced::Released
+        ForceReleaseOutcome::Released
     );
     assert_eq!(messages(&mut waiter).await?, ["0"]);
-    assert_eq!(bench.force_first(&lock, &seen).await?, Forced::Free);
+    assert_eq!(bench.force_first(&lock, &seen).await?, ForceReleaseOutcome::Free);
     Ok(())
 }
 
@@ -144,7 +153,8 @@ async fn leaves_what_is_no_lock() -> Result<()> {
     let seen = hash(&[holder(ours(1), 1)], None);
     for lock in &locks {
         let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
-        let expected = if is_hash { Forced::Changed } else { Forced::WrongType };
+        let expected =
+            if is_hash { ForceReleaseOutcome::Changed } else { ForceReleaseOutcome::WrongType };
         assert_eq!(bench.force(&name(lock), &seen).await?, expected, "{lock}");
         assert_eq!(bench.force_first(&name(lock), &seen).await?, expected, "{lock}");
     }
@@ -161,11 +171,11 @@ async fn a_read_write_lock_goes_with_its_markers() -> Result<()> {
     for n in [1, 2] {
         bench.call(&script::acquire_read(&lock, &ours(n), lease(5_000), None)).await?;
     }
-    bench.call(&script::keep_read([(&lock, ours(2), 2)], lease(5_000))).await?;
+    bench.call(&script::renew_read([(&lock, ours(2), 2)], lease(5_000))).await?;
     let seen = [holder(ours(1), 1), holder(ours(2), 2)];
     let mode = Some("read");
-    assert_eq!(bench.force(&lock, &hash(&seen[..1], mode)).await?, Forced::Changed);
-    assert_eq!(bench.force(&lock, &hash(&seen, mode)).await?, Forced::Released);
+    assert_eq!(bench.force(&lock, &hash(&seen[..1], mode)).await?, ForceReleaseOutcome::Changed);
+    assert_eq!(bench.force(&lock, &hash(&seen, mode)).await?, ForceReleaseOutcome::Released);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
     assert_eq!(messages(&mut waiter).await?, ["1", "00"]);
     assert_eq!(messages(&mut agent).await?.len(), 2);
@@ -173,7 +183,7 @@ async fn a_read_write_lock_goes_with_its_markers() -> Result<()> {
     let writer = HolderId { write: true, ..ours(3) };
     bench.call(&script::acquire_write(&lock, &writer, lease(5_000))).await?;
     let seen = hash(&[holder(writer, 1)], Some("write"));
-    assert_eq!(bench.force(&lock, &seen).await?, Forced::Released);
+    assert_eq!(bench.force(&lock, &seen).await?, ForceReleaseOutcome::Released);
     assert_eq!(messages(&mut waiter).await?, ["1", "00"]);
     Ok(())
 }
@@ -185,17 +195,17 @@ async fn one_reader_goes_with_its_markers_and_the_last_frees_the_lock() -> Resul
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
     let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
     bench.call(&script::acquire_read(&lock, &ours(1), lease(60_000), None)).await?;
-    bench.call(&script::keep_read([(&lock, ours(1), 2)], lease(60_000))).await?;
+    bench.call(&script::renew_read([(&lock, ours(1), 2)], lease(60_000))).await?;
     bench.call(&script::acquire_read(&lock, &ours(2), lease(5_000), None)).await?;
     let both = hash(&[holder(ours(1), 2), holder(ours(2), 1)], Some("read"));
-    assert_eq!(bench.force_first(&lock, &both).await?, Forced::Released);
+    assert_eq!(bench.force_first(&lock, &both).await?, ForceReleaseOutcome::Released);
     let left = bench.pttl(&lock).await?;
     assert!((1..=5_000).contains(&left), "the lease is that of who is left: {left}");
     assert_eq!(bench.client.call("KEYS {a}*").await?.items()?.len(), 1, "one marker is left");
     assert_eq!(messages(&mut agent).await?, [format!("{} a", ours(1))]);
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     let last = hash(&[holder(ours(2), 1)], Some("read"));
-    assert_eq!(bench.force_first(&lock, &last).await?, Forced::Released);
+    assert_eq!(bench.force_first(&lock, &last).await?, ForceReleaseOutcome::Released);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
     assert_eq!(messages(&mut waiter).await?, ["0"]);
     Ok(())
@@ -210,7 +220,7 @@ async fn a_writer_goes_and_its_own_reads_stay() -> Result<()> {
     bench.call(&script::acquire_read(&lock, &ours(1), lease(5_000), Some(&writer))).await?;
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
     let seen = hash(&[holder(writer, 1), holder(ours(1), 1)], Some("write"));
-    assert_eq!(bench.force_first(&lock, &seen).await?, Forced::Released);
+    assert_eq!(bench.force_first(&lock, &seen).await?, ForceReleaseOutcome::Released);
     let fields = [(ours(1).to_string(), "1".to_owned()), ("mode".to_owned(), "read".to_owned())];
     assert_eq!(bench.fields(&lock).await?, fields);
     assert_eq!(messages(&mut waiter).await?, ["1", "00"]);
@@ -227,7 +237,7 @@ async fn a_fair_locks_living_head_is_told() -> Result<()> {
     bench.call(&script::acquire_fair(&lock, &ours(1), lease(5_000), wait, true)).await?;
     let mut head = bench.subscriber(&keys::fair_channel(&lock, &ours(1))).await?;
     let seen = [holder(theirs(), 1)];
-    assert_eq!(bench.force_release(&lock, &seen).await?, Forced::Released);
+    assert_eq!(bench.force_release(&lock, &seen).await?, ForceReleaseOutcome::Released);
     assert_eq!(messages(&mut head).await?, ["0"]);
     assert_eq!(bench.client.call("LLEN redisson_lock_queue:{a}").await?.int()?, 1);
     Ok(())
@@ -237,7 +247,7 @@ async fn a_fair_locks_living_head_is_told() -> Result<()> {
 async fn one_dead_place_is_removed_and_the_next_one_told() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (lock, wait) = (name("a"), Duration::from_secs(60));
-    let place = |n, deadline| script::remove_place(&lock, &ours(n), deadline, Publish::Plain);
+    let place = |n, deadline| script::remove_waiter(&lock, &ours(n), deadline, Publish::Plain);
     bench.call(&script::acquire_fair(&lock, &theirs(), lease(60_000), wait, true)).await?;
     bench.call(&script::acquire_fair(&lock, &ours(1), lease(5_000), wait, true)).await?;
     bench.call(&script::acquire_fair(&lock, &ours(2), lease(5_000), wait, true)).await?;
@@ -246,24 +256,32 @@ async fn one_dead_place_is_removed_and_the_next_one_told() -> Result<()> {
         Ok(bench.client.call(&score).await?.text().parse().ok())
     };
     let alive = deadline(&mut bench, ours(1)).await?;
-    assert_eq!(bench.forced(&place(1, alive)).await?, Forced::Changed, "it lives");
+    assert_eq!(bench.forced(&place(1, alive)).await?, ForceReleaseOutcome::Changed, "it lives");
     let dead = format!("ZADD redisson_lock_timeout:{{a}} 1000 {}", ours(1));
     bench.client.call(&dead).await?.ok()?;
-    assert_eq!(bench.forced(&place(1, alive)).await?, Forced::Changed, "seen otherwise");
-    assert_eq!(bench.forced(&place(1, None)).await?, Forced::Changed, "seen otherwise");
+    assert_eq!(
+        bench.forced(&place(1, alive)).await?,
+        ForceReleaseOutcome::Changed,
+        "seen otherwise"
+    );
+    assert_eq!(
+        bench.forced(&place(1, None)).await?,
+        ForceReleaseOutcome::Changed,
+        "seen otherwise"
+    );
     let mut next = bench.subscriber(&keys::fair_channel(&lock, &ours(2))).await?;
-    assert_eq!(bench.forced(&place(1, Some(1_000))).await?, Forced::Released);
-    assert_eq!(bench.forced(&place(1, Some(1_000))).await?, Forced::Free);
+    assert_eq!(bench.forced(&place(1, Some(1_000))).await?, ForceReleaseOutcome::Released);
+    assert_eq!(bench.forced(&place(1, Some(1_000))).await?, ForceReleaseOutcome::Free);
     assert_eq!(messages(&mut next).await?, Vec::<String>::new(), "the lock is held");
 
     // One without a deadline stops Redisson's own clearing for ever.
     bench.client.call(&format!("LPUSH redisson_lock_queue:{{a}} {}", ours(3))).await?.ok()?;
     bench.client.call("DEL a").await?.ok()?;
-    assert_eq!(bench.forced(&place(3, None)).await?, Forced::Released);
+    assert_eq!(bench.forced(&place(3, None)).await?, ForceReleaseOutcome::Released);
     assert_eq!(messages(&mut next).await?, ["0"], "it is free, and the next one is told");
     assert_eq!(bench.client.call("LLEN redisson_lock_queue:{a}").await?.int()?, 1);
     bench.client.call("SET redisson_lock_queue:{b} x").await?.ok()?;
-    let other = script::remove_place(&name("b"), &ours(1), None, Publish::Plain);
-    assert_eq!(bench.forced(&other).await?, Forced::WrongType);
+    let other = script::remove_waiter(&name("b"), &ours(1), None, Publish::Plain);
+    assert_eq!(bench.forced(&other).await?, ForceReleaseOutcome::WrongType);
     Ok(())
 }

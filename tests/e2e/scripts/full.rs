@@ -1,7 +1,7 @@
 //! A Redis that is full and evicts nothing: taking is refused and leaves nothing, giving back works.
 
 use anyhow::Result;
-use redisson::script::{HandedOver, Kept, Released};
+use redisson::script::{HandOverOutcome, ReleaseOutcome, RenewOutcome};
 
 use super::{Bench, keys, messages, name, ours};
 
@@ -32,10 +32,10 @@ async fn renewing_and_counting_down_work() -> Result<()> {
         bench.keep(lock, ours(1), 3, ms).await?;
     }
     fill(&mut bench).await?;
-    assert_eq!(bench.keep(&long, ours(1), 3, 5_000).await?, Kept::Kept);
-    assert_eq!(bench.keep(&long, ours(1), 2, 5_000).await?, Kept::Kept);
+    assert_eq!(bench.keep(&long, ours(1), 3, 5_000).await?, RenewOutcome::Renewed);
+    assert_eq!(bench.keep(&long, ours(1), 2, 5_000).await?, RenewOutcome::Renewed);
     bench.assert_held(&long, ours(1), 2, 50_000..=60_000).await?;
-    assert_eq!(bench.keep(&short, ours(1), 2, 60_000).await?, Kept::Kept);
+    assert_eq!(bench.keep(&short, ours(1), 2, 60_000).await?, RenewOutcome::Renewed);
     bench.assert_held(&short, ours(1), 2, 50_000..=60_000).await
 }
 
@@ -46,7 +46,7 @@ async fn a_hold_without_a_time_to_live_is_kept_too() -> Result<()> {
     bench.acquire(&lock, ours(1), 5_000).await?;
     bench.client.call("PERSIST a").await?;
     fill(&mut bench).await?;
-    assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, Kept::Kept);
+    assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Renewed);
     bench.assert_held(&lock, ours(1), 2, 4_000..=5_000).await
 }
 
@@ -57,7 +57,7 @@ async fn releasing_and_telling_work() -> Result<()> {
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
     bench.acquire(&lock, ours(1), 5_000).await?;
     fill(&mut bench).await?;
-    assert_eq!(bench.release(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.release(&lock, ours(1)).await?, ReleaseOutcome::Released);
     bench.assert_free(&lock).await?;
     assert_eq!(messages(&mut waiter).await?, ["0"]);
     Ok(())
@@ -70,7 +70,7 @@ async fn handing_over_works() -> Result<()> {
     bench.acquire(&lock, ours(1), 5_000).await?;
     fill(&mut bench).await?;
     let passed = bench.hand_over(&lock, ours(1), ours(2), 20_000).await?;
-    assert_eq!(passed, HandedOver::Passed { subscribers: Some(0), token: None });
+    assert_eq!(passed, HandOverOutcome::Passed { subscribers: Some(0), token: None });
     bench.assert_held(&lock, ours(2), 1, 15_000..=20_000).await
 }
 

@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 use harness::Reply;
-use redisson::script::HandedOver;
+use redisson::script::HandOverOutcome;
 
 use super::{Bench, keys, messages, name, ours, strangers, theirs};
 
-const ALONE: HandedOver = HandedOver::Passed { subscribers: Some(0), token: None };
+const ALONE: HandOverOutcome = HandOverOutcome::Passed { subscribers: Some(0), token: None };
 
 #[tokio::test]
 async fn passes_the_lock_at_count_one_without_a_message() -> Result<()> {
@@ -18,7 +18,7 @@ async fn passes_the_lock_at_count_one_without_a_message() -> Result<()> {
     let passed = bench.hand_over(&lock, ours(1), ours(2), 20_000).await?;
     assert_eq!(
         passed,
-        HandedOver::Passed { subscribers: Some(1), token: None },
+        HandOverOutcome::Passed { subscribers: Some(1), token: None },
         "the waiter is counted"
     );
     bench.assert_held(&lock, ours(2), 1, 15_000..=20_000).await?;
@@ -41,15 +41,15 @@ async fn repeated_it_passes_once() -> Result<()> {
 async fn late_it_changes_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 5_000).await?, HandedOver::Missing);
+    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 5_000).await?, HandOverOutcome::Missing);
     bench.assert_free(&lock).await?;
     bench.acquire(&lock, theirs(), 5_000).await?;
-    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 60_000).await?, HandedOver::Stolen);
+    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 60_000).await?, HandOverOutcome::Stolen);
     bench.assert_held(&lock, theirs(), 1, 4_000..=5_000).await?;
     // Passed on from 2 to 3 meanwhile: the first hand-over, late, finds neither of its two.
     bench.client.call("DEL a").await?;
     bench.acquire(&lock, ours(3), 5_000).await?;
-    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 60_000).await?, HandedOver::Stolen);
+    assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 60_000).await?, HandOverOutcome::Stolen);
     bench.assert_held(&lock, ours(3), 1, 4_000..=5_000).await
 }
 
@@ -61,7 +61,10 @@ async fn leaves_what_is_no_lock() -> Result<()> {
     for lock in &locks {
         let passed = bench.hand_over(&name(lock), ours(1), ours(2), 5_000).await?;
         let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
-        assert_eq!(passed, if is_hash { HandedOver::Stolen } else { HandedOver::WrongType });
+        assert_eq!(
+            passed,
+            if is_hash { HandOverOutcome::Stolen } else { HandOverOutcome::WrongType }
+        );
     }
     assert_eq!(bench.dump().await?, before);
     Ok(())
@@ -76,7 +79,7 @@ async fn without_the_right_to_count_subscribers_it_still_passes() -> Result<()> 
     bench.client.call(user).await?.ok()?;
     bench.client.call("AUTH agent any").await?.ok()?;
     let passed = bench.hand_over(&lock, ours(1), ours(2), 5_000).await?;
-    assert_eq!(passed, HandedOver::Passed { subscribers: None, token: None });
+    assert_eq!(passed, HandOverOutcome::Passed { subscribers: None, token: None });
     bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await
 }
 

@@ -6,11 +6,11 @@ mod fenced;
 mod force_release;
 mod full;
 mod hand_over;
-mod keep;
 mod monitor;
 mod names;
 mod read_write;
 mod release;
+mod renew;
 mod servers;
 mod show;
 
@@ -19,13 +19,14 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use anyhow::{Context as _, Result, bail};
 use harness::{Client, RedisServer, Reply};
 use redisson::script::{
-    Acquired, Call, Forced, HandedOver, Kept, Publish, Released, Shown, Value, parse_acquire,
-    parse_forced, parse_hand_over, parse_keep, parse_release, parse_show,
+    AcquireOutcome, Call, ForceReleaseOutcome, HandOverOutcome, LockDetails, Publish,
+    ReleaseOutcome, RenewOutcome, Value, parse_acquire, parse_force_release, parse_hand_over,
+    parse_release, parse_renew, parse_show,
 };
 use redisson::{ClientId, HolderId, Lease, LockName, keys, script, shape};
 
 /// The lock is had; of a kind without tokens.
-const GRANTED: Acquired = Acquired::Granted { token: None };
+const GRANTED: AcquireOutcome = AcquireOutcome::Granted { token: None };
 
 /// A Redis, and the scripts as functions.
 struct Bench {
@@ -77,17 +78,23 @@ impl Bench {
         value(self.client.call_args(&args).await?)
     }
 
-    async fn acquire(&mut self, name: &LockName, who: HolderId, ms: u64) -> Result<Acquired> {
+    async fn acquire(&mut self, name: &LockName, who: HolderId, ms: u64) -> Result<AcquireOutcome> {
         let reply = self.call(&script::acquire(name, &who, lease(ms))).await?;
         Ok(parse_acquire(&reply)?)
     }
 
-    async fn keep(&mut self, name: &LockName, who: HolderId, count: u32, ms: u64) -> Result<Kept> {
-        let reply = self.call(&script::keep([(name, who, count)], lease(ms))).await?;
-        Ok(parse_keep(&reply, 1)?[0])
+    async fn keep(
+        &mut self,
+        name: &LockName,
+        who: HolderId,
+        count: u32,
+        ms: u64,
+    ) -> Result<RenewOutcome> {
+        let reply = self.call(&script::renew([(name, who, count)], lease(ms))).await?;
+        Ok(parse_renew(&reply, 1)?[0])
     }
 
-    async fn release(&mut self, name: &LockName, who: HolderId) -> Result<Released> {
+    async fn release(&mut self, name: &LockName, who: HolderId) -> Result<ReleaseOutcome> {
         let reply = self.call(&script::release(name, &who, Publish::Plain)).await?;
         Ok(parse_release(&reply)?)
     }
@@ -98,22 +105,26 @@ impl Bench {
         from: HolderId,
         to: HolderId,
         ms: u64,
-    ) -> Result<HandedOver> {
+    ) -> Result<HandOverOutcome> {
         let reply = self.call(&script::hand_over(name, &from, &to, lease(ms))).await?;
         Ok(parse_hand_over(&reply)?)
     }
 
-    async fn forced(&mut self, call: &Call) -> Result<Forced> {
-        Ok(parse_forced(&self.call(call).await?)?)
+    async fn forced(&mut self, call: &Call) -> Result<ForceReleaseOutcome> {
+        Ok(parse_force_release(&self.call(call).await?)?)
     }
 
-    async fn force_release(&mut self, name: &LockName, seen: &[shape::Holder]) -> Result<Forced> {
+    async fn force_release(
+        &mut self,
+        name: &LockName,
+        seen: &[shape::Holder],
+    ) -> Result<ForceReleaseOutcome> {
         let hash = shape::LockHash { holders: seen.to_vec(), ..Default::default() };
-        let seen = script::Seen { hash: &hash, most_left: None };
+        let seen = script::ExpectedLock { hash: &hash, max_ttl: None };
         self.forced(&script::force_release(name, seen, Publish::Plain)).await
     }
 
-    async fn show(&mut self, name: &LockName) -> Result<Shown> {
+    async fn show(&mut self, name: &LockName) -> Result<LockDetails> {
         Ok(parse_show(&self.call(&script::show(name)).await?)?)
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use harness::eventually;
-use redisson::monitor::{Certainty, Decoder, Event, Vantage, What};
+use redisson::monitor::{Action, Certainty, Decoder, Event, ServerRole};
 
 use super::*;
 
@@ -15,7 +15,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    async fn new(server: &RedisServer, vantage: Vantage) -> Result<Self> {
+    async fn new(server: &RedisServer, vantage: ServerRole) -> Result<Self> {
         let mut client = server.client().await?;
         client.call("MONITOR").await?.ok()?;
         Ok(Self { client, decoder: Decoder::new(vantage) })
@@ -26,7 +26,7 @@ impl Watcher {
         let mut events = Vec::new();
         loop {
             let line = self.client.reply().await?.text();
-            self.decoder.line(line.as_bytes(), &mut events);
+            self.decoder.feed_line(line.as_bytes(), &mut events);
             if line.ends_with(&format!("\"{mark}\" \"1\"")) {
                 return Ok(events);
             }
@@ -36,11 +36,11 @@ impl Watcher {
 
 fn shown(events: &[Event]) -> Vec<String> {
     let one = |event: &Event| {
-        let sure = if event.certainty == Certainty::Sure { "" } else { "?" };
+        let sure = if event.certainty == Certainty::Certain { "" } else { "?" };
         let kind = event.kind.map_or("-", redisson::Kind::as_str);
         let holder = event.holder.map_or_else(|| "-".to_owned(), |h| h.thread.to_string());
         let write = if event.holder.is_some_and(|h| h.write) { "w" } else { "" };
-        format!("{}{sure} {} {kind} {holder}{write}", event.what.as_str(), event.lock)
+        format!("{}{sure} {} {kind} {holder}{write}", event.action.as_str(), event.lock)
     };
     events.iter().map(one).collect()
 }
@@ -48,7 +48,7 @@ fn shown(events: &[Event]) -> Vec<String> {
 #[tokio::test]
 async fn each_script_is_seen_as_what_it_did() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let mut watcher = Watcher::new(&bench.redis, Vantage::Master).await?;
+    let mut watcher = Watcher::new(&bench.redis, ServerRole::Master).await?;
     let (one, two) = (ours(1), ours(2));
     let write = HolderId { write: true, ..one };
     let (a, f, t, rw) = (name("a"), name("fair"), name("token"), name("rw"));
@@ -61,13 +61,13 @@ async fn each_script_is_seen_as_what_it_did() -> Result<()> {
         ..Default::default()
     };
     let (held, read) = (hash(vec![holder(one, 1)], None), hash(vec![holder(two, 2)], Some("read")));
-    let seen = |hash| script::Seen { hash, most_left: None };
+    let seen = |hash| script::ExpectedLock { hash, max_ttl: None };
     let steps: Vec<(Call, &[&str])> = vec![
         (script::acquire(&a, &one, l), &["acquired a lock 1"]),
         (script::acquire(&a, &theirs(), l), &["refused a lock 47"]),
-        (script::keep([(&a, one, 2)], lease(60_000)), &["recounted a - 1"]),
-        (script::keep([(&a, one, 2)], lease(90_000)), &["renewed a - 1"]),
-        (script::keep([(&a, two, 1)], l), &["renewal_found_nothing a - 2"]),
+        (script::renew([(&a, one, 2)], lease(60_000)), &["recounted a - 1"]),
+        (script::renew([(&a, one, 2)], lease(90_000)), &["renewed a - 1"]),
+        (script::renew([(&a, two, 1)], l), &["renewal_found_nothing a - 2"]),
         (script::hand_over(&a, &one, &two, l), &["handed_over a - 1"]),
         (script::release(&a, &one, p), &["release_found_nothing a lock 1"]),
         (script::release(&a, &two, p), &["released a lock 2"]),
@@ -85,8 +85,8 @@ async fn each_script_is_seen_as_what_it_did() -> Result<()> {
         (script::acquire_read(&rw, &one, l, Some(&write)), &["acquired rw read 1"]),
         (script::release_write(&rw, &write, p), &["released rw write 1w"]),
         (script::acquire_read(&rw, &two, l, None), &["acquired rw read 2"]),
-        (script::keep_read([(&rw, two, 2)], l), &["recounted rw read 2"]),
-        (script::keep_read([(&rw, two, 2)], l), &["renewed rw read 2"]),
+        (script::renew_read([(&rw, two, 2)], l), &["recounted rw read 2"]),
+        (script::renew_read([(&rw, two, 2)], l), &["renewed rw read 2"]),
         (script::release_read(&rw, &one, p), &["released rw read 1"]),
         (script::release_read(&rw, &one, p), &["release_found_nothing rw read 1"]),
         (
@@ -121,7 +121,7 @@ async fn a_replica_shows_what_changed() -> Result<()> {
         Ok(())
     })
     .await;
-    let mut watcher = Watcher::new(&replica, Vantage::Replica).await?;
+    let mut watcher = Watcher::new(&replica, ServerRole::Replica).await?;
     let a = name("a");
     bench.acquire(&a, ours(1), 30_000).await?;
     bench.acquire(&a, theirs(), 30_000).await?;
@@ -146,7 +146,7 @@ async fn a_replica_shows_what_changed() -> Result<()> {
         "vanished? a - -",
     ];
     assert_eq!(shown(&events), expected);
-    let What::Renewed { lease: Some(lease) } = events[1].what else { panic!("{events:?}") };
+    let Action::Renewed { lease: Some(lease) } = events[1].action else { panic!("{events:?}") };
     // To a millisecond or so, as the replica computes it from an instant.
     assert!(lease.abs_diff(Duration::from_secs(60)) < Duration::from_secs(5), "{lease:?}");
     assert!(events.iter().all(|event| event.client.is_none()), "{events:?}");

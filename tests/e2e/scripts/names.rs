@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use redisson::LockName;
-use redisson::script::{HandedOver, Kept, Released};
+use redisson::script::{HandOverOutcome, ReleaseOutcome, RenewOutcome};
 
 use super::{Bench, GRANTED, keys, messages, ours};
 
@@ -27,12 +27,12 @@ async fn any_bytes_are_a_name() -> Result<()> {
         let lock = LockName::new(bytes)?;
         let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
         assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED, "{lock}");
-        assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, Kept::Kept, "{lock}");
+        assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Renewed, "{lock}");
         let passed = bench.hand_over(&lock, ours(1), ours(2), 5_000).await?;
-        assert_eq!(passed, HandedOver::Passed { subscribers: Some(1), token: None }, "{lock}");
+        assert_eq!(passed, HandOverOutcome::Passed { subscribers: Some(1), token: None }, "{lock}");
         bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await?;
         assert_eq!(bench.show(&lock).await?.hash.holders.len(), 1, "{lock}");
-        assert_eq!(bench.release(&lock, ours(2)).await?, Released::Released, "{lock}");
+        assert_eq!(bench.release(&lock, ours(2)).await?, ReleaseOutcome::Released, "{lock}");
         assert_eq!(messages(&mut waiter).await?, ["0"], "{lock}");
         assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0, "{lock}");
     }

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use redisson::script::{
-    Acquired, HandedOver, Kept, Publish, Released, parse_acquire, parse_hand_over, parse_keep,
-    parse_release,
+    AcquireOutcome, HandOverOutcome, Publish, ReleaseOutcome, RenewOutcome, parse_acquire,
+    parse_hand_over, parse_release, parse_renew,
 };
 use redisson::{HolderId, LockName};
 
@@ -23,7 +23,7 @@ fn mode(word: &str) -> (String, String) {
 }
 
 impl Bench {
-    async fn read(&mut self, lock: &LockName, who: HolderId, ms: u64) -> Result<Acquired> {
+    async fn read(&mut self, lock: &LockName, who: HolderId, ms: u64) -> Result<AcquireOutcome> {
         Ok(parse_acquire(&self.call(&script::acquire_read(lock, &who, lease(ms), None)).await?)?)
     }
 
@@ -32,12 +32,12 @@ impl Bench {
         lock: &LockName,
         who: HolderId,
         own: HolderId,
-    ) -> Result<Acquired> {
+    ) -> Result<AcquireOutcome> {
         let call = script::acquire_read(lock, &who, lease(5_000), Some(&writer(own)));
         Ok(parse_acquire(&self.call(&call).await?)?)
     }
 
-    async fn write(&mut self, lock: &LockName, who: HolderId, ms: u64) -> Result<Acquired> {
+    async fn write(&mut self, lock: &LockName, who: HolderId, ms: u64) -> Result<AcquireOutcome> {
         let call = script::acquire_write(lock, &writer(who), lease(ms));
         Ok(parse_acquire(&self.call(&call).await?)?)
     }
@@ -48,23 +48,23 @@ impl Bench {
         who: HolderId,
         count: u32,
         ms: u64,
-    ) -> Result<Kept> {
-        let reply = self.call(&script::keep_read([(lock, who, count)], lease(ms))).await?;
-        Ok(parse_keep(&reply, 1)?[0])
+    ) -> Result<RenewOutcome> {
+        let reply = self.call(&script::renew_read([(lock, who, count)], lease(ms))).await?;
+        Ok(parse_renew(&reply, 1)?[0])
     }
 
-    async fn release_read(&mut self, lock: &LockName, who: HolderId) -> Result<Released> {
+    async fn release_read(&mut self, lock: &LockName, who: HolderId) -> Result<ReleaseOutcome> {
         Ok(parse_release(&self.call(&script::release_read(lock, &who, Publish::Plain)).await?)?)
     }
 
-    async fn release_write(&mut self, lock: &LockName, who: HolderId) -> Result<Released> {
+    async fn release_write(&mut self, lock: &LockName, who: HolderId) -> Result<ReleaseOutcome> {
         let call = script::release_write(lock, &writer(who), Publish::Plain);
         Ok(parse_release(&self.call(&call).await?)?)
     }
 
     /// What the markers of a reader have left, from the first one to the first that is not there.
     async fn markers(&mut self, lock: &LockName, who: HolderId) -> Result<Vec<i64>> {
-        let prefix = String::from_utf8(keys::read_markers(lock, &who))?;
+        let prefix = String::from_utf8(keys::read_marker_prefix(lock, &who))?;
         let mut left = Vec::new();
         loop {
             let pttl =
@@ -109,7 +109,7 @@ async fn readers_come_in_together_each_with_a_marker() -> Result<()> {
         matches!(bench.markers(&lock, ours(1)).await?[..], [50_000..=60_000]),
         "nor sent twice"
     );
-    let Acquired::Held { holders, .. } = bench.write(&lock, ours(3), 5_000).await? else {
+    let AcquireOutcome::Held { holders, .. } = bench.write(&lock, ours(3), 5_000).await? else {
         panic!("readers are inside")
     };
     assert_eq!(holders.len(), 2, "they are named");
@@ -128,14 +128,14 @@ async fn a_writer_keeps_everybody_out() -> Result<()> {
         bench.read(&lock, ours(2), 60_000).await?,
         bench.read_under(&lock, ours(2), ours(3)).await?,
     ] {
-        let Acquired::Held { pttl_ms: Some(4_000..=5_000), holders } = refused else {
+        let AcquireOutcome::Held { pttl_ms: Some(4_000..=5_000), holders } = refused else {
             panic!("{refused:?}")
         };
         assert_eq!(holders, [writer(ours(1))]);
     }
     assert_eq!(bench.dump().await?, before);
     assert_eq!(bench.fields(&lock).await?, [field(writer(ours(1)), 1), mode("write")]);
-    assert_eq!(bench.keep(&lock, writer(ours(1)), 2, 9_000).await?, Kept::Kept);
+    assert_eq!(bench.keep(&lock, writer(ours(1)), 2, 9_000).await?, RenewOutcome::Renewed);
     let pttl = bench.pttl(&lock).await?;
     assert!((8_000..=9_000).contains(&pttl), "no lease is added to another: {pttl}");
     Ok(())
@@ -148,19 +148,19 @@ async fn under_ones_own_write_hold_one_may_read_and_downgrade() -> Result<()> {
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
     bench.write(&lock, ours(1), 60_000).await?;
     assert_eq!(bench.read_under(&lock, ours(2), ours(1)).await?, GRANTED);
-    assert_eq!(bench.release_read(&lock, ours(2)).await?, Released::Released);
+    assert_eq!(bench.release_read(&lock, ours(2)).await?, ReleaseOutcome::Released);
     assert!(bench.pttl(&lock).await? > 50_000, "a reader that goes cuts no writer's lease");
     assert!(bench.markers(&lock, ours(2)).await?.is_empty());
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
 
     assert_eq!(bench.read_under(&lock, ours(3), ours(1)).await?, GRANTED);
-    assert_eq!(bench.release_write(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.release_write(&lock, ours(1)).await?, ReleaseOutcome::Released);
     assert_eq!(messages(&mut waiter).await?, ["1", "00"], "other readers may come in now");
     assert_eq!(bench.fields(&lock).await?, [field(ours(3), 1), mode("read")]);
     assert_eq!(bench.read_under(&lock, ours(3), ours(1)).await?, GRANTED, "a late copy");
     assert_eq!(bench.read(&lock, theirs(), 5_000).await?, GRANTED);
     bench.release_read(&lock, theirs()).await?;
-    assert_eq!(bench.release_read(&lock, ours(3)).await?, Released::Released);
+    assert_eq!(bench.release_read(&lock, ours(3)).await?, ReleaseOutcome::Released);
     assert_eq!(messages(&mut waiter).await?, ["0"]);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
     Ok(())
@@ -174,9 +174,9 @@ async fn a_dead_reader_goes_with_the_writer() -> Result<()> {
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
     bench.write(&lock, ours(1), 60_000).await?;
     bench.read_under(&lock, ours(2), ours(1)).await?;
-    let marker = format!("{}:1", String::from_utf8(keys::read_markers(&lock, &ours(2)))?);
+    let marker = format!("{}:1", String::from_utf8(keys::read_marker_prefix(&lock, &ours(2)))?);
     bench.client.call(&format!("DEL {marker}")).await?.ok()?;
-    assert_eq!(bench.release_write(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.release_write(&lock, ours(1)).await?, ReleaseOutcome::Released);
     assert_eq!(messages(&mut waiter).await?, ["1", "00"]);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
 
@@ -185,9 +185,9 @@ async fn a_dead_reader_goes_with_the_writer() -> Result<()> {
     bench.read_under(&lock, ours(2), ours(1)).await?;
     bench.read_under(&lock, ours(3), ours(1)).await?;
     bench.client.call(&format!("DEL {marker}")).await?.ok()?;
-    assert_eq!(bench.release_write(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.release_write(&lock, ours(1)).await?, ReleaseOutcome::Released);
     assert!((3_000..=5_000).contains(&bench.pttl(&lock).await?));
-    assert_eq!(bench.release_read(&lock, ours(3)).await?, Released::Released);
+    assert_eq!(bench.release_read(&lock, ours(3)).await?, ReleaseOutcome::Released);
     bench.assert_free(&lock).await?;
     Ok(())
 }
@@ -197,7 +197,7 @@ async fn counts_and_markers_go_together() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.read(&lock, ours(1), 60_000).await?;
-    assert_eq!(bench.keep_read(&lock, ours(1), 3, 5_000).await?, Kept::Kept);
+    assert_eq!(bench.keep_read(&lock, ours(1), 3, 5_000).await?, RenewOutcome::Renewed);
     assert!(matches!(
         bench.markers(&lock, ours(1)).await?[..],
         [50_000..=60_000, 4_000..=5_000, 4_000..=5_000]
@@ -212,7 +212,7 @@ async fn counts_and_markers_go_together() -> Result<()> {
     bench.keep_read(&lock, ours(1), 2, 8_000).await?;
     assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [7_000..=8_000, 7_000..=8_000]));
     assert!((7_000..=8_000).contains(&bench.pttl(&lock).await?));
-    assert_eq!(bench.release_read(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.release_read(&lock, ours(1)).await?, ReleaseOutcome::Released);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0, "nothing is left");
     Ok(())
 }
@@ -226,7 +226,7 @@ async fn late_they_change_nothing() -> Result<()> {
         bench.release_read(&lock, ours(1)).await?,
         bench.release_write(&lock, ours(1)).await?,
     );
-    assert_eq!(missing, (Kept::Missing, Released::Missing, Released::Missing));
+    assert_eq!(missing, (RenewOutcome::Missing, ReleaseOutcome::Missing, ReleaseOutcome::Missing));
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
     bench.read(&lock, theirs(), 5_000).await?;
     let before = bench.dump().await?;
@@ -235,7 +235,7 @@ async fn late_they_change_nothing() -> Result<()> {
         bench.release_read(&lock, ours(1)).await?,
         bench.release_write(&lock, ours(1)).await?,
     );
-    assert_eq!(stolen, (Kept::Stolen, Released::Stolen, Released::Stolen));
+    assert_eq!(stolen, (RenewOutcome::Stolen, ReleaseOutcome::Stolen, ReleaseOutcome::Stolen));
     assert_eq!(bench.dump().await?, before);
     assert!(bench.pttl(&lock).await? <= 5_000);
     Ok(())
@@ -263,7 +263,7 @@ async fn dead_readers_go_with_the_last_living_one() -> Result<()> {
     bench.read(&lock, ours(2), 60_000).await?;
     bench.release_read(&lock, ours(1)).await?;
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
-    assert_eq!(bench.release_read(&lock, ours(2)).await?, Released::Released);
+    assert_eq!(bench.release_read(&lock, ours(2)).await?, ReleaseOutcome::Released);
     bench.assert_free(&lock).await?;
     assert_eq!(messages(&mut waiter).await?, ["0"]);
     Ok(())
@@ -278,7 +278,7 @@ async fn a_crowd_of_readers_is_not_searched() -> Result<()> {
     bench.read(&lock, ours(1), 60_000).await?;
     bench.release_read(&lock, ours(1)).await?;
     assert!(bench.pttl(&lock).await? > 50_000);
-    let Acquired::Held { holders, .. } = bench.write(&lock, ours(1), 60_000).await? else {
+    let AcquireOutcome::Held { holders, .. } = bench.write(&lock, ours(1), 60_000).await? else {
         panic!("they are inside")
     };
     assert!(holders.is_empty() && !bench.ran("hkeys").await?);
@@ -292,7 +292,7 @@ async fn the_write_side_is_passed_on() -> Result<()> {
     let _waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
     bench.write(&lock, ours(1), 5_000).await?;
     let call = script::hand_over(&lock, &writer(ours(1)), &writer(ours(2)), lease(20_000));
-    let passed = HandedOver::Passed { subscribers: Some(1), token: None };
+    let passed = HandOverOutcome::Passed { subscribers: Some(1), token: None };
     for _ in 0..2 {
         assert_eq!(parse_hand_over(&bench.call(&call).await?)?, passed);
         assert_eq!(bench.fields(&lock).await?, [field(writer(ours(2)), 1), mode("write")]);
@@ -313,17 +313,17 @@ async fn what_is_no_read_write_lock_is_told_and_left() -> Result<()> {
             bench.read(&name(lock), ours(1), 5_000).await?,
             bench.write(&name(lock), ours(1), 5_000).await?,
         ] {
-            assert!(matches!(told, Acquired::WrongType(_)), "{lock} {told:?}");
+            assert!(matches!(told, AcquireOutcome::WrongType(_)), "{lock} {told:?}");
         }
     }
-    let plain = Acquired::WrongKind("lock".to_owned());
+    let plain = AcquireOutcome::WrongKind("lock".to_owned());
     assert_eq!(bench.read(&name("x.plain"), ours(1), 5_000).await?, plain);
     assert_eq!(bench.write(&name("x.plain"), ours(1), 5_000).await?, plain);
     for lock in ["x.string", "x.list", "x.zset"] {
         let lock = name(lock);
-        assert_eq!(bench.keep_read(&lock, ours(1), 1, 5_000).await?, Kept::WrongType);
-        assert_eq!(bench.release_read(&lock, ours(1)).await?, Released::WrongType);
-        assert_eq!(bench.release_write(&lock, ours(1)).await?, Released::WrongType);
+        assert_eq!(bench.keep_read(&lock, ours(1), 1, 5_000).await?, RenewOutcome::WrongType);
+        assert_eq!(bench.release_read(&lock, ours(1)).await?, ReleaseOutcome::WrongType);
+        assert_eq!(bench.release_write(&lock, ours(1)).await?, ReleaseOutcome::WrongType);
     }
     assert_eq!(bench.dump().await?, before);
     Ok(())
@@ -336,7 +336,7 @@ async fn a_fair_lock_with_somebody_in_its_queue_is_none() -> Result<()> {
     let add = format!("ZADD redisson_lock_timeout:{{a}} 9000000000000 {}", theirs());
     bench.client.call(&add).await?.ok()?;
     let before = bench.dump().await?;
-    let fair = Acquired::WrongKind("fair".to_owned());
+    let fair = AcquireOutcome::WrongKind("fair".to_owned());
     assert_eq!(bench.read(&name("a"), ours(1), 5_000).await?, fair);
     assert_eq!(bench.write(&name("a"), ours(1), 5_000).await?, fair);
     assert_eq!(bench.dump().await?, before);
@@ -357,11 +357,11 @@ async fn a_full_redis_refuses_takers_and_lets_holders_go() -> Result<()> {
         assert!(refused.starts_with("OOM"), "{refused}");
     }
     bench.assert_free(&other).await?;
-    assert_eq!(bench.keep_read(&lock, ours(2), 3, 9_000).await?, Kept::Kept);
+    assert_eq!(bench.keep_read(&lock, ours(2), 3, 9_000).await?, RenewOutcome::Renewed);
     assert_eq!(bench.markers(&lock, ours(2)).await?.len(), 3);
-    assert_eq!(bench.release_write(&lock, ours(1)).await?, Released::Released, "a downgrade");
+    assert_eq!(bench.release_write(&lock, ours(1)).await?, ReleaseOutcome::Released, "a downgrade");
     assert_eq!(bench.fields(&lock).await?, [field(ours(2), 3), mode("read")]);
-    assert_eq!(bench.release_read(&lock, ours(2)).await?, Released::Released);
+    assert_eq!(bench.release_read(&lock, ours(2)).await?, ReleaseOutcome::Released);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `release`: the last release removes the field whatever its count, and tells who waits.
 
 use anyhow::Result;
-use redisson::script::{Publish, Released, parse_release};
+use redisson::script::{Publish, ReleaseOutcome, parse_release};
 
 use super::{Bench, keys, messages, name, ours, script, strangers, theirs};
 
@@ -13,7 +13,7 @@ async fn frees_the_lock_and_tells_those_who_wait() -> Result<()> {
     bench.acquire(&lock, ours(1), 5_000).await?;
     bench.keep(&lock, ours(1), 3, 5_000).await?;
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
-    assert_eq!(bench.release(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.release(&lock, ours(1)).await?, ReleaseOutcome::Released);
     bench.assert_free(&lock).await?;
     assert_eq!(messages(&mut waiter).await?, ["0"]);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0, "nothing is left behind");
@@ -27,9 +27,9 @@ async fn repeated_or_late_it_says_what_is_there_and_tells_nobody() -> Result<()>
     bench.acquire(&lock, ours(1), 5_000).await?;
     bench.release(&lock, ours(1)).await?;
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
-    assert_eq!(bench.release(&lock, ours(1)).await?, Released::Missing);
+    assert_eq!(bench.release(&lock, ours(1)).await?, ReleaseOutcome::Missing);
     bench.acquire(&lock, ours(2), 5_000).await?;
-    assert_eq!(bench.release(&lock, ours(1)).await?, Released::Stolen);
+    assert_eq!(bench.release(&lock, ours(1)).await?, ReleaseOutcome::Stolen);
     bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await?;
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     Ok(())
@@ -42,7 +42,7 @@ async fn a_field_among_others_goes_without_a_message() -> Result<()> {
     bench.acquire(&lock, theirs(), 5_000).await?;
     bench.client.call(&format!("HSET a {} 1", ours(1))).await?.ok()?;
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
-    assert_eq!(bench.release(&lock, ours(1)).await?, Released::Released);
+    assert_eq!(bench.release(&lock, ours(1)).await?, ReleaseOutcome::Released);
     bench.assert_held(&lock, theirs(), 1, 4_000..=5_000).await?;
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     Ok(())
@@ -56,7 +56,10 @@ async fn leaves_what_is_no_lock() -> Result<()> {
     for lock in &locks {
         let released = bench.release(&name(lock), ours(1)).await?;
         let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
-        assert_eq!(released, if is_hash { Released::Stolen } else { Released::WrongType });
+        assert_eq!(
+            released,
+            if is_hash { ReleaseOutcome::Stolen } else { ReleaseOutcome::WrongType }
+        );
     }
     assert_eq!(bench.dump().await?, before);
     Ok(())
@@ -71,7 +74,7 @@ async fn both_verbs_reach_both_sorts_of_subscribers() -> Result<()> {
     new.call_args(&[b"SSUBSCRIBE".as_slice(), &keys::channel(&lock)]).await?.ok()?;
     bench.acquire(&lock, ours(1), 5_000).await?;
     let reply = bench.call(&script::release(&lock, &ours(1), Publish::Both)).await?;
-    assert_eq!(parse_release(&reply)?, Released::Released);
+    assert_eq!(parse_release(&reply)?, ReleaseOutcome::Released);
     assert_eq!(messages(&mut old).await?, ["0"]);
     let message = new.reply().await?;
     assert_eq!(message.items()?[0].text(), "smessage");

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::ensure;
 use harness::{Foreign, eventually};
-use redisson::monitor::{Address, Decoder, Event, Vantage, What};
+use redisson::monitor::{Action, Address, Decoder, Event, ServerRole};
 
 use super::*;
 
@@ -58,7 +58,7 @@ async fn traffic(server: &RedisServer) -> Result<()> {
     for (n, client) in (1..).zip(&mut clients) {
         client.call(&format!("SELECT {n}")).await?.ok()?;
         run(client, &script::acquire(&hostile, &ours(n), l)).await?;
-        run(client, &script::keep([(&hostile, ours(n), 1)], lease(60_000))).await?;
+        run(client, &script::renew([(&hostile, ours(n), 1)], lease(60_000))).await?;
         run(client, &script::release(&hostile, &ours(n), Publish::Plain)).await?;
     }
     let tcp = &mut clients[1];
@@ -79,12 +79,12 @@ async fn traffic(server: &RedisServer) -> Result<()> {
     Ok(())
 }
 
-fn decoded(lines: &[String], vantage: Vantage) -> Result<(Vec<Event>, Decoder)> {
+fn decoded(lines: &[String], vantage: ServerRole) -> Result<(Vec<Event>, Decoder)> {
     let (mut decoder, mut events) = (Decoder::new(vantage), Vec::new());
     for line in lines {
-        decoder.line(line.as_bytes(), &mut events);
+        decoder.feed_line(line.as_bytes(), &mut events);
     }
-    decoder.pause(&mut events);
+    decoder.flush(&mut events);
     let counts = decoder.counts();
     ensure!((counts.garbage, counts.cut) == (0, 0), "{counts:?}");
     Ok((events, decoder))
@@ -106,7 +106,7 @@ fn shown(events: &[Event]) -> Vec<String> {
         known.unwrap_or("hostile").to_owned()
     };
     let one = |event: &Event| {
-        format!("{} {} {} {}", event.what.as_str(), event.db, named(event), by(event))
+        format!("{} {} {} {}", event.action.as_str(), event.db, named(event), by(event))
     };
     events.iter().map(one).collect()
 }
@@ -172,20 +172,21 @@ async fn is_read_alike(server: RedisServer, replica: RedisServer) -> Result<()> 
     keep(&server, &version, "master", &master)?;
     keep(&server, &version, "replica", &replica)?;
 
-    let (events, _) = decoded(&master, Vantage::Master)?;
+    let (events, _) = decoded(&master, ServerRole::Master)?;
     let sure: Vec<String> =
         shown(&events).into_iter().filter(|text| !text.starts_with("failed")).collect();
     assert_eq!(sure, DONE, "{version}");
     let hostile = events.iter().filter(|event| event.lock.as_bytes() == NAME);
     assert_eq!(hostile.count(), 9, "it is a name and nothing else");
     // There nobody asks, and nobody is refused.
-    let (events, _) = decoded(&replica, Vantage::Replica)?;
+    let (events, _) = decoded(&replica, ServerRole::Replica)?;
     assert!(events.iter().all(|event| by(event) == "nobody"), "{events:?}");
     let changes = |of: &[Event]| -> Vec<(String, u32)> {
-        let ends = |event: &&Event| matches!(event.what, What::Acquired { .. } | What::Released);
+        let ends =
+            |event: &&Event| matches!(event.action, Action::Acquired { .. } | Action::Released);
         of.iter().filter(ends).map(|event| (event.lock.to_string(), event.db)).collect()
     };
-    assert_eq!(changes(&events), changes(&decoded(&master, Vantage::Master)?.0), "{version}");
+    assert_eq!(changes(&events), changes(&decoded(&master, ServerRole::Master)?.0), "{version}");
     Ok(())
 }
 

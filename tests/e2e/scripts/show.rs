@@ -1,7 +1,7 @@
 //! `show`: reads what is sure to be small, and writes nothing.
 
 use anyhow::Result;
-use redisson::script::{QueuePlace, Reader};
+use redisson::script::{QueueEntry, Reader};
 use redisson::shape::Holder;
 
 use super::{Bench, keys, lease, name, ours, script, strangers, theirs};
@@ -25,7 +25,7 @@ async fn tells_holders_time_to_live_and_queue() -> Result<()> {
     assert!(shown.pttl_ms.is_some_and(|ms| (4_000..=5_000).contains(&ms)));
     assert_eq!(shown.hash.holders, [Holder { id: ours(1), count: 2 }]);
     assert_eq!(shown.queue_length, 2);
-    let place = |waiter: String, deadline_ms| QueuePlace { waiter: waiter.into(), deadline_ms };
+    let place = |waiter: String, deadline_ms| QueueEntry { waiter: waiter.into(), deadline_ms };
     let first = place(theirs().to_string(), Some(1_800_000_000_123));
     assert_eq!(shown.queue, [first, place("x".to_owned(), None)]);
     Ok(())
@@ -48,7 +48,7 @@ async fn shows_anything_and_changes_nothing() -> Result<()> {
     assert_eq!(read.hash.mode.as_deref(), Some(b"read".as_slice()));
     assert_eq!(read.queue_length, 0);
     assert_eq!(bench.show(&name("x.write")).await?.queue[0].deadline_ms, None);
-    assert_eq!(bench.show(&name("x.alien")).await?.hash.alien, [b"colour".to_vec()]);
+    assert_eq!(bench.show(&name("x.alien")).await?.hash.unexpected, [b"colour".to_vec()]);
     assert_eq!(bench.dump().await?, before);
     Ok(())
 }
@@ -59,11 +59,11 @@ async fn reads_little_of_what_is_big() -> Result<()> {
     let fields: String = (0..2_000).map(|n| format!(" field{n} {n}")).collect();
     bench.client.call(&format!("HSET big{fields}")).await?.ok()?;
     let big = bench.show(&name("big")).await?;
-    assert_eq!((big.fields, big.hash.alien.len()), (2_000, 0), "counted, not read");
+    assert_eq!((big.fields, big.hash.unexpected.len()), (2_000, 0), "counted, not read");
     let long = "x".repeat(1 << 20);
     bench.client.call_args(&["HSET", "long", &long, "1", &ours(1).to_string(), &long]).await?;
     let long = bench.show(&name("long")).await?;
-    assert!(long.hash.alien.iter().all(|field| field.len() < 100), "long fields are cut");
+    assert!(long.hash.unexpected.iter().all(|field| field.len() < 100), "long fields are cut");
     assert_eq!(long.hash.holders, [], "a long value is no count");
     assert!(!bench.ran("hget").await?, "nor is it read");
     let waiters: String = (0..500).map(|n| format!(" w{n}")).collect();
@@ -101,7 +101,7 @@ async fn tells_the_token_and_which_readers_live() -> Result<()> {
     let shared = name("b");
     bench.client.call(&format!("HSET b mode read {} 1", theirs())).await?.ok()?;
     bench.call(&script::acquire_read(&shared, &ours(1), lease(5_000), None)).await?;
-    bench.call(&script::keep_read([(&shared, ours(1), 3)], lease(5_000))).await?;
+    bench.call(&script::renew_read([(&shared, ours(1), 3)], lease(5_000))).await?;
     bench.client.call(&format!("DEL {{b}}:{}:rwlock_timeout:1", ours(1))).await?;
     let mut readers =
         vec![Reader { id: ours(1), alive: true }, Reader { id: theirs(), alive: false }];

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 
 use redisson::Moment;
 
+use crate::core::Core;
+use crate::core::LogLine;
 use crate::core::lease::hold::LeaseMode;
-use crate::core::{Core, gauge};
 use crate::types::SessionId;
 
 /// What becomes of the holds of a worker that is stopped.
@@ -40,12 +41,12 @@ impl Core {
         }
         for id in stopped.difference(&before) {
             self.let_lapse(*id, true);
-            if let Some(session) = self.sessions.get(id).filter(|_| self.log_limit.admits(now)) {
+            if let Some(session) = self.sessions.get(id) {
                 let (pid, holds) = (session.peer.pid, session.holds.len());
-                tracing::info!(worker.pid = pid, holds, "a worker is stopped");
+                self.effects.log_bounded(now, || LogLine::WorkerStopped { pid, holds });
             }
         }
-        self.figures.frozen_sessions.set(gauge(self.stopped.len()));
+        self.gauges.frozen_sessions = self.stopped.len();
         self.run_ready();
     }
 
@@ -53,7 +54,7 @@ impl Core {
     pub(in crate::core) fn forget_stopped(&mut self, id: SessionId) {
         if self.stopped.remove(&id) {
             self.let_lapse(id, false);
-            self.figures.frozen_sessions.set(gauge(self.stopped.len()));
+            self.gauges.frozen_sessions = self.stopped.len();
         }
     }
 

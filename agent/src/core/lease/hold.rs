@@ -107,7 +107,7 @@ impl Hold {
             return renew.min(self.valid_until).min(kept_back.until);
         }
         let lost = lease.lost_at(self.valid_until, margin);
-        let warn = if self.jeopardy { Moment::NEVER } else { lease.jeopardy_at(self.valid_until) };
+        let warn = if self.jeopardy { Moment::NEVER } else { lease.at_risk_at(self.valid_until) };
         lost.min(warn).min(renew)
     }
 }

@@ -45,12 +45,12 @@ impl Core {
             node_leases.for_each(|lease_on_node| lease_on_node.renew_at = now);
         }
         if std::mem::take(&mut hold.jeopardy) {
-            self.figures.jeopardy_holds.dec();
+            self.gauges.jeopardy_holds -= 1;
         }
         let (peer, client) = (session.peer.clone(), client_name(session));
         hold.kept_back = Some(Box::new(KeptBack { until, session: session.key, peer, client }));
         let (name, kind) = (hold.name.clone(), hold.kind);
-        self.figures.delayed_holds.inc();
+        self.gauges.delayed_holds += 1;
         self.journal_trace(number, &name, kind, until);
         self.arm(number);
     }

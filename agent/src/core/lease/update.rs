@@ -1,9 +1,11 @@
 //! What the keep script is asked for by a worker: re-entry, partial release, another lease.
 
-use redisson::script::Kept;
+use redisson::script::RenewOutcome;
 use redisson::{Kind, Lease, Moment};
+use std::sync::Arc;
 use tracing::Span;
 
+use crate::core::Report;
 use crate::core::lease::hold::LeaseMode;
 use crate::core::ops::{Asked, Change, Purpose};
 use crate::core::session::reply::Reply;
@@ -57,7 +59,7 @@ impl Core {
         sent: Moment,
         asked: &Asked,
         change: Change,
-        kept: Kept,
+        kept: RenewOutcome,
     ) {
         let Asked { name, number, count, owner, slot, span, .. } = asked;
         if let Some(end) = lost_end(kept) {
@@ -78,8 +80,12 @@ impl Core {
                 hold.valid_until = hold.valid_until.max(lease.unwrap_or(watched).valid_until(sent));
                 hold.renew_at = watched.renew_at(sent, jitter);
                 let (grant, kind) = (hold.grant(0), hold.kind);
-                let group = self.group(name);
-                self.figures.acquisition(&group, kind, "reentered");
+                let group = self.group_label(name);
+                self.effects.report(Report::Acquisition {
+                    group: Arc::clone(&group),
+                    kind,
+                    outcome: "reentered",
+                });
                 spans::outcome(span, "reentered");
                 span.record("lock.holds", *count);
                 Reply::Grant(grant)
@@ -100,10 +106,10 @@ impl Core {
 }
 
 /// What a hold that was not kept has come to.
-pub(in crate::core) fn lost_end(kept: Kept) -> Option<End> {
+pub(in crate::core) fn lost_end(kept: RenewOutcome) -> Option<End> {
     match kept {
-        Kept::Kept => None,
-        Kept::Missing | Kept::WrongType => Some(End::Missing),
-        Kept::Stolen => Some(End::Stolen),
+        RenewOutcome::Renewed => None,
+        RenewOutcome::Missing | RenewOutcome::WrongType => Some(End::Missing),
+        RenewOutcome::Stolen => Some(End::Stolen),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::script::{Kept, MAX_BATCH};
+use redisson::script::{MAX_BATCH, RenewOutcome};
 use redisson::{Kind, LockName, Moment};
 use tracing::Span;
 
@@ -14,6 +14,7 @@ use crate::core::ops::{Op, Purpose, Renewal};
 use crate::core::session::event::Event;
 use crate::core::timer::Timer;
 use crate::core::{Core, Node, spans};
+use crate::core::{LogLine, Report};
 use crate::types::End;
 use crate::types::Number;
 
@@ -99,22 +100,24 @@ impl Core {
         }
         if !hold.renewing && !hold.lapsing && hold.renew_at <= now {
             hold.renewing = true;
-            self.figures.renewal_lateness.observe(now.since(hold.renew_at).as_secs_f64());
+            self.effects.report(Report::RenewalLateness(now.since(hold.renew_at)));
             due.push(number);
         }
         let warn = !hold.jeopardy && kept_back.is_none();
-        if warn && lease.jeopardy_at(hold.valid_until) <= now {
+        if warn && lease.at_risk_at(hold.valid_until) <= now {
             hold.jeopardy = true;
             let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
             let left = hold.valid_ms(now);
             hold.note_jeopardy(left);
-            self.figures.jeopardy_holds.inc();
-            if self.log_limit.admits(now) {
-                let trace = hold.trace();
-                let worker = self.sessions.get(&owner.session).and_then(|session| session.peer.pid);
-                let why = if hold.lapsing { "its worker is stopped" } else { "renewals fail" };
-                tracing::warn!(lock.name = %name, worker.pid = worker, trace.parent = trace, valid_ms = left, "lock in jeopardy: {why}");
-            }
+            self.gauges.jeopardy_holds += 1;
+            let session = self.sessions.get(&owner.session);
+            self.effects.log_bounded(now, || LogLine::Jeopardy {
+                lock: name.clone(),
+                pid: session.and_then(|session| session.peer.pid),
+                trace: hold.trace().to_owned(),
+                valid_ms: left,
+                why: if hold.lapsing { "its worker is stopped" } else { "renewals fail" },
+            });
             self.notify(owner, &name, kind, &Event::Jeopardy(left));
         }
         self.arm(number);
@@ -152,12 +155,12 @@ impl Core {
         &mut self,
         op: &Op,
         holds: &[Renewal],
-        kept: &[Kept],
+        kept: &[RenewOutcome],
         span: &Span,
     ) {
         let now = self.now;
         let lease = self.settings.lease;
-        self.figures.renewal_seconds.observe(now.since(op.sent).as_secs_f64());
+        self.effects.report(Report::RenewalRoundTrip(now.since(op.sent)));
         let mut renewed = Tally::default();
         let gone = kept.iter().filter(|kept| lost_end(**kept).is_some()).count();
         span.record("lock.gone", gone);
@@ -169,12 +172,16 @@ impl Core {
             hold.renewing = false;
             hold.failures = 0;
             if let Some(end) = lost_end(*kept) {
-                self.figures.renewals(&hold.group, "gone", 1);
+                self.effects.report(Report::Renewals {
+                    group: Arc::clone(&hold.group),
+                    outcome: "gone",
+                    count: 1,
+                });
                 self.lose(*number, end);
                 continue;
             }
             renewed.add(&hold.group);
-            self.figures.renewal_margin.observe(hold.valid_until.since(now).as_secs_f64());
+            self.effects.report(Report::RenewalMargin(hold.valid_until.since(now)));
             if hold.mode == LeaseMode::Renewed {
                 hold.valid_until = hold.valid_until.max(lease.valid_until(op.sent));
                 // This renewal may have overtaken a change of the count: then it is put right at once.
@@ -187,7 +194,11 @@ impl Core {
             self.arm(*number);
         }
         for (group, count) in renewed.0 {
-            self.figures.renewals(&group, "renewed", count);
+            self.effects.report(Report::Renewals {
+                group: Arc::clone(&group),
+                outcome: "renewed",
+                count,
+            });
         }
     }
 
@@ -196,12 +207,12 @@ impl Core {
         let lease = self.settings.lease;
         let Some(hold) = self.holds.get_mut(&number) else { return };
         if hold.jeopardy
-            && (hold.mode == LeaseMode::Fixed || lease.jeopardy_at(hold.valid_until) > self.now)
+            && (hold.mode == LeaseMode::Fixed || lease.at_risk_at(hold.valid_until) > self.now)
         {
             hold.jeopardy = false;
             hold.note_safe(hold.valid_ms(self.now));
             let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
-            self.figures.jeopardy_holds.dec();
+            self.gauges.jeopardy_holds -= 1;
             self.notify(owner, &name, kind, &Event::Safe);
         }
     }
@@ -210,7 +221,7 @@ impl Core {
     pub(in crate::core) fn renewal_failed(&mut self, holds: &[Renewal], pause: Duration) {
         let now = self.now;
         for Renewal { name, number, .. } in holds {
-            let group = self.group(name);
+            let group = self.group_label(name);
             let Some(hold) = self.holds.get_mut(number) else {
                 self.poll_queue(name);
                 continue;
@@ -219,7 +230,11 @@ impl Core {
             hold.failures = hold.failures.saturating_add(1);
             hold.note_failed_renewal();
             let failures = hold.failures;
-            self.figures.renewals(&group, "error", 1);
+            self.effects.report(Report::Renewals {
+                group: Arc::clone(&group),
+                outcome: "error",
+                count: 1,
+            });
             // The op's own pause is for its first failure; a hold whose renewals go on failing slows down.
             let pause = if failures == 1 { pause } else { self.pause(failures) };
             if let Some(hold) = self.holds.get_mut(number) {
@@ -268,7 +283,7 @@ impl Core {
 
     /// Whether so much time has passed since the last event that the agent, or the host, slept: above a third of the
     /// shortest lease held. Ticks come each 100 ms while holds exist.
-    pub(in crate::core) fn slept(&self, now: Moment) -> bool {
+    pub(in crate::core) fn slept(&mut self, now: Moment) -> bool {
         let gap = now.since(self.now);
         if gap < Duration::from_millis(200) {
             return false;
@@ -281,7 +296,7 @@ impl Core {
         let slept = leases.min().is_some_and(|shortest| gap > shortest / 3);
         if slept {
             let gap_ms = crate::core::lease::hold::millis(gap);
-            tracing::warn!(gap_ms, "the agent slept: verifying every hold");
+            self.effects.log(LogLine::Slept { gap_ms });
         }
         slept
     }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::script::{Acquired, MAX_READ_COUNT};
+use redisson::script::{AcquireOutcome, MAX_READ_COUNT};
 use redisson::{Family, HolderId, Kind, LockName, Moment};
 use tracing::Span;
 
+use crate::core::Report;
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::waiter::{Left, Waiter, WaiterId};
 use crate::core::ops::{Asked, Attempt, Change, Failure, Op, OpId, Purpose};
@@ -24,8 +25,12 @@ impl Core {
         let owner = Owner { session: slot.session, owner: request.owner };
         let span = self.acquire_span(owner, &request);
         if let Some(refusal) = self.refusal(slot, &request) {
-            let group = self.group(&request.name);
-            self.figures.acquisition(&group, request.kind, "denied");
+            let group = self.group_label(&request.name);
+            self.effects.report(Report::Acquisition {
+                group: Arc::clone(&group),
+                kind: request.kind,
+                outcome: "denied",
+            });
             spans::outcome(&span, "denied");
             self.answer(slot, refusal);
             // Only asked for its label: nobody holds or waits for it here.
@@ -48,15 +53,27 @@ impl Core {
         let taken = self.is_taken(&request.name, request.kind);
         let waiter = self.new_waiter(slot, owner, request, taken, span);
         if taken && waiter.is_now_or_never() {
-            let group = self.group(&waiter.name);
-            self.figures.acquisition(&group, waiter.kind, "timeout");
-            self.figures.waited(&group, "timeout", Duration::ZERO);
+            let group = self.group_label(&waiter.name);
+            self.effects.report(Report::Acquisition {
+                group: Arc::clone(&group),
+                kind: waiter.kind,
+                outcome: "timeout",
+            });
+            self.effects.report(Report::Waited {
+                group: Arc::clone(&group),
+                outcome: "timeout",
+                wait: Duration::ZERO,
+            });
             spans::outcome(&waiter.span, "timeout");
             return self.answer(slot, Frame::Null);
         }
         if taken && waiter.wait == Wait::Forever && self.would_deadlock(owner, &waiter.name) {
-            let group = self.group(&waiter.name);
-            self.figures.acquisition(&group, waiter.kind, "denied");
+            let group = self.group_label(&waiter.name);
+            self.effects.report(Report::Acquisition {
+                group: Arc::clone(&group),
+                kind: waiter.kind,
+                outcome: "denied",
+            });
             spans::outcome(&waiter.span, "denied");
             let reply = self.deadlock(&waiter.name);
             return self.answer(slot, reply);
@@ -70,7 +87,7 @@ impl Core {
     }
 
     /// Why a LOCK is not even tried.
-    pub(in crate::core) fn refusal(&self, slot: Slot, request: &LockRequest) -> Option<Frame> {
+    pub(in crate::core) fn refusal(&mut self, slot: Slot, request: &LockRequest) -> Option<Frame> {
         if let Some(refusal) = self.wrong_session(slot, request.session.as_deref(), &request.name) {
             return Some(refusal);
         }
@@ -212,20 +229,24 @@ impl Core {
         id: OpId,
         op: &Op,
         attempt: &Attempt,
-        acquired: Acquired,
+        acquired: AcquireOutcome,
     ) {
         let name = &attempt.name;
         self.clear_attempt(attempt, id);
         if op.may_have_run {
-            let applied = matches!(acquired, Acquired::Granted { .. });
-            self.figures.doubt(if applied { "applied" } else { "not_applied" });
+            let applied = matches!(acquired, AcquireOutcome::Granted { .. });
+            self.effects.report(Report::OutcomeKnown(if applied {
+                "applied"
+            } else {
+                "not_applied"
+            }));
         }
         if let Some(state) = self.locks.get_mut(name) {
             state.failures = 0;
             state.trouble = None;
         }
         match acquired {
-            Acquired::Granted { token } => {
+            AcquireOutcome::Granted { token } => {
                 let now = self.now;
                 if let Some(state) = self.locks.get_mut(name) {
                     state.taken_at = now;
@@ -237,17 +258,17 @@ impl Core {
                     None => self.on_lock_obtained(attempt, op.sent, token),
                 }
             }
-            Acquired::Held { pttl_ms, holders } => {
+            AcquireOutcome::Held { pttl_ms, holders } => {
                 self.refused(attempt, op.sent, pttl_ms, &holders);
             }
-            Acquired::WrongKind(kind) => {
+            AcquireOutcome::WrongKind(kind) => {
                 let sentence = format!(
                     "WRONGKIND `{name}` is in use as a {} lock: kinds do not mix under one name",
                     printable(&kind)
                 );
                 self.cannot_be_had(attempt, op.may_have_run, sentence);
             }
-            Acquired::WrongType(kind) => {
+            AcquireOutcome::WrongType(kind) => {
                 let sentence = format!(
                     "WRONGTYPE the key `{name}` is no lock but a {}: use another name",
                     printable(&kind)
@@ -330,9 +351,17 @@ impl Core {
             self.lose(gone, End::Missing);
         }
         let waited = self.now.since(waiter.since);
-        let group = self.group(&waiter.name);
-        self.figures.acquisition(&group, waiter.kind, "acquired");
-        self.figures.waited(&group, "acquired", waited);
+        let group = self.group_label(&waiter.name);
+        self.effects.report(Report::Acquisition {
+            group: Arc::clone(&group),
+            kind: waiter.kind,
+            outcome: "acquired",
+        });
+        self.effects.report(Report::Waited {
+            group: Arc::clone(&group),
+            outcome: "acquired",
+            wait: waited,
+        });
         let waited_ms = self.waited_ms(&waiter);
         let span = self.hold_span(&waiter, &group, number, token);
         let Waiter { name, kind, owner, uid, slot, lease, trace, .. } = waiter;
@@ -368,7 +397,7 @@ impl Core {
         self.quota.add(uid);
         self.holds.insert(number, hold);
         self.arm(number);
-        self.figures.hold_began(&group, kind, number);
+        self.effects.report(Report::HoldBegan { group, kind, number });
         let state = self.lock_mut(&name);
         if kind == Kind::Read {
             state.readers.insert(number);
@@ -449,7 +478,7 @@ impl Core {
             })
             .collect();
         for (ghost, kind) in ghosts {
-            self.figures.doubt("undone_late");
+            self.effects.report(Report::OutcomeKnown("undone_late"));
             self.undo(name, kind, ghost, self.settings.lease);
         }
     }

@@ -47,11 +47,11 @@ impl Core {
         waiter.place.behind = behind;
         if waiter.place.listening.as_ref() != Some(&channel) {
             if let Some(old) = waiter.place.listening.replace(channel.clone()) {
-                self.effects.push_back(Effect::Unsubscribe(Node::Main, old));
+                self.effects.push(Effect::Unsubscribe(Node::Main, old));
             } else {
-                self.figures.subscriptions.inc();
+                self.gauges.subscriptions += 1;
             }
-            self.effects.push_back(Effect::Subscribe(Node::Main, channel));
+            self.effects.push(Effect::Subscribe(Node::Main, channel));
         }
         // A message that came while the answer was under way may have told of this very turn.
         if waiter.place.message_at.take().is_some_and(|at| at >= sent) {
@@ -136,8 +136,8 @@ impl Core {
             self.timers.clear(armed, Timer::FairPosition(id));
         }
         if let Some(channel) = waiter.place.listening.take() {
-            self.effects.push_back(Effect::Unsubscribe(Node::Main, channel));
-            self.figures.subscriptions.dec();
+            self.effects.push(Effect::Unsubscribe(Node::Main, channel));
+            self.gauges.subscriptions -= 1;
         }
     }
 

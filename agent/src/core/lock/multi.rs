@@ -7,12 +7,14 @@
 //! the others when it has got that one. What comes before it in byte order it waits for only briefly then: those who
 //! take turns in the same order would otherwise stand in one another's way for ever, each with one lock in its hands.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::{LockName, Moment};
 use tracing::Span;
 
 use crate::core::Core;
+use crate::core::Report;
 use crate::core::lease::hold::{Hold, LeaseMode, millis};
 use crate::core::ops::{Asked, Change};
 use crate::core::session::reply::{Grant, Reply};
@@ -113,8 +115,12 @@ impl Core {
         // What cannot be had at all is told before anything is taken.
         if let Some((index, refusal)) = self.refusal_of_any(slot, owner, &requests) {
             let LockRequest { name, kind, .. } = &requests[index];
-            let group = self.group(name);
-            self.figures.acquisition(&group, *kind, "denied");
+            let group = self.group_label(name);
+            self.effects.report(Report::Acquisition {
+                group: Arc::clone(&group),
+                kind: *kind,
+                outcome: "denied",
+            });
             self.answer(slot, refusal);
             return self.poll_queue(name);
         }
@@ -169,20 +175,26 @@ impl Core {
     }
 
     fn refusal_of_any(
-        &self,
+        &mut self,
         slot: Slot,
         owner: Owner,
         requests: &[LockRequest],
     ) -> Option<(usize, Frame)> {
-        let deadlock = |LockRequest { name, kind, wait, .. }: &LockRequest| {
-            let held = Side::BOTH.iter().any(|side| self.hold_of(owner, name, *side).is_some());
-            let waits = *wait == Wait::Forever && !held && self.is_taken(name, *kind);
-            // Whichever comes first: it needs them all.
-            (waits && self.would_deadlock(owner, name)).then(|| self.deadlock(name))
-        };
-        requests.iter().enumerate().find_map(|(index, request)| {
-            Some((index, self.refusal(slot, request).or_else(|| deadlock(request))?))
-        })
+        for (index, request) in requests.iter().enumerate() {
+            let refusal = self.refusal(slot, request);
+            if let Some(refusal) = refusal.or_else(|| self.member_deadlock(owner, request)) {
+                return Some((index, refusal));
+            }
+        }
+        None
+    }
+
+    /// Returns the refusal of a member that would deadlock. Their order does not matter: the MLOCK needs them all.
+    fn member_deadlock(&self, owner: Owner, request: &LockRequest) -> Option<Frame> {
+        let LockRequest { name, kind, wait, .. } = request;
+        let held = Side::BOTH.iter().any(|side| self.hold_of(owner, name, *side).is_some());
+        let waits = *wait == Wait::Forever && !held && self.is_taken(name, *kind);
+        (waits && self.would_deadlock(owner, name)).then(|| self.deadlock(name))
     }
 
     fn begin(&mut self, owner: Owner, multi: MultiLock) {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use crate::core::Core;
+use crate::core::Report;
 use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
 use crate::policy::Policy;
@@ -44,7 +45,7 @@ impl Core {
     }
 
     /// Why the policy denies a LOCK, if it does. Whoever holds the lock may enter it again.
-    pub(in crate::core) fn denied(&self, slot: Slot, request: &LockRequest) -> Option<Frame> {
+    pub(in crate::core) fn denied(&mut self, slot: Slot, request: &LockRequest) -> Option<Frame> {
         let policy = self.policy.as_ref()?;
         let owner = Owner { session: slot.session, owner: request.owner };
         let held = Side::BOTH.iter().any(|side| {
@@ -56,7 +57,7 @@ impl Core {
             return None;
         }
         let denial = policy.check(peer, request, self.quota.of(peer.uid)).err()?;
-        self.figures.policy_denials.with_label_values(&[denial.reason]).inc();
+        self.effects.report(Report::PolicyDenial(denial.reason));
         Some(Frame::Error(format!("DENIED `{}` {}", request.name, denial.text)))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{HandedOver, Released};
+use redisson::script::{HandOverOutcome, ReleaseOutcome};
 use redisson::{Family, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
@@ -15,6 +15,7 @@ use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
 use crate::core::timer::Timer;
 use crate::core::{Core, Node, spans};
+use crate::core::{LogLine, Report};
 use crate::protocol::command::HoldRequest;
 use crate::protocol::resp::Frame;
 use crate::types::End;
@@ -129,13 +130,14 @@ impl Core {
         if state.hold == Some(number) {
             state.hold = None;
         }
-        let group = self.group(&hold.name);
-        self.figures.hold_ended(&group, hold.kind, number, end, self.now.since(hold.granted));
+        let group = self.group_label(&hold.name);
+        let (kind, held) = (hold.kind, self.now.since(hold.granted));
+        self.effects.report(Report::HoldEnded { group, kind, number, end, held });
         if hold.jeopardy {
-            self.figures.jeopardy_holds.dec();
+            self.gauges.jeopardy_holds -= 1;
         }
         if hold.kept_back.is_some() {
-            self.figures.delayed_holds.dec();
+            self.gauges.delayed_holds -= 1;
         }
         spans::ended(&hold.span, end);
         let place = TraceParent::of(&hold.span);
@@ -172,7 +174,7 @@ impl Core {
         let until = self.now + (self.round_trip * 3).clamp(STAND_BACK.0, STAND_BACK.1);
         if let Some(state) = self.locks.get_mut(name) {
             state.stand_back_until = until;
-            self.figures.yields.inc();
+            self.effects.report(Report::Yielded);
         }
     }
 
@@ -282,10 +284,10 @@ impl Core {
         name: &LockName,
         kind: Kind,
         number: Number,
-        released: Released,
+        released: ReleaseOutcome,
     ) {
-        if released == Released::Released {
-            self.figures.doubt("undone_late");
+        if released == ReleaseOutcome::Released {
+            self.effects.report(Report::OutcomeKnown("undone_late"));
         }
         self.on_released(name, kind, number);
     }
@@ -295,14 +297,14 @@ impl Core {
         &mut self,
         ending: &Ending,
         may_have_run: bool,
-        released: Released,
+        released: ReleaseOutcome,
     ) {
         let end = match released {
-            Released::Released => None,
+            ReleaseOutcome::Released => None,
             // An earlier copy of it may be what removed the hold; while it was valid nothing else can have.
             _ if may_have_run && self.now < ending.valid_until => None,
-            Released::Missing | Released::WrongType => Some(End::Missing),
-            Released::Stolen => Some(End::Stolen),
+            ReleaseOutcome::Missing | ReleaseOutcome::WrongType => Some(End::Missing),
+            ReleaseOutcome::Stolen => Some(End::Stolen),
         };
         self.confirm(ending, end);
         self.on_released(&ending.name, ending.kind, ending.number);
@@ -313,8 +315,8 @@ impl Core {
         let reply = match lost {
             // An explicit lease or a lost hold was to end anyway.
             Some(end) if !ending.end.is_loss() && ending.end != End::Expired => {
-                let group = self.group(&ending.name);
-                self.figures.lost(&group, end);
+                let group = self.group_label(&ending.name);
+                self.effects.report(Report::Lost { group, end });
                 Self::lost(&ending.name, end)
             }
             _ => Frame::Int(0),
@@ -331,13 +333,13 @@ impl Core {
         op: &Op,
         from: &Ending,
         to: &Attempt,
-        passed: HandedOver,
+        passed: HandOverOutcome,
     ) {
         let name = from.name.clone();
         self.journal_gone(from.number);
         self.clear_attempt(to, id);
         let lost = match passed {
-            HandedOver::Passed { subscribers, token } => {
+            HandOverOutcome::Passed { subscribers, token } => {
                 // In a cluster a node knows of its own subscribers only, and others may listen at any.
                 let subscribers = subscribers.filter(|_| !self.settings.slots);
                 if let Some(state) = self.locks.get_mut(&name) {
@@ -346,8 +348,8 @@ impl Core {
                     state.others = subscribers.map(|n| n > ours);
                     state.trouble = None;
                 }
-                let group = self.group(&name);
-                self.figures.handover(&group);
+                let group = self.group_label(&name);
+                self.effects.report(Report::HandOver { group });
                 self.confirm(from, None);
                 match self.replica_shortfall(op) {
                     Some(why) => self.withdraw(to, token, &why),
@@ -356,8 +358,8 @@ impl Core {
                 return self.poll_queue(&name);
             }
             _ if op.may_have_run && self.now < from.valid_until => None,
-            HandedOver::Missing | HandedOver::WrongType => Some(End::Missing),
-            HandedOver::Stolen => Some(End::Stolen),
+            HandOverOutcome::Missing | HandOverOutcome::WrongType => Some(End::Missing),
+            HandOverOutcome::Stolen => Some(End::Stolen),
         };
         self.confirm(from, lost);
         self.poll_queue(&name);
@@ -381,20 +383,19 @@ impl Core {
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
         // What a dead worker has lost is nobody's loss.
         let is_loss = end.is_loss() && hold.kept_back.is_none();
-        if is_loss && self.log_limit.admits(self.now) {
-            tracing::warn!(
-                lock.name = %name,
-                lock.holder = %self.field(kind, number),
-                worker.pid = self.worker_pid(owner),
-                trace.parent = hold.trace(),
-                reason = end.as_str(),
-                "lock lost: {}",
-                end.explained()
-            );
-        }
-        let group = self.group(&name);
         if is_loss {
-            self.figures.lost(&group, end);
+            let (holder, pid) = (self.field(kind, number), self.worker_pid(owner));
+            self.effects.log_bounded(self.now, || LogLine::LockLost {
+                lock: name.clone(),
+                holder,
+                pid,
+                trace: hold.trace().to_owned(),
+                end,
+            });
+        }
+        let group = self.group_label(&name);
+        if is_loss {
+            self.effects.report(Report::Lost { group, end });
         }
         self.void_replies(owner, number, &name, end);
         if !self.member_lost(owner, number, &name, end) {

@@ -4,12 +4,13 @@
 //! goes down a connection of its own, with a WAIT behind it, and is told once enough replicas have it. If too few have,
 //! nobody is told that he holds the lock, and the lock is given back.
 
-use redisson::script::{Kept, Value};
+use redisson::script::{RenewOutcome, Value};
 use redisson::{Kind, Moment};
 
 use crate::core::lock::waiter::Left;
 use crate::core::ops::{Asked, Attempt, Change, Op, OpId, Purpose};
 use crate::core::{Core, spans};
+use crate::core::{LogLine, Report};
 
 /// What WAIT said of a script.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,7 +47,11 @@ impl Core {
         }
         let Confirmed { replicas, refusal } = &op.confirmed;
         self.short_of_replicas = *replicas < wanted;
-        self.figures.confirmation(if self.short_of_replicas { "too_few" } else { "confirmed" });
+        self.effects.report(Report::Confirmation(if self.short_of_replicas {
+            "too_few"
+        } else {
+            "confirmed"
+        }));
         if !self.short_of_replicas {
             return None;
         }
@@ -58,9 +63,12 @@ impl Core {
                 "{replicas} of the {wanted} replicas that must have it (--min-replicas) confirmed it in time"
             ),
         };
-        if self.log_limit.admits(self.now) {
-            tracing::warn!(replicas, wanted, refusal, "too few replicas: a grant is taken back");
-        }
+        let (replicas, refusal) = (*replicas, refusal.clone());
+        self.effects.log_bounded(self.now, || LogLine::TooFewReplicas {
+            replicas,
+            wanted,
+            refusal,
+        });
         Some(why)
     }
 
@@ -83,9 +91,9 @@ impl Core {
         op: &Op,
         asked: &Asked,
         change: Change,
-        kept: Kept,
+        kept: RenewOutcome,
     ) {
-        let reentered = matches!((change, kept), (Change::Reenter(_), Kept::Kept));
+        let reentered = matches!((change, kept), (Change::Reenter(_), RenewOutcome::Renewed));
         if reentered
             && self.holds.contains_key(&asked.number)
             && let Some(why) = self.replica_shortfall(op)
@@ -110,7 +118,7 @@ impl Core {
     /// So few replicas are connected that an attempt was not even sent.
     pub(in crate::core) fn attempt_not_tried(&mut self, id: OpId, why: &str) {
         self.short_of_replicas = true;
-        self.figures.confirmation("not_tried");
+        self.effects.report(Report::Confirmation("not_tried"));
         let Some(Op { purpose: Purpose::Acquire(attempt), may_have_run, .. }) = self.take_op(id)
         else {
             return;

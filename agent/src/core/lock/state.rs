@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use redisson::{Family, Kind, LockName, Moment, keys};
 
+use crate::core::Report;
 use crate::core::red::node_subscriptions::NodeSubscriptions;
 use crate::core::timer::Timer;
 use crate::core::{Core, Effect, Node, OpId};
@@ -104,14 +105,21 @@ impl Core {
     pub(in crate::core) fn lock_mut(&mut self, name: &LockName) -> &mut LockState {
         // Two look-ups in the common case beat a clone of the key on each.
         if !self.locks.contains_key(name) {
-            let group = self.figures.group(name);
+            let group = self.group_label(name);
             self.locks.insert(name.clone(), LockState::new(group));
         }
         self.locks.get_mut(name).expect("inserted above where it was missing")
     }
 
-    pub(in crate::core) fn group(&mut self, name: &LockName) -> Arc<str> {
-        Arc::clone(&self.lock_mut(name).group)
+    /// Returns the label under which metrics count a lock.
+    pub(in crate::core) fn group_label(&mut self, name: &LockName) -> Arc<str> {
+        if let Some(state) = self.locks.get(name) {
+            return Arc::clone(&state.group);
+        }
+        let group = self.grouping.label(name);
+        let groups = self.grouping.true_count();
+        self.effects.report(Report::GroupSeen { group: Arc::clone(&group), groups });
+        group
     }
 
     /// Lets the front waiter try, if nothing stands in its way; forgets the name when nobody needs it any more.
@@ -206,9 +214,9 @@ impl Core {
         };
         state.listening = Some((family, channel.clone()));
         for node in self.nodes_of(family) {
-            self.effects.push_back(Effect::Subscribe(node, channel.clone()));
+            self.effects.push(Effect::Subscribe(node, channel.clone()));
         }
-        self.figures.subscriptions.inc();
+        self.gauges.subscriptions += 1;
     }
 
     fn unsubscribe(&mut self, name: &LockName) {
@@ -216,9 +224,9 @@ impl Core {
         if let Some((family, channel)) = state.listening.take() {
             state.node_subscriptions.deaf();
             for node in self.nodes_of(family) {
-                self.effects.push_back(Effect::Unsubscribe(node, channel.clone()));
+                self.effects.push(Effect::Unsubscribe(node, channel.clone()));
             }
-            self.figures.subscriptions.dec();
+            self.gauges.subscriptions -= 1;
         }
     }
 

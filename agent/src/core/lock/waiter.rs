@@ -1,8 +1,10 @@
 //! Waiting: one local queue a name, first come, first served. Only the front waiter competes in Redis.
 
 use redisson::{Kind, Lease, LockName, Moment};
+use std::sync::Arc;
 use tracing::Span;
 
+use crate::core::Report;
 use crate::core::lease::hold::millis;
 use crate::core::lock::fair::Place;
 use crate::core::lock::state::Contest;
@@ -97,8 +99,8 @@ impl Core {
             Wait::AtMost(wait) => self.now + wait,
         };
         let name = waiter.name.clone();
-        let group = self.group(&name);
-        self.figures.wait_began(&group, waiter.kind, number);
+        let group = self.group_label(&name);
+        self.effects.report(Report::WaitBegan { group, kind: waiter.kind, number });
         if let Some(session) = self.sessions.get_mut(&waiter.owner.session) {
             session.waits.insert(waiter.owner.owner, number);
         }
@@ -177,8 +179,8 @@ impl Core {
             let at = at.or_else(|| name.queue.iter().position(|queued| *queued == number));
             at.and_then(|at| name.queue.remove(at));
         }
-        let group = self.group(&waiter.name);
-        self.figures.wait_ended(&group, waiter.kind, number);
+        let group = self.group_label(&waiter.name);
+        self.effects.report(Report::WaitEnded { group, kind: waiter.kind, number });
         Some(waiter)
     }
 
@@ -191,7 +193,7 @@ impl Core {
             .is_some_and(|state| state.queue.front() == Some(&number));
         let Some(waiter) = self.remove_waiter(number) else { return };
         let waited = self.now.since(waiter.since);
-        let group = self.group(&waiter.name);
+        let group = self.group_label(&waiter.name);
         let name = &waiter.name;
         let trouble = self.locks.get(name).and_then(|state| state.trouble.clone());
         let (outcome, reply) = match why {
@@ -206,10 +208,15 @@ impl Core {
                 None => ("timeout", Frame::Null),
             },
         };
-        self.figures.acquisition(&group, waiter.kind, outcome);
+        self.effects.report(Report::Acquisition {
+            group: Arc::clone(&group),
+            kind: waiter.kind,
+            outcome,
+        });
         spans::outcome(&waiter.span, outcome);
         waiter.span.record("lock.wait_ms", millis(waited));
-        self.figures.waited(&group, if outcome == "timeout" { outcome } else { "other" }, waited);
+        let outcome = if outcome == "timeout" { outcome } else { "other" };
+        self.effects.report(Report::Waited { group, outcome, wait: waited });
         match waiter.kind {
             Kind::Red => self.tell_once_undone(&waiter, reply),
             _ => self.answer(waiter.slot, reply),

@@ -5,10 +5,11 @@
 
 use std::time::Duration;
 
-use redisson::script::Kept;
+use redisson::script::RenewOutcome;
 use redisson::{Kind, Moment};
 
 use crate::core::Core;
+use crate::core::Report;
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lease::update::lost_end;
 use crate::core::lease::watchdog::Batches;
@@ -16,7 +17,7 @@ use crate::core::ops::Purpose;
 use crate::core::session::event::Event;
 use crate::core::session::{Owner, Session};
 use crate::core::side::Side;
-use crate::journal::{HoldRecord, Past, PastSession, Record, TraceRecord};
+use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
 use crate::types::End;
 use crate::types::SessionId;
 
@@ -27,7 +28,7 @@ impl Purpose {
     /// What it is about, as the journal would tell a successor.
     pub(in crate::core) fn records(&self) -> Vec<Record> {
         let trace = |number, lock: &redisson::LockName, kind, after| {
-            Record::Trace(TraceRecord { number, lock: lock.clone(), kind, after })
+            Record::Orphan(OrphanRecord { number, lock: lock.clone(), kind, after })
         };
         let now = Moment::default();
         match self {
@@ -57,7 +58,7 @@ impl Purpose {
 impl Core {
     /// Goes on with what an earlier run has left: its sessions wait to be resumed, its holds are verified, what is
     /// nobody's is removed.
-    pub fn restore(&mut self, now: Moment, past: Past) {
+    pub fn restore(&mut self, now: Moment, past: Restored) {
         self.advance_clock(now);
         let lease = self.settings.lease;
         let mut batches = Batches::new(self.settings.slots);
@@ -73,7 +74,7 @@ impl Core {
         for (reads, holds) in batches.rest() {
             self.send(Purpose::Adopt { reads, holds }, give_up);
         }
-        for (number, TraceRecord { lock: name, kind, after, .. }) in past.traces {
+        for (number, OrphanRecord { lock: name, kind, after, .. }) in past.orphans {
             self.journal.knows([number]);
             *self.leaving_mut(&name, kind) += 1;
             // An explicit lease may have been longer; then the next waiter finds what is left of it.
@@ -85,8 +86,8 @@ impl Core {
     }
 
     /// Takes one session in again. Gives those of its holds that Redis is to be asked about.
-    fn restore_session(&mut self, id: SessionId, past: PastSession) -> Vec<HoldRecord> {
-        let PastSession { record, away_since, holds } = past;
+    fn restore_session(&mut self, id: SessionId, past: RestoredSession) -> Vec<HoldRecord> {
+        let RestoredSession { record, away_since, holds } = past;
         let since = away_since.map_or(self.now, |since| since.min(self.now));
         let time = Duration::from_millis(record.grace_ms);
         let session = Session::new(record.session, record.peer, record.secret, self.now);
@@ -114,7 +115,12 @@ impl Core {
     }
 
     /// Redis told which holds of an earlier run are still there.
-    pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[HoldRecord], kept: &[Kept]) {
+    pub(in crate::core) fn adopted(
+        &mut self,
+        sent: Moment,
+        holds: &[HoldRecord],
+        kept: &[RenewOutcome],
+    ) {
         for (record, kept) in holds.iter().zip(kept) {
             let Some(id) = self.session_of(record.session) else {
                 // Nobody came back for it in time.
@@ -163,9 +169,9 @@ impl Core {
     /// A hold was lost before its session could be taken over; who takes it over hears of it.
     fn lost_before(&mut self, id: SessionId, record: &HoldRecord, end: End) {
         self.verified(id);
-        let group = self.group(&record.lock);
+        let group = self.group_label(&record.lock);
         if end.is_loss() {
-            self.figures.lost(&group, end);
+            self.effects.report(Report::Lost { group, end });
         }
         let owner = Owner { session: id, owner: record.owner };
         self.notify(owner, &record.lock, record.kind, &Event::Lost(end));
@@ -182,7 +188,7 @@ impl Core {
     ) {
         let HoldRecord { number, ref lock, kind, count, token, until, longest, granted, .. } =
             *record;
-        let (group, jitter) = (self.group(lock), self.jitter());
+        let (group, jitter) = (self.group_label(lock), self.jitter());
         let uid = self.sessions.get(&owner.session).map_or(u32::MAX, |session| session.peer.uid);
         let hold = Hold {
             number,
@@ -212,7 +218,7 @@ impl Core {
         self.quota.add(uid);
         self.holds.insert(number, hold);
         self.arm(number);
-        self.figures.hold_began(&group, kind, number);
+        self.effects.report(Report::HoldBegan { group, kind, number });
         let now = self.now;
         let state = self.lock_mut(lock);
         if kind == Kind::Read {

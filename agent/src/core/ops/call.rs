@@ -21,21 +21,21 @@ impl Core {
                 let wanted = change.lease().unwrap_or(lease);
                 let hold = [(name, self.field(*kind, *number), *count)];
                 match kind {
-                    Kind::Read => script::keep_read(hold, wanted),
-                    _ => script::keep(hold, wanted),
+                    Kind::Read => script::renew_read(hold, wanted),
+                    _ => script::renew(hold, wanted),
                 }
             }
             Purpose::Renew { reads, holds, .. } => {
                 let holds = holds
                     .iter()
                     .map(|hold| (&hold.name, self.field(hold.kind, hold.number), hold.count));
-                if *reads { script::keep_read(holds, lease) } else { script::keep(holds, lease) }
+                if *reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
             }
             Purpose::Adopt { reads, holds } => {
                 let holds = holds
                     .iter()
                     .map(|hold| (&hold.lock, self.field(hold.kind, hold.number), hold.count));
-                if *reads { script::keep_read(holds, lease) } else { script::keep(holds, lease) }
+                if *reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
             }
             Purpose::Release(Ending { name, kind, number, .. })
             | Purpose::Undo { name, kind, number } => self.release_call(name, *kind, *number),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, Call, Forced, Publish, Seen, Shown};
+use redisson::script::{self, Call, ExpectedLock, ForceReleaseOutcome, LockDetails, Publish};
 use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
@@ -11,6 +11,7 @@ use crate::core::ops::Purpose;
 use crate::core::session::Slot;
 use crate::core::session::event::Event;
 use crate::core::{Core, Effect};
+use crate::core::{LogLine, Report};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::End;
 use crate::types::Number;
@@ -25,7 +26,7 @@ pub(in crate::core) struct Force {
     pub(in crate::core) name: LockName,
     pub(in crate::core) slot: Slot,
     /// What the lock looked like.
-    pub(in crate::core) shown: Box<Shown>,
+    pub(in crate::core) shown: Box<LockDetails>,
 }
 
 impl Force {
@@ -35,8 +36,8 @@ impl Force {
 }
 
 /// The release of what was seen just now: time to live is nothing that an operator has thought about.
-pub(in crate::core) fn seen_now(name: &LockName, shown: &Shown, publish: Publish) -> Call {
-    script::force_release(name, Seen { hash: &shown.hash, most_left: None }, publish)
+pub(in crate::core) fn seen_now(name: &LockName, shown: &LockDetails, publish: Publish) -> Call {
+    script::force_release(name, ExpectedLock { hash: &shown.hash, max_ttl: None }, publish)
 }
 
 /// The refusal to release what the one named does not hold.
@@ -70,7 +71,7 @@ impl Core {
         slot: Slot,
         name: &LockName,
         holder: Option<&[u8]>,
-        shown: &Shown,
+        shown: &LockDetails,
     ) {
         let holders = &shown.hash.holders;
         let refusal = if shown.key_type == "none" {
@@ -98,18 +99,18 @@ impl Core {
         &mut self,
         force: &Force,
         may_have_run: bool,
-        forced: Forced,
+        forced: ForceReleaseOutcome,
     ) {
         let Force { name, slot, shown } = force;
         let holders = &shown.hash.holders;
         let reply = match forced {
-            Forced::Free if !may_have_run => Frame::Int(0),
-            Forced::Released | Forced::Free => {
+            ForceReleaseOutcome::Free if !may_have_run => Frame::Int(0),
+            ForceReleaseOutcome::Released | ForceReleaseOutcome::Free => {
                 self.audit(*slot, name, holders.iter().map(|holder| holder.id));
                 Frame::count(holders.len() as u64)
             }
-            Forced::Changed => Frame::Error(changed_hands(name)),
-            Forced::WrongType => {
+            ForceReleaseOutcome::Changed => Frame::Error(changed_hands(name)),
+            ForceReleaseOutcome::WrongType => {
                 Frame::Error(format!("WRONGTYPE `{name}` is no lock any more; nothing is done"))
             }
         };
@@ -130,21 +131,18 @@ impl Core {
     }
 
     pub(in crate::core) fn audit(
-        &self,
+        &mut self,
         slot: Slot,
         name: &LockName,
         holders: impl Iterator<Item = HolderId>,
     ) {
         let ids: Vec<String> = holders.map(|id| id.to_string()).collect();
         let peer = self.sessions.get(&slot.session).map(|session| &session.peer);
-        tracing::warn!(
-            lock.name = %name,
-            lock.holders = ids.join(" "),
-            by.uid = peer.map(|peer| peer.uid),
-            by.pid = peer.and_then(|peer| peer.pid),
-            by.comm = peer.and_then(|peer| peer.comm.as_deref()),
-            "an operator has released a lock by force"
-        );
+        self.effects.log(LogLine::ForcedRelease {
+            lock: name.clone(),
+            holders: ids.join(" "),
+            by: peer.cloned(),
+        });
     }
 
     /// Ends a session: its worker is told that its locks are lost, and its connection is closed.
@@ -159,26 +157,22 @@ impl Core {
         let by = self.sessions.get(&slot.session).map(|session| session.peer.clone());
         let Some(kicked) = self.sessions.get(&id) else { return };
         let numbers: std::collections::BTreeSet<Number> = kicked.holds.values().copied().collect();
-        tracing::warn!(
-            session = self.session_name(id),
-            pid = kicked.peer.pid,
-            uid = kicked.peer.uid,
-            holds = numbers.len(),
-            age_ms = millis(self.now.since(kicked.opened)),
-            by.uid = by.as_ref().map(|peer| peer.uid),
-            by.pid = by.as_ref().and_then(|peer| peer.pid),
-            by.comm = by.as_ref().and_then(|peer| peer.comm.as_deref()),
-            "an operator has ended a session"
-        );
+        self.effects.log(LogLine::SessionKicked {
+            session: self.session_name(id),
+            peer: kicked.peer.clone(),
+            holds: numbers.len(),
+            age_ms: millis(self.now.since(kicked.opened)),
+            by,
+        });
         for number in &numbers {
             let Some(hold) = self.holds.get(number) else { continue };
             let (owner, name, kind) = (hold.owner, hold.name.clone(), hold.kind);
-            let group = self.group(&name);
-            self.figures.lost(&group, End::Forced);
+            let group = self.group_label(&name);
+            self.effects.report(Report::Lost { group, end: End::Forced });
             self.notify(owner, &name, kind, &Event::Lost(End::Forced));
         }
         self.answer(slot, Frame::count(numbers.len() as u64));
-        self.effects.push_back(Effect::Deliver(id, Outgoing::Close));
+        self.effects.push(Effect::Deliver(id, Outgoing::Close));
         self.end_session(id, self.now);
     }
 

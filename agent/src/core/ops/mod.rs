@@ -284,7 +284,7 @@ impl Core {
             _ => (Node::Main, Lane::Commands),
         };
         let (call, place) = (self.call(&op.purpose), self.place_of(&op.purpose));
-        self.effects.push_back(Effect::Send { op: id, node, lane, call, place });
+        self.effects.push(Effect::Send { op: id, node, lane, call, place });
     }
 
     /// Redis answered a script.
@@ -301,9 +301,9 @@ impl Core {
         let result = match &op.purpose {
             Purpose::Acquire(attempt) => script::parse_acquire(reply)
                 .map(|acquired| self.on_acquire_reply(id, &op, attempt, acquired)),
-            Purpose::Keep(asked, change) => script::parse_keep(reply, 1)
+            Purpose::Keep(asked, change) => script::parse_renew(reply, 1)
                 .map(|kept| self.on_confirmed_update(&op, asked, *change, kept[0])),
-            Purpose::Renew { holds, span, .. } => script::parse_keep(reply, holds.len())
+            Purpose::Renew { holds, span, .. } => script::parse_renew(reply, holds.len())
                 .map(|kept| self.renewed(&op, holds, &kept, span)),
             Purpose::Release(ending) => script::parse_release(reply)
                 .map(|released| self.released(ending, op.may_have_run, released)),
@@ -311,14 +311,14 @@ impl Core {
                 .map(|passed| self.handed_over(id, &op, from, to, passed)),
             Purpose::Undo { name, kind, number } => script::parse_release(reply)
                 .map(|released| self.undone(name, *kind, *number, released)),
-            Purpose::Adopt { holds, .. } => script::parse_keep(reply, holds.len())
+            Purpose::Adopt { holds, .. } => script::parse_renew(reply, holds.len())
                 .map(|kept| self.adopted(op.sent, holds, &kept)),
             Purpose::Show { name, slot } => {
                 script::parse_show(reply).map(|shown| self.shown(*slot, name, &shown))
             }
             Purpose::Look { name, slot, holder } => script::parse_show(reply)
                 .map(|shown| self.looked(*slot, name, holder.as_deref(), &shown)),
-            Purpose::Force(force) => script::parse_forced(reply)
+            Purpose::Force(force) => script::parse_force_release(reply)
                 .map(|forced| self.force_answered(force, op.may_have_run, forced)),
             Purpose::Red(ask) => self.node_answered(&op, ask, reply),
         };

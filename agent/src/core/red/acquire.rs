@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redisson::script::Acquired;
+use redisson::script::AcquireOutcome;
 use redisson::{HolderId, Moment};
 
 use super::node_leases::NodeLeases;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
 use super::{Ask, What};
 use crate::core::Core;
+use crate::core::Report;
 use crate::core::lock::waiter::{Left, Waiter};
 use crate::core::ops::{Attempt, OpId, Purpose};
 use crate::core::timer::Timer;
@@ -102,18 +103,18 @@ impl Core {
         sent: Moment,
         quorum: OpId,
         attempt: &Attempt,
-        acquired: Acquired,
+        acquired: AcquireOutcome,
     ) {
         let name = &attempt.name;
         let answer = match acquired {
-            Acquired::Granted { .. } => Answer::Yes(attempt.lease.valid_until(sent)),
-            Acquired::Held { pttl_ms, holders } => Answer::No(No::Held { pttl_ms, holders }),
-            Acquired::WrongKind(kind) => Answer::No(No::Unfit(format!(
+            AcquireOutcome::Granted { .. } => Answer::Yes(attempt.lease.valid_until(sent)),
+            AcquireOutcome::Held { pttl_ms, holders } => Answer::No(No::Held { pttl_ms, holders }),
+            AcquireOutcome::WrongKind(kind) => Answer::No(No::Unfit(format!(
                 "WRONGKIND `{name}` is in use as a {} lock on {}: kinds do not mix under one name",
                 crate::core::lock::acquire::printable(&kind),
                 self.nodes()[node],
             ))),
-            Acquired::WrongType(kind) => Answer::No(No::Unfit(format!(
+            AcquireOutcome::WrongType(kind) => Answer::No(No::Unfit(format!(
                 "WRONGTYPE the key `{name}` is no lock but a {} on {}: use another name",
                 crate::core::lock::acquire::printable(&kind),
                 self.nodes()[node],
@@ -124,7 +125,8 @@ impl Core {
             Answer::No(No::Held { .. }) => "refused",
             _ => "unfit",
         };
-        self.figures.red_vote(&self.nodes()[node], word);
+        let server = self.nodes()[node].clone();
+        self.effects.report(Report::NodeVote { node: server, outcome: word });
         if self.red.quorum_ops.contains_key(&quorum) {
             return self.record_answer(quorum, node, answer);
         }
@@ -199,7 +201,8 @@ impl Core {
         let view = View::of(&quorum, majority);
         let troubles = self.troubles(&quorum);
         for node in quorum.awaited() {
-            self.figures.red_vote(&self.nodes()[node], "silent");
+            let server = self.nodes()[node].clone();
+            self.effects.report(Report::NodeVote { node: server, outcome: "silent" });
         }
         quorum.last_word = last_word;
         let free: Vec<_> = quorum.yes().map(|(node, _)| node).collect();
@@ -267,7 +270,7 @@ impl Core {
         let mut ghosts: Vec<_> = ghosts.into_iter().collect();
         ghosts.sort_unstable();
         for (number, nodes) in ghosts {
-            self.figures.doubt("undone_late");
+            self.effects.report(Report::OutcomeKnown("undone_late"));
             let undoing = Undoing {
                 name: attempt.name.clone(),
                 number,

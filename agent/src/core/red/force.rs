@@ -2,7 +2,7 @@
 //! can have a majority any more.
 
 use redisson::LockName;
-use redisson::script::{Forced, Shown};
+use redisson::script::{ForceReleaseOutcome, LockDetails};
 use redisson::shape::{Holder, MAX_FIELDS};
 
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
@@ -27,7 +27,7 @@ impl Core {
     /// The servers told what they have, or had time enough to.
     pub(super) fn look_decided(&mut self, quorum: &QuorumOp) {
         let QuorumRequest::Look(slot, name, holder) = &quorum.request else { return };
-        let shown: Vec<(usize, &Shown)> = quorum
+        let shown: Vec<(usize, &LockDetails)> = quorum
             .answers
             .iter()
             .enumerate()
@@ -43,7 +43,7 @@ impl Core {
         if shown.iter().all(|(_, shown)| shown.key_type == "none") {
             return self.answer(*slot, Frame::Int(0));
         }
-        let is_lock = |shown: &Shown| {
+        let is_lock = |shown: &LockDetails| {
             let few = shown.fields <= MAX_FIELDS;
             shown.key_type == "hash" && few && !shown.hash.holders.is_empty()
         };
@@ -88,11 +88,20 @@ impl Core {
     }
 
     /// One server answered a release by force.
-    pub(super) fn node_forced(&mut self, node: usize, quorum: super::OpId, forced: Forced) {
+    pub(super) fn node_forced(
+        &mut self,
+        node: usize,
+        quorum: super::OpId,
+        forced: ForceReleaseOutcome,
+    ) {
         let answer = match forced {
-            Forced::Released | Forced::Free => Answer::Yes(self.now),
-            Forced::Changed => Answer::No(No::Unfit("it has changed hands just now".into())),
-            Forced::WrongType => Answer::No(No::Unfit("it is no lock any more".into())),
+            ForceReleaseOutcome::Released | ForceReleaseOutcome::Free => Answer::Yes(self.now),
+            ForceReleaseOutcome::Changed => {
+                Answer::No(No::Unfit("it has changed hands just now".into()))
+            }
+            ForceReleaseOutcome::WrongType => {
+                Answer::No(No::Unfit("it is no lock any more".into()))
+            }
         };
         self.record_answer(quorum, node, answer);
     }

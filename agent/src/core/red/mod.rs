@@ -26,7 +26,7 @@ mod update;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, Shown, Value};
+use redisson::script::{self, BadReply, Call, LockDetails, Value};
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
@@ -70,7 +70,7 @@ pub(super) enum What {
     /// To tell what stands there.
     Show { quorum: OpId, name: LockName },
     /// To release for an operator what was seen there.
-    Force { quorum: OpId, name: LockName, shown: Box<Shown> },
+    Force { quorum: OpId, name: LockName, shown: Box<LockDetails> },
     /// To set a hold anew there, where it is gone and nobody else has the lock.
     Restore(Renewal),
 }
@@ -146,11 +146,11 @@ impl Core {
                 script::acquire(name, &field(*number), lease)
             }
             What::Keep { asked: Asked { name, number, count, .. }, change, .. } => {
-                script::keep([(name, field(*number), *count)], change.lease().unwrap_or(lease))
+                script::renew([(name, field(*number), *count)], change.lease().unwrap_or(lease))
             }
             What::Renew(holds) => {
                 let holds = holds.iter().map(|hold| (&hold.name, field(hold.number), hold.count));
-                script::keep(holds, lease)
+                script::renew(holds, lease)
             }
             What::Release { name, number, .. } => {
                 script::release(name, &field(*number), self.settings.publish)
@@ -195,7 +195,7 @@ impl Core {
                 self.node_took(node, op.sent, *quorum, attempt, acquired);
             }
             What::Keep { quorum, change, .. } => {
-                let kept = script::parse_keep(reply, 1)?[0];
+                let kept = script::parse_renew(reply, 1)?[0];
                 let lease = change.lease().unwrap_or(self.settings.lease);
                 let answer = match crate::core::lease::update::lost_end(kept) {
                     None => Answer::Yes(lease.valid_until(op.sent)),
@@ -209,7 +209,7 @@ impl Core {
                 self.node_released(node, *quorum, name, released, repeated);
             }
             What::Renew(holds) => {
-                let kept = script::parse_keep(reply, holds.len())?;
+                let kept = script::parse_renew(reply, holds.len())?;
                 self.node_renewed(node, op.sent, holds, &kept);
             }
             What::Show { quorum, .. } => {
@@ -217,7 +217,7 @@ impl Core {
                 self.record_answer(*quorum, node, Answer::Shown(Box::new(shown)));
             }
             What::Force { quorum, .. } => {
-                let forced = script::parse_forced(reply)?;
+                let forced = script::parse_force_release(reply)?;
                 self.node_forced(node, *quorum, forced);
             }
             What::Restore(hold) => {

@@ -1,6 +1,6 @@
 //! One question to all nodes, and what they have answered so far.
 
-use redisson::script::Shown;
+use redisson::script::LockDetails;
 use redisson::{HolderId, Lease, LockName, Moment};
 
 use crate::core::lock::release::Ending;
@@ -27,7 +27,7 @@ pub(in crate::core) enum QuorumRequest {
     /// To tell what stands there to an operator who wants it released, from this holder where one is named.
     Look(Slot, LockName, Option<Vec<u8>>),
     /// To release it for an operator where it was seen: what each node showed, if anything is to be released there.
-    Force(Slot, LockName, Vec<Option<Box<Shown>>>),
+    Force(Slot, LockName, Vec<Option<Box<LockDetails>>>),
 }
 
 /// What is taken back.
@@ -51,7 +51,7 @@ pub(in crate::core) enum Answer {
     /// It is not.
     No(No),
     /// That stands there.
-    Shown(Box<Shown>),
+    Shown(Box<LockDetails>),
     /// It cannot tell, for this reason. In doubt the script may have run, or may yet run.
     Failed {
         said: String,

@@ -1,6 +1,6 @@
 //! Releases of red locks, and undoings of attempts: repeated on each node until that node confirms, or the lease is over.
 
-use redisson::script::Released;
+use redisson::script::ReleaseOutcome;
 use redisson::{Lease, LockName, Moment};
 
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
@@ -83,15 +83,17 @@ impl Core {
         node: usize,
         quorum: OpId,
         name: &LockName,
-        released: Released,
+        released: ReleaseOutcome,
         repeated: bool,
     ) {
         let answer = match released {
-            Released::Released => Answer::Yes(Moment::default()),
+            ReleaseOutcome::Released => Answer::Yes(Moment::default()),
             // An earlier copy of it may be what removed the hold; while it was valid nothing else can have.
             _ if repeated => Answer::Yes(Moment::default()),
-            Released::Missing | Released::WrongType => Answer::No(No::Gone(End::Missing)),
-            Released::Stolen => Answer::No(No::Gone(End::Stolen)),
+            ReleaseOutcome::Missing | ReleaseOutcome::WrongType => {
+                Answer::No(No::Gone(End::Missing))
+            }
+            ReleaseOutcome::Stolen => Answer::No(No::Gone(End::Stolen)),
         };
         self.record_answer(quorum, node, answer);
         self.poll_queue(name);

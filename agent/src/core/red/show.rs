@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use redisson::script::Shown;
+use redisson::script::LockDetails;
 use redisson::{HolderId, LockName};
 
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
@@ -15,7 +15,7 @@ use crate::protocol::resp::Frame;
 use crate::types::Number;
 
 /// One server's part: what it is called, and what it shows, or why it does not.
-type Part<'a> = (&'a str, Result<&'a Shown, String>);
+type Part<'a> = (&'a str, Result<&'a LockDetails, String>);
 
 impl Core {
     /// Asks all nodes what stands there, and answers when they have, or when they have had time enough.
@@ -50,7 +50,7 @@ impl Core {
                 (node.as_str(), part)
             })
             .collect();
-        let shown: Vec<&Shown> =
+        let shown: Vec<&LockDetails> =
             parts.iter().filter_map(|(_, part)| part.as_ref().ok().copied()).collect();
         let reply = if shown.len() < majority {
             Self::unavailable_for(name, &self.troubles(quorum))

@@ -1,7 +1,8 @@
 //! Red holds: re-entry, other leases, renewals node by node, and setting a hold anew where a node has lost it.
 
-use redisson::script::{Acquired, Kept};
+use redisson::script::{AcquireOutcome, RenewOutcome};
 use redisson::{Kind, Moment};
+use std::sync::Arc;
 
 use super::quorum::{QuorumOp, QuorumRequest, Verdict};
 use super::{Ask, What};
@@ -10,6 +11,7 @@ use crate::core::lease::update::lost_end;
 use crate::core::ops::{Asked, Change, OpId, Purpose, Renewal};
 use crate::core::session::event::Event;
 use crate::core::{Core, spans};
+use crate::core::{LogLine, Report};
 use crate::types::End;
 use crate::types::Number;
 
@@ -33,12 +35,14 @@ impl Core {
         let QuorumRequest::Keep(asked, change) = &quorum.request else { return };
         if verdict == Verdict::Won {
             self.recount(quorum, asked.number, *change);
-            self.on_update_reply(quorum.sent, asked, *change, Kept::Kept);
+            self.on_update_reply(quorum.sent, asked, *change, RenewOutcome::Renewed);
             return self.reassess(asked.number, None);
         }
         match quorum.gone(majority) {
-            Some(End::Stolen) => self.on_update_reply(quorum.sent, asked, *change, Kept::Stolen),
-            Some(_) => self.on_update_reply(quorum.sent, asked, *change, Kept::Missing),
+            Some(End::Stolen) => {
+                self.on_update_reply(quorum.sent, asked, *change, RenewOutcome::Stolen)
+            }
+            Some(_) => self.on_update_reply(quorum.sent, asked, *change, RenewOutcome::Missing),
             // A hold's count on some nodes may differ from ours now: the next renewal puts it right.
             None => {
                 let troubles = self.troubles(quorum);
@@ -114,10 +118,10 @@ impl Core {
         node: usize,
         sent: Moment,
         holds: &[Renewal],
-        kept: &[Kept],
+        kept: &[RenewOutcome],
     ) {
         let (now, lease) = (self.now, self.settings.lease);
-        self.figures.renewal_seconds.observe(now.since(sent).as_secs_f64());
+        self.effects.report(Report::RenewalRoundTrip(now.since(sent)));
         for (renewal, kept) in holds.iter().zip(kept) {
             let (number, jitter) = (renewal.number, self.jitter());
             // A hold that ended meanwhile is no business of a renewal any more.
@@ -132,7 +136,11 @@ impl Core {
             let end = lost_end(*kept);
             if let Some(end) = end {
                 node_leases.gone(node, now, watched && end == End::Missing);
-                self.figures.renewals(&hold.group, "gone", 1);
+                self.effects.report(Report::Renewals {
+                    group: Arc::clone(&hold.group),
+                    outcome: "gone",
+                    count: 1,
+                });
             } else {
                 if watched {
                     node_leases.confirm(node, sent, lease.valid_until(sent));
@@ -141,8 +149,12 @@ impl Core {
                         node_leases.0[node].renew_at = now;
                     }
                 }
-                self.figures.renewals(&hold.group, "renewed", 1);
-                self.figures.renewal_margin.observe(before.since(now).as_secs_f64());
+                self.effects.report(Report::Renewals {
+                    group: Arc::clone(&hold.group),
+                    outcome: "renewed",
+                    count: 1,
+                });
+                self.effects.report(Report::RenewalMargin(before.since(now)));
             }
             self.reassess(number, end);
             if end.is_none() {
@@ -193,10 +205,10 @@ impl Core {
         node: usize,
         sent: Moment,
         renewal: &Renewal,
-        acquired: &Acquired,
+        acquired: &AcquireOutcome,
     ) {
         let (now, lease, jitter) = (self.now, self.settings.lease, self.jitter());
-        let granted = matches!(acquired, Acquired::Granted { .. });
+        let granted = matches!(acquired, AcquireOutcome::Granted { .. });
         let Some(hold) = self.holds.get_mut(&renewal.number) else {
             if granted {
                 self.remove_from(node, &renewal.name, renewal.number);
@@ -213,11 +225,11 @@ impl Core {
             if count > 1 {
                 node_leases.0[node].renew_at = now;
             }
-            tracing::info!(
-                lock.name = %renewal.name,
-                redis.node = self.settings.red.as_ref().map(|red| red.nodes[node].as_str()),
-                "a server that had lost its part of a red lock has it again"
-            );
+            let red = self.settings.red.as_ref();
+            self.effects.log(LogLine::NodeRestored {
+                lock: renewal.name.clone(),
+                node: red.map(|red| red.nodes[node].clone()),
+            });
         }
         self.reassess(renewal.number, None);
     }
@@ -236,7 +248,11 @@ impl Core {
                 self.poll_queue(&renewal.name);
                 continue;
             };
-            self.figures.renewals(&hold.group, "error", 1);
+            self.effects.report(Report::Renewals {
+                group: Arc::clone(&hold.group),
+                outcome: "error",
+                count: 1,
+            });
             // Safe without it: the other nodes were renewed as they should be.
             let safe = hold.valid_until >= hold.granted.max(now) + lease.duration() / 2;
             let Some(lease_on_node) =

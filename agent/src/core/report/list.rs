@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::script::Shown;
+use redisson::script::LockDetails;
 use redisson::shape::MAX_FIELDS;
 use redisson::{Family, HolderId, LockName, group};
 
@@ -191,7 +191,7 @@ impl Core {
     }
 
     /// Redis told what a lock looks like.
-    pub(in crate::core) fn shown(&mut self, slot: Slot, name: &LockName, shown: &Shown) {
+    pub(in crate::core) fn shown(&mut self, slot: Slot, name: &LockName, shown: &LockDetails) {
         let reply = if shown.key_type == "none" && shown.queue_length == 0 {
             if self.settings.red.is_some() {
                 return self.show_red(slot, name);
@@ -278,7 +278,7 @@ pub(in crate::core) fn holder_frame(
 
 fn show_frame(
     name: &LockName,
-    shown: &Shown,
+    shown: &LockDetails,
     known: impl Fn(&HolderId) -> Option<ListRow>,
 ) -> Frame {
     let mut warnings = Vec::new();
@@ -287,7 +287,7 @@ fn show_frame(
     } else if shown.fields > MAX_FIELDS {
         warnings
             .push(format!("a hash of {} fields: too large to be a lock, not read", shown.fields));
-    } else if shown.fields > 0 && !shown.hash.is_candidate() {
+    } else if shown.fields > 0 && !shown.hash.is_possible_lock() {
         warnings.push("a hash, but no field has a holder's form".to_owned());
     } else if let Some(malformed) = shown.hash.malformed() {
         warnings.push(malformed);

@@ -15,6 +15,7 @@ use crate::core::lock::waiter::Left;
 use crate::core::session::reply::Reply;
 use crate::core::session::{Owner, Session, Slot, wrong_secret};
 use crate::core::timer::Timer;
+use crate::core::{LogLine, Report};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;
 use crate::types::{SessionId, SessionKey};
@@ -200,8 +201,8 @@ impl Core {
         grace.armed = Moment::NEVER;
         let (key, holds, grace_ms) = (session.key, session.holds.len(), millis(grace.time));
         let gone = grace.away.unwrap_or(self.now);
-        tracing::info!(session = %key, holds, grace_ms, "nobody has resumed a session: it ends");
-        self.figures.sessions_resumed.with_label_values(&["lapsed"]).inc();
+        self.effects.log(LogLine::SessionLapsed { session: key, holds, grace_ms });
+        self.effects.report(Report::Resume("lapsed"));
         let until = self.kept_back_until(gone);
         self.end_session(id, until);
     }
@@ -219,7 +220,7 @@ impl Core {
         match self.verdict(&asked) {
             Verdict::Ready(target) => {
                 self.take_over(slot.session, target, &asked.secret);
-                self.figures.sessions_resumed.with_label_values(&["resumed"]).inc();
+                self.effects.report(Report::Resume("resumed"));
                 self.answer_with(slot, Reply::Resumed);
             }
             Verdict::No(outcome, sentence) => self.refuse_resume(slot, outcome, sentence),
@@ -238,7 +239,7 @@ impl Core {
     }
 
     fn refuse_resume(&mut self, slot: Slot, outcome: &'static str, sentence: Frame) {
-        self.figures.sessions_resumed.with_label_values(&[outcome]).inc();
+        self.effects.report(Report::Resume(outcome));
         self.answer(slot, sentence);
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
+use crate::core::Report;
 use crate::core::lock::multi::MultiLock;
 use crate::core::session::event::Event;
 use crate::core::session::grace::{Grace, Resuming};
@@ -328,7 +329,8 @@ impl Core {
             return self.member_answered(owner, index, reply);
         }
         let failed = matches!(reply, Reply::Ready(Outgoing::Reply(Frame::Error(_))));
-        self.figures.command(pending.word, failed, self.now.since(pending.began));
+        let (word, took) = (pending.word, self.now.since(pending.began));
+        self.effects.report(Report::Command { word, failed, took });
         if session.grace.is_some() && reply.rests_on_journal() {
             pending.after = self.journal.wait(slot.session);
         }
@@ -348,7 +350,7 @@ impl Core {
             session.pending.pop_front();
             session.first_seq += 1;
             let reply = self.settle(id, reply);
-            self.effects.push_back(Effect::Deliver(id, reply));
+            self.effects.push(Effect::Deliver(id, reply));
         }
     }
 
@@ -393,14 +395,14 @@ impl Core {
         let pushed = session.push && session.resp3;
         if pushed {
             let frames = event.frames(true, name, kind);
-            self.effects.push_back(Effect::Deliver(owner.session, Outgoing::Push(frames)));
+            self.effects.push(Effect::Deliver(owner.session, Outgoing::Push(frames)));
         }
         if session.backlog.len() == BACKLOG {
             session.backlog.pop_front();
             session.missed += 1;
             // Who has events pushed need not ask for them; whether a push is dropped shows when it is delivered.
             if !pushed {
-                self.figures.events_dropped.inc();
+                self.effects.report(Report::EventDropped);
             }
         }
         session.backlog.push_back(event.frames(false, name, kind));

@@ -7,6 +7,9 @@ use super::link::{COMMANDS, MESSAGES, RENEWALS, Weather};
 use super::redis::{Content, Entry};
 use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name};
 
+/// The value of a spoiled token counter.
+const NO_NUMBER: &str = "no number";
+
 /// The end of a fault that does not end by itself.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Mend {
@@ -134,7 +137,7 @@ impl Simulation {
     fn spoil_counter(&mut self, lock: &'static str) {
         self.log(|| format!("the counter of {lock} is used for something else"));
         self.laws.tokens.counter_lost(lock, &self.server.redis);
-        let entry = Entry { content: Content::Text("no number".to_owned()), expires_ms: None };
+        let entry = Entry { content: Content::Text(NO_NUMBER.to_owned()), expires_ms: None };
         self.server.redis.keys_mut().insert(counter(lock), entry);
         let pause = self.trouble_time();
         self.after(pause, Event::Mend(Mend::Counter(lock)));
@@ -224,10 +227,9 @@ impl Simulation {
             Mend::Disk(host) => self.hosts[host].disk.full = false,
             Mend::Memory => self.server.redis.full = false,
             Mend::Counter(lock) => {
-                let spoilt = |entry: &Entry| !entry.content.is_counter();
-                if self.server.redis.get(&counter(lock)).is_some_and(spoilt) {
-                    self.server.redis.keys_mut().remove(&counter(lock));
-                }
+                let (counter, spoiled) = (counter(lock), Content::Text(NO_NUMBER.to_owned()));
+                let keys = self.server.redis.keys_mut();
+                keys.retain(|key, entry| *key != counter || entry.content != spoiled);
             }
             Mend::Alien(lock) => {
                 if matches!(self.server.redis.get(lock).map(|e| &e.content), Some(Content::Text(_)))

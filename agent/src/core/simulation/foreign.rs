@@ -107,9 +107,9 @@ impl Simulation {
         let hash = {
             let fields = self.server.redis.fields(lock);
             let pairs = fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
-            redisson::shape::LockHash::read(pairs)
+            redisson::shape::LockHash::parse(pairs)
         };
-        let seen = redisson::script::Seen { hash: &hash, most_left: None };
+        let seen = redisson::script::ExpectedLock { hash: &hash, max_ttl: None };
         self.laws.excuse_key(lock, &self.server.redis);
         let publish = redisson::script::Publish::Plain;
         let call = redisson::script::force_release(&lock_name(lock), seen, publish);

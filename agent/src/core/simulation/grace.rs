@@ -6,7 +6,7 @@ use super::host::Input;
 use super::replies::{code, told};
 use super::run::{Event, Lawful, NAMES, Phase, Simulation, secret};
 use super::worker::{Asked, OWNERS, Session, View};
-use crate::journal::{Past, Record};
+use crate::journal::{Record, Restored};
 use crate::protocol::command::Command;
 use crate::protocol::resp::Frame;
 use crate::types::SessionId;
@@ -17,7 +17,7 @@ pub(super) type Ticket = (Vec<u8>, Vec<u8>);
 /// A host's disk, as far as the journal uses it.
 #[derive(Debug, Default)]
 pub(super) struct Disk {
-    pub(super) past: Past,
+    pub(super) past: Restored,
     /// Records that this run has written.
     pub(super) records: u64,
     pub(super) full: bool,
@@ -38,7 +38,7 @@ impl Simulation {
             return state.core.on_journal_failed(now, upto, "it is full");
         }
         if std::mem::take(&mut state.disk.broken) || anew {
-            state.disk.past = Past::default();
+            state.disk.past = Restored::default();
             state.core.journal_records().into_iter().for_each(|r| state.disk.past.add(r));
         }
         state.disk.past.add(record);

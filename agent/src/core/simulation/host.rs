@@ -1,10 +1,8 @@
 //! One host: an agent's core with the driver around it, a clock of its own, and workers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::Registry;
 use redisson::script::Value;
 use redisson::{ClientId, Grouping, Lease, LockName, Moment};
 
@@ -13,7 +11,6 @@ use super::grace::Disk;
 use super::link::Link;
 use super::worker::Session;
 use crate::core::{Core, Failure, OpId, Settings, tests::settings};
-use crate::metrics::Figures;
 use crate::protocol::command::Command;
 use crate::types::Number;
 use crate::types::SessionId;
@@ -65,7 +62,6 @@ pub(super) struct Stall {
 
 pub(super) struct Host {
     pub(super) core: Core,
-    pub(super) figures: Arc<Figures>,
     pub(super) settings: Settings,
     pub(super) client: ClientId,
     /// Grows when the agent is killed and started again.
@@ -126,14 +122,12 @@ pub(super) fn settings(dice: &mut Dice) -> Settings {
 impl Host {
     pub(super) fn new(index: u8, settings: Settings, dice: &mut Dice) -> Self {
         let client = ClientId::from_random([index + 1; 16]);
-        let figures = figures();
         let offset = dice.within(1_000_000..1_000_000_000);
         let drift = dice.pick(&[0, 0, 2000, -2000]);
         let now = Moment::from_micros(offset);
-        let core = Core::new(settings.clone(), client, 1 << 30, Arc::clone(&figures), now);
+        let core = Core::new(settings.clone(), client, 1 << 30, grouping(), now);
         Self {
             core,
-            figures,
             settings,
             client,
             run: 1,
@@ -159,9 +153,8 @@ impl Host {
     pub(super) fn restart(&mut self, now: u64) {
         self.run += 1;
         let first = i64::try_from(self.run << 30).expect("few runs");
-        self.figures = figures();
-        let figures = Arc::clone(&self.figures);
-        self.core = Core::new(self.settings.clone(), self.client, first, figures, self.boot(now));
+        self.core =
+            Core::new(self.settings.clone(), self.client, first, grouping(), self.boot(now));
         self.links = [Link::new(), Link::new(), Link::new()];
         self.wishes.clear();
         self.stall = None;
@@ -218,7 +211,6 @@ impl Host {
     }
 }
 
-fn figures() -> Arc<Figures> {
-    let made = Figures::new(Grouping::new(vec![], 50), &Registry::new());
-    Arc::new(made.expect("an empty registry takes every figure"))
+fn grouping() -> Grouping {
+    Grouping::new(vec![], 50)
 }

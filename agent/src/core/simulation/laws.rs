@@ -14,7 +14,7 @@ use super::worker::OWNERS;
 use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::state::Contest;
 use crate::core::ops::Purpose;
-use crate::core::{Frozen, OpId};
+use crate::core::{Frozen, Gauges, OpId};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 use crate::types::SessionId;
@@ -311,7 +311,7 @@ impl Simulation {
                 if watched && now >= lease.lost_at(hold.valid_until, margin) {
                     return Err(format!("the loss of {field} on {lock} is not told in time"));
                 }
-                if watched && !hold.jeopardy && now >= lease.jeopardy_at(hold.valid_until) {
+                if watched && !hold.jeopardy && now >= lease.at_risk_at(hold.valid_until) {
                     return Err(format!("the jeopardy of {field} on {lock} is not told in time"));
                 }
                 if now >= hold.valid_until {
@@ -484,16 +484,7 @@ impl Simulation {
             if !host.wishes.is_empty() || !core.ready.is_empty() || !core.sessions.is_empty() {
                 return Err(format!("host {index} keeps {:?} {:?}", host.wishes, core.sessions));
             }
-            let figures = &host.figures;
-            let gauges = [
-                &figures.jeopardy_holds,
-                &figures.subscriptions,
-                &figures.sessions,
-                &figures.away_sessions,
-                &figures.delayed_holds,
-                &figures.frozen_sessions,
-            ];
-            if gauges.iter().any(|gauge| gauge.get() != 0) {
+            if core.gauges() != Gauges::default() {
                 return Err(format!("host {index}: its gauges are not back at 0"));
             }
         }

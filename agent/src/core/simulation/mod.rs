@@ -8,15 +8,12 @@
 //! `LOCKSCOPE_SEEDS=5000..90000 cargo test -p lockscope-agent --lib simulation` tries further seeds;
 //! `LOCKSCOPE_SEEDS=1234` one, with its whole trace.
 
-mod against_redis;
-mod commands;
 mod contest;
 mod dice;
 mod faults;
 mod foreign;
 mod grace;
 mod host;
-mod kind_scripts;
 mod kinds;
 mod laws;
 mod link;
@@ -24,7 +21,6 @@ pub(in crate::core) mod red;
 pub(in crate::core) mod redis;
 mod replies;
 mod run;
-mod scripts;
 mod tokens;
 mod wire;
 mod worker;

@@ -467,6 +467,7 @@ impl Simulation {
             }
             Effect::Deliver(session, outgoing) => self.deliver(host, session, outgoing)?,
             Effect::Journal(record) => self.journal(host, record),
+            Effect::Report(_) | Effect::Log(_) => {}
             Effect::Subscribe(_, channel) => {
                 let name = lock_of(&channel);
                 let state = &mut self.hosts[host];

@@ -4,10 +4,8 @@
 mod links;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::Registry;
 use redisson::script::Value;
 use redisson::{ClientId, Grouping, LockName, Moment, keys};
 
@@ -19,7 +17,6 @@ use super::redis::Redis;
 use crate::core::{
     Confirmed, Core, Effect, Failure, Lane, Node, OpId, RedSettings, Settings, tests::settings,
 };
-use crate::metrics::Figures;
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
@@ -426,7 +423,7 @@ impl World {
                 }
             },
             Effect::Deliver(session, outgoing) => self.deliver(agent, session, outgoing),
-            Effect::Journal(_) => {}
+            Effect::Journal(_) | Effect::Report(_) | Effect::Log(_) => {}
             Effect::Subscribe(node, channel) => self.wish(agent, node, channel, true),
             Effect::Unsubscribe(node, channel) => self.wish(agent, node, channel, false),
         }
@@ -481,12 +478,10 @@ impl World {
 
 impl Agent {
     fn new(index: u8, settings: &Settings) -> Self {
-        let made = Figures::new(Grouping::new(vec![], 50), &Registry::new());
-        let figures = Arc::new(made.expect("an empty registry takes every figure"));
         let client = ClientId::from_random([index + 1; 16]);
         let now = Moment::from_micros(1_000_000);
         let first = 1 << 30;
-        let core = Core::new(settings.clone(), client, first, figures, now);
+        let core = Core::new(settings.clone(), client, first, Grouping::new(vec![], 50), now);
         Self {
             core,
             wishes: BTreeSet::new(),

@@ -32,11 +32,11 @@ fn a_dead_workers_lock_goes_to_the_next_when_the_delay_is_over_and_not_before() 
     world.pass(nearly(DELAY));
     assert_eq!(world.holders("x"), before);
     assert!(world.has_no_reply(next));
-    assert_eq!(world.core.figures.delayed_holds.get(), 1);
+    assert_eq!(world.core.gauges().delayed_holds, 1);
     world.pass(MOMENT * 2);
     assert_eq!(world.reply(next), "held 1");
     assert_ne!(world.holders("x"), before);
-    assert_eq!(world.core.figures.delayed_holds.get(), 0);
+    assert_eq!(world.core.gauges().delayed_holds, 0);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn without_redis_it_ends_with_its_lease_and_nobody_is_told() {
     world.network = Network::Good;
     world.pass(LEASE * 2);
     assert!(world.holders("x").is_empty());
-    assert_eq!(world.core.figures.delayed_holds.get(), 0);
+    assert_eq!(world.core.gauges().delayed_holds, 0);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn grace_counts_towards_it_and_the_journal_knows() {
     // What is written anew says the same.
     let records = world.core.journal_records();
     assert_eq!(records.len(), 1, "{records:?}");
-    let noted: Vec<_> = world.past.traces.values().map(|trace| trace.after).collect();
+    let noted: Vec<_> = world.past.orphans.values().map(|trace| trace.after).collect();
     assert_eq!(noted, [world.now + Duration::from_secs(30)]);
     world.pass(Duration::from_secs(30) + MOMENT);
     assert!(world.holders("x").is_empty());

@@ -16,8 +16,8 @@ impl World {
         self.work();
     }
 
-    fn frozen(&self) -> i64 {
-        self.core.figures.frozen_sessions.get()
+    fn frozen(&self) -> usize {
+        self.core.gauges().frozen_sessions
     }
 }
 

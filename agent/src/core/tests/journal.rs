@@ -132,9 +132,9 @@ fn the_whole_journal_says_what_its_records_did() {
     world.lock(b, "x");
     world.unlock(a, "y");
     world.close(a);
-    let mut whole = crate::journal::Past::default();
+    let mut whole = crate::journal::Restored::default();
     world.core.journal_records().into_iter().for_each(|record| whole.add(record));
     assert_eq!(whole.sessions, world.past.sessions);
-    assert_eq!(whole.traces, world.past.traces);
-    assert_eq!(whole.traces.len(), 1, "the wait");
+    assert_eq!(whole.orphans, world.past.orphans);
+    assert_eq!(whole.orphans.len(), 1, "the wait");
 }

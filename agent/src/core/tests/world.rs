@@ -1,16 +1,15 @@
 //! A core with a small model of Redis behind it, and the power to lose replies.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::Registry;
 use redisson::script::{Call, Value};
 use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
-use crate::core::{Confirmed, Core, Effect, Failure, Lane, Node, OpId, Settings, tests::settings};
-use crate::journal::{Past, Record};
-use crate::metrics::Figures;
+use crate::core::{
+    Confirmed, Core, Effect, Failure, Lane, Node, OpId, Report, Settings, tests::settings,
+};
+use crate::journal::{Record, Restored};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{Peer, SessionId};
@@ -97,8 +96,10 @@ pub(super) struct World {
     /// Where fenced locks count their tokens stands something else.
     pub(super) spoilt_counters: bool,
     /// What the journal's records amount to.
-    pub(super) past: Past,
+    pub(super) past: Restored,
     pub(super) disk: Disk,
+    /// The outcomes of grants that replicas had to confirm, as reported.
+    pub(super) confirmations: Vec<&'static str>,
     /// How many records there have been, the slow disk's among them.
     records: u64,
     slow: Vec<Record>,
@@ -131,9 +132,8 @@ pub(super) fn lock_command(lock: &str) -> LockRequest {
 fn core(run: i64, now: Moment, min_replicas: u32) -> Core {
     let lease = Lease::new(LEASE).unwrap();
     let settings = Settings { lease, min_replicas, ..settings::settings() };
-    let figures = Figures::new(Grouping::new(vec![], 50), &Registry::new()).unwrap();
     let client = ClientId::from_random([9; 16]);
-    Core::new(settings, client, run << 30, Arc::new(figures), now)
+    Core::new(settings, client, run << 30, Grouping::new(vec![], 50), now)
 }
 
 impl World {
@@ -156,8 +156,9 @@ impl World {
             served: Vec::new(),
             others: 0,
             spoilt_counters: false,
-            past: Past::default(),
+            past: Restored::default(),
             disk: Disk::Good,
+            confirmations: Vec::new(),
             records: 0,
             slow: Vec::new(),
             held_back: VecDeque::new(),
@@ -310,6 +311,8 @@ impl World {
                     }
                 }
                 Effect::Journal(record) => self.journal(record),
+                Effect::Report(Report::Confirmation(outcome)) => self.confirmations.push(outcome),
+                Effect::Report(_) | Effect::Log(_) => {}
                 Effect::Unsubscribe(_, channel) => {
                     let name = keys::locks_of_channel(&channel).remove(0);
                     let at = self.listening.iter().position(|other| *other == name).unwrap();

@@ -1,4 +1,4 @@
-//! What workers can ask for, typed and within bounds.
+//! The commands of workers, parsed and validated.
 
 mod parse;
 
@@ -11,110 +11,105 @@ use crate::protocol::resp::Outgoing;
 pub use parse::parse;
 pub(crate) use parse::{error, shown};
 
-/// How long a LOCK waits for its turn.
+/// The longest time that a LOCK waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// As long as it takes.
     Forever,
-    /// At most that long; zero for NOWAIT.
+    /// Zero for NOWAIT.
     AtMost(Duration),
 }
 
-/// A session as EVENTS, CANCEL and IN name it: text that SESSION told.
+/// A session id as EVENTS, CANCEL and IN give it, not validated yet.
 pub type SessionName = Vec<u8>;
 
 /// One command of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// Take a lock.
     Lock(LockRequest),
-    /// Give up one hold of it.
+    /// Gives up one reentrant hold.
     Unlock(HoldRequest),
-    /// Take all of them or none: one request for each, alike but for the name. Never empty, no name twice.
+    /// MLOCK: acquires all locks or none. The requests differ only in the name; there is at least one, and no duplicate.
     LockAll(Vec<LockRequest>),
-    /// Give up one hold of each of them. Never empty, no name twice.
+    /// MUNLOCK: gives up one hold of each lock. There is at least one, and no duplicate.
     UnlockAll(Vec<HoldRequest>),
-    /// Fix a hold's lease from now, or give it back to the watchdog (no lease).
+    /// Sets a fixed lease from now on, or returns the hold to the watchdog (no lease).
     Extend(HoldRequest, Option<Lease>),
-    /// This session's holds.
+    /// Lists the holds of this session.
     Holds,
-    /// Holds and waits of the whole agent, a page at a time.
+    /// Lists a page of all holds and waits of the agent.
     Locks(ListRequest),
-    /// What Redis says of one lock.
+    /// Shows the state of a lock in Redis.
     Show(LockName),
-    /// The session's id and secret; sets what is given.
+    /// Returns the session's id and secret, and changes the given settings.
     Session {
-        /// How long its holds outlive a broken connection; zero: not at all.
+        /// The time for which its holds outlive a lost connection; zero disables grace.
         grace: Option<Duration>,
-        /// Whether events come unasked on this connection.
+        /// Events are pushed on this connection.
         push: Option<bool>,
-        /// Whether each renewal is told.
+        /// Every renewal is reported as an event.
         deadlines: Option<bool>,
     },
-    /// Take over a session whose connection has gone.
-    Resume { session: SessionName, secret: Vec<u8> },
-    /// The events of a session since the last call.
-    Events {
-        /// Which session, and the secret that shows the right to it.
+    /// Resumes a session whose connection was lost.
+    Resume {
         session: SessionName,
         secret: Vec<u8>,
-        /// How long to wait for the first one.
+    },
+    /// Returns the events of a session since the last call.
+    Events {
+        session: SessionName,
+        secret: Vec<u8>,
+        /// The longest time to wait for an event.
         wait: Duration,
     },
-    /// End an owner's wait as if its time were over.
+    /// Ends the wait of an owner as if it had timed out.
     Cancel {
         session: SessionName,
         secret: Vec<u8>,
-        /// Which owner of it.
         owner: i64,
     },
-    /// For operators: release a lock whoever holds it, or only if this one does.
+    /// For operators: releases a lock by force, optionally only from one holder.
     Force {
         name: LockName,
-        /// The holder as Redis shows it.
+        /// The holder id in Redis.
         holder: Option<Vec<u8>>,
     },
-    /// For operators: end a session.
+    /// For operators: ends a session.
     Kick(SessionName),
-    /// Answered by the connection itself; it only waits for its turn among the replies.
+    /// Answered by the connection itself, and queued to keep the order of replies.
     Answered(Outgoing),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockRequest {
     pub name: LockName,
-    /// As which kind.
     pub kind: Kind,
-    /// How long to wait for it.
     pub wait: Wait,
-    /// A fixed lease; none for the watchdog's care.
+    /// A fixed lease; none for one that the watchdog renews.
     pub lease: Option<Lease>,
-    /// Whose it will be within the session.
     pub owner: i64,
-    /// The session the worker believes to be in.
+    /// The session that the worker expects this connection to have.
     pub session: Option<SessionName>,
-    /// The trace it is part of (W3C `traceparent`).
+    /// The W3C trace context.
     pub traceparent: Option<Vec<u8>>,
 }
 
-/// UNLOCK's and EXTEND's arguments.
+/// The arguments of UNLOCK and EXTEND.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HoldRequest {
     pub name: LockName,
-    /// As which kind, where the worker says so.
     pub kind: Option<Kind>,
     pub owner: i64,
-    /// The session the worker believes to be in.
+    /// The session that the worker expects this connection to have.
     pub session: Option<SessionName>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListRequest {
-    /// Only names that match this glob.
+    /// A glob that names must match.
     pub pattern: Option<Vec<u8>>,
-    /// Where the last page ended; 0 to begin.
+    /// The cursor that the previous page returned; 0 for the first page.
     pub cursor: u64,
-    /// How many rows at most.
+    /// The most rows to return.
     pub count: usize,
 }
 
@@ -124,7 +119,7 @@ impl Command {
         "resume", "events", "cancel", "force", "kick", "other",
     ];
 
-    /// The word it is counted by in metrics.
+    /// The label of the command in metrics.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -146,7 +141,7 @@ impl Command {
         }
     }
 
-    /// The owner whose earlier commands must end before this one begins.
+    /// The owner, whose commands run one after another.
     #[must_use]
     pub fn owner(&self) -> i64 {
         match self {

@@ -1,4 +1,4 @@
-//! Requests as commands: words, keywords and numbers, each within its bounds.
+//! Parses requests into commands and checks the bounds of every argument.
 
 mod several;
 
@@ -9,18 +9,18 @@ use redisson::{Kind, Lease, LockName};
 use super::{Command, HoldRequest, ListRequest, LockRequest, SessionName, Wait};
 use crate::protocol::resp::{Args, Frame, Protocol};
 
-/// The longest WAIT, a year.
+/// The longest WAIT: a year.
 const MAX_WAIT: Duration = Lease::MAX;
-/// The most rows that LOCKS gives at once.
+/// The most rows of one LOCKS page.
 const MAX_COUNT: u64 = 1000;
-/// How many rows LOCKS gives when it is not told.
+/// The rows of one LOCKS page by default.
 const DEFAULT_COUNT: usize = 100;
-/// The longest session id, secret or `traceparent`, in bytes: ours are shorter, and the standard's has 55.
+/// The longest session id, secret or `traceparent` in bytes; valid ones are shorter, and a `traceparent` has 55.
 const MAX_TEXT: usize = 128;
 
 const LOCK: &str = "LOCK name [KIND lock|fair|read|write|fenced|red] [WAIT ms | NOWAIT] [LEASE ms] [OWNER n] [IN session] [TRACEPARENT v]";
 const MLOCK: &str = "MLOCK n name… [KIND lock|fair|read|write|fenced|red] [WAIT ms | NOWAIT] [LEASE ms] [OWNER n] [IN session] [TRACEPARENT v]";
-/// How errors call MLOCK's first argument.
+/// The name of MLOCK's first argument in errors.
 const MEMBERS: &str = "the number of locks";
 const UNLOCK: &str = "UNLOCK name [KIND kind] [OWNER n] [IN session]";
 const MUNLOCK: &str = "MUNLOCK n name… [KIND kind] [OWNER n] [IN session]";
@@ -35,15 +35,15 @@ const CANCEL: &str = "CANCEL id secret [OWNER n]";
 const FORCE: &str = "FORCE name [HOLDER id]";
 const KICK: &str = "KICK session";
 
-/// The kinds that LOCK takes.
-const SERVED: &str = "lock, fair, read, write, fenced and red";
+/// The kinds that LOCK accepts.
+const KINDS: &str = "lock, fair, read, write, fenced and red";
 
 type Parsed<T> = Result<T, Frame>;
 
-/// Reads a command. `protocol` is what the session speaks, since pushes exist in RESP3 only.
+/// Parses a command. `protocol` is the connection's, since pushes require RESP3.
 ///
 /// # Errors
-/// The reply that says what is wrong with it, and what to send instead.
+/// Returns the error reply, which names the mistake and the expected form.
 pub fn parse(args: Args<'_>, protocol: Protocol) -> Result<Command, Frame> {
     let word = args.get(0).unwrap_or_default().to_ascii_uppercase();
     match word.as_slice() {
@@ -76,7 +76,7 @@ pub fn parse(args: Args<'_>, protocol: Protocol) -> Result<Command, Frame> {
             Ok(Command::Kick(session))
         }
         b"MULTI" | b"EXEC" | b"DISCARD" | b"WATCH" => Err(error(format!(
-            "ERR {} is not served: each command here is complete in itself; send them one by one, \
+            "ERR {} is not supported: each command takes effect on its own; send them one by one, \
              or pipeline them without a transaction",
             String::from_utf8_lossy(&word)
         ))),
@@ -149,7 +149,7 @@ fn locks(args: Args<'_>) -> Parsed<Command> {
                 let pattern = options.value("MATCH")?;
                 if pattern.len() > LockName::MAX {
                     return Err(limit(format!(
-                        "a MATCH of {} bytes is too long: at most {} are allowed",
+                        "a MATCH of {} bytes is too long, the limit is {}",
                         pattern.len(),
                         LockName::MAX
                     )));
@@ -158,8 +158,9 @@ fn locks(args: Args<'_>) -> Parsed<Command> {
             }
             b"CURSOR" => {
                 let cursor = options.value("CURSOR")?;
-                request.cursor = number("CURSOR", cursor)?
-                    .ok_or_else(|| syntax("CURSOR takes what the last LOCKS gave, or 0"))?;
+                request.cursor = number("CURSOR", cursor)?.ok_or_else(|| {
+                    syntax("CURSOR takes the cursor that the last LOCKS returned, or 0")
+                })?;
             }
             b"COUNT" => {
                 let count = options.value("COUNT")?;
@@ -191,7 +192,7 @@ fn session(args: Args<'_>, protocol: Protocol) -> Parsed<Command> {
     }
     if push == Some(true) && protocol == Protocol::Resp2 {
         return Err(syntax(
-            "PUSH on needs RESP3, and this connection speaks RESP2: send HELLO 3 first, or read the events by EVENTS",
+            "PUSH on needs RESP3, and this connection uses RESP2: send HELLO 3 first, or poll with EVENTS",
         ));
     }
     Ok(Command::Session { grace, push, deadlines })
@@ -255,7 +256,7 @@ fn name_at(args: Args<'_>, at: usize, form: &'static str) -> Parsed<LockName> {
     LockName::new(name).map_err(|error| if name.is_empty() { syntax(error) } else { limit(error) })
 }
 
-/// A command's keywords and their values, one after the other.
+/// The keywords of a command and their values.
 struct Options<'a> {
     args: Args<'a>,
     at: usize,
@@ -268,20 +269,20 @@ impl<'a> Options<'a> {
         Self { args, at, usage, seen: Vec::new() }
     }
 
-    /// The next keyword in capitals.
+    /// Returns the next keyword in upper case.
     fn next(&mut self) -> Option<Vec<u8>> {
         let word = self.args.get(self.at)?;
         self.at += 1;
         Some(word.to_ascii_uppercase())
     }
 
-    /// No keyword may follow.
+    /// Fails if another keyword follows.
     fn end(mut self) -> Parsed<()> {
         self.next().map_or(Ok(()), |word| Err(self.unknown(&word)))
     }
 
     fn unknown(&self, word: &[u8]) -> Frame {
-        syntax(format!("'{}' is not understood here: {}", shown(word), self.usage))
+        syntax(format!("unexpected '{}': {}", shown(word), self.usage))
     }
 
     fn once(&mut self, word: &'static str) -> Parsed<()> {
@@ -299,7 +300,7 @@ impl<'a> Options<'a> {
         self.once(word)
     }
 
-    /// The value that must follow `word`.
+    /// Returns the value that must follow `word`.
     fn value(&mut self, word: &'static str) -> Parsed<&'a [u8]> {
         self.once(word)?;
         self.bare_value(word)
@@ -320,19 +321,23 @@ impl<'a> Options<'a> {
         match Kind::parse(word) {
             Some(kind) => Ok(kind),
             None => {
-                Err(syntax(format!("'{}' is no kind of lock: {SERVED} are served", shown(word))))
+                Err(syntax(format!("'{}' is not a kind of lock: expected {KINDS}", shown(word))))
             }
         }
     }
 
     fn wait(&mut self) -> Parsed<Duration> {
         let value = self.bare_value("WAIT")?;
-        number("WAIT", value)?.map(Duration::from_millis).filter(|wait| *wait <= MAX_WAIT).ok_or_else(
-            || {
+        number("WAIT", value)?
+            .map(Duration::from_millis)
+            .filter(|wait| *wait <= MAX_WAIT)
+            .ok_or_else(|| {
                 let most = MAX_WAIT.as_millis();
-                limit(format!("WAIT {} is above {most} ms, a year; leave WAIT out to wait as long as it takes", shown(value)))
-            },
-        )
+                limit(format!(
+                    "WAIT {} exceeds {most} ms, a year; omit WAIT to wait without a limit",
+                    shown(value)
+                ))
+            })
     }
 
     fn lease(&mut self) -> Parsed<Lease> {
@@ -348,7 +353,7 @@ impl<'a> Options<'a> {
         }
         let number = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
         number.ok_or_else(|| {
-            limit(format!("OWNER {} does not fit 64 bits with a sign", shown(value)))
+            limit(format!("OWNER {} does not fit a signed 64-bit number", shown(value)))
         })
     }
 
@@ -361,7 +366,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// A whole number; none when it is one too big to be counted.
+/// Parses a whole number; none if it does not fit 64 bits.
 fn number(word: &str, value: &[u8]) -> Parsed<Option<u64>> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         let what = if matches!(word, "CURSOR" | "COUNT" | MEMBERS) {
@@ -377,9 +382,9 @@ fn number(word: &str, value: &[u8]) -> Parsed<Option<u64>> {
 fn lease_of(word: &str, millis: Option<u64>) -> Parsed<Lease> {
     millis.map(Duration::from_millis).and_then(Lease::new).ok_or_else(|| {
         let (least, most) = (Lease::MIN.as_millis(), Lease::MAX.as_millis());
-        let back =
-            if word == "EXTEND" { "; EXTEND 0 gives the hold back to the watchdog" } else { "" };
-        limit(format!("{word} must be from {least} to {most} ms, a year{back}"))
+        let hint =
+            if word == "EXTEND" { "; EXTEND 0 returns the hold to the watchdog" } else { "" };
+        limit(format!("{word} must be from {least} to {most} ms, a year{hint}"))
     })
 }
 
@@ -387,13 +392,13 @@ fn bounded(word: &str, value: &[u8]) -> Parsed<Vec<u8>> {
     if value.len() > MAX_TEXT {
         let length = value.len();
         return Err(limit(format!(
-            "{word} of {length} bytes is too long: at most {MAX_TEXT} are allowed"
+            "{word} of {length} bytes is too long, the limit is {MAX_TEXT}"
         )));
     }
     Ok(value.to_vec())
 }
 
-/// A word of the client's as an error may show it: short, and on one line.
+/// Returns a client's word for an error message: shortened and on one line.
 pub(crate) fn shown(word: &[u8]) -> String {
     let cut = &word[..word.len().min(64)];
     let mut text: String = String::from_utf8_lossy(cut)
@@ -419,10 +424,10 @@ fn limit(sentence: impl std::fmt::Display) -> Frame {
 }
 
 fn usage(form: &'static str) -> Frame {
-    syntax(format!("words are missing: {form}"))
+    syntax(format!("missing arguments: {form}"))
 }
 
-/// Word for word what Redis says, since client libraries look for it to learn what a server can do.
+/// Returns exactly the error of Redis, by which client libraries detect unsupported commands.
 fn unknown(args: Args<'_>) -> Frame {
     let clean = |word: &[u8], most: usize| {
         let text = String::from_utf8_lossy(&word[..word.len().min(most)]);

@@ -1,48 +1,43 @@
-//! Requests out of a stream of bytes, however it is cut into pieces.
+//! Decodes requests incrementally from a stream of bytes.
 //!
 //! A request is an array of bulk strings, or a line of words as people type it (an inline command). The decoder
-//! looks at each byte about once, keeps no copy of an array's bytes, and believes no declared length: memory
-//! grows with what has arrived, up to [`MAX_REQUEST`].
+//! examines each byte about once, does not copy an array's bytes, and does not trust declared lengths: memory
+//! grows only with the bytes that have arrived, up to [`MAX_REQUEST`].
 
 use thiserror::Error;
 
-/// The longest bulk string of a request, in bytes. Lock names are far shorter.
+/// The longest bulk string of a request in bytes. Lock names are far shorter.
 pub const MAX_BULK: usize = 64 * 1024;
-/// How many words a request may have.
+/// The most words of a request.
 pub const MAX_ARGS: usize = 1024;
-/// The longest inline command, in bytes.
+/// The longest inline command in bytes.
 pub const MAX_INLINE: usize = 64 * 1024;
-/// The longest request altogether, in bytes.
+/// The longest request in bytes.
 pub const MAX_REQUEST: usize = 128 * 1024;
 
-/// The longest line that may stand for a length: a sign, digits, CR and LF.
+/// The longest line with a length: a sign, digits, CR and LF.
 const MAX_LENGTH_LINE: usize = 32;
 
-/// Bytes that are no request. The text is what the client is told, without the leading `-ERR `.
+/// A malformed request. The text is the client's error reply without the leading `-ERR `.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Malformed {
-    /// The count of an array's elements.
     #[error("Protocol error: invalid multibulk length, expected 0 to {MAX_ARGS}")]
     ArrayLength,
-    /// The length of a bulk string.
     #[error("Protocol error: invalid bulk length, expected 0 to {MAX_BULK}")]
     BulkLength,
-    /// Something else than a bulk string in an array.
+    /// An element of an array that is not a bulk string.
     #[error("Protocol error: expected '$', got '{}'", .0.escape_ascii())]
     NotABulk(u8),
-    /// A bulk string that goes on after its length.
+    /// A bulk string that is longer than declared.
     #[error("Protocol error: expected CRLF after a bulk string of {0} bytes")]
     BulkEnd(usize),
-    /// More than [`MAX_REQUEST`] bytes.
     #[error("Protocol error: too big a request, at most {MAX_REQUEST} bytes are read")]
     TooBig,
-    /// A line of more than [`MAX_INLINE`] bytes.
     #[error("Protocol error: too big inline request, at most {MAX_INLINE} bytes are read")]
     InlineTooBig,
-    /// More words in a line than [`MAX_ARGS`].
     #[error("Protocol error: too many words in an inline request, at most {MAX_ARGS} are read")]
     InlineTooMany,
-    /// A quote that does not end, or that a word goes on behind.
+    /// A quote that is not closed, or not followed by a space.
     #[error("Protocol error: unbalanced quotes in request")]
     Quotes,
     /// Neither an array nor text.
@@ -50,12 +45,12 @@ pub enum Malformed {
     Garbage(u8),
 }
 
-/// A whole request, and how many bytes of the input it was.
+/// A complete request.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// Its words; none for an empty line or an empty array, which clients may send and get no reply to.
+    /// The words; none for an empty line or array, which clients may send and which get no reply.
     pub args: Args<'a>,
-    /// The bytes to drop from the input before the decoder is called again.
+    /// The number of bytes to discard from the input before the next call.
     pub consumed: usize,
 }
 
@@ -66,59 +61,56 @@ pub struct Args<'a> {
     spans: &'a [Span],
 }
 
-/// Where a word begins and ends.
+/// The start and end of a word.
 type Span = (usize, usize);
 
 impl<'a> Args<'a> {
-    /// How many there are.
     #[must_use]
     pub fn len(self) -> usize {
         self.spans.len()
     }
 
-    /// Whether there is none.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.spans.is_empty()
     }
 
-    /// The word at `index`, the command's own name being 0.
+    /// Returns the word at `index`; the command's name has index 0.
     #[must_use]
     pub fn get(self, index: usize) -> Option<&'a [u8]> {
         self.spans.get(index).map(|&(start, end)| &self.bytes[start..end])
     }
 
-    /// The words from `index` on.
+    /// Returns the words from `index` on.
     #[must_use]
     pub fn from(self, index: usize) -> Self {
         Self { bytes: self.bytes, spans: self.spans.get(index..).unwrap_or_default() }
     }
 
-    /// All words in order.
     pub fn iter(self) -> impl Iterator<Item = &'a [u8]> {
         self.spans.iter().map(move |&(start, end)| &self.bytes[start..end])
     }
 }
 
-/// Decodes one connection's requests.
+/// The decoder of one connection.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    /// The request's words so far, as places in the input (or in `line`).
+    /// The positions of the request's words so far, in the input or in `line`.
     spans: Vec<Span>,
-    /// The words of an inline command, without quotes and escapes.
+    /// The words of an inline command with quotes and escapes resolved.
     line: Vec<u8>,
-    /// How far the unfinished request has been looked at.
+    /// The number of bytes of the incomplete request already examined.
     at: usize,
-    /// How many bulk strings of the unfinished array are still to come.
+    /// The number of bulk strings that the incomplete array still lacks.
     missing: usize,
 }
 
 impl Decoder {
-    /// The first request of `input`, or none while it is unfinished: then call again with the same bytes and more
-    /// behind them. After a request, call with the input less [`Request::consumed`].
+    /// Decodes the first request of `input`; none while it is incomplete, in which case the next call must pass the same
+    /// bytes followed by more. After a request, the next call must omit its [`Request::consumed`] bytes.
     ///
     /// # Errors
-    /// When the bytes are no request. Nothing behind them can be understood: the connection must end.
+    /// Fails if the bytes are malformed. The rest of the stream cannot be decoded then, so the connection must close.
     pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<Option<Request<'a>>, Malformed> {
         let inline = match input.first() {
             None => return Ok(None),
@@ -126,8 +118,8 @@ impl Decoder {
             Some(b' ' | b'\t' | b'\r' | b'\n' | 0x21..=0x7e) => true,
             Some(&other) => return Err(Malformed::Garbage(other)),
         };
-        let whole = if inline { self.inline(input)? } else { self.array(input)? };
-        if !whole {
+        let complete = if inline { self.inline(input)? } else { self.array(input)? };
+        if !complete {
             return if input.len() > MAX_REQUEST { Err(Malformed::TooBig) } else { Ok(None) };
         }
         let consumed = std::mem::take(&mut self.at);
@@ -135,7 +127,7 @@ impl Decoder {
         Ok(Some(Request { args: Args { bytes, spans: &self.spans }, consumed }))
     }
 
-    /// Gives memory of an unusually big request back. Only between requests.
+    /// Frees the memory of a large request. Has an effect only between requests.
     pub fn shrink(&mut self) {
         if self.at == 0 && (self.spans.capacity() > 32 || self.line.capacity() > 512) {
             self.spans = Vec::new();
@@ -143,7 +135,7 @@ impl Decoder {
         }
     }
 
-    /// Whether the array that `input` begins with is whole.
+    /// Decodes an array; false while it is incomplete.
     fn array(&mut self, input: &[u8]) -> Result<bool, Malformed> {
         if self.at == 0 {
             let Some((count, next)) = length(input, 1, MAX_ARGS, Malformed::ArrayLength)? else {
@@ -177,7 +169,7 @@ impl Decoder {
         Ok(true)
     }
 
-    /// Whether the line that `input` begins with is whole.
+    /// Decodes a line; false while it is incomplete.
     fn inline(&mut self, input: &[u8]) -> Result<bool, Malformed> {
         let Some(newline) = input[self.at..].iter().position(|&b| b == b'\n') else {
             self.at = input.len();
@@ -193,7 +185,7 @@ impl Decoder {
         Ok(true)
     }
 
-    /// Splits a line into words: `"…"` knows escapes, `'…'` only `\'`, and a closing quote ends its word.
+    /// Splits a line into words: `"…"` supports escapes, `'…'` only `\'`, and a closing quote ends its word.
     fn split(&mut self, text: &[u8]) -> Result<(), Malformed> {
         self.spans.clear();
         self.line.clear();
@@ -210,8 +202,8 @@ impl Decoder {
     }
 }
 
-/// The decimal number from `start` to the end of its line, and where the next line begins; none while the line is
-/// unfinished.
+/// Parses the decimal number from `start` to the end of its line and returns it with the start of the next line; none
+/// while the line is incomplete.
 fn length(
     input: &[u8],
     start: usize,
@@ -236,7 +228,7 @@ fn length(
     }
 }
 
-/// Appends the first word of `text` to `into` and returns what follows it.
+/// Appends the first word of `text` to `into` and returns the rest.
 fn word<'a>(text: &'a [u8], into: &mut Vec<u8>) -> Result<&'a [u8], Malformed> {
     let mut rest = text;
     while let [first, after @ ..] = rest {
@@ -256,7 +248,7 @@ fn word<'a>(text: &'a [u8], into: &mut Vec<u8>) -> Result<&'a [u8], Malformed> {
     Ok(rest)
 }
 
-/// What follows a closing quote must be a space or nothing.
+/// Checks that a space or nothing follows a closing quote.
 fn closed(rest: &[u8]) -> Result<&[u8], Malformed> {
     match rest.first() {
         Some(b) if !b.is_ascii_whitespace() => Err(Malformed::Quotes),
@@ -313,7 +305,7 @@ fn single_quoted<'a>(text: &'a [u8], into: &mut Vec<u8>) -> Result<&'a [u8], Mal
     }
 }
 
-/// The value of a hexadecimal digit.
+/// Returns the value of a hexadecimal digit.
 fn nibble(digit: u8) -> u8 {
     match digit {
         b'0'..=b'9' => digit - b'0',

@@ -1,8 +1,8 @@
-//! Replies as bytes, in RESP2 or RESP3.
+//! Encodes replies in RESP2 or RESP3.
 
 use super::{Frame, Protocol};
 
-/// Appends `frame` to `out` as `protocol` writes it.
+/// Appends `frame` to `out`.
 pub fn encode(frame: &Frame, protocol: Protocol, out: &mut Vec<u8>) {
     match (frame, protocol) {
         (Frame::Simple(text), _) => line(b'+', text.as_bytes(), out),
@@ -41,7 +41,7 @@ pub fn encode(frame: &Frame, protocol: Protocol, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a push to `out`; RESP2 has none, so nothing is written there.
+/// Appends a push to `out`; nothing in RESP2, which has no pushes.
 pub fn encode_push(items: &[Frame], protocol: Protocol, out: &mut Vec<u8>) {
     if protocol == Protocol::Resp3 {
         length(b'>', items.len(), out);
@@ -49,7 +49,7 @@ pub fn encode_push(items: &[Frame], protocol: Protocol, out: &mut Vec<u8>) {
     }
 }
 
-/// An error ends with its line: a line break inside would be read as the next reply.
+/// Replaces line breaks, which would end the error and start another reply.
 fn error(text: &str, out: &mut Vec<u8>) {
     out.push(b'-');
     out.extend(text.bytes().map(|b| if matches!(b, b'\r' | b'\n') { b' ' } else { b }));
@@ -72,7 +72,7 @@ fn length(mark: u8, length: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Written by hand: every reply has several numbers, and `write!` is a good part of its time.
+/// Formats by hand because `write!` takes a good part of the time of a reply, which has several numbers.
 fn decimal(mut number: u64, out: &mut Vec<u8>) {
     let mut digits = [0; 20];
     let mut at = digits.len();
@@ -134,7 +134,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_are_written_as_usual(number: i64) {
+        fn numbers_are_formatted_as_decimals(number: i64) {
             prop_assert_eq!(written(&Frame::Int(number), Protocol::Resp2), format!(":{number}\r\n"));
         }
     }

@@ -1,4 +1,4 @@
-//! Replies, before they are written in RESP2 or RESP3.
+//! Replies, independent of RESP2 and RESP3.
 
 use std::borrow::Cow;
 
@@ -9,63 +9,60 @@ pub enum Frame {
     Simple(&'static str),
     /// `-CODE sentence`; the code is the first word.
     Error(String),
-    /// A whole number.
     Int(i64),
-    /// A string of any bytes.
     Bulk(Cow<'static, [u8]>),
-    /// Nothing, where a whole reply is expected: `_`, in RESP2 `*-1`.
+    /// Null as a whole reply: `_`, in RESP2 `*-1`.
     Null,
-    /// Nothing within a map or list: `_`, in RESP2 `$-1`.
+    /// Null within a map or list: `_`, in RESP2 `$-1`.
     NullValue,
     Array(Vec<Self>),
-    /// Pairs: a map, in RESP2 a flat list.
+    /// In RESP2 a flat list of keys and values.
     Map(Vec<(&'static str, Self)>),
 }
 
 impl Frame {
-    /// A string that the program itself spells.
+    /// Returns a bulk string of static text.
     #[must_use]
     pub fn word(text: &'static str) -> Self {
         Self::Bulk(Cow::Borrowed(text.as_bytes()))
     }
 
-    /// A string made at run time.
+    /// Returns a bulk string of owned bytes.
     #[must_use]
     pub fn bytes(bytes: impl Into<Vec<u8>>) -> Self {
         Self::Bulk(Cow::Owned(bytes.into()))
     }
 
-    /// A count or a duration; beyond 2^63 it stays there.
+    /// Returns a count or a duration, capped at `i64::MAX`.
     #[must_use]
     pub fn count(n: u64) -> Self {
         Self::Int(i64::try_from(n).unwrap_or(i64::MAX))
     }
 
-    /// `value` or nothing.
     #[must_use]
     pub fn or_null(value: Option<Self>) -> Self {
         value.unwrap_or(Self::NullValue)
     }
 }
 
-/// Which version of the protocol a connection speaks.
+/// The protocol version of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Protocol {
-    /// RESP2, until a client says HELLO 3.
+    /// The initial version, until the client sends HELLO 3.
     #[default]
     Resp2,
     Resp3,
 }
 
-/// What a connection is given to write, in order.
+/// An item for a connection to write, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outgoing {
-    /// The reply to the oldest command not yet answered.
+    /// The reply to the oldest unanswered command.
     Reply(Frame),
-    /// The same, after which the connection speaks another version, its own reply included (HELLO).
+    /// A reply with which the connection switches to another version, starting with this reply (HELLO).
     Switch(Protocol, Frame),
-    /// Something unasked, for a RESP3 session that asked for pushes. The first element names it.
+    /// A push for a RESP3 session that enabled them. The first element is its type.
     Push(Vec<Frame>),
-    /// Nothing more follows: write what there is, then close (QUIT).
+    /// Closes the connection once everything is written (QUIT).
     Close,
 }

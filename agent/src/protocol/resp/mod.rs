@@ -1,4 +1,4 @@
-//! RESP, the Redis protocol, as far as a server of few commands needs it: requests in, replies out.
+//! RESP, the Redis serialization protocol: decoding requests and encoding replies.
 
 mod decode;
 mod encode;

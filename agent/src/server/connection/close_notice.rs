@@ -1,4 +1,4 @@
-//! The last word about a session, told exactly once.
+//! The notice that a connection has closed, sent to the core exactly once.
 
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, error::TrySendError};
@@ -6,8 +6,8 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use crate::core::Input;
 use crate::types::SessionId;
 
-/// Tells the core of a session's end: by [`CloseNotice::send`], or by being dropped when the task is cancelled or panics.
-/// A session whose end was never told would keep its locks for ever.
+/// Reports a closed connection to the core: by [`CloseNotice::send`], or on drop when the task is cancelled or panics.
+/// Without the notice a session would keep its locks forever.
 #[derive(Debug)]
 pub(super) struct CloseNotice {
     session: SessionId,
@@ -20,7 +20,7 @@ impl CloseNotice {
     }
 
     pub(super) async fn send(mut self) {
-        // Taken only once there is room: a task that is cancelled while it waits is still told of by the drop.
+        // Cleared only once there is room, so that a cancellation while waiting still sends the notice on drop.
         if let Some(core) = &self.core
             && let Ok(permit) = core.reserve().await
         {
@@ -33,11 +33,11 @@ impl CloseNotice {
 impl Drop for CloseNotice {
     fn drop(&mut self) {
         let Some(core) = self.core.take() else { return };
-        if let Err(TrySendError::Full(news)) = core.try_send(Input::Closed(self.session))
+        if let Err(TrySendError::Full(notice)) = core.try_send(Input::Closed(self.session))
             && let Ok(runtime) = Handle::try_current()
         {
-            // The core may have ended meanwhile, and its sessions with it.
-            runtime.spawn(async move { core.send(news).await.ok() });
+            // Fails only if the core has ended, and its sessions with it.
+            runtime.spawn(async move { core.send(notice).await.ok() });
         }
     }
 }
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_said_once() {
+    async fn the_notice_is_sent_once() {
         let (core, mut inbox) = mpsc::channel(4);
         CloseNotice::new(SessionId(5), core).send().await;
         assert!(is_closed(&mut inbox).await);
@@ -59,11 +59,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dropped_one_speaks_even_to_a_full_core() {
+    async fn a_dropped_notice_is_sent_even_to_a_full_core() {
         let (core, mut inbox) = mpsc::channel(1);
         core.try_send(Input::Closed(SessionId(1))).unwrap();
         drop(CloseNotice::new(SessionId(5), core.clone()));
-        // Cancelled while it waits for room.
+        // Cancelled while waiting for room.
         assert!(
             futures_util::poll!(Box::pin(CloseNotice::new(SessionId(5), core).send())).is_pending()
         );

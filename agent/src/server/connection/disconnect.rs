@@ -1,4 +1,4 @@
-//! When a worker is gone, whatever its connection is busy with.
+//! Detects that a worker is gone while its connection is busy with something else.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,17 +9,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::server::process::Process;
 
-/// Why a connection ends from outside.
+/// The reason that a connection ends from outside.
 #[derive(Debug)]
 pub(super) enum Disconnect {
-    /// The worker has closed the socket or has died.
+    /// The worker closed the socket or died.
     Worker,
-    /// The agent ends.
     Shutdown,
 }
 
-/// Returns when the other side is closed in both directions, when the worker's process dies, or at the agent's end.
-/// It does so while input is unread or output is stuck, too.
+/// Waits until the peer closes both directions, the worker's process dies, or the agent stops. Unread input and blocked
+/// output do not delay it.
 pub(super) async fn wait(
     stream: &UnixStream,
     process: Option<&Process>,
@@ -38,28 +37,28 @@ pub(super) async fn wait(
     }
 }
 
-/// Returns once the other side has closed both directions; one that has only stopped writing (`nc -N`) still reads.
+/// Waits until the peer closes both directions; one that only stopped writing (`nc -N`) still reads.
 async fn hung_up(stream: &UnixStream) {
-    // Interest in priority data, which Unix sockets do not have, is woken by the reading side's end alone, and
-    // not by data that lie unread.
+    // Unix sockets have no priority data, so this interest wakes only when the peer stops writing, and never for unread
+    // data.
     match stream.ready(Interest::PRIORITY).await {
         Ok(ready) if !ready.is_write_closed() => {}
         _ => return,
     }
-    // That end is known for good now and wakes nobody any more. What follows shows on a descriptor of our own, of
-    // which what is known may be forgotten between two looks.
+    // That state is permanent and causes no further wakeup. A duplicate descriptor shows the rest, because its readiness
+    // can be cleared.
     let Ok(copy) = duplicate(stream) else {
-        // Without one, the reply that nobody reads will tell.
+        // Without a duplicate, the failure to write the reply reveals the disconnect.
         return std::future::pending().await;
     };
     while let Ok(ready) = copy.ready(Interest::WRITABLE).await {
         if ready.is_write_closed() {
             return;
         }
-        // Forgets that it can be written to, so that the next look waits for news.
-        let forgotten: io::Result<()> =
+        // Clears the readiness, so that the next call waits for a change.
+        let cleared: io::Result<()> =
             copy.try_io(Interest::WRITABLE, || Err(io::ErrorKind::WouldBlock.into()));
-        drop(forgotten);
+        drop(cleared);
     }
 }
 

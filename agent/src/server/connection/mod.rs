@@ -1,8 +1,8 @@
-//! One worker's connection: bytes in, commands to the core, its replies out. One task each.
+//! The connection of one worker: reads commands, passes them to the core, writes replies. One task per connection.
 //!
-//! The core never waits for a connection, and a connection holds bounded memory: at most [`PIPELINE`] commands
-//! unanswered, one listing at a time among them, and [`write_buffer::MOST`] bytes unsent. At a bound it stops reading,
-//! and the client is held by its own socket.
+//! The core never waits for a connection, and a connection uses bounded memory: at most [`PIPELINE`] unanswered
+//! commands, only one of them a listing, and [`write_buffer::MOST`] unsent bytes. At a bound it stops reading, which
+//! applies backpressure to the client.
 
 mod close_notice;
 mod disconnect;
@@ -24,10 +24,10 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio_util::sync::CancellationToken;
 
 use crate::core::{Input, PIPELINE, PUSHES};
-use crate::metrics::Figures;
+use crate::metrics::Metrics;
 use crate::protocol::command::{self, Command};
 use crate::protocol::resp::{Decoder, Frame, Outgoing, Protocol};
-use crate::server::handshake::{self, AgentInfo, Client, ClientState};
+use crate::server::handshake::{self, AgentInfo, ClientState, ConnectionInfo};
 use crate::server::peer;
 use crate::server::process::{Processes, Watch};
 use crate::types::SessionId;
@@ -36,183 +36,180 @@ use disconnect::Disconnect;
 use read_buffer::{Read, ReadBuffer};
 use write_buffer::WriteBuffer;
 
-/// How many commands a connection takes from its input before others have their turn: all connections, the core
-/// and its renewals share one thread.
-const TURN: usize = 32;
+/// The number of commands that a connection decodes before it yields: all connections, the core and its renewals share
+/// one thread.
+const COMMANDS_PER_TURN: usize = 32;
 
-/// What all connections share.
+/// The state that all connections share.
 #[derive(Debug, Clone)]
 pub struct Shared {
-    /// Where commands go.
     pub core: mpsc::Sender<Input>,
-    /// The workers' processes.
     pub processes: Arc<Processes>,
-    /// Ends every connection, once what it has been given is written.
+    /// Cancelled to close every connection once its last replies are written.
     pub stop: CancellationToken,
-    /// What INFO tells of the agent.
+    /// The facts that INFO reports.
     pub agent: Arc<AgentInfo>,
-    /// Where commands are counted that a connection answers without the core.
-    pub figures: Arc<Figures>,
+    pub metrics: Arc<Metrics>,
 }
 
-/// Serves a connection to its end. The core is told of its beginning and, however it comes, of its end.
+/// Serves a connection until it ends. The core receives exactly one [`Input::Closed`] per [`Input::Opened`].
 pub async fn serve(stream: UnixStream, session: SessionId, shared: Shared) {
     let Ok(peer) = peer::of(&stream) else { return };
     let process = match shared.processes.watch(peer.pid) {
         Watch::Watched(process) => Some(process),
-        Watch::Blind => None,
-        // Whoever has inherited the socket, the process that connected is dead, and so is its session.
+        Watch::Unwatched => None,
+        // The session ends with the process that connected, even if another one inherited the socket.
         Watch::Dead => return,
     };
     let mut secret = [0; 16];
     if let Err(error) = getrandom::fill(&mut secret) {
-        tracing::error!(%error, "the kernel gives no random bytes: a connection is refused");
+        tracing::error!(%error, "connection refused: the kernel provides no random bytes");
         return;
     }
-    let about = Client { id: session.0, pid: peer.pid };
+    let info = ConnectionInfo { id: session.0, pid: peer.pid };
     let (outbox, replies) = mpsc::channel(PIPELINE + PUSHES);
     let Ok(permit) = shared.core.reserve().await else { return };
     permit.send(Input::Opened { session, peer, secret, outbox });
     let close_notice = CloseNotice::new(session, shared.core.clone());
-    let end = std::pin::pin!(disconnect::wait(&stream, process.as_deref(), &shared.stop));
+    let disconnect = std::pin::pin!(disconnect::wait(&stream, process.as_deref(), &shared.stop));
     Connection {
         stream: &stream,
         session,
         shared: &shared,
-        end,
+        disconnect,
         replies,
         client: ClientState::default(),
-        about,
+        info,
         decoder: Decoder::default(),
         input: ReadBuffer::default(),
         output: WriteBuffer::default(),
-        held: None,
+        held_listing: None,
         unsent: VecDeque::new(),
         sent: 0,
         answered: 0,
         listing: 0,
-        ended: false,
-        last: false,
+        input_ended: false,
+        output_ended: false,
     }
     .run()
     .await;
     close_notice.send().await;
 }
 
-struct Connection<'a, End> {
+struct Connection<'a, Gone> {
     stream: &'a UnixStream,
     session: SessionId,
     shared: &'a Shared,
-    /// Ready when the worker is gone or the agent ends.
-    end: Pin<&'a mut End>,
+    /// Resolves when the worker disconnects or the agent stops.
+    disconnect: Pin<&'a mut Gone>,
     replies: mpsc::Receiver<Outgoing>,
     client: ClientState,
-    about: Client,
+    info: ConnectionInfo,
     decoder: Decoder,
     input: ReadBuffer,
     output: WriteBuffer,
-    /// A listing that waits for the one before it.
-    held: Option<Command>,
-    /// What the core has no room for yet: at most what one command has to say.
+    /// A listing that waits for the previous one.
+    held_listing: Option<Command>,
+    /// Messages for which the core's queue has no room: at most those of one command.
     unsent: VecDeque<Input>,
-    /// How many commands have been sent to the core.
+    /// The number of commands sent to the core.
     sent: u64,
-    /// How many of these it has answered.
+    /// The number of those that it has answered.
     answered: u64,
-    /// Which of them was the last listing.
+    /// The ordinal of the last listing among the sent commands.
     listing: u64,
-    /// Nothing more will be read: the client has closed its writing side, or sent what is no request.
-    ended: bool,
-    /// Nothing more will be written once the output is empty.
-    last: bool,
+    /// Nothing more will be read: the client stopped writing, or sent a malformed request.
+    input_ended: bool,
+    /// Nothing more will be added to the output.
+    output_ended: bool,
 }
 
-/// The connection is over.
+/// The connection has ended.
 #[derive(Debug)]
-struct Over;
+struct Closed;
 
-/// Why no further command is taken from the input now.
+/// The reason that decoding stopped for now.
 enum Stop {
-    /// There is no whole one.
+    /// The buffer has no complete command.
     Starved,
-    /// Replies must come or go out first.
+    /// Replies must arrive or be written first.
     Full,
-    /// The core has no room.
+    /// The core's queue is full.
     CoreFull,
-    /// It is others' turn.
+    /// Other connections are due.
     Turn,
 }
 
-impl<End: Future<Output = Disconnect>> Connection<'_, End> {
+impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
     async fn run(mut self) {
-        // Every step may find that it is over; nothing is left to do then.
-        let Err(Over) = self.steps().await;
+        // Every step may end the connection; nothing is left to do then.
+        let Err(Closed) = self.steps().await;
     }
 
-    async fn steps(&mut self) -> Result<std::convert::Infallible, Over> {
+    async fn steps(&mut self) -> Result<std::convert::Infallible, Closed> {
         loop {
-            let stop = self.take_commands()?;
+            let stop = self.dispatch_commands()?;
             self.collect();
-            self.output.flush(self.stream).map_err(|_| Over)?;
+            self.output.flush(self.stream).map_err(|_| Closed)?;
             if self.is_done(&stop) {
-                return Err(Over);
+                return Err(Closed);
             }
             match stop {
                 Stop::Turn => {
                     tokio::task::yield_now().await;
-                    if let Some(gone) = self.end.as_mut().now_or_never() {
-                        return Err(self.leave(&gone));
+                    if let Some(reason) = self.disconnect.as_mut().now_or_never() {
+                        return Err(self.leave(&reason));
                     }
                 }
                 Stop::CoreFull => self.wait_for_core().await?,
-                // Replies that have come since, or room made by writing, may be all it stopped for.
+                // Replies or writes since then may have removed the cause.
                 Stop::Full if !self.is_full() => {}
-                Stop::Starved => self.wait(!self.ended).await?,
+                Stop::Starved => self.wait(!self.input_ended).await?,
                 Stop::Full => self.wait(false).await?,
             }
         }
     }
 
-    /// Whether nothing is left to do, or ever will be.
+    /// Returns whether the connection has nothing left to do.
     fn is_done(&self, stop: &Stop) -> bool {
         let idle = matches!(stop, Stop::Starved) && self.sent == self.answered;
-        self.output.is_empty() && (self.last || (self.ended && idle))
+        self.output.is_empty() && (self.output_ended || (self.input_ended && idle))
     }
 
-    /// Takes commands from what has been read.
-    fn take_commands(&mut self) -> Result<Stop, Over> {
-        for _ in 0..TURN {
+    /// Decodes and dispatches commands.
+    fn dispatch_commands(&mut self) -> Result<Stop, Closed> {
+        for _ in 0..COMMANDS_PER_TURN {
             if !self.unsent.is_empty() {
                 return Ok(Stop::CoreFull);
             }
             if self.is_full() {
                 return Ok(Stop::Full);
             }
-            if let Some(listing) = self.held.take() {
+            if let Some(listing) = self.held_listing.take() {
                 self.send(listing)?;
-            } else if !self.take_command()? {
+            } else if !self.dispatch_command()? {
                 return Ok(Stop::Starved);
             }
         }
         Ok(Stop::Turn)
     }
 
-    /// Whether replies must come or go out before another command is taken.
+    /// Returns whether replies must arrive or be written before the next command.
     fn is_full(&self) -> bool {
-        // Two more may be sent at once: an error, and the close behind it.
+        // Leaves room for two at once: an error and the close after it.
         let room = self.sent - self.answered + 2 <= PIPELINE as u64;
-        let listing = self.held.is_some() && self.listing > self.answered;
-        self.last || self.output.is_full() || !room || listing
+        let listing = self.held_listing.is_some() && self.listing > self.answered;
+        self.output_ended || self.output.is_full() || !room || listing
     }
 
-    /// Takes the next command, if there is a whole one.
-    fn take_command(&mut self) -> Result<bool, Over> {
+    /// Dispatches the next command; false if none is complete.
+    fn dispatch_command(&mut self) -> Result<bool, Closed> {
         let request = match self.decoder.decode(self.input.unread()) {
             Ok(Some(request)) => request,
             Ok(None) => return Ok(false),
             Err(malformed) => {
-                tracing::debug!(session = self.session.0, %malformed, "closing a connection");
-                self.ended = true;
+                tracing::debug!(session = self.session.0, %malformed, "closing connection after a malformed request");
+                self.input_ended = true;
                 self.input.clear();
                 self.reply(Outgoing::Reply(Frame::Error(format!("ERR {malformed}"))))?;
                 self.reply(Outgoing::Close)?;
@@ -226,21 +223,21 @@ impl<End: Future<Output = Disconnect>> Connection<'_, End> {
         }
         let before = self.client.protocol;
         if let Some(answer) =
-            handshake::answer(args, &mut self.client, self.about, &self.shared.agent)
+            handshake::answer(args, &mut self.client, self.info, &self.shared.agent)
         {
             self.input.consume(consumed);
             if answer.named {
                 let name = self.client.name.clone().unwrap_or_default();
-                self.tell(Input::ClientName(self.session, name))?;
+                self.notify_core(Input::ClientName(self.session, name))?;
             }
             if self.client.protocol != before {
                 let resp3 = self.client.protocol == Protocol::Resp3;
-                self.tell(Input::Resp3(self.session, resp3))?;
+                self.notify_core(Input::Resp3(self.session, resp3))?;
             }
             self.reply(answer.reply)?;
             if answer.close {
-                self.tell(Input::Quit(self.session))?;
-                self.ended = true;
+                self.notify_core(Input::Quit(self.session))?;
+                self.input_ended = true;
                 self.input.clear();
                 self.reply(Outgoing::Close)?;
             }
@@ -255,61 +252,61 @@ impl<End: Future<Output = Disconnect>> Connection<'_, End> {
         Ok(true)
     }
 
-    /// Answers without the core where nothing stands before it; else it waits for its turn there.
-    fn reply(&mut self, reply: Outgoing) -> Result<(), Over> {
+    /// Writes a reply directly if no earlier command is unanswered; otherwise queues it behind them in the core.
+    fn reply(&mut self, reply: Outgoing) -> Result<(), Closed> {
         if self.sent > self.answered {
             return self.send(Command::Answered(reply));
         }
         if let Outgoing::Reply(frame) | Outgoing::Switch(_, frame) = &reply {
             let failed = matches!(frame, Frame::Error(_));
-            self.shared.figures.command("other", failed, Duration::ZERO);
+            self.shared.metrics.command("other", failed, Duration::ZERO);
         }
         self.write(&reply);
         Ok(())
     }
 
-    /// Sends a command to the core. A second listing waits for the first: each may be big.
-    fn send(&mut self, command: Command) -> Result<(), Over> {
+    /// Sends a command to the core. A second listing waits for the first, since each may be large.
+    fn send(&mut self, command: Command) -> Result<(), Closed> {
         if matches!(command, Command::Holds | Command::Locks(_) | Command::Show(_)) {
             if self.listing > self.answered {
-                self.held = Some(command);
+                self.held_listing = Some(command);
                 return Ok(());
             }
             self.listing = self.sent + 1;
         }
         self.sent += 1;
-        self.tell(Input::Command(self.session, command))
+        self.notify_core(Input::Command(self.session, command))
     }
 
-    fn tell(&mut self, news: Input) -> Result<(), Over> {
+    fn notify_core(&mut self, input: Input) -> Result<(), Closed> {
         if !self.unsent.is_empty() {
-            self.unsent.push_back(news);
+            self.unsent.push_back(input);
             return Ok(());
         }
-        match self.shared.core.try_send(news) {
+        match self.shared.core.try_send(input) {
             Ok(()) => Ok(()),
-            Err(TrySendError::Closed(_)) => Err(Over),
-            Err(TrySendError::Full(news)) => {
-                self.unsent.push_back(news);
+            Err(TrySendError::Closed(_)) => Err(Closed),
+            Err(TrySendError::Full(input)) => {
+                self.unsent.push_back(input);
                 Ok(())
             }
         }
     }
 
-    async fn wait_for_core(&mut self) -> Result<(), Over> {
-        while let Some(news) = self.unsent.pop_front() {
+    async fn wait_for_core(&mut self) -> Result<(), Closed> {
+        while let Some(input) = self.unsent.pop_front() {
             tokio::select! {
                 biased;
-                gone = self.end.as_mut() => return Err(self.leave(&gone)),
-                permit = self.shared.core.reserve() => permit.map_err(|_| Over)?.send(news),
+                reason = self.disconnect.as_mut() => return Err(self.leave(&reason)),
+                permit = self.shared.core.reserve() => permit.map_err(|_| Closed)?.send(input),
             }
         }
         Ok(())
     }
 
-    /// Takes what the core has answered, as far as there is room for it.
+    /// Collects the core's replies while there is room for them.
     fn collect(&mut self) {
-        while !self.last && !self.output.is_full() {
+        while !self.output_ended && !self.output.is_full() {
             let Ok(outgoing) = self.replies.try_recv() else { return };
             self.receive(&outgoing);
         }
@@ -323,19 +320,19 @@ impl<End: Future<Output = Disconnect>> Connection<'_, End> {
     }
 
     fn write(&mut self, outgoing: &Outgoing) {
-        self.last |= *outgoing == Outgoing::Close;
+        self.output_ended |= *outgoing == Outgoing::Close;
         self.output.put(outgoing);
     }
 
-    /// Waits until something can be done, `reading` included if asked for.
-    async fn wait(&mut self, reading: bool) -> Result<(), Over> {
+    /// Waits for a reply, for room to write, or, if `reading`, for input.
+    async fn wait(&mut self, reading: bool) -> Result<(), Closed> {
         self.input.trim();
         self.output.trim();
         self.decoder.shrink();
-        let collecting = !self.last && !self.output.is_full();
+        let collecting = !self.output_ended && !self.output.is_full();
         let woken = poll_fn(|cx| {
-            if let Poll::Ready(gone) = self.end.as_mut().poll(cx) {
-                return Poll::Ready(Woken::Disconnected(gone));
+            if let Poll::Ready(reason) = self.disconnect.as_mut().poll(cx) {
+                return Poll::Ready(Woken::Disconnected(reason));
             }
             if collecting && let Poll::Ready(outgoing) = self.replies.poll_recv(cx) {
                 return Poll::Ready(outgoing.map_or(Woken::CoreEnded, Woken::Outgoing));
@@ -350,7 +347,7 @@ impl<End: Future<Output = Disconnect>> Connection<'_, End> {
         })
         .await;
         match woken {
-            Woken::Disconnected(gone) => Err(self.leave(&gone)),
+            Woken::Disconnected(reason) => Err(self.leave(&reason)),
             Woken::CoreEnded => Err(self.leave(&Disconnect::Shutdown)),
             Woken::Outgoing(outgoing) => {
                 self.receive(&outgoing);
@@ -362,29 +359,29 @@ impl<End: Future<Output = Disconnect>> Connection<'_, End> {
         }
     }
 
-    fn read(&mut self) -> Result<(), Over> {
+    fn read(&mut self) -> Result<(), Closed> {
         match self.input.read(self.stream) {
             Ok(Read::Some | Read::Nothing) => Ok(()),
             Ok(Read::End) => {
-                self.ended = true;
+                self.input_ended = true;
                 Ok(())
             }
-            Err(_) => Err(Over),
+            Err(_) => Err(Closed),
         }
     }
 
-    /// At the agent's end what the core has said last still goes out, if the client takes it at once.
-    fn leave(&mut self, gone: &Disconnect) -> Over {
-        if matches!(gone, Disconnect::Shutdown) {
+    /// Ends the connection. On shutdown it first writes the core's last replies as far as the client accepts them.
+    fn leave(&mut self, reason: &Disconnect) -> Closed {
+        if matches!(reason, Disconnect::Shutdown) {
             self.collect();
-            // The connection is closed whether it works or not.
+            // The connection closes either way.
             drop(self.output.flush(self.stream));
         }
-        Over
+        Closed
     }
 }
 
-/// Why a wait is over.
+/// The reason that a wait ended.
 enum Woken {
     Disconnected(Disconnect),
     CoreEnded,

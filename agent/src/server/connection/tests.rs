@@ -1,14 +1,13 @@
 use std::time::Duration;
 
 use prometheus::Registry;
-use redisson::Grouping;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
 
-/// Far longer than anything here takes.
+/// Far longer than any step takes.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A connection whose core is the test itself.
@@ -20,8 +19,8 @@ struct Rig {
     task: JoinHandle<()>,
 }
 
-fn figures() -> Arc<Figures> {
-    Arc::new(Figures::new(Grouping::new(Vec::new(), 5), &Registry::new()).unwrap())
+fn metrics() -> Arc<Metrics> {
+    Arc::new(Metrics::new(&Registry::new()).unwrap())
 }
 
 impl Rig {
@@ -29,7 +28,7 @@ impl Rig {
         Self::with_room(4096).await
     }
 
-    /// With a core whose queue takes that many.
+    /// Creates a connection whose core has a queue of this length.
     async fn with_room(room: usize) -> Self {
         let (client, server) = UnixStream::pair().unwrap();
         let (core, mut inbox) = mpsc::channel(room);
@@ -38,8 +37,8 @@ impl Rig {
             core,
             processes: Processes::new(100),
             stop: stop.clone(),
-            agent: AgentInfo::unknown().into(),
-            figures: figures(),
+            agent: AgentInfo::for_tests().into(),
+            metrics: metrics(),
         };
         let task = tokio::spawn(serve(server, SessionId(5), shared));
         let Ok(Some(Input::Opened { session: SessionId(5), peer, secret, outbox })) =
@@ -68,12 +67,12 @@ impl Rig {
         text
     }
 
-    async fn news(&mut self) -> Input {
+    async fn input(&mut self) -> Input {
         timeout(DEADLINE, self.inbox.recv()).await.unwrap().unwrap()
     }
 
     async fn command(&mut self) -> Command {
-        match self.news().await {
+        match self.input().await {
             Input::Command(SessionId(5), command) => command,
             other => panic!("no command: {other:?}"),
         }
@@ -84,20 +83,20 @@ impl Rig {
     }
 
     async fn closed(&mut self) {
-        let news = self.news().await;
-        assert!(matches!(news, Input::Closed(SessionId(5))), "{news:?}");
+        let input = self.input().await;
+        assert!(matches!(input, Input::Closed(SessionId(5))), "{input:?}");
         assert!(timeout(DEADLINE, self.inbox.recv()).await.unwrap().is_none(), "more than one end");
     }
 
-    /// Answers `+OK` to every command in order, up to `stop`-th, from a task.
+    /// Answers `+OK` to every command in order, from a task.
     fn answer_all(&mut self) -> JoinHandle<u64> {
         let (_, nothing) = mpsc::channel(1);
         let mut inbox = std::mem::replace(&mut self.inbox, nothing);
         let outbox = self.outbox.clone();
         tokio::spawn(async move {
             let mut commands = 0;
-            while let Some(news) = inbox.recv().await {
-                let reply = match news {
+            while let Some(input) = inbox.recv().await {
+                let reply = match input {
                     Input::Command(_, Command::Answered(reply)) => reply,
                     Input::Command(..) => Outgoing::Reply(Frame::Simple("OK")),
                     Input::Closed(_) => return commands,
@@ -112,17 +111,17 @@ impl Rig {
 }
 
 #[tokio::test]
-async fn what_needs_no_core_is_answered_without_it() {
+async fn connection_commands_are_answered_without_the_core() {
     let mut rig = Rig::new().await;
     rig.write("PING\r\n*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\nNONSENSE\r\n").await;
     let unknown = "-ERR unknown command 'NONSENSE', with args beginning with: \r\n";
     rig.read(&format!("+PONG\r\n$2\r\nhi\r\n{unknown}")).await;
     rig.write("CLIENT SETNAME me\r\n").await;
     rig.read("+OK\r\n").await;
-    assert!(matches!(rig.news().await, Input::ClientName(SessionId(5), name) if name == b"me"));
+    assert!(matches!(rig.input().await, Input::ClientName(SessionId(5), name) if name == b"me"));
     rig.write("HELLO 3\r\nHELLO 3\r\n").await;
     rig.read("%7\r\n$6\r\nserver\r\n$9\r\nlockscope\r\n").await;
-    assert!(matches!(rig.news().await, Input::Resp3(SessionId(5), true)));
+    assert!(matches!(rig.input().await, Input::Resp3(SessionId(5), true)));
     drop(rig.client);
     rig.client = UnixStream::pair().unwrap().0;
     rig.closed().await;
@@ -135,7 +134,7 @@ async fn replies_keep_the_order_of_their_commands() {
     assert_eq!(rig.command().await.word(), "lock");
     let Command::Answered(pong) = rig.command().await else { panic!() };
     assert_eq!(pong, Outgoing::Reply(Frame::Simple("PONG")));
-    assert!(matches!(rig.news().await, Input::Resp3(_, true)));
+    assert!(matches!(rig.input().await, Input::Resp3(_, true)));
     let Command::Answered(hello) = rig.command().await else { panic!() };
     assert!(matches!(hello, Outgoing::Switch(Protocol::Resp3, _)));
     assert_eq!(rig.command().await.word(), "lock");
@@ -151,7 +150,7 @@ async fn replies_keep_the_order_of_their_commands() {
 }
 
 #[tokio::test]
-async fn a_request_may_come_byte_by_byte() {
+async fn a_request_may_arrive_byte_by_byte() {
     let mut rig = Rig::new().await;
     for byte in b"*2\r\n$4\r\nLOCK\r\n$1\r\na\r\n" {
         rig.write([*byte]).await;
@@ -161,7 +160,7 @@ async fn a_request_may_come_byte_by_byte() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_request_close_it_after_an_error_in_turn() {
+async fn a_malformed_request_gets_its_error_in_order_and_closes() {
     let mut rig = Rig::new().await;
     rig.write("LOCK a\r\n*1\r\n$1073741824\r\nLOCK b\r\n").await;
     rig.command().await;
@@ -183,11 +182,11 @@ async fn bytes_that_are_no_request_close_it_after_an_error_in_turn() {
 }
 
 #[tokio::test]
-async fn quit_closes_behind_its_reply() {
+async fn quit_closes_after_its_reply() {
     let mut rig = Rig::new().await;
     rig.write("PING\r\nQUIT\r\nPING\r\n").await;
     assert_eq!(rig.read_end().await, "+PONG\r\n+OK\r\n");
-    assert!(matches!(rig.news().await, Input::Quit(_)), "it ends, whatever its grace");
+    assert!(matches!(rig.input().await, Input::Quit(_)), "it ends regardless of grace");
     rig.closed().await;
 }
 
@@ -219,7 +218,7 @@ async fn no_more_than_a_pipeline_is_unanswered() {
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
-    assert!(rig.inbox.try_recv().is_err(), "it goes on without a reply");
+    assert!(rig.inbox.try_recv().is_err(), "it reads on without a reply");
     rig.outbox.send(Outgoing::Reply(Frame::Simple("OK"))).await.unwrap();
     assert!(timeout(DEADLINE, rig.inbox.recv()).await.unwrap().is_some());
     let mut reply = [0; 5];
@@ -228,12 +227,12 @@ async fn no_more_than_a_pipeline_is_unanswered() {
 }
 
 #[tokio::test]
-async fn a_client_that_never_reads_is_held_back_and_its_end_still_seen() {
+async fn a_client_that_never_reads_is_throttled_and_its_disconnect_is_seen() {
     let mut rig = Rig::new().await;
     let client = std::mem::replace(&mut rig.client, UnixStream::pair().unwrap().0);
     let answering = rig.answer_all();
     let echo = format!("*2\r\n$4\r\nECHO\r\n$60000\r\n{}\r\n", "x".repeat(60_000)).repeat(200);
-    // It could write all of this, were it not held.
+    // Without backpressure it could write all of this.
     let (mut written, mut refused) = (0, 0);
     while written < echo.len() && refused < 5000 {
         match client.try_write(&echo.as_bytes()[written..]) {
@@ -242,21 +241,21 @@ async fn a_client_that_never_reads_is_held_back_and_its_end_still_seen() {
         }
         tokio::task::yield_now().await;
     }
-    assert!(written < 2 * write_buffer::MOST, "never held back");
-    assert!(written > write_buffer::MOST, "held back at {written} bytes already");
+    assert!(written < 2 * write_buffer::MOST, "never throttled");
+    assert!(written > write_buffer::MOST, "throttled at only {written} bytes");
     drop(client);
     timeout(DEADLINE, answering).await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn one_listing_at_a_time() {
+async fn listings_run_one_at_a_time() {
     let mut rig = Rig::new().await;
     rig.write("LOCKS\r\nHOLDS\r\nPING\r\n").await;
     assert_eq!(rig.command().await.word(), "locks");
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert!(rig.inbox.try_recv().is_err(), "the second waits");
+    assert!(rig.inbox.try_recv().is_err(), "the second one waits");
     rig.answer("FIRST").await;
     assert_eq!(rig.command().await.word(), "holds");
     assert!(matches!(rig.command().await, Command::Answered(_)));
@@ -265,19 +264,19 @@ async fn one_listing_at_a_time() {
 }
 
 #[tokio::test]
-async fn replies_that_come_together_let_a_listing_go_on() {
+async fn replies_that_arrive_together_unblock_a_listing() {
     let mut rig = Rig::new().await;
     rig.write("LOCK x\r\nHOLDS\r\nSHOW x\r\n").await;
     assert!(matches!(rig.command().await, Command::Lock(_)));
     assert_eq!(rig.command().await, Command::Holds);
-    // Both before the connection has its turn again: no further reply will wake it.
+    // Both arrive before the connection runs again: no further reply will wake it.
     rig.outbox.try_send(Outgoing::Reply(Frame::Simple("1"))).unwrap();
     rig.outbox.try_send(Outgoing::Reply(Frame::Simple("2"))).unwrap();
     assert!(matches!(rig.command().await, Command::Show(_)));
 }
 
 #[tokio::test]
-async fn a_close_is_seen_while_a_command_is_blocked_and_input_unread() {
+async fn a_disconnect_is_seen_while_a_command_blocks_and_input_is_unread() {
     let mut rig = Rig::new().await;
     rig.write("LOCK a\r\n".repeat(PIPELINE + 100)).await;
     for _ in 0..PIPELINE - 1 {
@@ -288,7 +287,7 @@ async fn a_close_is_seen_while_a_command_is_blocked_and_input_unread() {
 }
 
 #[tokio::test]
-async fn who_only_stops_writing_gets_the_replies_and_then_the_end() {
+async fn a_client_that_stops_writing_still_gets_its_replies() {
     let mut rig = Rig::new().await;
     rig.write("LOCK a\r\nPING\r\nunfinished").await;
     rig.client.shutdown().await.unwrap();
@@ -301,7 +300,7 @@ async fn who_only_stops_writing_gets_the_replies_and_then_the_end() {
 }
 
 #[tokio::test]
-async fn who_stops_writing_and_then_goes_is_missed_at_once() {
+async fn a_disconnect_after_a_half_close_is_seen_at_once() {
     let mut rig = Rig::new().await;
     rig.write("LOCK a\r\n").await;
     rig.client.shutdown().await.unwrap();
@@ -315,14 +314,14 @@ async fn who_stops_writing_and_then_goes_is_missed_at_once() {
 }
 
 #[tokio::test]
-async fn the_end_is_told_when_the_task_is_cancelled() {
+async fn a_cancelled_task_sends_the_close_notice() {
     let mut rig = Rig::new().await;
     rig.task.abort();
     rig.closed().await;
 }
 
 #[tokio::test]
-async fn a_core_without_room_holds_the_connection_but_not_its_end() {
+async fn a_full_core_blocks_the_connection_but_not_its_close_notice() {
     let mut rig = Rig::with_room(1).await;
     rig.write("LOCK a\r\n".repeat(10)).await;
     for _ in 0..100 {
@@ -333,18 +332,18 @@ async fn a_core_without_room_holds_the_connection_but_not_its_end() {
         tokio::task::yield_now().await;
     }
     let mut commands = 0;
-    while matches!(rig.news().await, Input::Command(..)) {
+    while matches!(rig.input().await, Input::Command(..)) {
         commands += 1;
     }
-    assert!(commands <= 2, "{commands} commands of one who has gone");
+    assert!(commands <= 2, "{commands} commands after the disconnect");
 }
 
 #[tokio::test]
-async fn the_last_words_go_out_at_the_agents_end() {
+async fn the_last_pushes_are_written_at_shutdown() {
     let mut rig = Rig::new().await;
     rig.write("HELLO 3\r\n").await;
     rig.read("%7\r\n").await;
-    assert!(matches!(rig.news().await, Input::Resp3(..)));
+    assert!(matches!(rig.input().await, Input::Resp3(..)));
     rig.outbox.try_send(Outgoing::Push(vec![Frame::word("lock-lost")])).unwrap();
     rig.stop.cancel();
     assert!(rig.read_end().await.ends_with(">1\r\n$9\r\nlock-lost\r\n"));
@@ -352,7 +351,7 @@ async fn the_last_words_go_out_at_the_agents_end() {
 }
 
 #[tokio::test]
-async fn idle_connections_keep_little() {
+async fn idle_connections_use_little_memory() {
     let mut rig = Rig::new().await;
     rig.write(format!("*2\r\n$4\r\nECHO\r\n$60000\r\n{}\r\n", "x".repeat(60_000))).await;
     rig.read("$60000\r\n").await;
@@ -375,8 +374,8 @@ async fn idle_connections_keep_little() {
             core: mpsc::channel(1).0,
             processes: Processes::new(1),
             stop: CancellationToken::new(),
-            agent: AgentInfo::unknown().into(),
-            figures: figures(),
+            agent: AgentInfo::for_tests().into(),
+            metrics: metrics(),
         },
     ));
     assert!(size < 2048, "{size} bytes a task");

@@ -1,16 +1,15 @@
-//! What is to be written.
+//! The replies and pushes that have not been written yet.
 
 use std::io;
 
 use tokio::net::UnixStream;
 
-use super::read_buffer::is_passing;
+use super::read_buffer::is_transient;
 use crate::protocol::resp::{Outgoing, Protocol, encode, encode_push};
 
-/// From how many unsent bytes on nothing more is collected from the core, and no command taken.
+/// The bound in bytes above which the connection takes no more commands and no more replies.
 pub(super) const MOST: usize = 4 * 1024 * 1024;
-/// The buffer that an idle connection may keep, in bytes.
-const KEPT: usize = 1024;
+const IDLE_CAPACITY: usize = 1024;
 
 /// A connection's output buffer.
 #[derive(Debug, Default)]
@@ -21,17 +20,14 @@ pub(super) struct WriteBuffer {
 }
 
 impl WriteBuffer {
-    /// Whether all is written.
     pub(super) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Whether nothing more should be put in.
     pub(super) fn is_full(&self) -> bool {
         self.bytes.len() - self.sent >= MOST
     }
 
-    /// Appends what the core or the connection says.
     pub(super) fn put(&mut self, outgoing: &Outgoing) {
         match outgoing {
             Outgoing::Reply(frame) => encode(frame, self.protocol, &mut self.bytes),
@@ -44,13 +40,13 @@ impl WriteBuffer {
         }
     }
 
-    /// Writes as much as the socket takes now.
+    /// Writes as much as the socket accepts without blocking.
     pub(super) fn flush(&mut self, stream: &UnixStream) -> io::Result<()> {
         while self.sent < self.bytes.len() {
             match stream.try_write(&self.bytes[self.sent..]) {
                 Ok(count) => self.sent += count,
-                Err(error) if is_passing(&error) => {
-                    // Each byte is moved about once, and the buffer stays within twice what is unsent.
+                Err(error) if is_transient(&error) => {
+                    // Moves each byte about once and bounds the buffer by twice the unsent bytes.
                     if self.sent > self.bytes.len() / 2 {
                         self.bytes.drain(..self.sent);
                         self.sent = 0;
@@ -65,9 +61,9 @@ impl WriteBuffer {
         Ok(())
     }
 
-    /// Gives memory back after a big reply.
+    /// Frees memory after a large reply.
     pub(super) fn trim(&mut self) {
-        if self.bytes.is_empty() && self.bytes.capacity() > KEPT {
+        if self.bytes.is_empty() && self.bytes.capacity() > IDLE_CAPACITY {
             self.bytes = Vec::new();
         }
     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::protocol::resp::Decoder;
 
-const CLIENT: Client = Client { id: 7, pid: Some(42) };
+const CLIENT: ConnectionInfo = ConnectionInfo { id: 7, pid: Some(42) };
 
 fn ask(line: &str, state: &mut ClientState) -> Option<Answer> {
     let mut decoder = Decoder::default();
@@ -10,7 +10,7 @@ fn ask(line: &str, state: &mut ClientState) -> Option<Answer> {
         decoder.decode(input.as_bytes()).unwrap().unwrap().args,
         state,
         CLIENT,
-        &AgentInfo::unknown(),
+        &AgentInfo::for_tests(),
     )
 }
 
@@ -29,7 +29,7 @@ fn refused(line: &str) -> String {
 }
 
 #[test]
-fn small_talk() {
+fn connection_commands_are_answered() {
     assert_eq!(reply("PING"), Frame::Simple("PONG"));
     assert_eq!(reply("ping hi"), Frame::bytes("hi"));
     assert_eq!(reply("ECHO hi"), Frame::bytes("hi"));
@@ -61,7 +61,7 @@ fn small_talk() {
 }
 
 #[test]
-fn mistakes() {
+fn mistakes_get_the_errors_of_redis() {
     for (line, start) in [
         ("PING a b", "ERR wrong number of arguments for 'ping'"),
         ("ECHO", "ERR wrong number of arguments for 'echo'"),
@@ -103,7 +103,7 @@ fn hello_changes_all_or_nothing() {
 }
 
 #[test]
-fn reset_speaks_resp2_again_and_forgets_the_name() {
+fn reset_returns_to_resp2_and_clears_the_name() {
     let mut state = ClientState { protocol: Protocol::Resp3, name: Some(b"me".to_vec()) };
     let answer = ask("RESET", &mut state).unwrap();
     assert_eq!(answer.reply, Outgoing::Switch(Protocol::Resp2, Frame::Simple("RESET")));
@@ -112,7 +112,7 @@ fn reset_speaks_resp2_again_and_forgets_the_name() {
 }
 
 #[test]
-fn a_client_sees_itself_only() {
+fn client_list_shows_only_the_client_itself() {
     let mut state = ClientState::default();
     ask("CLIENT SETNAME me", &mut state).unwrap();
     let Outgoing::Reply(Frame::Bulk(line)) = ask("CLIENT LIST", &mut state).unwrap().reply else {

@@ -378,7 +378,7 @@ impl Record {
             self.waited(waiter, None, source, effects);
         }
         match reading {
-            Reading::Lock { hash, ttl, .. } if self.confirmed || hash.alien.is_empty() => {
+            Reading::Lock { hash, ttl, .. } if self.confirmed || hash.unexpected.is_empty() => {
                 if newer {
                     self.read_held(stamp, source, hash, *ttl, around, effects);
                     self.read_markers(beside);

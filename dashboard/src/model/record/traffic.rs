@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::monitor::{Certainty as Seen, Event, What};
+use redisson::monitor::{Action, Certainty as Seen, Event};
 use redisson::{HolderId, Kind, Moment};
 
 use super::{Effect, Hold, Record, Surroundings};
@@ -31,49 +31,49 @@ impl Record {
     ) {
         self.confirm();
         self.seen_by(Source::Monitor);
-        let sure = event.certainty == Seen::Sure;
+        let sure = event.certainty == Seen::Certain;
         let Some(holder) = event.holder else {
-            if event.what == What::ForceReleased && sure {
+            if event.action == Action::ForceReleased && sure {
                 self.released(at, steady, Source::Monitor, Ending::Forced, effects);
             }
             return;
         };
-        match event.what {
-            What::Acquired { .. } => {
+        match event.action {
+            Action::Acquired { .. } => {
                 self.took(holder, at, steady, event.kind, effects);
             }
-            What::Reentered { .. } => self.waits_no_more(holder, Some(steady), effects),
-            What::Refused => self.refused(holder, at, steady),
-            What::Queued { .. } => self.tries(holder, at, steady, None),
-            What::LeftQueue => self.waits_no_more(holder, None, effects),
-            What::Renewed { lease } => self.renewed(holder, lease, steady),
+            Action::Reentered { .. } => self.waits_no_more(holder, Some(steady), effects),
+            Action::Refused => self.refused(holder, at, steady),
+            Action::Queued { .. } => self.tries(holder, at, steady, None),
+            Action::LeftQueue => self.waits_no_more(holder, None, effects),
+            Action::Renewed { lease } => self.renewed(holder, lease, steady),
             // Readers come and go singly; which of them are left tells the next reading.
-            What::Released if sure && event.kind != Some(Kind::Read) && !self.is_shared() => {
+            Action::Released if sure && event.kind != Some(Kind::Read) && !self.is_shared() => {
                 self.released(at, steady, Source::Monitor, Ending::Released, effects);
             }
-            What::ForceReleased if sure => {
+            Action::ForceReleased if sure => {
                 self.released(at, steady, Source::Monitor, Ending::Forced, effects);
             }
-            What::HandedOver { to, lease } => {
+            Action::HandedOver { to, lease } => {
                 self.handed_over(holder, to, lease, at, steady, effects);
             }
             // Of one that was seen to take it MONITOR alone cannot tell whether it had lost it, or whether the server had
             // no room for the change. What was read can.
-            What::RenewalFoundNothing | What::ReleaseFoundNothing => {
-                self.came_late(holder, event.what, at, steady);
+            Action::RenewalFoundNothing | Action::ReleaseFoundNothing => {
+                self.came_late(holder, event.action, at, steady);
                 if let Some(stamp) = self.stamp {
                     self.judge(stamp, Source::Monitor, around, effects);
                 }
             }
-            What::Recounted { .. }
-            | What::PartlyReleased
-            | What::Released
-            | What::ForceReleased
-            | What::Vanished
-            | What::DroppedFromQueue
-            | What::Subscribed
-            | What::Unsubscribed
-            | What::Failed => {}
+            Action::Recounted { .. }
+            | Action::PartlyReleased
+            | Action::Released
+            | Action::ForceReleased
+            | Action::Vanished
+            | Action::DroppedFromQueue
+            | Action::Subscribed
+            | Action::Unsubscribed
+            | Action::Failed => {}
         }
     }
 
@@ -169,7 +169,7 @@ impl Record {
     }
 
     /// A holder wanted to renew or release what it no longer had. Where it had not given it up itself it has lost it.
-    fn came_late(&mut self, holder: HolderId, what: What, at: Moment, steady: SteadyMillis) {
+    fn came_late(&mut self, holder: HolderId, what: Action, at: Moment, steady: SteadyMillis) {
         let still = self.holds.iter().any(|hold| hold.id == holder) && self.released.is_none();
         let gone_for = if still {
             // It had run out by then, and the reading that shows it is yet to come.
@@ -186,7 +186,7 @@ impl Record {
             }
             Duration::from_millis(steady.0.saturating_sub(past.to.0))
         };
-        let wanted = if what == What::RenewalFoundNothing { "renew" } else { "release" };
+        let wanted = if what == Action::RenewalFoundNothing { "renew" } else { "release" };
         let seen = format!(
             "{holder} came back to {wanted} it {:.1} s after it was gone",
             gone_for.as_secs_f64()

@@ -46,7 +46,7 @@ fn readings_and_messages_count_what_they_show() {
 
 #[test]
 fn monitor_tells_each_hold_however_short_and_nothing_is_counted_twice() {
-    use monitor::What::{Acquired, Released};
+    use monitor::Action::{Acquired, Released};
     let mut model = model();
     tap(&mut model, 0);
     read(&mut model, "a", 0, held(2, 1, Some(30_000)));
@@ -103,7 +103,7 @@ fn waits_by_name_are_told_with_how_they_ended() {
 
 #[test]
 fn attempts_that_monitor_shows_are_waits_from_the_second_on() {
-    use monitor::What::{Acquired, Refused};
+    use monitor::Action::{Acquired, Refused};
     let mut model = model();
     tap(&mut model, 0);
     read(&mut model, "a", 0, held(2, 1, Some(10_000)));

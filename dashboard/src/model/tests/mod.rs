@@ -101,7 +101,7 @@ pub(super) fn release(model: &mut Model, lock: &str, ms: u64) {
 }
 
 /// What MONITOR shows of a thread of the client of `holder(1)`.
-pub(super) fn event(lock: &str, by: i64, what: monitor::What) -> monitor::Event {
+pub(super) fn event(lock: &str, by: i64, what: monitor::Action) -> monitor::Event {
     monitor::Event {
         at_micros: 0,
         db: 0,
@@ -109,8 +109,8 @@ pub(super) fn event(lock: &str, by: i64, what: monitor::What) -> monitor::Event 
         lock: name(lock),
         kind: None,
         holder: Some(HolderId::new(ClientId::from_random([1; 16]), by)),
-        what,
-        certainty: monitor::Certainty::Sure,
+        action: what,
+        certainty: monitor::Certainty::Certain,
     }
 }
 

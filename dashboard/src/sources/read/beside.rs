@@ -142,7 +142,7 @@ impl Ask {
             commands.push(token);
         }
         for (id, count) in self.asked_readers() {
-            let markers = keys::read_markers(name, id);
+            let markers = keys::read_marker_prefix(name, id);
             for n in self.numbers(*count) {
                 let marker = [&markers, format!(":{n}").as_bytes()].concat();
                 commands.push(command("PTTL", &marker));

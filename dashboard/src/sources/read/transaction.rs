@@ -303,8 +303,8 @@ fn outcome(
     if !names.iter().all(|name| read(name) || alien(name)) {
         return Ok(Outcome::Needs(Need::Fields(names), half()));
     }
-    let mut hash = LockHash::read(hash);
-    hash.alien.extend(names.into_iter().filter(alien));
+    let mut hash = LockHash::parse(hash);
+    hash.unexpected.extend(names.into_iter().filter(alien));
     let (beside, more) = match &job.beside {
         Some(beside) => beside.read(&mut results, &hash.holders)?,
         None if job.away => (Beside { token: Token::Away, ..Beside::default() }, None),
@@ -316,7 +316,7 @@ fn outcome(
     };
     let reading = if length == 0 {
         Reading::Absent { beside }
-    } else if hash.is_candidate() {
+    } else if hash.is_possible_lock() {
         Reading::Lock { hash, ttl, beside }
     } else {
         Reading::Other(no_lock())

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redisson::monitor::{Counts, Decoder, Event, Vantage};
+use redisson::monitor::{Decoder, Event, LineCounts, ServerRole};
 
 use crate::clock::{SteadyMillis, now};
 use crate::metrics::TapMetrics;
@@ -19,7 +19,7 @@ pub(super) struct Delivery {
     scopes: Vec<Scope>,
     model: ModelHandle,
     metrics: TapMetrics,
-    told: Counts,
+    told: LineCounts,
     missed: u64,
     lag: Lag,
 }
@@ -27,32 +27,32 @@ pub(super) struct Delivery {
 impl Delivery {
     pub(super) fn new(scopes: Vec<Scope>, model: ModelHandle, metrics: TapMetrics) -> Self {
         Self {
-            decoder: Decoder::new(Vantage::Master),
+            decoder: Decoder::new(ServerRole::Master),
             events: Vec::new(),
             scopes,
             model,
             metrics,
-            told: Counts::default(),
+            told: LineCounts::default(),
             missed: 0,
             lag: Lag::default(),
         }
     }
 
     /// The connection is a new one.
-    pub(super) fn restart(&mut self, vantage: Vantage) {
-        self.decoder.restart(vantage);
+    pub(super) fn restart(&mut self, vantage: ServerRole) {
+        self.decoder.reset(vantage);
         self.lag = Lag::default();
     }
 
     /// Takes in what was read.
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
-        self.decoder.bytes(bytes, &mut self.events);
+        self.decoder.feed(bytes, &mut self.events);
         self.hand_over();
     }
 
     /// Nothing more comes for the moment.
     pub(super) fn pause(&mut self) {
-        self.decoder.pause(&mut self.events);
+        self.decoder.flush(&mut self.events);
         self.hand_over();
     }
 
@@ -84,7 +84,7 @@ impl Delivery {
 
     /// Lines of all kinds so far.
     pub(super) fn lines(&self) -> u64 {
-        let Counts { lock, other, garbage, cut } = self.told;
+        let LineCounts { lock, other, garbage, cut } = self.told;
         lock + other + garbage + cut
     }
 
@@ -191,7 +191,7 @@ mod tests {
         delivery.lag.note(9_000_000, 0);
         assert!(delivery.lag() > Duration::from_secs(3));
         delivery.bytes(b"+1.000004 [0 127.0.0.1:5000] \"EVALSHA\" \"149c5");
-        delivery.restart(Vantage::Master);
+        delivery.restart(ServerRole::Master);
         assert_eq!(delivery.lag(), Duration::ZERO);
         delivery.bytes(acquire(0).as_bytes());
         delivery.pause();

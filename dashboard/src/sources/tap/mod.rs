@@ -15,7 +15,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::monitor::Vantage;
+use redisson::monitor::ServerRole;
 use service_kit::redis::{
     CallError, Endpoint, Link, LinkStatus, Monitor as Connection, MonitorError, Role, ServerInfo,
 };
@@ -314,8 +314,8 @@ impl Tap {
     /// Reads until it is to be closed.
     async fn open(&mut self, connection: Connection, why: Why, load: Load) -> End {
         let vantage = match connection.info().role {
-            Some(Role::Replica) => Vantage::Replica,
-            Some(Role::Master) | None => Vantage::Master,
+            Some(Role::Replica) => ServerRole::Replica,
+            Some(Role::Master) | None => ServerRole::Master,
         };
         self.delivery.restart(vantage);
         self.governor.opened(load, Instant::now());

@@ -22,25 +22,25 @@ fn framed(lines: &[Vec<u8>]) -> Vec<u8> {
 
 #[test]
 fn a_line_without_end_is_cut_and_the_next_is_read() {
-    let mut decoder = Decoder::new(Vantage::Master);
+    let mut decoder = Decoder::new(ServerRole::Master);
     let mut events = Vec::new();
-    decoder.bytes(b"+1.5 [0 127.0.0.1:1] \"SET\" \"k\" \"", &mut events);
+    decoder.feed(b"+1.5 [0 127.0.0.1:1] \"SET\" \"k\" \"", &mut events);
     for _ in 0..100 {
-        decoder.bytes(&[b'x'; 64 * 1024], &mut events);
+        decoder.feed(&[b'x'; 64 * 1024], &mut events);
         assert!(decoder.buffered() <= 600 * 1024);
     }
-    decoder.bytes(b"\"\r\n", &mut events);
-    decoder.bytes(&framed(&taken(b"a")), &mut events);
-    decoder.pause(&mut events);
+    decoder.feed(b"\"\r\n", &mut events);
+    decoder.feed(&framed(&taken(b"a")), &mut events);
+    decoder.flush(&mut events);
     assert_eq!(events.len(), 1);
-    assert_eq!(decoder.counts(), Counts { lock: 4, cut: 1, ..Counts::default() });
+    assert_eq!(decoder.counts(), LineCounts { lock: 4, cut: 1, ..LineCounts::default() });
 }
 
 #[test]
 fn a_name_longer_than_ours_may_be_is_left_out() {
-    let mut stream = Stream::new(Vantage::Master);
+    let mut stream = Stream::new(ServerRole::Master);
     for line in taken(&[b'x'; LockName::MAX + 1]) {
-        stream.decoder.line(&line, &mut stream.events);
+        stream.decoder.feed_line(&line, &mut stream.events);
     }
     assert!(stream.seen().is_empty());
 }
@@ -48,14 +48,14 @@ fn a_name_longer_than_ours_may_be_is_left_out() {
 proptest! {
     #[test]
     fn hostile_names_stay_names(name in prop::collection::vec(any::<u8>(), 1..200)) {
-        let mut stream = Stream::new(Vantage::Master);
+        let mut stream = Stream::new(ServerRole::Master);
         for line in taken(&name) {
-            stream.decoder.line(&line, &mut stream.events);
+            stream.decoder.feed_line(&line, &mut stream.events);
         }
         let events = stream.events();
         prop_assert_eq!(events.len(), 1);
         prop_assert_eq!(events[0].lock.as_bytes(), &name[..]);
-        prop_assert_eq!(events[0].certainty, Certainty::Sure);
+        prop_assert_eq!(events[0].certainty, Certainty::Certain);
     }
 
     #[test]
@@ -64,13 +64,13 @@ proptest! {
         step in 1_usize..200,
     ) {
         let lines: Vec<Vec<u8>> = names.iter().flat_map(|name| taken(name)).collect();
-        let mut whole = Stream::new(Vantage::Master);
+        let mut whole = Stream::new(ServerRole::Master);
         for line in &lines {
-            whole.decoder.line(line, &mut whole.events);
+            whole.decoder.feed_line(line, &mut whole.events);
         }
-        let mut cut = Stream::new(Vantage::Master);
+        let mut cut = Stream::new(ServerRole::Master);
         for part in framed(&lines).chunks(step) {
-            cut.decoder.bytes(part, &mut cut.events);
+            cut.decoder.feed(part, &mut cut.events);
         }
         prop_assert_eq!(whole.events(), cut.events());
     }
@@ -80,13 +80,13 @@ proptest! {
         garbage in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 1..10),
         within in 0_usize..4,
     ) {
-        let mut stream = Stream::new(Vantage::Master);
+        let mut stream = Stream::new(ServerRole::Master);
         let mut lines = taken(b"a");
         for bytes in &garbage {
             let mut line = lines[within].clone();
             line.truncate(bytes.len());
             line.extend(bytes.iter().filter(|byte| **byte != b'\n'));
-            stream.decoder.bytes(&framed(&[line]), &mut stream.events);
+            stream.decoder.feed(&framed(&[line]), &mut stream.events);
         }
         stream.events();
         let before = stream.decoder.counts();
@@ -95,7 +95,7 @@ proptest! {
             garbage.len() as u64
         );
         for line in lines.drain(..) {
-            stream.decoder.bytes(&framed(&[line]), &mut stream.events);
+            stream.decoder.feed(&framed(&[line]), &mut stream.events);
         }
         let events = stream.events();
         prop_assert_eq!(events.len(), 1);
@@ -104,12 +104,12 @@ proptest! {
 
     #[test]
     fn no_bytes_panic(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8)) {
-        let mut decoder = Decoder::new(Vantage::Replica);
+        let mut decoder = Decoder::new(ServerRole::Replica);
         let mut events = Vec::new();
         for part in &parts {
-            decoder.bytes(part, &mut events);
+            decoder.feed(part, &mut events);
         }
-        decoder.pause(&mut events);
+        decoder.flush(&mut events);
         prop_assert!(events.is_empty());
     }
 }

@@ -40,8 +40,8 @@ struct Stream {
 }
 
 impl Stream {
-    fn new(vantage: Vantage) -> Self {
-        Self { decoder: Decoder::new(vantage), events: Vec::new() }
+    fn new(role: ServerRole) -> Self {
+        Self { decoder: Decoder::new(role), events: Vec::new() }
     }
 
     fn client(&mut self, words: &str) -> &mut Self {
@@ -55,12 +55,12 @@ impl Stream {
     /// A command of words without spaces in them.
     fn print(&mut self, source: &str, words: &str) -> &mut Self {
         let words: Vec<&[u8]> = words.split(' ').map(str::as_bytes).collect();
-        self.decoder.line(&printed(source, &words), &mut self.events);
+        self.decoder.feed_line(&printed(source, &words), &mut self.events);
         self
     }
 
     fn events(&mut self) -> Vec<Event> {
-        self.decoder.pause(&mut self.events);
+        self.decoder.flush(&mut self.events);
         std::mem::take(&mut self.events)
     }
 
@@ -72,19 +72,19 @@ impl Stream {
 
 /// What, lock, kind, holder; a question mark where it is not sure.
 fn shown(event: &Event) -> String {
-    let sure = if event.certainty == Certainty::Sure { "" } else { "?" };
+    let sure = if event.certainty == Certainty::Certain { "" } else { "?" };
     let kind = event.kind.map_or("-", crate::Kind::as_str);
     let holder = event.holder.map_or_else(|| "-".to_owned(), |holder| holder.to_string());
     let holder = holder.replace(H, "H").replace(OTHER, "O");
-    let mut text = format!("{}{sure} {} {kind} {holder}", event.what.as_str(), event.lock);
-    match event.what {
-        What::Acquired { lease } | What::Renewed { lease } => text += &format!(" {lease:?}"),
-        What::Reentered { lease, count } => text += &format!(" {lease:?} {count:?}"),
-        What::Recounted { count } => text += &format!(" {count}"),
-        What::HandedOver { to, lease } => {
+    let mut text = format!("{}{sure} {} {kind} {holder}", event.action.as_str(), event.lock);
+    match event.action {
+        Action::Acquired { lease } | Action::Renewed { lease } => text += &format!(" {lease:?}"),
+        Action::Reentered { lease, count } => text += &format!(" {lease:?} {count:?}"),
+        Action::Recounted { count } => text += &format!(" {count}"),
+        Action::HandedOver { to, lease } => {
             text += &format!(" {lease:?} to {}", to.to_string().replace(OTHER, "O"));
         }
-        What::Queued { deadline_millis } => text += &format!(" {deadline_millis}"),
+        Action::Queued { deadline_millis } => text += &format!(" {deadline_millis}"),
         _ => {}
     }
     text

@@ -35,18 +35,18 @@ impl Calls {
 struct Recording {
     calls: Calls,
     events: Vec<Event>,
-    counts: Counts,
+    counts: LineCounts,
 }
 
 fn play(path: &Path) -> Recording {
-    let mut stream = Stream::new(Vantage::Master);
+    let mut stream = Stream::new(ServerRole::Master);
     let mut calls = Calls::default();
     let mut under_way = HashMap::new();
     for line in std::fs::read_to_string(path).unwrap().lines() {
         let Some(comment) = line.strip_prefix("# ") else {
             // The texts of scripts stand there by their digests.
             let line = line.replace("\"EVAL\" \"sha1:", "\"EVALSHA\" \"");
-            stream.decoder.line(line.as_bytes(), &mut stream.events);
+            stream.decoder.feed_line(line.as_bytes(), &mut stream.events);
             continue;
         };
         let (actor, rest) = comment.split_once(' ').unwrap_or((comment, ""));
@@ -93,7 +93,7 @@ fn every_call_is_seen_once_as_what_it_was() {
             continue;
         }
         let count =
-            |of: &[&str]| events.iter().filter(|event| of.contains(&event.what.as_str())).count();
+            |of: &[&str]| events.iter().filter(|event| of.contains(&event.action.as_str())).count();
         assert_eq!(count(&["acquired", "reentered"]), calls.taken, "{name}: {calls:?}");
         let ends = ["released", "partly_released", "release_found_nothing"];
         assert_eq!(count(&ends), calls.unlocked, "{name}: {calls:?}");
@@ -108,9 +108,9 @@ fn every_call_is_seen_once_as_what_it_was() {
 fn every_script_of_a_lock_is_known() {
     for (name, Recording { events, counts, .. }) in recordings() {
         assert_eq!((counts.garbage, counts.cut), (0, 0), "{name}");
-        for event in events.iter().filter(|event| event.certainty != Certainty::Sure) {
+        for event in events.iter().filter(|event| event.certainty != Certainty::Certain) {
             // What was there before, nobody can tell; and who set a time to live.
-            let unclear = ["force_released", "renewed"].contains(&event.what.as_str());
+            let unclear = ["force_released", "renewed"].contains(&event.action.as_str());
             assert!(unclear, "{name}: {}", shown(event));
         }
         for event in &events {
@@ -122,7 +122,7 @@ fn every_script_of_a_lock_is_known() {
 #[test]
 fn renewals_are_seen_and_what_they_did_not_find() {
     for (name, Recording { events, .. }) in recordings() {
-        let saw = |what: &str| events.iter().any(|event| event.what.as_str() == what);
+        let saw = |what: &str| events.iter().any(|event| event.action.as_str() == what);
         let renewing =
             ["renew", "renew-many", "fair-renew", "fenced-renew", "read-renew", "write-renew"];
         if is(&name, &renewing) {

@@ -14,10 +14,11 @@ fn recorded() -> BTreeMap<String, Vec<Event>> {
         .map(|path| {
             let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
             let replica = name.ends_with("-replica");
-            let mut stream = Stream::new(if replica { Vantage::Replica } else { Vantage::Master });
+            let mut stream =
+                Stream::new(if replica { ServerRole::Replica } else { ServerRole::Master });
             for line in std::fs::read_to_string(&path).unwrap().lines() {
                 if !line.starts_with('#') {
-                    stream.decoder.line(line.as_bytes(), &mut stream.events);
+                    stream.decoder.feed_line(line.as_bytes(), &mut stream.events);
                 }
             }
             let events = stream.events();
@@ -35,7 +36,8 @@ fn servers_of_each_version_are_read_alike() {
     assert!(masters.iter().any(|(name, _)| name.starts_with("6.2")), "{masters:?}");
     assert!(masters.iter().any(|(name, _)| name.starts_with("7.")), "{masters:?}");
     for (name, events) in masters {
-        let count = |what: &str| events.iter().filter(|event| event.what.as_str() == what).count();
+        let count =
+            |what: &str| events.iter().filter(|event| event.action.as_str() == what).count();
         for (what, times) in [
             ("acquired", 6),
             ("refused", 2),
@@ -67,7 +69,8 @@ fn a_replica_shows_the_same_holds_and_nobody_behind_them() {
     let all = recorded();
     for (name, events) in all.iter().filter(|(name, _)| name.ends_with("-replica")) {
         assert!(events.iter().all(|event| event.client.is_none()), "{name}");
-        let count = |what: &str| events.iter().filter(|event| event.what.as_str() == what).count();
+        let count =
+            |what: &str| events.iter().filter(|event| event.action.as_str() == what).count();
         assert_eq!((count("acquired"), count("released"), count("refused")), (6, 5, 0), "{name}");
     }
     assert!(all.len() >= 4);

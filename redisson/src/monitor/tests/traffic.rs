@@ -10,7 +10,7 @@ const LATCH: &str = "redisson_unlock_latch:{a}:974d7768d38898168d0afeebcf2bc91d"
 const UNKNOWN: &str = "0123456789012345678901234567890123456789";
 
 fn master() -> Stream {
-    Stream::new(Vantage::Master)
+    Stream::new(ServerRole::Master)
 }
 
 fn acquire(stream: &mut Stream, script: &str, holder: &str, commands: &[&str]) {
@@ -69,7 +69,7 @@ fn an_event_says_when_where_and_by_whom() {
     let [event] = &stream.events()[..] else { panic!() };
     assert_eq!((event.at_micros, event.db), (1_795_217_440_976_640, 3));
     assert_eq!(event.client, Some(Address::Tcp("[::1]:33670".parse().unwrap())));
-    assert_eq!(event.what, What::Acquired { lease: Some(Duration::from_secs(30)) });
+    assert_eq!(event.action, Action::Acquired { lease: Some(Duration::from_secs(30)) });
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn the_text_of_a_script_is_as_good_as_its_digest() {
             H.as_bytes(),
             b"10000",
         ];
-        stream.decoder.line(&printed("0 unix:/run/r.sock", &args), &mut stream.events);
+        stream.decoder.feed_line(&printed("0 unix:/run/r.sock", &args), &mut stream.events);
         stream.lua("EXISTS a redisson_lock_queue:{a}");
         stream.lua(&format!("HSET a {H} 1")).lua("PEXPIRE a 10000");
         let [event] = &stream.events()[..] else { panic!() };
@@ -224,7 +224,7 @@ fn old_scripts_renew_readers_for_others_too_which_is_no_sign_of_them() {
 
 #[test]
 fn what_a_replica_is_told() {
-    let mut stream = Stream::new(Vantage::Replica);
+    let mut stream = Stream::new(ServerRole::Replica);
     stream.client("MULTI").client(&format!("hincrby a {H} 1"));
     stream.client("PEXPIREAT a 1795217470976").client("EXEC");
     let events = stream.events();
@@ -275,15 +275,15 @@ fn waiters_are_seen_by_their_subscriptions() {
 
 #[test]
 fn our_own_scripts_are_read_too() {
-    use crate::script::{HAND_OVER, KEEP, RELEASE};
+    use crate::script::{HAND_OVER, RELEASE, RENEW};
     let mut stream = master();
-    stream.client(&format!("EVALSHA {} 3 a b c 10000 {H} 2 {OTHER} 1 {H} 1", KEEP.sha()));
+    stream.client(&format!("EVALSHA {} 3 a b c 10000 {H} 2 {OTHER} 1 {H} 1", RENEW.sha()));
     stream.lua(&format!("HGET a {H}")).lua("PEXPIRE a 10000 GT");
     stream.lua(&format!("HSET a {H} 2"));
     stream.lua(&format!("HGET b {OTHER}")).lua("EXISTS b");
     stream.lua(&format!("HGET c {H}")).lua("PEXPIRE c 10000 GT");
     // A lease that was longer already.
-    stream.client(&format!("EVALSHA {} 1 c 10000 {H} 1", KEEP.sha()));
+    stream.client(&format!("EVALSHA {} 1 c 10000 {H} 1", RENEW.sha()));
     stream.lua(&format!("HGET c {H}")).lua("PEXPIRE c 10000 GT").lua("PTTL c");
     stream.lua("PEXPIRE c 40000");
     stream.client(&format!("EVALSHA {} 1 a {H} {OTHER} 10000 ch", HAND_OVER.sha()));

@@ -118,7 +118,7 @@ impl World {
         }
         let mut kept = vec![lock.to_owned()];
         if hold.kind == Kind::Read {
-            let marker = keys::read_markers(&hold.name, &field);
+            let marker = keys::read_marker_prefix(&hold.name, &field);
             kept.push(format!("{}:1", String::from_utf8_lossy(&marker)));
         }
         let until = hold.valid_until.as_micros();
@@ -142,7 +142,7 @@ impl World {
         if watched && then >= lease.lost_at(hold.valid_until, margin) {
             return Err(format!("the loss of {field} on {lock} is not told in time"));
         }
-        if watched && !hold.jeopardy && then >= lease.jeopardy_at(hold.valid_until) {
+        if watched && !hold.jeopardy && then >= lease.at_risk_at(hold.valid_until) {
             return Err(format!("the jeopardy of {field} on {lock} is not told"));
         }
         if then >= hold.valid_until {

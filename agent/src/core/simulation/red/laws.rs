@@ -53,7 +53,7 @@ impl World {
                     if watched && then >= lease.lost_at(hold.valid_until, margin) {
                         return Err(format!("agent {index}: {lock}'s loss is not told in time"));
                     }
-                    if watched && !hold.jeopardy && then >= lease.jeopardy_at(hold.valid_until) {
+                    if watched && !hold.jeopardy && then >= lease.at_risk_at(hold.valid_until) {
                         return Err(format!("agent {index}: {lock}'s jeopardy is not told"));
                     }
                     if then >= hold.valid_until {

@@ -1,4 +1,4 @@
-//! MLOCK and MUNLOCK: one request for each of several names.
+//! Parses MLOCK and MUNLOCK into one request per name.
 
 use redisson::LockName;
 
@@ -7,7 +7,7 @@ use super::{
     lock, name_at, number, shown, syntax, usage,
 };
 
-/// How many locks one command may name.
+/// The most locks of one command.
 const MAX_MEMBERS: u64 = 64;
 
 pub(super) fn lock_all(args: Args<'_>) -> Parsed<Command> {
@@ -24,7 +24,7 @@ pub(super) fn unlock_all(args: Args<'_>) -> Parsed<Command> {
     Ok(Command::UnlockAll(each.collect()))
 }
 
-/// The names, at least one.
+/// Parses the names; at least one.
 fn members(args: Args<'_>, form: &'static str) -> Parsed<Vec<LockName>> {
     let count = number(MEMBERS, args.get(1).ok_or_else(|| usage(form))?)?
         .filter(|count| (1..=MAX_MEMBERS).contains(count))
@@ -35,7 +35,7 @@ fn members(args: Args<'_>, form: &'static str) -> Parsed<Vec<LockName>> {
         let name = name_at(args, at, form)?;
         if names.contains(&name) {
             let name = shown(name.as_bytes());
-            return Err(syntax(format!("`{name}` is named twice, name each lock once: {form}")));
+            return Err(syntax(format!("`{name}` appears twice, name each lock once: {form}")));
         }
         names.push(name);
     }

@@ -28,7 +28,7 @@ fn plain(name: &str) -> LockRequest {
 }
 
 #[test]
-fn what_operators_send() {
+fn operator_commands() {
     let name = || LockName::new("a".as_bytes()).unwrap();
     assert_eq!(read("FORCE a"), Ok(Command::Force { name: name(), holder: None }));
     let holder = Some(b"u:1".to_vec());
@@ -99,20 +99,20 @@ fn pushes_need_resp3() {
 }
 
 #[test]
-fn every_mistake_has_its_sentence() {
+fn every_mistake_has_an_error_that_names_it() {
     let year = "31536000000";
     let over = "31536000001";
     let huge = "9".repeat(40);
     let long = "x".repeat(513);
     let cases: Vec<(String, &str)> = vec![
-        ("LOCK".into(), "SYNTAX words are missing: LOCK name"),
+        ("LOCK".into(), "SYNTAX missing arguments: LOCK name"),
         ("LOCK ''".into(), "SYNTAX a lock name cannot be empty"),
         (format!("LOCK {long}"), "LIMIT a lock name of 513 bytes is too long"),
         ("LOCK a WAIT".into(), "SYNTAX WAIT needs a value"),
         ("LOCK a WAIT -5".into(), "SYNTAX WAIT takes whole milliseconds, not '-5'"),
         ("LOCK a WAIT 1.5".into(), "SYNTAX WAIT takes whole milliseconds, not '1.5'"),
         ("LOCK a WAIT ''".into(), "SYNTAX WAIT takes whole milliseconds, not ''"),
-        (format!("LOCK a WAIT {over}"), "LIMIT WAIT 31536000001 is above 31536000000 ms"),
+        (format!("LOCK a WAIT {over}"), "LIMIT WAIT 31536000001 exceeds 31536000000 ms"),
         (format!("LOCK a WAIT {huge}"), "LIMIT WAIT 999"),
         ("LOCK a WAIT 1 NOWAIT".into(), "SYNTAX give either WAIT or NOWAIT"),
         ("LOCK a NOWAIT WAIT 1".into(), "SYNTAX give either WAIT or NOWAIT"),
@@ -126,28 +126,31 @@ fn every_mistake_has_its_sentence() {
         ("LOCK a OWNER x".into(), "SYNTAX OWNER takes a whole number"),
         ("LOCK a OWNER -".into(), "SYNTAX OWNER takes a whole number"),
         (format!("LOCK a OWNER {huge}"), "LIMIT OWNER 999"),
-        ("LOCK a KIND soft".into(), "SYNTAX 'soft' is no kind of lock"),
+        ("LOCK a KIND soft".into(), "SYNTAX 'soft' is not a kind of lock"),
         (format!("LOCK a IN {long}"), "LIMIT IN of 513 bytes is too long"),
-        ("LOCK a b".into(), "SYNTAX 'B' is not understood here: LOCK name"),
-        ("UNLOCK a WAIT 5".into(), "SYNTAX 'WAIT' is not understood here: UNLOCK name"),
-        ("EXTEND a".into(), "SYNTAX words are missing: EXTEND name ms"),
+        ("LOCK a b".into(), "SYNTAX unexpected 'B': LOCK name"),
+        ("UNLOCK a WAIT 5".into(), "SYNTAX unexpected 'WAIT': UNLOCK name"),
+        ("EXTEND a".into(), "SYNTAX missing arguments: EXTEND name ms"),
         ("EXTEND a 99".into(), "LIMIT EXTEND must be from 100"),
         (format!("EXTEND a {over}"), "LIMIT EXTEND must be"),
-        ("HOLDS a".into(), "SYNTAX 'A' is not understood here: HOLDS"),
-        ("SHOW".into(), "SYNTAX words are missing: SHOW name"),
-        ("SHOW a b".into(), "SYNTAX 'B' is not understood here: SHOW name"),
+        ("HOLDS a".into(), "SYNTAX unexpected 'A': HOLDS"),
+        ("SHOW".into(), "SYNTAX missing arguments: SHOW name"),
+        ("SHOW a b".into(), "SYNTAX unexpected 'B': SHOW name"),
         ("LOCKS COUNT 0".into(), "LIMIT COUNT must be from 1 to 1000"),
         ("LOCKS COUNT 1001".into(), "LIMIT COUNT must be"),
-        (format!("LOCKS CURSOR {huge}"), "SYNTAX CURSOR takes what the last LOCKS gave"),
+        (
+            format!("LOCKS CURSOR {huge}"),
+            "SYNTAX CURSOR takes the cursor that the last LOCKS returned",
+        ),
         (format!("LOCKS MATCH {long}"), "LIMIT a MATCH of 513 bytes"),
         ("SESSION PUSH yes".into(), "SYNTAX PUSH takes on or off, not 'yes'"),
-        ("EVENTS s".into(), "SYNTAX words are missing: EVENTS id secret"),
-        ("CANCEL s".into(), "SYNTAX words are missing: CANCEL id secret"),
-        ("FORCE".into(), "SYNTAX words are missing: FORCE name [HOLDER id]"),
-        ("FORCE a NOW".into(), "SYNTAX 'NOW' is not understood here: FORCE name"),
-        ("KICK".into(), "SYNTAX words are missing: KICK session"),
-        ("KICK s now".into(), "SYNTAX 'NOW' is not understood here: KICK session"),
-        ("MULTI".into(), "ERR MULTI is not served: each command here is complete"),
+        ("EVENTS s".into(), "SYNTAX missing arguments: EVENTS id secret"),
+        ("CANCEL s".into(), "SYNTAX missing arguments: CANCEL id secret"),
+        ("FORCE".into(), "SYNTAX missing arguments: FORCE name [HOLDER id]"),
+        ("FORCE a NOW".into(), "SYNTAX unexpected 'NOW': FORCE name"),
+        ("KICK".into(), "SYNTAX missing arguments: KICK session"),
+        ("KICK s now".into(), "SYNTAX unexpected 'NOW': KICK session"),
+        ("MULTI".into(), "ERR MULTI is not supported: each command takes effect on its own"),
     ];
     for (line, start) in cases {
         let error = read(&line).unwrap_err();
@@ -157,7 +160,7 @@ fn every_mistake_has_its_sentence() {
 }
 
 #[test]
-fn an_unknown_command_is_refused_in_redis_own_words() {
+fn an_unknown_command_gets_the_error_of_redis() {
     let text = "ERR unknown command 'FOO', with args beginning with: 'a' 'b c' ";
     assert_eq!(read("FOO a 'b c'").unwrap_err(), text);
     assert_eq!(read("foo").unwrap_err(), "ERR unknown command 'foo', with args beginning with: ");
@@ -205,10 +208,10 @@ fn several_locks_within_bounds() {
     refused(&format!("MLOCK 65 {}", names.join(" ")), "LIMIT the number of locks must be");
     refused("MUNLOCK 0 a", "LIMIT");
     refused("MLOCK 99999999999999999999999 a", "LIMIT");
-    refused("MLOCK 2 a", "SYNTAX words are missing");
-    refused("MLOCK", "SYNTAX words are missing");
-    refused("MLOCK 2 a a", "SYNTAX `a` is named twice");
-    refused("MLOCK 1 a b", "SYNTAX 'B'");
+    refused("MLOCK 2 a", "SYNTAX missing arguments");
+    refused("MLOCK", "SYNTAX missing arguments");
+    refused("MLOCK 2 a a", "SYNTAX `a` appears twice");
+    refused("MLOCK 1 a b", "SYNTAX unexpected 'B'");
     refused("MLOCK 1 a TRACEPARENT", "SYNTAX");
     assert!(read("MLOCK a b").unwrap_err().starts_with("SYNTAX the number of locks takes a whole"));
 }

@@ -59,7 +59,7 @@ fn arrays_and_lines() {
 }
 
 #[test]
-fn quotes_as_redis_reads_them() {
+fn quotes_are_parsed_as_in_redis() {
     assert_eq!(one(b"a \"b c\" 'd e'\n").unwrap(), ["a", "b c", "d e"]);
     assert_eq!(one(b"\"\\x41\\n\\q\\\"\"\n").unwrap(), ["A\nq\""]);
     assert_eq!(one(b"'\\n\\''\n").unwrap(), ["\\n'"]);
@@ -72,7 +72,7 @@ fn quotes_as_redis_reads_them() {
 }
 
 #[test]
-fn what_is_no_request_is_told_from_what_is_unfinished() {
+fn malformed_requests_are_distinguished_from_incomplete_ones() {
     let cases: [(&[u8], Malformed); 18] = [
         (b"*-1\r\n", Malformed::ArrayLength),
         (b"*-", Malformed::ArrayLength),
@@ -115,14 +115,14 @@ fn sizes_are_bounded() {
 }
 
 #[test]
-fn a_declared_length_takes_no_memory() {
+fn a_declared_length_allocates_no_memory() {
     let mut decoder = Decoder::default();
     assert!(decoder.decode(b"*1024\r\n$65536\r\n").unwrap().is_none());
     assert_eq!(decoder.spans.capacity(), 0);
 }
 
 #[test]
-fn memory_of_a_big_request_is_given_back() {
+fn memory_of_a_large_request_is_freed() {
     let mut decoder = Decoder::default();
     let big = array(&vec![b"x".to_vec(); 500]);
     assert!(decoder.decode(&big).unwrap().is_some());
@@ -132,7 +132,7 @@ fn memory_of_a_big_request_is_given_back() {
 
 proptest! {
     #[test]
-    fn any_words_come_through_any_cuts(
+    fn any_words_survive_any_split(
         requests in prop::collection::vec(
             prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 1..6), 0..5),
         cuts in prop::collection::vec(any::<usize>(), 0..12),
@@ -142,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn cuts_change_nothing_whatever_the_bytes(
+    fn splits_do_not_change_the_result(
         input in prop::collection::vec(
             prop::sample::select(b"*$\r\n123 -\"'\\xabP\x00\xff".as_slice()), 0..60),
         cuts in prop::collection::vec(any::<usize>(), 0..12),
@@ -154,7 +154,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_at_all_are_survived(input: Vec<u8>) {
+    fn any_bytes_are_handled(input: Vec<u8>) {
         decode_all(&input, &[]);
     }
 }

@@ -7,7 +7,7 @@ use crate::model::who::{Told, Who};
 
 #[test]
 fn a_lock_whose_holder_is_gone_is_leaked_unless_it_ends_soon_or_is_renewed() {
-    use monitor::What::Acquired;
+    use monitor::Action::Acquired;
     let found = |ttl: u64, renewed: bool, connected: &str| {
         let mut model = model();
         let client = Some(monitor::Address::Tcp("10.0.0.7:5123".parse().unwrap()));

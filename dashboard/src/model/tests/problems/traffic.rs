@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn monitor_names_those_who_wait_until_they_fall_silent() {
-    use monitor::What::{Acquired, Refused};
+    use monitor::Action::{Acquired, Refused};
     let mut model = model();
     let tries = |ms, by, model: &mut Model| traffic(model, ms, vec![event("a", by, Refused)]);
     read(&mut model, "a", 0, held(1, 1, Some(10_000)));
@@ -35,7 +35,7 @@ fn monitor_names_those_who_wait_until_they_fall_silent() {
 
 #[test]
 fn monitor_finds_locks_renewals_and_releases_that_nothing_else_tells() {
-    use monitor::What::{Released, Renewed};
+    use monitor::Action::{Released, Renewed};
     let mut model = model();
     let lease = Some(Duration::from_secs(30));
     traffic(&mut model, 0, vec![event("new", 52, Renewed { lease })]);
@@ -68,7 +68,7 @@ fn monitor_finds_locks_renewals_and_releases_that_nothing_else_tells() {
 
 #[test]
 fn who_comes_back_too_late_has_lost_it_for_sure() {
-    use monitor::What::{ReleaseFoundNothing, Released};
+    use monitor::Action::{ReleaseFoundNothing, Released};
     let late = |steps: &[(u64, Then)], freed: bool| {
         let mut model = model();
         for (ms, then) in steps {
@@ -96,7 +96,7 @@ fn a_hold_that_is_handed_over_ends_and_another_begins() {
     let mut model = model();
     let mine = |n: i64| HolderId::new(ClientId::from_random([1; 16]), n);
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
-    let what = monitor::What::HandedOver { to: mine(99), lease: Some(Duration::from_secs(30)) };
+    let what = monitor::Action::HandedOver { to: mine(99), lease: Some(Duration::from_secs(30)) };
     traffic(&mut model, 5_000, vec![event("a", 52, what)]);
     let view = shown(&mut model, "a").unwrap();
     assert_eq!(view.past[0].ended, Some("handed_over"));

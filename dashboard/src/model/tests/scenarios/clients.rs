@@ -1,6 +1,6 @@
 //! The clients' side: what they do to locks, and what they go on doing by themselves.
 
-use monitor::What;
+use monitor::Action;
 use redisson::shape::Holder;
 
 use super::*;
@@ -46,9 +46,9 @@ impl Play {
         let found = held.map(|key| key.ends = Some(now + lease)).is_some();
         if found {
             self.changed(lock, false);
-            self.prints(lock, by, What::Renewed { lease: Some(Duration::from_millis(lease)) });
+            self.prints(lock, by, Action::Renewed { lease: Some(Duration::from_millis(lease)) });
         } else {
-            self.prints(lock, by, What::RenewalFoundNothing);
+            self.prints(lock, by, Action::RenewalFoundNothing);
             self.watchdogs.retain(|watchdog| watchdog.by != by || watchdog.lock != lock);
         }
     }
@@ -60,18 +60,18 @@ impl Play {
         let key = self.keys.entry(lock).or_default();
         let others = key.hash.holders.iter().any(|holder| holder.id != by);
         if others {
-            self.prints(lock, by, What::Refused);
+            self.prints(lock, by, Action::Refused);
             return false;
         }
         key.ends = ends;
         let what = match key.hash.holders.first_mut() {
             Some(own) => {
                 own.count += 1;
-                What::Reentered { lease: told, count: None }
+                Action::Reentered { lease: told, count: None }
             }
             None => {
                 key.hash.holders.push(Holder { id: by, count: 1 });
-                What::Acquired { lease: told }
+                Action::Acquired { lease: told }
             }
         };
         self.changed(lock, false);
@@ -119,12 +119,12 @@ impl Play {
         let held =
             self.keys.get(lock).is_some_and(|key| key.hash.holders.iter().any(|h| h.id == by));
         if !held {
-            self.prints(lock, by, What::ReleaseFoundNothing);
+            self.prints(lock, by, Action::ReleaseFoundNothing);
             return false;
         }
         self.keys.remove(lock);
         self.changed(lock, false);
-        self.prints(lock, by, What::Released);
+        self.prints(lock, by, Action::Released);
         if message {
             self.published(lock);
             let woken = |sleeper: &&Sleeper| sleeper.lock == lock;
@@ -168,7 +168,7 @@ impl Play {
     /// The same with a deadline of one's own.
     pub(super) fn queues_until(&mut self, lock: &'static str, by: HolderId, deadline_millis: u64) {
         self.queues.entry(lock).or_default().push((by, deadline_millis));
-        self.prints(lock, by, What::Queued { deadline_millis });
+        self.prints(lock, by, Action::Queued { deadline_millis });
     }
 
     /// Leaves the queue.
@@ -178,7 +178,7 @@ impl Play {
         if places.is_empty() {
             self.queues.remove(lock);
         }
-        self.prints(lock, by, What::LeftQueue);
+        self.prints(lock, by, Action::LeftQueue);
     }
 
     /// The next in the queue has it.
@@ -229,7 +229,7 @@ impl Play {
     /// Somebody writes a field into it that is no holder's, or takes it away.
     pub(super) fn set_alien(&mut self, lock: &str, alien: bool) {
         if let Some(key) = self.keys.get_mut(lock) {
-            key.hash.alien = if alien { vec![b"null".to_vec()] } else { Vec::new() };
+            key.hash.unexpected = if alien { vec![b"null".to_vec()] } else { Vec::new() };
         }
         self.changed(lock, false);
     }

@@ -147,14 +147,14 @@ impl Play {
     }
 
     /// MONITOR prints what somebody did.
-    pub(super) fn prints(&mut self, lock: &str, by: HolderId, what: monitor::What) {
+    pub(super) fn prints(&mut self, lock: &str, by: HolderId, what: monitor::Action) {
         if !self.seeing.monitor || self.down {
             return;
         }
         // MONITOR shows no end of a lease: whoever took the lock may have it still, for all that it shows.
         let certainty = match what {
-            monitor::What::ReleaseFoundNothing => monitor::Certainty::Likely,
-            _ => monitor::Certainty::Sure,
+            monitor::Action::ReleaseFoundNothing => monitor::Certainty::Likely,
+            _ => monitor::Certainty::Certain,
         };
         let client = Some(monitor::Address::Tcp((address(by.client), 5_123).into()));
         let event = monitor::Event {
@@ -164,7 +164,7 @@ impl Play {
             lock: name(lock),
             kind: None,
             holder: Some(by),
-            what,
+            action: what,
             certainty,
         };
         let (at, steady) = (at(self.now), self.steady());

@@ -1,4 +1,4 @@
-//! How the agent's figures are made: all of them begin with `lockscope_agent_`.
+//! Creates and registers metrics with the prefix `lockscope_agent_`.
 
 use prometheus::core::Collector;
 use prometheus::{
@@ -6,15 +6,15 @@ use prometheus::{
     Registry,
 };
 
-/// Makes a collector and registers it.
-pub(super) struct Maker<'r>(pub(super) &'r Registry);
+/// Creates collectors and registers them.
+pub(super) struct Registrar<'r>(pub(super) &'r Registry);
 
-impl Maker<'_> {
+impl Registrar<'_> {
     fn register<C: Collector + Clone + 'static>(
         &self,
-        made: prometheus::Result<C>,
+        created: prometheus::Result<C>,
     ) -> prometheus::Result<C> {
-        let collector = made?;
+        let collector = created?;
         self.0.register(Box::new(collector.clone()))?;
         Ok(collector)
     }
@@ -65,7 +65,6 @@ impl Maker<'_> {
     }
 }
 
-/// Name and help of one of them.
 pub(super) fn opts(name: &str, help: &str) -> Opts {
     Opts::new(format!("lockscope_agent_{name}"), help)
 }

@@ -1,4 +1,4 @@
-//! What single settings are given as.
+//! Parsers of single settings.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use service_kit::settings::HumanDuration;
 
 use crate::core;
 
-/// The shortest lease that the watchdog keeps: a third of it must hold a round trip and a second attempt.
+/// The shortest lease: a third of it must leave time for a round trip and a second attempt.
 const MIN_LEASE: Duration = Duration::from_millis(500);
 
 pub(super) fn node_timeout(text: &str) -> Result<HumanDuration, String> {

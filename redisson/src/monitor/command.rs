@@ -2,7 +2,7 @@
 
 /// A command, as far as it tells anything of locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(super) enum Command {
     Eval,
     EvalSha,
     Fcall,
@@ -31,7 +31,7 @@ pub(super) enum Verb {
     Other,
 }
 
-impl Verb {
+impl Command {
     /// Reads it, in any case of letters.
     pub(super) fn parse(word: &[u8]) -> Self {
         let mut lower = [0; 12];

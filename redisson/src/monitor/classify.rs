@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use super::decoder::Vantage;
-use super::event::{Certainty, Event, What};
+use super::command::Command;
+use super::decoder::ServerRole;
+use super::event::{Action, Certainty, Event};
 use super::intent::Intent;
-use super::recent::Recent;
-use super::unit::{Effect, From, Unit};
-use super::verb::Verb;
+use super::known_locks::KnownLocks;
+use super::unit::{Effect, Origin, Unit};
 use crate::{HolderId, Kind, LockName, keys};
 
 /// Tells what a unit comes to.
-pub(super) struct Judge<'a> {
+pub(super) struct Classifier<'a> {
     pub(super) unit: &'a Unit,
-    pub(super) recent: &'a mut Recent,
-    pub(super) vantage: Vantage,
+    pub(super) known: &'a mut KnownLocks,
+    pub(super) role: ServerRole,
     pub(super) events: &'a mut Vec<Event>,
 }
 
-impl Judge<'_> {
+impl Classifier<'_> {
     pub(super) fn run(&mut self) {
         let unit = self.unit;
         let Some(from) = unit.from else { return };
@@ -29,8 +29,8 @@ impl Judge<'_> {
         let lock = unit.words.get(0);
         let holder = unit.holder();
         match from {
-            From::Commands => self.commands(),
-            From::Script(intent, _) => match (intent, holder) {
+            Origin::Commands => self.commands(),
+            Origin::Script(intent, _) => match (intent, holder) {
                 (Intent::Acquire(kind), Some(holder)) => self.acquire(lock, Some(kind), holder),
                 (Intent::TryFair, Some(holder)) => self.acquire(lock, Some(Kind::Fair), holder),
                 (Intent::Unlock(kind), Some(holder)) => self.unlock(lock, Some(kind), holder),
@@ -41,7 +41,7 @@ impl Judge<'_> {
                 (Intent::Leave, Some(holder)) => self.leave(lock, holder),
                 (Intent::Unclear, Some(holder)) => self.unclear(lock, holder),
                 (Intent::OwnAcquire(kind), Some(holder)) => self.own_acquire(lock, kind, holder),
-                (Intent::OwnKeep(kind), _) => self.own_keep(kind),
+                (Intent::OwnRenew(kind), _) => self.own_renew(kind),
                 (Intent::OwnRelease(kind), Some(holder)) => self.own_release(lock, kind, holder),
                 (Intent::OwnHandOver, Some(holder)) => self.own_hand_over(lock, holder),
                 (Intent::OwnForce, _) => self.own_force(lock),
@@ -50,55 +50,55 @@ impl Judge<'_> {
         }
     }
 
-    pub(super) fn tell(
+    pub(super) fn emit(
         &mut self,
         lock: &[u8],
         kind: Option<Kind>,
         holder: Option<HolderId>,
-        what: What,
+        action: Action,
     ) {
-        let sure = matches!(self.unit.from, Some(From::Script(_, true))) && !self.unit.broken;
-        let certainty = if sure { Certainty::Sure } else { Certainty::Likely };
-        self.tell_as(certainty, lock, kind, holder, what);
+        let sure = matches!(self.unit.from, Some(Origin::Script(_, true))) && !self.unit.broken;
+        let certainty = if sure { Certainty::Certain } else { Certainty::Likely };
+        self.emit_as(certainty, lock, kind, holder, action);
     }
 
-    pub(super) fn tell_as(
+    pub(super) fn emit_as(
         &mut self,
         certainty: Certainty,
         lock: &[u8],
         kind: Option<Kind>,
         holder: Option<HolderId>,
-        what: What,
+        action: Action,
     ) {
         let Ok(lock) = LockName::new(lock) else { return };
-        self.remember(&lock, holder, what);
-        let client = self.vantage.address(self.unit.client());
+        self.remember(&lock, holder, action);
+        let client = self.role.address(self.unit.client());
         let (at_micros, db) = (self.unit.at_micros, self.unit.db);
-        self.events.push(Event { at_micros, db, client, lock, kind, holder, what, certainty });
+        self.events.push(Event { at_micros, db, client, lock, kind, holder, action, certainty });
     }
 
     /// Keeps in mind who holds the lock now, as far as this tells.
-    fn remember(&mut self, lock: &LockName, holder: Option<HolderId>, what: What) {
-        let before = self.recent.holder(lock.as_bytes());
-        let after = match what {
-            What::Acquired { .. } | What::Reentered { .. } | What::Renewed { .. } => {
+    fn remember(&mut self, lock: &LockName, holder: Option<HolderId>, action: Action) {
+        let before = self.known.holder(lock.as_bytes());
+        let after = match action {
+            Action::Acquired { .. } | Action::Reentered { .. } | Action::Renewed { .. } => {
                 holder.or(before)
             }
-            What::PartlyReleased | What::Recounted { .. } => holder,
-            What::HandedOver { to, .. } => Some(to),
-            What::ForceReleased | What::Vanished => None,
-            What::Released | What::RenewalFoundNothing | What::ReleaseFoundNothing => {
+            Action::PartlyReleased | Action::Recounted { .. } => holder,
+            Action::HandedOver { to, .. } => Some(to),
+            Action::ForceReleased | Action::Vanished => None,
+            Action::Released | Action::RenewalFoundNothing | Action::ReleaseFoundNothing => {
                 before.filter(|before| Some(*before) != holder)
             }
-            What::Refused
-            | What::Queued { .. }
-            | What::LeftQueue
-            | What::DroppedFromQueue
-            | What::Subscribed
-            | What::Unsubscribed
-            | What::Failed => before,
+            Action::Refused
+            | Action::Queued { .. }
+            | Action::LeftQueue
+            | Action::DroppedFromQueue
+            | Action::Subscribed
+            | Action::Unsubscribed
+            | Action::Failed => before,
         };
-        self.recent.note(lock, after);
+        self.known.record(lock, after);
     }
 
     /// What the time to live of the lock was set to, the last time.
@@ -110,50 +110,51 @@ impl Judge<'_> {
         let unit = self.unit;
         self.dropped_places(lock, kind, holder);
         if let Some(grant) = unit.effects().find(|effect| effect.takes(lock, holder)) {
-            let what = self.grant(lock, holder, &grant);
-            return self.tell(lock, kind, Some(holder), what);
+            let action = self.grant(lock, holder, &grant);
+            return self.emit(lock, kind, Some(holder), action);
         }
-        let what = if let Some(queued) = self.place(holder) {
+        let action = if let Some(queued) = self.place(holder) {
             queued
-        } else if unit.effects().any(|effect| effect.is(Verb::PTtl, lock)) {
-            What::Refused
+        } else if unit.effects().any(|effect| effect.is(Command::PTtl, lock)) {
+            Action::Refused
         } else if kind == Some(Kind::Fair)
-            && !unit.effects().any(|effect| effect.verb == Verb::LPop)
+            && !unit.effects().any(|effect| effect.command == Command::LPop)
         {
             // One that does not get into the queue is refused without a look at the time to live.
-            What::Refused
+            Action::Refused
         } else {
-            What::Failed
+            Action::Failed
         };
-        self.tell(lock, kind, Some(holder), what);
+        self.emit(lock, kind, Some(holder), action);
     }
 
     /// The place in a fair queue that the holder is given.
-    pub(super) fn place(&self, holder: HolderId) -> Option<What> {
+    pub(super) fn place(&self, holder: HolderId) -> Option<Action> {
         let place = self.unit.effects().find(|effect| {
-            effect.verb == Verb::ZAdd
+            effect.command == Command::ZAdd
                 && effect.key.starts_with(keys::DEADLINES)
                 && HolderId::parse(effect.value) == Some(holder)
         })?;
-        Some(What::Queued { deadline_millis: number(place.field)? })
+        Some(Action::Queued { deadline_millis: number(place.field)? })
     }
 
     /// Whether the holder had it already.
-    fn grant(&self, lock: &[u8], holder: HolderId, grant: &Effect<'_>) -> What {
+    fn grant(&self, lock: &[u8], holder: HolderId, grant: &Effect<'_>) -> Action {
         let lease = self.lease(lock);
         if let Some(count) = self.unit.effects().find_map(|effect| marker(&effect, holder)) {
             return if count > 1 {
-                What::Reentered { lease, count: Some(count) }
+                Action::Reentered { lease, count: Some(count) }
             } else {
-                What::Acquired { lease }
+                Action::Acquired { lease }
             };
         }
-        let asked =
-            |effect: Effect<'_>| effect.is(Verb::HExists, lock) && effect.holder() == Some(holder);
-        if grant.verb == Verb::HIncrBy && self.unit.effects().any(asked) {
-            What::Reentered { lease, count: None }
+        let asked = |effect: Effect<'_>| {
+            effect.is(Command::HExists, lock) && effect.holder() == Some(holder)
+        };
+        if grant.command == Command::HIncrBy && self.unit.effects().any(asked) {
+            Action::Reentered { lease, count: None }
         } else {
-            What::Acquired { lease }
+            Action::Acquired { lease }
         }
     }
 
@@ -163,11 +164,11 @@ impl Judge<'_> {
             return;
         }
         for effect in self.unit.effects() {
-            if effect.verb == Verb::ZRem
+            if effect.command == Command::ZRem
                 && effect.key.starts_with(keys::DEADLINES)
                 && let Some(waiter) = effect.holder().filter(|waiter| *waiter != own)
             {
-                self.tell(lock, kind, Some(waiter), What::DroppedFromQueue);
+                self.emit(lock, kind, Some(waiter), Action::DroppedFromQueue);
             }
         }
     }
@@ -178,21 +179,21 @@ impl Judge<'_> {
         let effects = || unit.effects();
         if effects().any(|effect| effect.lowers(lock)) {
             let ended = effects().any(|effect| {
-                effect.is(Verb::Del, lock)
-                    || (effect.is(Verb::HDel, lock) && effect.holder() == Some(holder))
+                effect.is(Command::Del, lock)
+                    || (effect.is(Command::HDel, lock) && effect.holder() == Some(holder))
             });
-            let what = if ended { What::Released } else { What::PartlyReleased };
-            return self.tell(lock, kind, Some(holder), what);
+            let action = if ended { Action::Released } else { Action::PartlyReleased };
+            return self.emit(lock, kind, Some(holder), action);
         }
         // With the answer to an earlier copy of it there it looks no further.
         if effects().any(|effect| effect.key == lock) {
-            let had = self.recent.holder(lock) == Some(holder);
-            let what = What::ReleaseFoundNothing;
+            let had = self.known.holder(lock) == Some(holder);
+            let action = Action::ReleaseFoundNothing;
             if had {
                 // Or the server had no room for it: the two look the same.
-                self.tell_as(Certainty::Likely, lock, kind, Some(holder), what);
+                self.emit_as(Certainty::Likely, lock, kind, Some(holder), action);
             } else {
-                self.tell(lock, kind, Some(holder), what);
+                self.emit(lock, kind, Some(holder), action);
             }
         }
     }
@@ -219,54 +220,54 @@ impl Judge<'_> {
             };
             for holder in holders.into_iter().filter(sent_for) {
                 let kind = if holder.write { Some(Kind::Write) } else { kind };
-                let what = match lease {
-                    Some(lease) => What::Renewed { lease: Some(lease) },
-                    None => What::RenewalFoundNothing,
+                let action = match lease {
+                    Some(lease) => Action::Renewed { lease: Some(lease) },
+                    None => Action::RenewalFoundNothing,
                 };
-                self.tell(lock, kind, Some(holder), what);
+                self.emit(lock, kind, Some(holder), action);
             }
         }
     }
 
     fn force(&mut self, lock: &[u8], kind: Kind) {
         let unit = self.unit;
-        if !unit.effects().any(|effect| effect.is(Verb::Del, lock)) {
+        if !unit.effects().any(|effect| effect.is(Command::Del, lock)) {
             return;
         }
-        if unit.effects().any(|effect| effect.verb == Verb::Publish) {
-            self.tell(lock, Some(kind), None, What::ForceReleased);
+        if unit.effects().any(|effect| effect.command == Command::Publish) {
+            self.emit(lock, Some(kind), None, Action::ForceReleased);
         } else if kind == Kind::Fair || unit.keys == 1 {
             // It tells nobody where nobody waits; it may have found nothing.
-            self.tell_as(Certainty::Likely, lock, Some(kind), None, What::ForceReleased);
+            self.emit_as(Certainty::Likely, lock, Some(kind), None, Action::ForceReleased);
         }
     }
 
     fn expire(&mut self, lock: &[u8]) {
         if let Some(lease) = self.lease(lock) {
-            let holder = self.recent.holder(lock);
-            let what = What::Renewed { lease: Some(lease) };
-            self.tell_as(Certainty::Likely, lock, None, holder, what);
+            let holder = self.known.holder(lock);
+            let action = Action::Renewed { lease: Some(lease) };
+            self.emit_as(Certainty::Likely, lock, None, holder, action);
         }
     }
 
     fn leave(&mut self, queue: &[u8], holder: HolderId) {
         let gone =
-            |effect: Effect<'_>| effect.verb == Verb::ZRem && effect.holder() == Some(holder);
+            |effect: Effect<'_>| effect.command == Command::ZRem && effect.holder() == Some(holder);
         if self.unit.effects().any(gone)
-            && let Some(lock) = self.recent.likeliest(keys::locks_of_queue(queue))
+            && let Some(lock) = self.known.likeliest(keys::locks_of_queue(queue))
         {
-            self.tell(lock.as_bytes(), Some(Kind::Fair), Some(holder), What::LeftQueue);
+            self.emit(lock.as_bytes(), Some(Kind::Fair), Some(holder), Action::LeftQueue);
         }
     }
 
     fn unclear(&mut self, lock: &[u8], holder: HolderId) {
         let effects = || self.unit.effects();
         let kind = holder.write.then_some(Kind::Write);
-        if effects().any(|effect| effect.takes(lock, holder) || effect.is(Verb::PTtl, lock)) {
+        if effects().any(|effect| effect.takes(lock, holder) || effect.is(Command::PTtl, lock)) {
             self.acquire(lock, kind.or(Some(Kind::Lock)), holder);
         } else if effects().any(|effect| effect.lowers(lock)) {
             self.unlock(lock, kind, holder);
-        } else if effects().next().is_some_and(|effect| effect.is(Verb::HExists, lock)) {
+        } else if effects().next().is_some_and(|effect| effect.is(Command::HExists, lock)) {
             self.renew(kind);
         }
     }
@@ -274,7 +275,7 @@ impl Judge<'_> {
 
 /// The holder whose field it reads.
 pub(super) fn asks_for_holder(effect: &Effect<'_>) -> Option<HolderId> {
-    matches!(effect.verb, Verb::HExists | Verb::HGet).then(|| effect.holder())?
+    matches!(effect.command, Command::HExists | Command::HGet).then(|| effect.holder())?
 }
 
 /// The lease that it gives the lock.
@@ -283,9 +284,9 @@ pub(super) fn lease_of(effect: &Effect<'_>, lock: &[u8], at_micros: u64) -> Opti
         return None;
     }
     let millis = number(effect.field);
-    match effect.verb {
-        Verb::PExpire => millis.map(Duration::from_millis),
-        Verb::PExpireAt => {
+    match effect.command {
+        Command::PExpire => millis.map(Duration::from_millis),
+        Command::PExpireAt => {
             millis.map(|until| Duration::from_millis(until.saturating_sub(at_micros / 1000)))
         }
         _ => None,
@@ -294,7 +295,7 @@ pub(super) fn lease_of(effect: &Effect<'_>, lock: &[u8], at_micros: u64) -> Opti
 
 /// The number of this reader's marker that it sets: how often the reader has the lock now.
 pub(super) fn marker(effect: &Effect<'_>, reader: HolderId) -> Option<u32> {
-    if effect.verb != Verb::Set {
+    if effect.command != Command::Set {
         return None;
     }
     let end = effect.key.iter().rposition(|byte| *byte == b':')?;

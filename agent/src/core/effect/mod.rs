@@ -1,5 +1,11 @@
 //! Effects: everything the core wants done outside of itself.
 
+mod log;
+mod report;
+
+use std::collections::VecDeque;
+
+use redisson::Moment;
 use redisson::script::Call;
 use service_kit::trace::TraceParent;
 
@@ -7,6 +13,9 @@ use crate::core::ops::OpId;
 use crate::journal::Record;
 use crate::protocol::resp::Outgoing;
 use crate::types::SessionId;
+use log::LogLimit;
+pub use log::LogLine;
+pub use report::{Gauges, Report};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Node {
@@ -53,4 +62,48 @@ pub enum Effect {
     /// Note this in the journal; tell [`Core::on_journalled`] or [`Core::on_journal_failed`]. Replies that rest on it
     /// wait for that.
     Journal(Record),
+    /// Count this in metrics.
+    Report(Report),
+    /// Write this to the log.
+    Log(LogLine),
+}
+
+/// The effects that wait to be applied, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    queue: VecDeque<Effect>,
+    log_limit: LogLimit,
+}
+
+impl Effects {
+    pub(super) fn push(&mut self, effect: Effect) {
+        self.queue.push_back(effect);
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Effect> {
+        self.queue.pop_front()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(super) fn report(&mut self, report: Report) {
+        self.push(Effect::Report(report));
+    }
+
+    pub(super) fn log(&mut self, line: LogLine) {
+        self.push(Effect::Log(line));
+    }
+
+    /// Logs a line of which there may be one for each hold, unless too many were logged within the second.
+    pub(super) fn log_bounded(&mut self, now: Moment, line: impl FnOnce() -> LogLine) {
+        let admission = self.log_limit.admit(now);
+        if admission.withheld_before > 0 {
+            self.log(LogLine::Withheld(admission.withheld_before));
+        }
+        if admission.admitted {
+            self.log(line());
+        }
+    }
 }

@@ -9,14 +9,14 @@ const NAMES: usize = 8_192;
 
 /// Names and who held them, the newest some thousands.
 #[derive(Debug, Default)]
-pub(super) struct Recent {
+pub(super) struct KnownLocks {
     young: HashMap<LockName, Option<HolderId>>,
     old: HashMap<LockName, Option<HolderId>>,
 }
 
-impl Recent {
+impl KnownLocks {
     /// The lock was seen; who holds it alone as far as is known.
-    pub(super) fn note(&mut self, name: &LockName, holder: Option<HolderId>) {
+    pub(super) fn record(&mut self, name: &LockName, holder: Option<HolderId>) {
         if let Some(known) = self.young.get_mut(name) {
             *known = holder;
             return;
@@ -27,13 +27,13 @@ impl Recent {
         self.young.insert(name.clone(), holder);
     }
 
-    pub(super) fn knows(&self, name: &[u8]) -> bool {
+    pub(super) fn contains(&self, name: &[u8]) -> bool {
         self.young.contains_key(name) || self.old.contains_key(name)
     }
 
     /// The one that was seen of some locks with one channel, else the likeliest, which is the first.
     pub(super) fn likeliest(&self, mut names: Vec<LockName>) -> Option<LockName> {
-        let known = names.iter().position(|name| self.knows(name.as_bytes())).unwrap_or(0);
+        let known = names.iter().position(|name| self.contains(name.as_bytes())).unwrap_or(0);
         (known < names.len()).then(|| names.swap_remove(known))
     }
 
@@ -49,13 +49,15 @@ mod tests {
 
     #[test]
     fn what_is_old_is_forgotten() {
-        let mut recent = Recent::default();
+        let mut known = KnownLocks::default();
         let name = |i: usize| LockName::new(i.to_string().into_bytes()).unwrap();
         for i in 0..3 * NAMES {
-            recent.note(&name(i), None);
-            assert!(recent.knows(name(i).as_bytes()) && recent.knows(name(i / 2 * 2).as_bytes()));
+            known.record(&name(i), None);
+            assert!(
+                known.contains(name(i).as_bytes()) && known.contains(name(i / 2 * 2).as_bytes())
+            );
         }
-        assert!(recent.young.len() <= NAMES && recent.old.len() <= NAMES);
-        assert!(!recent.knows(b"0"));
+        assert!(known.young.len() <= NAMES && known.old.len() <= NAMES);
+        assert!(!known.contains(b"0"));
     }
 }

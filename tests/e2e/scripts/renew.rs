@@ -1,7 +1,7 @@
 //! `keep`: re-entry, partial release, extending and renewal.
 
 use anyhow::Result;
-use redisson::script::{Kept, MAX_BATCH, parse_keep};
+use redisson::script::{MAX_BATCH, RenewOutcome, parse_renew};
 
 use super::{Bench, lease, name, ours, script, strangers, theirs};
 
@@ -11,7 +11,7 @@ async fn keeps_what_is_there_at_the_count_wanted() -> Result<()> {
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
     for count in [2, 3, 3, 2, 1] {
-        assert_eq!(bench.keep(&lock, ours(1), count, 10_000).await?, Kept::Kept);
+        assert_eq!(bench.keep(&lock, ours(1), count, 10_000).await?, RenewOutcome::Renewed);
         bench.assert_held(&lock, ours(1), count, 9_000..=10_000).await?;
     }
     Ok(())
@@ -39,7 +39,7 @@ async fn repairs_a_count_that_drifted() -> Result<()> {
         bench.client.call("DEL a").await?;
         let holder = ours(1).to_string();
         bench.client.call_args(&["HSET", "a", &holder, odd]).await?.ok()?;
-        assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, Kept::Kept, "{odd}");
+        assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Renewed, "{odd}");
         bench.assert_held(&lock, ours(1), 2, 4_000..=5_000).await?;
     }
     Ok(())
@@ -49,11 +49,15 @@ async fn repairs_a_count_that_drifted() -> Result<()> {
 async fn creates_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, Kept::Missing);
+    assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Missing);
     bench.assert_free(&lock).await?;
     bench.acquire(&lock, ours(2), 5_000).await?;
     let before = bench.dump().await?;
-    assert_eq!(bench.keep(&lock, ours(1), 1, 60_000).await?, Kept::Stolen, "a later grant of ours");
+    assert_eq!(
+        bench.keep(&lock, ours(1), 1, 60_000).await?,
+        RenewOutcome::Stolen,
+        "a later grant of ours"
+    );
     assert_eq!(bench.dump().await?, before);
     bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await
 }
@@ -66,7 +70,11 @@ async fn leaves_what_is_no_lock() -> Result<()> {
     for lock in &locks {
         let kept = bench.keep(&name(lock), ours(1), 1, 5_000).await?;
         let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
-        assert_eq!(kept, if is_hash { Kept::Stolen } else { Kept::WrongType }, "{lock}");
+        assert_eq!(
+            kept,
+            if is_hash { RenewOutcome::Stolen } else { RenewOutcome::WrongType },
+            "{lock}"
+        );
     }
     assert_eq!(bench.dump().await?, before);
     Ok(())
@@ -82,30 +90,30 @@ async fn a_batch_answers_for_each_whatever_befalls_the_others() -> Result<()> {
         wanted.push(match i % 4 {
             0 => {
                 bench.acquire(lock, ours(number), 5_000).await?;
-                Kept::Kept
+                RenewOutcome::Renewed
             }
-            1 => Kept::Missing,
+            1 => RenewOutcome::Missing,
             2 => {
                 bench.acquire(lock, theirs(), 5_000).await?;
-                Kept::Stolen
+                RenewOutcome::Stolen
             }
             _ => {
                 bench.client.call(&format!("SET lock:{i} x")).await?.ok()?;
-                Kept::WrongType
+                RenewOutcome::WrongType
             }
         });
     }
     let holds = (0_i64..).zip(&names).map(|(i, lock)| (lock, ours(i), 2));
-    let reply = bench.call(&script::keep(holds, lease(60_000))).await?;
-    assert_eq!(parse_keep(&reply, names.len())?, wanted);
+    let reply = bench.call(&script::renew(holds, lease(60_000))).await?;
+    assert_eq!(parse_renew(&reply, names.len())?, wanted);
     for (i, lock) in names.iter().enumerate() {
         match wanted[i] {
-            Kept::Kept => {
+            RenewOutcome::Renewed => {
                 bench.assert_held(lock, ours(i64::try_from(i)?), 2, 50_000..=60_000).await?;
             }
-            Kept::Missing => bench.assert_free(lock).await?,
-            Kept::Stolen => bench.assert_held(lock, theirs(), 1, 3_000..=5_000).await?,
-            Kept::WrongType => assert_eq!(bench.pttl(lock).await?, -1),
+            RenewOutcome::Missing => bench.assert_free(lock).await?,
+            RenewOutcome::Stolen => bench.assert_held(lock, theirs(), 1, 3_000..=5_000).await?,
+            RenewOutcome::WrongType => assert_eq!(bench.pttl(lock).await?, -1),
         }
     }
     Ok(())

@@ -6,12 +6,12 @@ use super::line::Arg;
 
 /// A list of byte strings.
 #[derive(Debug, Default)]
-pub(super) struct Words {
+pub(super) struct ByteStrings {
     bytes: Vec<u8>,
     ends: Vec<usize>,
 }
 
-impl Words {
+impl ByteStrings {
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();

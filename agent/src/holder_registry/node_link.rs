@@ -1,45 +1,44 @@
-//! The connection to whoever has the agent's own keys.
+//! The connection to the server that has the agent's own keys.
 
 use redis::{Pipeline, Value};
 use service_kit::redis::{Address, CallError, Cluster, Link, LinkOptions, ServerError};
 use service_kit::shutdown::Shutdown;
 
-use crate::runtime::Main;
+use crate::runtime::Backend;
 
-/// A connection to one server, or to the node of a cluster that has the keys' slot at the time.
-pub(super) enum Way {
+/// A connection to a server, or to the node of a cluster that currently has the slot of the keys.
+pub(super) enum NodeLink {
     Server(Link),
-    Cluster(Box<ToOwner>),
+    Cluster(Box<SlotLink>),
 }
 
-pub(super) struct ToOwner {
+pub(super) struct SlotLink {
     cluster: Cluster,
-    /// The slot of the keys.
     slot: u16,
     options: LinkOptions,
     stage: Shutdown,
-    /// The node that has it, as far as is known.
+    /// The link to the node that was last known to have the slot.
     link: Option<(Address, Link)>,
 }
 
-impl Way {
-    pub(super) fn new(place: Main, options: LinkOptions, slot: u16, stage: &Shutdown) -> Self {
-        match place {
-            Main::Server(endpoint) => {
+impl NodeLink {
+    pub(super) fn new(backend: Backend, options: LinkOptions, slot: u16, stage: &Shutdown) -> Self {
+        match backend {
+            Backend::Server(endpoint) => {
                 Self::Server(Link::start(endpoint, LinkOptions { alone: true, ..options }, stage))
             }
-            Main::Cluster(cluster) => {
+            Backend::Cluster(cluster) => {
                 let stage = stage.clone();
-                Self::Cluster(Box::new(ToOwner { cluster, slot, options, stage, link: None }))
+                Self::Cluster(Box::new(SlotLink { cluster, slot, options, stage, link: None }))
             }
         }
     }
 
-    /// Waits until it leads somewhere; false once it never will again.
+    /// Waits until the link is connected; false once it has shut down.
     pub(super) async fn up(&mut self) -> bool {
         match self {
             Self::Server(link) => link.up().await.is_some(),
-            Self::Cluster(owner) => owner.up().await,
+            Self::Cluster(link) => link.up().await,
         }
     }
 
@@ -49,26 +48,26 @@ impl Way {
     ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
         let link = match self {
             Self::Server(link) => Some(link),
-            Self::Cluster(owner) => owner.link.as_ref().map(|(_, link)| link),
+            Self::Cluster(slot_link) => slot_link.link.as_ref().map(|(_, link)| link),
         };
         match link {
             Some(link) => link.pipeline(pipeline).await,
-            None => Err(CallError::Unsent { reason: "no node has the slot".to_owned() }),
+            None => Err(CallError::Unsent { reason: "no node serves the slot".to_owned() }),
         }
     }
 
-    /// Whether a refusal only tells that another node has the slot, or will have it soon.
-    pub(super) fn leads_elsewhere(&self, refusal: &ServerError) -> bool {
-        let Self::Cluster(owner) = self else { return false };
-        let elsewhere = refusal.redirect().is_some() || refusal.is_transient();
-        if elsewhere {
-            owner.cluster.refresh();
+    /// Returns whether an error only means that another node has the slot, or will have it soon.
+    pub(super) fn is_redirect(&self, error: &ServerError) -> bool {
+        let Self::Cluster(link) = self else { return false };
+        let redirect = error.redirect().is_some() || error.is_transient();
+        if redirect {
+            link.cluster.refresh();
         }
-        elsewhere
+        redirect
     }
 }
 
-impl ToOwner {
+impl SlotLink {
     async fn up(&mut self) -> bool {
         let mut state = self.cluster.state();
         loop {

@@ -1,41 +1,39 @@
-//! What the records of an earlier run amount to.
+//! The state that the records of an earlier run add up to.
 
 use std::collections::{BTreeMap, HashMap};
 
 use redisson::Moment;
 
-use super::record::{HoldRecord, Record, SessionRecord, TraceRecord};
+use super::record::{HoldRecord, OrphanRecord, Record, SessionRecord};
 use crate::types::Number;
 use crate::types::SessionKey;
 
-/// What an earlier run has left.
+/// The sessions and leftover holds of an earlier run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Past {
-    /// Sessions that may be taken over.
-    pub sessions: BTreeMap<SessionKey, PastSession>,
-    /// Numbers to be removed from Redis.
-    pub traces: BTreeMap<Number, TraceRecord>,
-    /// Which session has which hold.
+pub struct Restored {
+    /// The sessions that can be resumed.
+    pub sessions: BTreeMap<SessionKey, RestoredSession>,
+    /// Holds without an owner, to be removed from Redis.
+    pub orphans: BTreeMap<Number, OrphanRecord>,
+    /// The session of each hold.
     held: HashMap<Number, SessionKey>,
 }
 
-/// One of its sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PastSession {
+pub struct RestoredSession {
     pub record: SessionRecord,
-    /// Since when its connection had been gone; none where it went with the agent.
+    /// The instant at which its connection closed; none if the agent's end closed it.
     pub away_since: Option<Moment>,
-    /// What it held.
     pub holds: BTreeMap<Number, HoldRecord>,
 }
 
-impl Past {
-    /// One more record. A hold of a session that nothing is known of can only be tidied up: the line that told of the
-    /// session may have been damaged.
+impl Restored {
+    /// Applies one record. A hold of an unknown session is left for cleanup, since the session's line may have been
+    /// damaged.
     pub fn add(&mut self, record: Record) {
         match record {
             Record::Session(record) => {
-                let new = || PastSession {
+                let new = || RestoredSession {
                     record: record.clone(),
                     away_since: None,
                     holds: BTreeMap::new(),
@@ -55,48 +53,46 @@ impl Past {
                         self.held.insert(hold.number, hold.session);
                         session.holds.insert(hold.number, hold);
                     }
-                    None => self.leave(hold),
+                    None => self.abandon(hold),
                 }
             }
-            Record::Trace(trace) => {
-                self.forget(trace.number);
-                self.traces.insert(trace.number, trace);
+            Record::Orphan(orphan) => {
+                self.forget(orphan.number);
+                self.orphans.insert(orphan.number, orphan);
             }
             Record::Gone { number } => self.forget(number),
             Record::End { session } => {
                 if let Some(session) = self.sessions.remove(&session) {
-                    session.holds.into_values().for_each(|hold| self.leave(hold));
+                    session.holds.into_values().for_each(|hold| self.abandon(hold));
                 }
             }
         }
     }
 
-    /// The host has been started anew: the workers are dead, nobody comes back for anything, and instants of the old
-    /// boot clock mean nothing.
-    pub fn bury(&mut self) {
+    /// Ends all sessions after a reboot: their workers are dead, and instants of the old boot clock mean nothing.
+    pub fn discard_boot(&mut self) {
         for session in std::mem::take(&mut self.sessions).into_values() {
-            session.holds.into_values().for_each(|hold| self.leave(hold));
+            session.holds.into_values().for_each(|hold| self.abandon(hold));
         }
-        for trace in self.traces.values_mut() {
-            trace.after = Moment::default();
+        for orphan in self.orphans.values_mut() {
+            orphan.after = Moment::default();
         }
     }
 
-    /// Whether nothing is left.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.sessions.is_empty() && self.traces.is_empty()
+        self.sessions.is_empty() && self.orphans.is_empty()
     }
 
-    /// Nobody has that hold any more, but Redis may.
-    fn leave(&mut self, hold: HoldRecord) {
+    /// Marks a hold without an owner for removal from Redis.
+    fn abandon(&mut self, hold: HoldRecord) {
         let HoldRecord { number, lock, kind, .. } = hold;
         self.held.remove(&number);
-        self.traces.insert(number, TraceRecord { number, lock, kind, after: Moment::default() });
+        self.orphans.insert(number, OrphanRecord { number, lock, kind, after: Moment::default() });
     }
 
     fn forget(&mut self, number: Number) {
-        self.traces.remove(&number);
+        self.orphans.remove(&number);
         if let Some(session) = self.held.remove(&number).and_then(|key| self.sessions.get_mut(&key))
         {
             session.holds.remove(&number);
@@ -111,65 +107,65 @@ mod tests {
     use super::super::record::tests::{hold, session};
     use super::*;
 
-    fn past(records: impl IntoIterator<Item = Record>) -> Past {
-        let mut past = Past::default();
-        records.into_iter().for_each(|record| past.add(record));
-        past
+    fn restored(records: impl IntoIterator<Item = Record>) -> Restored {
+        let mut restored = Restored::default();
+        records.into_iter().for_each(|record| restored.add(record));
+        restored
     }
 
     fn key(number: u64) -> SessionKey {
         session(number).session
     }
 
-    fn trace(number: Number) -> Record {
+    fn orphan(number: Number) -> Record {
         let hold = hold(1, number, b"a");
         let after = Moment::from_micros(9);
-        Record::Trace(TraceRecord { number, lock: hold.lock, kind: Kind::Fenced, after })
+        Record::Orphan(OrphanRecord { number, lock: hold.lock, kind: Kind::Fenced, after })
     }
 
     #[test]
-    fn the_latest_word_counts() {
+    fn later_records_override_earlier_ones() {
         let later = HoldRecord { count: 5, ..hold(1, 3, b"a") };
-        let taken_over = SessionRecord { secret: [4; 16], ..session(1) };
-        let past = past([
+        let resumed = SessionRecord { secret: [4; 16], ..session(1) };
+        let restored = restored([
             Record::Session(session(1)),
-            trace(3),
+            orphan(3),
             Record::Hold(hold(1, 3, b"a")),
             Record::Hold(later.clone()),
             Record::Hold(hold(1, 4, b"b")),
             Record::Away { session: key(1), since: Moment::from_micros(8) },
-            Record::Session(taken_over.clone()),
+            Record::Session(resumed.clone()),
             Record::Gone { number: 4 },
-            trace(5),
-            trace(6),
+            orphan(5),
+            orphan(6),
             Record::Gone { number: 6 },
         ]);
-        let one = &past.sessions[&key(1)];
-        assert_eq!((&one.record, one.away_since), (&taken_over, None));
+        let one = &restored.sessions[&key(1)];
+        assert_eq!((&one.record, one.away_since), (&resumed, None));
         assert_eq!(one.holds, BTreeMap::from([(3, later)]));
-        assert_eq!(past.traces.keys().copied().collect::<Vec<_>>(), [5]);
+        assert_eq!(restored.orphans.keys().copied().collect::<Vec<_>>(), [5]);
     }
 
     #[test]
-    fn what_nobody_can_come_back_for_is_tidied_up() {
-        let mut past = past([
+    fn holds_of_ended_or_unknown_sessions_are_cleaned_up() {
+        let mut restored = restored([
             Record::Session(session(1)),
             Record::Hold(hold(1, 3, b"a")),
             Record::End { session: key(1) },
             Record::Hold(hold(2, 4, b"b")),
             Record::Session(session(5)),
             Record::Hold(hold(5, 6, b"c")),
-            trace(7),
+            orphan(7),
         ]);
-        assert_eq!(past.sessions.keys().copied().collect::<Vec<_>>(), [key(5)]);
-        assert_eq!(past.traces.keys().copied().collect::<Vec<_>>(), [3, 4, 7]);
-        past.bury();
-        assert!(past.sessions.is_empty() && !past.is_empty());
-        let traces: Vec<_> = past.traces.values().map(|t| (t.number, t.after)).collect();
-        assert_eq!(traces, [3, 4, 6, 7].map(|number| (number, Moment::default())));
+        assert_eq!(restored.sessions.keys().copied().collect::<Vec<_>>(), [key(5)]);
+        assert_eq!(restored.orphans.keys().copied().collect::<Vec<_>>(), [3, 4, 7]);
+        restored.discard_boot();
+        assert!(restored.sessions.is_empty() && !restored.is_empty());
+        let orphans: Vec<_> = restored.orphans.values().map(|t| (t.number, t.after)).collect();
+        assert_eq!(orphans, [3, 4, 6, 7].map(|number| (number, Moment::default())));
         for number in [3, 4, 6, 7] {
-            past.add(Record::Gone { number });
+            restored.add(Record::Gone { number });
         }
-        assert!(past.is_empty());
+        assert!(restored.is_empty());
     }
 }

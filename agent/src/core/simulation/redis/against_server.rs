@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use harness::{Client, RedisServer, Reply};
-use redisson::script::{self, Call, Publish, Seen, Value};
+use redisson::script::{self, Call, ExpectedLock, Publish, Value};
+use redisson::shape::LockHash;
 use redisson::{ClientId, HolderId, Lease, LockName, keys};
 
-use super::dice::Dice;
-use super::redis::{Content, Entry, Redis};
-use super::run::{channel, lock_name};
+use super::super::dice::Dice;
+use super::super::run::{channel, lock_name};
+use super::{Content, Entry, Redis};
 use crate::core::ops::FAIR_WAIT;
 
 const STEPS: usize = 1000;
@@ -59,33 +60,21 @@ fn micros(reply: &Reply) -> u64 {
     parts[0] * 1_000_000 + parts[1]
 }
 
-/// Whether two replies say the same, their times to live being no further apart than `slack` ms.
-fn same(script: &str, model: &Value, real: &Value, slack: u64) -> bool {
-    let (Value::Array(model), Value::Array(real)) = (model, real) else { return false };
-    let timed = match script {
-        "acquire" | "acquire_read" | "acquire_write" | "acquire_fair" => {
-            model.first() == Some(&Value::Int(0))
+/// The largest reply code or count. Larger numbers in replies are times.
+const MAX_CODE: i64 = 4;
+
+/// Compares two replies; times may differ by up to `slack` ms.
+fn same(model: &Value, real: &Value, slack: u64) -> bool {
+    match (model, real) {
+        (Value::Array(model), Value::Array(real)) => {
+            model.len() == real.len()
+                && model.iter().zip(real).all(|(model, real)| same(model, real, slack))
         }
-        "show" => true,
-        _ => false,
-    };
-    model.len() == real.len()
-        && model.iter().zip(real).enumerate().all(|(i, pair)| match pair {
-            (Value::Int(a), Value::Int(b)) if timed && i == 1 => {
-                a.signum() == b.signum() && a.abs_diff(*b) <= slack
-            }
-            // What readers' markers have left.
-            (Value::Array(a), Value::Array(b)) if script == "show" && i == 7 => {
-                let close = |pair| match pair {
-                    (&Value::Int(a), &Value::Int(b)) => {
-                        a.signum() == b.signum() && i64::abs_diff(a, b) <= slack
-                    }
-                    _ => false,
-                };
-                a.len() == b.len() && a.iter().zip(b).all(close)
-            }
-            (a, b) => a == b,
-        })
+        (Value::Int(model), Value::Int(real)) if *model.min(real) > MAX_CODE => {
+            model.abs_diff(*real) <= slack
+        }
+        (model, real) => model == real,
+    }
 }
 
 impl Pair {
@@ -96,6 +85,11 @@ impl Pair {
     fn ours(&mut self) -> HolderId {
         let number = i64::try_from(self.dice.within(1..5)).expect("a small number");
         HolderId::new(ClientId::from_random([7; 16]), number)
+    }
+
+    fn seen<'a>(&mut self, hash: &'a LockHash) -> ExpectedLock<'a> {
+        let most_left = self.dice.one_in(3).then_some(Duration::from_secs(30));
+        ExpectedLock { hash, max_ttl: most_left }
     }
 
     fn step(&mut self) -> Step {
@@ -111,25 +105,33 @@ impl Pair {
         let counter = text(&keys::token(&name));
         let fenced = self.dice.one_in(2);
         let least = self.dice.pick(&[1, 1, 7, 1_000_000]);
+        let fields = self.model.fields(lock).iter();
+        let hash =
+            LockHash::parse(fields.map(|(field, value)| (field.as_bytes(), value.as_bytes())));
         Step::Script(match self.dice.within(0..62) {
             0..9 if fenced => script::acquire_fenced(&name, &holder, lease, least),
             0..9 => script::acquire(&name, &holder, lease),
-            9..14 => script::keep([(&name, holder, count)], lease),
+            9..14 => script::renew([(&name, holder, count)], lease),
             14 | 15 => {
                 let second = lock_name(LOCKS[0]);
                 let holds: [(&LockName, HolderId, u32); 2] =
                     [(&name, holder, count), (&second, other, count)];
-                script::keep(holds, lease)
+                script::renew(holds, lease)
             }
             16..20 => script::release(&name, &holder, publish),
             20..24 if fenced => script::hand_over_fenced(&name, &holder, &other, lease, least),
             20..24 => script::hand_over(&name, &holder, &other, lease),
             24 | 25 => script::show(&name),
-            26 => {
-                let fields = self.model.fields(lock).to_vec();
-                let pairs = fields.iter().map(|(f, v)| (f.as_bytes(), v.as_bytes()));
-                let hash = redisson::shape::LockHash::read(pairs);
-                script::force_release(&name, Seen { hash: &hash, most_left: None }, publish)
+            26 => script::force_release(&name, self.seen(&hash), publish),
+            38 | 39 if !hash.holders.is_empty() => {
+                let index = self.dice.index(hash.holders.len());
+                let mut holder = hash.holders[index].clone();
+                holder.count += i64::from(self.dice.one_in(4));
+                script::force_release_holder(&name, self.seen(&hash), &holder, publish)
+            }
+            42 | 43 => {
+                let deadline = self.dice.pick(&[None, Some(1), Some(9_000_000_000_000)]);
+                script::remove_waiter(&name, &other, deadline, publish)
             }
             27 => return Step::Plain(words(&format!("HSET {lock} {other} 2"))),
             28 => return Step::Plain(words(&format!("HSET {lock} colour red"))),
@@ -158,7 +160,7 @@ impl Pair {
                 script::acquire_read(&name, &holder, lease, self.dice.one_in(2).then_some(&own))
             }
             48..50 => script::acquire_write(&name, &HolderId { write: true, ..holder }, lease),
-            50..52 => script::keep_read([(&name, holder, count)], lease),
+            50..52 => script::renew_read([(&name, holder, count)], lease),
             52..54 => script::release_read(&name, &holder, publish),
             54..56 => script::release_write(&name, &HolderId { write: true, ..holder }, publish),
             56..60 => {
@@ -240,10 +242,7 @@ impl Pair {
             (Ok(model), real) => {
                 assert!(real.error().is_none(), "{context}: {model:?} here, {real} there");
                 let real = value(real);
-                assert!(
-                    same(call.script.name, model, &real, slack),
-                    "{context}: {model:?} here, {real:?} there"
-                );
+                assert!(same(model, &real, slack), "{context}: {model:?} here, {real:?} there");
             }
         }
         assert_eq!(model.published, heard, "{context}");

@@ -1,0 +1,61 @@
+//! Application of the core's reports to the metrics.
+
+use super::Metrics;
+use crate::core::{Gauges, Report};
+
+impl Metrics {
+    /// Counts one fact.
+    pub fn apply(&self, report: &Report) {
+        match report {
+            Report::GroupSeen { group, groups } => self.group_seen(group, *groups),
+            Report::Acquisition { group, kind, outcome } => self.acquisition(group, *kind, outcome),
+            Report::Waited { group, outcome, wait } => self.waited(group, outcome, *wait),
+            Report::WaitBegan { group, kind, number } => self.wait_began(group, *kind, *number),
+            Report::WaitEnded { group, kind, number } => self.wait_ended(group, *kind, *number),
+            Report::HoldBegan { group, kind, number } => self.hold_began(group, *kind, *number),
+            Report::HoldEnded { group, kind, number, end, held } => {
+                self.hold_ended(group, *kind, *number, *end, *held);
+            }
+            Report::Lost { group, end } => self.lost(group, *end),
+            Report::HandOver { group } => self.handover(group),
+            Report::Renewals { group, outcome, count } => self.renewals(group, outcome, *count),
+            Report::RenewalRoundTrip(took) => self.renewal_seconds.observe(took.as_secs_f64()),
+            Report::RenewalLateness(late) => self.renewal_lateness.observe(late.as_secs_f64()),
+            Report::RenewalMargin(left) => self.renewal_margin.observe(left.as_secs_f64()),
+            Report::OutcomeKnown(outcome) => self.doubt(outcome),
+            Report::Yielded => self.yields.inc(),
+            Report::Command { word, failed, took } => self.command(word, *failed, *took),
+            Report::SessionOpened => self.sessions_opened.inc(),
+            Report::Resume(outcome) => self.sessions_resumed.with_label_values(&[outcome]).inc(),
+            Report::EventDropped => self.events_dropped.inc(),
+            Report::PolicyDenial(reason) => self.policy_denials.with_label_values(&[reason]).inc(),
+            Report::JournalError => self.journal_errors.inc(),
+            Report::Slept => self.sleeps.inc(),
+            Report::NodeVote { node, outcome } => self.red_vote(node, outcome),
+            Report::Confirmation(outcome) => self.confirmation(outcome),
+        }
+    }
+
+    /// Shows the sizes of the core's tables.
+    pub fn show(&self, gauges: Gauges) {
+        let Gauges {
+            jeopardy_holds,
+            delayed_holds,
+            subscriptions,
+            sessions,
+            away_sessions,
+            frozen_sessions,
+        } = gauges;
+        let pairs = [
+            (&self.jeopardy_holds, jeopardy_holds),
+            (&self.delayed_holds, delayed_holds),
+            (&self.subscriptions, subscriptions),
+            (&self.sessions, sessions),
+            (&self.away_sessions, away_sessions),
+            (&self.frozen_sessions, frozen_sessions),
+        ];
+        for (gauge, size) in pairs {
+            gauge.set(i64::try_from(size).unwrap_or(i64::MAX));
+        }
+    }
+}

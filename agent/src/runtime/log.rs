@@ -1,0 +1,63 @@
+//! Writing of the core's log lines.
+
+use crate::core::LogLine;
+
+/// Writes one line.
+pub(super) fn write(line: LogLine) {
+    match line {
+        LogLine::Jeopardy { lock, pid, trace, valid_ms, why } => {
+            tracing::warn!(lock.name = %lock, worker.pid = pid, trace.parent = trace, valid_ms, "lock in jeopardy: {why}");
+        }
+        LogLine::LockLost { lock, holder, pid, trace, end } => tracing::warn!(
+            lock.name = %lock,
+            lock.holder = %holder,
+            worker.pid = pid,
+            trace.parent = trace,
+            reason = end.as_str(),
+            "lock lost: {}",
+            end.explained()
+        ),
+        LogLine::Slept { gap_ms } => {
+            tracing::warn!(gap_ms, "the agent slept: verifying every hold");
+        }
+        LogLine::WorkerStopped { pid, holds } => {
+            tracing::info!(worker.pid = pid, holds, "a worker is stopped");
+        }
+        LogLine::SessionLapsed { session, holds, grace_ms } => {
+            tracing::info!(%session, holds, grace_ms, "nobody has resumed a session: it ends");
+        }
+        LogLine::TooFewReplicas { replicas, wanted, refusal } => {
+            tracing::warn!(replicas, wanted, refusal, "too few replicas: a grant is taken back");
+        }
+        LogLine::JournalFailed { why } => {
+            tracing::warn!(why, "the journal cannot be written: sessions with grace get no locks");
+        }
+        LogLine::ForcedRelease { lock, holders, by } => tracing::warn!(
+            lock.name = %lock,
+            lock.holders = holders,
+            by.uid = by.as_ref().map(|peer| peer.uid),
+            by.pid = by.as_ref().and_then(|peer| peer.pid),
+            by.comm = by.as_ref().and_then(|peer| peer.comm.as_deref()),
+            "an operator has released a lock by force"
+        ),
+        LogLine::SessionKicked { session, peer, holds, age_ms, by } => tracing::warn!(
+            session,
+            pid = peer.pid,
+            uid = peer.uid,
+            holds,
+            age_ms,
+            by.uid = by.as_ref().map(|peer| peer.uid),
+            by.pid = by.as_ref().and_then(|peer| peer.pid),
+            by.comm = by.as_ref().and_then(|peer| peer.comm.as_deref()),
+            "an operator has ended a session"
+        ),
+        LogLine::NodeRestored { lock, node } => tracing::info!(
+            lock.name = %lock,
+            redis.node = node,
+            "a server that had lost its part of a red lock has it again"
+        ),
+        LogLine::Withheld(withheld) => {
+            tracing::warn!(withheld, "more holds were in jeopardy or lost than are told here");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What our own scripts come to.
+
+use super::classify::{Classifier, asks_for_holder, lease_of, number};
+use super::command::Command;
+use super::event::{Action, Certainty};
+use super::unit::Effect;
+use crate::{HolderId, Kind, keys};
+
+impl Classifier<'_> {
+    pub(super) fn own_acquire(&mut self, lock: &[u8], kind: Kind, holder: HolderId) {
+        let unit = self.unit;
+        let fenced = kind == Kind::Lock && unit.keys > 3;
+        let kind = Some(if fenced { Kind::Fenced } else { kind });
+        self.dropped_places(lock, kind, holder);
+        let effects = || unit.effects();
+        let action = if effects().any(|effect| effect.takes(lock, holder)) {
+            Action::Acquired { lease: self.lease(lock) }
+        } else if effects().any(|effect| effect.command == Command::RPush) {
+            // Without it only the deadline of the place it has is put off.
+            self.place(holder).unwrap_or(Action::Refused)
+        } else if effects().any(|effect| {
+            effect.is(Command::HLen, lock)
+                || effect.is(Command::PTtl, lock)
+                || (effect.command == Command::Other && effect.key.starts_with(keys::QUEUE))
+        }) {
+            Action::Refused
+        } else {
+            Action::Failed
+        };
+        self.emit(lock, kind, Some(holder), action);
+    }
+
+    pub(super) fn own_renew(&mut self, kind: Option<Kind>) {
+        let unit = self.unit;
+        let mut effects = unit.effects().peekable();
+        while let Some(first) = effects.next() {
+            let lock = first.key;
+            let Some(holder) = asks_for_holder(&first) else { continue };
+            let mut action = None;
+            while let Some(next) = effects.next_if(|next| asks_for_holder(next).is_none()) {
+                if next.takes(lock, holder) {
+                    action = number(next.value)
+                        .and_then(|count| u32::try_from(count).ok())
+                        .map(|count| Action::Recounted { count });
+                } else if next.is(Command::Exists, lock) {
+                    action = Some(Action::RenewalFoundNothing);
+                } else if let Some(lease) = lease_of(&next, lock, unit.at_micros)
+                    && !matches!(action, Some(Action::Recounted { .. }))
+                {
+                    // The last one counts: PEXPIRE with GT may have changed nothing, and then another follows.
+                    action = Some(Action::Renewed { lease: Some(lease) });
+                }
+            }
+            if let Some(action) = action {
+                let kind = if holder.write { Some(Kind::Write) } else { kind };
+                self.emit(lock, kind, Some(holder), action);
+            }
+        }
+    }
+
+    pub(super) fn own_release(&mut self, lock: &[u8], kind: Kind, holder: HolderId) {
+        let unit = self.unit;
+        let effects = || unit.effects();
+        let looked = effects().any(|effect| effect.is(Command::Exists, lock));
+        let told = effects().any(|effect| effect.command == Command::Publish);
+        let (certain, action) = match kind {
+            Kind::Fair => return self.own_release_fair(lock, holder),
+            // Only where nothing was removed is it asked whether the lock is there.
+            Kind::Read | Kind::Write if looked => (true, Action::ReleaseFoundNothing),
+            Kind::Read => {
+                let removed = effects().any(|effect| effect.is(Command::HDel, lock));
+                (removed, Action::Released)
+            }
+            Kind::Write => (effects().nth(1).is_some(), Action::Released),
+            _ if told => (true, Action::Released),
+            _ => (looked, Action::ReleaseFoundNothing),
+        };
+        if certain {
+            self.emit(lock, Some(kind), Some(holder), action);
+        }
+    }
+
+    /// The same command ends a hold and a wait; only what was in the queue is removed from it.
+    fn own_release_fair(&mut self, lock: &[u8], holder: HolderId) {
+        let unit = self.unit;
+        let kind = Some(Kind::Fair);
+        let removed = |effect: Effect<'_>| {
+            effect.command == Command::LRem && HolderId::parse(effect.value) == Some(holder)
+        };
+        if unit.effects().any(removed) {
+            self.emit(lock, kind, Some(holder), Action::LeftQueue);
+        } else if unit.effects().any(|effect| effect.is(Command::Exists, lock)) {
+            if self.known.holder(lock) == Some(holder) {
+                self.emit(lock, kind, Some(holder), Action::Released);
+            } else if !self.known.contains(lock) {
+                self.emit_as(Certainty::Likely, lock, kind, Some(holder), Action::Released);
+            } else {
+                let action = Action::ReleaseFoundNothing;
+                self.emit_as(Certainty::Likely, lock, kind, Some(holder), action);
+            }
+        }
+        self.dropped_places(lock, kind, holder);
+    }
+
+    pub(super) fn own_force(&mut self, lock: &[u8]) {
+        if self.unit.effects().any(|effect| effect.is(Command::Del, lock)) {
+            self.emit(lock, None, None, Action::ForceReleased);
+        }
+    }
+
+    pub(super) fn own_hand_over(&mut self, lock: &[u8], from: HolderId) {
+        let set = |effect: &Effect<'_>| effect.is(Command::HSet, lock);
+        if let Some(to) = self.unit.effects().find(set).and_then(|effect| effect.holder()) {
+            let lease = self.lease(lock);
+            self.emit(lock, None, Some(from), Action::HandedOver { to, lease });
+        }
+    }
+}
