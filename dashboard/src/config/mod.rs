@@ -201,7 +201,7 @@ pub struct Config {
     /// Where the history is kept.
     pub history_dir: Option<PathBuf>,
     /// What the model is told.
-    pub model: model::Settings,
+    pub model: model::types::Settings,
     /// How metrics call locks.
     pub groups: Vec<Pattern>,
     /// How many groups metrics have at most.
@@ -256,7 +256,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     // What is wrong with the rows themselves has just been said.
     let red = raw.tables::<RedisTable>("redis").unwrap_or_default();
     let red = redis_table::groups(&red, &mut mistakes);
-    let usual = model::Rule {
+    let usual = model::types::Rule {
         stuck_after: Some(raw.values.stuck_after.into()),
         starving_after: Some(raw.values.starving_after.into()),
     };
@@ -309,7 +309,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         },
         allow_release: flags.allow_release,
         history_dir: flags.history_dir,
-        model: model::Settings {
+        model: model::types::Settings {
             max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
             poll_rate: flags.poll_rate,
             usual,

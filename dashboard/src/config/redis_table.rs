@@ -6,7 +6,7 @@ use serde::Deserialize;
 use service_kit::redis::Deployment;
 
 use super::{NamedUrl, deployment_name};
-use crate::model::Group;
+use crate::model::types::Group;
 
 /// A row of `[[redis]]`.
 #[derive(Debug, Deserialize)]

@@ -22,9 +22,7 @@ use crate::clock::{SteadyMillis, now};
 use crate::config::Config;
 use crate::metrics;
 use crate::model::actor::ModelHandle;
-use crate::model::past::{Act, Note};
-use crate::model::view::LockId;
-use crate::model::{Observation, ScopeId};
+use crate::model::types::{ArchiveEntry, LockId, Observation, OperatorAction, ScopeId};
 use crate::redis::sentinel_options;
 
 use way::{Nodes, Way};
@@ -261,7 +259,7 @@ impl Releases {
         let Some((scope, way)) = way else {
             return Outcome::Unsent("this database is not looked at".to_owned());
         };
-        let forcing = Observation::Forcing {
+        let forcing = Observation::ForceRelease {
             name: offer.id.name.clone(),
             holders: choice.holders(offer),
             at: now(),
@@ -274,7 +272,9 @@ impl Releases {
         if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
             // Whatever ends it now is not our doing.
             let (name, at) = (offer.id.name.clone(), now());
-            self.model.see(scope, Observation::Forcing { name, holders: Vec::new(), at }).await;
+            self.model
+                .see(scope, Observation::ForceRelease { name, holders: Vec::new(), at })
+                .await;
         }
         outcome
     }
@@ -302,7 +302,7 @@ impl Releases {
             outcome = outcome.as_str(),
             "a release by force was asked for"
         );
-        let act = Act {
+        let act = OperatorAction {
             at: SteadyMillis::now(),
             who: who.to_owned(),
             from: asker.from,
@@ -313,7 +313,7 @@ impl Releases {
             outcome: outcome.as_str().to_owned(),
         };
         if let Some(notes) = &self.notes {
-            notes.tell(Note::Acted(offer.id.clone(), Box::new(act)));
+            notes.tell(ArchiveEntry::Acted(offer.id.clone(), Box::new(act)));
         }
         let Some(scope) = self.model.scope(&offer.id.deployment, offer.id.db) else { return };
         let text = match outcome {
@@ -328,8 +328,12 @@ impl Releases {
             _ => return,
         };
         let (name, word) = (offer.id.name.clone(), choice.word());
-        let acted =
-            Observation::Acted { name: name.clone(), word, text, steady: SteadyMillis::now() };
+        let acted = Observation::OperatorActed {
+            name: name.clone(),
+            word,
+            text,
+            steady: SteadyMillis::now(),
+        };
         self.model.see(scope, acted).await;
     }
 }

@@ -11,13 +11,13 @@ use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::Scope;
+use super::scope::Scope;
 use super::shards::Shards;
-use super::share::Share;
+use super::slot_share::SlotShare;
 use super::status::SourceStatus;
 use crate::clock::{SteadyMillis, now};
-use crate::model::Observation;
 use crate::model::actor::{Hub, ModelHandle};
+use crate::model::types::Observation;
 use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
 
@@ -36,7 +36,7 @@ pub struct Channels {
     subscribed: HashSet<Vec<u8>>,
     subscriber: Subscriber,
     shards: Shards,
-    share: Share,
+    share: SlotShare,
     /// Whether there is a connection.
     up: bool,
     /// Whether the patterns are wished.
@@ -56,7 +56,7 @@ impl Channels {
     pub fn start(
         endpoint: Endpoint,
         scopes: Vec<Scope>,
-        (link, shards, share): (Link, Shards, Share),
+        (link, shards, share): (Link, Shards, SlotShare),
         (hub, model): (Arc<Hub>, ModelHandle),
         status: Arc<SourceStatus>,
         shutdown: &Shutdown,
@@ -219,7 +219,7 @@ impl Channels {
 
     async fn listening(&self, on: bool) {
         for scope in &self.scopes {
-            self.model.see(scope.id, Observation::Listening { on, at: now() }).await;
+            self.model.see(scope.id, Observation::PubSubActive { on, at: now() }).await;
         }
     }
 }

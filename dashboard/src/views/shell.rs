@@ -3,7 +3,7 @@
 use redisson::{Kind, LockName, keys};
 use service_kit::redis::Address;
 
-use crate::model::view::LockId;
+use crate::model::types::LockId;
 use crate::text;
 
 /// A command with what it is for.
