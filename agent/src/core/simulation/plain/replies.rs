@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use redisson::Kind;
 
-use super::run::{Event, Lawful, NAMES, Phase, Simulation};
-use super::worker::{Asked, OWNERS, View};
+use super::super::seeds::Verdict;
+use super::event::Event;
+use super::names::NAMES;
+use super::session::{KnownHold, OWNERS, Pending};
+use super::simulation::{Phase, Simulation};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::SessionId;
 
@@ -22,7 +25,7 @@ impl Simulation {
         id: SessionId,
         came: u64,
         outgoing: Outgoing,
-    ) -> Lawful {
+    ) -> Verdict {
         self.log(|| format!("host {host} worker {id:?} reads {}", brief(&outgoing)));
         match outgoing {
             Outgoing::Push(frames) => self.read_push(host, id, came, &frames),
@@ -31,7 +34,7 @@ impl Simulation {
         }
     }
 
-    fn read_push(&mut self, host: usize, id: SessionId, came: u64, frames: &[Frame]) -> Lawful {
+    fn read_push(&mut self, host: usize, id: SessionId, came: u64, frames: &[Frame]) -> Verdict {
         let [Frame::Bulk(word), Frame::Bulk(name), ..] = frames else {
             return Err(format!("a push of no known shape: {frames:?}"));
         };
@@ -47,11 +50,11 @@ impl Simulation {
         let mut valid = None;
         for owner in 0..OWNERS {
             if lost {
-                session.owners[owner].views.remove(lock);
-            } else if let (Some(until), Some(view)) =
-                (told, session.owners[owner].views.get_mut(lock))
+                session.owners[owner].known_holds.remove(lock);
+            } else if let (Some(until), Some(known_hold)) =
+                (told, session.owners[owner].known_holds.get_mut(lock))
             {
-                view.valid_until = view.valid_until.max(until);
+                known_hold.valid_until = known_hold.valid_until.max(until);
                 valid = Some(owner);
             }
         }
@@ -61,29 +64,29 @@ impl Simulation {
         }
     }
 
-    fn read_reply(&mut self, host: usize, id: SessionId, came: u64, frame: &Frame) -> Lawful {
+    fn read_reply(&mut self, host: usize, id: SessionId, came: u64, frame: &Frame) -> Verdict {
         let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
-        let Some((_, asked)) = session.asked.pop_front() else {
+        let Some((_, pending)) = session.pending.pop_front() else {
             return Err(format!("{id:?} was sent a reply to nothing: {frame:?}"));
         };
-        let (owner, outcome) = match asked {
-            Asked::Lock { owner, lock, kind } => {
+        let (owner, outcome) = match pending {
+            Pending::Lock { owner, lock, kind } => {
                 (Some(owner), self.locked(host, id, owner, (lock, kind), came, frame))
             }
-            Asked::Unlock { owner, lock } => {
+            Pending::Unlock { owner, lock } => {
                 (Some(owner), self.unlocked(host, id, owner, lock, frame))
             }
-            Asked::Extend { owner, lock } => {
+            Pending::Extend { owner, lock } => {
                 (Some(owner), self.extended(host, id, owner, lock, came, frame))
             }
-            Asked::Holds => (None, self.holds_told(host, id, frame)),
-            Asked::Token(token) if *frame == Frame::Int(token) => (None, Ok(())),
-            Asked::Token(token) => (None, Err(format!("{frame:?} in place of {token}"))),
-            Asked::Grace => (None, self.graced(host, id, frame)),
-            Asked::Resume => return self.resumed(host, id, came, frame),
-            Asked::Other => (None, Ok(())),
+            Pending::Holds => (None, self.holds_told(host, id, frame)),
+            Pending::Token(token) if *frame == Frame::Int(token) => (None, Ok(())),
+            Pending::Token(token) => (None, Err(format!("{frame:?} in place of {token}"))),
+            Pending::Grace => (None, self.graced(host, id, frame)),
+            Pending::Resume => return self.resumed(host, id, came, frame),
+            Pending::Other => (None, Ok(())),
         };
-        outcome.map_err(|breach| format!("host {host} {id:?}: {breach}"))?;
+        outcome.map_err(|violation| format!("host {host} {id:?}: {violation}"))?;
         let run = self.hosts[host].run;
         let pause = self.think(host);
         if let Some(owner) = owner {
@@ -104,7 +107,7 @@ impl Simulation {
         (lock, kind): (&'static str, Kind),
         came: u64,
         frame: &Frame,
-    ) -> Lawful {
+    ) -> Verdict {
         let Frame::Map(pairs) = frame else {
             return match code(frame) {
                 "null" if self.is_valid(host, id, owner, lock) => {
@@ -133,31 +136,36 @@ impl Simulation {
         if token.is_some() != (kind == Kind::Fenced) {
             return Err(format!("a grant of kind {kind:?} with token {token:?}"));
         }
-        if self.phase == Phase::Healed {
-            self.laws.granted_since += 1;
+        if self.phase == Phase::Repaired {
+            self.history.granted_since += 1;
         }
         let valid_until = self.hosts[host].boot(came) + told(*valid);
         let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
-        match session.owners[owner].views.get_mut(lock) {
-            Some(view) if view.holder == holder => {
-                if i64::from(view.count) + 1 != *holds {
-                    return Err(format!("{lock} was held {} times, now {holds}", view.count));
+        match session.owners[owner].known_holds.get_mut(lock) {
+            Some(known_hold) if known_hold.holder == holder => {
+                if i64::from(known_hold.count) + 1 != *holds {
+                    return Err(format!("{lock} was held {} times, now {holds}", known_hold.count));
                 }
-                if view.token != token {
-                    return Err(format!("{lock} had token {:?}, now {token:?}", view.token));
+                if known_hold.token != token {
+                    return Err(format!("{lock} had token {:?}, now {token:?}", known_hold.token));
                 }
-                view.count += 1;
-                view.valid_until = view.valid_until.max(valid_until);
+                known_hold.count += 1;
+                known_hold.valid_until = known_hold.valid_until.max(valid_until);
             }
             // Sessions without pushes are not told of losses: what they knew is out of date.
             _ => {
                 if *holds != 1 {
                     return Err(format!("{lock} was granted at count {holds}"));
                 }
-                let view =
-                    View { holder: holder.clone(), count: 1, token, valid_until, leaving: false };
-                session.owners[owner].views.insert(lock, view);
-                self.laws.granted(&mut self.hosts[host], lock, &holder)?;
+                let known_hold = KnownHold {
+                    holder: holder.clone(),
+                    count: 1,
+                    token,
+                    valid_until,
+                    leaving: false,
+                };
+                session.owners[owner].known_holds.insert(lock, known_hold);
+                self.history.granted(&mut self.hosts[host], lock, &holder)?;
                 self.grants.push((host, id));
             }
         }
@@ -171,9 +179,9 @@ impl Simulation {
         owner: usize,
         lock: &'static str,
         frame: &Frame,
-    ) -> Lawful {
+    ) -> Verdict {
         let valid = self.is_valid(host, id, owner, lock);
-        let Some(view) = self.view(host, id, owner, lock).cloned() else {
+        let Some(known_hold) = self.known_hold(host, id, owner, lock).cloned() else {
             return match code(frame) {
                 // It may have been answered before the loss, behind another owner's reply.
                 "LOST" | "NOTHELD" | "UNAVAILABLE" => Ok(()),
@@ -181,12 +189,13 @@ impl Simulation {
             };
         };
         match (frame, code(frame)) {
-            (Frame::Int(left), _) if *left != i64::from(view.count) - 1 => {
-                Err(format!("{lock} was held {} times, now {left}", view.count))
+            (Frame::Int(left), _) if *left != i64::from(known_hold.count) - 1 => {
+                Err(format!("{lock} was held {} times, now {left}", known_hold.count))
             }
-            (Frame::Int(_), _) | (_, "UNAVAILABLE") if view.count > 1 => {
+            (Frame::Int(_), _) | (_, "UNAVAILABLE") if known_hold.count > 1 => {
                 let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
-                session.owners[owner].views.get_mut(lock).expect("looked up above").count -= 1;
+                session.owners[owner].known_holds.get_mut(lock).expect("looked up above").count -=
+                    1;
                 Ok(())
             }
             (Frame::Int(_), _) | (_, "UNAVAILABLE" | "LOST") => {
@@ -209,13 +218,13 @@ impl Simulation {
         lock: &'static str,
         came: u64,
         frame: &Frame,
-    ) -> Lawful {
+    ) -> Verdict {
         let came = self.hosts[host].boot(came);
         match (frame, code(frame)) {
             (Frame::Int(ms), _) => {
                 let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
-                if let Some(view) = session.owners[owner].views.get_mut(lock) {
-                    view.valid_until = came + told(*ms);
+                if let Some(known_hold) = session.owners[owner].known_holds.get_mut(lock) {
+                    known_hold.valid_until = came + told(*ms);
                     return self.alone_inside(host, id, owner, lock);
                 }
                 Err(format!("{lock} was extended after it was lost"))
@@ -234,7 +243,7 @@ impl Simulation {
     }
 
     /// HOLDS names nothing that the worker does not know of.
-    fn holds_told(&self, host: usize, id: SessionId, frame: &Frame) -> Lawful {
+    fn holds_told(&self, host: usize, id: SessionId, frame: &Frame) -> Verdict {
         let Frame::Array(rows) = frame else { return Err(format!("HOLDS was answered {frame:?}")) };
         let session = &self.hosts[host].sessions[&id];
         for row in rows {
@@ -246,7 +255,8 @@ impl Simulation {
                 return Err(format!("a row of HOLDS: {row:?}"));
             };
             let owner = usize::try_from(*owner).map_err(|e| e.to_string())?;
-            let known = session.owners[owner].views.keys().any(|name| name.as_bytes() == &lock[..]);
+            let known =
+                session.owners[owner].known_holds.keys().any(|name| name.as_bytes() == &lock[..]);
             // A grant may be on its way to it.
             if !known && session.owners[owner].unanswered == 0 {
                 return Err(format!("HOLDS tells of a hold that owner {owner} never had: {row:?}"));
@@ -258,23 +268,23 @@ impl Simulation {
     /// Whether the agent must know of a hold. Who is not told of losses may believe in one for the margin's time.
     fn is_valid(&self, host: usize, id: SessionId, owner: usize, lock: &str) -> bool {
         let now = self.hosts[host].boot(self.now) + self.hosts[host].settings.lost_margin;
-        let excused = |view: &View| self.laws.is_excused(lock, &view.holder);
-        self.view(host, id, owner, lock).is_some_and(|v| now < v.valid_until && !excused(v))
+        let excused = |known_hold: &KnownHold| self.history.is_excused(lock, &known_hold.holder);
+        self.known_hold(host, id, owner, lock).is_some_and(|v| now < v.valid_until && !excused(v))
     }
 
-    pub(super) fn view(
+    pub(super) fn known_hold(
         &self,
         host: usize,
         id: SessionId,
         owner: usize,
         lock: &str,
-    ) -> Option<&View> {
-        self.hosts[host].sessions.get(&id)?.owners[owner].views.get(lock)
+    ) -> Option<&KnownHold> {
+        self.hosts[host].sessions.get(&id)?.owners[owner].known_holds.get(lock)
     }
 
     fn forget(&mut self, host: usize, id: SessionId, owner: usize, lock: &str) {
         if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
-            session.owners[owner].views.remove(lock);
+            session.owners[owner].known_holds.remove(lock);
         }
     }
 }

@@ -3,26 +3,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use redisson::HolderId;
 use redisson::script::Call;
 
-use super::super::host::micros;
-use super::{Event, Input, Server, World};
+use super::super::schedule::micros;
+use super::{Event, Input, Scenario, Server, World};
 use crate::core::{Failure, Lane, OpId};
 
 /// One connection of an agent for scripts: agent, server, and what it is for.
-pub(super) type LinkId = (usize, usize, Lane);
+pub(super) type ConnectionId = (usize, usize, Lane);
 
 #[derive(Debug)]
 pub(super) struct Packet {
-    link: LinkId,
+    link: ConnectionId,
     generation: u64,
     op: OpId,
     call: Call,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Link {
+pub(super) struct Connection {
     pub(super) up: bool,
     pub(super) generation: u64,
     pub(super) in_flight: BTreeSet<OpId>,
@@ -43,18 +42,18 @@ impl Server {
     }
 }
 
-impl World {
-    pub(super) fn link(&mut self, id: LinkId) -> &mut Link {
+impl<S: Scenario> World<S> {
+    pub(super) fn link(&mut self, id: ConnectionId) -> &mut Connection {
         self.links.get_mut(&id).expect("links are made once")
     }
 
-    pub(super) fn send(&mut self, link: LinkId, op: OpId, call: Call) {
+    pub(super) fn send(&mut self, link: ConnectionId, op: OpId, call: Call) {
         self.log(|| {
             let args: Vec<_> = call.args.iter().map(String::from_utf8_lossy).collect();
             format!("agent {} -> node {} {} {op:?} {args:?}", link.0, link.1, call.script.name)
         });
         let (now, slow) = (self.now, self.servers[link.1].slow);
-        let travel = self.dice.within(50..400) + slow;
+        let travel = self.rng.within(50..400) + slow;
         let timeout = micros(self.settings.response_timeout);
         let state = self.link(link);
         if !state.up {
@@ -82,14 +81,17 @@ impl World {
         }
         server.redis.subscribers = server.subscribers();
         let served = server.redis.serve(&packet.call);
-        self.note_belated(&packet);
+        let link = self.link(packet.link);
+        if !link.up || link.generation != packet.generation {
+            S::on_late_script(self, agent, &packet.call);
+        }
         let slow = self.servers[node].slow;
         self.log(|| {
             let name = packet.call.script.name;
             format!("node {node}: {name} of agent {agent} {:?} -> {:?}", packet.op, served.reply)
         });
         self.publish(node, &served.published);
-        let travel = self.dice.within(50..400) + slow + self.servers[node].answers_later;
+        let travel = self.rng.within(50..400) + slow + self.servers[node].answers_later;
         let state = self.link(packet.link);
         if state.up && state.generation == packet.generation {
             state.answered = state.answered.max(now + travel);
@@ -103,26 +105,10 @@ impl World {
         }
     }
 
-    /// Remembers who may have a place in a fair lock's queue by a script that its agent gave up with its connection, and whose
-    /// waiter has gone meanwhile.
-    fn note_belated(&mut self, packet: &Packet) {
-        let (agent, ..) = packet.link;
-        let link = self.link(packet.link);
-        let given_up = !link.up || link.generation != packet.generation;
-        if !given_up || packet.call.script.name != "acquire_fair" {
-            return;
-        }
-        let Some(holder) = HolderId::parse(&packet.call.args[0]) else { return };
-        let waiters = &self.agents[agent].core.waiters;
-        if waiters.values().all(|waiter| waiter.number != holder.thread) {
-            self.belated.insert(holder.to_string());
-        }
-    }
-
     /// How long replicas take to confirm.
     fn replicas_take(&mut self) -> u64 {
         let timeout = micros(self.settings.response_timeout) / 2;
-        if self.faulty && self.dice.one_in(4) { timeout } else { self.dice.within(50..400) }
+        if self.faulty && self.rng.one_in(4) { timeout } else { self.rng.within(50..400) }
     }
 
     /// What is published on a server comes to those who have subscribed there.
@@ -130,7 +116,7 @@ impl World {
         let told: Vec<_> = self.servers[node].subscriptions.iter().cloned().collect();
         for channel in channels {
             for (to, agent) in told.iter().filter(|(to, _)| *to == channel.as_bytes()) {
-                let travel = self.dice.within(50..400) + self.servers[node].slow;
+                let travel = self.rng.within(50..400) + self.servers[node].slow;
                 let input = Input::Message(node, to.clone());
                 self.after(travel, Event::Input { agent: *agent, input });
             }
@@ -145,7 +131,7 @@ impl World {
         self.publish(node, &served.published);
     }
 
-    pub(super) fn break_link(&mut self, link: LinkId, why: &str) {
+    pub(super) fn break_link(&mut self, link: ConnectionId, why: &str) {
         let state = self.link(link);
         if !state.up {
             return;
@@ -163,7 +149,7 @@ impl World {
         }
     }
 
-    pub(super) fn connect(&mut self, link: LinkId) {
+    pub(super) fn connect(&mut self, link: ConnectionId) {
         let (agent, node, lane) = link;
         let server = &self.servers[node];
         if !server.up || server.frozen_until > self.now {
@@ -178,7 +164,7 @@ impl World {
             Lane::Grants => return,
             Lane::Commands => {}
         }
-        for (of, channel) in self.agents[agent].wishes.clone() {
+        for (of, channel) in self.agents[agent].wanted_channels.clone() {
             if of == node {
                 self.after(200, Event::Subscribe { agent, node, channel });
             }
@@ -194,7 +180,7 @@ impl World {
             let locks: Vec<_> = self.servers[node].redis.keys().keys().cloned().collect();
             for lock in locks {
                 for (field, _) in self.servers[node].redis.fields(&lock) {
-                    self.forgotten.note(&lock, field);
+                    self.scenario.on_hold_lost(&lock, field);
                 }
             }
             self.servers[node].redis.keys_mut().clear();
@@ -223,8 +209,8 @@ impl World {
     pub(in crate::core::simulation) fn thaw(&mut self, node: usize) {
         // Whoever has not noticed is told of what it asked for meanwhile.
         for agent in 0..self.agents.len() {
-            let wishes = self.agents[agent].wishes.clone();
-            for (_, channel) in wishes.into_iter().filter(|(of, _)| *of == node) {
+            let wanted_channels = self.agents[agent].wanted_channels.clone();
+            for (_, channel) in wanted_channels.into_iter().filter(|(of, _)| *of == node) {
                 self.after(200, Event::Subscribe { agent, node, channel });
             }
         }

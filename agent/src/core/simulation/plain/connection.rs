@@ -1,8 +1,8 @@
-//! A host's connections to Redis, and the weather they are exposed to.
+//! A host's connections to Redis, and the network they are exposed to.
 
 use std::collections::BTreeMap;
 
-use super::dice::Dice;
+use super::super::rng::Rng;
 use crate::core::OpId;
 
 /// The three connections of an agent.
@@ -12,17 +12,17 @@ pub(super) const MESSAGES: usize = 2;
 
 /// What the network does to a connection until some instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Weather {
+pub(super) enum Network {
     /// Every byte takes up to that many microseconds.
-    Fair(u64),
+    Up(u64),
     /// Half-open: nothing arrives in either direction. Some of it does at last.
-    Dark,
+    HalfOpen,
     /// What we send arrives, what Redis answers does not.
-    Deaf,
+    OneWay,
 }
 
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct Connection {
     pub(super) up: bool,
     /// Grows with each connection made.
     pub(super) generation: u64,
@@ -33,14 +33,14 @@ pub(super) struct Link {
     /// Bytes stay in order: nothing arrives before what was sent earlier.
     arrived: u64,
     answered: u64,
-    weather: Weather,
+    network: Network,
     until: u64,
 }
 
 /// How long bytes take at most on a good day, in microseconds.
-const GOOD_DAY: u64 = 400;
+const USUAL_DELAY: u64 = 400;
 
-impl Link {
+impl Connection {
     pub(super) fn new() -> Self {
         Self {
             up: false,
@@ -49,46 +49,46 @@ impl Link {
             failures: 0,
             arrived: 0,
             answered: 0,
-            weather: Weather::Fair(GOOD_DAY),
+            network: Network::Up(USUAL_DELAY),
             until: 0,
         }
     }
 
-    pub(super) fn set_weather(&mut self, weather: Weather, until: u64) {
-        (self.weather, self.until) = (weather, until);
+    pub(super) fn set_network(&mut self, network: Network, until: u64) {
+        (self.network, self.until) = (network, until);
     }
 
-    pub(super) fn weather(&self, now: u64) -> Weather {
-        if now < self.until { self.weather } else { Weather::Fair(GOOD_DAY) }
+    pub(super) fn network(&self, now: u64) -> Network {
+        if now < self.until { self.network } else { Network::Up(USUAL_DELAY) }
     }
 
     /// Until when nothing gets through, if so now.
-    pub(super) fn dark_until(&self, now: u64) -> Option<u64> {
-        (self.weather(now) == Weather::Dark).then_some(self.until)
+    pub(super) fn half_open_until(&self, now: u64) -> Option<u64> {
+        (self.network(now) == Network::HalfOpen).then_some(self.until)
     }
 
-    pub(super) fn is_good(&self, now: u64) -> bool {
-        self.up && self.weather(now) == Weather::Fair(GOOD_DAY)
+    pub(super) fn is_undisturbed(&self, now: u64) -> bool {
+        self.up && self.network(now) == Network::Up(USUAL_DELAY)
     }
 
     /// When something sent now arrives; none where it is lost for ever.
-    pub(super) fn arrival(&mut self, now: u64, dice: &mut Dice) -> Option<u64> {
-        let at = match self.weather(now) {
-            Weather::Fair(most) => now + dice.within(most / 4..most),
-            Weather::Deaf => now + dice.within(GOOD_DAY / 4..GOOD_DAY),
-            Weather::Dark if dice.one_in(2) => self.until + dice.within(0..3_000_000),
-            Weather::Dark => return None,
+    pub(super) fn arrival(&mut self, now: u64, rng: &mut Rng) -> Option<u64> {
+        let at = match self.network(now) {
+            Network::Up(most) => now + rng.within(most / 4..most),
+            Network::OneWay => now + rng.within(USUAL_DELAY / 4..USUAL_DELAY),
+            Network::HalfOpen if rng.one_in(2) => self.until + rng.within(0..3_000_000),
+            Network::HalfOpen => return None,
         };
         self.arrived = self.arrived.max(at);
         Some(self.arrived)
     }
 
     /// When the answer to something served now is there; none where it never is.
-    pub(super) fn answer(&mut self, now: u64, dice: &mut Dice) -> Option<u64> {
-        let at = match self.weather(now) {
-            Weather::Fair(most) => now + dice.within(most / 4..most),
-            Weather::Dark => self.until + dice.within(0..2000),
-            Weather::Deaf => return None,
+    pub(super) fn answer(&mut self, now: u64, rng: &mut Rng) -> Option<u64> {
+        let at = match self.network(now) {
+            Network::Up(most) => now + rng.within(most / 4..most),
+            Network::HalfOpen => self.until + rng.within(0..2000),
+            Network::OneWay => return None,
         };
         self.answered = self.answered.max(at);
         Some(self.answered)

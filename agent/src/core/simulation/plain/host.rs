@@ -3,54 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use redisson::script::Value;
 use redisson::{ClientId, Grouping, Lease, LockName, Moment};
 
-use super::dice::Dice;
-use super::grace::Disk;
-use super::link::Link;
-use super::worker::Session;
-use crate::core::{Core, Failure, OpId, Settings, tests::settings};
-use crate::protocol::command::Command;
-use crate::types::Number;
-use crate::types::SessionId;
-
-/// Whole microseconds: the simulation's unit of time.
-pub(super) fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).expect("no simulation lasts that long")
-}
-
-/// What reaches a core from outside.
-#[derive(Debug)]
-pub(super) enum Input {
-    Outcome {
-        renewal: bool,
-        op: OpId,
-        outcome: Result<Value, Failure>,
-    },
-    Connected,
-    Message(LockName),
-    Subscribed(LockName),
-    Unsubscribed,
-    Forced(LockName, Number),
-    Opened(SessionId, bool),
-    Command(SessionId, Command),
-    Closed(SessionId),
-    /// The agent has looked who is stopped.
-    Stopped,
-}
-
-impl Input {
-    /// The driver takes what is urgent first.
-    pub(super) fn urgency(&self) -> u8 {
-        match self {
-            Self::Outcome { renewal: true, .. } => 0,
-            Self::Outcome { .. } => 1,
-            Self::Opened(..) | Self::Command(..) | Self::Closed(_) => 3,
-            _ => 2,
-        }
-    }
-}
+use super::super::rng::Rng;
+use super::super::schedule::micros;
+use super::connection::Connection;
+use super::event::Input;
+use super::session::Session;
+use crate::core::tests::settings;
+use crate::core::{Core, Settings};
+use crate::journal::Restored;
+use crate::types::{Number, SessionId};
 
 /// A stretch of time in which the host does nothing.
 #[derive(Debug, Clone, Copy)]
@@ -66,9 +29,9 @@ pub(super) struct Host {
     pub(super) client: ClientId,
     /// Grows when the agent is killed and started again.
     pub(super) run: u64,
-    pub(super) links: [Link; 3],
-    /// Channels it asked for.
-    pub(super) wishes: BTreeSet<LockName>,
+    pub(super) connections: [Connection; 3],
+    /// Channels it pending for.
+    pub(super) wanted_channels: BTreeSet<LockName>,
     pub(super) stall: Option<Stall>,
     pub(super) inbox: Vec<Input>,
     pub(super) tick_at: Moment,
@@ -77,7 +40,7 @@ pub(super) struct Host {
     pub(super) sessions: BTreeMap<SessionId, Session>,
     pub(super) next_session: u64,
     /// Since when nothing at all has been wrong between it and Redis.
-    pub(super) calm_since: u64,
+    pub(super) fault_free_since: u64,
     /// Numbers that a script was sent to remove, and those that were ever granted.
     pub(super) removed: BTreeSet<Number>,
     pub(super) granted: BTreeSet<Number>,
@@ -87,6 +50,17 @@ pub(super) struct Host {
     offset: u64,
     /// How much faster its clock runs than Redis', in millionths.
     drift: i64,
+}
+
+/// A host's disk, as far as the journal uses it.
+#[derive(Debug, Default)]
+pub(super) struct Disk {
+    pub(super) past: Restored,
+    /// Records that this run has written.
+    pub(super) records: u64,
+    pub(super) full: bool,
+    /// A record was refused: the next one brings all the others with it.
+    pub(super) broken: bool,
 }
 
 /// A hold whose worker has died.
@@ -102,16 +76,16 @@ pub(super) struct Departed {
 }
 
 /// What an agent is set to, different with each seed. Short leases make more happen in less time.
-pub(super) fn settings(dice: &mut Dice) -> Settings {
-    let lease = dice.pick(&[600, 1000, 3000, 10_000]);
-    let response_timeout = dice.pick(&[lease / 20, lease / 6, lease / 3]);
+pub(super) fn settings(rng: &mut Rng) -> Settings {
+    let lease = rng.pick(&[600, 1000, 3000, 10_000]);
+    let response_timeout = rng.pick(&[lease / 20, lease / 6, lease / 3]);
     Settings {
         lease: Lease::new(Duration::from_millis(lease)).expect("a lease within bounds"),
-        lost_margin: Duration::from_millis(dice.pick(&[10, 100, 500])),
-        handover_max: dice.pick(&[1, 4, 32]),
-        handover_max_time: Duration::from_millis(dice.pick(&[20, 100])),
-        poll_max: Duration::from_millis(dice.pick(&[1000, 5000])),
-        max_waiters: dice.pick(&[3, 1000, 1000, 1000]),
+        lost_margin: Duration::from_millis(rng.pick(&[10, 100, 500])),
+        handover_max: rng.pick(&[1, 4, 32]),
+        handover_max_time: Duration::from_millis(rng.pick(&[20, 100])),
+        poll_max: Duration::from_millis(rng.pick(&[1000, 5000])),
+        max_waiters: rng.pick(&[3, 1000, 1000, 1000]),
         max_grace: Duration::from_secs(600),
         max_graced: 1000,
         response_timeout: Duration::from_millis(response_timeout),
@@ -120,10 +94,10 @@ pub(super) fn settings(dice: &mut Dice) -> Settings {
 }
 
 impl Host {
-    pub(super) fn new(index: u8, settings: Settings, dice: &mut Dice) -> Self {
+    pub(super) fn new(index: u8, settings: Settings, rng: &mut Rng) -> Self {
         let client = ClientId::from_random([index + 1; 16]);
-        let offset = dice.within(1_000_000..1_000_000_000);
-        let drift = dice.pick(&[0, 0, 2000, -2000]);
+        let offset = rng.within(1_000_000..1_000_000_000);
+        let drift = rng.pick(&[0, 0, 2000, -2000]);
         let now = Moment::from_micros(offset);
         let core = Core::new(settings.clone(), client, 1 << 30, grouping(), now);
         Self {
@@ -131,15 +105,15 @@ impl Host {
             settings,
             client,
             run: 1,
-            links: [Link::new(), Link::new(), Link::new()],
-            wishes: BTreeSet::new(),
+            connections: [Connection::new(), Connection::new(), Connection::new()],
+            wanted_channels: BTreeSet::new(),
             stall: None,
             inbox: Vec::new(),
             tick_at: Moment::default(),
             alarm_at: u64::MAX,
             sessions: BTreeMap::new(),
             next_session: 0,
-            calm_since: 0,
+            fault_free_since: 0,
             removed: BTreeSet::new(),
             granted: BTreeSet::new(),
             disk: Disk::default(),
@@ -155,13 +129,13 @@ impl Host {
         let first = i64::try_from(self.run << 30).expect("few runs");
         self.core =
             Core::new(self.settings.clone(), self.client, first, grouping(), self.boot(now));
-        self.links = [Link::new(), Link::new(), Link::new()];
-        self.wishes.clear();
+        self.connections = [Connection::new(), Connection::new(), Connection::new()];
+        self.wanted_channels.clear();
         self.stall = None;
         self.inbox.clear();
         self.tick_at = Moment::default();
         self.alarm_at = u64::MAX;
-        self.calm_since = now;
+        self.fault_free_since = now;
         self.disk.records = 0;
         // Nobody keeps them back any more but their leases.
         self.departed.clear();
@@ -206,8 +180,9 @@ impl Host {
         if self.core.holds() > 0 { due.min(self.tick_at) } else { due }
     }
 
-    pub(super) fn is_calm(&self, now: u64) -> bool {
-        self.stall.is_none() && self.links.iter().all(|link| link.is_good(now))
+    pub(super) fn is_fault_free(&self, now: u64) -> bool {
+        self.stall.is_none()
+            && self.connections.iter().all(|connection| connection.is_undisturbed(now))
     }
 }
 

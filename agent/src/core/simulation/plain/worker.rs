@@ -2,104 +2,29 @@
 //!
 //! What a worker believes comes from nothing but what it was told on its socket.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use redisson::{HolderId, Kind, Lease, LockName, Moment};
+use redisson::{HolderId, Kind, Lease};
 
-use super::grace::{Ticket, hex};
-use super::host::{Departed, Input, micros};
-use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name, secret};
+use super::super::requests::lock_name;
+use super::super::schedule::micros;
+use super::super::seeds::Verdict;
+use super::event::{Event, Input};
+use super::event_loop::secret;
+use super::host::Departed;
+use super::names::NAMES;
+use super::resume::hex;
+use super::session::{KnownHold, OWNERS, Pending, Session};
+use super::simulation::{Phase, Simulation};
 use crate::core::Frozen;
 use crate::protocol::command::{Command, HoldRequest, ListRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::SessionId;
 
-pub(super) const OWNERS: usize = 2;
-
-/// A hold as its worker knows it.
-#[derive(Debug, Clone)]
-pub(super) struct View {
-    pub(super) holder: String,
-    pub(super) count: u32,
-    /// The token of a fenced lock.
-    pub(super) token: Option<i64>,
-    /// The worker takes its host's boot clock and adds what it was told.
-    pub(super) valid_until: Moment,
-    /// It has sent the UNLOCK that ends it: it is out.
-    pub(super) leaving: bool,
-}
-
-/// A command that waits for its reply.
-#[derive(Debug, Clone)]
-pub(super) enum Asked {
-    Lock { owner: usize, lock: &'static str, kind: Kind },
-    Unlock { owner: usize, lock: &'static str },
-    Extend { owner: usize, lock: &'static str },
-    Holds,
-    Grace,
-    Resume,
-    Other,
-    Token(i64),
-}
-
 /// What a LOCK asks for.
 struct Wanted {
     name: &'static str,
     kind: Kind,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Owner {
-    pub(super) views: BTreeMap<&'static str, View>,
-    /// Commands of its own without a reply.
-    pub(super) unanswered: usize,
-}
-
-/// One connection of one worker.
-#[derive(Debug)]
-pub(super) struct Session {
-    pub(super) owners: [Owner; OWNERS],
-    /// Commands without a reply, oldest first, and when they were sent.
-    pub(super) asked: VecDeque<(u64, Asked)>,
-    /// Two tasks share it. Then no wait is without a limit: replies keep the commands' order, so that two such
-    /// connections could keep one another from hearing of what they hold.
-    pub(super) shared: bool,
-    /// What came while it did not read, and when.
-    pub(super) unread: VecDeque<(u64, Outgoing)>,
-    /// A worker that does not read is one whose process is stopped.
-    pub(super) reading: bool,
-    /// Its agent has been told so.
-    pub(super) known_stopped: bool,
-    next_token: i64,
-    /// It has a connection; else it is about to get another one.
-    pub(super) connected: bool,
-    /// With which it comes back to its session, if that outlives its connection.
-    pub(super) ticket: Option<Ticket>,
-    /// Its agent was killed before the disk had room for what it had told: the ticket may be unknown to the next one.
-    pub(super) ticket_unsure: bool,
-    pub(super) grace: Duration,
-    /// Owners and locks of commands that its last connection left unanswered.
-    pub(super) unsure: Vec<(usize, &'static str)>,
-}
-
-impl Session {
-    fn new(shared: bool) -> Self {
-        Self {
-            owners: Default::default(),
-            asked: VecDeque::new(),
-            shared,
-            unread: VecDeque::new(),
-            reading: true,
-            known_stopped: false,
-            next_token: 0,
-            connected: true,
-            ticket: None,
-            ticket_unsure: false,
-            grace: Duration::ZERO,
-            unsure: Vec::new(),
-        }
-    }
 }
 
 impl Simulation {
@@ -111,16 +36,16 @@ impl Simulation {
         let state = &mut self.hosts[host];
         state.next_session += 1;
         let (id, run) = (SessionId(state.next_session), state.run);
-        let shared = self.contest.is_none() && self.dice.one_in(2);
+        let shared = self.contention.is_none() && self.rng.one_in(2);
         state.sessions.insert(id, Session::new(shared));
-        let resp3 = !self.dice.one_in(4);
+        let resp3 = !self.rng.one_in(4);
         self.after(10, Event::Input { host, run, input: Input::Opened(id, resp3) });
         if resp3 {
             let command = Command::Session { grace: None, push: Some(true), deadlines: Some(true) };
-            self.ask(host, id, Asked::Other, command);
+            self.send_command(host, id, Pending::Other, command);
         }
-        if self.contest.is_none() && self.dice.one_in(3) {
-            self.ask_for_grace(host, id);
+        if self.contention.is_none() && self.rng.one_in(3) {
+            self.request_grace(host, id);
         }
         for owner in 0..if shared { OWNERS } else { 1 } {
             let pause = self.think(host);
@@ -130,32 +55,38 @@ impl Simulation {
 
     /// How long somebody thinks, in microseconds: mostly briefly, now and then beyond a lease.
     pub(super) fn think(&mut self, host: usize) -> u64 {
-        if let Some(hold) = self.contest {
+        if let Some(hold) = self.contention {
             return hold;
         }
         let lease = micros(self.hosts[host].lease());
-        let most = match self.dice.within(0..10) {
+        let most = match self.rng.within(0..10) {
             0..4 => 500,
             4..7 => 20_000,
             7..9 => lease / 4,
             _ => lease * 3 / 2,
         };
-        self.dice.within(20..most)
+        self.rng.within(20..most)
     }
 
-    pub(super) fn ask(&mut self, host: usize, id: SessionId, asked: Asked, command: Command) {
+    pub(super) fn send_command(
+        &mut self,
+        host: usize,
+        id: SessionId,
+        pending: Pending,
+        command: Command,
+    ) {
         let now = self.now;
         let run = self.hosts[host].run;
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return };
-        if let Asked::Lock { owner, .. }
-        | Asked::Unlock { owner, .. }
-        | Asked::Extend { owner, .. } = &asked
+        if let Pending::Lock { owner, .. }
+        | Pending::Unlock { owner, .. }
+        | Pending::Extend { owner, .. } = &pending
         {
             session.owners[*owner].unanswered += 1;
         }
-        self.log(|| format!("host {host} worker {id:?}: {asked:?}"));
+        self.log(|| format!("host {host} worker {id:?}: {pending:?}"));
         let session = self.hosts[host].sessions.get_mut(&id).expect("looked up above");
-        session.asked.push_back((now, asked));
+        session.pending.push_back((now, pending));
         // Bytes on a socket keep their order: every command takes the same time.
         self.after(20, Event::Input { host, run, input: Input::Command(id, command) });
     }
@@ -168,8 +99,8 @@ impl Simulation {
         if mine.unanswered > 0 || !session.connected {
             return;
         }
-        let held: Vec<&'static str> = mine.views.keys().copied().collect();
-        if self.contest.is_some() && self.phase != Phase::Ending {
+        let held: Vec<&'static str> = mine.known_holds.keys().copied().collect();
+        if self.contention.is_some() && self.phase != Phase::Ending {
             return match held.first() {
                 Some(lock) => self.unlock(host, id, owner, lock),
                 None => {
@@ -186,15 +117,15 @@ impl Simulation {
             return;
         }
         if self.work_left == 0 {
-            if let Some(lock) = held.first().filter(|_| self.phase == Phase::Healed) {
+            if let Some(lock) = held.first().filter(|_| self.phase == Phase::Repaired) {
                 return self.unlock(host, id, owner, lock);
             }
             let pause = self.think(host);
             return self.after(pause, Event::Act { host, run, session: id, owner });
         }
         self.work_left -= 1;
-        let lock = self.dice.pick(&NAMES);
-        match self.dice.within(0..40) {
+        let lock = self.rng.pick(&NAMES);
+        match self.rng.within(0..40) {
             0 => return self.disconnect(host, id),
             1 => self.stop_reading(host, id),
             2 => self.side_question(host, id),
@@ -204,8 +135,8 @@ impl Simulation {
         if held.is_empty() {
             return self.lock(host, id, owner, lock, false);
         }
-        let mine = self.dice.pick(&held);
-        match self.dice.within(0..20) {
+        let mine = self.rng.pick(&held);
+        match self.rng.within(0..20) {
             0..3 => self.lock(host, id, owner, mine, true),
             3..5 => self.lock(host, id, owner, lock, true),
             5..7 => self.extend(host, id, owner, mine),
@@ -218,8 +149,8 @@ impl Simulation {
     }
 
     fn lease(&mut self) -> Option<Lease> {
-        let most = self.dice.pick(&[200, 2000, 10_000]);
-        Lease::new(Duration::from_millis(self.dice.within(100..most)))
+        let most = self.rng.pick(&[200, 2000, 10_000]);
+        Lease::new(Duration::from_millis(self.rng.within(100..most)))
     }
 
     /// Who holds something waits for more only with a limit, or two of them could wait for each other for ever.
@@ -232,17 +163,17 @@ impl Simulation {
         limited: bool,
     ) {
         let limited = limited || self.hosts[host].sessions.get(&id).is_none_or(|s| s.shared);
-        let wait = match self.dice.within(0..4) {
+        let wait = match self.rng.within(0..4) {
             0 | 1 if !limited => Wait::Forever,
             2 => Wait::AtMost(Duration::ZERO),
             _ => Wait::AtMost(Duration::from_micros(self.think(host))),
         };
-        let lease = if self.dice.one_in(3) { self.lease() } else { None };
-        let kind = match self.view(host, id, owner, lock) {
-            Some(View { token: Some(_), .. }) => Kind::Fenced,
+        let lease = if self.rng.one_in(3) { self.lease() } else { None };
+        let kind = match self.known_hold(host, id, owner, lock) {
+            Some(KnownHold { token: Some(_), .. }) => Kind::Fenced,
             Some(_) => Kind::Lock,
-            // Both may be asked for under one name: they exclude one another.
-            None => self.dice.pick(&[Kind::Lock, Kind::Lock, Kind::Fenced]),
+            // Both may be pending for under one name: they exclude one another.
+            None => self.rng.pick(&[Kind::Lock, Kind::Lock, Kind::Fenced]),
         };
         let lock = Wanted { name: lock, kind };
         self.lock_as_asked(host, id, owner, lock, wait, lease);
@@ -266,7 +197,7 @@ impl Simulation {
             session: None,
             traceparent: None,
         };
-        self.ask(host, id, Asked::Lock { owner, lock, kind }, Command::Lock(request));
+        self.send_command(host, id, Pending::Lock { owner, lock, kind }, Command::Lock(request));
     }
 
     fn request(lock: &str, owner: usize) -> HoldRequest {
@@ -275,64 +206,65 @@ impl Simulation {
 
     fn unlock(&mut self, host: usize, id: SessionId, owner: usize, lock: &'static str) {
         let session = self.hosts[host].sessions.get_mut(&id);
-        if let Some(view) = session.and_then(|s| s.owners[owner].views.get_mut(lock)) {
-            view.leaving = view.count == 1;
+        if let Some(known_hold) = session.and_then(|s| s.owners[owner].known_holds.get_mut(lock)) {
+            known_hold.leaving = known_hold.count == 1;
         }
         let command = Command::Unlock(Self::request(lock, owner));
-        self.ask(host, id, Asked::Unlock { owner, lock }, command);
+        self.send_command(host, id, Pending::Unlock { owner, lock }, command);
     }
 
     fn extend(&mut self, host: usize, id: SessionId, owner: usize, lock: &'static str) {
-        let lease = if self.dice.one_in(2) { self.lease() } else { None };
+        let lease = if self.rng.one_in(2) { self.lease() } else { None };
         // An extension may also shorten: until the answer tells, the worker counts on nothing.
         let now = self.hosts[host].boot(self.now);
         let session = self.hosts[host].sessions.get_mut(&id);
         if lease.is_some()
-            && let Some(view) = session.and_then(|s| s.owners[owner].views.get_mut(lock))
+            && let Some(known_hold) =
+                session.and_then(|s| s.owners[owner].known_holds.get_mut(lock))
         {
-            view.valid_until = view.valid_until.min(now);
+            known_hold.valid_until = known_hold.valid_until.min(now);
         }
         let command = Command::Extend(Self::request(lock, owner), lease);
-        self.ask(host, id, Asked::Extend { owner, lock }, command);
+        self.send_command(host, id, Pending::Extend { owner, lock }, command);
     }
 
     /// A question beside the work, whose reply has its place among the others.
     fn side_question(&mut self, host: usize, id: SessionId) {
-        let lock = lock_name(self.dice.pick(&NAMES));
+        let lock = lock_name(self.rng.pick(&NAMES));
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return };
         session.next_token += 1;
         let token = session.next_token;
-        let (asked, command) = match self.dice.within(0..4) {
-            0 => (Asked::Holds, Command::Holds),
-            1 => (Asked::Other, Command::Show(lock)),
+        let (pending, command) = match self.rng.within(0..4) {
+            0 => (Pending::Holds, Command::Holds),
+            1 => (Pending::Other, Command::Show(lock)),
             2 => {
                 let all = ListRequest { pattern: None, cursor: 0, count: 100 };
-                (Asked::Other, Command::Locks(all))
+                (Pending::Other, Command::Locks(all))
             }
             _ => {
                 let echo = Outgoing::Reply(Frame::Int(token));
-                (Asked::Token(token), Command::Answered(echo))
+                (Pending::Token(token), Command::Answered(echo))
             }
         };
-        self.ask(host, id, asked, command);
+        self.send_command(host, id, pending, command);
     }
 
     /// Ends another owner's wait, by way of a third connection.
     fn cancel(&mut self, host: usize, id: SessionId) {
-        let owner = self.dice.index(OWNERS) as i64;
+        let owner = self.rng.index(OWNERS) as i64;
         let session = self.hosts[host].core.session_name(id).into_bytes();
         let others = self.hosts[host].sessions.iter();
         let by = others.filter(|(_, session)| session.connected).map(|(other, _)| *other);
         if let Some(by) = by.into_iter().find(|other| *other != id) {
             let secret = hex(secret(id));
-            self.ask(host, by, Asked::Other, Command::Cancel { session, secret, owner });
+            self.send_command(host, by, Pending::Other, Command::Cancel { session, secret, owner });
         }
     }
 
     /// A connection breaks: the worker dies, or comes back to a session that waits for it.
     fn disconnect(&mut self, host: usize, id: SessionId) {
         let waits = self.hosts[host].sessions.get(&id).is_some_and(|s| s.ticket.is_some());
-        if waits && !self.dice.one_in(3) {
+        if waits && !self.rng.one_in(3) {
             self.drop_out(host, id);
         } else {
             self.hang_up(host, id);
@@ -357,12 +289,13 @@ impl Simulation {
             return;
         }
         let until = state.boot(self.now) + state.settings.lock_delay;
-        for (lock, view) in dead.owners.iter().flat_map(|owner| &owner.views) {
-            let number = HolderId::parse(view.holder.as_bytes()).expect("a holder of ours").thread;
-            let Some(hold) = state.core.holds.get(&number).filter(|_| !view.leaving) else {
+        for (lock, known_hold) in dead.owners.iter().flat_map(|owner| &owner.known_holds) {
+            let number =
+                HolderId::parse(known_hold.holder.as_bytes()).expect("a holder of ours").thread;
+            let Some(hold) = state.core.holds.get(&number).filter(|_| !known_hold.leaving) else {
                 continue;
             };
-            let (holder, valid_until) = (view.holder.clone(), hold.valid_until);
+            let (holder, valid_until) = (known_hold.holder.clone(), hold.valid_until);
             state.departed.push(Departed { lock, holder, number, until, valid_until });
         }
     }
@@ -377,7 +310,7 @@ impl Simulation {
         }
     }
 
-    pub(super) fn read_on(&mut self, host: usize, id: SessionId) -> Lawful {
+    pub(super) fn read_on(&mut self, host: usize, id: SessionId) -> Verdict {
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return Ok(()) };
         session.reading = true;
         session.known_stopped = false;
@@ -399,7 +332,8 @@ impl Simulation {
 
     fn leave_when_done(&mut self, host: usize, id: SessionId) {
         let done = self.hosts[host].sessions.get(&id).is_some_and(|session| {
-            session.asked.is_empty() && session.owners.iter().all(|owner| owner.views.is_empty())
+            session.pending.is_empty()
+                && session.owners.iter().all(|owner| owner.known_holds.is_empty())
         });
         if done {
             self.hang_up(host, id);
@@ -407,7 +341,7 @@ impl Simulation {
     }
 
     /// The agent writes to a worker.
-    pub(super) fn deliver(&mut self, host: usize, id: SessionId, outgoing: Outgoing) -> Lawful {
+    pub(super) fn deliver(&mut self, host: usize, id: SessionId, outgoing: Outgoing) -> Verdict {
         self.check_delivery(host, &outgoing)?;
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return Ok(()) };
         if !session.reading {
@@ -429,8 +363,4 @@ impl Simulation {
             }
         }
     }
-}
-
-pub(super) fn name_of(name: &LockName) -> &'static str {
-    NAMES.into_iter().find(|lock| lock.as_bytes() == name.as_bytes()).expect("a lock of ours")
 }

@@ -2,33 +2,22 @@
 
 use redisson::{HolderId, Moment};
 
-use super::host::Input;
+use super::super::seeds::Verdict;
+use super::event::{Event, Input};
+use super::event_loop::secret;
+use super::names::{NAMES, name_of};
 use super::replies::{code, told};
-use super::run::{Event, Lawful, NAMES, Phase, Simulation, secret};
-use super::worker::{Asked, OWNERS, Session, View};
+use super::session::{KnownHold, OWNERS, Pending, Ticket};
+use super::simulation::{Phase, Simulation};
 use crate::journal::{Record, Restored};
 use crate::protocol::command::Command;
 use crate::protocol::resp::Frame;
 use crate::types::SessionId;
 
-/// What a worker needs to come back to its session: the id and the secret that it was told.
-pub(super) type Ticket = (Vec<u8>, Vec<u8>);
-
-/// A host's disk, as far as the journal uses it.
-#[derive(Debug, Default)]
-pub(super) struct Disk {
-    pub(super) past: Restored,
-    /// Records that this run has written.
-    pub(super) records: u64,
-    pub(super) full: bool,
-    /// A record was refused: the next one brings all the others with it.
-    pub(super) broken: bool,
-}
-
 impl Simulation {
     /// A core notes something.
     pub(super) fn journal(&mut self, host: usize, record: Record) {
-        let anew = self.dice.one_in(50);
+        let again = self.rng.one_in(50);
         let now = self.hosts[host].boot(self.now);
         let state = &mut self.hosts[host];
         state.disk.records += 1;
@@ -37,7 +26,7 @@ impl Simulation {
             state.disk.broken = true;
             return state.core.on_journal_failed(now, upto, "it is full");
         }
-        if std::mem::take(&mut state.disk.broken) || anew {
+        if std::mem::take(&mut state.disk.broken) || again {
             state.disk.past = Restored::default();
             state.core.journal_records().into_iter().for_each(|r| state.disk.past.add(r));
         }
@@ -46,17 +35,17 @@ impl Simulation {
     }
 
     /// A worker asks that its holds outlive its connection.
-    pub(super) fn ask_for_grace(&mut self, host: usize, id: SessionId) {
+    pub(super) fn request_grace(&mut self, host: usize, id: SessionId) {
         let lease = self.hosts[host].lease();
-        let grace = lease * u32::try_from(self.dice.pick(&[1, 2, 4])).expect("small") / 2;
+        let grace = lease * u32::try_from(self.rng.pick(&[1, 2, 4])).expect("small") / 2;
         if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
             session.grace = grace;
         }
         let command = Command::Session { grace: Some(grace), push: None, deadlines: None };
-        self.ask(host, id, Asked::Grace, command);
+        self.send_command(host, id, Pending::Grace, command);
     }
 
-    pub(super) fn graced(&mut self, host: usize, id: SessionId, frame: &Frame) -> Lawful {
+    pub(super) fn graced(&mut self, host: usize, id: SessionId, frame: &Frame) -> Verdict {
         if code(frame) == "UNAVAILABLE" {
             return Ok(());
         }
@@ -96,7 +85,7 @@ impl Simulation {
             session.connected = true;
         }
         self.after(10, Event::Input { host, run, input: Input::Opened(id, true) });
-        self.ask(host, id, Asked::Resume, Command::Resume { session, secret });
+        self.send_command(host, id, Pending::Resume, Command::Resume { session, secret });
     }
 
     /// What came of RESUME.
@@ -106,7 +95,7 @@ impl Simulation {
         id: SessionId,
         came: u64,
         frame: &Frame,
-    ) -> Lawful {
+    ) -> Verdict {
         let run = self.hosts[host].run;
         match code(frame) {
             "UNAVAILABLE" => {
@@ -136,30 +125,33 @@ impl Simulation {
             return Err(format!("RESUME told of no holds: {frame:?}"));
         };
         let now = self.hosts[host].boot(came);
-        let mut views: [std::collections::BTreeMap<&'static str, View>; OWNERS] =
+        let mut known_holds: [std::collections::BTreeMap<&'static str, KnownHold>; OWNERS] =
             Default::default();
         for row in rows {
-            let (owner, lock, view) = held(row, now)?;
-            views[owner].insert(lock, view);
+            let (owner, lock, known_hold) = held(row, now)?;
+            known_holds[owner].insert(lock, known_hold);
         }
         let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
         (session.ticket, session.ticket_unsure) = (Some(new), false);
         let unsure = session.take_unsure();
-        for (owner, views) in views.into_iter().enumerate() {
-            let before = self.hosts[host]
-                .sessions
-                .get_mut(&id)
-                .map(|session| std::mem::replace(&mut session.owners[owner].views, views));
-            for (lock, view) in before.unwrap_or_default() {
-                let sure = !unsure.contains(&(owner, lock)) && !view.leaving;
-                let counts = view.valid_until > self.hosts[host].boot(self.now)
-                    && !self.laws.is_excused(lock, &view.holder);
-                match self.view(host, id, owner, lock) {
+        for (owner, known_holds) in known_holds.into_iter().enumerate() {
+            let before = self.hosts[host].sessions.get_mut(&id).map(|session| {
+                std::mem::replace(&mut session.owners[owner].known_holds, known_holds)
+            });
+            for (lock, known_hold) in before.unwrap_or_default() {
+                let sure = !unsure.contains(&(owner, lock)) && !known_hold.leaving;
+                let counts = known_hold.valid_until > self.hosts[host].boot(self.now)
+                    && !self.history.is_excused(lock, &known_hold.holder);
+                match self.known_hold(host, id, owner, lock) {
                     None if sure && counts => {
-                        return Err(format!("{} on {lock} did not come back", view.holder));
+                        return Err(format!("{} on {lock} did not come back", known_hold.holder));
                     }
-                    Some(now) if sure && now.holder == view.holder && now.count != view.count => {
-                        let (then, now) = (view.count, now.count);
+                    Some(now)
+                        if sure
+                            && now.holder == known_hold.holder
+                            && now.count != known_hold.count =>
+                    {
+                        let (then, now) = (known_hold.count, now.count);
                         return Err(format!("{lock} came back {now} times held, it was {then}"));
                     }
                     _ => {}
@@ -187,7 +179,7 @@ impl Simulation {
         for hold in holds {
             if state.removed.remove(&hold.number) {
                 let field = HolderId::new(state.client, hold.number).to_string();
-                self.laws.excuse(super::worker::name_of(&hold.lock), field);
+                self.history.excuse(name_of(&hold.lock), field);
             }
         }
     }
@@ -201,41 +193,7 @@ impl Simulation {
             .map(|(id, _)| *id)
             .collect();
         let ending = self.phase == Phase::Ending;
-        sessions.into_iter().filter(|_| ending || !self.dice.one_in(4)).collect()
-    }
-}
-
-impl Session {
-    /// The connection has gone: what has not been answered never will be.
-    fn break_off(&mut self, now: Moment) {
-        // Beyond its grace it counts on nothing.
-        for view in self.owners.iter_mut().flat_map(|owner| owner.views.values_mut()) {
-            view.valid_until = view.valid_until.min(now + self.grace);
-        }
-        for (_, asked) in std::mem::take(&mut self.asked) {
-            if let Asked::Lock { owner, lock, .. }
-            | Asked::Unlock { owner, lock }
-            | Asked::Extend { owner, lock } = asked
-            {
-                self.unsure.push((owner, lock));
-            }
-        }
-        // Replies that were not read tell of what happened all the same.
-        if !self.unread.is_empty() {
-            self.unsure.extend((0..OWNERS).flat_map(|owner| NAMES.map(|lock| (owner, lock))));
-            self.unread.clear();
-        }
-        self.owners.iter_mut().for_each(|owner| owner.unanswered = 0);
-        (self.reading, self.connected, self.known_stopped) = (true, false, false);
-    }
-
-    fn take_unsure(&mut self) -> Vec<(usize, &'static str)> {
-        std::mem::take(&mut self.unsure)
-    }
-
-    fn forget_all(&mut self) {
-        self.owners.iter_mut().for_each(|owner| owner.views.clear());
-        self.ticket = None;
+        sessions.into_iter().filter(|_| ending || !self.rng.one_in(4)).collect()
     }
 }
 
@@ -253,7 +211,7 @@ pub(super) fn hex(secret: [u8; 16]) -> Vec<u8> {
 }
 
 /// A row of holds: whose, of which lock, and what its worker makes of it.
-fn held(row: &Frame, came: Moment) -> Result<(usize, &'static str, View), String> {
+fn held(row: &Frame, came: Moment) -> Result<(usize, &'static str, KnownHold), String> {
     let Frame::Map(pairs) = row else { return Err(format!("a row of holds: {row:?}")) };
     let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
     let (
@@ -271,12 +229,12 @@ fn held(row: &Frame, came: Moment) -> Result<(usize, &'static str, View), String
         _ => None,
     };
     let lock = NAMES.into_iter().find(|name| name.as_bytes() == &lock[..]).expect("a lock of ours");
-    let view = View {
+    let known_hold = KnownHold {
         holder: String::from_utf8_lossy(holder).into_owned(),
         count: u32::try_from(*count).map_err(|error| error.to_string())?,
         token,
         valid_until: came + told(*valid),
         leaving: false,
     };
-    Ok((usize::try_from(*owner).map_err(|error| error.to_string())?, lock, view))
+    Ok((usize::try_from(*owner).map_err(|error| error.to_string())?, lock, known_hold))
 }

@@ -6,47 +6,26 @@ use std::rc::Rc;
 use redisson::LockName;
 use redisson::script::Call;
 
-use super::host::{Input, micros};
-use super::link::{MESSAGES, RENEWALS, Weather};
-use super::redis::Served;
-use super::run::{Event, Lawful, Phase, Simulation, channel, lock_name};
+use super::super::redis::Served;
+use super::super::requests::{channel, lock_name};
+use super::super::schedule::micros;
+use super::super::seeds::Verdict;
+use super::connection::{MESSAGES, Network, RENEWALS};
+use super::event::{Event, Input, Packet, REPEATED};
+use super::simulation::{Phase, Simulation};
 use crate::core::{Failure, OpId};
-
-/// The generation of a copy that somebody on the way has made: it belongs to no connection.
-const REPEATED: u64 = u64::MAX;
-
-/// A script on its way to Redis.
-#[derive(Debug, Clone)]
-pub(super) struct Packet {
-    pub(super) host: usize,
-    pub(super) run: u64,
-    lane: usize,
-    generation: u64,
-    id: u64,
-    pub(super) op: OpId,
-    pub(super) call: Rc<Call>,
-    /// It was held up on the way, and arrives in any case.
-    held: bool,
-}
-
-impl Packet {
-    /// Whether it is a copy that its sender knows nothing of.
-    pub(super) fn is_repeated(&self) -> bool {
-        self.generation == REPEATED
-    }
-}
 
 impl Simulation {
     /// Whether nothing comes back down that connection.
     pub(super) fn is_cut(&self, host: usize, lane: usize) -> bool {
         !self.server.up
             || self.server.frozen_until > self.now
-            || !matches!(self.hosts[host].links[lane].weather(self.now), Weather::Fair(_))
+            || !matches!(self.hosts[host].connections[lane].network(self.now), Network::Up(_))
     }
 
     pub(super) fn heartbeat(&mut self, host: usize, lane: usize, generation: u64) {
-        let link = &self.hosts[host].links[lane];
-        if !link.up || link.generation != generation {
+        let connection = &self.hosts[host].connections[lane];
+        if !connection.up || connection.generation != generation {
             return;
         }
         let (run, cut) = (self.hosts[host].run, self.is_cut(host, lane));
@@ -62,27 +41,27 @@ impl Simulation {
         }
     }
 
-    pub(super) fn connect(&mut self, host: usize, lane: usize) -> Lawful {
-        if self.hosts[host].links[lane].up {
+    pub(super) fn connect(&mut self, host: usize, lane: usize) -> Verdict {
+        if self.hosts[host].connections[lane].up {
             return Ok(());
         }
         let run = self.hosts[host].run;
         if self.is_cut(host, lane) || self.hosts[host].stall.is_some() {
-            let link = &mut self.hosts[host].links[lane];
-            link.failures += 1;
-            let pause = (10_000 << link.failures.min(7)).min(1_000_000);
+            let connection = &mut self.hosts[host].connections[lane];
+            connection.failures += 1;
+            let pause = (10_000 << connection.failures.min(7)).min(1_000_000);
             self.after(pause, Event::Connect { host, run, lane });
             return Ok(());
         }
-        self.hosts[host].links[lane].connected();
-        let generation = self.hosts[host].links[lane].generation;
+        self.hosts[host].connections[lane].connected();
+        let generation = self.hosts[host].connections[lane].generation;
         self.log(|| format!("host {host}: connection {lane} is up ({generation})"));
         let period = micros(self.hosts[host].settings.response_timeout);
         self.after(period, Event::Heartbeat { host, run, lane, generation });
         match lane {
             RENEWALS => self.input(host, Input::Connected),
             MESSAGES => {
-                for name in self.hosts[host].wishes.clone() {
+                for name in self.hosts[host].wanted_channels.clone() {
                     self.after(200, Event::Subscribe { host, run, generation, name });
                 }
                 Ok(())
@@ -92,17 +71,17 @@ impl Simulation {
     }
 
     /// A connection ends: whatever was under way on it is in doubt.
-    pub(super) fn break_link(&mut self, host: usize, lane: usize, why: &str) -> Lawful {
-        let link = &mut self.hosts[host].links[lane];
-        if !link.up {
+    pub(super) fn disconnect_redis(&mut self, host: usize, lane: usize, why: &str) -> Verdict {
+        let connection = &mut self.hosts[host].connections[lane];
+        if !connection.up {
             return Ok(());
         }
-        link.up = false;
-        let generation = link.generation;
-        let in_flight = std::mem::take(&mut link.in_flight);
+        connection.up = false;
+        let generation = connection.generation;
+        let in_flight = std::mem::take(&mut connection.in_flight);
         let run = self.hosts[host].run;
         self.log(|| format!("host {host}: connection {lane} broke: {why}"));
-        let pause = self.dice.within(1000..20_000);
+        let pause = self.rng.within(1000..20_000);
         self.after(pause, Event::Connect { host, run, lane });
         if lane == MESSAGES {
             self.server
@@ -124,13 +103,13 @@ impl Simulation {
     }
 
     pub(super) fn subscribe(&mut self, host: usize, generation: u64, name: LockName) {
-        let link = &self.hosts[host].links[MESSAGES];
+        let connection = &self.hosts[host].connections[MESSAGES];
         let run = self.hosts[host].run;
-        if !link.up || link.generation != generation || self.is_cut(host, MESSAGES) {
+        if !connection.up || connection.generation != generation || self.is_cut(host, MESSAGES) {
             return;
         }
         let channel = channel(&name);
-        if self.hosts[host].wishes.contains(&name) {
+        if self.hosts[host].wanted_channels.contains(&name) {
             self.server.subscriptions.insert((channel, host, run, generation));
             self.count_subscribers();
             self.after(200, Event::Input { host, run, input: Input::Subscribed(name) });
@@ -145,8 +124,8 @@ impl Simulation {
         for (channel, ..) in &self.server.subscriptions {
             *subscribers.entry(channel.clone()).or_default() += 1;
         }
-        for foreign in &self.foreign {
-            if let Some(name) = foreign.waits_for() {
+        for other_clients in &self.other_clients {
+            if let Some(name) = other_clients.waits_for() {
                 *subscribers.entry(channel(&lock_name(name))).or_default() += 1;
             }
         }
@@ -154,18 +133,18 @@ impl Simulation {
     }
 
     /// A script has come to Redis.
-    pub(super) fn arrive(&mut self, packet: Packet) -> Lawful {
+    pub(super) fn arrive(&mut self, packet: Packet) -> Verdict {
         let Packet { host, run, lane, generation, id, .. } = packet;
-        let link = &self.hosts[host].links[lane];
-        let live = self.is_run(host, run) && link.up && link.generation == generation;
-        if !self.server.up || (!live && !packet.held && self.dice.one_in(4)) {
+        let connection = &self.hosts[host].connections[lane];
+        let live = self.is_run(host, run) && connection.up && connection.generation == generation;
+        if !self.server.up || (!live && !packet.held && self.rng.one_in(4)) {
             return Ok(());
         }
         if self.server.frozen_until > self.now {
             self.at(self.server.frozen_until, Event::Arrive(packet));
             return Ok(());
         }
-        self.laws.before_script(&packet, &self.server.redis);
+        self.history.before_script(&packet, &self.server.redis);
         let served = match self.server.refusal {
             Some(refusal) => Served { reply: Err(refusal.to_owned()), published: Vec::new() },
             None => self.server.redis.serve(&packet.call),
@@ -178,9 +157,10 @@ impl Simulation {
             let reply = &served.reply;
             format!("redis: {} {key} {args:?}{late} -> {reply:?}", packet.call.script.name)
         });
-        self.laws.after_script(&packet, &self.hosts, &self.server.redis);
+        self.history.after_script(&packet, &self.hosts, &self.server.redis);
         self.publish(&served.published);
-        if live && let Some(at) = self.hosts[host].links[lane].answer(self.now, &mut self.dice) {
+        if live && let Some(at) = self.hosts[host].connections[lane].answer(self.now, &mut self.rng)
+        {
             let outcome = served.reply.map_err(Failure::Refused);
             self.at(at, Event::Answer { host, run, lane, generation, id, outcome });
         }
@@ -193,23 +173,23 @@ impl Simulation {
         let id = self.next_packet;
         let state = &mut self.hosts[host];
         let run = state.run;
-        let link = &mut state.links[lane];
-        if !link.up {
+        let connection = &mut state.connections[lane];
+        if !connection.up {
             let outcome = Err(Failure::Unsent("no connection".to_owned()));
             let input = Input::Outcome { renewal: lane == RENEWALS, op, outcome };
             return self.after(20, Event::Input { host, run, input });
         }
-        link.in_flight.insert(id, op);
-        let generation = link.generation;
-        let held = link.dark_until(self.now).is_some();
-        let arrival = link.arrival(self.now, &mut self.dice);
+        connection.in_flight.insert(id, op);
+        let generation = connection.generation;
+        let held = connection.half_open_until(self.now).is_some();
+        let arrival = connection.arrival(self.now, &mut self.rng);
         let timeout = micros(state.settings.response_timeout);
         self.after(timeout, Event::TimeOut { host, run, lane, generation, id });
         let Some(at) = arrival else { return };
         let packet = Packet { host, run, lane, generation, id, op, call: Rc::new(call), held };
-        if self.phase == Phase::Trouble && self.dice.one_in(200) {
+        if self.phase == Phase::Trouble && self.rng.one_in(200) {
             // Somebody on the way repeats it.
-            let again = at + self.dice.within(0..2_000_000);
+            let again = at + self.rng.within(0..2_000_000);
             self.at(
                 again,
                 Event::Arrive(Packet { held: true, generation: REPEATED, ..packet.clone() }),

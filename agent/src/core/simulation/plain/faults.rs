@@ -1,40 +1,34 @@
-//! What goes wrong, and how it is mended.
+//! What goes wrong, and how it is repaired.
 
 use redisson::keys;
 
-use super::host::{Stall, micros};
-use super::link::{COMMANDS, MESSAGES, RENEWALS, Weather};
-use super::redis::{Content, Entry};
-use super::run::{Event, Lawful, NAMES, Phase, Simulation, lock_name};
+use super::super::redis::{Content, Entry};
+use super::super::requests::lock_name;
+use super::super::schedule::micros;
+use super::super::seeds::Verdict;
+use super::connection::{COMMANDS, MESSAGES, Network, RENEWALS};
+use super::event::{Event, Repair};
+use super::host::Stall;
+use super::names::NAMES;
+use super::simulation::{Phase, Simulation};
 
 /// The value of a spoiled token counter.
 const NO_NUMBER: &str = "no number";
 
-/// The end of a fault that does not end by itself.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Mend {
-    ServerUp,
-    Memory,
-    Disk(usize),
-    Refusal,
-    Alien(&'static str),
-    Counter(&'static str),
-}
-
 impl Simulation {
-    pub(super) fn fault(&mut self) -> Lawful {
+    pub(super) fn fault(&mut self) -> Verdict {
         if self.phase != Phase::Trouble {
             return Ok(());
         }
         let pause = self.trouble_time() * 2;
         self.after(pause, Event::Fault);
-        let host = self.dice.index(self.hosts.len());
-        let lock = self.dice.pick(&NAMES);
-        match self.dice.within(0..32) {
-            0..9 => self.bad_weather(host),
+        let host = self.rng.index(self.hosts.len());
+        let lock = self.rng.pick(&NAMES);
+        match self.rng.within(0..32) {
+            0..9 => self.disturb_network(host),
             9..12 => {
-                let lane = self.dice.pick(&[COMMANDS, RENEWALS, MESSAGES]);
-                return self.break_link(host, lane, "reset");
+                let lane = self.rng.pick(&[COMMANDS, RENEWALS, MESSAGES]);
+                return self.disconnect_redis(host, lane, "reset");
             }
             12 | 13 => {
                 let until = self.now + self.trouble_time();
@@ -48,17 +42,17 @@ impl Simulation {
             }
             18..21 => {
                 let until = self.now + self.trouble_time();
-                let suspended = self.dice.one_in(2);
+                let suspended = self.rng.one_in(2);
                 if self.hosts[host].stall.is_none() {
                     self.log(|| format!("host {host} stalls, suspended: {suspended}"));
                     self.hosts[host].stall = Some(Stall { until, suspended });
                     self.at(until, Event::Resume { host });
                 }
             }
-            21 if self.dice.one_in(2) => return self.kill_agent(host),
-            22 if self.dice.one_in(2) => {
+            21 if self.rng.one_in(2) => return self.kill_agent(host),
+            22 if self.rng.one_in(2) => {
                 self.log(|| format!("the counter of {lock} is evicted"));
-                self.laws.tokens.counter_lost(lock, &self.server.redis);
+                self.history.tokens.counter_lost(lock, &self.server.redis);
                 self.server.redis.keys_mut().remove(&counter(lock));
             }
             30 => self.spoil_counter(lock),
@@ -66,25 +60,25 @@ impl Simulation {
                 self.log(|| format!("the disk of host {host} is full"));
                 self.hosts[host].disk.full = true;
                 let pause = self.trouble_time();
-                self.after(pause, Event::Mend(Mend::Disk(host)));
+                self.after(pause, Event::Repair(Repair::Disk(host)));
             }
             22 => {
                 self.log(|| format!("{lock} is evicted"));
-                self.laws.excuse_key(lock, &self.server.redis);
+                self.history.excuse_key(lock, &self.server.redis);
                 self.server.redis.keys_mut().remove(lock);
             }
             23 if self.server.up => self.force_release(lock),
-            24 if self.server.redis.get(lock).is_none() || self.dice.one_in(3) => {
+            24 if self.server.redis.get(lock).is_none() || self.rng.one_in(3) => {
                 self.log(|| format!("{lock} is used for something else"));
                 self.become_alien(lock);
                 let pause = self.trouble_time();
-                self.after(pause, Event::Mend(Mend::Alien(lock)));
+                self.after(pause, Event::Repair(Repair::Alien(lock)));
             }
             25 => {
-                let step = self.dice.within(0..3000);
-                let back = self.dice.one_in(2);
+                let step = self.rng.within(0..3000);
+                let back = self.rng.one_in(2);
                 self.log(|| format!("Redis' clock steps {step} ms, back: {back}"));
-                self.laws.excuse_all(&self.server.redis);
+                self.history.excuse_all(&self.server.redis);
                 let offset = &mut self.server.offset_ms;
                 *offset = if back { *offset - step } else { *offset + step };
                 self.set_clock();
@@ -93,16 +87,16 @@ impl Simulation {
                 self.log(|| "Redis' memory is full".to_owned());
                 self.server.redis.full = true;
                 let pause = self.trouble_time();
-                self.after(pause, Event::Mend(Mend::Memory));
+                self.after(pause, Event::Repair(Repair::Memory));
             }
             28 | 29 => {
                 let refusals =
                     ["LOADING Redis is loading", "READONLY You can't write", "MISCONF unable to"];
-                let refusal = self.dice.pick(&refusals);
+                let refusal = self.rng.pick(&refusals);
                 self.log(|| format!("Redis refuses everything: {refusal}"));
                 self.server.refusal = Some(refusal);
                 let pause = self.trouble_time();
-                self.after(pause, Event::Mend(Mend::Refusal));
+                self.after(pause, Event::Repair(Repair::Refusal));
             }
             _ => {}
         }
@@ -118,12 +112,12 @@ impl Simulation {
 
     /// The name becomes a string's, or a fair lock's with somebody in its queue.
     fn become_alien(&mut self, lock: &'static str) {
-        self.laws.excuse_key(lock, &self.server.redis);
+        self.history.excuse_key(lock, &self.server.redis);
         let mut set = |key: String, content: Content| {
             let entry = Entry { content, expires_ms: None };
             self.server.redis.keys_mut().insert(key, entry);
         };
-        if self.dice.one_in(2) {
+        if self.rng.one_in(2) {
             return set(lock.to_owned(), Content::Text("no lock".to_owned()));
         }
         let name = lock_name(lock);
@@ -136,11 +130,11 @@ impl Simulation {
     /// Somebody writes a text where a lock's tokens are counted.
     fn spoil_counter(&mut self, lock: &'static str) {
         self.log(|| format!("the counter of {lock} is used for something else"));
-        self.laws.tokens.counter_lost(lock, &self.server.redis);
+        self.history.tokens.counter_lost(lock, &self.server.redis);
         let entry = Entry { content: Content::Text(NO_NUMBER.to_owned()), expires_ms: None };
         self.server.redis.keys_mut().insert(counter(lock), entry);
         let pause = self.trouble_time();
-        self.after(pause, Event::Mend(Mend::Counter(lock)));
+        self.after(pause, Event::Repair(Repair::Counter(lock)));
     }
 
     /// From less than a round trip to beyond a lease, in microseconds.
@@ -148,57 +142,57 @@ impl Simulation {
         let settings = &self.hosts[0].settings;
         let timeout = micros(settings.response_timeout);
         let lease = micros(settings.lease.duration());
-        let most = self.dice.pick(&[1000, timeout, timeout * 4, lease / 2, lease * 2]);
-        self.dice.within(1..most)
+        let most = self.rng.pick(&[1000, timeout, timeout * 4, lease / 2, lease * 2]);
+        self.rng.within(1..most)
     }
 
-    fn bad_weather(&mut self, host: usize) {
+    fn disturb_network(&mut self, host: usize) {
         let until = self.now + self.trouble_time();
         let timeout = micros(self.hosts[host].settings.response_timeout);
-        let weather = match self.dice.within(0..4) {
-            0 | 1 => Weather::Dark,
-            2 => Weather::Deaf,
-            _ => Weather::Fair(self.dice.pick(&[5000, timeout / 2, timeout * 2])),
+        let network = match self.rng.within(0..4) {
+            0 | 1 => Network::HalfOpen,
+            2 => Network::OneWay,
+            _ => Network::Up(self.rng.pick(&[5000, timeout / 2, timeout * 2])),
         };
-        let lanes: &[usize] = match self.dice.within(0..6) {
+        let lanes: &[usize] = match self.rng.within(0..6) {
             0 => &[COMMANDS],
             1 => &[RENEWALS],
             2 => &[MESSAGES],
             _ => &[COMMANDS, RENEWALS, MESSAGES],
         };
-        self.log(|| format!("host {host}, connections {lanes:?}: {weather:?} until {until}"));
+        self.log(|| format!("host {host}, connections {lanes:?}: {network:?} until {until}"));
         for lane in lanes {
-            self.hosts[host].links[*lane].set_weather(weather, until);
+            self.hosts[host].connections[*lane].set_network(network, until);
         }
     }
 
     /// The server ends, and comes back empty, or with what was saved, or another one takes its place that lags.
-    fn restart_server(&mut self) -> Lawful {
-        let kept = self.dice.one_in(2);
+    fn restart_server(&mut self) -> Verdict {
+        let kept = self.rng.one_in(2);
         self.log(|| format!("Redis ends; with a copy: {kept}"));
-        self.laws.excuse_all(&self.server.redis);
+        self.history.excuse_all(&self.server.redis);
         let copy = if kept { self.server.copy.clone() } else { Default::default() };
         *self.server.redis.keys_mut() = copy;
         self.set_clock();
-        self.laws.resurrected(&self.server.redis);
+        self.history.resurrected(&self.server.redis);
         for lock in NAMES {
-            self.laws.taken(lock);
-            self.laws.tokens.counter_lost(lock, &self.server.redis);
-            self.mend(Mend::Counter(lock));
+            self.history.taken(lock);
+            self.history.tokens.counter_lost(lock, &self.server.redis);
+            self.repair(Repair::Counter(lock));
         }
         self.server.up = false;
         for host in 0..self.hosts.len() {
             for lane in [COMMANDS, RENEWALS, MESSAGES] {
-                self.break_link(host, lane, "Redis ended")?;
+                self.disconnect_redis(host, lane, "Redis ended")?;
             }
         }
         let pause = self.trouble_time() / 2;
-        self.after(pause, Event::Mend(Mend::ServerUp));
+        self.after(pause, Event::Repair(Repair::ServerUp));
         Ok(())
     }
 
-    fn kill_agent(&mut self, host: usize) -> Lawful {
-        self.log(|| format!("agent {host} is killed and starts anew"));
+    fn kill_agent(&mut self, host: usize) -> Verdict {
+        self.log(|| format!("agent {host} is killed and starts again"));
         let sessions = self.hosts[host].sessions.len();
         let survivors = self.survivors(host);
         self.forget_ends(host);
@@ -219,19 +213,19 @@ impl Simulation {
         self.pump(host)
     }
 
-    pub(super) fn mend(&mut self, mend: Mend) {
-        self.log(|| format!("mended: {mend:?}"));
-        match mend {
-            Mend::ServerUp => self.server.up = true,
-            Mend::Refusal => self.server.refusal = None,
-            Mend::Disk(host) => self.hosts[host].disk.full = false,
-            Mend::Memory => self.server.redis.full = false,
-            Mend::Counter(lock) => {
+    pub(super) fn repair(&mut self, repair: Repair) {
+        self.log(|| format!("repaired: {repair:?}"));
+        match repair {
+            Repair::ServerUp => self.server.up = true,
+            Repair::Refusal => self.server.refusal = None,
+            Repair::Disk(host) => self.hosts[host].disk.full = false,
+            Repair::Memory => self.server.redis.full = false,
+            Repair::Counter(lock) => {
                 let (counter, spoiled) = (counter(lock), Content::Text(NO_NUMBER.to_owned()));
                 let keys = self.server.redis.keys_mut();
                 keys.retain(|key, entry| *key != counter || entry.content != spoiled);
             }
-            Mend::Alien(lock) => {
+            Repair::Alien(lock) => {
                 if matches!(self.server.redis.get(lock).map(|e| &e.content), Some(Content::Text(_)))
                 {
                     self.server.redis.keys_mut().remove(lock);
@@ -241,21 +235,21 @@ impl Simulation {
     }
 
     /// All is well from now on.
-    pub(super) fn heal(&mut self) -> Lawful {
-        self.log(|| "everything is mended".to_owned());
-        self.phase = Phase::Healed;
+    pub(super) fn repair_all(&mut self) -> Verdict {
+        self.log(|| "everything is repaired".to_owned());
+        self.phase = Phase::Repaired;
         self.server.frozen_until = self.now;
-        self.mend(Mend::ServerUp);
-        self.mend(Mend::Memory);
-        self.mend(Mend::Refusal);
+        self.repair(Repair::ServerUp);
+        self.repair(Repair::Memory);
+        self.repair(Repair::Refusal);
         for lock in NAMES {
-            self.mend(Mend::Alien(lock));
-            self.mend(Mend::Counter(lock));
+            self.repair(Repair::Alien(lock));
+            self.repair(Repair::Counter(lock));
         }
         for host in 0..self.hosts.len() {
-            self.mend(Mend::Disk(host));
-            for link in &mut self.hosts[host].links {
-                link.set_weather(Weather::Dark, 0);
+            self.repair(Repair::Disk(host));
+            for connection in &mut self.hosts[host].connections {
+                connection.set_network(Network::HalfOpen, 0);
             }
             if let Some(stall) = &mut self.hosts[host].stall {
                 stall.until = self.now;

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 /// A stream of random numbers (xorshift).
 #[derive(Debug, Clone)]
-pub(super) struct Dice(u64);
+pub(super) struct Rng(u64);
 
-impl Dice {
+impl Rng {
     pub(super) fn new(seed: u64) -> Self {
         // Neighbouring seeds are to differ from the first number on.
         let mut mixed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,29 +1,31 @@
-//! What must hold of all kinds but red at every instant, and when all is over.
+//! Invariants of all kinds but red, at every instant and at the end.
 
 use redisson::{HolderId, Kind, Moment, keys};
 
-use super::super::red::lock_name;
 use super::super::redis::Content;
-use super::super::world::World;
-use super::player::NAMES;
+use super::super::requests::lock_name;
+use super::super::seeds::Verdict;
+use super::World;
+use super::worker::NAMES;
 use crate::core::lease::hold::{Hold, LeaseMode};
 
-/// What came about in a run, so that a run in which nothing does is not taken for a good one.
+/// Counts of what the runs exercised.
 #[derive(Debug, Default, Clone)]
-pub(in crate::core::simulation) struct Turns {
+pub(super) struct Coverage {
     pub(super) several: u64,
     plain: u64,
     read: u64,
     write: u64,
     fair: u64,
-    /// Instants at which several readers were inside, and at which somebody read under an own write hold.
+    /// Instants with several readers.
     shared: u64,
+    /// Instants at which an owner read under its own write hold.
     under: u64,
-    /// Instants at which a fair lock was granted past nobody, while others stood behind.
+    /// Grants of a fair lock to the first waiter while others were queued.
     in_turn: u64,
 }
 
-impl Turns {
+impl Coverage {
     pub(super) fn count(&mut self, kind: Kind) {
         match kind {
             Kind::Read => self.read += 1,
@@ -44,7 +46,7 @@ impl Turns {
         self.in_turn += other.in_turn;
     }
 
-    /// All that is promised has been put to the test.
+    /// Asserts that every promise was put to the test often.
     pub(super) fn check(&self) {
         let counts = [self.several, self.plain, self.read, self.write, self.fair];
         let rare = [self.shared, self.under, self.in_turn];
@@ -52,18 +54,17 @@ impl Turns {
     }
 }
 
-/// A fair lock's queue as it was, and who had the lock: whoever gets it next must be in front of all who live.
+/// A fair lock's queue and holder after the last event.
 #[derive(Debug, Default, Clone)]
-pub(in crate::core::simulation) struct Queue {
-    places: Vec<String>,
+pub(super) struct FairQueue {
+    positions: Vec<String>,
     holder: Option<String>,
 }
 
 impl World {
-    /// After every event.
-    pub(in crate::core::simulation) fn check_kinds(&mut self) -> Result<(), String> {
+    pub(super) fn check(&mut self) -> Verdict {
         for lock in NAMES.as_flattened() {
-            self.check_inside(lock)?;
+            self.check_holds(lock)?;
         }
         for (index, lock) in NAMES[2].iter().enumerate() {
             self.check_order(index, lock)?;
@@ -71,8 +72,8 @@ impl World {
         Ok(())
     }
 
-    /// Who believes to be inside is there in Redis, long enough, and with nobody whom it excludes.
-    fn check_inside(&mut self, lock: &str) -> Result<(), String> {
+    /// Checks that each valid hold is in Redis for long enough, and that no other hold excludes it.
+    fn check_holds(&mut self, lock: &str) -> Verdict {
         let now = self.boot();
         let name = lock_name(lock);
         let mut inside: Vec<(usize, &Hold)> = Vec::new();
@@ -81,11 +82,11 @@ impl World {
                 let write = hold.kind == Kind::Write;
                 let field = HolderId { write, ..HolderId::new(agent.core.client, hold.number) };
                 if now < hold.valid_until {
-                    self.check_kept(lock, field, hold)?;
+                    self.check_stored(lock, field, hold)?;
                     inside.push((index, hold));
                 }
                 if agent.stalled_until <= self.now {
-                    self.check_told(lock, field, hold)?;
+                    self.check_reported(lock, field, hold)?;
                 }
             }
         }
@@ -104,17 +105,17 @@ impl World {
         }
         let (reads, under) =
             (inside.iter().filter(|(_, hold)| hold.kind == Kind::Read).count(), alone.is_some());
-        self.turns.shared += u64::from(reads > 1);
-        self.turns.under += u64::from(reads > 0 && under);
+        self.scenario.coverage.shared += u64::from(reads > 1);
+        self.scenario.coverage.under += u64::from(reads > 0 && under);
         Ok(())
     }
 
-    /// Redis keeps it for at least as long as its owner was told.
-    fn check_kept(&self, lock: &str, field: HolderId, hold: &Hold) -> Result<(), String> {
+    /// Checks that Redis keeps a hold for at least as long as its owner was told.
+    fn check_stored(&self, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
         let redis = &self.servers[0].redis;
         if !redis.has(lock, &field.to_string()) {
             let there = redis.fields(lock);
-            return Err(format!("{field} holds {lock} to its knowledge, Redis has {there:?}"));
+            return Err(format!("{field} assumes that it holds {lock}, Redis has {there:?}"));
         }
         let mut kept = vec![lock.to_owned()];
         if hold.kind == Kind::Read {
@@ -124,26 +125,26 @@ impl World {
         let until = hold.valid_until.as_micros();
         for key in kept {
             if !redis.keys().contains_key(&key) {
-                return Err(format!("{field} holds {lock}, and {key} is not there"));
+                return Err(format!("{field} holds {lock}, and {key} does not exist"));
             }
             if self.expiry(0, &key).is_some_and(|expires| expires < until) {
-                return Err(format!("{field} is thought to be valid beyond {key}"));
+                return Err(format!("{field} is assumed valid beyond {key}"));
             }
         }
         Ok(())
     }
 
-    /// Its owner hears in time of what threatens it.
-    fn check_told(&self, lock: &str, field: HolderId, hold: &Hold) -> Result<(), String> {
+    /// Checks that jeopardy and loss are reported in time.
+    fn check_reported(&self, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
         let (lease, margin) = (self.settings.lease, self.settings.lost_margin);
         // What is due at this very instant may still be in the queue of events.
         let then = Moment::from_micros(self.now - 1);
         let watched = hold.mode == LeaseMode::Renewed;
         if watched && then >= lease.lost_at(hold.valid_until, margin) {
-            return Err(format!("the loss of {field} on {lock} is not told in time"));
+            return Err(format!("the loss of {field} on {lock} is reported too late"));
         }
         if watched && !hold.jeopardy && then >= lease.at_risk_at(hold.valid_until) {
-            return Err(format!("the jeopardy of {field} on {lock} is not told"));
+            return Err(format!("the jeopardy of {field} on {lock} is reported too late"));
         }
         if then >= hold.valid_until {
             return Err(format!("{field} holds {lock} beyond its lease"));
@@ -151,56 +152,60 @@ impl World {
         Ok(())
     }
 
-    /// A fair lock goes to the first of its queue. Nobody alive is passed or dropped: a place that is not in front any
-    /// more, and whose waiter still waits, has outlived its deadline.
-    fn check_order(&mut self, index: usize, lock: &str) -> Result<(), String> {
+    /// Checks that a fair lock goes to the first living waiter, and that no living waiter loses its queue position.
+    fn check_order(&mut self, index: usize, lock: &str) -> Verdict {
         let name = lock_name(lock);
         let redis = &self.servers[0].redis;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        let places: Vec<String> = match redis.keys().get(&text(keys::queue(&name))) {
+        let positions: Vec<String> = match redis.keys().get(&text(keys::queue(&name))) {
             Some(entry) => match &entry.content {
-                Content::List(places) => places.iter().cloned().collect(),
+                Content::List(positions) => positions.iter().cloned().collect(),
                 other => return Err(format!("the queue of {lock} is {other:?}")),
             },
             None => Vec::new(),
         };
         let holder = redis.fields(lock).first().map(|(field, _)| field.clone());
-        let queue = Queue { places, holder };
-        let before = std::mem::replace(&mut self.queues[index], queue.clone());
+        let queue = FairQueue { positions, holder };
+        let before = std::mem::replace(&mut self.scenario.queues[index], queue.clone());
         if queue.holder.is_some() && queue.holder != before.holder {
-            let ahead =
-                before.places.iter().take_while(|place| Some(*place) != queue.holder.as_ref());
-            let ahead: Vec<&String> = ahead.filter(|place| queue.places.contains(place)).collect();
+            let ahead = before
+                .positions
+                .iter()
+                .take_while(|position| Some(*position) != queue.holder.as_ref());
+            let ahead: Vec<&String> =
+                ahead.filter(|position| queue.positions.contains(position)).collect();
             if let Some(passed) = ahead.first() {
                 return Err(format!("{lock} went to {:?} past {passed}", queue.holder));
             }
-            self.turns.in_turn += u64::from(!queue.places.is_empty());
+            self.scenario.coverage.in_turn += u64::from(!queue.positions.is_empty());
         }
-        // An agent that has not stood still has shown its waiters to be alive long before their deadlines.
-        if self.faulty || self.calm_since + 20_000_000 > self.now {
+        // An agent without stalls extends its waiters' deadlines long before they pass.
+        if self.faulty || self.fault_free_since + 20_000_000 > self.now {
             return Ok(());
         }
-        for place in &queue.places {
-            if !self.is_somebodys(place) && !self.belated.contains(place) {
-                return Err(format!("{place} stands in the queue of {lock} for nobody"));
+        for position in &queue.positions {
+            if !self.has_waiter(position) && !self.scenario.late_positions.contains(position) {
+                return Err(format!("{position} is in the queue of {lock} without a waiter"));
             }
         }
-        for dropped in before.places.iter().filter(|place| !queue.places.contains(place)) {
+        for dropped in
+            before.positions.iter().filter(|position| !queue.positions.contains(position))
+        {
             let Some(id) = HolderId::parse(dropped.as_bytes()) else { continue };
             let waits = self.agents.iter().any(|agent| {
                 agent.core.client == id.client
                     && agent.core.waiters.values().any(|waiter| waiter.number == id.thread)
             });
             if waits && queue.holder.as_ref() != Some(dropped) {
-                return Err(format!("{dropped} waits for {lock} and has lost its place"));
+                return Err(format!("{dropped} waits for {lock} and has lost its queue position"));
             }
         }
         Ok(())
     }
 
-    /// Whether a place is a waiter's, or about to be given up.
-    fn is_somebodys(&self, place: &str) -> bool {
-        let Some(id) = HolderId::parse(place.as_bytes()) else { return false };
+    /// Reports whether a queue position belongs to a waiter, or is about to be given up.
+    fn has_waiter(&self, position: &str) -> bool {
+        let Some(id) = HolderId::parse(position.as_bytes()) else { return false };
         self.agents.iter().filter(|agent| agent.core.client == id.client).any(|agent| {
             let core = &agent.core;
             core.waiters.values().any(|waiter| waiter.number == id.thread)
@@ -208,25 +213,31 @@ impl World {
         })
     }
 
-    /// When everybody has finished and everything was mended: nothing is left.
-    pub(super) fn check_kinds_at_end(&mut self) -> Result<(), String> {
+    /// Checks that nothing is left after all workers have left and all faults are repaired.
+    pub(super) fn check_end(&mut self) -> Verdict {
+        if !self.workers.is_empty() {
+            return Err(format!("commands without a reply: {:?}", self.workers));
+        }
         for (index, agent) in self.agents.iter().enumerate() {
             let core = &agent.core;
-            if !agent.players.is_empty() {
-                return Err(format!("agent {index} has not answered {:?}", agent.players));
-            }
             if !core.ops.is_empty() || !core.holds.is_empty() || !core.waiters.is_empty() {
                 return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.holds));
             }
-            if !core.locks.is_empty() || !core.is_idle() || !agent.wishes.is_empty() {
-                return Err(format!("agent {index} remembers {:?} {:?}", core.locks, agent.wishes));
+            if !core.locks.is_empty() || !core.is_idle() || !agent.wanted_channels.is_empty() {
+                return Err(format!(
+                    "agent {index} remembers {:?} {:?}",
+                    core.locks, agent.wanted_channels
+                ));
             }
             if core.next_deadline().is_some() || !core.quota.is_empty() {
-                return Err(format!("agent {index} has a deadline for nothing: {:?}", core.timers));
+                return Err(format!(
+                    "agent {index} has a deadline without a purpose: {:?}",
+                    core.timers
+                ));
             }
         }
         let mut left = self.servers[0].redis.keys().clone();
-        // A late copy of a script may have left a place, which is dead: whoever comes next passes it. Tokens stay.
+        // A late script may leave a queue position, which expires. Token counters stay.
         left.retain(|key, entry| match &entry.content {
             Content::Scores(_) => false,
             Content::List(_) => !self.is_dead_queue(key),
@@ -236,7 +247,7 @@ impl World {
         if left.is_empty() { Ok(()) } else { Err(format!("left in Redis: {left:?}")) }
     }
 
-    /// Whether the deadlines of all in a queue have passed.
+    /// Reports whether all deadlines of a queue have passed.
     #[expect(clippy::cast_precision_loss, reason = "epoch milliseconds")]
     fn is_dead_queue(&self, queue: &str) -> bool {
         let redis = &self.servers[0].redis;

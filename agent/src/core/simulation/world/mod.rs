@@ -1,19 +1,21 @@
 //! Agents and few servers: the independent ones of red locks, or the one Redis of the other kinds. What is sent, what
 //! arrives, what fails. `links.rs` has what lies between an agent and a server.
 
-mod links;
+mod choices;
+mod faults;
+mod network;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use redisson::script::Value;
+use redisson::script::{Call, Value};
 use redisson::{ClientId, Grouping, LockName, Moment, keys};
 
-use super::dice::Dice;
-use super::host::micros;
-use super::kinds::{Player, Queue, Turns};
-use super::red::{Forgotten, Worker};
 use super::redis::Redis;
+use super::requests::lock_of;
+use super::rng::Rng;
+use super::schedule::{Schedule, Trace, micros};
+use super::seeds::{Traced, Verdict};
 use crate::core::{
     Confirmed, Core, Effect, Failure, Lane, Node, OpId, RedSettings, Settings, tests::settings,
 };
@@ -21,7 +23,7 @@ use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 use crate::types::{Peer, SessionId};
-use links::{Link, LinkId, Packet};
+use network::{Connection, ConnectionId, Packet};
 
 /// The servers' wall clock at the beginning, in milliseconds.
 const EPOCH_MS: u64 = 1_800_000_000_000;
@@ -31,11 +33,11 @@ enum Event {
     /// A script comes to a server.
     Arrive(Packet),
     /// Its reply comes back.
-    Answer { link: LinkId, generation: u64, op: OpId, outcome: Result<Value, Failure> },
+    Answer { link: ConnectionId, generation: u64, op: OpId, outcome: Result<Value, Failure> },
     /// It has had no reply for as long as an agent waits.
-    TimeOut { link: LinkId, generation: u64, op: OpId },
+    TimeOut { link: ConnectionId, generation: u64, op: OpId },
     /// An agent tries to connect.
-    Connect(LinkId),
+    Connect(ConnectionId),
     /// A subscription, or its end, comes to a server.
     Subscribe { agent: usize, node: usize, channel: Vec<u8> },
     /// An agent hears something.
@@ -46,7 +48,7 @@ enum Event {
     Thaw(usize),
     /// A worker does something.
     Act { agent: usize, session: SessionId },
-    /// Something goes wrong, or is mended.
+    /// Something goes wrong, or is repaired.
     Fault,
 }
 
@@ -78,10 +80,7 @@ pub(in crate::core) struct Server {
 
 pub(in crate::core) struct Agent {
     pub(in crate::core) core: Core,
-    pub(super) wishes: BTreeSet<(usize, Vec<u8>)>,
-    pub(super) workers: BTreeMap<SessionId, Worker>,
-    /// Those who take locks of all other kinds.
-    pub(super) players: BTreeMap<SessionId, Player>,
+    pub(super) wanted_channels: BTreeSet<(usize, Vec<u8>)>,
     next_session: u64,
     alarm_at: u64,
     tick_at: Moment,
@@ -90,39 +89,56 @@ pub(in crate::core) struct Agent {
     inbox: VecDeque<Input>,
 }
 
-pub(in crate::core) struct World {
+/// The workers of a world, and its invariants.
+pub(in crate::core) trait Scenario: Default {
+    /// A worker with a connection of its own.
+    type Worker: Default;
+
+    /// Returns the address by which a core knows a server of this world.
+    fn node(server: usize) -> Node;
+
+    /// Chooses and sends a worker's next command.
+    fn act(world: &mut World<Self>, agent: usize, session: SessionId);
+
+    /// Handles a reply to a worker.
+    fn on_reply(world: &mut World<Self>, agent: usize, session: SessionId, reply: Frame);
+
+    /// Checks the invariants. Runs after every event.
+    fn check(world: &mut World<Self>) -> Verdict;
+
+    /// Notes that a server lost a hold.
+    fn on_hold_lost(&mut self, _lock: &str, _field: &str) {}
+
+    /// Notes that a script ran after its agent had given up its connection.
+    fn on_late_script(_world: &mut World<Self>, _agent: usize, _call: &Call) {}
+}
+
+pub(in crate::core) struct World<S: Scenario> {
     pub(super) now: u64,
-    sequence: u64,
-    queue: BTreeMap<(u64, u64), Event>,
-    pub(super) dice: Dice,
+    schedule: Schedule<Event>,
+    pub(super) rng: Rng,
     pub(in crate::core) settings: Settings,
     pub(in crate::core) servers: Vec<Server>,
     pub(in crate::core) agents: Vec<Agent>,
-    links: BTreeMap<LinkId, Link>,
-    /// The first server is the one Redis of all kinds but red.
-    pub(super) is_main: bool,
+    links: BTreeMap<ConnectionId, Connection>,
     /// Replies to sessions that no [`Worker`] drives, for single scenarios.
     pub(in crate::core) replies: Vec<(usize, SessionId, Outgoing)>,
-    pub(super) forgotten: Forgotten,
-    /// What the laws of all kinds but red remember.
-    pub(super) turns: Turns,
-    /// Who was given a place by a copy of a script that came when its waiter had gone: nobody takes it away before it is
-    /// dead, unless the agent comes upon it.
-    pub(super) belated: BTreeSet<String>,
-    pub(super) queues: [Queue; 2],
-    /// When everything was mended.
-    pub(super) calm_since: u64,
+    /// Workers by agent and session.
+    pub(super) workers: BTreeMap<(usize, SessionId), S::Worker>,
+    pub(super) scenario: S,
+    /// When everything was repaired.
+    pub(super) fault_free_since: u64,
     /// Whether workers begin anything, and things go wrong.
     pub(super) working: bool,
     pub(super) faulty: bool,
     /// Whether servers that are killed may lose what they have.
     pub(super) forgetful: bool,
     pub(super) grants: u64,
-    pub(super) breach: Option<String>,
-    pub(super) trace: Option<Vec<String>>,
+    pub(super) violation: Option<String>,
+    pub(super) trace: Trace,
 }
 
-impl World {
+impl<S: Scenario> World<S> {
     pub(in crate::core) fn new(
         seed: u64,
         servers: usize,
@@ -145,31 +161,27 @@ impl World {
         };
         let mut world = Self {
             now: 1_000_000,
-            sequence: 0,
-            queue: BTreeMap::new(),
-            dice: Dice::new(seed),
+            schedule: Schedule::default(),
+            rng: Rng::new(seed),
             servers: (0..servers).map(|_| server()).collect(),
             agents: (0..agents).map(|index| Agent::new(index, &all)).collect(),
             settings: all,
             links: BTreeMap::new(),
-            is_main: false,
             replies: Vec::new(),
-            forgotten: Forgotten::default(),
-            turns: Turns::default(),
-            belated: BTreeSet::new(),
-            queues: Default::default(),
-            calm_since: 0,
+            workers: BTreeMap::new(),
+            scenario: S::default(),
+            fault_free_since: 0,
             working: false,
             faulty: false,
             forgetful: false,
             grants: 0,
-            breach: None,
-            trace: None,
+            violation: None,
+            trace: Trace::default(),
         };
         for agent in 0..world.agents.len() {
             for node in 0..servers {
                 for lane in [Lane::Commands, Lane::Renewals, Lane::Grants] {
-                    let link = Link { up: true, ..Link::default() };
+                    let link = Connection { up: true, ..Connection::default() };
                     world.links.insert((agent, node, lane), link);
                 }
             }
@@ -178,15 +190,11 @@ impl World {
     }
 
     pub(super) fn log(&mut self, line: impl FnOnce() -> String) {
-        let now = Duration::from_micros(self.now).as_secs_f64();
-        if let Some(trace) = &mut self.trace {
-            trace.push(format!("{now:>11.6}  {}", line()));
-        }
+        self.trace.log(self.now, line);
     }
 
     fn after(&mut self, micros: u64, event: Event) {
-        self.sequence += 1;
-        self.queue.insert((self.now + micros, self.sequence), event);
+        self.schedule.insert(self.now + micros, event);
     }
 
     pub(super) fn act_after(&mut self, micros: u64, agent: usize, session: SessionId) {
@@ -204,21 +212,25 @@ impl World {
     /// Lets time pass; after each event the laws are checked.
     pub(in crate::core) fn pass(&mut self, time: Duration) {
         let end = self.now + micros(time);
-        while let Some(next) = self.queue.first_entry().filter(|next| next.key().0 <= end) {
-            self.now = next.key().0.max(self.now);
-            let event = next.remove();
+        while let Some((at, event)) = self.schedule.next_until(end) {
+            self.now = at.max(self.now);
             self.set_clocks();
             self.happen(event);
-            if self.breach.is_none() {
-                let lawful = if self.is_main { self.check_kinds() } else { self.check() };
-                self.breach = lawful.err();
+            if self.violation.is_none() {
+                self.violation = S::check(self).err();
             }
-            if self.breach.is_some() {
+            if self.violation.is_some() {
                 return;
             }
         }
         self.now = end;
         self.set_clocks();
+    }
+
+    /// Lets time pass, and returns the violation, if any.
+    pub(super) fn run_for(&mut self, time: Duration) -> Verdict {
+        self.pass(time);
+        self.violation.take().map_or(Ok(()), Err)
     }
 
     fn set_clocks(&mut self) {
@@ -251,7 +263,7 @@ impl World {
             }
             Event::Connect(link) => self.connect(link),
             Event::Subscribe { agent, node, channel } => {
-                let wished = self.agents[agent].wishes.contains(&(node, channel.clone()));
+                let wished = self.agents[agent].wanted_channels.contains(&(node, channel.clone()));
                 let server = &mut self.servers[node];
                 if !server.up || server.frozen_until > self.now {
                     return;
@@ -272,15 +284,14 @@ impl World {
                 }
             }
             Event::Thaw(node) => self.thaw(node),
-            Event::Act { agent, session } if self.is_main => self.play_on(agent, session),
-            Event::Act { agent, session } => self.act(agent, session),
+            Event::Act { agent, session } => S::act(self, agent, session),
             Event::Fault => self.fault(),
         }
     }
 
     /// What broke a law, if anything did.
-    pub(in crate::core) fn breach(&self) -> Option<&str> {
-        self.breach.as_deref()
+    pub(in crate::core) fn violation(&self) -> Option<&str> {
+        self.violation.as_deref()
     }
 
     /// An agent hears that an operator released a hold of it on one server.
@@ -292,10 +303,24 @@ impl World {
         number: Number,
     ) {
         let holder = redisson::HolderId::new(self.agents[agent].core.client, number);
-        self.forgotten.note(&name.to_string(), &holder.to_string());
+        self.scenario.on_hold_lost(&name.to_string(), &holder.to_string());
         let now = self.boot();
-        self.agents[agent].core.on_forced(now, Node::Red(node), name, number);
+        self.agents[agent].core.on_forced(now, S::node(node), name, number);
         self.work(agent);
+    }
+
+    /// Opens a session for a new worker.
+    pub(super) fn join(&mut self, agent: usize) {
+        let session = self.open(agent);
+        self.workers.insert((agent, session), S::Worker::default());
+        let pause = self.think();
+        self.act_after(pause, agent, session);
+    }
+
+    /// Ends a worker's connection. The worker does not come back.
+    pub(super) fn leave(&mut self, agent: usize, session: SessionId) {
+        self.workers.remove(&(agent, session));
+        self.close(agent, session);
     }
 
     pub(in crate::core) fn open(&mut self, agent: usize) -> SessionId {
@@ -343,9 +368,6 @@ impl World {
     fn feed(&mut self, agent: usize, input: Input) {
         let now = self.boot();
         let core = &mut self.agents[agent].core;
-        let place = |node| if self.is_main { Node::Main } else { Node::Red(node) };
-        // No name here has braces, so that a channel is that of one lock.
-        let lock = |channel: &[u8]| keys::locks_of_channel(channel).remove(0);
         match input {
             Input::Outcome(op, Ok(reply)) => core.on_reply(now, op, &reply),
             Input::Confirmed(op, reply, replicas) => {
@@ -353,26 +375,26 @@ impl World {
                 core.on_confirmed(now, op, &reply, confirmed);
             }
             Input::Outcome(op, Err(failure)) => core.on_failure(now, op, &failure),
-            Input::Verify(node) => core.verify(now, place(node)),
+            Input::Verify(node) => core.verify(now, S::node(node)),
             Input::Message(node, channel) => match keys::waiter_of_channel(&channel) {
-                Some(waiter) => core.on_turn(now, &lock(&channel), waiter.thread),
-                None => core.on_message(now, place(node), &lock(&channel)),
+                Some(waiter) => core.on_turn(now, &lock_of(&channel), waiter.thread),
+                None => core.on_message(now, S::node(node), &lock_of(&channel)),
             },
             Input::Subscribed(node, channel) => match keys::waiter_of_channel(&channel) {
-                Some(waiter) => core.on_turn_subscribed(now, &lock(&channel), waiter.thread),
-                None => core.on_subscribed(now, place(node), &lock(&channel)),
+                Some(waiter) => core.on_turn_subscribed(now, &lock_of(&channel), waiter.thread),
+                None => core.on_subscribed(now, S::node(node), &lock_of(&channel)),
             },
-            Input::Unsubscribed(node) => core.on_unsubscribed(place(node)),
+            Input::Unsubscribed(node) => core.on_unsubscribed(S::node(node)),
             Input::Command(session, command) => core.on_command(now, session, command),
             Input::Closed(session) => core.on_close(now, session),
         }
     }
 
     /// An answer has come back; on the connection for grants with what replicas have of it.
-    fn outcome(&mut self, link: LinkId, op: OpId, outcome: Result<Value, Failure>) {
+    fn outcome(&mut self, link: ConnectionId, op: OpId, outcome: Result<Value, Failure>) {
         let input = match outcome {
             Ok(reply) if link.2 == Lane::Grants => {
-                let missing = self.faulty && self.dice.one_in(8);
+                let missing = self.faulty && self.rng.one_in(8);
                 Input::Confirmed(op, reply, u32::from(!missing))
             }
             outcome => Input::Outcome(op, outcome),
@@ -403,15 +425,12 @@ impl World {
             state.tick_at = now + Duration::from_millis(100);
             state.core.on_time(now);
         }
-        self.breach = Some(format!("agent {agent} asks for its time without an end"));
+        self.violation = Some(format!("agent {agent} asks for its time without an end"));
     }
 
     /// Which server that is, if it is one of this world's.
     fn server_at(&self, node: Node) -> Option<usize> {
-        match node {
-            Node::Main => self.is_main.then_some(0),
-            Node::Red(node) => (!self.is_main).then_some(node),
-        }
+        (0..self.servers.len()).find(|server| S::node(*server) == node)
     }
 
     fn perform(&mut self, agent: usize, action: Effect) {
@@ -419,7 +438,7 @@ impl World {
             Effect::Send { op, node, lane, call, .. } => match self.server_at(node) {
                 Some(node) => self.send((agent, node, lane), op, call),
                 None => {
-                    self.breach = Some(format!("{} for a server of others", call.script.name));
+                    self.violation = Some(format!("{} for a server of others", call.script.name));
                 }
             },
             Effect::Deliver(session, outgoing) => self.deliver(agent, session, outgoing),
@@ -431,27 +450,26 @@ impl World {
 
     fn wish(&mut self, agent: usize, node: Node, channel: Vec<u8>, on: bool) {
         let Some(node) = self.server_at(node) else {
-            self.breach = Some("a subscription on a server of others".to_owned());
+            self.violation = Some("a subscription on a server of others".to_owned());
             return;
         };
-        let wishes = &mut self.agents[agent].wishes;
+        let wanted_channels = &mut self.agents[agent].wanted_channels;
         let key = (node, channel.clone());
-        let changed = if on { wishes.insert(key) } else { wishes.remove(&key) };
+        let changed = if on { wanted_channels.insert(key) } else { wanted_channels.remove(&key) };
         if !changed {
             let channel = channel.escape_ascii();
-            self.breach = Some(format!("{channel} on node {node} is subscribed to twice, or not"));
+            self.violation =
+                Some(format!("{channel} on node {node} is subscribed to twice, or not"));
         }
         self.after(300, Event::Subscribe { agent, node, channel });
     }
 
     fn deliver(&mut self, agent: usize, session: SessionId, outgoing: Outgoing) {
         self.log(|| format!("agent {agent} session {session:?} <- {outgoing:?}"));
-        if self.agents[agent].workers.contains_key(&session) {
-            self.told(agent, session, outgoing);
-        } else if self.agents[agent].players.contains_key(&session) {
-            self.told_player(agent, session, outgoing);
-        } else {
+        if !self.workers.contains_key(&(agent, session)) {
             self.replies.push((agent, session, outgoing));
+        } else if let Outgoing::Reply(reply) = outgoing {
+            S::on_reply(self, agent, session, reply);
         }
     }
 
@@ -476,6 +494,12 @@ impl World {
     }
 }
 
+impl<S: Scenario> Traced for World<S> {
+    fn trace(&self) -> &[String] {
+        self.trace.lines()
+    }
+}
+
 impl Agent {
     fn new(index: u8, settings: &Settings) -> Self {
         let client = ClientId::from_random([index + 1; 16]);
@@ -484,9 +508,7 @@ impl Agent {
         let core = Core::new(settings.clone(), client, first, Grouping::new(vec![], 50), now);
         Self {
             core,
-            wishes: BTreeSet::new(),
-            workers: BTreeMap::new(),
-            players: BTreeMap::new(),
+            wanted_channels: BTreeSet::new(),
             next_session: 0,
             alarm_at: u64::MAX,
             tick_at: Moment::default(),

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::redis::Redis;
-use super::run::Lawful;
+use super::super::redis::Redis;
+use super::super::seeds::Verdict;
 
 /// The tokens that were told.
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ impl Tokens {
         holder: &str,
         excused: bool,
         token: i64,
-    ) -> Lawful {
+    ) -> Verdict {
         let highest = self.by_host.entry((lock.to_owned(), host, run)).or_default();
         if token <= *highest {
             return Err(format!(

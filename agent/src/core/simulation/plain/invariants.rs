@@ -1,168 +1,23 @@
 //! What must hold at every instant of every run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use redisson::HolderId;
 
-use redisson::script::Call;
-use redisson::{HolderId, Moment};
-
-use super::host::{Host, micros};
-use super::redis::Redis;
-use super::run::{Lawful, NAMES, Simulation};
-use super::tokens::Tokens;
-use super::wire::Packet;
-use super::worker::OWNERS;
+use super::super::requests::lock_name;
+use super::super::schedule::micros;
+use super::super::seeds::Verdict;
+use super::history::number;
+use super::names::{NAMES, name_of};
+use super::session::OWNERS;
+use super::simulation::Simulation;
 use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::state::Contest;
 use crate::core::ops::Purpose;
-use crate::core::{Frozen, Gauges, OpId};
+use crate::core::{Frozen, Gauges};
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::Number;
 use crate::types::SessionId;
 
-/// In good weather the answer to an attempt takes no longer, in microseconds.
+/// In good network the answer to an attempt takes no longer, in microseconds.
 const ENOUGH: u64 = 5000;
-
-/// What the checks remember.
-#[derive(Debug, Default)]
-pub(super) struct Laws {
-    /// Fields that an exception has struck, by lock: eviction, deletion, restart, failover, a step of Redis' clock.
-    excused: BTreeSet<(String, String)>,
-    /// Fields that a copy of a script set or prolonged after its op was over.
-    ghosts: BTreeSet<(String, String)>,
-    /// Locks that a host's own release or undoing has made free, and by which op.
-    freed: BTreeMap<String, (usize, OpId)>,
-    /// When a host heard of a lock that has been free since.
-    heard: BTreeMap<(String, usize), u64>,
-    /// Fields of the lock at hand before a script ran.
-    before: Vec<String>,
-    /// Since when a hold has been missing in Redis, or a ghost been in a waiter's way.
-    missing: BTreeMap<(usize, Number), u64>,
-    /// How long a hold may be valid at most that is not renewed since its worker was stopped.
-    renewable: BTreeMap<(usize, Number), Moment>,
-    haunted: BTreeMap<(usize, &'static str), u64>,
-    pub(super) tokens: Tokens,
-    /// Locks granted since everything was mended, to whoever holds them already too.
-    pub(super) granted_since: u64,
-}
-
-fn field_names(redis: &Redis, lock: &str) -> Vec<String> {
-    redis.fields(lock).iter().map(|(field, _)| field.clone()).collect()
-}
-
-fn key(call: &Call) -> String {
-    String::from_utf8_lossy(&call.keys[0]).into_owned()
-}
-
-fn number(arg: &[u8]) -> Number {
-    HolderId::parse(arg).expect("a holder of ours").thread
-}
-
-impl Laws {
-    pub(super) fn excuse_key(&mut self, lock: &str, redis: &Redis) {
-        for field in field_names(redis, lock) {
-            self.excused.insert((lock.to_owned(), field));
-        }
-    }
-
-    pub(super) fn excuse(&mut self, lock: &str, field: String) {
-        self.excused.insert((lock.to_owned(), field));
-    }
-
-    pub(super) fn excuse_all(&mut self, redis: &Redis) {
-        for lock in NAMES {
-            self.excuse_key(lock, redis);
-        }
-    }
-
-    /// A copy that lags is in force now: what it has may be long over.
-    pub(super) fn resurrected(&mut self, redis: &Redis) {
-        for lock in NAMES {
-            for field in field_names(redis, lock) {
-                self.ghosts.insert((lock.to_owned(), field.clone()));
-                self.excused.insert((lock.to_owned(), field));
-            }
-        }
-    }
-
-    pub(super) fn is_excused(&self, lock: &str, field: &str) -> bool {
-        self.excused.contains(&(lock.to_owned(), field.to_owned()))
-    }
-
-    fn is_ghost(&self, lock: &str, field: &str) -> bool {
-        self.ghosts.contains(&(lock.to_owned(), field.to_owned()))
-    }
-
-    pub(super) fn heard(&mut self, host: usize, lock: &str, now: u64) {
-        self.heard.insert((lock.to_owned(), host), now);
-    }
-
-    /// A lock is no longer free, or nobody said that it is.
-    pub(super) fn taken(&mut self, lock: &str) {
-        self.freed.remove(lock);
-        self.heard.retain(|(name, _), _| name != lock);
-    }
-
-    pub(super) fn before_script(&mut self, packet: &Packet, redis: &Redis) {
-        self.before = field_names(redis, &key(&packet.call));
-    }
-
-    pub(super) fn after_script(&mut self, packet: &Packet, hosts: &[Host], redis: &Redis) {
-        let host = &hosts[packet.host];
-        let lock = key(&packet.call);
-        let alive = host.run == packet.run && host.core.ops.contains_key(&packet.op);
-        // What somebody on the way repeats is unknown to who sent it, and who is yet to hear of the first copy may
-        // have been refused by it.
-        let wanted = alive && !packet.is_repeated();
-        for field in field_names(redis, &lock) {
-            // It set the field, or gave it another lease when nobody counted on that any more.
-            let late = !self.before.contains(&field) || packet.call.script.name == "keep";
-            if !wanted && late {
-                self.ghosts.insert((lock.clone(), field));
-            }
-        }
-        if redis.get(&lock).is_some() {
-            self.taken(&lock);
-        } else if alive && packet.call.script.name == "release" && !self.before.is_empty() {
-            self.freed.insert(lock, (packet.host, packet.op));
-        }
-    }
-
-    /// A core sends a script: never one about a number that an earlier one was sent to remove, unless to remove it.
-    pub(super) fn sending(&mut self, host: &mut Host, call: &Call) -> Lawful {
-        let script = call.script.name;
-        let breach = |number: Number, host: &Host| {
-            if host.removed.contains(&number) {
-                return Err(format!("{script} for {number}, which a script was sent to remove"));
-            }
-            Ok(())
-        };
-        match script {
-            "acquire" => breach(number(&call.args[0]), host)?,
-            "keep" => {
-                for holder in call.args.iter().skip(1).step_by(2) {
-                    breach(number(holder), host)?;
-                }
-            }
-            "hand_over" => {
-                breach(number(&call.args[1]), host)?;
-                host.removed.insert(number(&call.args[0]));
-            }
-            "release" => {
-                host.removed.insert(number(&call.args[0]));
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// A worker was told of a new hold.
-    pub(super) fn granted(&mut self, host: &mut Host, lock: &str, holder: &str) -> Lawful {
-        if !host.granted.insert(number(holder.as_bytes())) {
-            return Err(format!("{lock}: {holder} was granted before"));
-        }
-        Ok(())
-    }
-}
 
 impl Simulation {
     /// Whoever is told that it is inside, or still inside, is alone there.
@@ -172,15 +27,15 @@ impl Simulation {
         id: SessionId,
         owner: usize,
         lock: &'static str,
-    ) -> Lawful {
+    ) -> Verdict {
         let Some(mine) =
-            self.hosts[host].sessions.get(&id).and_then(|s| s.owners[owner].views.get(lock))
+            self.hosts[host].sessions.get(&id).and_then(|s| s.owners[owner].known_holds.get(lock))
         else {
             return Ok(());
         };
         if mine.leaving
             || mine.valid_until <= self.hosts[host].boot(self.now)
-            || self.laws.is_excused(lock, &mine.holder)
+            || self.history.is_excused(lock, &mine.holder)
         {
             return Ok(());
         }
@@ -188,17 +43,21 @@ impl Simulation {
         for other in &self.hosts {
             let now = other.boot(self.now);
             for session in other.sessions.values() {
-                let views = session.owners.iter().filter_map(|owner| owner.views.get(lock));
+                let known_holds =
+                    session.owners.iter().filter_map(|owner| owner.known_holds.get(lock));
                 inside.extend(
-                    views
-                        .filter(|view| !view.leaving && now < view.valid_until)
-                        .map(|view| view.holder.clone()),
+                    known_holds
+                        .filter(|known_hold| !known_hold.leaving && now < known_hold.valid_until)
+                        .map(|known_hold| known_hold.holder.clone()),
                 );
             }
         }
-        let foreign = self.foreign.iter().filter(|foreign| foreign.inside(self.now) == Some(lock));
-        inside.extend(foreign.map(|foreign| foreign.field()));
-        inside.retain(|holder| *holder != mine.holder && !self.laws.is_excused(lock, holder));
+        let other_clients = self
+            .other_clients
+            .iter()
+            .filter(|other_clients| other_clients.inside(self.now) == Some(lock));
+        inside.extend(other_clients.map(|other_clients| other_clients.field()));
+        inside.retain(|holder| *holder != mine.holder && !self.history.is_excused(lock, holder));
         if inside.is_empty() {
             return Ok(());
         }
@@ -206,7 +65,7 @@ impl Simulation {
     }
 
     /// What a core says at the very moment it says it.
-    pub(super) fn check_delivery(&mut self, host: usize, outgoing: &Outgoing) -> Lawful {
+    pub(super) fn check_delivery(&mut self, host: usize, outgoing: &Outgoing) -> Verdict {
         let Outgoing::Reply(Frame::Map(pairs)) = outgoing else { return Ok(()) };
         let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
         let (Some(Frame::Bulk(holder)), Some(Frame::Int(valid))) =
@@ -235,32 +94,32 @@ impl Simulation {
             (value("token"), value("holds"), value("lock"))
         {
             let (lock, holder) = (String::from_utf8_lossy(lock), String::from_utf8_lossy(holder));
-            let excused = self.laws.is_excused(&lock, &holder);
-            self.laws.tokens.told(host, state.run, &lock, &holder, excused, *token)?;
+            let excused = self.history.is_excused(&lock, &holder);
+            self.history.tokens.told(host, state.run, &lock, &holder, excused, *token)?;
         }
         Ok(())
     }
 
     /// After every event.
-    pub(super) fn check(&mut self) -> Lawful {
+    pub(super) fn check(&mut self) -> Verdict {
         let server_calm = self.server_is_well();
         if !server_calm {
-            self.server.calm_since = self.now;
+            self.server.fault_free_since = self.now;
         }
         for host in 0..self.hosts.len() {
-            if !self.hosts[host].is_calm(self.now) || !server_calm {
-                self.hosts[host].calm_since = self.now;
+            if !self.hosts[host].is_fault_free(self.now) || !server_calm {
+                self.hosts[host].fault_free_since = self.now;
             }
-            self.check_departed(host).map_err(|breach| format!("host {host}: {breach}"))?;
-            self.check_holds(host).map_err(|breach| format!("host {host}: {breach}"))?;
-            self.check_names(host).map_err(|breach| format!("host {host}: {breach}"))?;
-            self.check_fields(host).map_err(|breach| format!("host {host}: {breach}"))?;
+            self.check_departed(host).map_err(|violation| format!("host {host}: {violation}"))?;
+            self.check_holds(host).map_err(|violation| format!("host {host}: {violation}"))?;
+            self.check_names(host).map_err(|violation| format!("host {host}: {violation}"))?;
+            self.check_fields(host).map_err(|violation| format!("host {host}: {violation}"))?;
         }
         Ok(())
     }
 
     /// What a dead worker held is nobody else's before the lock delay is over.
-    fn check_departed(&mut self, host: usize) -> Lawful {
+    fn check_departed(&mut self, host: usize) -> Verdict {
         let state = &mut self.hosts[host];
         let now = state.boot(self.now);
         let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
@@ -272,7 +131,7 @@ impl Simulation {
             }
             // An agent that cannot renew it has to give it up in the end, as any other.
             let is_over = now >= lease.lost_at(departed.valid_until, margin);
-            if !is_over && !self.laws.is_excused(departed.lock, &departed.holder) {
+            if !is_over && !self.history.is_excused(departed.lock, &departed.holder) {
                 return Err(format!("{departed:?} was let go before its time"));
             }
         }
@@ -280,7 +139,7 @@ impl Simulation {
     }
 
     /// Holds stand in Redis, and their owners hear in time of what threatens them.
-    fn check_holds(&mut self, host: usize) -> Lawful {
+    fn check_holds(&mut self, host: usize) -> Verdict {
         let state = &self.hosts[host];
         let now = state.boot(self.now);
         let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
@@ -288,7 +147,7 @@ impl Simulation {
             let lock = std::str::from_utf8(hold.name.as_bytes()).expect("a lock of ours");
             let field = HolderId::new(state.client, hold.number).to_string();
             let there = self.server.redis.has(lock, &field);
-            let excused = self.laws.is_excused(lock, &field);
+            let excused = self.history.is_excused(lock, &field);
             if now < hold.valid_until && !there && !excused {
                 return Err(format!(
                     "{field} holds {lock} to its knowledge, Redis has {:?}",
@@ -322,20 +181,20 @@ impl Simulation {
             let owner = state.sessions.get(&hold.owner.session);
             let stopped = owner.is_some_and(|s| s.connected && s.known_stopped);
             let lapses = state.settings.frozen == Frozen::Lapse && stopped;
-            // What the worker has asked for before it was stopped may still be answered.
+            // What the worker has pending for before it was stopped may still be answered.
             let now = state.boot(self.now);
             let at_most = hold.valid_until.max(now + lease.duration());
-            let entry = self.laws.renewable.entry(key).or_insert(at_most);
+            let entry = self.history.renewable.entry(key).or_insert(at_most);
             if !lapses || hold.asking.is_some() || hold.mode == LeaseMode::Fixed {
                 *entry = at_most;
             } else if hold.valid_until > *entry {
                 return Err(format!("{field} on {lock} is renewed for a stopped worker"));
             }
             if there || lapses || hold.mode == LeaseMode::Fixed {
-                self.laws.missing.remove(&key);
+                self.history.missing.remove(&key);
             } else {
-                let since = *self.laws.missing.entry(key).or_insert(self.now);
-                let since = since.max(state.calm_since);
+                let since = *self.history.missing.entry(key).or_insert(self.now);
+                let since = since.max(state.fault_free_since);
                 let enough = state.lease() / 3 + state.settings.response_timeout;
                 if self.now - since > micros(enough) {
                     return Err(format!("nobody noticed that {field} is gone from {lock}"));
@@ -346,7 +205,7 @@ impl Simulation {
     }
 
     /// Somebody or something acts for every waiter, and nothing is kept that serves nobody.
-    fn check_names(&mut self, host: usize) -> Lawful {
+    fn check_names(&mut self, host: usize) -> Verdict {
         let state = &self.hosts[host];
         let core = &state.core;
         let now = state.boot(self.now - 1);
@@ -397,22 +256,22 @@ impl Simulation {
 
     /// Who has made the lock free lets its own waiters try at once, unless it stands back, whether or not it hears its
     /// own message; and so does who hears another's, whatever it was doing then.
-    fn check_turn(&self, host: usize, name: &redisson::LockName) -> Lawful {
+    fn check_turn(&self, host: usize, name: &redisson::LockName) -> Verdict {
         let core = &self.hosts[host].core;
         let known = &core.locks[name];
-        let lock = super::worker::name_of(name);
+        let lock = name_of(name);
         let asleep = matches!(known.contest, Contest::Asleep(_)) && known.leaving == 0;
         if !asleep || known.failures > 0 || known.stand_back_until > core.now {
             return Ok(());
         }
-        if let Some((by, op)) = self.laws.freed.get(lock)
+        if let Some((by, op)) = self.history.freed.get(lock)
             && *by == host
             && !core.ops.contains_key(op)
         {
             return Err(format!("{name} was made free by {op:?}, and its waiters sleep"));
         }
-        if let Some(at) = self.laws.heard.get(&(lock.to_owned(), host))
-            && self.hosts[host].calm_since < *at
+        if let Some(at) = self.history.heard.get(&(lock.to_owned(), host))
+            && self.hosts[host].fault_free_since < *at
             && self.now > at + ENOUGH
         {
             return Err(format!("{name} was told to be free, and its waiters sleep"));
@@ -421,10 +280,10 @@ impl Simulation {
     }
 
     /// Every field of ours in Redis is somebody's.
-    fn check_fields(&mut self, host: usize) -> Lawful {
+    fn check_fields(&mut self, host: usize) -> Verdict {
         let state = &self.hosts[host];
         for lock in NAMES {
-            let mut ghosts = 0;
+            let mut strays = 0;
             let fields = self.server.redis.fields(lock);
             for (field, _) in fields {
                 let Some(holder) = HolderId::parse(field.as_bytes()) else { continue };
@@ -434,39 +293,37 @@ impl Simulation {
                 let held = state.core.holds.contains_key(&holder.thread);
                 let known =
                     held || state.core.ops.values().any(|op| op.purpose.concerns(holder.thread));
-                if !known && !self.laws.is_ghost(lock, field) && !self.laws.is_excused(lock, field)
+                if !known
+                    && !self.history.is_stray(lock, field)
+                    && !self.history.is_excused(lock, field)
                 {
                     return Err(format!("{field} was left behind on {lock}"));
                 }
-                ghosts += usize::from(!known);
+                strays += usize::from(!known);
             }
-            // A lock that only ghosts hold is had by whoever waits for it here.
-            let haunted = ghosts > 0
-                && ghosts == fields.len()
+            // A lock that only strays hold is had by whoever waits for it here.
+            let blocked = strays > 0
+                && strays == fields.len()
                 && state.core.locks.values().any(|name| {
                     !name.queue.is_empty() && name.contest != Contest::Idle && name.hold.is_none()
                 })
-                && state
-                    .core
-                    .locks
-                    .get(&super::run::lock_name(lock))
-                    .is_some_and(|n| !n.queue.is_empty());
-            if !haunted {
-                self.laws.haunted.remove(&(host, lock));
+                && state.core.locks.get(&lock_name(lock)).is_some_and(|n| !n.queue.is_empty());
+            if !blocked {
+                self.history.blocked.remove(&(host, lock));
                 continue;
             }
-            let since = *self.laws.haunted.entry((host, lock)).or_insert(self.now);
-            let since = since.max(state.calm_since);
+            let since = *self.history.blocked.entry((host, lock)).or_insert(self.now);
+            let since = since.max(state.fault_free_since);
             let enough = state.settings.poll_max + state.settings.response_timeout * 2;
             if self.now > since + micros(enough) + 1_000_000 {
-                return Err(format!("ghosts keep {lock} from those who wait: {fields:?}"));
+                return Err(format!("strays keep {lock} from those who wait: {fields:?}"));
             }
         }
         Ok(())
     }
 
     /// Everybody has gone: nothing may be left.
-    pub(super) fn check_end(&self) -> Lawful {
+    pub(super) fn check_end(&self) -> Verdict {
         for (index, host) in self.hosts.iter().enumerate() {
             let core = &host.core;
             if !core.is_idle() || !core.locks.is_empty() || core.next_deadline().is_some() {
@@ -481,8 +338,14 @@ impl Simulation {
             if !core.quota.is_empty() {
                 return Err(format!("host {index} counts {:?}", core.quota));
             }
-            if !host.wishes.is_empty() || !core.ready.is_empty() || !core.sessions.is_empty() {
-                return Err(format!("host {index} keeps {:?} {:?}", host.wishes, core.sessions));
+            if !host.wanted_channels.is_empty()
+                || !core.ready.is_empty()
+                || !core.sessions.is_empty()
+            {
+                return Err(format!(
+                    "host {index} keeps {:?} {:?}",
+                    host.wanted_channels, core.sessions
+                ));
             }
             if core.gauges() != Gauges::default() {
                 return Err(format!("host {index}: its gauges are not back at 0"));
@@ -497,14 +360,14 @@ impl Simulation {
     }
 
     /// Every command has been answered.
-    pub(super) fn check_answered(&self) -> Lawful {
+    pub(super) fn check_answered(&self) -> Verdict {
         for (index, host) in self.hosts.iter().enumerate() {
             for (id, session) in &host.sessions {
-                if let Some((at, asked)) = session.asked.front() {
-                    return Err(format!("host {index} {id:?} waits since {at} µs for {asked:?}"));
+                if let Some((at, pending)) = session.pending.front() {
+                    return Err(format!("host {index} {id:?} waits since {at} µs for {pending:?}"));
                 }
                 for owner in 0..OWNERS {
-                    if !session.owners[owner].views.is_empty() {
+                    if !session.owners[owner].known_holds.is_empty() {
                         return Err(format!("host {index} {id:?} still holds: {session:?}"));
                     }
                 }
