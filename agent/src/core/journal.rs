@@ -14,14 +14,14 @@ use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 use crate::types::SessionId;
 
-/// How far the journal is.
+/// The progress of the journal.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Journal {
-    /// Why there is none, if so.
+    /// The reason that there is none.
     missing: Option<String>,
-    /// How many records there have been.
+    /// The number of records so far.
     noted: u64,
-    /// How many of them are written, or will not be.
+    /// The number of records that are written, or will never be.
     done: u64,
     /// Replies that wait for so many, and whose.
     waiting: VecDeque<(u64, SessionId)>,
@@ -55,7 +55,7 @@ impl Journal {
         waits
     }
 
-    /// Why there is none, if so.
+    /// The reason that there is none.
     pub(in crate::core) fn missing(&self) -> Option<&str> {
         self.missing.as_deref()
     }
@@ -151,7 +151,7 @@ impl Core {
         })
     }
 
-    /// The whole journal, for when it is written anew. Numbers of which nothing is left any more are forgotten.
+    /// The whole journal, for when it is written again. Numbers of which nothing is left any more are forgotten.
     pub fn journal_records(&mut self) -> Vec<Record> {
         let mut records = Vec::new();
         for id in &self.graced {

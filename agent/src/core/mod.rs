@@ -1,17 +1,21 @@
 //! The agent's core: a state machine without I/O.
 //!
-//! It is told what happened and when (a command, a reply of Redis, a release message, a closed session, the time)
-//! and says what to do ([`Action`]s). One task owns it. Sockets, Redis and clocks stay outside, so that the very
-//! code that serves workers can be run against a model of Redis that fails in every way.
+//! It takes events (a command, a reply of Redis, a release message, a closed session, the time), each with its instant,
+//! and produces [`Effect`]s: scripts to send, replies to deliver, channels to subscribe to, records for the journal, facts
+//! for metrics and the log. One task owns it. Sockets, Redis and clocks stay outside, so that the very code that serves
+//! workers also runs against a model of Redis with every kind of fault.
 //!
-//! How it hangs together:
-//! - a **number** is drawn for every LOCK that is no re-entry, and never used again. While the LOCK waits it names
-//!   the [`wait::Waiter`]; once granted it names the [`hold::Hold`], and `<agent uuid>:<number>` is the holder in
-//!   Redis. So a late copy of an old script can touch no newer grant.
-//! - a **name** ([`name::Name`]) has its local queue. Only the front waiter competes in Redis, and only while no local
-//!   hold stands in the way.
-//! - an **op** ([`op::Op`]) is one script on its way to Redis, with what is to be done about its outcome.
-//! - the **watchdog** ([`watchdog`]) is one ordered set of deadlines, shared by everything that waits for time.
+//! - [`lease`] owns the holds: validity, renewal, loss.
+//! - [`lock`] is about names: the local queue of waiters, attempts, hand-over, fair positions, MLOCK, quotas. Only the front
+//!   waiter competes in Redis, and only while no local hold excludes it.
+//! - [`ops`] owns the scripts in flight, and describes each verb in one place.
+//! - [`red`] is the same for locks on several servers.
+//! - [`session`] is about connections: replies in order, events, grace and RESUME.
+//! - [`report`] reads: LOCKS, SHOW, the holder registry, error sentences.
+//!
+//! A **number** is drawn for every LOCK that is not a re-entry, and never used again. While the LOCK waits it names the
+//! [`lock::waiter::Waiter`]; once granted it names the [`lease::hold::Hold`], and `<agent uuid>:<number>` is the holder in
+//! Redis. So a late copy of an old script can touch no newer grant.
 
 mod effect;
 mod input;
@@ -56,7 +60,7 @@ use ops::{InFlight, Op};
 use session::Session;
 use timer::{Timer, Timers};
 
-/// The state machine.
+/// The state machine, composed of its tables.
 #[derive(Debug)]
 pub struct Core {
     settings: Settings,
@@ -69,7 +73,7 @@ pub struct Core {
     taken_over: HashMap<SessionKey, SessionId>,
     /// Sessions whose holds outlive their connection.
     graced: BTreeSet<SessionId>,
-    /// How many of them have none now.
+    /// The number of them without a connection.
     away: usize,
     /// Sessions whose process is stopped while they hold or wait.
     stopped: BTreeSet<SessionId>,
@@ -79,7 +83,7 @@ pub struct Core {
     policy: Option<Policy>,
     quota: lock::quota::Quota,
     now: Moment,
-    /// When it was last noticed that the agent had slept.
+    /// The instant at which a sleep of the agent was last noticed.
     woke: Moment,
     sessions: HashMap<SessionId, Session>,
     locks: HashMap<LockName, LockState>,
@@ -149,25 +153,25 @@ impl Core {
         }
     }
 
-    /// What is to be done, oldest first. To be called after every event until there is none.
+    /// Takes the oldest effect. To be called after every event until there is none.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop()
     }
 
-    /// Whether there is something to be done.
+    /// Returns whether effects wait to be applied.
     #[must_use]
     pub fn has_effects(&self) -> bool {
         !self.effects.is_empty()
     }
 
-    /// When [`Self::on_time`] must be called at the latest.
+    /// Returns the latest instant for the next [`Self::on_time`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Moment> {
         let tables = [self.leases.next_deadline(), self.ops.next_deadline(), self.timers.first()];
         tables.into_iter().flatten().min()
     }
 
-    /// Whether nothing is held and nothing is under way but what a successor can go on with: after a drain, the time
+    /// Returns whether nothing is held or in flight but what a successor can go on with: after a drain, the time
     /// to end.
     #[must_use]
     pub fn is_idle(&self) -> bool {
@@ -188,24 +192,24 @@ impl Core {
         }
     }
 
-    /// How many holds there are.
+    /// Returns the number of holds.
     #[must_use]
     pub fn holds(&self) -> usize {
         self.leases.len()
     }
 
-    /// How many waits there are.
+    /// Returns the number of waiters.
     #[must_use]
     pub fn waiters(&self) -> usize {
         self.waiters.len()
     }
 
-    /// How releases are published from now on: what the servers know, and so what is listened to, may change.
+    /// Sets how releases are published; the servers' abilities may change.
     pub fn set_publish(&mut self, publish: script::Publish) {
         self.settings.publish = publish;
     }
 
-    /// A worker has connected.
+    /// Handles a new connection.
     pub fn on_open(&mut self, now: Moment, id: SessionId, peer: Peer, secret: [u8; 16]) {
         self.advance_clock(now);
         let key = SessionKey { run: self.run, number: id.0 };
@@ -214,7 +218,7 @@ impl Core {
         self.effects.report(Report::SessionOpened);
     }
 
-    /// A worker named itself.
+    /// Handles CLIENT SETNAME.
     pub fn on_named(&mut self, id: SessionId, name: Vec<u8>) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.client_name = Some(name);
@@ -228,7 +232,7 @@ impl Core {
         }
     }
 
-    /// A worker asks for something.
+    /// Handles a command.
     pub fn on_command(&mut self, now: Moment, id: SessionId, command: Command) {
         self.advance_clock(now);
         self.enqueue(id, command);
@@ -275,7 +279,7 @@ impl Core {
         self.gauges.away_sessions = self.away;
     }
 
-    /// An instant has come: what is due is done.
+    /// Handles the deadlines that have come.
     pub fn on_time(&mut self, now: Moment) {
         self.advance_clock(now);
         self.run_ready();

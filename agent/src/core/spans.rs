@@ -1,6 +1,6 @@
-//! What traces show of the core's work: `lock acquire` from a LOCK to its answer, `lock hold` from a grant to its end,
+//! The spans of the core's work: `lock acquire` from a LOCK to its answer, `lock hold` from a grant to its end,
 //! `lock renew` for each batch of renewals. Spans are made and let go where the core decides, as its log lines are; the
-//! instants are the subscriber's. Whether a LOCK or a batch is traced is decided before its span is made; without a span of
+//! instants are the subscriber's. A LOCK or a batch is sampled before its span is made; without a span of
 //! its own nothing that belongs to it has one. When traces are off all are empty, and cost one look at a flag.
 
 use service_kit::trace::{self, TARGET, TraceParent};
@@ -15,7 +15,7 @@ use crate::protocol::command::LockRequest;
 use crate::types::End;
 use crate::types::Number;
 
-/// How many of the readers inside a waiting writer links to.
+/// The most readers inside that the span of a waiting writer links to.
 const LINKS: usize = 8;
 
 /// The end of a LOCK, by the word it is counted by.

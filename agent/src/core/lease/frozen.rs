@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::core::LogLine;
 use crate::types::SessionId;
 
-/// What becomes of the holds of a worker that is stopped.
+/// The treatment of the holds of a stopped worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Frozen {
     /// They are renewed like all others: a stopped worker may go on.
@@ -57,7 +57,7 @@ impl Core {
         }
     }
 
-    /// Whether what this session holds is not to be renewed now.
+    /// Returns whether the holds of this session are left to lapse.
     pub(in crate::core) fn lapses(&self, id: SessionId) -> bool {
         self.settings.frozen == Frozen::Lapse && self.stopped.contains(&id)
     }

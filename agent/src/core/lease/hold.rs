@@ -12,7 +12,7 @@ use crate::core::session::Owner;
 use crate::core::session::reply::Grant;
 use crate::types::Number;
 
-/// How a hold is kept.
+/// The way a hold's lease ends or goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum LeaseMode {
     /// The watchdog renews it.
@@ -30,7 +30,7 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) group: Arc<str>,
     pub(in crate::core) kind: Kind,
     pub(in crate::core) owner: Owner,
-    /// Whose process it is.
+    /// The user of its process.
     pub(in crate::core) uid: u32,
     /// Its fencing token, where its kind has one.
     pub(in crate::core) token: Option<u64>,
@@ -41,11 +41,11 @@ pub(in crate::core) struct Hold {
     /// The last instant at which it is sure to be held, as long as Redis keeps the key and its clock does not step.
     /// Only an explicit success moves it.
     pub(in crate::core) valid_until: Moment,
-    /// When to renew it next.
+    /// The instant of the next renewal.
     pub(in crate::core) renew_at: Moment,
     /// The longest lease that Redis was ever asked to give it: none shortens another.
     pub(in crate::core) longest: Lease,
-    /// What its owner asks of Redis about it: re-entry, partial release, another lease. An owner's commands run one
+    /// The update that its owner has sent to Redis: re-entry, partial release, another lease. An owner's commands run one
     /// after another, so there is at most one.
     pub(in crate::core) asking: Option<OpId>,
     /// A renewal is on its way.
@@ -62,9 +62,9 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) trace: Option<Box<str>>,
     /// Its own span, which ends with it.
     pub(in crate::core) span: Span,
-    /// How a red one stands on each of its servers.
+    /// The parts of a red hold on its servers.
     pub(in crate::core) node_leases: Option<NodeLeases>,
-    /// Where its deadline stands among the timers.
+    /// The deadline that is set.
     pub(in crate::core) armed: Moment,
 }
 
@@ -145,7 +145,7 @@ impl Hold {
         self.trace.as_deref().unwrap_or_default()
     }
 
-    /// What LOCK answers about it.
+    /// Returns the reply to LOCK about it.
     pub(in crate::core) fn grant(&self, waited_ms: u64) -> Grant {
         Grant {
             number: self.number,
@@ -170,7 +170,7 @@ impl Hold {
         }
     }
 
-    /// When something is next to be done about it. `lease` is that of watched holds.
+    /// Returns its next deadline. `lease` is that of renewed holds.
     pub(super) fn deadline(&self, lease: Lease, margin: std::time::Duration) -> Moment {
         if self.mode == LeaseMode::Fixed {
             return self.valid_until;

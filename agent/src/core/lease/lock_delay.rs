@@ -22,7 +22,7 @@ pub(in crate::core) struct KeptBack {
 }
 
 impl Core {
-    /// Until when the locks of a worker are kept back that has been gone since then.
+    /// Returns the end of the lock delay of a worker that has been gone since then.
     pub(in crate::core) fn kept_back_until(&self, gone: Moment) -> Moment {
         gone + self.settings.lock_delay
     }

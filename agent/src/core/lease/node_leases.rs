@@ -7,19 +7,19 @@ use crate::core::ops::update::Change;
 /// One node's part of a hold.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct NodeLease {
-    /// Until when it surely keeps the hold; the clock's origin where it does not have it.
+    /// The instant until which it surely keeps the hold; the clock's origin if it does not have it.
     pub(in crate::core) valid_until: Moment,
-    /// When the latest script was sent by which it said so.
+    /// The instant at which the latest script was sent that it confirmed.
     pub(in crate::core) confirmed: Moment,
-    /// When it said that the hold is gone from there and that nobody else has the lock.
+    /// The instant at which it reported that the hold is gone and that nobody else has the lock.
     pub(in crate::core) missing: Option<Moment>,
-    /// When to renew it there next.
+    /// The instant of the next renewal there.
     pub(in crate::core) renew_at: Moment,
-    /// A renewal, or the setting anew, is on its way.
+    /// A renewal, or the setting again, is on its way.
     pub(in crate::core) renewing: bool,
     /// Renewals there that failed in a row.
     pub(in crate::core) failures: u32,
-    /// An operator released it there: it is not set anew.
+    /// An operator released it there: it is not set again.
     pub(in crate::core) forced: bool,
 }
 
@@ -42,7 +42,7 @@ impl NodeLeases {
         Self(vec![none; nodes].into())
     }
 
-    /// Until when a majority surely keeps the hold: of `majority` nodes' instants the earliest, were they the latest ones.
+    /// Returns the instant until which a majority surely keeps the hold: the `majority`-th latest of the nodes' instants.
     pub(in crate::core) fn valid_until(&self, majority: usize) -> Moment {
         let mut instants: Vec<_> =
             self.0.iter().map(|lease_on_node| lease_on_node.valid_until).collect();
@@ -59,7 +59,7 @@ impl NodeLeases {
         lease_on_node.failures = 0;
     }
 
-    /// A node does not have the hold. If it can be set anew there, the others are asked whether they have it still.
+    /// A node does not have the hold. If it can be set again there, the others are asked whether they have it still.
     pub(in crate::core) fn gone(&mut self, node: usize, now: Moment, missing: bool) {
         self.0[node].valid_until = Moment::default();
         self.0[node].confirmed = Moment::default();
@@ -71,7 +71,7 @@ impl NodeLeases {
         }
     }
 
-    /// Whether a script sent then is too old to tell whether a node can have its part again.
+    /// Returns whether a script sent then is too old to decide whether a node's part can be restored.
     pub(in crate::core) fn is_stale(&self, sent: Moment) -> bool {
         self.0.iter().any(|lease_on_node| lease_on_node.missing.is_some_and(|since| since > sent))
     }
@@ -136,7 +136,7 @@ impl NodeLeases {
         }
     }
 
-    /// When the next node is to be asked; never while all are being asked.
+    /// Returns the instant of the next renewal on any node; never while all are being renewed.
     pub(in crate::core) fn renew_at(&self) -> Moment {
         let idle = self.0.iter().filter(|lease_on_node| !lease_on_node.renewing);
         idle.map(|lease_on_node| lease_on_node.renew_at).min().unwrap_or(Moment::NEVER)

@@ -22,7 +22,7 @@ pub(in crate::core) enum Reassessed {
     },
 }
 
-/// What a node's answer to a renewal met.
+/// The hold that a node's answer to a renewal was about.
 pub(in crate::core) struct NodeRenewed {
     pub(in crate::core) group: Arc<str>,
     /// The end of the hold's validity before that.

@@ -1,4 +1,4 @@
-//! What the keep script is asked for by a worker: re-entry, partial release, another lease.
+//! EXTEND.
 
 use redisson::Lease;
 use tracing::Span;

@@ -129,7 +129,7 @@ impl Core {
         self.run_ready();
     }
 
-    /// Whether so much time has passed since the last event that the agent, or the host, slept: above a third of the
+    /// Returns whether the agent or its host slept: the time since the last event is above a third of the
     /// shortest lease held. Ticks come each 100 ms while holds exist.
     pub(in crate::core) fn slept(&mut self, now: Moment) -> bool {
         let gap = now.since(self.now);

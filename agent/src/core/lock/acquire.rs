@@ -83,12 +83,12 @@ impl Core {
         self.queue_up(waiter);
     }
 
-    /// Whether a newcomer of that kind has to wait, as far as this agent knows.
+    /// Returns whether a newcomer of that kind has to wait, as far as this agent knows.
     pub(in crate::core) fn is_taken(&self, name: &LockName, kind: Kind) -> bool {
         self.locks.get(name).is_some_and(|name| name.keeps_out(kind) || !name.queue.is_empty())
     }
 
-    /// Why a LOCK is not even tried.
+    /// Returns the refusal of a LOCK that is not attempted.
     pub(in crate::core) fn refusal(&mut self, slot: Slot, request: &LockRequest) -> Option<Frame> {
         if let Some(refusal) = self.wrong_session(slot, request.session.as_deref(), &request.name) {
             return Some(refusal);
@@ -188,7 +188,7 @@ impl Core {
         self.update_hold(update);
     }
 
-    /// Lets a waiter try in Redis.
+    /// Sends a waiter's attempt to Redis.
     pub(in crate::core) fn attempt(&mut self, id: WaiterId) -> Option<OpId> {
         let waiter = self.waiters.get(&id)?;
         let under = (waiter.kind == Kind::Read)
@@ -226,7 +226,7 @@ impl Core {
         }
     }
 
-    /// How long a refused waiter sleeps unless it is woken: until the lease it was told of is over, and no longer than
+    /// Returns the longest sleep of a refused waiter: until the reported lease is over, and no longer than
     /// is set.
     pub(in crate::core) fn poll(&mut self, pttl_ms: Option<u64>) -> Duration {
         let jitter = u32::try_from(self.jitter() % 20).unwrap_or(0);

@@ -19,9 +19,9 @@ pub(in crate::core) struct Place {
     pub(in crate::core) may_stand: bool,
     /// The channel it listens to.
     listening: Option<Vec<u8>>,
-    /// When the latest message came.
+    /// The instant of the latest message.
     message_at: Option<Moment>,
-    /// When it looks again.
+    /// The deadline of the next attempt.
     armed: Option<Moment>,
     /// The numbers of ours that had the lock, or the turn before it, when Redis last refused it.
     behind: Vec<Number>,
@@ -103,7 +103,7 @@ impl Core {
         self.run_ready();
     }
 
-    /// Whether somebody of ours is before a fair waiter still: one who had the lock or the turn before it when Redis was
+    /// Returns whether one of ours is still before a fair waiter: one that had the lock or the turn before it when Redis was
     /// asked, and has given up neither since. Numbers are never used twice.
     fn is_behind_ours(&self, id: WaiterId) -> bool {
         let Some(waiter) = self.waiters.get(&id) else { return false };

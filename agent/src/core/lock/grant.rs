@@ -35,7 +35,7 @@ impl Core {
         }
     }
 
-    /// Who gets what an attempt has had: its waiter, or the next one, or nobody.
+    /// Returns the waiter that gets an obtained lock: the one of the attempt, or the next one, or none.
     pub(in crate::core) fn pick_successor(
         &self,
         attempt: &Attempt,
@@ -58,7 +58,7 @@ impl Core {
         (same && under.is_none() && *kind != Kind::Fair).then_some(next)
     }
 
-    /// Tells a waiter that it holds the lock, under `number`.
+    /// Grants the lock to a waiter, under `number`.
     pub(in crate::core) fn grant(
         &mut self,
         waiting: WaiterId,

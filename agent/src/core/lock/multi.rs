@@ -5,7 +5,7 @@
 //! circle. Others may take them in another order; therefore it waits only for a while with something in its hands.
 //! Then it gives back what it took, keeps its place in the queue it stands in, waits there with empty hands, and takes
 //! the others when it has got that one. What comes before it in byte order it waits for only briefly then: those who
-//! take turns in the same order would otherwise stand in one another's way for ever, each with one lock in its hands.
+//! take turns in the same order would otherwise stand in one another's way forever, each with one lock in its hands.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,9 +27,9 @@ use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::End;
 use crate::types::Number;
 
-/// For how long, for each of its members, an MLOCK waits for one while it holds others. As Redisson's `MultiLock`.
+/// The time, for each of its members, that an MLOCK waits for one while it holds others. As Redisson's `MultiLock`.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// What share of that it waits for a member while it holds one that comes later in byte order.
+/// The divisor of that time while it holds a member that comes later in byte order.
 const OUT_OF_ORDER: u32 = 10;
 
 /// An MLOCK or MUNLOCK under way.
@@ -37,22 +37,22 @@ const OUT_OF_ORDER: u32 = 10;
 pub(in crate::core) struct MultiLock {
     slot: Slot,
     goal: Goal,
-    /// What is asked for each member, in byte order; none for MUNLOCK.
+    /// The request for each member; none for MUNLOCK.
     requests: Vec<LockRequest>,
-    /// How each stands, in the order in which the worker named them.
+    /// The members, in the order in which the worker named them.
     members: Vec<Member>,
     /// The order in which they are taken.
     order: Vec<usize>,
     since: Moment,
-    /// When its time is over.
+    /// The end of its wait.
     until: Moment,
     /// The leases run from now on, all from the same instant.
     leased: bool,
-    /// Where the end of its patience stands among the timers.
+    /// The deadline of its patience that is set.
     pub(in crate::core) armed: Moment,
 }
 
-/// What it is about to do.
+/// The aim of an MLOCK or MUNLOCK.
 #[derive(Debug)]
 enum Goal {
     Take,
@@ -62,7 +62,7 @@ enum Goal {
     GiveBack,
 }
 
-/// How one member stands.
+/// The progress of one member.
 #[derive(Debug)]
 enum Member {
     Wanted,
@@ -91,7 +91,7 @@ impl MultiLock {
         })
     }
 
-    /// Whether it took this hold itself and will give it back rather than hold it for ever while it waits.
+    /// Returns whether it acquired this hold itself and will give it back rather than wait with it.
     pub(in crate::core) fn gives_way(&self, number: Number) -> bool {
         self.taken().any(|(_, grant)| grant.number == number && grant.count == 1)
     }
@@ -209,7 +209,7 @@ impl Core {
         self.sessions.get_mut(&owner.session)?.multi.get_mut(&owner.owner)
     }
 
-    /// What a LOCK, EXTEND or UNLOCK of one member came to. Its owner is then ready to go on.
+    /// Applies the reply to a LOCK, EXTEND or UNLOCK of one member. Its owner is then ready to go on.
     pub(in crate::core) fn member_answered(&mut self, owner: Owner, index: usize, reply: Reply) {
         let Some(multi) = self.multi_mut(owner) else { return };
         let Some(member) = multi.members.get_mut(index) else { return };

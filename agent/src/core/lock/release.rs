@@ -1,4 +1,4 @@
-//! How holds end: UNLOCK, death, loss; release in Redis, or hand-over to the next local waiter.
+//! The end of holds in Redis: UNLOCK, release, or hand-over to the next local waiter.
 
 use std::time::Duration;
 
@@ -114,7 +114,7 @@ impl Core {
         }
     }
 
-    /// Leaves the lock to others for a moment.
+    /// Leaves the lock to other hosts for a moment.
     pub(in crate::core) fn stand_back(&mut self, name: &LockName) {
         let until = self.now + (self.ops.round_trip() * 3).clamp(STAND_BACK.0, STAND_BACK.1);
         if let Some(state) = self.locks.get_mut(name) {
@@ -123,7 +123,7 @@ impl Core {
         }
     }
 
-    /// What the owner of a hold asks about it, and is not to be asked of Redis any more.
+    /// Takes the pending update of a hold: it is not sent to Redis any more.
     pub(in crate::core) fn take_question(&mut self, id: OpId) -> Option<HoldUpdate> {
         if let Some(asked) = self.take_update_quorum(id) {
             return Some(asked);
@@ -157,7 +157,7 @@ impl Core {
         (fits && can).then(|| self.attempt_of(waiter, next, None))
     }
 
-    /// Whether local waiters have had the lock among themselves for long enough.
+    /// Returns whether local waiters have had the lock among themselves for long enough.
     fn must_yield(&self, name: &LockName) -> bool {
         let Some(state) = self.locks.get(name) else { return false };
         let held_here = self.now.since(state.taken_at);
@@ -168,7 +168,7 @@ impl Core {
                     || (state.handovers > 0 && held_here >= self.settings.handover_max_time)))
     }
 
-    /// For how long from now it is worth repeating a script that removes a field: Redis keeps none longer than the
+    /// Returns the time for which a script that removes a field is worth retrying: Redis keeps none longer than the
     /// lease it was last given, were it given this instant.
     pub(in crate::core) fn worth_repeating(&self, lease: Lease) -> Duration {
         let lease = lease.duration();
@@ -213,7 +213,7 @@ impl Core {
         if kind == Kind::Read { &mut state.readers_leaving } else { &mut state.leaving }
     }
 
-    /// A release or an undoing is over.
+    /// Handles the end of a release or an undo.
     pub(in crate::core) fn on_released(&mut self, name: &LockName, kind: Kind, number: Number) {
         self.journal_gone(number);
         let leaving = self.leaving_mut(name, kind);

@@ -13,12 +13,12 @@ use crate::core::ops::acquire::Attempt;
 use crate::core::ops::{Op, OpId};
 use crate::core::{LogLine, Report};
 
-/// What WAIT said of a script.
+/// The answer of WAIT to a script.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Confirmed {
-    /// How many replicas have what it wrote.
+    /// The number of replicas that have what it wrote.
     pub replicas: u32,
-    /// Why that is not known, where WAIT was refused.
+    /// The error, if WAIT was refused.
     pub refusal: Option<String>,
 }
 
@@ -29,7 +29,7 @@ impl Core {
         self.on_reply(now, id, reply);
     }
 
-    /// Why what a script has granted is not to be told; none where enough replicas have it.
+    /// Returns the reason to withdraw a grant that too few replicas have.
     pub(in crate::core) fn replica_shortfall(&mut self, op: &Op) -> Option<String> {
         let wanted = self.settings.min_replicas;
         if wanted == 0 {

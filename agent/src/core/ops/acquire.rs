@@ -85,7 +85,7 @@ impl Operation for Attempt {
 }
 
 impl Core {
-    /// Redis answered an attempt.
+    /// Applies the reply to an attempt.
     fn on_acquire_reply(&mut self, id: OpId, op: &Op, attempt: &Attempt, acquired: AcquireOutcome) {
         let name = &attempt.name;
         self.clear_attempt(attempt, id);
@@ -210,7 +210,7 @@ impl Core {
         }
     }
 
-    /// Whether a number of this run is neither held nor waited under nor under way.
+    /// Returns whether a number of this run belongs to no hold, waiter or script.
     pub(in crate::core) fn is_ghost(&self, number: Number) -> bool {
         (self.first_number..self.next_number).contains(&number)
             && !self.leases.contains(number)

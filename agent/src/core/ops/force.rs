@@ -21,7 +21,7 @@ use crate::types::End;
 use crate::types::Number;
 use crate::types::SessionKey;
 
-/// How long a release by force is worth repeating while Redis does not answer: what the operator saw gets old.
+/// The time for which a release by force is retried while Redis does not answer: what the operator saw gets old.
 pub(in crate::core) const WORTH: Duration = Duration::from_secs(2);
 
 /// A release by force, to be compared with what Redis shows at that moment.
@@ -29,7 +29,7 @@ pub(in crate::core) const WORTH: Duration = Duration::from_secs(2);
 pub(in crate::core) struct Force {
     pub(in crate::core) name: LockName,
     pub(in crate::core) slot: Slot,
-    /// What the lock looked like.
+    /// The lock as the operator saw it.
     pub(in crate::core) shown: Box<LockDetails>,
 }
 
@@ -220,7 +220,7 @@ impl Core {
         self.end_session(id, self.now);
     }
 
-    /// Why this session may not do what operators do; nothing if it may.
+    /// Returns the refusal of an operator's command, unless the session may give it.
     fn refuse_operator(&self, slot: Slot, command: &str) -> Option<Frame> {
         self.sees_only(slot.session).map(|uid| {
             Frame::Error(format!(

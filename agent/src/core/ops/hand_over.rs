@@ -14,7 +14,7 @@ use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};
 
-/// From a hold that has ended to a waiter.
+/// A hand-over from a hold that has ended to a waiter.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct HandOver {
     pub(in crate::core) from: Ending,
@@ -95,7 +95,7 @@ impl Operation for HandOver {
 }
 
 impl Core {
-    /// Redis answered a hand-over.
+    /// Applies the reply to a hand-over.
     fn handed_over(
         &mut self,
         id: OpId,

@@ -47,7 +47,7 @@ pub(in crate::core) struct Op {
     /// An earlier copy may have run.
     pub(in crate::core) may_have_run: bool,
     pub(in crate::core) failures: u32,
-    /// What replicas have of it, where that matters.
+    /// The answer of WAIT, with `--min-replicas`.
     pub(in crate::core) confirmed: Confirmed,
     /// The instant of the next attempt; never while it is in flight.
     retry_at: Moment,
@@ -66,7 +66,7 @@ impl Op {
     }
 }
 
-/// What becomes of an op that is to be sent again.
+/// The decision about a retry.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Retry {
     Now,

@@ -31,10 +31,10 @@ pub use in_flight::{Failure, OpId};
 pub(in crate::core) use in_flight::{InFlight, Op};
 use operation::{Silence, Verb};
 
-/// For how long a place in a fair lock's queue stands without a sign of life.
+/// The time after which a position in a fair lock's queue lapses without a sign of life.
 pub(in crate::core) const FAIR_WAIT: Duration = Duration::from_secs(15);
 
-/// For how long the end of a hold waits for a disk that takes no word of it. A lock that stays taken is worse than a
+/// The longest wait of the end of a hold for the journal. A lock that stays taken is worse than a
 /// loss told in error, which needs a crash in that very moment as well.
 const JOURNAL_PATIENCE: Duration = Duration::from_millis(250);
 
@@ -58,7 +58,7 @@ impl Core {
         id
     }
 
-    /// Whether a script is kept until the journal says what it does: a successor that finds a hold there and not in
+    /// Returns whether a script waits for the journal to record what it does: a successor that finds a hold there and not in
     /// Redis would take it for lost.
     fn waits_for_journal(&mut self, id: OpId) -> bool {
         let ended = self.ops.get(id).and_then(|op| op.verb.operation().ends_hold());
@@ -114,7 +114,7 @@ impl Core {
         self.run_ready();
     }
 
-    /// Whether a reply may have waited for us while the agent slept, so that what it says of a lock is out of date.
+    /// Returns whether a reply may have waited while the agent slept, so that it may be out of date.
     fn was_slept_over(&self, id: OpId) -> bool {
         self.ops
             .get(id)

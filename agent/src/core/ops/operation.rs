@@ -30,7 +30,7 @@ pub(in crate::core) struct Silence {
     pub(in crate::core) goes_on: bool,
 }
 
-/// What one script asks of Redis, and what its outcomes do.
+/// One script: its arguments, its connection, and the consequences of each outcome.
 pub(in crate::core) trait Operation {
     /// Returns the script and its arguments.
     fn call(&self, core: &Core) -> Call;
@@ -38,7 +38,7 @@ pub(in crate::core) trait Operation {
     /// Handles the reply.
     ///
     /// # Errors
-    /// When no script of ours replies so; the script then counts as refused.
+    /// Fails if no script of ours replies so; the script then counts as refused.
     fn on_reply(&self, core: &mut Core, id: OpId, op: &Op, reply: &Value) -> Result<(), BadReply>;
 
     /// Handles a failure. `pause` is the backoff before a retry.

@@ -19,9 +19,9 @@ pub(in crate::core) struct Ending {
     pub(in crate::core) kind: Kind,
     pub(in crate::core) number: Number,
     pub(in crate::core) end: End,
-    /// Who waits to hear that it is done.
+    /// The command that waits for the end.
     pub(in crate::core) slot: Option<Slot>,
-    /// Until when a release that finds nothing was surely a release.
+    /// The instant before which a release that finds nothing surely was the release.
     pub(in crate::core) valid_until: Moment,
     /// The longest lease that Redis may still keep it for.
     pub(in crate::core) longest: Lease,
@@ -106,7 +106,7 @@ impl Operation for Release {
 }
 
 impl Core {
-    /// Redis answered a release.
+    /// Applies the reply to a release.
     fn released(&mut self, ending: &Ending, may_have_run: bool, released: ReleaseOutcome) {
         let end = match released {
             ReleaseOutcome::Released => None,

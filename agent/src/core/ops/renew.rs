@@ -72,7 +72,7 @@ impl Operation for Renewals {
     }
 }
 
-/// How many holds of each group: those of one batch are of few.
+/// The number of holds of each group; a batch has few groups.
 #[derive(Default)]
 struct Tally(Vec<(Arc<str>, u64)>);
 
@@ -91,7 +91,7 @@ impl Core {
         self.send(Verb::Renew(Renewals { reads, holds, span }), Duration::ZERO);
     }
 
-    /// Redis answered a batch of renewals.
+    /// Applies the reply to a batch of renewals.
     fn renewed(&mut self, op: &Op, holds: &[Renewal], kept: &[RenewOutcome], span: &Span) {
         let now = self.now;
         self.effects.report(Report::RenewalRoundTrip(now.since(op.sent)));

@@ -29,7 +29,7 @@ pub(in crate::core) struct HoldUpdate {
     pub(in crate::core) span: Span,
 }
 
-/// What is asked.
+/// The change that is requested.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) enum Change {
     /// One hold more. With a lease it stays fixed, without one the watchdog keeps it from now on.
@@ -112,7 +112,7 @@ impl Operation for HoldUpdate {
 }
 
 impl Core {
-    /// Asks Redis for a change of a hold.
+    /// Sends an update of a hold.
     pub(in crate::core) fn update_hold(&mut self, update: HoldUpdate) {
         let number = update.number;
         let lease = update.change.lease();
@@ -123,7 +123,7 @@ impl Core {
         self.leases.begin_update(number, id, lease);
     }
 
-    /// Redis answered a re-entry, a partial release or an extension of one of its holds.
+    /// Applies the reply to an update, unless too few replicas have it.
     fn on_confirmed_update(&mut self, op: &Op, update: &HoldUpdate, kept: RenewOutcome) {
         let reentered =
             matches!((update.change, kept), (Change::Reenter(_), RenewOutcome::Renewed));
@@ -146,7 +146,7 @@ impl Core {
         self.answer(*slot, Self::unavailable_for(name, &format!("it is not entered again: {why}")));
     }
 
-    /// Redis answered a re-entry, a partial release or an extension that was sent at `sent`.
+    /// Applies the reply to an update that was sent at `sent`.
     pub(in crate::core) fn on_update_reply(
         &mut self,
         sent: Moment,
@@ -184,7 +184,7 @@ impl Core {
     }
 }
 
-/// What a hold that was not kept has come to.
+/// Returns the end of a hold that was not renewed.
 pub(in crate::core) fn lost_end(kept: RenewOutcome) -> Option<End> {
     match kept {
         RenewOutcome::Renewed => None,

@@ -34,7 +34,7 @@ impl Core {
                 *answer = Answer::Failed { said, may_have_run: false };
             }
         }
-        // Whoever asks needs the ballot's name before its outcome.
+        // Whoever asks needs the quorum operation's name before its outcome.
         let deadline = if quorum.awaited().next().is_some() {
             self.now + self.node_timeout()
         } else {
@@ -48,7 +48,7 @@ impl Core {
         id
     }
 
-    /// Enters a ballot, to be decided at that instant at the latest.
+    /// Enters a quorum operation, to be decided at that instant at the latest.
     pub(super) fn open(&mut self, quorum: QuorumOp, deadline: Moment) -> OpId {
         let id = self.ops.draw_id();
         let quorum = self.red.quorum_ops.entry(id).or_insert(quorum);
@@ -56,7 +56,7 @@ impl Core {
         id
     }
 
-    /// Decides a ballot if it can be, or if its time is over.
+    /// Decides a quorum operation if it can be, or if its time is over.
     pub(super) fn settle_quorum(&mut self, id: OpId, over: bool) {
         let majority = self.majority();
         let Some(quorum) = self.red.quorum_ops.get(&id) else { return };
@@ -318,14 +318,14 @@ impl Core {
     }
 }
 
-/// What a ballot without a majority shows.
+/// The picture that a quorum operation without a majority gives.
 struct View {
-    /// How many nodes said yes or who has it.
+    /// The number of nodes that granted the lock or reported its holder.
     answered: usize,
-    /// Whether one has a majority of the nodes, so that its release is to be waited for. In Redisson that is a thread: for
+    /// One holder has a majority of the nodes, so that its release is awaited. In Redisson that is a thread: for
     /// each server it has a client of its own, with an id of its own.
     held: bool,
-    /// When a majority may be had, by the leases of those who have the nodes; none where that cannot be told.
+    /// The time until a majority may be free, by the holders' leases; none if that is not known.
     pttl_ms: Option<u64>,
     unfit: Option<String>,
     holders: Vec<(usize, Vec<HolderId>)>,

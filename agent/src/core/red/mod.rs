@@ -1,18 +1,16 @@
 //! Red locks: plain locks on several independent servers, held by whoever has a majority of them.
 //!
-//! What a plain lock asks of its one server is put to all nodes at once here: a [`ballot::Ballot`], decided by a majority
-//! of answers, or when a majority cannot come about any more, or when its time is over. Each node's script is an op of its
-//! own ([`Ask`]), so that what goes on with one node delays nothing that the others have settled.
+//! A request that other kinds send to one server goes to all nodes at once: a [`quorum::QuorumOp`], decided by a majority
+//! of answers, or once no majority is possible, or at its timeout. Each node's script is an op of its own
+//! ([`NodeOp`]), so that a slow node delays nothing that the others have decided.
 //!
-//! - [`take`]: LOCK's attempts. One that did not get a majority takes back what it got, everywhere, before anything is
-//!   told of it, and tries again after a random pause where several were at it.
-//! - [`give`]: releases and undoings, repeated on each node until that node confirms.
-//! - [`keep`]: re-entry and leases; renewals, a batch for each node; setting a hold anew on a node that has lost it, as
-//!   long as a majority is sure of it.
-//! - [`votes`]: how long each node is sure to keep a hold. The hold's validity is that of the majority.
-//! - [`ears`]: which nodes told that a lock may be had.
-//! - [`show`]: SHOW, which tells what each node has.
-//! - [`force`]: FORCE, which releases on each node what was seen there.
+//! - [`acquire`]: attempts. One without a majority first removes what it got, everywhere, and then retries after a random
+//!   pause if several clients competed.
+//! - [`release`]: releases and undoings, retried on each node until that node confirms.
+//! - [`update`]: re-entry and leases; renewals, a batch for each node; restoring a hold on a node that has lost it, as long
+//!   as a majority is sure of it. How long each node keeps a hold is in [`super::lease::node_leases`].
+//! - [`node_subscriptions`]: the nodes that reported a lock free.
+//! - [`show`], [`force`]: SHOW and FORCE, node by node.
 
 mod acquire;
 mod force;
@@ -36,19 +34,19 @@ use super::timer::Timer;
 pub(super) use node_op::NodeOp;
 use quorum::{Answer, QuorumOp, QuorumRequest};
 
-/// For how long a node that did not answer in time is left alone, unless it answers before.
+/// The time for which a node that did not answer is left alone, unless it answers before.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// The independent servers of red locks.
 #[derive(Debug, Clone)]
 pub struct RedSettings {
-    /// What to call each in errors and logs: its address, without secrets. An odd number, at least three.
+    /// The name of each in errors and logs: its address, without secrets. An odd number, at least three.
     pub nodes: Vec<String>,
-    /// How long an attempt waits for a node.
+    /// The time that an attempt waits for a node.
     pub node_timeout: Duration,
 }
 
-/// What the core knows of the nodes.
+/// The quorum operations under way, and the nodes that are silent.
 #[derive(Debug, Default)]
 pub(super) struct Red {
     /// Nodes that let an attempt's time pass, and when each is asked again all the same.
@@ -65,12 +63,12 @@ impl Core {
         self.settings.red.as_ref().map_or(Duration::ZERO, |red| red.node_timeout)
     }
 
-    /// How many nodes make a majority.
+    /// Returns the number of nodes that make a majority.
     pub(super) fn majority(&self) -> usize {
         self.nodes().len() / 2 + 1
     }
 
-    /// Whether an attempt asks this node. One that keeps silent is tried once in a while only, so that what it still owes
+    /// Returns whether an attempt asks this node. A silent one is tried once in a while only, so that what it still owes
     /// an answer to does not pile up.
     fn is_asked(&mut self, node: usize) -> bool {
         let now = self.now;
@@ -89,7 +87,7 @@ impl Core {
         self.red.silent.entry(node).or_insert(until);
     }
 
-    /// What a hold's owner asks of all nodes, which is not to be asked any more.
+    /// Takes the pending update of a red hold: no node is asked any more.
     pub(super) fn take_update_quorum(&mut self, id: OpId) -> Option<HoldUpdate> {
         let quorum = self.red.quorum_ops.get_mut(&id)?;
         let QuorumRequest::Update(asked) = &quorum.request else { return None };
@@ -107,7 +105,7 @@ impl Core {
         }
     }
 
-    /// A ballot's time is over.
+    /// A quorum operation's time is over.
     pub(super) fn ballot_due(&mut self, id: OpId) {
         let Some(quorum) = self.red.quorum_ops.get_mut(&id) else { return };
         quorum.armed = Moment::NEVER;
@@ -119,7 +117,7 @@ impl Core {
         self.settle_quorum(id, true);
     }
 
-    /// What the nodes that did not answer, or refuse, have to say for themselves.
+    /// Returns the errors of the nodes that refused or did not answer.
     fn troubles(&self, quorum: &QuorumOp) -> String {
         let said = self.nodes().iter().zip(&quorum.answers).zip(&quorum.troubles);
         let said = said.filter_map(|((node, answer), trouble)| match (answer, trouble) {

@@ -24,7 +24,7 @@ pub(in crate::core) struct NodeOp {
     pub(in crate::core) verb: NodeVerb,
 }
 
-/// What is asked of the node.
+/// The verb, as one node is asked for it.
 #[derive(Debug, Clone)]
 pub(in crate::core) enum NodeVerb {
     Acquire {
@@ -178,7 +178,7 @@ impl Operation for NodeOp {
         }
     }
 
-    /// What may create a field keeps its order with what removes it.
+    /// A script that may create a field keeps its order with one that removes it.
     fn route(&self, _: &Core) -> (Node, Lane) {
         let renews = matches!(self.verb, NodeVerb::Renew(_));
         (Node::Red(self.node), if renews { Lane::Renewals } else { Lane::Commands })

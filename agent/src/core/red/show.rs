@@ -126,7 +126,7 @@ impl Core {
     }
 }
 
-/// How long a majority keeps what stands with so much time to live on some of the servers; none where no majority has it,
+/// Returns the time for which a majority keeps what has these TTLs on some of the servers; none if no majority has it,
 /// or where it does not end by itself.
 fn left(mut pttls: Vec<Option<u64>>, majority: usize) -> Option<u64> {
     // Those that do not end come first.

@@ -1,4 +1,4 @@
-//! Red holds: re-entry, other leases, renewals node by node, and setting a hold anew where a node has lost it.
+//! Red holds: re-entry, other leases, renewals node by node, and setting a hold again where a node has lost it.
 
 use redisson::script::{AcquireOutcome, RenewOutcome};
 use redisson::{Kind, Moment};
@@ -55,7 +55,7 @@ impl Core {
         }
     }
 
-    /// What the nodes answered to a change of a hold.
+    /// Applies the nodes' answers to a change of a hold.
     fn recount(&mut self, quorum: &QuorumOp, number: Number, change: Change) {
         let jitter = self.jitter();
         let (sent, now) = (quorum.sent, self.now);
@@ -120,8 +120,8 @@ impl Core {
         self.notify(owner, &name, Kind::Red, &Event::Valid(valid));
     }
 
-    /// Sets a hold anew on nodes that have lost it: the only renewal that may create. It waits until a majority has
-    /// said, after that was known, that it has the hold still: so nobody else can have had the lock meanwhile.
+    /// Restores a hold on nodes that have lost it: the only renewal that may create. It waits until a majority has
+    /// confirmed, after the loss was known, that it still has the hold: so nobody else can have had the lock meanwhile.
     fn set_anew(&mut self, renewal: &Renewal) {
         let majority = self.majority();
         let nodes = self.leases.begin_restore(renewal.number, majority, self.now);
@@ -191,8 +191,8 @@ impl Core {
         }
     }
 
-    /// Weighs a hold's votes anew: how long it is valid, when a node is to be asked next, whether it is lost. `end` is
-    /// what a node has just said of it.
+    /// Reassesses a red hold from its parts: its validity, its next renewal, its loss. `end` is
+    /// what a node has just reported.
     pub(in crate::core) fn reassess(&mut self, number: Number, end: Option<End>) {
         match self.leases.reassess(number, self.majority()) {
             None => {}

@@ -13,12 +13,12 @@ use crate::protocol::resp::Frame;
 use crate::types::Number;
 use crate::types::{Peer, SessionId};
 
-/// Who is behind a hold or a wait.
+/// The worker behind a hold or a wait.
 pub(in crate::core) struct Worker {
     /// The id of its session.
     pub(in crate::core) session: String,
     pub(in crate::core) peer: Peer,
-    /// What it calls itself.
+    /// The name set with CLIENT SETNAME.
     pub(in crate::core) client: Option<String>,
 }
 
@@ -126,7 +126,7 @@ impl Core {
         Some((row, name.clone()))
     }
 
-    /// Whose a hold or a wait is, or was where the worker is dead and the lock kept back.
+    /// Returns the worker of a hold or a wait, alive or dead.
     pub(in crate::core) fn worker(&self, number: Number, session: SessionId) -> Worker {
         if let Some(live) = self.sessions.get(&session) {
             let (peer, client) = (live.peer.clone(), client_name(live));
@@ -176,7 +176,7 @@ impl Core {
         ListPage { next: if more { next } else { 0 }, rows }
     }
 
-    /// Whose holds and waits alone a session may see; none where it sees everybody's, as root and the agent's own user
+    /// Returns the only user whose holds and waits a session may see; none if it may see all, as root and the agent's own user
     /// do.
     pub(in crate::core) fn sees_only(&self, session: SessionId) -> Option<u32> {
         let uid = self.sessions.get(&session).map(|session| session.peer.uid);
@@ -184,7 +184,7 @@ impl Core {
         uid.filter(|uid| *uid != 0 && *uid != own_uid)
     }
 
-    /// What is known of a holder that is one of this agent's.
+    /// Returns the row of a holder that is this agent's.
     pub(in crate::core) fn known(&self, id: &HolderId, only_uid: Option<u32>) -> Option<ListRow> {
         let (row, _) = (id.client == self.client).then(|| self.row(id.thread, true))??;
         only_uid.is_none_or(|uid| row.uid == uid).then_some(row)
@@ -213,7 +213,7 @@ fn row_frame(row: ListRow) -> Frame {
     ])
 }
 
-/// What is odd about a name.
+/// Returns warnings about a name.
 pub(in crate::core) fn name_warnings(name: &LockName) -> Vec<String> {
     let mut warnings = Vec::new();
     if name.as_str().is_none() {

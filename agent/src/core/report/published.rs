@@ -1,4 +1,4 @@
-//! What the notes in Redis about our holds and waits do not say yet, or no longer say rightly.
+//! Changes that bring the holder registry in Redis up to date.
 
 use redisson::Kind;
 
@@ -8,7 +8,7 @@ use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
 use crate::protocol::command::Wait;
 use crate::types::Number;
 
-/// How many holds and waits are looked at for one answer.
+/// The most holds and waits compared for one answer.
 const LOOKED_AT: usize = 1_000;
 
 impl Core {

@@ -24,11 +24,11 @@ use crate::types::{SessionId, SessionKey};
 /// A session's grace.
 #[derive(Debug)]
 pub(in crate::core) struct Grace {
-    /// How long its holds outlive its connection.
+    /// The time for which its holds outlive its connection.
     pub(in crate::core) time: Duration,
-    /// Since when that has been gone.
+    /// The instant at which that was gone.
     away: Option<Moment>,
-    /// Where its end stands among the timers.
+    /// The deadline that is set.
     armed: Moment,
     /// Holds of an earlier run of which Redis has not said yet whether they are still there.
     pub(in crate::core) unverified: usize,
@@ -45,17 +45,17 @@ pub(in crate::core) struct Resuming {
     until: Moment,
 }
 
-/// What a RESUME meets.
+/// The decision about a RESUME.
 enum Verdict {
     Ready(SessionId),
     /// Not yet, but perhaps soon.
     NotYet(SessionId),
-    /// Why not, by its word in metrics and its sentence.
+    /// A refusal: its word in metrics and its reply.
     No(&'static str, Frame),
 }
 
 impl Session {
-    /// Since when its connection has been gone; none while it lives.
+    /// Returns the instant at which its connection was gone; none while connected.
     pub(in crate::core) fn away_since(&self) -> Option<Moment> {
         self.grace.as_ref().and_then(|grace| grace.away)
     }
@@ -179,7 +179,7 @@ impl Core {
         }
     }
 
-    /// What is left to do about the grace of a session that ends.
+    /// Ends the grace of a session that ends.
     pub(in crate::core) fn end_grace(&mut self, id: SessionId, session: &mut Session) {
         if let Some(resuming) = session.resuming.take() {
             self.timers.clear(resuming.until, Timer::Resume(id));

@@ -1,4 +1,4 @@
-//! What the simulation has found, each as a scenario of its own.
+//! Unknown outcomes that the simulation found, each as a scenario of its own.
 
 use std::time::Duration;
 
