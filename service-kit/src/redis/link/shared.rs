@@ -1,4 +1,4 @@
-//! What a link's handles and its supervisor share: the current connection, and one exchange on it.
+//! State shared by a link's handles and its supervisor: the current connection, and exchanges on it.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,21 +11,21 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
-use super::error::{CallError, ServerError};
-use super::link::{LinkState, LinkStatus};
-use super::server_info::{Role, ServerInfo};
+use super::{LinkState, LinkStatus};
 use crate::clock;
+use crate::redis::error::{CallError, ServerError};
+use crate::redis::server_info::{Role, ServerInfo};
 
-/// Calls under way at a time; further ones wait for their turn. A pipeline is one.
+/// Calls in flight; further ones wait for their turn. A pipeline counts as one.
 const MAX_IN_FLIGHT: usize = 4096;
 
-/// A timer that is late by this much tells of a process that was stopped or starved.
+/// The delay of a timer from which this process counts as stopped or starved.
 const HELD_UP: Duration = Duration::from_millis(20);
 
-/// Why a connection ended that just ended.
+/// The reason when a connection ended without one.
 pub(super) const CLOSED: &str = "the server closed the connection";
 
-/// Why a connection is left that leads to a server without writes.
+/// The reason for leaving a server that takes no writes.
 pub(super) const READ_ONLY: &str = "the server has become a replica, which takes no writes";
 
 pub(super) struct Shared {
@@ -33,14 +33,14 @@ pub(super) struct Shared {
     state: watch::Sender<LinkState>,
     in_flight: Semaphore,
     response_timeout: Duration,
-    /// Whether a server that takes no writes is as good as none.
+    /// Rejects servers that take no writes.
     writable: bool,
     started: Instant,
     /// Microseconds after `started`.
     last_answer: AtomicU64,
 }
 
-/// The response time-out has passed.
+/// The response timeout has passed.
 struct Elapsed;
 
 #[derive(Clone)]
@@ -71,7 +71,7 @@ impl Shared {
         self.state.subscribe()
     }
 
-    /// Waits for one of the places for calls.
+    /// Waits until another call is allowed.
     pub(super) async fn turn(&self) -> Result<SemaphorePermit<'_>, CallError> {
         if let Ok(permit) = self.in_flight.try_acquire() {
             return Ok(permit);
@@ -82,8 +82,8 @@ impl Shared {
         }
     }
 
-    /// One exchange on the current connection, whose generation comes with the answer. Whatever goes
-    /// wrong with the connection ends it, before this returns.
+    /// Makes one exchange on the current connection, and returns its generation with the answer. Any failure ends the
+    /// connection before this returns.
     pub(super) async fn exchange<T>(
         &self,
         send: impl AsyncFnOnce(MultiplexedConnection) -> RedisResult<T>,
@@ -113,9 +113,8 @@ impl Shared {
         self.writable && info.role == Some(Role::Replica)
     }
 
-    /// The answer, if it comes within the response time-out. Where the timer itself was late, this
-    /// process was held up and not the server: the answer may be there, only not read, and has
-    /// the same time again.
+    /// Returns the answer if it arrives within the response timeout. When the timer itself was late, this process was held
+    /// up and not the server: the answer may have arrived unread, so it gets the same time again.
     async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, Elapsed> {
         let mut answer = pin!(answer);
         let sent = Instant::now();
@@ -132,8 +131,8 @@ impl Shared {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
         match current {
             Some(connection) if !connection.driver.is_finished() => Ok(connection),
-            // The supervisor may not know yet. The state must say so before the caller does: who
-            // waits for the link to be up again must not take this connection for it.
+            // The supervisor may not know yet. The state must change before the caller learns of it: a caller that
+            // waits for the link to be up again must not be given this connection.
             Some(gone) => Err(CallError::unsent(self.fail(gone.generation, CLOSED))),
             None => match &self.state.borrow().status {
                 LinkStatus::Down { reason, .. } => {
@@ -154,8 +153,8 @@ impl Shared {
         self.state.send_replace(LinkState { generation, status });
     }
 
-    /// The server behind the connection of this generation is not what it was.
-    pub(super) fn tell_changed(&self, generation: u64, info: ServerInfo) {
+    /// Reports that the server behind the connection of this generation has changed.
+    pub(super) fn report_changed(&self, generation: u64, info: ServerInfo) {
         self.state.send_if_modified(|state| {
             let current =
                 state.generation == generation && matches!(state.status, LinkStatus::Up(_));
@@ -166,8 +165,8 @@ impl Shared {
         });
     }
 
-    /// Ends the connection of this generation, unless that has happened: closes it, which ends all
-    /// calls on it, and says so in the state. Returns why it really ended, as far as is known.
+    /// Closes the connection of this generation, unless it is closed already. That ends all calls on it and changes the
+    /// state. Returns the reason for which it really ended, as far as known.
     pub(super) fn fail(&self, generation: u64, reason: &str) -> String {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = current.take_if(|current| current.generation == generation) {
@@ -185,7 +184,7 @@ impl Shared {
         }
     }
 
-    /// Says why there is no connection; since when stays as it was.
+    /// Stores the reason why there is no connection. The time of its loss is kept.
     pub(super) fn set_down(&self, generation: u64, reason: &str) {
         self.state.send_if_modified(|state| {
             let since_micros = match &state.status {
@@ -199,14 +198,14 @@ impl Shared {
         });
     }
 
-    /// The link is stopped for good.
+    /// Stops the link for good.
     pub(super) fn stop(&self) {
         let generation = self.state.borrow().generation;
         self.fail(generation, "the link is stopped");
         self.set_down(generation, "the link is stopped");
     }
 
-    /// When the server last answered anything.
+    /// The instant of the server's latest answer.
     pub(super) fn last_answer(&self) -> Instant {
         self.started + Duration::from_micros(self.last_answer.load(Ordering::Relaxed))
     }
@@ -234,7 +233,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(300);
 
-    /// Begins to wait for an answer, lets the time jump by `jump`, and only then answers.
+    /// Starts to wait for an answer, advances the time by `jump`, and only then answers.
     async fn answered_after(jump: Duration) -> Result<(), Elapsed> {
         let shared = Arc::new(Shared::new(LIMIT, false));
         let (answer, answered) = oneshot::channel();
@@ -249,14 +248,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stall_of_our_own_is_no_outage() {
+    async fn a_stall_of_this_process_is_not_an_outage() {
         assert!(answered_after(LIMIT + HELD_UP / 2).await.is_err());
         assert!(answered_after(LIMIT + HELD_UP).await.is_ok());
         assert!(answered_after(LIMIT * 100).await.is_ok());
     }
 
     #[tokio::test]
-    async fn a_connection_that_is_gone_is_down_before_the_caller_knows() {
+    async fn a_lost_connection_is_down_before_its_caller_learns_of_it() {
         let shared = Shared::new(LIMIT, false);
         let (stream, _server) = tokio::io::duplex(64);
         let info = RedisConnectionInfo::default().set_skip_set_lib_name();

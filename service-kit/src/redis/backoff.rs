@@ -1,10 +1,14 @@
-//! How long to wait before the next attempt to connect.
+//! Pauses between attempts to connect.
 
 use std::time::Duration;
 
+/// The age at which a connection counts as proven. The next one follows it at once; a connection that ended sooner counts
+/// as another failure, or a server that accepts and drops would be hammered.
+pub(crate) const PROVEN: Duration = Duration::from_secs(1);
+
 const FIRST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(1);
-/// For refusals that only a person, or other clients' leaving, can end.
+/// For refusals that end only when somebody acts or other clients leave.
 const PATIENT_FIRST: Duration = Duration::from_millis(500);
 const PATIENT_LONGEST: Duration = Duration::from_secs(5);
 
@@ -25,15 +29,15 @@ impl Backoff {
         doubled.min(longest).mul_f64(jitter())
     }
 
-    /// The connection has proved itself: the next failure is a first one.
+    /// Starts over after a proven connection.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }
 }
 
-/// Between a half and one.
+/// A random factor between 0.5 and 1.
 fn jitter() -> f64 {
-    // Without randomness clients only lose their spread.
+    // Without randomness, clients merely reconnect in step.
     let random = getrandom::u32().unwrap_or(u32::MAX / 2);
     0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0
 }
@@ -43,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_their_limit_and_start_anew_after_a_reset() {
+    fn pauses_grow_to_their_limit_and_start_over_after_a_reset() {
         let mut backoff = Backoff::default();
         for (patient, first, longest) in
             [(false, FIRST, LONGEST), (true, PATIENT_FIRST, PATIENT_LONGEST)]

@@ -1,4 +1,4 @@
-//! What should be subscribed, and what of that the connection has not been told.
+//! The wanted subscriptions, and the changes that the connection has not been sent.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 pub(super) enum Topic {
     Channel(Vec<u8>),
     Pattern(Vec<u8>),
-    /// A channel of a cluster's shard: what is published there is heard by those who subscribe to it as such.
+    /// A shard channel of a cluster.
     Shard(Vec<u8>),
 }
 
@@ -28,7 +28,7 @@ impl Topic {
     }
 }
 
-/// One topic whose wish changed; many changes of one topic in a row are one.
+/// A topic to subscribe or unsubscribe. Successive changes of one topic are merged.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Change {
     pub(super) topic: Topic,
@@ -36,7 +36,7 @@ pub(super) struct Change {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Wishes {
+pub(super) struct Wanted {
     sets: Mutex<Sets>,
     changed: Notify,
 }
@@ -47,7 +47,7 @@ struct Sets {
     changed: HashSet<Topic>,
 }
 
-impl Wishes {
+impl Wanted {
     pub(super) fn add(&self, topics: impl Iterator<Item = Topic>) {
         self.change(topics, |sets, topic| {
             sets.wanted.insert(topic.clone());
@@ -73,7 +73,7 @@ impl Wishes {
         }
     }
 
-    pub(super) fn wants(&self, topic: &Topic) -> bool {
+    pub(super) fn contains(&self, topic: &Topic) -> bool {
         self.lock().wanted.contains(topic)
     }
 
@@ -81,14 +81,14 @@ impl Wishes {
         self.lock().wanted.len()
     }
 
-    /// For a new connection, which knows nothing: everything wanted is a change.
+    /// Turns everything wanted into changes, for a new connection.
     pub(super) fn start_over(&self) {
         let mut sets = self.lock();
         let Sets { wanted, changed } = &mut *sets;
         changed.clone_from(wanted);
     }
 
-    /// At most `most` changes, which count as told from here on.
+    /// Takes at most `most` changes.
     pub(super) fn take_changes(&self, most: usize) -> Vec<Change> {
         let mut sets = self.lock();
         let Sets { wanted, changed } = &mut *sets;
@@ -124,29 +124,29 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_wish_of_a_topic_is_a_change() {
-        let wishes = Wishes::default();
-        wishes.add(topics(0..2));
-        wishes.remove(topics(1..2));
-        wishes.add(topics(1..2));
-        wishes.remove(topics(0..1));
-        let mut changes = wishes.take_changes(10);
+    fn successive_changes_of_a_topic_are_merged() {
+        let wanted = Wanted::default();
+        wanted.add(topics(0..2));
+        wanted.remove(topics(1..2));
+        wanted.add(topics(1..2));
+        wanted.remove(topics(0..1));
+        let mut changes = wanted.take_changes(10);
         changes.sort_by_key(|change| change.wanted);
         let of = |n: &str, wanted| Change { topic: Topic::Channel(n.as_bytes().to_vec()), wanted };
         assert_eq!(changes, [of("0", false), of("1", true)]);
-        assert!(wishes.take_changes(10).is_empty());
-        assert_eq!(wishes.count(), 1);
+        assert!(wanted.take_changes(10).is_empty());
+        assert_eq!(wanted.count(), 1);
     }
 
     #[test]
-    fn changes_are_taken_in_portions_and_all_of_them_for_a_new_connection() {
-        let wishes = Wishes::default();
-        wishes.add(topics(0..1000));
-        assert_eq!(wishes.take_changes(400).len(), 400);
-        assert_eq!(wishes.take_changes(1000).len(), 600);
-        wishes.remove(topics(0..100));
-        wishes.start_over();
-        let changes = wishes.take_changes(2000);
+    fn changes_are_taken_in_batches_and_start_over_on_a_new_connection() {
+        let wanted = Wanted::default();
+        wanted.add(topics(0..1000));
+        assert_eq!(wanted.take_changes(400).len(), 400);
+        assert_eq!(wanted.take_changes(1000).len(), 600);
+        wanted.remove(topics(0..100));
+        wanted.start_over();
+        let changes = wanted.take_changes(2000);
         assert_eq!(changes.len(), 900);
         assert!(changes.iter().all(|change| change.wanted));
     }

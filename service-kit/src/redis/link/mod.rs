@@ -1,4 +1,7 @@
-//! One connection for commands, as its users see it.
+//! A supervised connection for commands.
+
+mod shared;
+mod supervisor;
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,45 +11,43 @@ use redis::{Cmd, Pipeline, Value};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::aim::Aim;
+use self::shared::Shared;
+use self::supervisor::Pace;
+use super::endpoint::Endpoint;
 use super::error::{CallError, ServerError};
-use super::greeting::Greeting;
+use super::handshake::Handshake;
 use super::server_info::ServerInfo;
-use super::shared::Shared;
-use super::supervisor::{self, Pace};
 use crate::shutdown::Shutdown;
 
-/// How a [`Link`] behaves.
+/// Settings of a [`Link`].
 #[derive(Debug, Clone)]
 pub struct LinkOptions {
-    /// What CLIENT LIST shows; without spaces.
+    /// The name that CLIENT LIST shows; without spaces.
     pub name: String,
-    /// The limit for reaching the server, TLS included.
+    /// The limit for connecting, TLS included.
     pub connect_timeout: Duration,
-    /// The limit for each call. When one runs into it, the connection is replaced.
+    /// The limit for each call. The connection is replaced when a call exceeds it.
     pub response_timeout: Duration,
-    /// After this long without any answer the server is asked for a sign of life, so a dead
-    /// connection is noticed within `heartbeat + response_timeout`.
+    /// The silence after which the server is sent a PING. A dead connection is noticed within
+    /// `heartbeat + response_timeout`.
     pub heartbeat: Duration,
-    /// Scripts for SCRIPT LOAD on each connect, so that [`Link::script`] need not send them.
+    /// Scripts loaded on each connect, so that [`Link::script`] need not send them.
     pub load: Vec<String>,
-    /// How often to look whether a living connection still leads to the same server with the same
-    /// clock. What has changed is logged and told as a new [`LinkStatus::Up`] of the same
-    /// generation. `None`: never.
+    /// The interval between checks whether the connection still reaches the same server with the same clock. A change
+    /// is logged and reported as a new [`LinkStatus::Up`] of the same generation. `None` disables the checks.
     pub check: Option<Duration>,
-    /// Only a server that takes writes will do. A replica, or a server that becomes one, is left and
-    /// connected to anew, since the address may lead to another server by now. So it is anyway where the master that
-    /// sentinels name is followed.
+    /// Accepts only a server that takes writes. The link leaves a replica, or a server that becomes one, and connects
+    /// again, since the address may lead to another server by then. Always on where sentinels report the master.
     pub writable: bool,
-    /// A part of a cluster will not do: it would serve some keys and refuse the others.
+    /// Rejects nodes of a cluster, which would serve some keys and refuse the others.
     pub alone: bool,
-    /// Ask the server not to count our reads as use of a key (Redis 7.2 and later).
+    /// Asks the server not to count reads as use of a key (Redis 7.2 and later).
     pub no_touch: bool,
 }
 
 impl LinkOptions {
-    /// Connecting within 1 s, answers within 500 ms, a sign of life each second, no scripts, no
-    /// checks, any server.
+    /// Returns settings that connect within 1 s, expect answers within 500 ms and send a PING each second; no scripts,
+    /// no checks, any server.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -62,12 +63,12 @@ impl LinkOptions {
     }
 }
 
-/// Whether a link is up, and how often it has been.
+/// The status of a link, and the number of its connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkState {
     /// Grows by one with each connection; 0 before the first.
     pub generation: u64,
-    /// Up or down. Set anew when a check finds the server changed.
+    /// Up or down. Sent again when a check finds that the server has changed.
     pub status: LinkStatus,
 }
 
@@ -76,17 +77,17 @@ pub struct LinkState {
 pub enum LinkStatus {
     /// Connected, logged in, and the server answers.
     Up(Arc<ServerInfo>),
-    /// Not connected; it is being tried.
+    /// Not connected. The link retries.
     Down {
-        /// Why the connection ended or cannot be made, the newest reason.
+        /// The latest reason why the connection ended or cannot be made.
         reason: String,
-        /// Since when there is none, by [`crate::clock::boot_micros`].
+        /// The instant of the loss, by [`crate::clock::boot_micros`].
         since_micros: u64,
     },
 }
 
-/// One supervised connection for commands. Clones share it; it is closed with the last of them, or
-/// with its stage of shutdown.
+/// A supervised connection for commands. Clones share it. It closes with the last clone, or with its stage of
+/// shutdown.
 #[derive(Clone)]
 pub struct Link {
     inner: Arc<Inner>,
@@ -99,36 +100,41 @@ struct Inner {
 }
 
 impl Link {
-    /// Starts connecting, and stays at it until `shutdown` or the last clone is dropped. Returns at
-    /// once; [`up`](Self::up) waits for the connection.
+    /// Starts to connect and reconnect, until `shutdown` or until the last clone is dropped. Returns at once;
+    /// [`up`](Self::up) waits for the connection.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime. Any flavour will do; calls are quickest from the same one.
+    /// Outside of a tokio runtime. Calls are fastest from the same one.
     #[must_use]
-    pub fn start(aim: impl Into<Aim>, options: LinkOptions, shutdown: &Shutdown) -> Self {
+    pub fn start(endpoint: impl Into<Endpoint>, options: LinkOptions, shutdown: &Shutdown) -> Self {
         let stopped = shutdown.child_token();
-        let aim = aim.into();
-        let writable = options.writable || aim.follows();
+        let endpoint = endpoint.into();
+        let writable = options.writable || endpoint.follows_master();
         let shared = Arc::new(Shared::new(options.response_timeout, writable));
         let task_name = format!("Redis link {}", options.name);
         let pace = Pace { heartbeat: options.heartbeat, check: options.check };
         let alone = options.alone;
-        let greeting = Greeting {
+        let handshake = Handshake {
             name: options.name,
             no_touch: options.no_touch,
             load: options.load,
             connect_timeout: options.connect_timeout,
             response_timeout: options.response_timeout,
         };
-        let supervised =
-            supervisor::run(aim, greeting, (pace, alone), Arc::clone(&shared), stopped.clone());
+        let supervised = supervisor::run(
+            endpoint,
+            handshake,
+            (pace, alone),
+            Arc::clone(&shared),
+            stopped.clone(),
+        );
         shutdown.spawn(task_name, supervised);
         let _stop_with_last_handle = stopped.clone().drop_guard();
         Self { inner: Arc::new(Inner { shared, stopped, _stop_with_last_handle }) }
     }
 
-    /// The state, and its changes.
+    /// The state and its changes.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<LinkState> {
         self.inner.shared.state()
@@ -136,8 +142,8 @@ impl Link {
 
     /// Waits until the link is up. `None` once it is stopped for good.
     ///
-    /// A call that was [`CallError::Lost`] has taken its connection down before it returns, so what
-    /// is up after it is a fresh one.
+    /// A call that returns [`CallError::Lost`] has closed its connection before, so the connection that is up afterwards
+    /// is a new one.
     pub async fn up(&self) -> Option<Arc<ServerInfo>> {
         let mut state = self.state();
         loop {
@@ -148,12 +154,11 @@ impl Link {
         }
     }
 
-    /// Sends one command and waits for its answer. Never repeats it.
+    /// Sends a command and waits for its answer. Never repeats it.
     ///
     /// # Errors
     ///
-    /// [`CallError`], which tells whether the command may have been executed. Dropping the future
-    /// does not take a command back.
+    /// [`CallError`], which says whether the command may have run. Dropping the future does not cancel the command.
     pub async fn call(&self, command: Cmd) -> Result<Value, CallError> {
         let shared = &self.inner.shared;
         let _turn = shared.turn().await?;
@@ -164,13 +169,12 @@ impl Link {
         Ok(checked?)
     }
 
-    /// Sends all commands at once and waits for all answers, each with its own error. An atomic
-    /// pipeline goes as MULTI/EXEC: all of it runs with nothing in between, or, where Redis refuses
-    /// one of the commands beforehand, nothing does and the whole call is refused.
+    /// Sends all commands at once and waits for all answers, each with its own error. An atomic pipeline is sent as
+    /// MULTI/EXEC: it runs without interruption, or not at all when Redis refuses to queue one of the commands.
     ///
     /// # Errors
     ///
-    /// As [`call`](Self::call), for all of them together; an empty pipeline is answered at once.
+    /// As [`call`](Self::call), for all of them together. An empty pipeline returns at once.
     pub async fn pipeline(
         &self,
         pipeline: Pipeline,
@@ -180,8 +184,7 @@ impl Link {
             return Ok(Vec::new());
         }
         let atomic = pipeline.is_transaction();
-        // All replies are asked for, those of MULTI, the queueing and EXEC too: they say best
-        // what was refused.
+        // The replies to MULTI and to the queued commands are read too: they say which command was refused.
         let replies = if atomic { commands + 2 } else { commands };
         let shared = &self.inner.shared;
         let _turn = shared.turn().await?;
@@ -198,8 +201,8 @@ impl Link {
         Ok(results)
     }
 
-    /// Runs a script by its SHA-1 digest. Where the server does not know it, and so has run nothing,
-    /// it is sent in full, once.
+    /// Runs a script by its SHA-1 digest. A server that does not know the digest has run nothing; it is then sent the whole
+    /// script, once.
     ///
     /// # Errors
     ///
@@ -218,8 +221,8 @@ impl Link {
         self.script_at(source, sha, keys, args, false).await
     }
 
-    /// [`script`](Self::script), where `asking` at a node that is about to take over the keys' slot, as another node of a
-    /// cluster said by `ASK`.
+    /// Like [`script`](Self::script). With `asking`, at the node of a cluster that is importing the keys' slot, as another
+    /// node has redirected with `ASK`.
     ///
     /// # Errors
     ///
@@ -246,13 +249,13 @@ impl Link {
         }
     }
 
-    /// ASKING is good for the very next command of a connection: the two must not be parted.
+    /// Sends ASKING with the command: it is valid for the next command of its connection only.
     async fn asking(&self, command: Cmd) -> Result<Value, CallError> {
         let mut both = Pipeline::new();
         both.cmd("ASKING").add_command(command);
         match self.pipeline(both).await?.pop() {
             Some(answer) => Ok(answer?),
-            None => Err(CallError::lost("two commands were answered by nothing")),
+            None => Err(CallError::lost("no answer to two commands")),
         }
     }
 }
@@ -292,15 +295,15 @@ fn checked(value: Value) -> Result<Value, ServerError> {
     }
 }
 
-/// Takes apart the replies to MULTI, the queued commands and EXEC.
+/// Splits the replies to MULTI, the queued commands and EXEC.
 fn of_transaction(mut values: Vec<Value>) -> Result<Vec<Result<Value, ServerError>>, CallError> {
     match values.pop() {
         Some(Value::Array(results)) => Ok(results.into_iter().map(checked).collect()),
-        // EXEC only says that something was wrong before; the first error says what.
+        // EXEC only reports that a command was refused; the first error is its reason.
         Some(Value::ServerError(aborted)) => {
             let first = values.into_iter().find_map(|value| checked(value).err());
             Err(CallError::Refused(first.unwrap_or_else(|| ServerError::from(&aborted))))
         }
-        _ => Err(CallError::lost("EXEC was answered with no list of results")),
+        _ => Err(CallError::lost("unexpected answer to EXEC")),
     }
 }

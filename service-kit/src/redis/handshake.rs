@@ -1,48 +1,48 @@
-//! What is said on every new connection before anybody may use it.
+//! The commands sent on every new connection before it is used.
 
 use std::time::Duration;
 
 use redis::{Cmd, cmd};
 
-use super::check::SECTIONS;
 use super::dial::dial;
 use super::error::{ConnectError, ServerError};
-use super::resp::{Frame, Wire};
 use super::server_info::{Role, ServerInfo};
+use super::server_watch::SECTIONS;
 use super::target::Target;
+use super::wire::{Frame, Wire};
 
-/// How a connection introduces itself.
+/// Settings of a handshake.
 #[derive(Debug, Clone)]
-pub(crate) struct Greeting {
-    /// For CLIENT SETNAME.
+pub(crate) struct Handshake {
+    /// The name for CLIENT SETNAME.
     pub(crate) name: String,
-    /// Do not count reads as use of a key.
+    /// Asks the server not to count reads as use of a key.
     pub(crate) no_touch: bool,
-    /// Scripts that the server should know.
+    /// Scripts to load.
     pub(crate) load: Vec<String>,
     /// The limit for connecting, TLS included.
     pub(crate) connect_timeout: Duration,
-    /// The limit for the server's answers to all of this.
+    /// The limit for the server's answers to the whole handshake.
     pub(crate) response_timeout: Duration,
 }
 
-/// Connects, logs in, and learns whom it has before it.
+/// Connects, logs in and reads about the server.
 pub(crate) async fn connect(
     target: &Target,
-    greeting: &Greeting,
+    handshake: &Handshake,
 ) -> Result<(Wire, ServerInfo), ConnectError> {
-    let mut wire = Wire::new(dial(target, greeting.connect_timeout).await?);
-    let limit = greeting.response_timeout;
-    match tokio::time::timeout(limit, greet(&mut wire, target, greeting)).await {
-        Ok(greeted) => {
+    let mut wire = Wire::new(dial(target, handshake.connect_timeout).await?);
+    let limit = handshake.response_timeout;
+    match tokio::time::timeout(limit, shake_hands(&mut wire, target, handshake)).await {
+        Ok(info) => {
             let address = Some(target.address().clone());
-            Ok((wire, ServerInfo { address, ..greeted? }))
+            Ok((wire, ServerInfo { address, ..info? }))
         }
         Err(_) => Err(ConnectError::Broken(format!("connected, but no answer within {limit:?}"))),
     }
 }
 
-/// One step of the greeting, and what its failing means.
+/// One step of the handshake.
 struct Step {
     command: Cmd,
     doing: &'static str,
@@ -51,28 +51,28 @@ struct Step {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Without this the connection is of no use.
+    /// A failure makes the connection useless.
     Vital,
-    /// Whether the server serves at all; being denied this one command is no harm.
+    /// Checks whether the server serves at all. Being denied this command is harmless.
     Ping,
-    /// A text to be read.
+    /// Returns a section of INFO.
     Info,
-    /// Good to have.
+    /// A failure is harmless.
     Extra,
 }
 
-/// All steps go out at once: one round trip.
-async fn greet(
+/// Sends all steps at once, in one round trip.
+async fn shake_hands(
     wire: &mut Wire,
     target: &Target,
-    greeting: &Greeting,
+    handshake: &Handshake,
 ) -> Result<ServerInfo, ConnectError> {
-    let steps = steps(target, greeting);
+    let steps = steps(target, handshake);
     let mut bytes = Vec::new();
     for step in &steps {
         step.command.write_packed_command(&mut bytes);
     }
-    // A server that wants no more clients says so and closes without reading: hear it first.
+    // A server that takes no more clients sends an error and closes without reading: read it first.
     let sent = wire.send(&bytes).await;
     let mut info = String::new();
     for step in &steps {
@@ -94,7 +94,7 @@ async fn greet(
     Ok(info)
 }
 
-fn steps(target: &Target, greeting: &Greeting) -> Vec<Step> {
+fn steps(target: &Target, handshake: &Handshake) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut step = |kind, doing, command: &mut Cmd| {
         steps.push(Step { command: command.clone(), doing, kind });
@@ -109,15 +109,15 @@ fn steps(target: &Target, greeting: &Greeting) -> Vec<Step> {
     if target.db() != 0 {
         step(Kind::Vital, "selecting the database", cmd("SELECT").arg(target.db()));
     }
-    step(Kind::Ping, "asking for a sign of life", &mut cmd("PING"));
-    step(Kind::Extra, "naming the connection", cmd("CLIENT").arg("SETNAME").arg(&greeting.name));
-    if greeting.no_touch {
+    step(Kind::Ping, "checking that the server answers", &mut cmd("PING"));
+    step(Kind::Extra, "naming the connection", cmd("CLIENT").arg("SETNAME").arg(&handshake.name));
+    if handshake.no_touch {
         step(Kind::Extra, "leaving keys untouched", cmd("CLIENT").arg("NO-TOUCH").arg("ON"));
     }
     for section in SECTIONS {
         step(Kind::Info, "reading INFO", cmd("INFO").arg(section));
     }
-    for script in &greeting.load {
+    for script in &handshake.load {
         step(Kind::Extra, "loading a script", cmd("SCRIPT").arg("LOAD").arg(script));
     }
     steps
@@ -132,11 +132,11 @@ fn check(step: &Step, error: ServerError) -> Result<(), ConnectError> {
     if vital || of_the_connection {
         return Err(ConnectError::Refused { while_doing: doing, error });
     }
-    tracing::debug!(%error, doing, "Redis refused a part of the greeting; going on without");
+    tracing::debug!(%error, doing, "Redis refused an optional step of the handshake");
     Ok(())
 }
 
-/// For those who may not use INFO: HELLO is open to all, and says a little.
+/// Reads from HELLO what an account may know that may not use INFO.
 async fn read_hello(wire: &mut Wire, info: &mut ServerInfo) -> Result<(), ConnectError> {
     let sent = wire.send(&cmd("HELLO").get_packed_command()).await;
     sent.map_err(|error| ConnectError::Broken(format!("the connection broke: {error}")))?;

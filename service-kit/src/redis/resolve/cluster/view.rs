@@ -1,21 +1,21 @@
-//! The cluster as one of its nodes sees it.
+//! The view that one node has of its cluster.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use redis::cmd;
 
-use crate::redis_link::deployment::ClusterTarget;
-use crate::redis_link::resp::{Frame, Wire};
-use crate::redis_link::target::Address;
+use crate::redis::deployment::ClusterTarget;
+use crate::redis::target::Address;
+use crate::redis::wire::{Frame, Wire};
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 const SLOTS: u16 = 16_384;
 
-/// Who serves which slot.
+/// The masters of all slots.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Slots {
-    /// In order, each behind the one before.
+    /// In ascending order, without overlaps.
     ranges: Vec<Range>,
     masters: Vec<Address>,
 }
@@ -24,7 +24,7 @@ pub struct Slots {
 struct Range {
     first: u16,
     last: u16,
-    /// Its place among the masters.
+    /// The index of its master.
     master: usize,
 }
 
@@ -43,19 +43,19 @@ impl Slots {
         &self.masters
     }
 
-    /// The slots that are served, each range with its master.
+    /// The ranges of served slots, each with its master.
     pub fn ranges(&self) -> impl Iterator<Item = (RangeInclusive<u16>, &Address)> {
         self.ranges.iter().map(|range| (range.first..=range.last, &self.masters[range.master]))
     }
 
-    /// How many slots nobody serves.
+    /// The number of slots without a master.
     #[must_use]
     pub fn unserved(&self) -> u32 {
         let served = self.ranges.iter().map(|range| u32::from(range.last - range.first) + 1);
         u32::from(SLOTS).saturating_sub(served.sum())
     }
 
-    /// From ranges with their masters; of two that overlap the later one loses what they share.
+    /// Builds the map from ranges with their masters. Of two overlapping ranges the later one loses the shared slots.
     fn new(mut claims: Vec<(u16, u16, Address)>) -> Self {
         claims.retain(|(first, last, _)| first <= last);
         claims.sort();
@@ -75,20 +75,20 @@ impl Slots {
     }
 }
 
-/// What one node says.
+/// One node's view.
 #[derive(Debug)]
 pub(super) struct View {
     pub(super) slots: Arc<Slots>,
-    /// The nodes that follow the masters: they tell of the cluster too.
+    /// The replicas, which can be queried too.
     pub(super) replicas: Vec<Address>,
-    /// Whether the cluster works, as far as this node knows.
+    /// Set if this node considers the cluster healthy.
     pub(super) well: bool,
-    /// Grows with each change that the nodes have agreed upon.
+    /// Grows with each change that the nodes have agreed on.
     pub(super) epoch: u64,
 }
 
-/// Asks a node, by a connection to it.
-pub(super) async fn ask(
+/// Queries a node over a connection to it.
+pub(super) async fn query(
     wire: &mut Wire,
     target: &ClusterTarget,
     node: &Address,
@@ -97,15 +97,15 @@ pub(super) async fn ask(
     cmd("CLUSTER").arg("SLOTS").write_packed_command(&mut bytes);
     wire.send(&bytes).await.map_err(|error| format!("the connection broke: {error}"))?;
     let (info, slots) = (wire.receive().await?, wire.receive().await?);
-    // Who may not ask for the first is told the second, and which of two nodes is ahead remains open.
+    // An account without the right to CLUSTER INFO still gets the slots, but not the epoch.
     let info = match info {
         Frame::Bulk(text) => String::from_utf8_lossy(&text).into_owned(),
         _ => String::new(),
     };
     match slots {
         Frame::Array(rows) => Ok(read(&info, &rows, target, node)),
-        Frame::Error(error) => Err(format!("{node} does not tell the slots: {error}")),
-        _ => Err(format!("{node} tells the slots in no known way")),
+        Frame::Error(error) => Err(format!("{node} does not report its slots: {error}")),
+        _ => Err(format!("unexpected answer of {node} to CLUSTER SLOTS")),
     }
 }
 
@@ -146,10 +146,10 @@ fn named(of: &Frame, target: &ClusterTarget, asked: &Address) -> Option<Address>
     Some(address(target, &host, port, asked))
 }
 
-/// A node as another one names it. A node that does not know under what name others reach it says nothing or `?`: then
-/// it is where the one is that said so.
-pub(super) fn address(target: &ClusterTarget, host: &str, port: u16, beside: &Address) -> Address {
-    let host = match (host, beside) {
+/// Returns the address of a node that a reply from `sender` names. A node that does not know its own address reports an
+/// empty host or `?`, which stands for that of the sender.
+pub(super) fn address(target: &ClusterTarget, host: &str, port: u16, sender: &Address) -> Address {
+    let host = match (host, sender) {
         ("" | "?", Address::Tcp { host, .. }) => host,
         (host, _) => host,
     };
@@ -159,7 +159,7 @@ pub(super) fn address(target: &ClusterTarget, host: &str, port: u16, beside: &Ad
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redis_link::Deployment;
+    use crate::redis::Deployment;
 
     fn target() -> ClusterTarget {
         match "redis+cluster://seed:1".parse() {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_claims_nothing() {
+    fn malformed_rows_are_ignored() {
         let rows = [
             row(-1, 5, vec![node(Some("a"), 1)]),
             row(0, 16_384, vec![node(Some("a"), 1)]),

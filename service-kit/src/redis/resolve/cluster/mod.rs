@@ -1,4 +1,4 @@
-//! Which node of a cluster serves which slot, as the nodes tell it.
+//! The map of a cluster: which node serves which slot.
 
 mod view;
 
@@ -13,58 +13,58 @@ use tokio_util::sync::DropGuard;
 
 pub use self::view::Slots;
 use self::view::View;
-use super::deployment::ClusterTarget;
-use super::greeting::{self, Greeting};
-use super::target::Address;
+use crate::redis::deployment::ClusterTarget;
+use crate::redis::handshake::{self, Handshake};
+use crate::redis::target::Address;
 use crate::shutdown::Shutdown;
 
-/// Nodes asked at once: one may be gone, and one may not have heard the news.
+/// Nodes queried in parallel: one may be gone, and another may not know the latest change.
 const AT_ONCE: usize = 3;
-/// How often they are asked while all is well.
+/// The interval between queries while the cluster is healthy.
 const CALM: Duration = Duration::from_secs(5);
-/// The same while something is not, until the cluster has mended itself.
+/// The interval while it is not, until it has recovered.
 const HURRY: Duration = Duration::from_millis(250);
-/// However often somebody wants to know, the nodes have that long between two questions.
+/// The least time between two queries, however many refreshes are requested.
 const LEAST: Duration = Duration::from_millis(50);
 
-/// How a [`Cluster`] asks.
+/// Settings of the connections of a [`Cluster`].
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
-    /// What CLIENT LIST shows; without spaces.
+    /// The name that CLIENT LIST shows; without spaces.
     pub name: String,
-    /// The limit for reaching a node, TLS included.
+    /// The limit for connecting to a node, TLS included.
     pub connect_timeout: Duration,
     /// The limit for its answers.
     pub response_timeout: Duration,
 }
 
-/// What is known of a cluster. Told anew after each round of questions, changed or not.
+/// The known state of a cluster. Published after each query, changed or not.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterState {
-    /// Who serves what, as far as anybody has told.
+    /// The latest map.
     pub slots: Arc<Slots>,
-    /// Why the latest round brought no answer, if it did not.
+    /// The reason why the latest query failed, if it did.
     pub trouble: Option<String>,
 }
 
-/// Keeps track of a cluster, by short connections to some of its nodes. Clones share it; it ends with the last of them,
+/// Tracks the map of a cluster by short connections to some of its nodes. Clones share it. It ends with the last clone,
 /// or with its stage of shutdown.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     target: Arc<ClusterTarget>,
     state: watch::Receiver<ClusterState>,
-    wishes: Arc<Wishes>,
+    requests: Arc<Requests>,
     _stop_with_last_handle: Arc<DropGuard>,
 }
 
 #[derive(Debug, Default)]
-struct Wishes {
+struct Requests {
     refresh: Notify,
     hurry: AtomicBool,
 }
 
 impl Cluster {
-    /// Starts asking. Returns at once.
+    /// Starts to query the nodes. Returns at once.
     ///
     /// # Panics
     ///
@@ -72,98 +72,98 @@ impl Cluster {
     #[must_use]
     pub fn start(target: ClusterTarget, options: ClusterOptions, shutdown: &Shutdown) -> Self {
         let target = Arc::new(target);
-        let wishes = Arc::new(Wishes::default());
+        let requests = Arc::new(Requests::default());
         let (sender, state) = watch::channel(ClusterState::default());
-        let greeting = Greeting {
+        let handshake = Handshake {
             name: options.name,
             no_touch: false,
             load: Vec::new(),
             connect_timeout: options.connect_timeout,
             response_timeout: options.response_timeout,
         };
-        let asker = Asker {
+        let resolver = Resolver {
             target: Arc::clone(&target),
-            greeting,
+            handshake,
             best: None,
             turn: 0,
             state: sender,
-            wishes: Arc::clone(&wishes),
+            requests: Arc::clone(&requests),
         };
         let stopped = shutdown.child_token();
         let stop = stopped.clone().drop_guard();
         shutdown.spawn(format!("cluster {target}"), async move {
-            stopped.run_until_cancelled(asker.run()).await;
+            stopped.run_until_cancelled(resolver.run()).await;
         });
-        Self { target, state, wishes, _stop_with_last_handle: Arc::new(stop) }
+        Self { target, state, requests, _stop_with_last_handle: Arc::new(stop) }
     }
 
-    /// What is known, and its changes.
+    /// The state and its changes.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<ClusterState> {
         self.state.clone()
     }
 
-    /// Which cluster.
+    /// The cluster, as configured.
     #[must_use]
     pub fn target(&self) -> &ClusterTarget {
         &self.target
     }
 
-    /// A node as the cluster names it in its replies; without a host it is on that of `beside`, which said so.
+    /// Returns the address of a node that a reply from `sender` names. An empty host is that of the sender.
     #[must_use]
-    pub fn address(&self, host: &str, port: u16, beside: &Address) -> Address {
-        view::address(&self.target, host, port, beside)
+    pub fn address(&self, host: &str, port: u16, sender: &Address) -> Address {
+        view::address(&self.target, host, port, sender)
     }
 
-    /// Somebody has met with a sign of change: ask soon.
+    /// Requests a query soon, after a sign of change.
     pub fn refresh(&self) {
-        self.wishes.refresh.notify_one();
+        self.requests.refresh.notify_one();
     }
 
-    /// Whether something is amiss, so that the cluster is about to change: then it is asked often.
+    /// Turns frequent queries on or off, for a cluster that is about to change.
     pub fn hurry(&self, on: bool) {
-        if self.wishes.hurry.swap(on, Ordering::Relaxed) != on && on {
+        if self.requests.hurry.swap(on, Ordering::Relaxed) != on && on {
             self.refresh();
         }
     }
 }
 
-struct Asker {
+struct Resolver {
     target: Arc<ClusterTarget>,
-    greeting: Greeting,
-    /// The view that is told.
+    handshake: Handshake,
+    /// The published view.
     best: Option<View>,
-    /// Which nodes have their turn.
+    /// Rotates the nodes that are queried.
     turn: usize,
     state: watch::Sender<ClusterState>,
-    wishes: Arc<Wishes>,
+    requests: Arc<Requests>,
 }
 
-impl Asker {
+impl Resolver {
     async fn run(mut self) {
         loop {
-            let looked = self.look().await;
-            let well = looked.is_ok();
-            self.tell(looked);
-            let hurry = !well || self.wishes.hurry.load(Ordering::Relaxed);
+            let result = self.query().await;
+            let answered = result.is_ok();
+            self.publish(result);
+            let hurry = !answered || self.requests.hurry.load(Ordering::Relaxed);
             let pause = if hurry { HURRY } else { CALM };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = self.wishes.refresh.notified() => tokio::time::sleep(LEAST).await,
+                () = self.requests.refresh.notified() => tokio::time::sleep(LEAST).await,
             }
         }
     }
 
-    fn tell(&mut self, looked: Result<View, String>) {
+    fn publish(&mut self, result: Result<View, String>) {
         let known = self.state.borrow().trouble.clone();
-        let trouble = match looked {
+        let trouble = match result {
             Ok(view) => {
                 let slots = &view.slots;
                 if self.best.as_ref().is_none_or(|best| best.slots != *slots) {
                     let masters: Vec<_> = slots.masters().iter().map(ToString::to_string).collect();
                     tracing::info!(
                         redis.cluster = %self.target, masters = masters.join(", "),
-                        unserved = slots.unserved(), "the masters of the cluster"
+                        unserved = slots.unserved(), "cluster masters changed"
                     );
                 }
                 self.best = Some(view);
@@ -171,7 +171,7 @@ impl Asker {
             }
             Err(reason) => {
                 if known.as_ref() != Some(&reason) {
-                    tracing::warn!(redis.cluster = %self.target, reason, "no node of the cluster tells who serves what");
+                    tracing::warn!(redis.cluster = %self.target, reason, "no node of the cluster reports its slots");
                 }
                 Some(reason)
             }
@@ -180,15 +180,15 @@ impl Asker {
         self.state.send_replace(ClusterState { slots, trouble });
     }
 
-    /// Asks some nodes, and all the others where these bring nothing as new as what is known.
-    async fn look(&mut self) -> Result<View, String> {
+    /// Queries some nodes, and then the others if their views are older than the known one.
+    async fn query(&mut self) -> Result<View, String> {
         let nodes = self.nodes();
         self.turn = self.turn.wrapping_add(1);
         let known = self.best.as_ref().map_or(0, |best| best.epoch);
         let mut best: Option<View> = None;
-        let mut reason = "it names no node".to_owned();
+        let mut reason = "the cluster has no known node".to_owned();
         for some in nodes.chunks(AT_ONCE) {
-            for answer in join_all(some.iter().map(|node| self.ask(node))).await {
+            for answer in join_all(some.iter().map(|node| self.query_node(node))).await {
                 match answer {
                     Ok(view) => {
                         let better = best.as_ref().is_none_or(|best| self.prefers(&view, best));
@@ -204,16 +204,18 @@ impl Asker {
         best.ok_or(reason)
     }
 
-    /// Of two views that are as new as one another the one that is told already: who says something else may not have
-    /// heard of the latest change yet, and in the end all of them say the same.
+    /// Compares two views. Of equally new ones it prefers the published one: a node with another view may not know the
+    /// latest change yet, and in the end all nodes agree.
     fn prefers(&self, view: &View, to: &View) -> bool {
-        let told = |view: &View| self.best.as_ref().is_some_and(|best| best.slots == view.slots);
-        let rank =
-            |view: &View| (view.well, view.epoch, told(view), u32::MAX - view.slots.unserved());
+        let published =
+            |view: &View| self.best.as_ref().is_some_and(|best| best.slots == view.slots);
+        let rank = |view: &View| {
+            (view.well, view.epoch, published(view), u32::MAX - view.slots.unserved())
+        };
         rank(view) > rank(to)
     }
 
-    /// All nodes that are known, those that are named behind the others, beginning with another one each time.
+    /// All known nodes, starting with another one each time, and then the configured ones.
     fn nodes(&self) -> Vec<Address> {
         let mut nodes: Vec<Address> = Vec::new();
         if let Some(best) = &self.best {
@@ -227,12 +229,12 @@ impl Asker {
         nodes
     }
 
-    async fn ask(&self, node: &Address) -> Result<View, String> {
+    async fn query_node(&self, node: &Address) -> Result<View, String> {
         let target = self.target.node(node.clone());
-        let connected = greeting::connect(&target, &self.greeting).await;
+        let connected = handshake::connect(&target, &self.handshake).await;
         let (mut wire, _) = connected.map_err(|error| error.to_string())?;
-        let limit = self.greeting.response_timeout;
-        let asked = tokio::time::timeout(limit, view::ask(&mut wire, &self.target, node)).await;
-        asked.unwrap_or_else(|_| Err(format!("{node} does not answer within {limit:?}")))
+        let limit = self.handshake.response_timeout;
+        let answer = tokio::time::timeout(limit, view::query(&mut wire, &self.target, node)).await;
+        answer.unwrap_or_else(|_| Err(format!("{node} does not answer within {limit:?}")))
     }
 }

@@ -1,18 +1,18 @@
-//! What was said on one pub/sub connection and not answered yet. No I/O.
+//! The outstanding commands of one pub/sub connection, matched with their replies. No I/O.
 //!
-//! Redis answers a SUBSCRIBE of n channels with n confirmations, or with one error for all of them,
-//! always in the order of the commands, with messages in between.
+//! Redis answers a SUBSCRIBE of n channels with n confirmations, or with one error for all of them. Replies have the order
+//! of the commands, with messages in between.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use redis::cmd;
 
 use super::PubSubEvent;
-use super::wishes::{Change, Topic};
-use crate::redis_link::error::ServerError;
-use crate::redis_link::resp::Frame;
+use super::wanted::{Change, Topic};
+use crate::redis::error::ServerError;
+use crate::redis::wire::Frame;
 
-/// Topics to a command: large enough to be quick, small enough not to hold the server up.
+/// Topics per command: enough to be fast, and few enough not to block the server.
 pub(super) const BATCH: usize = 500;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,53 +61,53 @@ impl Verb {
         matches!(self, Self::Subscribe | Self::PSubscribe | Self::SSubscribe)
     }
 
-    /// Topics to a command.
+    /// Topics per command.
     fn batch(self) -> usize {
         match self {
-            // Channels of one command must be of one slot.
+            // All channels of one command must share a slot.
             Self::SSubscribe | Self::SUnsubscribe => 1,
             _ => BATCH,
         }
     }
 }
 
-/// A command that the server owes answers to.
+/// An outstanding command.
 #[derive(Debug)]
-enum Asked {
+enum Outstanding {
     Ping,
     Change { verb: Verb, topics: VecDeque<Topic> },
 }
 
-/// What a reply means.
+/// The meaning of a reply.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Heard {
-    /// Nothing to tell.
+pub(super) enum Received {
+    /// Nothing to report.
     Nothing,
-    /// A topic is subscribed, and no later command about it is under way.
+    /// A topic is subscribed, and no later command about it is outstanding.
     Subscribed(Topic),
-    /// To be told as it is.
+    /// An event to deliver.
     Event(PubSubEvent),
-    /// These were refused together; one at a time will show which of them is to blame.
+    /// A command was refused as a whole. Subscribing its topics one by one shows which of them is refused.
     RefusedTogether(Vec<Topic>),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
-    asked: VecDeque<Asked>,
-    /// Topics whose last command was a subscribing one.
+    outstanding: VecDeque<Outstanding>,
+    /// Topics whose latest command subscribes.
     subscribed: HashSet<Topic>,
-    /// Commands about a topic that are not answered.
+    /// The number of outstanding commands for each topic.
     pending: HashMap<Topic, u32>,
 }
 
 impl Conversation {
-    /// Commands that the server owes answers to.
+    /// The number of outstanding commands.
     pub(super) fn unanswered(&self) -> usize {
-        self.asked.len()
+        self.outstanding.len()
     }
 
-    /// Commands for these changes, as few as can be.
-    pub(super) fn ask(&mut self, changes: Vec<Change>) -> Vec<u8> {
+    /// Returns the commands for these changes, as few as possible.
+    pub(super) fn send_changes(&mut self, changes: Vec<Change>) -> Vec<u8> {
         let mut topics: HashMap<Verb, Vec<Topic>> = HashMap::new();
         for change in changes {
             let had = self.subscribed.contains(&change.topic);
@@ -125,8 +125,8 @@ impl Conversation {
         bytes
     }
 
-    /// A command for each of these topics.
-    pub(super) fn ask_singly(&mut self, topics: Vec<Topic>) -> Vec<u8> {
+    /// Returns a command for each of these topics.
+    pub(super) fn subscribe_singly(&mut self, topics: Vec<Topic>) -> Vec<u8> {
         let mut bytes = Vec::new();
         for topic in topics {
             let verb = Verb::of(&Change { topic: topic.clone(), wanted: true });
@@ -136,7 +136,7 @@ impl Conversation {
     }
 
     pub(super) fn ping(&mut self) -> Vec<u8> {
-        self.asked.push_back(Asked::Ping);
+        self.outstanding.push_back(Outstanding::Ping);
         cmd("PING").get_packed_command()
     }
 
@@ -152,22 +152,25 @@ impl Conversation {
             }
         }
         command.write_packed_command(bytes);
-        self.asked.push_back(Asked::Change { verb, topics: topics.iter().cloned().collect() });
+        self.outstanding
+            .push_back(Outstanding::Change { verb, topics: topics.iter().cloned().collect() });
     }
 
+    /// Matches a reply with its command.
+    ///
     /// # Errors
     ///
-    /// When the reply makes no sense here: nothing on this connection can be trusted any more.
-    pub(super) fn hear(&mut self, frame: Frame) -> Result<Heard, String> {
+    /// When the reply is unexpected. The connection cannot be used any more.
+    pub(super) fn receive(&mut self, frame: Frame) -> Result<Received, String> {
         match frame {
-            Frame::Array(parts) => self.hear_array(parts),
+            Frame::Array(parts) => self.receive_array(parts),
             Frame::Simple(text) if text == "PONG" => self.pong(),
             Frame::Error(error) => self.refused(&error),
             other => Err(unexpected(&other)),
         }
     }
 
-    fn hear_array(&mut self, parts: Vec<Frame>) -> Result<Heard, String> {
+    fn receive_array(&mut self, parts: Vec<Frame>) -> Result<Received, String> {
         let mut parts = parts.into_iter();
         let kind = parts.next();
         let Some(Frame::Bulk(kind)) = kind else { return Err(unexpected(&kind)) };
@@ -176,7 +179,7 @@ impl Conversation {
             (
                 b"message" | b"smessage",
                 (Some(Frame::Bulk(channel)), Some(Frame::Bulk(payload)), None),
-            ) => Ok(Heard::Event(PubSubEvent::Message { channel, pattern: None, payload })),
+            ) => Ok(Received::Event(PubSubEvent::Message { channel, pattern: None, payload })),
             (
                 b"pmessage",
                 (
@@ -184,9 +187,11 @@ impl Conversation {
                     Some(Frame::Bulk(channel)),
                     Some(Frame::Bulk(payload)),
                 ),
-            ) => {
-                Ok(Heard::Event(PubSubEvent::Message { channel, pattern: Some(pattern), payload }))
-            }
+            ) => Ok(Received::Event(PubSubEvent::Message {
+                channel,
+                pattern: Some(pattern),
+                payload,
+            })),
             (b"pong", _) => self.pong(),
             (verb, (Some(Frame::Bulk(name)), Some(Frame::Int(_)), None)) => {
                 self.confirmed(verb, &name)
@@ -195,20 +200,20 @@ impl Conversation {
         }
     }
 
-    fn pong(&mut self) -> Result<Heard, String> {
-        match self.asked.pop_front() {
-            Some(Asked::Ping) => Ok(Heard::Nothing),
+    fn pong(&mut self) -> Result<Received, String> {
+        match self.outstanding.pop_front() {
+            Some(Outstanding::Ping) => Ok(Received::Nothing),
             _ => Err(unexpected(&"PONG")),
         }
     }
 
-    fn confirmed(&mut self, said: &[u8], name: &[u8]) -> Result<Heard, String> {
+    fn confirmed(&mut self, said: &[u8], name: &[u8]) -> Result<Received, String> {
         if said == Verb::SUnsubscribe.name().as_bytes() && !self.awaits_unsubscribed(name) {
-            // Nobody asked: the slot has left this server, and its subscriptions with it.
+            // Unsolicited: the slot has left this server, and its subscriptions with it.
             self.subscribed.remove(&Topic::Shard(name.to_vec()));
-            return Ok(Heard::Event(PubSubEvent::Moved(name.to_vec())));
+            return Ok(Received::Event(PubSubEvent::Moved(name.to_vec())));
         }
-        let Some(Asked::Change { verb, topics }) = self.asked.front_mut() else {
+        let Some(Outstanding::Change { verb, topics }) = self.outstanding.front_mut() else {
             return Err(unexpected(&String::from_utf8_lossy(said)));
         };
         let verb = *verb;
@@ -219,22 +224,22 @@ impl Conversation {
             return Err(unexpected(&String::from_utf8_lossy(said)));
         };
         if topics.is_empty() {
-            self.asked.pop_front();
+            self.outstanding.pop_front();
         }
         let last = self.answered(&topic);
-        Ok(if last && verb.subscribes() { Heard::Subscribed(topic) } else { Heard::Nothing })
+        Ok(if last && verb.subscribes() { Received::Subscribed(topic) } else { Received::Nothing })
     }
 
-    /// Whether the next answer is to a SUNSUBSCRIBE of this channel.
+    /// Reports whether the next outstanding reply is to a SUNSUBSCRIBE of this channel.
     fn awaits_unsubscribed(&self, name: &[u8]) -> bool {
         matches!(
-            self.asked.front(),
-            Some(Asked::Change { verb: Verb::SUnsubscribe, topics })
+            self.outstanding.front(),
+            Some(Outstanding::Change { verb: Verb::SUnsubscribe, topics })
                 if topics.front().is_some_and(|topic| topic.name() == name)
         )
     }
 
-    /// One command about this topic is answered; whether it was the last one.
+    /// Counts an answer about this topic. Returns `true` if it was the last outstanding one.
     fn answered(&mut self, topic: &Topic) -> bool {
         let Some(pending) = self.pending.get_mut(topic) else { return true };
         *pending -= 1;
@@ -245,11 +250,11 @@ impl Conversation {
         last
     }
 
-    fn refused(&mut self, error: &ServerError) -> Result<Heard, String> {
-        let (verb, mut topics) = match self.asked.pop_front() {
-            Some(Asked::Change { verb, topics }) => (verb, topics),
+    fn refused(&mut self, error: &ServerError) -> Result<Received, String> {
+        let (verb, mut topics) = match self.outstanding.pop_front() {
+            Some(Outstanding::Change { verb, topics }) => (verb, topics),
             // An answer is a sign of life, whatever it says.
-            Some(Asked::Ping) => return Ok(Heard::Nothing),
+            Some(Outstanding::Ping) => return Ok(Received::Nothing),
             None => return Err(format!("the server said: {error}")),
         };
         for topic in &topics {
@@ -258,16 +263,16 @@ impl Conversation {
             }
         }
         if !verb.subscribes() {
-            return Ok(Heard::Nothing);
+            return Ok(Received::Nothing);
         }
         match topics.pop_front() {
             Some(topic) if topics.is_empty() => {
                 let reason = error.to_string();
-                Ok(Heard::Event(PubSubEvent::Refused { channel: topic.into_name(), reason }))
+                Ok(Received::Event(PubSubEvent::Refused { channel: topic.into_name(), reason }))
             }
             Some(first) => {
                 topics.push_front(first);
-                Ok(Heard::RefusedTogether(topics.into()))
+                Ok(Received::RefusedTogether(topics.into()))
             }
             None => Err(unexpected(&error)),
         }

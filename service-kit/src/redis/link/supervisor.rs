@@ -1,4 +1,4 @@
-//! Keeps a link's connection: makes it, watches it, replaces it.
+//! The task behind a link: it connects, watches the connection and replaces it.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -11,42 +11,38 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::aim::Aim;
-use super::backoff::Backoff;
-use super::check::{Known, questions};
-use super::error::ConnectError;
-use super::greeting::{self, Greeting};
-use super::server_info::ServerInfo;
 use super::shared::{CLOSED, Connection, READ_ONLY, Shared};
-use super::target::Address;
 use crate::clock::boot_micros;
+use crate::redis::backoff::{Backoff, PROVEN};
+use crate::redis::endpoint::Endpoint;
+use crate::redis::error::ConnectError;
+use crate::redis::handshake::{self, Handshake};
+use crate::redis::server_info::ServerInfo;
+use crate::redis::server_watch::{ServerWatch, commands};
+use crate::redis::target::Address;
 
-/// A connection that lasted this long is followed by another at once; one that ended sooner counts
-/// as another failure, or a server that accepts and drops would be hammered.
-pub(super) const PROVEN: Duration = Duration::from_secs(1);
-
-/// Commands on their way to the connection; further ones wait in their callers.
+/// Commands queued for the connection; further ones wait in their callers.
 const SEND_QUEUE: usize = 1024;
 
-/// How often a connection is looked after.
+/// The intervals of checks on a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
-    /// How long it may be silent.
+    /// The silence after which the server is sent a PING.
     pub(super) heartbeat: Duration,
-    /// How often the server is asked who it is.
+    /// The interval between checks of the server's identity and clock.
     pub(super) check: Option<Duration>,
 }
 
 pub(super) async fn run(
-    aim: Aim,
-    greeting: Greeting,
+    endpoint: Endpoint,
+    handshake: Handshake,
     (pace, alone): (Pace, bool),
     shared: Arc<Shared>,
     stopped: CancellationToken,
 ) {
     let supervisor = Supervisor {
-        aim,
-        greeting,
+        endpoint,
+        handshake,
         pace,
         alone,
         shared: Arc::clone(&shared),
@@ -56,21 +52,21 @@ pub(super) async fn run(
     let mut keeping = pin!(supervisor.keep_connected());
     match stopped.run_until_cancelled(keeping.as_mut()).await {
         Some(never) => match never {},
-        // While the supervisor still exists: its end closes the connection, and calls that end
-        // with it should know why.
+        // The supervisor still exists here. Its drop closes the connection, and the calls that end with it should
+        // have the reason.
         None => shared.stop(),
     }
 }
 
 struct Supervisor {
-    aim: Aim,
-    greeting: Greeting,
+    endpoint: Endpoint,
+    handshake: Handshake,
     pace: Pace,
-    /// Whether a part of a cluster is the wrong server.
+    /// Rejects nodes of a cluster.
     alone: bool,
     shared: Arc<Shared>,
     generation: u64,
-    /// Where the latest attempt to connect led.
+    /// The address of the latest attempt to connect.
     tried: Option<Address>,
 }
 
@@ -83,8 +79,8 @@ impl Supervisor {
                 Ok((driver, info, address)) => {
                     last_failure = None;
                     let since = Instant::now();
-                    self.watch(driver, Known::new(info), &address).await;
-                    self.aim.doubt();
+                    self.watch(driver, ServerWatch::new(info), &address).await;
+                    self.endpoint.suspect();
                     if since.elapsed() >= PROVEN {
                         backoff.reset();
                         continue;
@@ -93,23 +89,23 @@ impl Supervisor {
                 }
                 Err(error) => {
                     self.report(&error, &mut last_failure);
-                    self.aim.doubt();
+                    self.endpoint.suspect();
                     backoff.after_failure(error.needs_patience())
                 }
             };
-            self.aim.rest(pause, self.tried.as_ref()).await;
+            self.endpoint.pause(pause, self.tried.as_ref()).await;
         }
     }
 
-    /// Makes a connection the link's current one. It lives as long as the driver's task.
+    /// Connects, and makes the connection the link's current one. It lives as long as the driver's task.
     async fn connect(
         &mut self,
     ) -> Result<(AbortOnDropHandle<()>, ServerInfo, Address), ConnectError> {
         self.tried = None;
-        let target = self.aim.target().await?;
+        let target = self.endpoint.resolve().await?;
         let address = target.address().clone();
         self.tried = Some(address.clone());
-        let (wire, info) = greeting::connect(&target, &self.greeting).await?;
+        let (wire, info) = handshake::connect(&target, &self.handshake).await?;
         if self.shared.refuses(&info) {
             return Err(ConnectError::Replica { address: address.to_string() });
         }
@@ -117,13 +113,13 @@ impl Supervisor {
             return Err(ConnectError::InCluster { address: address.to_string() });
         }
         let stream = wire.into_stream().map_err(ConnectError::Broken)?;
-        // The greeting is done and time-outs are the link's: redis-rs has only to pair up replies.
-        let nothing_to_say = RedisConnectionInfo::default().set_skip_set_lib_name();
+        // The handshake is done and the link has the timeouts: redis-rs only matches replies with commands.
+        let no_handshake = RedisConnectionInfo::default().set_skip_set_lib_name();
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
             .set_connection_timeout(None)
             .set_pipeline_buffer_size(SEND_QUEUE);
-        let (mux, driver) = MultiplexedConnection::new_with_config(&nothing_to_say, stream, config)
+        let (mux, driver) = MultiplexedConnection::new_with_config(&no_handshake, stream, config)
             .await
             .map_err(|error| ConnectError::Broken(error.to_string()))?;
         let driver = AbortOnDropHandle::new(tokio::spawn(driver));
@@ -135,18 +131,23 @@ impl Supervisor {
         Ok((driver, info, address))
     }
 
-    /// Returns when the connection has ended, for whatever reason.
-    async fn watch(&self, mut driver: AbortOnDropHandle<()>, mut known: Known, address: &Address) {
-        let mut left = pin!(self.aim.left(address));
+    /// Returns when the connection has ended, for any reason.
+    async fn watch(
+        &self,
+        mut driver: AbortOnDropHandle<()>,
+        mut server: ServerWatch,
+        address: &Address,
+    ) {
+        let mut moved = pin!(self.endpoint.moved_from(address));
         let mut why = CLOSED;
-        // The first check, at once, learns the server's clock.
+        // The first check happens at once and reads the server's clock.
         let mut check_at = self.pace.check.map(|_| Instant::now());
         loop {
             let idle_until = self.shared.last_answer() + self.pace.heartbeat;
             let wake_at = check_at.map_or(idle_until, |at| at.min(idle_until));
             tokio::select! {
                 _ended = &mut driver => break,
-                reason = &mut left => {
+                reason = &mut moved => {
                     why = reason;
                     break;
                 }
@@ -155,9 +156,9 @@ impl Supervisor {
             let now = Instant::now();
             let lives = if check_at.is_some_and(|at| at <= now) {
                 check_at = self.pace.check.map(|every| now + every);
-                self.check(&mut known).await
+                self.check(&mut server).await
             } else if self.shared.last_answer() + self.pace.heartbeat <= now {
-                // Nobody else has been answered meanwhile.
+                // No call has been answered meanwhile.
                 let ping = cmd("PING");
                 self.shared
                     .exchange(async |mut mux| mux.send_packed_command(&ping).await)
@@ -171,15 +172,14 @@ impl Supervisor {
             }
         }
         let reason = self.shared.fail(self.generation, why);
-        tracing::warn!(redis.target = %self.aim, link = self.greeting.name, reason, "lost the connection to Redis");
+        tracing::warn!(redis.target = %self.endpoint, link = self.handshake.name, reason, "lost the connection to Redis");
     }
 
-    /// Looks whether the server is still what it was, and tells if not. False when the connection is
-    /// of no use any more.
-    async fn check(&self, known: &mut Known) -> bool {
+    /// Checks whether the server has changed, and reports it. Returns `false` when the connection is unusable.
+    async fn check(&self, server: &mut ServerWatch) -> bool {
         let mut pipeline = Pipeline::new();
-        for question in questions() {
-            pipeline.add_command(question);
+        for command in commands() {
+            pipeline.add_command(command);
         }
         let replies = pipeline.len();
         let sent = boot_micros();
@@ -188,36 +188,36 @@ impl Supervisor {
             .exchange(async |mut mux| mux.send_packed_commands(&pipeline, 0, replies).await)
             .await;
         let Ok((generation, answers)) = answered else { return false };
-        let changed = known.learn(&answers, sent, boot_micros());
+        let changed = server.update(&answers, sent, boot_micros());
         if !changed.is_empty() {
             tracing::warn!(
-                redis.target = %self.aim, link = self.greeting.name, changed = changed.join(", "),
-                "this Redis is not what it was"
+                redis.target = %self.endpoint, link = self.handshake.name, changed = changed.join(", "),
+                "the Redis server has changed"
             );
-            if self.shared.refuses(known.info()) {
+            if self.shared.refuses(server.info()) {
                 self.shared.fail(generation, READ_ONLY);
                 return false;
             }
-            self.shared.tell_changed(generation, known.info().clone());
+            self.shared.report_changed(generation, server.info().clone());
         }
         true
     }
 
     fn log_up(&self, info: &ServerInfo, address: &Address) {
         tracing::info!(
-            redis.target = %self.aim,
+            redis.target = %self.endpoint,
             redis.address = %address,
             redis.version = info.version.as_deref().unwrap_or("unknown"),
-            link = self.greeting.name,
+            link = self.handshake.name,
             generation = self.generation,
             "connected to Redis"
         );
     }
 
-    /// Tells a failure in the state, and once in the log.
+    /// Reports a failure in the state, and once in the log.
     fn report(&self, error: &ConnectError, last: &mut Option<ConnectError>) {
         if last.as_ref() != Some(error) {
-            tracing::warn!(redis.target = %self.aim, link = self.greeting.name, %error, "cannot connect to Redis");
+            tracing::warn!(redis.target = %self.endpoint, link = self.handshake.name, %error, "cannot connect to Redis");
         }
         self.shared.set_down(self.generation, &error.to_string());
         *last = Some(error.clone());

@@ -7,7 +7,6 @@ use std::str::FromStr;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use url::Url;
 
-use super::sentinel::SentinelTarget;
 use super::target::{Address, Target, TargetError};
 use crate::settings::Secret;
 
@@ -49,6 +48,24 @@ impl ClusterTarget {
     /// A node as the cluster names it; TLS is spoken with all or with none.
     pub(crate) fn address(&self, host: String, port: u16) -> Address {
         Address::Tcp { host, port, tls: self.node.uses_tls() }
+    }
+}
+
+/// A master that sentinels know by a name, and some of these sentinels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SentinelTarget {
+    /// The master's credentials and database, at the first sentinel's address.
+    pub(super) master: Target,
+    /// The sentinels, at least one, each with its credentials.
+    pub(super) sentinels: Vec<Target>,
+    pub(super) name: String,
+}
+
+impl SentinelTarget {
+    /// The name of the master.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 }
 
@@ -267,6 +284,27 @@ impl fmt::Display for ClusterTarget {
         }
         for (place, seed) in self.seeds.iter().enumerate() {
             write!(f, "{}{seed}", if place == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+/// As a URL, the passwords masked or left out.
+impl fmt::Display for SentinelTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.master.uses_tls() { "rediss" } else { "redis" };
+        write!(f, "{scheme}+sentinel://")?;
+        match (self.master.user(), self.master.password()) {
+            (user, Some(password)) => write!(f, "{}:{password}@", user.unwrap_or(""))?,
+            (Some(user), None) => write!(f, "{user}@")?,
+            (None, None) => {}
+        }
+        for (place, sentinel) in self.sentinels.iter().enumerate() {
+            write!(f, "{}{}", if place == 0 { "" } else { "," }, sentinel.address())?;
+        }
+        write!(f, "/{}", self.name)?;
+        if self.master.db() != 0 {
+            write!(f, "/{}", self.master.db())?;
         }
         Ok(())
     }
