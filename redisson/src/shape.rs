@@ -119,7 +119,7 @@ impl LockHash {
                 let owner = (writer.id.client, writer.id.thread);
                 let other = |holder: &&Holder| (holder.id.client, holder.id.thread) != owner;
                 let other = self.holders.iter().find(other)?;
-                Some(format!("holder {} beside write holder {}", other.id, writer.id))
+                Some(format!("holder {} next to write holder {}", other.id, writer.id))
             }
             Some(other) => Some(format!("mode `{}`", other.escape_ascii())),
         }
