@@ -168,8 +168,8 @@ mod tests {
         assert!(malformed(&[(H, "1"), ("mode", "null")]).unwrap().contains("null"));
         assert!(!LockHash::parse([("rate", "5")]).is_possible_lock());
         let (write, other) = (format!("{H}:write"), H.replace(":52", ":7"));
-        let beside = malformed(&[("mode", "write"), (&write, "1"), (&other, "1")]);
-        assert!(beside.unwrap().contains(&other));
+        let with_other = malformed(&[("mode", "write"), (&write, "1"), (&other, "1")]);
+        assert!(with_other.unwrap().contains(&other));
         assert!(malformed(&[("mode", "write"), (H, "1")]).unwrap().contains("without"));
         assert!(malformed(&[("mode", "read"), (&write, "1")]).unwrap().contains(&write));
         assert_eq!(malformed(&[("mode", "read"), (H, "1"), (&other, "2")]), None);

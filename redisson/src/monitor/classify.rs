@@ -192,9 +192,9 @@ impl Classifier<'_> {
         }
         // If the reply of an earlier copy is recorded, the script does not read the lock.
         if effects().any(|effect| effect.key == lock) {
-            let had = self.known.holder(lock) == Some(holder);
+            let was_holder = self.known.holder(lock) == Some(holder);
             let action = Action::ReleaseFoundNothing;
-            if had {
+            if was_holder {
                 // A full server looks the same.
                 self.emit_as(Certainty::Likely, lock, kind, Some(holder), action);
             } else {

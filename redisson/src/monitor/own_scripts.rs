@@ -62,7 +62,7 @@ impl Classifier<'_> {
         let unit = self.unit;
         let effects = || unit.effects();
         let looked = effects().any(|effect| effect.is(Command::Exists, lock));
-        let told = effects().any(|effect| effect.command == Command::Publish);
+        let published = effects().any(|effect| effect.command == Command::Publish);
         let (certain, action) = match kind {
             Kind::Fair => return self.own_release_fair(lock, holder),
             // The script checks for the lock only if it removed nothing.
@@ -72,7 +72,7 @@ impl Classifier<'_> {
                 (removed, Action::Released)
             }
             Kind::Write => (effects().nth(1).is_some(), Action::Released),
-            _ if told => (true, Action::Released),
+            _ if published => (true, Action::Released),
             _ => (looked, Action::ReleaseFoundNothing),
         };
         if certain {
