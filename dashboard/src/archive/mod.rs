@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::clock::SteadyMillis;
-use crate::model::past::Note;
+use crate::model::types::ArchiveEntry;
 
 pub use reader::{Answer, Gap, MAX_EVENTS, Reader, Told};
 pub use writer::Writer;
@@ -41,13 +41,13 @@ const MAX_AGE_MS: u64 = 7 * 24 * 3_600_000;
 /// Where notes go. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Notes {
-    queue: mpsc::Sender<Note>,
+    queue: mpsc::Sender<ArchiveEntry>,
     lost: Arc<AtomicU64>,
 }
 
 impl Notes {
     /// Notes something, without waiting: what finds no room is counted, and leaves a gap.
-    pub fn tell(&self, note: Note) {
+    pub fn tell(&self, note: ArchiveEntry) {
         if self.queue.try_send(note).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }

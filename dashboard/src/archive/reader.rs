@@ -12,8 +12,9 @@ use serde::Serialize;
 use super::writer::millis;
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::Remembered;
-use crate::model::past::{Ending, PastHold, PastHoldView};
-use crate::model::view::{Acknowledgement, LockId, ProblemKind, Since};
+use crate::model::types::{
+    Acknowledgement, Ending, LockId, PastHold, PastHoldView, ProblemKind, Since,
+};
 
 /// Holds told for one instant: a lock has that many readers at the most.
 const MAX_HOLDERS: usize = 1_024;

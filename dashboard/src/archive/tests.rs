@@ -3,8 +3,7 @@ use std::sync::atomic::Ordering;
 use redisson::{ClientId, HolderId, LockName};
 
 use super::*;
-use crate::model::past::{Ending, PastHold};
-use crate::model::view::{Certainty, LockId, ProblemKind, Since};
+use crate::model::types::{Certainty, Ending, LockId, PastHold, ProblemKind, Since};
 
 fn id(thread: i64) -> HolderId {
     HolderId::new(ClientId::from_random([7; 16]), thread)
@@ -18,16 +17,16 @@ fn since(at: u64) -> Since {
     Since { at: SteadyMillis(at), exact: true }
 }
 
-fn ended(name: &[u8], thread: i64, from: u64, to: u64) -> Note {
+fn ended(name: &[u8], thread: i64, from: u64, to: u64) -> ArchiveEntry {
     let ended = Ending::Released;
-    Note::Ended(
+    ArchiveEntry::Ended(
         lock(name),
         PastHold { id: id(thread), since: since(from), to: SteadyMillis(to), ended },
     )
 }
 
 /// Writes notes, and returns what answers.
-async fn written(folder: &Path, now: u64, notes: impl IntoIterator<Item = Note>) -> Reader {
+async fn written(folder: &Path, now: u64, notes: impl IntoIterator<Item = ArchiveEntry>) -> Reader {
     let Archive { notes: queue, writer, reader } = open(folder, SteadyMillis(now)).await.unwrap();
     notes.into_iter().for_each(|note| queue.tell(note));
     drop(queue);
@@ -48,9 +47,9 @@ async fn who_held_it_then_is_told_after_a_restart() {
         folder.path(),
         100,
         [
-            Note::Began(lock(hostile), id(1), since(1_000)),
+            ArchiveEntry::Began(lock(hostile), id(1), since(1_000)),
             ended(hostile, 1, 1_000, 2_000),
-            Note::Began(lock(hostile), id(2), since(2_000)),
+            ArchiveEntry::Began(lock(hostile), id(2), since(2_000)),
             ended(b"other", 9, 500, 5_000),
         ],
     )
@@ -70,7 +69,7 @@ async fn who_held_it_then_is_told_after_a_restart() {
 #[tokio::test]
 async fn a_hold_found_again_is_one_and_a_missed_end_is_told_as_such() {
     let folder = tempfile::tempdir().unwrap();
-    let began = |at| Note::Began(lock(b"a"), id(1), since(at));
+    let began = |at| ArchiveEntry::Began(lock(b"a"), id(1), since(at));
     written(folder.path(), 0, [began(1_000)]).await;
     let reader = written(folder.path(), 0, [began(1_000)]).await;
     assert_eq!(holders(&reader, b"a", 3_000).await.len(), 1);
@@ -84,18 +83,19 @@ async fn a_hold_found_again_is_one_and_a_missed_end_is_told_as_such() {
 async fn what_was_wrong_in_the_end_is_remembered() {
     let folder = tempfile::tempdir().unwrap();
     let [leaked, stuck] = [ProblemKind::Leaked, ProblemKind::Stuck];
-    let problem = |kind, at| Note::Problem(lock(b"a"), kind, Certainty::Sure, SteadyMillis(at));
+    let problem =
+        |kind, at| ArchiveEntry::Problem(lock(b"a"), kind, Certainty::Sure, SteadyMillis(at));
     let reader = written(
         folder.path(),
         0,
         [
             problem(stuck, 1_000),
             problem(leaked, 2_000),
-            Note::Cleared(lock(b"a"), stuck, SteadyMillis(3_000)),
+            ArchiveEntry::Cleared(lock(b"a"), stuck, SteadyMillis(3_000)),
             problem(leaked, 9_000),
-            Note::Began(lock(b"a"), id(1), since(1_500)),
-            Note::Unseen(lock(b"a"), id(1), SteadyMillis(4_000)),
-            Note::Unseen(lock(b"a"), id(2), SteadyMillis(4_000)),
+            ArchiveEntry::Began(lock(b"a"), id(1), since(1_500)),
+            ArchiveEntry::Unseen(lock(b"a"), id(1), SteadyMillis(4_000)),
+            ArchiveEntry::Unseen(lock(b"a"), id(2), SteadyMillis(4_000)),
         ],
     )
     .await;
@@ -115,9 +115,9 @@ async fn events_come_in_order_of_one_lock_or_of_all() {
         [
             ended(b"a", 1, 1_000, 4_000),
             ended(b"b", 2, 2_000, 3_000),
-            Note::Problem(lock(b"a"), stuck, Certainty::Suspected, SteadyMillis(2_500)),
-            Note::Problem(lock(b"a"), stuck, Certainty::Sure, SteadyMillis(2_600)),
-            Note::Cleared(lock(b"a"), stuck, SteadyMillis(3_500)),
+            ArchiveEntry::Problem(lock(b"a"), stuck, Certainty::Suspected, SteadyMillis(2_500)),
+            ArchiveEntry::Problem(lock(b"a"), stuck, Certainty::Sure, SteadyMillis(2_600)),
+            ArchiveEntry::Cleared(lock(b"a"), stuck, SteadyMillis(3_500)),
         ],
     )
     .await;

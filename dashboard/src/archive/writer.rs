@@ -13,8 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::{MAX_AGE_MS, MAX_BYTES};
 use crate::clock;
 use crate::clock::SteadyMillis;
-use crate::model::past::Note;
-use crate::model::view::LockId;
+use crate::model::types::{ArchiveEntry, LockId};
 
 /// Notes written at once.
 const BATCH: usize = 2_000;
@@ -29,7 +28,7 @@ const PRUNED: u64 = 20_000;
 #[derive(Debug)]
 pub struct Writer {
     table: Table,
-    notes: mpsc::Receiver<Note>,
+    notes: mpsc::Receiver<ArchiveEntry>,
     lost: Arc<AtomicU64>,
 }
 
@@ -48,7 +47,7 @@ struct Table {
 impl Writer {
     pub(super) fn new(
         connection: Connection,
-        notes: mpsc::Receiver<Note>,
+        notes: mpsc::Receiver<ArchiveEntry>,
         lost: Arc<AtomicU64>,
         lock: File,
         now: SteadyMillis,
@@ -116,7 +115,7 @@ impl Table {
     /// Writes notes. Where some before them were lost nobody was looking, as far as this tells.
     fn write(
         &mut self,
-        batch: &[Note],
+        batch: &[ArchiveEntry],
         lost: u64,
         prune: bool,
         now: SteadyMillis,
@@ -189,9 +188,9 @@ impl Table {
     }
 }
 
-fn put(to: &Transaction<'_>, note: &Note) -> rusqlite::Result<()> {
+fn put(to: &Transaction<'_>, note: &ArchiveEntry) -> rusqlite::Result<()> {
     match note {
-        Note::Began(lock, holder, since) => {
+        ArchiveEntry::Began(lock, holder, since) => {
             let (deployment, db, name) = key(lock);
             let (holder, began) = (holder.to_string(), millis(since.at));
             // An end that was not seen lies before this beginning.
@@ -206,7 +205,7 @@ fn put(to: &Transaction<'_>, note: &Note) -> rusqlite::Result<()> {
             )?
             .execute(params![deployment, db, name, holder, began, since.exact])?;
         }
-        Note::Ended(lock, past) => {
+        ArchiveEntry::Ended(lock, past) => {
             let (deployment, db, name) = key(lock);
             let (holder, began) = (past.id.to_string(), millis(past.since.at));
             let (ended, how) = (millis(past.to), past.ended.as_str());
@@ -233,7 +232,7 @@ fn put(to: &Transaction<'_>, note: &Note) -> rusqlite::Result<()> {
                 ])?;
             }
         }
-        Note::Unseen(lock, holder, at) => {
+        ArchiveEntry::Unseen(lock, holder, at) => {
             let (deployment, db, name) = key(lock);
             to.prepare_cached(
                 "UPDATE hold SET ended = max(began, ?5), how = 'unseen' WHERE deployment = ?1 AND db = ?2
@@ -241,7 +240,7 @@ fn put(to: &Transaction<'_>, note: &Note) -> rusqlite::Result<()> {
             )?
             .execute(params![deployment, db, name, holder.to_string(), millis(*at)])?;
         }
-        Note::Problem(lock, problem, certainty, at) => {
+        ArchiveEntry::Problem(lock, problem, certainty, at) => {
             let (deployment, db, name) = key(lock);
             let (problem, certainty) = (problem.as_str(), certainty.as_str());
             to.prepare_cached(
@@ -259,7 +258,7 @@ fn put(to: &Transaction<'_>, note: &Note) -> rusqlite::Result<()> {
                 millis(*at)
             ])?;
         }
-        Note::Cleared(lock, problem, at) => {
+        ArchiveEntry::Cleared(lock, problem, at) => {
             let (deployment, db, name) = key(lock);
             to.prepare_cached(
                 "UPDATE problem SET cleared = max(began, ?5) WHERE deployment = ?1 AND db = ?2 AND name = ?3
@@ -267,7 +266,7 @@ fn put(to: &Transaction<'_>, note: &Note) -> rusqlite::Result<()> {
             )?
             .execute(params![deployment, db, name, problem.as_str(), millis(*at)])?;
         }
-        Note::Acknowledged(lock, problem, word) => {
+        ArchiveEntry::Acknowledged(lock, problem, word) => {
             let (deployment, db, name) = key(lock);
             to.prepare_cached(
                 "INSERT OR REPLACE INTO acknowledged (deployment, db, name, problem, who, reason, at, until)
@@ -284,14 +283,14 @@ fn put(to: &Transaction<'_>, note: &Note) -> rusqlite::Result<()> {
                 millis(word.until)
             ])?;
         }
-        Note::Unacknowledged(lock, problem, _) => {
+        ArchiveEntry::Unacknowledged(lock, problem, _) => {
             let (deployment, db, name) = key(lock);
             to.prepare_cached(
                 "DELETE FROM acknowledged WHERE deployment = ?1 AND db = ?2 AND name = ?3 AND problem = ?4",
             )?
             .execute(params![deployment, db, name, problem.as_str()])?;
         }
-        Note::Acted(lock, act) => {
+        ArchiveEntry::Acted(lock, act) => {
             let (deployment, db, name) = key(lock);
             to.prepare_cached(
                 "INSERT INTO act (deployment, db, name, at, who, from_ip, what, subject, reason, was, outcome)

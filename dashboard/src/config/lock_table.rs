@@ -25,17 +25,17 @@ enum Expected {
 /// What the rows say, in their order. What is wrong with one is told in words.
 pub(super) fn rules(
     rows: Vec<LockTable>,
-    usual: model::Rule,
+    usual: model::types::Rule,
     mistakes: &mut Vec<String>,
-) -> Vec<model::LockRule> {
+) -> Vec<model::types::LockRule> {
     let mut rules = Vec::new();
     for row in rows {
         let given = row.stuck_after.is_some() || row.starving_after.is_some();
         let rule = match (row.expected, given) {
             (Some(Expected::Long), false) => {
-                model::Rule { stuck_after: None, starving_after: None }
+                model::types::Rule { stuck_after: None, starving_after: None }
             }
-            (None, true) => model::Rule {
+            (None, true) => model::types::Rule {
                 stuck_after: row.stuck_after.map_or(usual.stuck_after, |after| Some(after.into())),
                 starving_after: row
                     .starving_after
@@ -49,7 +49,7 @@ pub(super) fn rules(
                 continue;
             }
         };
-        rules.push(model::LockRule { pattern: row.pattern.into_bytes(), rule });
+        rules.push(model::types::LockRule { pattern: row.pattern.into_bytes(), rule });
     }
     rules
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use serde::Deserialize;
-use service_kit::redis_link::Deployment;
+use service_kit::redis::Deployment;
 
 use super::{NamedUrl, deployment_name};
-use crate::model::Group;
+use crate::model::types::Group;
 
 /// A row of `[[redis]]`.
 #[derive(Debug, Deserialize)]

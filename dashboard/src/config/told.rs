@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Config, MonitorMode, ReadFrom};
-use crate::model::Rule;
+use crate::model::types::Rule;
 
 impl Config {
     /// The settings for an incident's bundle. What is not named here is not told: a new setting has to be added by

@@ -21,9 +21,7 @@ use super::params::{LockParams, instant, understood};
 use super::problem::Problem;
 use crate::access::rights::Right;
 use crate::clock::SteadyMillis;
-use crate::model::Observation;
-use crate::model::past::Act;
-use crate::model::view::{Acknowledgement, LockId, ProblemKind};
+use crate::model::types::{Acknowledgement, LockId, Observation, OperatorAction, ProblemKind};
 use crate::release::MAX_REASON;
 use crate::views;
 
@@ -137,7 +135,7 @@ async fn change(
         outcome,
         "a problem was {what}"
     );
-    let act = Act {
+    let act = OperatorAction {
         at: SteadyMillis::now(),
         who: who.name().unwrap_or("somebody").to_owned(),
         from: peer.ip(),
@@ -150,9 +148,12 @@ async fn change(
     let Some(scope) = app.model.scope(&id.deployment, id.db) else {
         return Err(Problem::new(StatusCode::NOT_FOUND, "this database is not looked at"));
     };
-    let (name, act, word) = (id.name.clone(), Box::new(act), word.map(Arc::new));
+    let (name, action) = (id.name.clone(), Box::new(act));
+    let acknowledgement = word.map(Arc::new);
     let mut changes = app.hub.changes();
-    app.model.see(scope, Observation::Acknowledged { name, problem, word, act }).await;
+    app.model
+        .see(scope, Observation::Acknowledged { name, problem, acknowledgement, action })
+        .await;
     // Whoever asked looks at the lock next: it should show there.
     let shown = async {
         while shows(&|is| is == wanted) == Some(false) {

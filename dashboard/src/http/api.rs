@@ -14,7 +14,7 @@ use super::params::{EventsParams, Format, LockParams, TableParams, instant, unde
 use super::problem::Problem;
 use crate::archive::{Answer, Gap, MAX_EVENTS, Told};
 use crate::clock::SteadyMillis;
-use crate::model::view::{LockId, LockView};
+use crate::model::types::{LockId, LockView};
 use crate::sources::view::{Progress, ServerView, SourceView};
 use crate::views::{Counts, Subject};
 
@@ -186,9 +186,7 @@ pub async fn openapi() -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Source;
-    use crate::model::past::Ending;
-    use crate::model::view::ProblemKind;
+    use crate::model::types::{Ending, ProblemKind, Source};
     use crate::sources::view::SourceState;
 
     fn sorted(mut words: Vec<&str>) -> Vec<&str> {

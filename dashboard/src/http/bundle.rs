@@ -12,8 +12,7 @@ use super::params::LockParams;
 use super::problem::Problem;
 use crate::archive::{Answer, Gap, Told};
 use crate::clock::SteadyMillis;
-use crate::model::past::PastHoldView;
-use crate::model::view::{LockId, LockView};
+use crate::model::types::{LockId, LockView, PastHoldView};
 use crate::views::Subject;
 
 /// What the bundle's form is called, so that a program can tell it from a later one.

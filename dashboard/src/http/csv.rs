@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use crate::archive::Told;
 use crate::clock::SteadyMillis;
 use crate::model::contention::Longest;
-use crate::model::view::{LockId, LockView, Since};
+use crate::model::types::{LockId, LockView, Since};
 use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;

@@ -20,7 +20,7 @@ use super::frame::Frame;
 use super::live::Topic;
 use super::turns::{Share, Turns};
 use super::viewers::{Viewed, Viewer};
-use crate::model::Delta;
+use crate::model::types::Delta;
 use crate::views::live::Picture;
 
 /// The shortest time between two versions of a page.

@@ -7,8 +7,7 @@ use super::params::{EventsParams, LockParams, OwnerParams, TableParams, instant}
 use super::problem::Problem;
 use crate::archive::Gap;
 use crate::clock::SteadyMillis;
-use crate::model::past::PastHoldView;
-use crate::model::view::{LockId, LockView};
+use crate::model::types::{LockId, LockView, PastHoldView};
 use crate::query::owners::{OwnerRow, client_of};
 use crate::views::{
     EventRow, EventsPage, LockPage, LocksPage, OwnerPage, PastWindow, SourcesPage, Subject,
@@ -226,7 +225,7 @@ impl App {
         let mut rows: Vec<EventRow> = snapshot
             .locks()
             .filter(|lock| of.is_none_or(|id| lock.id == *id))
-            .flat_map(|lock| lock.events.shown().map(|event| EventRow::seen(&lock.id, event)))
+            .flat_map(|lock| lock.events.views().map(|event| EventRow::seen(&lock.id, event)))
             .filter(|row| (from..=to).contains(&row.at))
             .collect();
         rows.sort_by(|a, b| (b.at, &b.lock.name).cmp(&(a.at, &a.lock.name)));

@@ -23,8 +23,7 @@ use super::problem::Problem;
 use super::tables::List;
 use super::viewers::Viewed;
 use crate::clock::SteadyMillis;
-use crate::model::Delta;
-use crate::model::view::LockId;
+use crate::model::types::{Delta, LockId};
 use crate::query::Filter;
 use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
@@ -328,15 +327,16 @@ mod tests {
     use super::*;
     use crate::clock::now;
     use crate::metrics::StreamMetrics;
+    use crate::model::Model;
     use crate::model::actor;
-    use crate::model::{Model, Settings};
+    use crate::model::types::Settings;
 
     #[test]
     fn streams_are_bounded() {
         let settings = Settings {
             max_locks: 1,
             poll_rate: 1,
-            usual: crate::model::Rule { stuck_after: None, starving_after: None },
+            usual: crate::model::types::Rule { stuck_after: None, starving_after: None },
             rules: Vec::new(),
             ignore: Vec::new(),
             groups: Vec::new(),

@@ -16,9 +16,8 @@ use super::params::{LockParams, understood};
 use super::problem::Problem;
 use crate::access::rights::Right;
 use crate::clock::{SteadyMillis, now};
-use crate::model::Reading;
 use crate::model::actor::Answer;
-use crate::model::view::LockId;
+use crate::model::types::{LockId, Reading};
 use crate::release::{Asker, Choice, Mistake, Offer, Outcome, Releases, VALID, Wish};
 use crate::views::{self, ReleasePage, ReleaseStep};
 

@@ -17,8 +17,7 @@ use tokio::sync::broadcast::error::RecvError;
 use super::app::App;
 use super::live::{Place, UNBUFFERED};
 use crate::clock::SteadyMillis;
-use crate::model::view::LockView;
-use crate::model::{Delta, Snapshot};
+use crate::model::types::{Delta, LockView, Snapshot};
 
 /// Locks in one event of a snapshot.
 const CHUNK: usize = 500;

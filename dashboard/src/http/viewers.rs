@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::model::actor::ModelHandle;
-use crate::model::view::LockId;
+use crate::model::types::LockId;
 use crate::query::page::Rows;
 
 /// How often the model is told, where anything changed.

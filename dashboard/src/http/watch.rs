@@ -14,7 +14,7 @@ use super::guard::{Called, Nothing, Sent, Who};
 use super::params::understood;
 use super::problem::Problem;
 use crate::access::rights::Right;
-use crate::sources::tap::WATCH;
+use crate::sources::monitor::switch::WATCH;
 
 /// Which deployment; needed where there are several.
 #[derive(Debug, Default, Deserialize)]

@@ -15,8 +15,9 @@ use redisson::group::OVERFLOW;
 use redisson::monitor::LineCounts;
 
 use crate::archive::Notes;
+use crate::model::Effect;
 use crate::model::actor::{Hub, Listener};
-use crate::model::{Effect, ScopeId};
+use crate::model::types::ScopeId;
 use crate::sources::status::Sources;
 
 use pictured::Pictured;
@@ -251,7 +252,7 @@ impl Listener for ModelMetrics {
                 let labels = [deployment, problem.as_str(), certainty.as_str(), group];
                 self.detected.with_label_values(&labels).inc();
             }
-            Effect::Note(note) => {
+            Effect::Archive(note) => {
                 if let Some(notes) = &self.notes {
                     notes.tell(*note);
                 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::clock::SteadyMillis;
-use crate::model::view::{Certainty, LockId, LockView, ProblemKind};
+use crate::model::types::{Certainty, LockId, LockView, ProblemKind};
 
 /// The most locks that are named at a time, and new ones in an hour.
 const MAX_NAMED: usize = 50;
@@ -87,7 +87,7 @@ mod tests {
     fn named_locks_are_few_last_and_stick() {
         let bad = |i: u64| {
             let problems =
-                vec![crate::model::view::ProblemView { since: SteadyMillis(i), ..leaked() }];
+                vec![crate::model::types::ProblemView { since: SteadyMillis(i), ..leaked() }];
             Arc::new(LockView { problems, ..lock(&format!("l:{i}")) })
         };
         let locks: Vec<_> = (0..100).map(bad).collect();

@@ -12,7 +12,7 @@ use super::named::Named;
 use super::{Pairs, opts};
 use crate::clock::SteadyMillis;
 use crate::model::actor::Hub;
-use crate::model::view::{LockView, ProblemKind};
+use crate::model::types::{LockView, ProblemKind};
 use crate::sources::status::Sources;
 use crate::sources::view::SourceState;
 

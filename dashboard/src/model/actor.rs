@@ -11,9 +11,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::contention::Contention;
-use super::view::LockId;
-use super::{Delta, Effect, Model, Observation, ReadRequest, Reading, ScopeId, Snapshot};
+use super::{Effect, Model};
 use crate::clock::{SteadyMillis, now};
+use crate::model::types::{Delta, LockId, Observation, ReadRequest, Reading, ScopeId, Snapshot};
 
 /// Messages that wait for the model; senders then wait.
 const QUEUE: usize = 4_096;
@@ -92,9 +92,9 @@ impl Hub {
             let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
             recent.push_back(Arc::clone(&delta));
             let size = |delta: &Arc<Delta>| delta.changed.len() + delta.removed.len();
-            let mut kept: usize = recent.iter().map(size).sum();
-            while recent.len() > RECENT || kept > RECENT_LOCKS {
-                kept -= recent.pop_front().as_ref().map_or(kept, size);
+            let mut entry: usize = recent.iter().map(size).sum();
+            while recent.len() > RECENT || entry > RECENT_LOCKS {
+                entry -= recent.pop_front().as_ref().map_or(entry, size);
             }
             self.snapshot.store(snapshot);
         }
@@ -289,7 +289,7 @@ impl Actor {
                 // Dropping the reply tells that it could not be read.
                 if self.model.is_readable(scope)
                     && self.asked.len() < MAX_ASKED
-                    && self.model.hurry(scope, &name)
+                    && self.model.prioritize(scope, &name)
                 {
                     self.asked.entry((scope, name)).or_default().push(reply);
                     self.pressed = true;

@@ -1,4 +1,4 @@
-//! Where clients are connected from and whether they still are, and which agents tell of themselves.
+//! Clients and agents: their addresses, and whether they are alive.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -6,28 +6,27 @@ use std::net::IpAddr;
 use redisson::{ClientId, Moment};
 
 use super::problem::Gone;
-use super::view::ClientView;
-use super::who::{GONE_AFTER, Told};
 use crate::clock::SteadyMillis;
+use crate::model::types::{AgentReport, ClientView, GONE_AFTER};
 
-/// The most clients whose addresses are known in one deployment's database.
+/// The most clients whose addresses are retained for one database.
 const MAX_CLIENTS: usize = 10_000;
 /// The most addresses of one client.
 const MAX_ADDRESSES: usize = 4;
 
-/// The addresses that clients were seen to come from, and the agents among them.
+/// The addresses of clients, and the agents among them.
 #[derive(Debug, Default)]
 pub struct Clients {
     seen: HashMap<ClientId, Client>,
     agents: HashMap<ClientId, Agent>,
 }
 
-/// One that has told of itself.
+/// An agent that has published itself.
 #[derive(Debug)]
 struct Agent {
     asked: Moment,
-    /// Whether it was seen to tell of a holder: it may be forbidden to.
-    tells: bool,
+    /// Whether it was seen to publish a holder: it may be forbidden to.
+    publishes: bool,
     missing_since: Option<(Moment, SteadyMillis)>,
     gone: bool,
 }
@@ -37,14 +36,14 @@ struct Client {
     /// A pool's connections have many ports; the host is what stays.
     addresses: Vec<IpAddr>,
     seen: Moment,
-    /// Whether a check has found it connected.
+    /// The result of the last check; none before the first.
     connected: Option<bool>,
     missing_since: Option<(Moment, SteadyMillis)>,
     gone: bool,
 }
 
 impl Clients {
-    /// A client did something, from that address.
+    /// Notes that a client was active from that address.
     pub fn seen(&mut self, id: ClientId, address: IpAddr, at: Moment) {
         if !self.seen.contains_key(&id) && self.seen.len() >= MAX_CLIENTS {
             let oldest = self.seen.iter().min_by_key(|(_, client)| client.seen).map(|(id, _)| *id);
@@ -65,14 +64,14 @@ impl Clients {
         }
     }
 
-    /// These are all addresses that anybody is connected from. True when a client is found gone, or back.
+    /// Applies the addresses of all connected clients. Returns true if a client is found gone, or back.
     pub fn connected(
         &mut self,
         addresses: &HashSet<IpAddr>,
         at: Moment,
         steady: SteadyMillis,
     ) -> bool {
-        let mut news = false;
+        let mut changed = false;
         for client in self.seen.values_mut().filter(|client| client.seen < at) {
             let here = client.addresses.iter().any(|address| addresses.contains(address));
             client.connected = Some(here);
@@ -82,53 +81,53 @@ impl Clients {
                 client.missing_since.get_or_insert((at, steady));
             }
             let gone = client.missing_since.is_some_and(|(since, _)| at.since(since) >= GONE_AFTER);
-            news |= client.gone != gone;
+            changed |= client.gone != gone;
             client.gone = gone;
         }
-        news
+        changed
     }
 
-    /// Which agents tell of themselves, and of which holders. True when one is found gone, or back. One that was never
-    /// seen to tell of itself may be forbidden to: it is not missed.
-    pub fn told(&mut self, told: &Told) -> bool {
-        let mut news = false;
-        for (id, there) in &told.agents {
+    /// Applies a report. Returns true if an agent is found gone, or back. One that has never published itself may be
+    /// forbidden to, so it is not missed.
+    pub fn report(&mut self, report: &AgentReport) -> bool {
+        let mut changed = false;
+        for (id, there) in &report.agents {
             if *there && !self.agents.contains_key(id) {
                 if self.agents.len() >= MAX_CLIENTS {
                     let oldest = self.agents.iter().min_by_key(|(_, agent)| agent.asked);
                     oldest.map(|(id, _)| *id).map(|oldest| self.agents.remove(&oldest));
                 }
                 let agent =
-                    Agent { asked: told.at, tells: false, missing_since: None, gone: false };
+                    Agent { asked: report.at, publishes: false, missing_since: None, gone: false };
                 self.agents.insert(*id, agent);
             }
             let Some(agent) = self.agents.get_mut(id) else { continue };
-            agent.asked = told.at;
+            agent.asked = report.at;
             if *there {
                 agent.missing_since = None;
             } else {
-                agent.missing_since.get_or_insert((told.at, told.steady));
+                agent.missing_since.get_or_insert((report.at, report.steady));
             }
             let missing = agent.missing_since;
-            let gone = missing.is_some_and(|(since, _)| told.at.since(since) >= GONE_AFTER);
-            news |= agent.gone != gone;
+            let gone = missing.is_some_and(|(since, _)| report.at.since(since) >= GONE_AFTER);
+            changed |= agent.gone != gone;
             agent.gone = gone;
         }
-        for (_, id, who) in &told.holders {
+        for (_, id, identity) in &report.holders {
             if let Some(agent) = self.agents.get_mut(&id.client) {
-                agent.tells |= who.is_some();
+                agent.publishes |= identity.is_some();
             }
         }
-        news
+        changed
     }
 
-    /// Whether a holder of that client's would be told of: its agent lives, and tells of others.
+    /// Returns whether that agent would publish a holder: it is alive, and publishes others.
     #[must_use]
-    pub fn would_tell(&self, id: &ClientId) -> bool {
-        self.agents.get(id).is_some_and(|agent| agent.tells && agent.missing_since.is_none())
+    pub fn would_publish(&self, id: &ClientId) -> bool {
+        self.agents.get(id).is_some_and(|agent| agent.publishes && agent.missing_since.is_none())
     }
 
-    /// Whether a client is gone, and since when.
+    /// Returns the evidence that a client is gone, if it is.
     #[must_use]
     pub fn gone(&self, id: &ClientId) -> Option<Gone> {
         if let Some(agent) = self.agents.get(id).filter(|agent| agent.gone) {
@@ -146,7 +145,7 @@ impl Clients {
         Some(Gone { since, seen })
     }
 
-    /// A client as it is shown.
+    /// Returns a client for display.
     #[must_use]
     pub fn view(&self, id: &ClientId) -> Option<ClientView> {
         let client = self.seen.get(id)?;
@@ -155,7 +154,7 @@ impl Clients {
         Some(ClientView { addr: Some(addr), alive, ..ClientView::default() })
     }
 
-    /// Whether a client is an agent that lives; none where it never told of itself.
+    /// Returns whether an agent is alive; none if it has never published itself, or has just gone missing.
     #[must_use]
     pub fn agent_lives(&self, id: &ClientId) -> Option<bool> {
         let agent = self.agents.get(id)?;
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_gone_when_two_checks_apart_do_not_find_it() {
+    fn a_client_is_gone_once_two_checks_far_enough_apart_miss_it() {
         let mut clients = Clients::default();
         clients.seen(id(1), ip("10.0.0.7"), at(0));
         clients.seen(id(1), ip("10.0.0.8"), at(1));
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_bounded_and_the_latest_are_kept() {
+    fn clients_are_bounded_and_the_latest_are_retained() {
         let mut clients = Clients::default();
         for n in 0..MAX_CLIENTS as u64 + 3 {
             clients.seen(id(n), ip("10.0.0.1"), at(n));

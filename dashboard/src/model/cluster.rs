@@ -11,10 +11,10 @@ use std::sync::Arc;
 use redisson::slot::{SLOTS, slot};
 use redisson::{LockName, Moment};
 
-use super::observation::Served;
+use super::Model;
 use super::scope::{Restart, Scope, Why};
-use super::{Model, Observation, ScopeId};
 use crate::clock::SteadyMillis;
+use crate::model::types::{Observation, ScopeId, SlotAssignment};
 
 #[derive(Debug)]
 pub(super) struct Cluster {
@@ -50,15 +50,15 @@ impl Model {
     }
 
     /// The scope that what was seen is about; none where a node tells of a lock that is no longer its own.
-    pub(super) fn addressed(&self, scope: ScopeId, seen: &Observation) -> Option<ScopeId> {
+    pub(super) fn target_scope(&self, scope: ScopeId, seen: &Observation) -> Option<ScopeId> {
         match seen {
             Observation::Read { name, .. } => {
                 Some(scope).filter(|_| self.home(scope, name) == scope)
             }
-            Observation::Changed { name, .. }
-            | Observation::Companion { name }
-            | Observation::Forcing { name, .. }
-            | Observation::Acted { name, .. }
+            Observation::KeyChanged { name, .. }
+            | Observation::CompanionKey { name }
+            | Observation::ForceRelease { name, .. }
+            | Observation::OperatorActed { name, .. }
             | Observation::Acknowledged { name, .. } => Some(self.home(scope, name)),
             _ => Some(scope),
         }
@@ -82,8 +82,8 @@ impl Model {
 
     /// A node is looked at no longer. Locks that no other node has taken over stay, as they were last seen.
     pub fn leave(&mut self, node: ScopeId) {
-        self.observe(node, Observation::Tapping { on: false, at: self.ticked });
-        self.observe(node, Observation::Down);
+        self.observe(node, Observation::MonitorActive { on: false, at: self.ticked });
+        self.observe(node, Observation::ServerDown);
         let Some(front) = self.scopes[node.0].front else { return };
         if let Some(cluster) = self.clusters.get_mut(&front) {
             cluster.nodes.retain(|other| *other != node);
@@ -95,9 +95,9 @@ impl Model {
 
     /// Which node serves what from now on. Locks go where their slots have gone: what is lost on the way is found out by
     /// reading them there, and is no doing of their holders.
-    pub(super) fn served(&mut self, front: ScopeId, served: &Served) {
+    pub(super) fn served(&mut self, front: ScopeId, served: &SlotAssignment) {
         let Some(cluster) = self.clusters.get_mut(&front) else { return };
-        for (range, node) in &served.by {
+        for (range, node) in &served.slots {
             for slot in RangeInclusive::clone(range) {
                 if let Some(owner) = cluster.owners.get_mut(usize::from(slot)) {
                     *owner = Some(*node);
@@ -112,9 +112,9 @@ impl Model {
             let mut gone: Vec<LockName> =
                 names.filter(|name| self.home(from, name) != from).cloned().collect();
             gone.sort_unstable();
-            let over = self.clusters[&front].left.contains(&from) || served.over.contains(&from);
+            let over = self.clusters[&front].left.contains(&from) || served.drained.contains(&from);
             for name in &gone {
-                self.carry(from, name, (served.at, served.steady), over);
+                self.move_lock(from, name, (served.at, served.steady), over);
             }
         }
         self.reclaim(front);
@@ -122,7 +122,7 @@ impl Model {
     }
 
     /// Takes a lock with all that is known of it to the node that has it now.
-    fn carry(
+    fn move_lock(
         &mut self,
         from: ScopeId,
         name: &LockName,
@@ -131,26 +131,26 @@ impl Model {
     ) {
         let to = self.home(from, name);
         let source = &mut self.scopes[from.0];
-        let Some(mut kept) = source.locks.remove(name) else { return };
+        let Some(mut entry) = source.locks.remove(name) else { return };
         source.schedule.forget(name);
         source.contended.remove(name);
         source.awaited.remove(name);
-        source.news.remove(name);
+        source.dirty.remove(name);
         let acknowledged = source.acknowledged.remove(name);
-        if let Some(free) = kept.free.take() {
+        if let Some(free) = entry.free.take() {
             source.free.remove(&(free, name.clone()));
         }
         if let Some(Restart { why: Why::Moved { names, .. }, .. }) = &mut source.restart {
             names.remove(name);
         }
         // Who was granted it on the way, or gave up, was not shown here.
-        kept.record.untapped();
+        entry.record.monitor_stopped();
         let target = &mut self.scopes[to.0];
-        target.locks.insert(name.clone(), kept);
+        target.locks.insert(name.clone(), entry);
         if acknowledged {
             target.acknowledged.insert(name.clone());
         }
-        target.news.insert(name.clone());
+        target.dirty.insert(name.clone());
         match &mut target.restart {
             Some(restart) => restart.moved(name, at, over),
             none => *none = Some(Restart::of_move(name, at, steady, over)),
@@ -193,9 +193,8 @@ mod tests {
     use std::time::Duration;
 
     use super::super::tests::{MAIN, absent, at, held, model, name, stamp};
-    use super::super::view::{LockId, State};
     use super::*;
-    use crate::model::{Reading, Source};
+    use crate::model::types::{LockId, Reading, Source, State};
 
     /// A cluster of two nodes that share the slots, and can be read since the beginning.
     fn of_two() -> (Model, [ScopeId; 2]) {
@@ -210,15 +209,21 @@ mod tests {
 
     fn up(model: &mut Model, node: ScopeId, ms: u64) {
         let steady = SteadyMillis(ms);
-        let up = Observation::Up { at: at(ms), steady, run_id: Some("r".into()), cluster: true };
+        let up =
+            Observation::ServerUp { at: at(ms), steady, run_id: Some("r".into()), cluster: true };
         model.observe(node, up);
     }
 
     fn serve(model: &mut Model, by: &[(RangeInclusive<u16>, ScopeId)], over: &[ScopeId], ms: u64) {
-        let (by, over) = (by.to_vec(), over.to_vec());
+        let (slots, drained) = (by.to_vec(), over.to_vec());
         model.observe(
             MAIN,
-            Observation::Served(Served { by, over, at: at(ms), steady: SteadyMillis(ms) }),
+            Observation::SlotsAssigned(SlotAssignment {
+                slots,
+                drained,
+                at: at(ms),
+                steady: SteadyMillis(ms),
+            }),
         );
     }
 
@@ -249,7 +254,7 @@ mod tests {
         read(&mut model, nodes[1], &b, 1, held(1, 1, Some(30_000)));
         // What a node says of a lock that is not its own counts for nothing.
         read(&mut model, nodes[0], &b, 2, held(2, 1, Some(30_000)));
-        assert_eq!(model.kept, 2);
+        assert_eq!(model.lock_count, 2);
         assert_eq!(state(&mut model, &a), Some(State::Held));
         assert_eq!(state(&mut model, &b), Some(State::Held));
         // A message may be heard at any node, and the lock is read at its own.
@@ -263,7 +268,7 @@ mod tests {
         };
         assert!(!due(&mut model, nodes[0]).contains(&name(&b)));
         assert!(due(&mut model, nodes[1]).contains(&name(&b)));
-        model.observe(nodes[1], Observation::Down);
+        model.observe(nodes[1], Observation::ServerDown);
         assert_eq!(state(&mut model, &a), Some(State::Held));
         assert_eq!(state(&mut model, &b), Some(State::Unknown));
     }
@@ -272,7 +277,7 @@ mod tests {
     fn the_picture_is_whole_once_every_node_has_been_passed_over_and_stays_so() {
         let (mut model, nodes) = of_two();
         let pass = |model: &mut Model, node| {
-            model.observe(node, Observation::PassEnded { started: at(1), steady: SteadyMillis(1) });
+            model.observe(node, Observation::ScanEnded { started: at(1), steady: SteadyMillis(1) });
             model.publish(SteadyMillis(1));
             model.snapshot.complete
         };
@@ -343,8 +348,8 @@ mod tests {
         model.leave(nodes[0]);
         assert_eq!(state(&mut model, &stays), Some(State::Unknown));
         assert_eq!(model.due(nodes[0], at(60_000), 10), []);
-        let kept = Duration::from_secs(3_600);
-        model.tick(at(500) + kept);
+        let entry = Duration::from_secs(3_600);
+        model.tick(at(500) + entry);
         assert_eq!(state(&mut model, &stays), Some(State::Unknown));
     }
 }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use redisson::{ClientId, HolderId, LockName, Moment};
 
-use super::view::WaitView;
-use super::who::Who;
+use crate::model::types::{HolderIdentity, WaitView};
 
 /// Whoever holds one lock and waits for another, under different ids perhaps.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,10 +17,10 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// Who is behind an id, by what is told of it.
+    /// HolderIdentity is behind an id, by what is told of it.
     #[must_use]
-    pub fn of(id: HolderId, who: Option<&Who>) -> Self {
-        match who.and_then(Who::task) {
+    pub fn of(id: HolderId, who: Option<&HolderIdentity>) -> Self {
+        match who.and_then(HolderIdentity::task) {
             Some((session, owner)) => Self::Task(id.client, session.into(), owner),
             None => Self::Thread(id.client, id.thread),
         }
@@ -32,13 +31,13 @@ impl Owner {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wait {
     pub waiter: HolderId,
-    /// Who that is.
+    /// HolderIdentity that is.
     pub waiting: Owner,
     /// For which lock; the first number tells its database among all that are looked at.
     pub lock: (usize, LockName),
-    /// Who holds that.
+    /// HolderIdentity holds that.
     pub holder: HolderId,
-    /// Who that is.
+    /// HolderIdentity that is.
     pub holding: Owner,
     /// Where to find the waiter, in words, as far as that is told.
     pub place: Option<String>,

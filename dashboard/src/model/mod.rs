@@ -7,48 +7,38 @@ pub mod actor;
 pub mod clients;
 mod cluster;
 pub mod contention;
+mod correlate;
 pub mod deadlock;
-pub mod history;
-pub mod json;
-mod keep;
 pub mod lease;
-pub mod observation;
-pub mod past;
 pub mod problem;
 mod publish;
 pub mod record;
-pub mod red;
-pub mod renewals;
+mod red;
+mod retention;
 pub mod schedule;
 mod scope;
-pub mod settings;
-pub mod snapshot;
 #[cfg(test)]
 mod tests;
-pub mod view;
+pub mod types;
 pub mod waiting;
-mod watch;
-pub mod who;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::{Grouping, HolderId, LockName, Moment, keys};
-
-pub use observation::{Observation, Reading, ScopeId, Served, Source, Stamp, Traffic};
-pub use problem::Rule;
-pub use record::{Effect, Remembered};
-pub use settings::{Group, LockRule, Settings};
-pub use snapshot::{Delta, Notice, Snapshot};
+use redisson::{Grouping, LockName, Moment, keys};
 
 use crate::clock::SteadyMillis;
 use cluster::Cluster;
 use contention::{Contention, Count, Totals};
-use past::{Ending, Note};
-use record::Surroundings;
+use record::ScopeContext;
 use scope::{Restart, Scope, Why};
-use view::LockId;
+use types::{
+    ArchiveEntry, Ending, KnownParts, LockId, Notice, Observation, ReadRequest, Reading, ScopeId,
+    Settings, Snapshot, Source, Stamp,
+};
+
+pub use record::{Effect, Remembered};
 
 /// How long a lock that nobody holds is remembered.
 const REMEMBERED: Duration = Duration::from_secs(600);
@@ -56,38 +46,6 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 const MAX_TICK: Duration = Duration::from_secs(5);
 /// How many notices are kept.
 const MAX_NOTICES: usize = 20;
-
-/// A lock to be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReadRequest {
-    pub name: LockName,
-    /// What it had when it was last read.
-    pub known: Known,
-}
-
-/// What a lock is known to have, which is then asked for by name.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Known {
-    /// Its fields; none: it is asked step by step what it is.
-    pub fields: Vec<Vec<u8>>,
-    /// Its readers, with how many times over they hold it.
-    pub readers: Vec<(HolderId, i64)>,
-    /// Those who stand in its queue.
-    pub waiting: Vec<HolderId>,
-    /// Whether to look for a token.
-    pub token: bool,
-    /// How it was read last, where it is enough to ask whether it still is so.
-    pub still: Option<Still>,
-}
-
-/// A plain lock that nobody renews, as it was read last.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Still {
-    /// Its holders. It has no other fields.
-    pub holders: Vec<redisson::shape::Holder>,
-    /// Between which instants it runs out.
-    pub ends: (Moment, Moment),
-}
 
 /// All that is known.
 #[derive(Debug)]
@@ -104,7 +62,7 @@ pub struct Model {
     ticked: Moment,
     /// What an earlier run knew of locks not seen again yet.
     remembered: HashMap<LockId, Remembered>,
-    kept: usize,
+    lock_count: usize,
     stale: bool,
 }
 
@@ -133,7 +91,7 @@ impl Model {
             totals: Totals::new(now),
             ticked: now,
             remembered: HashMap::new(),
-            kept: 0,
+            lock_count: 0,
             stale: true,
         }
     }
@@ -145,86 +103,86 @@ impl Model {
 
     /// Takes in what a source saw.
     pub fn observe(&mut self, scope: ScopeId, observation: Observation) {
-        let Some(scope) = self.addressed(scope, &observation) else { return };
+        let Some(scope) = self.target_scope(scope, &observation) else { return };
         match observation {
             Observation::Read { name, stamp, source, reading } => {
                 self.read(scope, &name, stamp, source, &reading);
             }
             Observation::Released { names, at, steady } => self.released(scope, &names, at, steady),
-            Observation::Changed { name, expired, at, steady } => {
+            Observation::KeyChanged { name, expired, at, steady } => {
                 self.changed(scope, &name, expired, at, steady);
             }
-            Observation::Companion { name } => {
-                if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
-                    kept.record.confirm();
+            Observation::CompanionKey { name } => {
+                if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
+                    entry.record.confirm();
                     self.settle(scope, &name);
                 } else {
-                    self.hurry(scope, &name);
+                    self.prioritize(scope, &name);
                 }
             }
             Observation::Connected { addresses, at, steady } => {
                 if self.scopes[scope.0].clients.connected(&addresses, at, steady) {
-                    self.look_for_gone(scope);
+                    self.update_gone_holders(scope);
                 }
             }
-            Observation::Told(told) => self.told(scope, told),
-            Observation::Forcing { name, holders, at } => {
-                if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
-                    kept.record.forcing(holders, at);
+            Observation::AgentReport(report) => self.agent_report(scope, report),
+            Observation::ForceRelease { name, holders, at } => {
+                if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
+                    entry.record.forcing(holders, at);
                 }
             }
-            Observation::Acknowledged { name, problem, word, act } => {
-                if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
+            Observation::Acknowledged { name, problem, acknowledgement, action } => {
+                if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
                     let mut effects = Vec::new();
-                    kept.record.acknowledge(problem, word, *act, &mut effects);
+                    entry.record.acknowledge(problem, acknowledgement, *action, &mut effects);
                     self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
                     self.scopes[scope.0].acknowledged.insert(name.clone());
                     self.settle(scope, &name);
                 }
             }
-            Observation::Acted { name, word, text, steady } => {
-                if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
+            Observation::OperatorActed { name, word, text, steady } => {
+                if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
                     let mut effects = Vec::new();
-                    kept.record.acted(word, text, steady, &mut effects);
+                    entry.record.acted(word, text, steady, &mut effects);
                     self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
                     self.settle(scope, &name);
                 }
-                self.hurry(scope, &name);
+                self.prioritize(scope, &name);
             }
             Observation::Traffic(traffic) => self.traffic(scope, &traffic),
-            Observation::Tapping { on, .. } => {
-                self.scopes[scope.0].tapped = on;
+            Observation::MonitorActive { on, .. } => {
+                self.scopes[scope.0].monitored = on;
                 if !on {
-                    self.untapped(scope);
+                    self.monitor_stopped(scope);
                 }
             }
-            Observation::Listening { on, at } => {
+            Observation::PubSubActive { on, at } => {
                 self.scopes[scope.0].listening_since = on.then_some(at);
             }
-            Observation::Up { at, steady, run_id, cluster } => {
+            Observation::ServerUp { at, steady, run_id, cluster } => {
                 self.scopes[scope.0].cluster = cluster;
                 self.up(scope, at, steady, run_id);
             }
-            Observation::At { address, replica } => {
+            Observation::ServerAddress { address, replica } => {
                 self.scopes[scope.0].is_at(address, replica);
             }
             Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
             Observation::Subscribers { counts, at, steady } => {
                 for (name, count) in counts {
-                    if let Some(kept) = self.scopes[scope.0].locks.get_mut(&name) {
-                        kept.record.count_subscribers(count, at, steady);
+                    if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
+                        entry.record.count_subscribers(count, at, steady);
                         self.settle(scope, &name);
                     }
                 }
             }
-            Observation::Down => {
+            Observation::ServerDown => {
                 let scope = &mut self.scopes[scope.0];
                 if scope.readable_since.take().is_some() {
-                    scope.news.extend(scope.locks.keys().cloned());
+                    scope.dirty.extend(scope.locks.keys().cloned());
                 }
             }
-            Observation::Served(served) => self.served(scope, &served),
-            Observation::PassEnded { started, steady } => {
+            Observation::SlotsAssigned(served) => self.served(scope, &served),
+            Observation::ScanEnded { started, steady } => {
                 let passed = &mut self.scopes[scope.0];
                 let refused = std::mem::take(&mut passed.refused);
                 self.stale |= passed.pass_began.is_none() || passed.not_kept != refused;
@@ -249,10 +207,11 @@ impl Model {
         over.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         for (id, known) in over {
             let unseen =
-                known.holds.into_iter().map(|(by, _)| Note::Unseen(id.clone(), by, steady));
+                known.holds.into_iter().map(|(by, _)| ArchiveEntry::Unseen(id.clone(), by, steady));
             let problems = known.problems.into_iter();
-            let cleared = problems.map(|(problem, _)| Note::Cleared(id.clone(), problem, steady));
-            let notes = unseen.chain(cleared).map(|note| Effect::Note(Box::new(note)));
+            let cleared =
+                problems.map(|(problem, _)| ArchiveEntry::Cleared(id.clone(), problem, steady));
+            let notes = unseen.chain(cleared).map(|note| Effect::Archive(Box::new(note)));
             self.effects.extend(notes.map(|note| (scope_id, note)));
         }
     }
@@ -261,7 +220,7 @@ impl Model {
         let scope = &mut self.scopes[scope.0];
         if scope.readable_since.is_none() {
             scope.readable_since = Some(at);
-            scope.news.extend(scope.locks.keys().cloned());
+            scope.dirty.extend(scope.locks.keys().cloned());
         }
         let other = run_id.is_some_and(|run_id| {
             scope.run_id.replace(run_id.clone()).is_some_and(|before| before != run_id)
@@ -288,8 +247,8 @@ impl Model {
             let new = match reading {
                 Reading::Lock { hash, .. } => hash.is_possible_lock() && hash.unexpected.is_empty(),
                 // `a` and `{a}` share what stands beside them: a queue does not make a second lock of it.
-                Reading::Absent { beside } => {
-                    beside.queue.is_some() && !self.knows_twin(scope_id, name)
+                Reading::Absent { companions } => {
+                    companions.queue.is_some() && !self.knows_twin(scope_id, name)
                 }
                 Reading::Other(_) => false,
             };
@@ -304,10 +263,10 @@ impl Model {
         let complete = scope.not_kept == 0 && scope.refused == 0;
         let proves = source == Source::Scan && complete && !scope.cluster;
         let pass_began = scope.pass_began.filter(|_| proves);
-        let around = Surroundings { pass_began, ..scope.around(name) };
-        let Some(kept) = scope.locks.get_mut(name) else { return };
+        let context = ScopeContext { pass_began, ..scope.context(name) };
+        let Some(entry) = scope.locks.get_mut(name) else { return };
         let mut effects = Vec::new();
-        kept.record.read(stamp, source, reading, around, &mut effects);
+        entry.record.read(stamp, source, reading, context, &mut effects);
         if let Some(restart) = &mut scope.restart {
             let lost = |effect: &&Effect| **effect == Effect::LostInRestart;
             restart.lost += effects.iter().filter(lost).count();
@@ -332,9 +291,10 @@ impl Model {
                 continue;
             };
             // While MONITOR shows all traffic it alone tells how often a lock is taken.
-            let told_twice = count == Count::Acquired && scope.tapped && source != Source::Monitor;
-            if let Some(kept) = scope.locks.get(name).filter(|_| !told_twice) {
-                self.totals.add(now, kept.record.id(), kept.record.group(), count);
+            let told_twice =
+                count == Count::Acquired && scope.monitored && source != Source::Monitor;
+            if let Some(entry) = scope.locks.get(name).filter(|_| !told_twice) {
+                self.totals.add(now, entry.record.id(), entry.record.group(), count);
             }
         }
     }
@@ -349,13 +309,13 @@ impl Model {
         }
         for name in names {
             let scope = self.home(scope, name);
-            if let Some(kept) = self.scopes[scope.0].locks.get_mut(name) {
+            if let Some(entry) = self.scopes[scope.0].locks.get_mut(name) {
                 let mut effects = Vec::new();
-                kept.record.released(at, steady, Source::Channels, Ending::Released, &mut effects);
+                entry.record.released(at, steady, Source::Channels, Ending::Released, &mut effects);
                 self.keep(scope, name, at, effects);
                 self.settle(scope, name);
             }
-            self.hurry(scope, name);
+            self.prioritize(scope, name);
         }
     }
 
@@ -369,17 +329,17 @@ impl Model {
         steady: SteadyMillis,
     ) {
         let scope = &mut self.scopes[scope_id.0];
-        let around = scope.around(name);
+        let context = scope.context(name);
         // Of keys that expire most are no locks.
-        let Some(kept) = scope.locks.get_mut(name) else { return };
+        let Some(entry) = scope.locks.get_mut(name) else { return };
         let mut effects = Vec::new();
-        kept.record.heard_of();
+        entry.record.on_key_changed();
         if expired {
-            kept.record.ran_out(at, steady, around, &mut effects);
+            entry.record.on_key_expired(at, steady, context, &mut effects);
         }
         self.keep(scope_id, name, at, effects);
         self.settle(scope_id, name);
-        self.hurry(scope_id, name);
+        self.prioritize(scope_id, name);
     }
 
     /// Forgets what nobody has held for long, counts those who wait, and concludes restarts.
@@ -391,7 +351,7 @@ impl Model {
             let old = scope.free.iter().take_while(|(since, _)| now.since(*since) > REMEMBERED);
             // Those with problems stay: there are few of them, and they are bounded with the rest.
             let old = old.filter(|(_, name)| {
-                scope.locks.get(name).is_none_or(|kept| !kept.record.has_problems())
+                scope.locks.get(name).is_none_or(|entry| !entry.record.has_problems())
             });
             let old: Vec<LockName> = old.map(|(_, name)| name.clone()).collect();
             for name in old {
@@ -407,7 +367,7 @@ impl Model {
                 self.notice(restart.steady, deployment, text);
             }
         }
-        self.look_for_deadlocks();
+        self.detect_deadlocks();
     }
 
     /// Adds up how long locks are waited for.
@@ -416,10 +376,10 @@ impl Model {
         let passed = now.since(self.ticked).min(MAX_TICK);
         self.ticked = self.ticked.max(now);
         for scope in self.scopes.iter().filter(|scope| scope.readable_since.is_some()) {
-            for kept in scope.awaited.iter().filter_map(|name| scope.locks.get(name)) {
-                let waiters = u32::try_from(kept.record.waiting_at_least()).unwrap_or(u32::MAX);
+            for entry in scope.awaited.iter().filter_map(|name| scope.locks.get(name)) {
+                let waiters = u32::try_from(entry.record.waiting_at_least()).unwrap_or(u32::MAX);
                 let waited = Count::Waiting(passed.saturating_mul(waiters));
-                self.totals.add(now, kept.record.id(), kept.record.group(), waited);
+                self.totals.add(now, entry.record.id(), entry.record.group(), waited);
             }
         }
     }
@@ -436,9 +396,9 @@ impl Model {
                 self.scopes[scope_id.0].acknowledged.iter().cloned().collect();
             for name in names {
                 let scope = &mut self.scopes[scope_id.0];
-                let Some(kept) = scope.locks.get_mut(&name) else { continue };
+                let Some(entry) = scope.locks.get_mut(&name) else { continue };
                 let mut effects = Vec::new();
-                if !kept.record.end_acknowledgements(steady, &mut effects) {
+                if !entry.record.end_acknowledgements(steady, &mut effects) {
                     scope.acknowledged.remove(&name);
                 }
                 if !effects.is_empty() {
@@ -456,9 +416,9 @@ impl Model {
     }
 
     /// Reads the lock as soon as may be, known or not. False when too many wait for that already.
-    pub fn hurry(&mut self, scope: ScopeId, name: &LockName) -> bool {
+    pub fn prioritize(&mut self, scope: ScopeId, name: &LockName) -> bool {
         let scope = self.home(scope, name);
-        self.scopes[scope.0].schedule.hurry(name)
+        self.scopes[scope.0].schedule.prioritize(name)
     }
 
     /// What people look at now.
@@ -472,12 +432,13 @@ impl Model {
         if readable_since.is_none() {
             return Vec::new();
         }
-        let last_sent = |name: &LockName| locks.get(name).and_then(|kept| kept.record.last_sent());
+        let last_sent =
+            |name: &LockName| locks.get(name).and_then(|entry| entry.record.last_sent());
         let names = schedule.take(now, most, last_sent);
         let request = |name: LockName| ReadRequest {
             known: match locks.get(&name) {
-                Some(kept) => kept.record.known(now),
-                None => Known { token: true, ..Known::default() },
+                Some(entry) => entry.record.known(now),
+                None => KnownParts { token: true, ..KnownParts::default() },
             },
             name,
         };

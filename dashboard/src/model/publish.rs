@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use redisson::LockName;
 
-use super::view::LockView;
-use super::{Delta, Model, ScopeId, Snapshot};
+use super::Model;
 use crate::clock::SteadyMillis;
+use crate::model::types::{Delta, LockView, ScopeId, Snapshot};
 
 /// The most views made for one snapshot; the rest come with the next one.
 const MAX_CHANGES: usize = 2_000;
@@ -21,8 +21,8 @@ impl Model {
         view.red = self.red(scope_id, &view.id.name).map(Box::new);
         let view = Arc::new(view);
         let replaced = self.snapshot.put(Arc::clone(&view));
-        let kept = self.scopes[scope_id.0].locks.get_mut(&view.id.name);
-        let before = kept.and_then(|kept| kept.shown.replace(Arc::clone(&view)));
+        let entry = self.scopes[scope_id.0].locks.get_mut(&view.id.name);
+        let before = entry.and_then(|entry| entry.shown.replace(Arc::clone(&view)));
         let same = |before: &LockView| {
             let ids = before.holders.iter().map(|holder| &holder.id);
             ids.eq(view.holders.iter().map(|holder| &holder.id))
@@ -31,7 +31,7 @@ impl Model {
             for member in self.members(scope_id).into_iter().filter(|member| *member != scope_id) {
                 let member = &mut self.scopes[member.0];
                 if member.locks.contains_key(&view.id.name) {
-                    member.news.insert(view.id.name.clone());
+                    member.dirty.insert(view.id.name.clone());
                 }
             }
         }
@@ -43,12 +43,14 @@ impl Model {
         let mut views = Vec::new();
         for (index, scope) in self.scopes.iter_mut().enumerate() {
             let taken: Vec<LockName> =
-                scope.news.iter().take(MAX_CHANGES - views.len()).cloned().collect();
+                scope.dirty.iter().take(MAX_CHANGES - views.len()).cloned().collect();
             for name in taken {
-                scope.news.remove(&name);
-                let Some(kept) = scope.locks.get_mut(&name) else { continue };
-                views
-                    .push((ScopeId(index), kept.record.view(scope.readable_since, &scope.clients)));
+                scope.dirty.remove(&name);
+                let Some(entry) = scope.locks.get_mut(&name) else { continue };
+                views.push((
+                    ScopeId(index),
+                    entry.record.view(scope.readable_since, &scope.clients),
+                ));
             }
         }
         let (changed, mut before): (Vec<_>, Vec<_>) =
@@ -63,7 +65,7 @@ impl Model {
         for (scope, id) in gone {
             // It may have come back since, with a view of its own.
             let home = &self.scopes[self.home(scope, &id.name).0];
-            if home.locks.get(&id.name).is_none_or(|kept| kept.shown.is_none()) {
+            if home.locks.get(&id.name).is_none_or(|entry| entry.shown.is_none()) {
                 before.push(self.snapshot.remove(&id));
                 removed.push(id);
             }

@@ -6,28 +6,10 @@
 use std::sync::Arc;
 
 use redisson::LockName;
-use serde::Serialize;
 
-use super::{Model, ScopeId};
-
-/// How a lock stands on the servers of its group.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct RedView {
-    /// The group of deployments.
-    pub group: Arc<str>,
-    /// The deployments on which one thread holds it: the one that has most of them.
-    pub held: Vec<Arc<str>>,
-    /// How many deployments the group has.
-    pub of: usize,
-}
-
-impl RedView {
-    /// Whether that thread has a majority, and with it the lock.
-    #[must_use]
-    pub fn is_majority(&self) -> bool {
-        self.held.len() > self.of / 2
-    }
-}
+use super::Model;
+use crate::model::types::RedView;
+use crate::model::types::ScopeId;
 
 impl Model {
     /// The databases of the same number in the group of that one's deployment, itself among them.
@@ -59,10 +41,11 @@ impl Model {
             return None;
         }
         let on = |thread: i64| -> Vec<Arc<str>> {
-            let holds = known.iter().filter(|(_, kept)| kept.record.threads().any(|t| t == thread));
+            let holds =
+                known.iter().filter(|(_, entry)| entry.record.threads().any(|t| t == thread));
             holds.map(|(deployment, _)| Arc::clone(deployment)).collect()
         };
-        let threads = known.iter().flat_map(|(_, kept)| kept.record.threads());
+        let threads = known.iter().flat_map(|(_, entry)| entry.record.threads());
         let held = threads.map(on).max_by_key(Vec::len).unwrap_or_default();
         let deployment = &self.scopes[scope.0].deployment;
         let group = self.settings.groups.iter().find(|g| g.deployments.contains(deployment))?;
@@ -74,12 +57,12 @@ impl Model {
 mod tests {
     use redisson::{ClientId, Grouping, HolderId, shape};
 
-    use super::super::observation::{Beside, Observation, Reading, Source};
     use super::super::tests::{at, settings, stamp};
-    use super::super::view::{LockId, LockView};
-    use super::super::{Group, Settings};
     use super::*;
     use crate::clock::SteadyMillis;
+    use crate::model::types::{
+        Companions, Group, LockId, LockView, Observation, Reading, Settings, Source,
+    };
 
     fn model() -> Model {
         let group =
@@ -89,7 +72,7 @@ mod tests {
         let mut model = Model::new(settings, Grouping::new(Vec::new(), 10), &scopes, at(0));
         for scope in (0..scopes.len()).map(ScopeId) {
             let (at, steady) = (at(0), SteadyMillis(0));
-            let up = Observation::Up { at, steady, run_id: None, cluster: false };
+            let up = Observation::ServerUp { at, steady, run_id: None, cluster: false };
             model.observe(scope, up);
         }
         model
@@ -98,14 +81,14 @@ mod tests {
     /// That server has the lock `l` held by that thread of a client of its own, or free.
     fn read(model: &mut Model, scope: usize, ms: u64, thread: Option<i64>) {
         let client = ClientId::from_random([u8::try_from(scope).unwrap(); 16]);
-        let beside = Beside::default();
+        let companions = Companions::default();
         let reading = match thread {
-            None => Reading::Absent { beside },
+            None => Reading::Absent { companions },
             Some(thread) => {
                 let id = HolderId::new(client, thread);
                 let holders = vec![shape::Holder { id, count: 1 }];
                 let hash = shape::LockHash { holders, ..Default::default() };
-                Reading::Lock { hash, ttl: Some(std::time::Duration::from_secs(30)), beside }
+                Reading::Lock { hash, ttl: Some(std::time::Duration::from_secs(30)), companions }
             }
         };
         let name = LockName::new(*b"l").unwrap();

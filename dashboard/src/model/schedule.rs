@@ -83,7 +83,7 @@ impl Schedule {
     }
 
     /// Reads the lock before all others. False when too many wait already.
-    pub fn hurry(&mut self, name: &LockName) -> bool {
+    pub fn prioritize(&mut self, name: &LockName) -> bool {
         if self.is_urgent.contains(name) {
             return true;
         }
@@ -271,26 +271,26 @@ mod tests {
         let mut schedule = Schedule::new(1000, at(0));
         schedule.set(&name(1), at(0));
         schedule.set(&name(2), at(60_000));
-        assert!(schedule.hurry(&name(2)) && schedule.hurry(&name(2)));
+        assert!(schedule.prioritize(&name(2)) && schedule.prioritize(&name(2)));
         assert_eq!(schedule.take(at(100), 10, |_| None), [name(2), name(1)]);
-        assert!(schedule.hurry(&name(2)));
+        assert!(schedule.prioritize(&name(2)));
         assert_eq!(schedule.take(at(110), 10, |_| Some(at(100))), []);
         assert_eq!(schedule.take(at(340), 10, |_| Some(at(100))), []);
         assert_eq!(schedule.take(at(350), 10, |_| Some(at(100))), [name(2)]);
         // While somebody looks at it, it is read more often.
         schedule.view([name(2)]);
-        assert!(schedule.hurry(&name(2)));
+        assert!(schedule.prioritize(&name(2)));
         assert_eq!(schedule.take(at(390), 10, |_| Some(at(350))), []);
         assert_eq!(schedule.take(at(400), 10, |_| Some(at(350))), [name(2)]);
         schedule.view([]);
         // Nothing came of the reading, or it is no lock at all: that is no reason to read it sooner.
-        assert!(schedule.hurry(&name(2)));
+        assert!(schedule.prioritize(&name(2)));
         assert_eq!(schedule.take(at(640), 10, |_| None), []);
         assert_eq!(schedule.take(at(650), 10, |_| None), [name(2)]);
         schedule.forget(&name(1));
         schedule.take(at(1_650), 10, |_| None);
         assert!(schedule.recent.is_empty() && schedule.recent_order.is_empty());
-        let waiting = (0..MAX_URGENT + 10).filter(|i| schedule.hurry(&name(*i))).count();
+        let waiting = (0..MAX_URGENT + 10).filter(|i| schedule.prioritize(&name(*i))).count();
         assert_eq!(waiting, MAX_URGENT);
     }
 
@@ -298,25 +298,25 @@ mod tests {
     fn a_crowd_is_read_together_and_names_of_no_locks_seldom() {
         let mut schedule = Schedule::new(1000, at(0));
         (1..=4).for_each(|i| schedule.set(&name(i), at(60_000)));
-        schedule.hurry(&name(1));
+        schedule.prioritize(&name(1));
         assert_eq!(
             schedule.take(at(1_000), 10, |_| None),
             [name(1)],
             "nothing was read just before"
         );
-        schedule.hurry(&name(2));
-        schedule.hurry(&name(3));
+        schedule.prioritize(&name(2));
+        schedule.prioritize(&name(3));
         assert_eq!(schedule.take(at(1_020), 10, |_| None), []);
         schedule.view([name(4)]);
-        schedule.hurry(&name(4));
+        schedule.prioritize(&name(4));
         assert_eq!(schedule.take(at(1_040), 10, |_| None), [name(4)], "somebody looks at it");
         schedule.view([]);
         assert_eq!(schedule.take(at(1_100), 1, |_| None), [name(2)]);
         assert_eq!(schedule.take(at(1_100), 1, |_| None), [name(3)], "the same tick's next part");
-        schedule.hurry(&name(9));
+        schedule.prioritize(&name(9));
         assert_eq!(schedule.take(at(2_000), 10, |_| None), [name(9)]);
-        schedule.hurry(&name(9));
-        schedule.hurry(&name(1));
+        schedule.prioritize(&name(9));
+        schedule.prioritize(&name(1));
         assert_eq!(schedule.take(at(2_999), 10, |_| None), [name(1)]);
         assert_eq!(schedule.take(at(3_100), 10, |_| None), [name(9)]);
     }

@@ -5,16 +5,15 @@ use std::sync::Arc;
 
 use redisson::{LockName, Moment};
 
-use super::ScopeId;
 use super::clients::Clients;
-use super::record::{Record, Surroundings};
+use super::record::{Record, ScopeContext};
 use super::schedule::Schedule;
-use super::view::{LockId, LockView};
 use crate::clock::SteadyMillis;
+use crate::model::types::{LockId, LockView, ScopeId};
 
 /// A lock with what is shown of it.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct LockEntry {
     pub(super) record: Record,
     pub(super) shown: Option<Arc<LockView>>,
     /// Its place among the free ones.
@@ -29,7 +28,7 @@ pub(super) struct Scope {
     /// The scope of the whole cluster, where this is one of its nodes.
     pub(super) front: Option<ScopeId>,
     /// Boxed: the map has room for nearly twice as many as there are when it has grown.
-    pub(super) locks: HashMap<LockName, Box<Kept>>,
+    pub(super) locks: HashMap<LockName, Box<LockEntry>>,
     pub(super) free: BTreeSet<(Moment, LockName)>,
     pub(super) schedule: Schedule,
     pub(super) readable_since: Option<Moment>,
@@ -44,7 +43,7 @@ pub(super) struct Scope {
     pub(super) ahead_ms: i64,
     pub(super) clients: Clients,
     /// Whether MONITOR shows all traffic.
-    pub(super) tapped: bool,
+    pub(super) monitored: bool,
     /// Locks that somebody waits for.
     pub(super) awaited: HashSet<LockName>,
     /// Locks whose waiters are known by name. In order, as is what is new: what went in decides what comes out.
@@ -56,7 +55,7 @@ pub(super) struct Scope {
     pub(super) pass_began: Option<Moment>,
     pub(super) refused: u64,
     pub(super) not_kept: u64,
-    pub(super) news: BTreeSet<LockName>,
+    pub(super) dirty: BTreeSet<LockName>,
     pub(super) removed: Vec<LockId>,
 }
 
@@ -154,7 +153,7 @@ impl Scope {
             cluster: false,
             ahead_ms: 0,
             clients: Clients::default(),
-            tapped: false,
+            monitored: false,
             awaited: HashSet::new(),
             contended: BTreeSet::new(),
             acknowledged: HashSet::new(),
@@ -162,7 +161,7 @@ impl Scope {
             pass_began: None,
             refused: 0,
             not_kept: 0,
-            news: BTreeSet::new(),
+            dirty: BTreeSet::new(),
             removed: Vec::new(),
         }
     }
@@ -189,20 +188,21 @@ impl Scope {
         let Some(restart) = self.restart.as_ref().filter(|_| self.readable_since.is_some()) else {
             return false;
         };
-        let read_again = |kept: &Kept| kept.record.last_sent().is_none_or(|at| at >= restart.at);
+        let read_again =
+            |entry: &LockEntry| entry.record.last_sent().is_none_or(|at| at >= restart.at);
         match &restart.why {
             Why::Started | Why::Promoted(_) | Why::Chosen(_) => {
-                self.locks.values().all(|kept| read_again(kept))
+                self.locks.values().all(|entry| read_again(entry))
             }
             Why::Moved { names, .. } => {
-                names.iter().filter_map(|name| self.locks.get(name)).all(|kept| read_again(kept))
+                names.iter().filter_map(|name| self.locks.get(name)).all(|entry| read_again(entry))
             }
         }
     }
 
     /// What is known around one of its locks, whatever was seen.
-    pub(super) fn around(&self, name: &LockName) -> Surroundings {
-        Surroundings {
+    pub(super) fn context(&self, name: &LockName) -> ScopeContext {
+        ScopeContext {
             listening_since: self.listening_since,
             pass_began: None,
             restarted: self.restart.as_ref().is_some_and(|restart| restart.concerns(name)),

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use redisson::{HolderId, Moment};
 
-use super::observation::{Queue, Source, Stamp};
-use super::view::Since;
 use crate::clock::SteadyMillis;
+use crate::model::types::{Queue, Since, Source, Stamp};
 
 /// The most waiters that are known by name for one lock.
 const MAX_WAITERS: usize = 128;
@@ -114,7 +113,7 @@ impl Waiting {
         clock: u64,
         queue: Option<&Queue>,
     ) -> bool {
-        let mut news = self.queue.as_ref() != queue;
+        let mut dirty = self.queue.as_ref() != queue;
         self.queue = queue.cloned();
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.source == Source::Poll) {
             waiter.there = false;
@@ -122,13 +121,13 @@ impl Waiting {
         for place in queue.iter().flat_map(|queue| &queue.front) {
             let overdue = place.deadline.is_some_and(|deadline| deadline <= clock);
             if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == place.id) {
-                news |= known.overdue != overdue;
+                dirty |= known.overdue != overdue;
                 // Its place tells more than its attempts do.
                 (known.source, known.until) = (Source::Poll, None);
                 (known.seen, known.there, known.overdue) = (stamp.received, true, overdue);
                 continue;
             }
-            news = true;
+            dirty = true;
             let exact = window.is_some_and(|window| window <= EXACT);
             self.add(Waiter {
                 id: place.id,
@@ -150,7 +149,7 @@ impl Waiting {
             !stays
         });
         self.given_up.extend(gone);
-        news || self.waiters.len() != before
+        dirty || self.waiters.len() != before
     }
 
     /// Somebody was seen to try, or to queue, and sleeps until then at the longest. Whoever tries a second time waits:
@@ -189,9 +188,9 @@ impl Waiting {
     pub fn expire(&mut self, now: Moment) -> bool {
         let silent = |waiter: &mut Waiter| waiter.until.is_some_and(|until| now > until);
         let gone: Vec<Waiter> = self.waiters.extract_if(.., silent).collect();
-        let news = gone.iter().any(|waiter| waiter.there);
+        let dirty = gone.iter().any(|waiter| waiter.there);
         self.given_up.extend(gone.into_iter().filter(|waiter| waiter.there));
-        news
+        dirty
     }
 
     /// Those who have left or fallen silent since the last call.
@@ -241,7 +240,7 @@ mod tests {
     use redisson::ClientId;
 
     use super::*;
-    use crate::model::observation::Queued;
+    use crate::model::types::QueueEntry;
 
     fn id(thread: i64) -> HolderId {
         HolderId::new(ClientId::from_random([7; 16]), thread)
@@ -253,8 +252,10 @@ mod tests {
     }
 
     fn queue(places: &[(i64, u64)]) -> Queue {
-        let place =
-            |(thread, deadline): &(i64, u64)| Queued { id: id(*thread), deadline: Some(*deadline) };
+        let place = |(thread, deadline): &(i64, u64)| QueueEntry {
+            id: id(*thread),
+            deadline: Some(*deadline),
+        };
         Queue {
             len: places.len() as u64,
             front: places.iter().map(place).collect(),

@@ -9,7 +9,7 @@ use super::Filter;
 use super::list::{Known, Listed};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{GroupTally, LockTally, Tally};
-use crate::model::view::{LockId, LockView, Since};
+use crate::model::types::{LockId, LockView, Since};
 
 /// A lock that somebody waits for, or did within the last hour.
 #[derive(Debug, Clone)]
@@ -136,9 +136,8 @@ impl Listed for ContentionRow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Snapshot;
     use crate::model::contention::Contention;
-    use crate::model::view::WaiterView;
+    use crate::model::types::{Snapshot, WaiterView};
     use crate::query::tests::lock;
 
     fn tally(name: &str, waiting_ms: u64) -> LockTally {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::page::{Place, Query, Rows};
 use crate::clock::SteadyMillis;
-use crate::model::view::LockView;
-use crate::model::{Delta, Snapshot};
+use crate::model::types::{Delta, LockView, Snapshot};
 
 /// How long a list is good whose filter depends on the clock, milliseconds.
 const MOVING_MS: u64 = 1_000;
@@ -120,7 +119,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::view::Since;
+    use crate::model::types::Since;
     use crate::query::Filter;
     use crate::query::tests::{leaked, lock};
     use crate::views::{Order, Sort};

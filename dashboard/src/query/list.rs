@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::Filter;
 use super::page::BadCursor;
 use crate::clock::SteadyMillis;
-use crate::model::Snapshot;
 use crate::model::contention::{Contention, GroupTally};
+use crate::model::types::Snapshot;
 use crate::views::Order;
 
 /// What lists are made from.

@@ -17,7 +17,7 @@ use redisson::group::glob_matches;
 use thiserror::Error;
 
 use crate::clock::SteadyMillis;
-use crate::model::view::{LockView, ProblemKind, State};
+use crate::model::types::{LockView, ProblemKind, State};
 
 /// The longest filter, in bytes.
 pub const MAX_LEN: usize = 512;
@@ -298,9 +298,9 @@ pub(crate) mod tests {
     use redisson::LockName;
 
     use super::*;
-    use crate::model::Source;
-    use crate::model::history::History;
-    use crate::model::view::{Acknowledgement, Certainty, HolderView, LockId, ProblemView, Since};
+    use crate::model::types::{
+        Acknowledgement, Certainty, EventLog, HolderView, LockId, ProblemView, Since, Source,
+    };
 
     pub(crate) fn lock(name: &str) -> LockView {
         LockView {
@@ -326,7 +326,7 @@ pub(crate) mod tests {
             lease_ms: None,
             renewed: false,
             problems: Vec::new(),
-            events: History::default(),
+            events: EventLog::default(),
             past: Arc::from([]),
             longest_hold: None,
             longest_wait: None,

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Filter;
 use super::list::{Known, Listed};
 use crate::clock::SteadyMillis;
-use crate::model::view::{ClientView, LockView, Since};
+use crate::model::types::{ClientView, LockView, Since};
 
 /// A client with all that it holds and waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -109,8 +109,7 @@ impl Listed for OwnerRow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Snapshot;
-    use crate::model::view::WaiterView;
+    use crate::model::types::{Snapshot, WaiterView};
     use crate::query::tests::lock;
 
     #[test]

@@ -12,8 +12,7 @@ use thiserror::Error;
 
 use super::Filter;
 use crate::clock::SteadyMillis;
-use crate::model::Snapshot;
-use crate::model::view::{Certainty, LockId, LockView, ProblemKind};
+use crate::model::types::{Certainty, LockId, LockView, ProblemKind, Snapshot};
 use crate::views::{Order, Sort};
 
 /// The most rows of a page.
@@ -232,7 +231,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::view::Since;
+    use crate::model::types::Since;
     use crate::query::tests::{acknowledged, leaked, lock};
 
     const NOW: SteadyMillis = SteadyMillis(2_000_000);

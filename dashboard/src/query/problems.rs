@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::Filter;
 use super::list::{Known, Listed};
 use crate::clock::SteadyMillis;
-use crate::model::view::{Certainty, LockId, LockView, ProblemView};
+use crate::model::types::{Certainty, LockId, LockView, ProblemView};
 
 /// A problem with the lock that has it.
 #[derive(Debug, Clone)]
@@ -76,7 +76,7 @@ impl Listed for ProblemRow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Snapshot;
+    use crate::model::types::Snapshot;
     use crate::query::tests::{acknowledged, leaked, lock};
 
     #[test]

@@ -13,7 +13,7 @@ use prometheus::{IntCounterVec, Registry};
 use redis::Value;
 use redisson::name::is_invisible;
 use redisson::script::{self, ForceReleaseOutcome, parse_force_release};
-use service_kit::redis_link::{Aim, CallError, Deployment, Link};
+use service_kit::redis::{CallError, Deployment, Link, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
@@ -22,9 +22,7 @@ use crate::clock::{SteadyMillis, now};
 use crate::config::Config;
 use crate::metrics;
 use crate::model::actor::ModelHandle;
-use crate::model::past::{Act, Note};
-use crate::model::view::LockId;
-use crate::model::{Observation, ScopeId};
+use crate::model::types::{ArchiveEntry, LockId, Observation, OperatorAction, ScopeId};
 use crate::redis::sentinel_options;
 
 use way::{Nodes, Way};
@@ -169,13 +167,15 @@ impl Releases {
         }
         let mut ways = HashMap::new();
         for deployment in &config.deployments {
-            let aim = Aim::at(&deployment.release, sentinel_options(), shutdown);
+            let endpoint = resolve(&deployment.release, sentinel_options(), shutdown).ok();
             for db in &deployment.dbs {
                 if let Some(scope) = model.scope(&deployment.name, *db) {
-                    let way = match (&aim, &deployment.release) {
-                        (Some(aim), _) => {
-                            Way::Server(Link::start(aim.with_db(*db), way::options(), shutdown))
-                        }
+                    let way = match (&endpoint, &deployment.release) {
+                        (Some(endpoint), _) => Way::Server(Link::start(
+                            endpoint.with_db(*db),
+                            way::options(),
+                            shutdown,
+                        )),
                         (None, Deployment::Cluster(target)) => {
                             Way::Cluster(Nodes::new(target.clone(), shutdown))
                         }
@@ -259,7 +259,7 @@ impl Releases {
         let Some((scope, way)) = way else {
             return Outcome::Unsent("this database is not looked at".to_owned());
         };
-        let forcing = Observation::Forcing {
+        let forcing = Observation::ForceRelease {
             name: offer.id.name.clone(),
             holders: choice.holders(offer),
             at: now(),
@@ -272,7 +272,9 @@ impl Releases {
         if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
             // Whatever ends it now is not our doing.
             let (name, at) = (offer.id.name.clone(), now());
-            self.model.see(scope, Observation::Forcing { name, holders: Vec::new(), at }).await;
+            self.model
+                .see(scope, Observation::ForceRelease { name, holders: Vec::new(), at })
+                .await;
         }
         outcome
     }
@@ -300,7 +302,7 @@ impl Releases {
             outcome = outcome.as_str(),
             "a release by force was asked for"
         );
-        let act = Act {
+        let act = OperatorAction {
             at: SteadyMillis::now(),
             who: who.to_owned(),
             from: asker.from,
@@ -311,7 +313,7 @@ impl Releases {
             outcome: outcome.as_str().to_owned(),
         };
         if let Some(notes) = &self.notes {
-            notes.tell(Note::Acted(offer.id.clone(), Box::new(act)));
+            notes.tell(ArchiveEntry::Acted(offer.id.clone(), Box::new(act)));
         }
         let Some(scope) = self.model.scope(&offer.id.deployment, offer.id.db) else { return };
         let text = match outcome {
@@ -326,8 +328,12 @@ impl Releases {
             _ => return,
         };
         let (name, word) = (offer.id.name.clone(), choice.word());
-        let acted =
-            Observation::Acted { name: name.clone(), word, text, steady: SteadyMillis::now() };
+        let acted = Observation::OperatorActed {
+            name: name.clone(),
+            word,
+            text,
+            steady: SteadyMillis::now(),
+        };
         self.model.see(scope, acted).await;
     }
 }

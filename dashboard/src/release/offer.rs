@@ -16,8 +16,7 @@ use tokio::time::Instant;
 
 use super::{Asker, VALID};
 use crate::clock::{SteadyMillis, WallMillis};
-use crate::model::observation::{Queued, Reading};
-use crate::model::view::{LockId, LockView};
+use crate::model::types::{LockId, LockView, QueueEntry, Reading};
 use crate::text::shown_name;
 
 /// Offers that are kept at once; the oldest give way.
@@ -38,7 +37,7 @@ pub struct Offer {
     /// Time to live; none: it has none.
     pub ttl: Option<Duration>,
     /// Places of its queue whose deadline has passed, or that have none.
-    pub dead: Vec<Queued>,
+    pub dead: Vec<QueueEntry>,
     /// When it was read.
     pub read_at: (Moment, SteadyMillis),
     /// To whom it was shown.
@@ -54,18 +53,18 @@ impl Offer {
         read_at: (Moment, SteadyMillis),
         shown_to: Option<Arc<str>>,
     ) -> Option<Self> {
-        let (hash, ttl, beside) = match reading {
-            Reading::Lock { hash, ttl, beside } => (Some(hash), ttl, beside),
-            Reading::Absent { beside } => (None, None, beside),
+        let (hash, ttl, companions) = match reading {
+            Reading::Lock { hash, ttl, companions } => (Some(hash), ttl, companions),
+            Reading::Absent { companions } => (None, None, companions),
             Reading::Other(_) => return None,
         };
-        let queue = beside.queue.unwrap_or_default().front;
-        let dead = |place: &Queued| {
+        let queue = companions.queue.unwrap_or_default().front;
+        let dead = |place: &QueueEntry| {
             let id = place.id.to_string();
             place.deadline.is_none()
                 || view.queue.iter().any(|shown| shown.id == id && !shown.alive)
         };
-        let dead: Vec<Queued> = queue.into_iter().filter(dead).collect();
+        let dead: Vec<QueueEntry> = queue.into_iter().filter(dead).collect();
         if hash.is_none() && dead.is_empty() {
             return None;
         }
@@ -143,7 +142,7 @@ pub enum Choice {
     /// One hold of several.
     Holder(Holder),
     /// A dead waiter's place.
-    Place(Queued),
+    Place(QueueEntry),
 }
 
 impl Choice {
@@ -208,10 +207,10 @@ impl Choice {
                 format!("held by {}", named.join(", "))
             }
             Self::Holder(one) => format!("held by {}", holder(one)),
-            Self::Place(Queued { deadline: Some(at), .. }) => {
+            Self::Place(QueueEntry { deadline: Some(at), .. }) => {
                 format!("dead since {}", WallMillis(*at))
             }
-            Self::Place(Queued { deadline: None, .. }) => "without a deadline".to_owned(),
+            Self::Place(QueueEntry { deadline: None, .. }) => "without a deadline".to_owned(),
         }
     }
 
@@ -287,15 +286,14 @@ mod tests {
     use redisson::{ClientId, LockName};
 
     use super::*;
-    use crate::model::observation::{Beside, Queue};
-    use crate::model::view::PlaceView;
+    use crate::model::types::{Companions, Queue, QueueEntryView};
 
     fn holder(n: i64) -> HolderId {
         HolderId::new(ClientId::from_random([7; 16]), n)
     }
 
     fn view(name: &[u8], renewed: bool) -> LockView {
-        let place = |(n, alive)| PlaceView {
+        let place = |(n, alive)| QueueEntryView {
             id: holder(n).to_string(),
             deadline: Some(SteadyMillis(9)),
             alive,
@@ -313,15 +311,17 @@ mod tests {
     fn offer(name: &[u8], holders: &[i64], renewed: bool) -> Option<Offer> {
         let holders: Vec<_> = holders.iter().map(|n| Holder { id: holder(*n), count: 1 }).collect();
         let front = [(5, Some(9)), (6, Some(9)), (7, None)]
-            .map(|(n, deadline)| Queued { id: holder(n), deadline })
+            .map(|(n, deadline)| QueueEntry { id: holder(n), deadline })
             .to_vec();
-        let beside =
-            Beside { queue: Some(Queue { front, ..Queue::default() }), ..Beside::default() };
+        let companions = Companions {
+            queue: Some(Queue { front, ..Queue::default() }),
+            ..Companions::default()
+        };
         let reading = if holders.is_empty() {
-            Reading::Absent { beside }
+            Reading::Absent { companions }
         } else {
             let hash = LockHash { holders, ..LockHash::default() };
-            Reading::Lock { hash, ttl: Some(Duration::from_secs(20)), beside }
+            Reading::Lock { hash, ttl: Some(Duration::from_secs(20)), companions }
         };
         let at = (Moment::from_micros(0), SteadyMillis(100_000));
         Offer::new(Arc::new(view(name, renewed)), reading, at, Some("anna".into()))

@@ -11,15 +11,14 @@ use redis::Value;
 use redisson::name::is_invisible;
 use redisson::{ClientId, HolderId, LockName, keys};
 use serde::Deserialize;
-use service_kit::redis_link::{Address, CallError, Link, ServerError};
+use service_kit::redis::{Address, CallError, Link, ServerError};
 
-use super::Scope;
 use super::read::integer;
-use super::share::Share;
+use super::scope::Scope;
+use super::slot_share::SlotShare;
 use crate::clock::{SteadyMillis, WallMillis, now};
-use crate::model::Observation;
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::who::{Told, Who};
+use crate::model::types::{AgentReport, HolderIdentity, Observation};
 
 /// The most holders and waiters that are asked about in one round; the others have their turn in the next ones.
 const HOLDERS: usize = 1_000;
@@ -39,7 +38,7 @@ const MAX_TEXT: usize = 100;
 pub(super) struct Agents {
     scope: Scope,
     link: Link,
-    share: Share,
+    share: SlotShare,
     hub: Arc<Hub>,
     model: ModelHandle,
     /// Behind which holder to go on, among those not known yet and among the others.
@@ -62,10 +61,10 @@ struct Note {
 }
 
 impl Note {
-    fn who(bytes: &[u8], host: Option<Arc<str>>) -> Who {
+    fn who(bytes: &[u8], host: Option<Arc<str>>) -> HolderIdentity {
         let note: Self = serde_json::from_slice(bytes).unwrap_or_default();
         let text = |text: Option<String>| text.map(|text| plain(&text)).filter(|t| !t.is_empty());
-        Who {
+        HolderIdentity {
             host,
             pid: note.pid,
             uid: note.uid,
@@ -74,7 +73,7 @@ impl Note {
             session: text(note.session),
             // By its host's clock, as is what we tell.
             since: note.since.map(|at| WallMillis(at).to_steady()),
-            // Who takes several at once gives them back before it waits for ever.
+            // HolderIdentity takes several at once gives them back before it waits for ever.
             owner: note.owner.filter(|_| !note.several),
             until: note.until.map(|at| WallMillis(at).to_steady()),
         }
@@ -101,7 +100,7 @@ impl Agents {
     #[must_use]
     pub(super) fn new(
         scope: Scope,
-        (link, share): (Link, Share),
+        (link, share): (Link, SlotShare),
         hub: Arc<Hub>,
         model: ModelHandle,
     ) -> Self {
@@ -158,8 +157,8 @@ impl Agents {
             let host = || hosts.get(&id.client).cloned();
             holders.push((lock, id, (length > 0).then(|| Note::who(note, host()))));
         }
-        let told = Told { agents: there, holders, at, steady };
-        self.model.see(self.scope.id, Observation::Told(told)).await;
+        let told = AgentReport { agents: there, holders, at, steady };
+        self.model.see(self.scope.id, Observation::AgentReport(told)).await;
         Ok(None)
     }
 
@@ -308,9 +307,9 @@ mod tests {
         assert_eq!(whole.name.as_deref(), Some("a\\u{1b}[31m\\u{202e}x"));
         let long = format!(r#"{{"comm":"{}"}}"#, "x".repeat(4_000));
         assert_eq!(who(&long).comm.unwrap().len(), MAX_TEXT);
-        assert_eq!(who(r#"{"pid":null,"comm":null,"client":""}"#), Who::default());
+        assert_eq!(who(r#"{"pid":null,"comm":null,"client":""}"#), HolderIdentity::default());
         for odd in ["", "null", "[]", r#"{"pid":-1}"#, r#"{"pid":"x"}"#, "{\"comm\":\"\u{7}"] {
-            assert_eq!(who(odd), Who::default(), "{odd}");
+            assert_eq!(who(odd), HolderIdentity::default(), "{odd}");
         }
     }
 }

@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::keys;
-use service_kit::redis_link::{Aim, Link, LinkStatus, PubSubEvent, Subscriber};
+use service_kit::redis::{Endpoint, Link, LinkStatus, PubSubEvent, Subscriber};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::Scope;
+use super::scope::Scope;
 use super::shards::Shards;
-use super::share::Share;
+use super::slot_share::SlotShare;
 use super::status::SourceStatus;
 use crate::clock::{SteadyMillis, now};
-use crate::model::Observation;
 use crate::model::actor::{Hub, ModelHandle};
+use crate::model::types::Observation;
 use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
 
@@ -36,7 +36,7 @@ pub struct Channels {
     subscribed: HashSet<Vec<u8>>,
     subscriber: Subscriber,
     shards: Shards,
-    share: Share,
+    share: SlotShare,
     /// Whether there is a connection.
     up: bool,
     /// Whether the patterns are wished.
@@ -54,14 +54,14 @@ impl Channels {
     /// Begins to subscribe. `link` is a connection to the server, `shards` what is subscribed of its channels of shards, `share` which locks it has.
     #[must_use]
     pub fn start(
-        aim: Aim,
+        endpoint: Endpoint,
         scopes: Vec<Scope>,
-        (link, shards, share): (Link, Shards, Share),
+        (link, shards, share): (Link, Shards, SlotShare),
         (hub, model): (Arc<Hub>, ModelHandle),
         status: Arc<SourceStatus>,
         shutdown: &Shutdown,
     ) -> Self {
-        let (subscriber, events) = Subscriber::start(aim, subscriber_options(), shutdown);
+        let (subscriber, events) = Subscriber::start(endpoint, subscriber_options(), shutdown);
         let mut channels = Self {
             scopes,
             model,
@@ -219,7 +219,7 @@ impl Channels {
 
     async fn listening(&self, on: bool) {
         for scope in &self.scopes {
-            self.model.see(scope.id, Observation::Listening { on, at: now() }).await;
+            self.model.see(scope.id, Observation::PubSubActive { on, at: now() }).await;
         }
     }
 }

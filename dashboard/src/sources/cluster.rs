@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use service_kit::clock;
-use service_kit::redis_link::{
+use service_kit::redis::{
     Address, Cluster, ClusterState, ClusterTarget, Deployment, Link, LinkState, LinkStatus,
 };
 use tokio::sync::watch;
@@ -14,12 +14,13 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::share::{Nodes, Share};
+use super::scope::Scope;
+use super::server::{Shared, WatchedServer};
+use super::slot_share::{Nodes, SlotShare};
 use super::status::Server;
-use super::{Common, Place, Scope};
 use crate::clock::{SteadyMillis, now};
 use crate::config;
-use crate::model::{Observation, ScopeId, Served};
+use crate::model::types::{Observation, ScopeId, SlotAssignment};
 use crate::redis::{TIMEOUT, cluster_options};
 
 /// The most masters that are looked at: each has connections and metrics of its own.
@@ -29,7 +30,7 @@ const LOOK_EACH: Duration = Duration::from_secs(1);
 
 /// What follows one cluster.
 pub(super) struct Follower {
-    common: Common,
+    shared: Shared,
     deployment: Arc<str>,
     front: ScopeId,
     cluster: Cluster,
@@ -54,7 +55,7 @@ struct Node {
 impl Follower {
     /// Begins to ask the nodes that are named; none where the deployment is no cluster.
     pub(super) fn new(
-        common: &Common,
+        shared: &Shared,
         deployment: &config::Deployment,
         front: ScopeId,
     ) -> Option<Self> {
@@ -63,14 +64,14 @@ impl Follower {
         else {
             return None;
         };
-        let cluster = Cluster::start(target.clone(), cluster_options(TIMEOUT), &common.shutdown);
+        let cluster = Cluster::start(target.clone(), cluster_options(TIMEOUT), &shared.shutdown);
         let named = deployment.target.place();
         let status = LinkStatus::Down {
             reason: "not connected yet".to_owned(),
             since_micros: clock::boot_micros(),
         };
         let (sender, link) = watch::channel(LinkState { generation: 0, status });
-        common.sources.add_server(Server {
+        shared.sources.add_server(Server {
             deployment: Arc::clone(&deployment.name),
             node: named.clone(),
             link,
@@ -78,10 +79,10 @@ impl Follower {
             whole: true,
         });
         Some(Self {
-            common: common.clone(),
+            shared: shared.clone(),
             deployment: Arc::clone(&deployment.name),
             front,
-            nodes: Arc::new(Nodes::new(cluster.clone(), &common.shutdown)),
+            nodes: Arc::new(Nodes::new(cluster.clone(), &shared.shutdown)),
             cluster,
             monitor: monitor.clone(),
             running: BTreeMap::new(),
@@ -126,7 +127,7 @@ impl Follower {
         }
         // Before they come: it may bear the name of one of them.
         if let Some((named, _)) = self.unknown.take() {
-            self.common.sources.remove(&self.deployment, &named);
+            self.shared.sources.remove(&self.deployment, &named);
         }
         for address in masters {
             if self.running.len() < MOST && !self.running.contains_key(address) {
@@ -145,12 +146,17 @@ impl Follower {
             .filter_map(|(range, address)| Some((range, self.running.get(address)?.scope)));
         let by = by.collect();
         let over = gone.iter().filter_map(|address| Some(self.running.get(address)?.scope));
-        let served = Served { by, over: over.collect(), at: now(), steady: SteadyMillis::now() };
-        self.common.model.see(self.front, Observation::Served(served)).await;
+        let served = SlotAssignment {
+            slots: by,
+            drained: over.collect(),
+            at: now(),
+            steady: SteadyMillis::now(),
+        };
+        self.shared.model.see(self.front, Observation::SlotsAssigned(served)).await;
         for address in gone {
             self.stop(&address).await;
         }
-        self.common.sources.set_slots(&self.deployment, Arc::clone(&told.slots));
+        self.shared.sources.set_slots(&self.deployment, Arc::clone(&told.slots));
         let amiss = amiss(masters.len(), self.running.len(), told.slots.unserved());
         if amiss != self.amiss {
             match &amiss {
@@ -166,7 +172,7 @@ impl Follower {
             }
             self.amiss.clone_from(&amiss);
         }
-        self.common.sources.tell_cluster(&self.deployment, amiss);
+        self.shared.sources.tell_cluster(&self.deployment, amiss);
     }
 
     /// Where messages are heard that go to all nodes, and whether the cluster is about to change.
@@ -184,21 +190,21 @@ impl Follower {
     }
 
     async fn start(&mut self, address: &Address) {
-        let Some((id, batches)) = self.common.model.join(self.front).await else { return };
+        let Some((id, batches)) = self.shared.model.join(self.front).await else { return };
         let scope = Scope { id, deployment: Arc::clone(&self.deployment), db: 0 };
         let stop = CancellationToken::new();
-        let place = Place {
+        let server = WatchedServer {
             deployment: Arc::clone(&self.deployment),
             server: address.to_string(),
-            aim: self.cluster.target().node(address.clone()).into(),
+            endpoint: self.cluster.target().node(address.clone()).into(),
             monitor: self.monitor.node(address.clone()).into(),
             dbs: vec![(scope, batches)],
-            share: Share::Node(Arc::clone(&self.nodes), address.clone()),
+            share: SlotShare::Node(Arc::clone(&self.nodes), address.clone()),
             stop: stop.clone(),
             // What a node has that joins later comes from the others, which have been passed over.
-            first: !self.common.sources.is_passed_over(&self.deployment),
+            first: !self.shared.sources.is_passed_over(&self.deployment),
         };
-        let Some((link, tasks)) = self.common.start(place) else { return };
+        let Some((link, tasks)) = self.shared.start(server) else { return };
         let node = Node { scope: id, link, tasks, stop: stop.drop_guard() };
         self.running.insert(address.clone(), node);
     }
@@ -211,11 +217,11 @@ impl Follower {
             // One that panicked has ended too.
             drop(task.await);
         }
-        self.common.model.leave(scope).await;
+        self.shared.model.leave(scope).await;
         let node = address.to_string();
-        self.common.sources.remove(&self.deployment, &node);
-        self.common.scans.forget(&node);
-        self.common.taps.forget(&node);
+        self.shared.sources.remove(&self.deployment, &node);
+        self.shared.scans.forget(&node);
+        self.shared.taps.forget(&node);
     }
 }
 

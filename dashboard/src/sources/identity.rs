@@ -9,17 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Value, cmd};
-use service_kit::redis_link::{CallError, Link};
+use service_kit::redis::{CallError, Link};
 use tokio::time::Instant;
 
 use super::agents::Agents;
+use super::connection::{rest, up};
+use super::scope::Scope;
 use super::shards::Shards;
-use super::share::Share;
+use super::slot_share::SlotShare;
 use super::status::SourceStatus;
-use super::{Scope, rest, up};
 use crate::clock::{SteadyMillis, now};
-use crate::model::Observation;
 use crate::model::actor::ModelHandle;
+use crate::model::types::Observation;
 use crate::sources::view::SourceState;
 
 const EACH: Duration = Duration::from_secs(15);
@@ -41,7 +42,7 @@ pub struct Identity {
     /// Who of those connected is a dashboard that listens.
     pub shards: Shards,
     /// Which of the deployment's locks the server has.
-    pub(super) share: Share,
+    pub(super) share: SlotShare,
     /// How it fares.
     pub status: Arc<SourceStatus>,
 }

@@ -8,19 +8,18 @@ use std::time::Duration;
 
 use redis::{Value, cmd};
 use redisson::LockName;
-use service_kit::redis_link::{Aim, CallError, Link, LinkStatus, PubSubEvent, Subscriber};
+use service_kit::redis::{CallError, Endpoint, Link, LinkStatus, PubSubEvent, Subscriber};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::Scope;
 use super::read::strings;
-use super::share::Share;
+use super::scope::Scope;
+use super::slot_share::SlotShare;
 use super::status::SourceStatus;
 use crate::clock::{SteadyMillis, now};
-use crate::model::Observation;
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::view::LockView;
+use crate::model::types::{LockView, Observation};
 use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
 
@@ -70,7 +69,7 @@ enum Topic {
 pub struct Keyspace {
     scopes: Vec<Scope>,
     link: Link,
-    share: Share,
+    share: SlotShare,
     hub: Arc<Hub>,
     model: ModelHandle,
     status: Arc<SourceStatus>,
@@ -87,15 +86,15 @@ impl Keyspace {
     /// Subscribes to nothing yet. `link` is a connection to the deployment.
     #[must_use]
     pub fn start(
-        aim: Aim,
+        endpoint: Endpoint,
         scopes: Vec<Scope>,
-        (link, share): (Link, Share),
+        (link, share): (Link, SlotShare),
         hub: Arc<Hub>,
         model: ModelHandle,
         status: Arc<SourceStatus>,
         shutdown: &Shutdown,
     ) -> Self {
-        let (subscriber, events) = Subscriber::start(aim, subscriber_options(), shutdown);
+        let (subscriber, events) = Subscriber::start(endpoint, subscriber_options(), shutdown);
         Self {
             scopes,
             link,
@@ -148,7 +147,7 @@ impl Keyspace {
                     };
                     if told.insert((scope, name.clone(), expired)) {
                         let (at, steady) = (now(), SteadyMillis::now());
-                        let changed = Observation::Changed { name, expired, at, steady };
+                        let changed = Observation::KeyChanged { name, expired, at, steady };
                         self.model.see(self.scopes[scope].id, changed).await;
                     }
                 }

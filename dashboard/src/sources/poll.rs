@@ -6,17 +6,19 @@ use std::time::Duration;
 
 use redis::cmd;
 use redisson::Moment;
-use service_kit::redis_link::{CallError, Link, LinkState, LinkStatus, Redirect, Role};
+use service_kit::redis::{CallError, Link, LinkState, LinkStatus, Redirect, Role};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::Scope;
-use super::read::{Asking, Findings, Found, ReadError, ServerFacts, Unpaced, clock_micros, read};
-use super::share::Share;
+use super::read::{
+    AskingLink, Findings, Found, ReadError, ServerFacts, Unpaced, clock_micros, read,
+};
+use super::scope::Scope;
+use super::slot_share::SlotShare;
 use super::status::SourceStatus;
 use crate::clock::SteadyMillis;
 use crate::model::actor::ModelHandle;
-use crate::model::{Observation, ReadRequest, Source};
+use crate::model::types::{Observation, ReadRequest, Source};
 use crate::sources::view::SourceState;
 
 /// Locks in one part of a batch; parts are on their way at the same time.
@@ -40,7 +42,7 @@ pub struct Poll {
     /// What is learnt of the server.
     pub facts: ServerFacts,
     /// Which of the deployment's locks it has.
-    pub(super) share: Share,
+    pub(super) share: SlotShare,
 }
 
 impl Poll {
@@ -85,14 +87,14 @@ impl Poll {
         match status {
             LinkStatus::Up(info) => {
                 if up.is_some_and(|before| before != generation) {
-                    self.model.see(self.scope.id, Observation::Down).await;
+                    self.model.see(self.scope.id, Observation::ServerDown).await;
                 }
                 *up = Some(generation);
                 let at = Moment::from_micros(info.connected_at_micros);
                 let run_id = info.run_id.clone();
                 let cluster = info.cluster;
                 if let Some(address) = &info.address {
-                    let at = Observation::At {
+                    let at = Observation::ServerAddress {
                         address: address.to_string(),
                         replica: info.role == Some(Role::Replica),
                     };
@@ -100,14 +102,14 @@ impl Poll {
                 }
                 self.facts.forget_denials();
                 let observation =
-                    Observation::Up { at, steady: SteadyMillis::now(), run_id, cluster };
+                    Observation::ServerUp { at, steady: SteadyMillis::now(), run_id, cluster };
                 self.model.see(self.scope.id, observation).await;
                 self.status.set(SourceState::On, "");
                 self.status.succeeded();
             }
             LinkStatus::Down { reason, .. } => {
                 *up = None;
-                self.model.see(self.scope.id, Observation::Down).await;
+                self.model.see(self.scope.id, Observation::ServerDown).await;
                 self.status.set(SourceState::Down, reason);
                 self.share.doubt();
             }
@@ -137,7 +139,7 @@ impl Poll {
             Ok(Findings { found, led_on }) => {
                 self.send(found).await;
                 self.follow(led_on).await;
-                match self.facts.beside_denied() {
+                match self.facts.companions_denied() {
                     Some(why) => self.status.set(
                         SourceState::On,
                         format!("queues, tokens and readers' markers are not read: {why}"),
@@ -176,7 +178,7 @@ impl Poll {
         }
         for (redirect, requests) in by_node.into_values() {
             let Some(link) = self.share.link_at(&redirect) else { continue };
-            if let Ok(findings) = read(&mut Asking(&link, &self.facts), requests).await {
+            if let Ok(findings) = read(&mut AskingLink(&link, &self.facts), requests).await {
                 self.send(findings.found).await;
             }
         }

@@ -8,19 +8,19 @@ use std::time::Duration;
 use redis::{Value, cmd};
 use redisson::group::glob_matches;
 use redisson::{LockName, keys};
-use service_kit::redis_link::{CallError, Link, ServerInfo};
+use service_kit::redis::{CallError, Link, ServerInfo};
 use tokio::time::Instant;
 
+use super::connection::{failed, rest, up};
 use super::pace::{Pace, Pacer};
 use super::read::{Caller, Findings, Found, ReadError, ServerFacts, discover, integer, strings};
+use super::scope::Scope;
 use super::status::{Pass, SourceStatus};
-use super::{Scope, failed, rest, up};
 use crate::clock::{SteadyMillis, now};
 use crate::config::ScanSettings;
 use crate::metrics::ScanMetrics;
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::view::LockId;
-use crate::model::{Observation, Source};
+use crate::model::types::{LockId, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
 
 /// Keys looked at by one SCAN.
@@ -188,7 +188,7 @@ impl Scan {
         memory.passes += 1;
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
         self.model
-            .see(self.scope.id, Observation::PassEnded { started, steady: SteadyMillis::now() })
+            .see(self.scope.id, Observation::ScanEnded { started, steady: SteadyMillis::now() })
             .await;
         Ok(())
     }
@@ -210,7 +210,7 @@ impl Scan {
         // Of a slot that is moving: whoever reads the locks of the slot finds out.
         let under_way = led_on.into_iter().map(|(request, _)| request.name);
         for name in under_way.filter(|name| !self.is_known(name)).take(UNDER_WAY) {
-            self.model.see(self.scope.id, Observation::Companion { name }).await;
+            self.model.see(self.scope.id, Observation::CompanionKey { name }).await;
         }
         Ok(())
     }
@@ -271,7 +271,7 @@ impl Scan {
             pacer.spend(COUNT);
             for name in keys.iter().filter_map(|key| self.lock_of_companion(key)) {
                 if !self.ignore.iter().any(|glob| glob_matches(glob, name.as_bytes())) {
-                    self.model.see(self.scope.id, Observation::Companion { name }).await;
+                    self.model.see(self.scope.id, Observation::CompanionKey { name }).await;
                 }
             }
             if cursor == b"0" {

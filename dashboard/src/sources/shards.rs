@@ -6,13 +6,11 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use redisson::HolderId;
-use service_kit::redis_link::Subscriber;
+use redisson::{HolderId, Kind, keys};
+use service_kit::redis::Subscriber;
 
-use super::share::Share;
-use super::subscribers::channel;
-use crate::model::Snapshot;
-use crate::model::view::LockView;
+use super::slot_share::SlotShare;
+use crate::model::types::{LockView, Snapshot};
 use crate::redis::CLIENT_NAME;
 
 /// The most locks of one server.
@@ -40,7 +38,7 @@ impl Shards {
         &self,
         subscriber: &Subscriber,
         snapshot: &Snapshot,
-        (deployment, share): (&str, &Share),
+        (deployment, share): (&str, &SlotShare),
         sharded: bool,
     ) {
         let mut sets = self.sets();
@@ -108,7 +106,7 @@ fn is_listening_dashboard(client: &str) -> bool {
 /// The channels worth hearing: those of held locks with problems first, then those that are heard already.
 fn wanted(
     snapshot: &Snapshot,
-    (deployment, share): (&str, &Share),
+    (deployment, share): (&str, &SlotShare),
     known: &HashSet<Vec<u8>>,
 ) -> HashSet<Vec<u8>> {
     let by_agent = |lock: &LockView| {
@@ -133,6 +131,15 @@ fn wanted(
         channels.truncate(MAX_LOCKS);
     }
     channels.into_iter().map(|(_, _, channel)| channel).collect()
+}
+
+/// Returns the channel that the lock's waiters subscribe to.
+pub(super) fn channel(lock: &LockView) -> Vec<u8> {
+    if [Kind::Read, Kind::Write].iter().any(|kind| kind.as_str() == lock.kind) {
+        keys::read_write_channel(&lock.id.name)
+    } else {
+        keys::channel(&lock.id.name)
+    }
 }
 
 #[cfg(test)]
@@ -165,16 +172,16 @@ mod tests {
         for i in 0..MAX_LOCKS + 10 {
             snapshot.put(Arc::new(lock(&format!("l:{i:05}"))));
         }
-        let first = wanted(&snapshot, ("main", &Share::Whole), &HashSet::new());
+        let first = wanted(&snapshot, ("main", &SlotShare::Whole), &HashSet::new());
         assert_eq!(first.len(), MAX_LOCKS);
         snapshot.put(Arc::new(lock("a:new")));
-        assert_eq!(wanted(&snapshot, ("main", &Share::Whole), &first), first);
+        assert_eq!(wanted(&snapshot, ("main", &SlotShare::Whole), &first), first);
         let mut agents = lock("agents");
         let agent = redisson::ClientId::from_random([7; 16]);
         agents.holders[0].id = HolderId::new(agent, 1_700_000_000 << 30).to_string().into();
         let mut snapshot = Snapshot::empty();
         snapshot.put(Arc::new(agents));
-        assert!(wanted(&snapshot, ("main", &Share::Whole), &HashSet::new()).is_empty());
-        assert!(wanted(&snapshot, ("other", &Share::Whole), &HashSet::new()).is_empty());
+        assert!(wanted(&snapshot, ("main", &SlotShare::Whole), &HashSet::new()).is_empty());
+        assert!(wanted(&snapshot, ("other", &SlotShare::Whole), &HashSet::new()).is_empty());
     }
 }

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use redisson::slot;
 use service_kit::clock;
-use service_kit::redis_link::{Address, LinkState, LinkStatus, ReadsFrom, Role, ServerInfo, Slots};
+use service_kit::redis::{Address, LinkState, LinkStatus, ReadsFrom, Role, ServerInfo, Slots};
 use tokio::sync::watch;
 
-use super::tap::Switch;
+use super::monitor::switch::Switch;
 use crate::clock::SteadyMillis;
-use crate::model::view::LockId;
-use crate::model::{ScopeId, Source};
+use crate::model::types::{LockId, ScopeId, Source};
 use crate::sources::view::{Down, Progress, ServerView, SourceState, SourceView};
 
 /// One source of one server, or of one of its databases.

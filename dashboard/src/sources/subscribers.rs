@@ -8,19 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Value, cmd};
-use redisson::{Kind, LockName, keys};
-use service_kit::redis_link::{CallError, Link};
+use redisson::{Kind, LockName};
+use service_kit::redis::{CallError, Link};
 use tokio::time::Instant;
 
+use super::connection::{RETRY_AFTER, rest, up};
 use super::read::integer;
-use super::shards::Shards;
-use super::share::Share;
+use super::scope::Scope;
+use super::shards::{Shards, channel};
+use super::slot_share::SlotShare;
 use super::status::SourceStatus;
-use super::{AGAIN, Scope, rest, up};
 use crate::clock::{SteadyMillis, now};
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::view::LockView;
-use crate::model::{Observation, ScopeId};
+use crate::model::types::{LockView, Observation, ScopeId};
 use crate::sources::view::SourceState;
 
 /// How often some are counted.
@@ -43,7 +43,7 @@ pub struct Subscribers {
     /// The channels of shards that dashboards are subscribed to.
     pub shards: Shards,
     /// Which of the deployment's locks the server has.
-    pub(super) share: Share,
+    pub(super) share: SlotShare,
     /// How it fares.
     pub status: Arc<SourceStatus>,
 }
@@ -70,7 +70,7 @@ impl Subscribers {
                 }
                 Err(CallError::Refused(refused)) if !refused.is_transient() => {
                     self.status.set(SourceState::Denied, refused.to_string());
-                    tokio::time::sleep(AGAIN).await;
+                    tokio::time::sleep(RETRY_AFTER).await;
                 }
                 Err(error) => self.status.set(SourceState::Down, error.to_string()),
             }
@@ -156,14 +156,5 @@ impl Subscribers {
             }
         }
         Ok(counts)
-    }
-}
-
-/// The channel that those who wait for the lock listen to.
-pub(super) fn channel(lock: &LockView) -> Vec<u8> {
-    if [Kind::Read, Kind::Write].iter().any(|kind| kind.as_str() == lock.kind) {
-        keys::read_write_channel(&lock.id.name)
-    } else {
-        keys::channel(&lock.id.name)
     }
 }

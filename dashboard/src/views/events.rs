@@ -8,7 +8,7 @@ use super::list::LockLink;
 use super::page::{self, Frame};
 use super::{EventRow, EventsPage, links};
 use crate::archive::Told;
-use crate::model::view::{EventView, LockId};
+use crate::model::types::{EventView, LockId};
 
 impl EventRow {
     /// One that the history tells.

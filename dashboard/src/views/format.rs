@@ -5,7 +5,7 @@ use askama::filters::HtmlSafe;
 
 use super::live::AGELESS;
 use crate::clock::SteadyMillis;
-use crate::model::view::Since;
+use crate::model::types::Since;
 
 /// A duration as an age or a time to live is shown: two units at most, whole seconds.
 pub(super) fn duration(millis: u64) -> String {

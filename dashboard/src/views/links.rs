@@ -6,7 +6,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{LocksPage, Order, Sort};
 use crate::clock::SteadyMillis;
-use crate::model::view::LockId;
+use crate::model::types::LockId;
 
 /// What a query's value may hold as it is; the rest is percent-encoded.
 const VALUE: &AsciiSet = &NON_ALPHANUMERIC

@@ -13,7 +13,7 @@ use super::picture::Circle;
 use super::row::{Badge, HolderCell, place, place_words, short_client};
 use super::{Chrome, ListPage, Order, links};
 use crate::clock::SteadyMillis;
-use crate::model::view::{Acknowledgement, LockView};
+use crate::model::types::{Acknowledgement, LockView};
 use crate::query::list::Listed;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
@@ -56,7 +56,7 @@ pub(super) struct LockLink {
 impl HtmlSafe for LockLink {}
 
 impl LockLink {
-    pub(super) fn new(id: &crate::model::view::LockId, chrome: &Chrome) -> Self {
+    pub(super) fn new(id: &crate::model::types::LockId, chrome: &Chrome) -> Self {
         Self {
             link: links::lock(id),
             name: text::visible(id.name.as_bytes()),
@@ -119,7 +119,7 @@ struct ProblemTemplate<'a> {
     badge: Badge,
     lock: LockLink,
     holder: Option<HolderCell<'a>>,
-    evidence: Option<&'a crate::model::view::Evidence>,
+    evidence: Option<&'a crate::model::types::Evidence>,
     advice: Prose<'a>,
     circle: Option<Circle>,
     /// Who has it in hand, and until when.

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::clock;
 use crate::clock::SteadyMillis;
-use crate::model::view::{LockId, LockView};
+use crate::model::types::{LockId, LockView};
 use crate::sources::view::SourceState;
 
 /// The longest silence on a stream, milliseconds.

@@ -12,10 +12,9 @@ use super::row::{Badge, Ttl, client_words, held_since, owner_link};
 use super::shell::{self, Command, RawKey};
 use super::{Chrome, LockPage, Subject, links};
 use crate::clock::SteadyMillis;
-use crate::model::past::PastHoldView;
-use crate::model::view::{
-    Acknowledgement, Certainty, EventView, Evidence, HolderView, LockView, PlaceView, ProblemKind,
-    ProblemView, State, WaiterView,
+use crate::model::types::{
+    Acknowledgement, Certainty, EventView, Evidence, HolderView, LockView, PastHoldView,
+    ProblemKind, ProblemView, QueueEntryView, State, WaiterView,
 };
 use crate::text;
 
@@ -179,7 +178,7 @@ struct Waiters<'a> {
     waiting: u64,
     exact: bool,
     waiters: Vec<(Ago, &'a WaiterView)>,
-    queue: Vec<(Option<Clock>, &'a PlaceView)>,
+    queue: Vec<(Option<Clock>, &'a QueueEntryView)>,
 }
 
 impl HtmlSafe for Waiters<'_> {}
@@ -190,7 +189,7 @@ impl<'a> Waiters<'a> {
         let lock = known(page);
         let waiters = lock.map(|lock| lock.waiters.as_slice()).unwrap_or_default();
         let queue = lock.map(|lock| lock.queue.as_slice()).unwrap_or_default();
-        let clock = |place: &PlaceView| place.deadline.map(|at| Clock::new(at, now));
+        let clock = |place: &QueueEntryView| place.deadline.map(|at| Clock::new(at, now));
         Self {
             waiting: lock.map_or(0, |lock| lock.waiting),
             exact: lock.is_some_and(|lock| lock.waiters_exact),
@@ -210,7 +209,7 @@ impl HtmlSafe for Events {}
 
 impl Events {
     fn new(page: &LockPage) -> Self {
-        let events = known(page).into_iter().flat_map(|lock| lock.events.shown()).take(EVENTS);
+        let events = known(page).into_iter().flat_map(|lock| lock.events.views()).take(EVENTS);
         Self { events: events.map(|e| (Clock::new(e.at, page.chrome.now), e)).collect() }
     }
 }

@@ -30,14 +30,12 @@ mod tests;
 
 use std::sync::Arc;
 
-use service_kit::redis_link::Address;
+use service_kit::redis::Address;
 
 use crate::archive::{Answer, Gap};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
-use crate::model::past::PastHoldView;
-use crate::model::snapshot::Notice;
-use crate::model::view::{LockId, LockView};
+use crate::model::types::{LockId, LockView, Notice, PastHoldView};
 use crate::query::list::ListRows;
 use crate::query::owners::OwnerRow;
 use crate::release::{Offer, Outcome};

@@ -53,7 +53,7 @@ impl HtmlSafe for Waits<'_> {}
 
 impl<'a> Waits<'a> {
     fn new(page: &'a OwnerPage) -> Self {
-        let wait = |(lock, i): &'a (std::sync::Arc<crate::model::view::LockView>, usize)| {
+        let wait = |(lock, i): &'a (std::sync::Arc<crate::model::types::LockView>, usize)| {
             let waiter = &lock.waiters[*i];
             Wait {
                 lock: LockLink::new(&lock.id, &page.chrome),

@@ -6,7 +6,7 @@ use super::format::{self, Ago, Prose};
 use super::page::{self, Frame};
 use super::row::client_words;
 use super::{ReleasePage, ReleaseStep, links};
-use crate::model::view::LockView;
+use crate::model::types::LockView;
 use crate::release::{Choice, MAX_REASON, Offer, Outcome, VALID};
 use crate::text::shown_name;
 

@@ -9,7 +9,7 @@ use super::live::AGELESS;
 use super::page::STALE_MS;
 use super::picture::Spark;
 use crate::clock::SteadyMillis;
-use crate::model::view::{
+use crate::model::types::{
     Certainty, ClientView, HolderView, LockId, LockView, ProblemView, Since, State,
 };
 use crate::query::owners::client_of;

@@ -7,7 +7,7 @@ use super::SourcesPage;
 use super::format::{self, Ago, Clock, Prose};
 use super::links;
 use super::page::{self, Frame, state_tone};
-use crate::model::snapshot::Notice;
+use crate::model::types::Notice;
 use crate::sources::view::ServerView;
 use crate::sources::view::{SourceState, SourceView};
 

@@ -14,9 +14,8 @@ use std::time::Duration;
 use redisson::{HolderId, Moment};
 use serde::{Serialize, Serializer};
 
-use super::past::PastHold;
-use super::view::{LockId, Since};
 use crate::clock::SteadyMillis;
+use crate::model::types::{LockId, PastHold, PastWait, Since};
 
 pub use durations::{BOUNDS_MS, Durations};
 
@@ -42,44 +41,6 @@ pub enum Count {
     Waited(PastWait),
     /// It was waited for so long, all who did together.
     Waiting(Duration),
-}
-
-/// A wait that is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PastWait {
-    /// Who wanted to be the holder.
-    pub id: HolderId,
-    pub since: Since,
-    pub to: SteadyMillis,
-    /// Whether it got the lock; otherwise it left, or fell silent.
-    pub granted: bool,
-}
-
-/// The same, as it is shown.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct PastWaitView {
-    /// Who wanted to be the holder.
-    pub id: String,
-    pub since: Since,
-    #[serde(serialize_with = "crate::clock::as_wall")]
-    pub to: SteadyMillis,
-    /// Whether it got the lock; otherwise it left, or fell silent.
-    pub granted: bool,
-}
-
-impl PastWait {
-    /// How long it lasted, in milliseconds, at least.
-    #[must_use]
-    pub fn millis(&self) -> u64 {
-        self.to.0.saturating_sub(self.since.at.0)
-    }
-
-    /// As it is shown.
-    #[must_use]
-    pub fn view(&self) -> PastWaitView {
-        let Self { id, since, to, granted } = *self;
-        PastWaitView { id: id.to_string(), since, to, granted }
-    }
 }
 
 /// The longest of its kind.
@@ -382,7 +343,7 @@ mod tests {
     use redisson::{ClientId, LockName};
 
     use super::*;
-    use crate::model::past::Ending;
+    use crate::model::types::Ending;
 
     fn at(ms: u64) -> Moment {
         Moment::from_micros(ms * 1_000)

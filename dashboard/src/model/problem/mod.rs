@@ -1,120 +1,109 @@
-//! When something is wrong with a lock.
+//! Problems of locks.
 //!
-//! Problems are judged on readings only: while a server cannot be read nothing is raised and nothing cleared.
+//! They are judged on readings only: while a server cannot be read, none begins and none ends.
 
+mod explain;
 #[cfg(test)]
 mod tests;
-mod words;
 
 use std::time::Duration;
 
 use redisson::{HolderId, Moment};
 
 use super::deadlock::Cycle;
-use super::observation::{Source, Stamp};
-use super::view::{Certainty, ProblemKind};
 use super::waiting::{Subscribers, Waiter};
-use super::who::{Known, Who};
 use crate::clock::SteadyMillis;
+use crate::model::types::{
+    Certainty, HolderIdentity, ProblemKind, Rule, Source, Stamp, TrackedHolder,
+};
 
-pub use words::{advice, explain};
+pub use explain::{advice, explain};
 
-/// How far apart the two readings without a time to live must be that make a leak: a script of somebody else may
-/// set it in a second step.
+/// The least time between two readings without a time to live that prove a leak: another program's script may set it in a
+/// second step.
 pub const LEAK_GAP: Duration = Duration::from_secs(5);
-/// A holder that is gone leaves no leak where its lease ends within this anyway.
+/// The time to live up to which a lock whose holder is gone is not a leak, since it expires soon anyway.
 const GONE_TTL: Duration = Duration::from_secs(60);
-/// A lock that is held far beyond its habit is stuck no sooner than this.
-const HABIT_FLOOR: Duration = Duration::from_secs(60);
-/// How far beyond its habit is far.
-const HABIT_FACTOR: u32 = 10;
-/// How far apart the two readings of a lock must be that was not there, with others dead in its queue.
+/// The least age at which a hold far longer than typical is stuck.
+const TYPICAL_FLOOR: Duration = Duration::from_secs(60);
+/// The multiple of the typical hold from which a hold is stuck.
+const TYPICAL_FACTOR: u32 = 10;
+/// The least time between two readings of an absent lock with dead queue entries that make it an orphan.
 pub const ORPHAN_GAP: Duration = Duration::from_secs(60);
-/// How long an expired hold is told of.
+/// The time for which an expired hold is reported.
 pub const EXPIRED_FOR: Duration = Duration::from_secs(3_600);
 
-/// What the settings say of a lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rule {
-    /// From what age on a renewed hold is stuck; none: it is expected to be long.
-    pub stuck_after: Option<Duration>,
-    /// From when on a waiter starves; none: others are expected to wait for long.
-    pub starving_after: Option<Duration>,
-}
-
-/// A hold whose lease ran out although its holder meant to keep it.
+/// A hold whose lease expired although its holder meant to renew it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired {
     pub at: (Moment, SteadyMillis),
     pub holder: HolderId,
-    /// Sure where the holder was seen to come back too late.
+    /// Sure if the holder was seen to return too late.
     pub certainty: Certainty,
-    /// Who says so.
+    /// HolderIdentity says so.
     pub source: Source,
-    /// What was seen, a sentence.
+    /// The observation, a sentence.
     pub seen: String,
 }
 
-/// A holder that is gone, as far as its client's connections or its agent tell.
+/// A holder that is gone, according to its client's connections or its agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
     pub since: SteadyMillis,
-    /// What was seen, a sentence.
+    /// The observation, a sentence.
     pub seen: String,
 }
 
-/// What a lock looks like to its judge.
+/// The facts about a lock that its problems are judged by.
 #[derive(Debug, Clone)]
 pub struct Case<'a> {
     /// The reading just made.
     pub now: Stamp,
     /// Holders and counts; empty: it is free.
     pub holders: &'a [(HolderId, i64)],
-    /// Whether it is surely a lock.
+    /// Whether it is proved to be a lock.
     pub confirmed: bool,
     /// Time to live; none: it has none, or it is free.
     pub ttl: Option<Duration>,
     /// The first of the readings without a time to live, where the newest has none.
     pub bare_since: Option<Stamp>,
-    /// Whether it is renewed, and to which lease.
+    /// The lease that it is renewed to; none: it is not renewed.
     pub renewed: Option<Duration>,
-    /// Since when nothing has moved: no release, no other holder, no other count.
+    /// The last change of holders or counts, or the last release.
     pub still_since: (Moment, SteadyMillis),
-    /// Since when release messages reach us without a gap.
+    /// The instant since which release messages arrive without a gap.
     pub listening_since: Option<Moment>,
     /// Whether a lock of its kind may be released without a message.
     pub silent: bool,
-    /// What 99 of 100 holds did not exceed.
-    pub habit: Option<Duration>,
-    /// What the settings say.
+    /// The duration that 99 of 100 holds did not exceed.
+    pub typical: Option<Duration>,
     pub rule: Rule,
-    /// Those who wait by name, those longest first.
+    /// Waiters known by name, the longest wait first.
     pub waiters: &'a [Waiter],
     /// Connections that listen for its release.
     pub subscribers: Option<Subscribers>,
     /// The holder that is gone.
     pub gone: Option<&'a Gone>,
-    /// The newest hold that ran out.
+    /// The newest hold that expired.
     pub expired: Option<&'a Expired>,
-    /// The circle of waits that it is part of.
+    /// The deadlock that it is part of.
     pub cycle: Option<&'a Cycle>,
-    /// What agents tell of its holders.
-    pub told: &'a [Known],
-    /// The first reading that found it absent with a queue whose head is dead, or with markers of readers.
+    /// Identities of its holders, from agents.
+    pub tracked: &'a [TrackedHolder],
+    /// The first reading that found it absent with a dead queue entry in front, or with markers of readers.
     pub orphan_since: Option<Stamp>,
-    /// How many readers left markers behind.
+    /// The number of readers that left markers behind.
     pub left: usize,
-    /// What does not belong there.
+    /// A description of whatever does not belong in the hash.
     pub odd: Option<&'a str>,
 }
 
 impl Case<'_> {
-    fn who(&self, id: &HolderId) -> Option<&Who> {
-        self.told.iter().find(|known| known.id == *id).map(|known| &known.who)
+    fn identity(&self, id: &HolderId) -> Option<&HolderIdentity> {
+        self.tracked.iter().find(|known| known.id == *id).map(|known| &known.identity)
     }
 }
 
-/// A problem that a lock has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
     pub problem: ProblemKind,
@@ -132,7 +121,7 @@ impl Verdict {
     }
 }
 
-/// Every problem the lock has, worst first.
+/// Returns every problem of the lock, worst first.
 #[must_use]
 pub fn judge(case: &Case<'_>) -> Vec<Verdict> {
     if !case.confirmed {
@@ -163,12 +152,12 @@ fn leaked(case: &Case<'_>) -> Option<Verdict> {
     Some(Verdict::suspected(ProblemKind::Leaked, gone.since))
 }
 
-/// From what age on a hold is stuck, and whether that is by the lock's habit.
+/// Returns the age from which a hold is stuck, and whether that follows from the lock's typical hold.
 fn stuck_limit(case: &Case<'_>) -> Option<(Duration, bool)> {
     let by_setting = case.rule.stuck_after?;
-    let by_habit = case.habit.map(|p99| (p99 * HABIT_FACTOR).max(HABIT_FLOOR));
-    Some(match by_habit {
-        Some(by_habit) if by_habit < by_setting => (by_habit, true),
+    let by_typical = case.typical.map(|p99| (p99 * TYPICAL_FACTOR).max(TYPICAL_FLOOR));
+    Some(match by_typical {
+        Some(by_typical) if by_typical < by_setting => (by_typical, true),
         _ => (by_setting, false),
     })
 }
@@ -192,8 +181,8 @@ fn stuck(case: &Case<'_>) -> Option<Verdict> {
     })
 }
 
-/// Below which time to live a renewed lock's renewal is overdue: it comes each third of the lease, so that this is
-/// half a third late.
+/// Returns the time to live below which a renewal is overdue: renewals come every third of the lease, so this is half a
+/// third late.
 #[must_use]
 pub fn overdue_below(lease: Duration) -> Duration {
     lease * 9 / 20
@@ -209,12 +198,12 @@ fn renewal_overdue(case: &Case<'_>) -> Option<Verdict> {
 
 fn expired(case: &Case<'_>) -> Option<Verdict> {
     let expired = case.expired?;
-    let told = case.now.received.since(expired.at.0) <= EXPIRED_FOR;
+    let recent = case.now.received.since(expired.at.0) <= EXPIRED_FOR;
     let (problem, since) = (ProblemKind::Expired, expired.at.1);
-    told.then_some(Verdict { problem, certainty: expired.certainty, since })
+    recent.then_some(Verdict { problem, certainty: expired.certainty, since })
 }
 
-/// The live waiter that waits longest.
+/// Returns the live waiter with the longest wait.
 fn longest(case: &Case<'_>) -> Option<Waiter> {
     case.waiters.iter().filter(|waiter| waiter.is_live()).min_by_key(|waiter| waiter.from).copied()
 }
@@ -226,7 +215,7 @@ fn starving(case: &Case<'_>) -> Option<Verdict> {
     {
         return Some(Verdict::sure(ProblemKind::Starving, after(waiter.since.at, limit)));
     }
-    // Behind a lock that changes hands subscribers come and go, and none of them need be kept waiting.
+    // While a lock changes hands subscribers come and go, and none of them need wait for long.
     let subscribers = case.subscribers.filter(|_| !case.holders.is_empty())?;
     let (from, steady) = subscribers.since.max(case.still_since);
     (case.now.received.since(from) > limit)
@@ -235,7 +224,7 @@ fn starving(case: &Case<'_>) -> Option<Verdict> {
 
 fn deadlock(case: &Case<'_>) -> Option<Verdict> {
     let cycle = case.cycle?;
-    // It closed with the youngest of its waits or holds; what is known is when it was first seen whole.
+    // The cycle closed with its youngest wait or hold; only its first observation as a whole is known.
     let since = case.now.steady;
     Some(if cycle.is_limited() {
         Verdict::suspected(ProblemKind::Deadlock, since)

@@ -2,7 +2,7 @@ use redisson::{ClientId, LockName};
 
 use super::*;
 use crate::model::deadlock::{Owner, Wait};
-use crate::model::view::Since;
+use crate::model::types::Since;
 
 fn at(secs: u64) -> Moment {
     Moment::from_micros(secs * 1_000_000)
@@ -36,13 +36,13 @@ fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
         still_since: (at(still), stamp(still).steady),
         listening_since: Some(at(0)),
         silent: false,
-        habit: None,
+        typical: None,
         rule: Rule { stuck_after: Some(secs(300)), starving_after: Some(secs(60)) },
         waiters: &[],
         subscribers: None,
         gone: None,
         expired: None,
-        told: &[],
+        tracked: &[],
         cycle: None,
         orphan_since: None,
         left: 0,
@@ -82,12 +82,13 @@ fn stuck_needs_renewal_age_and_ears() {
 }
 
 #[test]
-fn far_beyond_its_habit_is_stuck_but_not_within_a_minute() {
+fn a_hold_far_longer_than_typical_is_stuck_but_not_within_a_minute() {
     let holders = holders();
-    let quick = |now| Case { habit: Some(Duration::from_millis(20)), ..renewed(&holders, 0, now) };
+    let quick =
+        |now| Case { typical: Some(Duration::from_millis(20)), ..renewed(&holders, 0, now) };
     assert_eq!(only(&quick(60)), None);
     assert_eq!(only(&quick(61)), Some((ProblemKind::Stuck, SURE)));
-    let slow = Case { habit: Some(secs(100)), ..renewed(&holders, 0, 299) };
+    let slow = Case { typical: Some(secs(100)), ..renewed(&holders, 0, 299) };
     assert_eq!(only(&slow), None);
 }
 
@@ -141,7 +142,7 @@ fn a_renewal_is_overdue_below_half_of_the_lease_less_a_twentieth() {
 }
 
 #[test]
-fn an_expired_hold_is_told_for_an_hour_whoever_has_the_lock_since() {
+fn an_expired_hold_is_reported_for_an_hour_no_matter_who_holds_the_lock_since() {
     let holders = holders();
     let expired = |certainty| Expired {
         at: (at(100), SteadyMillis(100_000)),

@@ -1,74 +1,75 @@
-//! One lock as the model keeps it: readings and messages in, its view out.
+//! One lock in the model: readings and messages go in, its view comes out.
 
-mod acts;
-mod beside;
-mod plan;
-mod seen;
-mod shown;
-mod told;
+mod companions;
+mod diagnose;
+mod hold_history;
+mod identity;
+mod ingest;
+mod operator;
+mod read_plan;
 mod traffic;
+mod view;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::{HolderId, Moment};
+use redisson::{HolderId, LockName, Moment};
 
-use super::LockName;
-use super::contention::{Count, PastWait};
-use super::deadlock::{Cycle, Owner, Wait};
-use super::history::{Habit, Happening, History};
-use super::lease::LeaseWatch;
-use super::observation::{Marker, Reading, Source, Stamp};
-use super::past::{Note, Past, PastHold};
-use super::problem::{Expired, Gone, Rule};
-use super::renewals::Renewals;
-use super::view::{Acknowledgement, Certainty, LockId, ProblemKind, ProblemView, Since, Sources};
-use super::waiting::{Waiter, Waiting};
-use super::who::{Known, Who};
 use crate::clock::SteadyMillis;
+use crate::model::contention::Count;
+use crate::model::deadlock::{Cycle, Owner, Wait};
+use crate::model::lease::LeaseWatch;
+use crate::model::problem::{Expired, Gone};
+use crate::model::types::{
+    Acknowledgement, ArchiveEntry, Certainty, EventLog, HolderIdentity, LockEvent, LockId, Marker,
+    PastHold, PastWait, ProblemKind, ProblemView, Reading, Renewals, Rule, Since, Source,
+    SourceSet, Stamp, TrackedHolder,
+};
+use crate::model::waiting::{Waiter, Waiting};
+use hold_history::HoldHistory;
 
-/// What is known around a lock when something is seen of it.
+/// The state of a lock's scope at the time of an observation.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Surroundings {
-    /// Since when release messages reach us without a gap.
+pub struct ScopeContext {
+    /// The instant since which release messages arrive without a gap.
     pub listening_since: Option<Moment>,
-    /// When the newest complete pass over all keys began: a lock that is new was not there all that time.
+    /// The beginning of the newest complete pass over all keys: a lock that is new was not there all that time.
     pub pass_began: Option<Moment>,
-    /// Whether the server was started anew and what it lost is still being found out.
+    /// Whether the server has restarted and its losses are still being determined.
     pub restarted: bool,
-    /// Since when the server can be read without a gap.
+    /// The instant since which the server can be read without a gap.
     pub readable_since: Option<Moment>,
-    /// How many milliseconds the server's clock is ahead of ours.
+    /// Milliseconds by which the server's clock is ahead of ours.
     pub ahead_ms: i64,
-    /// Whether the server is part of a cluster.
+    /// Whether the server is a node of a cluster.
     pub cluster: bool,
 }
 
-/// Something that metrics count.
+/// A consequence of an observation for metrics and history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// An event, by source and word.
     Event(Source, &'static str),
-    /// A problem was found, or became surer; with the lock's group.
+    /// A problem began, or became more certain; with the lock's group.
     Detected(ProblemKind, Certainty, Arc<str>),
     /// A held lock was gone after a restart of its server.
     LostInRestart,
-    /// Something that is counted for the last hour; by which source it was seen.
+    /// A count for the last hour, with the source that observed it.
     Count(Source, Count),
-    /// Something for the history on disk.
-    Note(Box<Note>),
+    /// An entry for the history on disk.
+    Archive(Box<ArchiveEntry>),
 }
 
-/// What an earlier run of this program knew of a lock.
+/// The knowledge of an earlier run of this program about a lock.
 #[derive(Debug, Clone, Default)]
 pub struct Remembered {
-    /// Who held it in the end, and since when.
+    /// The last holders, with the beginnings of their holds.
     pub holds: Vec<(HolderId, Since)>,
     /// The latest holds before, oldest first.
     pub past: Vec<PastHold>,
-    /// What was wrong with it in the end, and since when.
+    /// The last problems, with their beginnings.
     pub problems: Vec<(ProblemKind, SteadyMillis)>,
-    /// Problems that somebody had in hand, and until when such a problem must be seen again to be the same one.
+    /// Acknowledged problems, each with the instant by which it must be found again to count as the same.
     pub acknowledged: Vec<(ProblemKind, Arc<Acknowledgement>, SteadyMillis)>,
 }
 
@@ -77,46 +78,45 @@ struct Hold {
     id: HolderId,
     count: i64,
     since: Since,
-    /// When the reading that first showed it was asked for.
+    /// The sending of the reading that first showed it.
     first: Moment,
-    /// No later than this; where `since` is exact, within a second of it.
+    /// The latest instant at which it can have begun; where `since` is exact, within a second of the true one.
     from: Moment,
-    /// A reader's marker, where it was looked for.
+    /// A reader's marker, if it was read.
     marker: Option<Marker>,
 }
 
-/// What few locks have, apart so that the others do not pay for it.
+/// State that few locks have, on the heap so that the others do not pay for it.
 #[derive(Debug, Default)]
-struct Rare {
+struct ColdState {
     waiting: Waiting,
-    /// Who took it, as MONITOR showed, until a reading shows it too.
+    /// A holder that MONITOR has seen acquire it, until a reading shows it too.
     taken: Option<(HolderId, Moment, SteadyMillis)>,
     expired: Option<Expired>,
     gone: Option<Gone>,
-    /// What was wrong with it in an earlier run, until it is found again or some time has passed without that.
-    before: Vec<(ProblemKind, SteadyMillis)>,
-    /// Who its holders and waiters are, as far as their agents tell.
-    told: Vec<Known>,
+    /// Problems of an earlier run, until they are found again or some time has passed without that.
+    earlier_problems: Vec<(ProblemKind, SteadyMillis)>,
+    /// Holders and waiters that agents have reported about.
+    tracked: Vec<TrackedHolder>,
     cycle: Option<Arc<Cycle>>,
-    /// Readers that had it when it vanished, with their counts, until their markers are gone too.
+    /// Readers that held it when it vanished, with their counts, until their markers are gone too.
     left: Vec<(HolderId, i64)>,
     orphan_since: Option<Stamp>,
-    /// What does not belong in the hash, in words.
+    /// A description of whatever does not belong in the hash.
     odd: Option<String>,
-    /// The problems that somebody has in hand.
-    acknowledged: Vec<acts::InHand>,
-    /// The holds that somebody is ending by force, and since when.
+    acknowledged: Vec<operator::Acknowledged>,
+    /// The holds that an operator is ending by force, and the beginning of that.
     forcing: Option<(Vec<HolderId>, Moment)>,
 }
 
-impl Rare {
+impl ColdState {
     fn is_empty(&self) -> bool {
         self.waiting.is_empty()
             && self.taken.is_none()
             && self.expired.is_none()
             && self.gone.is_none()
-            && self.before.is_empty()
-            && self.told.is_empty()
+            && self.earlier_problems.is_empty()
+            && self.tracked.is_empty()
             && self.cycle.is_none()
             && self.left.is_empty()
             && self.orphan_since.is_none()
@@ -126,52 +126,45 @@ impl Rare {
     }
 }
 
-/// What is known of holds that are over. Many locks are held for as long as anybody looks.
-#[derive(Debug, Default)]
-struct Before {
-    habit: Habit,
-    past: Past,
-    /// Holds that an earlier run of this program saw begin, until they are seen again.
-    remembered: Vec<(HolderId, Since)>,
-}
-
 #[derive(Debug)]
 pub struct Record {
     id: LockId,
     group: Arc<str>,
     rule: Rule,
     confirmed: bool,
-    sources: Sources,
-    /// The newest reading there is.
+    sources: SourceSet,
+    /// The time of the newest reading.
     stamp: Option<Stamp>,
     holds: Vec<Hold>,
     mode: Option<Vec<u8>>,
     fair: bool,
     token: Option<i64>,
     token_read: Option<Moment>,
-    rare: Option<Box<Rare>>,
+    cold: Option<Box<ColdState>>,
     ttl: Option<Duration>,
     lease: LeaseWatch,
-    /// A release message that no reading is newer than yet.
+    /// A release that no reading is newer than yet.
     released: Option<(Moment, SteadyMillis)>,
     still_since: (Moment, SteadyMillis),
     bare_since: Option<Stamp>,
-    /// Since when anything is known of it.
+    /// The instant at which the record was created.
     known_since: Moment,
     free_since: Moment,
-    /// When its lease was last seen set again.
+    /// The last time that a reading showed a renewed lease.
     rose: Option<SteadyMillis>,
-    /// How often, and when, in the hold that lasts.
+    /// Renewals of the current hold.
     renewals: Option<Arc<Renewals>>,
-    /// When a release was told last, and by which source.
-    told: Option<(Moment, Source)>,
-    history: History,
-    before: Option<Box<Before>>,
+    /// The last release, and the source that reported it.
+    last_release: Option<(Moment, Source)>,
+    events: EventLog,
+    hold_history: Option<Box<HoldHistory>>,
     problems: Vec<ProblemView>,
-    news: bool,
+    /// Whether anything has changed since the last view.
+    dirty: bool,
 }
+
 impl Record {
-    /// A lock of which nothing is known yet.
+    /// Returns the record of a lock that nothing is known about yet.
     #[must_use]
     pub fn new(id: LockId, group: Arc<str>, rule: Rule, now: Moment) -> Self {
         Self {
@@ -179,14 +172,14 @@ impl Record {
             group,
             rule,
             confirmed: false,
-            sources: Sources::default(),
+            sources: SourceSet::default(),
             stamp: None,
             holds: Vec::new(),
             mode: None,
             fair: false,
             token: None,
             token_read: None,
-            rare: None,
+            cold: None,
             ttl: None,
             lease: LeaseWatch::default(),
             released: None,
@@ -196,225 +189,224 @@ impl Record {
             free_since: now,
             rose: None,
             renewals: None,
-            told: None,
-            history: History::default(),
-            before: None,
+            last_release: None,
+            events: EventLog::default(),
+            hold_history: None,
             problems: Vec::new(),
-            news: true,
+            dirty: true,
         }
     }
 
-    /// Whether somebody holds it, as far as was last read.
+    /// Returns whether somebody held it when it was last read.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.holds.is_empty()
     }
 
-    /// Its whole name.
     #[must_use]
     pub fn id(&self) -> &LockId {
         &self.id
     }
 
-    /// What metrics call it.
+    /// Returns the lock group, as in metrics.
     #[must_use]
     pub fn group(&self) -> &Arc<str> {
         &self.group
     }
 
-    /// Whether it is worth keeping although nobody holds it: held before, queued for, or told of.
+    /// Returns whether to retain it: it is held, or proved to be a lock.
     #[must_use]
     pub fn is_worth_keeping(&self) -> bool {
         self.is_held() || self.confirmed
     }
 
-    /// Since when nobody holds it, as far as was read. Meaningless while it is held.
+    /// Returns the instant since which it is free. Meaningless while it is held.
     #[must_use]
     pub fn free_since(&self) -> Moment {
         self.free_since
     }
 
-    /// When it was last asked for.
+    /// Returns the sending of the last read request.
     #[must_use]
     pub fn last_sent(&self) -> Option<Moment> {
         self.stamp.map(|stamp| stamp.sent)
     }
 
-    /// Whether somebody waits for it, as far as is known.
+    /// Returns whether anybody is known to wait for it.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
-        self.rare.as_ref().is_some_and(|rare| rare.waiting.is_awaited())
+        self.cold.as_ref().is_some_and(|cold| cold.waiting.is_awaited())
     }
 
-    /// The numbers of the threads that hold it.
+    /// Returns the numbers of the threads that hold it.
     pub fn threads(&self) -> impl Iterator<Item = i64> {
         self.holds.iter().map(|hold| hold.id.thread)
     }
 
-    /// How many wait for it at least.
+    /// Returns the least number of its waiters.
     #[must_use]
     pub fn waiting_at_least(&self) -> u64 {
-        self.rare.as_ref().map_or(0, |rare| rare.waiting.at_least())
+        self.cold.as_ref().map_or(0, |cold| cold.waiting.at_least())
     }
 
-    /// Whether it has a problem.
     #[must_use]
     pub fn has_problems(&self) -> bool {
         !self.problems.is_empty()
     }
 
-    /// Whether its waiters are known by name.
+    /// Returns whether it has waiters known by name.
     #[must_use]
     pub fn has_named_waiters(&self) -> bool {
-        self.rare.as_ref().is_some_and(|rare| rare.waiting.waiters().next().is_some())
+        self.cold.as_ref().is_some_and(|cold| cold.waiting.waiters().next().is_some())
     }
 
-    /// Whether it is part of a circle of waits.
+    /// Returns whether it is part of a deadlock.
     #[must_use]
     pub fn is_in_cycle(&self) -> bool {
-        self.rare.as_ref().is_some_and(|rare| rare.cycle.is_some())
+        self.cold.as_ref().is_some_and(|cold| cold.cycle.is_some())
     }
 
-    /// Each of its waiters with each of its holders.
+    /// Returns each of its waiters with each of its holders.
     pub fn waits<'a>(&'a self, lock: &'a (usize, LockName)) -> impl Iterator<Item = Wait> + 'a {
-        let waiters = self.rare.iter().flat_map(|rare| rare.waiting.waiters());
+        let waiters = self.cold.iter().flat_map(|cold| cold.waiting.waiters());
         waiters.filter(|waiter| waiter.is_live()).flat_map(move |waiter| {
-            // A reader that is gone keeps nobody waiting for longer than the others do.
+            // A reader that is gone delays nobody for longer than the others do.
             let holds = self.holds.iter().filter(|hold| hold.marker != Some(Marker::Missing));
-            let who = |id: &HolderId| self.told(id).map(|known| &known.who);
-            let waiting = who(&waiter.id);
+            let identity = |id: &HolderId| self.tracked(id).map(|known| &known.identity);
+            let waiting = identity(&waiter.id);
             holds.map(move |hold| Wait {
                 waiter: waiter.id,
                 waiting: Owner::of(waiter.id, waiting),
                 lock: lock.clone(),
                 holder: hold.id,
-                holding: Owner::of(hold.id, who(&hold.id)),
-                place: waiting.and_then(Who::words),
+                holding: Owner::of(hold.id, identity(&hold.id)),
+                place: waiting.and_then(HolderIdentity::words),
                 confirmed: waiter.seen,
                 held_from: hold.from,
-                limited: waiting.is_some_and(|who| who.until.is_some()),
+                limited: waiting.is_some_and(|identity| identity.until.is_some()),
             })
         })
     }
 
-    /// What an earlier run of this program knew of it.
+    /// Restores the knowledge of an earlier run of this program.
     pub fn remember(&mut self, known: Remembered) {
         self.confirm();
         self.remember_acknowledged(known.acknowledged);
-        let before = self.before();
-        before.remembered = known.holds;
+        let history = self.hold_history();
+        history.remembered = known.holds;
         for past in known.past {
             if past.since.exact {
-                before.habit.push(Duration::from_millis(past.millis()));
+                history.push_duration(Duration::from_millis(past.millis()));
             }
-            before.past.push(past);
+            history.push(past);
         }
         if !known.problems.is_empty() {
-            self.rare().before = known.problems;
+            self.cold().earlier_problems = known.problems;
         }
     }
 
-    /// Since when a holder has had it that is seen for the first time.
+    /// Returns the beginning of a hold that is seen for the first time: as an earlier run saw it, if it did.
     fn since_remembered(&mut self, id: HolderId, seen: Since) -> Since {
         if seen.exact {
             return seen;
         }
-        let Some(before) = &mut self.before else { return seen };
-        let known = before.remembered.iter().position(|(known, _)| *known == id);
-        known.map_or(seen, |known| before.remembered.swap_remove(known).1)
+        let Some(history) = &mut self.hold_history else { return seen };
+        let known = history.remembered.iter().position(|(known, _)| *known == id);
+        known.map_or(seen, |known| history.remembered.swap_remove(known).1)
     }
 
-    fn rare(&mut self) -> &mut Rare {
-        self.rare.get_or_insert_default()
+    fn cold(&mut self) -> &mut ColdState {
+        self.cold.get_or_insert_default()
     }
 
-    fn before(&mut self) -> &mut Before {
-        self.before.get_or_insert_default()
+    fn hold_history(&mut self) -> &mut HoldHistory {
+        self.hold_history.get_or_insert_default()
     }
 
-    /// Gives back what is no longer needed.
+    /// Frees the cold state where it is empty.
     fn thin_out(&mut self) {
-        self.rare.take_if(|rare| rare.is_empty());
+        self.cold.take_if(|cold| cold.is_empty());
     }
 
-    /// Marks it as surely a lock.
+    /// Marks it as proved to be a lock.
     pub fn confirm(&mut self) {
         if !self.confirmed {
             self.confirmed = true;
-            self.news = true;
+            self.dirty = true;
         }
     }
 
-    /// Takes in a reading. One asked for earlier than the newest known changes nothing but what it proves for
-    /// ever: that this is a lock.
+    /// Applies a reading. One requested earlier than the newest known changes nothing but what it proves permanently:
+    /// that this is a lock.
     pub fn read(
         &mut self,
         stamp: Stamp,
         source: Source,
         reading: &Reading,
-        around: Surroundings,
+        context: ScopeContext,
         effects: &mut Vec<Effect>,
     ) {
-        self.seen_by(source);
+        self.add_source(source);
         if let Reading::Lock { ttl: Some(_), .. } = reading {
             self.confirm();
         }
-        let (Reading::Lock { beside, .. } | Reading::Absent { beside }) = reading else {
-            return self.read_nothing(stamp, source, reading, around, effects);
+        let (Reading::Lock { companions, .. } | Reading::Absent { companions }) = reading else {
+            return self.read_nothing(stamp, source, reading, context, effects);
         };
-        if beside.queue.is_some() {
+        if companions.queue.is_some() {
             self.confirm();
             self.fair = true;
         }
         let newer = self.is_newer(stamp);
-        if let Some(rare) = &mut self.rare {
-            self.news |= rare.waiting.expire(stamp.received);
+        if let Some(cold) = &mut self.cold {
+            self.dirty |= cold.waiting.expire(stamp.received);
         }
         if newer {
-            self.read_beside(stamp, beside, around);
+            self.read_companions(stamp, companions, context);
         }
-        let given_up = self.rare.as_mut().map(|rare| rare.waiting.take_given_up());
+        let given_up = self.cold.as_mut().map(|cold| cold.waiting.take_given_up());
         for waiter in given_up.into_iter().flatten() {
             self.waited(waiter, None, source, effects);
         }
         match reading {
             Reading::Lock { hash, ttl, .. } if self.confirmed || hash.unexpected.is_empty() => {
                 if newer {
-                    self.read_held(stamp, source, hash, *ttl, around, effects);
-                    self.read_markers(beside);
-                    self.judge(stamp, source, around, effects);
+                    self.read_held(stamp, source, hash, *ttl, context, effects);
+                    self.read_markers(companions);
+                    self.judge(stamp, source, context, effects);
                 }
             }
-            _ => self.read_nothing(stamp, source, reading, around, effects),
+            _ => self.read_nothing(stamp, source, reading, context, effects),
         }
-        let remembered = self.before.as_mut().map(|before| std::mem::take(&mut before.remembered));
+        let history = self.hold_history.as_mut();
+        let remembered = history.map(|history| std::mem::take(&mut history.remembered));
         for (id, _) in remembered.into_iter().flatten() {
-            // It held the lock when an earlier run ended, and does so no more.
-            let over = Note::Unseen(self.id.clone(), id, stamp.steady);
-            effects.push(Effect::Note(Box::new(over)));
+            // It held the lock when an earlier run ended, and no longer does.
+            let over = ArchiveEntry::Unseen(self.id.clone(), id, stamp.steady);
+            effects.push(Effect::Archive(Box::new(over)));
         }
-        self.forget_told();
+        self.drop_untracked();
     }
 
-    /// Connections that listen for its release were counted.
+    /// Applies a count of the connections that listen for its release.
     pub fn count_subscribers(&mut self, count: u64, at: Moment, steady: SteadyMillis) {
-        if count == 0 && self.rare.is_none() {
+        if count == 0 && self.cold.is_none() {
             return;
         }
         self.confirm();
-        self.seen_by(Source::Subscribers);
-        self.news |= self.rare().waiting.count(count, at, steady);
+        self.add_source(Source::Subscribers);
+        self.dirty |= self.cold().waiting.count(count, at, steady);
         self.thin_out();
     }
 
-    /// It is part of that circle of waits, or of none.
+    /// Sets the deadlock that it is part of, if any.
     pub fn set_cycle(
         &mut self,
         cycle: Option<Arc<Cycle>>,
-        around: Surroundings,
+        context: ScopeContext,
         effects: &mut Vec<Effect>,
     ) {
-        let before = self.rare.as_ref().and_then(|rare| rare.cycle.as_ref());
+        let before = self.cold.as_ref().and_then(|cold| cold.cycle.as_ref());
         let same = match (before, &cycle) {
             (None, None) => true,
             (Some(before), Some(cycle)) => before.is_same(cycle),
@@ -423,14 +415,14 @@ impl Record {
         if same {
             return;
         }
-        self.rare().cycle = cycle;
+        self.cold().cycle = cycle;
         if let Some(stamp) = self.stamp {
-            self.judge(stamp, Source::Poll, around, effects);
+            self.judge(stamp, Source::Poll, context, effects);
         }
         self.thin_out();
     }
 
-    /// Somebody waits no more: it was granted the lock at that instant, or has given up.
+    /// Records the end of a wait: a grant at that instant, or none where the waiter gave up.
     fn waited(
         &mut self,
         waiter: Waiter,
@@ -446,29 +438,29 @@ impl Record {
             to: granted.unwrap_or(last),
             granted: granted.is_some(),
         };
-        self.before().past.waited(wait);
+        self.hold_history().push_wait(wait);
         effects.push(Effect::Count(source, Count::Waited(wait)));
-        self.news = true;
+        self.dirty = true;
     }
 
     fn is_newer(&self, stamp: Stamp) -> bool {
         self.stamp.is_none_or(|last| last.rank() < stamp.rank())
     }
 
-    fn seen_by(&mut self, source: Source) {
-        self.news |= self.sources.add(source);
+    fn add_source(&mut self, source: Source) {
+        self.dirty |= self.sources.add(source);
     }
 
     fn event(
         &mut self,
         at: SteadyMillis,
         source: Source,
-        what: Happening,
+        what: LockEvent,
         effects: &mut Vec<Effect>,
     ) {
         effects.push(Effect::Event(source, what.word()));
-        self.history.push(at, source, what);
-        self.news = true;
+        self.events.push(at, source, what);
+        self.dirty = true;
     }
 }
 

@@ -4,9 +4,6 @@ use redisson::monitor;
 
 use super::*;
 use crate::model::contention::{Contention, Tally};
-use crate::model::observation::Beside;
-use crate::model::view::LockView;
-use crate::model::who::{Told, Who};
 
 fn counted(model: &mut Model, ms: u64) -> Contention {
     model.contention(at(ms), SteadyMillis(ms))
@@ -20,12 +17,12 @@ fn tally(model: &mut Model, ms: u64) -> Tally {
 }
 
 fn tap(model: &mut Model, ms: u64) {
-    model.observe(MAIN, Observation::Tapping { on: true, at: at(ms) });
+    model.observe(MAIN, Observation::MonitorActive { on: true, at: at(ms) });
 }
 
-fn read_queue(model: &mut Model, ms: u64, by: u8, beside: Beside) {
+fn read_queue(model: &mut Model, ms: u64, by: u8, companions: Companions) {
     let Reading::Lock { hash, ttl, .. } = held(by, 1, Some(30_000)) else { unreachable!() };
-    read(model, "a", ms, Reading::Lock { hash, ttl, beside });
+    read(model, "a", ms, Reading::Lock { hash, ttl, companions });
 }
 
 #[test]
@@ -93,7 +90,7 @@ fn waits_by_name_are_told_with_how_they_ended() {
     let holders = vec![Holder { id: second, count: 1 }];
     let hash = LockHash { holders, ..Default::default() };
     let ttl = Some(Duration::from_secs(30));
-    read(&mut model, "a", 5_000, Reading::Lock { hash, ttl, beside: queued(&[]) });
+    read(&mut model, "a", 5_000, Reading::Lock { hash, ttl, companions: queued(&[]) });
     assert_eq!(longest(&shown(&mut model, "a").unwrap()), (4_000, true));
     read(&mut model, "a", 12_000, absent());
     let tally = tally(&mut model, 12_000);
@@ -140,7 +137,7 @@ fn time_waited_is_summed_over_all_who_wait() {
     count(&mut model, 5_000, 1);
     model.tick(at(900_000));
     assert_eq!(tally(&mut model, 900_000).waiting_ms, 14_000);
-    model.observe(MAIN, Observation::Down);
+    model.observe(MAIN, Observation::ServerDown);
     model.tick(at(901_000));
     assert_eq!(tally(&mut model, 901_000).waiting_ms, 14_000, "a server out of reach");
 }
@@ -150,9 +147,13 @@ fn the_agent_of_somebody_who_waits_tells_who_that_is() {
     let mut model = model();
     read_queue(&mut model, 1_000, 1, queued(&[(1, 90_000), (2, 95_000)]));
     let waiter = |thread| HolderId::new(ClientId::from_random([9; 16]), thread);
-    let who = Who { host: Some("worker-3".into()), pid: Some(4711), ..Who::default() };
-    let told = |who: Option<Who>, ms| {
-        Observation::Told(Told {
+    let who = HolderIdentity {
+        host: Some("worker-3".into()),
+        pid: Some(4711),
+        ..HolderIdentity::default()
+    };
+    let told = |who: Option<HolderIdentity>, ms| {
+        Observation::AgentReport(AgentReport {
             agents: vec![(waiter(1).client, true)],
             holders: vec![(name("a"), waiter(1), who), (name("a"), waiter(2), None)],
             at: at(ms),
@@ -175,10 +176,10 @@ fn the_agent_of_somebody_who_waits_tells_who_that_is() {
 
 #[test]
 fn a_key_that_expired_is_a_hold_that_ran_out() {
-    use view::{Certainty, ProblemKind};
+    use crate::model::types::{Certainty, ProblemKind};
     let expire = |model: &mut Model, ms| {
         let (name, steady) = (name("a"), SteadyMillis(ms));
-        model.observe(MAIN, Observation::Changed { name, expired: true, at: at(ms), steady });
+        model.observe(MAIN, Observation::KeyChanged { name, expired: true, at: at(ms), steady });
     };
     let renewed = |model: &mut Model| {
         (0..50_000).step_by(5_000).for_each(|ms| {
@@ -219,6 +220,6 @@ fn a_key_that_expired_is_a_hold_that_ran_out() {
     expire(&mut model, 9_200);
     let name = name("session");
     let steady = SteadyMillis(9_300);
-    model.observe(MAIN, Observation::Changed { name, expired: true, at: at(9_300), steady });
+    model.observe(MAIN, Observation::KeyChanged { name, expired: true, at: at(9_300), steady });
     assert!(shown(&mut model, "session").is_none());
 }

@@ -11,10 +11,9 @@ use proptest::prelude::*;
 use redisson::shape::{Holder, LockHash};
 use redisson::{ClientId, HolderId, monitor};
 
-use super::keep::MAX_FREE;
-use super::observation::{Beside, Queue, Queued};
-use super::view::{Certainty, LockId, LockView, ProblemKind, State};
+use super::retention::MAX_FREE;
 use super::*;
+use crate::model::types::*;
 
 pub(super) const MAIN: ScopeId = ScopeId(0);
 
@@ -36,23 +35,27 @@ pub(super) fn holder(n: u8) -> HolderId {
 
 pub(super) fn held(by: u8, count: i64, ttl_ms: Option<u64>) -> Reading {
     let hash = LockHash { holders: vec![Holder { id: holder(by), count }], ..LockHash::default() };
-    Reading::Lock { hash, ttl: ttl_ms.map(Duration::from_millis), beside: Beside::default() }
+    Reading::Lock {
+        hash,
+        ttl: ttl_ms.map(Duration::from_millis),
+        companions: Companions::default(),
+    }
 }
 
 pub(super) fn absent() -> Reading {
-    Reading::Absent { beside: Beside::default() }
+    Reading::Absent { companions: Companions::default() }
 }
 
 /// A queue of these threads, each with its deadline.
-pub(super) fn queued(places: &[(i64, u64)]) -> Beside {
-    let place = |(thread, deadline): &(i64, u64)| Queued {
+pub(super) fn queued(places: &[(i64, u64)]) -> Companions {
+    let place = |(thread, deadline): &(i64, u64)| QueueEntry {
         id: HolderId::new(ClientId::from_random([9; 16]), *thread),
         deadline: Some(*deadline),
     };
     let len = places.len() as u64;
     let front = places.iter().map(place).collect();
     let queue = (len > 0).then_some(Queue { len, front, deadlines: len, passed: 0 });
-    Beside { queue, ..Beside::default() }
+    Companions { queue, ..Companions::default() }
 }
 
 pub(super) fn settings() -> Settings {
@@ -74,14 +77,14 @@ pub(super) fn model_with(settings: Settings) -> Model {
     let mut model = Model::new(settings, Grouping::new(Vec::new(), 10), &scopes, at(0));
     model.observe(
         MAIN,
-        Observation::Up {
+        Observation::ServerUp {
             at: at(0),
             steady: SteadyMillis(0),
             run_id: Some("one".into()),
             cluster: false,
         },
     );
-    model.observe(MAIN, Observation::Listening { on: true, at: at(0) });
+    model.observe(MAIN, Observation::PubSubActive { on: true, at: at(0) });
     model
 }
 
@@ -126,7 +129,7 @@ pub(super) fn shown(model: &mut Model, lock: &str) -> Option<Arc<LockView>> {
 }
 
 pub(super) fn words(view: &LockView) -> Vec<&'static str> {
-    view.events.shown().rev().map(|event| event.event).collect()
+    view.events.views().rev().map(|event| event.event).collect()
 }
 
 /// A watchdog's time to live at an instant, for a lease of 30 s set first at 0 and then each 10 s.
@@ -171,7 +174,7 @@ fn what_a_pass_did_not_see_began_after_it() {
         model.observe(MAIN, Observation::Read { name, stamp: stamp(ms), source, reading });
     };
     scan(&mut model, "a", 100);
-    model.observe(MAIN, Observation::PassEnded { started: at(50), steady: SteadyMillis(60) });
+    model.observe(MAIN, Observation::ScanEnded { started: at(50), steady: SteadyMillis(60) });
     scan(&mut model, "b", 900);
     scan(&mut model, "c", 5_000);
     let mut exact = |lock: &str| shown(&mut model, lock).unwrap().holders[0].since.exact;
@@ -189,7 +192,7 @@ fn shape_alone_is_listed_apart_until_something_confirms_it() {
     read(&mut model, "cart", 62_000, held(1, 3, None));
     assert!(shown(&mut model, "cart").unwrap().confirmed);
     read(&mut model, "other", 0, held(1, 3, None));
-    model.observe(MAIN, Observation::Companion { name: name("other") });
+    model.observe(MAIN, Observation::CompanionKey { name: name("other") });
     assert!(shown(&mut model, "other").unwrap().confirmed);
     read(&mut model, "gone", 0, held(1, 3, None));
     assert!(shown(&mut model, "gone").is_some());
@@ -239,7 +242,7 @@ fn stuck_is_renewed_for_long_with_nothing_moving() {
     let other = |m: &mut Model, ms: u64| read(m, "a", ms - 2, held(2, 1, Some(25_000)));
     assert_eq!(stuck(&renew(310_000, 100_000, other)), None);
     let deaf =
-        |m: &mut Model, ms| m.observe(MAIN, Observation::Listening { on: false, at: at(ms) });
+        |m: &mut Model, ms| m.observe(MAIN, Observation::PubSubActive { on: false, at: at(ms) });
     let suspected = Some((ProblemKind::Stuck, Certainty::Suspected));
     assert_eq!(stuck(&renew(310_000, 0, deaf)), suspected);
 }
@@ -277,13 +280,13 @@ fn while_a_server_cannot_be_read_everything_freezes() {
     read(&mut model, "b", 1, held(1, 1, Some(1)));
     read(&mut model, "b", 1_000, held(1, 1, None));
     read(&mut model, "b", 7_000, held(1, 1, None));
-    model.observe(MAIN, Observation::Down);
+    model.observe(MAIN, Observation::ServerDown);
     let (a, b) = (shown(&mut model, "a").unwrap(), shown(&mut model, "b").unwrap());
     assert_eq!((a.state, a.holders.len(), a.observed_at), (State::Unknown, 1, SteadyMillis(1)));
     assert_eq!((b.state, b.problems.len()), (State::Unknown, 1));
     assert!(a.is_listed());
     assert!(model.due(MAIN, at(99_000), 10).is_empty(), "nothing is asked of it");
-    let up = Observation::Up {
+    let up = Observation::ServerUp {
         at: at(100_000),
         steady: SteadyMillis(100_000),
         run_id: None,
@@ -302,8 +305,8 @@ fn what_a_restart_loses_is_one_notice() {
     for i in 0..100 {
         read(&mut model, &format!("lock:{i}"), 0, held(1, 1, Some(30_000)));
     }
-    model.observe(MAIN, Observation::Down);
-    let up = |run_id: &str| Observation::Up {
+    model.observe(MAIN, Observation::ServerDown);
+    let up = |run_id: &str| Observation::ServerUp {
         at: at(5_000),
         steady: SteadyMillis(5_000),
         run_id: Some(run_id.into()),
@@ -322,7 +325,7 @@ fn what_a_restart_loses_is_one_notice() {
     assert_eq!(snapshot.notices.len(), 1);
     assert!(snapshot.notices[0].text.contains("90 held locks"), "{:?}", snapshot.notices);
     let gone = shown(&mut model, "lock:1").unwrap();
-    let newest = gone.events.shown().next().unwrap();
+    let newest = gone.events.views().next().unwrap();
     assert!(newest.text.contains("started anew"), "{newest:?}");
 }
 
@@ -330,10 +333,10 @@ fn what_a_restart_loses_is_one_notice() {
 fn what_another_master_has_not_is_one_notice_though_it_tells_no_run() {
     let mut model = model();
     let at_address = |model: &mut Model, ms: u64, address: &str| {
-        model.observe(MAIN, Observation::Down);
-        model.observe(MAIN, Observation::At { address: address.into(), replica: false });
+        model.observe(MAIN, Observation::ServerDown);
+        model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica: false });
         let (at, steady) = (at(ms), SteadyMillis(ms));
-        model.observe(MAIN, Observation::Up { at, steady, run_id: None, cluster: false });
+        model.observe(MAIN, Observation::ServerUp { at, steady, run_id: None, cluster: false });
     };
     at_address(&mut model, 0, "h:1");
     for name in ["kept", "lost"] {
@@ -353,7 +356,7 @@ fn what_another_master_has_not_is_one_notice_though_it_tells_no_run() {
     let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
     assert_eq!(texts, ["h:2 is the master now; 1 held locks of database 0 were gone there"]);
     let lost = shown(&mut model, "lost").unwrap();
-    let newest = lost.events.shown().next().unwrap();
+    let newest = lost.events.views().next().unwrap();
     assert!(newest.text.contains("taken over without it"), "{newest:?}");
     assert!(shown(&mut model, "kept").unwrap().past.is_empty());
 }
@@ -362,10 +365,10 @@ fn what_another_master_has_not_is_one_notice_though_it_tells_no_run() {
 fn another_server_that_is_read_by_choice_is_no_new_master() {
     let mut model = model();
     let up = |model: &mut Model, ms: u64, address: &str, replica: bool| {
-        model.observe(MAIN, Observation::Down);
-        model.observe(MAIN, Observation::At { address: address.into(), replica });
+        model.observe(MAIN, Observation::ServerDown);
+        model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica });
         let (at, steady) = (at(ms), SteadyMillis(ms));
-        model.observe(MAIN, Observation::Up { at, steady, run_id: None, cluster: false });
+        model.observe(MAIN, Observation::ServerUp { at, steady, run_id: None, cluster: false });
     };
     up(&mut model, 0, "h:1", false);
     read(&mut model, "kept", 1, held(1, 1, Some(30_000)));
@@ -385,7 +388,7 @@ fn beyond_the_limit_locks_are_counted() {
     for i in 0..25 {
         read(&mut model, &format!("lock:{i}"), i, held(1, 1, Some(30_000)));
     }
-    model.observe(MAIN, Observation::PassEnded { started: at(0), steady: SteadyMillis(1) });
+    model.observe(MAIN, Observation::ScanEnded { started: at(0), steady: SteadyMillis(1) });
     let (snapshot, delta) = model.publish(SteadyMillis(0)).unwrap();
     assert_eq!((snapshot.len(), snapshot.not_kept, delta.changed.len()), (10, 15, 10));
     assert!(snapshot.complete);
@@ -407,7 +410,7 @@ fn ignored_names_are_not_kept() {
 #[test]
 fn a_queue_makes_no_second_lock_of_a_name_in_braces() {
     let mut model = model();
-    let waited = || Reading::Absent { beside: queued(&[(9, 99_000)]) };
+    let waited = || Reading::Absent { companions: queued(&[(9, 99_000)]) };
     // Between two holders the key is not there, and the queue's key is that of both names.
     read(&mut model, "printer", 0, held(1, 1, Some(30_000)));
     read(&mut model, "printer", 100, waited());
@@ -473,7 +476,7 @@ fn any_reading() -> impl Strategy<Value = Reading> {
     let ttl = prop::option::of(0_u64..40_000);
     prop_oneof![
         Just(absent()),
-        Just(Reading::Absent { beside: queued(&[(9, 99_000)]) }),
+        Just(Reading::Absent { companions: queued(&[(9, 99_000)]) }),
         Just(Reading::Other("a string".to_owned())),
         (0_u8..3, 1_i64..3, ttl).prop_map(|(by, count, ttl)| held(by, count, ttl)),
     ]
@@ -549,15 +552,15 @@ proptest! {
             let lock = format!("lock:{lock}");
             match what {
                 0 => release(&mut model, &lock, now),
-                1 => model.observe(MAIN, Observation::Down),
-                2 => model.observe(MAIN, Observation::Up {
+                1 => model.observe(MAIN, Observation::ServerDown),
+                2 => model.observe(MAIN, Observation::ServerUp {
                     at: at(now), steady: SteadyMillis(now), run_id: Some(ms.to_string()), cluster: false,
                 }),
                 3 => model.tick(at(now * 1000)),
                 _ => read(&mut model, &lock, now, reading),
             }
-            prop_assert!(model.kept <= 4);
-            prop_assert_eq!(model.kept, model.scopes[0].locks.len());
+            prop_assert!(model.lock_count <= 4);
+            prop_assert_eq!(model.lock_count, model.scopes[0].locks.len());
             let Some((snapshot, delta)) = model.publish(SteadyMillis(now)) else { continue };
             prop_assert_eq!(delta.seq, seq + 1);
             seq = delta.seq;

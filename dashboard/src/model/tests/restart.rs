@@ -1,8 +1,6 @@
 //! What an earlier run of the program knew, taken up again.
 
 use super::*;
-use crate::model::past::Note;
-use crate::model::view::{LockId, LockView, ProblemKind, Since};
 
 fn id(lock: &str) -> LockId {
     LockId { deployment: "main".into(), db: 0, name: name(lock) }
@@ -18,11 +16,11 @@ fn with(lock: &str) -> Model {
     model
 }
 
-fn notes(model: &mut Model) -> Vec<Note> {
+fn notes(model: &mut Model) -> Vec<ArchiveEntry> {
     let effects = model.take_effects().into_iter();
     effects
         .filter_map(|(_, effect)| match effect {
-            Effect::Note(note) => Some(*note),
+            Effect::Archive(note) => Some(*note),
             _ => None,
         })
         .collect()
@@ -30,7 +28,7 @@ fn notes(model: &mut Model) -> Vec<Note> {
 
 fn pass(model: &mut Model, started: u64, ended: u64) {
     let steady = SteadyMillis(ended);
-    model.observe(MAIN, Observation::PassEnded { started: at(started), steady });
+    model.observe(MAIN, Observation::ScanEnded { started: at(started), steady });
 }
 
 #[test]
@@ -42,7 +40,7 @@ fn a_problem_that_is_found_again_is_as_old_as_it_was() {
     let view = shown(&mut model, "a").unwrap();
     assert_eq!((view.problems[0].since, view.problems.len()), (SteadyMillis(5_000), 1));
     read(&mut model, "a", 900_000, held(1, 1, None));
-    let cleared = |note: &Note| matches!(note, Note::Cleared(..));
+    let cleared = |note: &ArchiveEntry| matches!(note, ArchiveEntry::Cleared(..));
     assert!(!notes(&mut model).iter().any(cleared));
     // Once it is over, the next one is another.
     read(&mut model, "a", 910_000, held(1, 1, Some(30_000)));
@@ -56,7 +54,7 @@ fn a_problem_that_is_found_again_is_as_old_as_it_was() {
 #[test]
 fn a_problem_that_is_not_found_again_is_over() {
     let mut model = with("a");
-    let over = Note::Cleared(id("a"), ProblemKind::Leaked, SteadyMillis(700_001));
+    let over = ArchiveEntry::Cleared(id("a"), ProblemKind::Leaked, SteadyMillis(700_001));
     for ms in (50_000..700_000).step_by(10_000) {
         read(&mut model, "a", ms, held(1, 1, Some(900_000)));
         assert!(ms > 600_000 || !notes(&mut model).contains(&over));
@@ -66,24 +64,24 @@ fn a_problem_that_is_not_found_again_is_over() {
     for ms in [50_000, 700_000, 800_000] {
         read(&mut model, "b", ms, held(1, 1, Some(900_000)));
     }
-    let over = Note::Cleared(id("b"), ProblemKind::Leaked, SteadyMillis(700_001));
+    let over = ArchiveEntry::Cleared(id("b"), ProblemKind::Leaked, SteadyMillis(700_001));
     assert_eq!(notes(&mut model).iter().filter(|note| **note == over).count(), 1);
 }
 
 #[test]
 fn a_hold_that_ended_unseen_is_told_to_be_over() {
-    let unseen = |ms| Note::Unseen(id("a"), holder(1), SteadyMillis(ms));
+    let unseen = |ms| ArchiveEntry::Unseen(id("a"), holder(1), SteadyMillis(ms));
     // Somebody else has it, nobody has it, or it is not there at all.
     for (reading, ms) in [(held(2, 1, Some(30_000)), 9_001), (absent(), 9_001)] {
         let mut model = with("a");
-        model.observe(MAIN, Observation::Companion { name: name("a") });
+        model.observe(MAIN, Observation::CompanionKey { name: name("a") });
         release(&mut model, "a", 8_000);
         read(&mut model, "a", 9_000, reading);
         assert!(notes(&mut model).contains(&unseen(ms)));
     }
     let mut model = with("a");
     pass(&mut model, 7_000, 9_500);
-    let cleared = Note::Cleared(id("a"), ProblemKind::Leaked, SteadyMillis(9_500));
+    let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Leaked, SteadyMillis(9_500));
     assert_eq!(notes(&mut model), [unseen(9_500), cleared]);
     read(&mut model, "a", 20_000, held(1, 1, Some(30_000)));
     let view = shown(&mut model, "a").unwrap();
@@ -92,7 +90,7 @@ fn a_hold_that_ended_unseen_is_told_to_be_over() {
     let mut model = with("a");
     read(&mut model, "a", 9_000, held(1, 1, Some(30_000)));
     pass(&mut model, 7_000, 9_500);
-    assert!(!notes(&mut model).iter().any(|note| matches!(note, Note::Unseen(..))));
+    assert!(!notes(&mut model).iter().any(|note| matches!(note, ArchiveEntry::Unseen(..))));
     assert_eq!(shown(&mut model, "a").unwrap().holders[0].since.at, SteadyMillis(2_000));
 }
 
@@ -100,12 +98,12 @@ fn a_hold_that_ended_unseen_is_told_to_be_over() {
 fn a_lock_that_is_forgotten_leaves_no_problem_behind() {
     let mut model = model_with(Settings { max_locks: 1, ..settings() });
     for ms in [1_000, 62_000] {
-        read(&mut model, "a", ms, Reading::Absent { beside: queued(&[(1, 500)]) });
+        read(&mut model, "a", ms, Reading::Absent { companions: queued(&[(1, 500)]) });
     }
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), [ProblemKind::Orphan]);
     notes(&mut model);
     read(&mut model, "b", 63_000, held(1, 1, Some(30_000)));
-    let cleared = Note::Cleared(id("a"), ProblemKind::Orphan, SteadyMillis(62_001));
+    let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Orphan, SteadyMillis(62_001));
     assert!(notes(&mut model).contains(&cleared));
 }
 

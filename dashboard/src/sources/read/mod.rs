@@ -3,29 +3,29 @@
 //! A key not known as a lock is asked for its number of fields, then for three names (a pass, to which all keys are hashes, asks
 //! for both at once), then for the lengths of their values; only what still looks like a lock is read. A key known as one is read at once, by the fields it had: names
 //! in bounded number, values of fields whose lengths were asked before. One that is probably as it was is asked in short, see
-//! [`still`]. What a whole reading consists of comes from one
+//! [`revalidate`]. What a whole reading consists of comes from one
 //! MULTI/EXEC, so that it never mixes two holders. No script is used: an observer's account needs no right to run any.
 
-mod asking;
-pub mod beside;
-mod facts;
+mod asking_link;
+pub mod companions;
 mod probe;
 mod reply;
-mod still;
+mod revalidate;
+mod server_facts;
 mod transaction;
 
 use redis::{Cmd, Pipeline, Value, cmd};
 use redisson::LockName;
-use service_kit::redis_link::{CallError, Link, Redirect, ServerError};
+use service_kit::redis::{CallError, Link, Redirect, ServerError};
 use thiserror::Error;
 
 use crate::clock::{SteadyMillis, now};
-use crate::model::{Known, ReadRequest, Reading, Stamp};
+use crate::model::types::{KnownParts, ReadRequest, Reading, Stamp};
 
-pub use asking::Asking;
-pub use facts::ServerFacts;
+pub use asking_link::AskingLink;
 use probe::{Keys, PROBES, probe};
 pub use reply::{clock_micros, integer, strings};
+pub use server_facts::ServerFacts;
 use transaction::{Job, transactions};
 
 /// Why nothing could be read.
@@ -113,7 +113,7 @@ pub async fn read(
     requests: Vec<ReadRequest>,
 ) -> Result<Findings, ReadError> {
     let mut findings = Findings::default();
-    let requests = still::still(caller, requests, &mut findings).await?;
+    let requests = revalidate::revalidate(caller, requests, &mut findings).await?;
     let (known, unknown): (Vec<_>, Vec<_>) =
         requests.into_iter().partition(|request| !request.known.fields.is_empty());
     let facts = caller.facts().clone();
@@ -137,7 +137,7 @@ pub async fn discover(
 ) -> Result<Findings, ReadError> {
     let mut findings = Findings::default();
     let mut jobs = Vec::new();
-    let known = Known { token: true, ..Known::default() };
+    let known = KnownParts { token: true, ..KnownParts::default() };
     // Two commands each: a part is to hold up nobody for longer.
     for names in names.chunks(PROBES / 2) {
         let request = |name: &LockName| ReadRequest { name: name.clone(), known: known.clone() };

@@ -2,13 +2,12 @@
 
 use redis::Cmd;
 use redisson::{LockName, keys, shape};
-use service_kit::redis_link::Redirect;
+use service_kit::redis::Redirect;
 
 use super::reply::{integer, is_of, no_lock, no_lock_but, other, permitted, strings, too_large};
 use super::transaction::Job;
-use super::{Caller, Findings, Found, Known, ReadError, ReadRequest, ask, command, elsewhere};
-use crate::model::observation::Beside;
-use crate::model::{Reading, Stamp};
+use super::{Caller, Findings, Found, KnownParts, ReadError, ReadRequest, ask, command, elsewhere};
+use crate::model::types::{Companions, Reading, Stamp};
 
 /// Keys in one pipeline of single commands.
 pub(super) const PROBES: usize = 100;
@@ -51,7 +50,7 @@ pub(super) async fn probe(
     for request in requests {
         let length = replies.next().ok_or(ReadError::Odd("HLEN"))?;
         let mut queued = false;
-        let beside = [replies.next(), (kind == Keys::Any).then(|| replies.next()).flatten()];
+        let companions = [replies.next(), (kind == Keys::Any).then(|| replies.next()).flatten()];
         if let Some(redirect) = elsewhere(&length) {
             findings.lead_on(&facts, request.clone(), redirect);
             continue;
@@ -59,20 +58,20 @@ pub(super) async fn probe(
         let mut sampled = None;
         match kind {
             Keys::Any => {
-                for (reply, of) in beside.into_iter().zip(["list", "zset"]) {
+                for (reply, of) in companions.into_iter().zip(["list", "zset"]) {
                     queued |= is_of(&permitted(reply.ok_or(ReadError::Odd("TYPE"))?)?, of);
                 }
             }
-            Keys::Hashes => [sampled, _] = beside,
+            Keys::Hashes => [sampled, _] = companions,
         }
         let name = request.name.clone();
         let reading = match permitted(length)? {
             Ok(value) => match integer(&value).ok_or(ReadError::Odd("HLEN"))? {
-                0 if queued && facts.may_look_beside() => {
+                0 if queued && facts.may_read_companions() => {
                     jobs.push(Job::of_queue(name, &request.known, &facts));
                     continue;
                 }
-                0 => Reading::Absent { beside: Beside::default() },
+                0 => Reading::Absent { companions: Companions::default() },
                 n if n > shape::MAX_FIELDS => Reading::Other(too_large(n)),
                 _ => {
                     hashes.push((name, request.known.token));
@@ -95,14 +94,14 @@ pub(super) async fn probe(
     let mut tokens = Vec::new();
     for ((name, token), reply) in hashes.into_iter().zip(samples) {
         if let Some(redirect) = elsewhere(&reply) {
-            let known = Known { token, ..Known::default() };
+            let known = KnownParts { token, ..KnownParts::default() };
             findings.lead_on(&facts, ReadRequest { name, known }, redirect);
             continue;
         }
         let fields = permitted(reply)?.map(|value| strings(&value).unwrap_or_default());
         match fields {
             Ok(fields) if fields.is_empty() => {
-                let reading = Reading::Absent { beside: Beside::default() };
+                let reading = Reading::Absent { companions: Companions::default() };
                 findings.found.push(Found { name, stamp, reading });
             }
             Ok(fields) if fields.iter().all(|field| shape::is_lock_field(field)) => {
@@ -121,7 +120,7 @@ pub(super) async fn probe(
     }
     let (stamp, lengths) = lengths(caller, &candidates).await?;
     for (((name, fields), token), lengths) in candidates.into_iter().zip(tokens).zip(lengths) {
-        let known = Known { fields, token, ..Known::default() };
+        let known = KnownParts { fields, token, ..KnownParts::default() };
         let lengths = match lengths {
             Ok(lengths) => lengths,
             Err(redirect) => {

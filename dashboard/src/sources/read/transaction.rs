@@ -6,16 +6,15 @@ use std::time::Duration;
 use redis::{Cmd, Value, cmd};
 use redisson::shape::{self, LockHash};
 use redisson::{HolderId, LockName};
-use service_kit::redis_link::ServerError;
+use service_kit::redis::ServerError;
 
-use super::beside::{Ask, More, readable};
+use super::companions::{Ask, More, readable};
 use super::probe::lengths;
 use super::reply::{
     concerns_key, integer, no_lock, optional_strings, other, permitted, signed, strings, too_large,
 };
-use super::{Caller, Findings, Found, Known, ReadError, ServerFacts, ask, command, elsewhere};
-use crate::model::observation::{Beside, Token};
-use crate::model::{ReadRequest, Reading};
+use super::{Caller, Findings, Found, KnownParts, ReadError, ServerFacts, ask, command, elsewhere};
+use crate::model::types::{Companions, ReadRequest, Reading, Token};
 
 /// Locks in one pipeline.
 const TRANSACTIONS: usize = 32;
@@ -34,33 +33,33 @@ pub(super) struct Job {
     /// How many names to ask for.
     ask: usize,
     /// What to ask for beside it; nothing where the account may read the lock but not what belongs to it.
-    beside: Option<Ask>,
+    companions: Option<Ask>,
     /// Whether what stands beside it is not asked for since it may be at another node: its slot is moving.
     away: bool,
 }
 
 impl Job {
-    pub(super) fn new(name: LockName, known: &Known, facts: &ServerFacts) -> Self {
+    pub(super) fn new(name: LockName, known: &KnownParts, facts: &ServerFacts) -> Self {
         let ask = known.fields.len() + SPARE_NAMES;
-        let beside = facts.may_look_beside().then(|| Ask::new(known, facts.clock()));
+        let companions = facts.may_read_companions().then(|| Ask::new(known, facts.clock()));
         let fields = known.fields.clone();
-        Self { name, fields, alien: Vec::new(), ask, beside, away: false }
+        Self { name, fields, alien: Vec::new(), ask, companions, away: false }
     }
 
     /// For a key that is not there, with a queue or deadlines that are.
-    pub(super) fn of_queue(name: LockName, known: &Known, facts: &ServerFacts) -> Self {
+    pub(super) fn of_queue(name: LockName, known: &KnownParts, facts: &ServerFacts) -> Self {
         let mut job = Self::new(name, known, facts);
-        if let Some(beside) = &mut job.beside {
-            beside.expects_queue();
+        if let Some(companions) = &mut job.companions {
+            companions.expects_queue();
         }
         job
     }
 
     /// The same for another node.
     fn request(self) -> ReadRequest {
-        let known = match &self.beside {
-            Some(beside) => beside.known(self.fields),
-            None => Known { fields: self.fields, ..Known::default() },
+        let known = match &self.companions {
+            Some(companions) => companions.known(self.fields),
+            None => KnownParts { fields: self.fields, ..KnownParts::default() },
         };
         ReadRequest { name: self.name, known }
     }
@@ -84,8 +83,8 @@ impl Job {
             commands.push(values);
         }
         let own = commands.len();
-        if let Some(beside) = &self.beside {
-            commands.extend(beside.commands(&self.name));
+        if let Some(companions) = &self.companions {
+            commands.extend(companions.commands(&self.name));
         }
         commands.push(cmd("EXEC"));
         (commands, own)
@@ -117,24 +116,24 @@ pub(super) async fn transactions(
                     findings.lead_on(caller.facts(), job.request(), redirect);
                     continue;
                 }
-                let beside_refused =
+                let companions_refused =
                     block.iter().position(Result::is_err).is_some_and(|i| i >= own);
                 let refused = block.into_iter().find_map(Result::err);
-                if let Some(error) = refused.as_ref().filter(|_| beside_refused)
+                if let Some(error) = refused.as_ref().filter(|_| companions_refused)
                     && !error.is_transient()
                 {
                     // Of a slot that is moving some keys are here and some are not.
                     let away = error.redirect().is_some();
                     if !concerns_key(error) && !away {
-                        caller.facts().deny_beside(&error.to_string());
+                        caller.facts().deny_companions(&error.to_string());
                     }
-                    again.push((Job { beside: None, away, ..job }, Need::Same));
+                    again.push((Job { companions: None, away, ..job }, Need::Same));
                     continue;
                 }
                 // Nothing was refused before, but of a slot that is moving not all keys of a transaction are there.
                 match exec.as_ref().filter(|_| refused.is_none()) {
-                    Some(Err(error)) if error.is_split() && job.beside.is_some() => {
-                        let apart = Job { beside: None, away: true, ..job };
+                    Some(Err(error)) if error.is_split() && job.companions.is_some() => {
+                        let apart = Job { companions: None, away: true, ..job };
                         again.push((apart, Need::Same));
                         continue;
                     }
@@ -212,19 +211,19 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
                 let fits = |field: &Vec<u8>| shape::is_lock_field(field) && !long.contains(field);
                 (job.fields, job.alien) = fields.into_iter().partition(fits);
                 job.ask = job.ask.max(job.fields.len() + job.alien.len() + SPARE_NAMES);
-                if let Some(beside) = &mut job.beside {
-                    beside.has_fields(&job.fields);
+                if let Some(companions) = &mut job.companions {
+                    companions.has_fields(&job.fields);
                 }
             }
             Need::Queue => {
                 let may_be_read = queues.next().unwrap_or(false);
-                if let Some(beside) = &mut job.beside {
-                    beside.has_queue(may_be_read);
+                if let Some(companions) = &mut job.companions {
+                    companions.has_queue(may_be_read);
                 }
             }
             Need::Deadlines(waiting) => {
-                if let Some(beside) = &mut job.beside {
-                    beside.waits(waiting);
+                if let Some(companions) = &mut job.companions {
+                    companions.waits(waiting);
                 }
             }
         }
@@ -284,7 +283,7 @@ fn outcome(
     }
     let names = strings(&names).unwrap_or_default();
     let length = usize::try_from(length).unwrap_or(usize::MAX);
-    let half = || Reading::Absent { beside: Beside::default() };
+    let half = || Reading::Absent { companions: Companions::default() };
     if names.len() < length {
         return Ok(Outcome::Needs(Need::Names(length + SPARE_NAMES), half()));
     }
@@ -305,19 +304,21 @@ fn outcome(
     }
     let mut hash = LockHash::parse(hash);
     hash.unexpected.extend(names.into_iter().filter(alien));
-    let (beside, more) = match &job.beside {
-        Some(beside) => beside.read(&mut results, &hash.holders)?,
-        None if job.away => (Beside { token: Token::Away, ..Beside::default() }, None),
-        None => (Beside::default(), None),
+    let (companions, more) = match &job.companions {
+        Some(companions) => companions.read(&mut results, &hash.holders)?,
+        None if job.away => {
+            (Companions { token: Token::Unavailable, ..Companions::default() }, None)
+        }
+        None => (Companions::default(), None),
     };
     let ttl = match signed(&ttl).ok_or(ReadError::Odd("PTTL"))? {
         -1 => None,
         ms => Some(Duration::from_millis(u64::try_from(ms).unwrap_or(0))),
     };
     let reading = if length == 0 {
-        Reading::Absent { beside }
+        Reading::Absent { companions }
     } else if hash.is_possible_lock() {
-        Reading::Lock { hash, ttl, beside }
+        Reading::Lock { hash, ttl, companions }
     } else {
         Reading::Other(no_lock())
     };

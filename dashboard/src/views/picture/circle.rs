@@ -5,7 +5,7 @@ use askama::filters::HtmlSafe;
 
 use super::super::links;
 use super::super::row::{short_client, short_thread};
-use crate::model::view::{ProblemView, WaitView};
+use crate::model::types::{ProblemView, WaitView};
 use crate::text;
 
 /// The most waits that are drawn; of a larger circle the evidence tells.
@@ -181,7 +181,7 @@ fn arrow(from: (f64, f64), to: (f64, f64)) -> String {
 mod tests {
     use super::*;
     use crate::clock::SteadyMillis;
-    use crate::model::view::{Certainty, LockId, ProblemKind};
+    use crate::model::types::{Certainty, LockId, ProblemKind};
     use redisson::LockName;
 
     fn problem(waits: usize) -> ProblemView {

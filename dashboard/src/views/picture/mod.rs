@@ -9,7 +9,7 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::format;
-use crate::model::past::PastHoldView;
+use crate::model::types::PastHoldView;
 
 pub(super) use circle::Circle;
 pub(super) use durations::Durations;
@@ -89,7 +89,7 @@ fn height(millis: u64) -> u32 {
 pub(super) mod tests {
     use super::*;
     use crate::clock::SteadyMillis;
-    use crate::model::view::Since;
+    use crate::model::types::Since;
 
     pub(crate) fn hold(id: &str, from: u64, to: u64, ended: &'static str) -> PastHoldView {
         PastHoldView {

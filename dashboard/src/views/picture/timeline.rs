@@ -10,8 +10,7 @@ use super::super::format::{self, rfc3339};
 use super::super::row::{short_client, short_holder};
 use super::ending_words;
 use crate::clock::SteadyMillis;
-use crate::model::renewals::Renewals;
-use crate::model::view::{LockView, State};
+use crate::model::types::{LockView, Renewals, State};
 use crate::query::owners::client_of;
 
 /// The whole width.
@@ -253,11 +252,11 @@ mod tests {
     use super::super::super::tests::fixtures::{held, holder};
     use super::super::tests::hold;
     use super::*;
-    use crate::model::view::{HolderView, Since};
+    use crate::model::types::{HolderView, Since};
 
     const NOW: SteadyMillis = SteadyMillis(10_000_000);
 
-    fn window(holds: Vec<crate::model::past::PastHoldView>) -> PastWindow {
+    fn window(holds: Vec<crate::model::types::PastHoldView>) -> PastWindow {
         PastWindow { millis: 1_000_000, holds, kept: true, chosen: None }
     }
 

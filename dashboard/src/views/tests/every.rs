@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::*;
 use super::fixtures::*;
-use crate::model::view::*;
+use crate::model::types::*;
 use crate::query::contention::ContentionRow;
 use crate::query::problems::ProblemRow;
 use crate::sources::view::{Down, SourceState};

@@ -5,11 +5,8 @@ use std::sync::Arc;
 use redisson::LockName;
 
 use super::super::*;
-use crate::model::Source;
 use crate::model::contention::{Contention, GroupTally, LockTally, Tally};
-use crate::model::history::{Happening, History};
-use crate::model::past::PastHoldView;
-use crate::model::view::*;
+use crate::model::types::*;
 use crate::query::contention::ContentionRow;
 use crate::query::list::Known;
 use crate::query::owners::{OwnerRow, client_of};
@@ -40,10 +37,10 @@ pub(in crate::views) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) ->
 }
 
 /// What happened so many milliseconds ago, oldest first.
-fn happenings<const N: usize>(of: [(u64, Source, &'static str, &str); N]) -> History {
-    let mut history = History::default();
+fn happenings<const N: usize>(of: [(u64, Source, &'static str, &str); N]) -> EventLog {
+    let mut history = EventLog::default();
     for (millis, source, word, text) in of {
-        history.push(ago(millis), source, Happening::Acted(word, text.into()));
+        history.push(ago(millis), source, LockEvent::Acted(word, text.into()));
     }
     history
 }
@@ -269,7 +266,7 @@ pub(super) fn contended_lock() -> LockView {
 }
 
 pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
-    let mut snapshot = crate::model::Snapshot::empty();
+    let mut snapshot = Snapshot::empty();
     for lock in locks {
         snapshot.put(Arc::new(lock));
     }
@@ -362,7 +359,7 @@ pub(super) fn events(kept: bool, rows: Vec<EventRow>) -> EventsPage {
 pub(super) fn happened() -> Vec<EventRow> {
     let locks = troubled();
     let seen = |lock: &LockView| -> Vec<EventRow> {
-        lock.events.shown().map(|event| EventRow::seen(&lock.id, event)).collect()
+        lock.events.views().map(|event| EventRow::seen(&lock.id, event)).collect()
     };
     let told = |event, detail: Option<&str>| {
         EventRow::told(&crate::archive::Told {

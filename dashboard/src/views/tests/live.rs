@@ -8,7 +8,7 @@ use super::fixtures::{
     ago, chrome, contended, healthy_rows, held, hostile, list_rows, lock, locks, owners, stuck,
 };
 use crate::clock::SteadyMillis;
-use crate::model::view::{LockView, State};
+use crate::model::types::{LockView, State};
 use crate::views::live::{Fragments, Picture, beat};
 use crate::views::{LocksPage, SourcesPage, Subject, row};
 

@@ -3,7 +3,6 @@
 use redisson::monitor;
 
 use super::*;
-use crate::model::who::{Told, Who};
 
 #[test]
 fn a_lock_whose_holder_is_gone_is_leaked_unless_it_ends_soon_or_is_renewed() {
@@ -57,14 +56,16 @@ fn a_holder_that_its_agent_denies_or_leaves_behind_is_gone() {
             read(&mut model, "a", ms, held(1, 1, minutes(ms)));
             read(&mut model, "b", ms, held(1, 1, minutes(ms)));
             let (agent, a, b) = tells(ms);
-            let who = |told: bool| told.then(|| Who { pid: Some(4711), ..Who::default() });
-            let told = Told {
+            let who = |told: bool| {
+                told.then(|| HolderIdentity { pid: Some(4711), ..HolderIdentity::default() })
+            };
+            let told = AgentReport {
                 agents: vec![(holder(1).client, agent)],
                 holders: vec![(name("b"), holder(1), who(b)), (name("a"), holder(1), who(a))],
                 at: at(ms + 100),
                 steady: SteadyMillis(ms + 100),
             };
-            model.observe(MAIN, Observation::Told(told));
+            model.observe(MAIN, Observation::AgentReport(told));
             if ms < 30_000 {
                 let view = shown(&mut model, "a").unwrap();
                 assert_eq!(problems(&view), [], "{what}: two checks are as far apart");
@@ -82,14 +83,14 @@ fn what_was_told_of_a_hold_ends_with_it() {
     let mut model = model();
     read(&mut model, "a", 0, held(1, 1, Some(600_000)));
     let tell = |model: &mut Model, ms| {
-        let who = Who { pid: Some(4711), ..Who::default() };
-        let told = Told {
+        let who = HolderIdentity { pid: Some(4711), ..HolderIdentity::default() };
+        let told = AgentReport {
             agents: vec![(holder(1).client, true)],
             holders: vec![(name("a"), holder(1), Some(who)), (name("x"), holder(1), None)],
             at: at(ms),
             steady: SteadyMillis(ms),
         };
-        model.observe(MAIN, Observation::Told(told));
+        model.observe(MAIN, Observation::AgentReport(told));
         let view = shown(model, "a").unwrap();
         view.holders[0].client.as_ref().and_then(|client| client.pid)
     };

@@ -5,8 +5,6 @@ mod tasks;
 mod traffic;
 
 use super::*;
-use crate::model::observation::{Beside, Queue};
-use crate::model::view::{Certainty, LockView, ProblemKind, State};
 
 const SURE: Certainty = Certainty::Sure;
 const SUSPECTED: Certainty = Certainty::Suspected;
@@ -37,11 +35,11 @@ fn apply(model: &mut Model, ms: u64, then: &Then) {
         Then::Held(by, ttl) => read(model, "a", ms, held(*by, 1, *ttl)),
         Then::Free => read(model, "a", ms, absent()),
         Then::Queued(by, places) => {
-            let beside = queued(places);
+            let companions = queued(places);
             let reading = match by {
-                None => Reading::Absent { beside },
+                None => Reading::Absent { companions },
                 Some(by) => match held(*by, 1, renewed_ttl(ms)) {
-                    Reading::Lock { hash, ttl, .. } => Reading::Lock { hash, ttl, beside },
+                    Reading::Lock { hash, ttl, .. } => Reading::Lock { hash, ttl, companions },
                     other => other,
                 },
             };
@@ -52,10 +50,13 @@ fn apply(model: &mut Model, ms: u64, then: &Then) {
             let counts = vec![(name("a"), *count)];
             model.observe(MAIN, Observation::Subscribers { counts, at: at(ms), steady });
         }
-        Then::Down => model.observe(MAIN, Observation::Down),
+        Then::Down => model.observe(MAIN, Observation::ServerDown),
         Then::Up(run) => {
             let run_id = Some((*run).to_owned());
-            model.observe(MAIN, Observation::Up { at: at(ms), steady, run_id, cluster: false });
+            model.observe(
+                MAIN,
+                Observation::ServerUp { at: at(ms), steady, run_id, cluster: false },
+            );
         }
         Then::Ahead(ahead_ms) => {
             model.observe(MAIN, Observation::Clock { ahead_ms: *ahead_ms });
@@ -311,7 +312,7 @@ fn a_deadlock_is_told_once_each_wait_is_seen_after_the_newest_hold() {
         let hash = LockHash { holders, ..Default::default() };
         let places: Vec<_> = waits.into_iter().map(|n| (n, 900_000)).collect();
         let reading =
-            Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), beside: queued(&places) };
+            Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), companions: queued(&places) };
         read(model, lock, ms, reading);
     };
     let deadlocked = |model: &mut Model, lock: &str| {
@@ -331,10 +332,10 @@ fn a_deadlock_is_told_once_each_wait_is_seen_after_the_newest_hold() {
     model.tick(at(3_500));
     assert!(deadlocked(&mut model, "a") && deadlocked(&mut model, "b"));
     // While the server is away nothing changes.
-    model.observe(MAIN, Observation::Down);
+    model.observe(MAIN, Observation::ServerDown);
     model.tick(at(4_500));
     assert!(deadlocked(&mut model, "a"));
-    let up = Observation::Up {
+    let up = Observation::ServerUp {
         at: at(5_000),
         steady: SteadyMillis(5_000),
         run_id: None,
@@ -353,9 +354,9 @@ fn readers_wait_for_nobody_that_is_gone() {
     let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
     let holders = vec![Holder { id: id(1), count: 1 }];
     let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
-    let markers = vec![(id(1), observation::Marker::Missing)];
-    let beside = Beside { markers, ..Beside::default() };
-    read(&mut model, "a", 0, Reading::Lock { hash, ttl: Some(Duration::from_secs(9)), beside });
+    let markers = vec![(id(1), Marker::Missing)];
+    let companions = Companions { markers, ..Companions::default() };
+    read(&mut model, "a", 0, Reading::Lock { hash, ttl: Some(Duration::from_secs(9)), companions });
     let view = shown(&mut model, "a").unwrap();
     assert!(view.holders[0].zombie && view.state == State::Held && view.kind == "read");
 }
@@ -366,8 +367,8 @@ fn a_queue_that_was_only_counted_is_dead_when_all_its_deadlines_have_passed() {
         let mut model = model();
         for ms in [1_000, 62_000] {
             let queue = Some(Queue { len: 2, front: Vec::new(), deadlines, passed });
-            let beside = Beside { queue, ..Beside::default() };
-            read(&mut model, "a", ms, Reading::Absent { beside });
+            let companions = Companions { queue, ..Companions::default() };
+            read(&mut model, "a", ms, Reading::Absent { companions });
         }
         let problems = problems(&shown(&mut model, "a").unwrap());
         assert_eq!(!problems.is_empty(), found, "{deadlines} {passed}");
@@ -378,7 +379,8 @@ fn a_queue_that_was_only_counted_is_dead_when_all_its_deadlines_have_passed() {
 fn braces_that_part_a_lock_from_its_channel_matter_in_a_cluster_only() {
     for cluster in [false, true] {
         let mut model = model();
-        let up = Observation::Up { at: at(0), steady: SteadyMillis(0), run_id: None, cluster };
+        let up =
+            Observation::ServerUp { at: at(0), steady: SteadyMillis(0), run_id: None, cluster };
         model.observe(MAIN, up);
         read(&mut model, "a}b", 0, held(1, 1, Some(30_000)));
         assert_eq!(!shown(&mut model, "a}b").unwrap().problems.is_empty(), cluster);
@@ -415,26 +417,31 @@ fn hours_of_health_raise_nothing() {
 #[test]
 fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
     let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
-    let marked = |left: &[(i64, observation::Marker)]| Beside {
+    let marked = |left: &[(i64, Marker)]| Companions {
         markers: left.iter().map(|(n, marker)| (id(*n), *marker)).collect(),
-        ..Beside::default()
+        ..Companions::default()
     };
     let readers = |model: &mut Model, ms| {
         let holders = (1..=2).map(|n| Holder { id: id(n), count: 1 }).collect();
         let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
-        let beside = marked(&[(1, observation::Marker::Endless), (2, LEFT)]);
-        read(model, "a", ms, Reading::Lock { hash, ttl: Some(Duration::from_secs(30)), beside });
+        let companions = marked(&[(1, Marker::Persistent), (2, LEFT)]);
+        read(
+            model,
+            "a",
+            ms,
+            Reading::Lock { hash, ttl: Some(Duration::from_secs(30)), companions },
+        );
     };
-    const LEFT: observation::Marker = observation::Marker::Left(Duration::from_secs(20));
-    const GONE: observation::Marker = observation::Marker::Missing;
+    const LEFT: Marker = Marker::Expires(Duration::from_secs(20));
+    const GONE: Marker = Marker::Missing;
     let mut model = model();
     let asked = |model: &mut Model, ms| {
-        model.hurry(MAIN, &name("a"));
+        model.prioritize(MAIN, &name("a"));
         model.due(MAIN, at(ms), 1).remove(0).known.readers
     };
     readers(&mut model, 0);
-    let absent = |left: &[(i64, observation::Marker)]| Reading::Absent { beside: marked(left) };
-    let endless = (1, observation::Marker::Endless);
+    let absent = |left: &[(i64, Marker)]| Reading::Absent { companions: marked(left) };
+    let endless = (1, Marker::Persistent);
     read(&mut model, "a", 10_000, absent(&[endless, (2, LEFT)]));
     assert_eq!(asked(&mut model, 20_000), [(id(1), 1), (id(2), 1)]);
     read(&mut model, "a", 40_000, absent(&[endless, (2, GONE)]));

@@ -4,8 +4,6 @@ use redisson::ClientId;
 use redisson::shape::{Holder, LockHash};
 
 use super::*;
-use crate::model::observation::Queued;
-use crate::model::who::{Told, Who};
 
 fn id(agent: u8, number: i64) -> HolderId {
     HolderId::new(ClientId::from_random([agent; 16]), number)
@@ -14,21 +12,21 @@ fn id(agent: u8, number: i64) -> HolderId {
 /// A fair lock that one has and another one waits for.
 fn contended(holder: HolderId, waiter: HolderId) -> Reading {
     let hash = LockHash { holders: vec![Holder { id: holder, count: 1 }], ..LockHash::default() };
-    let front = vec![Queued { id: waiter, deadline: Some(900_000) }];
+    let front = vec![QueueEntry { id: waiter, deadline: Some(900_000) }];
     let queue = Some(Queue { len: 1, front, deadlines: 1, passed: 0 });
-    let beside = Beside { queue, ..Beside::default() };
-    Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), beside }
+    let companions = Companions { queue, ..Companions::default() };
+    Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), companions }
 }
 
 /// What is found of two locks, each held by a worker that waits for the other one, as their agents tell it: `waits` of the first
 /// one's wait.
-fn found(waits: Option<&Who>) -> Option<(Certainty, Vec<String>)> {
-    let task = |session: &str, pid| Who {
+fn found(waits: Option<&HolderIdentity>) -> Option<(Certainty, Vec<String>)> {
+    let task = |session: &str, pid| HolderIdentity {
         host: Some("web-1".into()),
         pid: Some(pid),
         session: Some(session.to_owned()),
         owner: Some(0),
-        ..Who::default()
+        ..HolderIdentity::default()
     };
     let mut model = model();
     for ms in [1_000, 2_000, 3_000] {
@@ -43,7 +41,7 @@ fn found(waits: Option<&Who>) -> Option<(Certainty, Vec<String>)> {
         holders.extend(waits.cloned().map(|who| told("b", id(1, 11), who)));
         let (at, steady) = (at(ms + 100), SteadyMillis(ms + 100));
         let agents = [1, 2].map(|agent| (id(agent, 0).client, true)).to_vec();
-        model.observe(MAIN, Observation::Told(Told { agents, holders, at, steady }));
+        model.observe(MAIN, Observation::AgentReport(AgentReport { agents, holders, at, steady }));
         model.tick(at + Duration::from_millis(400));
     }
     let shows = |lock: &str, model: &mut Model| {
@@ -59,20 +57,24 @@ fn found(waits: Option<&Who>) -> Option<(Certainty, Vec<String>)> {
 
 #[test]
 fn workers_that_wait_for_one_another_are_known_by_what_their_agents_tell() {
-    let same = Who { session: Some("s-1".to_owned()), owner: Some(0), ..Who::default() };
+    let same = HolderIdentity {
+        session: Some("s-1".to_owned()),
+        owner: Some(0),
+        ..HolderIdentity::default()
+    };
     let (certainty, evidence) = found(Some(&same)).unwrap();
     assert_eq!((certainty, evidence.len()), (SURE, 2));
     let words = "(process 18 on the host web-1) waits for a";
     assert!(evidence.iter().any(|text| text.contains(words)), "{evidence:?}");
     // A wait that ends by itself.
-    let limited = Who { until: Some(SteadyMillis(60_000)), ..same.clone() };
+    let limited = HolderIdentity { until: Some(SteadyMillis(60_000)), ..same.clone() };
     assert_eq!(found(Some(&limited)).unwrap().0, SUSPECTED);
     // Another task of the same connection, another connection, one that takes several, or nothing told: no circle.
     for other in [
-        Who { owner: Some(7), ..same.clone() },
-        Who { session: Some("s-2".to_owned()), ..same.clone() },
-        Who { owner: None, ..same.clone() },
-        Who { session: None, ..same },
+        HolderIdentity { owner: Some(7), ..same.clone() },
+        HolderIdentity { session: Some("s-2".to_owned()), ..same.clone() },
+        HolderIdentity { owner: None, ..same.clone() },
+        HolderIdentity { session: None, ..same },
     ] {
         assert_eq!(found(Some(&other)), None, "{other:?}");
     }

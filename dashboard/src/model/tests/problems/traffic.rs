@@ -29,7 +29,7 @@ fn monitor_names_those_who_wait_until_they_fall_silent() {
     assert!(waiters(&mut model).is_empty());
     tries(16_000, 7, &mut model);
     tries(16_001, 7, &mut model);
-    model.observe(MAIN, Observation::Tapping { on: false, at: at(17_000) });
+    model.observe(MAIN, Observation::MonitorActive { on: false, at: at(17_000) });
     assert!(waiters(&mut model).is_empty(), "without MONITOR nobody knows");
 }
 
@@ -53,17 +53,17 @@ fn monitor_finds_locks_renewals_and_releases_that_nothing_else_tells() {
     assert!(
         view.problems.is_empty() && view.past.iter().all(|past| past.ended == Some("released"))
     );
-    // Told by MONITOR and by its message it is one release.
-    let events = view.events.shown().len();
+    // AgentReport by MONITOR and by its message it is one release.
+    let events = view.events.views().len();
     traffic(&mut model, 701_000, vec![event("a", 52, Released)]);
     release(&mut model, "a", 701_002);
     read(&mut model, "a", 701_003, absent());
     let view = shown(&mut model, "a").unwrap();
     assert_eq!(
-        (view.events.shown().len().min(events), words(&view).last()),
+        (view.events.views().len().min(events), words(&view).last()),
         (events, Some(&"released"))
     );
-    assert_eq!(view.events.shown().filter(|event| event.at.0 >= 701_000).count(), 1);
+    assert_eq!(view.events.views().filter(|event| event.at.0 >= 701_000).count(), 1);
 }
 
 #[test]

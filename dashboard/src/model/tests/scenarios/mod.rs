@@ -17,9 +17,6 @@ use redisson::shape::LockHash;
 use redisson::{ClientId, HolderId, monitor};
 
 use super::*;
-use crate::model::observation::{Beside, Marker, Queue, Queued};
-use crate::model::view::{Certainty, LockView, ProblemKind};
-use crate::model::who::{Told, Who};
 
 pub(super) const SURE: Certainty = Certainty::Sure;
 pub(super) const SUSPECTED: Certainty = Certainty::Suspected;
@@ -173,8 +170,8 @@ impl Play {
     }
 
     fn begin(&mut self) {
-        self.see(Observation::Listening { on: self.seeing.channels, at: at(0) });
-        self.see(Observation::Tapping { on: self.seeing.monitor, at: at(0) });
+        self.see(Observation::PubSubActive { on: self.seeing.channels, at: at(0) });
+        self.see(Observation::MonitorActive { on: self.seeing.monitor, at: at(0) });
     }
 
     fn steady(&self) -> SteadyMillis {

@@ -65,13 +65,14 @@ impl Play {
                     agents.push((client, there));
                 }
                 let told = there && !self.untold.contains(&one.id);
-                let who = told.then(|| Who { pid: Some(4711), ..Who::default() });
+                let who =
+                    told.then(|| HolderIdentity { pid: Some(4711), ..HolderIdentity::default() });
                 holders.push((name(lock), one.id, who));
             }
         }
         if !holders.is_empty() {
-            let told = Told { agents, holders, at: at(self.now), steady: self.steady() };
-            self.see(Observation::Told(told));
+            let told = AgentReport { agents, holders, at: at(self.now), steady: self.steady() };
+            self.see(Observation::AgentReport(told));
         }
     }
 
@@ -83,9 +84,9 @@ impl Play {
         }
         let companions: Vec<LockName> = self.queues.keys().map(|lock| name(lock)).collect();
         for name in companions {
-            self.see(Observation::Companion { name });
+            self.see(Observation::CompanionKey { name });
         }
-        self.see(Observation::PassEnded { started, steady: self.steady() });
+        self.see(Observation::ScanEnded { started, steady: self.steady() });
     }
 
     pub(super) fn read_what_is_due(&mut self) {
@@ -119,14 +120,14 @@ impl Play {
             len: places.len() as u64,
             front: places
                 .iter()
-                .map(|(id, deadline)| Queued { id: *id, deadline: Some(*deadline) })
+                .map(|(id, deadline)| QueueEntry { id: *id, deadline: Some(*deadline) })
                 .collect(),
             deadlines: places.len() as u64,
             passed: places.iter().filter(|(_, deadline)| *deadline <= self.clock()).count() as u64,
         });
         let of_lock = self.markers.iter().filter(|((of, _), _)| *of == lock);
         let mut markers: Vec<(HolderId, Marker)> =
-            of_lock.map(|((_, id), _)| (*id, Marker::Endless)).collect();
+            of_lock.map(|((_, id), _)| (*id, Marker::Persistent)).collect();
         let key = self.keys.get(lock);
         for one in key.iter().flat_map(|key| &key.hash.holders) {
             if key.is_some_and(|key| key.hash.mode.is_some())
@@ -135,13 +136,13 @@ impl Play {
                 markers.push((one.id, Marker::Missing));
             }
         }
-        let beside = Beside { queue, markers, ..Beside::default() };
+        let companions = Companions { queue, markers, ..Companions::default() };
         match key {
-            None => Reading::Absent { beside },
+            None => Reading::Absent { companions },
             Some(key) => Reading::Lock {
                 hash: key.hash.clone(),
                 ttl: key.ends.map(|ends| Duration::from_millis(ends.saturating_sub(self.now))),
-                beside,
+                companions,
             },
         }
     }
@@ -175,7 +176,7 @@ impl Play {
     pub(super) fn changed(&mut self, lock: &str, expired: bool) {
         if self.seeing.keyspace && !self.down {
             let (name, at, steady) = (name(lock), at(self.now), self.steady());
-            self.see(Observation::Changed { name, expired, at, steady });
+            self.see(Observation::KeyChanged { name, expired, at, steady });
         }
     }
 
@@ -190,14 +191,14 @@ impl Play {
     /// The server cannot be reached any longer; its clients neither.
     pub(super) fn goes_down(&mut self) {
         self.down = true;
-        self.see(Observation::Down);
+        self.see(Observation::ServerDown);
     }
 
     /// It is back: the same run of it, or another one with other keys.
     pub(super) fn comes_back(&mut self, run: &str) {
         self.down = false;
         let (run_id, at, steady) = (Some(run.to_owned()), at(self.now), self.steady());
-        self.see(Observation::Up { at, steady, run_id, cluster: false });
+        self.see(Observation::ServerUp { at, steady, run_id, cluster: false });
     }
 
     /// Nothing is left of its keys.

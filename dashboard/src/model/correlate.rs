@@ -1,0 +1,167 @@
+//! Observations that concern several locks: MONITOR's traffic, deadlocks, clients that are gone, reports of agents.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use redisson::{LockName, monitor};
+
+use super::deadlock::{self, Cycle, Wait};
+use super::{Effect, Model};
+use crate::model::types::{AgentReport, ScopeId, Source, Traffic, WaitView};
+
+/// The most pairs of waiter and holder among which deadlocks are searched.
+const MAX_WAITS: usize = 100_000;
+
+impl Model {
+    /// Applies MONITOR's events. A lock whose holders changed is read at once.
+    pub(super) fn traffic(&mut self, scope_id: ScopeId, traffic: &Traffic) {
+        if traffic.missed > 0 {
+            // The missed events may include grants and waiters that gave up.
+            self.monitor_stopped(scope_id);
+        }
+        for event in &traffic.events {
+            let effect = Effect::Event(Source::Monitor, event.action.as_str());
+            self.effects.push((scope_id, effect));
+            let scope_id = self.home(scope_id, &event.lock);
+            let known = self.scopes[scope_id.0].locks.contains_key(&event.lock);
+            if let (Some(holder), Some(monitor::Address::Tcp(address))) =
+                (event.holder, event.client)
+            {
+                self.scopes[scope_id.0].clients.seen(holder.client, address.ip(), traffic.at);
+            }
+            let is_lock = event.certainty == monitor::Certainty::Certain && event.holder.is_some();
+            if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
+                continue;
+            }
+            let scope = &mut self.scopes[scope_id.0];
+            let context = scope.context(&event.lock);
+            let Some(entry) = scope.locks.get_mut(&event.lock) else { continue };
+            let mut effects = Vec::new();
+            entry.record.traffic(event, traffic.at, traffic.steady, context, &mut effects);
+            let monitored = entry.record.has_monitor_waiters();
+            let prioritize = !known || changes_holders(event.action);
+            self.keep(scope_id, &event.lock, traffic.at, effects);
+            if monitored {
+                self.scopes[scope_id.0].contended.insert(event.lock.clone());
+            }
+            self.settle(scope_id, &event.lock);
+            if prioritize {
+                self.prioritize(scope_id, &event.lock);
+            }
+        }
+    }
+
+    /// Applies a report of agents about themselves and their holders.
+    pub(super) fn agent_report(&mut self, scope_id: ScopeId, report: AgentReport) {
+        let scope = &mut self.scopes[scope_id.0];
+        let agents_changed = scope.clients.report(&report);
+        let mut changed = Vec::new();
+        for (name, id, identity) in report.holders {
+            let denies = scope.clients.would_publish(&id.client);
+            let Some(entry) = scope.locks.get_mut(&name) else { continue };
+            if !entry.record.identify(id, identity, denies, report.at, report.steady) {
+                continue;
+            }
+            entry.record.update_gone(&scope.clients);
+            changed.push(name);
+        }
+        for name in changed {
+            self.settle(scope_id, &name);
+            self.prioritize(scope_id, &name);
+        }
+        if agents_changed {
+            self.update_gone_holders(scope_id);
+        }
+    }
+
+    /// Updates the holders of all locks after clients have gone or come back.
+    pub(super) fn update_gone_holders(&mut self, scope_id: ScopeId) {
+        let scope = &mut self.scopes[scope_id.0];
+        let mut changed = Vec::new();
+        for (name, entry) in &mut scope.locks {
+            if entry.record.update_gone(&scope.clients) {
+                changed.push(name.clone());
+            }
+        }
+        changed.sort_unstable();
+        for name in changed {
+            self.settle(scope_id, &name);
+            self.prioritize(scope_id, &name);
+        }
+    }
+
+    /// Drops waiters that only MONITOR has shown: it shows nothing more, or has missed events.
+    pub(super) fn monitor_stopped(&mut self, scope_id: ScopeId) {
+        let names: Vec<LockName> = self.scopes[scope_id.0].contended.iter().cloned().collect();
+        for name in names {
+            if let Some(entry) = self.scopes[scope_id.0].locks.get_mut(&name) {
+                entry.record.monitor_stopped();
+                self.settle(scope_id, &name);
+            }
+        }
+    }
+
+    /// Searches for deadlocks among the waiters and holders known by name.
+    pub(super) fn detect_deadlocks(&mut self) {
+        let mut locks = Vec::new();
+        for (index, scope) in self.scopes.iter().enumerate() {
+            // While a scope cannot be read, no problem of its locks begins or ends.
+            if scope.readable_since.is_some() {
+                locks.extend(scope.contended.iter().map(|name| (index, name.clone())));
+            }
+        }
+        if locks.is_empty() {
+            return;
+        }
+        let record = |lock: &(usize, LockName)| self.scopes[lock.0].locks.get(&lock.1);
+        let mut waits: Vec<Wait> = Vec::new();
+        for lock in &locks {
+            let Some(entry) = record(lock) else { continue };
+            waits.extend(entry.record.waits(lock).take(MAX_WAITS.saturating_sub(waits.len())));
+        }
+        let mut part_of: HashMap<(usize, LockName), Arc<Cycle>> = HashMap::new();
+        for cycle in deadlock::cycles(&waits) {
+            if !cycle.is_confirmed() {
+                // Its waits may not have overlapped in time: the next readings decide.
+                for wait in &cycle.waits {
+                    self.prioritize(ScopeId(wait.lock.0), &wait.lock.1);
+                }
+                continue;
+            }
+            let shown = cycle.waits.iter().map(|wait| WaitView {
+                waiter: wait.waiter.to_string(),
+                lock: self.scopes[wait.lock.0].id(&wait.lock.1),
+                holder: wait.holder.to_string(),
+            });
+            let cycle = Arc::new(Cycle { shown: shown.collect(), ..cycle });
+            for wait in &cycle.waits {
+                part_of.insert(wait.lock.clone(), Arc::clone(&cycle));
+            }
+        }
+        for lock in locks {
+            let scope_id = ScopeId(lock.0);
+            let context = self.scopes[lock.0].context(&lock.1);
+            let Some(entry) = self.scopes[lock.0].locks.get_mut(&lock.1) else { continue };
+            let mut effects = Vec::new();
+            entry.record.set_cycle(part_of.remove(&lock), context, &mut effects);
+            self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
+            self.settle(scope_id, &lock.1);
+        }
+    }
+}
+
+/// Returns whether an event changes the lock's holders or their counts.
+fn changes_holders(what: monitor::Action) -> bool {
+    use monitor::Action;
+    matches!(
+        what,
+        Action::Acquired { .. }
+            | Action::Reentered { .. }
+            | Action::Recounted { .. }
+            | Action::PartlyReleased
+            | Action::Released
+            | Action::HandedOver { .. }
+            | Action::ForceReleased
+            | Action::Vanished
+    )
+}

@@ -1,0 +1,155 @@
+//! Problems of a lock: found, explained and cleared.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Effect, Record, ScopeContext};
+use crate::clock::SteadyMillis;
+use crate::model::problem::{Case, ORPHAN_GAP, Verdict, advice, explain, judge};
+use crate::model::types::{ArchiveEntry, LockEvent, ProblemKind, ProblemView, Source, Stamp};
+use crate::model::waiting::Waiter;
+
+/// The additional time after its limit within which a problem of an earlier run must be found again: a renewal has to be
+/// seen twice, or a holder's absence.
+const FOUND_AGAIN: Duration = Duration::from_secs(300);
+
+impl Record {
+    /// Updates its problems after a reading.
+    pub(super) fn judge(
+        &mut self,
+        now: Stamp,
+        source: Source,
+        context: ScopeContext,
+        effects: &mut Vec<Effect>,
+    ) {
+        let holders: Vec<_> = self.holds.iter().map(|hold| (hold.id, hold.count)).collect();
+        let cold = self.cold.as_deref();
+        let waiters: Vec<Waiter> =
+            cold.map(|cold| cold.waiting.waiters().copied().collect()).unwrap_or_default();
+        let (gone, expired, cycle, odd) = (
+            cold.and_then(|cold| cold.gone.clone()),
+            cold.and_then(|cold| cold.expired.clone()),
+            cold.and_then(|cold| cold.cycle.clone()),
+            cold.and_then(|cold| cold.odd.clone()),
+        );
+        let case = Case {
+            now,
+            holders: &holders,
+            confirmed: self.confirmed,
+            ttl: self.ttl,
+            bare_since: self.bare_since,
+            renewed: self.lease.lease().filter(|_| self.lease.renewed()),
+            still_since: self.still_since,
+            listening_since: context.listening_since,
+            silent: self.is_silent() || context.cluster,
+            typical: self.hold_history.as_ref().and_then(|history| history.p99()),
+            rule: self.rule,
+            waiters: &waiters,
+            subscribers: cold.and_then(|cold| cold.waiting.subscribers),
+            gone: gone.as_ref(),
+            expired: expired.as_ref(),
+            cycle: cycle.as_deref(),
+            tracked: cold.map_or(&[], |cold| &cold.tracked),
+            orphan_since: cold.and_then(|cold| cold.orphan_since),
+            left: cold.map_or(0, |cold| cold.left.len()),
+            odd: odd.as_deref(),
+        };
+        let verdicts = judge(&case);
+        let earlier = cold.map_or(&[][..], |cold| &cold.earlier_problems);
+        let mut begun = Vec::new();
+        let mut problems = Vec::with_capacity(verdicts.len());
+        for verdict in &verdicts {
+            match self.problems.iter().find(|old| old.problem == verdict.problem) {
+                Some(old) if old.certainty == verdict.certainty => {
+                    // The holder's identity may have become known since.
+                    let advice = advice(&case, *verdict);
+                    problems.push(ProblemView { advice, ..old.clone() });
+                }
+                Some(old) => {
+                    effects.push(self.detected(verdict));
+                    let verdict = Verdict { since: old.since, ..*verdict };
+                    problems.push(explain(&case, verdict));
+                    self.dirty = true;
+                }
+                None => {
+                    effects.push(self.detected(verdict));
+                    let known = earlier.iter().find(|(known, _)| *known == verdict.problem);
+                    let since = known.map_or(verdict.since, |(_, since)| verdict.since.min(*since));
+                    problems.push(explain(&case, Verdict { since, ..*verdict }));
+                    begun.push(verdict.problem);
+                }
+            }
+        }
+        let over: Vec<ProblemKind> = self
+            .problems
+            .iter()
+            .map(|old| old.problem)
+            .filter(|old| !verdicts.iter().any(|new| new.problem == *old))
+            .collect();
+        self.problems = problems;
+        self.clear_acknowledgements(&over, now.steady, effects);
+        self.mark_acknowledged();
+        for verdict in &verdicts {
+            if begun.contains(&verdict.problem) {
+                let id = self.id.clone();
+                let note =
+                    ArchiveEntry::Problem(id, verdict.problem, verdict.certainty, verdict.since);
+                effects.push(Effect::Archive(Box::new(note)));
+            }
+        }
+        for problem in &over {
+            self.cleared(*problem, now.steady, effects);
+        }
+        self.clear_earlier(now, effects);
+        for problem in begun {
+            self.event(now.steady, source, LockEvent::Problem(problem), effects);
+        }
+        for problem in over {
+            self.event(now.steady, source, LockEvent::Cleared(problem), effects);
+        }
+    }
+
+    /// Ends problems of an earlier run that were not found again in the time that this takes.
+    fn clear_earlier(&mut self, now: Stamp, effects: &mut Vec<Effect>) {
+        let limits = [self.rule.stuck_after, self.rule.starving_after];
+        let slowest = limits.into_iter().flatten().fold(ORPHAN_GAP, Duration::max);
+        let time_is_up = now.received.since(self.known_since) > slowest + FOUND_AGAIN;
+        let Some(cold) = self.cold.as_mut().filter(|cold| !cold.earlier_problems.is_empty()) else {
+            return;
+        };
+        let problems = &self.problems;
+        cold.earlier_problems
+            .retain(|(earlier, _)| problems.iter().all(|found| found.problem != *earlier));
+        if time_is_up {
+            for (problem, _) in std::mem::take(&mut cold.earlier_problems) {
+                self.cleared(problem, now.steady, effects);
+            }
+        }
+    }
+
+    /// Ends all problems as of the newest reading, since the lock is about to be dropped.
+    pub fn clear_all(&mut self, effects: &mut Vec<Effect>) {
+        let last = self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady);
+        let earlier = self.cold.as_mut().map(|cold| std::mem::take(&mut cold.earlier_problems));
+        let earlier = earlier.into_iter().flatten().map(|(problem, _)| problem);
+        let found = std::mem::take(&mut self.problems).into_iter().map(|found| found.problem);
+        for problem in earlier.chain(found) {
+            self.cleared(problem, last, effects);
+        }
+    }
+
+    fn cleared(&self, problem: ProblemKind, at: SteadyMillis, effects: &mut Vec<Effect>) {
+        let note = ArchiveEntry::Cleared(self.id.clone(), problem, at);
+        effects.push(Effect::Archive(Box::new(note)));
+    }
+
+    /// Returns whether it may be released without a message that arrives here: a fair lock without waiters, and one
+    /// reader of several. In a cluster every lock may be, on sharded channels that this program does not listen to.
+    fn is_silent(&self) -> bool {
+        self.fair || (self.mode.is_some() && self.holds.len() > 1)
+    }
+
+    fn detected(&self, verdict: &Verdict) -> Effect {
+        Effect::Detected(verdict.problem, verdict.certainty, Arc::clone(&self.group))
+    }
+}

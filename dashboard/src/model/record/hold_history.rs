@@ -1,0 +1,134 @@
+//! The holds of one lock that have ended.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::HolderId;
+
+use crate::model::types::{PastHold, PastHoldView, PastWait, PastWaitView, Since};
+
+/// The most holds that a lock retains. The history on disk has more.
+const MAX_PAST: usize = 8;
+/// Durations that the typical hold is computed from.
+const MAX_DURATIONS: usize = 64;
+/// With fewer durations than this no hold is typical.
+const MIN_DURATIONS: usize = 20;
+
+/// Holds that have ended. Many locks have none: they are held for as long as anybody watches.
+#[derive(Debug, Default)]
+pub(super) struct HoldHistory {
+    /// Durations of the latest holds whose beginning and end were both observed, in milliseconds.
+    durations: VecDeque<u32>,
+    holds: VecDeque<PastHold>,
+    longest: Option<PastHold>,
+    /// Few locks have one.
+    longest_wait: Option<Box<PastWait>>,
+    views: Option<Arc<[PastHoldView]>>,
+    /// Holds that an earlier run of this program saw begin, until they are seen again.
+    pub(super) remembered: Vec<(HolderId, Since)>,
+}
+
+impl HoldHistory {
+    /// Adds a hold, in place of the oldest where there are too many.
+    pub(super) fn push(&mut self, hold: PastHold) {
+        self.views = None;
+        if self.longest.is_none_or(|longest| longest.millis() < hold.millis()) {
+            self.longest = Some(hold);
+        }
+        if self.holds.len() >= MAX_PAST {
+            self.holds.pop_front();
+        }
+        if self.holds.len() == self.holds.capacity() {
+            self.holds.reserve_exact(self.holds.len().max(1));
+        }
+        self.holds.push_back(hold);
+    }
+
+    /// Adds the duration of a hold whose beginning and end were both observed.
+    pub(super) fn push_duration(&mut self, held: Duration) {
+        if self.durations.len() >= MAX_DURATIONS {
+            self.durations.pop_front();
+        }
+        self.durations.push_back(u32::try_from(held.as_millis()).unwrap_or(u32::MAX));
+    }
+
+    /// Returns the duration that 99 of 100 holds did not exceed; none before there are enough of them.
+    pub(super) fn p99(&self) -> Option<Duration> {
+        if self.durations.len() < MIN_DURATIONS {
+            return None;
+        }
+        let mut sorted: Vec<u32> = self.durations.iter().copied().collect();
+        sorted.sort_unstable();
+        let index = (sorted.len() * 99).div_ceil(100) - 1;
+        Some(Duration::from_millis(u64::from(sorted[index])))
+    }
+
+    /// Adds a wait that has ended; only the longest is retained.
+    pub(super) fn push_wait(&mut self, wait: PastWait) {
+        if self.longest_wait.as_ref().is_none_or(|longest| longest.millis() < wait.millis()) {
+            self.longest_wait = Some(Box::new(wait));
+        }
+    }
+
+    pub(super) fn longest_wait(&self) -> Option<Box<PastWaitView>> {
+        self.longest_wait.as_ref().map(|wait| Box::new(wait.view()))
+    }
+
+    /// Returns the newest hold of that holder.
+    pub(super) fn newest_of(&self, id: &HolderId) -> Option<&PastHold> {
+        self.holds.iter().rev().find(|hold| hold.id == *id)
+    }
+
+    pub(super) fn longest(&self) -> Option<Box<PastHoldView>> {
+        self.longest.as_ref().map(|hold| Box::new(hold.view()))
+    }
+
+    /// Returns the latest holds for display, newest first.
+    pub(super) fn views(&mut self) -> Arc<[PastHoldView]> {
+        let holds = &self.holds;
+        if holds.is_empty() {
+            return Arc::default();
+        }
+        let views =
+            self.views.get_or_insert_with(|| holds.iter().rev().map(PastHold::view).collect());
+        Arc::clone(views)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redisson::ClientId;
+
+    use super::*;
+    use crate::clock::SteadyMillis;
+    use crate::model::types::Ending;
+
+    #[test]
+    fn the_latest_holds_and_the_longest_are_retained() {
+        let hold = |i: u64| PastHold {
+            id: HolderId::new(ClientId::from_random([1; 16]), i64::try_from(i).unwrap()),
+            since: Since { at: SteadyMillis(i * 100), exact: true },
+            to: SteadyMillis(i * 100 + if i == 3 { 90 } else { 10 }),
+            ended: Ending::Released,
+        };
+        let mut history = HoldHistory::default();
+        (0..50).for_each(|i| history.push(hold(i)));
+        let views = history.views();
+        assert_eq!((views.len(), views[0].since.at), (MAX_PAST, SteadyMillis(4_900)));
+        assert_eq!(history.longest().unwrap().since.at, SteadyMillis(300));
+        assert!(history.newest_of(&hold(49).id).is_some());
+        assert!(history.newest_of(&hold(3).id).is_none());
+    }
+
+    #[test]
+    fn a_typical_hold_needs_twenty_durations() {
+        let mut history = HoldHistory::default();
+        for _ in 0..19 {
+            history.push_duration(Duration::from_millis(10));
+        }
+        assert_eq!(history.p99(), None);
+        history.push_duration(Duration::from_secs(5));
+        assert_eq!(history.p99(), Some(Duration::from_secs(5)));
+    }
+}

@@ -1,0 +1,94 @@
+//! Identities of a lock's holders and waiters, from agents and the list of clients.
+
+use redisson::{HolderId, Moment};
+
+use super::Record;
+use crate::clock::SteadyMillis;
+use crate::model::clients::Clients;
+use crate::model::problem::Gone;
+use crate::model::types::{HolderIdentity, Source, TrackedHolder};
+
+impl Record {
+    /// Updates whether its holder is gone; that of a renewed lock is alive, whatever else was seen. Returns true if that
+    /// changed.
+    pub fn update_gone(&mut self, clients: &Clients) -> bool {
+        let denied = |id: &HolderId| {
+            let since = self.tracked(id)?.denied_since()?;
+            let seen = format!("its agent lives, and tells nothing of {id}");
+            Some(Gone { since, seen })
+        };
+        let gone = self
+            .holds
+            .iter()
+            .find_map(|hold| clients.gone(&hold.id.client).or_else(|| denied(&hold.id)));
+        let rose_since = |gone: &Gone| self.rose.is_some_and(|rose| rose >= gone.since);
+        let gone = gone.filter(|gone| !self.lease.renewed() && !rose_since(gone));
+        let before = self.cold.as_ref().and_then(|cold| cold.gone.as_ref());
+        if before == gone.as_ref() {
+            return false;
+        }
+        self.add_source(Source::Identity);
+        self.cold().gone = gone;
+        self.thin_out();
+        self.dirty = true;
+        true
+    }
+
+    /// Applies an agent's report about a holder or waiter: its identity, or none. `denies`: the agent would publish a holder
+    /// that it had. Returns true if anything changed.
+    pub fn identify(
+        &mut self,
+        id: HolderId,
+        identity: Option<HolderIdentity>,
+        denies: bool,
+        at: Moment,
+        steady: SteadyMillis,
+    ) -> bool {
+        let holds = self.holds.iter().any(|hold| hold.id == id);
+        // A wait may be too young to be published, or over by now: only a holder is denied.
+        let relevant = match identity {
+            Some(_) => holds || self.waits_by_name(&id),
+            None => holds && denies,
+        };
+        if !relevant {
+            return false;
+        }
+        if identity.is_some() {
+            self.confirm();
+            self.add_source(Source::Identity);
+        }
+        let tracked = &mut self.cold().tracked;
+        let index = tracked.iter().position(|known| known.id == id).unwrap_or_else(|| {
+            tracked.push(TrackedHolder::new(id));
+            tracked.len() - 1
+        });
+        let changed = match identity {
+            Some(identity) => tracked[index].identify(identity),
+            None => tracked[index].deny(at, steady),
+        };
+        self.dirty |= changed;
+        changed
+    }
+
+    fn waits_by_name(&self, id: &HolderId) -> bool {
+        self.cold.as_ref().is_some_and(|cold| cold.waiting.waiters().any(|w| w.id == *id))
+    }
+
+    pub(super) fn tracked(&self, id: &HolderId) -> Option<&TrackedHolder> {
+        self.cold.as_ref()?.tracked.iter().find(|known| known.id == *id)
+    }
+
+    /// Drops reports about holders that are no longer of interest.
+    pub(super) fn drop_untracked(&mut self) {
+        let Some(cold) = self.cold.as_mut().filter(|cold| !cold.tracked.is_empty()) else { return };
+        let expired = cold.expired.as_ref().map(|expired| expired.holder);
+        let holds = &self.holds;
+        let waits = |id| cold.waiting.waiters().any(|waiter| waiter.id == id);
+        cold.tracked.retain(|known| {
+            expired == Some(known.id)
+                || holds.iter().any(|hold| hold.id == known.id)
+                || waits(known.id)
+        });
+        self.thin_out();
+    }
+}

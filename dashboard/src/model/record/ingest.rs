@@ -1,0 +1,486 @@
+//! Effects of readings and messages on a lock's record.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::shape::LockHash;
+use redisson::{HolderId, Moment};
+
+use super::{Effect, Hold, Record, ScopeContext, millis};
+use crate::clock::SteadyMillis;
+use crate::model::contention::Count;
+use crate::model::lease::Step;
+use crate::model::problem::Expired;
+use crate::model::types::{
+    ArchiveEntry, Certainty, EndCause, Ending, LockEvent, Marker, PastHold, QueueEntry, Reading,
+    Since, Source, Stamp,
+};
+use crate::model::waiting::Waiting;
+
+/// The uncertainty up to which a hold's beginning counts as exact.
+const EXACT: Duration = Duration::from_secs(1);
+/// The time left at the last reading up to which a lease counts as expired rather than released.
+const NEAR_END: Duration = Duration::from_secs(1);
+/// The time left at a reading that finds the lock gone, up to which its lease counts as expired.
+const RUN_OUT: Duration = Duration::from_millis(200);
+/// The most readers whose markers are read after the lock has vanished.
+const MAX_LEFT: usize = 16;
+/// The time within which two sources report the same release.
+const SAME_RELEASE: Duration = Duration::from_millis(200);
+
+impl Record {
+    /// Applies a reading that shows the lock held.
+    pub(super) fn read_held(
+        &mut self,
+        stamp: Stamp,
+        source: Source,
+        hash: &LockHash,
+        ttl: Option<Duration>,
+        context: ScopeContext,
+        effects: &mut Vec<Effect>,
+    ) {
+        let last = self.stamp.replace(stamp);
+        let released = self.released.take_if(|(at, _)| stamp.sent >= *at).map(|(at, _)| at);
+        let before = if released.is_some() { Vec::new() } else { std::mem::take(&mut self.holds) };
+        // A hold not seen before began after the newest sign that it did not exist.
+        let window = released
+            .or_else(|| last.map(|last| last.sent))
+            .or(context.pass_began)
+            .map(|earliest| stamp.received.since(earliest));
+        let since = Since { at: stamp.steady, exact: window.is_some_and(|window| window <= EXACT) };
+        let mut moved = released.is_some();
+        let mut holds = Vec::with_capacity(hash.holders.len());
+        for holder in &hash.holders {
+            let known = before.iter().find(|hold| hold.id == holder.id);
+            let hold = match known {
+                Some(hold) if hold.count == holder.count => *hold,
+                Some(hold) => {
+                    moved = true;
+                    let what = LockEvent::Reentered(holder.id, hold.count, holder.count);
+                    self.event(stamp.steady, source, what, effects);
+                    Hold { count: holder.count, ..*hold }
+                }
+                None => {
+                    moved = true;
+                    let taken = self.taken(holder.id, stamp);
+                    let what = match (taken, window) {
+                        (Some(_), _) => LockEvent::Taken(holder.id, 0),
+                        (None, Some(window)) => LockEvent::Taken(holder.id, millis(window)),
+                        (None, None) => LockEvent::FoundHeld(holder.id),
+                    };
+                    if matches!(what, LockEvent::Taken(..)) {
+                        self.count(source, Count::Acquired, effects);
+                    }
+                    self.event(stamp.steady, source, what, effects);
+                    let (from, since) = match taken {
+                        Some((at, steady)) => (at, Since { at: steady, exact: true }),
+                        None => (stamp.received, self.since_remembered(holder.id, since)),
+                    };
+                    if self.confirmed {
+                        let note = ArchiveEntry::Began(self.id.clone(), holder.id, since);
+                        effects.push(Effect::Archive(Box::new(note)));
+                    }
+                    Hold {
+                        id: holder.id,
+                        count: holder.count,
+                        since,
+                        first: stamp.sent,
+                        from,
+                        marker: None,
+                    }
+                }
+            };
+            holds.push(hold);
+        }
+        for gone in before.iter().filter(|hold| !hash.holders.iter().any(|h| h.id == hold.id)) {
+            moved = true;
+            let over = self.has_expired(last, stamp);
+            let ended = if over { Ending::RanOut } else { Ending::Vanished };
+            self.end(*gone, stamp.received, stamp.steady, ended, effects);
+            self.consider_expired(*gone, last, stamp, source, context);
+            let what = LockEvent::Vanished(gone.id, EndCause::OthersHold);
+            self.event(stamp.steady, source, what, effects);
+        }
+        self.holds = holds;
+        self.dirty |= self.mode != hash.mode;
+        self.mode.clone_from(&hash.mode);
+        self.look_for_odd(hash, context);
+        if let Some(cold) = &mut self.cold {
+            cold.orphan_since = None;
+            cold.left.clear();
+            cold.taken.take_if(|(_, at, _)| *at <= stamp.sent);
+            if moved {
+                cold.gone = None;
+            }
+            let ids: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
+            // A reader that wants to write waits for itself: its queue entry is the write side's.
+            for waiter in cold.waiting.remove(&ids) {
+                self.waited(waiter, Some(stamp.steady), source, effects);
+            }
+        }
+        let was_renewed = self.lease.renewed();
+        if moved || last.is_none() {
+            self.still_since = (stamp.received, stamp.steady);
+            self.renewals = None;
+            self.lease.restart(stamp.received, ttl, window.filter(|window| *window <= EXACT));
+        } else {
+            let step = self.lease.read(stamp.received, stamp.slack(), ttl);
+            self.dirty |= step != Step::Ran;
+            if step == Step::Rose {
+                self.rose = Some(stamp.steady);
+                // It has run since then, but was not yet renewed at the last reading.
+                let ran = self.lease.lease().zip(ttl).map(|(lease, ttl)| lease.saturating_sub(ttl));
+                let at = stamp.steady.0.saturating_sub(ran.map_or(0, millis));
+                self.add_renewal(SteadyMillis(at.max(last.map_or(0, |last| last.steady.0))));
+            }
+            if let Some(cold) = self.cold.as_mut().filter(|_| step == Step::Rose) {
+                // A holder that renews is alive, whatever else was seen.
+                cold.gone = None;
+            }
+        }
+        if self.lease.renewed() && !was_renewed {
+            let lease = self.lease.lease().map_or(0, millis);
+            self.event(stamp.steady, source, LockEvent::Renewed(lease), effects);
+        }
+        self.dirty |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
+        self.ttl = ttl;
+        self.bare_since = if ttl.is_some() { None } else { self.bare_since.or(Some(stamp)) };
+    }
+
+    /// Records a renewal at that instant.
+    pub(super) fn add_renewal(&mut self, at: SteadyMillis) {
+        let lease = self.lease.lease();
+        Arc::make_mut(self.renewals.get_or_insert_default()).add(at, lease);
+    }
+
+    fn look_for_odd(&mut self, hash: &LockHash, context: ScopeContext) {
+        let odd = hash.malformed().or_else(|| {
+            // Only in a cluster can a lock and its companions be in different slots.
+            let apart = context.cluster && !self.id.name.companions_share_slot();
+            apart
+                .then(|| "braces in its name keep its channel and queue in another slot".to_owned())
+        });
+        if odd.is_some() || self.cold.is_some() {
+            self.cold().odd = odd;
+        }
+    }
+
+    /// Records the expiry of a hold that had been renewed, if it was seen shortly before its end, so that nobody can have
+    /// released it unobserved since.
+    fn consider_expired(
+        &mut self,
+        hold: Hold,
+        last: Option<Stamp>,
+        stamp: Stamp,
+        source: Source,
+        context: ScopeContext,
+    ) {
+        let (Some(last), Some(ttl), Some(lease)) = (last, self.ttl, self.lease.lease()) else {
+            return;
+        };
+        let watched = context.readable_since.is_some_and(|since| since <= last.sent);
+        let near = ttl <= NEAR_END;
+        let over = self.has_expired(Some(last), stamp);
+        if !self.lease.renewed() || context.restarted || !watched || !near || !over {
+            return;
+        }
+        if self.is_known_to_have_lost(&hold.id, last) {
+            return;
+        }
+        let seen = format!(
+            "{} had renewed it to about {:.1} s; last seen with {:.1} s left, then it was gone, and no release was told",
+            hold.id,
+            lease.as_secs_f64(),
+            ttl.as_secs_f64()
+        );
+        let (holder, certainty) = (hold.id, Certainty::Suspected);
+        let at = (stamp.received, stamp.steady);
+        self.cold().expired = Some(Expired { at, holder, certainty, source, seen });
+    }
+
+    /// Applies a notification that its key was changed.
+    pub fn on_key_changed(&mut self) {
+        self.add_source(Source::Keyspace);
+    }
+
+    /// Applies a notification that its key has expired. The next reading shows the new state.
+    pub fn on_key_expired(
+        &mut self,
+        at: Moment,
+        steady: SteadyMillis,
+        context: ScopeContext,
+        effects: &mut Vec<Effect>,
+    ) {
+        let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at);
+        if newer || self.released.is_some() || !self.is_held() {
+            return;
+        }
+        let lease = self.lease.lease().filter(|_| self.lease.renewed());
+        for hold in std::mem::take(&mut self.holds) {
+            self.end(hold, at, steady, Ending::RanOut, effects);
+            self.event(
+                steady,
+                Source::Keyspace,
+                LockEvent::Vanished(hold.id, EndCause::RanOut),
+                effects,
+            );
+            let last = self.stamp;
+            let known = last.is_some_and(|last| self.is_known_to_have_lost(&hold.id, last));
+            let Some(lease) = lease.filter(|_| !context.restarted && !known) else { continue };
+            let seen = format!(
+                "{} had renewed it to about {:.1} s; then the server told that its key had expired",
+                hold.id,
+                lease.as_secs_f64()
+            );
+            let (holder, certainty) = (hold.id, Certainty::Suspected);
+            let (at, source) = ((at, steady), Source::Keyspace);
+            self.cold().expired = Some(Expired { at, holder, certainty, source, seen });
+        }
+        self.free_since = at;
+        self.ttl = None;
+        self.bare_since = None;
+    }
+
+    /// Returns whether its holder is known to have returned too late, since that reading.
+    fn is_known_to_have_lost(&self, id: &HolderId, last: Stamp) -> bool {
+        let expired = self.cold.as_ref().and_then(|cold| cold.expired.as_ref());
+        expired.is_some_and(|expired| {
+            expired.certainty == Certainty::Sure
+                && expired.holder == *id
+                && expired.at.0 >= last.received
+        })
+    }
+
+    /// Returns whether the last time to live had expired by this reading.
+    fn has_expired(&self, last: Option<Stamp>, stamp: Stamp) -> bool {
+        let end = last.zip(self.ttl).map(|(last, ttl)| last.received + ttl);
+        end.is_some_and(|end| end.since(stamp.received) <= RUN_OUT)
+    }
+
+    /// Applies a reading that finds no lock.
+    pub(super) fn read_nothing(
+        &mut self,
+        stamp: Stamp,
+        source: Source,
+        reading: &Reading,
+        context: ScopeContext,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !self.is_newer(stamp) {
+            return;
+        }
+        let last = self.stamp.replace(stamp);
+        let released = self.released.take().is_some();
+        if released || last.is_none() || self.is_held() {
+            self.free_since = stamp.received;
+        }
+        let shared = self.mode.is_some();
+        for hold in std::mem::take(&mut self.holds) {
+            self.dirty = true;
+            if shared && !hold.id.write && hold.marker != Some(Marker::Missing) {
+                self.note_left(hold);
+            }
+            if released {
+                continue;
+            }
+            if matches!(reading, Reading::Absent { .. }) {
+                self.consider_expired(hold, last, stamp, source, context);
+            }
+            let left =
+                last.zip(self.ttl).map(|(last, ttl)| (last.received + ttl).since(stamp.received));
+            let end = match reading {
+                Reading::Other(what) => EndCause::Replaced(what.clone()),
+                _ if context.restarted => {
+                    effects.push(Effect::LostInRestart);
+                    EndCause::ServerRestarted
+                }
+                _ => match left {
+                    Some(left) if left > RUN_OUT => EndCause::Early(millis(left)),
+                    Some(_) => EndCause::RanOut,
+                    None => EndCause::Early(0),
+                },
+            };
+            let ended = match end {
+                EndCause::Replaced(_) => Ending::Replaced,
+                EndCause::ServerRestarted => Ending::Restarted,
+                EndCause::RanOut => Ending::RanOut,
+                EndCause::Early(_) | EndCause::OthersHold => Ending::Vanished,
+            };
+            self.end(hold, stamp.received, stamp.steady, ended, effects);
+            self.event(stamp.steady, source, LockEvent::Vanished(hold.id, end), effects);
+        }
+        self.ttl = None;
+        self.bare_since = None;
+        self.look_for_orphans(stamp, reading);
+        self.judge(stamp, source, context, effects);
+        self.thin_out();
+    }
+
+    /// Notes a reader that held the lock when it vanished: its markers may still be there.
+    fn note_left(&mut self, hold: Hold) {
+        let left = &mut self.cold().left;
+        if left.len() < MAX_LEFT {
+            left.push((hold.id, hold.count));
+        }
+    }
+
+    /// Looks for leftovers of an absent lock: a dead first queue entry, or markers of readers.
+    fn look_for_orphans(&mut self, stamp: Stamp, reading: &Reading) {
+        let Some(cold) = &mut self.cold else { return };
+        (cold.gone, cold.odd) = (None, None);
+        cold.taken.take_if(|(_, at, _)| *at <= stamp.sent);
+        let Reading::Absent { companions } = reading else {
+            cold.orphan_since = None;
+            return cold.left.clear();
+        };
+        if companions.is_unavailable() {
+            return;
+        }
+        let marker =
+            |id| companions.markers.iter().find(|(known, _)| *known == id).map(|(_, m)| *m);
+        cold.left.retain(|(id, _)| marker(*id) != Some(Marker::Missing));
+        let marked = cold.left.iter().any(|(id, _)| marker(*id).is_some());
+        let dead = is_dead(&cold.waiting) || marked;
+        cold.orphan_since = dead.then(|| cold.orphan_since.unwrap_or(stamp));
+    }
+
+    /// Applies a release, from a message or from MONITOR: all holds that began before it have ended.
+    pub fn released(
+        &mut self,
+        at: Moment,
+        steady: SteadyMillis,
+        source: Source,
+        ended: Ending,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.add_source(source);
+        self.confirm();
+        // Both report the same release, and either may be first.
+        let twice = |(told, by): (Moment, Source)| by != source && at.since(told) <= SAME_RELEASE;
+        if self.last_release.is_some_and(twice) {
+            return;
+        }
+        self.last_release = Some((at, source));
+        if let Some(cold) = &mut self.cold {
+            // The hold that seemed to have expired was released at that very moment; the reading was quicker.
+            cold.expired.take_if(|expired| {
+                expired.certainty == Certainty::Suspected && at.since(expired.at.0) <= NEAR_END
+            });
+        }
+        if let Some(stamp) = self.stamp.filter(|stamp| stamp.sent >= at) {
+            return self.released_before(stamp, at, steady, source, effects);
+        }
+        let known: Vec<Hold> =
+            if self.released.is_some() { Vec::new() } else { self.holds.clone() };
+        for hold in &known {
+            self.end(*hold, at, steady, ended, effects);
+            let what = LockEvent::Released(Some(hold.id));
+            self.event(steady, source, what, effects);
+        }
+        if known.is_empty() {
+            self.released_unread(at, steady, source, ended, effects);
+        }
+        if !self.is_held() {
+            self.free_since = self.free_since.max(at);
+        }
+        self.released = Some(self.released.map_or((at, steady), |before| before.max((at, steady))));
+    }
+
+    /// Applies a release of a hold that no reading has shown.
+    fn released_unread(
+        &mut self,
+        at: Moment,
+        steady: SteadyMillis,
+        source: Source,
+        ended: Ending,
+        effects: &mut Vec<Effect>,
+    ) {
+        let taken = self.cold.as_mut().and_then(|cold| cold.taken.take());
+        let Some((id, from, since)) = taken else {
+            self.count(source, Count::Acquired, effects);
+            return self.event(steady, source, LockEvent::Released(None), effects);
+        };
+        // MONITOR saw it whole. So short a hold is not archived: there may be thousands a second.
+        let past = PastHold { id, since: Since { at: since, exact: true }, to: steady, ended };
+        let history = self.hold_history();
+        history.push_duration(at.since(from));
+        history.push(past);
+        self.count(source, Count::Held(past), effects);
+        self.event(since, Source::Monitor, LockEvent::Taken(id, 0), effects);
+        self.event(steady, source, LockEvent::Released(Some(id)), effects);
+    }
+
+    /// Returns the instant at which MONITOR saw that holder acquire it, unless a later reading disagrees.
+    fn taken(&self, id: HolderId, stamp: Stamp) -> Option<(Moment, SteadyMillis)> {
+        let (by, at, steady) = self.cold.as_ref()?.taken?;
+        (by == id && at <= stamp.received).then_some((at, steady))
+    }
+
+    /// Counts something for the last hour, if it is proved to be a lock.
+    pub(super) fn count(&self, source: Source, count: Count, effects: &mut Vec<Effect>) {
+        if self.confirmed {
+            effects.push(Effect::Count(source, count));
+        }
+    }
+
+    /// Applies a release that is reported after a newer reading: the holds that the reading shows began after the release.
+    fn released_before(
+        &mut self,
+        newer: Stamp,
+        at: Moment,
+        steady: SteadyMillis,
+        source: Source,
+        effects: &mut Vec<Effect>,
+    ) {
+        let exact = newer.received.since(at) <= EXACT;
+        let mut restarted = false;
+        for hold in self.holds.iter_mut().filter(|hold| hold.first < at) {
+            hold.first = newer.sent;
+            hold.from = at;
+            hold.since = Since { at: steady, exact };
+            restarted = true;
+        }
+        if restarted {
+            self.still_since = (at, steady);
+            self.count(source, Count::Acquired, effects);
+            self.event(steady, source, LockEvent::Released(None), effects);
+        }
+    }
+
+    /// Records the end of a hold, and its duration where the beginning is exact.
+    pub(super) fn end(
+        &mut self,
+        hold: Hold,
+        at: Moment,
+        steady: SteadyMillis,
+        ended: Ending,
+        effects: &mut Vec<Effect>,
+    ) {
+        let ended = if self.is_forced(&hold.id, at) { Ending::Forced } else { ended };
+        let past = PastHold { id: hold.id, since: hold.since, to: steady, ended };
+        let history = self.hold_history();
+        if hold.since.exact && ended != Ending::Forced {
+            history.push_duration(at.since(hold.from));
+        }
+        history.push(past);
+        if self.confirmed {
+            // The source that showed its end makes no difference here.
+            effects.push(Effect::Count(Source::Poll, Count::Held(past)));
+            effects.push(Effect::Archive(Box::new(ArchiveEntry::Ended(self.id.clone(), past))));
+        }
+    }
+}
+
+/// Returns whether the first waiter in the queue is past its deadline; or all of them, where the queue itself is gone or was
+/// only counted.
+fn is_dead(waiting: &Waiting) -> bool {
+    let Some(queue) = &waiting.queue else { return false };
+    match queue.front.first() {
+        // Redisson never removes an entry without a deadline: its clean-up stops there.
+        Some(QueueEntry { deadline: None, .. }) => queue.deadlines == 0,
+        Some(QueueEntry { id, .. }) => {
+            waiting.waiters().any(|waiter| waiter.id == *id && waiter.overdue)
+        }
+        None => queue.passed > 0 && queue.passed == queue.deadlines,
+    }
+}

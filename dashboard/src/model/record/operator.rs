@@ -1,0 +1,171 @@
+//! Operators' actions on a lock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::{HolderId, Moment};
+
+use super::{Effect, Record};
+use crate::clock::SteadyMillis;
+use crate::model::types::{
+    Acknowledgement, ArchiveEntry, LockEvent, OperatorAction, ProblemKind, Source,
+};
+
+/// The time after the beginning of a release by force within which the end of a hold is attributed to it: Redis may be
+/// slow to answer, and the reading that shows the end comes later still.
+const FORCED_WITHIN: Duration = Duration::from_secs(10);
+
+/// An acknowledged problem.
+#[derive(Debug)]
+pub(super) struct Acknowledged {
+    problem: ProblemKind,
+    word: Arc<Acknowledgement>,
+    /// For an acknowledgement of an earlier run: the instant by which the problem must be found again.
+    found_by: Option<SteadyMillis>,
+}
+
+impl Record {
+    /// Notes that these holds are about to be ended by force; empty: that came to nothing.
+    pub fn forcing(&mut self, holders: Vec<HolderId>, at: Moment) {
+        self.cold().forcing = (!holders.is_empty()).then_some((holders, at));
+        self.thin_out();
+    }
+
+    /// Returns whether the end of that hold is due to a release by force.
+    pub(super) fn is_forced(&self, id: &HolderId, at: Moment) -> bool {
+        let forcing = self.cold.as_ref().and_then(|cold| cold.forcing.as_ref());
+        forcing.is_some_and(|(holders, begun)| {
+            holders.contains(id) && at.since(*begun) <= FORCED_WITHIN
+        })
+    }
+
+    /// Records an operator's action.
+    pub fn acted(
+        &mut self,
+        word: &'static str,
+        text: String,
+        steady: SteadyMillis,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.add_source(Source::Operator);
+        self.event(steady, Source::Operator, LockEvent::Acted(word, text), effects);
+    }
+
+    /// Acknowledges a problem, or withdraws the acknowledgement. Ignored for a problem that it does not have.
+    pub fn acknowledge(
+        &mut self,
+        problem: ProblemKind,
+        word: Option<Arc<Acknowledgement>>,
+        action: OperatorAction,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !self.problems.iter().any(|view| view.problem == problem) {
+            return;
+        }
+        let acknowledged = &mut self.cold().acknowledged;
+        acknowledged.retain(|known| known.problem != problem);
+        let note = match word {
+            Some(word) => {
+                acknowledged.push(Acknowledged {
+                    problem,
+                    word: Arc::clone(&word),
+                    found_by: None,
+                });
+                ArchiveEntry::Acknowledged(self.id.clone(), problem, word)
+            }
+            None => ArchiveEntry::Unacknowledged(self.id.clone(), problem, action.at),
+        };
+        effects.push(Effect::Archive(Box::new(note)));
+        let text = format!(
+            "{} {} {}: {} ({})",
+            action.who,
+            action.what.replace('_', " "),
+            problem.as_str(),
+            action.reason,
+            action.outcome
+        );
+        self.acted(action.what, text, action.at, effects);
+        effects.push(Effect::Archive(Box::new(ArchiveEntry::Acted(
+            self.id.clone(),
+            Box::new(action),
+        ))));
+        self.mark_acknowledged();
+        self.thin_out();
+    }
+
+    /// Restores the acknowledgements of an earlier run.
+    pub(super) fn remember_acknowledged(
+        &mut self,
+        known: Vec<(ProblemKind, Arc<Acknowledgement>, SteadyMillis)>,
+    ) {
+        if !known.is_empty() {
+            let acknowledged = known.into_iter().map(|(problem, word, found_by)| Acknowledged {
+                problem,
+                word,
+                found_by: Some(found_by),
+            });
+            self.cold().acknowledged = acknowledged.collect();
+        }
+    }
+
+    /// Ends the acknowledgements of problems that have ended.
+    pub(super) fn clear_acknowledgements(
+        &mut self,
+        over: &[ProblemKind],
+        steady: SteadyMillis,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.drop_acknowledgements(|known| over.contains(&known.problem), steady, effects);
+    }
+
+    fn drop_acknowledgements(
+        &mut self,
+        ended: impl Fn(&Acknowledged) -> bool,
+        steady: SteadyMillis,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(cold) = &mut self.cold else { return };
+        for known in cold.acknowledged.extract_if(.., |known| ended(known)) {
+            let note = ArchiveEntry::Unacknowledged(self.id.clone(), known.problem, steady);
+            effects.push(Effect::Archive(Box::new(note)));
+        }
+    }
+
+    /// Ends the acknowledgements that have expired. Returns false if none is left.
+    pub fn end_acknowledgements(
+        &mut self,
+        steady: SteadyMillis,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let shown: Vec<ProblemKind> = self.problems.iter().map(|view| view.problem).collect();
+        self.drop_acknowledgements(
+            |known| {
+                let gone = |by: SteadyMillis| by <= steady && !shown.contains(&known.problem);
+                known.word.until <= steady || known.found_by.is_some_and(gone)
+            },
+            steady,
+            effects,
+        );
+        self.mark_acknowledged();
+        self.thin_out();
+        self.cold.as_ref().is_some_and(|cold| !cold.acknowledged.is_empty())
+    }
+
+    /// Sets the acknowledgement of each problem.
+    pub(super) fn mark_acknowledged(&mut self) {
+        let acknowledged = self.cold.as_mut().map(|cold| &mut cold.acknowledged);
+        let mut acknowledged = acknowledged.into_iter().flatten().collect::<Vec<_>>();
+        for view in &mut self.problems {
+            let known = acknowledged.iter_mut().find(|known| known.problem == view.problem);
+            let word = known.map(|known| {
+                // It is the same problem: from here on the acknowledgement ends with it.
+                known.found_by = None;
+                Arc::clone(&known.word)
+            });
+            if view.acknowledged != word {
+                view.acknowledged = word;
+                self.dirty = true;
+            }
+        }
+    }
+}

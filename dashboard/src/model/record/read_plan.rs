@@ -1,0 +1,109 @@
+//! The next reading of a lock: its time and its contents.
+
+use std::time::Duration;
+
+use redisson::Moment;
+use redisson::shape::Holder;
+
+use super::Record;
+use crate::model::problem::{LEAK_GAP, overdue_below};
+use crate::model::types::{KnownParts, LastReading};
+
+/// One of this many readings of an unchanged lock is a whole one. Turns are as long as the longest time between two readings
+/// of a held lock.
+const WHOLE_EACH: u64 = 3;
+const TURN_MICROS: u64 = 10_000_000;
+/// The longest that a reading may have taken if the lock's expiry is inferred from it.
+const MAX_SLACK: Duration = Duration::from_millis(50);
+/// The interval at which a lock without a token is asked for one.
+const TOKEN_EACH: Duration = Duration::from_secs(60);
+
+impl Record {
+    /// Returns the latest instant for the next reading.
+    #[must_use]
+    pub fn next_read(&self) -> Moment {
+        const AT_LEAST: Duration = Duration::from_secs(10);
+        let Some(stamp) = self.stamp else { return self.free_since };
+        /// Locks with waiters are read more often, for the order and the beginnings of the waits.
+        const AWAITED: Duration = Duration::from_secs(2);
+        let longest = if self.is_awaited() { AWAITED } else { Duration::MAX };
+        let wait = if !self.is_held() {
+            let free = stamp.received.since(self.free_since);
+            (free / 4).clamp(Duration::from_secs(1), Duration::from_secs(30))
+        } else {
+            match (self.ttl, self.lease.lease()) {
+                (None, _) if !self.confirmed => Duration::from_secs(60),
+                (None, _) => LEAK_GAP,
+                (Some(ttl), Some(lease)) if self.lease.rose() => {
+                    let usual = (lease / 6).clamp(Duration::from_millis(250), AT_LEAST);
+                    usual.min(self.until_overdue(lease, ttl)).min(past(ttl))
+                }
+                (Some(ttl), _) => past(ttl).min(AT_LEAST),
+            }
+        };
+        stamp.received + wait.min(longest)
+    }
+
+    /// Returns the time until the next reading of a renewed lock: as soon as its renewal is overdue, then more often, and
+    /// once shortly before it expires, which distinguishes an expired lease from a release.
+    fn until_overdue(&self, lease: Duration, ttl: Duration) -> Duration {
+        const OFTEN: Duration = Duration::from_secs(1);
+        const BEFORE_END: Duration = Duration::from_millis(500);
+        if !self.lease.renewed() {
+            return Duration::MAX;
+        }
+        match ttl.checked_sub(overdue_below(lease)) {
+            Some(left) => left + Duration::from_millis(5),
+            None => match ttl.checked_sub(BEFORE_END) {
+                Some(left) if !left.is_zero() => left.min(OFTEN),
+                _ => past(ttl),
+            },
+        }
+    }
+
+    /// Returns its known parts, which the next reading requests by name.
+    #[must_use]
+    pub fn known(&self, now: Moment) -> KnownParts {
+        let mode = self.mode.as_ref().map(|_| redisson::shape::MODE_FIELD.to_vec());
+        let holders = self.holds.iter().map(|hold| hold.id.to_string().into_bytes());
+        let fields =
+            if self.is_held() { mode.into_iter().chain(holders).collect() } else { Vec::new() };
+        let readers = self.holds.iter().filter(|hold| self.mode.is_some() && !hold.id.write);
+        let readers = readers.map(|hold| (hold.id, hold.count));
+        let left = self.cold.iter().flat_map(|cold| cold.left.iter().copied());
+        let queue = self.cold.as_ref().and_then(|cold| cold.waiting.queue.as_ref());
+        let stale = self.token_read.is_none_or(|read| now.since(read) >= TOKEN_EACH);
+        KnownParts {
+            fields,
+            readers: readers.chain(left).collect(),
+            waiting: queue.iter().flat_map(|queue| &queue.front).map(|place| place.id).collect(),
+            token: self.token.is_some() || stale,
+            revalidate: self.last_reading(now),
+        }
+    }
+
+    /// Returns the last reading if revalidating it is enough: of a plain lock that nobody renews, without anything odd, whose
+    /// turn for a whole reading has not come.
+    fn last_reading(&self, now: Moment) -> Option<LastReading> {
+        let (stamp, ttl) = self.stamp.zip(self.ttl)?;
+        let plain = self.mode.is_none() && !self.fair && self.token.is_none();
+        let calm = self.cold.is_none() && self.problems.is_empty() && !self.lease.rose();
+        let settled = self.confirmed && self.is_held() && self.released.is_none();
+        let turn = now.as_micros() / TURN_MICROS + u64::from(self.id.name.slot());
+        if !(plain && calm && settled && stamp.slack() <= MAX_SLACK)
+            || turn.is_multiple_of(WHOLE_EACH)
+        {
+            return None;
+        }
+        let holders = self.holds.iter().map(|hold| Holder { id: hold.id, count: hold.count });
+        Some(LastReading {
+            holders: holders.collect(),
+            expires: (stamp.sent + ttl, stamp.received + ttl),
+        })
+    }
+}
+
+/// Returns the time until shortly after a time to live has expired.
+fn past(ttl: Duration) -> Duration {
+    ttl + Duration::from_millis(20)
+}

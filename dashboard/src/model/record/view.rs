@@ -1,0 +1,182 @@
+//! A lock's record as pages and the API show it.
+
+use std::sync::Arc;
+
+use redisson::{HolderId, Kind, Moment};
+
+use super::hold_history::HoldHistory;
+use super::{ColdState, Record, millis};
+use crate::clock::{SteadyMillis, WallMillis};
+use crate::model::clients::Clients;
+use crate::model::types::{
+    ClientView, HolderView, LockView, Marker, QueueEntryView, State, WaiterView,
+};
+
+/// The least age of a view that a reading without changes replaces, so that idle locks cause no traffic.
+const REFRESH_MS: u64 = 2_000;
+/// The largest difference between a time to live and the one that the view predicts, that is not a change.
+const PREDICTED_MS: u64 = 250;
+
+impl Record {
+    /// Returns whether the newest reading shows the current state: its server can be read since `readable_since`.
+    fn is_current(&self, readable_since: Option<Moment>) -> bool {
+        let read = self.stamp.map(|stamp| stamp.received);
+        readable_since.is_some_and(|since| read.is_some_and(|read| read >= since))
+    }
+
+    /// Returns whether the published view is still accurate, given that ages and times to live advance by themselves.
+    #[must_use]
+    pub fn is_view_current(&self, published: &LockView, readable_since: Option<Moment>) -> bool {
+        if self.is_current(readable_since) == published.is_unknown() {
+            return false;
+        }
+        let Some(stamp) = self.stamp else { return !self.dirty };
+        let passed = stamp.steady.0.saturating_sub(published.observed_at.0);
+        let predicted = match (published.ttl_ms, self.ttl.map(millis)) {
+            (Some(then), Some(now)) => (now + passed).abs_diff(then) <= PREDICTED_MS,
+            (then, now) => then == now,
+        };
+        !self.dirty && predicted && passed < REFRESH_MS
+    }
+
+    /// Builds a new view. A reading from before `readable_since` makes its state unknown.
+    pub fn view(&mut self, readable_since: Option<Moment>, clients: &Clients) -> LockView {
+        self.dirty = false;
+        let kind = match self.mode.as_deref() {
+            None if self.fair => Kind::Fair,
+            None if self.token.is_some() => Kind::Fenced,
+            None => Kind::Lock,
+            Some(b"write") => Kind::Write,
+            Some(_) => Kind::Read,
+        };
+        let holders: Vec<HolderView> = self
+            .holds
+            .iter()
+            .map(|hold| HolderView {
+                id: hold.id.to_string().into(),
+                mode: match (&self.mode, hold.id.write) {
+                    (_, true) => "write",
+                    (Some(_), false) => "read",
+                    (None, false) => "lock",
+                },
+                count: hold.count,
+                marker_ttl_ms: match hold.marker {
+                    Some(Marker::Expires(left)) => Some(millis(left)),
+                    Some(Marker::Missing | Marker::Persistent) | None => None,
+                },
+                zombie: hold.marker == Some(Marker::Missing),
+                since: hold.since,
+                client: self.client(&hold.id, clients).map(Box::new),
+            })
+            .collect();
+        let waiting = Awaited::new(self.cold.as_deref(), |id| self.client(id, clients));
+        let state = match (self.is_current(readable_since), self.is_held()) {
+            (false, _) => State::Unknown,
+            (true, true) => State::Held,
+            (true, false) => State::Free,
+        };
+        let past = self.hold_history.as_mut().map(|history| history.views()).unwrap_or_default();
+        let history = self.hold_history.as_deref();
+        LockView {
+            id: self.id.clone(),
+            state,
+            confirmed: self.confirmed,
+            kind: kind.as_str(),
+            holders,
+            ttl_ms: self.ttl.map(millis),
+            observed_at: self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady),
+            lease_ms: self.lease.lease().map(millis),
+            renewed: self.lease.renewed(),
+            renewals: self.renewals.clone().filter(|_| self.lease.renewed() && self.is_held()),
+            problems: self.problems.clone(),
+            events: self.events.clone(),
+            longest_hold: history.and_then(HoldHistory::longest),
+            longest_wait: history.and_then(HoldHistory::longest_wait),
+            past,
+            red: None,
+            sources: self.sources,
+            queued: waiting.queued,
+            waiters: waiting.waiters,
+            waiting: waiting.count,
+            waiters_exact: waiting.exact,
+            queue: waiting.queue,
+            token: self.token,
+            group: Arc::clone(&self.group),
+            expected_long: self.rule.stuck_after.is_none(),
+        }
+    }
+
+    /// Returns the process behind a holder or waiter, if known.
+    fn client(&self, id: &HolderId, clients: &Clients) -> Option<ClientView> {
+        let seen = clients.view(&id.client);
+        let Some(known) = self.tracked(id) else {
+            return match clients.agent_lives(&id.client) {
+                Some(false) => Some(ClientView { alive: Some(false), ..seen.unwrap_or_default() }),
+                Some(true) | None => seen,
+            };
+        };
+        let alive = match (known.denied_since(), clients.agent_lives(&id.client)) {
+            (Some(_), _) => Some(false),
+            // It may only be too young to be published.
+            (None, Some(true)) if known.is_doubted() => None,
+            (None, lives) => lives,
+        };
+        let identity = known.identity.clone();
+        let view = ClientView {
+            addr: seen.and_then(|seen| seen.addr),
+            name: identity.name,
+            host: identity.host,
+            pid: identity.pid,
+            uid: identity.uid,
+            comm: identity.comm,
+            session: identity.session,
+            since: identity.since,
+            alive,
+        };
+        (view != ClientView::default()).then_some(view)
+    }
+}
+
+/// A lock's waiters for display.
+struct Awaited {
+    queued: bool,
+    waiters: Vec<WaiterView>,
+    count: u64,
+    exact: bool,
+    queue: Vec<QueueEntryView>,
+}
+
+impl Awaited {
+    /// `client` returns the process behind a waiter.
+    fn new(cold: Option<&ColdState>, client: impl Fn(&HolderId) -> Option<ClientView>) -> Self {
+        let mut shown =
+            Self { queued: false, waiters: Vec::new(), count: 0, exact: false, queue: Vec::new() };
+        let Some(waiting) = cold.map(|cold| &cold.waiting) else { return shown };
+        let live = waiting.waiters().filter(|waiter| waiter.is_live());
+        shown.waiters = live
+            .map(|waiter| WaiterView {
+                id: waiter.id.to_string().into(),
+                since: waiter.since,
+                attempts: waiter.attempts,
+                client: client(&waiter.id).map(Box::new),
+            })
+            .collect();
+        shown.count = waiting.at_least();
+        if let Some(queue) = &waiting.queue {
+            shown.queued = queue.len > 0;
+            // Each waiter of a fair lock has an entry of its own.
+            shown.exact = queue.is_whole();
+            let overdue = |id| waiting.waiters().any(|waiter| waiter.id == id && waiter.overdue);
+            shown.queue = queue
+                .front
+                .iter()
+                .map(|place| QueueEntryView {
+                    id: place.id.to_string(),
+                    deadline: place.deadline.map(|at| WallMillis(at).to_steady()),
+                    alive: !overdue(place.id),
+                })
+                .collect();
+        }
+        shown
+    }
+}

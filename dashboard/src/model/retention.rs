@@ -1,0 +1,105 @@
+//! Which locks are kept in mind, and what hangs on each of them.
+
+use redisson::group::glob_matches;
+use redisson::{LockName, Moment};
+
+use super::Model;
+use super::record::Record;
+use super::scope::LockEntry;
+use crate::model::types::ScopeId;
+
+/// The most free locks that are remembered in one database.
+pub(super) const MAX_FREE: usize = 10_000;
+
+impl Model {
+    /// Makes room for a lock not known yet. False where it is not to be kept.
+    pub(super) fn admit(&mut self, scope_id: ScopeId, name: &LockName, now: Moment) -> bool {
+        let bytes = name.as_bytes();
+        if self.settings.ignore.iter().any(|glob| glob_matches(glob, bytes)) {
+            return false;
+        }
+        if self.lock_count >= self.settings.max_locks && !self.forget_oldest_free(scope_id) {
+            self.scopes[scope_id.0].refused += 1;
+            return false;
+        }
+        let rule = self.settings.rules.iter().find(|rule| glob_matches(&rule.pattern, bytes));
+        let rule = rule.map_or(self.settings.usual, |rule| rule.rule);
+        let group = self.grouping.label(name);
+        let scope = &mut self.scopes[scope_id.0];
+        let mut record = Record::new(scope.id(name), group, rule, now);
+        if let Some(known) = self.remembered.remove(&scope.id(name)) {
+            if !known.acknowledged.is_empty() {
+                scope.acknowledged.insert(name.clone());
+            }
+            record.remember(known);
+        }
+        let entry = Box::new(LockEntry { record, shown: None, free: None });
+        scope.locks.insert(name.clone(), entry);
+        self.lock_count += 1;
+        true
+    }
+
+    /// Brings what hangs on a lock up to date after something was seen of it.
+    pub(super) fn settle(&mut self, scope_id: ScopeId, name: &LockName) {
+        let scope = &mut self.scopes[scope_id.0];
+        let Some(entry) = scope.locks.get_mut(name) else { return };
+        if !entry.record.is_worth_keeping() {
+            self.forget(scope_id, name);
+            return;
+        }
+        scope.schedule.set(name, entry.record.next_read());
+        if entry.record.has_named_waiters() {
+            scope.contended.insert(name.clone());
+        } else if !entry.record.is_in_cycle() {
+            scope.contended.remove(name);
+        }
+        if entry.record.is_awaited() {
+            scope.awaited.insert(name.clone());
+        } else {
+            scope.awaited.remove(name);
+        }
+        // What is wrong with a free lock is told for as long as it lasts, in bounds.
+        let free = (!entry.record.is_held()).then(|| entry.record.free_since());
+        if entry.free != free {
+            if let Some(before) = std::mem::replace(&mut entry.free, free) {
+                scope.free.remove(&(before, name.clone()));
+            }
+            if let Some(free) = free {
+                scope.free.insert((free, name.clone()));
+            }
+        }
+        let since = scope.readable_since;
+        if !entry.shown.as_ref().is_some_and(|shown| entry.record.is_view_current(shown, since)) {
+            scope.dirty.insert(name.clone());
+        }
+        if scope.free.len() > MAX_FREE {
+            self.forget_oldest_free(scope_id);
+        }
+    }
+
+    fn forget_oldest_free(&mut self, scope: ScopeId) -> bool {
+        let oldest = self.scopes[scope.0].free.first().map(|(_, name)| name.clone());
+        oldest.map(|name| self.forget(scope, &name)).is_some()
+    }
+
+    pub(super) fn forget(&mut self, scope_id: ScopeId, name: &LockName) {
+        let scope = &mut self.scopes[scope_id.0];
+        let Some(mut entry) = scope.locks.remove(name) else { return };
+        self.lock_count -= 1;
+        let mut effects = Vec::new();
+        entry.record.clear_all(&mut effects);
+        self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
+        if let Some(free) = entry.free {
+            scope.free.remove(&(free, name.clone()));
+        }
+        scope.schedule.forget(name);
+        scope.contended.remove(name);
+        scope.awaited.remove(name);
+        scope.acknowledged.remove(name);
+        scope.dirty.remove(name);
+        if entry.shown.is_some() {
+            let id = scope.id(name);
+            scope.removed.push(id);
+        }
+    }
+}

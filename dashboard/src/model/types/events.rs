@@ -1,0 +1,218 @@
+//! The latest events of a lock.
+
+use std::sync::Arc;
+
+use redisson::HolderId;
+use serde::ser::{Serialize, Serializer};
+
+use super::problem::ProblemKind;
+use super::source::Source;
+use crate::clock::SteadyMillis;
+
+/// The most events that a lock retains.
+const MAX_EVENTS: usize = 16;
+/// Unobserved releases closer than this to one another become one event.
+const TOGETHER_MS: u64 = 1_000;
+
+/// An event of a lock, as pages and the API show it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct EventView {
+    /// The instant at which it was observed.
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub at: SteadyMillis,
+    /// `taken`, `released`, `vanished`, `reentered`, `renewed`, `problem`, `cleared`.
+    pub event: &'static str,
+    pub source: &'static str,
+    /// A sentence.
+    pub text: String,
+}
+
+/// An event of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LockEvent {
+    /// It was held already when it was first read.
+    FoundHeld(HolderId),
+    /// A new holder has it; with the time since it was last known not to, in whole milliseconds.
+    Taken(HolderId, u64),
+    /// A release message arrived; the holder, if one was known.
+    Released(Option<HolderId>),
+    /// This many release messages of holds too short to be read.
+    ReleasedUnseen(u32),
+    /// A holder is gone without a release message.
+    Vanished(HolderId, EndCause),
+    /// The hold count changed from one number to another.
+    Reentered(HolderId, i64, i64),
+    /// Its holder renews it, to this lease in milliseconds.
+    Renewed(u64),
+    Problem(ProblemKind),
+    Cleared(ProblemKind),
+    /// An operator's action on this dashboard: the word for it, and a sentence.
+    Acted(&'static str, String),
+}
+
+/// The cause of a hold's end that no message reported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EndCause {
+    /// Its lease expired.
+    RanOut,
+    /// This many milliseconds before its lease expired.
+    Early(u64),
+    /// Other holders still have the lock.
+    OthersHold,
+    /// The server restarted, or another one has its locks now.
+    ServerRestarted,
+    /// The key is something else now.
+    Replaced(String),
+}
+
+impl LockEvent {
+    /// Returns the word for it in pages, the API and metrics.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::FoundHeld(_) | Self::Taken(..) => "taken",
+            Self::Released(_) | Self::ReleasedUnseen(_) => "released",
+            Self::Vanished(..) => "vanished",
+            Self::Reentered(..) => "reentered",
+            Self::Renewed(_) => "renewed",
+            Self::Problem(_) => "problem",
+            Self::Cleared(_) => "cleared",
+            Self::Acted(word, _) => word,
+        }
+    }
+
+    fn sentence(&self) -> String {
+        match self {
+            Self::FoundHeld(by) => format!("held by {by} when first read"),
+            Self::Taken(by, 0..=1_000) => format!("taken by {by}"),
+            Self::Taken(by, ms) => {
+                format!("taken by {by} at some time in the {} s before", ms / 1000)
+            }
+            Self::Released(Some(by)) => format!("released by {by}"),
+            Self::Released(None) => "release message; no holder had been seen".to_owned(),
+            Self::ReleasedUnseen(n) => format!("{n} release messages; no holder had been seen"),
+            Self::Vanished(by, end) => match end {
+                EndCause::RanOut => format!("the lease of {by} ran out, without a release message"),
+                EndCause::Early(ms) => format!(
+                    "{by} no longer holds it, {}.{} s before its lease was over and without a release message",
+                    ms / 1000,
+                    ms % 1000 / 100
+                ),
+                EndCause::OthersHold => format!("{by} no longer holds it, others do"),
+                EndCause::ServerRestarted => format!(
+                    "gone from {by}: the server was started anew, or another one has taken over without it"
+                ),
+                EndCause::Replaced(what) => format!("gone from {by}: the key is now {what}"),
+            },
+            Self::Reentered(by, from, to) => {
+                format!("{by} holds it {to} times over, {from} before")
+            }
+            Self::Renewed(ms) => {
+                format!(
+                    "its holder renews it, to a lease of about {}.{} s",
+                    ms / 1000,
+                    ms % 1000 / 100
+                )
+            }
+            Self::Problem(problem) => format!("{} begins", problem.as_str()),
+            Self::Cleared(problem) => format!("{} is over", problem.as_str()),
+            Self::Acted(_, text) => text.clone(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Event {
+    at: SteadyMillis,
+    source: Source,
+    what: LockEvent,
+}
+
+impl Event {
+    fn view(&self) -> EventView {
+        EventView {
+            at: self.at,
+            event: self.what.word(),
+            source: self.source.as_str(),
+            text: self.what.sentence(),
+        }
+    }
+}
+
+/// The latest events of one lock, oldest first. A lock's view shares them with its record, and puts them into words only
+/// when they are read: a hundred thousand locks would have a hundred thousand sentences.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EventLog(Arc<[Event]>);
+
+impl EventLog {
+    /// Adds an event, in place of the oldest where the log is full.
+    pub fn push(&mut self, at: SteadyMillis, source: Source, what: LockEvent) {
+        if what == LockEvent::Released(None) && self.count_unseen(at) {
+            return;
+        }
+        let kept = self.0.len().min(MAX_EVENTS - 1);
+        let kept = self.0[self.0.len() - kept..].iter().cloned();
+        self.0 = kept.chain([Event { at, source, what }]).collect();
+    }
+
+    /// Counts a release by an unknown holder with those just before it. Returns false where there are none.
+    fn count_unseen(&mut self, at: SteadyMillis) -> bool {
+        let before = match self.0.last() {
+            Some(last) if at.0.saturating_sub(last.at.0) < TOGETHER_MS => match last.what {
+                LockEvent::ReleasedUnseen(n) => n,
+                LockEvent::Released(None) => 1,
+                _ => return false,
+            },
+            _ => return false,
+        };
+        if let Some(last) = Arc::make_mut(&mut self.0).last_mut() {
+            last.what = LockEvent::ReleasedUnseen(before.saturating_add(1));
+        }
+        true
+    }
+
+    /// Returns the instant of the newest event.
+    #[must_use]
+    pub fn newest(&self) -> Option<SteadyMillis> {
+        self.0.last().map(|event| event.at)
+    }
+
+    /// Returns the events for display, newest first.
+    pub fn views(&self) -> impl DoubleEndedIterator<Item = EventView> + ExactSizeIterator {
+        self.0.iter().rev().map(Event::view)
+    }
+}
+
+impl Serialize for EventLog {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.views())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_is_bounded_and_lists_the_newest_first() {
+        let mut log = EventLog::default();
+        for i in 0..100 {
+            log.push(SteadyMillis(i), Source::Poll, LockEvent::Renewed(i));
+        }
+        let mut shown = log.views();
+        assert_eq!(shown.len(), MAX_EVENTS);
+        assert_eq!(shown.next().map(|event| event.at), Some(SteadyMillis(99)));
+        assert_eq!(shown.last().map(|event| event.at), Some(SteadyMillis(84)));
+    }
+
+    #[test]
+    fn many_unobserved_releases_become_one_event() {
+        let mut log = EventLog::default();
+        for i in 0..500 {
+            log.push(SteadyMillis(i), Source::Channels, LockEvent::Released(None));
+        }
+        let shown: Vec<_> = log.views().collect();
+        assert_eq!(shown.len(), 1);
+        assert!(shown[0].text.starts_with("500 "), "{shown:?}");
+    }
+}

@@ -1,0 +1,110 @@
+//! The processes behind holders and waiters, as agents publish them in the holder registry.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::{ClientId, HolderId, LockName, Moment};
+
+use crate::clock::SteadyMillis;
+
+/// The time between the first and the last check that miss a holder or its agent, from which it counts as gone.
+pub const GONE_AFTER: Duration = Duration::from_secs(30);
+
+/// The process behind a holder. Anybody who can write to Redis may have written it: it is displayed, never trusted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HolderIdentity {
+    pub host: Option<Arc<str>>,
+    /// The worker's process id on that host.
+    pub pid: Option<u32>,
+    pub uid: Option<u32>,
+    /// The process' name on that host.
+    pub comm: Option<String>,
+    /// The name that the client gave itself.
+    pub name: Option<String>,
+    /// The worker's session with the agent.
+    pub session: Option<String>,
+    /// The beginning of its hold, by the agent's clock.
+    pub since: Option<SteadyMillis>,
+    /// The owner within the session, if it keeps its holds while it waits.
+    pub owner: Option<i64>,
+    /// The end of a limited wait, by the agent's clock.
+    pub until: Option<SteadyMillis>,
+}
+
+impl HolderIdentity {
+    /// Returns the session and the owner: grants and waits of one agent have a number each, and only this ties them
+    /// together.
+    #[must_use]
+    pub fn task(&self) -> Option<(&str, i64)> {
+        Some((self.session.as_deref()?, self.owner?))
+    }
+
+    /// Describes the process and its host in words; none where the host is unknown.
+    #[must_use]
+    pub fn words(&self) -> Option<String> {
+        let host = self.host.as_deref()?;
+        let process = match (self.pid, self.comm.as_deref()) {
+            (Some(pid), Some(comm)) => format!("process {pid} ({comm}) on the host {host}"),
+            (Some(pid), None) => format!("process {pid} on the host {host}"),
+            (None, _) => format!("a worker on the host {host}"),
+        };
+        Some(match &self.name {
+            Some(name) => format!("{process}, which calls itself {name}"),
+            None => process,
+        })
+    }
+}
+
+/// The findings of one round of reading the holder registry.
+#[derive(Debug, Clone)]
+pub struct AgentReport {
+    /// The agents that were looked up, and whether each publishes itself.
+    pub agents: Vec<(ClientId, bool)>,
+    /// The holders that were looked up; none: their agents publish nothing about them.
+    pub holders: Vec<(LockName, HolderId, Option<HolderIdentity>)>,
+    pub at: Moment,
+    pub steady: SteadyMillis,
+}
+
+/// A holder or waiter of a lock with its latest identity.
+#[derive(Debug)]
+pub struct TrackedHolder {
+    pub id: HolderId,
+    pub identity: HolderIdentity,
+    /// The first report in which its live agent published nothing about it.
+    denied_since: Option<(Moment, SteadyMillis)>,
+    denied: bool,
+}
+
+impl TrackedHolder {
+    #[must_use]
+    pub fn new(id: HolderId) -> Self {
+        Self { id, identity: HolderIdentity::default(), denied_since: None, denied: false }
+    }
+
+    /// Stores the identity that its agent published. Returns true if anything changed.
+    pub fn identify(&mut self, identity: HolderIdentity) -> bool {
+        let changed = self.identity != identity || self.denied;
+        (self.identity, self.denied_since, self.denied) = (identity, None, false);
+        changed
+    }
+
+    /// Notes that its live agent publishes nothing about it. Returns true once it counts as gone for that.
+    pub fn deny(&mut self, at: Moment, steady: SteadyMillis) -> bool {
+        let (since, _) = *self.denied_since.get_or_insert((at, steady));
+        let denied = at.since(since) >= GONE_AFTER;
+        std::mem::replace(&mut self.denied, denied) != denied
+    }
+
+    /// Returns whether its agent publishes nothing about it, for however short a time.
+    #[must_use]
+    pub fn is_doubted(&self) -> bool {
+        self.denied_since.is_some()
+    }
+
+    /// Returns the instant since which it counts as gone for its agent's silence.
+    #[must_use]
+    pub fn denied_since(&self) -> Option<SteadyMillis> {
+        self.denied_since.filter(|_| self.denied).map(|(_, since)| since)
+    }
+}

@@ -1,0 +1,248 @@
+//! Locks as pages and the API show them: plain values, built once and then shared.
+//!
+//! The API's JSON is these types as serde writes them, so every field is part of its contract.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::ser::{SerializeStruct as _, Serializer};
+
+use super::events::EventLog;
+use super::id::LockId;
+use super::past::{PastHoldView, PastWaitView};
+use super::problem::ProblemView;
+use super::renewals::Renewals;
+use super::source::SourceSet;
+use crate::clock::SteadyMillis;
+
+/// The state of a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    Held,
+    /// Nobody holds it; it is retained for a while.
+    Free,
+    /// Its server cannot be read, or it has not been read yet.
+    Unknown,
+}
+
+impl State {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Free => "free",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// The beginning of something: exact, or only the latest possible (shown with `≥` before the age).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Since {
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub at: SteadyMillis,
+    /// False: it had begun already when it was first observed.
+    pub exact: bool,
+}
+
+/// The process behind a holder. Anybody who can write to Redis may have written the agent's part of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct ClientView {
+    /// The address from which it was last seen to connect.
+    pub addr: Option<String>,
+    /// The name that it gave itself.
+    pub name: Option<String>,
+    pub host: Option<Arc<str>>,
+    /// Its process id on that host.
+    pub pid: Option<u32>,
+    /// Its user id on that host.
+    pub uid: Option<u32>,
+    /// Its process' name on that host.
+    pub comm: Option<String>,
+    /// Its session with its agent.
+    pub session: Option<String>,
+    /// The beginning of its hold, by its agent's clock.
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub since: Option<SteadyMillis>,
+    /// Whether it is alive; none where that is unknown.
+    pub alive: Option<bool>,
+}
+
+/// One holder. There are as many as locks, so anything that follows from the id is not stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HolderView {
+    /// The field of the hash, escaped where necessary: the client's uuid, the thread's number, and any suffix.
+    pub id: Box<str>,
+    /// `read`, `write` or `lock`.
+    pub mode: &'static str,
+    pub count: i64,
+    /// Milliseconds to live of a reader's marker when last read; none where it has none, or it was not read.
+    pub marker_ttl_ms: Option<u64>,
+    /// Whether it is a reader whose marker is gone: only its field is left of it.
+    pub zombie: bool,
+    pub since: Since,
+    /// The process behind it, if known.
+    pub client: Option<Box<ClientView>>,
+}
+
+impl HolderView {
+    /// Returns the client's uuid.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        self.id.split(':').next().unwrap_or_default()
+    }
+
+    /// Returns the thread's number, as text since it has 64 bits.
+    #[must_use]
+    pub fn thread(&self) -> &str {
+        self.id.split(':').nth(1).unwrap_or_default()
+    }
+}
+
+impl Serialize for HolderView {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut holder = serializer.serialize_struct("HolderView", 9)?;
+        holder.serialize_field("id", &self.id)?;
+        holder.serialize_field("uuid", self.uuid())?;
+        holder.serialize_field("thread", self.thread())?;
+        holder.serialize_field("mode", self.mode)?;
+        holder.serialize_field("count", &self.count)?;
+        holder.serialize_field("marker_ttl_ms", &self.marker_ttl_ms)?;
+        holder.serialize_field("zombie", &self.zombie)?;
+        holder.serialize_field("since", &self.since)?;
+        holder.serialize_field("client", &self.client)?;
+        holder.end()
+    }
+}
+
+/// A waiter known by name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct WaiterView {
+    /// The id that it would hold the lock under.
+    pub id: Box<str>,
+    pub since: Since,
+    /// Attempts seen so far; none where attempts cannot be seen.
+    pub attempts: Option<u32>,
+    /// The process behind it, if known.
+    pub client: Option<Box<ClientView>>,
+}
+
+/// An entry of a fair lock's queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct QueueEntryView {
+    pub id: String,
+    /// The entry's deadline by its own client's clock; none where it has none.
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub deadline: Option<SteadyMillis>,
+    /// Whether the deadline is still to come.
+    pub alive: bool,
+}
+
+/// A red lock's holders on the servers of its group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RedView {
+    /// The group of deployments.
+    pub group: Arc<str>,
+    /// The deployments on which one thread holds it: the thread that has most of them.
+    pub held: Vec<Arc<str>>,
+    /// The number of deployments in the group.
+    pub of: usize,
+}
+
+impl RedView {
+    /// Returns whether that thread has a quorum, and with it the lock.
+    #[must_use]
+    pub fn is_majority(&self) -> bool {
+        self.held.len() > self.of / 2
+    }
+}
+
+/// One lock, as `/api/v1/lock` and the pages show it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockView {
+    pub id: LockId,
+    pub state: State,
+    /// Whether it is proved to be a lock rather than a hash of the same shape.
+    pub confirmed: bool,
+    /// The kind, by redisson's word.
+    pub kind: &'static str,
+    pub holders: Vec<HolderView>,
+    /// Milliseconds to live when last read; none: no time to live.
+    pub ttl_ms: Option<u64>,
+    /// The instant of the last reading.
+    pub observed_at: SteadyMillis,
+    /// The lease, inferred from the highest times to live seen.
+    pub lease_ms: Option<u64>,
+    /// Whether its holder renews it.
+    pub renewed: bool,
+    /// Renewals of the current hold; none where it is not renewed.
+    pub renewals: Option<Arc<Renewals>>,
+    /// Problems, worst first.
+    pub problems: Vec<ProblemView>,
+    /// The latest events; shared between the versions of a view.
+    pub events: EventLog,
+    /// The latest holds that have ended, newest first; shared likewise.
+    pub past: Arc<[PastHoldView]>,
+    /// The longest hold that was seen to end.
+    pub longest_hold: Option<Box<PastHoldView>>,
+    /// The longest wait that was seen to end.
+    pub longest_wait: Option<Box<PastWaitView>>,
+    /// Its holders on the servers of its group, where several of them have the lock.
+    pub red: Option<Box<RedView>>,
+    pub sources: SourceSet,
+    /// Whether its queue has entries (fair locks only).
+    pub queued: bool,
+    /// The waiters known by name, the longest wait first.
+    pub waiters: Vec<WaiterView>,
+    /// The least number of waiters: by name, by queue entry, or by connections that listen for its release.
+    pub waiting: u64,
+    /// Whether `waiting` counts all of them.
+    pub waiters_exact: bool,
+    /// The first entries of its queue, in order.
+    pub queue: Vec<QueueEntryView>,
+    /// The fencing token granted last.
+    pub token: Option<i64>,
+    /// The lock group, as in metrics.
+    pub group: Arc<str>,
+    /// Whether the settings expect long holds.
+    pub expected_long: bool,
+}
+
+impl LockView {
+    /// Returns whether somebody holds it, or did when its server could last be read.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        !self.holders.is_empty()
+    }
+
+    /// Returns whether the default list of locks includes it.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        self.confirmed && (self.is_held() || self.is_awaited() || !self.problems.is_empty())
+    }
+
+    /// Returns whether it has a problem that nobody has acknowledged.
+    #[must_use]
+    pub fn is_troubled(&self) -> bool {
+        self.problems.iter().any(|problem| problem.acknowledged.is_none())
+    }
+
+    /// Returns whether anybody is known to wait for it.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        self.queued || self.waiting > 0
+    }
+
+    /// Returns the beginning of its longest hold; none while it is free.
+    #[must_use]
+    pub fn held_since(&self) -> Option<Since> {
+        self.holders.iter().map(|holder| holder.since).min_by_key(|since| since.at)
+    }
+
+    /// Returns whether its server cannot be read, or it has not been read yet.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        self.state == State::Unknown
+    }
+}

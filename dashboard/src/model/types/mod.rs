@@ -1,0 +1,35 @@
+//! Plain values: what goes into the model, and what it publishes.
+
+mod events;
+mod id;
+mod identity;
+mod json;
+mod lock_view;
+mod observation;
+mod past;
+mod problem;
+mod read_request;
+mod renewals;
+mod settings;
+mod snapshot;
+mod source;
+
+pub use events::{EndCause, EventLog, EventView, LockEvent};
+pub use id::{LockId, ScopeId};
+pub use identity::{AgentReport, GONE_AFTER, HolderIdentity, TrackedHolder};
+pub use lock_view::{
+    ClientView, HolderView, LockView, QueueEntryView, RedView, Since, State, WaiterView,
+};
+pub use observation::{
+    Companions, Marker, Observation, Queue, QueueEntry, Reading, SlotAssignment, Stamp, Token,
+    Traffic,
+};
+pub use past::{
+    ArchiveEntry, Ending, OperatorAction, PastHold, PastHoldView, PastWait, PastWaitView,
+};
+pub use problem::{Acknowledgement, Certainty, Evidence, ProblemKind, ProblemView, WaitView};
+pub use read_request::{KnownParts, LastReading, ReadRequest};
+pub use renewals::Renewals;
+pub use settings::{Group, LockRule, Rule, Settings};
+pub use snapshot::{Delta, Notice, Snapshot};
+pub use source::{Source, SourceSet};

@@ -1,0 +1,239 @@
+//! Observations: what sources report to the model.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::shape::LockHash;
+use redisson::{HolderId, LockName, Moment, monitor};
+
+use super::id::ScopeId;
+use super::identity::AgentReport;
+use super::past::OperatorAction;
+use super::problem::{Acknowledgement, ProblemKind};
+use super::source::Source;
+use crate::clock::SteadyMillis;
+
+/// The time of a reading: Redis answered for an instant between `sent` and `received`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    /// Before the command was sent.
+    pub sent: Moment,
+    /// After the reply arrived.
+    pub received: Moment,
+    /// The same instant as `received`.
+    pub steady: SteadyMillis,
+}
+
+impl Stamp {
+    /// Returns the time that the reply took.
+    #[must_use]
+    pub fn slack(&self) -> Duration {
+        self.received.since(self.sent)
+    }
+
+    /// Returns the key that orders readings: the one requested later applies. It is surely the newer one, or the two
+    /// overlapped and either may be shown; the order in which replies arrive decides nothing.
+    #[must_use]
+    pub fn rank(&self) -> (Moment, Moment) {
+        (self.sent, self.received)
+    }
+}
+
+/// The content of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reading {
+    /// There is no such key. Its companions may still be there.
+    Absent { companions: Companions },
+    /// A hash of a lock's shape.
+    Lock {
+        hash: LockHash,
+        /// Time to live; none: it has none.
+        ttl: Option<Duration>,
+        companions: Companions,
+    },
+    /// Something else, described in a sentence.
+    Other(String),
+}
+
+/// Keys that belong to a lock, as far as they were read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Companions {
+    /// A fair lock's queue and deadlines; none: neither key exists.
+    pub queue: Option<Queue>,
+    /// A fenced lock's token.
+    pub token: Token,
+    /// The markers of readers, of those that were asked about.
+    pub markers: Vec<(HolderId, Marker)>,
+}
+
+impl Companions {
+    /// Returns whether nothing of them could be read, so that the last reading stays in force.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        self.token == Token::Unavailable
+    }
+}
+
+/// A fair lock's queue.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Queue {
+    pub len: u64,
+    /// Its first entries, in order; empty where they were not read.
+    pub front: Vec<QueueEntry>,
+    /// The number of deadlines.
+    pub deadlines: u64,
+    /// The number of deadlines that had passed by the server's clock.
+    pub passed: u64,
+}
+
+impl Queue {
+    /// Returns whether all of its entries are known by name.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.len == u64::try_from(self.front.len()).unwrap_or(u64::MAX)
+    }
+}
+
+/// An entry of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueEntry {
+    pub id: HolderId,
+    /// The entry's deadline, in milliseconds since 1970 by its own client's clock; none: it has none, or it was not read.
+    pub deadline: Option<u64>,
+}
+
+/// A fenced lock's token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Token {
+    #[default]
+    NotRead,
+    /// No companion of the lock could be read: their slot is moving, and they may be on another node than the lock.
+    Unavailable,
+    Absent,
+    /// The token granted last.
+    Value(i64),
+}
+
+/// A key of its own for each reader, which its client renews: it shows that the reader is alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Marker {
+    /// There is none: the reader is gone, and only its field is left.
+    Missing,
+    /// It expires in this time.
+    Expires(Duration),
+    /// It has no time to live.
+    Persistent,
+}
+
+/// Lock traffic shown by MONITOR, in its order.
+#[derive(Debug, Clone)]
+pub struct Traffic {
+    /// Operations on locks, and attempts.
+    pub events: Vec<monitor::Event>,
+    /// The instant of reading; the events happened shortly before.
+    pub at: Moment,
+    pub steady: SteadyMillis,
+    /// The number of events before these that could not be delivered.
+    pub missed: u64,
+}
+
+/// The slots that each node of a cluster serves.
+#[derive(Debug, Clone)]
+pub struct SlotAssignment {
+    /// Slots with the scopes of the nodes that serve them, of all watched nodes.
+    pub slots: Vec<(RangeInclusive<u16>, ScopeId)>,
+    /// Nodes that no longer serve any slot.
+    pub drained: Vec<ScopeId>,
+    pub at: Moment,
+    pub steady: SteadyMillis,
+}
+
+/// One observation of a source.
+#[derive(Debug, Clone)]
+pub enum Observation {
+    /// A key was read.
+    Read { name: LockName, stamp: Stamp, source: Source, reading: Reading },
+    /// A release message arrived.
+    Released {
+        /// The locks that share the channel, likeliest first.
+        names: Vec<LockName>,
+        at: Moment,
+        steady: SteadyMillis,
+    },
+    /// The server sent a notification that the lock's key was changed.
+    KeyChanged {
+        name: LockName,
+        /// Whether the key expired.
+        expired: bool,
+        at: Moment,
+        steady: SteadyMillis,
+    },
+    /// A scan found a companion key of the lock.
+    CompanionKey { name: LockName },
+    /// The server's clock was read.
+    Clock {
+        /// Milliseconds by which it is ahead of ours; negative where it is behind.
+        ahead_ms: i64,
+    },
+    /// Connections that listen for releases of these locks were counted.
+    Subscribers { counts: Vec<(LockName, u64)>, at: Moment, steady: SteadyMillis },
+    /// The addresses of all clients that are connected.
+    Connected { addresses: HashSet<IpAddr>, at: Moment, steady: SteadyMillis },
+    /// The holder registry was read.
+    AgentReport(AgentReport),
+    /// MONITOR showed traffic of locks.
+    Traffic(Traffic),
+    /// An operator is about to end these holds of the lock by force.
+    ForceRelease {
+        name: LockName,
+        /// Empty where a queue entry is meant, or the release came to nothing.
+        holders: Vec<HolderId>,
+        at: Moment,
+    },
+    /// An operator did something about the lock on this dashboard.
+    OperatorActed {
+        name: LockName,
+        /// The word for it in events.
+        word: &'static str,
+        /// A sentence with the operator, the action and the reason.
+        text: String,
+        steady: SteadyMillis,
+    },
+    /// An operator acknowledged a problem, or withdrew the acknowledgement.
+    Acknowledged {
+        name: LockName,
+        problem: ProblemKind,
+        /// None: withdrawn.
+        acknowledgement: Option<Arc<Acknowledgement>>,
+        /// The action, for the history on disk.
+        action: Box<OperatorAction>,
+    },
+    /// MONITOR shows all traffic from now on, or no longer does.
+    MonitorActive { on: bool, at: Moment },
+    /// Release messages arrive from now on, or no longer do.
+    PubSubActive { on: bool, at: Moment },
+    /// The address of the server that is about to be reported as up. It differs from the last one after a failover.
+    ServerAddress {
+        address: String,
+        /// Whether it is a replica, read in place of its master.
+        replica: bool,
+    },
+    /// The server can be read.
+    ServerUp {
+        steady: SteadyMillis,
+        /// The server's run id, if it reports one.
+        run_id: Option<String>,
+        at: Moment,
+        /// Whether it is a node of a cluster.
+        cluster: bool,
+    },
+    /// The server cannot be read.
+    ServerDown,
+    /// Slots of a cluster are served by these nodes.
+    SlotsAssigned(SlotAssignment),
+    /// A pass over all keys was completed.
+    ScanEnded { started: Moment, steady: SteadyMillis },
+}

@@ -1,0 +1,183 @@
+//! Holds and waits that have ended, and the entries of the history on disk.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use redisson::HolderId;
+use serde::Serialize;
+
+use super::id::LockId;
+use super::lock_view::Since;
+use super::problem::{Acknowledgement, Certainty, ProblemKind};
+use crate::clock::SteadyMillis;
+
+/// The way in which a hold ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// Its holder released it.
+    Released,
+    /// Its lease expired.
+    RanOut,
+    /// It was gone before its lease expired, without a release message.
+    Vanished,
+    /// Its holder handed it over to another of the same client.
+    HandedOver,
+    /// An operator released it by force.
+    Forced,
+    /// The server restarted without it, or another server took over without it.
+    Restarted,
+    /// The key became something else.
+    Replaced,
+}
+
+impl Ending {
+    pub const ALL: [Self; 7] = [
+        Self::Released,
+        Self::RanOut,
+        Self::Vanished,
+        Self::HandedOver,
+        Self::Forced,
+        Self::Restarted,
+        Self::Replaced,
+    ];
+
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::RanOut => "ran_out",
+            Self::Vanished => "vanished",
+            Self::HandedOver => "handed_over",
+            Self::Forced => "forced",
+            Self::Restarted => "restarted",
+            Self::Replaced => "replaced",
+        }
+    }
+
+    /// Returns whether its holder has surely lost it. One that vanished may have been released: readers that others
+    /// follow, fair locks without waiters and hand-overs send no message.
+    #[must_use]
+    pub fn is_loss(self) -> bool {
+        !self.is_wanted() && self != Self::Vanished
+    }
+
+    /// Returns whether its holder meant it to end.
+    #[must_use]
+    pub fn is_wanted(self) -> bool {
+        matches!(self, Self::Released | Self::HandedOver)
+    }
+}
+
+/// A hold that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PastHold {
+    pub id: HolderId,
+    pub since: Since,
+    /// The end, as far as it was observed.
+    pub to: SteadyMillis,
+    pub ended: Ending,
+}
+
+impl PastHold {
+    /// Returns its least duration in milliseconds.
+    #[must_use]
+    pub fn millis(&self) -> u64 {
+        self.to.0.saturating_sub(self.since.at.0)
+    }
+
+    #[must_use]
+    pub fn view(&self) -> PastHoldView {
+        PastHoldView {
+            id: self.id.to_string(),
+            since: self.since,
+            to: Some(self.to),
+            ended: Some(self.ended.as_str()),
+        }
+    }
+}
+
+/// A hold as pages and the API list it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PastHoldView {
+    pub id: String,
+    pub since: Since,
+    /// The end, as far as it was observed; none while the hold lasts.
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub to: Option<SteadyMillis>,
+    /// The way in which it ended; none while it lasts.
+    pub ended: Option<&'static str>,
+}
+
+/// A wait that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PastWait {
+    /// The id that it would have held the lock under.
+    pub id: HolderId,
+    pub since: Since,
+    pub to: SteadyMillis,
+    /// Whether it obtained the lock; otherwise it left, or fell silent.
+    pub granted: bool,
+}
+
+impl PastWait {
+    /// Returns its least duration in milliseconds.
+    #[must_use]
+    pub fn millis(&self) -> u64 {
+        self.to.0.saturating_sub(self.since.at.0)
+    }
+
+    #[must_use]
+    pub fn view(&self) -> PastWaitView {
+        let Self { id, since, to, granted } = *self;
+        PastWaitView { id: id.to_string(), since, to, granted }
+    }
+}
+
+/// A wait as pages and the API show it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PastWaitView {
+    /// The id that it would have held the lock under.
+    pub id: String,
+    pub since: Since,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub to: SteadyMillis,
+    /// Whether it obtained the lock; otherwise it left, or fell silent.
+    pub granted: bool,
+}
+
+/// An entry for the history on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ArchiveEntry {
+    /// A hold began, or was found.
+    Began(LockId, HolderId, Since),
+    /// A hold ended.
+    Ended(LockId, PastHold),
+    /// A hold of an earlier run had ended by this instant, unobserved.
+    Unseen(LockId, HolderId, SteadyMillis),
+    /// A problem began, or became more certain.
+    Problem(LockId, ProblemKind, Certainty, SteadyMillis),
+    /// A problem ended.
+    Cleared(LockId, ProblemKind, SteadyMillis),
+    /// An operator did something about a lock.
+    Acted(LockId, Box<OperatorAction>),
+    /// An operator acknowledged a problem.
+    Acknowledged(LockId, ProblemKind, Arc<Acknowledgement>),
+    /// The acknowledgement of a problem ended.
+    Unacknowledged(LockId, ProblemKind, SteadyMillis),
+}
+
+/// An operator's action on this dashboard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OperatorAction {
+    pub at: SteadyMillis,
+    pub who: String,
+    pub from: IpAddr,
+    /// The word for it in events: `force_released`, `place_removed`, `acknowledged`, `unacknowledged`.
+    pub what: &'static str,
+    /// The holder or the problem that it concerned, or `lock`.
+    pub subject: String,
+    pub reason: String,
+    /// The state before.
+    pub was: String,
+    pub outcome: String,
+}

@@ -1,0 +1,151 @@
+//! Immutable snapshots of all locks, and the deltas between them.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, OnceLock};
+
+use serde::Serialize;
+
+use super::id::LockId;
+use super::lock_view::LockView;
+use crate::clock::SteadyMillis;
+
+/// Parts of a snapshot. Only those with changes are copied.
+const SHARDS: usize = 256;
+
+/// All locks at one instant. Cheap to clone and to keep.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// Grows by one with each snapshot.
+    pub seq: u64,
+    pub at: SteadyMillis,
+    /// Whether every database has been scanned once.
+    pub complete: bool,
+    /// Locks beyond the limit, counted by the latest scan but not retained.
+    pub not_kept: u64,
+    /// Notices about servers, newest first.
+    pub notices: Arc<[Notice]>,
+    shards: Vec<Arc<Vec<Arc<LockView>>>>,
+    hasher: RandomState,
+}
+
+/// A notice that concerns a server rather than one lock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Notice {
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    pub at: SteadyMillis,
+    pub deployment: String,
+    /// A sentence.
+    pub text: String,
+}
+
+/// The changes from one snapshot to the next.
+#[derive(Debug)]
+pub struct Delta {
+    /// The snapshot it leads to.
+    pub seq: u64,
+    pub at: SteadyMillis,
+    /// New and changed locks.
+    pub changed: Vec<Arc<LockView>>,
+    /// Locks that are no longer retained.
+    pub removed: Vec<LockId>,
+    /// The previous views, of `changed` first and then of `removed`, in their order; none for new locks. Sorted lists find
+    /// their entries by them.
+    pub before: Vec<Option<Arc<LockView>>>,
+    json: OnceLock<Arc<str>>,
+}
+
+#[derive(Serialize)]
+struct DeltaJson<'a> {
+    seq: u64,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    at: SteadyMillis,
+    changed: Vec<&'a LockView>,
+    removed: &'a [LockId],
+}
+
+impl Delta {
+    pub(crate) fn new(
+        seq: u64,
+        at: SteadyMillis,
+        changed: Vec<Arc<LockView>>,
+        removed: Vec<LockId>,
+        before: Vec<Option<Arc<LockView>>>,
+    ) -> Self {
+        Self { seq, at, changed, removed, before, json: OnceLock::new() }
+    }
+
+    /// Returns the JSON for the API's streams, which is rendered once for all of them.
+    #[must_use]
+    pub fn json(&self) -> Arc<str> {
+        let json = self.json.get_or_init(|| {
+            let changed = self.changed.iter().map(|lock| &**lock).collect();
+            let json = DeltaJson { seq: self.seq, at: self.at, changed, removed: &self.removed };
+            // Strings and numbers: this cannot fail.
+            serde_json::to_string(&json).unwrap_or_default().into()
+        });
+        Arc::clone(json)
+    }
+}
+
+impl Snapshot {
+    /// Returns a snapshot without locks.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self {
+            seq: 0,
+            at: SteadyMillis(0),
+            complete: false,
+            not_kept: 0,
+            notices: Arc::from([]),
+            shards: vec![Arc::default(); SHARDS],
+            hasher: RandomState::new(),
+        }
+    }
+
+    fn shard(&self, id: &LockId) -> usize {
+        let hash = self.hasher.hash_one(id);
+        usize::try_from(hash % SHARDS as u64).unwrap_or(0)
+    }
+
+    #[must_use]
+    pub fn get(&self, id: &LockId) -> Option<&Arc<LockView>> {
+        let shard = &self.shards[self.shard(id)];
+        shard.binary_search_by(|lock| lock.id.cmp(id)).ok().map(|i| &shard[i])
+    }
+
+    /// Returns every lock, in no useful order.
+    pub fn locks(&self) -> impl Iterator<Item = &Arc<LockView>> {
+        self.shards.iter().flat_map(|shard| shard.iter())
+    }
+
+    /// Returns the number of locks.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.len()).sum()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| shard.is_empty())
+    }
+
+    /// Inserts a lock. Returns the view that it replaces.
+    pub(crate) fn put(&mut self, lock: Arc<LockView>) -> Option<Arc<LockView>> {
+        let shard = self.shard(&lock.id);
+        let shard = Arc::make_mut(&mut self.shards[shard]);
+        match shard.binary_search_by(|known| known.id.cmp(&lock.id)) {
+            Ok(i) => Some(std::mem::replace(&mut shard[i], lock)),
+            Err(i) => {
+                shard.insert(i, lock);
+                None
+            }
+        }
+    }
+
+    pub(crate) fn remove(&mut self, id: &LockId) -> Option<Arc<LockView>> {
+        let shard = self.shard(id);
+        let shard = Arc::make_mut(&mut self.shards[shard]);
+        let found = shard.binary_search_by(|known| known.id.cmp(id));
+        found.ok().map(|i| shard.remove(i))
+    }
+}

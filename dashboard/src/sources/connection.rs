@@ -1,0 +1,106 @@
+//! Connections of sources: starting, waiting, and reporting their loss.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use service_kit::redis::{CallError, Endpoint, Link, LinkStatus, ServerInfo};
+use service_kit::shutdown::Shutdown;
+use tokio::time::Instant;
+
+use super::read::ReadError;
+use super::status::SourceStatus;
+use super::view::SourceState;
+use crate::redis::link_options;
+
+/// The pause before a retry of something that was refused or failed.
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// Starts a connection that reads.
+pub(super) fn link(endpoint: Endpoint, shutdown: &Shutdown) -> Link {
+    Link::start(endpoint, link_options(), shutdown)
+}
+
+/// Reports the failure of a source, and waits where an immediate retry is pointless.
+pub(super) async fn failed(status: &SourceStatus, link: &Link, error: &ReadError) {
+    let state = match error {
+        ReadError::Call(CallError::Refused(refused)) if !refused.is_transient() => {
+            SourceState::Denied
+        }
+        ReadError::Odd(_) => SourceState::Denied,
+        ReadError::Call(_) => SourceState::Down,
+    };
+    status.set(state, error.to_string());
+    if let ReadError::Call(CallError::Unsent { .. } | CallError::Lost { .. }) = error {
+        // Its supervisor reconnects; where the server is back already there is nothing to wait for.
+        link.up().await;
+    } else {
+        tokio::time::sleep(RETRY_AFTER).await;
+    }
+}
+
+/// Waits for the connection, and reports the source as down meanwhile: the server may be lost in the very moment in which a
+/// pause ends, when nothing else would report it. Returns none once the connection has been given up.
+pub(super) async fn up(link: &Link, status: &SourceStatus) -> Option<Arc<ServerInfo>> {
+    let report = async {
+        let mut state = link.state();
+        loop {
+            if let LinkStatus::Down { reason, .. } = &state.borrow_and_update().status {
+                status.set(SourceState::Down, reason.clone());
+            }
+            if state.changed().await.is_err() {
+                return std::future::pending::<()>().await;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        info = link.up() => info,
+        () = report => None,
+    }
+}
+
+/// Pauses until then. The loss of the server is reported at once, and ends the pause.
+pub(super) async fn rest(link: &Link, status: &SourceStatus, until: Instant) {
+    let mut state = link.state();
+    let lost = state.wait_for(|link| matches!(link.status, LinkStatus::Down { .. }));
+    tokio::select! {
+        () = tokio::time::sleep_until(until) => {}
+        Ok(link) = lost => {
+            if let LinkStatus::Down { reason, .. } = &link.status {
+                status.set(SourceState::Down, reason.clone());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use service_kit::redis::Target;
+
+    use super::*;
+    use crate::model::types::Source;
+    use crate::sources::status::Sources;
+
+    #[tokio::test]
+    async fn a_source_that_waits_for_a_lost_server_is_reported_as_down() {
+        let stage = Shutdown::new();
+        // Nobody listens on that socket.
+        let nowhere = tempfile::tempdir().unwrap();
+        let target = format!("unix://{}", nowhere.path().join("redis.sock").display());
+        let target: Target = target.parse().unwrap();
+        let link = link(target.into(), &stage);
+        let status = Sources::default().add(&"default".into(), "here", Source::Identity);
+        // The server was lost when a pause had just ended.
+        status.set(SourceState::On, "");
+        let waiting = up(&link, &status);
+        let reported = tokio::time::timeout(Duration::from_secs(60), async {
+            while status.state() != SourceState::Down {
+                tokio::task::yield_now().await;
+            }
+        });
+        tokio::select! {
+            _ = waiting => panic!("there is no server"),
+            reported = reported => reported.expect("it was never reported"),
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! From the server's bytes to the model.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redisson::monitor::{Decoder, Event, LineCounts, ServerRole};
+
+use crate::clock::{SteadyMillis, now};
+use crate::metrics::TapMetrics;
+use crate::model::actor::ModelHandle;
+use crate::model::types::{Observation, Traffic};
+use crate::sources::scope::Scope;
+
+/// Decodes, and hands over without ever waiting: a reader that waits makes the server keep what it does not read.
+#[derive(Debug)]
+pub(super) struct Delivery {
+    decoder: Decoder,
+    events: Vec<Event>,
+    scopes: Vec<Scope>,
+    model: ModelHandle,
+    metrics: TapMetrics,
+    told: LineCounts,
+    missed: u64,
+    lag: Lag,
+}
+
+impl Delivery {
+    pub(super) fn new(scopes: Vec<Scope>, model: ModelHandle, metrics: TapMetrics) -> Self {
+        Self {
+            decoder: Decoder::new(ServerRole::Master),
+            events: Vec::new(),
+            scopes,
+            model,
+            metrics,
+            told: LineCounts::default(),
+            missed: 0,
+            lag: Lag::default(),
+        }
+    }
+
+    /// The connection is a new one.
+    pub(super) fn restart(&mut self, vantage: ServerRole) {
+        self.decoder.reset(vantage);
+        self.lag = Lag::default();
+    }
+
+    /// Takes in what was read.
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.decoder.feed(bytes, &mut self.events);
+        self.hand_over();
+    }
+
+    /// Nothing more comes for the moment.
+    pub(super) fn pause(&mut self) {
+        self.decoder.flush(&mut self.events);
+        self.hand_over();
+    }
+
+    fn hand_over(&mut self) {
+        let counts = self.decoder.counts();
+        self.metrics.count(self.told, counts);
+        self.told = counts;
+        if self.events.is_empty() {
+            return;
+        }
+        let (at, steady) = (now(), SteadyMillis::now());
+        if let Some(last) = self.events.last() {
+            self.lag.note(steady.0.saturating_mul(1_000), last.at_micros);
+        }
+        let mut by_db: HashMap<u32, Vec<Event>> = HashMap::new();
+        for event in self.events.drain(..) {
+            by_db.entry(event.db).or_default().push(event);
+        }
+        for (db, events) in by_db {
+            let Some(scope) = self.scopes.iter().find(|scope| scope.db == db) else { continue };
+            let count = events.len() as u64;
+            let missed = std::mem::take(&mut self.missed);
+            let traffic = Observation::Traffic(Traffic { events, at, steady, missed });
+            if !self.model.try_see(scope.id, traffic) {
+                self.missed = missed + count;
+            }
+        }
+    }
+
+    /// Lines of all kinds so far.
+    pub(super) fn lines(&self) -> u64 {
+        let LineCounts { lock, other, garbage, cut } = self.told;
+        lock + other + garbage + cut
+    }
+
+    /// Lines about locks so far.
+    pub(super) fn lock_lines(&self) -> u64 {
+        self.told.lock
+    }
+
+    /// Events that the model had no room for and has not been told of.
+    pub(super) fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// How late what is read now is.
+    pub(super) fn lag(&self) -> Duration {
+        self.lag.now
+    }
+}
+
+/// How much later than at best lines come, by the server's clock and ours, which need not agree.
+#[derive(Debug, Default)]
+struct Lag {
+    /// The least difference of the clocks, and when by ours.
+    least: Option<(i64, i64)>,
+    now: Duration,
+}
+
+/// The least difference grows by this share of the time, so that a step of a clock is forgotten some day.
+const CREEP: i64 = 100;
+
+impl Lag {
+    fn note(&mut self, ours_micros: u64, theirs_micros: u64) {
+        let ours = i64::try_from(ours_micros).unwrap_or(i64::MAX);
+        let apart = ours.saturating_sub(i64::try_from(theirs_micros).unwrap_or(i64::MAX));
+        let least = self.least.map_or(apart, |(least, at)| {
+            apart.min(least.saturating_add(ours.saturating_sub(at).max(0) / CREEP))
+        });
+        self.least = Some((least, ours));
+        self.now = Duration::from_micros(u64::try_from(apart.saturating_sub(least)).unwrap_or(0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use prometheus::Registry;
+    use redisson::{Grouping, Moment};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::metrics::TapsMetrics;
+    use crate::model::types::{ScopeId, Settings};
+    use crate::model::{Model, actor};
+
+    struct Deaf;
+
+    impl actor::Listener for Deaf {
+        fn effect(&mut self, _: &Arc<str>, _: crate::model::Effect) {}
+        fn lag(&mut self, _: ScopeId, _: Duration) {}
+    }
+
+    const LINE: &str = "\"EVALSHA\" \"149c5a8bf18676fd99e9e6e24923bd64d9b62f94\" \"1\" \"orders:1\" \"30000\" \
+        \"285475da-9152-4c83-822a-67ee2f116a79:52\"";
+
+    /// An acquire as the server prints it, in that database.
+    fn acquire(db: u32) -> String {
+        let lua = |words| format!("+1.000002 [{db} lua] {words}\r\n");
+        [
+            format!("+1.000001 [{db} 127.0.0.1:5000] {LINE}\r\n"),
+            lua("\"exists\" \"orders:1\""),
+            lua("\"hincrby\" \"orders:1\" \"285475da-9152-4c83-822a-67ee2f116a79:52\" \"1\""),
+            lua("\"pexpire\" \"orders:1\" \"30000\""),
+        ]
+        .concat()
+    }
+
+    fn delivery() -> (Delivery, actor::Actor) {
+        let settings = Settings {
+            max_locks: 10,
+            poll_rate: 10,
+            usual: crate::model::types::Rule { stuck_after: None, starving_after: None },
+            rules: Vec::new(),
+            ignore: Vec::new(),
+            groups: Vec::new(),
+        };
+        let scopes = [(Arc::from("main"), 0)];
+        let grouping = Grouping::new(Vec::new(), 10);
+        let model = Model::new(settings, grouping, &scopes, Moment::from_micros(0));
+        let (actor, handle, _hub, _batches) = actor::new(model, &scopes);
+        let metrics = TapsMetrics::register(&Registry::new()).unwrap().of("node");
+        let scope = Scope { id: ScopeId(0), deployment: Arc::from("main"), db: 0 };
+        (Delivery::new(vec![scope], handle, metrics), actor)
+    }
+
+    #[tokio::test]
+    async fn every_line_is_counted_and_a_new_connection_begins_anew() {
+        let (mut delivery, _actor) = delivery();
+        delivery.bytes(acquire(0).as_bytes());
+        delivery.bytes(b"+1.000003 [0 127.0.0.1:5000] \"PING\"\r\n-what is this\r\n");
+        delivery.pause();
+        assert_eq!((delivery.lines(), delivery.lock_lines()), (6, 4));
+        // Half a line and all that was late are the old connection's.
+        delivery.lag.note(5_000_000, 0);
+        delivery.lag.note(9_000_000, 0);
+        assert!(delivery.lag() > Duration::from_secs(3));
+        delivery.bytes(b"+1.000004 [0 127.0.0.1:5000] \"EVALSHA\" \"149c5");
+        delivery.restart(ServerRole::Master);
+        assert_eq!(delivery.lag(), Duration::ZERO);
+        delivery.bytes(acquire(0).as_bytes());
+        delivery.pause();
+        assert_eq!(delivery.lock_lines(), 8);
+        assert_eq!(delivery.missed(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_the_model_has_no_room_for_is_counted_and_told_with_the_next() {
+        let (mut delivery, actor) = delivery();
+        let tell = |db, delivery: &mut Delivery| {
+            delivery.bytes(acquire(db).as_bytes());
+            delivery.pause();
+        };
+        // Nobody takes anything in: some day there is no room left.
+        let mut told = 0;
+        while delivery.missed() == 0 {
+            tell(0, &mut delivery);
+            told += 1;
+        }
+        assert!(told > 1_000, "{told}");
+        for _ in 0..6 {
+            tell(0, &mut delivery);
+        }
+        assert_eq!(delivery.missed(), 7);
+        assert_eq!((delivery.lines(), delivery.lock_lines()), (4 * (told + 6), 4 * (told + 6)));
+        // Another database is nobody's business here, and none of its events is missed.
+        tell(9, &mut delivery);
+        assert_eq!(delivery.missed(), 7);
+        // With room again the next events go, and with them how many did not.
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(actor.run(Deaf, stop.clone()));
+        let room = async {
+            while delivery.missed() > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                tell(0, &mut delivery);
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), room).await.unwrap();
+        stop.cancel();
+        task.await.unwrap();
+    }
+
+    #[test]
+    fn the_least_difference_is_what_counts_and_clocks_may_be_set_back() {
+        let mut lag = Lag::default();
+        lag.note(5_000_000, 0);
+        lag.note(6_000_000, 6_000_000);
+        assert_eq!(lag.now, Duration::ZERO);
+        lag.note(8_000_000, 6_000_000);
+        assert!(lag.now > Duration::from_millis(1_900), "{:?}", lag.now);
+        let mut lag = Lag::default();
+        let hour = 3_600_000_000;
+        for both in [hour, 0, 1_000_000] {
+            lag.note(both, both);
+            assert_eq!(lag.now, Duration::ZERO);
+        }
+    }
+
+    #[test]
+    fn clocks_that_disagree_are_no_lag() {
+        let mut lag = Lag::default();
+        let hour = 3_600_000_000;
+        for i in 0..10 {
+            lag.note(i * 1_000 + hour, i * 1_000);
+            assert_eq!(lag.now, Duration::ZERO);
+        }
+        lag.note(hour + 5_000_000, 10_000);
+        assert!(lag.now > Duration::from_secs(4), "{:?}", lag.now);
+        // Half as quick as it should be it stays late.
+        for i in 6..20 {
+            lag.note(hour + i * 1_000_000, i * 500_000);
+        }
+        assert!(lag.now > Duration::from_secs(8), "{:?}", lag.now);
+        for i in 0..3_000 {
+            lag.note(hour + i * 1_000_000, i * 1_000_000 - i.min(1) * 10_000);
+        }
+        assert_eq!(lag.now, Duration::ZERO);
+        for i in 3_000..6_000 {
+            lag.note(2 * hour + i * 1_000_000, i * 1_000_000);
+        }
+        lag.note(0, 0);
+        assert_eq!(lag.now, Duration::ZERO, "a step back");
+    }
+}

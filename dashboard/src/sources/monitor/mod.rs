@@ -1,0 +1,456 @@
+//! MONITOR: every command of every client as the server prints it, of which only those about locks are read.
+//!
+//! It is the one source that costs the server something for each command of others, and the one that can harm it: what a
+//! reader leaves unread fills the server's memory. So there is one connection a server, whoever looks; it is opened only
+//! where the server itself ends a reader that stalls; and unless told otherwise a [governor] keeps it to quiet
+//! times and closes it within a second when they end.
+
+mod delivery;
+mod governor;
+mod meter;
+mod server;
+pub mod switch;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::monitor::ServerRole;
+use service_kit::redis::{
+    CallError, Endpoint, Link, LinkStatus, Monitor as Connection, MonitorError, Role, ServerInfo,
+};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::connection::RETRY_AFTER;
+use super::scope::Scope;
+use super::status::SourceStatus;
+use crate::clock::now;
+use crate::config::{MonitorMode, MonitorSettings};
+use crate::metrics::TapMetrics;
+use crate::model::actor::ModelHandle;
+use crate::model::types::Observation;
+use crate::redis::{CLIENT_NAME, TIMEOUT};
+use crate::sources::view::SourceState;
+
+use delivery::Delivery;
+use governor::{Governor, Load};
+use meter::Meter;
+use server::Bound;
+use switch::Switch;
+
+/// How often the load is judged.
+const JUDGE_EACH: Duration = Duration::from_secs(1);
+/// Quiet looks at the load before it is opened.
+const LOOKS: u32 = 3;
+/// What the server's settings forbid is asked again so late.
+const ASK_AGAIN: Duration = Duration::from_secs(300);
+/// What the account may not do, too: each time there is a row in the server's ACL log.
+const ASK_DENIED_AGAIN: Duration = Duration::from_secs(3_600);
+/// Every so many judgements it is looked whether somebody else has MONITOR on.
+const LOOK_FOR_OTHERS: u32 = 10;
+/// A script's lines come in one go: after so long without more it is at its end.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Our own PINGs show on it, so silence of so long is no quiet server.
+const SILENCE: Duration = Duration::from_secs(10);
+/// From when on it is called behind.
+const BEHIND: Duration = Duration::from_secs(1);
+
+/// The reader of one server.
+#[derive(Debug)]
+pub struct MonitorReader {
+    endpoint: Endpoint,
+    link: Link,
+    settings: MonitorSettings,
+    scopes: Vec<Scope>,
+    model: ModelHandle,
+    status: Arc<SourceStatus>,
+    metrics: TapMetrics,
+    asked: watch::Receiver<Option<Instant>>,
+    governor: Governor,
+    delivery: Delivery,
+}
+
+/// Why it is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    On,
+    Auto,
+    Watch(Instant),
+}
+
+/// Why it is on no longer.
+#[derive(Debug)]
+enum End {
+    /// The watch was over.
+    Watched,
+    /// It has to stay closed for a while; a clause says why.
+    Close(String),
+    /// The connection broke, or cannot be made.
+    Broken(String),
+    /// The account may not.
+    Denied(String),
+}
+
+impl MonitorReader {
+    /// Makes it, and what asks it for a look. `link`: a connection of its own to the same server as the same user.
+    #[must_use]
+    pub fn new(
+        endpoint: Endpoint,
+        link: Link,
+        settings: MonitorSettings,
+        scopes: Vec<Scope>,
+        model: ModelHandle,
+        status: Arc<SourceStatus>,
+        metrics: TapMetrics,
+    ) -> (Self, Switch) {
+        let switch = Switch::new(settings.mode != MonitorMode::Off);
+        let governor = Governor::new(settings.max_ops);
+        let delivery = Delivery::new(scopes.clone(), model.clone(), metrics.clone());
+        let asked = switch.until.subscribe();
+        let tap = Self {
+            endpoint,
+            link,
+            settings,
+            scopes,
+            model,
+            status,
+            metrics,
+            asked,
+            governor,
+            delivery,
+        };
+        (tap, switch)
+    }
+
+    /// Opens and closes it, until the end.
+    pub async fn run(mut self) {
+        loop {
+            let (why, load) = self.closed().await;
+            let end = match Connection::open(&self.endpoint, CLIENT_NAME, TIMEOUT).await {
+                Ok(connection) => self.open(connection, why, load).await,
+                Err(MonitorError::Denied(error)) => End::Denied(error.to_string()),
+                Err(error) => End::Broken(error.to_string()),
+            };
+            self.ended(end).await;
+        }
+    }
+
+    async fn ended(&mut self, end: End) {
+        match end {
+            End::Watched => self.status.set(SourceState::Paused, "the watch is over"),
+            End::Close(why) => {
+                self.governor.closed(Instant::now());
+                tracing::info!(why, "MONITOR is closed");
+                if self.watched().is_some() {
+                    // To be tried again soon, but not without a pause.
+                    self.status.set(SourceState::Paused, format!("closed: {why}"));
+                    sleep(RETRY_AFTER).await;
+                }
+                self.pause(format!("closed: {why}")).await;
+            }
+            End::Broken(why) => {
+                tracing::warn!(why, "MONITOR has ended");
+                self.status.set(SourceState::Down, why);
+                sleep(RETRY_AFTER).await;
+            }
+            End::Denied(why) => {
+                let why = format!("the account may not use MONITOR: {why}");
+                self.refused(SourceState::Denied, why, ASK_DENIED_AGAIN).await;
+            }
+        }
+    }
+
+    /// Says why it is closed, until the governor's pause is over or somebody asks for a watch.
+    async fn pause(&mut self, why: String) {
+        while self.watched().is_none() {
+            let left = self.governor.wait(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let detail = format!("{why}; to be tried again in {} s", left.as_secs() + 1);
+            self.status.set(SourceState::Paused, detail);
+            self.asked_within(left.min(JUDGE_EACH)).await;
+        }
+    }
+
+    /// Says why it cannot be opened, for a while or until somebody asks for a watch.
+    async fn refused(&mut self, state: SourceState, why: String, again: Duration) {
+        self.status.set(state, why);
+        self.asked_within(again).await;
+    }
+
+    async fn asked_within(&mut self, time: Duration) {
+        tokio::select! {
+            () = sleep(time) => {}
+            changed = self.asked.changed() => {
+                if changed.is_err() {
+                    // Nobody is left to ask.
+                    sleep(time).await;
+                }
+            }
+        }
+    }
+
+    /// Until when somebody watches.
+    fn watched(&self) -> Option<Instant> {
+        self.asked.borrow().filter(|until| *until > Instant::now())
+    }
+
+    /// Waits until it may be opened. Says why, and what the load is.
+    async fn closed(&mut self) -> (Why, Load) {
+        let mut quiet = 0;
+        loop {
+            if self.settings.mode == MonitorMode::Off {
+                self.status.set(SourceState::Off, "switched off by --monitor off");
+                std::future::pending::<()>().await;
+            }
+            let Some(info) = self.up().await else { continue };
+            // Whoever asks from now on is to be told by a fresh look: this one may be over by then in all but name.
+            self.asked.mark_unchanged();
+            if let Err((why, again)) = self.may_ever(&info).await {
+                self.refused(SourceState::Paused, why, again).await;
+                continue;
+            }
+            let load = server::load(&self.link).await;
+            if let Some(until) = self.watched() {
+                return (Why::Watch(until), load.unwrap_or_default());
+            }
+            if self.settings.mode == MonitorMode::On {
+                return (Why::On, load.unwrap_or_default());
+            }
+            match self.judge_closed(load).await {
+                Ok(load) if quiet + 1 >= LOOKS => return (Why::Auto, load),
+                Ok(_) => {
+                    quiet += 1;
+                    let detail = "closed: it is looked whether the server is quiet enough";
+                    self.status.set(SourceState::Paused, detail);
+                    self.asked_within(JUDGE_EACH).await;
+                }
+                Err(why) => {
+                    quiet = 0;
+                    self.governor.closed(Instant::now());
+                    self.pause(format!("closed: {why}")).await;
+                }
+            }
+        }
+    }
+
+    /// What the server says of itself; none, after a moment, where it cannot be reached.
+    async fn up(&self) -> Option<Arc<ServerInfo>> {
+        let status = self.link.state().borrow().status.clone();
+        match status {
+            LinkStatus::Up(info) => Some(info),
+            LinkStatus::Down { reason, .. } => {
+                self.status.set(SourceState::Down, reason);
+                sleep(JUDGE_EACH).await;
+                None
+            }
+        }
+    }
+
+    /// Whether it may be opened at all on this server as it is set up.
+    ///
+    /// # Errors
+    /// Why not, and when to ask again.
+    async fn may_ever(&self, info: &ServerInfo) -> Result<(), (String, Duration)> {
+        if info.role.is_none() {
+            let why =
+                "closed: the account may not know whether the server is a master; it needs `+info`";
+            return Err((why.to_owned(), ASK_DENIED_AGAIN));
+        }
+        if self.settings.unbounded {
+            return Ok(());
+        }
+        let (why, again) = match server::bound(&self.link).await {
+            Ok(Bound::Bounded) => return Ok(()),
+            Ok(Bound::Unbounded) => (
+                "the server sets no bound to a reader that stalls, which would fill its memory",
+                ASK_AGAIN,
+            ),
+            Ok(Bound::Unreadable) => (
+                "the account may not read (`+config|get`) whether the server bounds a reader that stalls, so it \
+                 counts as unbounded",
+                ASK_DENIED_AGAIN,
+            ),
+            Err(error) => return Err((format!("closed: {error}"), RETRY_AFTER)),
+        };
+        let advice = "Set `client-output-buffer-limit normal 64mb 0 0` or `maxmemory-clients` on the server, or \
+                      give --monitor-unbounded.";
+        Err((format!("closed: {why}. {advice}"), again))
+    }
+
+    async fn judge_closed(&self, load: Result<Load, CallError>) -> Result<Load, String> {
+        let load = load.map_err(|error| format!("the load cannot be judged: {error}"))?;
+        self.governor.may_open(load)?;
+        match server::others(&self.link, None).await {
+            Ok(false) => Ok(load),
+            Ok(true) => Err(OTHER.to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Reads until it is to be closed.
+    async fn open(&mut self, connection: Connection, why: Why, load: Load) -> End {
+        let vantage = match connection.info().role {
+            Some(Role::Replica) => ServerRole::Replica,
+            Some(Role::Master) | None => ServerRole::Master,
+        };
+        self.delivery.restart(vantage);
+        self.governor.opened(load, Instant::now());
+        self.tapping(true).await;
+        tracing::info!(why = why.as_str(), node = self.status.node, "MONITOR is on");
+        let end = self.follow(connection, why).await;
+        self.delivery.pause();
+        self.tapping(false).await;
+        end
+    }
+
+    async fn follow(&mut self, mut connection: Connection, mut why: Why) -> End {
+        let mut meter = Meter::default();
+        meter.turn(&self.delivery);
+        let mut pause_at = None;
+        let mut read_at = Instant::now();
+        let own = connection.id();
+        let link = self.link.clone();
+        let mut judged = 0_u32;
+        let judging = judge(&link, own, true);
+        tokio::pin!(judging);
+        self.tell(why, &meter);
+        loop {
+            tokio::select! {
+                biased;
+                judgement = &mut judging => {
+                    if let Err(end) = self.judge(judgement, &mut why, &mut meter, read_at) {
+                        return end;
+                    }
+                    judged = judged.wrapping_add(1);
+                    judging.set(judge(&link, own, judged.is_multiple_of(LOOK_FOR_OTHERS)));
+                }
+                read = connection.read() => match read {
+                    Ok(bytes) => {
+                        meter.bytes += bytes.len() as u64;
+                        self.delivery.bytes(bytes);
+                        read_at = Instant::now();
+                        pause_at = Some(read_at + PAUSE);
+                    }
+                    Err(MonitorError::Moved(why)) => return End::Broken(why),
+                    Err(error) => {
+                        return End::Close(format!(
+                            "{error}; perhaps it was read too slowly for the server's limit, or somebody \
+                             ended it"
+                        ));
+                    }
+                },
+                () = sleep_until(pause_at.unwrap_or(read_at)), if pause_at.is_some() => {
+                    self.delivery.pause();
+                    pause_at = None;
+                }
+            }
+        }
+    }
+
+    /// What comes of a look at the load, once a second.
+    fn judge(
+        &mut self,
+        judgement: Result<(Load, bool), CallError>,
+        why: &mut Why,
+        meter: &mut Meter,
+        read_at: Instant,
+    ) -> Result<(), End> {
+        let elapsed = meter.turn(&self.delivery);
+        self.metrics.active(self.outcome(*why), elapsed);
+        if read_at.elapsed() > SILENCE {
+            return Err(End::Broken(format!("no line within {} s", SILENCE.as_secs())));
+        }
+        if let Some(until) = self.watched()
+            && *why != Why::On
+        {
+            *why = Why::Watch(until);
+        }
+        match why {
+            Why::Watch(until) if *until <= Instant::now() => return Err(End::Watched),
+            Why::Auto => {
+                let (load, others) = judgement
+                    .map_err(|error| End::Close(format!("the load cannot be judged: {error}")))?;
+                if others {
+                    return Err(End::Close(OTHER.to_owned()));
+                }
+                self.governor.may_stay(load, meter.bytes_a_second).map_err(End::Close)?;
+            }
+            Why::On | Why::Watch(_) => {}
+        }
+        self.tell(*why, meter);
+        Ok(())
+    }
+
+    fn outcome(&self, why: Why) -> &'static str {
+        if self.settings.unbounded { "unbounded" } else { why.as_str() }
+    }
+
+    /// Says what it is and what it costs.
+    fn tell(&self, why: Why, meter: &Meter) {
+        let reason = match why {
+            Why::On => "on by --monitor on".to_owned(),
+            Why::Auto => "on while the server is quiet".to_owned(),
+            Why::Watch(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                format!("on for {} s more", left.as_secs() + 1)
+            }
+        };
+        let unbounded = if self.settings.unbounded {
+            "; by --monitor-unbounded even where the server sets no bound to a reader that stalls"
+        } else {
+            ""
+        };
+        let missed = match self.delivery.missed() {
+            0 => String::new(),
+            missed => format!("; {missed} events were not taken in, there are too many"),
+        };
+        let detail = format!(
+            "{reason}: {} lines a second, {} of them about locks, {} KiB a second{missed}{unbounded}",
+            meter.lines_a_second,
+            meter.lock_lines_a_second,
+            meter.bytes_a_second / 1024
+        );
+        let lag = self.delivery.lag();
+        let late = lag >= BEHIND || self.delivery.missed() > 0;
+        let detail = if lag >= BEHIND {
+            format!("{detail}; what is read is {} s old", lag.as_secs())
+        } else {
+            detail
+        };
+        self.status.set(if late { SourceState::Behind } else { SourceState::On }, detail);
+        self.status.note_lag(lag);
+        self.status.succeeded();
+    }
+
+    async fn tapping(&self, on: bool) {
+        for scope in &self.scopes {
+            self.model.see(scope.id, Observation::MonitorActive { on, at: now() }).await;
+        }
+    }
+}
+
+/// Why it yields.
+const OTHER: &str = "another client has MONITOR on, and one is costly enough";
+
+impl Why {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Auto => "auto",
+            Self::Watch(_) => "watch",
+        }
+    }
+}
+
+/// The load a second from now, and whether somebody else has MONITOR on, where that is to be looked at.
+async fn judge(link: &Link, own: Option<i64>, look: bool) -> Result<(Load, bool), CallError> {
+    sleep(JUDGE_EACH).await;
+    let load = server::load(link).await?;
+    // Without a number of one's own one cannot be told from others.
+    let others = look && own.is_some() && server::others(link, own).await?;
+    Ok((load, others))
+}

@@ -1,0 +1,30 @@
+//! Requests to watch a server with MONITOR for a while.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// The length of a requested watch.
+pub const WATCH: Duration = Duration::from_secs(60);
+
+/// Turns MONITOR on, now and for [`WATCH`].
+#[derive(Debug)]
+pub struct Switch {
+    pub(super) until: watch::Sender<Option<Instant>>,
+    allowed: bool,
+}
+
+impl Switch {
+    /// Requests a watch. Returns false if the settings have switched MONITOR off.
+    pub fn watch(&self) -> bool {
+        if self.allowed {
+            self.until.send_replace(Some(Instant::now() + WATCH));
+        }
+        self.allowed
+    }
+
+    pub(super) fn new(allowed: bool) -> Self {
+        Self { until: watch::Sender::new(None), allowed }
+    }
+}

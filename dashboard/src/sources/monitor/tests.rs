@@ -1,0 +1,187 @@
+//! When it looks whether it may be opened, before a server that answers as it is told; and what comes of a look while it
+//! is open.
+
+use prometheus::Registry;
+use redisson::{Grouping, Moment};
+use service_kit::redis::{LinkOptions, Target};
+use service_kit::shutdown::Shutdown;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::metrics::TapsMetrics;
+use crate::model::types::{Rule, Settings, Source};
+use crate::model::{Model, actor};
+use crate::sources::status::Sources;
+
+/// The words of the next command; none at the end.
+async fn command(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
+    let mut words = Vec::new();
+    let mut left = 1_usize;
+    while left > 0 {
+        let mut line = String::new();
+        if stream.read_line(&mut line).await.ok()? == 0 {
+            return None;
+        }
+        let (sort, number) = line.trim_end().split_at(1);
+        let number = number.parse::<usize>().ok()?;
+        if sort == "*" {
+            left = number;
+            continue;
+        }
+        let mut word = vec![0; number + 2];
+        stream.read_exact(&mut word).await.ok()?;
+        words.push(String::from_utf8_lossy(&word).trim_end().to_owned());
+        left -= 1;
+    }
+    Some(words)
+}
+
+/// A master that bounds no reader. It tells of each time that it is asked for its bounds, and before it answers the first
+/// time somebody asks for a watch.
+async fn serve(stream: TcpStream, switch: &Switch, looks: mpsc::Sender<()>) {
+    let mut stream = BufReader::new(stream);
+    let mut first = true;
+    while let Some(words) = command(&mut stream).await {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let reply = match words.as_slice() {
+            ["PING"] => "+PONG\r\n".to_owned(),
+            ["INFO", "server"] => "$22\r\nredis_version:7.0.15\r\n\r\n".to_owned(),
+            ["INFO", "replication"] => "$13\r\nrole:master\r\n\r\n".to_owned(),
+            ["INFO", _] => "$0\r\n\r\n".to_owned(),
+            ["CONFIG", "GET", name] => {
+                if *name == "client-output-buffer-limit" {
+                    if std::mem::take(&mut first) {
+                        assert!(switch.watch());
+                    }
+                    looks.send(()).await.unwrap();
+                }
+                format!("*2\r\n${}\r\n{name}\r\n$0\r\n\r\n", name.len())
+            }
+            _ => "+OK\r\n".to_owned(),
+        };
+        stream.write_all(reply.as_bytes()).await.unwrap();
+    }
+}
+
+/// What reads MONITOR of that server, what asks it for a look, and who hears of it.
+fn reader(
+    target: &Target,
+    mode: MonitorMode,
+    shutdown: &Shutdown,
+) -> (MonitorReader, Switch, actor::Actor) {
+    let options =
+        LinkOptions { response_timeout: Duration::from_secs(60), ..LinkOptions::new(CLIENT_NAME) };
+    let link = Link::start(target.clone(), options, shutdown);
+    let usual = Rule { stuck_after: None, starving_after: None };
+    let settings = Settings {
+        max_locks: 10,
+        poll_rate: 10,
+        usual,
+        rules: Vec::new(),
+        ignore: Vec::new(),
+        groups: Vec::new(),
+    };
+    let model = Model::new(settings, Grouping::new(Vec::new(), 10), &[], Moment::from_micros(0));
+    let (actor, handle, _hub, _batches) = actor::new(model, &[]);
+    let sources = Sources::default();
+    let status = sources.add(&Arc::from("main"), "node", Source::Monitor);
+    let metrics = TapsMetrics::register(&Registry::new()).unwrap().of("node");
+    let monitor = MonitorSettings { mode, max_ops: 10_000, unbounded: false };
+    let endpoint = target.clone().into();
+    let (tap, switch) =
+        MonitorReader::new(endpoint, link, monitor, Vec::new(), handle, status, metrics);
+    (tap, switch, actor)
+}
+
+#[tokio::test]
+async fn a_watch_that_is_asked_for_while_it_looks_is_told_by_another_look() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let target: Target = url.parse().unwrap();
+    let shutdown = Shutdown::new();
+    let (tap, switch, _actor) = reader(&target, MonitorMode::Auto, &shutdown);
+    let (looks, mut looked) = mpsc::channel(1);
+    let served = async {
+        let (stream, _) = listener.accept().await.unwrap();
+        serve(stream, &switch, looks).await;
+    };
+    let two_looks = async {
+        for _ in 0..2 {
+            // The next one of its own accord is due in minutes.
+            let look = tokio::time::timeout(ASK_AGAIN / 4, looked.recv()).await;
+            look.expect("it never looked again").expect("the server has ended");
+        }
+    };
+    tokio::select! {
+        () = two_looks => {}
+        () = served => panic!("the connection was lost"),
+        () = tap.run() => panic!("it has ended"),
+    }
+}
+
+/// What a look says: the load, and whether somebody else has MONITOR on.
+type Judgement = Result<(Load, bool), CallError>;
+
+/// What comes of a look: nothing, or why it is closed.
+fn judged(
+    tap: &mut MonitorReader,
+    judgement: Judgement,
+    why: &mut Why,
+    read_at: Instant,
+) -> String {
+    match tap.judge(judgement, why, &mut Meter::default(), read_at) {
+        Ok(()) => String::new(),
+        Err(End::Watched) => "watched".to_owned(),
+        Err(End::Close(why)) => format!("closed: {why}"),
+        Err(End::Broken(why)) => format!("broken: {why}"),
+        Err(End::Denied(why)) => format!("denied: {why}"),
+    }
+}
+
+#[tokio::test]
+async fn each_look_tells_whether_it_may_stay_open() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let target = format!("unix://{}", nowhere.path().join("redis.sock").display());
+    let shutdown = Shutdown::new();
+    let (mut tap, switch, _actor) = reader(&target.parse().unwrap(), MonitorMode::Auto, &shutdown);
+    let quiet = || Ok((Load::default(), false));
+    let busy = || Ok((Load { ops: 10_001, ..Load::default() }, false));
+    let another = || Ok((Load::default(), true));
+    let lost = || Err(CallError::Unsent { reason: "gone".to_owned() });
+    let later = Instant::now() + Duration::from_secs(3_600);
+
+    let mut look = |judgement, mut why| judged(&mut tap, judgement, &mut why, Instant::now());
+    // By itself only while the server is quiet and nobody else has it on.
+    assert_eq!(look(quiet(), Why::Auto), "");
+    assert!(look(busy(), Why::Auto).contains("--monitor-max-ops is 10000"));
+    assert_eq!(look(another(), Why::Auto), format!("closed: {OTHER}"));
+    assert!(look(lost(), Why::Auto).starts_with("closed: the load cannot be judged"));
+    // Because somebody said so, for as long as that is.
+    for why in [Why::On, Why::Watch(later)] {
+        for judgement in [quiet(), busy(), another(), lost()] {
+            assert_eq!(look(judgement, why), "", "{why:?}");
+        }
+    }
+    assert_eq!(look(quiet(), Why::Watch(Instant::now())), "watched");
+
+    // A look that is asked for while it is open lets it stay, and begins the time anew.
+    assert!(switch.watch());
+    let mut why = Why::Auto;
+    assert_eq!(judged(&mut tap, busy(), &mut why, Instant::now()), "");
+    assert!(matches!(why, Why::Watch(until) if until > Instant::now()), "{why:?}");
+    let mut why = Why::Watch(Instant::now());
+    assert_eq!(judged(&mut tap, quiet(), &mut why, Instant::now()), "");
+    // Where it is on anyway there is no end to it.
+    let mut why = Why::On;
+    assert_eq!(judged(&mut tap, quiet(), &mut why, Instant::now()), "");
+    assert_eq!(why, Why::On);
+
+    // Our own PINGs show on it: where nothing does, nobody is there.
+    let long_ago = Instant::now().checked_sub(SILENCE + Duration::from_secs(1)).unwrap();
+    for mut why in [Why::On, Why::Auto, Why::Watch(later)] {
+        let said = judged(&mut tap, quiet(), &mut why, long_ago);
+        assert_eq!(said, "broken: no line within 10 s", "{why:?}");
+    }
+}

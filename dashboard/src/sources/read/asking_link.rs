@@ -1,0 +1,70 @@
+//! Reading at a node that is about to take over a slot. Until it has it, it serves the slot's keys only to whoever says
+//! ASKING each time.
+
+use redis::{Arg, Cmd, Pipeline, Value};
+use service_kit::redis::{CallError, Link, ServerError};
+
+use super::{Caller, ServerFacts};
+
+/// A link to such a node, at its own pace.
+#[derive(Debug)]
+pub struct AskingLink<'a>(pub &'a Link, pub &'a ServerFacts);
+
+impl Caller for AskingLink<'_> {
+    async fn send(
+        &mut self,
+        commands: Vec<Cmd>,
+    ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
+        let (pipeline, wanted) = led_in(commands);
+        let replies = self.0.pipeline(pipeline).await?;
+        let wanted = replies.into_iter().zip(wanted).filter(|(_, wanted)| *wanted);
+        Ok(wanted.map(|(reply, _)| reply).collect())
+    }
+
+    fn facts(&self) -> &ServerFacts {
+        self.1
+    }
+}
+
+/// The commands, with ASKING before each of them and before each transaction, which it holds for as a whole; and which of
+/// the replies are to the commands.
+fn led_in(commands: Vec<Cmd>) -> (Pipeline, Vec<bool>) {
+    let mut pipeline = Pipeline::with_capacity(commands.len() * 2);
+    let mut wanted = Vec::with_capacity(commands.len() * 2);
+    let mut within = false;
+    for command in commands {
+        if !within {
+            pipeline.cmd("ASKING");
+            wanted.push(false);
+        }
+        match command.args_iter().next() {
+            Some(Arg::Simple(b"MULTI")) => within = true,
+            Some(Arg::Simple(b"EXEC")) => within = false,
+            _ => {}
+        }
+        pipeline.add_command(command);
+        wanted.push(true);
+    }
+    (pipeline, wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::cmd;
+
+    use super::*;
+
+    #[test]
+    fn a_transaction_is_asked_for_once_and_other_commands_each() {
+        let verbs = ["HLEN", "MULTI", "HLEN", "PTTL", "EXEC", "TYPE"];
+        let (pipeline, wanted) = led_in(verbs.map(cmd).into());
+        let said = |command: &Cmd| match command.args_iter().next() {
+            Some(Arg::Simple(verb)) => String::from_utf8_lossy(verb).into_owned(),
+            _ => String::new(),
+        };
+        let all: Vec<String> = pipeline.cmd_iter().map(said).collect();
+        assert_eq!(all.join(" "), "ASKING HLEN ASKING MULTI HLEN PTTL EXEC ASKING TYPE");
+        let ours = all.iter().zip(&wanted).filter(|(_, wanted)| **wanted).map(|(verb, _)| verb);
+        assert_eq!(ours.collect::<Vec<_>>(), verbs.iter().collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,363 @@
+//! Keys that belong to a lock: a fair lock's queue and deadlines, a fenced lock's token, readers' markers.
+//!
+//! They are asked for in the lock's own transaction, in bounded number. A queue's entries can be of any length, so
+//! it is read only after the server has told how much memory they take.
+
+use std::time::Duration;
+
+use redis::{Cmd, Value, cmd};
+use redisson::{HolderId, LockName, keys};
+
+use super::reply::{integer, is_list, signed, strings};
+use super::{Caller, KnownParts, ReadError, ask, command};
+use crate::model::types::{Companions, Marker, Queue, QueueEntry, Token};
+
+/// Places looked at in a queue.
+pub const MAX_QUEUE: usize = 64;
+/// Markers asked for in one reading.
+const MAX_MARKERS: usize = 256;
+/// Markers asked for of a reader whose count is not known, or is large.
+const MARKERS_EACH: i64 = 4;
+/// What an entry of a queue may take on average, in bytes, with what the key itself takes.
+const ENTRY_BYTES: u64 = 512;
+const KEY_BYTES: u64 = 8_192;
+
+/// How closely a queue is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum QueueAsk {
+    /// Only whether there is one.
+    Type,
+    /// How long it is.
+    Length,
+    /// Who stands in it.
+    Front,
+}
+
+/// What is asked for beside one lock.
+#[derive(Debug)]
+pub(super) struct Ask {
+    queue: QueueAsk,
+    /// Whether there is one, or deadlines without one.
+    is_queued: bool,
+    waiting: Vec<HolderId>,
+    readers: Vec<(HolderId, i64)>,
+    token: bool,
+    /// The server's clock, in epoch milliseconds.
+    clock: u64,
+}
+
+/// What the replies were not enough for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum More {
+    /// There is a queue, or there are deadlines: whether it may be read has to be asked.
+    Queue,
+    Waiting(Vec<HolderId>),
+}
+
+impl Ask {
+    /// What to ask for of a lock of which that is known.
+    pub(super) fn new(known: &KnownParts, clock: u64) -> Self {
+        let queue = if known.waiting.is_empty() { QueueAsk::Type } else { QueueAsk::Front };
+        Self {
+            queue,
+            is_queued: !known.waiting.is_empty(),
+            waiting: known.waiting.clone(),
+            readers: known.readers.clone(),
+            token: known.token,
+            clock,
+        }
+    }
+
+    /// The lock turned out to have these fields: whoever reads it is asked about too.
+    pub(super) fn has_fields(&mut self, fields: &[Vec<u8>]) {
+        if !fields.iter().any(|field| field == redisson::shape::MODE_FIELD) {
+            return;
+        }
+        let readers = fields.iter().filter_map(|field| HolderId::parse(field));
+        for id in readers.filter(|id| !id.write) {
+            if !self.readers.iter().any(|(known, _)| *known == id) {
+                self.readers.push((id, MARKERS_EACH));
+            }
+        }
+    }
+
+    /// There is a queue, or there are deadlines, although the lock itself may not be there.
+    pub(super) fn expects_queue(&mut self) {
+        self.is_queued = true;
+    }
+
+    /// There is one, which may be read or only counted.
+    pub(super) fn has_queue(&mut self, may_be_read: bool) {
+        self.is_queued = true;
+        self.queue = if may_be_read { QueueAsk::Front } else { QueueAsk::Length };
+    }
+
+    pub(super) fn waits(&mut self, waiting: Vec<HolderId>) {
+        self.waiting = waiting;
+    }
+
+    /// What is known, for whoever asks elsewhere.
+    pub(super) fn known(&self, fields: Vec<Vec<u8>>) -> KnownParts {
+        let (waiting, readers) = (self.waiting.clone(), self.readers.clone());
+        KnownParts { fields, waiting, readers, token: self.token, revalidate: None }
+    }
+
+    /// The numbers of the markers of a reader that are asked for: its newest holds', which end last.
+    fn numbers(&self, count: i64) -> impl Iterator<Item = u32> + use<> {
+        let each = MAX_MARKERS / self.readers.len().max(1);
+        let each = MARKERS_EACH.min(i64::try_from(each).unwrap_or(MARKERS_EACH)).max(1);
+        let newest = count.clamp(1, i64::from(u32::MAX));
+        ((newest - each).max(0) + 1..=newest).filter_map(|n| u32::try_from(n).ok())
+    }
+
+    fn asked_readers(&self) -> impl Iterator<Item = &(HolderId, i64)> {
+        self.readers.iter().take(MAX_MARKERS)
+    }
+
+    pub(super) fn commands(&self, name: &LockName) -> Vec<Cmd> {
+        let (queue, deadlines) = (keys::queue(name), keys::deadlines(name));
+        let mut commands = vec![command("TYPE", &queue)];
+        if self.queue != QueueAsk::Type {
+            commands.push(command("LLEN", &queue));
+            commands.push(command("ZCARD", &deadlines));
+            let mut passed = command("ZCOUNT", &deadlines);
+            passed.arg("-inf").arg(self.clock);
+            commands.push(passed);
+        }
+        if self.queue == QueueAsk::Front {
+            let mut front = command("LRANGE", &queue);
+            front.arg(0).arg(MAX_QUEUE - 1);
+            commands.push(front);
+            if !self.waiting.is_empty() {
+                let mut scores = command("ZMSCORE", &deadlines);
+                for id in &self.waiting {
+                    scores.arg(id.to_string());
+                }
+                commands.push(scores);
+            }
+        }
+        if self.token {
+            let mut token = command("GETRANGE", &keys::token(name));
+            token.arg(0).arg(20);
+            commands.push(token);
+        }
+        for (id, count) in self.asked_readers() {
+            let markers = keys::read_marker_prefix(name, id);
+            for n in self.numbers(*count) {
+                let marker = [&markers, format!(":{n}").as_bytes()].concat();
+                commands.push(command("PTTL", &marker));
+            }
+        }
+        commands
+    }
+
+    /// Reads the replies to these commands. What is of another type than a companion's is as good as not there.
+    pub(super) fn read(
+        &self,
+        results: &mut impl Iterator<Item = Value>,
+        counts: &[redisson::shape::Holder],
+    ) -> Result<(Companions, Option<More>), ReadError> {
+        let mut next = || results.next().ok_or(ReadError::Odd("EXEC"));
+        let mut more = None;
+        let is_list = is_list(&Ok(next()?));
+        let mut queue = None;
+        if self.queue == QueueAsk::Type {
+            if is_list || self.is_queued {
+                more = Some(More::Queue);
+            }
+        } else {
+            let len = integer(&next()?).unwrap_or(0);
+            let deadlines = integer(&next()?).unwrap_or(0);
+            let passed = integer(&next()?).unwrap_or(0);
+            let mut front = Vec::new();
+            if self.queue == QueueAsk::Front {
+                let members = strings(&next()?).unwrap_or_default();
+                let scores = if self.waiting.is_empty() { Vec::new() } else { doubles(&next()?) };
+                let ids: Vec<HolderId> =
+                    members.iter().filter_map(|member| HolderId::parse(member)).collect();
+                let deadline = |id: &HolderId| {
+                    let known = self.waiting.iter().position(|waiting| waiting == id)?;
+                    scores.get(known).copied().flatten()
+                };
+                front =
+                    ids.iter().map(|id| QueueEntry { id: *id, deadline: deadline(id) }).collect();
+                if ids.iter().any(|id| !self.waiting.contains(id)) {
+                    more = Some(More::Waiting(ids));
+                }
+            }
+            if len > 0 || deadlines > 0 {
+                queue = Some(Queue { len, front, deadlines, passed });
+            }
+        }
+        let token = match self.token.then(&mut next).transpose()? {
+            None => Token::NotRead,
+            Some(Value::BulkString(digits)) => std::str::from_utf8(&digits)
+                .ok()
+                .and_then(|digits| digits.parse().ok())
+                .map_or(Token::Absent, Token::Value),
+            Some(_) => Token::Absent,
+        };
+        let mut markers = Vec::new();
+        // Also those of readers that no longer hold it: they may have been left behind.
+        for (id, asked) in self.asked_readers() {
+            let mut found: Option<Marker> = None;
+            for _ in self.numbers(*asked) {
+                found = longest(found, signed(&next()?));
+            }
+            let count = counts.iter().find(|holder| holder.id == *id).map(|holder| holder.count);
+            match (found, count) {
+                (Some(marker), _) => markers.push((*id, marker)),
+                // With more holds than were thought the markers asked for may just be old.
+                (None, Some(count)) if count > *asked => {}
+                (None, _) => markers.push((*id, Marker::Missing)),
+            }
+        }
+        Ok((Companions { queue, token, markers }, more))
+    }
+}
+
+fn longest(found: Option<Marker>, pttl: Option<i64>) -> Option<Marker> {
+    match (found, pttl) {
+        (Some(Marker::Persistent), _) | (_, Some(-1)) => Some(Marker::Persistent),
+        (found, Some(ms)) if ms >= 0 => {
+            let left = Duration::from_millis(u64::try_from(ms).unwrap_or(0));
+            match found {
+                Some(Marker::Expires(longest)) if longest > left => found,
+                _ => Some(Marker::Expires(left)),
+            }
+        }
+        (found, _) => found,
+    }
+}
+
+/// Scores, which RESP2 writes as text. Deadlines are whole milliseconds.
+fn doubles(value: &Value) -> Vec<Option<u64>> {
+    let Value::Array(values) = value else { return Vec::new() };
+    let score = |value: &Value| {
+        let score = match value {
+            Value::BulkString(text) => std::str::from_utf8(text).ok()?.parse::<f64>().ok()?,
+            Value::Double(score) => *score,
+            _ => return None,
+        };
+        // What is no instant between 1970 and the end of time is no deadline.
+        (0.0..=9e15).contains(&score).then(|| format!("{score:.0}").parse().ok()).flatten()
+    };
+    values.iter().map(score).collect()
+}
+
+/// Asks of queues whether they may be read: whether their entries are of a holder id's size, as far as what they
+/// take in memory tells.
+pub(super) async fn readable(
+    caller: &mut impl Caller,
+    names: &[LockName],
+) -> Result<Vec<bool>, ReadError> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut commands = Vec::with_capacity(names.len() * 2);
+    for name in names {
+        let queue = keys::queue(name);
+        commands.push(command("LLEN", &queue));
+        let mut usage = cmd("MEMORY");
+        usage.arg("USAGE").arg(&queue).arg("SAMPLES").arg(MAX_QUEUE);
+        commands.push(usage);
+    }
+    let (_, replies) = ask(caller, commands).await?;
+    let mut replies = replies.into_iter();
+    let mut readable = Vec::with_capacity(names.len());
+    for _ in names {
+        let mut next = || replies.next().ok_or(ReadError::Odd("MEMORY USAGE"));
+        let (length, usage) = (next()?, next()?);
+        let number = |reply: Result<Value, _>| reply.ok().as_ref().and_then(integer);
+        let fits = match (number(length), number(usage)) {
+            (Some(length), Some(usage)) => usage <= KEY_BYTES + length.saturating_mul(ENTRY_BYTES),
+            _ => false,
+        };
+        readable.push(fits);
+    }
+    Ok(readable)
+}
+
+#[cfg(test)]
+mod tests {
+    use redisson::ClientId;
+    use redisson::shape::Holder;
+
+    use super::*;
+
+    fn id(thread: i64) -> HolderId {
+        HolderId::new(ClientId::from_random([7; 16]), thread)
+    }
+
+    fn name() -> LockName {
+        LockName::new(&b"a"[..]).unwrap()
+    }
+
+    fn read(ask: &Ask, replies: Vec<Value>, counts: &[Holder]) -> (Companions, Option<More>) {
+        assert_eq!(ask.commands(&name()).len(), replies.len());
+        let mut replies = replies.into_iter();
+        let read = ask.read(&mut replies, counts).unwrap();
+        assert_eq!(replies.next(), None, "every reply is used");
+        read
+    }
+
+    fn list() -> Value {
+        Value::SimpleString("list".into())
+    }
+
+    fn text(text: impl Into<String>) -> Value {
+        Value::BulkString(text.into().into_bytes())
+    }
+
+    #[test]
+    fn a_queue_is_vetted_then_read_then_its_deadlines() {
+        let mut ask = Ask::new(&KnownParts::default(), 5);
+        assert_eq!(read(&ask, vec![list()], &[]), (Companions::default(), Some(More::Queue)));
+        ask.has_queue(true);
+        let front =
+            Value::Array(vec![text(id(1).to_string()), text("alien"), text(id(2).to_string())]);
+        let (companions, more) = read(
+            &ask,
+            vec![list(), Value::Int(3), Value::Int(2), Value::Int(1), front.clone()],
+            &[],
+        );
+        assert_eq!(companions.queue.unwrap().len, 3);
+        assert_eq!(more, Some(More::Waiting(vec![id(1), id(2)])));
+        ask.waits(vec![id(1), id(2)]);
+        let scores = Value::Array(vec![text("1795219200123"), Value::Nil]);
+        let replies = vec![list(), Value::Int(3), Value::Int(2), Value::Int(1), front, scores];
+        let (companions, more) = read(&ask, replies, &[]);
+        let deadlines: Vec<_> =
+            companions.queue.unwrap().front.iter().map(|place| place.deadline).collect();
+        assert_eq!((deadlines, more), (vec![Some(1_795_219_200_123), None], None));
+    }
+
+    #[test]
+    fn readers_live_as_long_as_any_of_their_markers() {
+        let holders = [1, 2, 3].map(|n| Holder { id: id(n), count: n });
+        let readers = holders.iter().map(|holder| (holder.id, holder.count)).collect();
+        let ask = Ask::new(&KnownParts { readers, token: true, ..KnownParts::default() }, 0);
+        let replies = [-2, 500, -2, -2, -2, -2].map(Value::Int);
+        let head = [Value::SimpleString("none".into()), text("")];
+        let (companions, _) = read(&ask, head.into_iter().chain(replies).collect(), &holders);
+        assert_eq!(companions.token, Token::Absent);
+        let left = Marker::Expires(Duration::from_millis(500));
+        let expected = [(id(1), Marker::Missing), (id(2), left), (id(3), Marker::Missing)];
+        assert_eq!(companions.markers, expected);
+    }
+
+    #[test]
+    fn a_reader_with_more_holds_than_were_asked_about_is_not_called_gone() {
+        let ask = Ask::new(&KnownParts { readers: vec![(id(1), 1)], ..KnownParts::default() }, 0);
+        let replies = vec![Value::SimpleString("none".into()), Value::Int(-2)];
+        let (companions, _) = read(&ask, replies, &[Holder { id: id(1), count: 2 }]);
+        assert_eq!(companions.markers, []);
+    }
+
+    #[test]
+    fn a_thousand_readers_cost_no_more_than_a_few_hundred_questions() {
+        let readers = (0..1_000).map(|n| (id(n), 3)).collect();
+        let ask = Ask::new(&KnownParts { readers, ..KnownParts::default() }, 0);
+        assert!(ask.commands(&name()).len() <= MAX_MARKERS + 1);
+    }
+}

@@ -1,0 +1,21 @@
+//! The databases that sources read.
+
+use std::sync::Arc;
+
+use crate::model::types::{LockView, ScopeId};
+
+/// One database of one deployment.
+#[derive(Debug, Clone)]
+pub struct Scope {
+    /// Its index in the model.
+    pub id: ScopeId,
+    pub deployment: Arc<str>,
+    pub db: u32,
+}
+
+impl Scope {
+    /// Returns whether a lock is in this database.
+    pub(super) fn has(&self, lock: &LockView) -> bool {
+        self.deployment == lock.id.deployment && self.db == lock.id.db
+    }
+}
