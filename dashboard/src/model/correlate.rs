@@ -40,7 +40,7 @@ impl Model {
             entry.record.traffic(event, traffic.at, traffic.steady, context, &mut effects);
             let monitored = entry.record.has_monitor_waiters();
             let prioritize = !known || changes_holders(event.action);
-            self.keep(scope_id, &event.lock, traffic.at, effects);
+            self.route_effects(scope_id, &event.lock, traffic.at, effects);
             if monitored {
                 self.scopes[scope_id.0].contended.insert(event.lock.clone());
             }

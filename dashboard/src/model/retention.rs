@@ -1,4 +1,4 @@
-//! Which locks are kept in mind, and what hangs on each of them.
+//! Retention: the locks that the model keeps, and the indexes that depend on them.
 
 use redisson::group::glob_matches;
 use redisson::{LockName, Moment};
@@ -8,17 +8,17 @@ use super::record::Record;
 use super::scope::LockEntry;
 use crate::model::types::ScopeId;
 
-/// The most free locks that are remembered in one database.
+/// The most free locks that are retained in one scope.
 pub(super) const MAX_FREE: usize = 10_000;
 
 impl Model {
-    /// Makes room for a lock not known yet. False where it is not to be kept.
+    /// Creates the record of a new lock. Returns false if it is ignored, or there is no room.
     pub(super) fn admit(&mut self, scope_id: ScopeId, name: &LockName, now: Moment) -> bool {
         let bytes = name.as_bytes();
         if self.settings.ignore.iter().any(|glob| glob_matches(glob, bytes)) {
             return false;
         }
-        if self.lock_count >= self.settings.max_locks && !self.forget_oldest_free(scope_id) {
+        if self.lock_count >= self.settings.max_locks && !self.evict_oldest_free(scope_id) {
             self.scopes[scope_id.0].refused += 1;
             return false;
         }
@@ -39,12 +39,12 @@ impl Model {
         true
     }
 
-    /// Brings what hangs on a lock up to date after something was seen of it.
+    /// Updates schedule and indexes after a lock's record has changed.
     pub(super) fn settle(&mut self, scope_id: ScopeId, name: &LockName) {
         let scope = &mut self.scopes[scope_id.0];
         let Some(entry) = scope.locks.get_mut(name) else { return };
         if !entry.record.is_worth_keeping() {
-            self.forget(scope_id, name);
+            self.evict(scope_id, name);
             return;
         }
         scope.schedule.set(name, entry.record.next_read());
@@ -58,7 +58,7 @@ impl Model {
         } else {
             scope.awaited.remove(name);
         }
-        // What is wrong with a free lock is told for as long as it lasts, in bounds.
+        // Problems of a free lock are reported for as long as they last, within bounds.
         let free = (!entry.record.is_held()).then(|| entry.record.free_since());
         if entry.free != free {
             if let Some(before) = std::mem::replace(&mut entry.free, free) {
@@ -73,16 +73,16 @@ impl Model {
             scope.dirty.insert(name.clone());
         }
         if scope.free.len() > MAX_FREE {
-            self.forget_oldest_free(scope_id);
+            self.evict_oldest_free(scope_id);
         }
     }
 
-    fn forget_oldest_free(&mut self, scope: ScopeId) -> bool {
+    fn evict_oldest_free(&mut self, scope: ScopeId) -> bool {
         let oldest = self.scopes[scope.0].free.first().map(|(_, name)| name.clone());
-        oldest.map(|name| self.forget(scope, &name)).is_some()
+        oldest.map(|name| self.evict(scope, &name)).is_some()
     }
 
-    pub(super) fn forget(&mut self, scope_id: ScopeId, name: &LockName) {
+    pub(super) fn evict(&mut self, scope_id: ScopeId, name: &LockName) {
         let scope = &mut self.scopes[scope_id.0];
         let Some(mut entry) = scope.locks.remove(name) else { return };
         self.lock_count -= 1;

@@ -176,7 +176,7 @@ fn waiter(from: u64) -> Waiter {
         source: Source::Poll,
         until: None,
         overdue: false,
-        there: true,
+        present: true,
     }
 }
 
@@ -185,7 +185,7 @@ fn whoever_waits_for_long_starves() {
     let holders = holders();
     let one = [waiter(10)];
     let dead = [Waiter { overdue: true, ..waiter(10) }];
-    let left = [Waiter { there: false, ..waiter(10) }];
+    let left = [Waiter { present: false, ..waiter(10) }];
     let listening = Subscribers { count: 2, since: (at(10), SteadyMillis(10_000)), at: at(10) };
     let waits = |now| Case { waiters: &one, ..renewed(&holders, 0, now) };
     let counted =
