@@ -128,12 +128,12 @@ impl Model {
                 }
                 continue;
             }
-            let shown = cycle.waits.iter().map(|wait| WaitView {
+            let views = cycle.waits.iter().map(|wait| WaitView {
                 waiter: wait.waiter.to_string(),
                 lock: self.scopes[wait.lock.0].id(&wait.lock.1),
                 holder: wait.holder.to_string(),
             });
-            let cycle = Arc::new(Cycle { shown: shown.collect(), ..cycle });
+            let cycle = Arc::new(Cycle { views: views.collect(), ..cycle });
             for wait in &cycle.waits {
                 part_of.insert(wait.lock.clone(), Arc::clone(&cycle));
             }

@@ -390,7 +390,7 @@ impl Model {
 
     /// Returns the acquisitions, holds and waits of the last hour.
     pub fn contention(&mut self, now: Moment, steady: SteadyMillis) -> Contention {
-        self.totals.shown(now, steady)
+        self.totals.view(now, steady)
     }
 
     /// Ends the acknowledgements that have expired.

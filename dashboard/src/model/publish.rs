@@ -22,7 +22,7 @@ impl Model {
         let view = Arc::new(view);
         let replaced = self.snapshot.put(Arc::clone(&view));
         let entry = self.scopes[scope_id.0].locks.get_mut(&view.id.name);
-        let before = entry.and_then(|entry| entry.shown.replace(Arc::clone(&view)));
+        let before = entry.and_then(|entry| entry.published.replace(Arc::clone(&view)));
         let same = |before: &LockView| {
             let ids = before.holders.iter().map(|holder| &holder.id);
             ids.eq(view.holders.iter().map(|holder| &holder.id))
@@ -65,7 +65,7 @@ impl Model {
         for (scope, id) in gone {
             // It may have been found again since, with a view of its own.
             let home = &self.scopes[self.home(scope, &id.name).0];
-            if home.locks.get(&id.name).is_none_or(|entry| entry.shown.is_none()) {
+            if home.locks.get(&id.name).is_none_or(|entry| entry.published.is_none()) {
                 before.push(self.snapshot.remove(&id));
                 removed.push(id);
             }

@@ -33,7 +33,7 @@ impl Model {
             }
             record.remember(known);
         }
-        let entry = Box::new(LockEntry { record, shown: None, free: None });
+        let entry = Box::new(LockEntry { record, published: None, free: None });
         scope.locks.insert(name.clone(), entry);
         self.lock_count += 1;
         true
@@ -69,7 +69,7 @@ impl Model {
             }
         }
         let since = scope.readable_since;
-        if !entry.shown.as_ref().is_some_and(|shown| entry.record.is_view_current(shown, since)) {
+        if !entry.published.as_ref().is_some_and(|view| entry.record.is_view_current(view, since)) {
             scope.dirty.insert(name.clone());
         }
         if scope.free.len() > MAX_FREE {
@@ -97,7 +97,7 @@ impl Model {
         scope.awaited.remove(name);
         scope.acknowledged.remove(name);
         scope.dirty.remove(name);
-        if entry.shown.is_some() {
+        if entry.published.is_some() {
             let id = scope.id(name);
             scope.removed.push(id);
         }

@@ -15,7 +15,7 @@ use crate::model::types::{LockId, LockView, ScopeId};
 #[derive(Debug)]
 pub(super) struct LockEntry {
     pub(super) record: Record,
-    pub(super) shown: Option<Arc<LockView>>,
+    pub(super) published: Option<Arc<LockView>>,
     /// Its key in the index of free locks.
     pub(super) free: Option<Moment>,
 }

@@ -227,7 +227,7 @@ fn a_circle_is_a_deadlock_and_one_with_a_limit_is_suspected() {
     for (limited, certainty) in [(false, SURE), (true, SUSPECTED)] {
         let cycle = Cycle {
             waits: vec![wait(52, 9, false), wait(9, 52, limited)],
-            shown: std::sync::Arc::default(),
+            views: std::sync::Arc::default(),
         };
         let case = Case { cycle: Some(&cycle), ..renewed(&holders, 0, 20) };
         assert_eq!(only(&case), Some((ProblemKind::Deadlock, certainty)));
