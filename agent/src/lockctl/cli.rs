@@ -13,10 +13,11 @@ use crate::client;
 use crate::duration;
 use crate::exec::signals;
 use crate::exit::Exit;
+use crate::reply::printable;
 
-/// The longest wait and lease that the agent takes.
+/// The longest wait and lease that the agent accepts.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-/// The shortest lease that the agent takes.
+/// The shortest lease that the agent accepts.
 const MIN_LEASE: Duration = Duration::from_millis(100);
 
 /// Runs commands while holding locks, and shows the locks of this host's agent
@@ -26,12 +27,10 @@ pub(crate) struct Cli {
     /// The agent's socket; by default /run/lockscope/agent.sock, else one in the user's run-time folder
     #[arg(long, global = true, value_name = "PATH", env = "LOCKSCOPE_SOCKET")]
     pub(crate) socket: Option<PathBuf>,
-    /// What to do
     #[command(subcommand)]
     pub(crate) verb: Verb,
 }
 
-/// What `lockctl` can do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Run a command while holding a lock, or several
@@ -104,7 +103,6 @@ pub(crate) enum Verb {
     Man,
 }
 
-/// How something is told.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Format {
     /// As JSON
@@ -177,7 +175,7 @@ none of that name, as in a shell; 75 where the lock was not to be had in time, 7
 ran, 69 where there is no agent or it cannot reach Redis, 64 for bad usage, 77 where the agent's policy forbids the \
 lock, 65 where the lock can never be had this way.";
 
-/// What the guard tells the process that becomes the command
+/// The arguments of the process that becomes the command
 #[derive(Debug, Parser)]
 pub(crate) struct Launch {
     /// The guard: if it is not our parent any more, nothing is run
@@ -191,7 +189,6 @@ pub(crate) struct Launch {
     pub(crate) command: Vec<OsString>,
 }
 
-/// The kinds of lock, as the agent spells them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LockKind {
     /// One holder
@@ -207,7 +204,6 @@ pub(crate) enum LockKind {
 }
 
 impl LockKind {
-    /// The agent's word for it.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Lock => "lock",
@@ -219,12 +215,12 @@ impl LockKind {
     }
 }
 
-/// What a command gets that has lost its lock.
+/// The reaction to a lost lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnLost {
-    /// This signal, and KILL before the lock's validity ends.
+    /// Sends the signal, and SIGKILL before the lock's validity ends.
     Signal(Signal),
-    /// Nothing: the loss is told, and the command goes on.
+    /// Reports the loss and lets the command continue.
     Ignore,
 }
 
@@ -241,30 +237,34 @@ impl OnLost {
 }
 
 impl Cli {
-    /// The agent's socket.
+    /// Returns the path of the agent's socket.
     pub(crate) fn socket(&self) -> PathBuf {
-        self.socket.clone().unwrap_or_else(client::usual_socket)
+        self.socket.clone().unwrap_or_else(client::default_socket)
     }
 }
 
 impl ExecArgs {
-    /// The locks' names as bytes.
     pub(crate) fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.locks.iter().map(|name| name.as_bytes())
     }
 
-    /// The locks' names for a person.
-    pub(crate) fn shown(&self) -> String {
-        let names: Vec<_> = self.names().map(shown).collect();
-        names.join(", ")
+    /// Returns a command about the locks: `one` for a single lock, `several` with their number otherwise.
+    pub(crate) fn for_locks(&self, one: &str, several: &str) -> redis::Cmd {
+        let names = self.names();
+        let mut command = redis::cmd(if names.len() == 1 { one } else { several });
+        if names.len() > 1 {
+            command.arg(names.len());
+        }
+        for name in names {
+            command.arg(name);
+        }
+        command
     }
-}
 
-/// A name for a terminal: nothing in it can move the cursor.
-pub(crate) fn shown(name: &[u8]) -> String {
-    match std::str::from_utf8(name) {
-        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
-        _ => name.escape_ascii().to_string(),
+    /// Returns the names of the locks for messages.
+    pub(crate) fn lock_names(&self) -> String {
+        let names: Vec<_> = self.names().map(printable).collect();
+        names.join(", ")
     }
 }
 
@@ -285,9 +285,9 @@ fn interval(text: &str) -> Result<Duration, String> {
     if fits { Ok(interval) } else { Err("expected 100ms to 1h".to_owned()) }
 }
 
-/// Prints help, version, or what is wrong with the command line.
-pub(crate) fn refuse(error: &clap::Error) -> Exit {
-    // Nobody may be there to read it.
+/// Prints help, version or the usage error, and returns the exit status.
+pub(crate) fn report_error(error: &clap::Error) -> Exit {
+    // Standard error may be closed.
     error.print().unwrap_or_default();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::OK,
@@ -295,7 +295,7 @@ pub(crate) fn refuse(error: &clap::Error) -> Exit {
     }
 }
 
-/// The status for bad usage, from a command line that could not be read as a whole.
+/// Finds the configured status for bad usage in a command line that failed to parse.
 fn usage_status(args: impl Iterator<Item = OsString>, env: Option<&OsString>) -> u8 {
     let status = |text: &OsString| text.to_str().and_then(|text| text.parse().ok());
     let mut args = args.take_while(|arg| arg != "--");
@@ -326,12 +326,12 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_is_sound() {
+    fn the_definition_is_valid() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn locks_stand_before_the_dashes_and_the_command_behind() {
+    fn locks_come_before_the_dashes_and_the_command_after() {
         let args = exec("--wait 2.5s --kind fenced --on-lost INT a b -- sh -c x --wait").unwrap();
         assert_eq!(args.names().collect::<Vec<_>>(), [b"a", b"b"]);
         assert_eq!(args.command, ["sh", "-c", "x", "--wait"]);
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_usage_has_the_status_that_was_asked_for() {
+    fn the_status_for_bad_usage_is_configurable() {
         let status = |line: &str, env: Option<&str>| {
             usage_status(line.split(' ').map(OsString::from), env.map(OsString::from).as_ref())
         };
@@ -361,12 +361,5 @@ mod tests {
         assert_eq!(status("exec --exit-usage=3", Some("4")), 3);
         assert_eq!(status("exec -- x --exit-usage 3", Some("4")), 4);
         assert_eq!(status("exec --exit-usage three", None), 64);
-    }
-
-    #[test]
-    fn a_name_cannot_move_the_cursor() {
-        assert_eq!(shown("größe".as_bytes()), "größe");
-        assert_eq!(shown(b"a\x1b[2J"), r"a\x1b[2J");
-        assert_eq!(shown(b"\xff"), r"\xff");
     }
 }

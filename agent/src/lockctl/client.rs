@@ -1,4 +1,4 @@
-//! `lockctl`'s session with the agent.
+//! The connection to the agent.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,21 @@ use redis::{
 };
 use tokio::sync::mpsc;
 
+use crate::duration;
 use crate::exit::Exit;
+use crate::reply::{bytes, number, text};
 
-/// How long an agent that listens may take to take a connection in.
-const CONNECT: Duration = Duration::from_secs(5);
-/// How many pushes may wait to be looked at. Whoever reads them does little else.
-const PUSHES: usize = 1024;
-/// What a session's name begins with, behind which the command's follows.
-const NAME: &str = "lockctl:";
-/// The longest name given, in bytes: the agent takes no longer one.
+/// The time for the agent to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The capacity of the queue of unread pushes.
+const PUSH_QUEUE: usize = 1024;
+/// The prefix of a session's name, followed by the command's name.
+const NAME_PREFIX: &str = "lockctl:";
+/// The longest session name in bytes, within the agent's limit.
 const MAX_NAME: usize = 100;
 
-/// Where the agent's socket is when nobody says.
-pub(crate) fn usual_socket() -> PathBuf {
+/// Returns the default path of the agent's socket.
+pub(crate) fn default_socket() -> PathBuf {
     let system = PathBuf::from("/run/lockscope/agent.sock");
     let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
     match own.map(|folder| PathBuf::from(folder).join("lockscope/agent.sock")) {
@@ -32,36 +34,37 @@ pub(crate) fn usual_socket() -> PathBuf {
     }
 }
 
-/// What the agent tells unasked.
+/// A push from the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Push {
-    /// Renewals fail; so long the hold is still valid.
+    /// Renewals of a lock are failing; it stays valid for the given time.
     Jeopardy(Vec<u8>, Duration),
+    /// The lock was renewed after it had been at risk.
     Safe(Vec<u8>),
-    /// It has ended, not by us, for this reason.
+    /// The lock was lost, for the given reason.
     Lost(Vec<u8>, String),
-    /// Renewed: so long it is valid.
+    /// The lock was renewed; it is valid for the given time.
     Valid(Vec<u8>, Duration),
-    /// The connection has ended.
-    Gone,
+    /// The connection was lost.
+    Disconnected,
 }
 
-/// Why something was not to be had from the agent.
+/// A failed call of the agent.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// There is none.
+    /// No agent listens.
     NoAgent(String),
-    /// There was one when we came, and it has ended, or has not taken us in yet: another one may follow.
-    Gone(String),
-    /// It refuses: the code, and the sentence behind it.
+    /// The connection was lost, or not accepted in time. Another agent may follow.
+    Disconnected(String),
+    /// An error reply: its code and its text.
     Refused(String, String),
 }
 
 impl Failure {
-    /// The status to end with, where those for no agent and for bad usage may have been chosen.
+    /// Returns the exit status, given those for no agent and for bad usage, which are configurable.
     pub(crate) fn exit(&self, no_agent: u8, usage: u8) -> Exit {
         match self {
-            Self::NoAgent(_) | Self::Gone(_) => Exit(no_agent),
+            Self::NoAgent(_) | Self::Disconnected(_) => Exit(no_agent),
             Self::Refused(code, _) => match code.as_str() {
                 "UNAVAILABLE" | "DRAINING" => Exit(no_agent),
                 "SYNTAX" | "LIMIT" => Exit(usage),
@@ -75,33 +78,33 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoAgent(text) | Self::Gone(text) => f.write_str(text),
+            Self::NoAgent(text) | Self::Disconnected(text) => f.write_str(text),
             Self::Refused(code, text) => write!(f, "{text} ({code})"),
         }
     }
 }
 
-/// A session. It ends when this is dropped, and the agent then releases what it held.
+/// A session with the agent. Dropping it releases the locks of the session, unless it has grace.
 #[derive(Debug)]
 pub(crate) struct Agent {
     connection: MultiplexedConnection,
-    /// What comes unasked, [`Push::Gone`] last.
+    /// The pushes; the last one is [`Push::Disconnected`].
     pub(crate) pushes: mpsc::Receiver<Push>,
 }
 
 impl Agent {
-    /// Connects, without a word about events.
+    /// Connects to the agent.
     ///
     /// # Errors
-    /// Where nobody listens, naming the socket.
+    /// Fails if no agent accepts the connection; the message names the socket.
     pub(crate) async fn connect(socket: &Path) -> Result<Self, Failure> {
-        let told =
+        let message =
             |error: &dyn fmt::Display| format!("no agent answers at {}: {error}", socket.display());
         let failed = |error: &RedisError| {
-            let nobody = error.is_connection_refusal();
-            let passes = error.is_timeout() || (error.is_connection_dropped() && !nobody);
-            let failure = if passes { Failure::Gone } else { Failure::NoAgent };
-            failure(told(error))
+            let refused = error.is_connection_refusal();
+            let temporary = error.is_timeout() || (error.is_connection_dropped() && !refused);
+            let failure = if temporary { Failure::Disconnected } else { Failure::NoAgent };
+            failure(message(error))
         };
         let info = ConnectionAddr::Unix(socket.to_owned())
             .into_connection_info()
@@ -109,37 +112,55 @@ impl Agent {
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = redis::Client::open(info.set_redis_settings(settings))
             .map_err(|error| failed(&error))?;
-        let (sender, pushes) = mpsc::channel(PUSHES);
+        let (sender, pushes) = mpsc::channel(PUSH_QUEUE);
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT))
-            // A LOCK waits for as long as it takes.
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            // A LOCK may wait without a limit.
             .set_response_timeout(None)
             .set_push_sender(move |info: PushInfo| match read_push(&info) {
                 Some(push) => sender.try_send(push).map_err(drop),
                 None => Ok(()),
             });
         let connecting = client.get_multiplexed_async_connection_with_config(&config);
-        let connection = match tokio::time::timeout(CONNECT, connecting).await {
+        let connection = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
             Ok(connected) => connected.map_err(|error| failed(&error))?,
-            // Between two agents the service manager keeps whoever connects.
-            Err(_) => return Err(Failure::Gone(told(&"it does not take the connection in"))),
+            // Between two agents the service manager queues connections.
+            Err(_) => {
+                return Err(Failure::Disconnected(message(&"the connection was not accepted")));
+            }
         };
         Ok(Self { connection, pushes })
     }
 
-    /// Says who this is, so that those who list sessions can tell.
-    pub(crate) async fn introduce(&mut self, command: &str) -> Result<(), Failure> {
-        let known = |c: char| c.is_ascii_graphic();
-        let name = NAME.chars().chain(command.chars().filter(|c| known(*c))).take(MAX_NAME);
+    /// Names the session after the command, for lists of sessions.
+    pub(crate) async fn set_name(&mut self, command: &str) -> Result<(), Failure> {
+        let command = command.chars().filter(char::is_ascii_graphic);
+        let name = NAME_PREFIX.chars().chain(command).take(MAX_NAME);
         let mut cmd = redis::cmd("CLIENT");
         cmd.arg("SETNAME").arg(name.collect::<String>());
         self.call(&cmd).await.map(drop)
     }
 
-    /// Runs a command.
+    /// Enables pushes of all events.
     ///
     /// # Errors
-    /// The agent's refusal, or that it has gone.
+    /// Fails like [`Self::call`].
+    pub(crate) async fn enable_pushes(
+        &mut self,
+        grace: Option<Duration>,
+    ) -> Result<Value, Failure> {
+        let mut session = redis::cmd("SESSION");
+        session.arg("PUSH").arg("on").arg("DEADLINES").arg("on");
+        if let Some(grace) = grace {
+            session.arg("GRACE").arg(duration::as_millis(grace));
+        }
+        self.call(&session).await
+    }
+
+    /// Sends a command and waits for its reply.
+    ///
+    /// # Errors
+    /// Returns the agent's error reply, or the loss of the connection.
     pub(crate) async fn call(&mut self, command: &Cmd) -> Result<Value, Failure> {
         let reply = self.connection.send_packed_command(command).await;
         reply.and_then(Value::extract_error).map_err(|error| failure(&error))
@@ -151,13 +172,13 @@ fn failure(error: &RedisError) -> Failure {
         Some(code) if !error.is_io_error() && !error.is_connection_dropped() => {
             Failure::Refused(code.to_owned(), error.detail().unwrap_or_default().to_owned())
         }
-        _ => Failure::Gone(format!("the agent has gone: {error}")),
+        _ => Failure::Disconnected(format!("lost the connection to the agent: {error}")),
     }
 }
 
 fn read_push(info: &PushInfo) -> Option<Push> {
     let PushKind::Other(kind) = &info.kind else {
-        return (info.kind == PushKind::Disconnection).then_some(Push::Gone);
+        return (info.kind == PushKind::Disconnection).then_some(Push::Disconnected);
     };
     let name = bytes(info.data.first()?)?.to_vec();
     let last = info.data.get(2);
@@ -169,37 +190,4 @@ fn read_push(info: &PushInfo) -> Option<Push> {
         "lock-valid" => Some(Push::Valid(name, duration()?)),
         _ => None,
     }
-}
-
-/// The value behind `key` in a map.
-pub(crate) fn field<'a>(map: &'a Value, key: &str) -> Option<&'a Value> {
-    let Value::Map(pairs) = map else { return None };
-    pairs.iter().find(|(name, _)| bytes(name) == Some(key.as_bytes())).map(|(_, value)| value)
-}
-
-/// The bytes of a string.
-pub(crate) fn bytes(value: &Value) -> Option<&[u8]> {
-    match value {
-        Value::BulkString(bytes) => Some(bytes),
-        Value::SimpleString(text) => Some(text.as_bytes()),
-        _ => None,
-    }
-}
-
-/// A string as text; what is no UTF-8 in it is replaced.
-pub(crate) fn text(value: &Value) -> Option<String> {
-    bytes(value).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
-}
-
-/// A whole number.
-pub(crate) fn number(value: &Value) -> Option<i64> {
-    match value {
-        Value::Int(number) => Some(*number),
-        _ => None,
-    }
-}
-
-/// The milliseconds behind `key`.
-pub(crate) fn millis(map: &Value, key: &str) -> Option<Duration> {
-    number(field(map, key)?)?.try_into().ok().map(Duration::from_millis)
 }

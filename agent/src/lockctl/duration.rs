@@ -1,8 +1,8 @@
-//! Durations as people type them at a shell, and as they like to read them.
+//! Durations on the command line and in messages.
 
 use std::time::Duration;
 
-/// Reads `90`, `2.5s`, `500ms`, `1h 30m`. A number by itself means seconds.
+/// Parses `90`, `2.5s`, `500ms`, `1h 30m`. A number without a unit means seconds.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let expected = || "expected a duration such as 500ms, 2.5s, 90 (seconds) or 1h".to_owned();
     let text = text.trim();
@@ -19,8 +19,8 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * seconds).map_err(|_| expected())
 }
 
-/// `950 ms`, `25.1 s`, `3m 20s`, `2d 5h`: two units at most.
-pub(crate) fn show(duration: Duration) -> String {
+/// Formats a duration with at most two units: `950 ms`, `25.1 s`, `3m 20s`, `2d 5h`.
+pub(crate) fn format(duration: Duration) -> String {
     let (seconds, millis) = (duration.as_secs(), duration.subsec_millis());
     match seconds {
         0 => format!("{millis} ms"),
@@ -31,12 +31,21 @@ pub(crate) fn show(duration: Duration) -> String {
     }
 }
 
+pub(crate) fn as_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Whole microseconds, small enough to be added to a time.
+pub(crate) fn as_micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX / 2)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_with_fractions_and_without_units() {
+    fn durations_may_have_fractions_or_no_unit() {
         for (text, millis) in [
             ("90", 90_000),
             ("2.5s", 2_500),
@@ -54,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_shown_in_two_units_at_most() {
+    fn durations_are_formatted_with_at_most_two_units() {
         for (millis, text) in [
             (950, "950 ms"),
             (25_190, "25.1 s"),
@@ -62,7 +71,7 @@ mod tests {
             (7_260_000, "2h 1m"),
             (190_800_000, "2d 5h"),
         ] {
-            assert_eq!(show(Duration::from_millis(millis)), text);
+            assert_eq!(format(Duration::from_millis(millis)), text);
         }
     }
 }

@@ -1,58 +1,53 @@
-//! Who has a lock, in a sentence.
+//! Descriptions of a lock's holders.
 
 use std::time::Duration;
 
 use redis::Value;
 
-use crate::cli::shown;
-use crate::client::{Agent, Failure, field, millis, number, text};
+use crate::client::{Agent, Failure};
 use crate::duration;
+use crate::reply::{Fields as _, printable};
 
-/// How many holders are named: a lock may have thousands of readers.
-const NAMED: usize = 3;
+/// The most holders named, since a lock may have thousands of readers.
+const MAX_NAMED: usize = 3;
 
-/// `is held by … for …; its time to live is …`; nothing where it is free.
+/// Returns a clause such as `is held by … for …; its TTL is …`; none if the lock is free.
 ///
 /// # Errors
-/// Where the agent cannot tell.
-pub(crate) async fn of(agent: &mut Agent, name: &[u8]) -> Result<Option<String>, Failure> {
-    let mut show = redis::cmd("SHOW");
-    show.arg(name);
-    let lock = agent.call(&show).await?;
-    let Some(Value::Array(holders)) = field(&lock, "holders").filter(|holders| !is_empty(holders))
-    else {
+/// Fails if the agent does not answer or cannot reach Redis.
+pub(crate) async fn describe(agent: &mut Agent, name: &[u8]) -> Result<Option<String>, Failure> {
+    let lock = agent.call(redis::cmd("SHOW").arg(name)).await?;
+    let holders = lock.list("holders");
+    if holders.is_empty() {
         return Ok(None);
-    };
-    let mut named: Vec<String> = holders.iter().take(NAMED).filter_map(describe).collect();
-    if holders.len() > NAMED {
-        named.push(format!("{} others", holders.len() - NAMED));
     }
-    let lasting = match millis(&lock, "pttl_ms") {
-        Some(left) => format!("its time to live is {}", duration::show(left)),
-        None => "it has no time to live".to_owned(),
+    let mut named: Vec<String> = holders.iter().take(MAX_NAMED).filter_map(holder).collect();
+    if holders.len() > MAX_NAMED {
+        named.push(format!("{} others", holders.len() - MAX_NAMED));
+    }
+    let ttl = match lock.millis("pttl_ms") {
+        Some(left) => format!("its TTL is {}", duration::format(left)),
+        None => "it has no TTL".to_owned(),
     };
-    Ok(Some(format!("is held by {}; {lasting}", named.join(", "))))
+    Ok(Some(format!("is held by {}; {ttl}", named.join(", "))))
 }
 
-fn is_empty(list: &Value) -> bool {
-    matches!(list, Value::Array(items) if items.is_empty())
+fn holder(holder: &Value) -> Option<String> {
+    let id = holder.text("holder")?;
+    Some(process(holder).unwrap_or_else(|| printable(id.as_bytes())))
 }
 
-fn describe(holder: &Value) -> Option<String> {
-    let id = text(field(holder, "holder")?)?;
-    Some(who(holder).unwrap_or_else(|| shown(id.as_bytes())))
-}
-
-/// Which process a holder is and for how long, where the agent tells.
-pub(crate) fn who(holder: &Value) -> Option<String> {
-    let uid = field(holder, "uid").and_then(number)?;
-    let pid = field(holder, "pid").and_then(number);
-    let age = millis(holder, "age_ms").unwrap_or(Duration::ZERO);
-    let name = ["name", "comm"].iter().find_map(|key| field(holder, key).and_then(text));
-    let who = match (name, pid) {
-        (Some(name), Some(pid)) => format!("{} (pid {pid}, user {uid})", shown(name.as_bytes())),
+/// Returns the process of a holder and its hold time; none if the agent does not know the process.
+pub(crate) fn process(holder: &Value) -> Option<String> {
+    let uid = holder.number("uid")?;
+    let age = holder.millis("age_ms").unwrap_or(Duration::ZERO);
+    let name = ["name", "comm"].iter().find_map(|key| holder.text(key));
+    let process = match (name, holder.number("pid")) {
+        (Some(name), Some(pid)) => {
+            format!("{} (pid {pid}, user {uid})", printable(name.as_bytes()))
+        }
         (_, Some(pid)) => format!("pid {pid} of user {uid}"),
         _ => format!("a process of user {uid}"),
     };
-    Some(format!("{who} for {}", duration::show(age)))
+    Some(format!("{process} for {}", duration::format(age)))
 }

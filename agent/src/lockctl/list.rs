@@ -2,22 +2,38 @@
 
 use redis::Value;
 
-use crate::cli::shown;
-use crate::client::{Agent, Failure, bytes, field, millis, number, text};
+use crate::client::{Agent, Failure};
 use crate::duration;
+use crate::reply::{Fields as _, printable, text};
 use crate::table;
 
-/// How many rows are asked for at a time: as many as the agent gives.
+/// The rows requested at a time, which is the most that the agent returns.
 const PAGE: usize = 1000;
 
-/// The columns' heads.
-pub(crate) const HEADS: [&str; 9] =
+pub(crate) const COLUMNS: [&str; 9] =
     ["LOCK", "KIND", "STATE", "AGE", "VALID", "PID", "USER", "SESSION", "WHO"];
 
-/// Every row of LOCKS, held ones and waits. Between two pages locks may come and go.
+/// Returns the list as lines of a table or of JSON, oldest first.
 ///
 /// # Errors
-/// Where the agent does not tell.
+/// Fails if the agent does not answer.
+pub(crate) async fn list(
+    agent: &mut Agent,
+    glob: Option<&[u8]>,
+    as_json: bool,
+) -> Result<Vec<String>, Failure> {
+    let rows = rows(agent, glob).await?;
+    if as_json {
+        return Ok(vec![table::json(&Value::Array(rows)).to_string()]);
+    }
+    let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    Ok(table::table(&COLUMNS, &rows))
+}
+
+/// Returns all holds and waits, oldest first. Locks may come and go between two pages.
+///
+/// # Errors
+/// Fails if the agent does not answer.
 pub(crate) async fn rows(agent: &mut Agent, glob: Option<&[u8]>) -> Result<Vec<Value>, Failure> {
     let mut rows = Vec::new();
     let mut cursor = "0".to_owned();
@@ -27,60 +43,36 @@ pub(crate) async fn rows(agent: &mut Agent, glob: Option<&[u8]>) -> Result<Vec<V
         if let Some(glob) = glob {
             locks.arg("MATCH").arg(glob);
         }
-        let Value::Array(page) = agent.call(&locks).await? else { return Ok(rows) };
+        let Value::Array(page) = agent.call(&locks).await? else { break };
         let mut page = page.into_iter();
         cursor = page.next().as_ref().and_then(text).unwrap_or_default();
         if let Some(Value::Array(more)) = page.next() {
             rows.extend(more);
         }
         if cursor.is_empty() || cursor == "0" {
-            return Ok(rows);
+            break;
         }
     }
+    rows.sort_by_key(|row| std::cmp::Reverse(row.millis("age_ms")));
+    Ok(rows)
 }
 
-/// One row's cells.
+/// Returns the cells of a row in the order of [`COLUMNS`].
 pub(crate) fn cells(row: &Value) -> Vec<String> {
-    let cell = |key: &str| field(row, key).and_then(bytes).map(shown).unwrap_or_default();
-    let count =
-        |key: &str| field(row, key).and_then(number).map(|n| n.to_string()).unwrap_or_default();
-    let lasting = |key: &str| millis(row, key).map(duration::show).unwrap_or_default();
-    let who =
-        [cell("name"), cell("comm")].into_iter().find(|who| !who.is_empty()).unwrap_or_default();
-    let stopped = field(row, "frozen").and_then(number) == Some(1);
-    let state = cell("state") + if stopped { ", stopped" } else { "" };
+    let text = |key: &str| row.bytes(key).map(printable).unwrap_or_default();
+    let number = |key: &str| row.number(key).map(|n| n.to_string()).unwrap_or_default();
+    let duration = |key: &str| row.millis(key).map(duration::format).unwrap_or_default();
+    let name = Some(text("name")).filter(|name| !name.is_empty());
+    let stopped = if row.number("frozen") == Some(1) { ", stopped" } else { "" };
     vec![
-        cell("lock"),
-        cell("kind"),
-        state,
-        lasting("age_ms"),
-        lasting("valid_ms"),
-        count("pid"),
-        count("uid"),
-        cell("session"),
-        who,
+        text("lock"),
+        text("kind"),
+        text("state") + stopped,
+        duration("age_ms"),
+        duration("valid_ms"),
+        number("pid"),
+        number("uid"),
+        text("session"),
+        name.unwrap_or_else(|| text("comm")),
     ]
-}
-
-/// Those who have waited or held longest come first.
-pub(crate) fn oldest_first(rows: &mut [Value]) {
-    rows.sort_by_key(|row| std::cmp::Reverse(millis(row, "age_ms")));
-}
-
-/// The list as lines.
-///
-/// # Errors
-/// Where the agent does not tell.
-pub(crate) async fn list(
-    agent: &mut Agent,
-    glob: Option<&[u8]>,
-    as_json: bool,
-) -> Result<Vec<String>, Failure> {
-    let mut rows = rows(agent, glob).await?;
-    oldest_first(&mut rows);
-    if as_json {
-        return Ok(vec![table::json(&Value::Array(rows)).to_string()]);
-    }
-    let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
-    Ok(table::table(&HEADS, &rows))
 }

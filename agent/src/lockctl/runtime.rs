@@ -1,19 +1,19 @@
-//! What a verb runs on: one thread.
+//! The single-threaded async runtime.
 
 use std::fs::File;
 use std::io;
 
 use tokio::runtime::{Builder, Runtime};
 
-/// As many files as `lockctl` ever has open at once, and some more.
-const FILES: usize = 32;
+/// More files than `lockctl` ever has open at once.
+const MAX_FILES: usize = 32;
 
-/// A runtime of one thread.
+/// Creates the runtime.
 ///
 /// # Errors
-/// What the system refuses; that the process may open too few files, too. Tokio panics where it can open none.
-pub(crate) fn one_thread() -> io::Result<Runtime> {
-    let room: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
-    drop(room?);
+/// Fails if the system has no resources for it, including file descriptors, without which Tokio would panic.
+pub(crate) fn create() -> io::Result<Runtime> {
+    let probe: io::Result<Vec<File>> = (0..MAX_FILES).map(|_| File::open("/dev/null")).collect();
+    drop(probe?);
     Builder::new_current_thread().enable_all().build()
 }

@@ -1,12 +1,10 @@
-//! Replies for people, as tables, and for programs, as JSON.
-
-use std::io::{self, Write as _};
+//! Replies as tables for people, and as JSON for programs.
 
 use redis::Value;
 
-use crate::cli::shown;
+use crate::reply::{bytes, printable};
 
-/// Lines of columns, each as wide as its widest cell; the last column is not filled up.
+/// Formats rows as lines, with each column as wide as its widest cell.
 pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let length = |text: &str| text.chars().count();
     let mut widths: Vec<usize> = heads.iter().map(|head| length(head)).collect();
@@ -29,7 +27,7 @@ pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     std::iter::once(head).chain(rows).collect()
 }
 
-/// A reply as JSON. What is no UTF-8 in a string is written as in Rust, `\xff`.
+/// Converts a reply to JSON. Strings with invalid UTF-8 are escaped as in Rust: `\xff`.
 pub(crate) fn json(reply: &Value) -> serde_json::Value {
     match reply {
         Value::Int(number) => (*number).into(),
@@ -51,20 +49,7 @@ pub(crate) fn json(reply: &Value) -> serde_json::Value {
 }
 
 fn key_text(key: &Value) -> String {
-    crate::client::bytes(key).map(shown).unwrap_or_default()
-}
-
-/// Writes lines to standard output.
-///
-/// # Errors
-/// When nobody reads them any more.
-pub(crate) fn print(lines: &[String]) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    for line in lines {
-        out.write_all(line.as_bytes())?;
-        out.write_all(b"\n")?;
-    }
-    out.flush()
+    bytes(key).map(printable).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -80,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_json() {
+    fn replies_are_converted_to_json() {
         let text = |text: &[u8]| Value::BulkString(text.to_vec());
         let reply = Value::Map(vec![
             (text(b"a"), Value::Array(vec![Value::Int(1), Value::Nil])),

@@ -1,4 +1,4 @@
-//! `lockctl watch`: the list, live. In a terminal it is drawn anew each time; elsewhere each change is a line.
+//! `lockctl watch`: the live list. Redrawn in a terminal; elsewhere each change is printed as a line.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -10,21 +10,22 @@ use rustix::termios::tcgetwinsize;
 use service_kit::clock::wall_millis;
 use tokio::time::sleep;
 
-use crate::cli::shown;
-use crate::client::{Agent, Failure, bytes, field, text};
+use crate::client::{Agent, Failure};
+use crate::output::{notice, print};
+use crate::reply::{Fields as _, printable};
 use crate::{list, table};
 
-/// Moves to the upper left corner; each line then ends by clearing what was behind it, and the last one what is below.
+/// Moves the cursor to the upper left corner.
 const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K\r\n";
 const CLEAR_BELOW: &str = "\x1b[J";
-/// The size of a terminal that does not tell it.
-const USUAL: (usize, usize) = (24, 80);
+/// The rows and columns of a terminal of unknown size.
+const DEFAULT_SIZE: (usize, usize) = (24, 80);
 
-/// Until nobody reads any more, or a signal comes.
+/// Follows the list until a signal ends the process.
 ///
 /// # Errors
-/// When standard output is closed.
+/// Fails if standard output is closed.
 pub(crate) async fn watch(
     socket: &Path,
     glob: Option<&[u8]>,
@@ -33,27 +34,25 @@ pub(crate) async fn watch(
 ) -> io::Result<()> {
     let live = io::stdout().is_terminal() && !as_json;
     let mut agent = None;
-    let mut before: Option<Seen> = None;
-    let mut away = false;
+    let mut previous = Snapshot::new();
+    let mut disconnected = false;
     loop {
-        let rows = look(socket, &mut agent, glob).await;
-        match rows {
-            Ok(mut rows) => {
-                away = false;
-                list::oldest_first(&mut rows);
+        match poll(socket, &mut agent, glob).await {
+            Ok(rows) => {
+                disconnected = false;
                 if live {
                     draw(&rows, None)?;
                 } else {
-                    let now = seen(&rows);
-                    table::print(&changes(before.as_ref(), &now, as_json))?;
-                    before = Some(now);
+                    let current = snapshot(&rows);
+                    print(&changes(&previous, &current, as_json))?;
+                    previous = current;
                 }
             }
             Err(failure) if live => draw(&[], Some(&failure.to_string()))?,
-            // Told once: what was seen before stands until somebody says otherwise.
-            Err(failure) if !away => {
-                away = true;
-                crate::say::say(&failure.to_string());
+            // Reported once per outage; the previous rows stay valid until the agent answers again.
+            Err(failure) if !disconnected => {
+                disconnected = true;
+                notice(&failure.to_string());
             }
             Err(_) => {}
         }
@@ -61,8 +60,8 @@ pub(crate) async fn watch(
     }
 }
 
-/// The rows, over a connection that is made anew after it has failed.
-async fn look(
+/// Reads the rows, reconnecting after a failure.
+async fn poll(
     socket: &Path,
     agent: &mut Option<Agent>,
     glob: Option<&[u8]>,
@@ -78,23 +77,20 @@ async fn look(
     rows
 }
 
-fn draw(rows: &[Value], trouble: Option<&str>) -> io::Result<()> {
+fn draw(rows: &[Value], error: Option<&str>) -> io::Result<()> {
     let out = io::stdout();
     let (height, width) = tcgetwinsize(&out)
         .map(|size| (usize::from(size.ws_row), usize::from(size.ws_col)))
         .ok()
         .filter(|(height, width)| *height > 2 && *width > 0)
-        .unwrap_or(USUAL);
+        .unwrap_or(DEFAULT_SIZE);
     let cells: Vec<Vec<String>> = rows.iter().map(list::cells).collect();
-    let held = rows
-        .iter()
-        .filter(|row| field(row, "state").and_then(text).as_deref() != Some("waiting"))
-        .count();
-    let mut lines = vec![match trouble {
-        Some(trouble) => trouble.to_owned(),
+    let held = rows.iter().filter(|row| row.text("state").as_deref() != Some("waiting")).count();
+    let mut lines = vec![match error {
+        Some(error) => error.to_owned(),
         None => format!("{held} held, {} waiting", rows.len() - held),
     }];
-    lines.extend(table::table(&list::HEADS, &cells));
+    lines.extend(table::table(&list::COLUMNS, &cells));
     let hidden = lines.len().saturating_sub(height - 1);
     if hidden > 0 {
         lines.truncate(height - 2);
@@ -111,7 +107,7 @@ fn draw(rows: &[Value], trouble: Option<&str>) -> io::Result<()> {
     out.flush()
 }
 
-/// What is told of a row when it comes or goes.
+/// A row as it is printed when it appears or disappears.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     row: serde_json::Value,
@@ -119,50 +115,46 @@ struct Entry {
     line: String,
 }
 
-/// Rows by what makes each of them unique: its holder id, or who waits for what.
-type Seen = BTreeMap<String, Entry>;
+/// The rows by a unique key: the holder id, or the lock and session of a waiter.
+type Snapshot = BTreeMap<String, Entry>;
 
-fn seen(rows: &[Value]) -> Seen {
-    let mut seen = Seen::new();
+fn snapshot(rows: &[Value]) -> Snapshot {
+    let mut snapshot = Snapshot::new();
     for row in rows {
-        let cell = |key: &str| field(row, key).and_then(bytes).map(shown).unwrap_or_default();
+        let cell = |key: &str| row.bytes(key).map(printable).unwrap_or_default();
         let cells = list::cells(row);
         let [.., pid, uid, session, who] = cells.as_slice() else { continue };
         let (lock, state) = (cell("lock"), cell("state"));
         let line =
             format!("{lock} {} pid={pid} user={uid} session={session} who={who}", cell("kind"));
         let mut key = format!("{state} {} {lock} {session}", cell("holder"));
-        // Several waits of one session are alike.
-        while seen.contains_key(&key) {
+        // Several waits of one session have the same key.
+        while snapshot.contains_key(&key) {
             key.push('+');
         }
-        seen.insert(key, Entry { row: table::json(row), state, line });
+        snapshot.insert(key, Entry { row: table::json(row), state, line });
     }
-    seen
+    snapshot
 }
 
-fn changes(before: Option<&Seen>, now: &Seen, as_json: bool) -> Vec<String> {
-    let none = Seen::new();
-    let before = before.unwrap_or(&none);
-    let gone =
-        before.iter().filter(|(key, _)| !now.contains_key(*key)).map(|(_, entry)| (false, entry));
-    let came =
-        now.iter().filter(|(key, _)| !before.contains_key(*key)).map(|(_, entry)| (true, entry));
+fn changes(previous: &Snapshot, current: &Snapshot, as_json: bool) -> Vec<String> {
+    let missing_from = |other: &Snapshot, key: &String| !other.contains_key(key);
+    let removed = previous.iter().filter(|(key, _)| missing_from(current, key));
+    let added = current.iter().filter(|(key, _)| missing_from(previous, key));
     let time = std::time::UNIX_EPOCH + Duration::from_millis(wall_millis());
     let time = humantime::format_rfc3339_millis(time).to_string();
-    let told = |(came, entry): (bool, &Entry)| {
-        let what = match (came, entry.state.as_str()) {
-            (true, state) => state.to_owned(),
-            (false, "waiting") => "waited".to_owned(),
-            (false, _) => "released".to_owned(),
-        };
+    let format = |event: &str, entry: &Entry| {
         if as_json {
-            serde_json::json!({"time": time, "event": what, "row": entry.row}).to_string()
+            serde_json::json!({"time": time, "event": event, "row": entry.row}).to_string()
         } else {
-            format!("{time} {what} {}", entry.line)
+            format!("{time} {event} {}", entry.line)
         }
     };
-    gone.chain(came).map(told).collect()
+    let removed = removed.map(|(_, entry)| {
+        format(if entry.state == "waiting" { "waited" } else { "released" }, entry)
+    });
+    let added = added.map(|(_, entry)| format(&entry.state, entry));
+    removed.chain(added).collect()
 }
 
 #[cfg(test)]
@@ -184,30 +176,29 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_told_once() {
-        let one = seen(&[
+    fn each_change_is_printed_once() {
+        let one = snapshot(&[
             row("a", "held", "u:1", 7),
             row("a", "waiting", "", 8),
             row("a", "waiting", "", 8),
         ]);
         assert_eq!(one.len(), 3);
-        let told = |before: Option<&Seen>, now: &Seen| -> Vec<String> {
-            let lines = changes(before, now, false).into_iter();
+        let printed = |previous: &Snapshot, current: &Snapshot| -> Vec<String> {
+            let lines = changes(previous, current, false).into_iter();
             lines.filter_map(|line| Some(line.split_once(' ')?.1.to_owned())).collect()
         };
-        assert_eq!(told(None, &one).len(), 3);
-        assert!(told(Some(&one), &one).is_empty());
-        let two = seen(&[row("a", "held", "u:2", 8), row("a", "waiting", "", 8)]);
+        assert_eq!(printed(&Snapshot::new(), &one).len(), 3);
+        assert!(printed(&one, &one).is_empty());
+        let two = snapshot(&[row("a", "held", "u:2", 8), row("a", "waiting", "", 8)]);
         assert_eq!(
-            told(Some(&one), &two),
+            printed(&one, &two),
             [
                 "released a lock pid=7 user=0 session=s-7 who=worker",
                 "waited a lock pid=8 user=0 session=s-8 who=worker",
                 "held a lock pid=8 user=0 session=s-8 who=worker"
             ]
         );
-        let json: serde_json::Value =
-            serde_json::from_str(&changes(Some(&one), &two, true)[0]).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&changes(&one, &two, true)[0]).unwrap();
         assert_eq!(json["event"], "released");
         assert_eq!((&json["row"]["lock"], &json["row"]["pid"]), (&"a".into(), &7.into()));
     }

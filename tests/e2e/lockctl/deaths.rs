@@ -65,7 +65,7 @@ async fn when_the_guard_is_killed_so_is_all_that_it_guards() -> Result<()> {
     kill(guard(&run)?)?;
     let (code, said) = run.end().await?;
     assert_eq!(code, 76, "{said}");
-    assert!(said.contains("lost a: the process that keeps it was ended by signal 9"), "{said}");
+    assert!(said.contains("lost a: its guard process was ended by signal 9"), "{said}");
     assert!(!is_there(apart), "gone before lockctl ends");
     until_gone(shell).await;
     Ok(())

@@ -70,7 +70,7 @@ async fn another_signal_kill_or_nothing_may_be_asked_for() -> Result<()> {
     )?;
     desk.pid("third").await?;
     desk.bench.direct.call("DEL c").await?.ok()?;
-    run.says("goes on without it").await;
+    run.says("continues without it").await;
     std::fs::write(desk.path("stop"), "")?;
     assert_eq!(run.end().await?.0, 4);
     Ok(())
@@ -143,13 +143,16 @@ async fn when_the_agent_is_killed_the_command_has_what_is_left_of_the_lease() ->
     desk.pid("quick").await?;
     let mut run = started(&desk, "--kill-after 500ms a", STUBBORN).await?;
     desk.bench.agent.process().kill()?;
-    quick.says("b stays ours for another").await;
+    quick.says("b stays locked for another").await;
     std::fs::write(desk.path("stop"), "")?;
     let (code, said) = quick.end().await?;
     assert_eq!(code, 3, "what is done in time is done: {said}");
     let (code, said) = run.end().await?;
     assert_eq!(code, 76, "{said}");
-    assert!(said.contains("the agent has gone; a stays ours for another"), "{said}");
+    assert!(
+        said.contains("lost the connection to the agent; a stays locked for another"),
+        "{said}"
+    );
     assert_eq!(desk.mark("term").await, "term");
     assert!(!is_there(desk.pid("shell").await?));
     Ok(())
@@ -160,7 +163,7 @@ async fn when_the_agent_ends_the_command_has_what_is_left_of_the_lease() -> Resu
     let mut desk = Desk::with(&["--lease", "3s", "--drain-timeout", "200ms"]).await?;
     let mut run = started(&desk, "--kill-after 500ms a", STUBBORN).await?;
     desk.bench.agent.process().terminate()?;
-    run.says("a: the agent ends; a stays ours for another").await;
+    run.says("a: the agent is shutting down; a stays locked for another").await;
     let (code, said) = run.end().await?;
     assert_eq!(code, 76, "{said}");
     assert_eq!(desk.mark("term").await, "term");

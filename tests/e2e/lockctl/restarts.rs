@@ -18,7 +18,7 @@ async fn with_grace_the_next_agent_has_the_locks() -> Result<()> {
     desk.pid("shell").await?;
     let before = (desk.bench.holders("a").await?, desk.bench.holders("b").await?);
     desk.bench.agent.restart().await?;
-    run.says("a, b: the next agent has it").await;
+    run.says("a, b: resumed by the next agent").await;
     ensure!((desk.bench.holders("a").await?, desk.bench.holders("b").await?) == before);
     // And the one after that.
     desk.bench.agent.process().terminate()?;
@@ -65,7 +65,7 @@ async fn a_command_that_ends_without_an_agent_is_released_by_the_next_one() -> R
     let mut run = desk.exec("--grace 5m a", UNTIL_STOPPED)?;
     desk.pid("shell").await?;
     desk.bench.agent.process().kill()?;
-    run.says("the agent has gone").await;
+    run.says("lost the connection to the agent").await;
     std::fs::write(desk.path("stop"), "")?;
     run.says("waiting for an agent to release it").await;
     desk.bench.agent.restart().await?;
@@ -81,10 +81,10 @@ async fn a_lock_that_is_gone_with_the_agent_ends_its_command() -> Result<()> {
     let mut run = desk.exec("--grace 5m a", UNTIL_STOPPED)?;
     desk.pid("shell").await?;
     desk.bench.agent.process().kill()?;
-    run.says("the agent has gone").await;
+    run.says("lost the connection to the agent").await;
     desk.bench.direct.call("DEL a").await?.ok()?;
     desk.bench.agent.restart().await?;
     let (code, said) = run.end().await?;
-    ensure!(code == 76 && said.contains("a: it is not held any more"), "{code}: {said}");
+    ensure!(code == 76 && said.contains("a: it is no longer held"), "{code}: {said}");
     Ok(())
 }

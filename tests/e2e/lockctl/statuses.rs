@@ -49,7 +49,7 @@ async fn what_was_not_had_is_told_apart_from_what_failed() -> Result<()> {
             said.contains(&format!("a is held by nightly-report (pid {us}, user ")),
             "{words}: {said}"
         );
-        assert!(said.contains("its time to live is 2"), "{words}: {said}");
+        assert!(said.contains("its TTL is 2"), "{words}: {said}");
     }
     let (code, said) = desk.exec("--quiet --try --exit-timeout 1 a", "touch ran")?.end().await?;
     assert_eq!(code, 1, "{said}");
@@ -85,7 +85,7 @@ async fn refusals_have_statuses_of_their_own() -> Result<()> {
     let output = guard.arg0("lockctl-guard").args(["exec", "a", "--", "touch", "ran"]).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(64), "{said}");
-    assert!(said.contains("is started by `lockctl exec` alone"), "{said}");
+    assert!(said.contains("can only be started by `lockctl exec`"), "{said}");
     assert!(!desk.path("ran").exists());
     Ok(())
 }

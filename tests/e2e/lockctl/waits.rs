@@ -17,7 +17,7 @@ async fn who_waits_is_told_for_whom_and_may_wait_for_hours() -> Result<()> {
     run.says("a is held by ").await;
     let us = std::process::id();
     run.says(&format!("(pid {us}, user ")).await;
-    run.says("its time to live is ").await;
+    run.says("its TTL is ").await;
     other.call("UNLOCK a").await?.ok()?;
     assert_eq!(run.end().await?.0, 3);
     Ok(())
@@ -72,7 +72,7 @@ async fn holders_elsewhere_are_told_by_their_ids() -> Result<()> {
     desk.bench.direct.call(&format!("HSET a {holder} 1")).await?.ok()?;
     let (code, said) = desk.exec("--try a", "true")?.end().await?;
     assert_eq!(code, 75);
-    assert!(said.contains(&format!("a is held by {holder}; it has no time to live")), "{said}");
+    assert!(said.contains(&format!("a is held by {holder}; it has no TTL")), "{said}");
     Ok(())
 }
 

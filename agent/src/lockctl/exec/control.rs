@@ -1,7 +1,7 @@
-//! What front and guard say to one another, over a socket pair that is the guard's standard input.
+//! The messages between front and guard, over a socket pair that is the guard's standard input.
 //!
-//! At first the front sends its process group's number with its own standard input beside it, for the command. Then
-//! each byte from it is a signal to pass on; that it has died is told by the socket's end. The guard answers in lines.
+//! The front first sends the number of its process group, with its standard input attached for the command. Each further
+//! byte is a signal to forward; the end of the stream means that it died. The guard sends lines of text.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,95 +15,93 @@ use rustix::net::{
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
-/// What the guard tells.
+/// A message from the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum News {
-    /// The command runs, in this process group.
-    Runs(i32),
-    /// It has been stopped by a signal.
+pub(crate) enum GuardMessage {
+    /// The command runs in this process group.
+    Running(i32),
+    /// A signal stopped the command.
     Stopped,
-    /// The guard has ended.
-    End,
+    GuardEnded,
 }
 
-/// What the front asks for.
+/// A message from the front.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// Pass this signal on.
+pub(crate) enum FrontMessage {
+    /// Forwards a signal to the command.
     Signal(i32),
-    /// Nothing: it has died.
     FrontDied,
 }
 
 /// The front's end.
 #[derive(Debug)]
-pub(crate) struct Front(BufReader<UnixStream>);
+pub(crate) struct FrontControl(BufReader<UnixStream>);
 
 /// The guard's end.
 #[derive(Debug)]
-pub(crate) struct Guard(UnixStream);
+pub(crate) struct GuardControl(UnixStream);
 
-impl Front {
-    /// Sends the number of the own process group and a standard input.
+impl FrontControl {
+    /// Sends the process group of the front and the standard input of the command.
     ///
     /// # Errors
-    /// When the guard has gone, or outside a runtime.
+    /// Fails if the guard has ended, or outside a runtime.
     pub(crate) fn open(stream: StdStream, group: i32, stdin: BorrowedFd<'_>) -> io::Result<Self> {
         let fds = [stdin];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut beside = SendAncillaryBuffer::new(&mut space);
-        beside.push(SendAncillaryMessage::ScmRights(&fds));
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&fds));
         let number = group.to_ne_bytes();
-        sendmsg(&stream, &[IoSlice::new(&number)], &mut beside, SendFlags::NOSIGNAL)?;
+        sendmsg(&stream, &[IoSlice::new(&number)], &mut ancillary, SendFlags::NOSIGNAL)?;
         stream.set_nonblocking(true)?;
         Ok(Self(BufReader::new(UnixStream::from_std(stream)?)))
     }
 
-    /// What the guard tells next.
-    pub(crate) async fn next(&mut self) -> News {
+    /// Waits for the next message of the guard.
+    pub(crate) async fn next(&mut self) -> GuardMessage {
         let mut line = String::new();
         loop {
             line.clear();
-            // A connection that fails is the guard's end too.
+            // A failed read also means that the guard has ended.
             if self.0.read_line(&mut line).await.unwrap_or(0) == 0 {
-                return News::End;
+                return GuardMessage::GuardEnded;
             }
             match line.trim_end().split_once(' ') {
                 Some(("runs", group)) => {
                     if let Ok(group) = group.parse() {
-                        return News::Runs(group);
+                        return GuardMessage::Running(group);
                     }
                 }
-                None if line == "stopped\n" => return News::Stopped,
+                None if line == "stopped\n" => return GuardMessage::Stopped,
                 _ => {}
             }
         }
     }
 
-    /// Asks the guard to pass a signal on. One that has ended needs none.
-    pub(crate) async fn pass_on(&mut self, signal: i32) {
+    /// Sends a signal for the guard to forward. Has no effect if the guard has ended.
+    pub(crate) async fn forward(&mut self, signal: i32) {
         let byte = u8::try_from(signal).unwrap_or(0);
         self.0.get_mut().write_all(&[byte]).await.unwrap_or_default();
     }
 }
 
-impl Guard {
-    /// Takes what the front sends first: its process group, and the command's standard input.
+impl GuardControl {
+    /// Receives the first message: the process group of the front and the standard input of the command.
     ///
     /// # Errors
-    /// When the standard input is no such socket.
+    /// Fails if the standard input is not such a socket.
     pub(crate) fn accept() -> io::Result<(StdStream, i32, OwnedFd)> {
         let stream = StdStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let mut number = [0; 4];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let received = recvmsg(
             &stream,
             &mut [IoSliceMut::new(&mut number)],
-            &mut beside,
+            &mut ancillary,
             RecvFlags::CMSG_CLOEXEC,
         )?;
-        let stdin = beside.drain().find_map(|message| match message {
+        let stdin = ancillary.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
             _ => None,
         });
@@ -111,40 +109,40 @@ impl Guard {
             Some(stdin) if received.bytes == number.len() => {
                 Ok((stream, i32::from_ne_bytes(number), stdin))
             }
-            _ => Err(io::Error::other("lockctl exec did not start this")),
+            _ => Err(io::Error::other("its standard input is not from lockctl exec")),
         }
     }
 
-    /// Goes on with it in a runtime.
+    /// Continues the conversation on the runtime.
     ///
     /// # Errors
-    /// Outside a runtime.
+    /// Fails outside a runtime.
     pub(crate) fn new(stream: StdStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         UnixStream::from_std(stream).map(Self)
     }
 
-    /// What the front asks for next.
-    pub(crate) async fn next(&mut self) -> Order {
+    /// Waits for the next message of the front.
+    pub(crate) async fn next(&mut self) -> FrontMessage {
         let mut byte = [0];
         match self.0.read(&mut byte).await {
-            Ok(1..) => Order::Signal(byte[0].into()),
-            Ok(0) | Err(_) => Order::FrontDied,
+            Ok(1..) => FrontMessage::Signal(byte[0].into()),
+            Ok(0) | Err(_) => FrontMessage::FrontDied,
         }
     }
 
-    /// Tells that the command runs.
-    pub(crate) async fn runs(&mut self, group: i32) {
-        self.tell(&format!("runs {group}\n")).await;
+    /// Reports that the command runs.
+    pub(crate) async fn report_running(&mut self, group: i32) {
+        self.send(&format!("runs {group}\n")).await;
     }
 
-    /// Tells that the command has been stopped.
-    pub(crate) async fn stopped(&mut self) {
-        self.tell("stopped\n").await;
+    /// Reports that the command was stopped.
+    pub(crate) async fn report_stopped(&mut self) {
+        self.send("stopped\n").await;
     }
 
-    async fn tell(&mut self, line: &str) {
-        // Where the front has died, the next order says so.
+    async fn send(&mut self, line: &str) {
+        // If the front has died, the next message reports it.
         self.0.write_all(line.as_bytes()).await.unwrap_or_default();
     }
 }

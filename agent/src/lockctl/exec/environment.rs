@@ -1,4 +1,4 @@
-//! What a command is told of its locks: variables that stand over what it inherits.
+//! The environment variables that describe the locks to the command.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -7,10 +7,10 @@ use std::process::Command;
 
 use super::grant::{Grant, Held};
 
-/// Where the trace's context stands in the environment (OpenTelemetry, "environment variables as context carriers").
+/// The variable of the trace context (OpenTelemetry, "environment variables as context carriers").
 const TRACEPARENT: &str = "TRACEPARENT";
 
-/// The trace that this command is part of: the one inherited, or a new one.
+/// Returns the inherited trace context, or a new one.
 pub(crate) fn traceparent() -> Option<String> {
     let inherited = std::env::var(TRACEPARENT).ok().filter(|text| is_traceparent(text));
     inherited.or_else(|| {
@@ -22,7 +22,7 @@ pub(crate) fn traceparent() -> Option<String> {
     })
 }
 
-/// `version-trace-span-flags` in lower-case hexadecimal digits, W3C Trace Context.
+/// Returns whether a text has the form of W3C Trace Context: `version-trace-span-flags` in lower-case hex digits.
 fn is_traceparent(text: &str) -> bool {
     let is_hex = |part: &str| part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let parts: Vec<&str> = text.split('-').collect();
@@ -30,7 +30,7 @@ fn is_traceparent(text: &str) -> bool {
     lengths == [2, 32, 16, 2] && parts.iter().all(|part| is_hex(part))
 }
 
-/// Sets them. Of several locks there is a line for each, in the order in which they were given.
+/// Sets the variables. With several locks, each value has one line per lock in the order of the command line.
 pub(crate) fn set(command: &mut Command, grant: &Grant, socket: &Path, traceparent: Option<&str>) {
     let names: Vec<&[u8]> = grant.locks.iter().map(|lock| lock.name.as_slice()).collect();
     command.env("LOCKSCOPE_LOCK", OsString::from_vec(names.join(&b'\n')));
@@ -40,7 +40,7 @@ pub(crate) fn set(command: &mut Command, grant: &Grant, socket: &Path, tracepare
         command
             .env("LOCKSCOPE_TOKEN", lines(grant, |lock| lock.token.map(|token| token.to_string())));
     } else {
-        // One that is inherited belongs to another lock.
+        // An inherited token belongs to another lock.
         command.env_remove("LOCKSCOPE_TOKEN");
     }
     if let Some(traceparent) = traceparent {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_has_the_form_is_a_trace() {
+    fn only_valid_trace_contexts_are_inherited() {
         assert!(is_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"));
         for text in
             ["", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7", "00-4BF9-0-01", "x"]

@@ -1,5 +1,4 @@
-//! The process that has the session, and with it the locks: it waits for them, runs the command, minds it, and
-//! releases.
+//! The process that has the session and thus the locks: acquires them, runs and supervises the command, releases them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,37 +6,37 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
-use super::control::{Guard, Order};
-use super::group::Group;
-use super::mind::Mind;
+use super::command::CommandGroup;
+use super::control::{FrontMessage, GuardControl};
 use super::signals::{self, Signals};
-use super::{environment, waiting};
+use super::supervisor::Supervisor;
+use super::{acquire, environment};
 use crate::cli::ExecArgs;
 use crate::exit::Exit;
+use crate::output::notice;
 use crate::runtime;
-use crate::say::say;
 
-/// Runs as the front's guard.
+/// Runs the guard of a front.
 pub(crate) fn run(socket: &Path, args: &ExecArgs) -> Exit {
-    let (stream, front, stdin) = match Guard::accept() {
+    let (stream, front, stdin) = match GuardControl::accept() {
         Ok(accepted) => accepted,
         Err(error) => {
-            say(&format!("{} is started by `lockctl exec` alone: {error}", super::GUARD));
+            notice(&format!("{} can only be started by `lockctl exec`: {error}", super::GUARD));
             return Exit(Exit::USAGE);
         }
     };
-    let runtime = runtime::one_thread();
+    let runtime = runtime::create();
     let ended = runtime.and_then(|runtime| {
         runtime.block_on(async {
-            // Another name than the front's: who kills all that are called lockctl leaves this one to clear up.
+            // Another name than the front's, so that `killall lockctl` spares the guard, which cleans up.
             rustix::thread::set_name(c"lock-guard")?;
-            signals::may_use_terminal()?;
+            signals::allow_terminal_access()?;
             let signals = Signals::catch(&[Signal::CHILD])?;
-            serve(socket, args, Guard::new(stream)?, signals, stdin, front).await
+            serve(socket, args, GuardControl::new(stream)?, signals, stdin, front).await
         })
     });
     ended.unwrap_or_else(|error| {
-        say(&format!("cannot run the command: {error}"));
+        notice(&format!("cannot run the command: {error}"));
         Exit::OS
     })
 }
@@ -45,33 +44,34 @@ pub(crate) fn run(socket: &Path, args: &ExecArgs) -> Exit {
 async fn serve(
     socket: &Path,
     args: &ExecArgs,
-    mut control: Guard,
+    mut control: GuardControl,
     mut signals: Signals,
     stdin: OwnedFd,
     front: i32,
 ) -> io::Result<Exit> {
     let traceparent = environment::traceparent();
-    let waiting = waiting::acquire(socket, args, traceparent.as_deref());
-    let mut waiting = std::pin::pin!(waiting);
+    let acquiring = acquire::acquire(socket, args, traceparent.as_deref());
+    let mut acquiring = std::pin::pin!(acquiring);
     let granted = loop {
         let number = tokio::select! {
             biased;
-            order = control.next() => match order {
-                Order::FrontDied => return Ok(Exit::OS),
-                Order::Signal(number) => number,
+            message = control.next() => match message {
+                FrontMessage::FrontDied => return Ok(Exit::OS),
+                FrontMessage::Signal(number) => number,
             },
             number = signals.next() => number,
-            granted = &mut waiting => match granted {
+            granted = &mut acquiring => match granted {
                 Ok(granted) => break granted,
                 Err(exit) => return Ok(exit),
             },
         };
-        // Nothing runs yet that a signal could be passed on to; the agent ends the wait with the connection.
-        if signals::ends(number) {
+        // No command runs yet. Closing the connection ends the wait.
+        if signals::terminates(number) {
             return Ok(Exit::signal(number));
         }
     };
-    let group = Group::start(args, &granted.grant, socket, traceparent.as_deref(), stdin, front)?;
-    control.runs(group.number()).await;
-    Ok(Mind::new(socket, args, granted, group).run(control, signals).await)
+    let group =
+        CommandGroup::start(args, &granted.grant, socket, traceparent.as_deref(), stdin, front)?;
+    control.report_running(group.number()).await;
+    Ok(Supervisor::new(socket, args, granted, group).run(control, signals).await)
 }

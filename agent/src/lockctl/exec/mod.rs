@@ -1,4 +1,4 @@
-//! `lockctl exec`: a command runs while its locks are held.
+//! `lockctl exec`: runs a command while holding its locks.
 //!
 //! ```text
 //! shell ── front ── guard ── command ── its own children …
@@ -6,26 +6,27 @@
 //!            └─ signals, terminal, exit status
 //! ```
 //!
-//! The **front** is what the shell started. It passes signals on, has the terminal while nothing else has it, and ends
-//! with the status that the guard tells. The **guard** opens the session, so that the locks live as long as it does;
-//! it has a process group of its own and is the command's parent and subreaper, so that nothing which the command
-//! starts can escape it. Where the front is killed, the guard ends the command and all that came of it, and releases
-//! only then. Where the guard is killed, the kernel kills the command, and the front the rest.
+//! The **front** is the process that the shell started. It forwards signals, holds the terminal while the command does
+//! not, and exits with the status of the guard. The **guard** opens the session, so that the locks live as long as it
+//! does; it has a process group of its own and is the command's parent and subreaper, so that no descendant of the
+//! command can escape it. If the front is killed, the guard ends the command with all its descendants and only then
+//! releases the locks. If the guard is killed, the kernel kills the command, and the front its descendants.
 
-/// What the guard is called when it is started, in place of the program's name.
+/// The program name (`argv[0]`) of the guard.
 pub(crate) const GUARD: &str = "lockctl-guard";
-/// What the command is called before it is itself.
+/// The program name (`argv[0]`) of the command before it executes.
 pub(crate) const LAUNCH: &str = "lockctl-launch";
 
+mod acquire;
+mod command;
 mod control;
 mod environment;
 pub(crate) mod front;
 mod grant;
-mod group;
 pub(crate) mod guard;
 pub(crate) mod launch;
-mod mind;
+mod process_tree;
 pub(crate) mod signals;
+mod successor;
+mod supervisor;
 mod terminal;
-mod tree;
-mod waiting;

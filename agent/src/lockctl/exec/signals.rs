@@ -1,4 +1,4 @@
-//! Signals that are passed on to the command, and those that stop who writes to another's terminal.
+//! The signals that are forwarded to the command, and access to the terminal from the background.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// By name, what may be passed on: all that has no meaning for `lockctl` itself and can be caught.
+/// The forwarded signals: all that can be caught and have no meaning for `lockctl` itself.
 const FORWARDED: [(&str, Signal); 17] = [
     ("HUP", Signal::HUP),
     ("INT", Signal::INT),
@@ -28,7 +28,7 @@ const FORWARDED: [(&str, Signal); 17] = [
     ("XFSZ", Signal::XFSZ),
 ];
 
-/// The signal of that name or number, with or without `SIG`, in any case.
+/// Parses a signal by name or number, with or without `SIG`, ignoring case.
 pub(crate) fn by_name(text: &str) -> Option<Signal> {
     if let Ok(number) = text.parse() {
         return Signal::from_named_raw(number);
@@ -39,23 +39,23 @@ pub(crate) fn by_name(text: &str) -> Option<Signal> {
     FORWARDED.iter().chain(&others).find(|(known, _)| *known == name).map(|(_, signal)| *signal)
 }
 
-/// Whether whoever sends it wants the command to end.
-pub(crate) fn ends(number: i32) -> bool {
+/// Returns whether a signal asks the command to terminate.
+pub(crate) fn terminates(number: i32) -> bool {
     [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM]
         .iter()
         .any(|signal| signal.as_raw() == number)
 }
 
-/// The signals that come to this process.
+/// The stream of signals to this process.
 #[derive(Debug)]
 pub(crate) struct Signals(mpsc::Receiver<i32>);
 
 impl Signals {
-    /// Catches from now on all that are passed on, but those that this process was told to ignore (as by `nohup`):
-    /// these the command ignores too. `and` is caught besides.
+    /// Catches the forwarded signals, except those that this process inherited as ignored (as under `nohup`), which the
+    /// command ignores too. Also catches the signals in `and`.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// Fails if the kernel rejects a handler.
     pub(crate) fn catch(and: &[Signal]) -> io::Result<Self> {
         let ignored = ignored();
         let (sender, caught) = mpsc::channel(64);
@@ -77,29 +77,29 @@ impl Signals {
         Ok(Self(caught))
     }
 
-    /// The next one's number.
+    /// Waits for the next signal and returns its number.
     pub(crate) async fn next(&mut self) -> i32 {
         match self.0.recv().await {
             Some(number) => number,
-            // The runtime ends.
+            // The runtime is shutting down.
             None => std::future::pending().await,
         }
     }
 }
 
-/// The ignored signals as a set of bits, as /proc tells; none where it does not.
+/// Returns the ignored signals as a bit set, according to /proc; empty if it is unavailable.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// From now on this thread may write to a terminal, and say whose it is, from the background. Programs that it starts
+/// Lets this thread write to the terminal and change its foreground group from the background. Programs that it starts
 /// begin with no signal blocked.
 ///
 /// # Errors
-/// When the kernel refuses.
-pub(crate) fn may_use_terminal() -> io::Result<()> {
+/// Fails if the kernel rejects the signal mask.
+pub(crate) fn allow_terminal_access() -> io::Result<()> {
     let mut stops = SigSet::empty();
     stops.add(nix::sys::signal::SIGTTOU);
     stops.add(nix::sys::signal::SIGTTIN);
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_go_by_name_and_by_number() {
+    fn signals_are_parsed_by_name_and_number() {
         for (text, signal) in [
             ("term", Signal::TERM),
             ("SIGINT", Signal::INT),
@@ -127,8 +127,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ignored_is_read_from_proc() {
-        // The runtime of every Rust program ignores it.
+    fn ignored_signals_are_read_from_proc() {
+        // Every Rust program ignores SIGPIPE.
         assert!(ignored() & (1 << (Signal::PIPE.as_raw() - 1)) != 0);
     }
 }

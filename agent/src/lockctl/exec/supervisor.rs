@@ -1,0 +1,338 @@
+//! The supervision of the running command: forwards signals, follows the state of the locks, ends the command when a lock
+//! is lost, and releases the locks once nothing relies on them.
+
+use std::path::Path;
+use std::pin::Pin;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use service_kit::clock::boot_micros;
+use tokio::time::{sleep, timeout};
+
+use super::acquire::Granted;
+use super::command::{CommandGroup, Ended};
+use super::control::{FrontMessage, GuardControl};
+use super::grant::Grant;
+use super::signals::{self, Signals};
+use super::successor::{self, Successor};
+use crate::cli::{ExecArgs, OnLost};
+use crate::client::{Agent, Failure, Push};
+use crate::duration::{self, as_micros};
+use crate::exit::Exit;
+use crate::output::notice;
+use crate::reply::printable;
+
+/// The longest sleep, since timers stop while the host is suspended but leases do not.
+const MAX_SLEEP: Duration = Duration::from_secs(1);
+/// The interval of checks for living processes while a command is being ended.
+const ENDING_INTERVAL: Duration = Duration::from_millis(50);
+/// Microseconds after SIGKILL at which processes that are still alive are reported.
+const UNKILLABLE_AFTER: u64 = 5_000_000;
+
+/// A command that is being ended.
+#[derive(Debug, Clone, Copy)]
+struct Ending {
+    /// The instant of SIGKILL, in microseconds since boot.
+    kill_at: u64,
+    /// Processes that survived SIGKILL have been reported.
+    reported: bool,
+}
+
+/// A running command and its locks.
+pub(crate) struct Supervisor<'a> {
+    socket: &'a Path,
+    args: &'a ExecArgs,
+    /// The connection; none once it is lost.
+    agent: Option<Agent>,
+    id: String,
+    /// The secret to resume the session; none if it ends with its connection.
+    secret: Option<String>,
+    grant: Grant,
+    group: CommandGroup,
+    ending: Option<Ending>,
+    /// A forwarded signal asked the command to terminate.
+    asked_to_end: bool,
+    lost: bool,
+}
+
+impl<'a> Supervisor<'a> {
+    pub(crate) fn new(
+        socket: &'a Path,
+        args: &'a ExecArgs,
+        granted: Granted,
+        group: CommandGroup,
+    ) -> Self {
+        let Granted { agent, id, secret, grant } = granted;
+        let agent = Some(agent);
+        Self {
+            socket,
+            args,
+            agent,
+            id,
+            secret,
+            grant,
+            group,
+            ending: None,
+            asked_to_end: false,
+            lost: false,
+        }
+    }
+
+    /// Runs until the command has ended and the locks are released, and returns the exit status.
+    pub(crate) async fn run(mut self, mut control: GuardControl, mut signals: Signals) -> Exit {
+        let mut front_alive = true;
+        let (socket, id) = (self.socket, self.id.clone());
+        let mut search = std::pin::pin!(successor::find(socket, &id, self.secret.clone()));
+        let mut searching = true;
+        loop {
+            let pause = self.pause();
+            tokio::select! {
+                biased;
+                message = control.next(), if front_alive => match message {
+                    FrontMessage::Signal(number) => self.forward(number),
+                    FrontMessage::FrontDied => {
+                        front_alive = false;
+                        notice(&format!("lockctl was killed; ending {}", self.program()));
+                        self.end(Signal::TERM, boot_micros() + as_micros(self.args.kill_after));
+                    }
+                },
+                number = signals.next() => if number != Signal::CHILD.as_raw() {
+                    self.forward(number);
+                },
+                push = next_push(&mut self.agent) => self.on_push(push),
+                successor = &mut search, if searching && self.agent.is_none() => {
+                    self.on_successor(successor);
+                    searching = self.agent.is_some();
+                    if searching {
+                        // Prepared for the loss of this agent.
+                        search.set(successor::find(socket, &id, self.secret.clone()));
+                    }
+                }
+                () = sleep(pause) => {}
+            }
+            if self.group.has_stopped() {
+                control.report_stopped().await;
+            }
+            self.check_deadlines();
+            if let Some(ended) = self.group.ended()
+                && self.is_finished(ended)
+            {
+                return self.finish(ended, searching.then_some(search)).await;
+            }
+        }
+    }
+
+    fn program(&self) -> String {
+        self.args
+            .command
+            .first()
+            .map(|program| printable(program.as_encoded_bytes()))
+            .unwrap_or_default()
+    }
+
+    fn pause(&self) -> Duration {
+        if self.ending.is_some() {
+            return ENDING_INTERVAL;
+        }
+        let terminate_at = self.grant.terminate_at(self.lead_time());
+        Duration::from_micros(terminate_at.saturating_sub(boot_micros()))
+            .clamp(Duration::from_millis(1), MAX_SLEEP)
+    }
+
+    /// Returns the time before the end of validity at which the command is asked to end.
+    fn lead_time(&self) -> Duration {
+        match self.args.on_lost {
+            OnLost::Signal(Signal::KILL) | OnLost::Ignore => Duration::ZERO,
+            OnLost::Signal(_) => self.args.kill_after,
+        }
+    }
+
+    fn forward(&mut self, number: i32) {
+        if let Some(signal) = Signal::from_named_raw(number) {
+            self.group.signal(signal);
+        }
+        if signals::terminates(number) {
+            self.asked_to_end = true;
+            // A stopped process would not receive it.
+            self.group.signal(Signal::CONT);
+        }
+    }
+
+    fn on_push(&mut self, push: Push) {
+        self.grant.apply(&push);
+        match push {
+            Push::Valid(..) => {}
+            Push::Jeopardy(name, left) => notice(&format!(
+                "{} cannot be renewed: valid for another {}",
+                printable(&name),
+                duration::format(left)
+            )),
+            Push::Safe(name) => notice(&format!("{} has been renewed again", printable(&name))),
+            // The lock stays in Redis, unavailable to others, until its lease expires.
+            Push::Lost(name, reason) if reason == "drained" => {
+                notice(&format!(
+                    "{}: the agent is shutting down; {}",
+                    printable(&name),
+                    self.remaining()
+                ));
+            }
+            Push::Lost(name, reason) => {
+                let valid = matches!(reason.as_str(), "unconfirmed" | "expired" | "frozen");
+                self.on_lost(&format!("{}: {}", printable(&name), explain(&reason)), !valid);
+            }
+            Push::Disconnected => {
+                self.agent = None;
+                if !self.lost {
+                    notice(&format!("lost the connection to the agent; {}", self.remaining()));
+                }
+            }
+        }
+    }
+
+    /// Handles the answer of an agent after the connection was lost.
+    fn on_successor(&mut self, successor: Successor) {
+        match successor {
+            Successor::Unrelated => {}
+            Successor::SessionEnded => {
+                let what = format!("{}: the agent ended the session", self.args.lock_names());
+                self.on_lost(&what, true);
+            }
+            Successor::Resumed(resumed) => {
+                self.secret = Some(resumed.secret);
+                self.agent = Some(resumed.agent);
+                match self.grant.resume(&resumed.reply) {
+                    Ok(()) if self.lost => {}
+                    Ok(()) => {
+                        notice(&format!("{}: resumed by the next agent", self.args.lock_names()));
+                    }
+                    Err(name) => {
+                        self.on_lost(&format!("{}: it is no longer held", printable(&name)), true);
+                    }
+                }
+            }
+        }
+    }
+
+    fn remaining(&self) -> String {
+        let left = duration::format(self.grant.left(boot_micros()));
+        format!("{} stays locked for another {left} without renewal", self.args.lock_names())
+    }
+
+    /// Ends the command after a lock was lost, within the lock's remaining validity, or at once.
+    fn on_lost(&mut self, what: &str, at_once: bool) {
+        if self.lost {
+            return;
+        }
+        self.lost = true;
+        let OnLost::Signal(signal) = self.args.on_lost else {
+            return notice(&format!("lost {what}; {} continues without it", self.program()));
+        };
+        notice(&format!("lost {what}; ending {}", self.program()));
+        let now = boot_micros();
+        let latest = if at_once { now } else { self.grant.deadline() };
+        self.end(signal, latest.min(now + as_micros(self.args.kill_after)));
+    }
+
+    /// Starts to end the command, or advances the time of its SIGKILL.
+    fn end(&mut self, signal: Signal, kill_at: u64) {
+        self.group.signal_all(signal);
+        let kill_at = self.ending.map_or(kill_at, |ending| ending.kill_at.min(kill_at));
+        self.ending = Some(Ending { kill_at, reported: false });
+    }
+
+    fn check_deadlines(&mut self) {
+        let now = boot_micros();
+        if !self.lost && now >= self.grant.terminate_at(self.lead_time()) {
+            let left = duration::format(self.grant.left(now));
+            let what = format!(
+                "{}: not renewed in time, valid for another {left}",
+                self.args.lock_names()
+            );
+            self.on_lost(&what, false);
+        }
+        let Some(ending) = &mut self.ending else { return };
+        if now < ending.kill_at {
+            return;
+        }
+        self.group.signal_all(Signal::KILL);
+        if !ending.reported && now > ending.kill_at + UNKILLABLE_AFTER {
+            ending.reported = true;
+            let pids: Vec<String> = self.group.living().iter().map(ToString::to_string).collect();
+            notice(&format!("still alive after SIGKILL: pids {}", pids.join(", ")));
+        }
+    }
+
+    /// Returns whether nothing relies on the locks any more. Descendants left behind by a command that exited by itself do
+    /// not count; those of a command that was ended do.
+    fn is_finished(&mut self, ended: Ended) -> bool {
+        let was_ended =
+            self.asked_to_end || self.ending.is_some() || matches!(ended, Ended::Signal(_));
+        if !was_ended || self.group.living().is_empty() {
+            return true;
+        }
+        if self.ending.is_none() {
+            self.end(Signal::TERM, boot_micros() + as_micros(self.args.kill_after));
+        }
+        false
+    }
+
+    /// Releases the locks. `search` is the unfinished search for the next agent, which may already have resumed the
+    /// session.
+    async fn finish(
+        mut self,
+        ended: Ended,
+        search: Option<Pin<&mut impl Future<Output = Successor>>>,
+    ) -> Exit {
+        if self.agent.is_none()
+            && self.secret.is_some()
+            && let Some(search) = search
+        {
+            // Otherwise it would stay locked for the whole grace.
+            notice(&format!("{}: waiting for an agent to release it", self.args.lock_names()));
+            let left = self.grant.left(boot_micros());
+            if let Ok(Successor::Resumed(resumed)) = timeout(left, search).await {
+                self.agent = Some(resumed.agent);
+            }
+        }
+        if let Some(agent) = &mut self.agent {
+            match agent.call(&self.args.for_locks("UNLOCK", "MUNLOCK")).await {
+                Ok(_) => {}
+                Err(Failure::Refused(code, text)) if code == "LOST" && !self.lost => {
+                    self.lost = true;
+                    notice(&format!("lost: {text}"));
+                }
+                // Reported before.
+                Err(Failure::Refused(..)) if self.lost => {}
+                Err(failure) => notice(&failure.to_string()),
+            }
+            // A session with grace would outlive its connection.
+            agent.call(&redis::cmd("QUIT")).await.ok();
+        } else if !self.lost {
+            notice(&self.remaining());
+        }
+        if self.lost && self.args.on_lost != OnLost::Ignore {
+            return Exit(self.args.exits.exit_lost);
+        }
+        ended.exit()
+    }
+}
+
+/// Waits for the next push; forever without a connection.
+async fn next_push(agent: &mut Option<Agent>) -> Push {
+    match agent {
+        Some(agent) => agent.pushes.recv().await.unwrap_or(Push::Disconnected),
+        None => std::future::pending().await,
+    }
+}
+
+fn explain(reason: &str) -> &str {
+    match reason {
+        "expired" => "its lease expired",
+        "unconfirmed" => "Redis is unreachable and its validity ends",
+        "missing" => "it is gone from Redis",
+        "stolen" => "another holder has it",
+        "forced" => "an operator released it",
+        "frozen" => "its guard was stopped for too long",
+        other => other,
+    }
+}

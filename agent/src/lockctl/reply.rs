@@ -1,0 +1,82 @@
+//! Accessors for the agent's replies.
+
+use std::time::Duration;
+
+use redis::Value;
+
+/// Typed access to the fields of a map; none if a field is missing or has another type.
+pub(crate) trait Fields {
+    fn field(&self, key: &str) -> Option<&Value>;
+
+    fn bytes(&self, key: &str) -> Option<&[u8]> {
+        self.field(key).and_then(bytes)
+    }
+
+    fn text(&self, key: &str) -> Option<String> {
+        self.field(key).and_then(text)
+    }
+
+    fn number(&self, key: &str) -> Option<i64> {
+        self.field(key).and_then(number)
+    }
+
+    /// A duration given in milliseconds.
+    fn millis(&self, key: &str) -> Option<Duration> {
+        self.number(key)?.try_into().ok().map(Duration::from_millis)
+    }
+
+    /// The items of an array; empty if it is missing.
+    fn list(&self, key: &str) -> &[Value] {
+        match self.field(key) {
+            Some(Value::Array(items)) => items,
+            _ => &[],
+        }
+    }
+}
+
+impl Fields for Value {
+    fn field(&self, key: &str) -> Option<&Value> {
+        let Self::Map(pairs) = self else { return None };
+        pairs.iter().find(|(name, _)| bytes(name) == Some(key.as_bytes())).map(|(_, value)| value)
+    }
+}
+
+pub(crate) fn bytes(value: &Value) -> Option<&[u8]> {
+    match value {
+        Value::BulkString(bytes) => Some(bytes),
+        Value::SimpleString(text) => Some(text.as_bytes()),
+        _ => None,
+    }
+}
+
+/// A string as text, with invalid UTF-8 replaced.
+pub(crate) fn text(value: &Value) -> Option<String> {
+    bytes(value).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+}
+
+pub(crate) fn number(value: &Value) -> Option<i64> {
+    match value {
+        Value::Int(number) => Some(*number),
+        _ => None,
+    }
+}
+
+/// A name as a terminal may print it: control characters and invalid UTF-8 are escaped.
+pub(crate) fn printable(name: &[u8]) -> String {
+    match std::str::from_utf8(name) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => name.escape_ascii().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_printed_name_cannot_move_the_cursor() {
+        assert_eq!(printable("größe".as_bytes()), "größe");
+        assert_eq!(printable(b"a\x1b[2J"), r"a\x1b[2J");
+        assert_eq!(printable(b"\xff"), r"\xff");
+    }
+}

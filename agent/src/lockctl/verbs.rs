@@ -1,0 +1,151 @@
+//! The verbs other than `exec`: each sends one request and prints its result.
+
+use std::io::{self, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use clap::CommandFactory as _;
+use redis::Cmd;
+
+use crate::cli::{Cli, Format, Verb};
+use crate::client::{Agent, Failure};
+use crate::exit::Exit;
+use crate::output::{notice, print};
+use crate::reply::{number, printable};
+use crate::{list, runtime, show, watch};
+
+/// The failure of a verb.
+enum VerbError {
+    Agent(Failure),
+    Output(io::Error),
+}
+
+impl From<Failure> for VerbError {
+    fn from(failure: Failure) -> Self {
+        Self::Agent(failure)
+    }
+}
+
+impl From<io::Error> for VerbError {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// Runs a verb and returns its exit status.
+pub(crate) fn run(socket: &Path, verb: &Verb) -> Exit {
+    let runtime = match runtime::create() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            notice(&format!("cannot start: {error}"));
+            return Exit::OS;
+        }
+    };
+    match runtime.block_on(serve(socket, verb)) {
+        Ok(exit) => exit,
+        // The reader closed the pipe early, as `head` does.
+        Err(VerbError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Exit::OK,
+        Err(VerbError::Output(error)) => {
+            notice(&format!("cannot write to standard output: {error}"));
+            Exit::OS
+        }
+        Err(VerbError::Agent(failure)) => {
+            notice(&failure.to_string());
+            failure.exit(Exit::NO_AGENT, Exit::USAGE)
+        }
+    }
+}
+
+async fn serve(socket: &Path, verb: &Verb) -> Result<Exit, VerbError> {
+    match verb {
+        Verb::Ls { glob, format } => {
+            let glob = glob.as_ref().map(|glob| glob.as_bytes());
+            let mut agent = Agent::connect(socket).await?;
+            print(&list::list(&mut agent, glob, format.json).await?)?;
+        }
+        Verb::Show { lock, format } => {
+            let mut agent = Agent::connect(socket).await?;
+            match show::lock(&mut agent, lock.as_bytes(), format.json).await? {
+                Some(lines) => print(&lines)?,
+                None => print(&[format!("{} is free", printable(lock.as_bytes()))])?,
+            }
+        }
+        Verb::Status { format } => {
+            let mut agent = Agent::connect(socket).await?;
+            let status = show::status(&mut agent, format.json).await?;
+            print(&status.lines)?;
+            return Ok(if status.healthy { Exit::OK } else { Exit(Exit::NO_AGENT) });
+        }
+        Verb::Watch { glob, interval, format } => {
+            let glob = glob.as_ref().map(|glob| glob.as_bytes());
+            watch::watch(socket, glob, *interval, format.json).await?;
+        }
+        Verb::Unlock { holder, lock, format, force: _ } => {
+            let mut force = redis::cmd("FORCE");
+            force.arg(lock.as_bytes());
+            if let Some(holder) = holder {
+                force.arg("HOLDER").arg(holder.as_bytes());
+            }
+            let name = printable(lock.as_bytes());
+            let done = format!("released {name}, holders:");
+            end_holds(socket, &force, *format, &done, &format!("{name} is free")).await?;
+        }
+        Verb::Kick { session, format } => {
+            let mut kick = redis::cmd("KICK");
+            kick.arg(session.as_bytes());
+            let name = printable(session.as_bytes());
+            let done = format!("ended {name}, locks released:");
+            end_holds(socket, &kick, *format, &done, &format!("ended {name}, which held nothing"))
+                .await?;
+        }
+        Verb::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "lockctl", &mut script);
+            io::stdout().lock().write_all(&script)?;
+        }
+        Verb::Man => io::stdout().lock().write_all(&man()?)?,
+        // Handled by `exec::front`.
+        Verb::Exec(_) => {}
+    }
+    Ok(Exit::OK)
+}
+
+/// Sends a command that returns the number of holds it ended.
+async fn end_holds(
+    socket: &Path,
+    command: &Cmd,
+    format: Format,
+    done: &str,
+    nothing: &str,
+) -> Result<(), VerbError> {
+    let mut agent = Agent::connect(socket).await?;
+    let ended = number(&agent.call(command).await?).unwrap_or(0);
+    let line = match (format.json, ended) {
+        (true, _) => serde_json::json!({ "released": ended }).to_string(),
+        (false, 0) => nothing.to_owned(),
+        (false, _) => format!("{done} {ended}"),
+    };
+    Ok(print(&[line])?)
+}
+
+/// Renders one manual page for `lockctl` and all its verbs.
+fn man() -> io::Result<Vec<u8>> {
+    let mut command = Cli::command();
+    command.build();
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+        let has_more = verb.get_after_help().is_some();
+        page.extend_from_slice(
+            format!(".SH LOCKCTL {}\n", verb.get_name().to_uppercase()).as_bytes(),
+        );
+        let verb = clap_mangen::Man::new(verb.clone());
+        verb.render_synopsis_section(&mut page)?;
+        verb.render_description_section(&mut page)?;
+        verb.render_options_section(&mut page)?;
+        if has_more {
+            verb.render_extra_section(&mut page)?;
+        }
+    }
+    Ok(page)
+}
