@@ -133,7 +133,7 @@ impl Keyspace {
 
     /// Reports events to the model.
     async fn hear(&mut self, events: &mut Vec<PubSubEvent>) {
-        let mut notifications = HashSet::new();
+        let mut reported = HashSet::new();
         for event in events.drain(..) {
             match event {
                 PubSubEvent::Message { channel, payload, .. } => {
@@ -146,7 +146,7 @@ impl Keyspace {
                             (*scope, name, true)
                         }
                     };
-                    if notifications.insert((scope, name.clone(), expired)) {
+                    if reported.insert((scope, name.clone(), expired)) {
                         let (at, steady) = (now(), SteadyMillis::now());
                         let changed = Observation::KeyChanged { name, expired, at, steady };
                         self.model.see(self.scopes[scope].id, changed).await;

@@ -132,9 +132,9 @@ impl Poll {
 
     async fn read_part(&self, part: Vec<ReadRequest>) {
         match read(&mut Unpaced(&self.link, &self.facts), part).await {
-            Ok(Findings { found, led_on }) => {
+            Ok(Findings { found, redirected }) => {
                 self.send(found).await;
-                self.follow(led_on).await;
+                self.follow(redirected).await;
                 match self.facts.companions_denied() {
                     Some(why) => self.status.set(
                         SourceState::On,
@@ -165,10 +165,10 @@ impl Poll {
 
     /// Reads keys on the nodes to which the server has redirected while their slots are moving. Keys of a node that cannot be
     /// reached stay as they were last seen.
-    async fn follow(&self, led_on: Vec<(ReadRequest, Redirect)>) {
+    async fn follow(&self, redirected: Vec<(ReadRequest, Redirect)>) {
         let mut by_node: HashMap<(String, u16), (Redirect, Vec<ReadRequest>)> = HashMap::new();
         // Slots that have moved for good are discovered by asking the nodes.
-        for (request, redirect) in led_on.into_iter().filter(|(_, redirect)| redirect.ask) {
+        for (request, redirect) in redirected.into_iter().filter(|(_, redirect)| redirect.ask) {
             let node = (redirect.host.clone(), redirect.port);
             by_node.entry(node).or_insert_with(|| (redirect, Vec::new())).1.push(request);
         }

@@ -199,11 +199,11 @@ impl Scan {
             return Ok(());
         }
         let mut left = Vec::new();
-        let Findings { found, led_on } = discover(pacer, &names, &mut left).await?;
+        let Findings { found, redirected } = discover(pacer, &names, &mut left).await?;
         left.iter().for_each(|name| memory.remember(name));
         self.send(found).await;
         // Keys of a slot that is moving: the node that serves the slot reads them.
-        let under_way = led_on.into_iter().map(|(request, _)| request.name);
+        let under_way = redirected.into_iter().map(|(request, _)| request.name);
         for name in under_way.filter(|name| !self.is_known(name)).take(UNDER_WAY) {
             self.model.see(self.scope.id, Observation::CompanionKey { name }).await;
         }
