@@ -100,7 +100,7 @@ impl World {
             };
             let others = inside.iter().filter(|other| other.1.number != hold.number && !own(other));
             if let Some((_, other)) = others.into_iter().next() {
-                return Err(format!("two inside {lock}: {hold:?} and {other:?}"));
+                return Err(format!("two holders of {lock}: {hold:?} and {other:?}"));
             }
         }
         let (reads, under) =
@@ -110,7 +110,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks that Redis keeps a hold for at least as long as its owner was told.
+    /// Checks that Redis keeps a hold for at least as long as its owner assumes.
     fn check_stored(&self, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
         let redis = &self.servers[0].redis;
         if !redis.has(lock, &field.to_string()) {
@@ -137,7 +137,7 @@ impl World {
     /// Checks that jeopardy and loss are reported in time.
     fn check_reported(&self, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
         let (lease, margin) = (self.settings.lease, self.settings.lost_margin);
-        // What is due at this very instant may still be in the queue of events.
+        // Events of this very instant may still be in the queue.
         let then = Moment::from_micros(self.now - 1);
         let watched = hold.mode == LeaseMode::Renewed;
         if watched && then >= lease.lost_at(hold.valid_until, margin) {

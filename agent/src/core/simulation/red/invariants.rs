@@ -47,7 +47,7 @@ impl World {
                     if agent.stalled_until > self.now {
                         continue;
                     }
-                    // What is due at this very instant may still be in the queue of events.
+                    // Events of this very instant may still be in the queue.
                     let then = Moment::from_micros(self.now - 1);
                     let watched = hold.mode == LeaseMode::Renewed;
                     if watched && then >= lease.lost_at(hold.valid_until, margin) {
