@@ -6,11 +6,9 @@ use redisson::{Kind, LockName, Moment};
 
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::ops::OpId;
-use crate::core::session::reply::Reply;
 use crate::core::{Core, Effect};
 use crate::core::{LogLine, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
-use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 use crate::types::SessionId;
 
@@ -110,7 +108,7 @@ impl Core {
     /// Notes that a waiter's number may come to stand in Redis, if its session has grace.
     pub(in crate::core) fn journal_attempts(&mut self, waiter: Number) {
         let Some(waiter) = self.waiters.get(&waiter) else { return };
-        if self.graced.contains(&waiter.owner.session) {
+        if self.sessions.has_grace(waiter.owner.session) {
             let (number, kind, name) = (waiter.number, waiter.kind, waiter.name.clone());
             self.journal.numbers.insert(number);
             self.journal_trace(number, &name, kind, Moment::default());
@@ -154,11 +152,11 @@ impl Core {
     /// The whole journal, for when it is written again. Numbers of which nothing is left any more are forgotten.
     pub fn journal_records(&mut self) -> Vec<Record> {
         let mut records = Vec::new();
-        for id in &self.graced {
-            let Some(session) = self.session_record(*id) else { continue };
+        for id in self.sessions.graced() {
+            let Some(session) = self.session_record(id) else { continue };
             let key = session.session;
             records.push(Record::Session(session));
-            if let Some(since) = self.sessions.get(id).and_then(|session| session.away_since()) {
+            if let Some(since) = self.sessions.get(&id).and_then(|session| session.away_since()) {
                 records.push(Record::Away { session: key, since });
             }
         }
@@ -232,29 +230,5 @@ impl Core {
             self.flush(id);
         }
         self.run_ready();
-    }
-
-    /// Turns a session's replies that wait for records after `done` into refusals.
-    fn take_back(&mut self, id: SessionId, done: u64, why: &str) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        let (mut untold, mut graced) = (Vec::new(), true);
-        let refusal = format!("UNAVAILABLE the journal cannot be written: {why}");
-        for pending in session.pending.iter_mut().filter(|p| p.after > done) {
-            let Some(reply) = &mut pending.reply else { continue };
-            let granted = reply.granted();
-            if matches!(reply, Reply::Graced(_)) {
-                graced = false;
-            } else if granted.is_empty() {
-                continue;
-            }
-            untold.extend(granted);
-            *reply = Reply::Ready(Outgoing::Reply(Frame::Error(refusal.clone())));
-        }
-        for number in untold {
-            self.give_back_untold(number);
-        }
-        if !graced {
-            self.drop_grace(id);
-        }
     }
 }

@@ -35,7 +35,7 @@ mod spans;
 mod tests;
 mod timer;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use redisson::script;
 use redisson::{ClientId, Grouping, HolderId, Kind, LockName, Moment};
@@ -49,15 +49,14 @@ pub use red::RedSettings;
 pub use settings::Settings;
 
 use crate::policy::Policy;
-use crate::protocol::command::Command;
-use crate::types::{End, Number, Peer, SessionId, SessionKey};
+use crate::types::{End, Number};
 use effect::Effects;
 use lease::LeaseTable;
 use lease::hold::Hold;
 use lock::state::LockState;
 use lock::waiter::{Left, Waiter};
 use ops::{InFlight, Op};
-use session::Session;
+use session::SessionTable;
 use timer::{Timer, Timers};
 
 /// The state machine, composed of its tables.
@@ -67,25 +66,13 @@ pub struct Core {
     client: ClientId,
     first_number: Number,
     next_number: Number,
-    /// Distinguishes this run's session ids from another's.
-    run: u64,
-    /// Sessions that go on under another connection's number than the one they began with.
-    taken_over: HashMap<SessionKey, SessionId>,
-    /// Sessions whose holds outlive their connection.
-    graced: BTreeSet<SessionId>,
-    /// The number of them without a connection.
-    away: usize,
-    /// Sessions whose process is stopped while they hold or wait.
-    stopped: BTreeSet<SessionId>,
-    /// Sessions that may be ready to be taken over by who waits for it.
-    askable: VecDeque<SessionId>,
     journal: journal::Journal,
     policy: Option<Policy>,
     quota: lock::quota::Quota,
     now: Moment,
     /// The instant at which a sleep of the agent was last noticed.
     woke: Moment,
-    sessions: HashMap<SessionId, Session>,
+    sessions: SessionTable,
     locks: HashMap<LockName, LockState>,
     leases: LeaseTable,
     waiters: BTreeMap<Number, Waiter>,
@@ -93,12 +80,9 @@ pub struct Core {
     timers: Timers,
     fences: lock::fencing::Fences,
     red: red::Red,
-    /// Owners whose next command may begin.
-    ready: VecDeque<(SessionId, i64)>,
-    /// Owners whose MLOCK or MUNLOCK may take its next step.
-    steps: VecDeque<session::Owner>,
     effects: Effects,
-    gauges: Gauges,
+    /// The number of release channels subscribed to.
+    subscriptions: usize,
     grouping: Grouping,
     draining: bool,
     /// Too few replicas had the latest grant, or were there for the latest attempt.
@@ -123,18 +107,12 @@ impl Core {
             client,
             first_number,
             next_number: first_number,
-            run: first_number.unsigned_abs() >> 30,
-            taken_over: HashMap::new(),
-            graced: BTreeSet::new(),
-            away: 0,
-            stopped: BTreeSet::new(),
-            askable: VecDeque::new(),
             journal: journal::Journal::default(),
             policy: None,
             quota: lock::quota::Quota::default(),
             now,
             woke: Moment::default(),
-            sessions: HashMap::new(),
+            sessions: SessionTable::new(first_number.unsigned_abs() >> 30),
             locks: HashMap::new(),
             leases,
             waiters: BTreeMap::new(),
@@ -142,10 +120,8 @@ impl Core {
             timers: Timers::default(),
             fences: lock::fencing::Fences::default(),
             red: red::Red::default(),
-            ready: VecDeque::new(),
-            steps: VecDeque::new(),
             effects: Effects::default(),
-            gauges: Gauges::default(),
+            subscriptions: 0,
             grouping,
             draining: false,
             short_of_replicas: false,
@@ -175,7 +151,7 @@ impl Core {
     /// to end.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let left = self.graced.iter().filter_map(|id| self.sessions.get(id));
+        let left = self.sessions.graced().filter_map(|id| self.sessions.get(&id));
         let spared = |op: &Op| op.verb.operation().may_be_abandoned(self);
         self.waiters.is_empty()
             && self.leases.len() == left.map(|session| session.holds.len()).sum::<usize>()
@@ -188,7 +164,10 @@ impl Core {
         Gauges {
             jeopardy_holds: self.leases.in_jeopardy(),
             delayed_holds: self.leases.kept_back(),
-            ..self.gauges
+            subscriptions: self.subscriptions,
+            sessions: self.sessions.connected(),
+            away_sessions: self.sessions.away(),
+            frozen_sessions: self.sessions.stopped(),
         }
     }
 
@@ -207,76 +186,6 @@ impl Core {
     /// Sets how releases are published; the servers' abilities may change.
     pub fn set_publish(&mut self, publish: script::Publish) {
         self.settings.publish = publish;
-    }
-
-    /// Handles a new connection.
-    pub fn on_open(&mut self, now: Moment, id: SessionId, peer: Peer, secret: [u8; 16]) {
-        self.advance_clock(now);
-        let key = SessionKey { run: self.run, number: id.0 };
-        self.sessions.insert(id, Session::new(key, peer, secret, self.now));
-        self.count_sessions();
-        self.effects.report(Report::SessionOpened);
-    }
-
-    /// Handles CLIENT SETNAME.
-    pub fn on_named(&mut self, id: SessionId, name: Vec<u8>) {
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.client_name = Some(name);
-        }
-    }
-
-    /// A worker speaks RESP3 from now on, or no longer. Without it pushes cannot be sent.
-    pub fn on_protocol(&mut self, id: SessionId, resp3: bool) {
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.resp3 = resp3;
-        }
-    }
-
-    /// Handles a command.
-    pub fn on_command(&mut self, now: Moment, id: SessionId, command: Command) {
-        self.advance_clock(now);
-        self.enqueue(id, command);
-        self.run_ready();
-    }
-
-    /// A worker has gone: its waits end, its holds are released, unless its session has grace. Without a goodbye it
-    /// counts as dead, and they are kept back for the lock delay.
-    pub fn on_close(&mut self, now: Moment, id: SessionId) {
-        self.advance_clock(now);
-        if !self.go_away(id) {
-            let quit = self.sessions.get(&id).is_some_and(|session| session.quit);
-            let until = if quit { self.now } else { self.kept_back_until(self.now) };
-            self.end_session(id, until);
-        }
-        self.run_ready();
-    }
-
-    /// Ends a session and all it has. Nobody else gets what it holds before `until`.
-    fn end_session(&mut self, id: SessionId, until: Moment) {
-        self.forget_stopped(id);
-        let Some(mut session) = self.sessions.remove(&id) else { return };
-        self.end_grace(id, &mut session);
-        self.count_sessions();
-        self.end_events(id, &session);
-        for (owner, multi) in &session.multi {
-            self.timers.clear(multi.armed, Timer::Multi(id, *owner));
-        }
-        // In order of arrival: what happens is not to depend on how a map is laid out.
-        for number in session.waits.values().copied().collect::<BTreeSet<_>>() {
-            self.leave(number, Left::Cancelled);
-        }
-        for number in session.holds.values().copied().collect::<BTreeSet<_>>() {
-            if until > self.now {
-                self.keep_back(number, &session, until);
-            } else {
-                self.end_hold(number, End::Disconnected, None);
-            }
-        }
-    }
-
-    fn count_sessions(&mut self) {
-        self.gauges.sessions = self.sessions.len() - self.away;
-        self.gauges.away_sessions = self.away;
     }
 
     /// Handles the deadlines that have come.
@@ -340,7 +249,7 @@ impl Core {
     /// The time to finish is over: who still holds something is told that it is lost, and nothing is released,
     /// since a living worker may be inside. The leases run out. What sessions with grace hold is left to the successor.
     pub fn end_drain(&mut self) {
-        let left = |hold: &&Hold| !self.graced.contains(&hold.owner.session);
+        let left = |hold: &&Hold| !self.sessions.has_grace(hold.owner.session);
         let held: Vec<_> = self.leases.iter().filter(left).map(|hold| hold.number).collect();
         for number in held {
             self.lose(number, End::Drained);

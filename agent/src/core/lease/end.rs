@@ -6,7 +6,6 @@ use service_kit::trace::TraceParent;
 use crate::core::lease::hold::Hold;
 use crate::core::ops::release::Ending;
 use crate::core::session::event::Event;
-use crate::core::side::Side;
 use crate::core::{Core, LogLine, Node, Report, spans};
 use crate::types::{End, Number};
 
@@ -20,10 +19,7 @@ impl Core {
             spans::outcome(&asked.span, "error");
             self.answer(asked.slot, Self::lost(&hold.name, end));
         }
-        if let Some(session) = self.sessions.get_mut(&hold.owner.session) {
-            let side = Side::of(hold.kind);
-            session.holds.remove(&(hold.owner.owner, hold.name.clone(), side));
-        }
+        self.sessions.remove_hold(hold.owner, &hold.name, hold.kind);
         let state = self.lock_mut(&hold.name);
         state.readers.remove(&number);
         if state.hold == Some(number) {

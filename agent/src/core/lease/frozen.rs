@@ -23,43 +23,36 @@ impl Core {
     /// The processes whose sessions hold or wait for something: of these [`Self::on_stopped`] wants to know.
     #[must_use]
     pub fn busy_pids(&self) -> BTreeSet<i32> {
-        let busy = self.sessions.values().filter(|session| session.is_busy());
-        busy.filter_map(|session| session.peer.pid).collect()
+        self.sessions.busy_pids()
     }
 
     /// Of the processes of [`Self::busy_pids`] these are stopped, the others go on.
     pub fn on_stopped(&mut self, now: Moment, pids: &BTreeSet<i32>) {
         self.advance_clock(now);
-        let stopped = self.sessions.iter().filter(|(_, session)| {
-            session.is_busy() && session.peer.pid.is_some_and(|pid| pids.contains(&pid))
-        });
-        let stopped: BTreeSet<SessionId> = stopped.map(|(id, _)| *id).collect();
-        let before = std::mem::replace(&mut self.stopped, stopped.clone());
-        for id in before.difference(&stopped) {
-            self.let_lapse(*id, false);
+        let (go_on, stopped) = self.sessions.set_stopped(pids);
+        for id in go_on {
+            self.let_lapse(id, false);
         }
-        for id in stopped.difference(&before) {
-            self.let_lapse(*id, true);
-            if let Some(session) = self.sessions.get(id) {
+        for id in stopped {
+            self.let_lapse(id, true);
+            if let Some(session) = self.sessions.get(&id) {
                 let (pid, holds) = (session.peer.pid, session.holds.len());
                 self.effects.log_bounded(now, || LogLine::WorkerStopped { pid, holds });
             }
         }
-        self.gauges.frozen_sessions = self.stopped.len();
         self.run_ready();
     }
 
     /// A session's connection has gone, and with it whatever its process was.
     pub(in crate::core) fn forget_stopped(&mut self, id: SessionId) {
-        if self.stopped.remove(&id) {
+        if self.sessions.forget_stopped(id) {
             self.let_lapse(id, false);
-            self.gauges.frozen_sessions = self.stopped.len();
         }
     }
 
     /// Returns whether the holds of this session are left to lapse.
     pub(in crate::core) fn lapses(&self, id: SessionId) -> bool {
-        self.settings.frozen == Frozen::Lapse && self.stopped.contains(&id)
+        self.settings.frozen == Frozen::Lapse && self.sessions.is_stopped(id)
     }
 
     /// Stops renewing what a session holds, or goes on with it, at once.

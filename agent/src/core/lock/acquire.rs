@@ -41,8 +41,7 @@ impl Core {
         if let Some(number) = self.hold_of(owner, &request.name, Side::of(request.kind)) {
             return self.reenter(slot, number, &request, span);
         }
-        let Some(session) = self.sessions.get_mut(&slot.session) else { return };
-        session.forget_loss(request.owner, &request.name);
+        self.sessions.forget_loss(owner, &request.name);
         if request.kind == Kind::Read
             && self.hold_of(owner, &request.name, Side::Exclusive).is_some()
         {

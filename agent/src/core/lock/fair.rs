@@ -50,7 +50,7 @@ impl Core {
             if let Some(old) = waiter.place.listening.replace(channel.clone()) {
                 self.effects.push(Effect::Unsubscribe(Node::Main, old));
             } else {
-                self.gauges.subscriptions += 1;
+                self.subscriptions += 1;
             }
             self.effects.push(Effect::Subscribe(Node::Main, channel));
         }
@@ -138,7 +138,7 @@ impl Core {
         }
         if let Some(channel) = waiter.place.listening.take() {
             self.effects.push(Effect::Unsubscribe(Node::Main, channel));
-            self.gauges.subscriptions -= 1;
+            self.subscriptions -= 1;
         }
     }
 

@@ -8,7 +8,6 @@ use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lock::waiter::{Waiter, WaiterId};
 use crate::core::ops::acquire::Attempt;
 use crate::core::session::reply::Reply;
-use crate::core::side::Side;
 use crate::core::{Core, Report};
 use crate::types::{End, Number};
 
@@ -118,9 +117,7 @@ impl Core {
         } else {
             state.hold = Some(number);
         }
-        if let Some(session) = self.sessions.get_mut(&owner.session) {
-            session.holds.insert((owner.owner, name, Side::of(kind)), number);
-        }
+        self.sessions.add_hold(owner, name, kind, number);
         self.journal_hold(number);
         self.answer_with(slot, Reply::Grant(grant));
     }

@@ -199,14 +199,11 @@ impl Core {
     }
 
     fn begin(&mut self, owner: Owner, multi: MultiLock) {
-        if let Some(session) = self.sessions.get_mut(&owner.session) {
-            session.multi.insert(owner.owner, multi);
-            self.steps.push_back(owner);
-        }
+        self.sessions.begin_multi(owner, multi);
     }
 
     fn multi_mut(&mut self, owner: Owner) -> Option<&mut MultiLock> {
-        self.sessions.get_mut(&owner.session)?.multi.get_mut(&owner.owner)
+        self.sessions.multi_mut(owner)
     }
 
     /// Applies the reply to a LOCK, EXTEND or UNLOCK of one member. Its owner is then ready to go on.
@@ -229,7 +226,7 @@ impl Core {
         if let (Some(why), Goal::Take) = (failure, &multi.goal) {
             multi.goal = Goal::GiveUp(why);
         }
-        self.steps.push_back(owner);
+        self.sessions.push_step(owner);
     }
 
     /// A hold of this owner is lost. Whether an MLOCK that is not answered yet had taken it: then its worker does not
@@ -284,7 +281,7 @@ impl Core {
         if request.wait != Wait::AtMost(Duration::ZERO) && multi.until != Moment::NEVER {
             if multi.until <= now {
                 multi.goal = Goal::GiveUp(Frame::Null);
-                return self.steps.push_back(owner);
+                return self.sessions.push_step(owner);
             }
             request.wait = Wait::AtMost(multi.until.since(now));
         }
@@ -303,8 +300,7 @@ impl Core {
     }
 
     fn be_patient(&mut self, owner: Owner, until: Moment) {
-        let Some(session) = self.sessions.get_mut(&owner.session) else { return };
-        let Some(multi) = session.multi.get_mut(&owner.owner) else { return };
+        let Some(multi) = self.sessions.multi_mut(owner) else { return };
         let timer = Timer::Multi(owner.session, owner.owner);
         self.timers.set(&mut multi.armed, until, timer);
     }
@@ -360,14 +356,13 @@ impl Core {
             let span = Span::none();
             self.update_hold(HoldUpdate { name, kind, number, change, count, owner, slot, span });
         }
-        self.steps.push_back(owner);
+        self.sessions.push_step(owner);
     }
 
     /// Everything is done: tells its worker.
     fn finish(&mut self, owner: Owner) {
         self.be_patient(owner, Moment::NEVER);
-        let multi = self.sessions.get_mut(&owner.session);
-        let Some(multi) = multi.and_then(|s| s.multi.remove(&owner.owner)) else { return };
+        let Some(multi) = self.sessions.end_multi(owner) else { return };
         if let Goal::GiveUp(reply) = multi.goal {
             return self.answer(multi.slot, reply);
         }

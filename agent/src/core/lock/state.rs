@@ -216,7 +216,7 @@ impl Core {
         for node in self.nodes_of(family) {
             self.effects.push(Effect::Subscribe(node, channel.clone()));
         }
-        self.gauges.subscriptions += 1;
+        self.subscriptions += 1;
     }
 
     fn unsubscribe(&mut self, name: &LockName) {
@@ -226,7 +226,7 @@ impl Core {
             for node in self.nodes_of(family) {
                 self.effects.push(Effect::Unsubscribe(node, channel.clone()));
             }
-            self.gauges.subscriptions -= 1;
+            self.subscriptions -= 1;
         }
     }
 

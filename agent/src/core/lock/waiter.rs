@@ -103,9 +103,7 @@ impl Core {
         let name = waiter.name.clone();
         let group = self.group_label(&name);
         self.effects.report(Report::WaitBegan { group, kind: waiter.kind, number });
-        if let Some(session) = self.sessions.get_mut(&waiter.owner.session) {
-            session.waits.insert(waiter.owner.owner, number);
-        }
+        self.sessions.add_wait(waiter.owner, number);
         self.quota.add(waiter.uid);
         let waiter = self.waiters.entry(number).or_insert(waiter);
         self.timers.set(&mut waiter.armed, deadline, Timer::Waiter(number));
@@ -167,11 +165,7 @@ impl Core {
         self.quota.remove(waiter.uid);
         self.timers.set(&mut waiter.armed, Moment::NEVER, Timer::Waiter(number));
         self.clear_place(number, &mut waiter);
-        if let Some(session) = self.sessions.get_mut(&waiter.owner.session)
-            && session.waits.get(&waiter.owner.owner) == Some(&number)
-        {
-            session.waits.remove(&waiter.owner.owner);
-        }
+        self.sessions.remove_wait(waiter.owner, number);
         let name = self.lock_mut(&waiter.name);
         if name.queue.front() == Some(&number) {
             name.queue.pop_front();

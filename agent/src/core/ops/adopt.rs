@@ -17,7 +17,6 @@ use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lease::watchdog::Batches;
 use crate::core::session::event::Event;
 use crate::core::session::{Owner, Session};
-use crate::core::side::Side;
 use crate::core::{Core, Lane, Node};
 use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
 use crate::types::End;
@@ -97,7 +96,6 @@ impl Core {
             let give_up = after.since(self.now) + self.worth_repeating(lease);
             self.send_at(after.max(self.now), Verb::Undo(Undo { name, kind, number }), give_up);
         }
-        self.count_sessions();
         self.run_ready();
     }
 
@@ -110,10 +108,7 @@ impl Core {
         let mut session = session.restored(time, since, holds.len());
         session.client_name = record.client.map(String::into_bytes);
         session.secret_before = record.secret_before;
-        self.sessions.insert(id, session);
-        self.taken_over.insert(record.session, id);
-        self.graced.insert(id);
-        self.away += 1;
+        self.sessions.restore(id, session);
         self.arm_grace(id);
         self.journal.knows(holds.keys().copied());
         for hold in holds.values() {
@@ -184,7 +179,7 @@ impl Core {
 
     /// A hold was lost before its session could be taken over; who takes it over hears of it.
     fn lost_before(&mut self, id: SessionId, record: &HoldRecord, end: End) {
-        self.verified(id);
+        self.sessions.on_verified(id);
         let group = self.group_label(&record.lock);
         if end.is_loss() {
             self.effects.report(Report::Lost { group, end });
@@ -235,19 +230,8 @@ impl Core {
             state.hold = Some(number);
         }
         state.taken_at = now;
-        if let Some(session) = self.sessions.get_mut(&owner.session) {
-            session.holds.insert((owner.owner, lock.clone(), Side::of(kind)), number);
-        }
-        self.verified(owner.session);
+        self.sessions.add_hold(owner, lock.clone(), kind, number);
+        self.sessions.on_verified(owner.session);
         self.poll_queue(lock);
-    }
-
-    /// One hold less to be asked about.
-    fn verified(&mut self, id: SessionId) {
-        let grace = self.sessions.get_mut(&id).and_then(|session| session.grace.as_mut());
-        if let Some(grace) = grace {
-            grace.unverified = grace.unverified.saturating_sub(1);
-            self.askable.push_back(id);
-        }
     }
 }

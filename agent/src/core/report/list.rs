@@ -115,7 +115,7 @@ impl Core {
             kind: kind.as_str(),
             holder: held.then(|| self.field(kind, number).to_string()),
             state,
-            frozen: self.stopped.contains(&owner.session),
+            frozen: self.sessions.is_stopped(owner.session),
             pid: worker.peer.pid,
             uid: worker.peer.uid,
             comm: worker.peer.comm,
@@ -150,8 +150,7 @@ impl Core {
     /// One page of the sessions, in order of their numbers: those after `after`, at most `count`.
     #[must_use]
     pub fn list_sessions(&self, after: u64, count: usize) -> ListPage<SessionRow> {
-        let mut ids: Vec<SessionId> =
-            self.sessions.keys().copied().filter(|id| id.0 > after).collect();
+        let mut ids: Vec<SessionId> = self.sessions.ids().filter(|id| id.0 > after).collect();
         ids.sort_unstable();
         let more = ids.len() > count;
         ids.truncate(count);
@@ -168,7 +167,7 @@ impl Core {
                 age_ms: millis(self.now.since(session.opened)),
                 grace_ms: session.grace.as_ref().map(|grace| millis(grace.time)),
                 away_ms: session.away_since().map(|since| millis(self.now.since(since))),
-                frozen: self.stopped.contains(&id),
+                frozen: self.sessions.is_stopped(id),
                 holds: session.holds.len(),
                 waits: session.waits.len(),
             })

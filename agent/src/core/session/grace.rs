@@ -98,7 +98,7 @@ impl Core {
             )));
         }
         let most = self.settings.max_graced;
-        if !self.graced.contains(&id) && self.graced.len() >= most {
+        if !self.sessions.graced.contains(&id) && self.sessions.graced.len() >= most {
             return Err(Frame::Error(format!(
                 "LIMIT {most} sessions have GRACE already (--max-sessions)"
             )));
@@ -108,7 +108,7 @@ impl Core {
             Grace { time, away: None, armed: Moment::NEVER, unverified: 0, askers: Vec::new() };
         session.grace.get_or_insert(new).time = time;
         let (holds, waits) = (session.holds.clone(), session.waits.clone());
-        self.graced.insert(id);
+        self.sessions.graced.insert(id);
         if let Some(record) = self.session_record(id) {
             self.journal_record(Record::Session(record));
         }
@@ -127,7 +127,7 @@ impl Core {
         let (Some(grace), key) = (session.grace.take(), session.key) else { return };
         let numbers = session.holds.values().chain(session.waits.values());
         let numbers: BTreeSet<_> = numbers.copied().collect();
-        self.graced.remove(&id);
+        self.sessions.graced.remove(&id);
         numbers.into_iter().for_each(|number| self.journal_gone(number));
         self.journal_record(Record::End { session: key });
         self.wake_all(grace.askers);
@@ -154,9 +154,8 @@ impl Core {
         let key = session.key;
         let waits: BTreeSet<_> = session.waits.values().copied().collect();
         let multi: Vec<_> = session.multi.keys().copied().collect();
-        self.away += 1;
+        self.sessions.away += 1;
         self.forget_stopped(id);
-        self.count_sessions();
         self.arm_grace(id);
         self.journal_record(Record::Away { session: key, since: now });
         for owner in multi {
@@ -184,13 +183,13 @@ impl Core {
         if let Some(resuming) = session.resuming.take() {
             self.timers.clear(resuming.until, Timer::Resume(id));
         }
-        if self.taken_over.get(&session.key) == Some(&id) {
-            self.taken_over.remove(&session.key);
+        if self.sessions.taken_over.get(&session.key) == Some(&id) {
+            self.sessions.taken_over.remove(&session.key);
         }
         let Some(grace) = session.grace.take() else { return };
         self.timers.clear(grace.armed, Timer::Grace(id));
-        self.away -= usize::from(grace.away.is_some());
-        self.graced.remove(&id);
+        self.sessions.away -= usize::from(grace.away.is_some());
+        self.sessions.graced.remove(&id);
         self.journal_record(Record::End { session: session.key });
         self.wake_all(grace.askers);
     }
@@ -322,14 +321,14 @@ impl Core {
 
     /// Moves all that a session without a connection has to the one that asked for it.
     fn take_over(&mut self, asker: SessionId, target: SessionId, given: &[u8]) {
-        let Some(mut old) = self.sessions.remove(&target) else { return };
+        let Some(mut old) = self.sessions.all.remove(&target) else { return };
         let Some(mut grace) = old.grace.take() else { return };
         self.timers.clear(grace.armed, Timer::Grace(target));
         (grace.away, grace.armed) = (None, Moment::NEVER);
-        self.away -= 1;
-        self.graced.remove(&target);
-        self.graced.insert(asker);
-        self.taken_over.insert(old.key, asker);
+        self.sessions.away -= 1;
+        self.sessions.graced.remove(&target);
+        self.sessions.graced.insert(asker);
+        self.sessions.taken_over.insert(old.key, asker);
         for number in old.holds.values() {
             self.leases.move_to(*number, asker);
         }
@@ -351,7 +350,6 @@ impl Core {
         if let Some(record) = self.session_record(asker) {
             self.journal_record(Record::Session(record));
         }
-        self.count_sessions();
         self.wake_all(others);
     }
 

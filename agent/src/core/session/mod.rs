@@ -2,12 +2,16 @@
 
 pub(in crate::core) mod event;
 pub(in crate::core) mod grace;
+mod lifecycle;
 pub(in crate::core) mod reply;
+mod table;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
+
+pub(in crate::core) use table::SessionTable;
 
 use crate::core::Report;
 use crate::core::lock::multi::MultiLock;
@@ -208,13 +212,13 @@ impl Core {
     /// The id as SESSION tells it.
     pub(in crate::core) fn session_name(&self, id: SessionId) -> String {
         let key = self.sessions.get(&id).map(|session| session.key);
-        key.unwrap_or(SessionKey { run: self.run, number: id.0 }).to_string()
+        key.unwrap_or(SessionKey { run: self.sessions.run, number: id.0 }).to_string()
     }
 
     /// The session of that name.
     pub(in crate::core) fn session_of(&self, key: SessionKey) -> Option<SessionId> {
-        let own = || (key.run == self.run).then_some(SessionId(key.number));
-        let id = self.taken_over.get(&key).copied().or_else(own)?;
+        let own = || (key.run == self.sessions.run).then_some(SessionId(key.number));
+        let id = self.sessions.taken_over.get(&key).copied().or_else(own)?;
         self.sessions.get(&id).filter(|session| session.key == key).map(|_| id)
     }
 
@@ -258,14 +262,14 @@ impl Core {
     /// Goes on with the MLOCKs that can, and begins the commands whose owners have become free.
     pub(in crate::core) fn run_ready(&mut self) {
         loop {
-            while let Some(owner) = self.steps.pop_front() {
+            while let Some(owner) = self.sessions.steps.pop_front() {
                 self.go_on(owner);
             }
-            if let Some(id) = self.askable.pop_front() {
+            if let Some(id) = self.sessions.askable.pop_front() {
                 self.wake_askers(id);
                 continue;
             }
-            let Some((id, owner)) = self.ready.pop_front() else { return };
+            let Some((id, owner)) = self.sessions.ready.pop_front() else { return };
             let Some(session) = self.sessions.get_mut(&id) else { continue };
             let Some(queue) = session.queued.get_mut(&owner) else { continue };
             match queue.pop_front() {
@@ -318,7 +322,7 @@ impl Core {
     }
 
     pub(in crate::core) fn answer_with(&mut self, slot: Slot, reply: Reply) {
-        let Some(session) = self.sessions.get_mut(&slot.session) else { return };
+        let Some(session) = self.sessions.all.get_mut(&slot.session) else { return };
         let Some(index) = slot.seq.checked_sub(session.first_seq) else { return };
         let Some(pending) = usize::try_from(index).ok().and_then(|i| session.pending.get_mut(i))
         else {
@@ -335,9 +339,9 @@ impl Core {
             pending.after = self.journal.wait(slot.session);
         }
         pending.reply = Some(reply);
-        self.ready.push_back((slot.session, pending.owner));
+        self.sessions.ready.push_back((slot.session, pending.owner));
         if session.grace.as_ref().is_some_and(|grace| !grace.askers.is_empty()) {
-            self.askable.push_back(slot.session);
+            self.sessions.askable.push_back(slot.session);
         }
         self.flush(slot.session);
     }
@@ -431,7 +435,7 @@ impl Core {
         };
         self.timers.clear(until, Timer::Events(id));
         // A listener that has gone takes no events with it.
-        if self.sessions.contains_key(&slot.session)
+        if self.sessions.all.contains_key(&slot.session)
             && let Some(session) = self.sessions.get_mut(&id)
         {
             let events = session.take_events();

@@ -137,4 +137,28 @@ impl Core {
             self.give_back_untold(number);
         }
     }
+
+    /// Turns a session's replies that wait for records after `done` into refusals.
+    pub(in crate::core) fn take_back(&mut self, id: SessionId, done: u64, why: &str) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let (mut untold, mut graced) = (Vec::new(), true);
+        let refusal = format!("UNAVAILABLE the journal cannot be written: {why}");
+        for pending in session.pending.iter_mut().filter(|p| p.after > done) {
+            let Some(reply) = &mut pending.reply else { continue };
+            let granted = reply.granted();
+            if matches!(reply, Reply::Graced(_)) {
+                graced = false;
+            } else if granted.is_empty() {
+                continue;
+            }
+            untold.extend(granted);
+            *reply = Reply::Ready(Outgoing::Reply(Frame::Error(refusal.clone())));
+        }
+        for number in untold {
+            self.give_back_untold(number);
+        }
+        if !graced {
+            self.drop_grace(id);
+        }
+    }
 }

@@ -93,7 +93,7 @@ fn grace_counts_towards_it_and_the_journal_knows() {
     world.lock(dying, "x");
     world.close(dying);
     world.pass(Duration::from_secs(70));
-    assert_eq!(world.core.sessions.len(), 0, "nobody has resumed it");
+    assert!(world.core.sessions.is_empty(), "nobody has resumed it");
     assert_eq!(world.holders("x").len(), 1);
     // What is written again says the same.
     let records = world.core.journal_records();

@@ -345,10 +345,7 @@ impl Simulation {
             if !core.quota.is_empty() {
                 return Err(format!("host {index} still has quotas in use: {:?}", core.quota));
             }
-            if !host.wanted_channels.is_empty()
-                || !core.ready.is_empty()
-                || !core.sessions.is_empty()
-            {
+            if !host.wanted_channels.is_empty() || !core.sessions.is_empty() {
                 return Err(format!(
                     "host {index} keeps {:?} {:?}",
                     host.wanted_channels, core.sessions

@@ -1,0 +1,75 @@
+//! The begin and the end of sessions.
+
+use std::collections::BTreeSet;
+
+use redisson::Moment;
+
+use crate::core::lock::waiter::Left;
+use crate::core::timer::Timer;
+use crate::core::{Core, Report};
+use crate::protocol::command::Command;
+use crate::types::{End, Peer, SessionId};
+
+impl Core {
+    /// Handles a new connection.
+    pub fn on_open(&mut self, now: Moment, id: SessionId, peer: Peer, secret: [u8; 16]) {
+        self.advance_clock(now);
+        self.sessions.open(id, peer, secret, self.now);
+        self.effects.report(Report::SessionOpened);
+    }
+
+    /// Handles CLIENT SETNAME.
+    pub fn on_named(&mut self, id: SessionId, name: Vec<u8>) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.client_name = Some(name);
+        }
+    }
+
+    /// A worker speaks RESP3 from now on, or no longer. Without it pushes cannot be sent.
+    pub fn on_protocol(&mut self, id: SessionId, resp3: bool) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.resp3 = resp3;
+        }
+    }
+
+    /// Handles a command.
+    pub fn on_command(&mut self, now: Moment, id: SessionId, command: Command) {
+        self.advance_clock(now);
+        self.enqueue(id, command);
+        self.run_ready();
+    }
+
+    /// A worker has gone: its waits end, its holds are released, unless its session has grace. Without a goodbye it
+    /// counts as dead, and they are kept back for the lock delay.
+    pub fn on_close(&mut self, now: Moment, id: SessionId) {
+        self.advance_clock(now);
+        if !self.go_away(id) {
+            let quit = self.sessions.get(&id).is_some_and(|session| session.quit);
+            let until = if quit { self.now } else { self.kept_back_until(self.now) };
+            self.end_session(id, until);
+        }
+        self.run_ready();
+    }
+
+    /// Ends a session and all it has. Nobody else gets what it holds before `until`.
+    pub(in crate::core) fn end_session(&mut self, id: SessionId, until: Moment) {
+        self.forget_stopped(id);
+        let Some(mut session) = self.sessions.all.remove(&id) else { return };
+        self.end_grace(id, &mut session);
+        self.end_events(id, &session);
+        for (owner, multi) in &session.multi {
+            self.timers.clear(multi.armed, Timer::Multi(id, *owner));
+        }
+        // In order of arrival: what happens is not to depend on how a map is laid out.
+        for number in session.waits.values().copied().collect::<BTreeSet<_>>() {
+            self.leave(number, Left::Cancelled);
+        }
+        for number in session.holds.values().copied().collect::<BTreeSet<_>>() {
+            if until > self.now {
+                self.keep_back(number, &session, until);
+            } else {
+                self.end_hold(number, End::Disconnected, None);
+            }
+        }
+    }
+}
