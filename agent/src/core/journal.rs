@@ -6,11 +6,9 @@ use redisson::{Kind, LockName, Moment};
 
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::ops::OpId;
-use crate::core::{Core, Effect};
-use crate::core::{LogLine, Report};
+use crate::core::{Core, Effect, LogLine, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
-use crate::types::Number;
-use crate::types::SessionId;
+use crate::types::{Number, SessionId};
 
 /// The progress of the journal.
 #[derive(Debug, Default)]

@@ -37,8 +37,7 @@ mod timer;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use redisson::script;
-use redisson::{ClientId, Grouping, HolderId, Kind, LockName, Moment};
+use redisson::{ClientId, Grouping, HolderId, Kind, LockName, Moment, script};
 
 pub use effect::{Effect, Gauges, Lane, LogLine, Node, Report};
 pub use input::{Input, PIPELINE, PUSHES};
@@ -48,7 +47,6 @@ pub use ops::{Failure, OpId};
 pub use red::RedSettings;
 pub use settings::Settings;
 
-use crate::policy::Policy;
 use crate::types::{End, Number};
 use effect::Effects;
 use lease::LeaseTable;
@@ -67,7 +65,6 @@ pub struct Core {
     first_number: Number,
     next_number: Number,
     journal: journal::Journal,
-    policy: Option<Policy>,
     quota: lock::quota::Quota,
     now: Moment,
     /// The instant at which a sleep of the agent was last noticed.
@@ -108,7 +105,6 @@ impl Core {
             first_number,
             next_number: first_number,
             journal: journal::Journal::default(),
-            policy: None,
             quota: lock::quota::Quota::default(),
             now,
             woke: Moment::default(),

@@ -12,8 +12,7 @@ use crate::core::lease::hold::Hold;
 use crate::core::lock::waiter::{Waiter, WaiterId};
 use crate::core::session::Owner;
 use crate::protocol::command::LockRequest;
-use crate::types::End;
-use crate::types::Number;
+use crate::types::{End, Number};
 
 /// The most readers inside that the span of a waiting writer links to.
 const LINKS: usize = 8;

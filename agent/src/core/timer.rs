@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use redisson::{LockName, Moment};
 
 use crate::core::OpId;
-use crate::types::Number;
-use crate::types::SessionId;
+use crate::types::{Number, SessionId};
 
 /// The subject of a deadline. Those of holds and of scripts are in their tables.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 
 use redisson::Moment;
 
-use crate::core::Core;
-use crate::core::LogLine;
+use crate::core::{Core, LogLine};
 use crate::types::SessionId;
 
 /// The treatment of the holds of a stopped worker.

@@ -6,8 +6,7 @@ use redisson::Moment;
 use crate::core::report::list::client_name;
 use crate::core::session::Session;
 use crate::core::{Core, spans};
-use crate::types::Number;
-use crate::types::{Peer, SessionKey};
+use crate::types::{Number, Peer, SessionKey};
 
 /// A hold whose worker is dead and which nobody else gets yet. The watchdog renews it.
 #[derive(Debug)]

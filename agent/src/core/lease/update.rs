@@ -4,8 +4,7 @@ use redisson::Lease;
 use tracing::Span;
 
 use crate::core::Core;
-use crate::core::ops::update::Change;
-use crate::core::ops::update::HoldUpdate;
+use crate::core::ops::update::{Change, HoldUpdate};
 use crate::core::session::{Owner, Slot};
 use crate::protocol::command::HoldRequest;
 

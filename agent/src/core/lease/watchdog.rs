@@ -10,10 +10,8 @@ use crate::core::lease::Due;
 use crate::core::ops::renew::Renewal;
 
 use crate::core::session::event::Event;
-use crate::core::{Core, Node};
-use crate::core::{LogLine, Report};
-use crate::types::End;
-use crate::types::Number;
+use crate::core::{Core, LogLine, Node, Report};
+use crate::types::{End, Number};
 
 /// Holds that one script may renew together: read holds have markers to be renewed, by a script of their own, and where
 /// keys have slots those of a script share theirs.

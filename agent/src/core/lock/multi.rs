@@ -13,19 +13,16 @@ use std::time::Duration;
 use redisson::{LockName, Moment};
 use tracing::Span;
 
-use crate::core::Core;
-use crate::core::Report;
 use crate::core::lease::hold::{Hold, LeaseMode, millis};
-use crate::core::ops::update::Change;
-use crate::core::ops::update::HoldUpdate;
+use crate::core::ops::update::{Change, HoldUpdate};
 use crate::core::session::reply::{Grant, Reply};
 use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
 use crate::core::timer::Timer;
+use crate::core::{Core, Report};
 use crate::protocol::command::{HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::End;
-use crate::types::Number;
+use crate::types::{End, Number};
 
 /// The time, for each of its members, that an MLOCK waits for one while it holds others. As Redisson's `MultiLock`.
 const PATIENCE: Duration = Duration::from_millis(1500);

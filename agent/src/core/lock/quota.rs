@@ -2,51 +2,60 @@
 
 use std::collections::HashMap;
 
-use crate::core::Core;
-use crate::core::Report;
 use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
-use crate::policy::Policy;
+use crate::core::{Core, Report};
+use crate::policy::{Denial, Policy};
 use crate::protocol::command::LockRequest;
 use crate::protocol::resp::Frame;
+use crate::types::Peer;
 
-/// Holds and waits of each user that has any.
+/// The policy, and the holds and waits of each user that has any.
 #[derive(Debug, Default)]
-pub(in crate::core) struct Quota(HashMap<u32, usize>);
+pub(in crate::core) struct Quota {
+    policy: Option<Policy>,
+    counts: HashMap<u32, usize>,
+}
 
 impl Quota {
     pub(in crate::core) fn add(&mut self, uid: u32) {
-        *self.0.entry(uid).or_default() += 1;
+        *self.counts.entry(uid).or_default() += 1;
     }
 
     pub(in crate::core) fn remove(&mut self, uid: u32) {
-        if let Some(count) = self.0.get_mut(&uid) {
+        if let Some(count) = self.counts.get_mut(&uid) {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                self.0.remove(&uid);
+                self.counts.remove(&uid);
             }
         }
     }
 
-    pub(in crate::core) fn of(&self, uid: u32) -> usize {
-        self.0.get(&uid).copied().unwrap_or(0)
+    fn of(&self, uid: u32) -> usize {
+        self.counts.get(&uid).copied().unwrap_or(0)
+    }
+
+    /// Returns the policy's denial of a LOCK, if it has one.
+    fn denial(&self, peer: &Peer, request: &LockRequest) -> Option<Denial> {
+        let policy = self.policy.as_ref()?;
+        policy.check(peer, request, self.of(peer.uid)).err()
     }
 
     #[cfg(test)]
     pub(in crate::core) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.counts.is_empty()
     }
 }
 
 impl Core {
     /// Sets the policy for new LOCKs; without one all are allowed. Existing holds stay.
     pub fn set_policy(&mut self, policy: Option<Policy>) {
-        self.policy = policy;
+        self.quota.policy = policy;
     }
 
     /// Returns the refusal of a LOCK that the policy denies. An owner that holds the lock may enter it again.
     pub(in crate::core) fn denied(&mut self, slot: Slot, request: &LockRequest) -> Option<Frame> {
-        let policy = self.policy.as_ref()?;
+        self.quota.policy.as_ref()?;
         let owner = Owner { session: slot.session, owner: request.owner };
         let held = Side::BOTH.iter().any(|side| {
             let number = self.hold_of(owner, &request.name, *side);
@@ -56,7 +65,7 @@ impl Core {
         if held {
             return None;
         }
-        let denial = policy.check(peer, request, self.quota.of(peer.uid)).err()?;
+        let denial = self.quota.denial(peer, request)?;
         self.effects.report(Report::PolicyDenial(denial.reason));
         Some(Frame::Error(format!("DENIED `{}` {}", request.name, denial.text)))
     }

@@ -5,24 +5,20 @@ use std::time::Duration;
 use redisson::{Family, Kind, Lease, LockName, Moment};
 use tracing::Span;
 
-use crate::core::Core;
-use crate::core::Report;
 use crate::core::lock::state::Contest;
 use crate::core::ops::OpId;
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::hand_over::HandOver;
 use crate::core::ops::operation::Verb;
-use crate::core::ops::release::Ending;
-use crate::core::ops::release::Release;
+use crate::core::ops::release::{Ending, Release};
 use crate::core::ops::undo::Undo;
-use crate::core::ops::update::Change;
-use crate::core::ops::update::HoldUpdate;
+use crate::core::ops::update::{Change, HoldUpdate};
 use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
+use crate::core::{Core, Report};
 use crate::protocol::command::HoldRequest;
 use crate::protocol::resp::Frame;
-use crate::types::End;
-use crate::types::Number;
+use crate::types::{End, Number};
 
 /// However short the holders' turns, the lock is truly released that often.
 const ALWAYS_RELEASE_AFTER: Duration = Duration::from_secs(1);

@@ -7,11 +7,10 @@
 use redisson::script::Value;
 use redisson::{Kind, Moment};
 
-use crate::core::Core;
 use crate::core::lock::waiter::Left;
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::{Op, OpId};
-use crate::core::{LogLine, Report};
+use crate::core::{Core, LogLine, Report};
 
 /// The answer of WAIT to a script.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use redisson::{Family, Kind, LockName, Moment, keys};
 
-use crate::core::Report;
 use crate::core::red::node_subscriptions::NodeSubscriptions;
 use crate::core::timer::Timer;
-use crate::core::{Core, Effect, Node, OpId};
+use crate::core::{Core, Effect, Node, OpId, Report};
 use crate::types::Number;
 
 /// The front waiter's activity.

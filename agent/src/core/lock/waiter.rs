@@ -4,7 +4,6 @@ use redisson::{Kind, Lease, LockName, Moment};
 use std::sync::Arc;
 use tracing::Span;
 
-use crate::core::Report;
 use crate::core::lease::hold::millis;
 use crate::core::lock::fair::Place;
 use crate::core::lock::state::Contest;
@@ -13,7 +12,7 @@ use crate::core::ops::operation::Verb;
 use crate::core::ops::{Op, OpId};
 use crate::core::session::{Owner, Slot};
 use crate::core::timer::Timer;
-use crate::core::{Core, spans};
+use crate::core::{Core, Report, spans};
 use crate::protocol::command::Wait;
 use crate::protocol::resp::Frame;
 use crate::types::Number;

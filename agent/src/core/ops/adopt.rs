@@ -12,16 +12,13 @@ use super::operation::{Operation, Verb};
 use super::undo::Undo;
 use super::update::lost_end;
 use super::{Op, OpId};
-use crate::core::Report;
 use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lease::watchdog::Batches;
 use crate::core::session::event::Event;
 use crate::core::session::{Owner, Session};
-use crate::core::{Core, Lane, Node};
+use crate::core::{Core, Lane, Node, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
-use crate::types::End;
-use crate::types::Number;
-use crate::types::SessionId;
+use crate::types::{End, Number, SessionId};
 
 /// The numbers of restored sessions begin here: no connection is ever counted that far.
 const RESTORED: u64 = 1 << 62;

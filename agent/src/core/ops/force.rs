@@ -14,12 +14,9 @@ use super::{Failure, Op, OpId, no_answer};
 use crate::core::lease::hold::millis;
 use crate::core::session::Slot;
 use crate::core::session::event::Event;
-use crate::core::{Core, Effect};
-use crate::core::{LogLine, Report};
+use crate::core::{Core, Effect, LogLine, Report};
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::End;
-use crate::types::Number;
-use crate::types::SessionKey;
+use crate::types::{End, Number, SessionKey};
 
 /// The time for which a release by force is retried while Redis does not answer: what the operator saw gets old.
 pub(in crate::core) const WORTH: Duration = Duration::from_secs(2);

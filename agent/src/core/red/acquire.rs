@@ -9,14 +9,13 @@ use redisson::{HolderId, Moment};
 use super::NodeOp;
 use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
-use crate::core::Core;
-use crate::core::Report;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::lock::waiter::{Left, Waiter};
 use crate::core::ops::OpId;
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::operation::Verb;
 use crate::core::timer::Timer;
+use crate::core::{Core, Report};
 use crate::types::Number;
 
 impl Core {

@@ -9,8 +9,7 @@ use crate::core::ops::release::Ending;
 use crate::core::ops::update::HoldUpdate;
 use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
-use crate::types::End;
-use crate::types::Number;
+use crate::types::{End, Number};
 
 /// The change that is requested.
 #[derive(Debug)]

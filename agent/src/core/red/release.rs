@@ -11,8 +11,7 @@ use crate::core::ops::OpId;
 use crate::core::ops::operation::Verb;
 use crate::core::ops::release::Ending;
 use crate::protocol::resp::Frame;
-use crate::types::End;
-use crate::types::Number;
+use crate::types::{End, Number};
 
 impl Core {
     /// Releases on all nodes what has ended here, not before that instant. Done when a majority has confirmed; the

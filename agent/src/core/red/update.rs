@@ -11,14 +11,10 @@ use crate::core::lease::red::{NodeRenewed, Reassessed};
 use crate::core::ops::OpId;
 use crate::core::ops::operation::Verb;
 use crate::core::ops::renew::Renewal;
-use crate::core::ops::update::Change;
-use crate::core::ops::update::HoldUpdate;
-use crate::core::ops::update::lost_end;
+use crate::core::ops::update::{Change, HoldUpdate, lost_end};
 use crate::core::session::event::Event;
-use crate::core::{Core, spans};
-use crate::core::{LogLine, Report};
-use crate::types::End;
-use crate::types::Number;
+use crate::core::{Core, LogLine, Report, spans};
+use crate::types::{End, Number};
 
 impl Core {
     /// Asks all nodes for a change of a hold.

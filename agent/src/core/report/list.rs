@@ -10,8 +10,7 @@ use crate::core::report::{ListPage, ListRow, SessionRow};
 use crate::core::session::{Session, Slot};
 use crate::protocol::command::ListRequest;
 use crate::protocol::resp::Frame;
-use crate::types::Number;
-use crate::types::{Peer, SessionId};
+use crate::types::{Number, Peer, SessionId};
 
 /// The worker behind a hold or a wait.
 pub(in crate::core) struct Worker {

@@ -9,17 +9,15 @@ use std::time::Duration;
 
 use redisson::Moment;
 
-use crate::core::Core;
 use crate::core::lease::hold::millis;
 use crate::core::lock::waiter::Left;
 use crate::core::session::reply::Reply;
 use crate::core::session::{Owner, Session, Slot, wrong_secret};
 use crate::core::timer::Timer;
-use crate::core::{LogLine, Report};
+use crate::core::{Core, LogLine, Report};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;
-use crate::types::Number;
-use crate::types::{SessionId, SessionKey};
+use crate::types::{Number, SessionId, SessionKey};
 
 /// A session's grace.
 #[derive(Debug)]

@@ -13,19 +13,16 @@ use redisson::{Kind, LockName, Moment};
 
 pub(in crate::core) use table::SessionTable;
 
-use crate::core::Report;
 use crate::core::lock::multi::MultiLock;
 use crate::core::session::event::Event;
 use crate::core::session::grace::{Grace, Resuming};
 use crate::core::session::reply::Reply;
 use crate::core::side::Side;
 use crate::core::timer::Timer;
-use crate::core::{Core, Effect};
+use crate::core::{Core, Effect, Report};
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::End;
-use crate::types::Number;
-use crate::types::{Peer, SessionId, SessionKey};
+use crate::types::{End, Number, Peer, SessionId, SessionKey};
 
 /// The most events that a session may leave unread; then the oldest are dropped and the gap is reported.
 pub(in crate::core) const BACKLOG: usize = 256;

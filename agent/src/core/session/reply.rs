@@ -6,9 +6,7 @@ use crate::core::Core;
 use crate::core::lease::hold::millis;
 use crate::core::session::Owner;
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::End;
-use crate::types::Number;
-use crate::types::SessionId;
+use crate::types::{End, Number, SessionId};
 
 /// A command's reply. One that speaks of validity may have to wait for the reply to an earlier command of another
 /// owner; what it says is settled when it is told.
