@@ -292,7 +292,7 @@ impl Simulation {
         for (lock, known_hold) in dead.owners.iter().flat_map(|owner| &owner.known_holds) {
             let number =
                 HolderId::parse(known_hold.holder.as_bytes()).expect("a holder of ours").thread;
-            let Some(hold) = state.core.holds.get(&number).filter(|_| !known_hold.leaving) else {
+            let Some(hold) = state.core.leases.get(number).filter(|_| !known_hold.leaving) else {
                 continue;
             };
             let (holder, valid_until) = (known_hold.holder.clone(), hold.valid_until);
