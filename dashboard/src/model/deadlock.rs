@@ -45,7 +45,7 @@ pub struct Wait {
     pub confirmed: Moment,
     /// The latest instant at which the hold can have begun.
     pub held_from: Moment,
-    /// Whether the wait is known to be limited in time.
+    /// True if the wait is known to be limited in time.
     pub limited: bool,
 }
 

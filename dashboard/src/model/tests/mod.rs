@@ -103,7 +103,7 @@ pub(super) fn release(model: &mut Model, lock: &str, ms: u64) {
     model.observe(MAIN, Observation::Released { names, at: at(ms), steady: SteadyMillis(ms) });
 }
 
-/// What MONITOR shows of a thread of the client of `holder(1)`.
+/// Returns an event that MONITOR shows of a thread of the client of `holder(1)`.
 pub(super) fn event(lock: &str, by: i64, what: monitor::Action) -> monitor::Event {
     monitor::Event {
         at_micros: 0,
@@ -501,7 +501,7 @@ fn see(model: &mut Model, seen: &Seen) {
     }
 }
 
-/// What does not depend on the way there.
+/// Returns the parts of a view that do not depend on the order of observations.
 fn facts(view: &LockView) -> impl PartialEq + std::fmt::Debug + use<> {
     let holders: Vec<_> = view.holders.iter().map(|h| (h.id.to_string(), h.count)).collect();
     (view.state, holders, view.ttl_ms, view.observed_at)

@@ -1,4 +1,4 @@
-//! What only MONITOR shows of problems.
+//! Problems that only MONITOR shows.
 
 use redisson::monitor;
 
