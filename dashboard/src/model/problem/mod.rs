@@ -40,7 +40,6 @@ pub struct Expired {
     pub holder: HolderId,
     /// Sure if the holder was seen to return too late.
     pub certainty: Certainty,
-    /// HolderIdentity says so.
     pub source: Source,
     /// The observation, a sentence.
     pub seen: String,
