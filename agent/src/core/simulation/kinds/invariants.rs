@@ -78,7 +78,7 @@ impl World {
         let name = lock_name(lock);
         let mut inside: Vec<(usize, &Hold)> = Vec::new();
         for (index, agent) in self.agents.iter().enumerate() {
-            for hold in agent.core.holds.values().filter(|hold| hold.name == name) {
+            for hold in agent.core.leases.iter().filter(|hold| hold.name == name) {
                 let write = hold.kind == Kind::Write;
                 let field = HolderId { write, ..HolderId::new(agent.core.client, hold.number) };
                 if now < hold.valid_until {
@@ -209,7 +209,7 @@ impl World {
         self.agents.iter().filter(|agent| agent.core.client == id.client).any(|agent| {
             let core = &agent.core;
             core.waiters.values().any(|waiter| waiter.number == id.thread)
-                || core.ops.values().any(|op| op.purpose.concerns(id.thread))
+                || core.ops.values().any(|op| op.verb.operation().concerns(id.thread))
         })
     }
 
@@ -220,8 +220,8 @@ impl World {
         }
         for (index, agent) in self.agents.iter().enumerate() {
             let core = &agent.core;
-            if !core.ops.is_empty() || !core.holds.is_empty() || !core.waiters.is_empty() {
-                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.holds));
+            if !core.ops.is_empty() || core.leases.len() > 0 || !core.waiters.is_empty() {
+                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.leases));
             }
             if !core.locks.is_empty() || !core.is_idle() || !agent.wanted_channels.is_empty() {
                 return Err(format!(

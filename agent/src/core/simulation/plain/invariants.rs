@@ -11,7 +11,7 @@ use super::session::OWNERS;
 use super::simulation::Simulation;
 use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::state::Contest;
-use crate::core::ops::Purpose;
+use crate::core::ops::operation::Verb;
 use crate::core::{Frozen, Gauges};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::SessionId;
@@ -75,7 +75,7 @@ impl Simulation {
         };
         let state = &self.hosts[host];
         let now = state.boot(self.now);
-        let Some(hold) = state.core.holds.get(&number(holder)) else {
+        let Some(hold) = state.core.leases.get(number(holder)) else {
             return Err(format!("a grant without a hold: {pairs:?}"));
         };
         if u64::try_from(*valid) != Ok(hold.valid_ms(now)) {
@@ -128,7 +128,7 @@ impl Simulation {
         let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
         state.departed.retain(|departed| now < departed.until);
         for departed in &mut state.departed {
-            if let Some(hold) = state.core.holds.get(&departed.number) {
+            if let Some(hold) = state.core.leases.get(departed.number) {
                 departed.valid_until = hold.valid_until;
                 continue;
             }
@@ -146,7 +146,7 @@ impl Simulation {
         let state = &self.hosts[host];
         let now = state.boot(self.now);
         let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
-        for hold in state.core.holds.values() {
+        for hold in state.core.leases.iter() {
             let lock = std::str::from_utf8(hold.name.as_bytes()).expect("a lock of ours");
             let field = HolderId::new(state.client, hold.number).to_string();
             let there = self.server.redis.has(lock, &field);
@@ -217,13 +217,13 @@ impl Simulation {
             return Err(format!("{queued} waiters in queues, {} in all", core.waiters.len()));
         }
         let held = core.locks.values().filter(|name| name.hold.is_some()).count();
-        if held != core.holds.len() {
-            return Err(format!("{held} locks with a hold, {} holds", core.holds.len()));
+        if held != core.leases.len() {
+            return Err(format!("{held} locks with a hold, {} holds", core.leases.len()));
         }
         for (name, known) in &core.locks {
-            let leaving = core.ops.values().filter(|op| match &op.purpose {
-                Purpose::Release(ending) => ending.name == *name,
-                Purpose::Undo { name: undone, .. } => undone == name,
+            let leaving = core.ops.values().filter(|op| match &op.verb {
+                Verb::Release(release) => release.0.name == *name,
+                Verb::Undo(undo) => undo.name == *name,
                 _ => false,
             });
             if leaving.count() != known.leaving as usize {
@@ -293,9 +293,13 @@ impl Simulation {
                 if holder.client != state.client || holder.thread < state.first_number() {
                     continue;
                 }
-                let held = state.core.holds.contains_key(&holder.thread);
-                let known =
-                    held || state.core.ops.values().any(|op| op.purpose.concerns(holder.thread));
+                let held = state.core.leases.contains(holder.thread);
+                let known = held
+                    || state
+                        .core
+                        .ops
+                        .values()
+                        .any(|op| op.verb.operation().concerns(holder.thread));
                 if !known
                     && !self.history.is_stray(lock, field)
                     && !self.history.is_excused(lock, field)
@@ -333,7 +337,7 @@ impl Simulation {
                 return Err(format!(
                     "host {index} keeps {:?} {:?} {:?} until {:?}",
                     core.ops,
-                    core.holds,
+                    core.leases,
                     core.locks,
                     core.next_deadline()
                 ));
