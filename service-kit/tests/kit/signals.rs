@@ -38,7 +38,7 @@ impl Drop for KilledOnDrop {
 }
 
 #[test]
-fn the_first_signal_ends_in_order_and_the_second_at_once() {
+fn the_first_signal_ends_orderly_and_the_second_at_once() {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "signals::child"])
         .stderr(Stdio::piped())

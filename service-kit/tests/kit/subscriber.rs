@@ -71,7 +71,7 @@ fn message(channel: &str, pattern: Option<&str>, payload: &str) -> PubSubEvent {
 }
 
 #[tokio::test]
-async fn messages_arrive_once_a_channel_is_told_as_subscribed() {
+async fn messages_arrive_once_a_channel_is_reported_as_subscribed() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::patient(&server.url());
     assert_eq!(listener.next().await, PubSubEvent::Up);
@@ -96,7 +96,7 @@ async fn messages_arrive_once_a_channel_is_told_as_subscribed() {
 }
 
 #[tokio::test]
-async fn asking_again_is_answered_again() {
+async fn subscribing_again_is_confirmed_again() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::patient(&server.url());
     for _ in 0..3 {
@@ -106,7 +106,7 @@ async fn asking_again_is_answered_again() {
 }
 
 #[tokio::test]
-async fn after_a_lost_connection_everything_is_subscribed_and_told_again() {
+async fn after_a_lost_connection_everything_is_resubscribed_and_reported() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::patient(&server.url());
     listener.subscriber.subscribe([b"a".to_vec()]);
@@ -146,7 +146,7 @@ async fn five_thousand_channels_are_subscribed_and_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_wish_is_lost_in_a_churn_with_broken_connections() {
+async fn no_subscription_is_lost_in_a_churn_with_broken_connections() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::patient(&server.url());
     let all = channels(1000);
@@ -195,7 +195,7 @@ async fn no_wish_is_lost_in_a_churn_with_broken_connections() {
 }
 
 #[tokio::test]
-async fn a_frozen_server_is_noticed_though_nothing_is_asked() {
+async fn a_frozen_server_is_noticed_by_an_idle_subscriber() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::start(&server.url());
     listener.subscriber.subscribe([b"a".to_vec()]);
@@ -209,7 +209,7 @@ async fn a_frozen_server_is_noticed_though_nothing_is_asked() {
 }
 
 #[tokio::test]
-async fn a_frozen_server_is_noticed_through_a_steady_flow_of_wishes() {
+async fn a_frozen_server_is_noticed_during_a_steady_flow_of_subscriptions() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::start(&server.url());
     listener.until(|event| matches!(event, PubSubEvent::Up)).await;
@@ -227,7 +227,7 @@ async fn a_frozen_server_is_noticed_through_a_steady_flow_of_wishes() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_went_silent_is_left_for_a_new_connection() {
+async fn a_silent_proxy_is_left_for_a_new_connection() {
     let server = Server::start(&[]).await;
     let proxy = Proxy::to(server.port()).await;
     let mut listener = Listener::start(&proxy.url());
@@ -266,7 +266,7 @@ async fn a_healthy_connection_is_kept_through_many_heartbeats() {
 }
 
 #[tokio::test]
-async fn a_channel_that_may_not_be_heard_is_named_and_harms_no_other() {
+async fn a_forbidden_channel_is_named_and_does_not_affect_others() {
     let server = Server::with_user("some", ">pw resetchannels &channel:* &open +@all").await;
     let mut listener = Listener::patient(&format!("redis://some:pw@127.0.0.1:{}", server.port()));
     let mut all = channels(20);
@@ -307,7 +307,7 @@ async fn a_slow_receiver_misses_nothing() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_told_and_wishes_wait() {
+async fn a_wrong_password_is_reported_and_subscriptions_wait() {
     let server = Server::with_user("some", ">right resetchannels &a +@all").await;
     let mut listener =
         Listener::patient(&format!("redis://some:wrong@127.0.0.1:{}", server.port()));
