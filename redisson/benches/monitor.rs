@@ -1,4 +1,4 @@
-//! How many of MONITOR's lines are read in a second by one thread: `make bench-decoder`.
+//! Measures how many lines of MONITOR one thread decodes per second: `make bench-decoder`.
 
 #![expect(
     clippy::print_stdout,
@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 use redisson::monitor::{Decoder, ServerRole};
 use redisson::script;
 
-/// What one thread is to read in a second: Redis itself prints about 600,000 lines a second at most.
+/// The target in lines per second; Redis itself prints about 600,000 at most.
 const TARGET: f64 = 1e6;
-/// How long each row runs.
+/// The duration of a round.
 const ROUND: Duration = Duration::from_secs(1);
-/// Rounds of each row; the median is shown.
+/// The rounds per row, of which the median is shown.
 const ROUNDS: usize = 5;
-/// Bytes given at a time, as many as are read from a socket at once.
+/// The bytes fed at a time, as in one read from a socket.
 const CHUNK: usize = 64 * 1024;
-/// How many different locks and keys there are.
+/// The number of distinct locks and keys.
 const NAMES: usize = 10_000;
 
 fn main() {
@@ -54,7 +54,7 @@ fn main() {
     }
 }
 
-/// Lines, bytes and events a second.
+/// Returns lines, bytes and events per second.
 fn round(bytes: &[u8]) -> [f64; 3] {
     let mut decoder = Decoder::new(ServerRole::Master);
     let mut events = Vec::new();
@@ -141,7 +141,7 @@ fn refused(i: usize, out: &mut String) {
     line(out, i, "lua", &["pttl", &name]);
 }
 
-/// Ten locks at once.
+/// Adds a renewal of ten locks at once.
 fn renewed(i: usize, out: &mut String) {
     let names: Vec<String> = (0..10).map(|n| format!("orders:{}", (i + n) % NAMES)).collect();
     let holder = holder(i);

@@ -1,8 +1,9 @@
-//! Lock groups: what a metric calls a lock, never its raw name.
+//! Lock groups: the metric labels of locks, which never contain raw names.
 //!
-//! Settings map names to groups by ordered patterns; without one, the parts that vary are collapsed: runs of
-//! digits, uuids and long hex become `*`, so that `order:8812` counts as `order:*`. The first so many groups keep
-//! their label for the life of the process, later ones share [`OVERFLOW`]; how many there truly were is known.
+//! Ordered patterns from the settings map names to groups. Names that match none have their variable parts collapsed: runs
+//! of digits, uuids and long hex become `*`, so `order:8812` counts as `order:*`. The number of labels is limited: the
+//! first groups keep their label for the life of the process, later ones share [`OVERFLOW`]. The true number of groups is
+//! counted separately.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -14,22 +15,22 @@ use crate::LockName;
 
 /// The label of every group beyond the limit.
 pub const OVERFLOW: &str = "overflow";
-/// The longest label, in bytes; longer ones are cut.
+/// The longest label, in bytes; longer ones are truncated.
 const MAX_LABEL: usize = 80;
-/// How many different groups are told apart for the true count; beyond, the count says at least this.
+/// The upper limit of the true group count, which is a lower bound beyond it.
 const MAX_COUNTED: usize = 100_000;
-/// From how many hex digits on a word counts as an id.
+/// The shortest run of hex digits that counts as an id.
 const LONG_HEX: usize = 8;
 const UUID_LEN: usize = 36;
 
-/// A pattern that is none.
+/// An error for a malformed pattern.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "bad group `{0}`: expected `glob` or `glob=label`, where `*` matches anything and `$1` to `$9` in the label stand for what the stars matched"
 )]
 pub struct BadPattern(String);
 
-/// One rule: names that match the glob are called by the label.
+/// A rule that maps names matching a glob to a label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
     glob: Vec<u8>,
@@ -37,10 +38,10 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Reads `glob` or `glob=label`. A bare glob is its own label.
+    /// Parses `glob` or `glob=label`. A bare glob is its own label.
     ///
     /// # Errors
-    /// When the glob or label is empty, or the label names a star that the glob does not have.
+    /// Returns an error if the glob or label is empty, or if the label refers to a star that the glob lacks.
     pub fn parse(text: &str) -> Result<Self, BadPattern> {
         let bad = || BadPattern(text.to_owned());
         let (glob, label) = text.rsplit_once('=').unwrap_or((text, text));
@@ -57,7 +58,7 @@ impl Pattern {
         Ok(Self { glob: glob.as_bytes().to_vec(), label: label.to_owned() })
     }
 
-    /// The label for a name that matches.
+    /// Returns the label for a name, or `None` if it does not match.
     fn apply(&self, name: &[u8]) -> Option<String> {
         let captures = glob_captures(&self.glob, name)?;
         let mut parts = self.label.split('$');
@@ -73,13 +74,13 @@ impl Pattern {
     }
 }
 
-/// Whether `name` matches `glob`, in which `*` stands for any bytes, even none, and all else for itself.
+/// Returns whether `name` matches `glob`, where `*` matches any bytes, including none, and everything else itself.
 #[must_use]
 pub fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
     glob_captures(glob, name).is_some()
 }
 
-/// What each star matched: the shortest for all but the last, found in one pass.
+/// Returns the bytes matched by each star, in one pass: the shortest match for all but the last.
 fn glob_captures<'n>(glob: &[u8], name: &'n [u8]) -> Option<Vec<&'n [u8]>> {
     let mut pieces = glob.split(|b| *b == b'*');
     let first = pieces.next().unwrap_or_default();
@@ -103,8 +104,8 @@ fn glob_captures<'n>(glob: &[u8], name: &'n [u8]) -> Option<Vec<&'n [u8]>> {
     Some(captures)
 }
 
-/// A name with its varying parts replaced by `*`: uuids, words of long hex, runs of digits. Stars that only a
-/// hyphen parts become one, as in dates.
+/// Returns a name with its variable parts replaced by `*`: uuids, long hex words, runs of digits. Stars separated only by
+/// a hyphen, as in dates, become one.
 #[must_use]
 pub fn collapse(name: &[u8]) -> String {
     let text: Cow<'_, str> = String::from_utf8_lossy(name);
@@ -139,7 +140,7 @@ fn is_uuid(text: &str) -> bool {
     crate::ClientId::parse(text.to_ascii_lowercase().as_bytes()).is_some()
 }
 
-/// A word of letters and digits: all of it is a star where it is long hex, else each run of digits is.
+/// Appends a word of letters and digits: as one star if it is long hex, else with a star for each run of digits.
 fn push_word(out: &mut String, word: &str) {
     let hex = word.len() >= LONG_HEX
         && word.bytes().all(|b| b.is_ascii_hexdigit())
@@ -159,7 +160,7 @@ fn push_word(out: &mut String, word: &str) {
     }
 }
 
-/// Which label each lock name has, with the bound on how many there are.
+/// The mapping of lock names to a bounded number of labels.
 #[derive(Debug)]
 pub struct Grouping {
     patterns: Vec<Pattern>,
@@ -170,8 +171,8 @@ pub struct Grouping {
 }
 
 impl Grouping {
-    /// Groups by `patterns`, in order, then by collapsing; at most `max` labels. Patterns whose label is fixed
-    /// are given theirs at once, so that a crowd of other names cannot take it.
+    /// Creates a mapping that applies `patterns` in order, then collapses names, with at most `max` labels. Fixed labels
+    /// are reserved in advance, so that other names cannot exhaust the limit first.
     #[must_use]
     pub fn new(patterns: Vec<Pattern>, max: usize) -> Self {
         let mut grouping = Self {
@@ -195,7 +196,7 @@ impl Grouping {
         grouping
     }
 
-    /// The label for a lock.
+    /// Returns the label for a lock.
     pub fn label(&mut self, name: &LockName) -> Arc<str> {
         let bytes = name.as_bytes();
         let group = self
@@ -217,7 +218,7 @@ impl Grouping {
         label
     }
 
-    /// How many groups there truly were, those in overflow included.
+    /// Returns the true number of groups, including those in overflow.
     #[must_use]
     pub fn true_count(&self) -> usize {
         self.counted.len()
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_varies_is_collapsed() {
+    fn variable_parts_are_collapsed() {
         for (raw, group) in [
             ("order:8812", "order:*"),
             ("order:8812:line:3", "order:*:line:*"),
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_come_first_and_build_labels_from_captures() {
+    fn patterns_take_precedence_and_build_labels_from_captures() {
         let patterns =
             ["tenant:*:*=tenant/$2", "jobs.*"].map(|p| Pattern::parse(p).unwrap()).to_vec();
         let mut groups = Grouping::new(patterns, 10);
@@ -265,14 +266,14 @@ mod tests {
     }
 
     #[test]
-    fn malformed_patterns_are_named() {
+    fn malformed_patterns_are_rejected_by_name() {
         for bad in ["", "=x", "a*=", "a=$1", "a*=$2", "a*=$x"] {
             assert_eq!(Pattern::parse(bad).unwrap_err(), BadPattern(bad.to_owned()), "{bad}");
         }
     }
 
     #[test]
-    fn later_groups_overflow_and_are_still_counted() {
+    fn later_groups_overflow_but_are_counted() {
         let mut groups = Grouping::new(vec![Pattern::parse("vip").unwrap()], 3);
         for group in ["a", "b", "c", "d"] {
             groups.label(&name(group));
@@ -282,7 +283,7 @@ mod tests {
         assert_eq!(
             &*groups.label(&name("vip")),
             "vip",
-            "configured groups have their place from the start"
+            "configured groups are reserved from the start"
         );
         assert_eq!(groups.true_count(), 5);
     }
@@ -296,7 +297,7 @@ mod tests {
         }
 
         #[test]
-        fn a_star_is_anything(head in "[a-z]{0,4}", middle in "[a-z]{0,4}", tail in "[a-z]{0,4}") {
+        fn a_star_matches_anything(head in "[a-z]{0,4}", middle in "[a-z]{0,4}", tail in "[a-z]{0,4}") {
             let glob = format!("{head}*{tail}");
             let text = format!("{head}{middle}{tail}");
             prop_assert!(glob_matches(glob.as_bytes(), text.as_bytes()));

@@ -1,25 +1,25 @@
 //! Holder ids: the fields of a lock's hash.
 //!
-//! Redisson writes `<client uuid>:<thread number>`, a write hold with `:write` behind it, a hold inside a
-//! transaction with the transaction's 32 hex digits behind that. The number is a Java `long`; callers of the
-//! asynchronous API choose it freely, so it may be negative.
+//! Redisson writes `<client uuid>:<thread number>`, followed by `:write` for a write hold and by the transaction's 32 hex
+//! digits for a hold inside a transaction. The number is a Java `long`; callers of the asynchronous API choose it
+//! freely, so it may be negative.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// The uuid of a Redisson client object or of one of our agents: 36 characters, lower-case hex and hyphens.
+/// The uuid of a Redisson client object or of an agent: 36 characters, lower-case hex and hyphens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId([u8; 36]);
 
-/// Text that is no holder id.
+/// An error for text that is not a holder id.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("not a holder id: expected `<uuid>:<number>`, perhaps with `:write` behind it")]
 pub struct InvalidHolderId;
 
 impl ClientId {
-    /// A version 4 uuid made of 16 random bytes.
+    /// Creates a version 4 uuid from 16 random bytes.
     #[must_use]
     pub fn from_random(mut bytes: [u8; 16]) -> Self {
         bytes[6] = (bytes[6] & 0x0f) | 0x40;
@@ -38,7 +38,7 @@ impl ClientId {
         Self(text)
     }
 
-    /// Reads a uuid as Redisson writes it (lower case only, since upper case would be another field).
+    /// Parses a uuid as Redisson writes it: lower case only, since upper case would be a different field.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text: [u8; 36] = text.try_into().ok()?;
@@ -49,7 +49,7 @@ impl ClientId {
         well_formed.then_some(Self(text))
     }
 
-    /// The uuid's text.
+    /// Returns the text of the uuid.
     #[must_use]
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).expect("only hex digits and hyphens are ever stored")
@@ -75,36 +75,36 @@ impl FromStr for ClientId {
     }
 }
 
-/// Who holds a lock: one field of its hash, taken apart.
+/// The id of a lock's holder: a parsed field of its hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HolderId {
-    /// The client object, one per process in most applications.
+    /// The client object; most applications have one per process.
     pub client: ClientId,
-    /// The thread in that client, or an agent's number of the grant.
+    /// The thread in that client, or an agent's grant number.
     pub thread: i64,
-    /// The exclusive side of a read-write lock.
+    /// True for the exclusive side of a read-write lock.
     pub write: bool,
-    /// The transaction that took it, where there is one: 16 bytes, written as 32 hex digits.
+    /// The transaction that acquired it, if any: 16 bytes, written as 32 hex digits.
     pub transaction: Option<[u8; 16]>,
 }
 
 impl HolderId {
-    /// A plain hold's id.
+    /// Creates the id of a plain hold.
     #[must_use]
     pub fn new(client: ClientId, thread: i64) -> Self {
         Self { client, thread, write: false, transaction: None }
     }
 
-    /// Whether the number is one that our agents draw, rather than a thread's: they begin with the seconds since
-    /// the epoch times 2^30, further than any Java thread gets. A caller of Redisson's asynchronous API may choose
-    /// such a number too, so this is a hint for people, nothing more.
+    /// Returns whether the number looks like an agent's grant number rather than a thread. Agents start at the seconds
+    /// since the epoch times 2^30, beyond any Java thread id. Callers of Redisson's asynchronous API may choose such a
+    /// number too, so this is only a hint for display.
     #[must_use]
     pub fn looks_like_agent(&self) -> bool {
         self.thread >= 1 << 60
     }
 
-    /// Reads a field of a lock's hash. Only the exact text that Redisson would write is one: no sign but a
-    /// minus, no leading zeros, lower case.
+    /// Parses a field of a lock's hash. Accepts only the exact text that Redisson writes: no sign other than a minus, no
+    /// leading zeros, lower case.
     #[must_use]
     pub fn parse(field: &[u8]) -> Option<Self> {
         let (uuid, rest) = field.split_at_checked(36)?;
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn only_redissons_own_text_is_a_holder() {
+    fn only_text_that_redisson_writes_is_a_holder() {
         let uuid = "285475da-9152-4c83-822a-67ee2f116a79";
         let good = [":52", ":-7", ":0", ":52:write", ":1:0123456789abcdef0123456789abcdef"];
         for tail in good {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agents_numbers_are_beyond_any_threads() {
+    fn agent_numbers_exceed_any_thread_id() {
         let client = ClientId::from_random([1; 16]);
         assert!(HolderId::new(client, 1_700_000_000 << 30).looks_like_agent());
         assert!(!HolderId::new(client, 1_000_000_000).looks_like_agent());
@@ -221,13 +221,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reading_undoes_writing(bytes: [u8; 16], thread: i64, write: bool, transaction: Option<[u8; 16]>) {
+        fn a_displayed_id_parses_back(bytes: [u8; 16], thread: i64, write: bool, transaction: Option<[u8; 16]>) {
             let id = HolderId { client: ClientId::from_random(bytes), thread, write, transaction };
             prop_assert_eq!(HolderId::parse(id.to_string().as_bytes()), Some(id));
         }
 
         #[test]
-        fn no_bytes_panic_and_what_is_read_is_written_back(field: Vec<u8>) {
+        fn any_bytes_parse_without_panic_and_display_unchanged(field: Vec<u8>) {
             if let Some(id) = HolderId::parse(&field) {
                 prop_assert_eq!(id.to_string().into_bytes(), field);
             }

@@ -1,111 +1,111 @@
-//! The keys and channels that belong to a lock, of every kind.
+//! The keys and channels of a lock, for every kind.
 //!
-//! [`LockName::tagged`] is the name within them. A channel leads back to at most two names, since `{a}` is the
-//! tagged form of both `a` and `{a}`.
+//! They contain the name in its form of [`LockName::tagged`]. A channel maps back to at most two names, since `{a}` is
+//! the tagged form of both `a` and `{a}`.
 
 use crate::{HolderId, LockName};
 
-/// Start of the channel on which plain, fenced and fair releases are told.
+/// Prefix of the channel for releases of plain, fenced and fair locks.
 pub const LOCK_CHANNEL: &[u8] = b"redisson_lock__channel:";
-/// Start of the channel on which releases of read and write holds are told.
+/// Prefix of the channel for releases of read and write holds.
 pub const READ_WRITE_CHANNEL: &[u8] = b"redisson_rwlock:";
-/// Start of a fair lock's queue, a list of holder ids.
+/// Prefix of a fair lock's queue, a list of holder ids.
 pub const QUEUE: &[u8] = b"redisson_lock_queue:";
-/// Start of a fair lock's deadlines, a sorted set of holder ids by epoch milliseconds.
+/// Prefix of a fair lock's deadlines, a sorted set of holder ids by epoch milliseconds.
 pub const DEADLINES: &[u8] = b"redisson_lock_timeout:";
-/// Start of a fenced lock's token, a counter that outlives the lock.
+/// Prefix of a fenced lock's token, a counter that outlives the lock.
 pub const TOKEN: &[u8] = b"redisson_lock_token:";
-/// Start of the short-lived record that makes one unlock of Redisson's idempotent.
+/// Prefix of the short-lived record that makes an unlock by Redisson idempotent.
 pub const UNLOCK_LATCH: &[u8] = b"redisson_unlock_latch:";
-/// Start of the channel on which an operator's forced release is told to the agent whose hold it was. Ours, not Redisson's.
+/// Prefix of the channel that notifies an agent of a forced release of its hold. Specific to Lockscope.
 pub const FORCED_CHANNEL: &[u8] = b"lockscope:forced:";
 
-/// Start of the key in which an agent tells of itself, a hash. Ours.
+/// Prefix of the hash in which an agent describes itself. Specific to Lockscope.
 pub const AGENT: &[u8] = b"lockscope:agent:";
-/// Start of the key in which an agent tells who its holders are, a hash of numbers and JSON. Ours.
+/// Prefix of the hash in which an agent publishes its holders, JSON by grant number. Specific to Lockscope.
 pub const AGENT_HOLDERS: &[u8] = b"lockscope:holders:";
 
-/// What a release publishes on a plain, fenced or fair channel, and the last reader's release: free, try again.
+/// The message of a release on a plain, fenced or fair channel, and of the last reader's release.
 pub const RELEASED: &[u8] = b"0";
-/// What a release of the write side publishes: every waiter may try.
+/// The message of a release of the write side: every waiter may try.
 pub const WRITE_RELEASED: &[u8] = b"1";
-/// What our release of the write side publishes behind [`WRITE_RELEASED`]. That message wakes the threads of a Redisson
-/// client that sleep, and is lost on one that has been refused and does not sleep yet. A zero stays until somebody takes
-/// it. It is a zero for whoever reads numbers, and written otherwise, so that observers tell it from a release of its own.
+/// The second message of Lockscope's release of the write side, after [`WRITE_RELEASED`]. The first one wakes only the
+/// sleeping threads of a Redisson client and is lost on a thread that was refused but does not sleep yet. A zero is
+/// stored until a thread consumes it. This spelling parses as zero, yet observers can distinguish it from [`RELEASED`].
 pub const WRITE_RELEASED_AGAIN: &[u8] = b"00";
 
 fn prefixed(prefix: &[u8], name: &LockName) -> Vec<u8> {
     [prefix, &name.tagged()].concat()
 }
 
-/// The wake-up channel of plain, fenced and red locks.
+/// Returns the wake-up channel of a plain, fenced or red lock.
 #[must_use]
 pub fn channel(name: &LockName) -> Vec<u8> {
     prefixed(LOCK_CHANNEL, name)
 }
 
-/// The wake-up channel of one waiter of a fair lock.
+/// Returns the wake-up channel of one waiter of a fair lock.
 #[must_use]
 pub fn fair_channel(name: &LockName, waiter: &HolderId) -> Vec<u8> {
     [fair_channel_prefix(name).as_slice(), waiter.to_string().as_bytes()].concat()
 }
 
-/// What the channels of a fair lock's waiters begin with; the waiter's id follows.
+/// Returns the prefix of a fair lock's wake-up channels; the waiter's id follows.
 #[must_use]
 pub fn fair_channel_prefix(name: &LockName) -> Vec<u8> {
     [&channel(name), b":".as_slice()].concat()
 }
 
-/// The wake-up channel of both sides of a read-write lock.
+/// Returns the wake-up channel of both sides of a read-write lock.
 #[must_use]
 pub fn read_write_channel(name: &LockName) -> Vec<u8> {
     prefixed(READ_WRITE_CHANNEL, name)
 }
 
-/// A fair lock's queue.
+/// Returns the key of a fair lock's queue.
 #[must_use]
 pub fn queue(name: &LockName) -> Vec<u8> {
     prefixed(QUEUE, name)
 }
 
-/// A fair lock's deadlines.
+/// Returns the key of a fair lock's deadlines.
 #[must_use]
 pub fn deadlines(name: &LockName) -> Vec<u8> {
     prefixed(DEADLINES, name)
 }
 
-/// A fenced lock's token.
+/// Returns the key of a fenced lock's token.
 #[must_use]
 pub fn token(name: &LockName) -> Vec<u8> {
     prefixed(TOKEN, name)
 }
 
-/// What the markers of one reader begin with; `:n` follows, for its `n`-th hold (from 1). A marker lives as long as
-/// that hold's lease.
+/// Returns the prefix of a reader's marker keys; `:n` follows, for its `n`-th entry, from 1. A marker lives as long as that
+/// entry's lease.
 #[must_use]
 pub fn read_marker_prefix(name: &LockName, reader: &HolderId) -> Vec<u8> {
     [&name.tagged(), format!(":{reader}:rwlock_timeout").as_bytes()].concat()
 }
 
-/// The channel on which an agent hears of forced releases of its holds.
+/// Returns the channel that notifies an agent of forced releases of its holds.
 #[must_use]
 pub fn forced_channel(client: &crate::ClientId) -> Vec<u8> {
     [FORCED_CHANNEL, b"{", client.as_str().as_bytes(), b"}"].concat()
 }
 
-/// Where an agent tells of itself.
+/// Returns the key of the hash in which an agent describes itself.
 #[must_use]
 pub fn agent(client: &crate::ClientId) -> Vec<u8> {
     [AGENT, b"{", client.as_str().as_bytes(), b"}"].concat()
 }
 
-/// Where an agent tells who its holders are, by the numbers that end their ids.
+/// Returns the key of the hash in which an agent publishes its holders, by grant number.
 #[must_use]
 pub fn agent_holders(client: &crate::ClientId) -> Vec<u8> {
     [AGENT_HOLDERS, b"{", client.as_str().as_bytes(), b"}"].concat()
 }
 
-/// The locks that a message on `channel` may be about, likeliest first; none where it is no lock's channel.
+/// Returns the locks that `channel` may belong to, most likely first; empty if it is not a lock's channel.
 #[must_use]
 pub fn locks_of_channel(channel: &[u8]) -> Vec<LockName> {
     let Some(tagged) =
@@ -113,7 +113,7 @@ pub fn locks_of_channel(channel: &[u8]) -> Vec<LockName> {
     else {
         return Vec::new();
     };
-    // A fair waiter's channel ends in its holder id, of which the uuid's length is known and the number's is not.
+    // A fair waiter's channel ends in its holder id: a uuid of fixed length and a number of variable length.
     let fair = (0..tagged.len())
         .filter(|&i| tagged[i] == b':')
         .find(|&i| HolderId::parse(&tagged[i + 1..]).is_some())
@@ -121,21 +121,21 @@ pub fn locks_of_channel(channel: &[u8]) -> Vec<LockName> {
     fair.into_iter().chain([tagged]).flat_map(untagged).collect()
 }
 
-/// The waiter that a channel belongs to; none where it is the channel of all waiters.
+/// Returns the waiter that a channel belongs to, or `None` if all waiters share it.
 #[must_use]
 pub fn waiter_of_channel(channel: &[u8]) -> Option<HolderId> {
     let rest = channel.strip_prefix(LOCK_CHANNEL)?;
     (0..rest.len()).filter(|&i| rest[i] == b':').find_map(|i| HolderId::parse(&rest[i + 1..]))
 }
 
-/// The locks that a fair lock's queue or deadlines may belong to, likeliest first; none where the key is neither.
+/// Returns the locks whose queue or deadlines `key` may be, most likely first; empty if it is neither.
 #[must_use]
 pub fn locks_of_queue(key: &[u8]) -> Vec<LockName> {
     let tagged = key.strip_prefix(QUEUE).or_else(|| key.strip_prefix(DEADLINES));
     tagged.map(untagged).unwrap_or_default()
 }
 
-/// The names whose tagged form is `tagged`.
+/// Returns the names whose tagged form is `tagged`.
 fn untagged(tagged: &[u8]) -> Vec<LockName> {
     let inner = tagged.strip_prefix(b"{").and_then(|rest| rest.strip_suffix(b"}"));
     [inner, Some(tagged)]
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_redissons() {
+    fn keys_match_those_of_redisson() {
         let holder = HolderId::new(ClientId::from_random([7; 16]), 52);
         let n = name("orders:42");
         assert_eq!(channel(&n), b"redisson_lock__channel:{orders:42}");
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_leads_back_to_its_lock() {
+    fn a_channel_maps_back_to_its_lock() {
         assert_eq!(locks_of_channel(b"redisson_lock__channel:{a}"), [name("a"), name("{a}")]);
         assert_eq!(locks_of_channel(b"redisson_lock__channel:{a}b"), [name("{a}b")]);
         assert_eq!(locks_of_channel(b"redisson_rwlock:{a}"), [name("a"), name("{a}")]);
@@ -185,7 +185,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_name_is_found_again(bytes in prop::collection::vec(any::<u8>(), 1..64)) {
+        fn every_name_is_recovered_from_its_channel(bytes in prop::collection::vec(any::<u8>(), 1..64)) {
             let name = LockName::new(bytes).unwrap();
             prop_assert!(locks_of_channel(&channel(&name)).contains(&name));
             let waiter = HolderId::new(ClientId::from_random([1; 16]), 9);

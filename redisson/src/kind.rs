@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// A kind of lock, by the word that workers, metrics and pages use for it.
+/// A kind of lock, with its name in the protocol, metrics and pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Plain reentrant lock (`RLock`). Fenced and red locks look the same in Redis.
+    /// Plain reentrant lock (`RLock`). Fenced and red locks have the same layout in Redis.
     Lock,
-    /// First come, first served among all clients (`RFairLock`).
+    /// First come, first served across all clients (`RFairLock`).
     Fair,
     /// The shared side of a read-write lock.
     Read,
@@ -24,7 +24,7 @@ impl Kind {
     pub const ALL: [Self; 6] =
         [Self::Lock, Self::Fair, Self::Read, Self::Write, Self::Fenced, Self::Red];
 
-    /// The family it belongs to.
+    /// Returns the family of this kind.
     #[must_use]
     pub fn family(self) -> Family {
         match self {
@@ -35,7 +35,7 @@ impl Kind {
         }
     }
 
-    /// The word for it.
+    /// Returns its name, in lower case.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -48,24 +48,24 @@ impl Kind {
         }
     }
 
-    /// Reads the word, in any case of letters.
+    /// Parses a name, ignoring case.
     #[must_use]
     pub fn parse(word: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| word.eq_ignore_ascii_case(kind.as_str().as_bytes()))
     }
 }
 
-/// Kinds that share one layout in Redis and exclude each other under one name. Those of different families cannot
-/// tell what the other does: they do not mix.
+/// Kinds that share a layout in Redis and exclude each other under one name. Different families must not share a name:
+/// they do not see each other's holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
-    /// One holder, no `mode`: plain and fenced.
+    /// One holder and no `mode` field: plain and fenced.
     Plain,
-    /// One holder, and a queue.
+    /// One holder and a queue.
     Fair,
-    /// Readers or a writer.
+    /// Many readers or one writer.
     ReadWrite,
-    /// Plain, but on several servers.
+    /// Plain, on several servers.
     Red,
 }
 

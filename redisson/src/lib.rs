@@ -1,10 +1,10 @@
-//! Redisson's locks as they stand in Redis, and what we do to them.
+//! The layout of Redisson's locks in Redis, and the scripts that change them.
 //!
-//! A lock is one hash: a field per holder, the field's value its reentrancy count, the key's time to live the
-//! lease. This crate knows the names, the keys and channels, our own scripts with typed arguments and replies,
-//! the arithmetic of leases, and what a hash must look like to be a lock.
+//! A lock is one hash with a field per holder. The value of the field is the hold count; the TTL of the key is the lease.
+//! This crate covers names, keys and channels, Lockscope's own scripts with typed arguments and replies, lease
+//! arithmetic, the shape a hash must have to be a lock, and the decoding of lock traffic from MONITOR.
 //!
-//! It is pure: no tokio, no sockets, no clock, no randomness, no metrics. Instants and numbers are passed in.
+//! The crate is pure: no tokio, sockets, clock, randomness or metrics. Callers pass in instants and numbers.
 
 #![warn(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Lock names: any bytes, within bounds, and Redisson's brace rule.
+//! Lock names: arbitrary bytes up to a limit, and Redisson's brace rule.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -13,25 +13,25 @@ use crate::slot::slot;
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockName(Arc<[u8]>);
 
-/// A name that cannot be a lock's.
+/// An error for an invalid lock name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NameError {
-    /// No bytes at all.
+    /// The name is empty.
     #[error("a lock name cannot be empty")]
     Empty,
-    /// More than [`LockName::MAX`] bytes.
+    /// The name has more than [`LockName::MAX`] bytes.
     #[error("a lock name of {0} bytes is too long: at most {max} are allowed", max = LockName::MAX)]
     TooLong(usize),
 }
 
 impl LockName {
-    /// The longest name we take, in bytes. Redis itself would take 512 MiB.
+    /// The longest accepted name, in bytes. Redis itself accepts 512 MiB.
     pub const MAX: usize = 512;
 
-    /// Takes any bytes as a name.
+    /// Creates a name from arbitrary bytes.
     ///
     /// # Errors
-    /// When there are none, or more than [`Self::MAX`].
+    /// Returns an error if there are none, or more than [`Self::MAX`].
     pub fn new(bytes: impl Into<Arc<[u8]>>) -> Result<Self, NameError> {
         let bytes = bytes.into();
         match bytes.len() {
@@ -41,22 +41,22 @@ impl LockName {
         }
     }
 
-    /// The bytes, which are the Redis key.
+    /// Returns the bytes, which are also the Redis key.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// The name as UTF-8, where it is that.
+    /// Returns the name as text if it is valid UTF-8.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()
     }
 
-    /// The name as derived keys carry it: wrapped in braces unless it holds a `{` anywhere.
+    /// Returns the name as it appears in derived keys: wrapped in braces unless it contains a `{`.
     ///
-    /// Redisson tests for the character, not for a valid hash tag, so `a{b` stays as it is, and its companions
-    /// fall into another slot of a cluster. The rule is copied, since others look for these very keys.
+    /// Redisson tests for the character, not for a valid hash tag. So `a{b` is not wrapped, and its companions hash to
+    /// another slot of a cluster. The rule is copied because other clients use the same keys.
     #[must_use]
     pub fn tagged(&self) -> Vec<u8> {
         if self.0.contains(&b'{') {
@@ -70,29 +70,29 @@ impl LockName {
         }
     }
 
-    /// The lock's slot in a cluster.
+    /// Returns the lock's slot in a cluster.
     #[must_use]
     pub fn slot(&self) -> u16 {
         slot(&self.0)
     }
 
-    /// Whether channel and companions share the lock's slot in a cluster: false for names with odd braces.
+    /// Returns whether the channel and companions share the lock's slot in a cluster: false for unbalanced braces.
     #[must_use]
     pub fn companions_share_slot(&self) -> bool {
-        // What stands before the name in them has no braces: the same for all.
+        // All prefixes are without braces, so one key represents all.
         slot(&channel(self)) == self.slot()
     }
 }
 
-/// Maps by name can be asked by bytes.
+/// Allows lookup by bytes in maps keyed by name.
 impl Borrow<[u8]> for LockName {
     fn borrow(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// Printable form for logs and error sentences: UTF-8 as it is, but control characters, bidirectional marks,
-/// backslashes and stray bytes are escaped, so that a name can neither break a line nor reorder it.
+/// Formats the name for logs and messages. Control characters, bidirectional marks, backslashes and invalid bytes are
+/// escaped, so that a name can neither break a line nor reorder it.
 impl fmt::Display for LockName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
@@ -111,7 +111,7 @@ impl fmt::Display for LockName {
     }
 }
 
-/// Characters that show nothing, or change the order of what is shown around them.
+/// Returns whether a character is invisible or reorders the text around it.
 #[must_use]
 pub fn is_invisible(c: char) -> bool {
     matches!(c,
@@ -134,14 +134,14 @@ mod tests {
     }
 
     #[test]
-    fn bounds() {
+    fn names_have_1_to_512_bytes() {
         assert_eq!(LockName::new(&b""[..]).unwrap_err(), NameError::Empty);
         assert!(LockName::new(vec![0_u8; 512]).is_ok());
         assert_eq!(LockName::new(vec![0_u8; 513]).unwrap_err(), NameError::TooLong(513));
     }
 
     #[test]
-    fn any_brace_at_all_keeps_a_name_bare() {
+    fn a_name_with_an_opening_brace_is_not_wrapped() {
         assert_eq!(name(b"orders:42").tagged(), b"{orders:42}");
         assert_eq!(name(b"a{b").tagged(), b"a{b");
         assert_eq!(name(b"a}b").tagged(), b"{a}b}");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_braces_leave_the_slot() {
+    fn companions_of_unbalanced_braces_have_another_slot() {
         assert!(name(b"plain").companions_share_slot());
         assert!(name(b"{tag}x").companions_share_slot());
         for odd in [&b"a{b"[..], b"{}x", b"x{"] {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn shown_names_are_one_harmless_line() {
+    fn a_displayed_name_is_one_escaped_line() {
         assert_eq!(name(b"a\nb").to_string(), "a\\nb");
         assert_eq!(name(b"\xff\x00ok").to_string(), "\\xff\\u{0}ok");
         assert_eq!(name("x\u{202e}y".as_bytes()).to_string(), "x\\u{202e}y");

@@ -1,46 +1,46 @@
-//! What a hash must look like to be a lock.
+//! The shape that a hash must have to be a lock.
 //!
-//! Shape alone makes a candidate only: an application's own hash may be keyed by a uuid and a number with small
-//! integers behind it. Whether it is a lock is confirmed by its time to live, its traffic or its companions.
+//! The shape alone makes only a possible lock: an application's hash may also map `<uuid>:<number>` fields to small
+//! integers. Its TTL, traffic or companions provide the confirmation.
 
 use crate::{HolderId, Kind};
 
-/// The field that marks a read-write lock's hash; its value is `read` or `write`.
+/// The field that marks the hash of a read-write lock; its value is `read` or `write`.
 pub const MODE_FIELD: &[u8] = b"mode";
-/// More fields than this and a hash is left alone, unread.
+/// The most fields of a hash that is read; larger ones are skipped.
 pub const MAX_FIELDS: u64 = 1024;
-/// Longest field name that can be a holder id: uuid, number, `:write`, transaction.
+/// The longest field name that can be a holder id: uuid, number, `:write`, transaction.
 pub const MAX_FIELD_LEN: usize = 36 + 1 + 20 + 6 + 33;
-/// Longest value worth reading: a count in decimal, or a mode.
+/// The longest value worth reading: a count in decimal, or a mode.
 pub const MAX_VALUE_LEN: usize = 20;
 
-/// One holder of a lock with its reentrancy count.
+/// A holder of a lock with its hold count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
-    /// Who.
+    /// The holder's id.
     pub id: HolderId,
-    /// How many times over, as stored; below 1 is malformed.
+    /// The hold count as stored; below 1 is malformed.
     pub count: i64,
 }
 
-/// A lock's hash, taken apart.
+/// The parsed hash of a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LockHash {
-    /// The holders, in order of their ids.
+    /// The holders, in ascending order of their ids.
     pub holders: Vec<Holder>,
-    /// The value of the `mode` field, where there is one.
+    /// The value of the `mode` field, if present.
     pub mode: Option<Vec<u8>>,
-    /// Fields that are neither, or whose value is no count; a sound lock has none.
+    /// Fields that are neither, or whose value is not a count; a well-formed lock has none.
     pub unexpected: Vec<Vec<u8>>,
 }
 
-/// Whether a field's name alone allows the hash to be a lock.
+/// Returns whether a field's name is allowed in the hash of a lock.
 #[must_use]
 pub fn is_lock_field(field: &[u8]) -> bool {
     field == MODE_FIELD || (field.len() <= MAX_FIELD_LEN && HolderId::parse(field).is_some())
 }
 
-/// What a hash that is no lock is, where its fields are those of another of Redisson's synchronizers.
+/// Returns the name of another Redisson synchronizer with these fields, if there is one.
 #[must_use]
 pub fn other_synchronizer(fields: &[Vec<u8>]) -> Option<&'static str> {
     let all = |is: fn(&[u8]) -> bool| !fields.is_empty() && fields.iter().all(|field| is(field));
@@ -53,7 +53,7 @@ pub fn other_synchronizer(fields: &[Vec<u8>]) -> Option<&'static str> {
     }
 }
 
-/// `<22 characters of base64>`, alone or with `:<holder>:expire_time` or `:<holder>:lock_count` behind it.
+/// Matches 22 characters of base64, alone or followed by `:<holder>:expire_time` or `:<holder>:lock_count`.
 fn is_fast_multi_field(field: &[u8]) -> bool {
     let Some((hash, rest)) = field.split_at_checked(22) else { return false };
     let base64 = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/');
@@ -66,7 +66,7 @@ fn is_fast_multi_field(field: &[u8]) -> bool {
 }
 
 impl LockHash {
-    /// Sorts fields and values into holders, mode and the rest.
+    /// Sorts fields and values into holders, mode and unexpected fields.
     #[must_use]
     pub fn parse<F: AsRef<[u8]>, V: AsRef<[u8]>>(fields: impl IntoIterator<Item = (F, V)>) -> Self {
         let mut hash = Self::default();
@@ -86,13 +86,13 @@ impl LockHash {
         hash
     }
 
-    /// Whether this can be a lock at all: at least one holder.
+    /// Returns whether this can be a lock: it has at least one holder.
     #[must_use]
     pub fn is_possible_lock(&self) -> bool {
         !self.holders.is_empty()
     }
 
-    /// Whether something in it does not belong there, in words.
+    /// Describes the first inconsistency, or returns `None` for a well-formed lock.
     #[must_use]
     pub fn malformed(&self) -> Option<String> {
         if let Some(field) = self.unexpected.first() {
@@ -115,18 +115,18 @@ impl LockHash {
                 let Some(writer) = self.holders.iter().find(|holder| holder.id.write) else {
                     return Some("mode `write` without a write holder".to_owned());
                 };
-                // Beside a writer only that same owner's own read hold may stand, and no second writer.
+                // Only the same owner's read hold may accompany a write hold.
                 let owner = (writer.id.client, writer.id.thread);
                 let other = |holder: &&Holder| (holder.id.client, holder.id.thread) != owner;
                 let other = self.holders.iter().find(other)?;
-                Some(format!("holder {} beside write holder {}", other.id, writer.id))
+                Some(format!("holder {} next to write holder {}", other.id, writer.id))
             }
             Some(other) => Some(format!("mode `{}`", other.escape_ascii())),
         }
     }
 
-    /// The kind as far as the hash tells: read or write by its mode, else plain (fair, fenced and red look the
-    /// same; a queue beside it or a token key tells more).
+    /// Returns the kind that the hash indicates: read or write by its mode, else plain. Fair, fenced and red locks look
+    /// like plain ones; only their queue or token key distinguishes them.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self.mode.as_deref() {
@@ -144,7 +144,7 @@ mod tests {
     const H: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
     #[test]
-    fn a_plain_lock() {
+    fn a_plain_lock_is_well_formed() {
         let hash = LockHash::parse([(H, "2")]);
         assert!(hash.is_possible_lock());
         assert_eq!(hash.malformed(), None);
@@ -152,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn a_read_write_lock() {
+    fn a_write_hold_with_its_own_read_hold_is_well_formed() {
         let write = format!("{H}:write");
         let hash = LockHash::parse([("mode", "write"), (&write, "1"), (H, "1")]);
         assert_eq!((hash.kind(), hash.malformed()), (Kind::Write, None));
     }
 
     #[test]
-    fn what_does_not_belong_is_named() {
+    fn inconsistencies_are_described() {
         let malformed =
             |fields: &[(&str, &str)]| LockHash::parse(fields.iter().copied()).malformed();
         assert!(malformed(&[(H, "1"), ("colour", "red")]).unwrap().contains("colour"));
@@ -168,15 +168,15 @@ mod tests {
         assert!(malformed(&[(H, "1"), ("mode", "null")]).unwrap().contains("null"));
         assert!(!LockHash::parse([("rate", "5")]).is_possible_lock());
         let (write, other) = (format!("{H}:write"), H.replace(":52", ":7"));
-        let beside = malformed(&[("mode", "write"), (&write, "1"), (&other, "1")]);
-        assert!(beside.unwrap().contains(&other));
+        let with_other = malformed(&[("mode", "write"), (&write, "1"), (&other, "1")]);
+        assert!(with_other.unwrap().contains(&other));
         assert!(malformed(&[("mode", "write"), (H, "1")]).unwrap().contains("without"));
         assert!(malformed(&[("mode", "read"), (&write, "1")]).unwrap().contains(&write));
         assert_eq!(malformed(&[("mode", "read"), (H, "1"), (&other, "2")]), None);
     }
 
     #[test]
-    fn other_synchronizers_are_named() {
+    fn other_synchronizers_are_recognized() {
         let named = |fields: &[&str]| {
             let fields: Vec<Vec<u8>> = fields.iter().map(|f| f.as_bytes().to_vec()).collect();
             other_synchronizer(&fields)

@@ -1,15 +1,16 @@
-//! Slots: which part of a Redis cluster a key belongs to.
+//! Hash slots of a Redis cluster.
 
-/// How many slots a cluster has.
+/// The number of slots in a cluster.
 pub const SLOTS: u16 = 16_384;
 
-/// The slot of a key or of a shard's channel: 0 to [`SLOTS`] − 1.
+/// Returns the slot of a key or sharded channel: 0 to [`SLOTS`] − 1.
 #[must_use]
 pub fn slot(key: &[u8]) -> u16 {
     crc16(hash_tag(key)) % SLOTS
 }
 
-/// The part of a key that a cluster hashes: what stands between the first `{` and the next `}`, if anything.
+/// Returns the part of a key that a cluster hashes: the text between the first `{` and the next `}` unless empty, else
+/// the whole key.
 fn hash_tag(key: &[u8]) -> &[u8] {
     let Some(open) = key.iter().position(|&b| b == b'{') else { return key };
     let rest = &key[open + 1..];
@@ -19,7 +20,7 @@ fn hash_tag(key: &[u8]) -> &[u8] {
     }
 }
 
-/// CRC-16 with the polynomial 0x1021, beginning at 0, as XMODEM has it.
+/// Computes CRC-16/XMODEM: polynomial 0x1021, initial value 0.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, &byte| {
         (0..8).fold(crc ^ (u16::from(byte) << 8), |crc: u16, _| {
@@ -34,8 +35,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_those_of_the_servers() {
-        // As CLUSTER KEYSLOT tells them.
+    fn slots_match_those_of_redis() {
+        // Taken from CLUSTER KEYSLOT.
         for (key, expected) in [
             ("", 0),
             ("123456789", 12_739),
@@ -48,11 +49,11 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_brace_and_the_next_end_count() {
+    fn only_the_first_brace_pair_counts() {
         let same = |a: &str, b: &str| slot(a.as_bytes()) == slot(b.as_bytes());
         assert!(same("x{a}y{b}z", "a"));
         assert!(same("{{a}}", "{a"));
-        assert!(!same("{}a", "a"), "an empty tag is none");
-        assert!(!same("x{a", "a"), "nor is one without an end");
+        assert!(!same("{}a", "a"), "an empty tag does not count");
+        assert!(!same("x{a", "a"), "nor does an unclosed one");
     }
 }

@@ -217,7 +217,7 @@ async fn who_released_by_force_is_found_where_it_says() -> Result<()> {
     })
     .await;
     let log = dashboard.process().log();
-    let line = log.lines().find(|line| line.contains("a release by force was asked for"));
+    let line = log.lines().find(|line| line.contains("release by force requested"));
     let line = line.context(log.clone())?;
     assert!(["orders:1", "a test", "127.0.0.1"].iter().all(|part| line.contains(part)), "{line}");
     eventually("the agent's log to tell", async || {

@@ -1,10 +1,10 @@
-//! Records what MONITOR shows of each of Redisson's operations, into `tests/data/monitor/<version>/<operation>.txt`.
+//! Records the MONITOR output of each Redisson operation in `tests/data/monitor/<version>/<operation>.txt`.
 //!
-//! `make recordings` runs it. A file is a log: `#` lines tell what was called and what came of it, each followed by
-//! what Redis printed from the call's start to its answer. Redisson's own script texts are not kept: the text of an
-//! EVAL or SCRIPT LOAD is replaced by `sha1:` and its digest.
+//! `make recordings` runs it. A file is a log: `#` lines describe a call and its result, followed by the lines that Redis
+//! printed during the call. Redisson's script sources are not stored: the source in an EVAL or SCRIPT LOAD is replaced by
+//! `sha1:` and its digest.
 
-#![expect(clippy::print_stdout, reason = "it tells whoever runs it what it does")]
+#![expect(clippy::print_stdout, reason = "a program for a terminal, which reports its progress")]
 
 mod operations;
 mod tape;

@@ -1,15 +1,14 @@
-//! What is recorded.
+//! The recorded operations.
 
-/// An operation and how it is brought about.
+/// An operation and the steps that produce it.
 pub(crate) struct Operation {
-    /// The file's name.
+    /// The file name.
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
-    /// How both clients are opened.
+    /// The options of both clients.
     pub(crate) settings: &'static str,
-    /// One after another: `client/thread call`, `~client/thread call` to begin one that will wait, `answer
-    /// client/thread` to wait for it, `redis command` to interfere by hand, `until text` to go on when a line with
-    /// that text has come.
+    /// The steps in order: `client/thread call`; `~client/thread call` to start a call that waits; `answer client/thread`
+    /// to wait for it; `redis command` to interfere by hand; `until text` to wait for a line that contains the text.
     pub(crate) steps: &'static [&'static str],
 }
 
@@ -17,7 +16,7 @@ const fn op(name: &'static str, what: &'static str, steps: &'static [&'static st
     Operation { name, what, settings: "", steps }
 }
 
-/// With a watchdog that renews each 700 ms.
+/// An operation with a watchdog that renews every 700 ms.
 const fn watched(
     name: &'static str,
     what: &'static str,

@@ -1,4 +1,4 @@
-//! One recording: runs an operation's steps and keeps what MONITOR prints meanwhile.
+//! A recording: runs the steps of an operation and collects the MONITOR output.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -13,10 +13,10 @@ use tokio::time::timeout;
 
 use crate::operations::Operation;
 
-/// Some calls send a last command without waiting for its reply: this long nothing must come until a step is over.
+/// The silence that ends a step: some calls send a last command without waiting for its reply.
 const QUIET: Duration = Duration::from_millis(150);
 
-/// What every recording's clients are opened with.
+/// The options common to the clients of all recordings.
 const CLIENTS: [&str; 2] = ["a", "b"];
 
 pub(crate) struct Tape {
@@ -49,7 +49,7 @@ impl Tape {
         Ok(Self { jvm, redis_url: redis.url(), direct, monitor, open, text })
     }
 
-    /// Runs the operation and gives the file; nothing when this version cannot do it.
+    /// Runs the operation and returns the file, or `None` if this version does not support it.
     pub(crate) async fn record(&mut self, operation: &Operation) -> Result<Option<String>> {
         let opened = !operation.steps.iter().any(|step| step.contains(" open "));
         if opened {
@@ -77,19 +77,19 @@ impl Tape {
             match who {
                 "redis" => {
                     let reply = self.direct.call(what).await?;
-                    // What it prints is taken down by the next step, which may wait for what comes of it.
+                    // The next step collects its output, and may wait for its effect.
                     self.note(&format!("redis: {what} = {reply}"));
                 }
                 "until" => {
                     let listened = timeout(PATIENCE, self.listen(Some(what))).await;
                     listened.with_context(|| format!("no line has `{what}`:\n{}", self.text))??;
-                    // The rest of the same script.
+                    // Collects the rest of the same script.
                     self.listen(None).await?;
                 }
                 "answer" => {
                     let answer =
                         self.open.remove(what).context("nothing is open")?.answer().await?;
-                    self.note(&format!("{what} = {}", told(answer)?));
+                    self.note(&format!("{what} = {}", result_text(answer)?));
                     self.listen(None).await?;
                 }
                 who if who.starts_with('~') => {
@@ -104,7 +104,7 @@ impl Tape {
                     let note = format!(
                         "{who} {} = {}",
                         what.replace(&self.redis_url, "URL"),
-                        told(answer)?
+                        result_text(answer)?
                     );
                     self.note(&note);
                     self.listen(None).await?;
@@ -124,13 +124,13 @@ impl Tape {
         writeln!(self.text, "# {note}").unwrap_or_default();
     }
 
-    /// Takes down lines until none comes for a while; with `text`, until a line has it in it.
+    /// Collects lines until none arrives for a while, or until one contains `wanted`.
     async fn listen(&mut self, wanted: Option<&str>) -> Result<()> {
         loop {
             let line = match (timeout(QUIET, self.monitor.reply()).await, wanted) {
                 (Ok(line), _) => line?.text(),
                 (Err(_), None) => return Ok(()),
-                // One that is waited for comes in its own time; [`Client::reply`] loses nothing when it is dropped.
+                // A wanted line has no deadline here; dropping [`Client::reply`] loses nothing.
                 (Err(_), Some(_)) => self.monitor.reply().await?.text(),
             };
             let line = without_scripts(&line)?;
@@ -143,7 +143,7 @@ impl Tape {
     }
 }
 
-fn told(answer: Result<String, Thrown>) -> Result<String> {
+fn result_text(answer: Result<String, Thrown>) -> Result<String> {
     match answer {
         Err(thrown)
             if ["NoSuchMethodException", "ClassNotFoundException"]
@@ -163,7 +163,7 @@ fn lacks(error: &anyhow::Error) -> bool {
     })
 }
 
-/// The line with the text of a script replaced by its digest.
+/// Returns the line with the source of a script replaced by its digest.
 fn without_scripts(line: &str) -> Result<String> {
     let begin = ["\"EVAL\" \"", "\"eval\" \"", "\"SCRIPT\" \"LOAD\" \""]
         .iter()
@@ -200,10 +200,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_becomes_its_digest() -> Result<()> {
+    fn a_script_is_replaced_by_its_digest() -> Result<()> {
         let line = r#"1.0 [0 127.0.0.1:1] "EVAL" "return \"a\"\n" "1" "k" "return""#;
-        let kept = r#"1.0 [0 127.0.0.1:1] "EVAL" "sha1:c9ceed825203de0876260b850239d61ec2b44ed5" "1" "k" "return""#;
-        assert_eq!(without_scripts(line)?, kept);
+        let expected = r#"1.0 [0 127.0.0.1:1] "EVAL" "sha1:c9ceed825203de0876260b850239d61ec2b44ed5" "1" "k" "return""#;
+        assert_eq!(without_scripts(line)?, expected);
         let plain = r#"1.0 [0 127.0.0.1:1] "EVALSHA" "149c" "0""#;
         assert_eq!(without_scripts(plain)?, plain);
         Ok(())

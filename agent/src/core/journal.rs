@@ -14,14 +14,14 @@ use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 use crate::types::SessionId;
 
-/// How far the journal is.
+/// The progress of the journal.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Journal {
-    /// Why there is none, if so.
+    /// The reason that there is none.
     missing: Option<String>,
-    /// How many records there have been.
+    /// The number of records so far.
     noted: u64,
-    /// How many of them are written, or will not be.
+    /// The number of records that are written, or will never be.
     done: u64,
     /// Replies that wait for so many, and whose.
     waiting: VecDeque<(u64, SessionId)>,
@@ -55,7 +55,7 @@ impl Journal {
         waits
     }
 
-    /// Why there is none, if so.
+    /// The reason that there is none.
     pub(in crate::core) fn missing(&self) -> Option<&str> {
         self.missing.as_deref()
     }
@@ -79,7 +79,7 @@ impl Core {
 
     /// Notes a hold as it stands now, if its session has grace.
     pub(in crate::core) fn journal_hold(&mut self, number: Number) {
-        let Some(hold) = self.holds.get(&number) else { return };
+        let Some(hold) = self.leases.get(number) else { return };
         match self.hold_record(hold) {
             Some(record) => {
                 self.journal.numbers.insert(number);
@@ -151,7 +151,7 @@ impl Core {
         })
     }
 
-    /// The whole journal, for when it is written anew. Numbers of which nothing is left any more are forgotten.
+    /// The whole journal, for when it is written again. Numbers of which nothing is left any more are forgotten.
     pub fn journal_records(&mut self) -> Vec<Record> {
         let mut records = Vec::new();
         for id in &self.graced {
@@ -163,7 +163,7 @@ impl Core {
             }
         }
         let mut known = std::mem::take(&mut self.journal.numbers);
-        for hold in known.iter().filter_map(|number| self.holds.get(number)) {
+        for hold in known.iter().filter_map(|number| self.leases.get(*number)) {
             records.extend(self.hold_record(hold).map(Record::Hold));
             if let Some(kept_back) = &hold.kept_back {
                 let (number, kind, lock) = (hold.number, hold.kind, hold.name.clone());
@@ -171,7 +171,8 @@ impl Core {
                 records.push(Record::Orphan(OrphanRecord { number, lock, kind, after }));
             }
         }
-        let mut traces: Vec<_> = self.ops.values().flat_map(|op| op.purpose.records()).collect();
+        let mut traces: Vec<_> =
+            self.ops.values().flat_map(|op| op.verb.operation().records()).collect();
         traces.extend(self.waiters.values().map(|waiter| {
             let (number, kind, lock) = (waiter.number, waiter.kind, waiter.name.clone());
             Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })
@@ -183,14 +184,12 @@ impl Core {
             else {
                 continue;
             };
-            if known.contains(number)
-                && !self.holds.contains_key(number)
-                && standing.insert(*number)
+            if known.contains(number) && !self.leases.contains(*number) && standing.insert(*number)
             {
                 records.push(record);
             }
         }
-        known.retain(|number| self.holds.contains_key(number) || standing.contains(number));
+        known.retain(|number| self.leases.contains(*number) || standing.contains(number));
         self.journal.numbers = known;
         records
     }

@@ -1,17 +1,21 @@
 //! The agent's core: a state machine without I/O.
 //!
-//! It is told what happened and when (a command, a reply of Redis, a release message, a closed session, the time)
-//! and says what to do ([`Action`]s). One task owns it. Sockets, Redis and clocks stay outside, so that the very
-//! code that serves workers can be run against a model of Redis that fails in every way.
+//! It takes events (a command, a reply of Redis, a release message, a closed session, the time), each with its instant,
+//! and produces [`Effect`]s: scripts to send, replies to deliver, channels to subscribe to, records for the journal, facts
+//! for metrics and the log. One task owns it. Sockets, Redis and clocks stay outside, so that the very code that serves
+//! workers also runs against a model of Redis with every kind of fault.
 //!
-//! How it hangs together:
-//! - a **number** is drawn for every LOCK that is no re-entry, and never used again. While the LOCK waits it names
-//!   the [`wait::Waiter`]; once granted it names the [`hold::Hold`], and `<agent uuid>:<number>` is the holder in
-//!   Redis. So a late copy of an old script can touch no newer grant.
-//! - a **name** ([`name::Name`]) has its local queue. Only the front waiter competes in Redis, and only while no local
-//!   hold stands in the way.
-//! - an **op** ([`op::Op`]) is one script on its way to Redis, with what is to be done about its outcome.
-//! - the **watchdog** ([`watchdog`]) is one ordered set of deadlines, shared by everything that waits for time.
+//! - [`lease`] owns the holds: validity, renewal, loss.
+//! - [`lock`] is about names: the local queue of waiters, attempts, hand-over, fair positions, MLOCK, quotas. Only the front
+//!   waiter competes in Redis, and only while no local hold excludes it.
+//! - [`ops`] owns the scripts in flight, and describes each verb in one place.
+//! - [`red`] is the same for locks on several servers.
+//! - [`session`] is about connections: replies in order, events, grace and RESUME.
+//! - [`report`] reads: LOCKS, SHOW, the holder registry, error sentences.
+//!
+//! A **number** is drawn for every LOCK that is not a re-entry, and never used again. While the LOCK waits it names the
+//! [`lock::waiter::Waiter`]; once granted it names the [`lease::hold::Hold`], and `<agent uuid>:<number>` is the holder in
+//! Redis. So a late copy of an old script can touch no newer grant.
 
 mod effect;
 mod input;
@@ -32,7 +36,6 @@ mod tests;
 mod timer;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::time::Duration;
 
 use redisson::script;
 use redisson::{ClientId, Grouping, HolderId, Kind, LockName, Moment};
@@ -49,28 +52,28 @@ use crate::policy::Policy;
 use crate::protocol::command::Command;
 use crate::types::{End, Number, Peer, SessionId, SessionKey};
 use effect::Effects;
+use lease::LeaseTable;
 use lease::hold::Hold;
 use lock::state::LockState;
 use lock::waiter::{Left, Waiter};
-use ops::{Op, Purpose};
+use ops::{InFlight, Op};
 use session::Session;
 use timer::{Timer, Timers};
 
-/// The state machine.
+/// The state machine, composed of its tables.
 #[derive(Debug)]
 pub struct Core {
     settings: Settings,
     client: ClientId,
     first_number: Number,
     next_number: Number,
-    next_op: u64,
     /// Distinguishes this run's session ids from another's.
     run: u64,
     /// Sessions that go on under another connection's number than the one they began with.
     taken_over: HashMap<SessionKey, SessionId>,
     /// Sessions whose holds outlive their connection.
     graced: BTreeSet<SessionId>,
-    /// How many of them have none now.
+    /// The number of them without a connection.
     away: usize,
     /// Sessions whose process is stopped while they hold or wait.
     stopped: BTreeSet<SessionId>,
@@ -80,13 +83,13 @@ pub struct Core {
     policy: Option<Policy>,
     quota: lock::quota::Quota,
     now: Moment,
-    /// When it was last noticed that the agent had slept.
+    /// The instant at which a sleep of the agent was last noticed.
     woke: Moment,
     sessions: HashMap<SessionId, Session>,
     locks: HashMap<LockName, LockState>,
-    holds: BTreeMap<Number, Hold>,
+    leases: LeaseTable,
     waiters: BTreeMap<Number, Waiter>,
-    ops: HashMap<OpId, Op>,
+    ops: InFlight,
     timers: Timers,
     fences: lock::fencing::Fences,
     red: red::Red,
@@ -100,8 +103,6 @@ pub struct Core {
     draining: bool,
     /// Too few replicas had the latest grant, or were there for the latest attempt.
     short_of_replicas: bool,
-    /// Smoothed round trip of a script.
-    round_trip: Duration,
     random: u64,
 }
 
@@ -116,12 +117,12 @@ impl Core {
         grouping: Grouping,
         now: Moment,
     ) -> Self {
+        let leases = LeaseTable::new(settings.lease, settings.lost_margin);
         Self {
             settings,
             client,
             first_number,
             next_number: first_number,
-            next_op: 0,
             run: first_number.unsigned_abs() >> 30,
             taken_over: HashMap::new(),
             graced: BTreeSet::new(),
@@ -135,9 +136,9 @@ impl Core {
             woke: Moment::default(),
             sessions: HashMap::new(),
             locks: HashMap::new(),
-            holds: BTreeMap::new(),
+            leases,
             waiters: BTreeMap::new(),
-            ops: HashMap::new(),
+            ops: InFlight::new(),
             timers: Timers::default(),
             fences: lock::fencing::Fences::default(),
             red: red::Red::default(),
@@ -148,64 +149,67 @@ impl Core {
             grouping,
             draining: false,
             short_of_replicas: false,
-            round_trip: Duration::from_millis(1),
             random: first_number.unsigned_abs() | 1,
         }
     }
 
-    /// What is to be done, oldest first. To be called after every event until there is none.
+    /// Takes the oldest effect. To be called after every event until there is none.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop()
     }
 
-    /// Whether there is something to be done.
+    /// Returns whether effects wait to be applied.
     #[must_use]
     pub fn has_effects(&self) -> bool {
         !self.effects.is_empty()
     }
 
-    /// When [`Self::on_time`] must be called at the latest.
+    /// Returns the latest instant for the next [`Self::on_time`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Moment> {
-        self.timers.first()
+        let tables = [self.leases.next_deadline(), self.ops.next_deadline(), self.timers.first()];
+        tables.into_iter().flatten().min()
     }
 
-    /// Whether nothing is held and nothing is under way but what a successor can go on with: after a drain, the time
+    /// Returns whether nothing is held or in flight but what a successor can go on with: after a drain, the time
     /// to end.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let left = self.graced.iter().filter_map(|id| self.sessions.get(id));
-        let renews = |op: &Op| matches!(op.purpose, Purpose::Renew { .. } | Purpose::Adopt { .. });
-        let spared = |op: &Op| renews(op) || !self.is_waited_for(op);
+        let spared = |op: &Op| op.verb.operation().may_be_abandoned(self);
         self.waiters.is_empty()
-            && self.holds.len() == left.map(|session| session.holds.len()).sum::<usize>()
+            && self.leases.len() == left.map(|session| session.holds.len()).sum::<usize>()
             && self.ops.values().all(spared)
     }
 
     /// The sizes that metrics show as gauges.
     #[must_use]
     pub fn gauges(&self) -> Gauges {
-        self.gauges
+        Gauges {
+            jeopardy_holds: self.leases.in_jeopardy(),
+            delayed_holds: self.leases.kept_back(),
+            ..self.gauges
+        }
     }
 
-    /// How many holds there are.
+    /// Returns the number of holds.
     #[must_use]
     pub fn holds(&self) -> usize {
-        self.holds.len()
+        self.leases.len()
     }
 
-    /// How many waits there are.
+    /// Returns the number of waiters.
     #[must_use]
     pub fn waiters(&self) -> usize {
         self.waiters.len()
     }
 
-    /// How releases are published from now on: what the servers know, and so what is listened to, may change.
+    /// Sets how releases are published; the servers' abilities may change.
     pub fn set_publish(&mut self, publish: script::Publish) {
         self.settings.publish = publish;
     }
 
-    /// A worker has connected.
+    /// Handles a new connection.
     pub fn on_open(&mut self, now: Moment, id: SessionId, peer: Peer, secret: [u8; 16]) {
         self.advance_clock(now);
         let key = SessionKey { run: self.run, number: id.0 };
@@ -214,7 +218,7 @@ impl Core {
         self.effects.report(Report::SessionOpened);
     }
 
-    /// A worker named itself.
+    /// Handles CLIENT SETNAME.
     pub fn on_named(&mut self, id: SessionId, name: Vec<u8>) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.client_name = Some(name);
@@ -228,7 +232,7 @@ impl Core {
         }
     }
 
-    /// A worker asks for something.
+    /// Handles a command.
     pub fn on_command(&mut self, now: Moment, id: SessionId, command: Command) {
         self.advance_clock(now);
         self.enqueue(id, command);
@@ -275,7 +279,7 @@ impl Core {
         self.gauges.away_sessions = self.away;
     }
 
-    /// An instant has come: what is due is done.
+    /// Handles the deadlines that have come.
     pub fn on_time(&mut self, now: Moment) {
         self.advance_clock(now);
         self.run_ready();
@@ -289,31 +293,37 @@ impl Core {
         let (mut due, mut others) = (Vec::new(), VecDeque::new());
         loop {
             // Holds first, even those that were due later: what is said to anybody rests on them.
-            while let Some(timer) = self.timers.pop_due(self.now) {
-                match timer {
-                    Timer::Hold(number) => self.hold_due(number, &mut due),
-                    other => others.push_back(other),
+            while let Some(at) = self.next_deadline().filter(|at| *at <= self.now) {
+                // Among equals a hold comes first, then a script.
+                if self.leases.next_deadline() == Some(at) {
+                    if let Some(number) = self.leases.pop_due(at) {
+                        self.hold_due(number, &mut due);
+                    }
+                } else if let Some(op) = self.ops.pop_due(at) {
+                    others.push_back(Other::Op(op));
+                } else if let Some(timer) = self.timers.pop_due(at) {
+                    others.push_back(Other::Timer(timer));
                 }
             }
             match others.pop_front() {
-                Some(Timer::Op(op)) => self.op_due(op),
-                Some(Timer::Quorum(quorum)) => self.ballot_due(quorum),
-                Some(Timer::Waiter(number)) => self.waiter_due(number),
-                Some(Timer::FairPosition(number)) => self.place_due(number),
-                Some(Timer::Lock(name)) => self.lock_due(&name),
-                Some(Timer::Events(id)) => self.wake_events(id),
-                Some(Timer::Multi(session, owner)) => {
+                Some(Other::Op(op)) => self.op_due(op),
+                Some(Other::Timer(Timer::Quorum(quorum))) => self.ballot_due(quorum),
+                Some(Other::Timer(Timer::Waiter(number))) => self.waiter_due(number),
+                Some(Other::Timer(Timer::FairPosition(number))) => self.place_due(number),
+                Some(Other::Timer(Timer::Lock(name))) => self.lock_due(&name),
+                Some(Other::Timer(Timer::Events(id))) => self.wake_events(id),
+                Some(Other::Timer(Timer::Multi(session, owner))) => {
                     self.patience_due(session::Owner { session, owner });
                 }
-                Some(Timer::Grace(id)) => self.lapse(id),
-                Some(Timer::Resume(id)) => self.resume_due(id),
-                Some(Timer::Hold(_)) | None => break,
+                Some(Other::Timer(Timer::Grace(id))) => self.lapse(id),
+                Some(Other::Timer(Timer::Resume(id))) => self.resume_due(id),
+                None => break,
             }
         }
         if slept {
             self.effects.report(Report::Slept);
             self.woke = self.now;
-            self.all_due(&mut due, |_| true);
+            due.extend(self.leases.renew_now(self.now, |_| true));
         }
         self.renew(due);
     }
@@ -331,7 +341,7 @@ impl Core {
     /// since a living worker may be inside. The leases run out. What sessions with grace hold is left to the successor.
     pub fn end_drain(&mut self) {
         let left = |hold: &&Hold| !self.graced.contains(&hold.owner.session);
-        let held: Vec<_> = self.holds.values().filter(left).map(|hold| hold.number).collect();
+        let held: Vec<_> = self.leases.iter().filter(left).map(|hold| hold.number).collect();
         for number in held {
             self.lose(number, End::Drained);
         }
@@ -356,4 +366,10 @@ impl Core {
         self.random ^= self.random << 17;
         self.random
     }
+}
+
+/// A deadline that waits for those of holds.
+enum Other {
+    Op(OpId),
+    Timer(Timer),
 }

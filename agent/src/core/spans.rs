@@ -1,6 +1,6 @@
-//! What traces show of the core's work: `lock acquire` from a LOCK to its answer, `lock hold` from a grant to its end,
+//! The spans of the core's work: `lock acquire` from a LOCK to its answer, `lock hold` from a grant to its end,
 //! `lock renew` for each batch of renewals. Spans are made and let go where the core decides, as its log lines are; the
-//! instants are the subscriber's. Whether a LOCK or a batch is traced is decided before its span is made; without a span of
+//! instants are the subscriber's. A LOCK or a batch is sampled before its span is made; without a span of
 //! its own nothing that belongs to it has one. When traces are off all are empty, and cost one look at a flag.
 
 use service_kit::trace::{self, TARGET, TraceParent};
@@ -10,13 +10,12 @@ use tracing::field::Empty;
 use crate::core::Core;
 use crate::core::lease::hold::Hold;
 use crate::core::lock::waiter::{Waiter, WaiterId};
-use crate::core::ops::{Change, Purpose};
 use crate::core::session::Owner;
 use crate::protocol::command::LockRequest;
 use crate::types::End;
 use crate::types::Number;
 
-/// How many of the readers inside a waiting writer links to.
+/// The most readers inside that the span of a waiting writer links to.
 const LINKS: usize = 8;
 
 /// The end of a LOCK, by the word it is counted by.
@@ -98,7 +97,7 @@ impl Core {
         let Some(state) = self.locks.get(&waiter.name) else { return };
         waiter.behind = state.hold;
         for number in state.hold.iter().chain(&state.readers).take(LINKS) {
-            if let Some(hold) = self.holds.get(number) {
+            if let Some(hold) = self.leases.get(*number) {
                 trace::link(&waiter.span, &TraceParent::of(&hold.span));
             }
         }
@@ -118,30 +117,10 @@ impl Core {
         }
     }
 
-    /// What a script is a part of.
-    pub(in crate::core) fn place_of(&self, purpose: &Purpose) -> TraceParent {
-        if !trace::is_on() {
-            return TraceParent::default();
-        }
-        match purpose {
-            Purpose::Acquire(attempt) | Purpose::HandOver { to: attempt, .. } => {
-                let waiter = self.waiters.get(&attempt.waiter);
-                waiter.map_or_else(TraceParent::default, |waiter| TraceParent::of(&waiter.span))
-            }
-            Purpose::Keep(asked, Change::Reenter(_)) => TraceParent::of(&asked.span),
-            Purpose::Keep(asked, _) => {
-                let hold = self.holds.get(&asked.number);
-                hold.map_or_else(TraceParent::default, |hold| TraceParent::of(&hold.span))
-            }
-            Purpose::Renew { span, .. } => TraceParent::of(span),
-            Purpose::Release(ending) => ending.place.clone(),
-            Purpose::Red(ask) => self.place_of_ask(ask),
-            Purpose::Undo { .. }
-            | Purpose::Adopt { .. }
-            | Purpose::Show { .. }
-            | Purpose::Look { .. }
-            | Purpose::Force(_) => TraceParent::default(),
-        }
+    /// Returns the span of a hold as a parent.
+    pub(in crate::core) fn hold_parent(&self, number: Number) -> TraceParent {
+        let hold = self.leases.get(number);
+        hold.map_or_else(TraceParent::default, |hold| TraceParent::of(&hold.span))
     }
 
     /// The process behind an owner, where the kernel tells.

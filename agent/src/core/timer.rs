@@ -8,13 +8,9 @@ use crate::core::OpId;
 use crate::types::Number;
 use crate::types::SessionId;
 
-/// Whose deadline it is. Holds come first among equals: nothing is more urgent than a renewal.
+/// The subject of a deadline. Those of holds and of scripts are in their tables.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) enum Timer {
-    /// A hold is to be renewed, warned of, lost or ended.
-    Hold(Number),
-    /// An op is to be sent again, answered for or given up.
-    Op(OpId),
     /// A question to all nodes of red locks is to be decided.
     Quorum(OpId),
     /// A wait is over.
@@ -34,15 +30,21 @@ pub(in crate::core) enum Timer {
 }
 
 /// The set. Whoever sets a deadline remembers it and clears it by the same instant.
-#[derive(Debug, Default)]
-pub(in crate::core) struct Timers(BTreeSet<(Moment, Timer)>);
+#[derive(Debug)]
+pub(in crate::core) struct Timers<T: Ord = Timer>(BTreeSet<(Moment, T)>);
 
-impl Timers {
+impl<T: Ord> Default for Timers<T> {
+    fn default() -> Self {
+        Self(BTreeSet::new())
+    }
+}
+
+impl<T: Ord> Timers<T> {
     pub(in crate::core) fn first(&self) -> Option<Moment> {
         self.0.first().map(|(at, _)| *at)
     }
 
-    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<Timer> {
+    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<T> {
         if self.first()? > now {
             return None;
         }
@@ -50,7 +52,7 @@ impl Timers {
     }
 
     /// Moves a deadline from where `armed` says it stands to `at`; [`Moment::NEVER`] means none.
-    pub(in crate::core) fn set(&mut self, armed: &mut Moment, at: Moment, timer: Timer) {
+    pub(in crate::core) fn set(&mut self, armed: &mut Moment, at: Moment, timer: T) {
         if *armed == at {
             return;
         }
@@ -66,7 +68,7 @@ impl Timers {
     }
 
     /// Takes a deadline out.
-    pub(in crate::core) fn clear(&mut self, armed: Moment, timer: Timer) {
+    pub(in crate::core) fn clear(&mut self, armed: Moment, timer: T) {
         if armed != Moment::NEVER {
             self.0.remove(&(armed, timer));
         }

@@ -1,8 +1,7 @@
-//! What outlives the program: holds, problems, and when anybody was looking, in one file of
-//! `SQLite`.
+//! The history on disk: holds, problems, operators' actions, and the times of observation, in one `SQLite` file.
 //!
-//! The model tells it by a queue that never makes it wait; what the queue has no room for is a gap, and told as one.
-//! Asking and writing use connections of their own, off the threads that serve.
+//! Entries arrive by a queue that never makes the model wait; entries without room leave a gap, which is reported as such.
+//! Reading and writing use connections of their own, off the threads that serve.
 
 mod reader;
 mod schema;
@@ -30,15 +29,16 @@ use crate::model::types::ArchiveEntry;
 pub use reader::{Answer, Gap, MAX_EVENTS, Reader, Told};
 pub use writer::Writer;
 
-/// Notes that wait to be written.
+/// The most entries that queue for the writer.
 const QUEUE: usize = 65_536;
 /// The file's name within its folder.
 const FILE: &str = "history.db";
-/// The largest it gets, and the oldest that is kept in it.
+/// The largest size of the file.
 const MAX_BYTES: u64 = 256 * 1024 * 1024;
+/// The age from which entries are removed.
 const MAX_AGE_MS: u64 = 7 * 24 * 3_600_000;
 
-/// Where notes go. Cheap to clone.
+/// A sender of entries. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Notes {
     queue: mpsc::Sender<ArchiveEntry>,
@@ -46,7 +46,7 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Notes something, without waiting: what finds no room is counted, and leaves a gap.
+    /// Sends an entry without waiting. Without room it is counted, and leaves a gap.
     pub fn tell(&self, note: ArchiveEntry) {
         if self.queue.try_send(note).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -54,20 +54,18 @@ impl Notes {
     }
 }
 
-/// How long to wait for a dashboard that had the history before and is about to end, as at a restart.
-const HANDED_ON: Duration = Duration::from_secs(5);
+/// The longest wait for another dashboard that is about to release the folder, as at a restart.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// The history, opened.
+/// An opened history.
 #[derive(Debug)]
 pub struct Archive {
-    /// Where notes go.
     pub notes: Notes,
     pub writer: Writer,
-    /// Answers what was.
     pub reader: Reader,
 }
 
-/// Opens the history in a folder, which is made where it is not there. `now` by the wall clock.
+/// Opens the history in a folder, which is created if necessary.
 ///
 /// # Errors
 /// When the folder or the file cannot be used, or another dashboard uses it.
@@ -95,7 +93,7 @@ pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
     connect(connection, &path, lock, now)
 }
 
-/// Takes the lock of the folder. One that ends just now may have it still, so it is tried for a while.
+/// Locks the folder. Retries for a while, since another dashboard may be just ending.
 async fn take(folder: &Path, try_lock: impl Fn() -> rustix::io::Result<()>) -> anyhow::Result<()> {
     let named = || folder.display();
     let began = Instant::now();
@@ -103,8 +101,8 @@ async fn take(folder: &Path, try_lock: impl Fn() -> rustix::io::Result<()>) -> a
         match try_lock() {
             Ok(()) => return Ok(()),
             Err(Errno::INTR) => continue,
-            // EWOULDBLOCK is the same number.
-            Err(Errno::AGAIN) if began.elapsed() > HANDED_ON => bail!(
+            // The same number as EWOULDBLOCK.
+            Err(Errno::AGAIN) if began.elapsed() > LOCK_WAIT => bail!(
                 "another dashboard keeps its history in {}: give each a folder of its own",
                 named()
             ),
@@ -119,14 +117,14 @@ async fn take(folder: &Path, try_lock: impl Fn() -> rustix::io::Result<()>) -> a
     }
 }
 
-/// Puts a file aside that cannot be read, and begins anew: a history that is broken must not stop the present.
+/// Renames an unreadable file and starts a new one: a broken history must not stop the dashboard.
 fn set_aside(
     path: &Path,
     error: &rusqlite::Error,
     now: SteadyMillis,
 ) -> anyhow::Result<Connection> {
     let aside = path.with_extension(format!("db.broken-{}", now.0));
-    tracing::error!(%error, aside = %aside.display(), "the history cannot be read; it is put aside and a new one begun");
+    tracing::error!(%error, aside = %aside.display(), "history unreadable; renamed it and started a new one");
     std::fs::rename(path, &aside)
         .with_context(|| format!("cannot put {} aside", path.display()))?;
     for tail in ["-wal", "-shm"] {

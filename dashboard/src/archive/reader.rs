@@ -1,4 +1,4 @@
-//! What was, asked of the history.
+//! Queries of the history.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,62 +16,63 @@ use crate::model::types::{
     Acknowledgement, Ending, LockId, PastHold, PastHoldView, ProblemKind, Since,
 };
 
-/// Holds told for one instant: a lock has that many readers at the most.
+/// The most holders at one instant: a lock has at most that many readers.
 const MAX_HOLDERS: usize = 1_024;
-/// Holds of a lock told at once.
+/// The most holds of a lock in one answer.
 const MAX_HOLDS: usize = 1_000;
-/// Events told at once.
+/// The most events in one answer.
 pub const MAX_EVENTS: usize = 1_000;
-/// What is remembered of one lock from run to run, and of all.
+/// The most past holds of one lock that the next run restores.
 const PAST_OF_LOCK: usize = 64;
+/// The most rows of each kind that the next run restores.
 const PAST_OF_ALL: usize = 500_000;
-/// What is told of an act.
+/// The detail of an operator's action.
 const ACT: &str =
     "outcome || ': ' || who || ' from ' || from_ip || ', ' || was || '; why: ' || reason";
-/// Within this after a start a problem is seen again that was acknowledged before it, or it is another one.
+/// The time after a start within which an acknowledged problem must be found again to count as the same.
 const SEEN_AGAIN_MS: u64 = 600_000;
-/// Gaps told at once.
+/// The most gaps in one answer.
 const MAX_GAPS: usize = 100;
 
-/// Asks the history. Cheap to clone.
+/// A reader of the history. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Reader(Arc<Mutex<Connection>>);
 
-/// Who held a lock at an instant.
+/// The holders of a lock at an instant.
 #[derive(Debug, Clone, Serialize)]
 pub struct Answer {
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub at: SteadyMillis,
     /// The holds that had begun by then and had not ended.
     pub holders: Vec<PastHoldView>,
-    /// The time around it in which nobody looked; none where somebody did.
+    /// The gap around the instant, if nobody observed it.
     pub gap: Option<Gap>,
 }
 
-/// A time in which nobody looked.
+/// A time without observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Gap {
-    /// When somebody last had; none: never before.
+    /// The end of the last observation; none: there was none before.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub from: Option<SteadyMillis>,
-    /// When somebody did again; none: not since.
+    /// The beginning of the next observation; none: there has been none since.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub to: Option<SteadyMillis>,
 }
 
-/// Something that happened.
+/// An event of the history.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Told {
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub at: SteadyMillis,
-    /// `taken`, `ended`, `problem` or `cleared`; or what somebody did: `force_released`, `place_removed`,
+    /// `taken`, `ended`, `problem` or `cleared`; or an operator's action: `force_released`, `place_removed`,
     /// `acknowledged`, `unacknowledged`.
     pub event: String,
-    /// To which lock.
     pub lock: LockId,
-    /// The holder, or the problem; `lock` where all of it is meant.
+    /// The holder or the problem; `lock` for the whole lock.
     pub subject: String,
-    /// How a hold ended, or how sure the problem is; or who did it from where and why, what was there, and what came of it.
+    /// The ending of a hold, or the certainty of a problem; or an action's operator, address, reason, state before, and
+    /// outcome.
     pub detail: Option<String>,
 }
 
@@ -93,7 +94,7 @@ impl Reader {
         asked.await.unwrap_or(Err(rusqlite::Error::InvalidQuery))
     }
 
-    /// Who held a lock then.
+    /// Returns the holders of a lock at an instant.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -110,7 +111,7 @@ impl Reader {
         .await
     }
 
-    /// The latest holds of a lock that touch a span of time, newest first.
+    /// Returns the latest holds of a lock that overlap a span of time, newest first.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -132,7 +133,7 @@ impl Reader {
         .await
     }
 
-    /// What happened between two instants, at most [`MAX_EVENTS`], from one end or the other; to one lock or to all.
+    /// Returns the events between two instants, at most [`MAX_EVENTS`] from either end, of one lock or of all.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -184,7 +185,7 @@ impl Reader {
         .await
     }
 
-    /// The times between two instants in which nobody looked.
+    /// Returns the gaps between two instants.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -213,7 +214,7 @@ impl Reader {
         .await
     }
 
-    /// What an earlier run knew: who held which lock in the end, what was wrong with it, and the latest holds of each.
+    /// Returns the knowledge of an earlier run: each lock's last holders and problems, and its latest holds before.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -306,7 +307,7 @@ fn hold(row: &Row<'_>) -> rusqlite::Result<PastHoldView> {
     })
 }
 
-/// One event; none where the row names no lock that could be.
+/// Parses one event; none if the row's name cannot be a lock's.
 fn told(row: &Row<'_>) -> rusqlite::Result<Option<Told>> {
     let Some(lock) = lock(row, 1)? else { return Ok(None) };
     let (at, subject, detail) = (instant(row.get(0)?), row.get(4)?, row.get(5)?);

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-/// Raised with each change of a table that is there already; a file of another version is put aside.
+/// The version of the tables. A file of another version is renamed, and a new one started.
 const VERSION: i64 = 1;
-/// How long one connection waits for the other.
+/// The longest wait of one connection for the other.
 const BUSY: Duration = Duration::from_secs(5);
 
 const TABLES: &str = "
@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS acknowledged (
   PRIMARY KEY (deployment, db, name, problem));
 ";
 
-/// Opens the file, and makes its tables where they are not there.
+/// Opens the file, and creates its tables if necessary.
 pub(super) fn open(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(BUSY)?;
@@ -49,11 +49,11 @@ pub(super) fn open(path: &Path) -> rusqlite::Result<Connection> {
             Some(format!("the file is of version {version}, this program knows {VERSION}")),
         ));
     }
-    // What a crash of the machine takes is the last moments; a crash of the program takes nothing.
+    // A crash of the machine loses the last moments; a crash of the program loses nothing.
     connection.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL")?;
     connection.execute_batch(TABLES)?;
     connection.pragma_update(None, "user_version", VERSION)?;
-    // Errs where the file is damaged at its root.
+    // Fails if the file is damaged at its root.
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
     Ok(connection)
 }

@@ -25,7 +25,7 @@ fn ended(name: &[u8], thread: i64, from: u64, to: u64) -> ArchiveEntry {
     )
 }
 
-/// Writes notes, and returns what answers.
+/// Writes entries, and returns a reader.
 async fn written(folder: &Path, now: u64, notes: impl IntoIterator<Item = ArchiveEntry>) -> Reader {
     let Archive { notes: queue, writer, reader } = open(folder, SteadyMillis(now)).await.unwrap();
     notes.into_iter().for_each(|note| queue.tell(note));
@@ -40,7 +40,7 @@ async fn holders(reader: &Reader, name: &[u8], at: u64) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn who_held_it_then_is_told_after_a_restart() {
+async fn holders_at_an_instant_are_known_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let hostile = b"\xff'; DROP TABLE hold; --\0";
     written(
@@ -67,7 +67,7 @@ async fn who_held_it_then_is_told_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_hold_found_again_is_one_and_a_missed_end_is_told_as_such() {
+async fn a_hold_found_again_is_one_and_a_missed_end_is_reported_as_unseen() {
     let folder = tempfile::tempdir().unwrap();
     let began = |at| ArchiveEntry::Began(lock(b"a"), id(1), since(at));
     written(folder.path(), 0, [began(1_000)]).await;
@@ -80,7 +80,7 @@ async fn a_hold_found_again_is_one_and_a_missed_end_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn what_was_wrong_in_the_end_is_remembered() {
+async fn the_last_problems_are_restored() {
     let folder = tempfile::tempdir().unwrap();
     let [leaked, stuck] = [ProblemKind::Leaked, ProblemKind::Stuck];
     let problem =
@@ -106,7 +106,7 @@ async fn what_was_wrong_in_the_end_is_remembered() {
 }
 
 #[tokio::test]
-async fn events_come_in_order_of_one_lock_or_of_all() {
+async fn events_are_in_order_for_one_lock_and_for_all() {
     let folder = tempfile::tempdir().unwrap();
     let stuck = ProblemKind::Stuck;
     let reader = written(
@@ -143,7 +143,7 @@ async fn events_come_in_order_of_one_lock_or_of_all() {
 }
 
 #[tokio::test]
-async fn when_nobody_looked_is_told() {
+async fn times_without_observation_are_gaps() {
     let folder = tempfile::tempdir().unwrap();
     let at = |ms| Some(SteadyMillis(ms));
     let long_ago = written(folder.path(), 1_000, []).await;
@@ -162,7 +162,7 @@ async fn when_nobody_looked_is_told() {
 }
 
 #[tokio::test]
-async fn what_finds_no_room_leaves_a_gap() {
+async fn entries_without_room_leave_a_gap() {
     let folder = tempfile::tempdir().unwrap();
     let Archive { notes, writer, reader } = open(folder.path(), SteadyMillis(5)).await.unwrap();
     for i in 0..QUEUE as u64 + 10 {
@@ -180,7 +180,7 @@ async fn what_finds_no_room_leaves_a_gap() {
 }
 
 #[tokio::test]
-async fn a_broken_file_is_put_aside() {
+async fn a_broken_file_is_renamed() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(FILE), "no database").unwrap();
     let reader = written(folder.path(), 42, [ended(b"a", 1, 1_000, 2_000)]).await;
@@ -190,7 +190,7 @@ async fn a_broken_file_is_put_aside() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_folder_that_cannot_be_locked_is_not_taken_for_another_dashboards() {
+async fn a_folder_that_cannot_be_locked_is_not_reported_as_another_dashboards() {
     let tries = std::cell::Cell::new(0);
     let answer = |errno: Errno| {
         tries.set(tries.get() + 1);
@@ -206,7 +206,7 @@ async fn a_folder_that_cannot_be_locked_is_not_taken_for_another_dashboards() {
     }
     let error = take(Path::new("/h"), || answer(Errno::AGAIN)).await.unwrap_err();
     assert!(error.to_string().contains("another dashboard"), "{error}");
-    // A signal is no answer.
+    // An interrupted call is retried.
     tries.set(0);
     let interrupted = || if tries.get() < 2 { answer(Errno::INTR) } else { Ok(()) };
     take(Path::new("/h"), interrupted).await.unwrap();
@@ -219,9 +219,9 @@ async fn two_dashboards_need_two_folders() {
     let first = open(folder.path(), SteadyMillis(0)).await.unwrap();
     let error = open(folder.path(), SteadyMillis(0)).await.unwrap_err().to_string();
     assert!(error.contains("another dashboard"), "{error}");
-    // One that ends meanwhile leaves it to the next.
+    // One that ends meanwhile releases it to the next.
     let end = async {
-        tokio::time::sleep(HANDED_ON / 2).await;
+        tokio::time::sleep(LOCK_WAIT / 2).await;
         drop(first);
     };
     let (next, ()) = tokio::join!(open(folder.path(), SteadyMillis(1)), end);

@@ -1,4 +1,4 @@
-//! Notes, written down.
+//! Writing entries to the history.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::clock;
 use crate::clock::SteadyMillis;
 use crate::model::types::{ArchiveEntry, LockId};
 
-/// Notes written at once.
+/// The most entries in one transaction.
 const BATCH: usize = 2_000;
-/// How often what came is written, and that somebody was looking.
+/// The interval at which entries, and the time of observation, are written.
 const EACH: Duration = Duration::from_secs(1);
-/// How often what is old is removed.
+/// The interval at which old rows are removed.
 const PRUNE_EACH: Duration = Duration::from_secs(60);
-/// Rows removed at once where the file is too large.
+/// Rows removed at once if the file is too large.
 const PRUNED: u64 = 20_000;
 
-/// Writes the history. Its file is locked for as long as this lives.
+/// The writer of the history. Its folder is locked for as long as this lives.
 #[derive(Debug)]
 pub struct Writer {
     table: Table,
@@ -35,11 +35,11 @@ pub struct Writer {
 #[derive(Debug)]
 struct Table {
     connection: Connection,
-    /// The span under way.
+    /// The row of the current span of observation.
     span: i64,
-    /// When this run began, as the file has it: by the clock on the wall.
+    /// The beginning of this run, by the wall clock.
     first: i64,
-    /// How the clock had been set when rows were last put right.
+    /// The offset of the wall clock at the last correction of rows.
     set: i64,
     _lock: File,
 }
@@ -58,7 +58,7 @@ impl Writer {
         Ok(Self { table, notes, lost })
     }
 
-    /// Writes until nobody notes anything more.
+    /// Writes until all senders are gone.
     pub async fn run(self) {
         let Self { mut table, mut notes, lost } = self;
         let mut tick = interval(EACH);
@@ -66,7 +66,7 @@ impl Writer {
         let mut pruned = Instant::now();
         let mut open = true;
         while open {
-            // Many short transactions would cost more than they are worth: what comes within a second goes together.
+            // The entries of a second share a transaction, since many short ones would be costly.
             tick.tick().await;
             loop {
                 let mut batch = Vec::new();
@@ -85,7 +85,7 @@ impl Writer {
                     pruned = Instant::now();
                 }
                 let missed = lost.swap(0, Ordering::Relaxed);
-                // Not on a thread that others need, since it waits for a disk.
+                // On a thread of its own, since it waits for the disk.
                 let written = tokio::task::spawn_blocking(move || {
                     let written = table.write(&batch, missed, prune, SteadyMillis::now());
                     (table, written)
@@ -93,7 +93,7 @@ impl Writer {
                 let Ok((same, written)) = written.await else { return };
                 table = same;
                 if let Err(error) = written {
-                    tracing::error!(%error, "the history could not be written; it has a gap");
+                    tracing::error!(%error, "history write failed; it has a gap");
                     lost.fetch_add(1, Ordering::Relaxed);
                 }
                 if last {
@@ -104,7 +104,7 @@ impl Writer {
     }
 }
 
-/// Begins to look, now.
+/// Starts a span of observation.
 fn begin_span(connection: &Connection, now: SteadyMillis) -> rusqlite::Result<i64> {
     let now = millis(now);
     connection.execute("INSERT INTO span (began, alive) VALUES (?1, ?1)", [now])?;
@@ -112,7 +112,7 @@ fn begin_span(connection: &Connection, now: SteadyMillis) -> rusqlite::Result<i6
 }
 
 impl Table {
-    /// Writes notes. Where some before them were lost nobody was looking, as far as this tells.
+    /// Writes entries. Lost ones end the span, which leaves a gap.
     fn write(
         &mut self,
         batch: &[ArchiveEntry],
@@ -122,11 +122,11 @@ impl Table {
     ) -> rusqlite::Result<()> {
         let by = clock::set_by().saturating_sub(self.set);
         if by != 0 {
-            self.put_right(by)?;
+            self.correct_clock(by)?;
             self.set += by;
         }
         if lost > 0 {
-            tracing::warn!(lost, "the history has a gap: more happened than could be written");
+            tracing::warn!(lost, "history has a gap: too many entries to write");
             self.span = begin_span(&self.connection, now)?;
         }
         let transaction = self.connection.transaction()?;
@@ -144,8 +144,8 @@ impl Table {
         Ok(())
     }
 
-    /// Somebody has set the clock on the wall: what was written since we began was written by it as it was.
-    fn put_right(&mut self, by: i64) -> rusqlite::Result<()> {
+    /// Corrects the rows of this run after the wall clock was set.
+    fn correct_clock(&mut self, by: i64) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction()?;
         let of_tables: [(&str, &[&str]); 5] = [
             ("hold", &["began", "ended"]),
@@ -166,7 +166,7 @@ impl Table {
         Ok(())
     }
 
-    /// Removes what is too old, and the oldest where the file is too large.
+    /// Removes old rows, and the oldest ones if the file is too large.
     fn prune(&mut self, now: SteadyMillis) -> rusqlite::Result<()> {
         let oldest = millis(SteadyMillis(now.0.saturating_sub(MAX_AGE_MS)));
         self.connection.execute("DELETE FROM hold WHERE ended < ?1", [oldest])?;
@@ -193,7 +193,7 @@ fn put(to: &Transaction<'_>, note: &ArchiveEntry) -> rusqlite::Result<()> {
         ArchiveEntry::Began(lock, holder, since) => {
             let (deployment, db, name) = key(lock);
             let (holder, began) = (holder.to_string(), millis(since.at));
-            // An end that was not seen lies before this beginning.
+            // An unobserved end lies before this beginning.
             to.prepare_cached(
                 "UPDATE hold SET ended = max(began, ?5), how = 'unseen' WHERE deployment = ?1 AND db = ?2
                  AND name = ?3 AND holder = ?4 AND ended IS NULL AND began <> ?5",
@@ -318,7 +318,7 @@ fn key(lock: &LockId) -> (&str, u32, &[u8]) {
     (&lock.deployment, lock.db, lock.name.as_bytes())
 }
 
-/// As it is written: by the clock on the wall, so that the next run, whose own clock is another, can read it.
+/// Returns the instant by the wall clock, so that the next run, whose steady clock differs, can read it.
 pub(super) fn millis(at: SteadyMillis) -> i64 {
     i64::try_from(at.to_wall().0).unwrap_or(i64::MAX)
 }
@@ -329,12 +329,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_this_run_wrote_goes_by_the_clock_as_it_is_set() {
+    fn rows_of_this_run_follow_the_wall_clock_when_it_is_set() {
         let folder = tempfile::tempdir().unwrap();
         let lock = File::create(folder.path().join("lock")).unwrap();
         let connection = schema::open(&folder.path().join("history.db")).unwrap();
         let hold = "INSERT INTO hold VALUES ('main', 0, x'61', ?1, ?2, 1, ?3, NULL)";
-        // One of an earlier run, one that reaches into this one, one of this one, one that lasts.
+        // A hold of an earlier run, one that ended in this run, one within this run, and one that lasts.
         for (holder, began, ended) in [
             ("a", 10, Some(20)),
             ("b", 30, Some(1_005)),
@@ -352,13 +352,13 @@ mod tests {
             rows.map(Result::unwrap).collect()
         };
         let before = rows(&table);
-        table.put_right(500).unwrap();
+        table.correct_clock(500).unwrap();
         let right = [(10, Some(20)), (30, Some(1_505)), (1_501, Some(1_502)), (1_503, None)];
         assert_eq!(rows(&table), right);
         let began: i64 =
             table.connection.query_row("SELECT began FROM span", [], |row| row.get(0)).unwrap();
         assert_eq!(began, 1_500);
-        table.put_right(-500).unwrap();
+        table.correct_clock(-500).unwrap();
         assert_eq!(rows(&table), before);
     }
 }

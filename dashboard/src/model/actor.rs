@@ -1,4 +1,4 @@
-//! The task that owns the model, and how others reach it.
+//! The task that owns the model, and the handles to it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,31 +15,31 @@ use super::{Effect, Model};
 use crate::clock::{SteadyMillis, now};
 use crate::model::types::{Delta, LockId, Observation, ReadRequest, Reading, ScopeId, Snapshot};
 
-/// Messages that wait for the model; senders then wait.
+/// The most messages that queue for the model; senders then wait.
 const QUEUE: usize = 4_096;
-/// Messages taken in before anything is published.
+/// The most messages that are handled before a publication.
 const AT_ONCE: usize = 512;
-/// How often deadlines are looked at.
+/// The interval at which deadlines are checked.
 const TICK: Duration = Duration::from_millis(20);
-/// How often a picture is published, at most.
+/// The least time between two snapshots.
 const PUBLISH_EACH: Duration = Duration::from_millis(50);
-/// How often what was counted in the last hour is summed up.
+/// The interval at which the last hour's counts are summed up.
 const COUNT_EACH: Duration = Duration::from_secs(5);
-/// How often what is old is forgotten.
+/// The interval of the model's tick.
 const TIDY_EACH: Duration = Duration::from_secs(1);
 /// Locks in one batch of reads.
 const BATCH: usize = 128;
-/// Batches that wait for one reader.
+/// The most batches that queue for one reader.
 const BATCHES: usize = 2;
-/// Names that somebody waits for, all databases together.
+/// The most names with pending requests for a reading, in all databases together.
 const MAX_ASKED: usize = 256;
-/// How many deltas a reader may fall behind.
+/// The most deltas that a subscriber may lag behind.
 const DELTAS: usize = 64;
-/// Deltas, and locks in all of them, that are kept for those that come back.
+/// Deltas, and locks in all of them, that are retained for subscribers that reconnect.
 const RECENT: usize = 256;
 const RECENT_LOCKS: usize = 5_000;
 
-/// What the model published last, and the way there.
+/// The latest snapshot, and the deltas that led to it.
 #[derive(Debug)]
 pub struct Hub {
     snapshot: ArcSwap<Snapshot>,
@@ -58,25 +58,25 @@ impl Hub {
         }
     }
 
-    /// The newest picture.
+    /// Returns the latest snapshot.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshot.load_full()
     }
 
-    /// How often locks were taken, held and waited for in the last hour, as of the last few seconds.
+    /// Returns the acquisitions, holds and waits of the last hour, as of a few seconds ago.
     #[must_use]
     pub fn contention(&self) -> Arc<Contention> {
         self.contention.load_full()
     }
 
-    /// What changes from now on. A picture taken after this call may already have some of it.
+    /// Subscribes to deltas. A snapshot taken after this call may already include some of them.
     #[must_use]
     pub fn changes(&self) -> broadcast::Receiver<Arc<Delta>> {
         self.deltas.subscribe()
     }
 
-    /// Every change after that picture; none where it is too long ago, or was never made.
+    /// Returns every delta after that snapshot; none if it is too old, or never existed.
     #[must_use]
     pub fn since(&self, seq: u64) -> Option<Vec<Arc<Delta>>> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -98,30 +98,28 @@ impl Hub {
             }
             self.snapshot.store(snapshot);
         }
-        // Nobody listening is no error.
+        // Without subscribers there is nothing to do.
         drop(self.deltas.send(delta));
     }
 }
 
-/// What a key turned out to be for somebody who asked for it.
+/// The answer to a request for a reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// When it was read.
     pub read_at: SteadyMillis,
-    /// What it is.
     pub reading: Reading,
 }
 
 #[derive(Debug)]
 enum Message {
-    Seen(ScopeId, Observation),
+    Observed(ScopeId, Observation),
     Asked(ScopeId, LockName, oneshot::Sender<Answer>),
     Viewed(Vec<LockId>),
     Joined(ScopeId, mpsc::Sender<Vec<ReadRequest>>, oneshot::Sender<ScopeId>),
     Left(ScopeId),
 }
 
-/// How sources and pages reach the model. Cheap to clone.
+/// A handle to the model, for sources and pages. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ModelHandle {
     messages: mpsc::Sender<Message>,
@@ -129,25 +127,24 @@ pub struct ModelHandle {
 }
 
 impl ModelHandle {
-    /// Tells what a source saw. Waits where the model is busy; what comes after its end is dropped.
+    /// Sends an observation. Waits while the model is busy; observations after its end are dropped.
     pub async fn see(&self, scope: ScopeId, observation: Observation) {
-        drop(self.messages.send(Message::Seen(scope, observation)).await);
+        drop(self.messages.send(Message::Observed(scope, observation)).await);
     }
 
-    /// The same for a source that must never wait; false where the model is too busy, then nothing was told.
+    /// Sends an observation without waiting. Returns false if the model is too busy; then it was not sent.
     #[must_use]
     pub fn try_see(&self, scope: ScopeId, observation: Observation) -> bool {
-        self.messages.try_send(Message::Seen(scope, observation)).is_ok()
+        self.messages.try_send(Message::Observed(scope, observation)).is_ok()
     }
 
-    /// Which database that is, where it is looked at; of a cluster the front.
+    /// Returns the scope of a database, if it is watched; of a cluster the front.
     #[must_use]
     pub fn scope(&self, deployment: &str, db: u32) -> Option<ScopeId> {
         self.scopes.iter().position(|(name, n)| &**name == deployment && *n == db).map(ScopeId)
     }
 
-    /// A node more of a cluster is looked at, whose front is given: its scope, and what is to be read there. None at the
-    /// end.
+    /// Adds a node to the cluster with this front. Returns its scope and its read requests; none at the end of the program.
     pub async fn join(
         &self,
         front: ScopeId,
@@ -158,18 +155,18 @@ impl ModelHandle {
         Some((joined.await.ok()?, batches))
     }
 
-    /// A node of a cluster is looked at no longer; nothing may be told in its scope after this.
+    /// Removes a node of a cluster; no observation may be sent for its scope after this.
     pub async fn leave(&self, node: ScopeId) {
         drop(self.messages.send(Message::Left(node)).await);
     }
 
-    /// Every database that is looked at.
+    /// Returns every watched database.
     #[must_use]
     pub fn scopes(&self) -> &[(Arc<str>, u32)] {
         &self.scopes
     }
 
-    /// Has a key read now, for at most `patience`. None where it was not read in that time, or where too many ask.
+    /// Requests a reading of a key. Returns none if it was not read within `patience`, or there are too many requests.
     pub async fn ask(&self, id: &LockId, patience: Duration) -> Option<Answer> {
         let scope = self.scope(&id.deployment, id.db)?;
         let (reply, answer) = oneshot::channel();
@@ -177,37 +174,37 @@ impl ModelHandle {
         tokio::time::timeout(patience, answer).await.ok()?.ok()
     }
 
-    /// Tells what people look at from now on.
+    /// Sets the locks that open pages show.
     pub fn view(&self, ids: Vec<LockId>) {
-        // Where the model is that busy, the next call will do.
+        // If the model is that busy, the next call suffices.
         drop(self.messages.try_send(Message::Viewed(ids)));
     }
 }
 
-/// Where the model's task reaches the readers, and what it tells of itself.
+/// The model's task.
 #[derive(Debug)]
 pub struct Actor {
     model: Model,
     hub: Arc<Hub>,
     messages: mpsc::Receiver<Message>,
-    /// By scope; none where nobody reads there any more.
+    /// Senders of read requests by scope; none where the reader has ended.
     readers: Vec<Option<mpsc::Sender<Vec<ReadRequest>>>>,
     asked: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<Answer>>>,
     published: Instant,
-    /// Whether readers are to be given something to read: at each tick, when somebody asks, and until there was room for all.
-    pressed: bool,
+    /// Whether to send read requests: at each tick, on a request for a reading, and until there was room for all.
+    reads_due: bool,
     counted: Option<Instant>,
 }
 
-/// Hears what metrics count, and how late each database is polled.
+/// A receiver of effects and of each scope's polling delay.
 pub trait Listener: Send + 'static {
-    /// Something happened in that deployment.
+    /// An effect of an observation of that deployment.
     fn effect(&mut self, deployment: &Arc<str>, effect: Effect);
-    /// How much later than due known locks of a database are read.
+    /// The delay with which known locks of a scope are read.
     fn lag(&mut self, scope: ScopeId, lag: Duration);
 }
 
-/// Makes the model's task: also its handle, what it publishes, and for each database the batches to be read.
+/// Creates the model's task, its handle, its hub, and the read requests for each database.
 #[must_use]
 pub fn new(
     model: Model,
@@ -225,14 +222,14 @@ pub fn new(
         readers,
         asked: HashMap::new(),
         published: Instant::now(),
-        pressed: false,
+        reads_due: false,
         counted: None,
     };
     (actor, handle, hub, batches)
 }
 
 impl Actor {
-    /// Runs until `stop`.
+    /// Runs until `stop` is cancelled.
     pub async fn run(mut self, mut listener: impl Listener, stop: CancellationToken) {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -246,11 +243,11 @@ impl Actor {
                         return;
                     }
                     for message in messages.drain(..) {
-                        self.take_in(message);
+                        self.handle(message);
                     }
                 }
                 _ = tick.tick() => {
-                    self.pressed = true;
+                    self.reads_due = true;
                     if tidied.elapsed() >= TIDY_EACH {
                         tidied = Instant::now();
                         self.tidy(&mut listener);
@@ -258,8 +255,8 @@ impl Actor {
                 }
             }
             // Not after each message: a thousand a second would make a thousand batches of one lock each.
-            if self.pressed {
-                self.hand_out();
+            if self.reads_due {
+                self.send_read_requests();
             }
             for (scope, effect) in self.model.take_effects() {
                 listener.effect(self.model.deployment(scope), effect);
@@ -270,29 +267,29 @@ impl Actor {
         }
     }
 
-    fn take_in(&mut self, message: Message) {
+    fn handle(&mut self, message: Message) {
         match message {
-            Message::Seen(scope, observation) => {
+            Message::Observed(scope, observation) => {
                 let answer = self.answer_to(scope, &observation);
                 self.model.observe(scope, observation);
                 if let Some((waiting, answer)) = answer {
-                    // Whoever asked looks into the picture next.
+                    // The requester looks into the snapshot next.
                     self.publish();
                     for reply in waiting {
-                        // Whoever lost patience is gone.
+                        // The requester may have timed out.
                         drop(reply.send(answer.clone()));
                     }
                 }
             }
             Message::Asked(scope, name, reply) => {
                 let scope = self.model.home(scope, &name);
-                // Dropping the reply tells that it could not be read.
+                // Dropping the sender reports that it could not be read.
                 if self.model.is_readable(scope)
                     && self.asked.len() < MAX_ASKED
                     && self.model.prioritize(scope, &name)
                 {
                     self.asked.entry((scope, name)).or_default().push(reply);
-                    self.pressed = true;
+                    self.reads_due = true;
                 }
             }
             Message::Viewed(ids) => {
@@ -313,7 +310,7 @@ impl Actor {
                 }
                 self.readers[node.0] = Some(reader);
                 if reply.send(node).is_err() {
-                    // Whoever asked has ended meanwhile.
+                    // The requester has ended meanwhile.
                     self.model.leave(node);
                 }
             }
@@ -324,7 +321,7 @@ impl Actor {
         }
     }
 
-    /// Who waits for this reading, with what they are told.
+    /// Returns the pending requests that this reading answers, with the answer.
     fn answer_to(
         &mut self,
         scope: ScopeId,
@@ -338,14 +335,14 @@ impl Actor {
         Some((waiting, Answer { read_at: stamp.steady, reading: reading.clone() }))
     }
 
-    fn hand_out(&mut self) {
-        self.pressed = false;
+    fn send_read_requests(&mut self) {
+        self.reads_due = false;
         let now = now();
         for (index, reader) in self.readers.iter().enumerate() {
             let Some(reader) = reader else { continue };
             loop {
                 let Ok(place) = reader.try_reserve() else {
-                    self.pressed = true;
+                    self.reads_due = true;
                     break;
                 };
                 let due = self.model.due(ScopeId(index), now, BATCH);
@@ -362,7 +359,7 @@ impl Actor {
         if let Some(by) = crate::clock::resync() {
             tracing::warn!(
                 by_ms = by,
-                "this host's clock was set: what is told goes by it from now on, and ages are as they were"
+                "host clock was set; displayed times follow it, ages are unaffected"
             );
         }
         self.model.tick(now);

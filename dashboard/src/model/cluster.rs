@@ -1,9 +1,9 @@
-//! The nodes of a cluster in the model: each is a scope of its own, of the same deployment, and a lock stands in that of
-//! the node which serves its slot.
+//! The nodes of a cluster: each is a scope of its own, of the same deployment, and a lock is in the scope of the node that
+//! serves its slot.
 //!
-//! What hangs on a server, such as whether it can be read or how far its clock is off, is thus known of each node, and a
-//! lock that is nobody's for the moment stays where it was last. Others know one scope for the whole deployment, the
-//! *front*, which has no locks: what is told or asked there of a lock goes on to its node.
+//! The state of a server, such as its clock or whether it can be read, is thus known for each node, and a lock whose slot
+//! nobody serves stays where it was last. Everything outside knows one scope for the whole deployment, the *front*, which
+//! has no locks: observations and requests about a lock pass from there to its node.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use redisson::slot::{SLOTS, slot};
 use redisson::{LockName, Moment};
 
 use super::Model;
-use super::scope::{Restart, Scope, Why};
+use super::scope::{Restart, RestartCause, Scope};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Observation, ScopeId, SlotAssignment};
 
 #[derive(Debug)]
 pub(super) struct Cluster {
-    /// The node of each slot, the last one that had it where none has it now.
+    /// The node of each slot, or the last one that served it.
     owners: Box<[Option<ScopeId>]>,
-    /// The nodes that are looked at.
+    /// The watched nodes.
     pub(super) nodes: Vec<ScopeId>,
-    /// Nodes that are looked at no longer; their scopes are used again once nothing is left in them.
+    /// Nodes that are no longer watched; their scopes are reused once they are empty.
     left: Vec<ScopeId>,
     spare: Vec<ScopeId>,
 }
@@ -39,7 +39,7 @@ impl Cluster {
 }
 
 impl Model {
-    /// The scope where a lock stands of which something was told in `scope`.
+    /// Returns the scope of a lock that was observed in `scope`.
     pub(super) fn home(&self, scope: ScopeId, name: &LockName) -> ScopeId {
         if self.clusters.is_empty() {
             return scope;
@@ -49,7 +49,7 @@ impl Model {
         owner.map_or(scope, |owner| owner.unwrap_or(front))
     }
 
-    /// The scope that what was seen is about; none where a node tells of a lock that is no longer its own.
+    /// Returns the scope that an observation concerns; none where a node reports a lock that is no longer its own.
     pub(super) fn target_scope(&self, scope: ScopeId, seen: &Observation) -> Option<ScopeId> {
         match seen {
             Observation::Read { name, .. } => {
@@ -64,7 +64,7 @@ impl Model {
         }
     }
 
-    /// A node more is looked at, of the cluster with this front.
+    /// Adds a node to the cluster with this front.
     pub fn join(&mut self, front: ScopeId, now: Moment) -> ScopeId {
         let Scope { deployment, db, .. } = &self.scopes[front.0];
         let mut scope = Scope::new(Arc::clone(deployment), *db, self.settings.poll_rate, now);
@@ -80,7 +80,7 @@ impl Model {
         id
     }
 
-    /// A node is looked at no longer. Locks that no other node has taken over stay, as they were last seen.
+    /// Removes a node. Locks that no other node has taken over stay as they were last seen.
     pub fn leave(&mut self, node: ScopeId) {
         self.observe(node, Observation::MonitorActive { on: false, at: self.ticked });
         self.observe(node, Observation::ServerDown);
@@ -90,12 +90,12 @@ impl Model {
             cluster.left.push(node);
         }
         self.reclaim(front);
-        self.note_passes(front);
+        self.update_scanned(front);
     }
 
-    /// Which node serves what from now on. Locks go where their slots have gone: what is lost on the way is found out by
-    /// reading them there, and is no doing of their holders.
-    pub(super) fn served(&mut self, front: ScopeId, served: &SlotAssignment) {
+    /// Applies a new assignment of slots. Locks move with their slots. Reading them there shows which were lost on the way,
+    /// which is not their holders' doing.
+    pub(super) fn assign_slots(&mut self, front: ScopeId, served: &SlotAssignment) {
         let Some(cluster) = self.clusters.get_mut(&front) else { return };
         for (range, node) in &served.slots {
             for slot in RangeInclusive::clone(range) {
@@ -112,22 +112,23 @@ impl Model {
             let mut gone: Vec<LockName> =
                 names.filter(|name| self.home(from, name) != from).cloned().collect();
             gone.sort_unstable();
-            let over = self.clusters[&front].left.contains(&from) || served.drained.contains(&from);
+            let drained =
+                self.clusters[&front].left.contains(&from) || served.drained.contains(&from);
             for name in &gone {
-                self.move_lock(from, name, (served.at, served.steady), over);
+                self.move_lock(from, name, (served.at, served.steady), drained);
             }
         }
         self.reclaim(front);
-        self.note_passes(front);
+        self.update_scanned(front);
     }
 
-    /// Takes a lock with all that is known of it to the node that has it now.
+    /// Moves a lock with its record to the node that serves it now.
     fn move_lock(
         &mut self,
         from: ScopeId,
         name: &LockName,
         (at, steady): (Moment, SteadyMillis),
-        over: bool,
+        drained: bool,
     ) {
         let to = self.home(from, name);
         let source = &mut self.scopes[from.0];
@@ -140,10 +141,11 @@ impl Model {
         if let Some(free) = entry.free.take() {
             source.free.remove(&(free, name.clone()));
         }
-        if let Some(Restart { why: Why::Moved { names, .. }, .. }) = &mut source.restart {
+        if let Some(Restart { cause: RestartCause::Moved { names, .. }, .. }) = &mut source.restart
+        {
             names.remove(name);
         }
-        // Who was granted it on the way, or gave up, was not shown here.
+        // Grants and waiters that gave up on the way were not observed.
         entry.record.monitor_stopped();
         let target = &mut self.scopes[to.0];
         target.locks.insert(name.clone(), entry);
@@ -152,8 +154,8 @@ impl Model {
         }
         target.dirty.insert(name.clone());
         match &mut target.restart {
-            Some(restart) => restart.moved(name, at, over),
-            none => *none = Some(Restart::of_move(name, at, steady, over)),
+            Some(restart) => restart.moved(name, at, drained),
+            none => *none = Some(Restart::of_move(name, at, steady, drained)),
         }
         self.settle(to, name);
         if let Some(target) = self.scopes.get_mut(to.0).filter(|to| to.locks.contains_key(name)) {
@@ -161,7 +163,7 @@ impl Model {
         }
     }
 
-    /// Makes scopes of nodes that have left ready for others, where nothing is left in them.
+    /// Frees the empty scopes of nodes that have left, for others.
     fn reclaim(&mut self, front: ScopeId) {
         let Some(cluster) = self.clusters.get_mut(&front) else { return };
         let scopes = &self.scopes;
@@ -175,8 +177,8 @@ impl Model {
         cluster.spare.extend(empty);
     }
 
-    /// Once all nodes have been passed over the whole cluster has been, and stays so: what a new node has came from others.
-    pub(super) fn note_passes(&mut self, front: ScopeId) -> bool {
+    /// Marks the whole cluster as scanned once all nodes have been. It stays so: the locks of a new node came from others.
+    pub(super) fn update_scanned(&mut self, front: ScopeId) -> bool {
         let Some(cluster) = self.clusters.get(&front) else { return false };
         let began = cluster.nodes.iter().map(|node| self.scopes[node.0].pass_began);
         let Some(first) = began.min().flatten() else { return false };
@@ -196,7 +198,7 @@ mod tests {
     use super::*;
     use crate::model::types::{LockId, Reading, Source, State};
 
-    /// A cluster of two nodes that share the slots, and can be read since the beginning.
+    /// Returns a cluster of two readable nodes, each with half of the slots.
     fn of_two() -> (Model, [ScopeId; 2]) {
         let mut model = model();
         let nodes = [model.join(MAIN, at(0)), model.join(MAIN, at(0))];
@@ -241,23 +243,23 @@ mod tests {
         model.snapshot.get(&id).map(|lock| lock.state)
     }
 
-    /// Names of locks whose slots are in the first half, and in the second.
+    /// Returns names of locks whose slots are in the first half, or in the second.
     fn names(first: bool) -> impl Iterator<Item = String> {
         (0..).map(|i| format!("l:{i}")).filter(move |name| (slot(name.as_bytes()) < 8_192) == first)
     }
 
     #[test]
-    fn a_lock_stands_at_the_node_of_its_slot_and_freezes_with_it() {
+    fn a_lock_is_at_the_node_of_its_slot_and_becomes_unknown_with_it() {
         let (mut model, nodes) = of_two();
         let (a, b) = (names(true).next().unwrap(), names(false).next().unwrap());
         read(&mut model, nodes[0], &a, 1, held(1, 1, Some(30_000)));
         read(&mut model, nodes[1], &b, 1, held(1, 1, Some(30_000)));
-        // What a node says of a lock that is not its own counts for nothing.
+        // A node's reading of a lock that is not its own is ignored.
         read(&mut model, nodes[0], &b, 2, held(2, 1, Some(30_000)));
         assert_eq!(model.lock_count, 2);
         assert_eq!(state(&mut model, &a), Some(State::Held));
         assert_eq!(state(&mut model, &b), Some(State::Held));
-        // A message may be heard at any node, and the lock is read at its own.
+        // A message may arrive from any node, and the lock is read at its own.
         let names = vec![name(&b)];
         model.observe(
             nodes[0],
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_is_whole_once_every_node_has_been_passed_over_and_stays_so() {
+    fn the_snapshot_is_complete_once_every_node_has_been_scanned_and_stays_so() {
         let (mut model, nodes) = of_two();
         let pass = |model: &mut Model, node| {
             model.observe(node, Observation::ScanEnded { started: at(1), steady: SteadyMillis(1) });
@@ -288,10 +290,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failover_loses_is_one_notice_and_no_lock_is_taken_for_expired() {
+    fn locks_lost_in_a_failover_make_one_notice_and_none_counts_as_expired() {
         let (mut model, nodes) = of_two();
         let locks: Vec<String> = names(true).take(20).collect();
-        // Renewed, and near their end when the node is lost.
+        // They are renewed, and about to expire when the node is lost.
         for lock in &locks {
             read(&mut model, nodes[0], lock, 1, held(1, 1, Some(30_000)));
             read(&mut model, nodes[0], lock, 10_001, held(1, 1, Some(30_000)));
@@ -316,11 +318,11 @@ mod tests {
         assert_eq!(state(&mut model, &locks[0]), Some(State::Free));
         assert_eq!(state(&mut model, &locks[19]), Some(State::Held));
         assert!(model.snapshot.locks().all(|lock| lock.problems.is_empty()));
-        assert_eq!(model.join(MAIN, at(40_011)), nodes[0], "its place is another's now");
+        assert_eq!(model.join(MAIN, at(40_011)), nodes[0], "its scope is reused");
     }
 
     #[test]
-    fn slots_that_are_moved_take_their_locks_along_and_only_what_is_lost_is_told() {
+    fn moved_slots_take_their_locks_along_and_only_losses_are_reported() {
         let (mut model, nodes) = of_two();
         let mut two = names(true);
         let (stays, goes) = (two.next().unwrap(), two.next().unwrap());
@@ -330,11 +332,7 @@ mod tests {
         let moved = slot(goes.as_bytes());
         serve(&mut model, &[(moved..=moved, nodes[1])], &[], 100);
         read(&mut model, nodes[0], &goes, 101, absent());
-        assert_eq!(
-            state(&mut model, &goes),
-            Some(State::Held),
-            "it is no longer that node's to tell"
-        );
+        assert_eq!(state(&mut model, &goes), Some(State::Held), "that node no longer serves it");
         read(&mut model, nodes[1], &goes, 102, held(1, 2, Some(29_000)));
         model.tick(at(200));
         assert!(model.notices.is_empty(), "{:?}", model.notices);
@@ -343,7 +341,7 @@ mod tests {
         model.tick(at(400));
         assert!(model.notices[0].text.contains("1 of those held"), "{:?}", model.notices);
         assert_eq!(state(&mut model, &stays), Some(State::Held));
-        // Nobody has the slots of a node that is gone: what is known of its locks stays.
+        // Nobody serves the slots of a node that is gone: its locks stay as last seen.
         read(&mut model, nodes[0], &stays, 500, held(1, 1, Some(30_000)));
         model.leave(nodes[0]);
         assert_eq!(state(&mut model, &stays), Some(State::Unknown));

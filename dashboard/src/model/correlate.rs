@@ -40,7 +40,7 @@ impl Model {
             entry.record.traffic(event, traffic.at, traffic.steady, context, &mut effects);
             let monitored = entry.record.has_monitor_waiters();
             let prioritize = !known || changes_holders(event.action);
-            self.keep(scope_id, &event.lock, traffic.at, effects);
+            self.route_effects(scope_id, &event.lock, traffic.at, effects);
             if monitored {
                 self.scopes[scope_id.0].contended.insert(event.lock.clone());
             }
@@ -128,12 +128,12 @@ impl Model {
                 }
                 continue;
             }
-            let shown = cycle.waits.iter().map(|wait| WaitView {
+            let views = cycle.waits.iter().map(|wait| WaitView {
                 waiter: wait.waiter.to_string(),
                 lock: self.scopes[wait.lock.0].id(&wait.lock.1),
                 holder: wait.holder.to_string(),
             });
-            let cycle = Arc::new(Cycle { shown: shown.collect(), ..cycle });
+            let cycle = Arc::new(Cycle { views: views.collect(), ..cycle });
             for wait in &cycle.waits {
                 part_of.insert(wait.lock.clone(), Arc::clone(&cycle));
             }

@@ -1,4 +1,4 @@
-//! Circles of owners that wait for one another.
+//! Deadlocks: cycles of owners that wait for one another.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,72 +7,72 @@ use redisson::{ClientId, HolderId, LockName, Moment};
 
 use crate::model::types::{HolderIdentity, WaitView};
 
-/// Whoever holds one lock and waits for another, under different ids perhaps.
+/// An owner that may hold one lock and wait for another under different ids.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Owner {
-    /// A thread of a client, whichever side of a lock it takes.
+    /// A thread of a client, on either side of a lock.
     Thread(ClientId, i64),
-    /// A task of an agent's worker, as the agent tells it: each of its holds and waits has a number of its own.
+    /// A task of an agent's worker, as published by the agent: each of its holds and waits has a number of its own.
     Task(ClientId, Arc<str>, i64),
 }
 
 impl Owner {
     /// HolderIdentity is behind an id, by what is told of it.
     #[must_use]
-    pub fn of(id: HolderId, who: Option<&HolderIdentity>) -> Self {
-        match who.and_then(HolderIdentity::task) {
+    pub fn of(id: HolderId, identity: Option<&HolderIdentity>) -> Self {
+        match identity.and_then(HolderIdentity::task) {
             Some((session, owner)) => Self::Task(id.client, session.into(), owner),
             None => Self::Thread(id.client, id.thread),
         }
     }
 }
 
-/// One owner that waits for a lock which another holds.
+/// A wait of one owner for a lock that another holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wait {
     pub waiter: HolderId,
     /// HolderIdentity that is.
     pub waiting: Owner,
-    /// For which lock; the first number tells its database among all that are looked at.
+    /// The lock, by its scope's index and its name.
     pub lock: (usize, LockName),
     /// HolderIdentity holds that.
     pub holder: HolderId,
     /// HolderIdentity that is.
     pub holding: Owner,
-    /// Where to find the waiter, in words, as far as that is told.
+    /// The waiter's process and host in words, if known.
     pub place: Option<String>,
-    /// When the waiter was last seen to wait.
+    /// The last instant at which the waiter was seen to wait.
     pub confirmed: Moment,
-    /// When the hold began, at the latest.
+    /// The latest instant at which the hold can have begun.
     pub held_from: Moment,
-    /// Whether the waiter is known to give up after a time.
+    /// Whether the wait is known to be limited in time.
     pub limited: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cycle {
-    /// Its waits, each for the next one's waiter; the smallest owner first.
+    /// Its waits, each for a lock of the next one's waiter; the smallest owner first.
     pub waits: Vec<Wait>,
-    /// The same as they are shown; whoever knows the locks' places fills it in.
-    pub shown: Arc<[WaitView]>,
+    /// The same for display; filled in by the model, which knows the scopes.
+    pub views: Arc<[WaitView]>,
 }
 
 impl Cycle {
-    /// Whether each wait was seen after the newest hold of the circle had begun: before, they may never have been
-    /// there at the same time.
+    /// Returns whether each wait was seen after the newest hold of the cycle had begun: otherwise they may never have
+    /// coincided.
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
         let newest = self.waits.iter().map(|wait| wait.held_from).max();
         self.waits.iter().all(|wait| Some(wait.confirmed) > newest)
     }
 
-    /// Whether one of the waits ends by itself.
+    /// Returns whether one of the waits is limited in time.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         self.waits.iter().any(|wait| wait.limited)
     }
 
-    /// Whether it is the same circle, whenever it was seen.
+    /// Returns whether it is the same cycle, no matter when it was seen.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let parts = |wait: &Wait| (wait.waiter, wait.lock.clone(), wait.holder);
@@ -80,7 +80,7 @@ impl Cycle {
     }
 }
 
-/// The circles among these waits. A wait that is part of several is told in one of them.
+/// Returns the cycles among these waits. A wait that is part of several appears in one of them.
 #[must_use]
 pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
     let mut by_owner: HashMap<&Owner, Vec<usize>> = HashMap::new();
@@ -95,8 +95,8 @@ pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
         if done.contains_key(start) {
             continue;
         }
-        // A walk by hand, since a chain of waiters can be long: the waits from `start` to here, each with the number
-        // of its owner's waits tried so far.
+        // An explicit stack, since a chain of waiters can be long: the owners from `start` to here, each with the number
+        // of its waits tried so far.
         let mut path: Vec<(&Owner, usize)> = vec![(start, 0)];
         done.insert(start, false);
         while let Some((owner, tried)) = path.last_mut() {
@@ -114,7 +114,7 @@ pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
                     let taken = path[from..].iter().filter_map(|(owner, tried)| {
                         by_owner.get(owner).and_then(|waits| waits.get(tried - 1)).copied()
                     });
-                    found.push(circle(taken.map(|i| waits[i].clone()).collect()));
+                    found.push(cycle_of(taken.map(|i| waits[i].clone()).collect()));
                 }
                 None if by_owner.contains_key(holder) => {
                     done.insert(holder, false);
@@ -127,11 +127,11 @@ pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
     found
 }
 
-fn circle(mut waits: Vec<Wait>) -> Cycle {
+fn cycle_of(mut waits: Vec<Wait>) -> Cycle {
     let first = waits.iter().enumerate().min_by_key(|(_, wait)| &wait.waiting);
     let first = first.map_or(0, |(i, _)| i);
     waits.rotate_left(first);
-    Cycle { waits, shown: Arc::default() }
+    Cycle { waits, views: Arc::default() }
 }
 
 #[cfg(test)]
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn circles_are_found() {
+    fn cycles_are_found() {
         assert!(found(&[(1, 2), (2, 3), (1, 3), (4, 1)]).is_empty());
         assert_eq!(found(&[(2, 1), (1, 2)]), [[1, 2]]);
         assert_eq!(found(&[(9, 2), (3, 1), (2, 3), (1, 2)]), [[1, 2, 3]]);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_confirmed_by_waits_after_its_newest_hold() {
+    fn a_cycle_is_confirmed_by_waits_after_its_newest_hold() {
         let at = Moment::from_micros;
         let mut waits = vec![wait(1, 2), wait(2, 1)];
         assert!(cycles(&waits)[0].is_confirmed());
@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_circle_is_found_if_and_only_if_there_is_one(
+        fn a_cycle_is_found_if_and_only_if_there_is_one(
             edges in prop::collection::vec((0_i64..8, 0_i64..8), 0..14),
         ) {
             let mut reach = [[false; 8]; 8];
@@ -209,9 +209,9 @@ mod tests {
             }
             let found = found(&edges);
             prop_assert_eq!(!found.is_empty(), (0..8).any(|i| reach[i][i]));
-            for circle in found {
-                for (i, from) in circle.iter().enumerate() {
-                    let to = circle[(i + 1) % circle.len()];
+            for cycle in found {
+                for (i, from) in cycle.iter().enumerate() {
+                    let to = cycle[(i + 1) % cycle.len()];
                     prop_assert!(edges.contains(&(*from, to)));
                 }
             }

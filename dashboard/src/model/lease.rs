@@ -1,27 +1,27 @@
-//! What readings of a lock's time to live tell about its lease, and whether somebody renews it.
+//! Inference of a lock's lease and its renewals from readings of its time to live.
 //!
-//! A reading at `m` with `ttl` left says that the lock would end at `m + ttl`. Whoever sets the lease again moves
-//! that end by exactly the time since it was last set, however the readings fall between. Redisson's watchdog does
-//! so each third of the lease; a lock that is freed and taken again moves its end with every reading.
+//! A reading at `m` with `ttl` left shows that the lock would expire at `m + ttl`. A renewal moves that end by exactly the
+//! time since the last one, no matter when the readings fall. Redisson's watchdog renews every third of the lease; a lock
+//! that is released and acquired again moves its end with every reading.
 
 use std::time::Duration;
 
 use redisson::Moment;
 
-/// How far an end may seem to move by rounding (Redis counts milliseconds) and by slow replies.
+/// The apparent movement of an end that rounding (Redis counts milliseconds) and slow replies may cause.
 const NOISE: Duration = Duration::from_millis(100);
-/// How much of a third of the lease must lie between two renewals: watchdogs are not punctual.
+/// The share of a third of the lease that must lie between two renewals: watchdogs are not punctual.
 const PATIENCE: (u32, u32) = (8, 10);
-/// How much of the lease may have passed when it is set again. One that had all but run out was taken anew, as a throttle
-/// is.
+/// The share of the lease that may have passed at a renewal. A lock that had almost expired was acquired again, as a
+/// throttle is.
 const LATEST: (u32, u32) = (9, 10);
 
-/// What the readings so far say about one hold.
+/// The findings about one hold so far.
 #[derive(Debug, Clone, Default)]
 pub struct LeaseWatch {
     last: Option<Reading>,
     lease: Option<Range>,
-    /// How many rises in a row were a watchdog's.
+    /// The number of consecutive rises that match a watchdog.
     regular: u32,
     rose: bool,
 }
@@ -38,7 +38,7 @@ impl Reading {
     }
 }
 
-/// Between what a lease lies: a time to live that was seen, and that plus the time it may have run before.
+/// The bounds of a lease: a time to live that was seen, and that plus the time for which it may have run before.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     least: Duration,
@@ -46,7 +46,7 @@ struct Range {
 }
 
 impl Range {
-    /// Whether both can be the same lease, with a twentieth allowed for.
+    /// Returns whether both can be the same lease, within a twentieth.
     fn agrees(self, other: Self) -> bool {
         let up = |most: Duration| most + most / 20;
         self.least <= up(other.most) && other.least <= up(self.most)
@@ -58,20 +58,20 @@ impl Range {
     }
 }
 
-/// What one reading changed.
+/// The effect of one reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// It ran on, or was read for the first time.
+    /// The time to live ran on, or was read for the first time.
     Ran,
-    /// It was set again to less than was left.
+    /// It was set to less than was left.
     Fell,
-    /// It was set again, by a renewal or by being taken anew.
+    /// It was set again, by a renewal or by another acquisition.
     Rose,
 }
 
 impl LeaseWatch {
-    /// The start of another hold. Its lease is taken to be the one before until a reading contradicts; `age` is
-    /// how long the hold may have lasted at this reading, where that is known.
+    /// Starts another hold. Its lease counts as unchanged until a reading contradicts; `age` is the time for which the hold
+    /// may have lasted at this reading, if known.
     pub fn restart(&mut self, at: Moment, ttl: Option<Duration>, age: Option<Duration>) {
         self.last = ttl.map(|ttl| Reading { at, ttl });
         self.regular = 0;
@@ -87,7 +87,7 @@ impl LeaseWatch {
         };
     }
 
-    /// A further reading of the same hold. `slack` is how long the reply took.
+    /// Applies a further reading of the same hold. `slack` is the time that the reply took.
     pub fn read(&mut self, at: Moment, slack: Duration, ttl: Option<Duration>) -> Step {
         let Some(ttl) = ttl else {
             *self = Self::default();
@@ -116,12 +116,12 @@ impl LeaseWatch {
             self.regular = 0;
         } else if gap < pace {
             self.regular += 1;
-        } // Readings as far apart as renewals would rise either way: they speak neither for nor against.
+        } // Readings as far apart as renewals would rise either way, so they prove nothing.
         self.rose = true;
         Step::Rose
     }
 
-    /// A renewal was seen as such, to that lease where it told.
+    /// Applies a renewal seen by MONITOR, with its lease if known.
     pub fn renewal(&mut self, lease: Option<Duration>) {
         if let Some(lease) = lease {
             self.lease = Some(Range { least: lease, most: lease });
@@ -130,19 +130,19 @@ impl LeaseWatch {
         self.rose = true;
     }
 
-    /// The lease, as the highest time to live seen since it was set while we looked.
+    /// Returns the lease: the highest time to live seen since it was set.
     #[must_use]
     pub fn lease(&self) -> Option<Duration> {
         self.lease.map(|lease| lease.least)
     }
 
-    /// Whether somebody renews the hold: set again twice in a row, to the same lease, at a watchdog's pace.
+    /// Returns whether the hold is renewed: set again twice in a row, to the same lease, at a watchdog's pace.
     #[must_use]
     pub fn renewed(&self) -> bool {
         self.regular >= 2
     }
 
-    /// Whether the lease was set again at all since the hold began.
+    /// Returns whether the lease has been set again since the hold began.
     #[must_use]
     pub fn rose(&self) -> bool {
         self.rose
@@ -161,7 +161,7 @@ mod tests {
         Moment::from_micros(ms * 1000)
     }
 
-    /// Reads at the given instants a lock whose lease was set at the given others.
+    /// Reads a lock at the given instants; `sets` maps each to the last renewal before it.
     fn watch(reads: &[u64], sets: impl Fn(u64) -> u64) -> LeaseWatch {
         let mut watch = LeaseWatch::default();
         for (i, &ms) in reads.iter().enumerate() {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_taken_again_and_again_is_not_renewed() {
+    fn a_lock_acquired_again_and_again_is_not_renewed() {
         assert!(!watch(&every(5_000, 20), |ms| ms - ms % 70).renewed());
     }
 
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_hold_tells_its_lease_at_once_and_keeps_it_over_holds() {
+    fn a_fresh_hold_shows_its_lease_at_once_and_the_next_hold_inherits_it() {
         let (ms, age) = (Duration::from_millis, Some(Duration::from_millis(500)));
         let mut watch = LeaseWatch::default();
         watch.restart(at(0), Some(ms(29_950)), age);
@@ -224,12 +224,12 @@ mod tests {
     }
 
     #[test]
-    fn readings_too_far_apart_tell_nothing() {
+    fn readings_too_far_apart_prove_nothing() {
         assert!(!watch(&every(15_000, 20), |ms| ms - ms % 70).renewed());
     }
 
     #[test]
-    fn a_time_to_live_cut_short_restarts() {
+    fn a_shortened_time_to_live_restarts_the_inference() {
         let mut watch = watch(&every(5_000, 6), |ms| ms / 10_000 * 10_000);
         assert_eq!(
             watch.read(at(27_000), Duration::ZERO, Some(Duration::from_secs(3))),

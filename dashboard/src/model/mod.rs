@@ -1,7 +1,7 @@
-//! The model: what is known of every lock.
+//! The model: the current state of every lock.
 //!
-//! [`Model`] is pure: observations go in with their instants, snapshots and changes come out. One task owns it, see
-//! [`actor`]; all others read what it publishes.
+//! [`Model`] is pure: observations go in with their instants, snapshots and deltas come out. One task owns it, see
+//! [`actor`]; everything else reads the snapshots that it publishes.
 
 pub mod actor;
 pub mod clients;
@@ -32,7 +32,7 @@ use crate::clock::SteadyMillis;
 use cluster::Cluster;
 use contention::{Contention, Count, Totals};
 use record::ScopeContext;
-use scope::{Restart, Scope, Why};
+use scope::{Restart, RestartCause, Scope};
 use types::{
     ArchiveEntry, Ending, KnownParts, LockId, Notice, Observation, ReadRequest, Reading, ScopeId,
     Settings, Snapshot, Source, Stamp,
@@ -40,34 +40,33 @@ use types::{
 
 pub use record::{Effect, Remembered};
 
-/// How long a lock that nobody holds is remembered.
-const REMEMBERED: Duration = Duration::from_secs(600);
-/// The longest time between two looks at who waits that is counted as waited.
+/// The time for which a free lock is retained.
+const RETAINED: Duration = Duration::from_secs(600);
+/// The longest time between two ticks that counts as waited.
 const MAX_TICK: Duration = Duration::from_secs(5);
-/// How many notices are kept.
+/// The most notices that are retained.
 const MAX_NOTICES: usize = 20;
 
-/// All that is known.
 #[derive(Debug)]
 pub struct Model {
     settings: Settings,
     grouping: Grouping,
     scopes: Vec<Scope>,
-    /// By their fronts.
+    /// Clusters by the scopes of their fronts.
     clusters: HashMap<ScopeId, Cluster>,
     snapshot: Snapshot,
     notices: VecDeque<Notice>,
     effects: Vec<(ScopeId, Effect)>,
     totals: Totals,
     ticked: Moment,
-    /// What an earlier run knew of locks not seen again yet.
+    /// Knowledge of an earlier run about locks that have not been seen again yet.
     remembered: HashMap<LockId, Remembered>,
     lock_count: usize,
     stale: bool,
 }
 
 impl Model {
-    /// Nothing is known yet of the given databases, each a deployment's name and a number.
+    /// Returns an empty model of the given databases, each a deployment's name and a number.
     #[must_use]
     pub fn new(
         settings: Settings,
@@ -96,12 +95,12 @@ impl Model {
         }
     }
 
-    /// Takes in what an earlier run knew; it counts for locks that are seen from now on.
+    /// Stores the knowledge of an earlier run, for locks that are seen from now on.
     pub fn remember(&mut self, known: HashMap<LockId, Remembered>) {
         self.remembered = known;
     }
 
-    /// Takes in what a source saw.
+    /// Applies an observation.
     pub fn observe(&mut self, scope: ScopeId, observation: Observation) {
         let Some(scope) = self.target_scope(scope, &observation) else { return };
         match observation {
@@ -110,7 +109,7 @@ impl Model {
             }
             Observation::Released { names, at, steady } => self.released(scope, &names, at, steady),
             Observation::KeyChanged { name, expired, at, steady } => {
-                self.changed(scope, &name, expired, at, steady);
+                self.key_changed(scope, &name, expired, at, steady);
             }
             Observation::CompanionKey { name } => {
                 if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
@@ -164,7 +163,7 @@ impl Model {
                 self.up(scope, at, steady, run_id);
             }
             Observation::ServerAddress { address, replica } => {
-                self.scopes[scope.0].is_at(address, replica);
+                self.scopes[scope.0].set_address(address, replica);
             }
             Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
             Observation::Subscribers { counts, at, steady } => {
@@ -181,7 +180,7 @@ impl Model {
                     scope.dirty.extend(scope.locks.keys().cloned());
                 }
             }
-            Observation::SlotsAssigned(served) => self.served(scope, &served),
+            Observation::SlotsAssigned(served) => self.assign_slots(scope, &served),
             Observation::ScanEnded { started, steady } => {
                 let passed = &mut self.scopes[scope.0];
                 let refused = std::mem::take(&mut passed.refused);
@@ -189,7 +188,7 @@ impl Model {
                 passed.not_kept = refused;
                 let first = passed.pass_began.replace(started).is_none();
                 let whole = match passed.front {
-                    Some(front) => self.note_passes(front).then_some(front),
+                    Some(front) => self.update_scanned(front).then_some(front),
                     None => first.then_some(scope),
                 };
                 if let Some(scope) = whole.filter(|_| refused == 0) {
@@ -199,7 +198,7 @@ impl Model {
         }
     }
 
-    /// What an earlier run knew of locks that are no longer there is over; nobody saw when that came.
+    /// Ends the holds and problems that an earlier run knew of locks that no longer exist; their ends were not observed.
     fn forget_remembered(&mut self, scope_id: ScopeId, steady: SteadyMillis) {
         let scope = &self.scopes[scope_id.0];
         let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
@@ -225,9 +224,9 @@ impl Model {
         let other = run_id.is_some_and(|run_id| {
             scope.run_id.replace(run_id.clone()).is_some_and(|before| before != run_id)
         });
-        let elsewhere = scope.elsewhere.take();
-        if let Some(why) = elsewhere.or(other.then_some(Why::Started)) {
-            scope.restart = Some(Restart { at, steady, lost: 0, why });
+        let moved = scope.server_change.take();
+        if let Some(cause) = moved.or(other.then_some(RestartCause::Started)) {
+            scope.restart = Some(Restart { at, steady, lost: 0, cause });
             let names: Vec<LockName> = scope.locks.keys().cloned().collect();
             for name in &names {
                 scope.schedule.set(name, at);
@@ -246,7 +245,7 @@ impl Model {
         if !self.scopes[scope_id.0].locks.contains_key(name) {
             let new = match reading {
                 Reading::Lock { hash, .. } => hash.is_possible_lock() && hash.unexpected.is_empty(),
-                // `a` and `{a}` share what stands beside them: a queue does not make a second lock of it.
+                // `a` and `{a}` have the same companions: a queue does not prove a second lock.
                 Reading::Absent { companions } => {
                     companions.queue.is_some() && !self.knows_twin(scope_id, name)
                 }
@@ -257,9 +256,8 @@ impl Model {
             }
         }
         let scope = &mut self.scopes[scope_id.0];
-        // A pass misses no key that is there from its beginning to its end; one that had no room for all locks
-        // proves nothing.
-        // In a cluster a key may go from a node not passed yet to one that has been.
+        // A pass misses no key that exists from its beginning to its end; one that had no room for all locks proves
+        // nothing. In a cluster a key may move from a node not scanned yet to one that has been.
         let complete = scope.not_kept == 0 && scope.refused == 0;
         let proves = source == Source::Scan && complete && !scope.cluster;
         let pass_began = scope.pass_began.filter(|_| proves);
@@ -271,29 +269,35 @@ impl Model {
             let lost = |effect: &&Effect| **effect == Effect::LostInRestart;
             restart.lost += effects.iter().filter(lost).count();
         }
-        self.keep(scope_id, name, stamp.received, effects);
+        self.route_effects(scope_id, name, stamp.received, effects);
         self.settle(scope_id, name);
     }
 
-    /// Whether another lock is known whose queue and channel are those of this name.
+    /// Returns whether another lock is known that has the same queue and channel as this name.
     fn knows_twin(&self, scope_id: ScopeId, name: &LockName) -> bool {
         let names = keys::locks_of_queue(&keys::queue(name));
         let locks = &self.scopes[scope_id.0].locks;
         names.iter().any(|other| other != name && locks.contains_key(other))
     }
 
-    /// Counts what is to be counted, and keeps the rest for metrics and history.
-    fn keep(&mut self, scope_id: ScopeId, name: &LockName, now: Moment, effects: Vec<Effect>) {
+    /// Adds counts to the totals, and queues all other effects for metrics and history.
+    fn route_effects(
+        &mut self,
+        scope_id: ScopeId,
+        name: &LockName,
+        now: Moment,
+        effects: Vec<Effect>,
+    ) {
         let scope = &self.scopes[scope_id.0];
         for effect in effects {
             let Effect::Count(source, count) = effect else {
                 self.effects.push((scope_id, effect));
                 continue;
             };
-            // While MONITOR shows all traffic it alone tells how often a lock is taken.
-            let told_twice =
+            // While MONITOR shows all traffic, it alone counts acquisitions.
+            let counted_twice =
                 count == Count::Acquired && scope.monitored && source != Source::Monitor;
-            if let Some(entry) = scope.locks.get(name).filter(|_| !told_twice) {
+            if let Some(entry) = scope.locks.get(name).filter(|_| !counted_twice) {
                 self.totals.add(now, entry.record.id(), entry.record.group(), count);
             }
         }
@@ -312,15 +316,15 @@ impl Model {
             if let Some(entry) = self.scopes[scope.0].locks.get_mut(name) {
                 let mut effects = Vec::new();
                 entry.record.released(at, steady, Source::Channels, Ending::Released, &mut effects);
-                self.keep(scope, name, at, effects);
+                self.route_effects(scope, name, at, effects);
                 self.settle(scope, name);
             }
             self.prioritize(scope, name);
         }
     }
 
-    /// The server told that a key was changed: what it is now tells the next reading.
-    fn changed(
+    /// Applies a notification of a changed key; the next reading shows its new content.
+    fn key_changed(
         &mut self,
         scope_id: ScopeId,
         name: &LockName,
@@ -330,39 +334,39 @@ impl Model {
     ) {
         let scope = &mut self.scopes[scope_id.0];
         let context = scope.context(name);
-        // Of keys that expire most are no locks.
+        // Most keys that expire are not locks.
         let Some(entry) = scope.locks.get_mut(name) else { return };
         let mut effects = Vec::new();
         entry.record.on_key_changed();
         if expired {
             entry.record.on_key_expired(at, steady, context, &mut effects);
         }
-        self.keep(scope_id, name, at, effects);
+        self.route_effects(scope_id, name, at, effects);
         self.settle(scope_id, name);
         self.prioritize(scope_id, name);
     }
 
-    /// Forgets what nobody has held for long, counts those who wait, and concludes restarts.
+    /// Drops locks that have been free for long, adds up waiting times, concludes restarts, and searches for deadlocks.
     pub fn tick(&mut self, now: Moment) {
         self.count_waiting(now);
         for index in 0..self.scopes.len() {
             let scope_id = ScopeId(index);
             let scope = &self.scopes[index];
-            let old = scope.free.iter().take_while(|(since, _)| now.since(*since) > REMEMBERED);
-            // Those with problems stay: there are few of them, and they are bounded with the rest.
+            let old = scope.free.iter().take_while(|(since, _)| now.since(*since) > RETAINED);
+            // Locks with problems stay: they are few, and bounded with the rest.
             let old = old.filter(|(_, name)| {
                 scope.locks.get(name).is_none_or(|entry| !entry.record.has_problems())
             });
             let old: Vec<LockName> = old.map(|(_, name)| name.clone()).collect();
             for name in old {
-                self.forget(scope_id, &name);
+                self.evict(scope_id, &name);
             }
             let scope = &mut self.scopes[index];
-            if !scope.has_restarted() {
+            if !scope.is_restart_over() {
                 continue;
             }
             let Some(restart) = scope.restart.take() else { continue };
-            if let Some(text) = restart.told(scope.db) {
+            if let Some(text) = restart.notice(scope.db) {
                 let deployment = scope.deployment.to_string();
                 self.notice(restart.steady, deployment, text);
             }
@@ -370,9 +374,9 @@ impl Model {
         self.detect_deadlocks();
     }
 
-    /// Adds up how long locks are waited for.
+    /// Adds up the time for which locks are waited for.
     fn count_waiting(&mut self, now: Moment) {
-        // After a pause nobody knows who waited in it.
+        // Nothing is known about waiters during a pause of this program.
         let passed = now.since(self.ticked).min(MAX_TICK);
         self.ticked = self.ticked.max(now);
         for scope in self.scopes.iter().filter(|scope| scope.readable_since.is_some()) {
@@ -384,12 +388,12 @@ impl Model {
         }
     }
 
-    /// How often locks were taken, held and waited for in the last hour.
+    /// Returns the acquisitions, holds and waits of the last hour.
     pub fn contention(&mut self, now: Moment, steady: SteadyMillis) -> Contention {
-        self.totals.shown(now, steady)
+        self.totals.view(now, steady)
     }
 
-    /// Ends what people had in hand until now.
+    /// Ends the acknowledgements that have expired.
     pub fn end_acknowledgements(&mut self, steady: SteadyMillis) {
         for scope_id in (0..self.scopes.len()).map(ScopeId) {
             let names: Vec<LockName> =
@@ -415,18 +419,18 @@ impl Model {
         self.stale = true;
     }
 
-    /// Reads the lock as soon as may be, known or not. False when too many wait for that already.
+    /// Schedules a read of the lock as soon as possible, known or not. Returns false if too many are scheduled already.
     pub fn prioritize(&mut self, scope: ScopeId, name: &LockName) -> bool {
         let scope = self.home(scope, name);
         self.scopes[scope.0].schedule.prioritize(name)
     }
 
-    /// What people look at now.
+    /// Sets the locks that open pages show.
     pub fn view(&mut self, scope: ScopeId, names: impl IntoIterator<Item = LockName>) {
         self.scopes[scope.0].schedule.view(names);
     }
 
-    /// The locks of a database to read now, at most `most`; none while it cannot be read.
+    /// Returns the locks of a scope to read now, at most `most`; none while it cannot be read.
     pub fn due(&mut self, scope: ScopeId, now: Moment, most: usize) -> Vec<ReadRequest> {
         let Scope { schedule, locks, readable_since, .. } = &mut self.scopes[scope.0];
         if readable_since.is_none() {
@@ -445,19 +449,18 @@ impl Model {
         names.into_iter().map(request).collect()
     }
 
-    /// Whether a database can be read now, as far as is known.
     #[must_use]
     pub fn is_readable(&self, scope: ScopeId) -> bool {
         self.scopes[scope.0].readable_since.is_some()
     }
 
-    /// How much later than due known locks of a database are read.
+    /// Returns the delay with which known locks of a scope are read.
     #[must_use]
     pub fn lag(&self, scope: ScopeId, now: Moment) -> Duration {
         self.scopes[scope.0].schedule.lag(now)
     }
 
-    /// Where a lock stands, if its database is looked at: in a cluster at a node.
+    /// Returns the scope of a lock, if its database is watched; in a cluster that of its node.
     #[must_use]
     pub fn scope(&self, id: &LockId) -> Option<ScopeId> {
         let found = |scope: &Scope| scope.deployment == id.deployment && scope.db == id.db;
@@ -465,13 +468,12 @@ impl Model {
         Some(self.home(front, &id.name))
     }
 
-    /// The deployment of a scope.
     #[must_use]
     pub fn deployment(&self, scope: ScopeId) -> &Arc<str> {
         &self.scopes[scope.0].deployment
     }
 
-    /// What metrics have to count since the last call.
+    /// Returns the effects since the last call.
     pub fn take_effects(&mut self) -> Vec<(ScopeId, Effect)> {
         std::mem::take(&mut self.effects)
     }

@@ -1,4 +1,4 @@
-//! From what is known to what everybody sees.
+//! Publishing snapshots and deltas.
 
 use std::sync::Arc;
 
@@ -8,21 +8,21 @@ use super::Model;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Delta, LockView, ScopeId, Snapshot};
 
-/// The most views made for one snapshot; the rest come with the next one.
+/// The most views built for one snapshot; the rest follow with the next.
 const MAX_CHANGES: usize = 2_000;
 
 /// A new view, and the one that it replaces.
-type Shown = (Arc<LockView>, Option<Arc<LockView>>);
+type Replaced = (Arc<LockView>, Option<Arc<LockView>>);
 
 impl Model {
-    /// Puts a new view of a lock into the picture. Where it is held by others than before, its views on the other
-    /// servers of its group come next.
-    fn show(&mut self, scope_id: ScopeId, mut view: LockView) -> Shown {
+    /// Inserts a new view into the snapshot. If the lock's holders have changed, its views on the other servers of its group
+    /// are rebuilt next.
+    fn insert_view(&mut self, scope_id: ScopeId, mut view: LockView) -> Replaced {
         view.red = self.red(scope_id, &view.id.name).map(Box::new);
         let view = Arc::new(view);
         let replaced = self.snapshot.put(Arc::clone(&view));
         let entry = self.scopes[scope_id.0].locks.get_mut(&view.id.name);
-        let before = entry.and_then(|entry| entry.shown.replace(Arc::clone(&view)));
+        let before = entry.and_then(|entry| entry.published.replace(Arc::clone(&view)));
         let same = |before: &LockView| {
             let ids = before.holders.iter().map(|holder| &holder.id);
             ids.eq(view.holders.iter().map(|holder| &holder.id))
@@ -38,7 +38,7 @@ impl Model {
         (view, replaced)
     }
 
-    /// The next snapshot, where anything is new.
+    /// Builds the next snapshot; none if nothing has changed.
     pub fn publish(&mut self, steady: SteadyMillis) -> Option<(Arc<Snapshot>, Arc<Delta>)> {
         let mut views = Vec::new();
         for (index, scope) in self.scopes.iter_mut().enumerate() {
@@ -54,7 +54,7 @@ impl Model {
             }
         }
         let (changed, mut before): (Vec<_>, Vec<_>) =
-            views.into_iter().map(|(scope, view)| self.show(scope, view)).unzip();
+            views.into_iter().map(|(scope, view)| self.insert_view(scope, view)).unzip();
         let gone: Vec<_> = self
             .scopes
             .iter_mut()
@@ -63,9 +63,9 @@ impl Model {
             .collect();
         let mut removed = Vec::new();
         for (scope, id) in gone {
-            // It may have come back since, with a view of its own.
+            // It may have been found again since, with a view of its own.
             let home = &self.scopes[self.home(scope, &id.name).0];
-            if home.locks.get(&id.name).is_none_or(|entry| entry.shown.is_none()) {
+            if home.locks.get(&id.name).is_none_or(|entry| entry.published.is_none()) {
                 before.push(self.snapshot.remove(&id));
                 removed.push(id);
             }
@@ -76,7 +76,7 @@ impl Model {
         self.stale = false;
         self.snapshot.seq += 1;
         self.snapshot.at = steady;
-        // A cluster's front tells of all its nodes.
+        // A cluster's front stands for all its nodes.
         let mut whole = self.scopes.iter().filter(|scope| scope.front.is_none());
         self.snapshot.complete = whole.all(|scope| scope.pass_began.is_some());
         self.snapshot.not_kept =

@@ -1,7 +1,7 @@
-//! Red locks: one name on several independent servers, held by whoever has a majority of them.
+//! Red locks: one name on several independent servers; a quorum of them decides the holder.
 //!
-//! Redisson's clients have another uuid on each server and one thread number on all of them; our agents have one holder
-//! on all. So holds of one name belong together where the thread's number is the same.
+//! A Redisson client has a different uuid on each server and one thread number on all of them; an agent has one holder id on
+//! all. Holds of one name therefore belong together if the thread's number is the same.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::model::types::RedView;
 use crate::model::types::ScopeId;
 
 impl Model {
-    /// The databases of the same number in the group of that one's deployment, itself among them.
+    /// Returns the scopes with the same database number in the group of that scope's deployment, including itself.
     pub(super) fn members(&self, scope: ScopeId) -> Vec<ScopeId> {
         let of = &self.scopes[scope.0];
         let Some(group) =
@@ -27,7 +27,7 @@ impl Model {
         self.scopes.iter().enumerate().filter_map(member).collect()
     }
 
-    /// How the lock of that name stands in its group; none where it is known on one server only.
+    /// Returns the lock's holders in its group; none if only one server is known to have it.
     pub(super) fn red(&self, scope: ScopeId, name: &LockName) -> Option<RedView> {
         let members = self.members(scope);
         let known: Vec<_> = members
@@ -78,7 +78,7 @@ mod tests {
         model
     }
 
-    /// That server has the lock `l` held by that thread of a client of its own, or free.
+    /// Reads the lock `l` on that server as held by that thread of a client of its own, or as free.
     fn read(model: &mut Model, scope: usize, ms: u64, thread: Option<i64>) {
         let client = ClientId::from_random([u8::try_from(scope).unwrap(); 16]);
         let companions = Companions::default();
@@ -96,7 +96,7 @@ mod tests {
         model.observe(ScopeId(scope), Observation::Read { name, stamp, source, reading });
     }
 
-    fn shown(model: &mut Model, deployment: &str) -> Arc<LockView> {
+    fn view(model: &mut Model, deployment: &str) -> Arc<LockView> {
         while model.publish(SteadyMillis(0)).is_some() {}
         let name = LockName::new(*b"l").unwrap();
         let id = LockId { deployment: deployment.into(), db: 0, name };
@@ -104,7 +104,7 @@ mod tests {
     }
 
     fn red(model: &mut Model, deployment: &str) -> Option<(Vec<String>, usize, bool)> {
-        let red = shown(model, deployment).red.clone()?;
+        let red = view(model, deployment).red.clone()?;
         let held = red.held.iter().map(ToString::to_string).collect();
         Some((held, red.of, red.is_majority()))
     }
@@ -121,7 +121,7 @@ mod tests {
             assert_eq!(red(&mut model, deployment), two(["a", "b"]), "{deployment} is told too");
         }
         assert_eq!(red(&mut model, "alone"), None);
-        // Another thread has the third: it has no majority.
+        // Another thread has the third: it has no quorum.
         read(&mut model, 2, 1_200, Some(7));
         assert_eq!(red(&mut model, "c"), two(["a", "b"]));
         read(&mut model, 0, 2_000, None);

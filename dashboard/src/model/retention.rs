@@ -1,4 +1,4 @@
-//! Which locks are kept in mind, and what hangs on each of them.
+//! Retention: the locks that the model keeps, and the indexes that depend on them.
 
 use redisson::group::glob_matches;
 use redisson::{LockName, Moment};
@@ -8,17 +8,17 @@ use super::record::Record;
 use super::scope::LockEntry;
 use crate::model::types::ScopeId;
 
-/// The most free locks that are remembered in one database.
+/// The most free locks that are retained in one scope.
 pub(super) const MAX_FREE: usize = 10_000;
 
 impl Model {
-    /// Makes room for a lock not known yet. False where it is not to be kept.
+    /// Creates the record of a new lock. Returns false if it is ignored, or there is no room.
     pub(super) fn admit(&mut self, scope_id: ScopeId, name: &LockName, now: Moment) -> bool {
         let bytes = name.as_bytes();
         if self.settings.ignore.iter().any(|glob| glob_matches(glob, bytes)) {
             return false;
         }
-        if self.lock_count >= self.settings.max_locks && !self.forget_oldest_free(scope_id) {
+        if self.lock_count >= self.settings.max_locks && !self.evict_oldest_free(scope_id) {
             self.scopes[scope_id.0].refused += 1;
             return false;
         }
@@ -33,18 +33,18 @@ impl Model {
             }
             record.remember(known);
         }
-        let entry = Box::new(LockEntry { record, shown: None, free: None });
+        let entry = Box::new(LockEntry { record, published: None, free: None });
         scope.locks.insert(name.clone(), entry);
         self.lock_count += 1;
         true
     }
 
-    /// Brings what hangs on a lock up to date after something was seen of it.
+    /// Updates schedule and indexes after a lock's record has changed.
     pub(super) fn settle(&mut self, scope_id: ScopeId, name: &LockName) {
         let scope = &mut self.scopes[scope_id.0];
         let Some(entry) = scope.locks.get_mut(name) else { return };
         if !entry.record.is_worth_keeping() {
-            self.forget(scope_id, name);
+            self.evict(scope_id, name);
             return;
         }
         scope.schedule.set(name, entry.record.next_read());
@@ -58,7 +58,7 @@ impl Model {
         } else {
             scope.awaited.remove(name);
         }
-        // What is wrong with a free lock is told for as long as it lasts, in bounds.
+        // Problems of a free lock are reported for as long as they last, within bounds.
         let free = (!entry.record.is_held()).then(|| entry.record.free_since());
         if entry.free != free {
             if let Some(before) = std::mem::replace(&mut entry.free, free) {
@@ -69,20 +69,20 @@ impl Model {
             }
         }
         let since = scope.readable_since;
-        if !entry.shown.as_ref().is_some_and(|shown| entry.record.is_view_current(shown, since)) {
+        if !entry.published.as_ref().is_some_and(|view| entry.record.is_view_current(view, since)) {
             scope.dirty.insert(name.clone());
         }
         if scope.free.len() > MAX_FREE {
-            self.forget_oldest_free(scope_id);
+            self.evict_oldest_free(scope_id);
         }
     }
 
-    fn forget_oldest_free(&mut self, scope: ScopeId) -> bool {
+    fn evict_oldest_free(&mut self, scope: ScopeId) -> bool {
         let oldest = self.scopes[scope.0].free.first().map(|(_, name)| name.clone());
-        oldest.map(|name| self.forget(scope, &name)).is_some()
+        oldest.map(|name| self.evict(scope, &name)).is_some()
     }
 
-    pub(super) fn forget(&mut self, scope_id: ScopeId, name: &LockName) {
+    pub(super) fn evict(&mut self, scope_id: ScopeId, name: &LockName) {
         let scope = &mut self.scopes[scope_id.0];
         let Some(mut entry) = scope.locks.remove(name) else { return };
         self.lock_count -= 1;
@@ -97,7 +97,7 @@ impl Model {
         scope.awaited.remove(name);
         scope.acknowledged.remove(name);
         scope.dirty.remove(name);
-        if entry.shown.is_some() {
+        if entry.published.is_some() {
             let id = scope.id(name);
             scope.removed.push(id);
         }

@@ -1,30 +1,31 @@
-//! Which locks are read when: those just told of or asked for first, then those that somebody looks at, for at
-//! most half of the budget, then the rest by deadline.
+//! The order in which known locks are read: first those that were just reported or requested, then those on open pages, for
+//! at most half of the budget, then the rest by deadline.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use redisson::{LockName, Moment};
 
-/// How many locks may wait to be read at once; more are left to their deadlines and the scan.
+/// The most urgent reads that may queue; further ones are left to their deadlines and the scan.
 const MAX_URGENT: usize = 10_000;
-/// How often a lock that somebody looks at is read.
+/// The interval at which a lock on an open page is read.
 const VIEWED_EACH: Duration = Duration::from_secs(1);
-/// How often one lock is read at most, whatever is told of it: while somebody looks at it, and while nobody does. A lock that
-/// changes hands all the time would otherwise be read as often as the budget allows.
+/// The least time between two reads of a lock on an open page. A lock that changes hands all the time would otherwise be read
+/// as often as the budget allows.
 const NO_SOONER: Duration = Duration::from_millis(50);
+/// The least time between two reads of any other known lock.
 const NO_SOONER_UNSEEN: Duration = Duration::from_millis(250);
-/// The same for a name that is no known lock's: of the two names that a channel may belong to one is none.
+/// The least time between two reads of an unknown name: of the two names that a channel may belong to, one is not a lock.
 const NO_SOONER_UNKNOWN: Duration = Duration::from_secs(1);
-/// What is told of while others were read a moment ago waits so long, unless somebody looks at it: a crowd is read together,
-/// which costs the server less than each by itself.
+/// The delay of a lock that is reported just after others were read, unless it is on an open page: reading many together costs
+/// the server less than one by one.
 const TOGETHER: Duration = Duration::from_millis(100);
-/// A read that was asked for is not asked for again within this.
+/// The time after which a read without a reply is requested again.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Saved budget, so that an idle second can be made up for by a busy one.
+/// The budget that can be saved up, so that a busy moment can follow an idle one.
 const BURST: Duration = Duration::from_millis(250);
 
-/// The reads to come of one database.
+/// The pending reads of one scope.
 #[derive(Debug)]
 pub struct Schedule {
     rate: f64,
@@ -35,19 +36,19 @@ pub struct Schedule {
     due: HashMap<LockName, Moment>,
     urgent: VecDeque<LockName>,
     is_urgent: HashSet<LockName>,
-    /// When some of these were last read that nobody looks at.
-    told: Option<Moment>,
-    /// With the time each was last asked for on that account.
+    /// The last read of an urgent lock that is on no open page.
+    last_urgent: Option<Moment>,
+    /// Locks on open pages, each with its last request on that account.
     viewed: VecDeque<(LockName, Option<Moment>)>,
     is_viewed: HashSet<LockName>,
-    /// When locks were last asked for, within [`NO_SOONER_UNKNOWN`]: a reading that a later release has outdated leaves no
-    /// trace in its record, and a name that is no lock has none.
+    /// The last requests within [`NO_SOONER_UNKNOWN`]: a reading that a later release has outdated leaves no trace in its
+    /// record, and a name that is not a lock has none.
     recent: HashMap<LockName, Moment>,
     recent_order: VecDeque<(Moment, LockName)>,
 }
 
 impl Schedule {
-    /// Nothing to read yet; at most `rate` reads a second.
+    /// Returns an empty schedule of at most `rate` reads a second.
     #[must_use]
     pub fn new(rate: u32, now: Moment) -> Self {
         Self {
@@ -59,7 +60,7 @@ impl Schedule {
             due: HashMap::new(),
             urgent: VecDeque::new(),
             is_urgent: HashSet::new(),
-            told: None,
+            last_urgent: None,
             viewed: VecDeque::new(),
             is_viewed: HashSet::new(),
             recent: HashMap::new(),
@@ -67,7 +68,7 @@ impl Schedule {
         }
     }
 
-    /// Reads the lock at that time at the latest.
+    /// Sets the latest time for a read of the lock.
     pub fn set(&mut self, name: &LockName, at: Moment) {
         if let Some(before) = self.due.insert(name.clone(), at) {
             self.deadlines.remove(&(before, name.clone()));
@@ -75,14 +76,14 @@ impl Schedule {
         self.deadlines.insert((at, name.clone()));
     }
 
-    /// Reads the lock no more.
+    /// Drops the lock.
     pub fn forget(&mut self, name: &LockName) {
         if let Some(before) = self.due.remove(name) {
             self.deadlines.remove(&(before, name.clone()));
         }
     }
 
-    /// Reads the lock before all others. False when too many wait already.
+    /// Puts the lock before all others. Returns false if too many are urgent already.
     pub fn prioritize(&mut self, name: &LockName) -> bool {
         if self.is_urgent.contains(name) {
             return true;
@@ -95,7 +96,7 @@ impl Schedule {
         true
     }
 
-    /// What people look at now.
+    /// Sets the locks that open pages show.
     pub fn view(&mut self, names: impl IntoIterator<Item = LockName>) {
         let before: HashMap<LockName, Option<Moment>> = self.viewed.drain(..).collect();
         let asked = |name: &LockName| before.get(name).copied().flatten();
@@ -103,20 +104,20 @@ impl Schedule {
         self.is_viewed = self.viewed.iter().map(|(name, _)| name.clone()).collect();
     }
 
-    /// How much later than due the next read by deadline is.
+    /// Returns the delay of the next read by deadline.
     #[must_use]
     pub fn lag(&self, now: Moment) -> Duration {
         self.deadlines.first().map_or(Duration::ZERO, |(due, _)| now.since(*due))
     }
 
-    /// When there is something to read next, as far as is known now.
+    /// Returns the time of the next read.
     #[cfg(test)]
     pub fn next(&self, now: Moment) -> Option<Moment> {
         let urgent = (!self.urgent.is_empty()).then_some(now);
         urgent.or_else(|| self.deadlines.first().map(|(due, _)| *due))
     }
 
-    /// The names to read now, at most `most`. `last_sent` tells when a lock was last asked for.
+    /// Takes the names to read now, at most `most`. `last_sent` returns a lock's last request.
     pub fn take(
         &mut self,
         now: Moment,
@@ -160,8 +161,8 @@ impl Schedule {
         last_sent: impl Fn(&LockName) -> Option<Moment>,
         taken: &mut Vec<LockName>,
     ) {
-        // What one tick takes in several parts is one crowd.
-        let crowded = self.told.is_some_and(|told| told < now && now.since(told) < TOGETHER);
+        // One tick may take a crowd in several parts.
+        let crowded = self.last_urgent.is_some_and(|last| last < now && now.since(last) < TOGETHER);
         for _ in 0..self.urgent.len() {
             if taken.len() >= most || self.budget < 1.0 {
                 return;
@@ -180,7 +181,7 @@ impl Schedule {
                 continue;
             }
             if !seen {
-                self.told = Some(now);
+                self.last_urgent = Some(now);
             }
             self.is_urgent.remove(&name);
             self.asked(&name, now);
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_due_comes_first_and_not_twice() {
+    fn the_longest_due_comes_first_and_only_once() {
         let mut schedule = Schedule::new(1000, at(0));
         schedule.set(&name(1), at(500));
         schedule.set(&name(2), at(400));
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_bounds_all_and_viewers_get_half_of_it() {
+    fn the_budget_bounds_all_reads_and_open_pages_get_half_of_it() {
         let mut schedule = Schedule::new(100, at(0));
         for i in 0..1000 {
             schedule.set(&name(i), at(0));
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_urgent_comes_first_but_not_in_a_flood() {
+    fn urgent_locks_come_first_but_not_too_often() {
         let mut schedule = Schedule::new(1000, at(0));
         schedule.set(&name(1), at(0));
         schedule.set(&name(2), at(60_000));
@@ -277,13 +278,13 @@ mod tests {
         assert_eq!(schedule.take(at(110), 10, |_| Some(at(100))), []);
         assert_eq!(schedule.take(at(340), 10, |_| Some(at(100))), []);
         assert_eq!(schedule.take(at(350), 10, |_| Some(at(100))), [name(2)]);
-        // While somebody looks at it, it is read more often.
+        // While it is on an open page, it is read more often.
         schedule.view([name(2)]);
         assert!(schedule.prioritize(&name(2)));
         assert_eq!(schedule.take(at(390), 10, |_| Some(at(350))), []);
         assert_eq!(schedule.take(at(400), 10, |_| Some(at(350))), [name(2)]);
         schedule.view([]);
-        // Nothing came of the reading, or it is no lock at all: that is no reason to read it sooner.
+        // A reading without a result is no reason to read it sooner.
         assert!(schedule.prioritize(&name(2)));
         assert_eq!(schedule.take(at(640), 10, |_| None), []);
         assert_eq!(schedule.take(at(650), 10, |_| None), [name(2)]);
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_is_read_together_and_names_of_no_locks_seldom() {
+    fn a_crowd_is_read_together_and_unknown_names_seldom() {
         let mut schedule = Schedule::new(1000, at(0));
         (1..=4).for_each(|i| schedule.set(&name(i), at(60_000)));
         schedule.prioritize(&name(1));
@@ -309,7 +310,7 @@ mod tests {
         assert_eq!(schedule.take(at(1_020), 10, |_| None), []);
         schedule.view([name(4)]);
         schedule.prioritize(&name(4));
-        assert_eq!(schedule.take(at(1_040), 10, |_| None), [name(4)], "somebody looks at it");
+        assert_eq!(schedule.take(at(1_040), 10, |_| None), [name(4)], "it is on an open page");
         schedule.view([]);
         assert_eq!(schedule.take(at(1_100), 1, |_| None), [name(2)]);
         assert_eq!(schedule.take(at(1_100), 1, |_| None), [name(3)], "the same tick's next part");

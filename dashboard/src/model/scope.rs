@@ -1,4 +1,4 @@
-//! One database of one deployment, as the model keeps it.
+//! The model's state of one database of one deployment, or of one node of a cluster.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -11,47 +11,46 @@ use super::schedule::Schedule;
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, ScopeId};
 
-/// A lock with what is shown of it.
+/// A lock's record and its published view.
 #[derive(Debug)]
 pub(super) struct LockEntry {
     pub(super) record: Record,
-    pub(super) shown: Option<Arc<LockView>>,
-    /// Its place among the free ones.
+    pub(super) published: Option<Arc<LockView>>,
+    /// Its key in the index of free locks.
     pub(super) free: Option<Moment>,
 }
 
-/// One database of one deployment.
 #[derive(Debug)]
 pub(super) struct Scope {
     pub(super) deployment: Arc<str>,
     pub(super) db: u32,
-    /// The scope of the whole cluster, where this is one of its nodes.
+    /// The front of the cluster that this is a node of.
     pub(super) front: Option<ScopeId>,
-    /// Boxed: the map has room for nearly twice as many as there are when it has grown.
+    /// Boxed, since the map has room for nearly twice as many entries after it has grown.
     pub(super) locks: HashMap<LockName, Box<LockEntry>>,
     pub(super) free: BTreeSet<(Moment, LockName)>,
     pub(super) schedule: Schedule,
     pub(super) readable_since: Option<Moment>,
     pub(super) listening_since: Option<Moment>,
     pub(super) run_id: Option<String>,
-    /// Where its server is, and whether that is a replica.
+    /// The address of its server, and whether that is a replica.
     pub(super) address: Option<(String, bool)>,
-    /// That another server is read from now on.
-    pub(super) elsewhere: Option<Why>,
+    /// The change of server that the next `ServerUp` concludes.
+    pub(super) server_change: Option<RestartCause>,
     pub(super) cluster: bool,
-    /// How many milliseconds its server's clock is ahead of ours.
+    /// Milliseconds by which its server's clock is ahead of ours.
     pub(super) ahead_ms: i64,
     pub(super) clients: Clients,
     /// Whether MONITOR shows all traffic.
     pub(super) monitored: bool,
-    /// Locks that somebody waits for.
+    /// Locks with waiters.
     pub(super) awaited: HashSet<LockName>,
-    /// Locks whose waiters are known by name. In order, as is what is new: what went in decides what comes out.
+    /// Locks whose waiters are known by name. Sorted, like `dirty`, so that the same input gives the same output.
     pub(super) contended: BTreeSet<LockName>,
-    /// Locks of which somebody has a problem in hand.
+    /// Locks with acknowledged problems.
     pub(super) acknowledged: HashSet<LockName>,
     pub(super) restart: Option<Restart>,
-    /// When the newest complete pass over all keys began.
+    /// The beginning of the newest complete pass over all keys.
     pub(super) pass_began: Option<Moment>,
     pub(super) refused: u64,
     pub(super) not_kept: u64,
@@ -59,76 +58,79 @@ pub(super) struct Scope {
     pub(super) removed: Vec<LockId>,
 }
 
-/// A server that was started anew, or that has taken locks over from another: what got lost is found out by reading them
-/// again.
+/// A server that has restarted, or has taken over locks from another: reading them again shows which were lost.
 #[derive(Debug, Clone)]
 pub(super) struct Restart {
     pub(super) at: Moment,
     pub(super) steady: SteadyMillis,
     pub(super) lost: usize,
-    pub(super) why: Why,
+    pub(super) cause: RestartCause,
 }
 
-/// What happened to the server.
+/// The reason to read a server's locks again.
 #[derive(Debug, Clone)]
-pub(super) enum Why {
-    /// It was started anew: all of its locks may be gone.
+pub(super) enum RestartCause {
+    /// It restarted: all of its locks may be gone.
     Started,
-    /// Another one, at this address, is the master in its place: what it had not been sent is gone.
+    /// The server at this address was promoted to master: locks that had not been replicated to it are gone.
     Promoted(String),
-    /// Another one, at this address, is read in its place: what has not come to a replica yet is gone for a moment.
+    /// The server at this address is read instead: locks that have not been replicated to it yet seem to be gone for a moment.
     Chosen(String),
-    /// These have come from another node of the cluster.
+    /// These locks have moved here from another node of the cluster.
     Moved {
         names: HashSet<LockName>,
-        /// How many came.
         count: usize,
-        /// Whether the other node has nothing any more.
-        over: bool,
+        /// Whether the other node no longer serves any slot.
+        drained: bool,
     },
 }
 
 impl Restart {
-    /// A lock has come from another node.
-    pub(super) fn of_move(name: &LockName, at: Moment, steady: SteadyMillis, over: bool) -> Self {
+    /// Returns a restart for a lock that has moved here from another node.
+    pub(super) fn of_move(
+        name: &LockName,
+        at: Moment,
+        steady: SteadyMillis,
+        drained: bool,
+    ) -> Self {
         let names = HashSet::from([name.clone()]);
-        Self { at, steady, lost: 0, why: Why::Moved { names, count: 1, over } }
+        Self { at, steady, lost: 0, cause: RestartCause::Moved { names, count: 1, drained } }
     }
 
-    /// One more has come meanwhile.
-    pub(super) fn moved(&mut self, name: &LockName, at: Moment, of_one_over: bool) {
+    /// Adds another lock that has moved here.
+    pub(super) fn moved(&mut self, name: &LockName, at: Moment, other_drained: bool) {
         self.at = self.at.max(at);
-        if let Why::Moved { names, count, over } = &mut self.why {
-            *over |= of_one_over;
+        if let RestartCause::Moved { names, count, drained } = &mut self.cause {
+            *drained |= other_drained;
             *count += usize::from(names.insert(name.clone()));
         }
     }
 
     fn concerns(&self, name: &LockName) -> bool {
-        match &self.why {
-            Why::Started | Why::Promoted(_) | Why::Chosen(_) => true,
-            Why::Moved { names, .. } => names.contains(name),
+        match &self.cause {
+            RestartCause::Started | RestartCause::Promoted(_) | RestartCause::Chosen(_) => true,
+            RestartCause::Moved { names, .. } => names.contains(name),
         }
     }
 
-    /// What to tell of it, where it is worth telling: not that slots were moved by somebody who meant it.
-    pub(super) fn told(&self, db: u32) -> Option<String> {
+    /// Returns the text of its notice; none for an intended move of slots that lost nothing.
+    pub(super) fn notice(&self, db: u32) -> Option<String> {
         let lost = self.lost;
-        match &self.why {
-            Why::Started => Some(format!(
+        match &self.cause {
+            RestartCause::Started => Some(format!(
                 "the server was started anew; {lost} held locks of database {db} were gone"
             )),
-            Why::Promoted(address) => Some(format!(
+            RestartCause::Promoted(address) => Some(format!(
                 "{address} is the master now; {lost} held locks of database {db} were gone there"
             )),
-            Why::Chosen(address) => Some(match lost {
+            RestartCause::Chosen(address) => Some(match lost {
                 0 => format!("{address} is read from now on"),
                 _ => format!(
                     "{address} is read from now on; {lost} held locks of database {db} were not there"
                 ),
             }),
-            Why::Moved { over: false, .. } if lost == 0 => None,
-            Why::Moved { count, .. } => Some(format!(
+            RestartCause::Moved { drained: false, .. } if lost == 0 => None,
+            RestartCause::Moved { count, .. } => Some(format!(
                 "{count} known locks have gone to another node of the cluster; {lost} of those held were gone there"
             )),
         }
@@ -136,7 +138,7 @@ impl Restart {
 }
 
 impl Scope {
-    /// Nothing is known of it; at most `rate` locks are read a second.
+    /// Returns an empty scope, of which at most `rate` locks are read a second.
     pub(super) fn new(deployment: Arc<str>, db: u32, rate: u32, now: Moment) -> Self {
         Self {
             deployment,
@@ -149,7 +151,7 @@ impl Scope {
             listening_since: None,
             run_id: None,
             address: None,
-            elsewhere: None,
+            server_change: None,
             cluster: false,
             ahead_ms: 0,
             clients: Clients::default(),
@@ -166,41 +168,40 @@ impl Scope {
         }
     }
 
-    /// Where its server is that is about to be told as up, and whether that is a replica.
-    pub(super) fn is_at(&mut self, address: String, replica: bool) {
+    /// Sets the address of the server that is about to be reported as up, and whether it is a replica.
+    pub(super) fn set_address(&mut self, address: String, replica: bool) {
         let before = self.address.replace((address.clone(), replica));
         if let Some((before, was_replica)) = before
             && before != address
         {
             let by_choice = replica || was_replica;
-            let why = if by_choice { Why::Chosen } else { Why::Promoted };
-            self.elsewhere = Some(why(address));
+            let cause = if by_choice { RestartCause::Chosen } else { RestartCause::Promoted };
+            self.server_change = Some(cause(address));
         }
     }
 
-    /// Whether there is nothing in it.
     pub(super) fn is_empty(&self) -> bool {
         self.locks.is_empty() && self.removed.is_empty()
     }
 
-    /// Whether a restart is over: all that it concerns has been read since.
-    pub(super) fn has_restarted(&self) -> bool {
+    /// Returns whether a restart is over: all locks that it concerns have been read since.
+    pub(super) fn is_restart_over(&self) -> bool {
         let Some(restart) = self.restart.as_ref().filter(|_| self.readable_since.is_some()) else {
             return false;
         };
         let read_again =
             |entry: &LockEntry| entry.record.last_sent().is_none_or(|at| at >= restart.at);
-        match &restart.why {
-            Why::Started | Why::Promoted(_) | Why::Chosen(_) => {
+        match &restart.cause {
+            RestartCause::Started | RestartCause::Promoted(_) | RestartCause::Chosen(_) => {
                 self.locks.values().all(|entry| read_again(entry))
             }
-            Why::Moved { names, .. } => {
+            RestartCause::Moved { names, .. } => {
                 names.iter().filter_map(|name| self.locks.get(name)).all(|entry| read_again(entry))
             }
         }
     }
 
-    /// What is known around one of its locks, whatever was seen.
+    /// Returns the context for an observation of one of its locks.
     pub(super) fn context(&self, name: &LockName) -> ScopeContext {
         ScopeContext {
             listening_since: self.listening_since,
@@ -212,7 +213,7 @@ impl Scope {
         }
     }
 
-    /// The whole name of one of its locks.
+    /// Returns the identity of one of its locks.
     pub(super) fn id(&self, name: &LockName) -> LockId {
         LockId { deployment: Arc::clone(&self.deployment), db: self.db, name: name.clone() }
     }

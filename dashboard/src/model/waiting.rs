@@ -1,7 +1,7 @@
-//! Who waits for a lock, and since when.
+//! The waiters of one lock.
 //!
-//! Places in a fair lock's queue and attempts that were seen name their waiters; subscribers of its channel are
-//! only counted, and one of them may stand for many threads.
+//! Entries of a fair lock's queue and observed attempts name their waiters. Subscribers of its channel are only counted, and
+//! one of them may stand for many threads.
 
 use std::time::Duration;
 
@@ -10,80 +10,78 @@ use redisson::{HolderId, Moment};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Queue, Since, Source, Stamp};
 
-/// The most waiters that are known by name for one lock.
+/// The most waiters of one lock that are known by name.
 const MAX_WAITERS: usize = 128;
-/// A waiter whose place was dropped since its deadline passed takes another one with its next attempt. One that is
-/// back within this has waited all the time.
+/// The time within which a waiter that was dropped from the queue returns if it has waited all along: once its deadline
+/// has passed it needs another attempt to queue again.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
-/// A waiter's beginning is exact when it is known within this.
+/// The uncertainty up to which a wait's beginning counts as exact.
 const EXACT: Duration = Duration::from_secs(1);
 
-/// Somebody who waits.
+/// A waiter known by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiter {
     pub id: HolderId,
-    /// Since when, as shown.
+    /// The beginning for display.
     pub since: Since,
-    /// Since when, no earlier.
+    /// The latest instant at which the wait can have begun.
     pub from: Moment,
-    /// When it was last seen to wait.
+    /// The last instant at which it was seen to wait.
     pub seen: Moment,
-    /// How often it was seen to try; none where its attempts cannot be seen.
+    /// Attempts seen so far; none where attempts cannot be seen.
     pub attempts: Option<u32>,
-    /// Which source told of it.
     pub source: Source,
-    /// When it is taken to have given up unless it is seen again; none: while its place lasts.
+    /// The instant from which it counts as having given up unless it is seen again; none: as long as its queue entry lasts.
     pub until: Option<Moment>,
-    /// Whether its place's deadline has passed: it is dead, or will have to queue anew.
+    /// Whether its entry's deadline has passed: it is dead, or has to queue again.
     pub overdue: bool,
-    /// Whether it is there now, and not only remembered in case it comes back.
-    pub there: bool,
+    /// Whether it waits now; otherwise it is retained in case it returns.
+    pub present: bool,
 }
 
 impl Waiter {
-    /// Whether it surely waits still, as far as can be seen.
+    /// Returns whether it still waits, as far as observed.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        self.there && !self.overdue
+        self.present && !self.overdue
     }
 }
 
 /// Subscribers of the lock's channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subscribers {
-    /// How many connections.
+    /// The number of connections.
     pub count: u64,
-    /// Since when there has been at least one.
+    /// The instant since which there has been at least one.
     pub since: (Moment, SteadyMillis),
-    /// When they were counted last.
+    /// The last count.
     pub at: Moment,
 }
 
-/// Everybody who waits for one lock.
+/// All waiters of one lock.
 #[derive(Debug, Default)]
 pub struct Waiting {
     /// The fair lock's queue as last read.
     pub queue: Option<Queue>,
     waiters: Vec<Waiter>,
-    /// Subscribers, where there are any.
     pub subscribers: Option<Subscribers>,
-    /// Those who have left or fallen silent, until somebody asks.
+    /// Waiters that have left or fallen silent, until they are taken.
     given_up: Vec<Waiter>,
 }
 
 impl Waiting {
-    /// Those that are there, those longest first.
+    /// Returns the present waiters, the longest wait first.
     pub fn waiters(&self) -> impl Iterator<Item = &Waiter> {
-        self.waiters.iter().filter(|waiter| waiter.there)
+        self.waiters.iter().filter(|waiter| waiter.present)
     }
 
-    /// Whether nothing is known of any waiter, so that this need not be kept.
+    /// Returns whether no waiter is known, so that this can be dropped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.queue.is_none() && self.waiters.is_empty() && self.subscribers.is_none()
     }
 
-    /// Whether somebody waits, as far as is known.
+    /// Returns whether anybody is known to wait.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.len > 0)
@@ -91,7 +89,7 @@ impl Waiting {
             || self.waiters().next().is_some()
     }
 
-    /// How many wait at least.
+    /// Returns the least number of waiters.
     #[must_use]
     pub fn at_least(&self) -> u64 {
         let named = self.waiters().filter(|waiter| waiter.is_live()).count();
@@ -104,8 +102,8 @@ impl Waiting {
         }
     }
 
-    /// The lock's queue was read. `clock` is the server's, in epoch milliseconds; `window` the time since it was
-    /// last read, where it was. True when that is news.
+    /// Applies a reading of the queue. `clock` is the server's, in milliseconds since 1970; `window` the time since the last
+    /// reading, if any. Returns true if anything changed.
     pub fn read_queue(
         &mut self,
         stamp: Stamp,
@@ -113,21 +111,21 @@ impl Waiting {
         clock: u64,
         queue: Option<&Queue>,
     ) -> bool {
-        let mut dirty = self.queue.as_ref() != queue;
+        let mut changed = self.queue.as_ref() != queue;
         self.queue = queue.cloned();
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.source == Source::Poll) {
-            waiter.there = false;
+            waiter.present = false;
         }
         for place in queue.iter().flat_map(|queue| &queue.front) {
             let overdue = place.deadline.is_some_and(|deadline| deadline <= clock);
             if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == place.id) {
-                dirty |= known.overdue != overdue;
-                // Its place tells more than its attempts do.
+                changed |= known.overdue != overdue;
+                // Its queue entry shows more than its attempts do.
                 (known.source, known.until) = (Source::Poll, None);
-                (known.seen, known.there, known.overdue) = (stamp.received, true, overdue);
+                (known.seen, known.present, known.overdue) = (stamp.received, true, overdue);
                 continue;
             }
-            dirty = true;
+            changed = true;
             let exact = window.is_some_and(|window| window <= EXACT);
             self.add(Waiter {
                 id: place.id,
@@ -138,22 +136,22 @@ impl Waiting {
                 source: Source::Poll,
                 until: None,
                 overdue,
-                there: true,
+                present: true,
             });
         }
         let before = self.waiters.len();
         let gone = self.waiters.extract_if(.., |waiter| {
-            let stays = waiter.there
+            let stays = waiter.present
                 || waiter.source == Source::Monitor
                 || stamp.received.since(waiter.seen) <= BACK_WITHIN;
             !stays
         });
         self.given_up.extend(gone);
-        dirty || self.waiters.len() != before
+        changed || self.waiters.len() != before
     }
 
-    /// Somebody was seen to try, or to queue, and sleeps until then at the longest. Whoever tries a second time waits:
-    /// a first attempt may be all. True when that is news.
+    /// Applies an attempt to acquire or to queue; its author sleeps until then at the longest. It counts as a waiter from the
+    /// second attempt, since the first may be the only one. Returns true if anything changed.
     pub fn attempt(
         &mut self,
         id: HolderId,
@@ -166,7 +164,7 @@ impl Waiting {
             known.seen = known.seen.max(at);
             if known.source == Source::Monitor {
                 known.until = until.or(known.until);
-                known.there = true;
+                known.present = true;
             }
             return true;
         }
@@ -179,26 +177,26 @@ impl Waiting {
             source: Source::Monitor,
             until: Some(until.unwrap_or(at + BACK_WITHIN)),
             overdue: false,
-            there: false,
+            present: false,
         });
         false
     }
 
-    /// Drops those who should have tried again by now. True when that is news.
+    /// Drops waiters that should have retried by now. Returns true if anything changed.
     pub fn expire(&mut self, now: Moment) -> bool {
         let silent = |waiter: &mut Waiter| waiter.until.is_some_and(|until| now > until);
         let gone: Vec<Waiter> = self.waiters.extract_if(.., silent).collect();
-        let dirty = gone.iter().any(|waiter| waiter.there);
-        self.given_up.extend(gone.into_iter().filter(|waiter| waiter.there));
-        dirty
+        let changed = gone.iter().any(|waiter| waiter.present);
+        self.given_up.extend(gone.into_iter().filter(|waiter| waiter.present));
+        changed
     }
 
-    /// Those who have left or fallen silent since the last call.
+    /// Takes the waiters that have left or fallen silent since the last call.
     pub fn take_given_up(&mut self) -> Vec<Waiter> {
         std::mem::take(&mut self.given_up)
     }
 
-    /// Drops those that only this source told of. True when that is news.
+    /// Drops waiters that only this source has shown. Returns true if anything changed.
     pub fn forget(&mut self, source: Source) -> bool {
         let before = self.waiters().count();
         self.waiters.retain(|waiter| waiter.source != source);
@@ -207,23 +205,23 @@ impl Waiting {
 
     fn add(&mut self, waiter: Waiter) {
         if self.waiters.len() >= MAX_WAITERS {
-            // Who waits longest matters most.
+            // The longest waits matter most.
             self.waiters.pop();
         }
         self.waiters.push(waiter);
     }
 
-    /// These hold the lock, or have left: they wait no more. Tells who of them waited until now.
+    /// Ends the waits of these ids, which hold the lock or have left. Returns those that had waited.
     pub fn remove(&mut self, ids: &[HolderId]) -> Vec<Waiter> {
-        // Whoever stands in the queue although it holds the lock has just been granted it, or asks once more.
+        // A holder that is still in the queue has just been granted the lock, or re-enters it.
         let mut gone: Vec<Waiter> =
             self.waiters.extract_if(.., |waiter| ids.contains(&waiter.id)).collect();
-        // A first attempt that had success is no wait.
-        gone.retain(|waiter| waiter.there || waiter.source == Source::Poll);
+        // A first attempt that succeeded is not a wait.
+        gone.retain(|waiter| waiter.present || waiter.source == Source::Poll);
         gone
     }
 
-    /// The channel's subscribers were counted. True when that is news.
+    /// Applies a count of the channel's subscribers. Returns true if anything changed.
     pub fn count(&mut self, count: u64, at: Moment, steady: SteadyMillis) -> bool {
         let before = self.subscribers.map_or(0, |subscribers| subscribers.count);
         self.subscribers = (count > 0).then(|| Subscribers {
@@ -264,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_dropped_from_the_queue_that_comes_back_has_waited_all_the_time() {
+    fn a_waiter_dropped_from_the_queue_that_returns_soon_has_waited_all_along() {
         let mut waiting = Waiting::default();
         let read = |waiting: &mut Waiting, ms, places: &[(i64, u64)]| {
             waiting.read_queue(
@@ -294,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_tries_twice_waits_until_it_falls_silent() {
+    fn a_second_attempt_makes_a_waiter_until_it_falls_silent() {
         let mut waiting = Waiting::default();
         let at = |ms: u64| Moment::from_micros(ms * 1000);
         let mut tries = |ms: u64, thread| {
@@ -321,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn subscribers_wait_since_the_first_of_them() {
+    fn subscribers_have_waited_since_the_first_of_them() {
         let mut waiting = Waiting::default();
         let at = |ms: u64| Moment::from_micros(ms * 1000);
         assert!(waiting.count(2, at(1), SteadyMillis(1)));

@@ -1,5 +1,5 @@
-//! Releases by force: an operator is shown a lock as it is, gives a reason, and what was shown is compared and ended by
-//! one script. Whoever has come since is never hit. Every attempt is told: in the log, in the history, in a metric.
+//! Releases by force: an operator sees a lock's current state and gives a reason; one script compares that state and ends it.
+//! A new holder is never affected. Every attempt appears in the log, in the history and in a metric.
 
 mod offer;
 mod way;
@@ -29,39 +29,39 @@ use way::{Nodes, Way};
 
 pub use offer::{Choice, Offer, Offers, Target};
 
-/// How long the state that somebody was shown may be acted on.
+/// The validity of an offer.
 pub const VALID: Duration = Duration::from_secs(60);
-/// Releases that are sent within a minute at most.
+/// The most releases that are sent within a minute.
 pub const MOST: usize = 10;
 const MINUTE: Duration = Duration::from_secs(60);
-/// How long Redis may take to answer; twice that where it does not know the script yet.
+/// The longest that Redis may take to reply; twice that if it does not have the script yet.
 const PATIENCE: Duration = Duration::from_millis(1_500);
-/// The longest reason, characters.
+/// The longest reason, in characters.
 pub const MAX_REASON: usize = 500;
 
-/// What came of a release.
+/// The outcome of a release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// What was shown has ended.
+    /// The offered state was ended.
     Released,
-    /// It had ended already.
+    /// It had ended before.
     Free,
-    /// It is no longer as it was shown: nothing was done.
+    /// The state had changed: nothing was done.
     Changed,
-    /// The key is no lock: nothing was done.
+    /// The key is not a lock: nothing was done.
     NoLock,
-    /// Redis said no: nothing was done.
+    /// Redis refused: nothing was done.
     Refused(String),
     /// Redis could not be reached: nothing was done.
     Unsent(String),
-    /// No answer came: it may have been done, and may yet be.
+    /// The reply was lost: it may have been done, and may yet be.
     Unknown(String),
     /// There were too many within the last minute: nothing was done.
     Limited,
 }
 
 impl Outcome {
-    /// The word for it, in the API, the history and the metric.
+    /// Returns the word for it in the API, the history and the metric.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ impl Outcome {
         }
     }
 
-    /// What it means, in sentences.
+    /// Explains it in sentences.
     #[must_use]
     pub fn explained(&self) -> String {
         match self {
@@ -99,38 +99,38 @@ impl Outcome {
     }
 }
 
-/// Why nothing was tried.
+/// The reason why nothing was attempted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Mistake {
-    /// What was shown is no longer there to act on.
+    /// The offer is no longer valid.
     #[error("what you were shown is older than {} s, was acted on already, or was shown to somebody else: look again", VALID.as_secs())]
     Stale,
-    /// The name was typed otherwise.
+    /// The typed name differs.
     #[error("the name that you typed is not this lock's")]
     Name,
-    /// There is no good reason.
+    /// The reason is missing or malformed.
     #[error("say why, in 3 to {MAX_REASON} characters on one line: it is kept with the release")]
     Reason,
-    /// There is nothing of that sort in what was shown.
+    /// The offer does not include that target.
     #[error(
         "what to release is not understood: `lock`, `holder:<id>` or `place:<id>` of what you were shown"
     )]
     Target,
 }
 
-/// Who asks for it.
+/// The operator who requests a release.
 #[derive(Debug, Clone)]
 pub struct Asker {
-    /// Their name, where they had to say it.
+    /// The name, if they had to log in.
     pub name: Option<Arc<str>>,
-    /// Where they come from: the last address before us.
+    /// The address of the connection, or of the last proxy's client.
     pub from: IpAddr,
 }
 
-/// What is asked for.
+/// A request for a release.
 #[derive(Debug, Clone, serde::Deserialize)]
 pub struct Wish {
-    /// Names the state that was shown.
+    /// The id of the offer.
     pub seen: String,
     /// `lock`, `holder:<id>` or `place:<id>`.
     pub target: String,
@@ -151,7 +151,7 @@ pub struct Releases {
 }
 
 impl Releases {
-    /// Connects to every database; none where the settings do not allow releases.
+    /// Connects to every database. Returns none if the settings do not allow releases.
     ///
     /// # Errors
     /// When the registry has a metric of that name.
@@ -202,17 +202,17 @@ impl Releases {
         Ok(Some(Self { ways, offers, sent, model, notes, outcomes }))
     }
 
-    /// Keeps what somebody is shown, and names it: for [`VALID`], for them alone, for one release.
+    /// Stores an offer. Returns its id, which is valid for [`VALID`], for its operator, for one release.
     #[must_use]
     pub fn show(&self, offer: Offer) -> (String, Arc<Offer>) {
         let offer = Arc::new(offer);
-        (lock(&self.offers).keep(Arc::clone(&offer), Instant::now()), offer)
+        (lock(&self.offers).store(Arc::clone(&offer), Instant::now()), offer)
     }
 
-    /// Does what is asked for of that lock.
+    /// Releases what is requested of that lock.
     ///
     /// # Errors
-    /// When nothing was tried, since it was not asked for as it must be.
+    /// When the request is invalid and nothing was attempted.
     pub async fn act(&self, id: &LockId, wish: &Wish, asker: &Asker) -> Result<Outcome, Mistake> {
         let reason = wish.reason.trim();
         let length = reason.chars().count();
@@ -228,18 +228,18 @@ impl Releases {
         }
         let choice = Target::parse(&wish.target).and_then(|target| offer.choice(target));
         let choice = choice.ok_or(Mistake::Target)?;
-        // One release for each look: a second click finds nothing.
+        // Each offer is valid for one release, so a second click finds nothing.
         if !lock(&self.offers).take(&wish.seen) {
             return Err(Mistake::Stale);
         }
         let outcome =
-            if self.is_turn() { self.run(&offer, &choice).await } else { Outcome::Limited };
-        self.tell(&offer, &choice, reason, asker, &outcome).await;
+            if self.take_slot() { self.run(&offer, &choice).await } else { Outcome::Limited };
+        self.report(&offer, &choice, reason, asker, &outcome).await;
         Ok(outcome)
     }
 
-    /// Whether there were few enough lately.
-    fn is_turn(&self) -> bool {
+    /// Takes one of the releases allowed within a minute. Returns false if there are none left.
+    fn take_slot(&self) -> bool {
         let (mut sent, now) = (lock(&self.sent), Instant::now());
         while sent.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
             sent.pop_front();
@@ -264,13 +264,13 @@ impl Releases {
             holders: choice.holders(offer),
             at: now(),
         };
-        // Told before, so that the message of its release, which is heard first, is known for what it is.
+        // Sent first, so that the model attributes the release message, which arrives before the reply.
         self.model.see(scope, forcing).await;
         let at = now();
         let sent = way.send(&offer.id.name, |publish| choice.call(offer, publish, at)).await;
         let outcome = outcome(sent);
         if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
-            // Whatever ends it now is not our doing.
+            // Any other end of it is not due to this request.
             let (name, at) = (offer.id.name.clone(), now());
             self.model
                 .see(scope, Observation::ForceRelease { name, holders: Vec::new(), at })
@@ -279,7 +279,7 @@ impl Releases {
         outcome
     }
 
-    async fn tell(
+    async fn report(
         &self,
         offer: &Offer,
         choice: &Choice,
@@ -300,7 +300,7 @@ impl Releases {
             was,
             reason,
             outcome = outcome.as_str(),
-            "a release by force was asked for"
+            "release by force requested"
         );
         let act = OperatorAction {
             at: SteadyMillis::now(),
@@ -357,7 +357,7 @@ fn outcome(sent: Result<Value, CallError>) -> Outcome {
     }
 }
 
-/// The replies of these scripts are lists of whole numbers.
+/// Parses a reply of these scripts, a list of integers.
 fn read(reply: &Value) -> script::Value {
     match reply {
         Value::Int(n) => script::Value::Int(*n),

@@ -1,4 +1,4 @@
-//! What an operator is shown, kept for as long as it may be acted on.
+//! Offers: the states that operators have seen and may release.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,33 +19,31 @@ use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::types::{LockId, LockView, QueueEntry, Reading};
 use crate::text::shown_name;
 
-/// Offers that are kept at once; the oldest give way.
-const MOST_KEPT: usize = 256;
-/// How much more a lease may have left than it should, since clocks are read before and after.
+/// The most offers that are stored at once; the oldest are dropped.
+const MAX_OFFERS: usize = 256;
+/// The excess of a lease over the expected rest that is tolerated, since clocks are read before and after.
 const SLACK: Duration = Duration::from_secs(1);
-/// Bytes of a name that nobody guesses.
-const NAME_LEN: usize = 24;
+/// Random bytes of an offer's id, which nobody can guess.
+const ID_LEN: usize = 24;
 
-/// A lock as somebody was shown it.
+/// A lock's state as an operator has seen it.
 #[derive(Debug)]
 pub struct Offer {
     pub id: LockId,
-    /// What was known of it.
     pub view: Arc<LockView>,
-    /// What was read of it; none: it is not held.
+    /// The hash; none: the lock is free.
     pub hash: Option<LockHash>,
     /// Time to live; none: it has none.
     pub ttl: Option<Duration>,
-    /// Places of its queue whose deadline has passed, or that have none.
+    /// Queue entries whose deadline has passed, or that have none.
     pub dead: Vec<QueueEntry>,
-    /// When it was read.
     pub read_at: (Moment, SteadyMillis),
-    /// To whom it was shown.
+    /// The operator who has seen it.
     pub shown_to: Option<Arc<str>>,
 }
 
 impl Offer {
-    /// From a reading made just now. None where there is nothing that could be released.
+    /// Returns an offer from a reading made just now; none if there is nothing to release.
     #[must_use]
     pub fn new(
         view: Arc<LockView>,
@@ -71,31 +69,31 @@ impl Offer {
         Some(Self { id: view.id.clone(), view, hash, ttl, dead, read_at, shown_to })
     }
 
-    /// Whether that is how the lock is called: its very name, or as pages show it.
+    /// Returns whether that is the lock's name, literally or as pages show it.
     #[must_use]
     pub fn is_called(&self, typed: &str) -> bool {
         self.id.name.as_bytes() == typed.as_bytes() || shown_name(&self.id.name) == typed
     }
 
-    /// Everything in it that can be released.
+    /// Returns everything in it that can be released.
     #[must_use]
     pub fn choices(&self) -> Vec<Choice> {
         let holders = self.hash.iter().flat_map(|hash| &hash.holders);
         let several = self.hash.as_ref().is_some_and(|hash| hash.holders.len() > 1);
         let mut choices: Vec<Choice> = self.hash.iter().map(|_| Choice::Lock).collect();
-        // Of a single holder the lock is all there is.
+        // A single holder is the same as the lock.
         choices.extend(holders.filter(|_| several).map(|holder| Choice::Holder(*holder)));
         choices.extend(self.dead.iter().map(|place| Choice::Place(*place)));
         choices
     }
 
-    /// The one that is meant, if it is there.
+    /// Returns the choice for a target, if it exists.
     #[must_use]
     pub fn choice(&self, target: Target) -> Option<Choice> {
         self.choices().into_iter().find(|choice| choice.target() == target)
     }
 
-    /// When its lease was set last, as far as its time to live tells; none where it is not renewed.
+    /// Returns the last renewal, inferred from the time to live; none if it is not renewed.
     #[must_use]
     pub fn renewed_at(&self) -> Option<SteadyMillis> {
         let (lease, ttl) = (self.view.lease_ms.filter(|_| self.view.renewed)?, self.ttl?);
@@ -103,25 +101,24 @@ impl Offer {
         Some(SteadyMillis(self.read_at.1.0.saturating_sub(ago)))
     }
 
-    /// What can be left of its lease by now, where nothing prolongs it.
+    /// Returns the most that can be left of a lease that is not renewed.
     fn most_left(&self, now: Moment) -> Option<Duration> {
         let ttl = self.ttl.filter(|_| !self.view.renewed)?;
         Some(ttl.saturating_sub(now.since(self.read_at.0)) + SLACK)
     }
 }
 
-/// What to release, as addresses and forms say it.
+/// The target of a release, as in URLs and forms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// All of it.
     Lock,
     Holder(HolderId),
-    /// One place in its queue.
+    /// One queue entry.
     Place(HolderId),
 }
 
 impl Target {
-    /// Reads `lock`, `holder:<id>` or `place:<id>`.
+    /// Parses `lock`, `holder:<id>` or `place:<id>`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let id = |text: &str| HolderId::parse(text.as_bytes());
@@ -134,19 +131,17 @@ impl Target {
     }
 }
 
-/// Something in an offer that can be released.
+/// A part of an offer that can be released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// All of the lock.
     Lock,
     /// One hold of several.
     Holder(Holder),
-    /// A dead waiter's place.
+    /// A dead waiter's queue entry.
     Place(QueueEntry),
 }
 
 impl Choice {
-    /// How forms name it.
     #[must_use]
     pub fn target(&self) -> Target {
         match self {
@@ -156,7 +151,7 @@ impl Choice {
         }
     }
 
-    /// The same as text.
+    /// Returns the target as text.
     #[must_use]
     pub fn value(&self) -> String {
         match self {
@@ -166,7 +161,7 @@ impl Choice {
         }
     }
 
-    /// What it is, in words.
+    /// Describes it in words.
     pub(super) fn what(&self) -> String {
         match self {
             Self::Lock => "the lock".to_owned(),
@@ -175,7 +170,7 @@ impl Choice {
         }
     }
 
-    /// The word of its event.
+    /// Returns the word of its event.
     pub(super) fn word(&self) -> &'static str {
         match self {
             Self::Lock | Self::Holder(_) => "force_released",
@@ -183,7 +178,7 @@ impl Choice {
         }
     }
 
-    /// Whom the history names.
+    /// Returns the subject for the history.
     pub(super) fn subject(&self) -> String {
         match self {
             Self::Lock => "lock".to_owned(),
@@ -192,7 +187,7 @@ impl Choice {
         }
     }
 
-    /// What was there, in words; of a crowd only the first are named.
+    /// Describes the state before in words, naming only the first of many holders.
     pub(super) fn was(&self, offer: &Offer) -> String {
         const NAMED: usize = 8;
         let holder = |holder: &Holder| format!("{} ×{}", holder.id, holder.count);
@@ -214,7 +209,7 @@ impl Choice {
         }
     }
 
-    /// Whose holds end.
+    /// Returns the holders whose holds end.
     pub(super) fn holders(&self, offer: &Offer) -> Vec<HolderId> {
         match self {
             Self::Lock => {
@@ -237,42 +232,42 @@ impl Choice {
     }
 }
 
-/// What was shown lately.
+/// The offers of the last minute.
 #[derive(Debug, Default)]
-pub struct Offers(VecDeque<Kept>);
+pub struct Offers(VecDeque<StoredOffer>);
 
 #[derive(Debug)]
-struct Kept {
+struct StoredOffer {
     name: String,
     until: Instant,
     offer: Arc<Offer>,
 }
 
 impl Offers {
-    /// Keeps one; its name cannot be guessed.
-    pub(super) fn keep(&mut self, offer: Arc<Offer>, now: Instant) -> String {
+    /// Stores an offer. Returns its id, which cannot be guessed.
+    pub(super) fn store(&mut self, offer: Arc<Offer>, now: Instant) -> String {
         self.0.retain(|kept| kept.until > now);
-        if self.0.len() >= MOST_KEPT {
+        if self.0.len() >= MAX_OFFERS {
             self.0.pop_front();
         }
-        let mut bytes = [0; NAME_LEN];
-        // Without randomness nothing may be acted on: a name that is not kept is found by nobody.
+        let mut bytes = [0; ID_LEN];
+        // Without randomness nothing can be released: an empty id is never found.
         if SystemRandom::new().fill(&mut bytes).is_err() {
-            tracing::error!("the system gives no random bytes");
+            tracing::error!("no random bytes available");
             return String::new();
         }
         let name = URL_SAFE_NO_PAD.encode(bytes);
-        self.0.push_back(Kept { name: name.clone(), until: now + VALID, offer });
+        self.0.push_back(StoredOffer { name: name.clone(), until: now + VALID, offer });
         name
     }
 
-    /// The one of that name, if it was shown to them and lately.
+    /// Returns the offer with that id, if it was shown to that operator and is still valid.
     pub(super) fn get(&self, name: &str, asker: &Asker, now: Instant) -> Option<Arc<Offer>> {
         let kept = self.0.iter().find(|kept| kept.name == name && kept.until > now)?;
         (kept.offer.shown_to == asker.name).then(|| Arc::clone(&kept.offer))
     }
 
-    /// Uses it up. False where somebody has already.
+    /// Uses an offer up. Returns false if that has happened already.
     pub(super) fn take(&mut self, name: &str) -> bool {
         let place = self.0.iter().position(|kept| kept.name == name);
         place.and_then(|place| self.0.remove(place)).is_some()
@@ -332,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_there_and_dead_places_can_be_released() {
+    fn only_holders_and_dead_queue_entries_can_be_released() {
         let values = |holders: &[i64]| -> Vec<String> {
             offer(b"a", holders, false).unwrap().choices().iter().map(Choice::value).collect()
         };
@@ -363,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_typed_as_it_is_or_as_it_is_shown() {
+    fn a_name_may_be_typed_literally_or_as_displayed() {
         let odd = offer("a\u{202e}\n".as_bytes(), &[1], false).unwrap();
         assert!(odd.is_called("a\u{202e}\n") && odd.is_called("a\\u{202e}\\n"));
         for wrong in ["", "a", "a\\u{202e}", " a\\u{202e}\\n"] {
@@ -373,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_nobody_renews_only_shrinks() {
+    fn a_lease_without_renewals_only_shrinks() {
         let at = Moment::from_micros(5_000_000);
         let fixed = offer(b"a", &[1], false).unwrap();
         assert_eq!(fixed.most_left(at), Some(Duration::from_secs(16)));
@@ -384,10 +379,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_shown_is_good_for_a_minute_for_one_person_and_once() {
+    fn an_offer_is_valid_for_a_minute_for_one_operator_and_once() {
         let (mut offers, now) = (Offers::default(), Instant::now());
-        let mut keep = |at| offers.keep(Arc::new(offer(b"a", &[1], false).unwrap()), at);
-        let (name, second) = (keep(now), keep(now));
+        let mut store = |at| offers.store(Arc::new(offer(b"a", &[1], false).unwrap()), at);
+        let (name, second) = (store(now), store(now));
         assert_ne!(name, second);
         assert!(offers.get(&name, &asker("anna"), now).is_some());
         assert!(offers.get(&name, &asker("bert"), now).is_none());
@@ -395,8 +390,8 @@ mod tests {
         assert!(offers.get(&name, &asker("anna"), now + VALID).is_none());
         assert!(offers.take(&name) && !offers.take(&name));
         assert!(offers.get(&name, &asker("anna"), now).is_none());
-        for _ in 0..MOST_KEPT {
-            offers.keep(Arc::new(offer(b"a", &[1], false).unwrap()), now);
+        for _ in 0..MAX_OFFERS {
+            offers.store(Arc::new(offer(b"a", &[1], false).unwrap()), now);
         }
         assert!(offers.get(&second, &asker("anna"), now).is_none(), "the oldest gives way");
     }

@@ -1,8 +1,8 @@
-//! What agents tell of themselves, their holders and those who wait, in keys of their own beside the locks.
+//! The holder registry: keys in which agents publish themselves, their holders and their waiters.
 //!
-//! Only the agents of holders and waiters that are shown are asked about, so many at a time, and nothing is read whose length was
-//! not asked for before. All of it is text that anybody may have written who can write to Redis: it is cut, what would
-//! not be seen of it is spelled out, and it is shown, nothing else.
+//! Only the agents of known holders and waiters are looked up, a bounded number at a time, and no value is read before its
+//! length. Anybody who can write to Redis may have written this text: it is truncated, invisible characters are escaped, and
+//! it is only displayed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use crate::clock::{SteadyMillis, WallMillis, now};
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{AgentReport, HolderIdentity, Observation};
 
-/// The most holders and waiters that are asked about in one round; the others have their turn in the next ones.
+/// The most holders and waiters that are looked up in one round; the others follow in the next ones.
 const HOLDERS: usize = 1_000;
 /// Commands in one pipeline.
 const COMMANDS: usize = 250;
 /// Fields in one command.
 const FIELDS: usize = 50;
-/// The longest note that is read, bytes.
-const MAX_NOTE: u64 = 4_096;
-/// The longest host that is read, bytes.
+/// The longest entry that is read, in bytes.
+const MAX_ENTRY: u64 = 4_096;
+/// The longest host name that is read, in bytes.
 const MAX_HOST: u64 = 256;
-/// How much of any text is kept, characters.
+/// The most characters of any text that are retained.
 const MAX_TEXT: usize = 100;
 
-/// What reads in one database what agents tell there.
+/// A reader of the holder registry of one database.
 #[derive(Debug)]
 pub(super) struct Agents {
     scope: Scope,
@@ -41,14 +41,14 @@ pub(super) struct Agents {
     share: SlotShare,
     hub: Arc<Hub>,
     model: ModelHandle,
-    /// Behind which holder to go on, among those not known yet and among the others.
+    /// The last holders looked up, of those without an identity yet and of the others.
     after: (Option<HolderId>, Option<HolderId>),
 }
 
-/// A holder as its agent tells it; fields that are not there, or are something else, are not known.
+/// A holder's entry as its agent publishes it; missing or malformed fields are unknown.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Note {
+struct RegistryEntry {
     pid: Option<u32>,
     uid: Option<u32>,
     comm: Option<String>,
@@ -60,8 +60,8 @@ struct Note {
     until: Option<u64>,
 }
 
-impl Note {
-    fn who(bytes: &[u8], host: Option<Arc<str>>) -> HolderIdentity {
+impl RegistryEntry {
+    fn identity(bytes: &[u8], host: Option<Arc<str>>) -> HolderIdentity {
         let note: Self = serde_json::from_slice(bytes).unwrap_or_default();
         let text = |text: Option<String>| text.map(|text| plain(&text)).filter(|t| !t.is_empty());
         HolderIdentity {
@@ -71,7 +71,7 @@ impl Note {
             comm: text(note.comm),
             name: text(note.client),
             session: text(note.session),
-            // By its host's clock, as is what we tell.
+            // By its own host's wall clock.
             since: note.since.map(|at| WallMillis(at).to_steady()),
             // HolderIdentity takes several at once gives them back before it waits for ever.
             owner: note.owner.filter(|_| !note.several),
@@ -80,7 +80,7 @@ impl Note {
     }
 }
 
-/// The beginning of a text, with what would not be seen spelled out.
+/// Returns the beginning of a text, with invisible characters escaped.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     for c in text.chars().take(MAX_TEXT) {
@@ -96,7 +96,6 @@ fn plain(text: &str) -> String {
 type Asked = (HolderId, LockName);
 
 impl Agents {
-    /// Asks in that database, by that connection.
     #[must_use]
     pub(super) fn new(
         scope: Scope,
@@ -107,8 +106,8 @@ impl Agents {
         Self { scope, link, share, hub, model, after: (None, None) }
     }
 
-    /// Asks about some of the holders. Says why, where Redis does not let us.
-    pub(super) async fn ask(&mut self) -> Result<Option<ServerError>, CallError> {
+    /// Looks up some of the holders. Returns the error if Redis refuses that.
+    pub(super) async fn look_up(&mut self) -> Result<Option<ServerError>, CallError> {
         let asked = self.choose();
         if asked.is_empty() {
             return Ok(None);
@@ -132,7 +131,7 @@ impl Agents {
         if let Some(refused) = refused.filter(|refused| refused.is_denied()) {
             return Ok(Some(refused.clone()));
         }
-        // What is of another type tells nothing: it is no agent's.
+        // A key of another type is not an agent's.
         let length = |reply: &Result<Value, ServerError>| reply.as_ref().ok().and_then(integer);
         let (of_agents, of_holders) = replies.split_at(agents.len() * 2);
         let there: Vec<(ClientId, bool)> = agents
@@ -146,23 +145,23 @@ impl Agents {
         });
         let hosts = self.hosts(hosted.map(|(id, _)| *id).collect()).await?;
         let short = asked.iter().zip(of_holders).filter(|(_, reply)| {
-            length(reply).is_some_and(|length| (1..=MAX_NOTE).contains(&length))
+            length(reply).is_some_and(|length| (1..=MAX_ENTRY).contains(&length))
         });
         let notes = self.notes(short.map(|((id, _), _)| *id).collect()).await?;
         let mut holders = Vec::with_capacity(asked.len());
         for ((id, lock), reply) in asked.into_iter().zip(of_holders) {
             let Some(length) = length(reply) else { continue };
-            // A note that is too long, or gone since its length was asked for, is one all the same.
+            // An entry that is too long, or gone since its length was read, still shows that the agent knows the holder.
             let note = notes.get(&id).map(Vec::as_slice).unwrap_or_default();
             let host = || hosts.get(&id.client).cloned();
-            holders.push((lock, id, (length > 0).then(|| Note::who(note, host()))));
+            holders.push((lock, id, (length > 0).then(|| RegistryEntry::identity(note, host()))));
         }
         let told = AgentReport { agents: there, holders, at, steady };
         self.model.see(self.scope.id, Observation::AgentReport(told)).await;
         Ok(None)
     }
 
-    /// The holders of this round: half of them not known yet, where there are so many.
+    /// Chooses the holders of this round; at least half of them without an identity yet, if there are enough.
     fn choose(&mut self) -> Vec<Asked> {
         let snapshot = self.hub.snapshot();
         let ours =
@@ -220,12 +219,12 @@ impl Agents {
         Ok(notes)
     }
 
-    /// Sends commands, a bounded number at once.
+    /// Sends commands in pipelines of bounded length.
     async fn send(
         &self,
         commands: Vec<Vec<Vec<u8>>>,
     ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
-        // An agent's keys need not be where the lock is.
+        // An agent's keys may be on another node than the lock.
         let mut by_node: HashMap<Option<Address>, (Link, Vec<usize>)> = HashMap::new();
         for (place, command) in commands.iter().enumerate() {
             let key = command.get(1).map(Vec::as_slice).unwrap_or_default();
@@ -255,7 +254,7 @@ impl Agents {
     }
 }
 
-/// The next ones of a list that is gone through in turn, sorted by their agents.
+/// Returns the next part of a list that is worked through in turn, sorted by agent.
 fn turn(mut list: Vec<Asked>, after: &mut Option<HolderId>, room: usize) -> Vec<Asked> {
     list.sort_unstable();
     if list.len() > room {
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_has_a_turn() {
+    fn every_holder_has_a_turn() {
         let list: Vec<Asked> = (0..10).map(asked).collect();
         let mut after = None;
         let mut seen = HashSet::new();
@@ -295,8 +294,8 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_text_of_somebody_else() {
-        let who = |note: &str| Note::who(note.as_bytes(), None);
+    fn an_entry_is_treated_as_hostile_text() {
+        let who = |note: &str| RegistryEntry::identity(note.as_bytes(), None);
         let whole = who(
             r#"{"pid":4711,"uid":1000,"comm":"java","client":"a\u001b[31m\u202ex","session":"1-2","since":5,"more":[]}"#,
         );

@@ -1,5 +1,5 @@
-//! Redisson's release messages: each says that a lock is free this very moment, or was. In a cluster also those that
-//! are told on channels of shards.
+//! Redisson's release messages: each reports that a lock is free at this moment, or was. In a cluster they may also arrive on
+//! sharded channels.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::model::types::Observation;
 use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
 
-/// Events taken at once; of several messages on one channel among them one is told.
+/// The most events handled at once; several messages on one channel among them count as one.
 const AT_ONCE: usize = 256;
-/// How often it is told that messages would be heard.
+/// The interval at which success is reported without any messages.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// The release messages of one server. Redis knows no databases in pub/sub: a message is told to all of them.
+/// The release messages of one server. Pub/sub has no databases: a message is reported to all of them.
 #[derive(Debug)]
 pub struct Channels {
     scopes: Vec<Scope>,
@@ -37,21 +37,20 @@ pub struct Channels {
     subscriber: Subscriber,
     shards: Shards,
     share: SlotShare,
-    /// Whether there is a connection.
     up: bool,
-    /// Whether the patterns are wished.
+    /// Whether to subscribe to the patterns.
     hears_all: bool,
     link: Link,
     hub: Arc<Hub>,
 }
 
-/// What is subscribed to: an account needs the right to just these patterns.
+/// Returns the subscribed patterns: an account needs the right to exactly these.
 fn patterns() -> [Vec<u8>; 2] {
     [keys::LOCK_CHANNEL, keys::READ_WRITE_CHANNEL].map(|prefix| [prefix, b"*"].concat())
 }
 
 impl Channels {
-    /// Begins to subscribe. `link` is a connection to the server, `shards` what is subscribed of its channels of shards, `share` which locks it has.
+    /// Starts to subscribe. `link` is a connection to the server, `shards` its sharded channels, `share` its locks.
     #[must_use]
     pub fn start(
         endpoint: Endpoint,
@@ -104,7 +103,7 @@ impl Channels {
             let mut told = HashSet::new();
             for event in events.drain(..) {
                 match event {
-                    // It belongs to the message before it.
+                    // It repeats the message before it.
                     PubSubEvent::Message { payload, .. }
                         if payload == keys::WRITE_RELEASED_AGAIN => {}
                     PubSubEvent::Message { channel, .. } => {
@@ -122,9 +121,9 @@ impl Channels {
         }
     }
 
-    /// What is published in a cluster comes to every node: it is heard at one of them.
+    /// Subscribes to the patterns on one node of a cluster, since messages reach every node.
     fn choose_patterns(&mut self) {
-        let wished = self.share.hears_all();
+        let wished = self.share.receives_all();
         if std::mem::replace(&mut self.hears_all, wished) == wished {
             return;
         }
@@ -185,8 +184,8 @@ impl Channels {
                 }
             }
             PubSubEvent::Refused { channel, .. } if !patterns().contains(&channel) => {
-                // A channel of a shard: of a slot that another server has, or one that the account may not hear.
-                tracing::debug!(channel = %String::from_utf8_lossy(&channel), "cannot hear a channel of a shard");
+                // A sharded channel of a slot that another server has, or that the account may not subscribe to.
+                tracing::debug!(channel = %String::from_utf8_lossy(&channel), "cannot subscribe to a sharded channel");
             }
             PubSubEvent::Refused { channel, reason } => {
                 let pattern = String::from_utf8_lossy(&channel).into_owned();

@@ -1,5 +1,5 @@
-//! The masters of a cluster, each looked at as a server of its own: found, followed when slots move or a replica takes
-//! over, and left when they serve nothing any more.
+//! The masters of a cluster, each watched as a server of its own: discovered, followed when slots move or a replica takes
+//! over, and dropped once they serve no slot.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,28 +23,27 @@ use crate::config;
 use crate::model::types::{Observation, ScopeId, SlotAssignment};
 use crate::redis::{TIMEOUT, cluster_options};
 
-/// The most masters that are looked at: each has connections and metrics of its own.
-const MOST: usize = 64;
-/// How often it is looked which of them answer.
+/// The most masters that are watched: each has connections and metrics of its own.
+const MAX_MASTERS: usize = 64;
+/// The interval at which their connections are checked.
 const LOOK_EACH: Duration = Duration::from_secs(1);
 
-/// What follows one cluster.
 pub(super) struct Follower {
     shared: Shared,
     deployment: Arc<str>,
     front: ScopeId,
     cluster: Cluster,
-    /// How the nodes are reached for MONITOR.
+    /// The credentials for MONITOR.
     monitor: ClusterTarget,
     nodes: Arc<Nodes>,
     running: BTreeMap<Address, Node>,
-    /// Stands for the cluster until it has told of its nodes.
+    /// The entry for the cluster in the list of servers until its nodes are known.
     unknown: Option<(String, watch::Sender<LinkState>)>,
-    /// What was said of it last.
+    /// The last complaint about the whole cluster.
     amiss: Option<String>,
 }
 
-/// A master that is looked at.
+/// A watched master.
 struct Node {
     scope: ScopeId,
     link: Link,
@@ -53,7 +52,7 @@ struct Node {
 }
 
 impl Follower {
-    /// Begins to ask the nodes that are named; none where the deployment is no cluster.
+    /// Starts to query the configured nodes. Returns none if the deployment is not a cluster.
     pub(super) fn new(
         shared: &Shared,
         deployment: &config::Deployment,
@@ -91,7 +90,7 @@ impl Follower {
         })
     }
 
-    /// Follows it, until the end.
+    /// Runs until the end.
     pub(super) async fn run(mut self) {
         let mut state = self.cluster.state();
         let mut look = interval(LOOK_EACH);
@@ -102,8 +101,8 @@ impl Follower {
                     if changed.is_err() {
                         return;
                     }
-                    let told = state.borrow_and_update().clone();
-                    self.follow(told).await;
+                    let update = state.borrow_and_update().clone();
+                    self.follow(update).await;
                 }
                 _ = look.tick() => {}
             }
@@ -111,11 +110,12 @@ impl Follower {
         }
     }
 
-    /// The nodes have been asked.
-    async fn follow(&mut self, told: ClusterState) {
-        let masters = told.slots.masters();
+    /// Applies a new state of the cluster.
+    async fn follow(&mut self, update: ClusterState) {
+        let masters = update.slots.masters();
         if let Some((_, sender)) = &self.unknown {
-            let reason = told.trouble.clone().unwrap_or_else(|| "no node serves a slot".to_owned());
+            let reason =
+                update.trouble.clone().unwrap_or_else(|| "no node serves a slot".to_owned());
             sender.send_modify(|state| {
                 if let LinkStatus::Down { reason: known, .. } = &mut state.status {
                     *known = reason;
@@ -125,12 +125,12 @@ impl Follower {
         if masters.is_empty() {
             return;
         }
-        // Before they come: it may bear the name of one of them.
+        // Before its nodes are added: it may have the name of one of them.
         if let Some((named, _)) = self.unknown.take() {
             self.shared.sources.remove(&self.deployment, &named);
         }
         for address in masters {
-            if self.running.len() < MOST && !self.running.contains_key(address) {
+            if self.running.len() < MAX_MASTERS && !self.running.contains_key(address) {
                 self.start(address).await;
             }
         }
@@ -139,8 +139,8 @@ impl Follower {
         let links = self.running.iter().filter(|(address, _)| !gone.contains(address));
         let links: HashMap<_, _> =
             links.map(|(address, node)| (address.clone(), node.link.clone())).collect();
-        self.nodes.set(Arc::clone(&told.slots), links);
-        let by = told
+        self.nodes.set(Arc::clone(&update.slots), links);
+        let by = update
             .slots
             .ranges()
             .filter_map(|(range, address)| Some((range, self.running.get(address)?.scope)));
@@ -156,35 +156,35 @@ impl Follower {
         for address in gone {
             self.stop(&address).await;
         }
-        self.shared.sources.set_slots(&self.deployment, Arc::clone(&told.slots));
-        let amiss = amiss(masters.len(), self.running.len(), told.slots.unserved());
+        self.shared.sources.set_slots(&self.deployment, Arc::clone(&update.slots));
+        let amiss = amiss(masters.len(), self.running.len(), update.slots.unserved());
         if amiss != self.amiss {
             match &amiss {
                 Some(amiss) => tracing::warn!(
                     deployment = &*self.deployment,
                     amiss,
-                    "the cluster is not seen as a whole"
+                    "cluster only partly visible"
                 ),
-                None => tracing::info!(
-                    deployment = &*self.deployment,
-                    "the cluster is seen as a whole again"
-                ),
+                None => {
+                    tracing::info!(deployment = &*self.deployment, "cluster fully visible again")
+                }
             }
             self.amiss.clone_from(&amiss);
         }
-        self.shared.sources.tell_cluster(&self.deployment, amiss);
+        self.shared.sources.set_cluster(&self.deployment, amiss);
     }
 
-    /// Where messages are heard that go to all nodes, and whether the cluster is about to change.
+    /// Chooses the node that receives the messages that reach all nodes, and refreshes the slots if a node is down.
     fn look(&self) {
         let is_up = |node: &Node| matches!(node.link.state().borrow().status, LinkStatus::Up(_));
-        let ear = self.nodes.ear().filter(|ear| self.running.get(ear).is_some_and(is_up));
+        let listener =
+            self.nodes.listener().filter(|listener| self.running.get(listener).is_some_and(is_up));
         let mut others = self.running.iter();
-        let ear = ear.or_else(|| {
+        let listener = listener.or_else(|| {
             let up = others.find(|(_, node)| is_up(node));
             up.or_else(|| self.running.first_key_value()).map(|(address, _)| address.clone())
         });
-        self.nodes.set_ear(ear);
+        self.nodes.set_listener(listener);
         self.nodes.tidy();
         self.cluster.hurry(!self.running.values().all(is_up));
     }
@@ -201,20 +201,20 @@ impl Follower {
             dbs: vec![(scope, batches)],
             share: SlotShare::Node(Arc::clone(&self.nodes), address.clone()),
             stop: stop.clone(),
-            // What a node has that joins later comes from the others, which have been passed over.
-            first: !self.shared.sources.is_passed_over(&self.deployment),
+            // The locks of a node that joins later come from the others, which have been scanned.
+            first: !self.shared.sources.is_scanned(&self.deployment),
         };
         let Some((link, tasks)) = self.shared.start(server) else { return };
         let node = Node { scope: id, link, tasks, stop: stop.drop_guard() };
         self.running.insert(address.clone(), node);
     }
 
-    /// Ends all that looks at a node, and only then says so: its scope may become another's.
+    /// Stops the sources of a node, and only then removes its scope, which may be reused.
     async fn stop(&mut self, address: &Address) {
         let Some(Node { scope, tasks, stop, .. }) = self.running.remove(address) else { return };
         drop(stop);
         for task in tasks {
-            // One that panicked has ended too.
+            // A task that panicked has ended too.
             drop(task.await);
         }
         self.shared.model.leave(scope).await;
@@ -225,13 +225,13 @@ impl Follower {
     }
 }
 
-/// What is to be said of a cluster of so many masters, of which so many are looked at, and slots that nobody serves.
+/// Returns the complaint about a cluster with more masters than are watched, or with slots that nobody serves.
 fn amiss(masters: usize, looked_at: usize, unserved: u32) -> Option<String> {
     let mut amiss = Vec::new();
     let left_out = masters.saturating_sub(looked_at);
     if left_out > 0 {
         amiss.push(format!(
-            "it has {masters} masters, and the locks of {left_out} are not looked at: {MOST} are the most"
+            "it has {masters} masters, and the locks of {left_out} are not looked at: {MAX_MASTERS} are the most"
         ));
     }
     if unserved > 0 {
@@ -247,9 +247,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masters_beyond_the_most_and_slots_of_nobody_are_told() {
+    fn masters_beyond_the_limit_and_unserved_slots_are_reported() {
         assert_eq!(amiss(64, 64, 0), None);
-        let more = amiss(66, MOST, 0).unwrap();
+        let more = amiss(66, MAX_MASTERS, 0).unwrap();
         assert_eq!(
             more,
             "it has 66 masters, and the locks of 2 are not looked at: 64 are the most"

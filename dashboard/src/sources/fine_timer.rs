@@ -1,5 +1,4 @@
-//! Pauses shorter than the runtime's timer can make: that counts whole milliseconds, a pass over a million keys makes
-//! ten thousand pauses of less than one.
+//! Pauses below a millisecond, which the runtime's timer cannot make; a scan of a million keys makes ten thousand of them.
 
 use std::time::Duration;
 
@@ -10,13 +9,13 @@ use rustix::time::{
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 
-/// A timer of the kernel's, which is read like a pipe: eight bytes each time it has run out. Where the kernel has none
-/// to give, the runtime's is used.
+/// A timer of the kernel, which is read like a pipe: eight bytes each time it expires. If the kernel has none left, the
+/// runtime's timer replaces it.
 #[derive(Debug)]
 pub(super) struct FineTimer(Option<Receiver>);
 
 impl FineTimer {
-    /// Makes it. Must be called within a runtime.
+    /// Creates a timer. Must be called within a runtime.
     #[must_use]
     pub(super) fn new() -> Self {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
@@ -24,7 +23,7 @@ impl FineTimer {
         Self(timer.and_then(|timer| Receiver::from_owned_fd_unchecked(timer).ok()))
     }
 
-    /// Waits so long, some microseconds more.
+    /// Sleeps for at least this time, and some microseconds more.
     pub(super) async fn sleep(&mut self, duration: Duration) {
         if duration.is_zero() {
             return;
@@ -62,7 +61,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_waits_again_and_again_and_never_too_short() {
+    async fn it_can_be_reused_and_never_wakes_early() {
         let mut timer = FineTimer::new();
         assert!(timer.0.is_some());
         for micros in [1, 50, 300, 1_500, 20] {

@@ -1,7 +1,7 @@
-//! Who is connected to the server, asked within bounds: listing clients takes the server's time, each of them.
+//! The clients that are connected to the server, listed within bounds, since each of them costs the server time.
 //!
-//! MONITOR tells from which address a holder's client comes; whether anybody is connected from there still is what is
-//! asked here. Agents tell of their holders themselves, in keys that are read here too.
+//! MONITOR shows the address of a holder's client; this source checks whether anybody is still connected from there. It also
+//! reads the holder registry, in which agents publish their holders.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -24,31 +24,28 @@ use crate::model::types::Observation;
 use crate::sources::view::SourceState;
 
 const EACH: Duration = Duration::from_secs(15);
-/// How often agents' holders are asked about; agents write about as often.
+/// The interval at which the holder registry is read; agents write it about as often.
 const AGENTS_EACH: Duration = Duration::from_secs(2);
 /// The most clients that are listed: a thousand take the server two milliseconds.
 const MAX_CLIENTS: u64 = 1_000;
 
-/// What asks of one deployment's server who is connected, and what agents tell.
+/// The identity source of one server.
 #[derive(Debug)]
 pub struct Identity {
     pub scopes: Vec<Scope>,
-    /// A connection to it.
     pub link: Link,
-    /// What reads, in each database, what agents tell.
+    /// The readers of the holder registry, one for each database.
     pub(super) agents: Vec<Agents>,
-    /// Where findings go.
     pub model: ModelHandle,
-    /// Who of those connected is a dashboard that listens.
+    /// Receives the list of clients, to count dashboards among subscribers.
     pub shards: Shards,
-    /// Which of the deployment's locks the server has.
+    /// The server's share of the deployment's locks.
     pub(super) share: SlotShare,
-    /// How it fares.
     pub status: Arc<SourceStatus>,
 }
 
 impl Identity {
-    /// Asks for ever.
+    /// Runs until the connection is given up.
     pub async fn run(mut self) {
         let mut connected = (SourceState::On, String::new());
         let mut clients_due = Instant::now();
@@ -73,7 +70,7 @@ impl Identity {
         }
     }
 
-    /// Tells the model who is connected. Says how that went.
+    /// Reports the connected clients to the model. Returns the source's state, with details.
     async fn ask_for_clients(&self) -> (SourceState, String) {
         match self.ask().await {
             Ok(None) => (
@@ -83,7 +80,7 @@ impl Identity {
                 ),
             ),
             Ok(Some(addresses)) => {
-                // Who is connected to another node only lives all the same.
+                // A client that is connected only to another node is alive as well.
                 let Some(addresses) = self.share.connected(addresses) else {
                     return (SourceState::On, String::new());
                 };
@@ -102,24 +99,24 @@ impl Identity {
         }
     }
 
-    /// Tells the model what agents tell. Says why, where that cannot be read.
+    /// Reports the holder registry to the model. Returns a reason if it cannot be read.
     async fn ask_about_agents(&mut self) -> Option<String> {
         let mut untold = None;
         for agents in &mut self.agents {
-            match agents.ask().await {
+            match agents.look_up().await {
                 Ok(None) => {}
                 Ok(Some(refused)) => {
                     untold =
                         Some(format!("what agents tell of their holders is not read: {refused}"));
                 }
-                // The connection's own state tells of that; the next round is soon.
-                Err(error) => tracing::debug!(%error, "what agents tell was not read"),
+                // The connection reports its own state; the next round follows soon.
+                Err(error) => tracing::debug!(%error, "holder registry not read"),
             }
         }
         untold
     }
 
-    /// The addresses that somebody is connected from; none where there are too many to ask.
+    /// Returns the addresses of connected clients; none if there are too many to list.
     async fn ask(&self) -> Result<Option<HashSet<IpAddr>>, CallError> {
         let mut info = cmd("INFO");
         info.arg("clients");
@@ -146,7 +143,7 @@ fn text(reply: &Value) -> String {
     }
 }
 
-/// The addresses in a list of clients, a line each. A name may have no blanks, so that it cannot pass for an address.
+/// Returns the addresses in a list of clients, one a line. Names cannot contain blanks, so none can pass for an address.
 fn addresses(list: &str) -> HashSet<IpAddr> {
     let address = |line: &str| {
         let field = line.split(' ').find_map(|field| field.strip_prefix("addr="))?;

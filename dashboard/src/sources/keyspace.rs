@@ -1,6 +1,6 @@
-//! What the server itself tells of keys that change, where its operator has that switched on already
-//! (`notify-keyspace-events`): a known lock is read as soon as anything was done to it, and a hold that runs out is known
-//! to have run out. The dashboard never switches it on, since it costs the server something for each write.
+//! Keyspace notifications, if the server's operator has enabled them (`notify-keyspace-events`): a known lock is read as soon
+//! as it changes, and a hold whose key expires is known to have expired. The dashboard never enables them, since they cost
+//! the server something for every write.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,31 +23,32 @@ use crate::model::types::{LockView, Observation};
 use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
 
-/// The most locks of one server that are listened for each by itself.
+/// The most locks of one server with a subscription of their own.
 const MAX_LOCKS: usize = 1_000;
-/// How often it is looked which locks these are.
+/// The interval at which these locks are chosen.
 const EACH: Duration = Duration::from_secs(2);
-/// How often the server is asked what it tells, and how often where it does not let us: each time is in its log.
+/// The interval at which the server's setting is read.
 const ASK_EACH: Duration = Duration::from_secs(60);
+/// The interval after a refusal: each one adds to the server's log.
 const ASK_AGAIN: Duration = Duration::from_secs(1_800);
-/// Events in one round from which on they are more than they are worth: a thousand a second.
+/// Events in one round that are too many: a thousand a second.
 const TOO_MANY: u32 = 2_000;
-/// How long it then stays quiet.
+/// The time without subscriptions after too many events.
 const QUIET_FOR: Duration = Duration::from_secs(60);
-/// Events taken at once; of several on one key among them one is told.
+/// The most events handled at once; several on one key among them count as one.
 const AT_ONCE: usize = 256;
 
-/// What the server tells, as its setting has it.
+/// The notifications that the server sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Told {
-    /// What happens to single keys.
+struct Notifications {
+    /// Changes of single keys.
     keys: bool,
-    /// Which keys expire.
+    /// Expired keys.
     expired: bool,
 }
 
-impl Told {
-    /// From the setting `notify-keyspace-events`.
+impl Notifications {
+    /// Parses the setting `notify-keyspace-events`.
     fn from_flags(flags: &str) -> Self {
         let has = |flag: char| flags.contains(flag);
         let all = has('A');
@@ -57,7 +58,7 @@ impl Told {
     }
 }
 
-/// What one channel is about.
+/// The subject of one channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Topic {
     Key(usize, LockName),
@@ -76,14 +77,14 @@ pub struct Keyspace {
     subscriber: Subscriber,
     events: mpsc::Receiver<PubSubEvent>,
     topics: HashMap<Vec<u8>, Topic>,
-    asked: Option<(Instant, Result<Told, String>)>,
+    asked: Option<(Instant, Result<Notifications, String>)>,
     heard: u32,
     quiet_until: Option<Instant>,
     refused: Option<String>,
 }
 
 impl Keyspace {
-    /// Subscribes to nothing yet. `link` is a connection to the deployment.
+    /// Starts without subscriptions. `link` is a connection to the server.
     #[must_use]
     pub fn start(
         endpoint: Endpoint,
@@ -112,7 +113,7 @@ impl Keyspace {
         }
     }
 
-    /// Listens until the end.
+    /// Runs until the connection is given up.
     pub async fn run(mut self) {
         let mut events = Vec::with_capacity(AT_ONCE);
         let mut round = interval(EACH);
@@ -130,9 +131,9 @@ impl Keyspace {
         }
     }
 
-    /// Passes on what was heard.
+    /// Reports events to the model.
     async fn hear(&mut self, events: &mut Vec<PubSubEvent>) {
-        let mut told = HashSet::new();
+        let mut reported = HashSet::new();
         for event in events.drain(..) {
             match event {
                 PubSubEvent::Message { channel, payload, .. } => {
@@ -145,7 +146,7 @@ impl Keyspace {
                             (*scope, name, true)
                         }
                     };
-                    if told.insert((scope, name.clone(), expired)) {
+                    if reported.insert((scope, name.clone(), expired)) {
                         let (at, steady) = (now(), SteadyMillis::now());
                         let changed = Observation::KeyChanged { name, expired, at, steady };
                         self.model.see(self.scopes[scope].id, changed).await;
@@ -166,7 +167,7 @@ impl Keyspace {
         self.status.succeeded();
     }
 
-    /// Subscribes to what is worth hearing now, and says how it fares.
+    /// Updates the subscriptions, and reports the source's state.
     async fn choose(&mut self) {
         let heard = std::mem::take(&mut self.heard);
         let now = Instant::now();
@@ -179,8 +180,8 @@ impl Keyspace {
         if heard >= TOO_MANY {
             self.quiet_until = Some(now + QUIET_FOR);
         }
-        let told = match self.told(now).await {
-            Ok(told) => told,
+        let notifications = match self.notifications(now).await {
+            Ok(notifications) => notifications,
             Err((state, why)) => {
                 self.listen(HashMap::new());
                 return self.status.set(state, why);
@@ -195,18 +196,18 @@ impl Keyspace {
             );
             return self.status.set(SourceState::Paused, why);
         }
-        if told == Told::default() {
+        if notifications == Notifications::default() {
             self.listen(HashMap::new());
             let why = "the server tells nothing of locks that change (notify-keyspace-events); that stays so";
             return self.status.set(SourceState::Off, why);
         }
-        let topics = self.wanted(told);
+        let topics = self.wanted(notifications);
         let keys = topics.values().filter(|topic| matches!(topic, Topic::Key(..))).count();
         self.listen(topics);
         if let Some(refused) = &self.refused {
             return self.status.set(SourceState::Denied, refused.clone());
         }
-        let detail = match (told.keys, told.expired) {
+        let detail = match (notifications.keys, notifications.expired) {
             (true, true) => format!("changes of {keys} locks are heard, and which keys expire"),
             (true, false) => format!("changes of {keys} locks are heard"),
             _ => "it is heard which keys expire".to_owned(),
@@ -215,40 +216,43 @@ impl Keyspace {
         self.status.succeeded();
     }
 
-    /// What the server tells, as it said a while ago at most.
-    async fn told(&mut self, now: Instant) -> Result<Told, (SourceState, String)> {
-        let known = self.asked.as_ref().filter(|(at, told)| {
-            let each = if told.is_ok() { ASK_EACH } else { ASK_AGAIN };
+    /// Returns the server's setting, at most a while old.
+    async fn notifications(
+        &mut self,
+        now: Instant,
+    ) -> Result<Notifications, (SourceState, String)> {
+        let known = self.asked.as_ref().filter(|(at, notifications)| {
+            let each = if notifications.is_ok() { ASK_EACH } else { ASK_AGAIN };
             now.duration_since(*at) < each
         });
-        if let Some((_, told)) = known {
-            return told.clone().map_err(|why| (SourceState::Denied, why));
+        if let Some((_, notifications)) = known {
+            return notifications.clone().map_err(|why| (SourceState::Denied, why));
         }
         let mut command = cmd("CONFIG");
         command.arg("GET").arg("notify-keyspace-events");
-        let told = match self.link.call(command).await {
+        let notifications = match self.link.call(command).await {
             Ok(reply) => {
-                Ok(flags(&reply).map(|flags| Told::from_flags(&flags)).unwrap_or_default())
+                Ok(flags(&reply).map(|flags| Notifications::from_flags(&flags)).unwrap_or_default())
             }
             Err(CallError::Refused(refused)) if !refused.is_transient() => {
                 Err(format!("whether the server tells of changed keys may not be asked: {refused}"))
             }
             Err(error) => return Err((SourceState::Down, error.to_string())),
         };
-        self.asked = Some((now, told.clone()));
-        told.map_err(|why| (SourceState::Denied, why))
+        self.asked = Some((now, notifications.clone()));
+        notifications.map_err(|why| (SourceState::Denied, why))
     }
 
-    /// The channels worth hearing: those of held locks, the troubled and awaited ones first.
-    fn wanted(&self, told: Told) -> HashMap<Vec<u8>, Topic> {
+    /// Returns the channels to subscribe to: those of held locks, first those with problems or waiters.
+    fn wanted(&self, notifications: Notifications) -> HashMap<Vec<u8>, Topic> {
         let mut wanted = HashMap::new();
-        if told.expired {
+        if notifications.expired {
             for (i, scope) in self.scopes.iter().enumerate() {
                 let channel = format!("__keyevent@{}__:expired", scope.db).into_bytes();
                 wanted.insert(channel, Topic::Expired(i));
             }
         }
-        if !told.keys {
+        if !notifications.keys {
             return wanted;
         }
         let snapshot = self.hub.snapshot();
@@ -258,7 +262,7 @@ impl Keyspace {
             .filter_map(|lock| {
                 let scope = self.scopes.iter().position(|scope| scope.has(lock))?;
                 let channel = key_channel(lock);
-                // Those that are heard already stay, so that little is subscribed anew.
+                // Subscribed locks stay, so that few subscriptions change.
                 let weight = (
                     lock.problems.is_empty(),
                     !lock.is_awaited(),
@@ -287,12 +291,12 @@ impl Keyspace {
     }
 }
 
-/// The channel on which the server tells what is done to a lock's key.
+/// Returns the channel for changes of a lock's key.
 fn key_channel(lock: &LockView) -> Vec<u8> {
     [format!("__keyspace@{}__:", lock.id.db).as_bytes(), lock.id.name.as_bytes()].concat()
 }
 
-/// The value in an answer to CONFIG GET.
+/// Returns the value in a reply to CONFIG GET.
 fn flags(reply: &Value) -> Option<String> {
     let value = match reply {
         Value::Map(pairs) => strings(&Value::Array(vec![pairs.first()?.1.clone()]))?.pop()?,
@@ -306,17 +310,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_setting_says_what_is_told() {
-        let told = |flags| {
-            let Told { keys, expired } = Told::from_flags(flags);
+    fn the_setting_determines_the_notifications() {
+        let notifications = |flags| {
+            let Notifications { keys, expired } = Notifications::from_flags(flags);
             (keys, expired)
         };
-        assert_eq!(told(""), (false, false));
-        assert_eq!(told("AKE"), (true, true));
-        assert_eq!(told("Ex"), (false, true), "such as Redisson's own listeners ask for");
-        assert_eq!(told("Kgx"), (true, false));
-        assert_eq!(told("K$l"), (false, false), "strings and lists are no locks");
-        assert_eq!(told("KEh"), (true, false));
-        assert_eq!(told("gx"), (false, false), "nothing without K or E");
+        assert_eq!(notifications(""), (false, false));
+        assert_eq!(notifications("AKE"), (true, true));
+        assert_eq!(notifications("Ex"), (false, true), "such as Redisson's own listeners ask for");
+        assert_eq!(notifications("Kgx"), (true, false));
+        assert_eq!(notifications("K$l"), (false, false), "strings and lists are no locks");
+        assert_eq!(notifications("KEh"), (true, false));
+        assert_eq!(notifications("gx"), (false, false), "nothing without K or E");
     }
 }

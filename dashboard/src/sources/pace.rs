@@ -1,10 +1,10 @@
-//! How fast keys are passed over: so that others hardly notice.
+//! The pace of a scan, at which other clients hardly notice it.
 //!
-//! The next call begins no sooner than three round trips of the last one after that began, and so late that the server spends no
-//! more than a tenth of its time on them; a sixth in the first pass, for which somebody may wait. What a call costs it the server
-//! tells itself: its clock is asked before and behind the call, in one pipeline with it. Where it may not be asked, the round
-//! trip stands for it, less that of a PING. Before each call the server is pinged, which shows whether others are slowed down;
-//! then calls come more rarely.
+//! A call begins at least three round trips after the beginning of the last one, and so late that the server spends at most a
+//! tenth of its time on these calls; a sixth in the first pass, which somebody may be waiting for. The cost of a call is
+//! measured by the server's own clock, read before and after it in the same pipeline; if the account may not read it, by the
+//! round trip less that of a PING. The server is pinged before each call: if that shows that others are slowed down, calls
+//! become rarer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,35 +18,35 @@ use super::read::{Caller, ServerFacts, clock_micros, pipeline};
 
 /// PINGs in one judgement.
 const WINDOW: usize = 64;
-/// Calls by which it is judged what one costs a server that does not tell its time. A quick one of them is taken: what held
-/// up the others was not their cost.
+/// The calls from which the cost on a server without a readable clock is estimated. A quick one of them counts: the others
+/// were delayed by something else than their cost.
 const CALLS: usize = 15;
-/// So many of them may be slow for other reasons.
+/// The number of PINGs that may be slow for other reasons.
 const OUTLIERS: usize = 3;
-/// How long what was learnt of PINGs while no keys are passed over is good for.
+/// The validity of the PING times that were measured between scans.
 const USUAL_FOR: Duration = Duration::from_secs(30);
-/// Between two PINGs of that kind.
+/// The time between two PINGs of that kind.
 const APART: Duration = Duration::from_millis(1);
-/// What the slowest PING may take beyond twice the usual.
+/// The time that the slowest PING may take beyond twice the usual.
 const GRACE: Duration = Duration::from_micros(50);
 /// The longest wait between two calls.
 const LONGEST: Duration = Duration::from_millis(250);
-/// How much slower calls may come at most. That the server is slow is mostly not our doing, and slower still would help
-/// it little: even at full pace we take no more than a small share of its time.
+/// The largest slowdown of calls. A slow server is rarely the scan's doing, and slowing down further would help it little:
+/// even at full pace the scan takes a small share of its time.
 const SLOWEST: f64 = 4.0;
 
-/// How much of the server's time may be taken.
+/// The share of the server's time that calls may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
-    /// Nobody has seen a whole picture yet: a sixth.
+    /// A sixth, until the first snapshot is complete.
     First,
     Usual,
     Slow,
 }
 
 impl Pace {
-    /// A call begins no sooner after the beginning of the last one than so many times the latter's round trip, and so many
-    /// times what it cost the server.
+    /// Returns the multiples of the last call's round trip, and of its cost, that must pass from its beginning to the
+    /// next.
     fn times(self) -> (u32, u32) {
         match self {
             Self::First => (3, 6),
@@ -55,40 +55,40 @@ impl Pace {
         }
     }
 
-    /// How long after a call began the next one may begin.
+    /// Returns the time from the beginning of a call to the next.
     fn pause(self, took: Duration, cost: Duration, slowdown: f64) -> Duration {
         let (trips, costs) = self.times();
         (took * trips).max(cost * costs).mul_f64(slowdown).min(LONGEST)
     }
 }
 
-/// A link whose calls keep a pace.
+/// A connection with paced calls.
 #[derive(Debug)]
 pub struct Pacer {
     link: Link,
     facts: ServerFacts,
-    /// When the last call began.
+    /// The beginning of the last call.
     sent: Instant,
     next: Instant,
-    /// Until when the keys looked at so far take at the highest rate allowed.
+    /// The instant until which the visited keys use up the highest rate allowed.
     spent: Instant,
-    /// Seconds that one key costs at that rate.
+    /// Seconds for one key at that rate.
     key_cost: f64,
     pace: Pace,
     slowdown: f64,
-    /// Close to the longest that a PING took while nothing was passed over, and when that was.
+    /// Nearly the slowest PING between scans, and the instant of that measurement.
     usual: Option<(Duration, Instant)>,
     quickest: Duration,
     timer: FineTimer,
     pings: VecDeque<Duration>,
-    /// Whether the server tells its time.
+    /// Whether the server's clock can be read.
     clocked: bool,
-    /// What the latest calls took.
+    /// Durations of the latest calls.
     calls: VecDeque<Duration>,
 }
 
 impl Pacer {
-    /// At most `rate` keys a second.
+    /// Returns a pacer of at most `rate` keys a second.
     #[must_use]
     pub fn new(link: Link, facts: ServerFacts, rate: u32) -> Self {
         Self {
@@ -109,12 +109,11 @@ impl Pacer {
         }
     }
 
-    /// How much may be taken from now on.
     pub fn set_pace(&mut self, pace: Pace) {
         self.pace = pace;
     }
 
-    /// Learns what PINGs take while no keys are passed over.
+    /// Measures PINGs between scans.
     async fn learn(&mut self) -> Result<(), CallError> {
         self.pings.clear();
         for _ in 0..WINDOW {
@@ -124,19 +123,19 @@ impl Pacer {
         self.quickest = self.pings.iter().min().copied().unwrap_or_default();
         self.usual = Some((slow(&self.pings), Instant::now()));
         self.pings.clear();
-        // Rights may have been given since.
+        // The account may have gained rights since.
         self.clocked = true;
         Ok(())
     }
 
-    /// The last call looked at so many keys: the next one waits for what they take at the highest rate allowed.
+    /// Charges the last call with this many keys, at the highest rate allowed.
     pub fn spend(&mut self, keys: usize) {
         let keys = u32::try_from(keys).unwrap_or(u32::MAX);
         let cost = Duration::from_secs_f64(self.key_cost * f64::from(keys));
         self.spent = self.spent.max(self.sent) + cost;
     }
 
-    /// How many times slower than wished calls come, 1 where nothing speaks against the full pace.
+    /// Returns the factor by which calls are slowed down, 1 at full pace.
     #[must_use]
     pub fn slowdown(&self) -> f64 {
         self.slowdown
@@ -149,7 +148,7 @@ impl Pacer {
         Ok(())
     }
 
-    /// Waits until the next call may begin, the last part of it with a PING.
+    /// Waits for the next call, and pings the server shortly before.
     async fn wait(&mut self) -> Result<(), CallError> {
         let left = self.next.max(self.spent).saturating_duration_since(Instant::now());
         if let Some(left) = left.checked_sub(self.quickest) {
@@ -160,7 +159,7 @@ impl Pacer {
         Ok(())
     }
 
-    /// Slows down where PINGs take twice as long as usual, and recovers where they do not.
+    /// Slows down if PINGs take twice as long as usual, and recovers if they do not.
     fn judge(&mut self) {
         let Some((usual, _)) = self.usual.filter(|_| self.pings.len() >= WINDOW) else { return };
         let slowed = slow(&self.pings) > usual * 2 + GRACE;
@@ -186,19 +185,19 @@ fn sorted(window: &VecDeque<Duration>) -> Vec<Duration> {
     sorted
 }
 
-/// Close to the slowest: a few outliers in the window do not count.
+/// Returns nearly the slowest: a few outliers in the window do not count.
 fn slow(pings: &VecDeque<Duration>) -> Duration {
     let sorted = sorted(pings);
     sorted.iter().rev().nth(OUTLIERS).or_else(|| sorted.last()).copied().unwrap_or_default()
 }
 
-/// The commands with the server's clock before and behind them.
+/// Returns the commands with TIME before and after them.
 fn timed(commands: Vec<Cmd>) -> Vec<Cmd> {
     [cmd("TIME")].into_iter().chain(commands).chain([cmd("TIME")]).collect()
 }
 
-/// Takes the first and the last reply away, which tell the server's time, and what passed between the two; none where it
-/// did not tell, or its clock was set back meanwhile.
+/// Removes the first and the last reply, which are the server's time. Returns the time between them; none if it could not be
+/// read, or was set back meanwhile.
 fn take_cost(replies: &mut Vec<Result<Value, ServerError>>) -> Option<Duration> {
     let after = replies.pop()?;
     let before = if replies.is_empty() { return None } else { replies.remove(0) };
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_is_left_most_of_its_time() {
+    fn the_server_keeps_most_of_its_time() {
         assert_eq!(Pace::Usual.pause(us(150), us(80), 1.0), us(800));
         assert_eq!(Pace::First.pause(us(150), us(80), 1.0), us(480));
         assert_eq!(Pace::Slow.pause(us(150), us(80), 1.0), us(1_600));
@@ -260,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_call_costs_is_told_by_the_servers_clock() {
+    fn the_servers_clock_measures_the_cost_of_a_call() {
         let ok = || Ok(Value::Okay);
         let mut replies =
             vec![time(1_795_219_199_999_950), ok(), ok(), time(1_795_219_200_000_040)];

@@ -1,4 +1,4 @@
-//! Known locks, read again when the model says so.
+//! The poll: reads of known locks at the model's request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,36 +21,32 @@ use crate::model::actor::ModelHandle;
 use crate::model::types::{Observation, ReadRequest, Source};
 use crate::sources::view::SourceState;
 
-/// Locks in one part of a batch; parts are on their way at the same time.
+/// Locks in one part of a batch; all parts are in flight at the same time.
 const PART: usize = 32;
-/// After this long without anything to read the server is asked whether it is there.
+/// The time without reads after which the server is pinged.
 const QUIET: Duration = Duration::from_secs(2);
-/// How often the server's clock is read. It can be stepped, and runs at a pace of its own.
+/// The interval at which the server's clock is read. It can be set, and drifts.
 const CLOCK_EACH: Duration = Duration::from_secs(10);
 
-/// The reader of one database.
+/// The poll of one database.
 #[derive(Debug)]
 pub struct Poll {
     pub scope: Scope,
     pub link: Link,
-    /// What to read.
     pub batches: mpsc::Receiver<Vec<ReadRequest>>,
-    /// Where findings go.
     pub model: ModelHandle,
-    /// How it fares.
     pub status: Arc<SourceStatus>,
-    /// What is learnt of the server.
     pub facts: ServerFacts,
-    /// Which of the deployment's locks it has.
+    /// The server's share of the deployment's locks.
     pub(super) share: SlotShare,
 }
 
 impl Poll {
-    /// Reads what is asked for, until the end. Also tells the model whether the server can be read at all.
+    /// Reads the requested locks until the end, and reports to the model whether the server can be read at all.
     pub async fn run(mut self) {
         let mut state = self.link.state();
         let mut up = None;
-        self.tell(&mut state, &mut up).await;
+        self.report_link(&mut state, &mut up).await;
         let mut quiet = interval(QUIET);
         quiet.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut clock = interval(CLOCK_EACH);
@@ -62,7 +58,7 @@ impl Poll {
                     if changed.is_err() {
                         return;
                     }
-                    self.tell(&mut state, &mut up).await;
+                    self.report_link(&mut state, &mut up).await;
                     clock.reset_immediately();
                 }
                 _ = clock.tick(), if up.is_some() => self.read_clock().await,
@@ -72,7 +68,7 @@ impl Poll {
                     quiet.reset();
                 }
                 _ = quiet.tick(), if up.is_some() => {
-                    // Nothing to read: that the server answers is all there is to see.
+                    // Without anything to read, an answer is the only sign of success.
                     if self.link.call(cmd("PING")).await.is_ok() {
                         self.status.succeeded();
                     }
@@ -81,8 +77,8 @@ impl Poll {
         }
     }
 
-    /// Tells the model of a connection that was made or lost.
-    async fn tell(&self, state: &mut watch::Receiver<LinkState>, up: &mut Option<u64>) {
+    /// Reports a new or lost connection to the model.
+    async fn report_link(&self, state: &mut watch::Receiver<LinkState>, up: &mut Option<u64>) {
         let LinkState { generation, status } = state.borrow_and_update().clone();
         match status {
             LinkStatus::Up(info) => {
@@ -111,13 +107,13 @@ impl Poll {
                 *up = None;
                 self.model.see(self.scope.id, Observation::ServerDown).await;
                 self.status.set(SourceState::Down, reason);
-                self.share.doubt();
+                self.share.suspect();
             }
         }
     }
 
-    /// Learns how far the server's clock is from ours: deadlines of fair locks' queues are judged by it. Where the
-    /// account may not ask they are judged by ours.
+    /// Reads the server's clock, by which the deadlines of fair locks' queues are judged. If the account may not read it, they
+    /// are judged by ours.
     async fn read_clock(&self) {
         let before = SteadyMillis::now().0;
         let Ok(reply) = self.link.call(cmd("TIME")).await else { return };
@@ -136,9 +132,9 @@ impl Poll {
 
     async fn read_part(&self, part: Vec<ReadRequest>) {
         match read(&mut Unpaced(&self.link, &self.facts), part).await {
-            Ok(Findings { found, led_on }) => {
+            Ok(Findings { found, redirected }) => {
                 self.send(found).await;
-                self.follow(led_on).await;
+                self.follow(redirected).await;
                 match self.facts.companions_denied() {
                     Some(why) => self.status.set(
                         SourceState::On,
@@ -153,26 +149,26 @@ impl Poll {
                 }
                 self.status.succeeded();
                 if self.facts.met_redirect() {
-                    self.share.doubt();
+                    self.share.suspect();
                 }
             }
-            // A connection that is gone is told by its state. Nothing is waited for here, so that it is told at once.
+            // The connection's state reports its loss. Nothing waits here, so that this happens at once.
             Err(ReadError::Call(CallError::Unsent { .. } | CallError::Lost { .. })) => {}
-            // It loads its data, or its cluster does not serve for the moment.
+            // It is loading its data, or its cluster is down for the moment.
             Err(ReadError::Call(CallError::Refused(error))) if error.is_transient() => {
                 self.status.set(SourceState::Down, error.to_string());
-                self.share.doubt();
+                self.share.suspect();
             }
             Err(error) => self.status.set(SourceState::Denied, error.to_string()),
         }
     }
 
-    /// Reads keys where the server says that they may have gone already, though their slot is its own yet. A node that
-    /// cannot be asked just now leaves them as they were last seen.
-    async fn follow(&self, led_on: Vec<(ReadRequest, Redirect)>) {
+    /// Reads keys on the nodes to which the server has redirected while their slots are moving. Keys of a node that cannot be
+    /// reached stay as they were last seen.
+    async fn follow(&self, redirected: Vec<(ReadRequest, Redirect)>) {
         let mut by_node: HashMap<(String, u16), (Redirect, Vec<ReadRequest>)> = HashMap::new();
-        // Where slots have gone for good the nodes are asked who has them, and everything follows.
-        for (request, redirect) in led_on.into_iter().filter(|(_, redirect)| redirect.ask) {
+        // Slots that have moved for good are discovered by asking the nodes.
+        for (request, redirect) in redirected.into_iter().filter(|(_, redirect)| redirect.ask) {
             let node = (redirect.host.clone(), redirect.port);
             by_node.entry(node).or_insert_with(|| (redirect, Vec::new())).1.push(request);
         }

@@ -1,4 +1,4 @@
-//! Passes over all keys of one database, which find locks under names that nobody told of.
+//! The scan: passes over all keys of one database, which discover locks under unknown names.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -23,60 +23,55 @@ use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockId, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
 
-/// Keys looked at by one SCAN.
+/// Keys visited by one SCAN.
 const COUNT: usize = 100;
-/// Candidates asked at once: so many, or as many as there are after so long.
+/// Possible locks read at once: this many, or as many as have been found after the interval below.
 const CANDIDATES: usize = 100;
 const CANDIDATES_EACH: Duration = Duration::from_millis(100);
-/// Hashes remembered as no locks, where asking them again would spoil the cache they belong to.
+/// The most hashes remembered as other things than locks, on servers where reading them again would count as a use.
 const MAX_INNOCENT: usize = 500_000;
-/// The pause after a pass is as many times its length, so that small databases are passed over often.
+/// The pause after a pass, as a multiple of its length, so that small databases are scanned often.
 const PAUSE: u32 = 20;
 /// The shortest pause between two passes.
 const SHORTEST: Duration = Duration::from_millis(500);
-/// How often companions of locks are looked for, at most.
+/// The least time between two passes for companion keys.
 const COMPANIONS_EACH: Duration = Duration::from_secs(60);
-/// A lock read this lately by the poll is not read again by a pass.
+/// The age up to which the poll's last reading of a lock replaces one by the scan.
 const FRESH_MS: u64 = 15_000;
-/// The most keys of slots that are moving whose own node is told of them at once.
+/// The most keys of moving slots that are reported to their own nodes at once.
 const UNDER_WAY: usize = 16;
 /// Matches every companion key of a lock.
 const COMPANIONS: &str = "redisson_lock_*";
 
-/// One database that is passed over.
+/// The scan of one database.
 #[derive(Debug)]
 pub struct Scan {
     pub scope: Scope,
     pub link: Link,
     pub settings: ScanSettings,
-    /// Names that are never looked at.
+    /// Globs of names that are ignored.
     pub ignore: Vec<Vec<u8>>,
-    /// Where findings go.
     pub model: ModelHandle,
-    /// What is known already.
     pub hub: Arc<Hub>,
-    /// How it fares.
     pub status: Arc<SourceStatus>,
-    /// What it counts.
     pub metrics: ScanMetrics,
-    /// What is learnt of the server.
     pub facts: ServerFacts,
-    /// Whether the picture is not whole before its first pass.
+    /// Whether the snapshot is incomplete until its first pass.
     pub first: bool,
 }
 
-/// What a scan keeps from pass to pass.
+/// State that lasts from pass to pass.
 struct Memory {
     innocent: Option<HashSet<u64>>,
     hasher: RandomState,
-    /// Keys seen by the pass under way.
+    /// Keys seen by the current pass.
     seen: u64,
     size: Option<u64>,
     passes: u64,
 }
 
 impl Scan {
-    /// Passes over the keys again and again, for ever.
+    /// Scans the keys again and again until the connection is given up.
     pub async fn run(self) {
         let mut pacer = Pacer::new(self.link.clone(), self.facts.clone(), self.settings.rate);
         let mut memory =
@@ -96,7 +91,7 @@ impl Scan {
             }
             let took = begun.elapsed();
             let next = Instant::now() + self.pause(took);
-            self.tell(&memory, took, next - Instant::now(), pacer.slowdown());
+            self.report(&memory, took, next - Instant::now(), pacer.slowdown());
             if companions_due <= begun {
                 let begun = Instant::now();
                 if let Err(error) = self.companions(&mut pacer).await {
@@ -109,13 +104,13 @@ impl Scan {
         }
     }
 
-    /// How long to rest after a pass of that length.
+    /// Returns the pause after a pass of that length.
     fn pause(&self, took: Duration) -> Duration {
         let rest = self.settings.every.saturating_sub(took).max(took);
         (took * PAUSE).min(rest).max(SHORTEST)
     }
 
-    fn tell(&self, memory: &Memory, took: Duration, pause: Duration, slowdown: f64) {
+    fn report(&self, memory: &Memory, took: Duration, pause: Duration, slowdown: f64) {
         let round = took + pause;
         self.status.set_pass(Pass { first: None, round: Some(round + took) });
         let mut detail = format!(
@@ -137,7 +132,7 @@ impl Scan {
         self.status.succeeded();
     }
 
-    /// One pass for locks.
+    /// Scans all keys once for locks.
     async fn pass(&self, pacer: &mut Pacer, memory: &mut Memory) -> Result<(), ReadError> {
         let started = now();
         let begun = Instant::now();
@@ -161,7 +156,7 @@ impl Scan {
             let keys;
             (cursor, keys) = page(pacer, scan).await?;
             if self.link.state().borrow().generation != generation {
-                // Another server may be behind it, to which the cursor says nothing.
+                // Another server may be behind it, for which the cursor means nothing.
                 let reason = "the connection is another one than at the pass' beginning".to_owned();
                 return Err(ReadError::Call(CallError::Lost { reason }));
             }
@@ -183,7 +178,7 @@ impl Scan {
                 break;
             }
         }
-        // SCAN's own count is of buckets; what the server says is the number of keys.
+        // SCAN counts buckets; DBSIZE is the number of keys.
         memory.seen = memory.size.unwrap_or(memory.seen);
         memory.passes += 1;
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
@@ -193,7 +188,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Reads those of the hashes that have a lock's form.
+    /// Reads the hashes that have a lock's shape.
     async fn discover(
         &self,
         pacer: &mut Pacer,
@@ -204,11 +199,11 @@ impl Scan {
             return Ok(());
         }
         let mut left = Vec::new();
-        let Findings { found, led_on } = discover(pacer, &names, &mut left).await?;
+        let Findings { found, redirected } = discover(pacer, &names, &mut left).await?;
         left.iter().for_each(|name| memory.remember(name));
         self.send(found).await;
-        // Of a slot that is moving: whoever reads the locks of the slot finds out.
-        let under_way = led_on.into_iter().map(|(request, _)| request.name);
+        // Keys of a slot that is moving: the node that serves the slot reads them.
+        let under_way = redirected.into_iter().map(|(request, _)| request.name);
         for name in under_way.filter(|name| !self.is_known(name)).take(UNDER_WAY) {
             self.model.see(self.scope.id, Observation::CompanionKey { name }).await;
         }
@@ -259,7 +254,7 @@ impl Scan {
         }
     }
 
-    /// One slow pass for queues, deadlines and tokens, which confirm the locks they belong to.
+    /// Scans all keys once, slowly, for queues, deadlines and tokens, which prove the locks that they belong to.
     async fn companions(&self, pacer: &mut Pacer) -> Result<(), ReadError> {
         pacer.set_pace(Pace::Slow);
         let mut cursor = Vec::from(*b"0");
@@ -280,7 +275,7 @@ impl Scan {
         }
     }
 
-    /// The lock that a companion belongs to. Of two that it may be, the one that is known.
+    /// Returns the lock that a companion belongs to; of two possible ones the known one.
     fn lock_of_companion(&self, key: &[u8]) -> Option<LockName> {
         let tagged = [keys::QUEUE, keys::DEADLINES, keys::TOKEN]
             .into_iter()
@@ -291,7 +286,7 @@ impl Scan {
 }
 
 impl Memory {
-    /// Whether hashes that are no locks must be remembered with this server.
+    /// Enables or disables the memory of other hashes, depending on the server.
     fn consider(&mut self, server: &ServerInfo) {
         let needed = server.evicts() && !knows_no_touch(server);
         if needed {
@@ -317,14 +312,14 @@ impl Memory {
     }
 }
 
-/// Whether the server can be asked not to count our reads as use: from 7.2 on.
+/// Returns whether the server supports CLIENT NO-TOUCH, by which reads do not count as uses: from 7.2 on.
 fn knows_no_touch(server: &ServerInfo) -> bool {
     let mut parts = server.version.as_deref().unwrap_or_default().split('.');
     let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok()).unwrap_or(0);
     (number(), number()) >= (7, 2)
 }
 
-/// One step of a scan: the next cursor, and keys.
+/// Sends one SCAN. Returns the next cursor, and keys.
 async fn page(pacer: &mut Pacer, scan: redis::Cmd) -> Result<(Vec<u8>, Vec<Vec<u8>>), ReadError> {
     let reply = pacer.send(vec![scan]).await?.pop().ok_or(ReadError::Odd("SCAN"))?;
     let reply = reply.map_err(CallError::Refused)?;
@@ -336,7 +331,7 @@ async fn page(pacer: &mut Pacer, scan: redis::Cmd) -> Result<(Vec<u8>, Vec<Vec<u
     }
 }
 
-/// Without the part that nobody wants to read.
+/// Rounds a duration for display.
 fn rounded(duration: Duration) -> Duration {
     if duration < Duration::from_secs(2) {
         Duration::from_millis(millis(duration) / 100 * 100)

@@ -1,7 +1,7 @@
-//! Channels of a cluster's shards: Redisson 3.22 and later tells releases there, where no pattern hears them.
+//! Sharded channels of a cluster: Redisson 3.22 and later publishes releases on them, and patterns do not match them.
 //!
-//! Whoever subscribes to one looks like somebody who waits, for other observers and for agents that ask whether anybody
-//! does. So it is done for few locks, and for none that an agent holds.
+//! A subscriber looks like a waiter, to other observers and to agents that check for waiters. Therefore few locks are
+//! subscribed, and none that an agent holds.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use crate::redis::CLIENT_NAME;
 /// The most locks of one server.
 const MAX_LOCKS: usize = 1_000;
 
-/// Which channels of shards we are subscribed to. Cheap to clone; clones share it.
+/// The subscribed sharded channels. Cheap to clone; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Shards(Arc<Mutex<Sets>>);
 
@@ -24,7 +24,7 @@ pub struct Shards(Arc<Mutex<Sets>>);
 struct Sets {
     wished: HashSet<Vec<u8>>,
     subscribed: HashSet<Vec<u8>>,
-    /// How many other dashboards listen to such channels.
+    /// The number of other dashboards with such subscriptions.
     others: u64,
 }
 
@@ -33,7 +33,7 @@ impl Shards {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Subscribes to the channels of locks that are worth it now, where the server has shards, and to no others.
+    /// Updates the subscriptions to the channels of the chosen locks, if the server has sharded channels.
     pub(super) fn choose(
         &self,
         subscriber: &Subscriber,
@@ -58,7 +58,6 @@ impl Shards {
         subscriber.ssubscribe(new);
     }
 
-    /// A channel is heard from now on.
     pub(super) fn subscribed(&self, channel: &[u8]) {
         let mut sets = self.sets();
         if sets.wished.contains(channel) {
@@ -66,29 +65,29 @@ impl Shards {
         }
     }
 
-    /// One is heard no longer: its slot has left the server.
+    /// Notes the loss of one channel, whose slot has left the server.
     pub(super) fn left(&self, channel: &[u8]) {
         self.sets().subscribed.remove(channel);
     }
 
-    /// None is heard any longer.
+    /// Notes the loss of all channels.
     pub(super) fn lost(&self) {
         self.sets().subscribed.clear();
     }
 
-    /// How many are heard.
+    /// Returns the number of subscribed channels.
     pub(super) fn count(&self) -> usize {
         self.sets().subscribed.len()
     }
 
-    /// How many of a channel's subscribers are dashboards: ourselves, and the others, which listen to the same locks as we do
-    /// unless there are very many. Who waits is told as a lower bound.
+    /// Returns the number of dashboards among a channel's subscribers: this one, and others, which subscribe to the same locks
+    /// unless there are very many. The number of waiters is a lower bound anyway.
     pub(super) fn dashboards(&self, channel: &[u8]) -> u64 {
         let sets = self.sets();
         u64::from(sets.subscribed.contains(channel)) + sets.others
     }
 
-    /// Takes in who is connected, as CLIENT LIST has it.
+    /// Counts other dashboards in the reply to CLIENT LIST.
     pub(super) fn note_clients(&self, list: &str) {
         let listening = list.lines().filter(|line| is_listening_dashboard(line)).count() as u64;
         let mut sets = self.sets();
@@ -103,7 +102,7 @@ fn is_listening_dashboard(client: &str) -> bool {
     field("name") == Some(CLIENT_NAME) && field("ssub").is_some_and(|count| count != "0")
 }
 
-/// The channels worth hearing: those of held locks with problems first, then those that are heard already.
+/// Returns the channels to subscribe to: first those of held locks with problems, then those already subscribed.
 fn wanted(
     snapshot: &Snapshot,
     (deployment, share): (&str, &SlotShare),
@@ -150,7 +149,7 @@ mod tests {
     use crate::query::tests::lock;
 
     #[test]
-    fn other_dashboards_are_told_from_those_who_wait() {
+    fn other_dashboards_are_not_counted_as_waiters() {
         let list = "id=3 addr=10.0.0.1:5 name=lockscope-dashboard sub=0 psub=4 ssub=2 cmd=ssubscribe\n\
             id=4 addr=10.0.0.1:6 name=lockscope-dashboard sub=0 psub=0 ssub=0 cmd=ping\n\
             id=5 addr=10.0.0.2:7 name=lockscope-dashboard sub=0 psub=4 ssub=2 cmd=ssubscribe\n\
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn few_locks_and_none_of_agents_and_those_heard_stay() {
+    fn few_locks_are_subscribed_none_of_agents_and_subscriptions_stay() {
         let mut snapshot = Snapshot::empty();
         for i in 0..MAX_LOCKS + 10 {
             snapshot.put(Arc::new(lock(&format!("l:{i:05}"))));

@@ -1,4 +1,4 @@
-//! Which of a deployment's locks stand on one server: all of them, or in a cluster those whose slots it has.
+//! A server's share of a deployment's locks: all of them, or in a cluster those in its slots.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -11,23 +11,22 @@ use service_kit::redis::{Address, Cluster, Link, LinkStatus, Redirect, Slots};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
-/// For how long it counts who was connected to a node.
+/// The validity of a node's list of clients.
 const CONNECTED_FOR: Duration = Duration::from_secs(45);
-/// For how long a connection is kept to a node that serves nothing yet, after somebody was sent there.
-const GUEST_FOR: Duration = Duration::from_secs(30);
-/// The most such nodes at a time.
-const MAX_GUESTS: usize = 16;
+/// The time for which a connection to a node without slots is kept after the last redirect to it.
+const PROVISIONAL_FOR: Duration = Duration::from_secs(30);
+/// The most connections to such nodes.
+const MAX_PROVISIONAL: usize = 16;
 
-/// The part of a deployment that one server has. Cheap to clone.
+/// One server's share of a deployment. Cheap to clone.
 #[derive(Debug, Clone)]
 pub enum SlotShare {
-    /// All of it.
     Whole,
-    /// That node's part of a cluster.
+    /// The share of a cluster's node.
     Node(Arc<Nodes>, Address),
 }
 
-/// What the nodes of one cluster know of one another.
+/// State shared by the nodes of one cluster.
 #[derive(Debug)]
 pub struct Nodes {
     cluster: Cluster,
@@ -40,16 +39,15 @@ struct Known {
     slots: Arc<Slots>,
     /// Connections for reading, by node.
     links: HashMap<Address, Link>,
-    /// The node where messages are heard that go to all nodes.
-    ear: Option<Address>,
-    /// Who was connected to which node, and when.
+    /// The node that receives the messages that reach all nodes.
+    listener: Option<Address>,
+    /// The clients connected to each node, and the time of that list.
     connected: HashMap<Address, (Instant, HashSet<IpAddr>)>,
-    /// Nodes that are about to take over their first slots, and when somebody was sent there last.
-    guests: HashMap<Address, (Instant, Link)>,
+    /// Connections to nodes that are about to take over their first slots, and the last redirect to each.
+    provisional: HashMap<Address, (Instant, Link)>,
 }
 
 impl Nodes {
-    /// None of them yet.
     pub(super) fn new(cluster: Cluster, shutdown: &Shutdown) -> Self {
         Self { cluster, shutdown: shutdown.clone(), known: Mutex::default() }
     }
@@ -58,28 +56,30 @@ impl Nodes {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// These serve from now on, as those that they are read by.
+    /// Sets the slots, and the connections by which nodes are read.
     pub(super) fn set(&self, slots: Arc<Slots>, links: HashMap<Address, Link>) {
         let known = &mut *self.known();
         known.connected.retain(|address, _| links.contains_key(address));
-        known.guests.retain(|address, _| !links.contains_key(address));
+        known.provisional.retain(|address, _| !links.contains_key(address));
         (known.slots, known.links) = (slots, links);
     }
 
-    /// A connection by which that node can be asked just now. One that serves nothing yet is connected to, so that it can
-    /// soon.
+    /// Returns a working connection to that node. A node without slots is connected to on the first call, for the next
+    /// ones.
     fn link_at(&self, address: &Address) -> Option<Link> {
         let known = &mut *self.known();
         let link = match known.links.get(address) {
             Some(link) => link.clone(),
             None => {
-                if known.guests.len() >= MAX_GUESTS && !known.guests.contains_key(address) {
+                if known.provisional.len() >= MAX_PROVISIONAL
+                    && !known.provisional.contains_key(address)
+                {
                     return None;
                 }
                 let target = self.cluster.target().node(address.clone());
                 let made =
                     || (Instant::now(), super::connection::link(target.into(), &self.shutdown));
-                let (used, link) = known.guests.entry(address.clone()).or_insert_with(made);
+                let (used, link) = known.provisional.entry(address.clone()).or_insert_with(made);
                 *used = Instant::now();
                 link.clone()
             }
@@ -88,24 +88,23 @@ impl Nodes {
         is_up.then_some(link)
     }
 
-    /// Lets connections go that nobody has needed for a while.
+    /// Closes connections that nobody has needed for a while.
     pub(super) fn tidy(&self) {
-        self.known().guests.retain(|_, (used, _)| used.elapsed() < GUEST_FOR);
+        self.known().provisional.retain(|_, (used, _)| used.elapsed() < PROVISIONAL_FOR);
     }
 
-    /// Messages that go to all nodes are to be heard there.
-    pub(super) fn set_ear(&self, ear: Option<Address>) {
-        self.known().ear = ear;
+    /// Sets the node that receives the messages that reach all nodes.
+    pub(super) fn set_listener(&self, listener: Option<Address>) {
+        self.known().listener = listener;
     }
 
-    /// Where they are heard.
-    pub(super) fn ear(&self) -> Option<Address> {
-        self.known().ear.clone()
+    pub(super) fn listener(&self) -> Option<Address> {
+        self.known().listener.clone()
     }
 }
 
 impl SlotShare {
-    /// Whether a lock stands there.
+    /// Returns whether the server has that lock.
     pub(super) fn has(&self, name: &LockName) -> bool {
         match self {
             Self::Whole => true,
@@ -115,22 +114,22 @@ impl SlotShare {
         }
     }
 
-    /// Whether messages that go to all nodes are to be heard there.
-    pub(super) fn hears_all(&self) -> bool {
+    /// Returns whether the server receives the messages that reach all nodes.
+    pub(super) fn receives_all(&self) -> bool {
         match self {
             Self::Whole => true,
-            Self::Node(nodes, address) => nodes.known().ear.as_ref() == Some(address),
+            Self::Node(nodes, address) => nodes.known().listener.as_ref() == Some(address),
         }
     }
 
-    /// The server has met with a sign that slots have moved, or is gone.
-    pub(super) fn doubt(&self) {
+    /// Refreshes the slots after a redirect, or after the loss of the server.
+    pub(super) fn suspect(&self) {
         if let Self::Node(nodes, _) = self {
             nodes.cluster.refresh();
         }
     }
 
-    /// The connection by which a key is read, where there is one; `link` is the server's own.
+    /// Returns the connection by which a key is read, if any; `link` is the server's own.
     pub(super) fn link_of(&self, key: &[u8], link: &Link) -> Option<(Option<Address>, Link)> {
         match self {
             Self::Whole => Some((None, link.clone())),
@@ -142,15 +141,15 @@ impl SlotShare {
         }
     }
 
-    /// A connection by which the node can be asked that the server has named; none where there is none just now.
+    /// Returns a connection to the node that a redirect names, if there is one.
     pub(super) fn link_at(&self, redirect: &Redirect) -> Option<Link> {
         let Self::Node(nodes, own) = self else { return None };
         let address = nodes.cluster.address(&redirect.host, redirect.port, own);
         nodes.link_at(&address)
     }
 
-    /// These are connected to the server. All that are connected to the deployment, where that is known: a client need
-    /// not be connected to each node all the time.
+    /// Stores the clients connected to the server. Returns those of the whole deployment once all are known: a client need not
+    /// be connected to each node all the time.
     pub(super) fn connected(&self, addresses: HashSet<IpAddr>) -> Option<HashSet<IpAddr>> {
         let Self::Node(nodes, address) = self else { return Some(addresses) };
         let known = &mut *nodes.known();

@@ -1,4 +1,4 @@
-//! How each source fares: on every page, in the API and in metrics.
+//! The state of each source, for every page, the API and metrics.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,12 +33,12 @@ struct Now {
     pass: Pass,
 }
 
-/// What the passes over all keys have come to.
+/// The progress of scans.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pass {
-    /// How far the first one is; none once it is through.
+    /// The progress of the first scan; none once it is complete.
     pub first: Option<Progress>,
-    /// From the start of the newest complete one to the end of the next, about.
+    /// The approximate time from the beginning of the newest complete scan to the end of the next.
     pub round: Option<Duration>,
 }
 
@@ -59,7 +59,7 @@ impl SourceStatus {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It works, or not, and why.
+    /// Sets the state, with details in words.
     pub fn set(&self, state: SourceState, detail: impl Into<String>) {
         let mut now = self.now();
         if now.state != state {
@@ -68,19 +68,19 @@ impl SourceStatus {
                 node = self.node,
                 source = self.source.as_str(),
                 state = state.as_str(),
-                "source changed its state"
+                "source state changed"
             );
         }
         now.state = state;
         now.detail = detail.into();
     }
 
-    /// It saw something through just now.
+    /// Records a success.
     pub fn succeeded(&self) {
         self.now().last_success = Some(SteadyMillis::now());
     }
 
-    /// How late it is; it says so from `behind` on.
+    /// Sets the lag; from `behind` on the state reports it.
     pub fn set_lag(&self, lag: Duration, behind: Duration) {
         let mut now = self.now();
         now.lag = Some(lag);
@@ -100,17 +100,15 @@ impl SourceStatus {
         }
     }
 
-    /// How late it is; what to say of it is the source's own business.
+    /// Sets the lag without any effect on the state.
     pub fn note_lag(&self, lag: Duration) {
         self.now().lag = Some(lag);
     }
 
-    /// How the passes go.
     pub fn set_pass(&self, pass: Pass) {
         self.now().pass = pass;
     }
 
-    /// How the passes go.
     #[must_use]
     pub fn pass(&self) -> Pass {
         self.now().pass
@@ -121,7 +119,7 @@ impl SourceStatus {
         self.now().state
     }
 
-    /// As it is shown.
+    /// Returns the source for display.
     #[must_use]
     pub fn view(&self) -> SourceView {
         let now = self.now();
@@ -137,21 +135,21 @@ impl SourceStatus {
     }
 }
 
-/// A server that is looked at.
+/// A watched server.
 #[derive(Debug)]
 pub struct Server {
     pub deployment: Arc<str>,
     pub node: String,
-    /// Whether its locks can be read.
+    /// The state of the connection that reads its locks.
     pub link: watch::Receiver<LinkState>,
-    /// What is read in its place, where a replica is wished.
+    /// The replica that is read in its place, if the settings ask for one.
     pub reads: Option<watch::Receiver<Option<ReadsFrom>>>,
-    /// Whether the other nodes of its cluster are looked at too, where it is in one.
+    /// Whether the other nodes of its cluster are watched too, if it is in one.
     pub whole: bool,
 }
 
 impl Server {
-    /// What it said of itself; none while it cannot be reached.
+    /// Returns its description of itself; none while it cannot be reached.
     #[must_use]
     pub fn info(&self) -> Option<Arc<ServerInfo>> {
         match &self.link.borrow().status {
@@ -160,8 +158,8 @@ impl Server {
         }
     }
 
-    /// Why no replica of it is read, where that is wished.
-    fn unspared(&self) -> Option<String> {
+    /// Returns the reason why it is read itself although the settings ask for a replica.
+    fn replica_unused(&self) -> Option<String> {
         match &*self.reads.as_ref()?.borrow() {
             Some(ReadsFrom::Server { reason }) => Some(reason.clone()),
             Some(ReadsFrom::Replica(_)) | None => None,
@@ -199,7 +197,7 @@ impl Server {
     }
 }
 
-/// All of them. Those of a cluster's nodes come and go.
+/// All sources and servers. Those of a cluster's nodes come and go.
 #[derive(Debug, Default)]
 pub struct Sources(Mutex<Lists>);
 
@@ -209,9 +207,9 @@ struct Lists {
     polls: HashMap<ScopeId, Arc<SourceStatus>>,
     servers: Vec<Arc<Server>>,
     switches: Vec<(Arc<str>, String, Switch)>,
-    /// What is to be said of a cluster as a whole.
+    /// Complaints about whole clusters.
     clusters: HashMap<Arc<str>, String>,
-    /// Who serves which slot of a cluster.
+    /// The slots of each cluster's nodes.
     slots: HashMap<Arc<str>, Arc<Slots>>,
 }
 
@@ -220,7 +218,6 @@ impl Sources {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a source.
     pub fn add(&self, deployment: &Arc<str>, node: &str, source: Source) -> Arc<SourceStatus> {
         let status = SourceStatus::new(Arc::clone(deployment), node.to_owned(), source);
         let status = Arc::new(status);
@@ -228,26 +225,24 @@ impl Sources {
         status
     }
 
-    /// Adds the poll of that scope.
     pub fn add_poll(&self, deployment: &Arc<str>, node: &str, scope: ScopeId) -> Arc<SourceStatus> {
         let status = self.add(deployment, node, Source::Poll);
         self.lists().polls.insert(scope, Arc::clone(&status));
         status
     }
 
-    /// The poll of that scope.
     #[must_use]
     pub fn poll(&self, scope: ScopeId) -> Option<Arc<SourceStatus>> {
         self.lists().polls.get(&scope).cloned()
     }
 
-    /// Adds what asks a server's reader of MONITOR for a look.
+    /// Adds the switch of a server's MONITOR reader.
     pub fn add_switch(&self, deployment: &Arc<str>, node: &str, switch: Switch) {
         self.lists().switches.push((Arc::clone(deployment), node.to_owned(), switch));
     }
 
-    /// Asks a deployment's readers of MONITOR for a look; without a name, those of the only one. False where MONITOR is
-    /// switched off, none where it is not known which deployment is meant, or it has no server yet.
+    /// Turns on a deployment's MONITOR readers for a while; without a name, those of the only one. Returns false if MONITOR is
+    /// switched off, none if the deployment is ambiguous or has no server yet.
     #[must_use]
     pub fn watch(&self, deployment: Option<&str>) -> Option<bool> {
         let lists = self.lists();
@@ -261,12 +256,11 @@ impl Sources {
         meant.map(|(.., switch)| switch.watch()).reduce(|one, other| one | other)
     }
 
-    /// Adds a server.
     pub fn add_server(&self, server: Server) {
         self.lists().servers.push(Arc::new(server));
     }
 
-    /// A server is looked at no longer.
+    /// Removes a server with its sources.
     pub fn remove(&self, deployment: &str, node: &str) {
         let lists = &mut *self.lists();
         lists.statuses.retain(|status| *status.deployment != *deployment || status.node != node);
@@ -275,8 +269,8 @@ impl Sources {
         lists.switches.retain(|(of, at, _)| **of != *deployment || at != node);
     }
 
-    /// Says what is amiss with a cluster as a whole, or that nothing is.
-    pub fn tell_cluster(&self, deployment: &Arc<str>, amiss: Option<String>) {
+    /// Sets or clears the complaint about a whole cluster.
+    pub fn set_cluster(&self, deployment: &Arc<str>, amiss: Option<String>) {
         let clusters = &mut self.lists().clusters;
         match amiss {
             Some(amiss) => clusters.insert(Arc::clone(deployment), amiss),
@@ -284,12 +278,12 @@ impl Sources {
         };
     }
 
-    /// Says who serves which slot of a cluster.
+    /// Sets the slots of a cluster's nodes.
     pub fn set_slots(&self, deployment: &Arc<str>, slots: Arc<Slots>) {
         self.lists().slots.insert(Arc::clone(deployment), slots);
     }
 
-    /// Where a lock stands, if it is in a cluster: its slot, and the node that serves that, where one does.
+    /// Returns the slot of a cluster's lock, and the node that serves it, if any.
     #[must_use]
     pub fn home(&self, id: &LockId) -> Option<(u16, Option<Address>)> {
         let slot = slot(id.name.as_bytes());
@@ -298,9 +292,9 @@ impl Sources {
         Some((slot, slots.owner(slot).cloned()))
     }
 
-    /// Whether all keys of a deployment have been passed over once.
+    /// Returns whether all keys of a deployment have been scanned once.
     #[must_use]
-    pub fn is_passed_over(&self, deployment: &str) -> bool {
+    pub fn is_scanned(&self, deployment: &str) -> bool {
         let lists = self.lists();
         let mut scans = lists
             .statuses
@@ -320,7 +314,7 @@ impl Sources {
         self.lists().servers.clone()
     }
 
-    /// Every source, as shown.
+    /// Returns every source for display.
     #[must_use]
     pub fn views(&self) -> Vec<SourceView> {
         let statuses = self.statuses();
@@ -330,13 +324,13 @@ impl Sources {
         views
     }
 
-    /// Every server, as shown.
+    /// Returns every server for display.
     #[must_use]
     pub fn server_views(&self) -> Vec<ServerView> {
         self.servers().iter().map(|server| server.view()).collect()
     }
 
-    /// How far the first passes have come, together; none once they are through.
+    /// Returns the progress of all first scans together; none once they are complete.
     #[must_use]
     pub fn first_scan(&self) -> Option<Progress> {
         let statuses = self.statuses();
@@ -347,7 +341,7 @@ impl Sources {
         })
     }
 
-    /// What is not seen by the sources as they are now, a sentence each.
+    /// Returns what the sources cannot observe at present, a sentence each.
     #[must_use]
     pub fn limits(&self) -> Vec<String> {
         let part =
@@ -362,7 +356,7 @@ impl Sources {
         });
         let mut limits: Vec<String> = parts.collect();
         limits.extend(servers.iter().filter_map(|server| {
-            let reason = server.unspared()?;
+            let reason = server.replica_unused()?;
             Some(format!(
                 "{} ({}): the server itself is looked at, and no replica: {reason}.",
                 server.deployment, server.node
@@ -379,7 +373,7 @@ impl Sources {
             let limit = match (status.source, status.state()) {
                 (Source::Channels | Source::Subscribers, SourceState::On)
                 | (Source::Identity, SourceState::On | SourceState::Off)
-                // What it hears would be read a little later anyway.
+                // The poll observes the same a little later.
                 | (Source::Keyspace, _)
                 | (Source::Monitor, SourceState::On | SourceState::Behind)
                 | (Source::Poll, SourceState::On | SourceState::Off | SourceState::Paused)
@@ -427,7 +421,7 @@ impl Sources {
     }
 }
 
-/// Limits of nodes, where those of a deployment have the same one in one sentence: a cluster may have many.
+/// Merges equal limits of a deployment's nodes into one sentence, since a cluster may have many.
 fn merged(limits: Vec<(Arc<str>, String, String)>) -> Vec<String> {
     let mut merged: Vec<(Arc<str>, Vec<String>, String)> = Vec::new();
     for (deployment, node, limit) in limits {
@@ -454,7 +448,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_several_nodes_do_not_see_is_said_once() {
+    fn equal_limits_of_several_nodes_are_merged() {
         let limit =
             |of: &str, node: &str, text: &str| (of.into(), node.to_owned(), text.to_owned());
         let mut limits = vec![limit("a", "1", "x."), limit("b", "1", "x."), limit("a", "2", "y.")];

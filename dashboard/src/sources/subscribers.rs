@@ -1,7 +1,7 @@
-//! Connections that listen for a lock's release: each stands for at least one that waits.
+//! Counts of the connections that listen for a lock's release: each stands for at least one waiter.
 //!
-//! Counting them costs the server about a third of a microsecond for a name, and shows waiters of any client without
-//! watching its traffic. Fair locks are left out: their queues tell more.
+//! Counting costs the server about a third of a microsecond for a name, and shows waiters of any client without watching its
+//! traffic. Fair locks are left out: their queues show more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,32 +23,27 @@ use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockView, Observation, ScopeId};
 use crate::sources::view::SourceState;
 
-/// How often some are counted.
+/// The interval of the rounds.
 const EACH: Duration = Duration::from_secs(1);
 /// Names in one command.
 const NAMES: usize = 500;
-/// Commands in one round; further locks have their turn in the next ones.
+/// Commands in one round; further locks follow in the next ones.
 const COMMANDS: usize = 4;
 
-/// The counter of one server. Channels know no databases, so that a name in several of them is counted once.
+/// The counter of one server. Channels have no databases, so a name in several of them is counted once.
 #[derive(Debug)]
 pub struct Subscribers {
     pub scopes: Vec<Scope>,
-    /// A connection to its server.
     pub link: Link,
-    /// Where counts go.
     pub model: ModelHandle,
-    /// What is known already.
     pub hub: Arc<Hub>,
-    /// The channels of shards that dashboards are subscribed to.
+    /// The sharded channels that dashboards are subscribed to.
     pub shards: Shards,
-    /// Which of the deployment's locks the server has.
+    /// The server's share of the deployment's locks.
     pub(super) share: SlotShare,
-    /// How it fares.
     pub status: Arc<SourceStatus>,
 }
 
-/// A lock to be counted for.
 struct Asked {
     scope: ScopeId,
     name: LockName,
@@ -57,7 +52,7 @@ struct Asked {
 }
 
 impl Subscribers {
-    /// Counts for ever.
+    /// Runs until the connection is given up.
     pub async fn run(self) {
         let mut after: Option<(ScopeId, LockName)> = None;
         loop {
@@ -78,7 +73,7 @@ impl Subscribers {
         }
     }
 
-    /// The locks of this round: those that are waited for each time, the others in turn.
+    /// Returns the locks of this round: those with waiters each time, the others in turn.
     fn next(&self, after: &mut Option<(ScopeId, LockName)>) -> Vec<Asked> {
         let snapshot = self.hub.snapshot();
         let mut awaited: Vec<(ScopeId, &LockView)> = Vec::new();

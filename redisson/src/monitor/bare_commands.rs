@@ -1,20 +1,19 @@
-//! What bare commands come to, as a replica is given them.
+//! Classification of bare commands, as replicas receive them.
 
-use super::classify::{Classifier, marker, number};
+use super::classify::{Classifier, marker_number, number};
 use super::command::Command;
 use super::decoder::ServerRole;
 use super::event::Action;
 use crate::{HolderId, Kind, keys};
 
 impl Classifier<'_> {
-    /// Bare commands, as a replica is given them.
-    pub(super) fn commands(&mut self) {
+    pub(super) fn bare_commands(&mut self) {
         let unit = self.unit;
         if unit.words.len() == 0 {
             return self.queue_commands();
         }
         let lock = unit.words.get(0);
-        let (holder, action) = match self.change(lock) {
+        let (holder, action) = match self.holder_change(lock) {
             Some((holder, action)) => (Some(holder), action),
             None if unit.effects().any(|effect| effect.is(Command::Del, lock)) => match self.role {
                 ServerRole::Master => (None, Action::ForceReleased),
@@ -29,8 +28,8 @@ impl Classifier<'_> {
         self.emit(lock, kind, holder, action);
     }
 
-    /// What bare commands did to the lock's holders.
-    fn change(&self, lock: &[u8]) -> Option<(HolderId, Action)> {
+    /// Derives the action that bare commands performed on the lock's holders.
+    fn holder_change(&self, lock: &[u8]) -> Option<(HolderId, Action)> {
         let effects = || self.unit.effects().filter(|effect| effect.key == lock);
         let taken = effects().find_map(|effect| {
             effect
@@ -48,7 +47,7 @@ impl Classifier<'_> {
             (Some((holder, command)), _) => {
                 let again = command == Command::HIncrBy && self.known.holder(lock) == Some(holder);
                 let mut markers = self.unit.effects();
-                let action = match markers.find_map(|effect| marker(&effect, holder)) {
+                let action = match markers.find_map(|effect| marker_number(&effect, holder)) {
                     Some(count) if count > 1 => Action::Reentered { lease, count: Some(count) },
                     None if again => Action::Reentered { lease, count: None },
                     _ => Action::Acquired { lease },
@@ -77,7 +76,7 @@ impl Classifier<'_> {
                 _ => continue,
             };
             if let Some(holder) = holder
-                && let Some(lock) = self.known.likeliest(keys::locks_of_queue(effect.key))
+                && let Some(lock) = self.known.most_likely(keys::locks_of_queue(effect.key))
             {
                 self.emit(lock.as_bytes(), Some(Kind::Fair), Some(holder), action);
             }

@@ -1,4 +1,4 @@
-//! Arguments as they are, one behind the other in memory that is used again and again.
+//! A list of unescaped arguments in a reusable buffer.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ impl ByteStrings {
         self.ends.len()
     }
 
-    /// Adds an argument; false where it is no well-formed one, then nothing is added.
+    /// Appends an argument. Returns false and appends nothing if it is malformed.
     pub(super) fn push(&mut self, arg: Arg<'_>) -> bool {
         let before = self.bytes.len();
         let whole = arg.append_to(&mut self.bytes);
@@ -33,7 +33,7 @@ impl ByteStrings {
         whole
     }
 
-    /// The word at `index`; empty where there is none.
+    /// Returns the string at `index`, or an empty one if out of range.
     pub(super) fn get(&self, index: usize) -> &[u8] {
         let Some(end) = self.ends.get(index) else { return b"" };
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);

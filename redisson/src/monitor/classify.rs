@@ -1,4 +1,4 @@
-//! What the commands of a unit come to.
+//! Classification of a unit: the events that its commands amount to.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::known_locks::KnownLocks;
 use super::unit::{Effect, Origin, Unit};
 use crate::{HolderId, Kind, LockName, keys};
 
-/// Tells what a unit comes to.
+/// Turns a unit into events.
 pub(super) struct Classifier<'a> {
     pub(super) unit: &'a Unit,
     pub(super) known: &'a mut KnownLocks,
@@ -23,13 +23,13 @@ impl Classifier<'_> {
         let unit = self.unit;
         let Some(from) = unit.from else { return };
         if unit.effects().next().is_none() {
-            // The server does not know the script, or refused it: its sender will have heard.
+            // The server did not know the script or refused it: nothing happened.
             return;
         }
         let lock = unit.words.get(0);
         let holder = unit.holder();
         match from {
-            Origin::Commands => self.commands(),
+            Origin::Commands => self.bare_commands(),
             Origin::Script(intent, _) => match (intent, holder) {
                 (Intent::Acquire(kind), Some(holder)) => self.acquire(lock, Some(kind), holder),
                 (Intent::TryFair, Some(holder)) => self.acquire(lock, Some(Kind::Fair), holder),
@@ -77,7 +77,7 @@ impl Classifier<'_> {
         self.events.push(Event { at_micros, db, client, lock, kind, holder, action, certainty });
     }
 
-    /// Keeps in mind who holds the lock now, as far as this tells.
+    /// Records the current holder, as far as the action reveals it.
     fn remember(&mut self, lock: &LockName, holder: Option<HolderId>, action: Action) {
         let before = self.known.holder(lock.as_bytes());
         let after = match action {
@@ -101,26 +101,26 @@ impl Classifier<'_> {
         self.known.record(lock, after);
     }
 
-    /// What the time to live of the lock was set to, the last time.
+    /// Returns the last TTL that the unit gave the lock.
     pub(super) fn lease(&self, lock: &[u8]) -> Option<Duration> {
         self.unit.effects().rev().find_map(|effect| lease_of(&effect, lock, self.unit.at_micros))
     }
 
     fn acquire(&mut self, lock: &[u8], kind: Option<Kind>, holder: HolderId) {
         let unit = self.unit;
-        self.dropped_places(lock, kind, holder);
+        self.report_dropped_waiters(lock, kind, holder);
         if let Some(grant) = unit.effects().find(|effect| effect.takes(lock, holder)) {
             let action = self.grant(lock, holder, &grant);
             return self.emit(lock, kind, Some(holder), action);
         }
-        let action = if let Some(queued) = self.place(holder) {
+        let action = if let Some(queued) = self.queued(holder) {
             queued
         } else if unit.effects().any(|effect| effect.is(Command::PTtl, lock)) {
             Action::Refused
         } else if kind == Some(Kind::Fair)
             && !unit.effects().any(|effect| effect.command == Command::LPop)
         {
-            // One that does not get into the queue is refused without a look at the time to live.
+            // An attempt that does not join the queue is refused without reading the TTL.
             Action::Refused
         } else {
             Action::Failed
@@ -128,8 +128,8 @@ impl Classifier<'_> {
         self.emit(lock, kind, Some(holder), action);
     }
 
-    /// The place in a fair queue that the holder is given.
-    pub(super) fn place(&self, holder: HolderId) -> Option<Action> {
+    /// Returns the action of joining a fair queue, if the unit queued the holder.
+    pub(super) fn queued(&self, holder: HolderId) -> Option<Action> {
         let place = self.unit.effects().find(|effect| {
             effect.command == Command::ZAdd
                 && effect.key.starts_with(keys::DEADLINES)
@@ -138,10 +138,10 @@ impl Classifier<'_> {
         Some(Action::Queued { deadline_millis: number(place.field)? })
     }
 
-    /// Whether the holder had it already.
+    /// Tells a first acquisition from a re-entry.
     fn grant(&self, lock: &[u8], holder: HolderId, grant: &Effect<'_>) -> Action {
         let lease = self.lease(lock);
-        if let Some(count) = self.unit.effects().find_map(|effect| marker(&effect, holder)) {
+        if let Some(count) = self.unit.effects().find_map(|effect| marker_number(&effect, holder)) {
             return if count > 1 {
                 Action::Reentered { lease, count: Some(count) }
             } else {
@@ -158,8 +158,13 @@ impl Classifier<'_> {
         }
     }
 
-    /// Places in a fair queue that were removed on the way, since their time had passed.
-    pub(super) fn dropped_places(&mut self, lock: &[u8], kind: Option<Kind>, own: HolderId) {
+    /// Emits an event for each dead waiter that the unit removed from a fair queue.
+    pub(super) fn report_dropped_waiters(
+        &mut self,
+        lock: &[u8],
+        kind: Option<Kind>,
+        own: HolderId,
+    ) {
         if kind != Some(Kind::Fair) {
             return;
         }
@@ -175,7 +180,7 @@ impl Classifier<'_> {
 
     fn unlock(&mut self, lock: &[u8], kind: Option<Kind>, holder: HolderId) {
         let unit = self.unit;
-        self.dropped_places(lock, kind, holder);
+        self.report_dropped_waiters(lock, kind, holder);
         let effects = || unit.effects();
         if effects().any(|effect| effect.lowers(lock)) {
             let ended = effects().any(|effect| {
@@ -185,12 +190,12 @@ impl Classifier<'_> {
             let action = if ended { Action::Released } else { Action::PartlyReleased };
             return self.emit(lock, kind, Some(holder), action);
         }
-        // With the answer to an earlier copy of it there it looks no further.
+        // If the reply of an earlier copy is recorded, the script does not read the lock.
         if effects().any(|effect| effect.key == lock) {
-            let had = self.known.holder(lock) == Some(holder);
+            let was_holder = self.known.holder(lock) == Some(holder);
             let action = Action::ReleaseFoundNothing;
-            if had {
-                // Or the server had no room for it: the two look the same.
+            if was_holder {
+                // A full server looks the same.
                 self.emit_as(Certainty::Likely, lock, kind, Some(holder), action);
             } else {
                 self.emit(lock, kind, Some(holder), action);
@@ -198,22 +203,22 @@ impl Classifier<'_> {
         }
     }
 
-    /// One lock after the other: its holders are asked for, then its time to live is set, or not.
+    /// Splits a batch by lock: each lock's holders are read, and its TTL is set if they exist.
     fn renew(&mut self, kind: Option<Kind>) {
         let unit = self.unit;
         let mut effects = unit.effects().peekable();
         while let Some(first) = effects.next() {
             let lock = first.key;
-            let Some(holder) = asks_for_holder(&first) else { continue };
+            let Some(holder) = holder_read_by(&first) else { continue };
             let mut holders = vec![holder];
             let mut lease = None;
             while let Some(next) =
-                effects.next_if(|next| next.key == lock || asks_for_holder(next).is_none())
+                effects.next_if(|next| next.key == lock || holder_read_by(next).is_none())
             {
                 lease = lease_of(&next, lock, unit.at_micros).or(lease);
-                holders.extend(asks_for_holder(&next).filter(|holder| !holders.contains(holder)));
+                holders.extend(holder_read_by(&next).filter(|holder| !holders.contains(holder)));
             }
-            // Old scripts for readers renew all, dead ones too: only those that it was sent for are told.
+            // Old reader scripts renew all readers, even dead ones: only those named in the call are reported.
             let sent_for = |holder: &HolderId| {
                 let args = unit.words.range(unit.keys..unit.words.len());
                 kind.is_none() || args.filter_map(HolderId::parse).any(|arg| arg == *holder)
@@ -237,7 +242,7 @@ impl Classifier<'_> {
         if unit.effects().any(|effect| effect.command == Command::Publish) {
             self.emit(lock, Some(kind), None, Action::ForceReleased);
         } else if kind == Kind::Fair || unit.keys == 1 {
-            // It tells nobody where nobody waits; it may have found nothing.
+            // Without waiters it publishes nothing, so it may have found no lock.
             self.emit_as(Certainty::Likely, lock, Some(kind), None, Action::ForceReleased);
         }
     }
@@ -254,7 +259,7 @@ impl Classifier<'_> {
         let gone =
             |effect: Effect<'_>| effect.command == Command::ZRem && effect.holder() == Some(holder);
         if self.unit.effects().any(gone)
-            && let Some(lock) = self.known.likeliest(keys::locks_of_queue(queue))
+            && let Some(lock) = self.known.most_likely(keys::locks_of_queue(queue))
         {
             self.emit(lock.as_bytes(), Some(Kind::Fair), Some(holder), Action::LeftQueue);
         }
@@ -273,12 +278,12 @@ impl Classifier<'_> {
     }
 }
 
-/// The holder whose field it reads.
-pub(super) fn asks_for_holder(effect: &Effect<'_>) -> Option<HolderId> {
+/// Returns the holder whose field the command reads.
+pub(super) fn holder_read_by(effect: &Effect<'_>) -> Option<HolderId> {
     matches!(effect.command, Command::HExists | Command::HGet).then(|| effect.holder())?
 }
 
-/// The lease that it gives the lock.
+/// Returns the lease that the command gives the lock.
 pub(super) fn lease_of(effect: &Effect<'_>, lock: &[u8], at_micros: u64) -> Option<Duration> {
     if effect.key != lock {
         return None;
@@ -293,8 +298,8 @@ pub(super) fn lease_of(effect: &Effect<'_>, lock: &[u8], at_micros: u64) -> Opti
     }
 }
 
-/// The number of this reader's marker that it sets: how often the reader has the lock now.
-pub(super) fn marker(effect: &Effect<'_>, reader: HolderId) -> Option<u32> {
+/// Returns the number of the reader's marker that the command sets, which is its hold count.
+pub(super) fn marker_number(effect: &Effect<'_>, reader: HolderId) -> Option<u32> {
     if effect.command != Command::Set {
         return None;
     }
@@ -305,7 +310,7 @@ pub(super) fn marker(effect: &Effect<'_>, reader: HolderId) -> Option<u32> {
     own.then_some(count)
 }
 
-/// A number as Lua writes it, without its fraction.
+/// Parses a number as Lua prints it, dropping the fraction.
 pub(super) fn number(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     text.parse().ok().or_else(|| {

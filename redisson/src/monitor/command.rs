@@ -1,6 +1,6 @@
-//! The commands that matter.
+//! Redis commands that affect locks.
 
-/// A command, as far as it tells anything of locks.
+/// A Redis command that may affect a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Command {
     Eval,
@@ -32,7 +32,7 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// Reads it, in any case of letters.
+    /// Parses a name, ignoring case.
     pub(super) fn parse(word: &[u8]) -> Self {
         let mut lower = [0; 12];
         let Some(lower) = lower.get_mut(..word.len()) else { return Self::Other };

@@ -1,4 +1,4 @@
-//! The stream of one server, line by line.
+//! The decoder of one server's stream, line by line.
 
 use std::collections::HashMap;
 
@@ -15,24 +15,24 @@ use crate::script::{self, hex_digest};
 use crate::shape::MODE_FIELD;
 use crate::{HolderId, keys};
 
-/// The longest line that is read, in bytes. A renewal of a hundred locks with names as long as we take them fits in.
+/// The longest line read, in bytes. Fits a renewal of a hundred locks with the longest names.
 const MAX_LINE: usize = 512 * 1024;
-/// The longest text of a script that is looked at, as printed.
+/// The longest source of a script that is read, as printed.
 const MAX_TEXT: usize = 16 * 1024;
-/// How many texts of scripts are remembered with their digests.
+/// The most script sources cached with their intents.
 const TEXTS: usize = 128;
 
-/// Which kind of server the stream comes from.
+/// The role of the server that sends the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerRole {
-    /// One that clients write to.
+    /// A server that clients write to.
     Master,
-    /// One that is told by its master: it shows what was changed, not who asked for it, nor refused attempts.
+    /// A server fed by its master. It shows changes, but neither their senders nor refused attempts.
     Replica,
 }
 
 impl ServerRole {
-    /// The client by its address as printed.
+    /// Parses a client address as printed.
     pub(super) fn address(self, printed: &[u8]) -> Option<Address> {
         match self {
             Self::Replica => None,
@@ -42,25 +42,25 @@ impl ServerRole {
     }
 }
 
-/// What became of the lines.
+/// The number of lines by outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LineCounts {
     /// Lines about locks.
     pub lock: u64,
-    /// Lines about anything else, of which no more was read than showed that.
+    /// Lines about anything else, skipped as early as possible.
     pub other: u64,
-    /// Lines that are none of MONITOR's.
+    /// Lines that are not in MONITOR's format.
     pub garbage: u64,
-    /// Lines too long to be read to their end.
+    /// Lines too long to be read in full.
     pub cut: u64,
 }
 
-/// Reads a server's stream. It keeps bounded memory whatever comes, and goes on after whatever it cannot read.
+/// A decoder of a server's stream. Memory is bounded for any input, and decoding continues after unreadable input.
 #[derive(Debug)]
 pub struct Decoder {
     role: ServerRole,
     digests: HashMap<[u8; 40], Intent>,
-    /// What the scripts that were sent in full are for; none: not known.
+    /// The intents of scripts that were sent in full; `None` for unknown ones.
     texts: Vec<(Box<[u8]>, Option<Intent>)>,
     scratch: Vec<u8>,
     unit: Unit,
@@ -71,7 +71,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Nothing was read yet.
+    /// Creates a decoder for a new stream.
     #[must_use]
     pub fn new(role: ServerRole) -> Self {
         let redissons = intent::REDISSON.iter().map(|(digest, intent)| (*digest, *intent));
@@ -93,14 +93,14 @@ impl Decoder {
         }
     }
 
-    /// What became of all lines so far.
+    /// Returns the counts of all lines so far.
     #[must_use]
     pub fn counts(&self) -> LineCounts {
         self.counts
     }
 
-    /// Takes in what came next, cut anywhere, and adds what it shows to `events`. What the last line belongs to
-    /// may show only when the next one comes, or [`Self::flush`] is called.
+    /// Decodes the next bytes, split anywhere, and appends the resulting events. The last unit remains open until the next
+    /// line or [`Self::flush`].
     pub fn feed(&mut self, mut bytes: &[u8], events: &mut Vec<Event>) {
         while let Some(end) = memchr(b'\n', bytes) {
             let (head, rest) = bytes.split_at(end);
@@ -108,11 +108,11 @@ impl Decoder {
             if self.skipping {
                 self.skipping = false;
             } else if self.partial.is_empty() {
-                self.framed(head, events);
+                self.feed_framed(head, events);
             } else {
                 let mut line = std::mem::take(&mut self.partial);
                 line.extend_from_slice(head);
-                self.framed(&line, events);
+                self.feed_framed(&line, events);
                 line.clear();
                 line.shrink_to(MAX_TEXT);
                 self.partial = line;
@@ -131,13 +131,13 @@ impl Decoder {
         }
     }
 
-    /// Bytes of a line whose end has not come yet.
+    /// Returns the number of buffered bytes of an incomplete line.
     #[must_use]
     pub fn buffered(&self) -> usize {
         self.partial.len()
     }
 
-    fn framed(&mut self, line: &[u8], events: &mut Vec<Event>) {
+    fn feed_framed(&mut self, line: &[u8], events: &mut Vec<Event>) {
         match line.strip_prefix(b"+").and_then(|line| line.strip_suffix(b"\r")) {
             Some(line) => self.feed_line(line, events),
             None => {
@@ -147,13 +147,13 @@ impl Decoder {
         }
     }
 
-    /// Nothing more comes for the moment: what the last line belongs to is whole, since a script's lines are sent
-    /// in one go.
+    /// Closes the open unit and appends its events. To be called when no more bytes are pending: the lines of a script
+    /// arrive together.
     pub fn flush(&mut self, events: &mut Vec<Event>) {
         self.finish(events);
     }
 
-    /// The connection is a new one: what was begun on the old one is dropped.
+    /// Drops unfinished input after a reconnect.
     pub fn reset(&mut self, role: ServerRole) {
         self.role = role;
         self.unit.from = None;
@@ -161,7 +161,7 @@ impl Decoder {
         self.skipping = false;
     }
 
-    /// Takes in one line, without the `+` before it and the end of line after it.
+    /// Decodes one line, without its leading `+` and line ending.
     pub fn feed_line(&mut self, line: &[u8], events: &mut Vec<Event>) {
         let Some(line) = Line::parse(line) else {
             self.counts.garbage += 1;
@@ -203,7 +203,7 @@ impl Decoder {
         }
     }
 
-    /// Tells what the open unit comes to.
+    /// Classifies the open unit.
     fn finish(&mut self, events: &mut Vec<Event>) {
         if self.unit.from.is_some() {
             let (unit, known, role) = (&self.unit, &mut self.known, self.role);
@@ -212,7 +212,7 @@ impl Decoder {
         }
     }
 
-    /// A script or function; whether it is about locks.
+    /// Opens a unit for a script or function. Returns whether it concerns locks.
     fn script(
         &mut self,
         line: &Line<'_>,
@@ -256,7 +256,7 @@ impl Decoder {
         if text.raw().len() > MAX_TEXT {
             return None;
         }
-        // To compare is quicker than to hash: few are of one length.
+        // Comparing is faster than hashing: few sources have the same length.
         if let Some((_, known)) = self.texts.iter().find(|(known, _)| **known == *text.raw()) {
             return *known;
         }
@@ -270,8 +270,8 @@ impl Decoder {
         intent
     }
 
-    /// Whether a script with these keys and arguments may be about a lock: it names a holder, or a key beside a
-    /// lock, or a lock seen before.
+    /// Returns whether a script with these keys and arguments may concern a lock: it names a holder, a companion key or a
+    /// known lock.
     fn is_of_interest(&mut self, args: Args<'_>) -> bool {
         args.skip(1).enumerate().any(|(i, arg)| {
             let Some(arg) = arg else { return false };
@@ -280,7 +280,7 @@ impl Decoder {
         })
     }
 
-    /// A client begins or ends to listen to channels; whether to a lock's.
+    /// Emits events for subscriptions. Returns whether any channel belongs to a lock.
     fn subscription(
         &mut self,
         line: &Line<'_>,
@@ -296,7 +296,7 @@ impl Decoder {
             self.scratch.clear();
             let channel = arg.append_to(&mut self.scratch).then_some(&*self.scratch);
             let locks = channel.map(keys::locks_of_channel).unwrap_or_default();
-            if let Some(lock) = self.known.likeliest(locks)
+            if let Some(lock) = self.known.most_likely(locks)
                 && let Some(at_micros) = line.micros()
             {
                 ours = true;
@@ -315,7 +315,7 @@ impl Decoder {
         ours
     }
 
-    /// A bare command; whether it is about a lock.
+    /// Adds a bare command to a unit. Returns whether it concerns a lock.
     fn command(
         &mut self,
         line: &Line<'_>,
@@ -325,20 +325,20 @@ impl Decoder {
         events: &mut Vec<Event>,
     ) -> bool {
         let open = self.unit.is_of(line.db, client);
-        let lock = match self.bare(command, &args) {
-            Bare::Other => {
+        let lock = match self.subject(command, &args) {
+            Subject::Other => {
                 self.finish(events);
                 return false;
             }
-            Bare::Companion if open => {
+            Subject::Companion if open => {
                 self.unit.add(command, args);
                 return true;
             }
-            Bare::Companion => None,
-            Bare::Lock(key) => Some(key),
+            Subject::Companion => None,
+            Subject::Lock(key) => Some(key),
         };
-        // One of a kind in a unit: several commands of one kind are several things done to the lock.
-        if !(open && lock.is_some_and(|lock| self.unit.goes_on_with(lock, command))) {
+        // A second HINCRBY is a separate action and starts a new unit.
+        if !(open && lock.is_some_and(|lock| self.unit.continues_with(lock, command))) {
             self.finish(events);
             let Some(at_micros) = line.micros() else { return false };
             if !self.unit.read_key(lock) {
@@ -350,16 +350,14 @@ impl Decoder {
         true
     }
 
-    /// Whether it is a lock seen before.
     fn is_known(&mut self, key: Arg<'_>) -> bool {
         self.scratch.clear();
         key.append_to(&mut self.scratch) && self.known.contains(&self.scratch)
     }
 
-    /// What a bare command is about.
-    fn bare<'a>(&mut self, command: Command, args: &Args<'a>) -> Bare<'a> {
+    fn subject<'a>(&mut self, command: Command, args: &Args<'a>) -> Subject<'a> {
         let mut words = args.clone().flatten();
-        let Some(key) = words.next() else { return Bare::Other };
+        let Some(key) = words.next() else { return Subject::Other };
         let field = words.next().map_or(&b""[..], Arg::raw);
         let of_lock = match command {
             Command::HIncrBy | Command::HSet | Command::HDel => {
@@ -371,7 +369,7 @@ impl Decoder {
             _ => false,
         };
         if of_lock {
-            return Bare::Lock(key);
+            return Subject::Lock(key);
         }
         let companion = match command {
             Command::ZAdd
@@ -385,24 +383,24 @@ impl Decoder {
             }
             _ => false,
         };
-        if companion { Bare::Companion } else { Bare::Other }
+        if companion { Subject::Companion } else { Subject::Other }
     }
 }
 
-/// What a bare command is about.
-enum Bare<'a> {
+/// The subject of a bare command.
+enum Subject<'a> {
     /// A lock, by its key.
     Lock(Arg<'a>),
-    /// A key or channel beside a lock.
+    /// A companion key or channel of a lock.
     Companion,
-    /// Nothing that matters.
+    /// Anything else.
     Other,
 }
 
-/// What keys and channels beside locks begin with, all but the markers of readers.
+/// The prefix of all companion keys and channels except reader markers.
 const COMPANION: &[u8] = b"redisson_";
 
-/// Whether it is the marker of a reader.
+/// Returns whether a key is a reader marker.
 fn is_marker(raw: &[u8]) -> bool {
     memchr::memmem::find(raw, b":rwlock_timeout:").is_some()
 }

@@ -1,96 +1,96 @@
-//! What was seen of a lock.
+//! Events derived from the traffic of a lock.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::{HolderId, Kind, LockName};
 
-/// One thing that was done to a lock, or tried.
+/// An action on a lock, or an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// When, in microseconds of the epoch by the server's clock.
+    /// The instant, in epoch microseconds of the server's clock.
     pub at_micros: u64,
-    /// In which database.
+    /// The database.
     pub db: u32,
-    /// Who sent the command. On a replica's stream that is the connection to its master, which tells nothing: none.
+    /// The sender of the command. `None` on a replica, where the sender is always its master.
     pub client: Option<Address>,
     /// The lock.
     pub lock: LockName,
-    /// Its kind, where the command tells. [`Kind::Lock`] where plain, fenced and red locks cannot be told apart.
+    /// The kind, if the command reveals it. [`Kind::Lock`] if it may be plain, fenced or red.
     pub kind: Option<Kind>,
-    /// Whose hold, attempt or place in the queue it is about, where the command tells.
+    /// The holder or waiter concerned, if the command reveals it.
     pub holder: Option<HolderId>,
-    /// What.
+    /// The action.
     pub action: Action,
-    /// How sure that is.
+    /// The certainty of the action.
     pub certainty: Certainty,
 }
 
-/// What was done to a lock.
+/// An action on a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// The holder has it from now on, and had not before.
+    /// The holder acquired the lock.
     Acquired {
-        /// For how long unless renewed; none where that is not told.
+        /// The lease, if known.
         lease: Option<Duration>,
     },
-    /// The holder, which had it, has it once more.
+    /// The holder acquired the lock again.
     Reentered {
-        /// For how long unless renewed; none where that is not told.
+        /// The lease, if known.
         lease: Option<Duration>,
-        /// How often it has it now, where that is told.
+        /// The new hold count, if known.
         count: Option<u32>,
     },
-    /// The holder set its count, upwards or downwards. Our own agents do so.
+    /// An agent set the hold count, up or down.
     Recounted {
-        /// How often it has it now.
+        /// The new hold count.
         count: u32,
     },
-    /// Somebody tried to take it, and others have it or are before it in the queue.
+    /// An attempt was refused: others hold the lock or are ahead in the queue.
     Refused,
-    /// The holder's lease begins anew.
+    /// The holder renewed its lease.
     Renewed {
-        /// For how long; none where that is not told.
+        /// The lease, if known.
         lease: Option<Duration>,
     },
-    /// The holder wanted to renew it, and had it no more.
+    /// A renewal found that the holder no longer has the lock.
     RenewalFoundNothing,
-    /// The holder gave up one of several holds.
+    /// The holder lowered its hold count.
     PartlyReleased,
-    /// The holder has it no more. Other readers may.
+    /// The holder released the lock. Other readers may remain.
     Released,
-    /// The holder wanted to release it, and had it no more, or never had.
+    /// A release found that the holder does not have the lock.
     ReleaseFoundNothing,
-    /// The holder passed it to another of the same client.
+    /// The holder handed the lock over to another holder of the same client.
     HandedOver {
-        /// Who has it now.
+        /// The new holder.
         to: HolderId,
-        /// For how long unless renewed; none where that is not told.
+        /// The lease, if known.
         lease: Option<Duration>,
     },
-    /// The lock was ended whoever had it.
+    /// The lock was released by force.
     ForceReleased,
-    /// The key is gone by an order of the master's, which on a replica is how the end of a lease shows.
+    /// The master deleted the key. On a replica, this is how an expired lease appears.
     Vanished,
-    /// The holder took a place at the end of a fair lock's queue.
+    /// The waiter joined the end of a fair lock's queue.
     Queued {
-        /// Until when it keeps its place, in epoch milliseconds by its own clock.
+        /// The deadline of its position, in epoch milliseconds of its own clock.
         deadline_millis: u64,
     },
-    /// The holder gave up its place in the queue.
+    /// The waiter left the queue.
     LeftQueue,
-    /// Somebody removed the holder's place in the queue, since its deadline had passed.
+    /// Another client removed the waiter from the queue because its deadline had passed.
     DroppedFromQueue,
-    /// A client began to listen to the lock's channel: somebody there waits for it.
+    /// A client subscribed to the lock's channel: it has a waiter.
     Subscribed,
-    /// A client stopped listening to the lock's channel: nobody there waits for it any longer.
+    /// A client unsubscribed from the lock's channel: it has no waiters left.
     Unsubscribed,
-    /// An attempt on the lock ended in an error, such as that the server is out of memory.
+    /// An attempt failed with an error, such as out of memory.
     Failed,
 }
 
 impl Action {
-    /// The word for it in logs, metrics and the API.
+    /// Returns the name in logs, metrics and the API.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -116,20 +116,20 @@ impl Action {
     }
 }
 
-/// How sure an event is.
+/// The certainty of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Certainty {
-    /// By the form of a script that is not known, or of bare commands: something else may look like it.
+    /// Derived from the form of an unknown script or of bare commands, which something else may resemble.
     Likely,
-    /// The script is known, and it went all the way to this end.
+    /// The script is known, and its commands prove the outcome.
     Certain,
 }
 
-/// Where a client is connected from.
+/// The address of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// By TCP.
+    /// A TCP address.
     Tcp(SocketAddr),
-    /// By the server's Unix socket: on its own host, more is not told.
+    /// The server's Unix socket, which reveals nothing else.
     Unix,
 }

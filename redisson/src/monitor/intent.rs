@@ -1,44 +1,44 @@
-//! What a script is for: by its digest where it is known, else by the form of its keys and arguments.
+//! The intent of a script, derived from its digest if known, else from the form of its keys and arguments.
 
 use super::byte_strings::ByteStrings;
 use crate::{HolderId, Kind, keys, script};
 
-/// What a script is for. What came of it is told by the commands that it called.
+/// The intent of a script. Its outcome follows from the commands that it called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Intent {
-    /// Takes a lock, or takes it once more.
+    /// Acquires or re-enters a lock.
     Acquire(Kind),
-    /// Tries to take a fair lock without getting into the queue.
+    /// Tries to acquire a fair lock without joining the queue.
     TryFair,
-    /// Gives up one hold.
+    /// Lowers the hold count by one.
     Unlock(Kind),
-    /// Renews one lock or many, of any kind but read.
+    /// Renews one or many locks of any kind but read.
     Renew,
-    /// Renews holds of read locks.
+    /// Renews read holds.
     RenewRead,
-    /// Ends a lock whoever has it.
+    /// Releases a lock regardless of its holder.
     Force(Kind),
-    /// Gives up a place in a fair lock's queue.
+    /// Leaves a fair lock's queue.
     Leave,
-    /// Sets the time to live of any object. A multi-lock gives its members their lease so.
+    /// Sets the TTL of any object. Multi-locks set the lease of their members this way.
     Expire,
-    /// Some of those with a lock and a holder: the commands that it called tell which.
+    /// Ambiguous: the commands that it called decide.
     Unclear,
-    /// Our agents' way to take a lock.
+    /// Acquires a lock for an agent.
     OwnAcquire(Kind),
-    /// Our agents' way to keep holds and set their counts.
+    /// Renews an agent's holds and sets their counts.
     OwnRenew(Option<Kind>),
-    /// Our agents' way to end a hold.
+    /// Releases an agent's hold.
     OwnRelease(Kind),
-    /// Our agents' way to pass a lock on.
+    /// Hands a lock over within an agent.
     OwnHandOver,
-    /// Our dashboard's way to end a lock.
+    /// Releases a lock by force for an operator.
     OwnForce,
-    /// Nothing of what we look for.
+    /// Irrelevant to locks.
     Nothing,
 }
 
-/// The digests of Redisson's scripts from 3.8 to 4.7. A row is one text: it may serve several kinds.
+/// The digests of Redisson's scripts from 3.8 to 4.7. Several kinds may share one script.
 pub(super) const REDISSON: [(&str, Intent); 61] = [
     ("9401052d872adfd0179ef8c8e8c028512707629a", Intent::Acquire(Kind::Lock)),
     ("dad0f8d619e548e04f21fb48d50be5034df3adae", Intent::Acquire(Kind::Lock)),
@@ -103,7 +103,7 @@ pub(super) const REDISSON: [(&str, Intent); 61] = [
     ("3fd750e0b43af99dbd223e5523718f18cded3664", Intent::Expire),
 ];
 
-/// What our own scripts are for, by their names.
+/// Returns the intent of one of Lockscope's own scripts.
 pub(super) fn of_own(script: &script::Script) -> Intent {
     match script.name {
         "acquire" => Intent::OwnAcquire(Kind::Lock),
@@ -125,7 +125,7 @@ pub(super) fn of_own(script: &script::Script) -> Intent {
     }
 }
 
-/// What a script that is not known is for, by its first `keys` words, which are its keys, and the others.
+/// Derives the intent of an unknown script from its keys, the first `keys` words, and its arguments.
 pub(super) fn by_shape(words: &ByteStrings, keys: usize) -> Intent {
     let mut args = words.range(keys..words.len());
     let holder = args.clone().find_map(HolderId::parse);
@@ -180,7 +180,7 @@ pub(super) fn by_shape(words: &ByteStrings, keys: usize) -> Intent {
     }
 }
 
-/// Whether `tagged` is `name` as companions carry it.
+/// Returns whether `tagged` is the tagged form of `name`.
 fn is_tagged(name: &[u8], tagged: &[u8]) -> bool {
     if name.contains(&b'{') {
         return name == tagged;

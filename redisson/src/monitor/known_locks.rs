@@ -1,13 +1,13 @@
-//! The locks seen last, within bounds: by them an order that names nothing but a key is known to be about a lock.
+//! The most recently seen locks: they show whether a command that names only a key concerns a lock.
 
 use std::collections::HashMap;
 
 use crate::{HolderId, LockName};
 
-/// How many names each of the two generations keeps.
+/// The capacity of each of the two generations.
 const NAMES: usize = 8_192;
 
-/// Names and who held them, the newest some thousands.
+/// The most recently seen lock names and their holders.
 #[derive(Debug, Default)]
 pub(super) struct KnownLocks {
     young: HashMap<LockName, Option<HolderId>>,
@@ -15,7 +15,7 @@ pub(super) struct KnownLocks {
 }
 
 impl KnownLocks {
-    /// The lock was seen; who holds it alone as far as is known.
+    /// Records a lock and its only holder, if known.
     pub(super) fn record(&mut self, name: &LockName, holder: Option<HolderId>) {
         if let Some(known) = self.young.get_mut(name) {
             *known = holder;
@@ -31,13 +31,13 @@ impl KnownLocks {
         self.young.contains_key(name) || self.old.contains_key(name)
     }
 
-    /// The one that was seen of some locks with one channel, else the likeliest, which is the first.
-    pub(super) fn likeliest(&self, mut names: Vec<LockName>) -> Option<LockName> {
+    /// Returns the first known lock among `names`, or else the first one, which is the most likely.
+    pub(super) fn most_likely(&self, mut names: Vec<LockName>) -> Option<LockName> {
         let known = names.iter().position(|name| self.contains(name.as_bytes())).unwrap_or(0);
         (known < names.len()).then(|| names.swap_remove(known))
     }
 
-    /// Who held it when it was last seen.
+    /// Returns the last known holder.
     pub(super) fn holder(&self, name: &[u8]) -> Option<HolderId> {
         *self.young.get(name).or_else(|| self.old.get(name))?
     }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_old_is_forgotten() {
+    fn old_locks_are_forgotten() {
         let mut known = KnownLocks::default();
         let name = |i: usize| LockName::new(i.to_string().into_bytes()).unwrap();
         for i in 0..3 * NAMES {

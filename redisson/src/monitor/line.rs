@@ -1,33 +1,31 @@
-//! One line, taken apart only as far as somebody asks.
+//! Lazy parsing of one line.
 //!
-//! `SECONDS.MICROS [DB SOURCE] "argument" "argument" ...`: the source is `lua` for what a script calls, else the
-//! client's address. Arguments are quoted and escaped, so that nothing in them can be taken for structure. The path of
-//! a Unix socket is not, and may hold anything.
+//! The form is `SECONDS.MICROS [DB SOURCE] "argument" "argument" ...`. The source is `lua` for commands called by a
+//! script, else the client's address. Arguments are quoted and escaped, so they cannot imitate structure. The path of a
+//! Unix socket is not escaped and may contain anything.
 
 use memchr::{memchr, memchr_iter, memchr2};
 
-/// A line whose beginning makes sense.
+/// A line with a well-formed header.
 pub(super) struct Line<'a> {
     time: &'a [u8],
-    /// The database.
     pub(super) db: u32,
-    /// Who ran the command.
     pub(super) source: Source<'a>,
-    /// The command and what follows it.
+    /// The command and its arguments.
     pub(super) args: Args<'a>,
 }
 
-/// Who ran a command.
+/// The sender of a command.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source<'a> {
-    /// The script or function in the line before.
+    /// The preceding script or function.
     Lua,
-    /// A client, by its address as printed.
+    /// A client, identified by its address as printed.
     Client(&'a [u8]),
 }
 
 impl<'a> Line<'a> {
-    /// Reads all before the arguments.
+    /// Parses everything before the arguments.
     pub(super) fn parse(line: &'a [u8]) -> Option<Self> {
         let (time, rest) = line.split_at_checked(memchr(b' ', line)?)?;
         let rest = rest.strip_prefix(b" [")?;
@@ -49,7 +47,7 @@ impl<'a> Line<'a> {
         None
     }
 
-    /// When the command ran, in microseconds of the epoch.
+    /// Returns the instant at which the command ran, in epoch microseconds.
     pub(super) fn micros(&self) -> Option<u64> {
         let (seconds, rest) = number(self.time)?;
         let (micros, rest) = number(rest.strip_prefix(b".")?)?;
@@ -58,7 +56,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The digits that `text` begins with, and what follows.
+/// Splits `text` into its leading number and the rest.
 fn number(text: &[u8]) -> Option<(u64, &[u8])> {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     if !(1..=18).contains(&digits) {
@@ -68,11 +66,11 @@ fn number(text: &[u8]) -> Option<(u64, &[u8])> {
     Some((digits.iter().fold(0, |n, digit| n * 10 + u64::from(digit - b'0')), rest))
 }
 
-/// The arguments one after the other; none for what is no well-formed argument, and then no more.
+/// An iterator over arguments. Yields `None` for a malformed argument, and then ends.
 #[derive(Clone)]
 pub(super) struct Args<'a>(&'a [u8]);
 
-/// An argument as printed, without its quotes.
+/// An argument as printed, without quotes.
 #[derive(Clone, Copy)]
 pub(super) struct Arg<'a> {
     raw: &'a [u8],
@@ -117,12 +115,12 @@ impl<'a> Args<'a> {
 }
 
 impl<'a> Arg<'a> {
-    /// As printed. The argument itself only where nothing in it is escaped.
+    /// Returns the argument as printed, possibly with escapes.
     pub(super) fn raw(self) -> &'a [u8] {
         self.raw
     }
 
-    /// Adds the argument itself to `bytes`; false where it is escaped in a way that Redis never does.
+    /// Appends the unescaped argument to `bytes`. Returns false for an escape that Redis never prints.
     pub(super) fn append_to(self, bytes: &mut Vec<u8>) -> bool {
         if !self.escaped {
             bytes.extend_from_slice(self.raw);

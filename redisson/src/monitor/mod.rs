@@ -1,7 +1,7 @@
-//! What MONITOR shows, read as lock traffic.
+//! Decodes lock traffic from MONITOR.
 //!
-//! MONITOR prints each command a server runs, for a script also those that it calls, but never a reply. What became
-//! of a lock is told by the commands that its script went on to call.
+//! MONITOR prints every command that a server runs, including those that a script calls, but no replies. The outcome of
+//! a script follows from the commands that it called.
 
 mod bare_commands;
 mod byte_strings;

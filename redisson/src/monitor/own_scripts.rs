@@ -1,6 +1,6 @@
-//! What our own scripts come to.
+//! Classification of Lockscope's own scripts.
 
-use super::classify::{Classifier, asks_for_holder, lease_of, number};
+use super::classify::{Classifier, holder_read_by, lease_of, number};
 use super::command::Command;
 use super::event::{Action, Certainty};
 use super::unit::Effect;
@@ -11,13 +11,13 @@ impl Classifier<'_> {
         let unit = self.unit;
         let fenced = kind == Kind::Lock && unit.keys > 3;
         let kind = Some(if fenced { Kind::Fenced } else { kind });
-        self.dropped_places(lock, kind, holder);
+        self.report_dropped_waiters(lock, kind, holder);
         let effects = || unit.effects();
         let action = if effects().any(|effect| effect.takes(lock, holder)) {
             Action::Acquired { lease: self.lease(lock) }
         } else if effects().any(|effect| effect.command == Command::RPush) {
-            // Without it only the deadline of the place it has is put off.
-            self.place(holder).unwrap_or(Action::Refused)
+            // Without RPUSH the script only extends the deadline of an existing position.
+            self.queued(holder).unwrap_or(Action::Refused)
         } else if effects().any(|effect| {
             effect.is(Command::HLen, lock)
                 || effect.is(Command::PTtl, lock)
@@ -35,9 +35,9 @@ impl Classifier<'_> {
         let mut effects = unit.effects().peekable();
         while let Some(first) = effects.next() {
             let lock = first.key;
-            let Some(holder) = asks_for_holder(&first) else { continue };
+            let Some(holder) = holder_read_by(&first) else { continue };
             let mut action = None;
-            while let Some(next) = effects.next_if(|next| asks_for_holder(next).is_none()) {
+            while let Some(next) = effects.next_if(|next| holder_read_by(next).is_none()) {
                 if next.takes(lock, holder) {
                     action = number(next.value)
                         .and_then(|count| u32::try_from(count).ok())
@@ -47,7 +47,7 @@ impl Classifier<'_> {
                 } else if let Some(lease) = lease_of(&next, lock, unit.at_micros)
                     && !matches!(action, Some(Action::Recounted { .. }))
                 {
-                    // The last one counts: PEXPIRE with GT may have changed nothing, and then another follows.
+                    // The last one counts: if PEXPIRE with GT changed nothing, another one follows.
                     action = Some(Action::Renewed { lease: Some(lease) });
                 }
             }
@@ -62,17 +62,17 @@ impl Classifier<'_> {
         let unit = self.unit;
         let effects = || unit.effects();
         let looked = effects().any(|effect| effect.is(Command::Exists, lock));
-        let told = effects().any(|effect| effect.command == Command::Publish);
+        let published = effects().any(|effect| effect.command == Command::Publish);
         let (certain, action) = match kind {
             Kind::Fair => return self.own_release_fair(lock, holder),
-            // Only where nothing was removed is it asked whether the lock is there.
+            // The script checks for the lock only if it removed nothing.
             Kind::Read | Kind::Write if looked => (true, Action::ReleaseFoundNothing),
             Kind::Read => {
                 let removed = effects().any(|effect| effect.is(Command::HDel, lock));
                 (removed, Action::Released)
             }
             Kind::Write => (effects().nth(1).is_some(), Action::Released),
-            _ if told => (true, Action::Released),
+            _ if published => (true, Action::Released),
             _ => (looked, Action::ReleaseFoundNothing),
         };
         if certain {
@@ -80,7 +80,7 @@ impl Classifier<'_> {
         }
     }
 
-    /// The same command ends a hold and a wait; only what was in the queue is removed from it.
+    /// One script both releases a hold and leaves the queue; it calls LREM only for a queued waiter.
     fn own_release_fair(&mut self, lock: &[u8], holder: HolderId) {
         let unit = self.unit;
         let kind = Some(Kind::Fair);
@@ -99,7 +99,7 @@ impl Classifier<'_> {
                 self.emit_as(Certainty::Likely, lock, kind, Some(holder), action);
             }
         }
-        self.dropped_places(lock, kind, holder);
+        self.report_dropped_waiters(lock, kind, holder);
     }
 
     pub(super) fn own_force(&mut self, lock: &[u8]) {

@@ -1,4 +1,4 @@
-//! What belongs together: a script with the commands it called, or bare commands of one client about one lock.
+//! A unit: a script with the commands it called, or related bare commands of one client on one lock.
 
 use std::ops::Range;
 
@@ -9,40 +9,40 @@ use super::line::{Arg, Args};
 use crate::HolderId;
 use crate::shape::MODE_FIELD;
 
-/// The most commands of one unit that are looked at: a renewal of a hundred locks has four hundred.
+/// The most commands per unit: a renewal of a hundred locks has four hundred.
 const MAX_EFFECTS: usize = 4_096;
-/// The most words of one command that are looked at.
+/// The most arguments read of a script call.
 const MAX_WORDS: usize = 1_024;
 
-/// What is gathered.
+/// A unit being collected.
 #[derive(Debug, Default)]
 pub(super) struct Unit {
     pub(super) from: Option<Origin>,
     pub(super) at_micros: u64,
     pub(super) db: u32,
     client: Vec<u8>,
-    /// The key that bare commands are about, as printed.
+    /// The key of bare commands, as printed.
     printed: Vec<u8>,
-    /// Keys and arguments of the script.
+    /// The keys and arguments of the script.
     pub(super) words: ByteStrings,
-    /// How many of the words are keys.
+    /// The number of keys among the words.
     pub(super) keys: usize,
     effects: Vec<(Command, Range<usize>)>,
     effect_words: ByteStrings,
-    /// Whether something of it could not be read.
+    /// True if a part of it could not be read.
     pub(super) broken: bool,
 }
 
-/// What a unit is.
+/// The origin of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// A script, whether its digest is known.
+    /// A script, and whether its digest is known.
     Script(Intent, bool),
     /// Bare commands.
     Commands,
 }
 
-/// One command of a unit.
+/// A command of a unit.
 #[derive(Clone, Copy)]
 pub(super) struct Effect<'a> {
     pub(super) command: Command,
@@ -52,12 +52,12 @@ pub(super) struct Effect<'a> {
 }
 
 impl Effect<'_> {
-    /// The holder that its field names.
+    /// Returns the holder named by its field.
     pub(super) fn holder(&self) -> Option<HolderId> {
         HolderId::parse(self.field)
     }
 
-    /// Whether it raises or sets this holder's count.
+    /// Returns whether it raises or sets the holder's count.
     pub(super) fn takes(&self, lock: &[u8], holder: HolderId) -> bool {
         let raises = match self.command {
             Command::HIncrBy => !self.value.starts_with(b"-"),
@@ -67,7 +67,7 @@ impl Effect<'_> {
         raises && self.key == lock && self.holder() == Some(holder)
     }
 
-    /// Whether it lowers a holder's count.
+    /// Returns whether it lowers a holder's count.
     pub(super) fn lowers(&self, lock: &[u8]) -> bool {
         self.command == Command::HIncrBy && self.key == lock && self.value.starts_with(b"-")
     }
@@ -78,7 +78,7 @@ impl Effect<'_> {
 }
 
 impl Unit {
-    /// Begins a unit, without anything in it.
+    /// Starts a new, empty unit.
     pub(super) fn begin(&mut self, from: Origin, at_micros: u64, db: u32, client: &[u8]) {
         self.from = Some(from);
         self.at_micros = at_micros;
@@ -90,7 +90,7 @@ impl Unit {
         self.broken = false;
     }
 
-    /// Takes in keys and arguments of a script; false where there is none to speak of.
+    /// Reads the keys and arguments of a script. Returns false if they are malformed, too many or without a key.
     pub(super) fn read_call(&mut self, mut args: Args<'_>) -> bool {
         self.words.clear();
         let Some(Some(count)) = args.next() else { return false };
@@ -101,7 +101,6 @@ impl Unit {
         whole && (1..=self.words.len()).contains(&self.keys)
     }
 
-    /// Adds a command.
     pub(super) fn add(&mut self, command: Command, args: Args<'_>) {
         if self.effects.len() >= MAX_EFFECTS {
             self.broken = true;
@@ -114,14 +113,14 @@ impl Unit {
         self.effects.push((command, first..self.effect_words.len()));
     }
 
-    /// The commands in their order.
+    /// Iterates over the commands in order.
     pub(super) fn effects(&self) -> impl DoubleEndedIterator<Item = Effect<'_>> + Clone {
         self.effects.iter().map(|(command, words)| {
             let word = |n: usize| {
                 let index = words.start + n;
                 if index < words.end { self.effect_words.get(index) } else { b"" }
             };
-            // A hash set together with its mode.
+            // HSET of the mode and a holder in one command.
             let at = if *command == Command::HSet && word(1) == MODE_FIELD && !word(3).is_empty() {
                 3
             } else {
@@ -131,22 +130,22 @@ impl Unit {
         })
     }
 
-    /// Whether it is bare commands of that client in that database.
+    /// Returns whether it consists of bare commands of that client in that database.
     pub(super) fn is_of(&self, db: u32, client: &[u8]) -> bool {
         self.from == Some(Origin::Commands) && self.db == db && self.client == client
     }
 
-    /// The first holder among the arguments.
+    /// Returns the first holder among the arguments.
     pub(super) fn holder(&self) -> Option<HolderId> {
         self.words.range(self.keys..self.words.len()).find_map(HolderId::parse)
     }
 
-    /// Its sender's address as printed.
+    /// Returns the sender's address as printed.
     pub(super) fn client(&self) -> &[u8] {
         &self.client
     }
 
-    /// Takes in the lock that bare commands are about, where they name one.
+    /// Reads the lock that bare commands concern, if they name one.
     pub(super) fn read_key(&mut self, lock: Option<Arg<'_>>) -> bool {
         self.words.clear();
         self.keys = 0;
@@ -155,13 +154,13 @@ impl Unit {
         lock.is_none_or(|lock| self.words.push(lock))
     }
 
-    /// Whether it is bare commands about the lock with this key, as printed.
+    /// Returns whether it consists of bare commands on this key, as printed.
     pub(super) fn is_about(&self, key: &[u8]) -> bool {
         self.from == Some(Origin::Commands) && self.words.len() > 0 && self.printed == key
     }
 
-    /// Whether another command on this lock belongs to what was begun.
-    pub(super) fn goes_on_with(&self, lock: Arg<'_>, command: Command) -> bool {
+    /// Returns whether another command on this lock belongs to the unit.
+    pub(super) fn continues_with(&self, lock: Arg<'_>, command: Command) -> bool {
         let counted = |effect: Effect<'_>| effect.command == Command::HIncrBy;
         let counts_again = command == Command::HIncrBy && self.effects().any(counted);
         !counts_again && self.words.len() > 0 && self.printed == lock.raw()

@@ -1,29 +1,29 @@
--- Wants: the write side held once by ARGV[1], with a lease.
+-- Grants the write side once to ARGV[1], with a lease.
 -- KEYS: lock, fair queue, fair deadlines    ARGV: holder, lease ms
--- Replies as acquire.
+-- Replies like acquire.
 local lock, queue, deadlines = KEYS[1], KEYS[2], KEYS[3]
-local me, lease = ARGV[1], tonumber(ARGV[2])
+local holder, lease = ARGV[1], tonumber(ARGV[2])
 
-local kind, holders = occupant(lock, 64)
+local kind, holders = lock_state(lock, 64)
 if not kind then
   return {3, holders}
 end
 
 if kind == 'none' then
-  if queue_has_turn(queue, deadlines) then
+  if queue_has_living_head(queue, deadlines) then
     return {2, 'fair'}
   end
-  redis.call('HSET', lock, 'mode', 'write', me, 1)
+  redis.call('HSET', lock, 'mode', 'write', holder, 1)
   redis.call('PEXPIRE', lock, lease)
   return {1}
 end
 
-if kind == 'write' and redis.call('HEXISTS', lock, me) == 1 then
-  -- An earlier copy of this very script was served.
-  raise(lock, lease)
-  redis.call('HSET', lock, me, 1)
+if kind == 'write' and redis.call('HEXISTS', lock, holder) == 1 then
+  -- An earlier copy of this script has run.
+  ensure_lease(lock, lease)
+  redis.call('HSET', lock, holder, 1)
   return {1}
 elseif kind ~= 'read' and kind ~= 'write' then
-  return {2, queue_has_turn(queue, deadlines) and 'fair' or kind}
+  return {2, queue_has_living_head(queue, deadlines) and 'fair' or kind}
 end
 return {0, redis.call('PTTL', lock), unpack(holders)}

@@ -1,50 +1,50 @@
-//! Keys and arguments of a call.
+//! The keys and arguments of a script call.
 
 use std::fmt;
 use std::io::Write as _;
 use std::ops::Index;
 
-/// Byte strings, one behind the other in one buffer: a batch of renewals has hundreds, and to allocate each costs more
-/// than all the rest of it.
+/// A list of byte strings in a single buffer. A batch of renewals has hundreds of them, and allocating each would cost
+/// more than the rest of the call.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Args {
     bytes: Vec<u8>,
-    /// Where each of them ends.
+    /// The end offset of each string.
     ends: Vec<usize>,
 }
 
 impl Args {
-    /// None yet, with room for so many of so many bytes together.
+    /// Creates an empty list with room for `count` strings of `bytes` bytes in total.
     #[must_use]
     pub fn with_capacity(count: usize, bytes: usize) -> Self {
         Self { bytes: Vec::with_capacity(bytes), ends: Vec::with_capacity(count) }
     }
 
-    /// One more, at the end.
+    /// Appends a string.
     pub fn push(&mut self, arg: impl AsRef<[u8]>) {
         self.bytes.extend_from_slice(arg.as_ref());
         self.ends.push(self.bytes.len());
     }
 
-    /// One more, as it is displayed.
+    /// Appends the displayed form of `arg`.
     pub fn push_text(&mut self, arg: impl fmt::Display) {
-        write!(self.bytes, "{arg}").expect("a vector takes all that is written");
+        write!(self.bytes, "{arg}").expect("writing to a vector cannot fail");
         self.ends.push(self.bytes.len());
     }
 
-    /// How many there are.
+    /// Returns the number of strings.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the list is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// All of them, in order.
+    /// Iterates over the strings in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
         (0..self.len()).map(|index| &self[index])
     }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_one_argument() {
+    fn displayed_text_becomes_one_argument() {
         let mut args = Args::from(["lock", ""]);
         args.push_text(format_args!("{}:{}", "a", -5));
         assert_eq!(args.iter().collect::<Vec<_>>(), [&b"lock"[..], b"", b"a:-5"]);
@@ -95,7 +95,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_goes_in_comes_out(given: Vec<Vec<u8>>) {
+        fn pushed_strings_are_returned_unchanged(given: Vec<Vec<u8>>) {
             let mut args = Args::default();
             args.extend(&given);
             prop_assert_eq!(args.len(), given.len());

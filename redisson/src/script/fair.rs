@@ -1,14 +1,14 @@
-//! Scripts for fair locks: a queue in Redis that all clients share, each waiter with a deadline by which it counts as
-//! dead unless it has shown itself again.
+//! Scripts for fair locks. All clients share a queue in Redis. Each waiter has a deadline after which it counts as dead
+//! unless it has extended it.
 
 use std::time::Duration;
 
 use super::{ACQUIRE_FAIR, Args, Call, Publish, RELEASE_FAIR, text, with_queue};
 use crate::{HolderId, Lease, LockName, keys};
 
-/// Takes the lock if it is free and nobody living stands before this holder; otherwise, if `queue`, takes a place at
-/// the end, or shows that the one who has a place is alive. `wait` is for how long a place stands without that. Read
-/// the reply with [`super::parse_acquire`].
+/// Acquires the lock if it is free and no living waiter is ahead. Otherwise, if `queue` is set, joins the end of the
+/// queue or extends the deadline of the existing position. A position lasts for `wait` unless extended. Parse the reply
+/// with [`super::parse_acquire`].
 #[must_use]
 pub fn acquire_fair(
     name: &LockName,
@@ -29,8 +29,8 @@ pub fn acquire_fair(
     }
 }
 
-/// Ends a hold whatever its count, or a wait in the queue, and tells the next one if the lock is free. `wait` is the one
-/// that [`acquire_fair`] had. Read the reply with [`super::parse_release`].
+/// Releases a hold, whatever its count, or leaves the queue, and notifies the next waiter if the lock is free. `wait` is
+/// the value passed to [`acquire_fair`]. Parse the reply with [`super::parse_release`].
 #[must_use]
 pub fn release_fair(name: &LockName, holder: &HolderId, wait: Duration, publish: Publish) -> Call {
     let mut args = Args::from([

@@ -1,16 +1,17 @@
--- A fair lock's queue: a list of waiters, and when each counts as dead (epoch ms, by this server's clock).
+-- A fair lock's queue: a list of waiters, and each waiter's deadline (epoch ms by this server's clock), after which it counts
+-- as dead.
 local queue, deadlines = KEYS[2], KEYS[3]
 
-local function milliseconds()
+local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The first waiter that is not dead; dead ones in front of it are removed, but not `me`, who is alive.
-local function living_head(now, me)
+-- Removes dead waiters from the head and returns the first living one and its deadline. `holder` counts as alive.
+local function living_head(now, holder)
   while true do
     local head = redis.call('LINDEX', queue, 0)
-    if not head or head == me then
+    if not head or head == holder then
       return head
     end
     local score = redis.call('ZSCORE', deadlines, head)
@@ -22,11 +23,11 @@ local function living_head(now, me)
   end
 end
 
--- Takes a waiter out. Those behind it have one wait less before them.
-local function take_out(waiter, wait)
-  local place = redis.call('LPOS', queue, waiter)
-  if place then
-    for _, behind in ipairs(redis.call('LRANGE', queue, place + 1, -1)) do
+-- Removes a waiter. The deadlines behind it move earlier by its wait.
+local function leave_queue(waiter, wait)
+  local index = redis.call('LPOS', queue, waiter)
+  if index then
+    for _, behind in ipairs(redis.call('LRANGE', queue, index + 1, -1)) do
       if redis.call('ZSCORE', deadlines, behind) then
         redis.call('ZINCRBY', deadlines, -wait, behind)
       end
@@ -36,8 +37,8 @@ local function take_out(waiter, wait)
   redis.call('ZREM', deadlines, waiter)
 end
 
--- Why the companions are no queue, if they are none.
-local function odd_companion()
+-- Describes a companion key of the wrong type, if there is one.
+local function companion_error()
   local list, set = redis.call('TYPE', queue).ok, redis.call('TYPE', deadlines).ok
   if list ~= 'none' and list ~= 'list' then
     return 'lock whose queue key is a ' .. list

@@ -1,10 +1,10 @@
-//! Scripts for fenced locks: plain locks with a token that grows with each grant.
+//! Scripts for fenced locks: plain locks with a token that increases with each grant.
 
 use super::{ACQUIRE, Call, HAND_OVER, acquire, hand_over};
 use crate::{HolderId, Lease, LockName, keys};
 
-/// Takes the lock as [`acquire`] does, with a token that is no less than `least_token` and above all before. Sent
-/// twice it has one token.
+/// Acquires the lock like [`acquire`], with a token above all earlier ones and at least `least_token`. Repeated copies
+/// of one call yield one token.
 #[must_use]
 pub fn acquire_fenced(name: &LockName, holder: &HolderId, lease: Lease, least_token: u64) -> Call {
     let Call { mut keys, mut args, .. } = acquire(name, holder, lease);
@@ -13,7 +13,7 @@ pub fn acquire_fenced(name: &LockName, holder: &HolderId, lease: Lease, least_to
     Call { script: &ACQUIRE, keys, args }
 }
 
-/// Passes the lock on as [`hand_over`] does, with a token for the new holder.
+/// Hands the lock over like [`hand_over`], with a token for the new holder.
 #[must_use]
 pub fn hand_over_fenced(
     name: &LockName,

@@ -1,5 +1,5 @@
--- A fencing token above all before: the counter's next value, and no less than `least`. Digits are compared as text, since
--- Lua's numbers are exact up to 2^53 only.
+-- Returns a fencing token above all earlier ones and at least `least`. Digits are compared as text, since Lua's numbers are
+-- exact up to 2^53 only.
 local function next_token(counter, least)
   redis.call('INCR', counter)
   local token = redis.call('GET', counter)
@@ -10,13 +10,13 @@ local function next_token(counter, least)
   return token
 end
 
--- The token of a grant that stands: nobody else can have counted on meanwhile.
+-- Returns the token of an existing grant: nothing else can have advanced the counter since.
 local function token_of_grant(counter, least)
   return redis.call('GET', counter) or next_token(counter, least)
 end
 
--- Whether the key is a counter that can go on, or free to become one.
-local function can_count(counter)
+-- Returns whether the key is a counter with room to grow, or absent.
+local function is_counter(counter)
   local kind = redis.call('TYPE', counter).ok
   if kind == 'none' then
     return true

@@ -1,4 +1,5 @@
-//! Scripts for an operator who acts on what was expected: each compares first, so that whoever has come since is never hit.
+//! Scripts for operator actions. Each one first compares the lock with its expected state, so that it never affects a
+//! newer holder.
 
 use std::time::Duration;
 
@@ -9,13 +10,13 @@ use super::{
 use crate::shape::{Holder, LockHash};
 use crate::{HolderId, LockName, keys};
 
-/// A lock as an operator saw it.
+/// The state of a lock that an operator saw and that must still apply.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpectedLock<'a> {
-    /// Its fields.
+    /// Its holders, counts, mode and other fields.
     pub hash: &'a LockHash,
-    /// The most that it can have left to live by now, if nobody has taken it anew: where it is not renewed, what it had
-    /// less the time that has passed. None: that is not compared.
+    /// The longest TTL the lock can have if nobody has acquired it since: for a lease that is not renewed, the TTL seen
+    /// minus the time elapsed. `None` skips the comparison.
     pub max_ttl: Option<Duration>,
 }
 
@@ -29,8 +30,9 @@ impl ExpectedLock<'_> {
     }
 }
 
-/// Ends a lock of any kind, if its holders, counts, mode and other fields are still exactly those `expected`. Tells waiters,
-/// and each holder's agent on its [`keys::forced_channel`]. Read the reply with [`super::parse_force_release`].
+/// Releases a lock of any kind if its holders, counts, mode and other fields are exactly the expected ones. Notifies
+/// waiters, and each holder's agent on its [`keys::forced_channel`]. Parse the reply with
+/// [`super::parse_force_release`].
 #[must_use]
 pub fn force_release(name: &LockName, expected: ExpectedLock<'_>, publish: Publish) -> Call {
     let verbs = publish.commands();
@@ -55,8 +57,8 @@ pub fn force_release(name: &LockName, expected: ExpectedLock<'_>, publish: Publi
     Call { script: &FORCE_RELEASE, keys: with_queue(name), args }
 }
 
-/// Ends one hold among others, as its holder's own release would, if its count and the lock's mode are still those
-/// `expected`. Tells whom that concerns, and the holder's agent. Read the reply with [`super::parse_force_release`].
+/// Releases one hold, as its holder would, if its count and the lock's mode are the expected ones. Notifies waiters and
+/// the holder's agent. Parse the reply with [`super::parse_force_release`].
 #[must_use]
 pub fn force_release_holder(
     name: &LockName,
@@ -79,8 +81,8 @@ pub fn force_release_holder(
     Call { script, keys: call.keys, args }
 }
 
-/// Takes a waiter that is dead out of a fair lock's queue, if its deadline (epoch milliseconds; none: it has none) is
-/// still the one that was expected. Read the reply with [`super::parse_force_release`].
+/// Removes a dead waiter from a fair lock's queue if its deadline, in epoch milliseconds, is the expected one; `None`
+/// expects a waiter without a deadline. Parse the reply with [`super::parse_force_release`].
 #[must_use]
 pub fn remove_waiter(
     name: &LockName,

@@ -1,10 +1,10 @@
--- Wants: the lock gone, if it is exactly as the operator saw it; its waiters and the agents concerned told.
+-- Deletes the lock if it is exactly the expected one, and notifies its waiters and the holders' agents.
 -- KEYS: lock, fair queue, fair deadlines
--- ARGV: lock channel, read-write channel, start of fair waiters' channels, most markers of a hold,
---       the value of `mode` (empty: none), most milliseconds to live (-1: any), number of other fields,
+-- ARGV: lock channel, read-write channel, prefix of the fair waiters' channels, most markers per hold,
+--       value of `mode` (empty: absent), maximum PTTL in ms (-1: any), number of unexpected fields,
 --       number of publishing commands, those fields, those commands,
---       then holder, count, its markers' prefix and its agent's channel for each holder seen
--- Replies {1} released; {0} was free already; {2} it has changed; {3} no lock.
+--       then for each expected holder: its id, count, marker prefix and agent's channel
+-- Replies {1} released; {0} already free; {2} changed; {3} not a lock.
 local lock = KEYS[1]
 local fields = redis.pcall('HLEN', lock)
 if type(fields) == 'table' then
@@ -12,17 +12,17 @@ if type(fields) == 'table' then
 elseif fields == 0 then
   return {0}
 end
-local alien, verbs = tonumber(ARGV[7]), tonumber(ARGV[8])
-local first = 9 + alien + verbs
+local unexpected, verbs = tonumber(ARGV[7]), tonumber(ARGV[8])
+local first = 9 + unexpected + verbs
 local mode = redis.call('HGET', lock, 'mode')
-if (mode or '') ~= ARGV[5] or fields - (mode and 1 or 0) ~= alien + (#ARGV - first + 1) / 4 then
+if (mode or '') ~= ARGV[5] or fields - (mode and 1 or 0) ~= unexpected + (#ARGV - first + 1) / 4 then
   return {2}
 end
-local most = tonumber(ARGV[6])
-if most >= 0 and redis.call('PTTL', lock) > most then
+local max_pttl = tonumber(ARGV[6])
+if max_pttl >= 0 and redis.call('PTTL', lock) > max_pttl then
   return {2}
 end
-for i = 9, 8 + alien do
+for i = 9, 8 + unexpected do
   if redis.call('HEXISTS', lock, ARGV[i]) == 0 then
     return {2}
   end
@@ -35,18 +35,18 @@ end
 redis.call('DEL', lock)
 
 local function publish(channel, message)
-  for i = 9 + alien, 8 + alien + verbs do
+  for i = 9 + unexpected, 8 + unexpected + verbs do
     redis.call(ARGV[i], channel, message)
   end
 end
 if mode then
-  -- 1 wakes every waiter, readers and writers; the zero is for who does not sleep yet.
+  -- 1 wakes all sleeping readers and writers; the zero is for waiters that are not asleep yet.
   publish(ARGV[2], '1')
   publish(ARGV[2], '00')
 else
   publish(ARGV[1], '0')
-  -- A fair lock's waiters listen each for itself.
-  local head = not odd_companion() and living_head(milliseconds())
+  -- Each waiter of a fair lock listens on a channel of its own.
+  local head = not companion_error() and living_head(now_ms())
   if head then
     publish(ARGV[3] .. head, '0')
   end

@@ -1,6 +1,6 @@
--- What stands at the key: 'none', 'lock', 'read' or 'write', and its holders unless a read-write lock has more fields than
--- `most`; or nil, and what it is instead.
-local function occupant(lock, most)
+-- Returns the lock's mode ('none', 'lock', 'read' or 'write') and its holders, which are omitted if a read-write lock has more
+-- than `most` fields. Returns nil and a description if the key is not a lock.
+local function lock_state(lock, most)
   local kind = redis.call('TYPE', lock).ok
   if kind == 'none' then
     return kind, {}
@@ -28,8 +28,8 @@ local function occupant(lock, most)
   return mode, holders
 end
 
--- Whether a fair lock's queue has a head whose deadline is still to come: it has the next turn, be the lock held or free.
-local function queue_has_turn(queue, deadlines)
+-- Returns whether the head of a fair lock's queue is alive: it is next, whether the lock is held or free.
+local function queue_has_living_head(queue, deadlines)
   if redis.call('TYPE', queue).ok ~= 'list' then
     return false
   end
@@ -41,8 +41,8 @@ local function queue_has_turn(queue, deadlines)
   return tonumber(score) > time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Gives the key at least the lease, and one where it has none.
-local function raise(lock, lease)
+-- Gives the key at least the lease, even if it has no expiry.
+local function ensure_lease(lock, lease)
   if redis.call('PTTL', lock) < lease then
     redis.call('PEXPIRE', lock, lease)
   end

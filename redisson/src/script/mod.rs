@@ -1,10 +1,10 @@
-//! Our own scripts, one `.lua` file each, with typed arguments and replies.
+//! Lockscope's own scripts, one `.lua` file each, with typed arguments and replies.
 //!
-//! Each names the state it wants and does nothing where that state cannot be had, so that it is harmless when it
-//! is repeated or late: after a time-out nobody knows whether a script ran, or will yet run. Only [`acquire`] and its
-//! like for other kinds may create a lock. None shortens a lease that is in use. Scripts of the releasing side begin with commands that a
-//! full Redis accepts. Keys are passed as KEYS (the lock and its companions); channels as arguments, since a
-//! channel is no key and a cluster must not route by it.
+//! Each script names its target state and changes nothing if it cannot reach that state. Repeated or late copies are
+//! therefore harmless: after a timeout the outcome of a script is unknown, and it may still run. Only the `acquire`
+//! scripts create a lock. No script shortens a lease in use. Releasing scripts start with commands that a full Redis
+//! accepts. The lock and its companions are passed as KEYS, channels as arguments: a channel is not a key, and a
+//! cluster must not route by it.
 
 mod args;
 mod fair;
@@ -33,23 +33,23 @@ pub use reply::{
 
 use crate::{HolderId, Lease, LockName, keys, shape};
 
-/// How many locks one [`renew`] call takes at most: at a hundred the script costs Redis under 0.1 ms, so that
-/// others hardly wait, and a renewal less than half of what it costs alone.
+/// The most locks in one [`renew`] call. A hundred take Redis less than 0.1 ms, so other clients barely wait, and
+/// halve the cost of each renewal.
 pub const MAX_BATCH: usize = 100;
-/// How many places of a fair queue [`show`] tells.
+/// The most queue entries that [`show`] returns.
 pub const MAX_QUEUE_ENTRIES: usize = 100;
 
-/// A script: its name for logs and metrics, its text, and the digest that EVALSHA takes.
+/// A Lua script with its name, text and digest.
 pub struct Script {
-    /// Short name, as in metrics' label `script`.
+    /// The name in logs, spans and the metric label `script`. Stable: dashboards and alerts refer to it.
     pub name: &'static str,
-    /// The Lua text.
+    /// The Lua source.
     pub source: &'static str,
     sha: LazyLock<String>,
 }
 
 impl Script {
-    /// SHA-1 of the text, 40 hex digits.
+    /// Returns the SHA-1 that EVALSHA takes, as 40 hex digits.
     #[must_use]
     pub fn sha(&self) -> &str {
         &self.sha
@@ -62,7 +62,7 @@ impl fmt::Debug for Script {
     }
 }
 
-/// SHA-1 of a script's text, 40 hex digits.
+/// Returns the SHA-1 of a script's source, as 40 hex digits.
 pub(crate) fn hex_digest(source: &[u8]) -> String {
     Sha1::digest(source).iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -78,25 +78,25 @@ macro_rules! script {
     };
 }
 
-script!(/** Takes a free lock, plain or fenced. */ ACQUIRE, "acquire": "lock_state.lua" "fencing_token.lua" "acquire.lua");
-script!(/** Takes the read side. */ ACQUIRE_READ, "acquire_read": "lock_state.lua" "acquire_read.lua");
-script!(/** Takes the write side. */ ACQUIRE_WRITE, "acquire_write": "lock_state.lua" "acquire_write.lua");
-script!(/** Takes a fair lock, or a place in its queue. */ ACQUIRE_FAIR, "acquire_fair": "lock_state.lua" "fair_queue.lua" "acquire_fair.lua");
-script!(/** Keeps holds that are there: re-entry, partial release, extending, renewal. */ RENEW, "keep": "renew.lua");
-script!(/** The same for read holds, which have markers. */ RENEW_READ, "keep_read": "renew_read.lua");
-script!(/** Ends a hold, plain or fenced. */ RELEASE, "release": "release.lua");
-script!(/** Ends a read hold. */ RELEASE_READ, "release_read": "reader_leases.lua" "release_read.lua");
-script!(/** Ends a write hold. */ RELEASE_WRITE, "release_write": "reader_leases.lua" "release_write.lua");
-script!(/** Ends a fair hold, or a wait for one. */ RELEASE_FAIR, "release_fair": "fair_queue.lua" "release_fair.lua");
-script!(/** Passes a lock between two holders of one client. */ HAND_OVER, "hand_over": "fencing_token.lua" "hand_over.lua");
-script!(/** Ends a lock for an operator. */ FORCE_RELEASE, "force_release": "fair_queue.lua" "force_release.lua");
-script!(/** Ends one of its holds for an operator. */ FORCE_RELEASE_HOLDER, "force_release_holder": "require_expected.lua" "release.lua");
-script!(/** The same for a read hold. */ FORCE_RELEASE_READER, "force_release_reader": "require_expected.lua" "reader_leases.lua" "release_read.lua");
-script!(/** The same for a write hold. */ FORCE_RELEASE_WRITER, "force_release_writer": "require_expected.lua" "reader_leases.lua" "release_write.lua");
-script!(/** Takes a dead waiter out of a queue for an operator. */ REMOVE_WAITER, "remove_place": "fair_queue.lua" "remove_waiter.lua");
-script!(/** Tells what a lock looks like. */ SHOW, "show": "show.lua");
+script!(/** Grants a free lock, plain or fenced. */ ACQUIRE, "acquire": "lock_state.lua" "fencing_token.lua" "acquire.lua");
+script!(/** Grants the read side. */ ACQUIRE_READ, "acquire_read": "lock_state.lua" "acquire_read.lua");
+script!(/** Grants the write side. */ ACQUIRE_WRITE, "acquire_write": "lock_state.lua" "acquire_write.lua");
+script!(/** Grants a fair lock, or a position in its queue. */ ACQUIRE_FAIR, "acquire_fair": "lock_state.lua" "fair_queue.lua" "acquire_fair.lua");
+script!(/** Renews existing holds and sets their counts: re-entry, partial release, extension, renewal. */ RENEW, "keep": "renew.lua");
+script!(/** Renews read holds and their markers. */ RENEW_READ, "keep_read": "renew_read.lua");
+script!(/** Releases a hold, plain or fenced. */ RELEASE, "release": "release.lua");
+script!(/** Releases a read hold. */ RELEASE_READ, "release_read": "reader_leases.lua" "release_read.lua");
+script!(/** Releases a write hold. */ RELEASE_WRITE, "release_write": "reader_leases.lua" "release_write.lua");
+script!(/** Releases a fair hold, or leaves the queue. */ RELEASE_FAIR, "release_fair": "fair_queue.lua" "release_fair.lua");
+script!(/** Hands a lock over between two holders of one client. */ HAND_OVER, "hand_over": "fencing_token.lua" "hand_over.lua");
+script!(/** Releases a whole lock for an operator. */ FORCE_RELEASE, "force_release": "fair_queue.lua" "force_release.lua");
+script!(/** Releases one plain or fair hold for an operator. */ FORCE_RELEASE_HOLDER, "force_release_holder": "require_expected.lua" "release.lua");
+script!(/** Releases one read hold for an operator. */ FORCE_RELEASE_READER, "force_release_reader": "require_expected.lua" "reader_leases.lua" "release_read.lua");
+script!(/** Releases one write hold for an operator. */ FORCE_RELEASE_WRITER, "force_release_writer": "require_expected.lua" "reader_leases.lua" "release_write.lua");
+script!(/** Removes a dead waiter from a fair queue for an operator. */ REMOVE_WAITER, "remove_place": "fair_queue.lua" "remove_waiter.lua");
+script!(/** Describes a lock. */ SHOW, "show": "show.lua");
 
-/// Every script, for loading them on connecting.
+/// Every script, to be loaded on connecting.
 pub static ALL: [&Script; 17] = [
     &ACQUIRE,
     &ACQUIRE_READ,
@@ -117,26 +117,26 @@ pub static ALL: [&Script; 17] = [
     &SHOW,
 ];
 
-/// One call of a script, ready to be sent as EVALSHA.
+/// A call of a script, ready to be sent as EVALSHA.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// Which script.
+    /// The script to run.
     pub script: &'static Script,
-    /// Its keys.
+    /// KEYS of the call.
     pub keys: Args,
-    /// Its further arguments.
+    /// ARGV of the call.
     pub args: Args,
 }
 
-/// How releases are published: what the subscribers of a deployment listen to.
+/// The way releases are published, chosen to match the deployment's subscribers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Publish {
-    /// `PUBLISH` alone: everything but a cluster of Redis 7 or later.
+    /// `PUBLISH` alone: for anything but a cluster of Redis 7 or later.
     #[default]
     Plain,
-    /// `PUBLISH` and `SPUBLISH`: in such a cluster old Redisson clients listen to the one, new ones to the other.
+    /// `PUBLISH` and `SPUBLISH`: for such a cluster, where old Redisson clients use the former and new ones the latter.
     Both,
-    /// `SPUBLISH` alone: such a cluster without old clients.
+    /// `SPUBLISH` alone: for such a cluster without old clients.
     Sharded,
 }
 
@@ -154,8 +154,8 @@ fn text(value: impl fmt::Display) -> Vec<u8> {
     value.to_string().into_bytes()
 }
 
-/// Takes the lock for a holder that has never held anything: its number is fresh. Read the reply with
-/// [`parse_acquire`]. Only this may create a lock; sent twice it has it once.
+/// Acquires the lock for a holder whose number has never been used before. Only the acquire scripts create a lock.
+/// Idempotent. Parse the reply with [`parse_acquire`].
 #[must_use]
 pub fn acquire(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
     Call {
@@ -165,8 +165,8 @@ pub fn acquire(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
     }
 }
 
-/// Sets the counts of holds that are there and gives each at least the lease. Read the reply with
-/// [`parse_renew`]. At most [`MAX_BATCH`] holds; in a cluster, all of one slot.
+/// Sets the counts of existing holds and gives each at least the lease. Takes at most [`MAX_BATCH`] holds, all of one
+/// slot in a cluster. Parse the reply with [`parse_renew`].
 #[must_use]
 pub fn renew<'a>(
     holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
@@ -174,7 +174,7 @@ pub fn renew<'a>(
 ) -> Call {
     let holds = holds.into_iter();
     let most = holds.size_hint().0;
-    // Room for what is usual; what is more makes its own.
+    // Enough for typical names; longer ones grow the buffers.
     let mut keys = Args::with_capacity(most, 40 * most);
     let mut args = Args::with_capacity(2 * most + 1, 60 * most + 10);
     args.push_text(lease.millis());
@@ -186,7 +186,7 @@ pub fn renew<'a>(
     Call { script: &RENEW, keys, args }
 }
 
-/// Ends a hold whatever its count, and tells who waits. Read the reply with [`parse_release`].
+/// Releases a hold, whatever its count, and notifies waiters. Parse the reply with [`parse_release`].
 #[must_use]
 pub fn release(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
     let mut args = Args::from([text(holder), keys::channel(name), keys::RELEASED.to_vec()]);
@@ -194,8 +194,9 @@ pub fn release(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
     Call { script: &RELEASE, keys: Args::from([name.as_bytes()]), args }
 }
 
-/// Passes the lock from one of our holders to another of ours, at count 1 with the new one's lease: one round
-/// trip, no message, and Redis shows the true owner at each instant. Read the reply with [`parse_hand_over`].
+/// Hands the lock over from one holder of this client to another, at count 1 with the new holder's lease. Takes one
+/// round trip and no message, and Redis shows the true holder at every instant. Parse the reply with
+/// [`parse_hand_over`].
 #[must_use]
 pub fn hand_over(name: &LockName, from: &HolderId, to: &HolderId, lease: Lease) -> Call {
     let channel = if from.write { keys::read_write_channel(name) } else { keys::channel(name) };
@@ -206,12 +207,12 @@ pub fn hand_over(name: &LockName, from: &HolderId, to: &HolderId, lease: Lease) 
     }
 }
 
-/// The lock with the keys of a fair lock's queue.
+/// Returns the lock's key followed by those of its fair queue.
 fn with_queue(name: &LockName) -> Args {
     Args::from([name.as_bytes().to_vec(), keys::queue(name), keys::deadlines(name)])
 }
 
-/// Asks what the lock looks like, reading no more than is sure to be small. Read the reply with [`parse_show`].
+/// Describes the lock, reading only what is known to be small. Parse the reply with [`parse_show`].
 #[must_use]
 pub fn show(name: &LockName) -> Call {
     let mut keys = with_queue(name);

@@ -1,8 +1,8 @@
 //! Scripts for read-write locks.
 //!
-//! Both sides share one hash with a `mode` field. A read hold has a marker key for each time its reader has entered,
-//! with the hold's own lease, since a field of the hash has none of its own: a reader that died leaves its field
-//! behind for as long as others keep the hash, and is known as dead by its markers.
+//! Both sides share one hash with a `mode` field. A hash field cannot expire on its own, so a read hold also has a marker
+//! key for each of its entries, with the hold's lease. The field of a dead reader remains as long as other holders keep
+//! the hash alive; its missing markers show that it is dead.
 
 use super::{
     ACQUIRE_READ, ACQUIRE_WRITE, Args, Call, Publish, RELEASE_READ, RELEASE_WRITE, RENEW_READ,
@@ -10,11 +10,11 @@ use super::{
 };
 use crate::{HolderId, Lease, LockName, keys};
 
-/// How often a reader may enter, and how many markers of one reader are looked at: each is a key of its own.
+/// The highest hold count of a reader, and so the most markers per reader: each is a separate key.
 pub const MAX_READ_COUNT: u32 = 100;
 
-/// Takes the read side for a holder that has never held anything, beside other readers, or under `own_write`, the write
-/// hold of the same owner. Read the reply with [`super::parse_acquire`].
+/// Acquires the read side for a holder whose number has never been used before, next to other readers or under
+/// `own_write`, the same owner's write hold. Parse the reply with [`super::parse_acquire`].
 #[must_use]
 pub fn acquire_read(
     name: &LockName,
@@ -32,9 +32,9 @@ pub fn acquire_read(
     }
 }
 
-/// Takes the write side for a holder that has never held anything; `holder` is a write hold's id. Read the reply with
-/// [`super::parse_acquire`]. The write hold is kept by [`super::renew`] and passed on by [`super::hand_over`] (only when
-/// nobody reads under it), as a plain one.
+/// Acquires the write side for a holder whose number has never been used before; `holder` is the id of a write hold.
+/// [`super::renew`] and [`super::hand_over`] apply to write holds as to plain ones, the latter only while the owner has
+/// no read hold under it. Parse the reply with [`super::parse_acquire`].
 #[must_use]
 pub fn acquire_write(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
     Call {
@@ -44,7 +44,7 @@ pub fn acquire_write(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
     }
 }
 
-/// As [`super::renew`], for read holds.
+/// Renews read holds, like [`super::renew`].
 #[must_use]
 pub fn renew_read<'a>(
     holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
@@ -61,8 +61,8 @@ pub fn renew_read<'a>(
     Call { script: &RENEW_READ, keys, args }
 }
 
-/// Ends a read hold whatever its count. With the last living reader the lock is free, and one waiter of each client is
-/// told. Read the reply with [`super::parse_release`].
+/// Releases a read hold, whatever its count. The last living reader frees the lock and notifies one waiter per client.
+/// Parse the reply with [`super::parse_release`].
 #[must_use]
 pub fn release_read(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
     let mut args = Args::from([
@@ -80,8 +80,8 @@ pub fn release_read(name: &LockName, holder: &HolderId, publish: Publish) -> Cal
     Call { script: &RELEASE_READ, keys, args }
 }
 
-/// Ends a write hold whatever its count, and tells every waiter. Reads under it stay as long as they live, and others may
-/// join them. Read the reply with [`super::parse_release`].
+/// Releases a write hold, whatever its count, and notifies every waiter. Its owner's living read holds remain, and other
+/// readers may join them. Parse the reply with [`super::parse_release`].
 #[must_use]
 pub fn release_write(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
     let mut args = Args::from([

@@ -1,6 +1,6 @@
--- How long the longest marker of a living reader still stands, in ms; 0: nobody who reads is alive. nil where there is no
--- telling: a marker without an end, or a crowd, which is not searched.
-local function readers_left(lock, tagged, most)
+-- Returns the longest PTTL of any living reader's markers, in ms; 0 if no reader is alive; nil if unknown: a marker has no
+-- expiry, or the readers are too many to search.
+local function longest_reader_ttl(lock, tagged, most)
   if redis.call('HLEN', lock) > 256 then
     return nil
   end
@@ -20,10 +20,10 @@ local function readers_left(lock, tagged, most)
   return longest
 end
 
--- Gives a read-write lock that only readers have no more time than its longest living reader has. With none alive it
--- ends: true.
-local function ends_with_readers(lock, tagged, most)
-  local left = readers_left(lock, tagged, most)
+-- Limits a lock held by readers alone to the lease of its longest-living reader. Deletes it and returns true if none is
+-- alive.
+local function expire_with_readers(lock, tagged, most)
+  local left = longest_reader_ttl(lock, tagged, most)
   if left and left <= 0 then
     redis.call('DEL', lock)
     return true

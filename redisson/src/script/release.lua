@@ -1,6 +1,6 @@
--- Wants: the holder gone, whatever its count, and whoever waits told. Begins with what a full Redis accepts.
+-- Removes the holder, whatever its count, and notifies waiters. Starts with a command that a full Redis accepts.
 -- KEYS: lock    ARGV: holder, channel, message, publishing commands...
--- Replies {1} released; {0} was not there and the lock is free; {2} was not there, others hold it; {3} no lock.
+-- Replies {1} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
 local lock = KEYS[1]
 local removed = redis.pcall('HDEL', lock, ARGV[1])
 if type(removed) == 'table' then

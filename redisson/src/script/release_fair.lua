@@ -1,17 +1,17 @@
--- Wants: ARGV[1] neither holding the lock nor standing in its queue, and the next one in it told if the lock is free.
--- Serves releases, leaving the queue, and undoing what a late script has left. Begins with what a full Redis accepts.
+-- Removes ARGV[1] from the lock and from its queue, and notifies the next waiter if the lock is free.
+-- Used for releasing, for leaving the queue, and for undoing a late script. Starts with a command that a full Redis accepts.
 -- KEYS: lock, fair queue, fair deadlines
--- ARGV: holder, own wait ms, start of the waiters' channels, message, publishing commands...
--- Replies {1} released; {0} was not there and the lock is free; {2} was not there, others hold it; {3} no lock.
-local lock, me = KEYS[1], ARGV[1]
-local removed = redis.pcall('HDEL', lock, me)
+-- ARGV: holder, own wait ms, prefix of the waiters' channels, message, publishing commands...
+-- Replies {1} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
+local lock, holder = KEYS[1], ARGV[1]
+local removed = redis.pcall('HDEL', lock, holder)
 if type(removed) == 'table' then
   return {3}
 end
 local left = redis.call('EXISTS', lock)
-if not odd_companion() then
-  take_out(me, tonumber(ARGV[2]))
-  local head = left == 0 and living_head(milliseconds())
+if not companion_error() then
+  leave_queue(holder, tonumber(ARGV[2]))
+  local head = left == 0 and living_head(now_ms())
   if head then
     for i = 5, #ARGV do
       redis.call(ARGV[i], ARGV[3] .. head, ARGV[4])

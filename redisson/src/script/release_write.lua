@@ -1,8 +1,8 @@
--- Wants: the writer gone, whatever its count; its own readers left as readers, if they live. Whoever waits is told in either
--- case, since other readers may come in. Begins with what a full Redis accepts.
--- KEYS: lock, name as markers carry it
--- ARGV: holder, most markers of a hold, channel, message, the same for who does not sleep yet, publishing commands...
--- Replies {1} released; {0} was not there and the lock is free; {2} was not there, others hold it; {3} no lock.
+-- Removes the writer, whatever its count. Its own read holds, if alive, remain as readers. Notifies waiters either way, since
+-- other readers may enter. Starts with a command that a full Redis accepts.
+-- KEYS: lock, tagged name
+-- ARGV: holder, most markers per hold, channel, message, message for waiters not asleep yet, publishing commands...
+-- Replies {1} released; {0} hold missing, lock free; {2} hold missing, others hold the lock; {3} not a lock.
 local lock, tagged = KEYS[1], KEYS[2]
 local removed = redis.pcall('HDEL', lock, ARGV[1])
 if type(removed) == 'table' then
@@ -15,7 +15,7 @@ if redis.call('HLEN', lock) == has_mode then
   redis.call('DEL', lock)
 elseif has_mode == 1 then
   redis.call('HSET', lock, 'mode', 'read')
-  ends_with_readers(lock, tagged, tonumber(ARGV[2]))
+  expire_with_readers(lock, tagged, tonumber(ARGV[2]))
 end
 for i = 6, #ARGV do
   redis.call(ARGV[i], ARGV[3], ARGV[4])

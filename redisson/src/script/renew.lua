@@ -1,23 +1,23 @@
--- Wants: each hold that is still there at its count, with at least the lease left. Creates nothing.
--- Serves re-entry, partial release, extending, renewal and verification; many locks in one call.
+-- Sets the count of each hold that still exists and gives it at least the lease. Never creates a hold.
+-- Used for re-entry, partial release, extension, renewal and verification; one call may cover many locks.
 -- KEYS: locks    ARGV: lease ms, then holder and count for each lock
--- Replies, for each lock: 1 kept; 0 the lock is gone; 2 held by others; 3 no lock any more.
+-- Replies, for each lock: 1 renewed; 0 the lock is gone; 2 held by others; 3 not a lock.
 local call, pcall, lease = redis.call, redis.pcall, ARGV[1]
 local replies = {}
 for i = 1, #KEYS do
-  local lock, me, count = KEYS[i], ARGV[2 * i], ARGV[2 * i + 1]
-  local had = pcall('HGET', lock, me)
-  if type(had) == 'table' then
+  local lock, holder, count = KEYS[i], ARGV[2 * i], ARGV[2 * i + 1]
+  local current = pcall('HGET', lock, holder)
+  if type(current) == 'table' then
     replies[i] = 3
-  elseif had then
-    -- One command for nearly all: GT shortens no lease. It leaves a key without one as it is, and a Redis before 7 does
-    -- not know it.
+  elseif current then
+    -- Usually one command suffices: GT never shortens a lease. It skips keys without an expiry, and Redis before 7 rejects
+    -- it.
     if pcall('PEXPIRE', lock, lease, 'GT') ~= 1 then
       call('PEXPIRE', lock, math.max(call('PTTL', lock), tonumber(lease)))
     end
-    if had ~= count then
-      -- Not before PEXPIRE: a full Redis refuses HSET unless the script has already written.
-      call('HSET', lock, me, count)
+    if current ~= count then
+      -- After PEXPIRE: a full Redis refuses HSET unless the script has already written.
+      call('HSET', lock, holder, count)
     end
     replies[i] = 1
   else

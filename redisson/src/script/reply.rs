@@ -1,20 +1,21 @@
-//! What the scripts answer, read strictly: a reply that is not as specified is an error, never a guess.
+//! Typed replies of the scripts. Parsing is strict: a reply out of specification is an error, never a guess.
 
 use thiserror::Error;
 
+use super::{ACQUIRE, FORCE_RELEASE, HAND_OVER, RELEASE, RENEW, SHOW, Script};
 use crate::HolderId;
 use crate::shape::LockHash;
 
-/// A reply of Redis, as far as scripts give any.
+/// A reply of Redis, limited to the types that scripts return.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// Nothing.
+    /// A nil reply.
     Nil,
-    /// A whole number.
+    /// An integer.
     Int(i64),
-    /// A string.
+    /// A bulk string.
     Bytes(Vec<u8>),
-    /// A list.
+    /// An array.
     Array(Vec<Self>),
 }
 
@@ -41,145 +42,144 @@ impl Value {
     }
 }
 
-/// A reply that the script cannot have given: another script under our digest, or a proxy that rewrites.
+/// A reply that the script cannot have returned: a proxy may have rewritten it.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("unexpected reply to {script}: {reply:?}")]
 pub struct BadReply {
-    /// The script that was called.
+    /// The name of the called script.
     pub script: &'static str,
-    /// What came back.
+    /// The reply received.
     pub reply: Value,
 }
 
-/// What came of an attempt to take a lock.
+/// The outcome of an attempt to acquire a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AcquireOutcome {
-    /// The holder has it, at count 1.
+    /// The holder has the lock, at count 1.
     Granted {
-        /// The fencing token, if one was asked for.
+        /// The fencing token, if requested.
         token: Option<u64>,
     },
-    /// Others hold it.
+    /// Other holders have the lock.
     Held {
-        /// Milliseconds until the lease runs out (for a fair lock that is free: until the deadline of who stands
-        /// before us); none where the key has no time to live.
+        /// Milliseconds until the lease expires, or, for a free fair lock, until the deadline of the waiter ahead;
+        /// `None` if the key has no TTL.
         pttl_ms: Option<u64>,
-        /// The fields with a holder's form, as far as they are few; for a fair lock also the queue's head.
+        /// The holders, if they are few; for a fair lock also the head of the queue.
         holders: Vec<HolderId>,
     },
-    /// The name is in use as another kind of lock, by this word.
+    /// The name is in use as another kind of lock, described by this word.
     WrongKind(String),
-    /// The key is no lock but of this type.
+    /// The key is not a lock but of this type.
     WrongType(String),
 }
 
-/// What became of one hold in a keep call.
+/// The outcome for one hold of a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RenewOutcome {
-    /// Still there, at its count, with at least the lease.
+    /// The hold exists, at its count, with at least the lease.
     Renewed,
-    /// The lock is gone.
+    /// The lock does not exist.
     Missing,
-    /// Others hold it.
+    /// Other holders have the lock.
     Stolen,
-    /// The key is no lock any more.
+    /// The key is no longer a lock.
     WrongType,
 }
 
-/// What came of a release.
+/// The outcome of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReleaseOutcome {
-    /// The hold was there and is no more.
+    /// The hold was removed.
     Released,
-    /// It was not there, and the lock is free.
+    /// The hold did not exist, and the lock is free.
     Missing,
-    /// It was not there, others hold the lock.
+    /// The hold did not exist, and others hold the lock.
     Stolen,
-    /// The key is no lock any more.
+    /// The key is no longer a lock.
     WrongType,
 }
 
-/// What came of a hand-over.
+/// The outcome of a hand-over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandOverOutcome {
-    /// The new holder has it. How many clients are subscribed to the release channel, us included; none where
-    /// that cannot be told.
+    /// The new holder has the lock.
     Passed {
-        /// Subscribers of the channel on this node.
+        /// The number of subscribers to the release channel on this node, including this agent; `None` if unknown.
         subscribers: Option<u64>,
-        /// The new holder's fencing token, if one was asked for.
+        /// The new holder's fencing token, if requested.
         token: Option<u64>,
     },
-    /// The old hold was not there, and the lock is free.
+    /// The old hold did not exist, and the lock is free.
     Missing,
-    /// The old hold was not there, others hold the lock.
+    /// The old hold did not exist, and others hold the lock.
     Stolen,
-    /// The key is no lock any more.
+    /// The key is no longer a lock.
     WrongType,
 }
 
-/// What came of a forced release.
+/// The outcome of a forced release or of removing a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ForceReleaseOutcome {
-    /// Lock, hold or place is gone, whom it concerns was told.
+    /// The lock, hold or queue entry was removed, and the clients concerned were notified.
     Released,
-    /// It was gone already.
+    /// It no longer existed.
     Free,
-    /// It is not as the operator saw it: nothing was done.
+    /// It differs from the expected state; nothing was changed.
     Changed,
-    /// The key is no lock.
+    /// The key is not a lock.
     WrongType,
 }
 
-/// One place in a fair lock's queue.
+/// An entry of a fair lock's queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueEntry {
-    /// The waiter's id, as it stands there.
+    /// The waiter's id as stored.
     pub waiter: Vec<u8>,
-    /// When it counts as dead, in epoch milliseconds of its own client's clock.
+    /// The instant after which the waiter counts as dead, in epoch milliseconds of its client's clock.
     pub deadline_ms: Option<u64>,
 }
 
-/// One reader of a read-write lock.
+/// A reader of a read-write lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reader {
-    /// Who.
+    /// The reader's holder id.
     pub id: HolderId,
-    /// Whether a marker of its holds is still there. One without is dead: its lease has run out, and only other
-    /// readers keep its field.
+    /// True if any of its markers exists. A reader without one is dead: its lease has expired, and only other readers
+    /// keep its field alive.
     pub alive: bool,
 }
 
-/// What a lock looks like.
+/// A description of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockDetails {
-    /// The key's type, `none` where there is no key.
+    /// The key's type; `none` if the key does not exist.
     pub key_type: String,
-    /// Milliseconds to live; none where the key has no time to live or does not exist.
+    /// The remaining TTL in milliseconds; `None` if the key has no TTL or does not exist.
     pub pttl_ms: Option<u64>,
-    /// How many fields the hash has; its content is read up to [`crate::shape::MAX_FIELDS`] of them.
+    /// The number of fields. The contents are read only up to [`crate::shape::MAX_FIELDS`].
     pub fields: u64,
-    /// The fields.
+    /// The fields, sorted into holders, mode and others.
     pub hash: LockHash,
-    /// The queue's length.
+    /// The length of the fair queue.
     pub queue_length: u64,
-    /// Its first places.
+    /// The first entries of the queue.
     pub queue: Vec<QueueEntry>,
-    /// The latest fencing token, if the lock has ever been a fenced one.
+    /// The latest fencing token, if the lock was ever fenced.
     pub token: Option<u64>,
     /// The readers of a read-write lock, in order of their ids.
     pub readers: Vec<Reader>,
 }
 
-fn bad(script: &'static str, reply: &Value) -> BadReply {
-    BadReply { script, reply: reply.clone() }
+fn bad(script: &Script, reply: &Value) -> BadReply {
+    BadReply { script: script.name, reply: reply.clone() }
 }
 
 fn ttl(pttl: i64) -> Option<u64> {
     u64::try_from(pttl).ok()
 }
 
-/// A fencing token, a whole number in decimal.
+/// Parses a fencing token in decimal.
 fn token(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
@@ -188,10 +188,10 @@ fn string(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Reads the reply to [`super::acquire`].
+/// Parses the reply to [`super::acquire`].
 ///
 /// # Errors
-/// When it is no such reply.
+/// Returns an error for any other reply.
 pub fn parse_acquire(reply: &Value) -> Result<AcquireOutcome, BadReply> {
     let read = || {
         let items = reply.array()?;
@@ -211,46 +211,46 @@ pub fn parse_acquire(reply: &Value) -> Result<AcquireOutcome, BadReply> {
             _ => return None,
         })
     };
-    read().ok_or_else(|| bad("acquire", reply))
+    read().ok_or_else(|| bad(&ACQUIRE, reply))
 }
 
-/// Reads the reply to [`super::renew`] for that many holds.
+/// Parses the reply to [`super::renew`] or [`super::renew_read`] for that many holds.
 ///
 /// # Errors
-/// When it is no such reply, or speaks of another number of holds.
+/// Returns an error for any other reply, or for another number of holds.
 pub fn parse_renew(reply: &Value, holds: usize) -> Result<Vec<RenewOutcome>, BadReply> {
     let read = || {
         let items = reply.array()?;
-        let kept = items.iter().map(|item| match item.int()? {
+        let outcomes = items.iter().map(|item| match item.int()? {
             1 => Some(RenewOutcome::Renewed),
             0 => Some(RenewOutcome::Missing),
             2 => Some(RenewOutcome::Stolen),
             3 => Some(RenewOutcome::WrongType),
             _ => None,
         });
-        kept.collect::<Option<Vec<_>>>().filter(|kept| kept.len() == holds)
+        outcomes.collect::<Option<Vec<_>>>().filter(|outcomes| outcomes.len() == holds)
     };
-    read().ok_or_else(|| bad("keep", reply))
+    read().ok_or_else(|| bad(&RENEW, reply))
 }
 
-/// Reads the reply to [`super::release`].
+/// Parses the reply to [`super::release`].
 ///
 /// # Errors
-/// When it is no such reply.
+/// Returns an error for any other reply.
 pub fn parse_release(reply: &Value) -> Result<ReleaseOutcome, BadReply> {
     match reply.array() {
         Some([Value::Int(1)]) => Ok(ReleaseOutcome::Released),
         Some([Value::Int(0)]) => Ok(ReleaseOutcome::Missing),
         Some([Value::Int(2)]) => Ok(ReleaseOutcome::Stolen),
         Some([Value::Int(3)]) => Ok(ReleaseOutcome::WrongType),
-        _ => Err(bad("release", reply)),
+        _ => Err(bad(&RELEASE, reply)),
     }
 }
 
-/// Reads the reply to [`super::hand_over`].
+/// Parses the reply to [`super::hand_over`].
 ///
 /// # Errors
-/// When it is no such reply.
+/// Returns an error for any other reply.
 pub fn parse_hand_over(reply: &Value) -> Result<HandOverOutcome, BadReply> {
     match reply.array() {
         Some([Value::Int(1), Value::Int(n)]) => {
@@ -261,36 +261,36 @@ pub fn parse_hand_over(reply: &Value) -> Result<HandOverOutcome, BadReply> {
                 subscribers: u64::try_from(*n).ok(),
                 token: Some(token),
             }),
-            None => Err(bad("hand_over", reply)),
+            None => Err(bad(&HAND_OVER, reply)),
         },
         Some([Value::Int(0)]) => Ok(HandOverOutcome::Missing),
         Some([Value::Int(2)]) => Ok(HandOverOutcome::Stolen),
         Some([Value::Int(3)]) => Ok(HandOverOutcome::WrongType),
-        _ => Err(bad("hand_over", reply)),
+        _ => Err(bad(&HAND_OVER, reply)),
     }
 }
 
-/// Reads the reply to [`super::force_release`], [`super::force_release_holder`] and [`super::remove_waiter`].
+/// Parses the reply to [`super::force_release`], [`super::force_release_holder`] and [`super::remove_waiter`].
 ///
 /// # Errors
-/// When it is no such reply.
+/// Returns an error for any other reply.
 pub fn parse_force_release(reply: &Value) -> Result<ForceReleaseOutcome, BadReply> {
     match reply.array() {
         Some([Value::Int(1)]) => Ok(ForceReleaseOutcome::Released),
         Some([Value::Int(0)]) => Ok(ForceReleaseOutcome::Free),
         Some([Value::Int(2)]) => Ok(ForceReleaseOutcome::Changed),
         Some([Value::Int(3)]) => Ok(ForceReleaseOutcome::WrongType),
-        _ => Err(bad("force_release", reply)),
+        _ => Err(bad(&FORCE_RELEASE, reply)),
     }
 }
 
-/// Reads the reply to [`super::show`].
+/// Parses the reply to [`super::show`].
 ///
 /// # Errors
-/// When it is no such reply.
+/// Returns an error for any other reply.
 pub fn parse_show(reply: &Value) -> Result<LockDetails, BadReply> {
     let read = || {
-        let [key_type, pttl, fields, pairs, queue_length, places, fence, markers] =
+        let [key_type, pttl, fields, pairs, queue_length, entries, token_text, markers] =
             reply.array()?
         else {
             return None;
@@ -310,10 +310,10 @@ pub fn parse_show(reply: &Value) -> Result<LockDetails, BadReply> {
         }
         readers.sort_unstable_by_key(|reader| reader.id);
         let mut queue = Vec::new();
-        for place in places.array()?.chunks(2) {
-            let deadline = std::str::from_utf8(place.get(1)?.bytes()?).ok()?;
+        for entry in entries.array()?.chunks(2) {
+            let deadline = std::str::from_utf8(entry.get(1)?.bytes()?).ok()?;
             queue.push(QueueEntry {
-                waiter: place.first()?.bytes()?.to_vec(),
+                waiter: entry.first()?.bytes()?.to_vec(),
                 deadline_ms: whole_millis(deadline),
             });
         }
@@ -324,14 +324,14 @@ pub fn parse_show(reply: &Value) -> Result<LockDetails, BadReply> {
             hash: LockHash::parse(hash),
             queue_length: u64::try_from(queue_length.int()?).ok()?,
             queue,
-            token: token(fence.bytes()?),
+            token: token(token_text.bytes()?),
             readers,
         })
     };
-    read().ok_or_else(|| bad("show", reply))
+    read().ok_or_else(|| bad(&SHOW, reply))
 }
 
-/// A sorted set's score as whole milliseconds; Redis prints large ones with an exponent.
+/// Parses a sorted set's score as whole milliseconds; Redis prints large scores with an exponent.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_out_of_shape_is_an_error_not_a_guess() {
+    fn a_malformed_reply_is_an_error() {
         for reply in [
             Value::Nil,
             Value::Int(1),
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_without_a_time_to_live_says_so() {
+    fn a_lock_without_a_ttl_has_none() {
         let reply = Value::Array(vec![Value::Int(0), Value::Int(-1)]);
         let held = AcquireOutcome::Held { pttl_ms: None, holders: vec![] };
         assert_eq!(parse_acquire(&reply), Ok(held));

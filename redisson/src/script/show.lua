@@ -1,8 +1,8 @@
--- Tells what a lock looks like, reading no more than is sure to be small. Writes nothing.
--- KEYS: lock, fair queue, fair deadlines, token, name as markers carry it
--- ARGV: most fields, longest field, longest value, most places in the queue, most markers of a hold
--- Replies {type, pttl, fields in all, {field, value, ...}, queue length, {waiter, deadline, ...}, token or '',
--- {longest pttl of its markers, for each field}}; the last is empty where the lock is no read-write lock.
+-- Describes a lock, reading only what is known to be small. Writes nothing.
+-- KEYS: lock, fair queue, fair deadlines, token, tagged name
+-- ARGV: most fields, longest field, longest value, most queue entries, most markers per hold
+-- Replies {type, pttl, number of fields, {field, value, ...}, queue length, {waiter, deadline, ...}, token or '',
+-- {longest PTTL of its markers, for each field}}; the last is empty unless it is a read-write lock.
 local lock, queue, deadlines, counter, tagged = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local kind = redis.call('TYPE', lock).ok
 local pttl = redis.call('PTTL', lock)
@@ -28,17 +28,17 @@ if kind == 'hash' then
     end
   end
 end
-local length, places = 0, {}
+local length, entries = 0, {}
 if redis.call('TYPE', queue).ok == 'list' then
   length = redis.call('LLEN', queue)
   for _, waiter in ipairs(redis.call('LRANGE', queue, 0, tonumber(ARGV[4]) - 1)) do
     local deadline = redis.pcall('ZSCORE', deadlines, waiter)
-    places[#places + 1] = waiter
-    places[#places + 1] = type(deadline) == 'string' and deadline or ''
+    entries[#entries + 1] = waiter
+    entries[#entries + 1] = type(deadline) == 'string' and deadline or ''
   end
 end
 local token = ''
 if redis.call('TYPE', counter).ok == 'string' and redis.call('STRLEN', counter) <= tonumber(ARGV[3]) then
   token = redis.call('GET', counter)
 end
-return {kind, pttl, count, fields, length, places, token, markers}
+return {kind, pttl, count, fields, length, entries, token, markers}

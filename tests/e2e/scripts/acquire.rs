@@ -1,22 +1,22 @@
-//! `acquire`: the only script that creates.
+//! `acquire`: the only script that creates a plain lock.
 
 use anyhow::Result;
 use redisson::script::{AcquireOutcome, ReleaseOutcome};
 
-use super::{Bench, GRANTED, keys, name, ours, strangers, theirs};
+use super::{Bench, GRANTED, keys, name, other_keys, ours, theirs};
 
 #[tokio::test]
-async fn takes_a_free_lock_with_its_lease() -> Result<()> {
+async fn grants_a_free_lock_with_its_lease() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("orders:42");
     assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED);
     bench.assert_held(&lock, ours(1), 1, 4_000..=5_000).await?;
-    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "no key beside it");
+    assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "no companion key");
     Ok(())
 }
 
 #[tokio::test]
-async fn sent_twice_it_has_it_once() -> Result<()> {
+async fn a_repeated_acquire_grants_once() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
@@ -26,7 +26,7 @@ async fn sent_twice_it_has_it_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn sent_twice_it_shortens_nothing() -> Result<()> {
+async fn a_repeated_acquire_does_not_shorten_the_lease() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 60_000).await?;
@@ -39,7 +39,7 @@ async fn sent_twice_it_shortens_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_holder_is_named_with_its_time_to_live() -> Result<()> {
+async fn a_refusal_names_the_holder_and_the_ttl() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, theirs(), 5_000).await?;
@@ -59,7 +59,7 @@ async fn a_holder_is_named_with_its_time_to_live() -> Result<()> {
 }
 
 #[tokio::test]
-async fn late_after_a_later_grant_it_leaves_that_alone() -> Result<()> {
+async fn a_late_acquire_leaves_a_later_grant_alone() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
@@ -72,7 +72,7 @@ async fn late_after_a_later_grant_it_leaves_that_alone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn late_on_a_free_lock_it_leaves_a_ghost_that_one_release_removes() -> Result<()> {
+async fn a_late_acquire_on_a_free_lock_leaves_a_hold_that_one_release_removes() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
@@ -83,16 +83,16 @@ async fn late_on_a_free_lock_it_leaves_a_ghost_that_one_release_removes() -> Res
 }
 
 #[tokio::test]
-async fn what_is_no_plain_lock_is_told_and_left() -> Result<()> {
+async fn keys_other_than_a_plain_lock_are_reported_and_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = strangers(&mut bench.client, "x").await?;
+    let locks = other_keys(&mut bench.client, "x").await?;
     let before = bench.dump().await?;
-    let mut told = Vec::new();
+    let mut reply = Vec::new();
     for lock in &locks {
-        told.push(bench.acquire(&name(lock), ours(1), 5_000).await?);
+        reply.push(bench.acquire(&name(lock), ours(1), 5_000).await?);
     }
     assert_eq!(
-        told,
+        reply,
         [
             AcquireOutcome::WrongType("string".to_owned()),
             AcquireOutcome::WrongType("list".to_owned()),
@@ -107,7 +107,7 @@ async fn what_is_no_plain_lock_is_told_and_left() -> Result<()> {
 }
 
 #[tokio::test]
-async fn hashes_of_many_fields_are_told_without_being_read() -> Result<()> {
+async fn hashes_with_many_fields_are_reported_without_being_read() -> Result<()> {
     let mut bench = Bench::new().await?;
     let fields: String = (0..5_000).map(|n| format!(" field{n} {n}")).collect();
     bench.client.call(&format!("HSET big{fields}")).await?.ok()?;
@@ -124,7 +124,7 @@ async fn hashes_of_many_fields_are_told_without_being_read() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_holder_beside_an_alien_field_still_holds() -> Result<()> {
+async fn a_holder_next_to_an_unexpected_field_still_holds() -> Result<()> {
     let mut bench = Bench::new().await?;
     bench.client.call(&format!("HSET a {} 1 colour red", theirs())).await?.ok()?;
     let held = AcquireOutcome::Held { pttl_ms: None, holders: vec![theirs()] };
@@ -133,16 +133,16 @@ async fn a_holder_beside_an_alien_field_still_holds() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_long_mode_is_not_passed_on() -> Result<()> {
+async fn a_long_mode_is_not_returned() -> Result<()> {
     let mut bench = Bench::new().await?;
     let long = "x".repeat(100_000);
     bench.client.call(&format!("HSET a mode {long} {} 1", theirs())).await?.ok()?;
-    let told = bench.acquire(&name("a"), ours(1), 5_000).await?;
-    assert_eq!(told, AcquireOutcome::WrongKind("read".to_owned()));
+    let reply = bench.acquire(&name("a"), ours(1), 5_000).await?;
+    assert_eq!(reply, AcquireOutcome::WrongKind("read".to_owned()));
     Ok(())
 }
 
-/// Puts a waiter at the head of a fair lock's queue, whose deadline is that far from now, in milliseconds.
+/// Puts a waiter at the head of a fair lock's queue, with a deadline `from_now` milliseconds away.
 async fn queue_up(bench: &mut Bench, lock: &str, from_now: i64) -> Result<()> {
     let lock = name(lock);
     let time = bench.client.call("TIME").await?;
@@ -157,7 +157,7 @@ async fn queue_up(bench: &mut Bench, lock: &str, from_now: i64) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_fair_head_to_come_keeps_its_turn_and_a_passed_one_does_not() -> Result<()> {
+async fn a_living_fair_head_blocks_and_a_dead_one_does_not() -> Result<()> {
     let mut bench = Bench::new().await?;
     for (lock, held) in [("free", false), ("held", true)] {
         queue_up(&mut bench, lock, 60_000).await?;
@@ -165,8 +165,8 @@ async fn a_fair_head_to_come_keeps_its_turn_and_a_passed_one_does_not() -> Resul
             bench.client.call(&format!("HSET {lock} {} 1", theirs())).await?.ok()?;
         }
         let before = bench.dump().await?;
-        let told = bench.acquire(&name(lock), ours(1), 5_000).await?;
-        assert_eq!(told, AcquireOutcome::WrongKind("fair".to_owned()), "{lock}");
+        let reply = bench.acquire(&name(lock), ours(1), 5_000).await?;
+        assert_eq!(reply, AcquireOutcome::WrongKind("fair".to_owned()), "{lock}");
         assert_eq!(bench.dump().await?, before, "{lock}");
     }
     queue_up(&mut bench, "passed", -60_000).await?;
@@ -175,7 +175,7 @@ async fn a_fair_head_to_come_keeps_its_turn_and_a_passed_one_does_not() -> Resul
 }
 
 #[tokio::test]
-async fn odd_queues_neither_block_nor_break() -> Result<()> {
+async fn malformed_queues_neither_block_nor_break() -> Result<()> {
     let mut bench = Bench::new().await?;
     let makes = [
         ("no-deadlines", format!("RPUSH redisson_lock_queue:{{no-deadlines}} {}", theirs())),

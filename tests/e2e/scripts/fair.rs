@@ -1,4 +1,4 @@
-//! Fair locks: a queue that all clients share, in which the dead do not block and the living pass nobody.
+//! Fair locks: all clients share a queue in which dead waiters do not block and living ones keep their order.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 use redisson::script::{AcquireOutcome, Publish, ReleaseOutcome, parse_acquire, parse_release};
 use redisson::{HolderId, LockName};
 
-use super::{Bench, GRANTED, full, keys, lease, messages, name, ours, script, strangers, theirs};
+use super::{Bench, GRANTED, full, keys, lease, messages, name, other_keys, ours, script, theirs};
 
 const WAIT: Duration = Duration::from_secs(15);
 
@@ -32,25 +32,25 @@ impl Bench {
         Ok(part(0)? * 1000 + part(1)? / 1000)
     }
 
-    /// The queue, and how many seconds from now each place stands, rounded up.
-    async fn places(&mut self, lock: &LockName) -> Result<Vec<(String, Option<i64>)>> {
+    /// Returns the queue with the seconds until each deadline, rounded up.
+    async fn queue_entries(&mut self, lock: &LockName) -> Result<Vec<(String, Option<i64>)>> {
         let now = self.now().await?;
         let queue = String::from_utf8(keys::queue(lock))?;
         let deadlines = String::from_utf8(keys::deadlines(lock))?;
-        let mut places = Vec::new();
+        let mut queue_entries = Vec::new();
         for waiter in self.client.call(&format!("LRANGE {queue} 0 -1")).await?.items()? {
             let score = self.client.call(&format!("ZSCORE {deadlines} {}", waiter.text())).await?;
             let left = score.text().parse::<i64>().ok().map(|at| (at - now + 999).div_euclid(1000));
-            places.push((waiter.text(), left));
+            queue_entries.push((waiter.text(), left));
         }
         let scores = self.client.call(&format!("ZCARD {deadlines}")).await?.int()?;
-        let scored = places.iter().filter(|(_, left)| left.is_some()).count();
+        let scored = queue_entries.iter().filter(|(_, left)| left.is_some()).count();
         assert_eq!(i64::try_from(scored)?, scores, "deadlines of nobody's place");
-        Ok(places)
+        Ok(queue_entries)
     }
 
-    /// A place as another client left it, `ms` from now; without a deadline if none is given.
-    async fn foreign_place(&mut self, lock: &str, who: HolderId, ms: Option<i64>) -> Result<()> {
+    /// Adds another client's queue entry with a deadline `ms` from now, if given.
+    async fn foreign_entry(&mut self, lock: &str, who: HolderId, ms: Option<i64>) -> Result<()> {
         let at = self.now().await? + ms.unwrap_or(0);
         self.client.call(&format!("RPUSH redisson_lock_queue:{{{lock}}} {who}")).await?.ok()?;
         if ms.is_some() {
@@ -66,15 +66,19 @@ fn place(who: HolderId, seconds: i64) -> (String, Option<i64>) {
 }
 
 #[tokio::test]
-async fn a_free_lock_without_a_queue_is_taken_at_once() -> Result<()> {
+async fn a_free_lock_without_a_queue_is_granted_at_once() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     assert_eq!(bench.fair(&lock, ours(1)).await?, GRANTED);
     assert_eq!(bench.fair(&lock, ours(1)).await?, GRANTED, "sent twice");
     bench.assert_held(&lock, ours(1), 1, 50_000..=60_000).await?;
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "no queue");
-    bench.foreign_place("a", ours(1), Some(20_000)).await?;
-    assert_eq!(bench.fair(&lock, ours(1)).await?, GRANTED, "late, after it had a place once more");
+    bench.foreign_entry("a", ours(1), Some(20_000)).await?;
+    assert_eq!(
+        bench.fair(&lock, ours(1)).await?,
+        GRANTED,
+        "a late copy, after it was queued again"
+    );
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "no place for who is inside");
     assert!(matches!(bench.fair_once(&lock, ours(2)).await?, AcquireOutcome::Held { .. }));
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1, "who does not wait does not queue");
@@ -84,7 +88,7 @@ async fn a_free_lock_without_a_queue_is_taken_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn waiters_stand_in_line_each_a_wait_behind_the_one_before() -> Result<()> {
+async fn each_waiters_deadline_is_one_wait_after_the_one_ahead() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.fair(&lock, ours(1)).await?;
@@ -98,12 +102,12 @@ async fn waiters_stand_in_line_each_a_wait_behind_the_one_before() -> Result<()>
         assert_eq!(holders.contains(&ours(2)), n != 2, "others hear of the head");
     }
     let line = [place(ours(2), 75), place(ours(3), 90), place(ours(4), 105)];
-    assert_eq!(bench.places(&lock).await?, line);
+    assert_eq!(bench.queue_entries(&lock).await?, line);
     Ok(())
 }
 
 #[tokio::test]
-async fn they_are_served_in_order_and_told_each_on_its_own_channel() -> Result<()> {
+async fn waiters_are_served_in_order_each_on_its_own_channel() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.fair(&lock, ours(1)).await?;
@@ -125,7 +129,7 @@ async fn they_are_served_in_order_and_told_each_on_its_own_channel() -> Result<(
         AcquireOutcome::WrongKind("fair".to_owned())
     );
     assert_eq!(bench.fair(&lock, ours(2)).await?, GRANTED);
-    assert_eq!(bench.places(&lock).await?, [place(theirs(), 75)], "one wait less before it");
+    assert_eq!(bench.queue_entries(&lock).await?, [place(theirs(), 75)], "one wait less before it");
     bench.release_fair(&lock, ours(2)).await?;
     assert_eq!(messages(&mut third).await?, ["0"]);
     assert_eq!(bench.fair(&lock, theirs()).await?, GRANTED);
@@ -135,7 +139,7 @@ async fn they_are_served_in_order_and_told_each_on_its_own_channel() -> Result<(
 }
 
 #[tokio::test]
-async fn who_leaves_moves_those_behind_and_wakes_the_next() -> Result<()> {
+async fn leaving_advances_the_waiters_behind_and_wakes_the_next() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.fair(&lock, ours(1)).await?;
@@ -149,33 +153,33 @@ async fn who_leaves_moves_those_behind_and_wakes_the_next() -> Result<()> {
             ReleaseOutcome::Stolen,
             "it held nothing"
         );
-        assert_eq!(bench.places(&lock).await?, [place(ours(2), 75), place(ours(4), 90)]);
+        assert_eq!(bench.queue_entries(&lock).await?, [place(ours(2), 75), place(ours(4), 90)]);
     }
     assert_eq!(messages(&mut fourth).await?, Vec::<String>::new());
     bench.release_fair(&lock, ours(1)).await?;
     assert_eq!(bench.release_fair(&lock, ours(2)).await?, ReleaseOutcome::Missing);
     assert_eq!(messages(&mut fourth).await?, ["0"], "the lock is free and it is its turn");
     assert_eq!(bench.fair(&lock, ours(4)).await?, GRANTED);
-    assert_eq!(bench.places(&lock).await?, []);
+    assert_eq!(bench.queue_entries(&lock).await?, []);
     Ok(())
 }
 
 #[tokio::test]
-async fn dead_heads_are_removed_by_whoever_comes_by() -> Result<()> {
+async fn dead_heads_are_removed_by_any_client() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    bench.foreign_place("a", ours(7), Some(-1)).await?;
-    bench.foreign_place("a", ours(8), None).await?;
-    bench.foreign_place("a", theirs(), Some(-300_000)).await?;
+    bench.foreign_entry("a", ours(7), Some(-1)).await?;
+    bench.foreign_entry("a", ours(8), None).await?;
+    bench.foreign_entry("a", theirs(), Some(-300_000)).await?;
     assert_eq!(bench.fair_once(&lock, ours(1)).await?, GRANTED);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 1);
-    // A dead one behind a living one stays until it is the head.
-    bench.foreign_place("a", theirs(), Some(20_000)).await?;
-    bench.foreign_place("a", ours(8), Some(-1)).await?;
+    // A dead waiter behind a living one stays until it becomes the head.
+    bench.foreign_entry("a", theirs(), Some(20_000)).await?;
+    bench.foreign_entry("a", ours(8), Some(-1)).await?;
     let mut head = bench.subscriber(&keys::fair_channel(&lock, &theirs())).await?;
     bench.release_fair(&lock, ours(1)).await?;
     assert_eq!(messages(&mut head).await?, ["0"]);
-    assert_eq!(bench.places(&lock).await?.len(), 2);
+    assert_eq!(bench.queue_entries(&lock).await?.len(), 2);
     assert_eq!(bench.fair(&lock, theirs()).await?, GRANTED);
     bench.release_fair(&lock, theirs()).await?;
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
@@ -183,33 +187,34 @@ async fn dead_heads_are_removed_by_whoever_comes_by() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_living_waiter_keeps_its_place_and_passes_nobodys_deadline() -> Result<()> {
+async fn a_living_waiter_keeps_its_position_and_the_order_of_deadlines() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.fair(&lock, ours(1)).await?;
     bench.client.call("PEXPIRE a 1000").await?;
     bench.fair(&lock, ours(2)).await?;
-    bench.foreign_place("a", theirs(), Some(21_000)).await?;
+    bench.foreign_entry("a", theirs(), Some(21_000)).await?;
     bench.client.call("PEXPIRE a 60000").await?;
-    assert_eq!(bench.places(&lock).await?, [place(ours(2), 16), place(theirs(), 21)]);
+    assert_eq!(bench.queue_entries(&lock).await?, [place(ours(2), 16), place(theirs(), 21)]);
     bench.fair(&lock, ours(2)).await?;
-    assert_eq!(bench.places(&lock).await?, [place(ours(2), 21), place(theirs(), 21)]);
-    // Its deadline has passed, but it is here.
+    assert_eq!(bench.queue_entries(&lock).await?, [place(ours(2), 21), place(theirs(), 21)]);
+    // Its deadline has passed, but this call shows that it is alive.
     let deadlines = String::from_utf8(keys::deadlines(&lock))?;
     bench.client.call(&format!("ZADD {deadlines} 5 {}", ours(2))).await?;
     bench.fair(&lock, ours(2)).await?;
-    assert_eq!(bench.places(&lock).await?, [place(ours(2), 21), place(theirs(), 21)]);
-    // Found dead by another one meanwhile, it queues anew, at the end.
+    assert_eq!(bench.queue_entries(&lock).await?, [place(ours(2), 21), place(theirs(), 21)]);
+    // Another waiter has removed it as dead, so it joins the end of the queue again.
     bench.client.call(&format!("ZADD {deadlines} 5 {}", ours(2))).await?;
     bench.fair(&lock, theirs()).await?;
     bench.fair(&lock, ours(2)).await?;
-    let order: Vec<String> = bench.places(&lock).await?.into_iter().map(|(who, _)| who).collect();
+    let order: Vec<String> =
+        bench.queue_entries(&lock).await?.into_iter().map(|(who, _)| who).collect();
     assert_eq!(order, [theirs().to_string(), ours(2).to_string()]);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_late_copy_leaves_a_place_that_one_script_removes() -> Result<()> {
+async fn a_late_copy_leaves_a_queue_entry_that_one_release_removes() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.fair(&lock, theirs()).await?;
@@ -221,34 +226,34 @@ async fn a_late_copy_leaves_a_place_that_one_script_removes() -> Result<()> {
     };
     assert_eq!(holders, [theirs(), ours(1)], "the ghost is seen");
     bench.release_fair(&lock, ours(1)).await?;
-    assert_eq!(bench.places(&lock).await?.len(), 1);
+    assert_eq!(bench.queue_entries(&lock).await?.len(), 1);
     bench.assert_held(&lock, theirs(), 1, 50_000..=60_000).await
 }
 
 #[tokio::test]
-async fn what_is_no_fair_lock_is_told_and_left() -> Result<()> {
+async fn keys_other_than_a_fair_lock_are_reported_and_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = strangers(&mut bench.client, "x").await?;
+    let locks = other_keys(&mut bench.client, "x").await?;
     for companion in ["redisson_lock_queue:{list}", "redisson_lock_timeout:{set}"] {
         bench.client.call(&format!("SET {companion} x")).await?.ok()?;
     }
     let before = bench.dump().await?;
     for lock in locks.iter().map(String::as_str).chain(["list", "set"]) {
-        let told = bench.fair(&name(lock), ours(1)).await?;
+        let reply = bench.fair(&name(lock), ours(1)).await?;
         let expected = match lock {
-            "x.read" | "x.write" => matches!(told, AcquireOutcome::WrongKind(_)),
-            _ => matches!(told, AcquireOutcome::WrongType(_)),
+            "x.read" | "x.write" => matches!(reply, AcquireOutcome::WrongKind(_)),
+            _ => matches!(reply, AcquireOutcome::WrongType(_)),
         };
-        assert!(expected, "{lock} {told:?}");
-        let kept = bench.release_fair(&name(lock), ours(1)).await?;
-        assert!(kept != ReleaseOutcome::Released, "{lock}");
+        assert!(expected, "{lock} {reply:?}");
+        let released = bench.release_fair(&name(lock), ours(1)).await?;
+        assert!(released != ReleaseOutcome::Released, "{lock}");
     }
     assert_eq!(bench.dump().await?, before);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_full_redis_lets_waiters_leave_and_holders_go() -> Result<()> {
+async fn a_full_redis_accepts_leaving_and_releasing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.fair(&lock, ours(1)).await?;
@@ -259,7 +264,7 @@ async fn a_full_redis_lets_waiters_leave_and_holders_go() -> Result<()> {
     let refused = bench.fair(&lock, ours(4)).await.unwrap_err().to_string();
     assert!(refused.starts_with("OOM"), "{refused}");
     bench.release_fair(&lock, ours(2)).await?;
-    assert_eq!(bench.places(&lock).await?, [place(ours(3), 75)]);
+    assert_eq!(bench.queue_entries(&lock).await?, [place(ours(3), 75)]);
     assert_eq!(bench.release_fair(&lock, ours(1)).await?, ReleaseOutcome::Released);
     bench.release_fair(&lock, ours(3)).await?;
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);

@@ -1,4 +1,4 @@
-//! Fenced locks: a token that only grows, one for each grant.
+//! Fenced locks: each grant has an ever-increasing token.
 
 use anyhow::Result;
 use redisson::script::{
@@ -45,7 +45,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn each_grant_has_the_next_token() -> Result<()> {
+async fn each_grant_gets_the_next_token() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     for n in 1..=3 {
@@ -58,7 +58,7 @@ async fn each_grant_has_the_next_token() -> Result<()> {
 }
 
 #[tokio::test]
-async fn sent_twice_it_has_one_token() -> Result<()> {
+async fn a_repeated_acquire_gets_one_token() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     assert_eq!(bench.fenced(&lock, ours(1), 1).await?, granted(1));
@@ -70,7 +70,7 @@ async fn sent_twice_it_has_one_token() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_counter_that_fell_back_is_raised_above_what_was_known() -> Result<()> {
+async fn a_counter_that_fell_back_is_raised_above_the_known_token() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     assert_eq!(bench.fenced(&lock, ours(1), 900).await?, granted(900));
@@ -80,7 +80,7 @@ async fn a_counter_that_fell_back_is_raised_above_what_was_known() -> Result<()>
     assert_eq!(bench.hand_over_fenced(&lock, ours(1), ours(2), 901).await?, passed(901));
     bench.client.call("SET redisson_lock_token:{a} 10000").await?;
     assert_eq!(bench.hand_over_fenced(&lock, ours(2), ours(3), 9_999).await?, passed(10_001));
-    // Beyond what a Lua number can tell apart.
+    // Beyond the precision of Lua numbers.
     bench.client.call("SET redisson_lock_token:{a} 900719925474099300").await?;
     let least = 900_719_925_474_099_302;
     assert_eq!(bench.hand_over_fenced(&lock, ours(3), ours(4), least).await?, passed(least));
@@ -90,7 +90,7 @@ async fn a_counter_that_fell_back_is_raised_above_what_was_known() -> Result<()>
 }
 
 #[tokio::test]
-async fn a_refused_attempt_counts_nothing() -> Result<()> {
+async fn a_refused_attempt_does_not_count() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, theirs(), 5_000).await?;
@@ -103,7 +103,7 @@ async fn a_refused_attempt_counts_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_token_key_that_cannot_count_is_told_and_left() -> Result<()> {
+async fn a_token_key_that_is_not_a_counter_is_reported_and_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
     for (lock, make) in [
         ("text", "SET redisson_lock_token:{text} many"),
@@ -112,16 +112,16 @@ async fn a_token_key_that_cannot_count_is_told_and_left() -> Result<()> {
     ] {
         bench.client.call(make).await?.ok()?;
         let before = bench.dump().await?;
-        let told = bench.fenced(&name(lock), ours(1), 1).await?;
+        let reply = bench.fenced(&name(lock), ours(1), 1).await?;
         let no_number = "lock whose token key holds no number".to_owned();
-        assert_eq!(told, AcquireOutcome::WrongType(no_number), "{lock}");
+        assert_eq!(reply, AcquireOutcome::WrongType(no_number), "{lock}");
         assert_eq!(bench.dump().await?, before, "{lock}");
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_full_redis_gives_no_token_but_passes_one_on() -> Result<()> {
+async fn a_full_redis_refuses_a_grant_but_allows_a_hand_over() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.fenced(&lock, ours(1), 1).await?;

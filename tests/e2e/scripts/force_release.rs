@@ -1,4 +1,4 @@
-//! `force_release`, `force_release_holder`, `remove_place`: for an operator, who acts on what was seen.
+//! `force_release`, `force_release_holder`, `remove_waiter`: operator actions on an expected state.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use redisson::script::{ExpectedLock, ForceReleaseOutcome, Publish};
 use redisson::shape::{Holder, LockHash};
 use redisson::{HolderId, LockName};
 
-use super::{Bench, keys, lease, messages, name, ours, script, strangers, theirs};
+use super::{Bench, keys, lease, messages, name, other_keys, ours, script, theirs};
 
 fn holder(id: HolderId, count: i64) -> Holder {
     Holder { id, count }
@@ -18,13 +18,13 @@ fn hash(holders: &[Holder], mode: Option<&str>) -> LockHash {
 }
 
 impl Bench {
-    /// Ends all of a lock that was seen like this.
+    /// Releases a whole lock that is expected in this state.
     async fn force(&mut self, name: &LockName, hash: &LockHash) -> Result<ForceReleaseOutcome> {
         let seen = ExpectedLock { hash, max_ttl: None };
         self.forced(&script::force_release(name, seen, Publish::Plain)).await
     }
 
-    /// Ends the first hold of a lock that was seen like this.
+    /// Releases the first hold of a lock that is expected in this state.
     async fn force_first(
         &mut self,
         name: &LockName,
@@ -37,11 +37,11 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn frees_the_lock_as_seen_and_tells_waiters_and_the_agent() -> Result<()> {
+async fn frees_the_expected_lock_and_notifies_waiters_and_the_agent() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
-    bench.keep(&lock, ours(1), 2, 5_000).await?;
+    bench.renew(&lock, ours(1), 2, 5_000).await?;
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
     let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
     let seen = [holder(ours(1), 2)];
@@ -55,7 +55,7 @@ async fn frees_the_lock_as_seen_and_tells_waiters_and_the_agent() -> Result<()> 
 }
 
 #[tokio::test]
-async fn never_hits_what_the_operator_did_not_see() -> Result<()> {
+async fn never_releases_a_lock_that_has_changed() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(2), 5_000).await?;
@@ -70,7 +70,7 @@ async fn never_hits_what_the_operator_did_not_see() -> Result<()> {
         hash(&[holder(ours(2), 1), holder(theirs(), 1)], None),
         hash(&[holder(theirs(), 1)], None),
         hash(&[], None),
-        // Taken as another kind since.
+        // Acquired as another kind since.
         hash(&[holder(ours(2), 1)], Some("read")),
         alien,
     ];
@@ -84,7 +84,7 @@ async fn never_hits_what_the_operator_did_not_see() -> Result<()> {
             );
         }
     }
-    // The same holder and count, with more left to live than it can have had: taken anew.
+    // The same holder and count, with a higher TTL than possible: it was acquired again.
     let held = hash(&[holder(ours(2), 1)], None);
     let seen = ExpectedLock { hash: &held, max_ttl: Some(Duration::from_secs(3)) };
     let calls = [
@@ -104,7 +104,7 @@ async fn never_hits_what_the_operator_did_not_see() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_malformed_lock_goes_as_it_was_seen() -> Result<()> {
+async fn a_malformed_lock_is_released_if_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.client.call(&format!("HSET a {} 1 {} 4 colour red", ours(1), theirs())).await?.ok()?;
@@ -124,7 +124,7 @@ async fn a_malformed_lock_goes_as_it_was_seen() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_of_several_holders_goes_alone() -> Result<()> {
+async fn one_of_several_holders_is_released_alone() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.client.call(&format!("HSET a {} 1 {} 4", ours(1), theirs())).await?.ok()?;
@@ -146,9 +146,9 @@ async fn one_of_several_holders_goes_alone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn leaves_what_is_no_lock() -> Result<()> {
+async fn leaves_other_keys_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = strangers(&mut bench.client, "x").await?;
+    let locks = other_keys(&mut bench.client, "x").await?;
     let before = bench.dump().await?;
     let seen = hash(&[holder(ours(1), 1)], None);
     for lock in &locks {
@@ -163,7 +163,7 @@ async fn leaves_what_is_no_lock() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_read_write_lock_goes_with_its_markers() -> Result<()> {
+async fn a_read_write_lock_is_deleted_with_its_markers() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
@@ -189,7 +189,7 @@ async fn a_read_write_lock_goes_with_its_markers() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_reader_goes_with_its_markers_and_the_last_frees_the_lock() -> Result<()> {
+async fn a_reader_is_released_with_its_markers_and_the_last_frees_the_lock() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
@@ -212,7 +212,7 @@ async fn one_reader_goes_with_its_markers_and_the_last_frees_the_lock() -> Resul
 }
 
 #[tokio::test]
-async fn a_writer_goes_and_its_own_reads_stay() -> Result<()> {
+async fn a_released_writer_keeps_its_own_read_holds() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let writer = HolderId { write: true, ..ours(1) };
@@ -228,7 +228,7 @@ async fn a_writer_goes_and_its_own_reads_stay() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_fair_locks_living_head_is_told() -> Result<()> {
+async fn the_living_head_of_a_fair_queue_is_notified() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let wait = Duration::from_secs(15);
@@ -244,7 +244,7 @@ async fn a_fair_locks_living_head_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_dead_place_is_removed_and_the_next_one_told() -> Result<()> {
+async fn a_dead_waiter_is_removed_and_the_next_one_notified() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (lock, wait) = (name("a"), Duration::from_secs(60));
     let place = |n, deadline| script::remove_waiter(&lock, &ours(n), deadline, Publish::Plain);
@@ -256,29 +256,33 @@ async fn one_dead_place_is_removed_and_the_next_one_told() -> Result<()> {
         Ok(bench.client.call(&score).await?.text().parse().ok())
     };
     let alive = deadline(&mut bench, ours(1)).await?;
-    assert_eq!(bench.forced(&place(1, alive)).await?, ForceReleaseOutcome::Changed, "it lives");
+    assert_eq!(bench.forced(&place(1, alive)).await?, ForceReleaseOutcome::Changed, "it is alive");
     let dead = format!("ZADD redisson_lock_timeout:{{a}} 1000 {}", ours(1));
     bench.client.call(&dead).await?.ok()?;
     assert_eq!(
         bench.forced(&place(1, alive)).await?,
         ForceReleaseOutcome::Changed,
-        "seen otherwise"
+        "another deadline"
     );
     assert_eq!(
         bench.forced(&place(1, None)).await?,
         ForceReleaseOutcome::Changed,
-        "seen otherwise"
+        "another deadline"
     );
     let mut next = bench.subscriber(&keys::fair_channel(&lock, &ours(2))).await?;
     assert_eq!(bench.forced(&place(1, Some(1_000))).await?, ForceReleaseOutcome::Released);
     assert_eq!(bench.forced(&place(1, Some(1_000))).await?, ForceReleaseOutcome::Free);
     assert_eq!(messages(&mut next).await?, Vec::<String>::new(), "the lock is held");
 
-    // One without a deadline stops Redisson's own clearing for ever.
+    // A waiter without a deadline permanently stops Redisson's own cleanup.
     bench.client.call(&format!("LPUSH redisson_lock_queue:{{a}} {}", ours(3))).await?.ok()?;
     bench.client.call("DEL a").await?.ok()?;
     assert_eq!(bench.forced(&place(3, None)).await?, ForceReleaseOutcome::Released);
-    assert_eq!(messages(&mut next).await?, ["0"], "it is free, and the next one is told");
+    assert_eq!(
+        messages(&mut next).await?,
+        ["0"],
+        "the lock is free, so the next waiter is notified"
+    );
     assert_eq!(bench.client.call("LLEN redisson_lock_queue:{a}").await?.int()?, 1);
     bench.client.call("SET redisson_lock_queue:{b} x").await?.ok()?;
     let other = script::remove_waiter(&name("b"), &ours(1), None, Publish::Plain);

@@ -1,11 +1,11 @@
-//! A Redis that is full and evicts nothing: taking is refused and leaves nothing, giving back works.
+//! A full Redis without eviction: acquiring is refused and leaves nothing behind, releasing works.
 
 use anyhow::Result;
 use redisson::script::{HandOverOutcome, ReleaseOutcome, RenewOutcome};
 
 use super::{Bench, keys, messages, name, ours};
 
-/// Refuses every command that may need memory, from now on.
+/// Makes Redis refuse every command that may need memory.
 pub(super) async fn fill(bench: &mut Bench) -> Result<()> {
     bench.client.call("CONFIG SET maxmemory-policy noeviction").await?.ok()?;
     bench.client.call("CONFIG SET maxmemory 1").await?.ok()?;
@@ -13,7 +13,7 @@ pub(super) async fn fill(bench: &mut Bench) -> Result<()> {
 }
 
 #[tokio::test]
-async fn taking_is_refused_and_leaves_nothing() -> Result<()> {
+async fn acquiring_is_refused_and_leaves_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     fill(&mut bench).await?;
     let lock = name("a");
@@ -24,34 +24,34 @@ async fn taking_is_refused_and_leaves_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn renewing_and_counting_down_work() -> Result<()> {
+async fn renewing_and_lowering_the_count_work() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (long, short) = (name("long"), name("short"));
     for (lock, ms) in [(&long, 60_000), (&short, 5_000)] {
         bench.acquire(lock, ours(1), ms).await?;
-        bench.keep(lock, ours(1), 3, ms).await?;
+        bench.renew(lock, ours(1), 3, ms).await?;
     }
     fill(&mut bench).await?;
-    assert_eq!(bench.keep(&long, ours(1), 3, 5_000).await?, RenewOutcome::Renewed);
-    assert_eq!(bench.keep(&long, ours(1), 2, 5_000).await?, RenewOutcome::Renewed);
+    assert_eq!(bench.renew(&long, ours(1), 3, 5_000).await?, RenewOutcome::Renewed);
+    assert_eq!(bench.renew(&long, ours(1), 2, 5_000).await?, RenewOutcome::Renewed);
     bench.assert_held(&long, ours(1), 2, 50_000..=60_000).await?;
-    assert_eq!(bench.keep(&short, ours(1), 2, 60_000).await?, RenewOutcome::Renewed);
+    assert_eq!(bench.renew(&short, ours(1), 2, 60_000).await?, RenewOutcome::Renewed);
     bench.assert_held(&short, ours(1), 2, 50_000..=60_000).await
 }
 
 #[tokio::test]
-async fn a_hold_without_a_time_to_live_is_kept_too() -> Result<()> {
+async fn a_hold_without_a_ttl_is_renewed_too() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
     bench.client.call("PERSIST a").await?;
     fill(&mut bench).await?;
-    assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Renewed);
+    assert_eq!(bench.renew(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Renewed);
     bench.assert_held(&lock, ours(1), 2, 4_000..=5_000).await
 }
 
 #[tokio::test]
-async fn releasing_and_telling_work() -> Result<()> {
+async fn releasing_and_notifying_work() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;

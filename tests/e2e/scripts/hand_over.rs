@@ -1,20 +1,20 @@
-//! `hand_over`: from one holder of ours to another, with the lock held at each instant.
+//! `hand_over`: from one holder of an agent to another, with the lock held at every instant.
 
 use anyhow::Result;
 use harness::Reply;
 use redisson::script::HandOverOutcome;
 
-use super::{Bench, keys, messages, name, ours, strangers, theirs};
+use super::{Bench, keys, messages, name, other_keys, ours, theirs};
 
 const ALONE: HandOverOutcome = HandOverOutcome::Passed { subscribers: Some(0), token: None };
 
 #[tokio::test]
-async fn passes_the_lock_at_count_one_without_a_message() -> Result<()> {
+async fn hands_over_at_count_one_without_a_message() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
     bench.acquire(&lock, ours(1), 5_000).await?;
-    bench.keep(&lock, ours(1), 7, 5_000).await?;
+    bench.renew(&lock, ours(1), 7, 5_000).await?;
     let passed = bench.hand_over(&lock, ours(1), ours(2), 20_000).await?;
     assert_eq!(
         passed,
@@ -27,18 +27,18 @@ async fn passes_the_lock_at_count_one_without_a_message() -> Result<()> {
 }
 
 #[tokio::test]
-async fn repeated_it_passes_once() -> Result<()> {
+async fn a_repeated_hand_over_passes_once() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
     assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 5_000).await?, ALONE);
-    bench.keep(&lock, ours(2), 3, 5_000).await?;
+    bench.renew(&lock, ours(2), 3, 5_000).await?;
     assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 5_000).await?, ALONE);
     bench.assert_held(&lock, ours(2), 3, 4_000..=5_000).await
 }
 
 #[tokio::test]
-async fn late_it_changes_nothing() -> Result<()> {
+async fn a_late_hand_over_changes_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 5_000).await?, HandOverOutcome::Missing);
@@ -46,7 +46,7 @@ async fn late_it_changes_nothing() -> Result<()> {
     bench.acquire(&lock, theirs(), 5_000).await?;
     assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 60_000).await?, HandOverOutcome::Stolen);
     bench.assert_held(&lock, theirs(), 1, 4_000..=5_000).await?;
-    // Passed on from 2 to 3 meanwhile: the first hand-over, late, finds neither of its two.
+    // Handed over from 2 to 3 in the meantime: the late first hand-over finds neither of its holders.
     bench.client.call("DEL a").await?;
     bench.acquire(&lock, ours(3), 5_000).await?;
     assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 60_000).await?, HandOverOutcome::Stolen);
@@ -54,9 +54,9 @@ async fn late_it_changes_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn leaves_what_is_no_lock() -> Result<()> {
+async fn leaves_other_keys_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = strangers(&mut bench.client, "x").await?;
+    let locks = other_keys(&mut bench.client, "x").await?;
     let before = bench.dump().await?;
     for lock in &locks {
         let passed = bench.hand_over(&name(lock), ours(1), ours(2), 5_000).await?;
@@ -71,7 +71,7 @@ async fn leaves_what_is_no_lock() -> Result<()> {
 }
 
 #[tokio::test]
-async fn without_the_right_to_count_subscribers_it_still_passes() -> Result<()> {
+async fn hands_over_without_permission_to_count_subscribers() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
@@ -84,7 +84,7 @@ async fn without_the_right_to_count_subscribers_it_still_passes() -> Result<()> 
 }
 
 #[tokio::test]
-async fn an_expiry_is_replaced_not_shortened_below_its_own_lease() -> Result<()> {
+async fn the_new_holder_gets_its_own_lease() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 60_000).await?;
@@ -95,11 +95,11 @@ async fn an_expiry_is_replaced_not_shortened_below_its_own_lease() -> Result<()>
 }
 
 #[tokio::test]
-async fn at_each_instant_somebody_holds() -> Result<()> {
+async fn the_lock_is_held_at_every_instant() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
-    // MONITOR shows what the script itself runs, in order: the key must not vanish in between.
+    // MONITOR shows the commands of the script in order: the key must not disappear in between.
     let mut monitor = bench.redis.client().await?;
     monitor.call("MONITOR").await?.ok()?;
     bench.hand_over(&lock, ours(1), ours(2), 5_000).await?;

@@ -1,4 +1,4 @@
-//! Each script against a real Redis: what it wants, sent twice, sent late, on keys that are something else.
+//! Each script against a real Redis: once, repeated, late, and on keys of another type.
 
 mod acquire;
 mod fair;
@@ -25,10 +25,10 @@ use redisson::script::{
 };
 use redisson::{ClientId, HolderId, Lease, LockName, keys, script, shape};
 
-/// The lock is had; of a kind without tokens.
+/// A grant without a token.
 const GRANTED: AcquireOutcome = AcquireOutcome::Granted { token: None };
 
-/// A Redis, and the scripts as functions.
+/// A Redis server with the scripts as methods.
 struct Bench {
     redis: RedisServer,
     client: Client,
@@ -42,7 +42,7 @@ fn name(text: &str) -> LockName {
     LockName::new(text.as_bytes()).expect("tests stay within bounds")
 }
 
-/// The `n`-th grant of one of our clients.
+/// The holder of an agent's `n`-th grant.
 fn ours(n: i64) -> HolderId {
     HolderId::new(ClientId::from_random([7; 16]), n)
 }
@@ -83,7 +83,7 @@ impl Bench {
         Ok(parse_acquire(&reply)?)
     }
 
-    async fn keep(
+    async fn renew(
         &mut self,
         name: &LockName,
         who: HolderId,
@@ -128,7 +128,7 @@ impl Bench {
         Ok(parse_show(&self.call(&script::show(name)).await?)?)
     }
 
-    /// The lock's fields and values, in order.
+    /// Returns the lock's fields and values, in order.
     async fn fields(&mut self, name: &LockName) -> Result<Vec<(String, String)>> {
         let reply = self.client.call_args(&[b"HGETALL", name.as_bytes()]).await?.ok()?;
         let items = reply.items()?;
@@ -138,7 +138,7 @@ impl Bench {
         Ok(fields)
     }
 
-    /// Asserts that exactly this one holds the lock, with a TTL above `above` and at most `at_most`.
+    /// Asserts that `who` alone holds the lock, with a TTL above `above` and at most `at_most`.
     async fn assert_held(
         &mut self,
         name: &LockName,
@@ -161,7 +161,7 @@ impl Bench {
         self.client.call_args(&[b"PTTL", name.as_bytes()]).await?.int()
     }
 
-    /// Everything in the keyspace, with its content and whether it has a TTL: to show that nothing changed.
+    /// Returns every key with its content and whether it has a TTL, to detect changes.
     async fn dump(&mut self) -> Result<Vec<String>> {
         let mut dump = Vec::new();
         for key in self.client.call("KEYS *").await?.items()? {
@@ -169,7 +169,7 @@ impl Bench {
             let kind = self.client.call_args(&[b"TYPE".as_slice(), key]).await?.text();
             let read = if kind == "hash" { b"HGETALL".as_slice() } else { b"DUMP" };
             let content = self.client.call_args(&[read, key]).await?.ok()?;
-            // Redis moves a hash's fields about as it pleases.
+            // Redis may reorder the fields of a hash.
             let mut content: Vec<_> = match content.items() {
                 Ok(items) => items.chunks(2).map(|pair| format!("{pair:?}")).collect(),
                 Err(_) => vec![content.text()],
@@ -187,13 +187,13 @@ impl Bench {
         Ok(dump)
     }
 
-    /// Whether this command, in small letters, has been run since the server began, by a script or not.
+    /// Returns whether this lower-case command has run since the server started, in a script or directly.
     async fn ran(&mut self, command: &str) -> Result<bool> {
         let stats = self.client.call("INFO commandstats").await?.text();
         Ok(stats.contains(&format!("cmdstat_{command}:")))
     }
 
-    /// A second connection, subscribed to this channel.
+    /// Opens a second connection, subscribed to this channel.
     async fn subscriber(&self, channel: &[u8]) -> Result<Client> {
         let mut client = self.redis.client().await?;
         client.call_args(&[b"SUBSCRIBE", channel]).await?.ok()?;
@@ -201,9 +201,9 @@ impl Bench {
     }
 }
 
-/// The payloads that came on a subscription, up to now.
+/// Returns the messages received on a subscription so far.
 async fn messages(subscriber: &mut Client) -> Result<Vec<String>> {
-    // Redis answers in order: whatever was published before is read before the reply to PING.
+    // Redis replies in order: earlier messages arrive before the reply to PING.
     subscriber.send("PING here").await?;
     let mut payloads = Vec::new();
     loop {
@@ -217,8 +217,8 @@ async fn messages(subscriber: &mut Client) -> Result<Vec<String>> {
     }
 }
 
-/// Things that stand under a lock's name and are no plain lock, each made by a command.
-async fn strangers(client: &mut Client, name: &str) -> Result<Vec<String>> {
+/// Creates keys that are not plain locks, with names derived from `name`.
+async fn other_keys(client: &mut Client, name: &str) -> Result<Vec<String>> {
     let holder = theirs();
     let made = [
         format!("SET {name}.string x"),
@@ -236,7 +236,7 @@ async fn strangers(client: &mut Client, name: &str) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn the_digest_is_the_one_that_redis_makes() -> Result<()> {
+async fn the_digest_matches_that_of_redis() -> Result<()> {
     let mut bench = Bench::new().await?;
     for script in script::ALL {
         let sha = bench.client.call_args(&["SCRIPT", "LOAD", script.source]).await?;

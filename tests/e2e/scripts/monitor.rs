@@ -1,4 +1,4 @@
-//! What MONITOR shows of each script, on the server itself and on a replica.
+//! The events that MONITOR yields for each script, on the server and on a replica.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use redisson::monitor::{Action, Certainty, Decoder, Event, ServerRole};
 
 use super::*;
 
-/// A server's MONITOR, decoded.
+/// A decoded MONITOR stream of a server.
 struct Watcher {
     client: Client,
     decoder: Decoder,
 }
 
 impl Watcher {
-    async fn new(server: &RedisServer, vantage: ServerRole) -> Result<Self> {
+    async fn new(server: &RedisServer, role: ServerRole) -> Result<Self> {
         let mut client = server.client().await?;
         client.call("MONITOR").await?.ok()?;
-        Ok(Self { client, decoder: Decoder::new(vantage) })
+        Ok(Self { client, decoder: Decoder::new(role) })
     }
 
-    /// What it shows until somebody writes this key.
+    /// Returns the events until the key `mark` is written.
     async fn until(&mut self, mark: &str) -> Result<Vec<Event>> {
         let mut events = Vec::new();
         loop {
@@ -46,7 +46,7 @@ fn shown(events: &[Event]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn each_script_is_seen_as_what_it_did() -> Result<()> {
+async fn each_script_yields_the_matching_event() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut watcher = Watcher::new(&bench.redis, ServerRole::Master).await?;
     let (one, two) = (ours(1), ours(2));
@@ -110,7 +110,7 @@ async fn each_script_is_seen_as_what_it_did() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_replica_shows_what_changed() -> Result<()> {
+async fn a_replica_shows_the_changes() -> Result<()> {
     let mut bench = Bench::new().await?;
     let master = format!("127.0.0.1 {}", bench.redis.port());
     let replica = RedisServer::with(&[("replicaof", &master)]).await?;
@@ -125,11 +125,11 @@ async fn a_replica_shows_what_changed() -> Result<()> {
     let a = name("a");
     bench.acquire(&a, ours(1), 30_000).await?;
     bench.acquire(&a, theirs(), 30_000).await?;
-    bench.keep(&a, ours(1), 1, 60_000).await?;
+    bench.renew(&a, ours(1), 1, 60_000).await?;
     bench.hand_over(&a, ours(1), ours(2), 30_000).await?;
     bench.release(&a, ours(2)).await?;
     bench.acquire(&a, ours(3), 100).await?;
-    // Its end shows as soon as somebody looks.
+    // An access makes Redis expire the key.
     eventually("the lease to end", async || {
         ensure!(bench.pttl(&a).await? == -2, "still there");
         Ok(())
@@ -147,7 +147,7 @@ async fn a_replica_shows_what_changed() -> Result<()> {
     ];
     assert_eq!(shown(&events), expected);
     let Action::Renewed { lease: Some(lease) } = events[1].action else { panic!("{events:?}") };
-    // To a millisecond or so, as the replica computes it from an instant.
+    // Accurate to about a millisecond, since the replica stream carries an instant.
     assert!(lease.abs_diff(Duration::from_secs(60)) < Duration::from_secs(5), "{lease:?}");
     assert!(events.iter().all(|event| event.client.is_none()), "{events:?}");
     Ok(())

@@ -1,4 +1,4 @@
-//! Names of any bytes, and with braces in odd places.
+//! Names of arbitrary bytes and with unbalanced braces.
 
 use anyhow::Result;
 use redisson::LockName;
@@ -7,7 +7,7 @@ use redisson::script::{HandOverOutcome, ReleaseOutcome, RenewOutcome};
 use super::{Bench, GRANTED, keys, messages, ours};
 
 #[tokio::test]
-async fn any_bytes_are_a_name() -> Result<()> {
+async fn names_may_be_any_bytes() -> Result<()> {
     let mut bench = Bench::new().await?;
     let odd: [&[u8]; 12] = [
         b" ",
@@ -27,7 +27,7 @@ async fn any_bytes_are_a_name() -> Result<()> {
         let lock = LockName::new(bytes)?;
         let mut waiter = bench.subscriber(&keys::channel(&lock)).await?;
         assert_eq!(bench.acquire(&lock, ours(1), 5_000).await?, GRANTED, "{lock}");
-        assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Renewed, "{lock}");
+        assert_eq!(bench.renew(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Renewed, "{lock}");
         let passed = bench.hand_over(&lock, ours(1), ours(2), 5_000).await?;
         assert_eq!(passed, HandOverOutcome::Passed { subscribers: Some(1), token: None }, "{lock}");
         bench.assert_held(&lock, ours(2), 1, 4_000..=5_000).await?;

@@ -1,4 +1,4 @@
-//! Read-write locks: one hash with a mode, and a marker for each read hold.
+//! Read-write locks: a hash with a mode, and a marker for each read hold.
 
 use anyhow::Result;
 use redisson::script::{
@@ -7,9 +7,9 @@ use redisson::script::{
 };
 use redisson::{HolderId, LockName};
 
-use super::{Bench, GRANTED, full, keys, lease, messages, name, ours, script, strangers, theirs};
+use super::{Bench, GRANTED, full, keys, lease, messages, name, other_keys, ours, script, theirs};
 
-/// A write hold's field.
+/// Returns the id of a write hold.
 fn writer(who: HolderId) -> HolderId {
     HolderId { write: true, ..who }
 }
@@ -42,7 +42,7 @@ impl Bench {
         Ok(parse_acquire(&self.call(&call).await?)?)
     }
 
-    async fn keep_read(
+    async fn renew_read(
         &mut self,
         lock: &LockName,
         who: HolderId,
@@ -62,7 +62,7 @@ impl Bench {
         Ok(parse_release(&self.call(&call).await?)?)
     }
 
-    /// What the markers of a reader have left, from the first one to the first that is not there.
+    /// Returns the TTLs of a reader's markers, up to the first missing one.
     async fn markers(&mut self, lock: &LockName, who: HolderId) -> Result<Vec<i64>> {
         let prefix = String::from_utf8(keys::read_marker_prefix(lock, &who))?;
         let mut left = Vec::new();
@@ -76,7 +76,7 @@ impl Bench {
         }
     }
 
-    /// A reader as Redisson leaves it: a field, and its markers with what is left of their leases.
+    /// Adds a reader as Redisson writes it: a field, and markers with the given TTLs.
     async fn foreign_reader(&mut self, lock: &str, who: HolderId, markers: &[u64]) -> Result<()> {
         let count = markers.len().max(1);
         self.client.call(&format!("HSET {lock} mode read {who} {count}")).await?.ok()?;
@@ -92,7 +92,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn readers_come_in_together_each_with_a_marker() -> Result<()> {
+async fn readers_share_the_lock_each_with_a_marker() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     assert_eq!(bench.read(&lock, ours(1), 60_000).await?, GRANTED);
@@ -117,7 +117,7 @@ async fn readers_come_in_together_each_with_a_marker() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_writer_keeps_everybody_out() -> Result<()> {
+async fn a_writer_excludes_everyone_else() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     assert_eq!(bench.write(&lock, ours(1), 5_000).await?, GRANTED);
@@ -135,14 +135,14 @@ async fn a_writer_keeps_everybody_out() -> Result<()> {
     }
     assert_eq!(bench.dump().await?, before);
     assert_eq!(bench.fields(&lock).await?, [field(writer(ours(1)), 1), mode("write")]);
-    assert_eq!(bench.keep(&lock, writer(ours(1)), 2, 9_000).await?, RenewOutcome::Renewed);
+    assert_eq!(bench.renew(&lock, writer(ours(1)), 2, 9_000).await?, RenewOutcome::Renewed);
     let pttl = bench.pttl(&lock).await?;
     assert!((8_000..=9_000).contains(&pttl), "no lease is added to another: {pttl}");
     Ok(())
 }
 
 #[tokio::test]
-async fn under_ones_own_write_hold_one_may_read_and_downgrade() -> Result<()> {
+async fn a_writer_may_read_and_downgrade() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
@@ -166,9 +166,9 @@ async fn under_ones_own_write_hold_one_may_read_and_downgrade() -> Result<()> {
     Ok(())
 }
 
-/// Whoever reads under it and is dead by its marker does not keep others out when the writer has gone.
+/// A reader without a live marker does not block others after the writer releases.
 #[tokio::test]
-async fn a_dead_reader_goes_with_the_writer() -> Result<()> {
+async fn a_dead_reader_disappears_with_the_writer() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
@@ -180,7 +180,7 @@ async fn a_dead_reader_goes_with_the_writer() -> Result<()> {
     assert_eq!(messages(&mut waiter).await?, ["1", "00"]);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
 
-    // What is left lives as long as the reader, not as long as the writer would have.
+    // The remaining lease is that of the reader, not of the writer.
     bench.write(&lock, ours(1), 60_000).await?;
     bench.read_under(&lock, ours(2), ours(1)).await?;
     bench.read_under(&lock, ours(3), ours(1)).await?;
@@ -193,23 +193,23 @@ async fn a_dead_reader_goes_with_the_writer() -> Result<()> {
 }
 
 #[tokio::test]
-async fn counts_and_markers_go_together() -> Result<()> {
+async fn counts_and_markers_change_together() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.read(&lock, ours(1), 60_000).await?;
-    assert_eq!(bench.keep_read(&lock, ours(1), 3, 5_000).await?, RenewOutcome::Renewed);
+    assert_eq!(bench.renew_read(&lock, ours(1), 3, 5_000).await?, RenewOutcome::Renewed);
     assert!(matches!(
         bench.markers(&lock, ours(1)).await?[..],
         [50_000..=60_000, 4_000..=5_000, 4_000..=5_000]
     ));
     assert!(bench.pttl(&lock).await? > 50_000);
-    bench.keep_read(&lock, ours(1), 2, 5_000).await?;
+    bench.renew_read(&lock, ours(1), 2, 5_000).await?;
     assert_eq!(bench.markers(&lock, ours(1)).await?.len(), 2);
     assert_eq!(bench.fields(&lock).await?, [field(ours(1), 2), mode("read")]);
-    // A marker that was evicted, and a lock without a time to live.
+    // An evicted marker and a lock without a TTL.
     bench.client.call(&format!("DEL {{a}}:{}:rwlock_timeout:1", ours(1))).await?;
     bench.client.call("PERSIST a").await?;
-    bench.keep_read(&lock, ours(1), 2, 8_000).await?;
+    bench.renew_read(&lock, ours(1), 2, 8_000).await?;
     assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [7_000..=8_000, 7_000..=8_000]));
     assert!((7_000..=8_000).contains(&bench.pttl(&lock).await?));
     assert_eq!(bench.release_read(&lock, ours(1)).await?, ReleaseOutcome::Released);
@@ -218,11 +218,11 @@ async fn counts_and_markers_go_together() -> Result<()> {
 }
 
 #[tokio::test]
-async fn late_they_change_nothing() -> Result<()> {
+async fn late_copies_change_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let missing = (
-        bench.keep_read(&lock, ours(1), 2, 5_000).await?,
+        bench.renew_read(&lock, ours(1), 2, 5_000).await?,
         bench.release_read(&lock, ours(1)).await?,
         bench.release_write(&lock, ours(1)).await?,
     );
@@ -231,7 +231,7 @@ async fn late_they_change_nothing() -> Result<()> {
     bench.read(&lock, theirs(), 5_000).await?;
     let before = bench.dump().await?;
     let stolen = (
-        bench.keep_read(&lock, ours(1), 2, 60_000).await?,
+        bench.renew_read(&lock, ours(1), 2, 60_000).await?,
         bench.release_read(&lock, ours(1)).await?,
         bench.release_write(&lock, ours(1)).await?,
     );
@@ -242,7 +242,7 @@ async fn late_they_change_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_lease_is_cut_to_the_longest_living_reader() -> Result<()> {
+async fn the_lease_is_limited_to_the_longest_living_reader() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.foreign_reader("a", theirs(), &[9_000, 20_000]).await?;
@@ -254,7 +254,7 @@ async fn the_lease_is_cut_to_the_longest_living_reader() -> Result<()> {
 }
 
 #[tokio::test]
-async fn dead_readers_go_with_the_last_living_one() -> Result<()> {
+async fn dead_readers_disappear_with_the_last_living_one() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
@@ -286,7 +286,7 @@ async fn a_crowd_of_readers_is_not_searched() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_write_side_is_passed_on() -> Result<()> {
+async fn the_write_side_is_handed_over() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let _waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
@@ -302,18 +302,18 @@ async fn the_write_side_is_passed_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_no_read_write_lock_is_told_and_left() -> Result<()> {
+async fn keys_other_than_a_read_write_lock_are_reported_and_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = strangers(&mut bench.client, "x").await?;
+    let locks = other_keys(&mut bench.client, "x").await?;
     bench.client.call(&format!("HSET x.plain {} 1", theirs())).await?.ok()?;
     bench.client.call("HSET x.settings mode dark size 5").await?.ok()?;
     let before = bench.dump().await?;
     for lock in locks.iter().take(4).map(String::as_str).chain(["x.settings"]) {
-        for told in [
+        for reply in [
             bench.read(&name(lock), ours(1), 5_000).await?,
             bench.write(&name(lock), ours(1), 5_000).await?,
         ] {
-            assert!(matches!(told, AcquireOutcome::WrongType(_)), "{lock} {told:?}");
+            assert!(matches!(reply, AcquireOutcome::WrongType(_)), "{lock} {reply:?}");
         }
     }
     let plain = AcquireOutcome::WrongKind("lock".to_owned());
@@ -321,7 +321,7 @@ async fn what_is_no_read_write_lock_is_told_and_left() -> Result<()> {
     assert_eq!(bench.write(&name("x.plain"), ours(1), 5_000).await?, plain);
     for lock in ["x.string", "x.list", "x.zset"] {
         let lock = name(lock);
-        assert_eq!(bench.keep_read(&lock, ours(1), 1, 5_000).await?, RenewOutcome::WrongType);
+        assert_eq!(bench.renew_read(&lock, ours(1), 1, 5_000).await?, RenewOutcome::WrongType);
         assert_eq!(bench.release_read(&lock, ours(1)).await?, ReleaseOutcome::WrongType);
         assert_eq!(bench.release_write(&lock, ours(1)).await?, ReleaseOutcome::WrongType);
     }
@@ -330,7 +330,7 @@ async fn what_is_no_read_write_lock_is_told_and_left() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_fair_lock_with_somebody_in_its_queue_is_none() -> Result<()> {
+async fn a_fair_lock_with_a_queue_is_not_a_read_write_lock() -> Result<()> {
     let mut bench = Bench::new().await?;
     bench.client.call(&format!("RPUSH redisson_lock_queue:{{a}} {}", theirs())).await?.ok()?;
     let add = format!("ZADD redisson_lock_timeout:{{a}} 9000000000000 {}", theirs());
@@ -344,7 +344,7 @@ async fn a_fair_lock_with_somebody_in_its_queue_is_none() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_full_redis_refuses_takers_and_lets_holders_go() -> Result<()> {
+async fn a_full_redis_refuses_acquiring_and_accepts_releasing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (lock, other) = (name("a"), name("b"));
     bench.write(&lock, ours(1), 5_000).await?;
@@ -357,7 +357,7 @@ async fn a_full_redis_refuses_takers_and_lets_holders_go() -> Result<()> {
         assert!(refused.starts_with("OOM"), "{refused}");
     }
     bench.assert_free(&other).await?;
-    assert_eq!(bench.keep_read(&lock, ours(2), 3, 9_000).await?, RenewOutcome::Renewed);
+    assert_eq!(bench.renew_read(&lock, ours(2), 3, 9_000).await?, RenewOutcome::Renewed);
     assert_eq!(bench.markers(&lock, ours(2)).await?.len(), 3);
     assert_eq!(bench.release_write(&lock, ours(1)).await?, ReleaseOutcome::Released, "a downgrade");
     assert_eq!(bench.fields(&lock).await?, [field(ours(2), 3), mode("read")]);

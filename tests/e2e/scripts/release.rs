@@ -1,17 +1,17 @@
-//! `release`: the last release removes the field whatever its count, and tells who waits.
+//! `release`: removes the field, whatever its count, and notifies waiters.
 
 use anyhow::Result;
 use redisson::script::{Publish, ReleaseOutcome, parse_release};
 
-use super::{Bench, keys, messages, name, ours, script, strangers, theirs};
+use super::{Bench, keys, messages, name, other_keys, ours, script, theirs};
 
 #[tokio::test]
-async fn frees_the_lock_and_tells_those_who_wait() -> Result<()> {
+async fn frees_the_lock_and_notifies_waiters() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut waiter = bench.subscriber(b"redisson_lock__channel:{a}").await?;
     bench.acquire(&lock, ours(1), 5_000).await?;
-    bench.keep(&lock, ours(1), 3, 5_000).await?;
+    bench.renew(&lock, ours(1), 3, 5_000).await?;
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     assert_eq!(bench.release(&lock, ours(1)).await?, ReleaseOutcome::Released);
     bench.assert_free(&lock).await?;
@@ -21,7 +21,7 @@ async fn frees_the_lock_and_tells_those_who_wait() -> Result<()> {
 }
 
 #[tokio::test]
-async fn repeated_or_late_it_says_what_is_there_and_tells_nobody() -> Result<()> {
+async fn a_repeated_or_late_release_reports_the_state_and_notifies_nobody() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
@@ -36,7 +36,7 @@ async fn repeated_or_late_it_says_what_is_there_and_tells_nobody() -> Result<()>
 }
 
 #[tokio::test]
-async fn a_field_among_others_goes_without_a_message() -> Result<()> {
+async fn releasing_one_of_several_fields_publishes_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, theirs(), 5_000).await?;
@@ -49,9 +49,9 @@ async fn a_field_among_others_goes_without_a_message() -> Result<()> {
 }
 
 #[tokio::test]
-async fn leaves_what_is_no_lock() -> Result<()> {
+async fn leaves_other_keys_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = strangers(&mut bench.client, "x").await?;
+    let locks = other_keys(&mut bench.client, "x").await?;
     let before = bench.dump().await?;
     for lock in &locks {
         let released = bench.release(&name(lock), ours(1)).await?;
@@ -66,7 +66,7 @@ async fn leaves_what_is_no_lock() -> Result<()> {
 }
 
 #[tokio::test]
-async fn both_verbs_reach_both_sorts_of_subscribers() -> Result<()> {
+async fn both_publishing_commands_reach_both_kinds_of_subscribers() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let mut old = bench.subscriber(&keys::channel(&lock)).await?;

@@ -1,60 +1,60 @@
-//! `keep`: re-entry, partial release, extending and renewal.
+//! `renew`: re-entry, partial release, extension and renewal.
 
 use anyhow::Result;
 use redisson::script::{MAX_BATCH, RenewOutcome, parse_renew};
 
-use super::{Bench, lease, name, ours, script, strangers, theirs};
+use super::{Bench, lease, name, other_keys, ours, script, theirs};
 
 #[tokio::test]
-async fn keeps_what_is_there_at_the_count_wanted() -> Result<()> {
+async fn renews_an_existing_hold_at_the_given_count() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
     for count in [2, 3, 3, 2, 1] {
-        assert_eq!(bench.keep(&lock, ours(1), count, 10_000).await?, RenewOutcome::Renewed);
+        assert_eq!(bench.renew(&lock, ours(1), count, 10_000).await?, RenewOutcome::Renewed);
         bench.assert_held(&lock, ours(1), count, 9_000..=10_000).await?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn never_shortens_and_gives_a_time_to_live_where_there_is_none() -> Result<()> {
+async fn never_shortens_a_lease_and_adds_a_missing_one() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 60_000).await?;
-    bench.keep(&lock, ours(1), 1, 1_000).await?;
+    bench.renew(&lock, ours(1), 1, 1_000).await?;
     bench.assert_held(&lock, ours(1), 1, 50_000..=60_000).await?;
-    bench.keep(&lock, ours(1), 2, 1_000).await?;
+    bench.renew(&lock, ours(1), 2, 1_000).await?;
     bench.assert_held(&lock, ours(1), 2, 50_000..=60_000).await?;
     bench.client.call("PERSIST a").await?;
-    bench.keep(&lock, ours(1), 2, 1_000).await?;
+    bench.renew(&lock, ours(1), 2, 1_000).await?;
     bench.assert_held(&lock, ours(1), 2, 1..=1_000).await
 }
 
 #[tokio::test]
-async fn repairs_a_count_that_drifted() -> Result<()> {
+async fn corrects_a_wrong_count() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     for odd in ["17", "0", "-3", "many", ""] {
         bench.client.call("DEL a").await?;
         let holder = ours(1).to_string();
         bench.client.call_args(&["HSET", "a", &holder, odd]).await?.ok()?;
-        assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Renewed, "{odd}");
+        assert_eq!(bench.renew(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Renewed, "{odd}");
         bench.assert_held(&lock, ours(1), 2, 4_000..=5_000).await?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn creates_nothing() -> Result<()> {
+async fn creates_no_hold() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
-    assert_eq!(bench.keep(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Missing);
+    assert_eq!(bench.renew(&lock, ours(1), 2, 5_000).await?, RenewOutcome::Missing);
     bench.assert_free(&lock).await?;
     bench.acquire(&lock, ours(2), 5_000).await?;
     let before = bench.dump().await?;
     assert_eq!(
-        bench.keep(&lock, ours(1), 1, 60_000).await?,
+        bench.renew(&lock, ours(1), 1, 60_000).await?,
         RenewOutcome::Stolen,
         "a later grant of ours"
     );
@@ -63,15 +63,15 @@ async fn creates_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn leaves_what_is_no_lock() -> Result<()> {
+async fn leaves_other_keys_unchanged() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = strangers(&mut bench.client, "x").await?;
+    let locks = other_keys(&mut bench.client, "x").await?;
     let before = bench.dump().await?;
     for lock in &locks {
-        let kept = bench.keep(&name(lock), ours(1), 1, 5_000).await?;
+        let outcome = bench.renew(&name(lock), ours(1), 1, 5_000).await?;
         let is_hash = bench.client.call(&format!("TYPE {lock}")).await?.text() == "hash";
         assert_eq!(
-            kept,
+            outcome,
             if is_hash { RenewOutcome::Stolen } else { RenewOutcome::WrongType },
             "{lock}"
         );
@@ -81,7 +81,7 @@ async fn leaves_what_is_no_lock() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_batch_answers_for_each_whatever_befalls_the_others() -> Result<()> {
+async fn a_batch_reports_each_hold_independently() -> Result<()> {
     let mut bench = Bench::new().await?;
     let names: Vec<_> = (0..MAX_BATCH).map(|i| name(&format!("lock:{i}"))).collect();
     let mut wanted = Vec::new();

@@ -1,8 +1,7 @@
-//! What MONITOR prints, by servers old and new, of clients by each way in, in several databases, within MULTI and of
-//! names that are meant to mislead: decoded as it comes, and kept where `LOCKSCOPE_RECORD` is set, so that the decoder is
-//! held against it without a server too (`tests/data/servers/`).
+//! MONITOR output of old and new servers: clients on every transport, several databases, MULTI and misleading names.
 //!
-//! `make recordings` keeps them anew.
+//! The tests decode it live. With `LOCKSCOPE_RECORD` set, as in `make recordings`, they also store it in
+//! `tests/data/servers/` for the decoder's unit tests.
 
 use std::path::Path;
 
@@ -12,10 +11,10 @@ use redisson::monitor::{Action, Address, Decoder, Event, ServerRole};
 
 use super::*;
 
-/// A name with what MONITOR's own lines are made of in it.
+/// A name that imitates the structure of MONITOR lines.
 const NAME: &[u8] = b"a\" \"1\"\r\n1.0 [0 lua] \"del\" \"\\x00\xff";
 
-/// The lines of a server's MONITOR.
+/// The MONITOR output of a server.
 struct Tape {
     client: Client,
     lines: Vec<String>,
@@ -28,7 +27,7 @@ impl Tape {
         Ok(Self { client, lines: Vec::new() })
     }
 
-    /// Everything that was printed until somebody writes the mark.
+    /// Returns the lines printed until the mark is written.
     async fn until_mark(mut self) -> Result<Vec<String>> {
         loop {
             let line = self.client.reply().await?.text();
@@ -40,7 +39,7 @@ impl Tape {
     }
 }
 
-/// Runs a script by this client.
+/// Runs a script on this client.
 async fn run(client: &mut Client, call: &Call) -> Result<Reply> {
     let count = call.keys.len().to_string();
     let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), count.as_bytes()];
@@ -48,7 +47,7 @@ async fn run(client: &mut Client, call: &Call) -> Result<Reply> {
     client.call_args(&args).await?.ok()
 }
 
-/// What clients of all sorts do to one server.
+/// Generates traffic from clients on every transport.
 async fn traffic(server: &RedisServer) -> Result<()> {
     let hostile = LockName::new(NAME).context("it may be any bytes")?;
     let (held, l) = (name("held"), lease(30_000));
@@ -69,7 +68,7 @@ async fn traffic(server: &RedisServer) -> Result<()> {
     tcp.call("SET innocent 1").await?.ok()?;
     run(tcp, &script::release(&name("both"), &ours(5), Publish::Plain)).await?;
     tcp.call("EXEC").await?.ok()?;
-    // Another's scripts, known by their form and by what they do; the first one fails halfway.
+    // Scripts of other clients, recognized by their form and commands; the first one fails halfway.
     let mut java = Foreign::connect(server).await?;
     tcp.call("SET text x").await?.ok()?;
     ensure!(java.lock("text").await.is_err(), "a lock in place of a string");
@@ -79,8 +78,8 @@ async fn traffic(server: &RedisServer) -> Result<()> {
     Ok(())
 }
 
-fn decoded(lines: &[String], vantage: ServerRole) -> Result<(Vec<Event>, Decoder)> {
-    let (mut decoder, mut events) = (Decoder::new(vantage), Vec::new());
+fn decoded(lines: &[String], role: ServerRole) -> Result<(Vec<Event>, Decoder)> {
+    let (mut decoder, mut events) = (Decoder::new(role), Vec::new());
     for line in lines {
         decoder.feed_line(line.as_bytes(), &mut events);
     }
@@ -99,7 +98,7 @@ fn by(event: &Event) -> &'static str {
     }
 }
 
-/// What was done, in which database, to which lock, and from where.
+/// Formats each event as action, database, lock and origin.
 fn shown(events: &[Event]) -> Vec<String> {
     let named = |event: &Event| {
         let known = event.lock.as_str().filter(|name| !name.contains('"'));
@@ -111,8 +110,8 @@ fn shown(events: &[Event]) -> Vec<String> {
     events.iter().map(one).collect()
 }
 
-/// Keeps the lines where that is asked for, with the server's socket where servers usually have theirs.
-fn keep(server: &RedisServer, version: &str, of: &str, lines: &[String]) -> Result<()> {
+/// Stores the lines if `LOCKSCOPE_RECORD` is set, with the server's socket path replaced by a common one.
+fn record(server: &RedisServer, version: &str, of: &str, lines: &[String]) -> Result<()> {
     if std::env::var_os("LOCKSCOPE_RECORD").is_none() {
         return Ok(());
     }
@@ -134,7 +133,7 @@ async fn version(client: &mut Client) -> Result<String> {
     Ok(version.context("no version in INFO")?.to_owned())
 }
 
-/// What [`traffic`] is, seen where it happens.
+/// The events of [`traffic`] on the master.
 const DONE: [&str; 18] = [
     "acquired 0 held unix",
     "acquired 1 hostile unix",
@@ -156,7 +155,7 @@ const DONE: [&str; 18] = [
     "refused 0 held unix",
 ];
 
-async fn is_read_alike(server: RedisServer, replica: RedisServer) -> Result<()> {
+async fn decodes_alike(server: RedisServer, replica: RedisServer) -> Result<()> {
     let mut direct = replica.client().await?;
     direct.call(&format!("REPLICAOF 127.0.0.1 {}", server.port())).await?.ok()?;
     eventually("the replica to follow", async || {
@@ -169,8 +168,8 @@ async fn is_read_alike(server: RedisServer, replica: RedisServer) -> Result<()> 
     traffic(&server).await?;
     let (master, replica) = (master_tape.until_mark().await?, replica_tape.until_mark().await?);
     let version = version(&mut direct).await?;
-    keep(&server, &version, "master", &master)?;
-    keep(&server, &version, "replica", &replica)?;
+    record(&server, &version, "master", &master)?;
+    record(&server, &version, "replica", &replica)?;
 
     let (events, _) = decoded(&master, ServerRole::Master)?;
     let sure: Vec<String> =
@@ -178,7 +177,7 @@ async fn is_read_alike(server: RedisServer, replica: RedisServer) -> Result<()> 
     assert_eq!(sure, DONE, "{version}");
     let hostile = events.iter().filter(|event| event.lock.as_bytes() == NAME);
     assert_eq!(hostile.count(), 9, "it is a name and nothing else");
-    // There nobody asks, and nobody is refused.
+    // A replica shows no attempts and no refusals.
     let (events, _) = decoded(&replica, ServerRole::Replica)?;
     assert!(events.iter().all(|event| by(event) == "nobody"), "{events:?}");
     let changes = |of: &[Event]| -> Vec<(String, u32)> {
@@ -190,15 +189,15 @@ async fn is_read_alike(server: RedisServer, replica: RedisServer) -> Result<()> 
     Ok(())
 }
 
-/// All its ways in.
+/// A server with all transports enabled.
 const OPEN: [(&str, &str); 1] = [("bind", "127.0.0.1 ::1")];
 
 #[tokio::test]
-async fn the_lines_of_todays_server_are_read() -> Result<()> {
-    is_read_alike(RedisServer::with(&OPEN).await?, RedisServer::start().await?).await
+async fn output_of_the_current_server_is_decoded() -> Result<()> {
+    decodes_alike(RedisServer::with(&OPEN).await?, RedisServer::start().await?).await
 }
 
 #[tokio::test]
-async fn the_lines_of_an_old_server_are_read() -> Result<()> {
-    is_read_alike(RedisServer::old(&OPEN).await?, RedisServer::old(&[]).await?).await
+async fn output_of_an_old_server_is_decoded() -> Result<()> {
+    decodes_alike(RedisServer::old(&OPEN).await?, RedisServer::old(&[]).await?).await
 }

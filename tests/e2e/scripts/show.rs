@@ -1,19 +1,19 @@
-//! `show`: reads what is sure to be small, and writes nothing.
+//! `show`: reads only what is known to be small, and writes nothing.
 
 use anyhow::Result;
 use redisson::script::{QueueEntry, Reader};
 use redisson::shape::Holder;
 
-use super::{Bench, keys, lease, name, ours, script, strangers, theirs};
+use super::{Bench, keys, lease, name, other_keys, ours, script, theirs};
 
 #[tokio::test]
-async fn tells_holders_time_to_live_and_queue() -> Result<()> {
+async fn describes_holders_ttl_and_queue() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let free = bench.show(&lock).await?;
     assert_eq!((free.key_type.as_str(), free.pttl_ms, free.fields), ("none", None, 0));
     bench.acquire(&lock, ours(1), 5_000).await?;
-    bench.keep(&lock, ours(1), 2, 5_000).await?;
+    bench.renew(&lock, ours(1), 2, 5_000).await?;
     bench.client.call(&format!("RPUSH redisson_lock_queue:{{a}} {} x", theirs())).await?.ok()?;
     bench
         .client
@@ -32,9 +32,9 @@ async fn tells_holders_time_to_live_and_queue() -> Result<()> {
 }
 
 #[tokio::test]
-async fn shows_anything_and_changes_nothing() -> Result<()> {
+async fn describes_any_key_and_changes_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let locks = strangers(&mut bench.client, "x").await?;
+    let locks = other_keys(&mut bench.client, "x").await?;
     bench.client.call("SET redisson_lock_queue:{x.read} text").await?.ok()?;
     bench.client.call("RPUSH redisson_lock_queue:{x.write} somebody").await?.ok()?;
     bench.client.call("SET redisson_lock_timeout:{x.write} text").await?.ok()?;
@@ -54,7 +54,7 @@ async fn shows_anything_and_changes_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn reads_little_of_what_is_big() -> Result<()> {
+async fn reads_little_of_large_keys() -> Result<()> {
     let mut bench = Bench::new().await?;
     let fields: String = (0..2_000).map(|n| format!(" field{n} {n}")).collect();
     bench.client.call(&format!("HSET big{fields}")).await?.ok()?;
@@ -74,8 +74,8 @@ async fn reads_little_of_what_is_big() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_reader_of_a_replica_may_run_it() -> Result<()> {
-    // It writes nothing, so that a user without any right to write can call it.
+async fn a_user_without_write_permission_may_run_it() -> Result<()> {
+    // It writes nothing, so a read-only user can call it.
     let mut bench = Bench::new().await?;
     let lock = name("a");
     bench.acquire(&lock, ours(1), 5_000).await?;
@@ -88,7 +88,7 @@ async fn a_reader_of_a_replica_may_run_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn tells_the_token_and_which_readers_live() -> Result<()> {
+async fn describes_the_token_and_the_living_readers() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     assert_eq!(bench.show(&lock).await?.token, None);

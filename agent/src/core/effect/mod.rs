@@ -19,37 +19,37 @@ pub use report::{Gauges, Report};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Node {
-    /// The one of all kinds but red.
+    /// The server of all kinds but red.
     Main,
-    /// One of the independent servers of red locks, by its place in [`RedSettings::nodes`].
+    /// One of the independent servers of red locks, by its index in the settings.
     Red(usize),
 }
 
-/// Which connection a script goes down.
+/// The connection for a script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
-    /// What workers wait for.
+    /// Scripts that workers wait for.
     Commands,
     /// Renewals, which no load may delay.
     Renewals,
-    /// What grants, and that replicas must have: the outcome is for [`Core::on_confirmed`].
+    /// Scripts that grant and that replicas must confirm: the outcome is for [`Core::on_confirmed`].
     Grants,
 }
 
-/// What the outside is to do.
+/// An action for the runtime.
 #[derive(Debug)]
 pub enum Effect {
     /// Send a script; bring the outcome by [`Core::on_reply`] or [`Core::on_failure`].
     Send {
-        /// By which the outcome names it.
+        /// The number that the outcome refers to.
         op: OpId,
-        /// To which Redis.
+        /// The server.
         node: Node,
-        /// Down which connection.
+        /// The connection.
         lane: Lane,
         /// The script and its arguments.
         call: Call,
-        /// What it is a part of in traces.
+        /// Its parent span.
         place: TraceParent,
     },
     /// Give a session something to write.

@@ -90,7 +90,7 @@ pub enum Report {
         node: String,
         outcome: &'static str,
     },
-    /// Whether enough replicas confirmed a grant.
+    /// The outcome of a grant that replicas had to confirm.
     Confirmation(&'static str),
 }
 

@@ -7,10 +7,9 @@ use redisson::Moment;
 
 use crate::core::Core;
 use crate::core::LogLine;
-use crate::core::lease::hold::LeaseMode;
 use crate::types::SessionId;
 
-/// What becomes of the holds of a worker that is stopped.
+/// The treatment of the holds of a stopped worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Frozen {
     /// They are renewed like all others: a stopped worker may go on.
@@ -58,7 +57,7 @@ impl Core {
         }
     }
 
-    /// Whether what this session holds is not to be renewed now.
+    /// Returns whether the holds of this session are left to lapse.
     pub(in crate::core) fn lapses(&self, id: SessionId) -> bool {
         self.settings.frozen == Frozen::Lapse && self.stopped.contains(&id)
     }
@@ -70,17 +69,7 @@ impl Core {
         }
         let holds = self.sessions.get(&id).map(|session| session.holds.values().copied());
         for number in holds.into_iter().flatten().collect::<BTreeSet<_>>() {
-            let Some(hold) = self.holds.get_mut(&number) else { continue };
-            hold.lapsing = lapsing;
-            if !lapsing && hold.mode == LeaseMode::Renewed {
-                hold.renew_at = self.now;
-                hold.node_leases.iter_mut().flat_map(|node_leases| &mut node_leases.0).for_each(
-                    |lease_on_node| {
-                        lease_on_node.renew_at = self.now;
-                    },
-                );
-            }
-            self.arm(number);
+            self.leases.set_lapsing(number, lapsing, self.now);
         }
     }
 }

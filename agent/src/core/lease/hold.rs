@@ -7,12 +7,12 @@ use tracing::Span;
 
 use crate::core::OpId;
 use crate::core::lease::lock_delay::KeptBack;
-use crate::core::red::node_leases::NodeLeases;
+use crate::core::lease::node_leases::NodeLeases;
 use crate::core::session::Owner;
 use crate::core::session::reply::Grant;
 use crate::types::Number;
 
-/// How a hold is kept.
+/// The way a hold's lease ends or goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum LeaseMode {
     /// The watchdog renews it.
@@ -30,7 +30,7 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) group: Arc<str>,
     pub(in crate::core) kind: Kind,
     pub(in crate::core) owner: Owner,
-    /// Whose process it is.
+    /// The user of its process.
     pub(in crate::core) uid: u32,
     /// Its fencing token, where its kind has one.
     pub(in crate::core) token: Option<u64>,
@@ -41,11 +41,11 @@ pub(in crate::core) struct Hold {
     /// The last instant at which it is sure to be held, as long as Redis keeps the key and its clock does not step.
     /// Only an explicit success moves it.
     pub(in crate::core) valid_until: Moment,
-    /// When to renew it next.
+    /// The instant of the next renewal.
     pub(in crate::core) renew_at: Moment,
     /// The longest lease that Redis was ever asked to give it: none shortens another.
     pub(in crate::core) longest: Lease,
-    /// What its owner asks of Redis about it: re-entry, partial release, another lease. An owner's commands run one
+    /// The update that its owner has sent to Redis: re-entry, partial release, another lease. An owner's commands run one
     /// after another, so there is at most one.
     pub(in crate::core) asking: Option<OpId>,
     /// A renewal is on its way.
@@ -62,10 +62,30 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) trace: Option<Box<str>>,
     /// Its own span, which ends with it.
     pub(in crate::core) span: Span,
-    /// How a red one stands on each of its servers.
+    /// The parts of a red hold on its servers.
     pub(in crate::core) node_leases: Option<NodeLeases>,
-    /// Where its deadline stands among the timers.
+    /// The deadline that is set.
     pub(in crate::core) armed: Moment,
+}
+
+/// The facts of a grant, from which a hold begins.
+pub(in crate::core) struct NewHold {
+    pub(in crate::core) number: Number,
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) group: Arc<str>,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) owner: Owner,
+    pub(in crate::core) uid: u32,
+    pub(in crate::core) token: Option<u64>,
+    pub(in crate::core) count: u32,
+    pub(in crate::core) mode: LeaseMode,
+    pub(in crate::core) granted: Moment,
+    pub(in crate::core) valid_until: Moment,
+    pub(in crate::core) renew_at: Moment,
+    pub(in crate::core) longest: Lease,
+    pub(in crate::core) lapsing: bool,
+    pub(in crate::core) trace: Option<Box<str>>,
+    pub(in crate::core) span: Span,
 }
 
 /// Milliseconds, as replies give them.
@@ -74,12 +94,58 @@ pub(in crate::core) fn millis(duration: std::time::Duration) -> u64 {
 }
 
 impl Hold {
+    pub(super) fn new(new: NewHold) -> Self {
+        let NewHold {
+            number,
+            name,
+            group,
+            kind,
+            owner,
+            uid,
+            token,
+            count,
+            mode,
+            granted,
+            valid_until,
+            renew_at,
+            longest,
+            lapsing,
+            trace,
+            span,
+        } = new;
+        Self {
+            number,
+            name,
+            group,
+            kind,
+            owner,
+            uid,
+            token,
+            count,
+            mode,
+            granted,
+            valid_until,
+            renew_at,
+            longest,
+            asking: None,
+            renewing: false,
+            failures: 0,
+            jeopardy: false,
+            lapsing,
+            kept_back: None,
+            trace,
+            span,
+            node_leases: None,
+            armed: Moment::NEVER,
+        }
+    }
+
     /// The trace, as log lines give it.
     pub(in crate::core) fn trace(&self) -> &str {
         self.trace.as_deref().unwrap_or_default()
     }
 
-    /// What LOCK answers about it.
+    /// Returns the reply to LOCK about it.
     pub(in crate::core) fn grant(&self, waited_ms: u64) -> Grant {
         Grant {
             number: self.number,
@@ -96,8 +162,16 @@ impl Hold {
         millis(self.valid_until.since(now))
     }
 
-    /// When something is next to be done about it. `lease` is that of watched holds.
-    pub(in crate::core) fn deadline(&self, lease: Lease, margin: std::time::Duration) -> Moment {
+    /// Makes it due for a renewal, on every node.
+    pub(super) fn renew_from(&mut self, now: Moment) {
+        self.renew_at = now;
+        if let Some(parts) = &mut self.node_leases {
+            parts.renew_all(now);
+        }
+    }
+
+    /// Returns its next deadline. `lease` is that of renewed holds.
+    pub(super) fn deadline(&self, lease: Lease, margin: std::time::Duration) -> Moment {
         if self.mode == LeaseMode::Fixed {
             return self.valid_until;
         }

@@ -3,7 +3,6 @@
 
 use redisson::Moment;
 
-use crate::core::lease::hold::LeaseMode;
 use crate::core::report::list::client_name;
 use crate::core::session::Session;
 use crate::core::{Core, spans};
@@ -23,35 +22,24 @@ pub(in crate::core) struct KeptBack {
 }
 
 impl Core {
-    /// Until when the locks of a worker are kept back that has been gone since then.
+    /// Returns the end of the lock delay of a worker that has been gone since then.
     pub(in crate::core) fn kept_back_until(&self, gone: Moment) -> Moment {
         gone + self.settings.lock_delay
     }
 
     /// Keeps one of a dead worker's holds until that instant.
     pub(in crate::core) fn keep_back(&mut self, number: Number, session: &Session, until: Moment) {
-        let now = self.now;
-        // Whatever its worker still wanted of it matters no more; an EXTEND could even end it before its time.
-        let asking = self.holds.get_mut(&number).and_then(|hold| hold.asking.take());
-        if let Some(asked) = asking.and_then(|id| self.take_question(id)) {
-            spans::outcome(&asked.span, "error");
-        }
-        let Some(hold) = self.holds.get_mut(&number) else { return };
-        if hold.mode == LeaseMode::Fixed {
-            hold.mode = LeaseMode::Renewed;
-            hold.renew_at = now;
-            let node_leases =
-                hold.node_leases.iter_mut().flat_map(|node_leases| &mut node_leases.0);
-            node_leases.for_each(|lease_on_node| lease_on_node.renew_at = now);
-        }
-        if std::mem::take(&mut hold.jeopardy) {
-            self.gauges.jeopardy_holds -= 1;
+        // The worker's pending update no longer matters; an EXTEND could even end the hold before its time.
+        let update = self.leases.take_update(number);
+        if let Some(update) = update.and_then(|id| self.take_question(id)) {
+            spans::outcome(&update.span, "error");
         }
         let (peer, client) = (session.peer.clone(), client_name(session));
-        hold.kept_back = Some(Box::new(KeptBack { until, session: session.key, peer, client }));
-        let (name, kind) = (hold.name.clone(), hold.kind);
-        self.gauges.delayed_holds += 1;
-        self.journal_trace(number, &name, kind, until);
-        self.arm(number);
+        let kept_back = KeptBack { until, session: session.key, peer, client };
+        self.leases.keep_back(number, kept_back, self.now);
+        if let Some(hold) = self.leases.get(number) {
+            let (name, kind) = (hold.name.clone(), hold.kind);
+            self.journal_trace(number, &name, kind, until);
+        }
     }
 }

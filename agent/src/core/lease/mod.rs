@@ -1,7 +1,357 @@
-//! Holds of local owners: how long each is valid, its renewal, its loss.
+//! Holds of local owners: how long each is valid, when it is renewed, how it ends.
+//!
+//! [`LeaseTable`] owns the holds and their deadlines. Others read a [`Hold`]; every change is a method of the table, after
+//! which the hold's deadline is right again.
 
+pub(in crate::core) mod end;
 pub(in crate::core) mod frozen;
 pub(in crate::core) mod hold;
 pub(in crate::core) mod lock_delay;
-pub(in crate::core) mod update;
+pub(in crate::core) mod node_leases;
+pub(in crate::core) mod red;
+mod update;
 pub(in crate::core) mod watchdog;
+
+use std::collections::BTreeMap;
+use std::ops::RangeBounds;
+use std::time::Duration;
+
+use redisson::{Lease, Moment};
+
+use crate::core::ops::OpId;
+use crate::core::ops::update::Change;
+use crate::core::timer::Timers;
+use crate::types::{End, Number, SessionId};
+use hold::{Hold, LeaseMode, NewHold};
+use lock_delay::KeptBack;
+
+/// All holds, by their numbers.
+#[derive(Debug)]
+pub(in crate::core) struct LeaseTable {
+    /// The lease of renewed holds.
+    lease: Lease,
+    /// The time before the end of its validity at which a hold is reported as lost.
+    margin: Duration,
+    holds: BTreeMap<Number, Hold>,
+    timers: Timers<Number>,
+    in_jeopardy: usize,
+    kept_back: usize,
+}
+
+/// The consequence of a hold's deadline.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::core) enum Due {
+    /// The hold is over.
+    Lost(End),
+    /// The lock delay of a dead worker's hold is over.
+    DelayOver,
+    Held {
+        /// The delay of a renewal that is due, against its plan.
+        renewal_late: Option<Duration>,
+        /// The validity left, in milliseconds, of a hold that has come into jeopardy.
+        jeopardy_ms: Option<u64>,
+    },
+}
+
+/// The outcome of a successful renewal.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::core) struct Renewed {
+    /// The validity that was left.
+    pub(in crate::core) margin: Duration,
+    /// The validity now, in milliseconds; none for a fixed lease, which does not change.
+    pub(in crate::core) valid_ms: Option<u64>,
+}
+
+impl LeaseTable {
+    pub(in crate::core) fn new(lease: Lease, margin: Duration) -> Self {
+        Self {
+            lease,
+            margin,
+            holds: BTreeMap::new(),
+            timers: Timers::default(),
+            in_jeopardy: 0,
+            kept_back: 0,
+        }
+    }
+
+    pub(in crate::core) fn get(&self, number: Number) -> Option<&Hold> {
+        self.holds.get(&number)
+    }
+
+    pub(in crate::core) fn contains(&self, number: Number) -> bool {
+        self.holds.contains_key(&number)
+    }
+
+    pub(in crate::core) fn len(&self) -> usize {
+        self.holds.len()
+    }
+
+    /// Returns the holds in the order of their numbers.
+    pub(in crate::core) fn iter(&self) -> impl Iterator<Item = &Hold> {
+        self.holds.values()
+    }
+
+    pub(in crate::core) fn range(
+        &self,
+        numbers: impl RangeBounds<Number>,
+    ) -> impl Iterator<Item = &Hold> {
+        self.holds.range(numbers).map(|(_, hold)| hold)
+    }
+
+    /// The number of holds in jeopardy.
+    pub(in crate::core) fn in_jeopardy(&self) -> usize {
+        self.in_jeopardy
+    }
+
+    /// The number of holds that the lock delay keeps.
+    pub(in crate::core) fn kept_back(&self) -> usize {
+        self.kept_back
+    }
+
+    pub(in crate::core) fn next_deadline(&self) -> Option<Moment> {
+        self.timers.first()
+    }
+
+    /// Takes the next hold whose deadline has come. [`Self::on_due`] sets the next one.
+    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<Number> {
+        self.timers.pop_due(now)
+    }
+
+    pub(in crate::core) fn insert(&mut self, new: NewHold) -> &Hold {
+        let number = new.number;
+        self.holds.insert(number, Hold::new(new));
+        self.arm(number);
+        &self.holds[&number]
+    }
+
+    pub(in crate::core) fn remove(&mut self, number: Number) -> Option<Hold> {
+        let hold = self.holds.remove(&number)?;
+        self.timers.clear(hold.armed, number);
+        self.in_jeopardy -= usize::from(hold.jeopardy);
+        self.kept_back -= usize::from(hold.kept_back.is_some());
+        Some(hold)
+    }
+
+    fn arm(&mut self, number: Number) {
+        if let Some(hold) = self.holds.get_mut(&number) {
+            let deadline = hold.deadline(self.lease, self.margin);
+            self.timers.set(&mut hold.armed, deadline, number);
+        }
+    }
+
+    /// Changes a hold and sets its deadline again.
+    fn change<R>(&mut self, number: Number, change: impl FnOnce(&mut Hold) -> R) -> Option<R> {
+        let result = change(self.holds.get_mut(&number)?);
+        self.arm(number);
+        Some(result)
+    }
+
+    /// Handles the deadline of a hold. A renewal that is due counts as begun.
+    pub(in crate::core) fn on_due(&mut self, number: Number, now: Moment) -> Option<Due> {
+        let (lease, margin) = (self.lease, self.margin);
+        let hold = self.holds.get_mut(&number)?;
+        hold.armed = Moment::NEVER;
+        let kept_back = hold.kept_back.as_ref().map(|kept_back| kept_back.until);
+        let lost_at = match (hold.mode, kept_back) {
+            (LeaseMode::Renewed, None) => lease.lost_at(hold.valid_until, margin),
+            (LeaseMode::Fixed, _) | (_, Some(_)) => hold.valid_until,
+        };
+        if hold.mode == LeaseMode::Renewed && kept_back.is_some_and(|until| until <= now) {
+            return Some(Due::DelayOver);
+        }
+        if lost_at <= now {
+            return Some(Due::Lost(match (hold.mode, hold.lapsing) {
+                (LeaseMode::Fixed, _) => End::Expired,
+                (LeaseMode::Renewed, true) => End::Frozen,
+                (LeaseMode::Renewed, false) => End::Unconfirmed,
+            }));
+        }
+        let (mut renewal_late, mut jeopardy_ms) = (None, None);
+        if hold.mode == LeaseMode::Renewed {
+            if !hold.renewing && !hold.lapsing && hold.renew_at <= now {
+                hold.renewing = true;
+                renewal_late = Some(now.since(hold.renew_at));
+            }
+            let warn = !hold.jeopardy && kept_back.is_none();
+            if warn && lease.at_risk_at(hold.valid_until) <= now {
+                hold.jeopardy = true;
+                self.in_jeopardy += 1;
+                jeopardy_ms = Some(hold.valid_ms(now));
+            }
+        }
+        self.arm(number);
+        Some(Due::Held { renewal_late, jeopardy_ms })
+    }
+
+    /// Ends the jeopardy of a hold that is valid for long enough again. Returns whether it has just ended.
+    pub(in crate::core) fn clear_jeopardy(&mut self, number: Number, now: Moment) -> bool {
+        let lease = self.lease;
+        let Some(hold) = self.holds.get_mut(&number) else { return false };
+        let safe = hold.mode == LeaseMode::Fixed || lease.at_risk_at(hold.valid_until) > now;
+        let cleared = hold.jeopardy && safe;
+        if cleared {
+            hold.jeopardy = false;
+            self.in_jeopardy -= 1;
+            self.arm(number);
+        }
+        cleared
+    }
+
+    /// Makes every such hold due for a renewal, which also verifies it. (A renewal may keep a fixed lease longer in Redis;
+    /// the agent still ends it in time.)
+    pub(in crate::core) fn renew_now(
+        &mut self,
+        now: Moment,
+        which: impl Fn(&Hold) -> bool,
+    ) -> Vec<Number> {
+        let due = |hold: &&Hold| !hold.renewing && !hold.lapsing && which(hold);
+        let due: Vec<Number> = self.holds.values().filter(due).map(|hold| hold.number).collect();
+        for number in &due {
+            self.change(*number, |hold| {
+                hold.renewing = true;
+                if let Some(parts) = &mut hold.node_leases {
+                    parts.renew_all(now);
+                }
+            });
+        }
+        due
+    }
+
+    /// Counts a renewal as begun, unless the hold is left to lapse. Returns whether it was.
+    pub(in crate::core) fn begin_renewal(&mut self, number: Number) -> bool {
+        let begun = self.change(number, |hold| {
+            hold.renewing |= !hold.lapsing;
+            !hold.lapsing
+        });
+        begun.unwrap_or(false)
+    }
+
+    /// Ends the renewal that was under way, whatever its outcome.
+    pub(in crate::core) fn end_renewal(&mut self, number: Number) -> Option<&Hold> {
+        let hold = self.holds.get_mut(&number)?;
+        hold.renewing = false;
+        hold.failures = 0;
+        Some(hold)
+    }
+
+    /// Applies a renewal at this count that was sent at `sent`.
+    pub(in crate::core) fn on_renewed(
+        &mut self,
+        number: Number,
+        count: u32,
+        sent: Moment,
+        now: Moment,
+        jitter: u64,
+    ) -> Option<Renewed> {
+        let lease = self.lease;
+        self.change(number, |hold| {
+            let margin = hold.valid_until.since(now);
+            if hold.mode == LeaseMode::Fixed {
+                return Renewed { margin, valid_ms: None };
+            }
+            hold.valid_until = hold.valid_until.max(lease.valid_until(sent));
+            // A renewal that overtook a change of the count is corrected at once.
+            hold.renew_at = if hold.count == count { lease.renew_at(sent, jitter) } else { now };
+            Renewed { margin, valid_ms: Some(hold.valid_ms(now)) }
+        })
+    }
+
+    /// Counts a renewal without an answer. Returns the number of failures in a row.
+    pub(in crate::core) fn on_renewal_failed(&mut self, number: Number) -> Option<u32> {
+        let hold = self.holds.get_mut(&number)?;
+        hold.renewing = false;
+        hold.failures = hold.failures.saturating_add(1);
+        hold.note_failed_renewal();
+        Some(hold.failures)
+    }
+
+    pub(in crate::core) fn renew_at(&mut self, number: Number, at: Moment) {
+        self.change(number, |hold| hold.renew_at = at);
+    }
+
+    /// Records the update that its owner has sent. No later lease may be shorter than one that Redis was asked for.
+    pub(in crate::core) fn begin_update(&mut self, number: Number, op: OpId, lease: Option<Lease>) {
+        if let Some(hold) = self.holds.get_mut(&number) {
+            hold.asking = Some(op);
+            hold.longest = hold.longest.max(lease.unwrap_or(hold.longest));
+        }
+    }
+
+    /// Takes the update that is under way.
+    pub(in crate::core) fn take_update(&mut self, number: Number) -> Option<OpId> {
+        self.holds.get_mut(&number)?.asking.take()
+    }
+
+    /// Applies an update that was sent at `sent`.
+    pub(in crate::core) fn on_updated(
+        &mut self,
+        number: Number,
+        change: Change,
+        count: u32,
+        sent: Moment,
+        jitter: u64,
+    ) -> Option<&Hold> {
+        let watched = self.lease;
+        self.change(number, |hold| {
+            let (Change::Reenter(lease) | Change::Extend(lease)) = change else { return };
+            hold.mode = if lease.is_some() { LeaseMode::Fixed } else { LeaseMode::Renewed };
+            hold.renew_at = watched.renew_at(sent, jitter);
+            let valid_until = lease.unwrap_or(watched).valid_until(sent);
+            if let Change::Reenter(_) = change {
+                hold.count = count;
+                hold.valid_until = hold.valid_until.max(valid_until);
+            } else {
+                hold.valid_until = valid_until;
+            }
+        })?;
+        self.get(number)
+    }
+
+    /// Lowers the count by one, whatever Redis says: the next renewal corrects a count that differs.
+    pub(in crate::core) fn decrement(&mut self, number: Number) -> Option<&Hold> {
+        let hold = self.holds.get_mut(&number)?;
+        hold.count -= 1;
+        Some(hold)
+    }
+
+    pub(in crate::core) fn move_to(&mut self, number: Number, session: SessionId) {
+        if let Some(hold) = self.holds.get_mut(&number) {
+            hold.owner.session = session;
+        }
+    }
+
+    /// Stops renewing a hold, or resumes that at once.
+    pub(in crate::core) fn set_lapsing(&mut self, number: Number, lapsing: bool, now: Moment) {
+        self.change(number, |hold| {
+            hold.lapsing = lapsing;
+            if !lapsing && hold.mode == LeaseMode::Renewed {
+                hold.renew_from(now);
+            }
+        });
+    }
+
+    /// Keeps a dead worker's hold. Its lease is renewed from now on, and nobody is left to be warned.
+    pub(in crate::core) fn keep_back(&mut self, number: Number, kept_back: KeptBack, now: Moment) {
+        let Some(was_in_jeopardy) = self.change(number, |hold| {
+            if hold.mode == LeaseMode::Fixed {
+                hold.mode = LeaseMode::Renewed;
+                hold.renew_from(now);
+            }
+            hold.kept_back = Some(Box::new(kept_back));
+            std::mem::take(&mut hold.jeopardy)
+        }) else {
+            return;
+        };
+        self.in_jeopardy -= usize::from(was_in_jeopardy);
+        self.kept_back += 1;
+    }
+
+    /// Returns the shortest lease of all holds.
+    pub(in crate::core) fn shortest(&self) -> Option<Duration> {
+        let leases = self.holds.values().map(|hold| match hold.mode {
+            LeaseMode::Renewed => self.lease.duration(),
+            LeaseMode::Fixed => hold.valid_until.since(hold.granted),
+        });
+        leases.min()
+    }
+}

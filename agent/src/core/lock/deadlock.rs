@@ -9,16 +9,16 @@ use crate::core::session::Owner;
 use crate::protocol::command::Wait;
 
 impl Core {
-    /// Whether `owner`, were it to wait for `name` without end, would wait for itself. Waits with a deadline break a
-    /// cycle by themselves and do not count, nor do holds of an MLOCK that goes on waiting: it gives them back. A reader that waits does so behind a writer, and thus for whoever that one
-    /// waits for: all holders count, whatever their kind.
+    /// Returns whether `owner`, were it to wait for `name` without end, would wait for itself. Waits with a deadline break a
+    /// cycle by themselves and do not count, nor do holds of an MLOCK that goes on waiting: it gives them back. A
+    /// reader waits behind a writer, and thus for whatever that one waits for: all holders count, whatever their kind.
     pub(in crate::core) fn would_deadlock(&self, owner: Owner, name: &LockName) -> bool {
         let mut wanted = vec![name];
         let mut seen = HashSet::new();
         while let Some(name) = wanted.pop() {
             let Some(state) = self.locks.get(name).filter(|_| seen.insert(name)) else { continue };
             let holders = state.hold.iter().chain(&state.readers);
-            for hold in holders.filter_map(|number| self.holds.get(number)) {
+            for hold in holders.filter_map(|number| self.leases.get(*number)) {
                 let Some(session) = self.sessions.get(&hold.owner.session) else { continue };
                 let multi = session.multi.get(&hold.owner.owner);
                 if multi.is_some_and(|multi| multi.gives_way(hold.number)) {

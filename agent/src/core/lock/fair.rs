@@ -6,7 +6,8 @@
 use redisson::{HolderId, Kind, LockName, Moment, keys};
 
 use crate::core::lock::waiter::{Waiter, WaiterId};
-use crate::core::ops::{Attempt, FAIR_WAIT, OpId};
+use crate::core::ops::acquire::Attempt;
+use crate::core::ops::{FAIR_WAIT, OpId};
 use crate::core::timer::Timer;
 use crate::core::{Core, Effect, Node};
 use crate::types::Number;
@@ -18,9 +19,9 @@ pub(in crate::core) struct Place {
     pub(in crate::core) may_stand: bool,
     /// The channel it listens to.
     listening: Option<Vec<u8>>,
-    /// When the latest message came.
+    /// The instant of the latest message.
     message_at: Option<Moment>,
-    /// When it looks again.
+    /// The deadline of the next attempt.
     armed: Option<Moment>,
     /// The numbers of ours that had the lock, or the turn before it, when Redis last refused it.
     behind: Vec<Number>,
@@ -102,12 +103,12 @@ impl Core {
         self.run_ready();
     }
 
-    /// Whether somebody of ours is before a fair waiter still: one who had the lock or the turn before it when Redis was
+    /// Returns whether one of ours is still before a fair waiter: one that had the lock or the turn before it when Redis was
     /// asked, and has given up neither since. Numbers are never used twice.
     fn is_behind_ours(&self, id: WaiterId) -> bool {
         let Some(waiter) = self.waiters.get(&id) else { return false };
         waiter.place.behind.iter().any(|before| {
-            let held = self.holds.get(before).is_some_and(|hold| hold.name == waiter.name);
+            let held = self.leases.get(*before).is_some_and(|hold| hold.name == waiter.name);
             held || self.waiter_under(&waiter.name, *before).is_some()
         })
     }

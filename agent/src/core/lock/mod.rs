@@ -4,6 +4,7 @@ pub(in crate::core) mod acquire;
 mod deadlock;
 pub(in crate::core) mod fair;
 pub(in crate::core) mod fencing;
+mod grant;
 pub(in crate::core) mod multi;
 pub(in crate::core) mod quota;
 pub(in crate::core) mod release;

@@ -5,7 +5,7 @@
 //! circle. Others may take them in another order; therefore it waits only for a while with something in its hands.
 //! Then it gives back what it took, keeps its place in the queue it stands in, waits there with empty hands, and takes
 //! the others when it has got that one. What comes before it in byte order it waits for only briefly then: those who
-//! take turns in the same order would otherwise stand in one another's way for ever, each with one lock in its hands.
+//! take turns in the same order would otherwise stand in one another's way forever, each with one lock in its hands.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,8 @@ use tracing::Span;
 use crate::core::Core;
 use crate::core::Report;
 use crate::core::lease::hold::{Hold, LeaseMode, millis};
-use crate::core::ops::{Asked, Change};
+use crate::core::ops::update::Change;
+use crate::core::ops::update::HoldUpdate;
 use crate::core::session::reply::{Grant, Reply};
 use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
@@ -26,9 +27,9 @@ use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::End;
 use crate::types::Number;
 
-/// For how long, for each of its members, an MLOCK waits for one while it holds others. As Redisson's `MultiLock`.
+/// The time, for each of its members, that an MLOCK waits for one while it holds others. As Redisson's `MultiLock`.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// What share of that it waits for a member while it holds one that comes later in byte order.
+/// The divisor of that time while it holds a member that comes later in byte order.
 const OUT_OF_ORDER: u32 = 10;
 
 /// An MLOCK or MUNLOCK under way.
@@ -36,22 +37,22 @@ const OUT_OF_ORDER: u32 = 10;
 pub(in crate::core) struct MultiLock {
     slot: Slot,
     goal: Goal,
-    /// What is asked for each member, in byte order; none for MUNLOCK.
+    /// The request for each member; none for MUNLOCK.
     requests: Vec<LockRequest>,
-    /// How each stands, in the order in which the worker named them.
+    /// The members, in the order in which the worker named them.
     members: Vec<Member>,
     /// The order in which they are taken.
     order: Vec<usize>,
     since: Moment,
-    /// When its time is over.
+    /// The end of its wait.
     until: Moment,
     /// The leases run from now on, all from the same instant.
     leased: bool,
-    /// Where the end of its patience stands among the timers.
+    /// The deadline of its patience that is set.
     pub(in crate::core) armed: Moment,
 }
 
-/// What it is about to do.
+/// The aim of an MLOCK or MUNLOCK.
 #[derive(Debug)]
 enum Goal {
     Take,
@@ -61,7 +62,7 @@ enum Goal {
     GiveBack,
 }
 
-/// How one member stands.
+/// The progress of one member.
 #[derive(Debug)]
 enum Member {
     Wanted,
@@ -90,7 +91,7 @@ impl MultiLock {
         })
     }
 
-    /// Whether it took this hold itself and will give it back rather than hold it for ever while it waits.
+    /// Returns whether it acquired this hold itself and will give it back rather than wait with it.
     pub(in crate::core) fn gives_way(&self, number: Number) -> bool {
         self.taken().any(|(_, grant)| grant.number == number && grant.count == 1)
     }
@@ -208,7 +209,7 @@ impl Core {
         self.sessions.get_mut(&owner.session)?.multi.get_mut(&owner.owner)
     }
 
-    /// What a LOCK, EXTEND or UNLOCK of one member came to. Its owner is then ready to go on.
+    /// Applies the reply to a LOCK, EXTEND or UNLOCK of one member. Its owner is then ready to go on.
     pub(in crate::core) fn member_answered(&mut self, owner: Owner, index: usize, reply: Reply) {
         let Some(multi) = self.multi_mut(owner) else { return };
         let Some(member) = multi.members.get_mut(index) else { return };
@@ -344,7 +345,7 @@ impl Core {
         };
         for (index, number) in taken {
             let Some(Hold { name, kind, count, .. }) =
-                self.holds.get(&number).filter(|hold| hold.mode == LeaseMode::Fixed)
+                self.leases.get(number).filter(|hold| hold.mode == LeaseMode::Fixed)
             else {
                 continue;
             };
@@ -355,10 +356,9 @@ impl Core {
             {
                 multi.members[index] = Member::Leasing(grant.clone());
             }
-            self.keep(
-                Asked { name, kind, number, count, owner, slot, span: Span::none() },
-                Change::Extend(lease),
-            );
+            let change = Change::Extend(lease);
+            let span = Span::none();
+            self.update_hold(HoldUpdate { name, kind, number, change, count, owner, slot, span });
         }
         self.steps.push_back(owner);
     }
@@ -400,14 +400,11 @@ impl Core {
 
     /// Gives back one hold that its worker has not heard of and will not: another one of the same MLOCK is lost.
     pub(in crate::core) fn give_back_untold(&mut self, number: Number) {
-        let now = self.now;
-        let Some(hold) = self.holds.get_mut(&number) else { return };
-        if hold.count == 1 {
+        if self.leases.get(number).is_some_and(|hold| hold.count == 1) {
             return self.end_hold(number, End::Released, None);
         }
-        // The renewal sets the count right in Redis.
-        hold.count -= 1;
-        hold.renew_at = now;
-        self.arm(number);
+        if self.leases.decrement(number).is_some() {
+            self.leases.renew_at(number, self.now);
+        }
     }
 }

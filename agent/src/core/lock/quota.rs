@@ -1,4 +1,4 @@
-//! How many locks each user holds or waits for, and what the policy says of it.
+//! The number of locks that each user holds or waits for, and the policy's limit.
 
 use std::collections::HashMap;
 
@@ -39,18 +39,18 @@ impl Quota {
 }
 
 impl Core {
-    /// From now on this says who may take which locks; without one everybody may take all. What is held already stays.
+    /// Sets the policy for new LOCKs; without one all are allowed. Existing holds stay.
     pub fn set_policy(&mut self, policy: Option<Policy>) {
         self.policy = policy;
     }
 
-    /// Why the policy denies a LOCK, if it does. Whoever holds the lock may enter it again.
+    /// Returns the refusal of a LOCK that the policy denies. An owner that holds the lock may enter it again.
     pub(in crate::core) fn denied(&mut self, slot: Slot, request: &LockRequest) -> Option<Frame> {
         let policy = self.policy.as_ref()?;
         let owner = Owner { session: slot.session, owner: request.owner };
         let held = Side::BOTH.iter().any(|side| {
             let number = self.hold_of(owner, &request.name, *side);
-            number.and_then(|n| self.holds.get(&n)).is_some_and(|hold| hold.kind == request.kind)
+            number.and_then(|n| self.leases.get(n)).is_some_and(|hold| hold.kind == request.kind)
         });
         let peer = &self.sessions.get(&slot.session)?.peer;
         if held {

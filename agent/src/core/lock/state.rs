@@ -11,7 +11,7 @@ use crate::core::timer::Timer;
 use crate::core::{Core, Effect, Node, OpId};
 use crate::types::Number;
 
-/// What the front waiter is doing about the lock.
+/// The front waiter's activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Contest {
     /// Nothing: nobody waits, or a local hold stands in the way.
@@ -41,20 +41,20 @@ pub(in crate::core) struct LockState {
     pub(in crate::core) listening: Option<(Family, Vec<u8>)>,
     /// For a red lock: what is heard from which node.
     pub(in crate::core) node_subscriptions: NodeSubscriptions,
-    /// When the latest release message came.
+    /// The instant of the latest release message.
     pub(in crate::core) message_at: Option<Moment>,
-    /// When the lock was last taken from Redis rather than from a local holder.
+    /// The instant at which the lock was last acquired in Redis rather than handed over.
     pub(in crate::core) taken_at: Moment,
     pub(in crate::core) handovers: u32,
-    /// Whether others are subscribed, as the latest hand-over told; unknown until one did.
+    /// Other clients are subscribed, according to the latest hand-over; none before the first one.
     pub(in crate::core) others: Option<bool>,
-    /// Until then we leave the lock to others.
+    /// The end of the time for which the lock is left to others.
     pub(in crate::core) stand_back_until: Moment,
     /// Attempts that failed in a row.
     pub(in crate::core) failures: u32,
-    /// What Redis or the network said when the latest attempt failed; none once an attempt was answered.
+    /// The error of the latest attempt; none once an attempt was answered.
     pub(in crate::core) trouble: Option<String>,
-    /// Where its deadline stands among the timers.
+    /// The deadline that is set.
     pub(in crate::core) armed: Moment,
 }
 
@@ -81,7 +81,7 @@ impl LockState {
         }
     }
 
-    /// Whether what is held or on its way out here keeps a newcomer of that kind out.
+    /// Returns whether a local hold, or one on its way out, excludes a newcomer of that kind.
     pub(in crate::core) fn keeps_out(&self, kind: Kind) -> bool {
         self.hold.is_some()
             || self.leaving > 0
@@ -180,7 +180,7 @@ impl Core {
     pub(in crate::core) fn family(&self, name: &LockName) -> Option<Family> {
         let state = self.locks.get(name)?;
         let hold = state.hold.iter().chain(&state.readers).next();
-        let held = hold.and_then(|number| self.holds.get(number)).map(|hold| hold.kind);
+        let held = hold.and_then(|number| self.leases.get(*number)).map(|hold| hold.kind);
         let wanted =
             || state.queue.front().and_then(|id| self.waiters.get(id)).map(|waiter| waiter.kind);
         held.or_else(wanted).map(Kind::family)
@@ -238,7 +238,7 @@ impl Core {
         }
     }
 
-    /// What is heard about a lock, where that server has something to say about it: a name is in use on the one server of
+    /// Returns the state of a lock that this server's messages concern: a name is in use on the one server of
     /// most kinds, or on those of red locks.
     fn listener(&mut self, node: Node, name: &LockName) -> Option<&mut LockState> {
         let fits = |family: Family| (family == Family::Red) == (node != Node::Main);

@@ -8,7 +8,9 @@ use crate::core::Report;
 use crate::core::lease::hold::millis;
 use crate::core::lock::fair::Place;
 use crate::core::lock::state::Contest;
-use crate::core::ops::{Attempt, Op, OpId, Purpose};
+use crate::core::ops::acquire::Attempt;
+use crate::core::ops::operation::Verb;
+use crate::core::ops::{Op, OpId};
 use crate::core::session::{Owner, Slot};
 use crate::core::timer::Timer;
 use crate::core::{Core, spans};
@@ -24,10 +26,10 @@ pub(in crate::core) type WaiterId = Number;
 pub(in crate::core) struct Waiter {
     pub(in crate::core) name: LockName,
     pub(in crate::core) kind: Kind,
-    /// Under which number it asks: one that no script has been sent to remove.
+    /// The number of its attempts: one that no script has been sent to remove.
     pub(in crate::core) number: Number,
     pub(in crate::core) owner: Owner,
-    /// Whose process it is.
+    /// The user of its process.
     pub(in crate::core) uid: u32,
     pub(in crate::core) slot: Slot,
     /// The lease it asked for; none for the watchdog's care.
@@ -46,9 +48,9 @@ pub(in crate::core) struct Waiter {
     pub(in crate::core) place: Place,
     /// Its attempt that is on its way, or waits to be sent again.
     pub(in crate::core) asking: Option<OpId>,
-    /// The ballot that takes back what its latest attempt at a red lock has got.
+    /// The quorum operation that takes back what its latest attempt at a red lock has got.
     pub(in crate::core) undoing: Option<OpId>,
-    /// Where its deadline stands among the timers.
+    /// The deadline that is set.
     armed: Moment,
 }
 
@@ -58,7 +60,7 @@ impl Waiter {
     }
 }
 
-/// Why a waiter leaves without the lock.
+/// The reason that a waiter leaves without the lock.
 #[derive(Debug, Clone)]
 pub(in crate::core) enum Left {
     /// Its time is over.
@@ -184,7 +186,7 @@ impl Core {
         Some(waiter)
     }
 
-    /// A waiter goes without the lock. If it was in front, the next one tries at once.
+    /// Ends a wait without the lock. If the waiter was in front, the next one tries at once.
     pub(in crate::core) fn leave(&mut self, number: WaiterId, why: Left) {
         let front = self
             .waiters
@@ -230,7 +232,7 @@ impl Core {
         self.poll_queue(name);
     }
 
-    /// What was under way for a waiter that has just gone. An attempt on its way is left to come back: its grant is
+    /// Ends the attempt of a waiter that has just gone. One in flight is left to come back: its grant is
     /// passed on or undone. One that waits to be sent again is dropped, undone where an earlier copy may have run, and
     /// the next waiter tries for itself.
     fn abandon_attempt(&mut self, waiter: &Waiter, front: bool) {
@@ -243,11 +245,10 @@ impl Core {
             }
             return;
         };
-        if self.ops.get(&id).is_none_or(Op::is_on_its_way) {
+        if self.ops.get(id).is_none_or(Op::is_on_its_way) {
             return;
         }
-        let Some(Op { purpose: Purpose::Acquire(attempt), may_have_run, .. }) = self.take_op(id)
-        else {
+        let Some(Op { verb: Verb::Acquire(attempt), may_have_run, .. }) = self.take_op(id) else {
             return;
         };
         self.clear_attempt(&attempt, id);

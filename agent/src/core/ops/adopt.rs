@@ -5,53 +5,69 @@
 
 use std::time::Duration;
 
-use redisson::script::RenewOutcome;
+use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
 use redisson::{Kind, Moment};
 
-use crate::core::Core;
+use super::operation::{Operation, Verb};
+use super::undo::Undo;
+use super::update::lost_end;
+use super::{Op, OpId};
 use crate::core::Report;
-use crate::core::lease::hold::{Hold, LeaseMode};
-use crate::core::lease::update::lost_end;
+use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lease::watchdog::Batches;
-use crate::core::ops::Purpose;
 use crate::core::session::event::Event;
 use crate::core::session::{Owner, Session};
 use crate::core::side::Side;
+use crate::core::{Core, Lane, Node};
 use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
 use crate::types::End;
+use crate::types::Number;
 use crate::types::SessionId;
 
 /// The numbers of restored sessions begin here: no connection is ever counted that far.
 const RESTORED: u64 = 1 << 62;
 
-impl Purpose {
-    /// What it is about, as the journal would tell a successor.
-    pub(in crate::core) fn records(&self) -> Vec<Record> {
-        let trace = |number, lock: &redisson::LockName, kind, after| {
-            Record::Orphan(OrphanRecord { number, lock: lock.clone(), kind, after })
-        };
-        let now = Moment::default();
-        match self {
-            Self::Acquire(attempt) => vec![trace(attempt.number, &attempt.name, attempt.kind, now)],
-            Self::Undo { name, kind, number } => vec![trace(*number, name, *kind, now)],
-            Self::Release(ending) => {
-                let lost = matches!(ending.end, End::Unconfirmed | End::Expired | End::Frozen);
-                let after = if lost { ending.valid_until } else { now };
-                vec![trace(ending.number, &ending.name, ending.kind, after)]
-            }
-            Self::HandOver { from, to } => vec![
-                trace(from.number, &from.name, from.kind, now),
-                trace(to.number, &to.name, to.kind, now),
-            ],
-            Self::Adopt { holds, .. } => holds.iter().cloned().map(Record::Hold).collect(),
-            // What stands on the servers of red locks is no successor's business: it ends with its lease.
-            Self::Keep(..)
-            | Self::Renew { .. }
-            | Self::Show { .. }
-            | Self::Look { .. }
-            | Self::Force(_)
-            | Self::Red(_) => Vec::new(),
-        }
+/// Holds of an earlier run that Redis is asked about, and renewed by that: read holds, or others.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Adoption {
+    reads: bool,
+    holds: Vec<HoldRecord>,
+}
+
+impl Operation for Adoption {
+    fn call(&self, core: &Core) -> Call {
+        let lease = core.settings.lease;
+        let holds = self
+            .holds
+            .iter()
+            .map(|hold| (&hold.lock, core.field(hold.kind, hold.number), hold.count));
+        if self.reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
+        let kept = script::parse_renew(reply, self.holds.len())?;
+        core.adopted(op.sent, &self.holds, &kept);
+        Ok(())
+    }
+
+    fn on_give_up(&mut self, core: &mut Core, _: OpId) {
+        core.not_adopted(&self.holds);
+    }
+
+    fn route(&self, _: &Core) -> (Node, Lane) {
+        (Node::Main, Lane::Renewals)
+    }
+
+    fn concerns(&self, number: Number) -> bool {
+        self.holds.iter().any(|hold| hold.number == number)
+    }
+
+    fn may_be_abandoned(&self, _: &Core) -> bool {
+        true
+    }
+
+    fn records(&self) -> Vec<Record> {
+        self.holds.iter().cloned().map(Record::Hold).collect()
     }
 }
 
@@ -67,19 +83,19 @@ impl Core {
             for hold in self.restore_session(id, session) {
                 let (kind, lock) = (hold.kind, hold.lock.clone());
                 if let Some((reads, holds)) = batches.add(kind, &lock, hold) {
-                    self.send(Purpose::Adopt { reads, holds }, give_up);
+                    self.send(Verb::Adopt(Adoption { reads, holds }), give_up);
                 }
             }
         }
         for (reads, holds) in batches.rest() {
-            self.send(Purpose::Adopt { reads, holds }, give_up);
+            self.send(Verb::Adopt(Adoption { reads, holds }), give_up);
         }
         for (number, OrphanRecord { lock: name, kind, after, .. }) in past.orphans {
             self.journal.knows([number]);
             *self.leaving_mut(&name, kind) += 1;
             // An explicit lease may have been longer; then the next waiter finds what is left of it.
             let give_up = after.since(self.now) + self.worth_repeating(lease);
-            self.send_at(after.max(self.now), Purpose::Undo { name, kind, number }, give_up);
+            self.send_at(after.max(self.now), Verb::Undo(Undo { name, kind, number }), give_up);
         }
         self.count_sessions();
         self.run_ready();
@@ -133,7 +149,7 @@ impl Core {
             let owner = Owner { session: id, owner: record.owner };
             let held = self.locks.get(&record.lock).and_then(|name| name.hold);
             let others =
-                held.and_then(|number| self.holds.get(&number)).is_some_and(|h| h.owner != owner);
+                held.and_then(|number| self.leases.get(number)).is_some_and(|h| h.owner != owner);
             let end = match lost_end(*kept) {
                 None if late || valid_until <= self.now => Some(End::Unconfirmed),
                 // It was gone, and has been granted here, before this answer was read.
@@ -190,7 +206,7 @@ impl Core {
             *record;
         let (group, jitter) = (self.group_label(lock), self.jitter());
         let uid = self.sessions.get(&owner.session).map_or(u32::MAX, |session| session.peer.uid);
-        let hold = Hold {
+        let hold = NewHold {
             number,
             name: lock.clone(),
             group: std::sync::Arc::clone(&group),
@@ -204,20 +220,12 @@ impl Core {
             valid_until,
             renew_at: self.settings.lease.renew_at(sent, jitter),
             longest: longest.max(self.settings.lease),
-            asking: None,
-            renewing: false,
-            failures: 0,
-            jeopardy: false,
             lapsing: false,
-            kept_back: None,
             trace: None,
             span: tracing::Span::none(),
-            node_leases: None,
-            armed: Moment::NEVER,
         };
         self.quota.add(uid);
-        self.holds.insert(number, hold);
-        self.arm(number);
+        self.leases.insert(hold);
         self.effects.report(Report::HoldBegan { group, kind, number });
         let now = self.now;
         let state = self.lock_mut(lock);

@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
-use redisson::script::{self, Call, ExpectedLock, ForceReleaseOutcome, LockDetails, Publish};
+use redisson::script::{
+    self, BadReply, Call, ExpectedLock, ForceReleaseOutcome, LockDetails, Publish, Value,
+};
+
 use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
+use super::operation::{Operation, Silence, Verb};
+use super::{Failure, Op, OpId, no_answer};
 use crate::core::lease::hold::millis;
-use crate::core::ops::Purpose;
 use crate::core::session::Slot;
 use crate::core::session::event::Event;
 use crate::core::{Core, Effect};
@@ -17,7 +21,7 @@ use crate::types::End;
 use crate::types::Number;
 use crate::types::SessionKey;
 
-/// How long a release by force is worth repeating while Redis does not answer: what the operator saw gets old.
+/// The time for which a release by force is retried while Redis does not answer: what the operator saw gets old.
 pub(in crate::core) const WORTH: Duration = Duration::from_secs(2);
 
 /// A release by force, to be compared with what Redis shows at that moment.
@@ -25,13 +29,64 @@ pub(in crate::core) const WORTH: Duration = Duration::from_secs(2);
 pub(in crate::core) struct Force {
     pub(in crate::core) name: LockName,
     pub(in crate::core) slot: Slot,
-    /// What the lock looked like.
+    /// The lock as the operator saw it.
     pub(in crate::core) shown: Box<LockDetails>,
 }
 
-impl Force {
-    pub(in crate::core) fn call(&self, publish: Publish) -> Call {
-        seen_now(&self.name, &self.shown, publish)
+/// A look at a lock that an operator wants released.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Look {
+    name: LockName,
+    slot: Slot,
+    /// The only holder to release it from, if one is named.
+    holder: Option<Vec<u8>>,
+}
+
+impl Operation for Look {
+    fn call(&self, _: &Core) -> Call {
+        script::show(&self.name)
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
+        let shown = script::parse_show(reply)?;
+        core.looked(self.slot, &self.name, self.holder.as_deref(), &shown);
+        Ok(())
+    }
+
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        core.retry_unless_refused(id, failure, pause, self.slot, &self.name);
+    }
+
+    fn is_awaited(&self) -> bool {
+        true
+    }
+
+    fn silence(&mut self) -> Option<Silence> {
+        Some(no_answer(self.slot, &self.name))
+    }
+}
+
+impl Operation for Force {
+    fn call(&self, core: &Core) -> Call {
+        seen_now(&self.name, &self.shown, core.settings.publish)
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
+        let forced = script::parse_force_release(reply)?;
+        core.force_answered(self, op.may_have_run, forced);
+        Ok(())
+    }
+
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        core.retry_unless_refused(id, failure, pause, self.slot, &self.name);
+    }
+
+    fn is_awaited(&self) -> bool {
+        true
+    }
+
+    fn silence(&mut self) -> Option<Silence> {
+        Some(no_answer(self.slot, &self.name))
     }
 }
 
@@ -62,17 +117,11 @@ impl Core {
         if self.family(&name) == Some(Family::Red) {
             return self.look_red(slot, &name, holder);
         }
-        self.send(Purpose::Look { name, slot, holder }, WORTH);
+        self.send(Verb::Look(Look { name, slot, holder }), WORTH);
     }
 
     /// Redis told what the lock to be released looks like.
-    pub(in crate::core) fn looked(
-        &mut self,
-        slot: Slot,
-        name: &LockName,
-        holder: Option<&[u8]>,
-        shown: &LockDetails,
-    ) {
+    fn looked(&mut self, slot: Slot, name: &LockName, holder: Option<&[u8]>, shown: &LockDetails) {
         let holders = &shown.hash.holders;
         let refusal = if shown.key_type == "none" {
             // What is no red lock here may be one elsewhere.
@@ -91,16 +140,11 @@ impl Core {
             return self.answer(slot, Frame::Error(refusal));
         }
         let force = Force { name: name.clone(), slot, shown: Box::new(shown.clone()) };
-        self.send(Purpose::Force(force), WORTH);
+        self.send(Verb::Force(force), WORTH);
     }
 
     /// Redis told what came of it. In doubt an earlier copy may have done what this one found done.
-    pub(in crate::core) fn force_answered(
-        &mut self,
-        force: &Force,
-        may_have_run: bool,
-        forced: ForceReleaseOutcome,
-    ) {
+    fn force_answered(&mut self, force: &Force, may_have_run: bool, forced: ForceReleaseOutcome) {
         let Force { name, slot, shown } = force;
         let holders = &shown.hash.holders;
         let reply = match forced {
@@ -125,7 +169,7 @@ impl Core {
 
     fn end_forced(&mut self, name: &LockName, id: &HolderId) {
         let ours = id.client == self.client;
-        if ours && self.holds.get(&id.thread).is_some_and(|hold| hold.name == *name) {
+        if ours && self.leases.get(id.thread).is_some_and(|hold| hold.name == *name) {
             self.lose(id.thread, End::Forced);
         }
     }
@@ -165,7 +209,7 @@ impl Core {
             by,
         });
         for number in &numbers {
-            let Some(hold) = self.holds.get(number) else { continue };
+            let Some(hold) = self.leases.get(*number) else { continue };
             let (owner, name, kind) = (hold.owner, hold.name.clone(), hold.kind);
             let group = self.group_label(&name);
             self.effects.report(Report::Lost { group, end: End::Forced });
@@ -176,7 +220,7 @@ impl Core {
         self.end_session(id, self.now);
     }
 
-    /// Why this session may not do what operators do; nothing if it may.
+    /// Returns the refusal of an operator's command, unless the session may give it.
     fn refuse_operator(&self, slot: Slot, command: &str) -> Option<Frame> {
         self.sees_only(slot.session).map(|uid| {
             Frame::Error(format!(

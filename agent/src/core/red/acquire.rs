@@ -6,13 +6,16 @@ use std::time::Duration;
 use redisson::script::AcquireOutcome;
 use redisson::{HolderId, Moment};
 
-use super::node_leases::NodeLeases;
+use super::NodeOp;
+use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
-use super::{Ask, What};
 use crate::core::Core;
 use crate::core::Report;
+use crate::core::lease::node_leases::NodeLeases;
 use crate::core::lock::waiter::{Left, Waiter};
-use crate::core::ops::{Attempt, OpId, Purpose};
+use crate::core::ops::OpId;
+use crate::core::ops::acquire::Attempt;
+use crate::core::ops::operation::Verb;
 use crate::core::timer::Timer;
 use crate::types::Number;
 
@@ -24,14 +27,14 @@ impl Core {
         }
         let nodes = self.nodes().len();
         let asked: Vec<_> = (0..nodes).filter(|node| self.is_asked(*node)).collect();
-        let mut quorum = QuorumOp::new(QuorumRequest::Take(attempt.clone()), self.now, nodes);
+        let mut quorum = QuorumOp::new(QuorumRequest::Acquire(attempt.clone()), self.now, nodes);
         for (node, answer) in quorum.answers.iter_mut().enumerate() {
             if !asked.contains(&node) {
                 let said = "it has just left a question unanswered".to_owned();
                 *answer = Answer::Failed { said, may_have_run: false };
             }
         }
-        // Whoever asks needs the ballot's name before its outcome.
+        // Whoever asks needs the quorum operation's name before its outcome.
         let deadline = if quorum.awaited().next().is_some() {
             self.now + self.node_timeout()
         } else {
@@ -39,30 +42,30 @@ impl Core {
         };
         let id = self.open(quorum, deadline);
         for node in asked {
-            let what = What::Take { quorum: id, attempt: attempt.clone() };
-            self.send(Purpose::Red(Ask { node, what }), Duration::MAX);
+            let verb = NodeVerb::Acquire { quorum: id, attempt: attempt.clone() };
+            self.send(Verb::Node(NodeOp { node, verb }), Duration::MAX);
         }
         id
     }
 
-    /// Enters a ballot, to be decided at that instant at the latest.
+    /// Enters a quorum operation, to be decided at that instant at the latest.
     pub(super) fn open(&mut self, quorum: QuorumOp, deadline: Moment) -> OpId {
-        let id = self.draw_op();
+        let id = self.ops.draw_id();
         let quorum = self.red.quorum_ops.entry(id).or_insert(quorum);
         self.timers.set(&mut quorum.armed, deadline, Timer::Quorum(id));
         id
     }
 
-    /// Decides a ballot if it can be, or if its time is over.
+    /// Decides a quorum operation if it can be, or if its time is over.
     pub(super) fn settle_quorum(&mut self, id: OpId, over: bool) {
         let majority = self.majority();
         let Some(quorum) = self.red.quorum_ops.get(&id) else { return };
         let settled = match &quorum.request {
             // What the last ones have to say is worth their time: who has it, what is to be taken back.
-            QuorumRequest::Take(_) => {
+            QuorumRequest::Acquire(_) => {
                 quorum.verdict(majority) == Verdict::Won || quorum.awaited().next().is_none()
             }
-            QuorumRequest::Keep(..) => quorum.verdict(majority) != Verdict::Open,
+            QuorumRequest::Update(_) => quorum.verdict(majority) != Verdict::Open,
             QuorumRequest::Release(_) => {
                 quorum.verdict(majority) == Verdict::Won || quorum.gone(majority).is_some()
             }
@@ -77,7 +80,7 @@ impl Core {
         let Some(mut quorum) = self.red.quorum_ops.remove(&id) else { return };
         self.timers.set(&mut quorum.armed, Moment::NEVER, Timer::Quorum(id));
         match &quorum.request {
-            QuorumRequest::Take(attempt) => {
+            QuorumRequest::Acquire(attempt) => {
                 let attempt = attempt.clone();
                 self.clear_attempt(&attempt, id);
                 if quorum.verdict(majority) == Verdict::Won {
@@ -87,7 +90,7 @@ impl Core {
                 }
                 self.poll_queue(&attempt.name);
             }
-            QuorumRequest::Keep(..) => self.keep_decided(&quorum),
+            QuorumRequest::Update(_) => self.keep_decided(&quorum),
             QuorumRequest::Release(_) => self.release_decided(quorum),
             QuorumRequest::Undo(_) => self.undo_decided(quorum),
             QuorumRequest::Show(..) => self.show_decided(&quorum),
@@ -111,12 +114,12 @@ impl Core {
             AcquireOutcome::Held { pttl_ms, holders } => Answer::No(No::Held { pttl_ms, holders }),
             AcquireOutcome::WrongKind(kind) => Answer::No(No::Unfit(format!(
                 "WRONGKIND `{name}` is in use as a {} lock on {}: kinds do not mix under one name",
-                crate::core::lock::acquire::printable(&kind),
+                crate::core::ops::acquire::printable(&kind),
                 self.nodes()[node],
             ))),
             AcquireOutcome::WrongType(kind) => Answer::No(No::Unfit(format!(
                 "WRONGTYPE the key `{name}` is no lock but a {} on {}: use another name",
-                crate::core::lock::acquire::printable(&kind),
+                crate::core::ops::acquire::printable(&kind),
                 self.nodes()[node],
             ))),
         };
@@ -132,13 +135,11 @@ impl Core {
         }
         // The others had decided without it: if for a hold that is still there, it is one vote more. If not, an undoing
         // is on its way behind it.
-        if let (Answer::Yes(until), Some(hold)) = (answer, self.holds.get_mut(&attempt.number))
-            && let Some(node_leases) = &mut hold.node_leases
-        {
-            let lease_on_node = &mut node_leases.0[node];
-            lease_on_node.valid_until =
-                lease_on_node.valid_until.max(until.min(attempt.lease.valid_until(sent)));
-            self.reassess(attempt.number, None);
+        if let Answer::Yes(until) = answer {
+            let until = until.min(attempt.lease.valid_until(sent));
+            if self.leases.on_late_grant(attempt.number, node, until) {
+                self.reassess(attempt.number, None);
+            }
         }
     }
 
@@ -159,11 +160,9 @@ impl Core {
         let mut node_leases = NodeLeases::new(self.nodes().len(), again);
         for (node, until) in quorum.yes() {
             node_leases.confirm(node, quorum.sent, until);
-            node_leases.0[node].renew_at = lease.renew_at(quorum.sent, jitter);
+            node_leases.renew_at_node(node, lease.renew_at(quorum.sent, jitter));
         }
-        if let Some(hold) = self.holds.get_mut(number) {
-            hold.node_leases = Some(node_leases);
-        }
+        self.leases.set_parts(*number, node_leases);
         self.reassess(*number, None);
         if let Some((slot, reply)) = quorum.last_word {
             self.answer(slot, reply);
@@ -319,14 +318,14 @@ impl Core {
     }
 }
 
-/// What a ballot without a majority shows.
+/// The picture that a quorum operation without a majority gives.
 struct View {
-    /// How many nodes said yes or who has it.
+    /// The number of nodes that granted the lock or reported its holder.
     answered: usize,
-    /// Whether one has a majority of the nodes, so that its release is to be waited for. In Redisson that is a thread: for
+    /// One holder has a majority of the nodes, so that its release is awaited. In Redisson that is a thread: for
     /// each server it has a client of its own, with an id of its own.
     held: bool,
-    /// When a majority may be had, by the leases of those who have the nodes; none where that cannot be told.
+    /// The time until a majority may be free, by the holders' leases; none if that is not known.
     pttl_ms: Option<u64>,
     unfit: Option<String>,
     holders: Vec<(usize, Vec<HolderId>)>,

@@ -5,11 +5,12 @@ use redisson::LockName;
 use redisson::script::{ForceReleaseOutcome, LockDetails};
 use redisson::shape::{Holder, MAX_FIELDS};
 
+use super::NodeOp;
+use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
-use super::{Ask, What};
 use crate::core::Core;
-use crate::core::ops::Purpose;
 use crate::core::ops::force::{WORTH, changed_hands, not_held_by};
+use crate::core::ops::operation::Verb;
 use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
 
@@ -81,8 +82,8 @@ impl Core {
         let id = self.open(forcing, self.now + self.settings.response_timeout);
         for (node, shown) in seen.into_iter().enumerate() {
             if let Some(shown) = shown {
-                let what = What::Force { quorum: id, name: name.clone(), shown };
-                self.send(Purpose::Red(Ask { node, what }), WORTH);
+                let verb = NodeVerb::Force { quorum: id, name: name.clone(), shown };
+                self.send(Verb::Node(NodeOp { node, verb }), WORTH);
             }
         }
     }
@@ -124,7 +125,7 @@ impl Core {
         for (node, holder) in &released {
             let number = holder.id.thread;
             let ours = holder.id.client == self.client;
-            if ours && self.holds.get(&number).is_some_and(|hold| hold.name == *name) {
+            if ours && self.leases.get(number).is_some_and(|hold| hold.name == *name) {
                 self.forced_on(*node, number);
             }
         }

@@ -1,4 +1,4 @@
-//! Which nodes' release messages are heard for a lock, and which of them told that it may be had there.
+//! The nodes whose release messages are received for a lock, and those that reported it free.
 
 /// A set of nodes; settings allow no more than fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,7 +22,7 @@ impl Set {
     }
 }
 
-/// What is heard of one red lock.
+/// The subscriptions for one red lock, and the releases they reported.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::core) struct NodeSubscriptions {
     /// Nodes whose subscription stands.
@@ -42,7 +42,7 @@ impl NodeSubscriptions {
         self.free.insert(node);
     }
 
-    /// Whether it is known to be free there.
+    /// Returns whether the lock is known to be free there.
     pub(super) fn knows_free(&self, node: usize) -> bool {
         self.free.contains(node)
     }

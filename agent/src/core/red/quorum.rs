@@ -1,23 +1,24 @@
-//! One question to all nodes, and what they have answered so far.
+//! One request to all nodes, and their answers so far.
 
 use redisson::script::LockDetails;
 use redisson::{HolderId, Lease, LockName, Moment};
 
-use crate::core::lock::release::Ending;
 use crate::core::lock::waiter::WaiterId;
-use crate::core::ops::{Asked, Attempt, Change};
+use crate::core::ops::acquire::Attempt;
+use crate::core::ops::release::Ending;
+use crate::core::ops::update::HoldUpdate;
 use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
 use crate::types::End;
 use crate::types::Number;
 
-/// What is asked.
+/// The change that is requested.
 #[derive(Debug)]
 pub(in crate::core) enum QuorumRequest {
     /// To take the lock for a waiter.
-    Take(Attempt),
+    Acquire(Attempt),
     /// To change one hold's count or lease for its owner.
-    Keep(Asked, Change),
+    Update(HoldUpdate),
     /// To end a hold.
     Release(Ending),
     /// To take back a number that nobody holds.
@@ -30,19 +31,19 @@ pub(in crate::core) enum QuorumRequest {
     Force(Slot, LockName, Vec<Option<Box<LockDetails>>>),
 }
 
-/// What is taken back.
+/// The number to remove.
 #[derive(Debug)]
 pub(in crate::core) struct Undoing {
     pub(in crate::core) name: LockName,
     pub(in crate::core) number: Number,
     pub(in crate::core) lease: Lease,
-    /// Whose attempt it was.
+    /// The waiter of the attempt.
     pub(in crate::core) waiter: Option<WaiterId>,
-    /// Whether it stood in the way of who waits, who then tries at once.
+    /// It was in the way of a waiter, which then tries at once.
     pub(in crate::core) wakes: bool,
 }
 
-/// What a node answered.
+/// The answer of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) enum Answer {
     Awaited,
@@ -63,13 +64,13 @@ pub(in crate::core) enum Answer {
 pub(in crate::core) enum No {
     /// Others hold the lock there.
     Held { pttl_ms: Option<u64>, holders: Vec<HolderId> },
-    /// What stands there is no such lock, as this error says.
+    /// The key is not such a lock, as this error says.
     Unfit(String),
     /// The hold is not there any more.
     Gone(End),
 }
 
-/// How a ballot stands.
+/// The state of a quorum operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// A majority said yes.
@@ -83,14 +84,14 @@ pub(super) enum Verdict {
 #[derive(Debug)]
 pub(in crate::core) struct QuorumOp {
     pub(in crate::core) request: QuorumRequest,
-    /// When it was sent; what it sets is valid from then.
+    /// The instant at which it was sent. What it sets is valid from then.
     pub(in crate::core) sent: Moment,
     pub(in crate::core) answers: Vec<Answer>,
-    /// What went wrong last with nodes that are still being asked.
+    /// The latest errors of nodes that have not answered.
     pub(in crate::core) troubles: Vec<Option<String>>,
-    /// What to tell the worker who no longer waits for it, once nothing is left of the attempt.
+    /// The reply to a command that no longer waits for it, due once nothing is left of the attempt.
     pub(in crate::core) last_word: Option<(Slot, Frame)>,
-    /// Where its deadline stands among the timers.
+    /// The deadline that is set.
     pub(in crate::core) armed: Moment,
 }
 
@@ -118,7 +119,7 @@ impl QuorumOp {
         })
     }
 
-    /// Whether a node may have done, or may yet do, what it was asked.
+    /// Returns the nodes that may have done, or may yet do, what was requested.
     pub(super) fn may_have_done(&self) -> impl Iterator<Item = usize> {
         self.answers.iter().enumerate().filter_map(|(node, answer)| {
             let may = matches!(
@@ -129,7 +130,7 @@ impl QuorumOp {
         })
     }
 
-    /// How it stands.
+    /// Returns its state.
     pub(super) fn verdict(&self, majority: usize) -> Verdict {
         let yes = self.yes().count();
         if yes >= majority {

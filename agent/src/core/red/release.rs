@@ -3,11 +3,13 @@
 use redisson::script::ReleaseOutcome;
 use redisson::{Lease, LockName, Moment};
 
+use super::NodeOp;
+use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
-use super::{Ask, What};
 use crate::core::Core;
-use crate::core::lock::release::Ending;
-use crate::core::ops::{OpId, Purpose};
+use crate::core::ops::OpId;
+use crate::core::ops::operation::Verb;
+use crate::core::ops::release::Ending;
 use crate::protocol::resp::Frame;
 use crate::types::End;
 use crate::types::Number;
@@ -38,9 +40,9 @@ impl Core {
         lease: Lease,
         valid_until: Moment,
     ) {
-        let what = What::Release { quorum, name: name.clone(), number, valid_until };
+        let verb = NodeVerb::Release { quorum, name: name.clone(), number, valid_until };
         let give_up = at.since(self.now) + self.worth_repeating(lease);
-        self.send_at(at, Purpose::Red(Ask { node, what }), give_up);
+        self.send_at(at, Verb::Node(NodeOp { node, verb }), give_up);
     }
 
     /// Removes a number that nobody holds from `nodes`. While `sure` ones, which have it, do not confirm that, the name
@@ -55,7 +57,7 @@ impl Core {
         let (name, number, lease) = (name.clone(), *number, *lease);
         let id = if sure.is_empty() {
             // Nobody waits for what becomes of them.
-            self.draw_op()
+            self.ops.draw_id()
         } else {
             self.lock_mut(&name).leaving += 1;
             let all = self.nodes().len();
@@ -73,7 +75,7 @@ impl Core {
 
     /// Removes from one node what has come to stand there after its hold had ended.
     pub(super) fn remove_from(&mut self, node: usize, name: &LockName, number: Number) {
-        let id = self.draw_op();
+        let id = self.ops.draw_id();
         self.release_on(node, self.now, id, name, number, self.settings.lease, Moment::NEVER);
     }
 

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use redisson::script::LockDetails;
 use redisson::{HolderId, LockName};
 
+use super::NodeOp;
+use super::node_op::NodeVerb;
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
-use super::{Ask, What};
 use crate::core::Core;
-use crate::core::ops::Purpose;
+use crate::core::ops::operation::Verb;
 use crate::core::report::list::{holder_frame, name_warnings};
 use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
@@ -29,8 +30,8 @@ impl Core {
         let quorum = QuorumOp::new(request, self.now, nodes);
         let id = self.open(quorum, self.now + patience);
         for node in 0..nodes {
-            let what = What::Show { quorum: id, name: name.clone() };
-            self.send(Purpose::Red(Ask { node, what }), patience);
+            let verb = NodeVerb::Show { quorum: id, name: name.clone() };
+            self.send(Verb::Node(NodeOp { node, verb }), patience);
         }
     }
 
@@ -125,7 +126,7 @@ impl Core {
     }
 }
 
-/// How long a majority keeps what stands with so much time to live on some of the servers; none where no majority has it,
+/// Returns the time for which a majority keeps what has these TTLs on some of the servers; none if no majority has it,
 /// or where it does not end by itself.
 fn left(mut pttls: Vec<Option<u64>>, majority: usize) -> Option<u64> {
     // Those that do not end come first.

@@ -1,14 +1,11 @@
 //! HOLDS, LOCKS and SHOW.
 
-use std::time::Duration;
-
 use redisson::script::LockDetails;
 use redisson::shape::MAX_FIELDS;
-use redisson::{Family, HolderId, LockName, group};
+use redisson::{HolderId, LockName, group};
 
 use crate::core::Core;
 use crate::core::lease::hold::millis;
-use crate::core::ops::Purpose;
 use crate::core::report::{ListPage, ListRow, SessionRow};
 use crate::core::session::{Session, Slot};
 use crate::protocol::command::ListRequest;
@@ -16,12 +13,12 @@ use crate::protocol::resp::Frame;
 use crate::types::Number;
 use crate::types::{Peer, SessionId};
 
-/// Who is behind a hold or a wait.
+/// The worker behind a hold or a wait.
 pub(in crate::core) struct Worker {
     /// The id of its session.
     pub(in crate::core) session: String,
     pub(in crate::core) peer: Peer,
-    /// What it calls itself.
+    /// The name set with CLIENT SETNAME.
     pub(in crate::core) client: Option<String>,
 }
 
@@ -32,7 +29,7 @@ impl Core {
         numbers.sort_unstable();
         let rows = numbers
             .iter()
-            .filter_map(|number| self.holds.get(number))
+            .filter_map(|number| self.leases.get(*number))
             .map(|hold| {
                 Frame::Map(vec![
                     ("lock", Frame::bytes(hold.name.as_bytes())),
@@ -63,10 +60,10 @@ impl Core {
         let after = i64::try_from(request.cursor).unwrap_or(i64::MAX);
         let from = after.saturating_add(1);
         let mut entries: Vec<(Number, bool)> = self
-            .holds
+            .leases
             .range(from..)
             .take(request.count)
-            .map(|(number, _)| (*number, true))
+            .map(|hold| (hold.number, true))
             .chain(
                 self.waiters.range(from..).take(request.count).map(|(number, _)| (*number, false)),
             )
@@ -91,21 +88,21 @@ impl Core {
     /// The cursor itself if anything is numbered above it, else 0.
     fn beyond(&self, cursor: u64) -> u64 {
         let from = i64::try_from(cursor).unwrap_or(i64::MAX).saturating_add(1);
-        let more = self.holds.range(from..).next().is_some()
+        let more = self.leases.range(from..).next().is_some()
             || self.waiters.range(from..).next().is_some();
         if more { cursor } else { 0 }
     }
 
     fn row(&self, number: Number, held: bool) -> Option<(ListRow, LockName)> {
         let (name, kind, owner, since, valid_ms) = if held {
-            let hold = self.holds.get(&number)?;
+            let hold = self.leases.get(number)?;
             (&hold.name, hold.kind, hold.owner, hold.granted, Some(hold.valid_ms(self.now)))
         } else {
             let waiter = self.waiters.get(&number)?;
             (&waiter.name, waiter.kind, waiter.owner, waiter.since, None)
         };
         let worker = self.worker(number, owner.session);
-        let delayed = self.holds.get(&number).is_some_and(|hold| hold.kept_back.is_some());
+        let delayed = self.leases.get(number).is_some_and(|hold| hold.kept_back.is_some());
         let state = match (held, delayed) {
             (true, true) => "delayed",
             (true, false) => "held",
@@ -129,13 +126,13 @@ impl Core {
         Some((row, name.clone()))
     }
 
-    /// Whose a hold or a wait is, or was where the worker is dead and the lock kept back.
+    /// Returns the worker of a hold or a wait, alive or dead.
     pub(in crate::core) fn worker(&self, number: Number, session: SessionId) -> Worker {
         if let Some(live) = self.sessions.get(&session) {
             let (peer, client) = (live.peer.clone(), client_name(live));
             return Worker { session: live.key.to_string(), peer, client };
         }
-        let hold = self.holds.get(&number);
+        let hold = self.leases.get(number);
         match hold.and_then(|hold| hold.kept_back.as_ref()) {
             Some(dead) => Worker {
                 session: dead.session.to_string(),
@@ -179,32 +176,7 @@ impl Core {
         ListPage { next: if more { next } else { 0 }, rows }
     }
 
-    /// SHOW. What is no red lock here may be one elsewhere: then the one Redis of the other kinds has nothing.
-    pub(in crate::core) fn show(&mut self, slot: Slot, name: LockName) {
-        if self.family(&name) == Some(Family::Red) {
-            return self.show_red(slot, &name);
-        }
-        if let Some(refusal) = self.slot_refusal(&name) {
-            return self.answer(slot, refusal);
-        }
-        self.send(Purpose::Show { name, slot }, Duration::MAX);
-    }
-
-    /// Redis told what a lock looks like.
-    pub(in crate::core) fn shown(&mut self, slot: Slot, name: &LockName, shown: &LockDetails) {
-        let reply = if shown.key_type == "none" && shown.queue_length == 0 {
-            if self.settings.red.is_some() {
-                return self.show_red(slot, name);
-            }
-            Frame::Null
-        } else {
-            let only_uid = self.sees_only(slot.session);
-            show_frame(name, shown, |id| self.known(id, only_uid))
-        };
-        self.answer(slot, reply);
-    }
-
-    /// Whose holds and waits alone a session may see; none where it sees everybody's, as root and the agent's own user
+    /// Returns the only user whose holds and waits a session may see; none if it may see all, as root and the agent's own user
     /// do.
     pub(in crate::core) fn sees_only(&self, session: SessionId) -> Option<u32> {
         let uid = self.sessions.get(&session).map(|session| session.peer.uid);
@@ -212,7 +184,7 @@ impl Core {
         uid.filter(|uid| *uid != 0 && *uid != own_uid)
     }
 
-    /// What is known of a holder that is one of this agent's.
+    /// Returns the row of a holder that is this agent's.
     pub(in crate::core) fn known(&self, id: &HolderId, only_uid: Option<u32>) -> Option<ListRow> {
         let (row, _) = (id.client == self.client).then(|| self.row(id.thread, true))??;
         only_uid.is_none_or(|uid| row.uid == uid).then_some(row)
@@ -241,7 +213,7 @@ fn row_frame(row: ListRow) -> Frame {
     ])
 }
 
-/// What is odd about a name.
+/// Returns warnings about a name.
 pub(in crate::core) fn name_warnings(name: &LockName) -> Vec<String> {
     let mut warnings = Vec::new();
     if name.as_str().is_none() {
@@ -276,7 +248,7 @@ pub(in crate::core) fn holder_frame(
     ])
 }
 
-fn show_frame(
+pub(in crate::core) fn show_frame(
     name: &LockName,
     shown: &LockDetails,
     known: impl Fn(&HolderId) -> Option<ListRow>,

@@ -1,4 +1,4 @@
-//! What the notes in Redis about our holds and waits do not say yet, or no longer say rightly.
+//! Changes that bring the holder registry in Redis up to date.
 
 use redisson::Kind;
 
@@ -8,7 +8,7 @@ use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
 use crate::protocol::command::Wait;
 use crate::types::Number;
 
-/// How many holds and waits are looked at for one answer.
+/// The most holds and waits compared for one answer.
 const LOOKED_AT: usize = 1_000;
 
 impl Core {
@@ -17,10 +17,10 @@ impl Core {
     pub fn diff_published(&self, noted: &PublishedPage) -> PublishDiff {
         let range = noted.after.saturating_add(1)..=noted.until;
         let told = |kind: Kind| !noted.red || kind == Kind::Red;
-        let holds = self.holds.range(range.clone()).filter(|(_, hold)| told(hold.kind));
-        let holds = holds.map(|(number, hold)| {
+        let holds = self.leases.range(range.clone()).filter(|hold| told(hold.kind));
+        let holds = holds.map(|hold| {
             let age = self.now.since(hold.granted);
-            (*number, hold.owner, age, None)
+            (hold.number, hold.owner, age, None)
         });
         let waits = self.waiters.range(range).filter(|(_, waiter)| told(waiter.kind));
         let waits = waits.map(|(number, waiter)| {

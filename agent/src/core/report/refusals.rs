@@ -87,7 +87,7 @@ impl Core {
             .locks
             .get(name)
             .and_then(|state| state.hold)
-            .and_then(|number| self.holds.get(&number))
+            .and_then(|number| self.leases.get(number))
             .map_or_else(String::new, |hold| format!(" {}", self.field(hold.kind, hold.number)));
         Frame::Error(format!(
             "DEADLOCK waiting for `{name}` would never end: its holder{holder} waits, directly or through others, for \

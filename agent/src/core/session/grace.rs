@@ -18,16 +18,17 @@ use crate::core::timer::Timer;
 use crate::core::{LogLine, Report};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;
+use crate::types::Number;
 use crate::types::{SessionId, SessionKey};
 
 /// A session's grace.
 #[derive(Debug)]
 pub(in crate::core) struct Grace {
-    /// How long its holds outlive its connection.
+    /// The time for which its holds outlive its connection.
     pub(in crate::core) time: Duration,
-    /// Since when that has been gone.
+    /// The instant at which that was gone.
     away: Option<Moment>,
-    /// Where its end stands among the timers.
+    /// The deadline that is set.
     armed: Moment,
     /// Holds of an earlier run of which Redis has not said yet whether they are still there.
     pub(in crate::core) unverified: usize,
@@ -44,17 +45,17 @@ pub(in crate::core) struct Resuming {
     until: Moment,
 }
 
-/// What a RESUME meets.
+/// The decision about a RESUME.
 enum Verdict {
     Ready(SessionId),
     /// Not yet, but perhaps soon.
     NotYet(SessionId),
-    /// Why not, by its word in metrics and its sentence.
+    /// A refusal: its word in metrics and its reply.
     No(&'static str, Frame),
 }
 
 impl Session {
-    /// Since when its connection has been gone; none while it lives.
+    /// Returns the instant at which its connection was gone; none while connected.
     pub(in crate::core) fn away_since(&self) -> Option<Moment> {
         self.grace.as_ref().and_then(|grace| grace.away)
     }
@@ -178,7 +179,7 @@ impl Core {
         }
     }
 
-    /// What is left to do about the grace of a session that ends.
+    /// Ends the grace of a session that ends.
     pub(in crate::core) fn end_grace(&mut self, id: SessionId, session: &mut Session) {
         if let Some(resuming) = session.resuming.take() {
             self.timers.clear(resuming.until, Timer::Resume(id));
@@ -269,8 +270,8 @@ impl Core {
             return Verdict::No("refused", Frame::Error(sentence.to_owned()));
         }
         // What its old connection had begun comes to its end first, so that nothing changes behind the new one's back.
-        let asking = |number| {
-            let hold = self.holds.get(number).and_then(|hold| hold.asking);
+        let asking = |number: &Number| {
+            let hold = self.leases.get(*number).and_then(|hold| hold.asking);
             hold.is_some_and(|op| self.ops.contains_key(&op))
         };
         let settled = grace.unverified == 0
@@ -330,9 +331,7 @@ impl Core {
         self.graced.insert(asker);
         self.taken_over.insert(old.key, asker);
         for number in old.holds.values() {
-            if let Some(hold) = self.holds.get_mut(number) {
-                hold.owner.session = asker;
-            }
+            self.leases.move_to(*number, asker);
         }
         let others = std::mem::take(&mut grace.askers);
         let Some(new) = self.sessions.get_mut(&asker) else { return };

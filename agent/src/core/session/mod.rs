@@ -23,9 +23,9 @@ use crate::types::End;
 use crate::types::Number;
 use crate::types::{Peer, SessionId, SessionKey};
 
-/// How many events a session may leave unread; then the oldest are dropped and the gap is told.
+/// The most events that a session may leave unread; then the oldest are dropped and the gap is reported.
 pub(in crate::core) const BACKLOG: usize = 256;
-/// How many lost holds a session is reminded of; the oldest are forgotten first.
+/// The most lost holds that a session is reminded of; the oldest are forgotten first.
 const REMEMBERED_LOSSES: usize = 1024;
 
 /// One owner of one session: who holds a lock, to the agent.
@@ -43,12 +43,12 @@ pub(in crate::core) type HoldKey = (i64, LockName, Side);
 pub(in crate::core) struct Slot {
     pub(in crate::core) session: SessionId,
     pub(in crate::core) seq: u64,
-    /// Which member's part it is, where the command is an MLOCK or MUNLOCK.
+    /// The member that it is a part for, if the command is an MLOCK or MUNLOCK.
     pub(in crate::core) member: Option<usize>,
 }
 
 impl Slot {
-    /// Where one member of an MLOCK or MUNLOCK is answered.
+    /// Returns the slot for one member of an MLOCK or MUNLOCK.
     pub(in crate::core) fn of_member(self, index: usize) -> Self {
         Self { member: Some(index), ..self }
     }
@@ -139,7 +139,7 @@ impl Session {
         }
     }
 
-    /// Whether it holds or waits for something, by a connection that lives.
+    /// Returns whether it holds or waits for something and is connected.
     pub(in crate::core) fn is_busy(&self) -> bool {
         self.away_since().is_none() && !(self.holds.is_empty() && self.waits.is_empty())
     }
@@ -377,7 +377,7 @@ impl Core {
         }
     }
 
-    /// Tells a session about one of its holds.
+    /// Sends a session an event about one of its holds.
     pub(in crate::core) fn notify(
         &mut self,
         owner: Owner,

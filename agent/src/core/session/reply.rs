@@ -48,7 +48,7 @@ impl Reply {
         }
     }
 
-    /// Whether a session with grace is told it only once the journal has it.
+    /// Returns whether a session with grace receives it only once the journal has it.
     pub(in crate::core) fn rests_on_journal(&self) -> bool {
         !matches!(self, Self::Ready(_) | Self::Holds)
     }
@@ -63,7 +63,7 @@ impl Reply {
     }
 }
 
-/// What LOCK's success says.
+/// The facts of a successful LOCK.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Grant {
     pub(in crate::core) number: Number,
@@ -76,10 +76,10 @@ pub(in crate::core) struct Grant {
 }
 
 impl Core {
-    /// What a reply says now that it is told. (A hold that its owner has given back meanwhile is told as it was;
-    /// what has become of it is told next.)
+    /// Returns the final form of a reply at the time it is sent. (A hold that was released meanwhile is reported as it was;
+    /// the reply to the release follows.)
     pub(in crate::core) fn settle(&self, id: SessionId, reply: Reply) -> Outgoing {
-        let valid_until = |number, then| self.holds.get(&number).map_or(then, |h| h.valid_until);
+        let valid_until = |number, then| self.leases.get(number).map_or(then, |h| h.valid_until);
         Outgoing::Reply(match reply {
             Reply::Ready(reply) => return reply,
             Reply::Grant(grant) => {

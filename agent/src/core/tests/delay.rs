@@ -95,7 +95,7 @@ fn grace_counts_towards_it_and_the_journal_knows() {
     world.pass(Duration::from_secs(70));
     assert_eq!(world.core.sessions.len(), 0, "nobody has resumed it");
     assert_eq!(world.holders("x").len(), 1);
-    // What is written anew says the same.
+    // What is written again says the same.
     let records = world.core.journal_records();
     assert_eq!(records.len(), 1, "{records:?}");
     let noted: Vec<_> = world.past.orphans.values().map(|trace| trace.after).collect();

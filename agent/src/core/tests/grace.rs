@@ -53,7 +53,7 @@ impl World {
         self.command(id, Command::Resume { session, secret });
     }
 
-    /// What RESUME told: the new ticket, and each hold as `lock kind count`.
+    /// Returns the reply to RESUME: the new ticket, and each hold as `lock kind count`.
     pub(super) fn resumed(&mut self, id: SessionId) -> (Ticket, Vec<String>) {
         let frame = self.replies_of(id).remove(0);
         let Frame::Map(pairs) = &frame else { panic!("{}", short(&frame)) };

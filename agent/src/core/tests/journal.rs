@@ -1,4 +1,4 @@
-//! What is told to workers and to Redis waits for the journal.
+//! Replies to workers and scripts to Redis wait for the journal.
 
 use std::time::Duration;
 

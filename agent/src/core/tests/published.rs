@@ -1,4 +1,4 @@
-//! What the notes about holds and waits lack.
+//! Differences between the holder registry and the holds and waits.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

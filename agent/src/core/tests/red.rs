@@ -164,7 +164,7 @@ fn show_tells_of_every_server() {
     pass(&mut world, 3_000);
     let shown = format!("{:?}", world.replies_of(0, a));
     let core = &world.agents[0].core;
-    let number = *core.holds.keys().next().expect("its hold");
+    let number = *core.leases.iter().map(|hold| &hold.number).next().expect("its hold");
     let holder = HolderId::new(core.client, number).to_string();
     let bulk = |text: &str| format!("{:?}", Frame::bytes(text));
     assert_eq!(shown.matches(&bulk(&holder)).count(), 3, "as holder, and on two servers: {shown}");
@@ -346,7 +346,7 @@ fn a_server_that_answers_late_is_one_vote_more() {
     pass(&mut world, 200);
     assert_eq!(world.standing("x"), 3);
     let votes = |world: &World| {
-        let hold = world.agents[0].core.holds.values().next().unwrap();
+        let hold = world.agents[0].core.leases.iter().next().unwrap();
         let votes = &hold.node_leases.as_ref().unwrap().0;
         votes.iter().filter(|vote| vote.valid_until > hold.granted).count()
     };
@@ -380,7 +380,7 @@ fn an_operators_release_counts_when_a_majority_is_released() {
     let a = world.open(0);
     world.command(0, a, red_lock("x", NOW, None));
     pass(&mut world, 10);
-    let number = *world.agents[0].core.holds.keys().next().unwrap();
+    let number = *world.agents[0].core.leases.iter().map(|hold| &hold.number).next().unwrap();
     for node in 0..2 {
         world.servers[node].redis.keys_mut().clear();
         world.forced(0, node, &lock_name("x"), number);

@@ -1,4 +1,4 @@
-//! What the core of a test is set to, unless the test is about something else.
+//! Settings of the core in tests that are about something else.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the simulation has found, each as a scenario of its own.
+//! Unknown outcomes that the simulation found, each as a scenario of its own.
 
 use std::time::Duration;
 
@@ -210,7 +210,7 @@ fn a_renewals_validity_counts_from_its_sending() {
     world.lock(a, "x");
     world.network = Network::Slow(1500);
     world.pass(LEASE / 3 + Duration::from_secs(2));
-    let hold = world.core.holds.values().next().expect("it is held");
+    let hold = world.core.leases.iter().next().expect("it is held");
     let kept_until = world.redis["x"].expires.expect("it has a time to live");
     assert!(kept_until.since(world.now) > LEASE / 2, "it has been renewed");
     assert!(hold.valid_until < kept_until, "its owner counts on more than Redis keeps");

@@ -20,7 +20,7 @@ pub(super) const LEASE: Duration = Duration::from_secs(30);
 const READ: i64 = -1;
 const WRITE: i64 = -2;
 
-/// What becomes of scripts.
+/// The fate of scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Network {
     /// They run and are answered.
@@ -41,7 +41,7 @@ pub(super) enum Network {
     Slow(u64),
 }
 
-/// How the connection for grants fares.
+/// The state of the connection for grants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Replicas {
     /// So many confirm.
@@ -50,11 +50,11 @@ pub(super) enum Replicas {
     Once,
     /// So few are connected that nothing is sent.
     Lacking,
-    /// What it is given leaves later than all else.
+    /// Its scripts leave later than all others.
     Late,
 }
 
-/// What becomes of the journal's records.
+/// The fate of the journal's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Disk {
     /// They are written.
@@ -91,16 +91,16 @@ pub(super) struct World {
     pub(super) deaf: bool,
     /// Scripts served, by name.
     pub(super) served: Vec<&'static str>,
-    /// How many others are subscribed.
+    /// The number of other subscribers.
     pub(super) others: i64,
-    /// Where fenced locks count their tokens stands something else.
+    /// The token counters of fenced locks hold something else.
     pub(super) spoilt_counters: bool,
-    /// What the journal's records amount to.
+    /// The state that the journal's records describe.
     pub(super) past: Restored,
     pub(super) disk: Disk,
     /// The outcomes of grants that replicas had to confirm, as reported.
     pub(super) confirmations: Vec<&'static str>,
-    /// How many records there have been, the slow disk's among them.
+    /// The number of records, the slow disk's included.
     records: u64,
     slow: Vec<Record>,
     held_back: VecDeque<Call>,
@@ -323,7 +323,7 @@ impl World {
         }
     }
 
-    /// What was given to the connection for grants leaves at last. What comes of it is still to be done.
+    /// Sends what the connection for grants held back. Its effects are still to be applied.
     pub(super) fn send_grants(&mut self, replicas: u32) {
         self.replicas = Replicas::There(replicas);
         for (op, call) in std::mem::take(&mut self.waiting_grants) {
@@ -375,7 +375,7 @@ impl World {
             },
             Network::LosesReplies => {
                 self.run(&call);
-                // The network heals as soon as it has done its harm, or the core would repeat for ever in no time.
+                // The network heals as soon as it has done its harm, or the core would repeat forever in no time.
                 self.network = Network::Good;
                 self.core.on_failure(self.now, op, &lost());
             }
@@ -419,7 +419,7 @@ impl World {
         }
     }
 
-    /// What was held back arrives at last.
+    /// Delivers what was held back.
     pub(super) fn deliver_late(&mut self) {
         while let Some(call) = self.held_back.pop_front() {
             self.run(&call);

@@ -1,4 +1,4 @@
-//! How long something lasted, many times over, in buckets.
+//! A histogram of durations.
 
 use serde::{Serialize, Serializer};
 
@@ -8,7 +8,7 @@ pub const BOUNDS_MS: [u64; 17] = [
     1_800_000,
 ];
 
-/// How long something lasted, many times over.
+/// A histogram of durations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Durations {
     buckets: [u32; BOUNDS_MS.len() + 1],
@@ -34,19 +34,19 @@ impl Durations {
         self.buckets.iter().map(|n| u64::from(*n)).sum()
     }
 
-    /// All together, in milliseconds.
+    /// Returns the total in milliseconds.
     #[must_use]
     pub fn sum_ms(&self) -> u64 {
         self.sum_ms
     }
 
-    /// Each bucket with its upper bound in milliseconds, none for the last one, and how many are in it.
+    /// Returns each bucket's upper bound in milliseconds, none for the last one, and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u32)> + '_ {
         BOUNDS_MS.iter().copied().map(Some).chain([None]).zip(self.buckets)
     }
 
-    /// The bound, in milliseconds, that so many of a hundred did not exceed; none where there are none, or where
-    /// it is beyond the last bound.
+    /// Returns the bound, in milliseconds, that so many of a hundred did not exceed; none for an empty histogram, or beyond
+    /// the last bound.
     #[must_use]
     pub fn percentile_ms(&self, percent: u64) -> Option<u64> {
         let rank = (self.count() * percent.min(100)).div_ceil(100).max(1);
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_told_by_bounds() {
+    fn percentiles_are_bounds_of_buckets() {
         let mut durations = Durations::default();
         assert_eq!(durations.percentile_ms(50), None);
         for ms in [0, 1, 2, 3, 99, 100, 101, 10_000_000] {

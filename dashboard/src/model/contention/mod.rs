@@ -1,9 +1,8 @@
-//! What locks cost those who want them: how often they were taken, how long they were held and waited for, in the last
-//! hour, by lock and by group of locks.
+//! Contention in the last hour: acquisitions, holds and waits, by lock and by lock group.
 //!
-//! All of it is what was seen. A hold or a wait that was not seen to begin counts as long as it was seen to last, so that
-//! every duration is a lower bound, and so is every count: what came and went between two readings left no trace unless
-//! MONITOR or a release message told of it.
+//! All of it is as observed. A hold or a wait whose beginning was not seen counts from its first observation, so every
+//! duration is a lower bound. So is every count: anything between two readings leaves no trace unless MONITOR or a release
+//! message shows it.
 
 mod durations;
 
@@ -19,39 +18,37 @@ use crate::model::types::{LockId, PastHold, PastWait, Since};
 
 pub use durations::{BOUNDS_MS, Durations};
 
-/// How far back it is counted, at least.
+/// The least time that is counted.
 const WINDOW: Duration = Duration::from_secs(3_600);
-/// What is counted together, and forgotten together.
+/// The length of a slice, whose counts expire together.
 const SLICE: Duration = Duration::from_secs(600);
-/// The most locks that are counted each for itself. Their groups count them all.
+/// The most locks that are counted individually. Their groups count all of them.
 const MAX_LOCKS: usize = 10_000;
-/// The most groups of one deployment together with the others'; later ones are not counted apart.
+/// The most groups of all deployments; later ones are not counted.
 const MAX_GROUPS: usize = 1_000;
-/// The most locks that are told of, those most waited for first.
-const MAX_TOLD: usize = 1_000;
+/// The most locks that are listed, those most waited for first.
+const MAX_LISTED: usize = 1_000;
 
-/// Something that is counted.
+/// An increment of the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
-    /// Somebody took it.
     Acquired,
-    /// A hold is over.
+    /// A hold ended.
     Held(PastHold),
-    /// Somebody waits no more.
+    /// A wait ended.
     Waited(PastWait),
-    /// It was waited for so long, all who did together.
+    /// Waiting time, of all waiters together.
     Waiting(Duration),
 }
 
-/// The longest of its kind.
+/// The longest hold or wait.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Longest {
-    /// Of which lock.
     pub lock: LockId,
     #[serde(serialize_with = "as_text")]
     pub id: HolderId,
     pub since: Since,
-    /// How long, in milliseconds, at least.
+    /// The least duration in milliseconds.
     pub ms: u64,
 }
 
@@ -59,20 +56,19 @@ fn as_text<S: Serializer>(id: &HolderId, serializer: S) -> Result<S::Ok, S::Erro
     serializer.collect_str(id)
 }
 
-/// What was counted.
+/// The counts of a lock or group.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Tally {
-    /// How often it was taken.
     pub acquisitions: u64,
-    /// Holds that ended, by how long they lasted.
+    /// Durations of holds that ended.
     pub holds: Durations,
-    /// Holds that ended although nobody meant them to: their lease ran out, or the lock vanished.
+    /// Holds that were lost: their lease expired, or the lock vanished.
     pub holds_lost: u64,
-    /// Waits of waiters known by name that ended, by how long they lasted.
+    /// Durations of waits that ended, of waiters known by name.
     pub waits: Durations,
-    /// Those of them that did not end with the lock.
+    /// Waits that did not end with a grant.
     pub waits_given_up: u64,
-    /// How long it was waited for, all who did together, in milliseconds: two who wait a second make two seconds.
+    /// Waiting time in milliseconds, of all waiters together: two that wait for a second make two seconds.
     pub waiting_ms: u64,
     /// The longest hold that ended.
     pub longest_hold: Option<Box<Longest>>,
@@ -119,7 +115,7 @@ impl Tally {
         }
     }
 
-    /// What is looked at first: what was waited for longest, then what was taken most often.
+    /// Returns the sort key: waiting time, then acquisitions.
     fn weight(&self) -> (u64, u64) {
         (self.waiting_ms.max(self.waits.sum_ms()), self.acquisitions)
     }
@@ -131,13 +127,13 @@ fn longer(known: &mut Option<Box<Longest>>, lock: &LockId, id: HolderId, since: 
     }
 }
 
-/// The slices of one lock or group that have anything in them, oldest first.
+/// The slices of one lock or group with any counts, oldest first.
 #[derive(Debug, Default)]
 struct Slices(VecDeque<(u64, Tally)>);
 
 impl Slices {
     fn add(&mut self, slice: u64, lock: &LockId, count: Count) {
-        // What is told late belongs to an older slice; it is counted with the newest.
+        // A late report belongs to an older slice; it is counted with the newest.
         if self.0.back().is_none_or(|(newest, _)| *newest < slice) {
             self.0.push_back((slice, Tally::default()));
         }
@@ -165,7 +161,6 @@ pub struct GroupTally {
     pub deployment: Arc<str>,
     /// The group, as metrics call it.
     pub lock_group: Arc<str>,
-    /// What was counted.
     #[serde(flatten)]
     pub tally: Tally,
 }
@@ -175,15 +170,14 @@ pub struct LockTally {
     #[serde(flatten)]
     pub lock: LockId,
     pub lock_group: Arc<str>,
-    /// What was counted.
     #[serde(flatten)]
     pub tally: Tally,
 }
 
-/// The last hour, as pages and API show it.
+/// The contention of the last hour, as pages and the API show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Contention {
-    /// From when on it was counted: an hour ago or up to ten minutes more, or when this program was started.
+    /// The beginning of counting: an hour ago or up to ten minutes more, or the start of this program.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub from: SteadyMillis,
     #[serde(serialize_with = "crate::clock::as_wall")]
@@ -192,8 +186,8 @@ pub struct Contention {
     pub groups: Vec<GroupTally>,
     /// Locks, those most waited for first.
     pub locks: Vec<LockTally>,
-    /// About how many locks were counted within their groups but are not listed: one that gave way to others and came
-    /// back is counted anew.
+    /// The approximate number of locks that are counted in their groups but not listed: one that was dropped and came back
+    /// counts twice.
     pub locks_left_out: u64,
 }
 
@@ -215,13 +209,12 @@ struct LockSlices {
     slices: Slices,
 }
 
-/// What is being counted.
 #[derive(Debug)]
 pub(super) struct Totals {
     began: Moment,
     groups: HashMap<(Arc<str>, Arc<str>), Slices>,
     locks: HashMap<LockId, LockSlices>,
-    /// Locks that gave way to others, by the slice in which they did.
+    /// The numbers of locks that were dropped, by slice.
     left_out: VecDeque<(u64, u64)>,
 }
 
@@ -235,7 +228,7 @@ impl Totals {
         }
     }
 
-    /// Counts something that happened to a lock of that group.
+    /// Adds a count for a lock of that group.
     pub(super) fn add(&mut self, now: Moment, lock: &LockId, group: &Arc<str>, count: Count) {
         let slice = slice(now);
         let key = (Arc::clone(&lock.deployment), Arc::clone(group));
@@ -254,7 +247,7 @@ impl Totals {
         }
     }
 
-    /// Leaves out the half that was waited for and taken least.
+    /// Drops the half with the least waiting time and acquisitions.
     fn make_room(&mut self, slice: u64) {
         let weight = |known: &LockSlices| known.slices.sum().weight();
         let mut all: Vec<_> =
@@ -271,7 +264,7 @@ impl Totals {
         }
     }
 
-    /// Forgets what is older than the window.
+    /// Drops slices older than the window.
     pub(super) fn forget_old(&mut self, now: Moment) {
         let oldest = slice(now - WINDOW);
         self.groups.retain(|_, slices| {
@@ -285,8 +278,8 @@ impl Totals {
         self.left_out.retain(|(slice, _)| *slice >= oldest);
     }
 
-    /// The last hour, at an instant that both clocks tell.
-    pub(super) fn shown(&mut self, now: Moment, steady: SteadyMillis) -> Contention {
+    /// Returns the last hour, as of the same instant on both clocks.
+    pub(super) fn view(&mut self, now: Moment, steady: SteadyMillis) -> Contention {
         self.forget_old(now);
         let first = Moment::from_micros(slice(now - WINDOW).saturating_mul(slice_micros()));
         let counted = now.since(first.max(self.began));
@@ -318,8 +311,8 @@ impl Totals {
             b.tally.weight().cmp(&a.tally.weight()).then_with(|| a.lock.cmp(&b.lock))
         });
         let gone: u64 = self.left_out.iter().map(|(_, n)| *n).sum();
-        let beyond = u64::try_from(locks.len().saturating_sub(MAX_TOLD)).unwrap_or(u64::MAX);
-        locks.truncate(MAX_TOLD);
+        let beyond = u64::try_from(locks.len().saturating_sub(MAX_LISTED)).unwrap_or(u64::MAX);
+        locks.truncate(MAX_LISTED);
         Contention {
             from: SteadyMillis(steady.0.saturating_sub(counted)),
             to: steady,
@@ -372,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_and_groups_are_summed_and_the_longest_are_named() {
+    fn locks_and_groups_are_summed_and_the_longest_are_listed() {
         let mut totals = Totals::new(at(0));
         let group: Arc<str> = "g".into();
         for (name, count) in [
@@ -386,7 +379,7 @@ mod tests {
         ] {
             totals.add(at(1_000), &lock(name), &group, count);
         }
-        let shown = totals.shown(at(2_000), SteadyMillis(1_002_000));
+        let shown = totals.view(at(2_000), SteadyMillis(1_002_000));
         assert_eq!((shown.from, shown.to), (SteadyMillis(1_000_000), SteadyMillis(1_002_000)));
         let all = &shown.groups[0].tally;
         assert_eq!((all.acquisitions, all.holds.count(), all.holds.sum_ms()), (2, 2, 370));
@@ -403,23 +396,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_an_hour_is_forgotten() {
+    fn slices_older_than_an_hour_are_dropped() {
         const MINUTE: u64 = 60_000;
         let mut totals = Totals::new(at(0));
         let group: Arc<str> = "g".into();
         for minute in 0..130 {
             totals.add(at(minute * MINUTE), &lock("a"), &group, Count::Acquired);
         }
-        let shown = totals.shown(at(130 * MINUTE - 1), SteadyMillis(1_000 * MINUTE));
+        let shown = totals.view(at(130 * MINUTE - 1), SteadyMillis(1_000 * MINUTE));
         let counted = (shown.to.0 - shown.from.0).div_ceil(MINUTE);
         assert!((60..=70).contains(&counted), "{counted}");
         assert_eq!(shown.locks[0].tally.acquisitions, counted);
-        let later = totals.shown(at(400 * MINUTE), SteadyMillis(2_000 * MINUTE));
+        let later = totals.view(at(400 * MINUTE), SteadyMillis(2_000 * MINUTE));
         assert!(later.locks.is_empty() && later.groups.is_empty());
     }
 
     #[test]
-    fn a_crowd_of_names_leaves_those_most_waited_for() {
+    fn of_too_many_names_those_most_waited_for_remain() {
         let mut totals = Totals::new(at(0));
         let group: Arc<str> = "g".into();
         let much = Count::Waiting(Duration::from_secs(9));
@@ -428,7 +421,7 @@ mod tests {
             totals.add(at(1), &lock(&format!("l{i}")), &group, Count::Acquired);
             assert!(totals.locks.len() <= MAX_LOCKS);
         }
-        let shown = totals.shown(at(2), SteadyMillis(2));
+        let shown = totals.view(at(2), SteadyMillis(2));
         assert_eq!(shown.locks[0].lock, lock("hot"));
         assert_eq!(shown.locks.len() as u64 + shown.locks_left_out, 3 * MAX_LOCKS as u64 + 1);
         assert_eq!(shown.groups[0].tally.acquisitions, 3 * MAX_LOCKS as u64);

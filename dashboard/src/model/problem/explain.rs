@@ -1,4 +1,4 @@
-//! Why a problem is told, and what to do about it.
+//! Evidence and next steps of problems, in words.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{Case, Verdict, longest, stuck_limit};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, Evidence, ProblemKind, ProblemView, Source};
 
-/// The problem as it is shown, with the evidence as it stands now.
+/// Returns the problem for display, with its current evidence.
 #[must_use]
 pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
     ProblemView {
@@ -18,19 +18,19 @@ pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
         evidence: evidence(case, verdict),
         advice: advice(case, verdict),
         cycle: match (verdict.problem, case.cycle) {
-            (ProblemKind::Deadlock, Some(cycle)) => Arc::clone(&cycle.shown),
+            (ProblemKind::Deadlock, Some(cycle)) => Arc::clone(&cycle.views),
             _ => Arc::default(),
         },
         acknowledged: None,
     }
 }
 
-fn said(at: SteadyMillis, source: Source, text: impl Into<String>) -> Evidence {
+fn evidence_of(at: SteadyMillis, source: Source, text: impl Into<String>) -> Evidence {
     Evidence { at, source: source.as_str(), text: text.into() }
 }
 
 fn read(at: SteadyMillis, text: impl Into<String>) -> Evidence {
-    said(at, Source::Poll, text)
+    evidence_of(at, Source::Poll, text)
 }
 
 fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
@@ -48,8 +48,9 @@ fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
             vec![read(now, text)]
         }
         ProblemKind::Expired => {
-            let told =
-                case.expired.map(|expired| said(expired.at.1, expired.source, &*expired.seen));
+            let told = case
+                .expired
+                .map(|expired| evidence_of(expired.at.1, expired.source, &*expired.seen));
             told.into_iter().collect()
         }
         ProblemKind::Starving => starving(case, verdict),
@@ -80,7 +81,10 @@ fn leaked(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
             Some(ttl) => format!("it stays for another {} s", ttl.as_secs()),
             None => "it has no time to live".to_owned(),
         };
-        return vec![said(gone.since, Source::Identity, &*gone.seen), read(case.now.steady, left)];
+        return vec![
+            evidence_of(gone.since, Source::Identity, &*gone.seen),
+            read(case.now.steady, left),
+        ];
     }
     vec![
         read(verdict.since, "read without a time to live"),
@@ -109,7 +113,7 @@ fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
             "release messages were not heard all that time: it may have been freed and taken again"
         }
     };
-    evidence.push(said(now, Source::Channels, heard));
+    evidence.push(evidence_of(now, Source::Channels, heard));
     if let (Some((limit, true)), Some(p99)) = (stuck_limit(case), case.typical) {
         let text = format!(
             "99 of 100 earlier holds lasted at most {:.1} s; beyond {} s is far from that",
@@ -125,7 +129,7 @@ fn starving(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
     let mut evidence = Vec::new();
     match (verdict.certainty, longest(case), case.subscribers) {
         (Certainty::Sure, Some(waiter), _) => {
-            evidence.push(said(
+            evidence.push(evidence_of(
                 waiter.since.at,
                 waiter.source,
                 format!("{} waits since", waiter.id),
@@ -137,7 +141,7 @@ fn starving(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
                 n => (format!("{n} connections"), "listen"),
             };
             let text = format!("{count} {verb} for its release; some have been since");
-            evidence.push(said(subscribers.since.1, Source::Subscribers, text));
+            evidence.push(evidence_of(subscribers.since.1, Source::Subscribers, text));
         }
         _ => {}
     }
@@ -160,7 +164,7 @@ fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
     waits.map(|wait| read(case.now.steady, text(wait))).collect()
 }
 
-/// How to find the process and the thread behind a holder.
+/// Describes how to find the process and the thread behind a holder.
 fn find(case: &Case<'_>, holder: &HolderId) -> String {
     let identity = case.identity(holder);
     if let Some((identity, words)) = identity.and_then(|known| Some((known, known.words()?))) {
@@ -185,7 +189,7 @@ fn find(case: &Case<'_>, holder: &HolderId) -> String {
     }
 }
 
-/// What to do next, with what is known of the holder by now.
+/// Returns the next step, with the current knowledge about the holder.
 #[must_use]
 pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
     let found = case.holders.first().map(|(holder, _)| find(case, holder)).unwrap_or_default();

@@ -176,7 +176,7 @@ fn waiter(from: u64) -> Waiter {
         source: Source::Poll,
         until: None,
         overdue: false,
-        there: true,
+        present: true,
     }
 }
 
@@ -185,7 +185,7 @@ fn whoever_waits_for_long_starves() {
     let holders = holders();
     let one = [waiter(10)];
     let dead = [Waiter { overdue: true, ..waiter(10) }];
-    let left = [Waiter { there: false, ..waiter(10) }];
+    let left = [Waiter { present: false, ..waiter(10) }];
     let listening = Subscribers { count: 2, since: (at(10), SteadyMillis(10_000)), at: at(10) };
     let waits = |now| Case { waiters: &one, ..renewed(&holders, 0, now) };
     let counted =
@@ -227,7 +227,7 @@ fn a_circle_is_a_deadlock_and_one_with_a_limit_is_suspected() {
     for (limited, certainty) in [(false, SURE), (true, SUSPECTED)] {
         let cycle = Cycle {
             waits: vec![wait(52, 9, false), wait(9, 52, limited)],
-            shown: std::sync::Arc::default(),
+            views: std::sync::Arc::default(),
         };
         let case = Case { cycle: Some(&cycle), ..renewed(&holders, 0, 20) };
         assert_eq!(only(&case), Some((ProblemKind::Deadlock, certainty)));

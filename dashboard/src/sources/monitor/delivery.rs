@@ -1,4 +1,4 @@
-//! From the server's bytes to the model.
+//! Delivery of MONITOR's output to the model.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::model::actor::ModelHandle;
 use crate::model::types::{Observation, Traffic};
 use crate::sources::scope::Scope;
 
-/// Decodes, and hands over without ever waiting: a reader that waits makes the server keep what it does not read.
+/// Decodes, and delivers without ever waiting: the server has to buffer whatever a waiting reader does not read.
 #[derive(Debug)]
 pub(super) struct Delivery {
     decoder: Decoder,
@@ -19,7 +19,7 @@ pub(super) struct Delivery {
     scopes: Vec<Scope>,
     model: ModelHandle,
     metrics: TapMetrics,
-    told: LineCounts,
+    counted: LineCounts,
     missed: u64,
     lag: Lag,
 }
@@ -32,34 +32,34 @@ impl Delivery {
             scopes,
             model,
             metrics,
-            told: LineCounts::default(),
+            counted: LineCounts::default(),
             missed: 0,
             lag: Lag::default(),
         }
     }
 
-    /// The connection is a new one.
+    /// Starts with a new connection.
     pub(super) fn restart(&mut self, vantage: ServerRole) {
         self.decoder.reset(vantage);
         self.lag = Lag::default();
     }
 
-    /// Takes in what was read.
+    /// Decodes bytes and delivers their events.
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
         self.decoder.feed(bytes, &mut self.events);
-        self.hand_over();
+        self.deliver();
     }
 
-    /// Nothing more comes for the moment.
+    /// Completes the current script, since nothing more arrives for the moment.
     pub(super) fn pause(&mut self) {
         self.decoder.flush(&mut self.events);
-        self.hand_over();
+        self.deliver();
     }
 
-    fn hand_over(&mut self) {
+    fn deliver(&mut self) {
         let counts = self.decoder.counts();
-        self.metrics.count(self.told, counts);
-        self.told = counts;
+        self.metrics.count(self.counted, counts);
+        self.counted = counts;
         if self.events.is_empty() {
             return;
         }
@@ -82,37 +82,37 @@ impl Delivery {
         }
     }
 
-    /// Lines of all kinds so far.
+    /// Returns the number of all lines so far.
     pub(super) fn lines(&self) -> u64 {
-        let LineCounts { lock, other, garbage, cut } = self.told;
+        let LineCounts { lock, other, garbage, cut } = self.counted;
         lock + other + garbage + cut
     }
 
-    /// Lines about locks so far.
+    /// Returns the number of lines about locks so far.
     pub(super) fn lock_lines(&self) -> u64 {
-        self.told.lock
+        self.counted.lock
     }
 
-    /// Events that the model had no room for and has not been told of.
+    /// Returns the number of events that the model had no room for, and does not know of yet.
     pub(super) fn missed(&self) -> u64 {
         self.missed
     }
 
-    /// How late what is read now is.
+    /// Returns the age of the lines that are being read.
     pub(super) fn lag(&self) -> Duration {
         self.lag.now
     }
 }
 
-/// How much later than at best lines come, by the server's clock and ours, which need not agree.
+/// The delay of lines beyond the smallest one, by the server's clock and ours, which need not agree.
 #[derive(Debug, Default)]
 struct Lag {
-    /// The least difference of the clocks, and when by ours.
+    /// The least difference of the clocks, and its time by ours.
     least: Option<(i64, i64)>,
     now: Duration,
 }
 
-/// The least difference grows by this share of the time, so that a step of a clock is forgotten some day.
+/// The least difference grows by this fraction of the time, so that a step of a clock is forgotten eventually.
 const CREEP: i64 = 100;
 
 impl Lag {
@@ -140,9 +140,9 @@ mod tests {
     use crate::model::types::{ScopeId, Settings};
     use crate::model::{Model, actor};
 
-    struct Deaf;
+    struct NoListener;
 
-    impl actor::Listener for Deaf {
+    impl actor::Listener for NoListener {
         fn effect(&mut self, _: &Arc<str>, _: crate::model::Effect) {}
         fn lag(&mut self, _: ScopeId, _: Duration) {}
     }
@@ -150,7 +150,7 @@ mod tests {
     const LINE: &str = "\"EVALSHA\" \"149c5a8bf18676fd99e9e6e24923bd64d9b62f94\" \"1\" \"orders:1\" \"30000\" \
         \"285475da-9152-4c83-822a-67ee2f116a79:52\"";
 
-    /// An acquire as the server prints it, in that database.
+    /// An acquisition as the server prints it, in that database.
     fn acquire(db: u32) -> String {
         let lua = |words| format!("+1.000002 [{db} lua] {words}\r\n");
         [
@@ -181,13 +181,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_line_is_counted_and_a_new_connection_begins_anew() {
+    async fn every_line_is_counted_and_a_new_connection_starts_over() {
         let (mut delivery, _actor) = delivery();
         delivery.bytes(acquire(0).as_bytes());
         delivery.bytes(b"+1.000003 [0 127.0.0.1:5000] \"PING\"\r\n-what is this\r\n");
         delivery.pause();
         assert_eq!((delivery.lines(), delivery.lock_lines()), (6, 4));
-        // Half a line and all that was late are the old connection's.
+        // Half a line and the lag belong to the old connection.
         delivery.lag.note(5_000_000, 0);
         delivery.lag.note(9_000_000, 0);
         assert!(delivery.lag() > Duration::from_secs(3));
@@ -201,30 +201,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_model_has_no_room_for_is_counted_and_told_with_the_next() {
+    async fn events_without_room_are_counted_and_reported_with_the_next() {
         let (mut delivery, actor) = delivery();
         let tell = |db, delivery: &mut Delivery| {
             delivery.bytes(acquire(db).as_bytes());
             delivery.pause();
         };
-        // Nobody takes anything in: some day there is no room left.
-        let mut told = 0;
+        // The model does not run, so the queue fills up.
+        let mut sent = 0;
         while delivery.missed() == 0 {
             tell(0, &mut delivery);
-            told += 1;
+            sent += 1;
         }
-        assert!(told > 1_000, "{told}");
+        assert!(sent > 1_000, "{sent}");
         for _ in 0..6 {
             tell(0, &mut delivery);
         }
         assert_eq!(delivery.missed(), 7);
-        assert_eq!((delivery.lines(), delivery.lock_lines()), (4 * (told + 6), 4 * (told + 6)));
-        // Another database is nobody's business here, and none of its events is missed.
+        assert_eq!((delivery.lines(), delivery.lock_lines()), (4 * (sent + 6), 4 * (sent + 6)));
+        // Another database is not watched, and none of its events is missed.
         tell(9, &mut delivery);
         assert_eq!(delivery.missed(), 7);
-        // With room again the next events go, and with them how many did not.
+        // Once there is room again, the next events arrive with the number of missed ones.
         let stop = CancellationToken::new();
-        let task = tokio::spawn(actor.run(Deaf, stop.clone()));
+        let task = tokio::spawn(actor.run(NoListener, stop.clone()));
         let room = async {
             while delivery.missed() > 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_difference_is_what_counts_and_clocks_may_be_set_back() {
+    fn the_least_difference_counts_and_clocks_may_be_set_back() {
         let mut lag = Lag::default();
         lag.note(5_000_000, 0);
         lag.note(6_000_000, 6_000_000);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_disagree_are_no_lag() {
+    fn clocks_that_disagree_are_not_lag() {
         let mut lag = Lag::default();
         let hour = 3_600_000_000;
         for i in 0..10 {

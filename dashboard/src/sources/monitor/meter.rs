@@ -1,4 +1,4 @@
-//! What MONITOR brings, by the second.
+//! Rates of MONITOR's output.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::delivery::Delivery;
 
-/// What came in the last second.
+/// The output of the last second.
 #[derive(Debug)]
 pub(super) struct Meter {
     since: Instant,
@@ -33,7 +33,7 @@ impl Default for Meter {
 }
 
 impl Meter {
-    /// Begins the next second; returns how long the last one was.
+    /// Begins the next second. Returns the length of the last one.
     pub(super) fn turn(&mut self, delivery: &Delivery) -> Duration {
         let elapsed = self.since.elapsed();
         let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX).max(1);

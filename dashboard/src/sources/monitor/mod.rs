@@ -1,9 +1,9 @@
-//! MONITOR: every command of every client as the server prints it, of which only those about locks are read.
+//! MONITOR: every command of every client as the server prints it, of which only those about locks are parsed.
 //!
-//! It is the one source that costs the server something for each command of others, and the one that can harm it: what a
-//! reader leaves unread fills the server's memory. So there is one connection a server, whoever looks; it is opened only
-//! where the server itself ends a reader that stalls; and unless told otherwise a [governor] keeps it to quiet
-//! times and closes it within a second when they end.
+//! It is the one source that costs the server something for every command of other clients, and the one that can harm it:
+//! output that a reader leaves unread fills the server's memory. Therefore there is one connection a server; it is opened only
+//! if the server itself disconnects a reader that stalls; and unless the settings say otherwise a [governor] opens it only in
+//! quiet times and closes it within a second when they end.
 
 mod delivery;
 mod governor;
@@ -40,21 +40,21 @@ use meter::Meter;
 use server::Bound;
 use switch::Switch;
 
-/// How often the load is judged.
+/// The interval at which the load is judged.
 const JUDGE_EACH: Duration = Duration::from_secs(1);
-/// Quiet looks at the load before it is opened.
+/// The number of quiet judgements before it is opened.
 const LOOKS: u32 = 3;
-/// What the server's settings forbid is asked again so late.
+/// The interval at which forbidding settings of the server are read again.
 const ASK_AGAIN: Duration = Duration::from_secs(300);
-/// What the account may not do, too: each time there is a row in the server's ACL log.
+/// The interval at which denied commands are tried again: each adds a row to the server's ACL log.
 const ASK_DENIED_AGAIN: Duration = Duration::from_secs(3_600);
-/// Every so many judgements it is looked whether somebody else has MONITOR on.
+/// The number of judgements between two checks for another client with MONITOR on.
 const LOOK_FOR_OTHERS: u32 = 10;
-/// A script's lines come in one go: after so long without more it is at its end.
+/// The silence after which a script's lines are complete, since they arrive in one go.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Our own PINGs show on it, so silence of so long is no quiet server.
+/// The silence after which the connection counts as dead, since our own PINGs appear on it.
 const SILENCE: Duration = Duration::from_secs(10);
-/// From when on it is called behind.
+/// The lag from which it is reported as behind.
 const BEHIND: Duration = Duration::from_secs(1);
 
 /// The reader of one server.
@@ -72,7 +72,7 @@ pub struct MonitorReader {
     delivery: Delivery,
 }
 
-/// Why it is on.
+/// The reason why it is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
     On,
@@ -80,21 +80,21 @@ enum Why {
     Watch(Instant),
 }
 
-/// Why it is on no longer.
+/// The reason why it was turned off.
 #[derive(Debug)]
 enum End {
-    /// The watch was over.
+    /// The watch ended.
     Watched,
-    /// It has to stay closed for a while; a clause says why.
+    /// It has to stay closed for a while, with the reason.
     Close(String),
-    /// The connection broke, or cannot be made.
+    /// The connection was lost, or cannot be made.
     Broken(String),
-    /// The account may not.
+    /// The account may not use it.
     Denied(String),
 }
 
 impl MonitorReader {
-    /// Makes it, and what asks it for a look. `link`: a connection of its own to the same server as the same user.
+    /// Creates the reader and its switch. `link`: a connection of its own to the same server as the same user.
     #[must_use]
     pub fn new(
         endpoint: Endpoint,
@@ -142,16 +142,16 @@ impl MonitorReader {
             End::Watched => self.status.set(SourceState::Paused, "the watch is over"),
             End::Close(why) => {
                 self.governor.closed(Instant::now());
-                tracing::info!(why, "MONITOR is closed");
+                tracing::info!(why, "MONITOR closed");
                 if self.watched().is_some() {
-                    // To be tried again soon, but not without a pause.
+                    // It is retried soon, but not without a pause.
                     self.status.set(SourceState::Paused, format!("closed: {why}"));
                     sleep(RETRY_AFTER).await;
                 }
                 self.pause(format!("closed: {why}")).await;
             }
             End::Broken(why) => {
-                tracing::warn!(why, "MONITOR has ended");
+                tracing::warn!(why, "MONITOR connection lost");
                 self.status.set(SourceState::Down, why);
                 sleep(RETRY_AFTER).await;
             }
@@ -162,7 +162,7 @@ impl MonitorReader {
         }
     }
 
-    /// Says why it is closed, until the governor's pause is over or somebody asks for a watch.
+    /// Reports why it is closed, until the governor's pause ends or somebody requests a watch.
     async fn pause(&mut self, why: String) {
         while self.watched().is_none() {
             let left = self.governor.wait(Instant::now());
@@ -175,7 +175,7 @@ impl MonitorReader {
         }
     }
 
-    /// Says why it cannot be opened, for a while or until somebody asks for a watch.
+    /// Reports why it cannot be opened, for a while or until somebody requests a watch.
     async fn refused(&mut self, state: SourceState, why: String, again: Duration) {
         self.status.set(state, why);
         self.asked_within(again).await;
@@ -186,19 +186,19 @@ impl MonitorReader {
             () = sleep(time) => {}
             changed = self.asked.changed() => {
                 if changed.is_err() {
-                    // Nobody is left to ask.
+                    // Nobody can request a watch any more.
                     sleep(time).await;
                 }
             }
         }
     }
 
-    /// Until when somebody watches.
+    /// Returns the end of the requested watch, if any.
     fn watched(&self) -> Option<Instant> {
         self.asked.borrow().filter(|until| *until > Instant::now())
     }
 
-    /// Waits until it may be opened. Says why, and what the load is.
+    /// Waits until it may be opened. Returns the reason, and the load.
     async fn closed(&mut self) -> (Why, Load) {
         let mut quiet = 0;
         loop {
@@ -207,7 +207,7 @@ impl MonitorReader {
                 std::future::pending::<()>().await;
             }
             let Some(info) = self.up().await else { continue };
-            // Whoever asks from now on is to be told by a fresh look: this one may be over by then in all but name.
+            // A watch that is requested from now on needs a fresh check: this one may be nearly over by then.
             self.asked.mark_unchanged();
             if let Err((why, again)) = self.may_ever(&info).await {
                 self.refused(SourceState::Paused, why, again).await;
@@ -237,7 +237,7 @@ impl MonitorReader {
         }
     }
 
-    /// What the server says of itself; none, after a moment, where it cannot be reached.
+    /// Returns the server's description of itself; none, after a moment, if it cannot be reached.
     async fn up(&self) -> Option<Arc<ServerInfo>> {
         let status = self.link.state().borrow().status.clone();
         match status {
@@ -250,10 +250,10 @@ impl MonitorReader {
         }
     }
 
-    /// Whether it may be opened at all on this server as it is set up.
+    /// Checks whether it may be opened at all with this server's settings.
     ///
     /// # Errors
-    /// Why not, and when to ask again.
+    /// The reason why not, and the time until the next check.
     async fn may_ever(&self, info: &ServerInfo) -> Result<(), (String, Duration)> {
         if info.role.is_none() {
             let why =
@@ -291,7 +291,7 @@ impl MonitorReader {
         }
     }
 
-    /// Reads until it is to be closed.
+    /// Reads until it has to be closed.
     async fn open(&mut self, connection: Connection, why: Why, load: Load) -> End {
         let vantage = match connection.info().role {
             Some(Role::Replica) => ServerRole::Replica,
@@ -300,7 +300,7 @@ impl MonitorReader {
         self.delivery.restart(vantage);
         self.governor.opened(load, Instant::now());
         self.tapping(true).await;
-        tracing::info!(why = why.as_str(), node = self.status.node, "MONITOR is on");
+        tracing::info!(why = why.as_str(), node = self.status.node, "MONITOR opened");
         let end = self.follow(connection, why).await;
         self.delivery.pause();
         self.tapping(false).await;
@@ -317,7 +317,7 @@ impl MonitorReader {
         let mut judged = 0_u32;
         let judging = judge(&link, own, true);
         tokio::pin!(judging);
-        self.tell(why, &meter);
+        self.report(why, &meter);
         loop {
             tokio::select! {
                 biased;
@@ -351,7 +351,7 @@ impl MonitorReader {
         }
     }
 
-    /// What comes of a look at the load, once a second.
+    /// Applies a judgement of the load, once a second.
     fn judge(
         &mut self,
         judgement: Result<(Load, bool), CallError>,
@@ -381,7 +381,7 @@ impl MonitorReader {
             }
             Why::On | Why::Watch(_) => {}
         }
-        self.tell(*why, meter);
+        self.report(*why, meter);
         Ok(())
     }
 
@@ -389,8 +389,8 @@ impl MonitorReader {
         if self.settings.unbounded { "unbounded" } else { why.as_str() }
     }
 
-    /// Says what it is and what it costs.
-    fn tell(&self, why: Why, meter: &Meter) {
+    /// Reports the reason why it is on, and its cost.
+    fn report(&self, why: Why, meter: &Meter) {
         let reason = match why {
             Why::On => "on by --monitor on".to_owned(),
             Why::Auto => "on while the server is quiet".to_owned(),
@@ -433,7 +433,7 @@ impl MonitorReader {
     }
 }
 
-/// Why it yields.
+/// The reason when another client has MONITOR on.
 const OTHER: &str = "another client has MONITOR on, and one is costly enough";
 
 impl Why {
@@ -446,11 +446,11 @@ impl Why {
     }
 }
 
-/// The load a second from now, and whether somebody else has MONITOR on, where that is to be looked at.
+/// Returns the load a second from now, and whether another client has MONITOR on, if `look` is set.
 async fn judge(link: &Link, own: Option<i64>, look: bool) -> Result<(Load, bool), CallError> {
     sleep(JUDGE_EACH).await;
     let load = server::load(link).await?;
-    // Without a number of one's own one cannot be told from others.
+    // Without the number of our own connection it cannot be distinguished from others.
     let others = look && own.is_some() && server::others(link, own).await?;
     Ok((load, others))
 }

@@ -1,4 +1,4 @@
-//! What the server says of its load, its limits and its clients.
+//! The server's load, limits and clients.
 
 use redis::{Cmd, Value, cmd};
 use service_kit::redis::{CallError, Link};
@@ -6,26 +6,26 @@ use tokio::time::Instant;
 
 use super::governor::Load;
 
-/// PINGs of which the median counts.
+/// The number of PINGs of which the median counts.
 const PINGS: usize = 5;
-/// With more clients than these they are not listed: that takes the server 2 ms for each thousand.
+/// The most clients that are listed, which takes the server 2 ms a thousand.
 const MAX_LISTED: u64 = 1_000;
 
-/// How the server bounds a reader that stalls.
+/// The server's limit for a reader that stalls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bound {
-    /// It ends its connection.
+    /// It disconnects it.
     Bounded,
-    /// It keeps all for it until its memory is full.
+    /// It buffers everything for it until its memory is full.
     Unbounded,
-    /// The account may not know.
+    /// The account may not read the limit.
     Unreadable,
 }
 
-/// Whether the server itself ends a connection that does not read.
+/// Reads whether the server itself disconnects a client that does not read.
 ///
 /// # Errors
-/// When there is no answer.
+/// Without a reply.
 pub(super) async fn bound(link: &Link) -> Result<Bound, CallError> {
     let mut readable = false;
     for (setting, bounds) in [
@@ -48,7 +48,7 @@ pub(super) async fn bound(link: &Link) -> Result<Bound, CallError> {
     Ok(if readable { Bound::Unbounded } else { Bound::Unreadable })
 }
 
-/// Whether the class `normal`, which a reader of MONITOR is in, has a hard limit.
+/// Returns whether the class `normal`, which a reader of MONITOR is in, has a hard limit.
 fn bounds_normal(setting: &str) -> bool {
     let mut words = setting.split_ascii_whitespace();
     words.by_ref().any(|word| word == "normal")
@@ -59,10 +59,10 @@ fn bounds_all(setting: &str) -> bool {
     !matches!(setting, "" | "0" | "0%")
 }
 
-/// How busy it is. Takes several round trips.
+/// Measures the server's load, in several round trips.
 ///
 /// # Errors
-/// When there is no answer, or it is refused.
+/// Without a reply, or when a command is refused.
 pub(super) async fn load(link: &Link) -> Result<Load, CallError> {
     let stats = info(link, "stats").await?;
     let mut pings = Vec::with_capacity(PINGS);
@@ -72,7 +72,7 @@ pub(super) async fn load(link: &Link) -> Result<Load, CallError> {
         pings.push(sent.elapsed());
     }
     pings.sort_unstable();
-    // The whole part: some are told with a fraction.
+    // The whole part: some values have a fraction.
     let number = |name: &str| -> u64 {
         let whole = field(&stats, name).and_then(|text| text.split('.').next());
         whole.and_then(|text| text.parse().ok()).unwrap_or_default()
@@ -84,11 +84,11 @@ pub(super) async fn load(link: &Link) -> Result<Load, CallError> {
     })
 }
 
-/// Whether another client has MONITOR on. `own`: the number of our connection, where it is open; then only older ones
-/// count, or two of us would yield to each other.
+/// Returns whether another client has MONITOR on. `own`: the number of our connection, if it is open; then only older ones
+/// count, so that two dashboards do not yield to each other.
 ///
 /// # Errors
-/// When there is no answer.
+/// Without a reply.
 pub(super) async fn others(link: &Link, own: Option<i64>) -> Result<bool, CallError> {
     let clients = match info(link, "clients").await {
         Ok(clients) => clients,

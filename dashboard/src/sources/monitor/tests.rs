@@ -1,5 +1,4 @@
-//! When it looks whether it may be opened, before a server that answers as it is told; and what comes of a look while it
-//! is open.
+//! Checks before MONITOR is opened, against a scripted server, and judgements while it is open.
 
 use prometheus::Registry;
 use redisson::{Grouping, Moment};
@@ -15,7 +14,7 @@ use crate::model::types::{Rule, Settings, Source};
 use crate::model::{Model, actor};
 use crate::sources::status::Sources;
 
-/// The words of the next command; none at the end.
+/// Reads the words of the next command; none at the end.
 async fn command(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
     let mut words = Vec::new();
     let mut left = 1_usize;
@@ -38,8 +37,8 @@ async fn command(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// A master that bounds no reader. It tells of each time that it is asked for its bounds, and before it answers the first
-/// time somebody asks for a watch.
+/// A master without limits for readers. It reports each time that its limits are read, and requests a watch before it
+/// replies the first time.
 async fn serve(stream: TcpStream, switch: &Switch, looks: mpsc::Sender<()>) {
     let mut stream = BufReader::new(stream);
     let mut first = true;
@@ -65,7 +64,7 @@ async fn serve(stream: TcpStream, switch: &Switch, looks: mpsc::Sender<()>) {
     }
 }
 
-/// What reads MONITOR of that server, what asks it for a look, and who hears of it.
+/// Returns the reader of that server, its switch, and the model's task.
 fn reader(
     target: &Target,
     mode: MonitorMode,
@@ -96,7 +95,7 @@ fn reader(
 }
 
 #[tokio::test]
-async fn a_watch_that_is_asked_for_while_it_looks_is_told_by_another_look() {
+async fn a_watch_requested_during_a_check_leads_to_another_check() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
     let target: Target = url.parse().unwrap();
@@ -121,10 +120,10 @@ async fn a_watch_that_is_asked_for_while_it_looks_is_told_by_another_look() {
     }
 }
 
-/// What a look says: the load, and whether somebody else has MONITOR on.
+/// The load, and whether another client has MONITOR on.
 type Judgement = Result<(Load, bool), CallError>;
 
-/// What comes of a look: nothing, or why it is closed.
+/// Returns the reason to close it after a judgement; empty: it stays open.
 fn judged(
     tap: &mut MonitorReader,
     judgement: Judgement,
@@ -141,7 +140,7 @@ fn judged(
 }
 
 #[tokio::test]
-async fn each_look_tells_whether_it_may_stay_open() {
+async fn each_judgement_decides_whether_it_stays_open() {
     let nowhere = tempfile::tempdir().unwrap();
     let target = format!("unix://{}", nowhere.path().join("redis.sock").display());
     let shutdown = Shutdown::new();

@@ -1,12 +1,11 @@
-//! Reading at a node that is about to take over a slot. Until it has it, it serves the slot's keys only to whoever says
-//! ASKING each time.
+//! Reads on a node that is about to take over a slot. Until it has it, it serves the slot's keys only after ASKING.
 
 use redis::{Arg, Cmd, Pipeline, Value};
 use service_kit::redis::{CallError, Link, ServerError};
 
 use super::{Caller, ServerFacts};
 
-/// A link to such a node, at its own pace.
+/// An unpaced connection to such a node.
 #[derive(Debug)]
 pub struct AskingLink<'a>(pub &'a Link, pub &'a ServerFacts);
 
@@ -15,7 +14,7 @@ impl Caller for AskingLink<'_> {
         &mut self,
         commands: Vec<Cmd>,
     ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
-        let (pipeline, wanted) = led_in(commands);
+        let (pipeline, wanted) = with_asking(commands);
         let replies = self.0.pipeline(pipeline).await?;
         let wanted = replies.into_iter().zip(wanted).filter(|(_, wanted)| *wanted);
         Ok(wanted.map(|(reply, _)| reply).collect())
@@ -26,9 +25,9 @@ impl Caller for AskingLink<'_> {
     }
 }
 
-/// The commands, with ASKING before each of them and before each transaction, which it holds for as a whole; and which of
-/// the replies are to the commands.
-fn led_in(commands: Vec<Cmd>) -> (Pipeline, Vec<bool>) {
+/// Returns the commands with ASKING before each of them, or once before a transaction; and whether each reply belongs to one
+/// of the commands.
+fn with_asking(commands: Vec<Cmd>) -> (Pipeline, Vec<bool>) {
     let mut pipeline = Pipeline::with_capacity(commands.len() * 2);
     let mut wanted = Vec::with_capacity(commands.len() * 2);
     let mut within = false;
@@ -55,9 +54,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transaction_is_asked_for_once_and_other_commands_each() {
+    fn a_transaction_needs_asking_once_and_other_commands_each() {
         let verbs = ["HLEN", "MULTI", "HLEN", "PTTL", "EXEC", "TYPE"];
-        let (pipeline, wanted) = led_in(verbs.map(cmd).into());
+        let (pipeline, wanted) = with_asking(verbs.map(cmd).into());
         let said = |command: &Cmd| match command.args_iter().next() {
             Some(Arg::Simple(verb)) => String::from_utf8_lossy(verb).into_owned(),
             _ => String::new(),

@@ -1,7 +1,7 @@
-//! Keys that belong to a lock: a fair lock's queue and deadlines, a fenced lock's token, readers' markers.
+//! Companion keys of a lock: a fair lock's queue and deadlines, a fenced lock's token, readers' markers.
 //!
-//! They are asked for in the lock's own transaction, in bounded number. A queue's entries can be of any length, so
-//! it is read only after the server has told how much memory they take.
+//! They are read in the lock's own transaction, in bounded number. A queue's entries can have any length, so they are read
+//! only after the memory that they take.
 
 use std::time::Duration;
 
@@ -12,50 +12,48 @@ use super::reply::{integer, is_list, signed, strings};
 use super::{Caller, KnownParts, ReadError, ask, command};
 use crate::model::types::{Companions, Marker, Queue, QueueEntry, Token};
 
-/// Places looked at in a queue.
+/// The most queue entries that are read.
 pub const MAX_QUEUE: usize = 64;
-/// Markers asked for in one reading.
+/// The most markers in one reading.
 const MAX_MARKERS: usize = 256;
-/// Markers asked for of a reader whose count is not known, or is large.
+/// The markers read for a reader whose count is unknown, or large.
 const MARKERS_EACH: i64 = 4;
-/// What an entry of a queue may take on average, in bytes, with what the key itself takes.
+/// The average size up to which a queue's entries are read, in bytes.
 const ENTRY_BYTES: u64 = 512;
+/// The size of the key itself, in bytes.
 const KEY_BYTES: u64 = 8_192;
 
-/// How closely a queue is looked at.
+/// The part of a queue that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum QueueAsk {
-    /// Only whether there is one.
+    /// Only whether it exists.
     Type,
-    /// How long it is.
     Length,
-    /// Who stands in it.
     Front,
 }
 
-/// What is asked for beside one lock.
+/// The companions to read for one lock.
 #[derive(Debug)]
 pub(super) struct Ask {
     queue: QueueAsk,
-    /// Whether there is one, or deadlines without one.
+    /// Whether a queue exists, or deadlines without one.
     is_queued: bool,
     waiting: Vec<HolderId>,
     readers: Vec<(HolderId, i64)>,
     token: bool,
-    /// The server's clock, in epoch milliseconds.
+    /// The server's clock, in milliseconds since 1970.
     clock: u64,
 }
 
-/// What the replies were not enough for.
+/// A further read that the replies make necessary.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum More {
-    /// There is a queue, or there are deadlines: whether it may be read has to be asked.
+    /// A queue or deadlines exist: their size has to be read first.
     Queue,
     Waiting(Vec<HolderId>),
 }
 
 impl Ask {
-    /// What to ask for of a lock of which that is known.
     pub(super) fn new(known: &KnownParts, clock: u64) -> Self {
         let queue = if known.waiting.is_empty() { QueueAsk::Type } else { QueueAsk::Front };
         Self {
@@ -68,7 +66,7 @@ impl Ask {
         }
     }
 
-    /// The lock turned out to have these fields: whoever reads it is asked about too.
+    /// Adds the markers of the readers among the lock's fields.
     pub(super) fn has_fields(&mut self, fields: &[Vec<u8>]) {
         if !fields.iter().any(|field| field == redisson::shape::MODE_FIELD) {
             return;
@@ -81,12 +79,12 @@ impl Ask {
         }
     }
 
-    /// There is a queue, or there are deadlines, although the lock itself may not be there.
+    /// Notes that a queue or deadlines exist, even if the lock does not.
     pub(super) fn expects_queue(&mut self) {
         self.is_queued = true;
     }
 
-    /// There is one, which may be read or only counted.
+    /// Notes that a queue exists, which may be read or only counted.
     pub(super) fn has_queue(&mut self, may_be_read: bool) {
         self.is_queued = true;
         self.queue = if may_be_read { QueueAsk::Front } else { QueueAsk::Length };
@@ -96,13 +94,13 @@ impl Ask {
         self.waiting = waiting;
     }
 
-    /// What is known, for whoever asks elsewhere.
+    /// Returns the known parts, for a read on another node.
     pub(super) fn known(&self, fields: Vec<Vec<u8>>) -> KnownParts {
         let (waiting, readers) = (self.waiting.clone(), self.readers.clone());
         KnownParts { fields, waiting, readers, token: self.token, revalidate: None }
     }
 
-    /// The numbers of the markers of a reader that are asked for: its newest holds', which end last.
+    /// Returns the numbers of a reader's markers to read: those of its newest holds, which expire last.
     fn numbers(&self, count: i64) -> impl Iterator<Item = u32> + use<> {
         let each = MAX_MARKERS / self.readers.len().max(1);
         let each = MARKERS_EACH.min(i64::try_from(each).unwrap_or(MARKERS_EACH)).max(1);
@@ -151,7 +149,7 @@ impl Ask {
         commands
     }
 
-    /// Reads the replies to these commands. What is of another type than a companion's is as good as not there.
+    /// Parses the replies to these commands. A key of another type than the companion's counts as absent.
     pub(super) fn read(
         &self,
         results: &mut impl Iterator<Item = Value>,
@@ -198,7 +196,7 @@ impl Ask {
             Some(_) => Token::Absent,
         };
         let mut markers = Vec::new();
-        // Also those of readers that no longer hold it: they may have been left behind.
+        // Readers that no longer hold it may have left markers behind.
         for (id, asked) in self.asked_readers() {
             let mut found: Option<Marker> = None;
             for _ in self.numbers(*asked) {
@@ -207,7 +205,7 @@ impl Ask {
             let count = counts.iter().find(|holder| holder.id == *id).map(|holder| holder.count);
             match (found, count) {
                 (Some(marker), _) => markers.push((*id, marker)),
-                // With more holds than were thought the markers asked for may just be old.
+                // With more holds than expected, the markers that were read may just be old.
                 (None, Some(count)) if count > *asked => {}
                 (None, _) => markers.push((*id, Marker::Missing)),
             }
@@ -230,7 +228,7 @@ fn longest(found: Option<Marker>, pttl: Option<i64>) -> Option<Marker> {
     }
 }
 
-/// Scores, which RESP2 writes as text. Deadlines are whole milliseconds.
+/// Parses scores, which RESP2 sends as text. Deadlines are whole milliseconds.
 fn doubles(value: &Value) -> Vec<Option<u64>> {
     let Value::Array(values) = value else { return Vec::new() };
     let score = |value: &Value| {
@@ -239,14 +237,13 @@ fn doubles(value: &Value) -> Vec<Option<u64>> {
             Value::Double(score) => *score,
             _ => return None,
         };
-        // What is no instant between 1970 and the end of time is no deadline.
+        // Anything outside the range of instants is not a deadline.
         (0.0..=9e15).contains(&score).then(|| format!("{score:.0}").parse().ok()).flatten()
     };
     values.iter().map(score).collect()
 }
 
-/// Asks of queues whether they may be read: whether their entries are of a holder id's size, as far as what they
-/// take in memory tells.
+/// Checks whether queues may be read: by their memory, their entries must have about a holder id's size.
 pub(super) async fn readable(
     caller: &mut impl Caller,
     names: &[LockName],
@@ -310,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_vetted_then_read_then_its_deadlines() {
+    fn a_queue_is_checked_then_read_then_its_deadlines() {
         let mut ask = Ask::new(&KnownParts::default(), 5);
         assert_eq!(read(&ask, vec![list()], &[]), (Companions::default(), Some(More::Queue)));
         ask.has_queue(true);
@@ -333,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_live_as_long_as_any_of_their_markers() {
+    fn a_reader_is_alive_while_any_of_its_markers_is() {
         let holders = [1, 2, 3].map(|n| Holder { id: id(n), count: n });
         let readers = holders.iter().map(|holder| (holder.id, holder.count)).collect();
         let ask = Ask::new(&KnownParts { readers, token: true, ..KnownParts::default() }, 0);
@@ -347,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_with_more_holds_than_were_asked_about_is_not_called_gone() {
+    fn a_reader_with_more_holds_than_markers_read_is_not_gone() {
         let ask = Ask::new(&KnownParts { readers: vec![(id(1), 1)], ..KnownParts::default() }, 0);
         let replies = vec![Value::SimpleString("none".into()), Value::Int(-2)];
         let (companions, _) = read(&ask, replies, &[Holder { id: id(1), count: 2 }]);
@@ -355,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_readers_cost_no_more_than_a_few_hundred_questions() {
+    fn a_thousand_readers_cost_at_most_a_few_hundred_commands() {
         let readers = (0..1_000).map(|n| (id(n), 3)).collect();
         let ask = Ask::new(&KnownParts { readers, ..KnownParts::default() }, 0);
         assert!(ask.commands(&name()).len() <= MAX_MARKERS + 1);

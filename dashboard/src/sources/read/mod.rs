@@ -1,10 +1,10 @@
-//! Reading keys that may be locks, without ever asking for a reply of unknown size.
+//! Reads of possible locks, without ever requesting a reply of unknown size.
 //!
-//! A key not known as a lock is asked for its number of fields, then for three names (a pass, to which all keys are hashes, asks
-//! for both at once), then for the lengths of their values; only what still looks like a lock is read. A key known as one is read at once, by the fields it had: names
-//! in bounded number, values of fields whose lengths were asked before. One that is probably as it was is asked in short, see
-//! [`revalidate`]. What a whole reading consists of comes from one
-//! MULTI/EXEC, so that it never mixes two holders. No script is used: an observer's account needs no right to run any.
+//! An unknown key is asked for its number of fields, then for three field names (a scan, whose keys are all hashes, asks for
+//! both at once), then for the lengths of their values; only a hash that still looks like a lock is read. A known lock is read
+//! at once, by its known fields: names in bounded number, and values of fields whose lengths were read before. An unchanged lock
+//! is revalidated, see [`revalidate`]. A whole reading is one MULTI/EXEC, so that it never mixes two holders. No scripts are
+//! used: an observer's account needs no right to run any.
 
 mod asking_link;
 pub mod companions;
@@ -28,18 +28,18 @@ pub use reply::{clock_micros, integer, strings};
 pub use server_facts::ServerFacts;
 use transaction::{Job, transactions};
 
-/// Why nothing could be read.
+/// The reason why nothing could be read.
 #[derive(Debug, Clone, Error)]
 pub enum ReadError {
-    /// No answer, or a refusal that concerns more than one key.
+    /// No reply, or a refusal that concerns more than one key.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// An answer of another form than the command has.
+    /// A reply of an unexpected form.
     #[error("odd reply to {0}")]
     Odd(&'static str),
 }
 
-/// Who sends commands: a link, or one that is paced.
+/// A connection that sends commands, paced or not.
 pub trait Caller: Send {
     /// Sends all commands at once.
     fn send(
@@ -47,11 +47,10 @@ pub trait Caller: Send {
         commands: Vec<Cmd>,
     ) -> impl Future<Output = Result<Vec<Result<Value, ServerError>>, CallError>> + Send;
 
-    /// What was learnt of the server meanwhile.
     fn facts(&self) -> &ServerFacts;
 }
 
-/// A link at its own pace.
+/// An unpaced connection.
 #[derive(Debug)]
 pub struct Unpaced<'a>(pub &'a Link, pub &'a ServerFacts);
 
@@ -68,7 +67,7 @@ impl Caller for Unpaced<'_> {
     }
 }
 
-/// The commands as one pipeline, which goes out as a whole and in order.
+/// Returns the commands as one pipeline, which is sent as a whole and in order.
 #[must_use]
 pub fn pipeline(commands: Vec<Cmd>) -> Pipeline {
     let mut pipeline = Pipeline::with_capacity(commands.len());
@@ -86,25 +85,23 @@ pub struct Found {
     pub reading: Reading,
 }
 
-/// What came of asking for keys.
+/// The results of reading keys.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// Those that were read.
     pub found: Vec<Found>,
-    /// Those that this server does not serve, or not any more: where the slot is on its way to that node, only that node
-    /// knows whether they exist.
-    pub led_on: Vec<(ReadRequest, Redirect)>,
+    /// Keys that another node serves. While a slot moves there, only that node knows whether its keys exist.
+    pub redirected: Vec<(ReadRequest, Redirect)>,
 }
 
 impl Findings {
-    /// A key is at another node of the cluster.
-    fn lead_on(&mut self, facts: &ServerFacts, request: ReadRequest, redirect: Redirect) {
+    /// Adds a key that is on another node of the cluster.
+    fn redirect(&mut self, facts: &ServerFacts, request: ReadRequest, redirect: Redirect) {
         facts.note_redirect();
-        self.led_on.push((request, redirect));
+        self.redirected.push((request, redirect));
     }
 }
 
-/// Reads keys. What could not be read for good because it kept changing is left out.
+/// Reads keys. A lock that keeps changing while it is read is left out.
 ///
 /// # Errors
 /// When the connection fails, or the account may not run a command at all.
@@ -126,7 +123,7 @@ pub async fn read(
     Ok(findings)
 }
 
-/// Reads those of the keys, which a scan says are hashes, that have a lock's form. The others are `left`.
+/// Reads the hashes that have a lock's shape. The others are added to `left`.
 ///
 /// # Errors
 /// As [`read`].
@@ -138,7 +135,7 @@ pub async fn discover(
     let mut findings = Findings::default();
     let mut jobs = Vec::new();
     let known = KnownParts { token: true, ..KnownParts::default() };
-    // Two commands each: a part is to hold up nobody for longer.
+    // Two commands each, so that no part delays others for longer.
     for names in names.chunks(PROBES / 2) {
         let request = |name: &LockName| ReadRequest { name: name.clone(), known: known.clone() };
         let requests: Vec<ReadRequest> = names.iter().map(request).collect();
@@ -152,7 +149,7 @@ pub async fn discover(
     Ok(findings)
 }
 
-/// Which other node of a cluster has the key, or is about to: then nothing was learnt of it.
+/// Returns the redirect in a reply, if another node of the cluster has the key, or is about to.
 fn elsewhere(reply: &Result<Value, ServerError>) -> Option<Redirect> {
     reply.as_ref().err()?.redirect()
 }

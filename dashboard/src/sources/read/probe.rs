@@ -1,29 +1,29 @@
-//! Keys not known as locks, asked step by step whether they can be.
+//! Step-by-step checks whether unknown keys can be locks.
 
 use redis::Cmd;
 use redisson::{LockName, keys, shape};
 use service_kit::redis::Redirect;
 
-use super::reply::{integer, is_of, no_lock, no_lock_but, other, permitted, strings, too_large};
+use super::reply::{integer, is_of, no_lock, other, other_hash, permitted, strings, too_large};
 use super::transaction::Job;
 use super::{Caller, Findings, Found, KnownParts, ReadError, ReadRequest, ask, command, elsewhere};
 use crate::model::types::{Companions, Reading, Stamp};
 
 /// Keys in one pipeline of single commands.
 pub(super) const PROBES: usize = 100;
-/// Names asked for to tell whether a hash can be a lock.
+/// Field names that decide whether a hash can be a lock.
 const SAMPLE: usize = 3;
 
-/// What keys may be.
+/// The prior knowledge about keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keys {
-    /// Anything or nothing: queues are looked for too.
+    /// None: queues are checked too.
     Any,
-    /// Hashes, as the server said a moment ago.
+    /// They were hashes a moment ago.
     Hashes,
 }
 
-/// Asks of each key, step by step, whether it can be a lock. Those that can are returned, the others are found.
+/// Checks each key, step by step. Returns those that can be locks; the others go to the findings.
 pub(super) async fn probe(
     caller: &mut impl Caller,
     requests: &[ReadRequest],
@@ -52,7 +52,7 @@ pub(super) async fn probe(
         let mut queued = false;
         let companions = [replies.next(), (kind == Keys::Any).then(|| replies.next()).flatten()];
         if let Some(redirect) = elsewhere(&length) {
-            findings.lead_on(&facts, request.clone(), redirect);
+            findings.redirect(&facts, request.clone(), redirect);
             continue;
         }
         let mut sampled = None;
@@ -95,7 +95,7 @@ pub(super) async fn probe(
     for ((name, token), reply) in hashes.into_iter().zip(samples) {
         if let Some(redirect) = elsewhere(&reply) {
             let known = KnownParts { token, ..KnownParts::default() };
-            findings.lead_on(&facts, ReadRequest { name, known }, redirect);
+            findings.redirect(&facts, ReadRequest { name, known }, redirect);
             continue;
         }
         let fields = permitted(reply)?.map(|value| strings(&value).unwrap_or_default());
@@ -109,7 +109,7 @@ pub(super) async fn probe(
                 tokens.push(token);
             }
             Ok(fields) => {
-                let reading = Reading::Other(no_lock_but(&fields));
+                let reading = Reading::Other(other_hash(&fields));
                 findings.found.push(Found { name, stamp, reading });
             }
             Err(error) => {
@@ -124,7 +124,7 @@ pub(super) async fn probe(
         let lengths = match lengths {
             Ok(lengths) => lengths,
             Err(redirect) => {
-                findings.lead_on(&facts, ReadRequest { name, known }, redirect);
+                findings.redirect(&facts, ReadRequest { name, known }, redirect);
                 continue;
             }
         };
@@ -143,10 +143,10 @@ fn sample(name: &LockName) -> Cmd {
     names
 }
 
-/// How long the values of one key's fields are, or where the key is.
+/// The lengths of the values of one key's fields, or the node that has the key.
 pub(super) type Lengths = Result<Vec<u64>, Redirect>;
 
-/// Asks how long the values of fields are.
+/// Reads the lengths of fields' values.
 pub(super) async fn lengths(
     caller: &mut impl Caller,
     candidates: &[(LockName, Vec<Vec<u8>>)],

@@ -1,4 +1,4 @@
-//! Replies taken apart, and refusals put into words.
+//! Parsers of replies, and words for refusals.
 
 use redis::Value;
 use redisson::shape;
@@ -6,7 +6,7 @@ use service_kit::redis::{CallError, ServerError};
 
 use super::ReadError;
 
-/// A refusal that concerns all keys, now or for good, ends the reading; others concern this key only.
+/// Turns a refusal that concerns all keys into an error; others concern this key only.
 pub(super) fn permitted(
     reply: Result<Value, ServerError>,
 ) -> Result<Result<Value, ServerError>, ReadError> {
@@ -22,12 +22,12 @@ fn concerns_all(error: &ServerError) -> bool {
     (error.is_denied() && !concerns_key(error)) || error.message.starts_with("unknown command")
 }
 
-/// Whether the account may run the command, only not on this key.
+/// Returns whether the account may run the command, but not on this key.
 pub(super) fn concerns_key(error: &ServerError) -> bool {
     error.code == "NOPERM" && error.message.contains("key")
 }
 
-/// The server's clock in epoch microseconds, as it answers to TIME.
+/// Parses a reply to TIME into microseconds since 1970.
 #[must_use]
 pub fn clock_micros(reply: &Value) -> Option<u64> {
     let parts = strings(reply)?;
@@ -53,8 +53,8 @@ pub(super) fn no_lock() -> String {
     "a hash whose fields are not a lock's".to_owned()
 }
 
-/// The same for a hash that is known by its fields as one of Redisson's other things.
-pub(super) fn no_lock_but(fields: &[Vec<u8>]) -> String {
+/// Describes a hash whose fields are those of another synchronizer of Redisson, if they are.
+pub(super) fn other_hash(fields: &[Vec<u8>]) -> String {
     match shape::other_synchronizer(fields) {
         Some(what) => format!("{what}, which is no lock"),
         None => no_lock(),
@@ -65,7 +65,7 @@ pub(super) fn is_list(reply: &Result<Value, ServerError>) -> bool {
     is_of(reply, "list")
 }
 
-/// Whether TYPE says so.
+/// Returns whether a reply to TYPE is that type.
 pub(super) fn is_of(reply: &Result<Value, ServerError>, of: &str) -> bool {
     match reply {
         Ok(Value::SimpleString(kind)) => kind == of,
@@ -86,7 +86,7 @@ pub fn integer(value: &Value) -> Option<u64> {
     signed(value).and_then(|n| u64::try_from(n).ok())
 }
 
-/// A list of strings.
+/// Parses a list of strings.
 #[must_use]
 pub fn strings(value: &Value) -> Option<Vec<Vec<u8>>> {
     optional_strings(value)?.into_iter().collect()

@@ -1,4 +1,4 @@
-//! Locks, read as they are at one instant.
+//! Readings of locks at one instant.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -18,9 +18,9 @@ use crate::model::types::{Companions, ReadRequest, Reading, Token};
 
 /// Locks in one pipeline.
 const TRANSACTIONS: usize = 32;
-/// Names asked for of a lock beyond those it is known to have.
+/// Field names requested beyond the known ones.
 const SPARE_NAMES: usize = 8;
-/// A lock that changes hands each time it is looked at is left for the next time after so many tries.
+/// The most attempts at a lock that changes hands each time it is read.
 const TRIES: usize = 4;
 
 /// One lock to be read.
@@ -30,11 +30,11 @@ pub(super) struct Job {
     fields: Vec<Vec<u8>>,
     /// Fields that cannot be a holder's, or whose values are too long to be a count.
     alien: Vec<Vec<u8>>,
-    /// How many names to ask for.
+    /// The number of field names to request.
     ask: usize,
-    /// What to ask for beside it; nothing where the account may read the lock but not what belongs to it.
+    /// The companions to read; none if the account may read the lock but not its companions.
     companions: Option<Ask>,
-    /// Whether what stands beside it is not asked for since it may be at another node: its slot is moving.
+    /// Whether the companions are left out since they may be on another node: the slot is moving.
     away: bool,
 }
 
@@ -46,7 +46,7 @@ impl Job {
         Self { name, fields, alien: Vec::new(), ask, companions, away: false }
     }
 
-    /// For a key that is not there, with a queue or deadlines that are.
+    /// Returns a job for an absent key with a queue or deadlines.
     pub(super) fn of_queue(name: LockName, known: &KnownParts, facts: &ServerFacts) -> Self {
         let mut job = Self::new(name, known, facts);
         if let Some(companions) = &mut job.companions {
@@ -55,7 +55,7 @@ impl Job {
         job
     }
 
-    /// The same for another node.
+    /// Returns the request for the same read on another node.
     fn request(self) -> ReadRequest {
         let known = match &self.companions {
             Some(companions) => companions.known(self.fields),
@@ -68,8 +68,8 @@ impl Job {
         self.name.as_bytes()
     }
 
-    /// What one transaction asks: how many fields, their names, the time to live, the values of fields known, and
-    /// what stands beside it. Also how many of these concern the lock itself, MULTI included.
+    /// Returns the commands of one transaction: the number of fields, their names, the time to live, the values of known
+    /// fields, and the companions. Also the number of commands that concern the lock itself, including MULTI.
     fn commands(&self) -> (Vec<Cmd>, usize) {
         let mut names = command("HRANDFIELD", self.key());
         names.arg(self.ask);
@@ -91,7 +91,7 @@ impl Job {
     }
 }
 
-/// Reads locks, again where more has to be asked for.
+/// Reads locks, repeatedly if more has to be requested.
 pub(super) async fn transactions(
     caller: &mut impl Caller,
     mut jobs: Vec<Job>,
@@ -113,7 +113,7 @@ pub(super) async fn transactions(
                 let mut block: Vec<_> = replies.by_ref().take(size).collect();
                 let exec = block.pop();
                 if let Some(redirect) = block.iter().take(own).find_map(elsewhere) {
-                    findings.lead_on(caller.facts(), job.request(), redirect);
+                    findings.redirect(caller.facts(), job.request(), redirect);
                     continue;
                 }
                 let companions_refused =
@@ -122,7 +122,7 @@ pub(super) async fn transactions(
                 if let Some(error) = refused.as_ref().filter(|_| companions_refused)
                     && !error.is_transient()
                 {
-                    // Of a slot that is moving some keys are here and some are not.
+                    // While a slot moves, only some of its keys are here.
                     let away = error.redirect().is_some();
                     if !concerns_key(error) && !away {
                         caller.facts().deny_companions(&error.to_string());
@@ -130,7 +130,7 @@ pub(super) async fn transactions(
                     again.push((Job { companions: None, away, ..job }, Need::Same));
                     continue;
                 }
-                // Nothing was refused before, but of a slot that is moving not all keys of a transaction are there.
+                // Nothing was refused before EXEC, but while a slot moves not all keys of a transaction are here.
                 match exec.as_ref().filter(|_| refused.is_none()) {
                     Some(Err(error)) if error.is_split() && job.companions.is_some() => {
                         let apart = Job { companions: None, away: true, ..job };
@@ -139,7 +139,7 @@ pub(super) async fn transactions(
                     }
                     Some(exec) => {
                         if let Some(redirect) = elsewhere(exec) {
-                            findings.lead_on(caller.facts(), job.request(), redirect);
+                            findings.redirect(caller.facts(), job.request(), redirect);
                             continue;
                         }
                     }
@@ -149,7 +149,7 @@ pub(super) async fn transactions(
                     Outcome::Read(reading) => {
                         findings.found.push(Found { name: job.name, stamp, reading });
                     }
-                    // Who waits is told without the deadlines of those that came just now, rather than not at all.
+                    // Waiters without the deadlines of those that came just now are better than none.
                     Outcome::Needs(Need::Deadlines(_), reading) if left == 0 => {
                         findings.found.push(Found { name: job.name, stamp, reading });
                     }
@@ -174,8 +174,8 @@ fn chunks(jobs: Vec<Job>) -> Vec<Vec<Job>> {
     chunks
 }
 
-/// Makes jobs ready to be tried again: fields not known yet are read only where their values are short, queues only
-/// where their entries are.
+/// Prepares jobs for another attempt: new fields are read only if their values are short, queues only if their entries
+/// are.
 async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Vec<Job>, ReadError> {
     let mut asked = Vec::new();
     let mut queues = Vec::new();
@@ -200,7 +200,7 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
             Need::Names(ask) => job.ask = ask,
             Need::Fields(fields) => {
                 let (new, lengths) = vetted.next().unwrap_or_else(|| (Vec::new(), Ok(Vec::new())));
-                // Where it has gone elsewhere meanwhile it is that which the next transaction says.
+                // If it has moved meanwhile, the next transaction reports that.
                 let lengths = lengths.unwrap_or_else(|_| vec![u64::MAX; new.len()]);
                 let long: HashSet<&Vec<u8>> = new
                     .iter()
@@ -232,27 +232,27 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
     Ok(prepared)
 }
 
-/// What has to be asked for besides.
+/// A further request that a reading makes necessary.
 enum Need {
     /// The same again.
     Same,
-    /// It has these fields, others than those asked for.
+    /// It has these fields, some of which were not requested.
     Fields(Vec<Vec<u8>>),
-    /// It has more fields than were asked for: ask for so many.
+    /// It has more fields than were requested: request this many.
     Names(usize),
-    /// There is a queue beside it.
+    /// It has a queue.
     Queue,
-    /// These stand in its queue.
+    /// These ids are in its queue.
     Deadlines(Vec<HolderId>),
 }
 
 enum Outcome {
     Read(Reading),
-    /// More is needed; the reading as far as it goes.
+    /// More is needed; with the reading so far.
     Needs(Need, Reading),
 }
 
-/// What the replies to one transaction say.
+/// Evaluates the replies to one transaction.
 fn outcome(
     job: &Job,
     refused: Option<ServerError>,
@@ -260,7 +260,7 @@ fn outcome(
 ) -> Result<Outcome, ReadError> {
     let results = match (refused, exec) {
         (_, Some(Ok(Value::Array(results)))) => results,
-        // What was refused while queueing says more than EXEC, which only says that something was.
+        // A refusal of a queued command says more than EXEC, which only reports that there was one.
         (Some(error), _) | (None, Some(Err(error))) => {
             return match permitted(Err(error))? {
                 Err(error) => Ok(Outcome::Read(Reading::Other(other(&error)))),

@@ -1,4 +1,4 @@
-//! Whatever comes, the stream goes on.
+//! Decoding continues after any input.
 
 use super::*;
 use crate::LockName;
@@ -21,7 +21,7 @@ fn framed(lines: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn a_line_without_end_is_cut_and_the_next_is_read() {
+fn an_endless_line_is_dropped_and_the_next_is_decoded() {
     let mut decoder = Decoder::new(ServerRole::Master);
     let mut events = Vec::new();
     decoder.feed(b"+1.5 [0 127.0.0.1:1] \"SET\" \"k\" \"", &mut events);
@@ -37,7 +37,7 @@ fn a_line_without_end_is_cut_and_the_next_is_read() {
 }
 
 #[test]
-fn a_name_longer_than_ours_may_be_is_left_out() {
+fn a_name_above_the_limit_is_ignored() {
     let mut stream = Stream::new(ServerRole::Master);
     for line in taken(&[b'x'; LockName::MAX + 1]) {
         stream.decoder.feed_line(&line, &mut stream.events);
@@ -59,7 +59,7 @@ proptest! {
     }
 
     #[test]
-    fn however_it_is_cut_it_is_the_same(
+    fn chunk_boundaries_do_not_matter(
         names in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..20), 1..5),
         step in 1_usize..200,
     ) {
@@ -76,7 +76,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_counted_and_derails_nothing(
+    fn garbage_is_counted_and_does_not_derail_decoding(
         garbage in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 1..10),
         within in 0_usize..4,
     ) {
@@ -103,7 +103,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8)) {
+    fn random_bytes_cause_no_panic_and_no_events(parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8)) {
         let mut decoder = Decoder::new(ServerRole::Replica);
         let mut events = Vec::new();
         for part in &parts {

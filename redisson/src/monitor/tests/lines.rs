@@ -1,4 +1,4 @@
-//! The form of lines.
+//! The format of lines.
 
 use super::*;
 use crate::monitor::line::{Line, Source};
@@ -21,7 +21,7 @@ fn parts(line: &[u8]) -> Option<Parts> {
 }
 
 #[test]
-fn every_kind_of_line_is_taken_apart() {
+fn every_kind_of_line_is_parsed() {
     let of = |line: &str| {
         let (db, source, args) = parts(line.as_bytes()).unwrap_or_else(|| panic!("{line}"));
         let source = source.map(|source| String::from_utf8(source).unwrap());
@@ -62,13 +62,13 @@ fn every_kind_of_line_is_taken_apart() {
 }
 
 #[test]
-fn the_instant_is_the_servers() {
+fn the_timestamp_is_parsed() {
     let line = Line::parse(br#"1795217439.012432 [0 lua] "GET""#).unwrap();
     assert_eq!(line.micros(), Some(1_795_217_439_012_432));
 }
 
 #[test]
-fn what_is_no_line_is_refused() {
+fn malformed_lines_are_rejected() {
     for line in [
         "",
         "OK",
@@ -94,7 +94,7 @@ fn what_is_no_line_is_refused() {
 
 proptest! {
     #[test]
-    fn arguments_are_read_back(args in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..6)) {
+    fn printed_arguments_parse_back(args in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..6)) {
         let refs: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
         for source in ["7 127.0.0.1:1", "7 [::1]:2", "7 lua", "7 unix:/run/a b] \"c\" d.sock"] {
             let (db, _, read) = parts(&printed(source, &refs)).unwrap();

@@ -1,4 +1,4 @@
-//! The decoder, fed as Redis would feed it.
+//! Tests of the decoder with input in the form that Redis prints.
 
 mod garbage;
 mod lines;
@@ -11,7 +11,7 @@ use super::*;
 const H: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 const OTHER: &str = "9f1c7a52-0000-4000-8000-000000000001:7";
 
-/// A command as MONITOR prints it.
+/// Formats a command as MONITOR prints it.
 fn printed(source: &str, args: &[&[u8]]) -> Vec<u8> {
     let mut line = format!("1795217440.976640 [{source}]").into_bytes();
     for arg in args {
@@ -33,7 +33,7 @@ fn printed(source: &str, args: &[&[u8]]) -> Vec<u8> {
     line
 }
 
-/// A stream under way.
+/// A decoder and the events it has produced.
 struct Stream {
     decoder: Decoder,
     events: Vec<Event>,
@@ -52,7 +52,7 @@ impl Stream {
         self.print("0 lua", words)
     }
 
-    /// A command of words without spaces in them.
+    /// Feeds a command whose words contain no spaces.
     fn print(&mut self, source: &str, words: &str) -> &mut Self {
         let words: Vec<&[u8]> = words.split(' ').map(str::as_bytes).collect();
         self.decoder.feed_line(&printed(source, &words), &mut self.events);
@@ -64,13 +64,13 @@ impl Stream {
         std::mem::take(&mut self.events)
     }
 
-    /// What was seen, a line each: what, lock, kind, holder.
+    /// Returns the events so far, one line each: action, lock, kind, holder.
     fn seen(&mut self) -> Vec<String> {
         self.events().iter().map(shown).collect()
     }
 }
 
-/// What, lock, kind, holder; a question mark where it is not sure.
+/// Formats an event as action, lock, kind and holder, with a question mark if it is not certain.
 fn shown(event: &Event) -> String {
     let sure = if event.certainty == Certainty::Certain { "" } else { "?" };
     let kind = event.kind.map_or("-", crate::Kind::as_str);

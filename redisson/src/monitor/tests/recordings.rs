@@ -1,11 +1,11 @@
-//! What real Redisson clients of several versions did, as real servers printed it.
+//! Recorded traffic of real Redisson clients of several versions.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::*;
 
-/// What the calls in a recording came to, by its comments.
+/// The outcomes of the calls in a recording, taken from its comments.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Calls {
     taken: usize,
@@ -44,7 +44,7 @@ fn play(path: &Path) -> Recording {
     let mut under_way = HashMap::new();
     for line in std::fs::read_to_string(path).unwrap().lines() {
         let Some(comment) = line.strip_prefix("# ") else {
-            // The texts of scripts stand there by their digests.
+            // Recordings contain digests in place of script sources.
             let line = line.replace("\"EVAL\" \"sha1:", "\"EVALSHA\" \"");
             stream.decoder.feed_line(line.as_bytes(), &mut stream.events);
             continue;
@@ -79,16 +79,16 @@ fn recordings() -> Vec<(String, Recording)> {
     all
 }
 
-/// Whether the recording is one of these, whatever its version.
+/// Returns whether the recording is one of these operations, in any version.
 fn is(name: &str, operations: &[&str]) -> bool {
     let operation = name.rsplit('/').next().unwrap_or("").trim_end_matches(".txt");
     operations.contains(&operation)
 }
 
 #[test]
-fn every_call_is_seen_once_as_what_it_was() {
+fn every_call_yields_exactly_one_matching_event() {
     for (name, Recording { calls, events, .. }) in recordings() {
-        // A lock of several locks is several locks.
+        // A multi-lock consists of several locks.
         if is(&name, &["multi", "red", "group-multi"]) {
             continue;
         }
@@ -98,18 +98,18 @@ fn every_call_is_seen_once_as_what_it_was() {
         let ends = ["released", "partly_released", "release_found_nothing"];
         assert_eq!(count(&ends), calls.unlocked, "{name}: {calls:?}");
         assert!(count(&["refused", "failed"]) >= calls.not_taken, "{name}: {calls:?}");
-        // One who deletes the key by hand is no call.
+        // Deleting the key by hand is not a call.
         let by_hand = usize::from(is(&name, &["renew-lost"]));
         assert_eq!(count(&["force_released"]), calls.forced + by_hand, "{name}: {calls:?}");
     }
 }
 
 #[test]
-fn every_script_of_a_lock_is_known() {
+fn every_lock_script_is_known() {
     for (name, Recording { events, counts, .. }) in recordings() {
         assert_eq!((counts.garbage, counts.cut), (0, 0), "{name}");
         for event in events.iter().filter(|event| event.certainty != Certainty::Certain) {
-            // What was there before, nobody can tell; and who set a time to live.
+            // The previous state, and the sender of an expiry, are unknown.
             let unclear = ["force_released", "renewed"].contains(&event.action.as_str());
             assert!(unclear, "{name}: {}", shown(event));
         }
@@ -120,7 +120,7 @@ fn every_script_of_a_lock_is_known() {
 }
 
 #[test]
-fn renewals_are_seen_and_what_they_did_not_find() {
+fn renewals_and_failed_renewals_are_detected() {
     for (name, Recording { events, .. }) in recordings() {
         let saw = |what: &str| events.iter().any(|event| event.action.as_str() == what);
         let renewing =
@@ -137,7 +137,7 @@ fn renewals_are_seen_and_what_they_did_not_find() {
 }
 
 #[test]
-fn what_is_no_lock_is_none() {
+fn other_synchronizers_yield_no_events() {
     let others = ["semaphore", "permit-semaphore", "latch", "rate-limiter", "map-and-friends"];
     for (name, Recording { events, counts, .. }) in recordings() {
         if is(&name, &others) {

@@ -1,4 +1,4 @@
-//! What servers old and new printed of clients by each way in, in several databases, within MULTI, and on a replica.
+//! Recorded output of old and new servers: clients on every transport, several databases, MULTI, and a replica.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::*;
 
-/// The events of each recording, by its file's name.
+/// Returns the events of each recording, by file name.
 fn recorded() -> BTreeMap<String, Vec<Event>> {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/servers"));
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -30,7 +30,7 @@ fn recorded() -> BTreeMap<String, Vec<Event>> {
 }
 
 #[test]
-fn servers_of_each_version_are_read_alike() {
+fn all_server_versions_decode_alike() {
     let all = recorded();
     let masters: Vec<_> = all.iter().filter(|(name, _)| name.ends_with("-master")).collect();
     assert!(masters.iter().any(|(name, _)| name.starts_with("6.2")), "{masters:?}");
@@ -47,7 +47,7 @@ fn servers_of_each_version_are_read_alike() {
         ] {
             assert_eq!(count(what), times, "{name}: {what}");
         }
-        // The same hostile name in three databases, by a Unix socket, IPv4 and IPv6.
+        // The same hostile name in three databases: through a Unix socket, IPv4 and IPv6.
         for db in 1..=3 {
             let there: Vec<&Event> = events.iter().filter(|event| event.db == db).collect();
             assert_eq!(there.len(), 3, "{name}: {there:?}");
@@ -65,7 +65,7 @@ fn servers_of_each_version_are_read_alike() {
 }
 
 #[test]
-fn a_replica_shows_the_same_holds_and_nobody_behind_them() {
+fn a_replica_shows_the_same_holds_without_clients() {
     let all = recorded();
     for (name, events) in all.iter().filter(|(name, _)| name.ends_with("-replica")) {
         assert!(events.iter().all(|event| event.client.is_none()), "{name}");

@@ -1,4 +1,4 @@
-//! What commands come to.
+//! The events that commands amount to.
 
 use super::*;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 const ACQUIRE: &str = "149c5a8bf18676fd99e9e6e24923bd64d9b62f94";
 const RELEASE: &str = "6866459238a13a701d42f4971f12d9f3a50e2442";
 const LATCH: &str = "redisson_unlock_latch:{a}:974d7768d38898168d0afeebcf2bc91d";
-/// A digest that nobody knows.
+/// An unknown digest.
 const UNKNOWN: &str = "0123456789012345678901234567890123456789";
 
 fn master() -> Stream {
@@ -34,7 +34,7 @@ const AGAIN: [&str; 4] = ["exists a", "hexists a H", "hincrby a H 1", "pexpire a
 const REFUSED: [&str; 3] = ["exists a", "hexists a H", "pttl a"];
 
 #[test]
-fn a_plain_lock_taken_retaken_refused_and_released() {
+fn a_plain_lock_is_acquired_reentered_refused_and_released() {
     let mut stream = master();
     acquire(&mut stream, ACQUIRE, H, &FREE);
     acquire(&mut stream, ACQUIRE, H, &AGAIN);
@@ -61,7 +61,7 @@ fn a_plain_lock_taken_retaken_refused_and_released() {
 }
 
 #[test]
-fn an_event_says_when_where_and_by_whom() {
+fn an_event_has_its_time_database_and_client() {
     let mut stream = master();
     stream.print("3 [::1]:33670", &format!("EVALSHA {ACQUIRE} 1 a 30000 {H}"));
     stream.print("3 lua", "exists a").print("3 lua", &format!("hincrby a {H} 1"));
@@ -73,7 +73,7 @@ fn an_event_says_when_where_and_by_whom() {
 }
 
 #[test]
-fn a_script_that_was_refused_or_failed_grants_nothing() {
+fn a_rejected_or_failed_script_grants_nothing() {
     let mut stream = master();
     acquire(&mut stream, ACQUIRE, H, &[]);
     assert!(stream.seen().is_empty(), "the server did not know the script");
@@ -82,12 +82,12 @@ fn a_script_that_was_refused_or_failed_grants_nothing() {
     acquire(&mut stream, ACQUIRE, H, &FREE);
     acquire(&mut stream, ACQUIRE, OTHER, &REFUSED);
     release(&mut stream, H, &["get LATCH", "hexists a H"]);
-    // It had it a moment ago: rather is the server full.
+    // The holder had it a moment ago: more likely the server is full.
     assert_eq!(stream.seen()[2], "release_found_nothing? a lock H");
 }
 
 #[test]
-fn many_locks_are_renewed_at_once_and_a_lost_one_is_told() {
+fn a_batch_renewal_reports_each_lock_and_a_lost_one() {
     let mut stream = master();
     let batch = "6a3d31570dc6f4b0bd32bcdc8e75667747c6f635";
     stream.client(&format!("EVALSHA {batch} 3 a b w 30000 {H} {OTHER} {H}:write"));
@@ -103,7 +103,7 @@ fn many_locks_are_renewed_at_once_and_a_lost_one_is_told() {
 }
 
 #[test]
-fn scripts_not_known_are_told_by_what_they_do() {
+fn unknown_scripts_are_classified_by_their_commands() {
     let mut stream = master();
     for (commands, seen) in [
         (&FREE[..], "acquired? a lock H Some(30s)"),
@@ -126,7 +126,7 @@ fn scripts_not_known_are_told_by_what_they_do() {
 }
 
 #[test]
-fn the_text_of_a_script_is_as_good_as_its_digest() {
+fn a_script_is_recognized_by_its_source_too() {
     let mut stream = master();
     let own = crate::script::ACQUIRE.source;
     for _ in 0..2 {
@@ -150,7 +150,7 @@ fn the_text_of_a_script_is_as_good_as_its_digest() {
 }
 
 #[test]
-fn a_fair_queue_is_followed() {
+fn a_fair_queue_is_tracked() {
     let mut stream = master();
     let (queue, deadlines) = ("redisson_lock_queue:{a}", "redisson_lock_timeout:{a}");
     let take = "8f6ed299ffd259f0539c20f89253998c0777ea75";
@@ -181,7 +181,7 @@ fn a_fair_queue_is_followed() {
 }
 
 #[test]
-fn readers_are_told_apart_from_their_own_second_hold() {
+fn a_second_read_hold_is_a_reentry() {
     let mut stream = master();
     let take = "95553a6ff11176c18e71344e89d116b06fd6f753";
     let prefix = format!("{{a}}:{H}:rwlock_timeout");
@@ -198,7 +198,7 @@ fn readers_are_told_apart_from_their_own_second_hold() {
 }
 
 #[test]
-fn a_time_to_live_is_a_lease_only_where_there_is_a_lock() {
+fn a_ttl_is_a_lease_only_on_a_known_lock() {
     let mut stream = master();
     let expire = "3fd750e0b43af99dbd223e5523718f18cded3664";
     for name in ["cache", "a"] {
@@ -212,7 +212,7 @@ fn a_time_to_live_is_a_lease_only_where_there_is_a_lock() {
 }
 
 #[test]
-fn old_scripts_renew_readers_for_others_too_which_is_no_sign_of_them() {
+fn old_scripts_report_only_the_renewing_reader() {
     let mut stream = master();
     stream.client(&format!("EVALSHA 6563941ff57e01b8cf61e86907b80686438a2f74 2 a {{a}} 30000 {H}"));
     stream.lua(&format!("hget a {H}")).lua("pexpire a 30000").lua("hkeys a");
@@ -223,7 +223,7 @@ fn old_scripts_renew_readers_for_others_too_which_is_no_sign_of_them() {
 }
 
 #[test]
-fn what_a_replica_is_told() {
+fn a_replicas_stream_is_decoded() {
     let mut stream = Stream::new(ServerRole::Replica);
     stream.client("MULTI").client(&format!("hincrby a {H} 1"));
     stream.client("PEXPIREAT a 1795217470976").client("EXEC");
@@ -251,7 +251,7 @@ fn what_a_replica_is_told() {
 }
 
 #[test]
-fn bare_commands_one_after_the_other_are_several_things() {
+fn consecutive_bare_commands_are_separate_actions() {
     let mut stream = master();
     stream.client(&format!("HINCRBY a {H} 1")).client(&format!("HINCRBY a {H} 1"));
     stream.client("PEXPIRE a 5000").client(&format!("HINCRBY b {H} 1"));
@@ -262,7 +262,7 @@ fn bare_commands_one_after_the_other_are_several_things() {
 }
 
 #[test]
-fn waiters_are_seen_by_their_subscriptions() {
+fn subscriptions_reveal_waiters() {
     let mut stream = master();
     acquire(&mut stream, ACQUIRE, H, &FREE);
     stream.client("SUBSCRIBE redisson_lock__channel:{a}");
@@ -274,7 +274,7 @@ fn waiters_are_seen_by_their_subscriptions() {
 }
 
 #[test]
-fn our_own_scripts_are_read_too() {
+fn our_own_scripts_are_decoded() {
     use crate::script::{HAND_OVER, RELEASE, RENEW};
     let mut stream = master();
     stream.client(&format!("EVALSHA {} 3 a b c 10000 {H} 2 {OTHER} 1 {H} 1", RENEW.sha()));
@@ -282,7 +282,7 @@ fn our_own_scripts_are_read_too() {
     stream.lua(&format!("HSET a {H} 2"));
     stream.lua(&format!("HGET b {OTHER}")).lua("EXISTS b");
     stream.lua(&format!("HGET c {H}")).lua("PEXPIRE c 10000 GT");
-    // A lease that was longer already.
+    // A lease that is already longer.
     stream.client(&format!("EVALSHA {} 1 c 10000 {H} 1", RENEW.sha()));
     stream.lua(&format!("HGET c {H}")).lua("PEXPIRE c 10000 GT").lua("PTTL c");
     stream.lua("PEXPIRE c 40000");
@@ -308,7 +308,7 @@ fn our_own_scripts_are_read_too() {
 }
 
 #[test]
-fn other_traffic_is_dropped_and_does_not_join_what_was_open() {
+fn other_traffic_is_ignored_and_closes_the_open_unit() {
     let mut stream = master();
     acquire(&mut stream, ACQUIRE, H, &FREE[..2]);
     stream.client("GET secret").lua("pexpire a 30000");

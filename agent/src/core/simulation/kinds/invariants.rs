@@ -78,7 +78,7 @@ impl World {
         let name = lock_name(lock);
         let mut inside: Vec<(usize, &Hold)> = Vec::new();
         for (index, agent) in self.agents.iter().enumerate() {
-            for hold in agent.core.holds.values().filter(|hold| hold.name == name) {
+            for hold in agent.core.leases.iter().filter(|hold| hold.name == name) {
                 let write = hold.kind == Kind::Write;
                 let field = HolderId { write, ..HolderId::new(agent.core.client, hold.number) };
                 if now < hold.valid_until {
@@ -100,7 +100,7 @@ impl World {
             };
             let others = inside.iter().filter(|other| other.1.number != hold.number && !own(other));
             if let Some((_, other)) = others.into_iter().next() {
-                return Err(format!("two inside {lock}: {hold:?} and {other:?}"));
+                return Err(format!("two holders of {lock}: {hold:?} and {other:?}"));
             }
         }
         let (reads, under) =
@@ -110,7 +110,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks that Redis keeps a hold for at least as long as its owner was told.
+    /// Checks that Redis keeps a hold for at least as long as its owner assumes.
     fn check_stored(&self, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
         let redis = &self.servers[0].redis;
         if !redis.has(lock, &field.to_string()) {
@@ -137,7 +137,7 @@ impl World {
     /// Checks that jeopardy and loss are reported in time.
     fn check_reported(&self, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
         let (lease, margin) = (self.settings.lease, self.settings.lost_margin);
-        // What is due at this very instant may still be in the queue of events.
+        // Events of this very instant may still be in the queue.
         let then = Moment::from_micros(self.now - 1);
         let watched = hold.mode == LeaseMode::Renewed;
         if watched && then >= lease.lost_at(hold.valid_until, margin) {
@@ -209,7 +209,7 @@ impl World {
         self.agents.iter().filter(|agent| agent.core.client == id.client).any(|agent| {
             let core = &agent.core;
             core.waiters.values().any(|waiter| waiter.number == id.thread)
-                || core.ops.values().any(|op| op.purpose.concerns(id.thread))
+                || core.ops.values().any(|op| op.verb.operation().concerns(id.thread))
         })
     }
 
@@ -220,8 +220,8 @@ impl World {
         }
         for (index, agent) in self.agents.iter().enumerate() {
             let core = &agent.core;
-            if !core.ops.is_empty() || !core.holds.is_empty() || !core.waiters.is_empty() {
-                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.holds));
+            if !core.ops.is_empty() || core.leases.len() > 0 || !core.waiters.is_empty() {
+                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.leases));
             }
             if !core.locks.is_empty() || !core.is_idle() || !agent.wanted_channels.is_empty() {
                 return Err(format!(

@@ -64,7 +64,7 @@ impl Scenario for Kinds {
     }
 }
 
-/// One run from its first to its last instant.
+/// Plays a whole run.
 fn run(seed: u64, traced: bool) -> (World, Verdict) {
     let mut world = World::new(seed, 1, 2, |settings| {
         let lease = 600 + seed % 7 * 700;
@@ -72,7 +72,7 @@ fn run(seed: u64, traced: bool) -> (World, Verdict) {
         settings.response_timeout = Duration::from_millis(lease / 10);
         settings.poll_max = Duration::from_secs(1);
         settings.red = None;
-        // Every now and then a replica must have what is granted, and sometimes has not.
+        // In some runs a replica must confirm each grant, and sometimes does not.
         settings.min_replicas = u32::from(seed % 5 == 3);
     });
     world.trace = Trace::new(traced);
@@ -92,16 +92,16 @@ fn play(world: &mut World, seed: u64) -> Verdict {
     world.fault_after(100_000);
     world.run_for(lease * 12)?;
     world.repair_all();
-    // Whoever died has left a lease at most, the longest one asked for is five seconds, a dead place stands for fifteen.
+    // Dead workers leave at most a lease (five seconds) or a queue position (fifteen seconds) behind.
     let enough = lease * 3 + Duration::from_secs(21);
     world.run_for(enough)?;
     let before = world.grants;
     world.run_for(enough)?;
     if world.grants == before {
-        return Err("nobody was granted anything after everything was repaired".to_owned());
+        return Err("no lock was granted after all faults were repaired".to_owned());
     }
     world.working = false;
-    // Several who take the same fair locks in coverage need some seconds for each of them: MLOCK's patience.
+    // MLOCKs of the same fair locks take turns, a few seconds each.
     for _ in 0..6 {
         world.run_for(enough)?;
         if world.workers.is_empty() {

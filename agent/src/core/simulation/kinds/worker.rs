@@ -128,7 +128,7 @@ impl World {
             }
             (Pending::Several(names, _), _) => {
                 let core = &self.agents[agent].core;
-                let left = core.holds.values().find(|hold| hold.owner.session == session);
+                let left = core.leases.iter().find(|hold| hold.owner.session == session);
                 if let Some(hold) = left {
                     self.violation =
                         Some(format!("{reply:?} for {names:?}, and {} is held", hold.name));

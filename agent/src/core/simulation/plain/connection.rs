@@ -1,4 +1,4 @@
-//! A host's connections to Redis, and the network they are exposed to.
+//! A host's connections to Redis, and the state of the network on them.
 
 use std::collections::BTreeMap;
 
@@ -10,34 +10,34 @@ pub(super) const COMMANDS: usize = 0;
 pub(super) const RENEWALS: usize = 1;
 pub(super) const MESSAGES: usize = 2;
 
-/// What the network does to a connection until some instant.
+/// The state of the network on one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Network {
-    /// Every byte takes up to that many microseconds.
+    /// Each direction takes up to that many microseconds.
     Up(u64),
-    /// Half-open: nothing arrives in either direction. Some of it does at last.
+    /// Nothing arrives in either direction. Some of it arrives later.
     HalfOpen,
-    /// What we send arrives, what Redis answers does not.
+    /// Scripts arrive, replies do not.
     OneWay,
 }
 
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) up: bool,
-    /// Grows with each connection made.
+    /// Incremented with each connect.
     pub(super) generation: u64,
-    /// Calls without an answer, oldest first.
+    /// Calls without a reply, oldest first.
     pub(super) in_flight: BTreeMap<u64, OpId>,
-    /// Connecting failed so many times in a row.
+    /// Consecutive failures to connect.
     pub(super) failures: u32,
-    /// Bytes stay in order: nothing arrives before what was sent earlier.
+    /// The arrival of the last script: bytes keep their order.
     arrived: u64,
     answered: u64,
     network: Network,
     until: u64,
 }
 
-/// How long bytes take at most on a good day, in microseconds.
+/// The longest delay without faults, in microseconds.
 const USUAL_DELAY: u64 = 400;
 
 impl Connection {
@@ -62,7 +62,7 @@ impl Connection {
         if now < self.until { self.network } else { Network::Up(USUAL_DELAY) }
     }
 
-    /// Until when nothing gets through, if so now.
+    /// Returns the end of the half-open state, if it is half-open.
     pub(super) fn half_open_until(&self, now: u64) -> Option<u64> {
         (self.network(now) == Network::HalfOpen).then_some(self.until)
     }
@@ -71,7 +71,7 @@ impl Connection {
         self.up && self.network(now) == Network::Up(USUAL_DELAY)
     }
 
-    /// When something sent now arrives; none where it is lost for ever.
+    /// Returns the arrival of something sent now; none if it is lost.
     pub(super) fn arrival(&mut self, now: u64, rng: &mut Rng) -> Option<u64> {
         let at = match self.network(now) {
             Network::Up(most) => now + rng.within(most / 4..most),
@@ -83,7 +83,7 @@ impl Connection {
         Some(self.arrived)
     }
 
-    /// When the answer to something served now is there; none where it never is.
+    /// Returns the arrival of a reply sent now; none if it is lost.
     pub(super) fn answer(&mut self, now: u64, rng: &mut Rng) -> Option<u64> {
         let at = match self.network(now) {
             Network::Up(most) => now + rng.within(most / 4..most),
@@ -94,7 +94,7 @@ impl Connection {
         Some(self.answered)
     }
 
-    /// A new connection keeps no order with the old one's bytes.
+    /// Starts a new connection. It keeps no order with the bytes of the old one.
     pub(super) fn connected(&mut self) {
         self.up = true;
         self.generation += 1;

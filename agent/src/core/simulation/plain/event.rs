@@ -1,4 +1,4 @@
-//! Events of a run.
+//! Events of a run, and the inputs of a core.
 
 use std::rc::Rc;
 
@@ -86,7 +86,7 @@ pub(super) enum Event {
     Repair(Repair),
 }
 
-/// What reaches a core from outside.
+/// An input of a core.
 #[derive(Debug)]
 pub(super) enum Input {
     Outcome {
@@ -102,12 +102,12 @@ pub(super) enum Input {
     Opened(SessionId, bool),
     Command(SessionId, Command),
     Closed(SessionId),
-    /// The agent has looked who is stopped.
+    /// The agent checked which workers are stopped.
     Stopped,
 }
 
 impl Input {
-    /// The driver takes what is urgent first.
+    /// The priority that the runtime gives to an input; 0 is the highest.
     pub(super) fn urgency(&self) -> u8 {
         match self {
             Self::Outcome { renewal: true, .. } => 0,
@@ -118,7 +118,7 @@ impl Input {
     }
 }
 
-/// The generation of a copy that somebody on the way has made: it belongs to no connection.
+/// The generation of a copy that the network made. It belongs to no connection.
 pub(super) const REPEATED: u64 = u64::MAX;
 
 /// A script on its way to Redis.
@@ -131,18 +131,18 @@ pub(super) struct Packet {
     pub(super) id: u64,
     pub(super) op: OpId,
     pub(super) call: Rc<Call>,
-    /// It was held up on the way, and arrives in any case.
+    /// The network delayed it, and it arrives in any case.
     pub(super) held: bool,
 }
 
 impl Packet {
-    /// Whether it is a copy that its sender knows nothing of.
+    /// Reports whether it is a copy that the network made.
     pub(super) fn is_repeated(&self) -> bool {
         self.generation == REPEATED
     }
 }
 
-/// The end of a fault that does not end by itself.
+/// The repair of a lasting fault.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Repair {
     ServerUp,

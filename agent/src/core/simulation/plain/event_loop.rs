@@ -15,13 +15,13 @@ use super::simulation::Simulation;
 use crate::core::{Effect, Lane, Node};
 use crate::types::{Peer, SessionId};
 
-/// Each worker is a process of its own.
+/// Returns the process of a worker. Each worker has its own.
 fn pid_of(id: SessionId) -> i32 {
     i32::try_from(id.0 % 1_000_000).expect("below a million") + 1
 }
 
 impl Simulation {
-    /// Runs until that instant, or until nothing is to come.
+    /// Carries out all events until `end`.
     pub(super) fn run_until(&mut self, end: u64) -> Verdict {
         while let Some((at, event)) = self.schedule.next_until(end) {
             self.now = at;
@@ -52,7 +52,7 @@ impl Simulation {
             Event::TimeOut { host, run, lane, generation, id } if self.is_run(host, run) => {
                 let timeout = self.hosts[host].settings.response_timeout;
                 if let Some(stall) = self.hosts[host].stall {
-                    // Who was held up itself gives the server the same time again.
+                    // A stalled agent gives the server the whole timeout again.
                     let again = Event::TimeOut { host, run, lane, generation, id };
                     self.at(stall.until + micros(timeout), again);
                     return Ok(());
@@ -62,7 +62,7 @@ impl Simulation {
                     && connection.generation == generation
                     && connection.in_flight.contains_key(&id)
                 {
-                    return self.disconnect_redis(host, lane, "no answer in time");
+                    return self.break_connection(host, lane, "no answer in time");
                 }
                 Ok(())
             }
@@ -73,7 +73,7 @@ impl Simulation {
             Event::Break { host, run, lane, generation } if self.is_run(host, run) => {
                 let connection = &self.hosts[host].connections[lane];
                 if connection.up && connection.generation == generation && self.is_cut(host, lane) {
-                    return self.disconnect_redis(host, lane, "no sign of life");
+                    return self.break_connection(host, lane, "no sign of life");
                 }
                 Ok(())
             }
@@ -117,15 +117,15 @@ impl Simulation {
                 self.repair(repair);
                 Ok(())
             }
-            // It was meant for an agent that has been killed since.
+            // For an agent that has been killed since.
             _ => Ok(()),
         }
     }
 
-    /// Brings a message to all who listen.
+    /// Sends a message to all subscribers.
     pub(super) fn publish(&mut self, channels: &[String]) {
         for channel in channels {
-            let told: Vec<_> = self
+            let subscribers: Vec<_> = self
                 .server
                 .subscriptions
                 .iter()
@@ -133,7 +133,7 @@ impl Simulation {
                 .map(|(_, host, run, _)| (*host, *run))
                 .collect();
             let names = keys::locks_of_channel(channel.as_bytes());
-            for (host, run) in told {
+            for (host, run) in subscribers {
                 let answer = self.hosts[host].connections[MESSAGES].answer(self.now, &mut self.rng);
                 let Some(at) = answer else { continue };
                 for name in names.clone() {
@@ -150,7 +150,7 @@ impl Simulation {
         }
     }
 
-    /// Something reaches a core, now or when its host wakes up.
+    /// Feeds an input to a core, now or when its host resumes.
     pub(super) fn input(&mut self, host: usize, input: Input) -> Verdict {
         if self.hosts[host].stall.is_some() {
             self.hosts[host].inbox.push(input);
@@ -189,7 +189,7 @@ impl Simulation {
             Input::Stopped => {
                 let mut stopped = BTreeSet::new();
                 for (id, session) in &mut state.sessions {
-                    // Of who neither holds nor waits it wants to know nothing until the next look.
+                    // A worker without holds and waits is not checked.
                     let busy = core.sessions.get(id).is_some_and(|session| session.is_busy());
                     session.known_stopped = busy && session.connected && !session.reading;
                     if session.known_stopped {
@@ -201,11 +201,11 @@ impl Simulation {
         }
     }
 
-    /// The driver's loop: does what the core says, and tells it the time when it is due.
+    /// Performs the core's effects and advances its clock, as the runtime does.
     pub(super) fn pump(&mut self, host: usize) -> Verdict {
         for _ in 0..10_000 {
-            while let Some(action) = self.hosts[host].core.next_effect() {
-                self.perform(host, action)?;
+            while let Some(effect) = self.hosts[host].core.next_effect() {
+                self.perform(host, effect)?;
             }
             let state = &mut self.hosts[host];
             let (now, due) = (state.boot(self.now), state.due());
@@ -222,12 +222,12 @@ impl Simulation {
             state.tick_at = now + Duration::from_millis(100);
             state.core.on_time(now);
         }
-        Err(format!("host {host}: the core asks for its time again and again without an end"))
+        Err(format!("host {host}: the core asks for the time in an endless loop"))
     }
 
-    fn perform(&mut self, host: usize, action: Effect) -> Verdict {
+    fn perform(&mut self, host: usize, effect: Effect) -> Verdict {
         let run = self.hosts[host].run;
-        match action {
+        match effect {
             Effect::Send { op, lane, call, .. } => {
                 self.history.sending(&mut self.hosts[host], &call)?;
                 let lane = if lane == Lane::Renewals { RENEWALS } else { COMMANDS };
@@ -249,7 +249,9 @@ impl Simulation {
                 let name = lock_of(&channel);
                 let state = &mut self.hosts[host];
                 if !state.wanted_channels.remove(&name) {
-                    return Err(format!("host {host} unsubscribes from {name} unasked"));
+                    return Err(format!(
+                        "host {host} unsubscribes from {name} without a subscription"
+                    ));
                 }
                 let generation = state.connections[MESSAGES].generation;
                 self.after(200, Event::Subscribe { host, run, generation, name });
@@ -258,13 +260,13 @@ impl Simulation {
         Ok(())
     }
 
-    /// A host that has stood still goes on: what has arrived meanwhile is all there at once.
+    /// Resumes a stalled host. All inputs that arrived meanwhile are there at once.
     fn resume(&mut self, host: usize) -> Verdict {
         let Some(stall) = self.hosts[host].stall.filter(|stall| stall.until <= self.now) else {
             return Ok(());
         };
         self.hosts[host].stall = None;
-        self.log(|| format!("host {host} goes on"));
+        self.log(|| format!("host {host} resumes"));
         let mut inbox = std::mem::take(&mut self.hosts[host].inbox);
         inbox.sort_by_key(Input::urgency);
         if !stall.suspended {
@@ -278,7 +280,7 @@ impl Simulation {
     }
 }
 
-/// A connection's secret.
+/// Returns the secret of a session.
 pub(super) fn secret(id: SessionId) -> [u8; 16] {
     u128::from(id.0).to_be_bytes()
 }

@@ -1,4 +1,4 @@
-//! Crowds on one lock, with nothing going wrong: who gets it how often, and in which order.
+//! Fairness under contention, without faults: the share and the order of grants.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use super::simulation::Simulation;
 use crate::core::tests::settings;
 use crate::types::SessionId;
 
-/// So many workers on each host want one lock for ever, and hold it for that many microseconds each time. Returns
-/// who was granted it, in order, within so many simulated seconds.
+/// Lets `workers` on each host repeatedly acquire one lock and hold it for `hold` microseconds. Returns the grants within
+/// `seconds` of simulated time, in order.
 fn contend(workers: &[usize], hold: u64, seconds: u64) -> Vec<(usize, SessionId)> {
     let mut rng = Rng::new(7);
     let hosts =
@@ -31,7 +31,7 @@ fn shares(grants: &[(usize, SessionId)], hosts: usize) -> Vec<usize> {
 }
 
 #[test]
-fn two_hosts_share_a_lock_for_ever() {
+fn two_hosts_share_a_lock_evenly() {
     for (hold, seconds) in [(50, 3), (1000, 3), (20_000, 12)] {
         let grants = contend(&[5, 5], hold, seconds);
         let shares = shares(&grants, 2);
@@ -52,7 +52,7 @@ fn a_crowd_on_one_host_does_not_starve_a_single_worker_on_another() {
 fn local_workers_are_served_in_order_of_arrival() {
     let grants = contend(&[20], 200, 2);
     assert!(grants.len() > 1000, "{} grants", grants.len());
-    // Each comes back as soon as it has released, so that the order of the first round is that of all others.
+    // Each worker queues again at once after its release, so all rounds have the order of the first.
     let first: Vec<_> = grants.iter().take(20).collect();
     for round in grants.chunks_exact(20) {
         assert!(round.iter().eq(first.iter().copied()), "{round:?}");
@@ -60,7 +60,7 @@ fn local_workers_are_served_in_order_of_arrival() {
 }
 
 #[test]
-fn a_host_alone_passes_a_lock_around_evenly_and_without_pauses() {
+fn workers_of_a_single_host_take_turns_evenly_and_without_pauses() {
     let grants = contend(&[4], 500, 3);
     let mut each: BTreeMap<SessionId, usize> = BTreeMap::new();
     for (_, id) in &grants {
@@ -68,6 +68,6 @@ fn a_host_alone_passes_a_lock_around_evenly_and_without_pauses() {
     }
     let (least, most) = (each.values().min().unwrap(), each.values().max().unwrap());
     assert!(most - least <= 1, "{each:?}");
-    // Half a millisecond held, less than one for a hand-over and the way to the worker and back.
+    // Each hold takes half a millisecond, the hand-over and the delivery less than one.
     assert!(grants.len() > 2000, "{} grants in three seconds", grants.len());
 }

@@ -1,4 +1,4 @@
-//! What goes wrong, and how it is repaired.
+//! Faults and their repair.
 
 use redisson::keys;
 
@@ -20,7 +20,7 @@ impl Simulation {
         if self.phase != Phase::Trouble {
             return Ok(());
         }
-        let pause = self.trouble_time() * 2;
+        let pause = self.fault_duration() * 2;
         self.after(pause, Event::Fault);
         let host = self.rng.index(self.hosts.len());
         let lock = self.rng.pick(&NAMES);
@@ -28,10 +28,10 @@ impl Simulation {
             0..9 => self.disturb_network(host),
             9..12 => {
                 let lane = self.rng.pick(&[COMMANDS, RENEWALS, MESSAGES]);
-                return self.disconnect_redis(host, lane, "reset");
+                return self.break_connection(host, lane, "reset");
             }
             12 | 13 => {
-                let until = self.now + self.trouble_time();
+                let until = self.now + self.fault_duration();
                 self.log(|| "Redis freezes".to_owned());
                 self.server.frozen_until = until;
             }
@@ -41,7 +41,7 @@ impl Simulation {
                 self.server.copy = self.server.redis.keys().clone();
             }
             18..21 => {
-                let until = self.now + self.trouble_time();
+                let until = self.now + self.fault_duration();
                 let suspended = self.rng.one_in(2);
                 if self.hosts[host].stall.is_none() {
                     self.log(|| format!("host {host} stalls, suspended: {suspended}"));
@@ -59,7 +59,7 @@ impl Simulation {
             31 => {
                 self.log(|| format!("the disk of host {host} is full"));
                 self.hosts[host].disk.full = true;
-                let pause = self.trouble_time();
+                let pause = self.fault_duration();
                 self.after(pause, Event::Repair(Repair::Disk(host)));
             }
             22 => {
@@ -71,7 +71,7 @@ impl Simulation {
             24 if self.server.redis.get(lock).is_none() || self.rng.one_in(3) => {
                 self.log(|| format!("{lock} is used for something else"));
                 self.become_alien(lock);
-                let pause = self.trouble_time();
+                let pause = self.fault_duration();
                 self.after(pause, Event::Repair(Repair::Alien(lock)));
             }
             25 => {
@@ -86,7 +86,7 @@ impl Simulation {
             26 | 27 => {
                 self.log(|| "Redis' memory is full".to_owned());
                 self.server.redis.full = true;
-                let pause = self.trouble_time();
+                let pause = self.fault_duration();
                 self.after(pause, Event::Repair(Repair::Memory));
             }
             28 | 29 => {
@@ -95,7 +95,7 @@ impl Simulation {
                 let refusal = self.rng.pick(&refusals);
                 self.log(|| format!("Redis refuses everything: {refusal}"));
                 self.server.refusal = Some(refusal);
-                let pause = self.trouble_time();
+                let pause = self.fault_duration();
                 self.after(pause, Event::Repair(Repair::Refusal));
             }
             _ => {}
@@ -103,14 +103,14 @@ impl Simulation {
         Ok(())
     }
 
-    /// Whether nothing is wrong with the server now.
-    pub(super) fn server_is_well(&self) -> bool {
+    /// Reports whether the server has no fault.
+    pub(super) fn server_is_fault_free(&self) -> bool {
         let server = &self.server;
         let hangs = !server.up || server.frozen_until > self.now;
         !hangs && !server.redis.full && server.refusal.is_none()
     }
 
-    /// The name becomes a string's, or a fair lock's with somebody in its queue.
+    /// Turns a lock's key into a string, or gives it the queue of a fair lock with a waiter.
     fn become_alien(&mut self, lock: &'static str) {
         self.history.excuse_key(lock, &self.server.redis);
         let mut set = |key: String, content: Content| {
@@ -127,18 +127,18 @@ impl Simulation {
         set(key(keys::deadlines(&name)), Content::Scores([(waiter, 9e15)].into()));
     }
 
-    /// Somebody writes a text where a lock's tokens are counted.
+    /// Overwrites a lock's token counter with text.
     fn spoil_counter(&mut self, lock: &'static str) {
         self.log(|| format!("the counter of {lock} is used for something else"));
         self.history.tokens.counter_lost(lock, &self.server.redis);
         let entry = Entry { content: Content::Text(NO_NUMBER.to_owned()), expires_ms: None };
         self.server.redis.keys_mut().insert(counter(lock), entry);
-        let pause = self.trouble_time();
+        let pause = self.fault_duration();
         self.after(pause, Event::Repair(Repair::Counter(lock)));
     }
 
-    /// From less than a round trip to beyond a lease, in microseconds.
-    fn trouble_time(&mut self) -> u64 {
+    /// Returns a duration in microseconds, from less than a round trip to more than a lease.
+    fn fault_duration(&mut self) -> u64 {
         let settings = &self.hosts[0].settings;
         let timeout = micros(settings.response_timeout);
         let lease = micros(settings.lease.duration());
@@ -147,7 +147,7 @@ impl Simulation {
     }
 
     fn disturb_network(&mut self, host: usize) {
-        let until = self.now + self.trouble_time();
+        let until = self.now + self.fault_duration();
         let timeout = micros(self.hosts[host].settings.response_timeout);
         let network = match self.rng.within(0..4) {
             0 | 1 => Network::HalfOpen,
@@ -166,12 +166,12 @@ impl Simulation {
         }
     }
 
-    /// The server ends, and comes back empty, or with what was saved, or another one takes its place that lags.
+    /// Stops the server. It restarts empty or with old data, as from a disk or on a lagging replica.
     fn restart_server(&mut self) -> Verdict {
-        let kept = self.rng.one_in(2);
-        self.log(|| format!("Redis ends; with a copy: {kept}"));
+        let old_data = self.rng.one_in(2);
+        self.log(|| format!("Redis restarts; with old data: {old_data}"));
         self.history.excuse_all(&self.server.redis);
-        let copy = if kept { self.server.copy.clone() } else { Default::default() };
+        let copy = if old_data { self.server.copy.clone() } else { Default::default() };
         *self.server.redis.keys_mut() = copy;
         self.set_clock();
         self.history.resurrected(&self.server.redis);
@@ -183,10 +183,10 @@ impl Simulation {
         self.server.up = false;
         for host in 0..self.hosts.len() {
             for lane in [COMMANDS, RENEWALS, MESSAGES] {
-                self.disconnect_redis(host, lane, "Redis ended")?;
+                self.break_connection(host, lane, "Redis restarts")?;
             }
         }
-        let pause = self.trouble_time() / 2;
+        let pause = self.fault_duration() / 2;
         self.after(pause, Event::Repair(Repair::ServerUp));
         Ok(())
     }
@@ -195,7 +195,7 @@ impl Simulation {
         self.log(|| format!("agent {host} is killed and starts again"));
         let sessions = self.hosts[host].sessions.len();
         let survivors = self.survivors(host);
-        self.forget_ends(host);
+        self.excuse_unjournalled_ends(host);
         if self.hosts[host].disk.broken {
             self.hosts[host].sessions.values_mut().for_each(|s| s.ticket_unsure = true);
         }
@@ -234,7 +234,7 @@ impl Simulation {
         }
     }
 
-    /// All is well from now on.
+    /// Repairs all faults. No more occur.
     pub(super) fn repair_all(&mut self) -> Verdict {
         self.log(|| "everything is repaired".to_owned());
         self.phase = Phase::Repaired;
@@ -260,7 +260,7 @@ impl Simulation {
     }
 }
 
-/// The key of a fenced lock's counter.
+/// Returns the key of a fenced lock's counter.
 fn counter(lock: &str) -> String {
     String::from_utf8(keys::token(&lock_name(lock))).expect("ASCII, as the names are")
 }

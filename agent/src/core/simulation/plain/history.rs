@@ -1,4 +1,4 @@
-//! The part of a run's past that its invariants depend on.
+//! Past events of a run on which its invariants depend.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,26 +14,27 @@ use super::tokens::Tokens;
 use crate::core::OpId;
 use crate::types::Number;
 
-/// What the checks remember.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// Fields that an exception has struck, by lock: eviction, deletion, restart, failover, a step of Redis' clock.
+    /// Locks and fields affected by an eviction, deletion, restart, failover, or a step of Redis' clock. Nothing is promised
+    /// for them.
     excused: BTreeSet<(String, String)>,
-    /// Fields that a copy of a script set or prolonged after its op was over.
+    /// Locks and fields set or extended by a late or repeated script. No hold relies on them.
     strays: BTreeSet<(String, String)>,
-    /// Locks that a host's own release or undoing has made free, and by which op.
+    /// Free locks, with the host and operation that released them.
     pub(super) freed: BTreeMap<String, (usize, OpId)>,
-    /// When a host heard of a lock that has been free since.
+    /// The instant at which a host heard of the release of a lock that is still free.
     pub(super) heard: BTreeMap<(String, usize), u64>,
-    /// Fields of the lock at hand before a script ran.
+    /// Fields of the current script's lock before it ran.
     before: Vec<String>,
-    /// Since when a hold has been missing in Redis, or a stray been in a waiter's way.
+    /// The instant since which a hold has been missing in Redis.
     pub(super) missing: BTreeMap<(usize, Number), u64>,
-    /// How long a hold may be valid at most that is not renewed since its worker was stopped.
+    /// The latest validity of a hold that is not renewed because its worker is stopped.
     pub(super) renewable: BTreeMap<(usize, Number), Moment>,
+    /// The instant since which strays have blocked a host's waiters.
     pub(super) blocked: BTreeMap<(usize, &'static str), u64>,
     pub(super) tokens: Tokens,
-    /// Locks granted since everything was repaired, to whoever holds them already too.
+    /// Grants since all faults were repaired, including re-entries.
     pub(super) granted_since: u64,
 }
 
@@ -66,7 +67,7 @@ impl History {
         }
     }
 
-    /// A copy that lags is in force now: what it has may be long over.
+    /// Notes a restart with old data, which may contain holds that ended.
     pub(super) fn resurrected(&mut self, redis: &Redis) {
         for lock in NAMES {
             for field in field_names(redis, lock) {
@@ -88,7 +89,7 @@ impl History {
         self.heard.insert((lock.to_owned(), host), now);
     }
 
-    /// A lock is no longer free, or nobody said that it is.
+    /// Notes that a lock is no longer free, or that no release of it was published.
     pub(super) fn taken(&mut self, lock: &str) {
         self.freed.remove(lock);
         self.heard.retain(|(name, _), _| name != lock);
@@ -102,11 +103,10 @@ impl History {
         let host = &hosts[packet.host];
         let lock = key(&packet.call);
         let alive = host.run == packet.run && host.core.ops.contains_key(&packet.op);
-        // What somebody on the way repeats is unknown to who sent it, and who is yet to hear of the first copy may
-        // have been refused by it.
+        // The sender does not know of repeated copies. The first copy may have been refused.
         let wanted = alive && !packet.is_repeated();
         for field in field_names(redis, &lock) {
-            // It set the field, or gave it another lease when nobody counted on that any more.
+            // The script set the field or its lease after its operation had ended.
             let late = !self.before.contains(&field) || packet.call.script.name == "keep";
             if !wanted && late {
                 self.strays.insert((lock.clone(), field));
@@ -119,12 +119,12 @@ impl History {
         }
     }
 
-    /// A core sends a script: never one about a number that an earlier one was sent to remove, unless to remove it.
+    /// Checks that a core sends no script for a holder that it already sent a script to remove.
     pub(super) fn sending(&mut self, host: &mut Host, call: &Call) -> Verdict {
         let script = call.script.name;
         let violation = |number: Number, host: &Host| {
             if host.removed.contains(&number) {
-                return Err(format!("{script} for {number}, which a script was sent to remove"));
+                return Err(format!("{script} for {number}, which an earlier script removes"));
             }
             Ok(())
         };
@@ -147,7 +147,7 @@ impl History {
         Ok(())
     }
 
-    /// A worker was told of a new hold.
+    /// Checks that a new hold has a number that was never granted.
     pub(super) fn granted(&mut self, host: &mut Host, lock: &str, holder: &str) -> Verdict {
         if !host.granted.insert(number(holder.as_bytes())) {
             return Err(format!("{lock}: {holder} was granted before"));

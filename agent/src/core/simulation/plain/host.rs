@@ -1,4 +1,4 @@
-//! One host: an agent's core with the driver around it, a clock of its own, and workers.
+//! A host: an agent's core with its connections and clock, and workers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::types::{Number, SessionId};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stall {
     pub(super) until: u64,
-    /// The whole host was suspended: its timers do not know, so that what has arrived comes before they do.
+    /// The whole host is suspended, timers included. On resume, inputs are handled before timers.
     pub(super) suspended: bool,
 }
 
@@ -27,55 +27,56 @@ pub(super) struct Host {
     pub(super) core: Core,
     pub(super) settings: Settings,
     pub(super) client: ClientId,
-    /// Grows when the agent is killed and started again.
+    /// Incremented when the agent is killed and restarted.
     pub(super) run: u64,
     pub(super) connections: [Connection; 3],
-    /// Channels it pending for.
+    /// Locks whose channels the core subscribed to.
     pub(super) wanted_channels: BTreeSet<LockName>,
     pub(super) stall: Option<Stall>,
     pub(super) inbox: Vec<Input>,
     pub(super) tick_at: Moment,
-    /// When, in true time, its alarm goes off.
+    /// The true instant of its next alarm.
     pub(super) alarm_at: u64,
     pub(super) sessions: BTreeMap<SessionId, Session>,
     pub(super) next_session: u64,
-    /// Since when nothing at all has been wrong between it and Redis.
+    /// The instant since which no fault has separated it from Redis.
     pub(super) fault_free_since: u64,
-    /// Numbers that a script was sent to remove, and those that were ever granted.
+    /// Numbers that a script was sent to remove.
     pub(super) removed: BTreeSet<Number>,
+    /// All numbers that were ever granted.
     pub(super) granted: BTreeSet<Number>,
     pub(super) disk: Disk,
-    /// What workers held that have died: nobody else may have it yet.
+    /// Holds of dead workers that are in their lock delay.
     pub(super) departed: Vec<Departed>,
     offset: u64,
-    /// How much faster its clock runs than Redis', in millionths.
+    /// The drift of its clock against Redis, in millionths.
     drift: i64,
 }
 
-/// A host's disk, as far as the journal uses it.
+/// The journal on a host's disk.
 #[derive(Debug, Default)]
 pub(super) struct Disk {
     pub(super) past: Restored,
-    /// Records that this run has written.
+    /// The number of records written by this run of the agent.
     pub(super) records: u64,
     pub(super) full: bool,
-    /// A record was refused: the next one brings all the others with it.
+    /// A write failed. The next one rewrites the whole journal.
     pub(super) broken: bool,
 }
 
-/// A hold whose worker has died.
+/// A hold of a dead worker.
 #[derive(Debug)]
 pub(super) struct Departed {
     pub(super) lock: &'static str,
     pub(super) holder: String,
     pub(super) number: Number,
-    /// Until when nobody else gets the lock.
+    /// The end of the lock delay.
     pub(super) until: Moment,
-    /// Until when it was valid when it was last seen.
+    /// Its last known validity.
     pub(super) valid_until: Moment,
 }
 
-/// What an agent is set to, different with each seed. Short leases make more happen in less time.
+/// Returns random settings. Short leases make more happen in less time.
 pub(super) fn settings(rng: &mut Rng) -> Settings {
     let lease = rng.pick(&[600, 1000, 3000, 10_000]);
     let response_timeout = rng.pick(&[lease / 20, lease / 6, lease / 3]);
@@ -123,7 +124,7 @@ impl Host {
         }
     }
 
-    /// The agent is killed and started again, with numbers that were never used.
+    /// Kills and restarts the agent, with numbers that were never used.
     pub(super) fn restart(&mut self, now: u64) {
         self.run += 1;
         let first = i64::try_from(self.run << 30).expect("few runs");
@@ -137,13 +138,13 @@ impl Host {
         self.alarm_at = u64::MAX;
         self.fault_free_since = now;
         self.disk.records = 0;
-        // Nobody keeps them back any more but their leases.
+        // From now on only their leases protect them.
         self.departed.clear();
         let past = self.disk.past.clone();
         self.core.restore(self.boot(now), past);
     }
 
-    /// Its boot clock at a true instant.
+    /// Returns its boot clock at a true instant.
     pub(super) fn boot(&self, now: u64) -> Moment {
         let drifted = now.saturating_add_signed(self.elapsed_drift(now));
         Moment::from_micros(self.offset + drifted)
@@ -153,7 +154,7 @@ impl Host {
         i64::try_from(now).expect("years of simulation") * self.drift / 1_000_000
     }
 
-    /// The first true instant at which its boot clock has reached `moment`.
+    /// Returns the first true instant at which its boot clock has reached `moment`.
     pub(super) fn true_time(&self, moment: Moment) -> u64 {
         if moment == Moment::NEVER {
             return u64::MAX;
@@ -174,7 +175,7 @@ impl Host {
         i64::try_from(self.run << 30).expect("few runs")
     }
 
-    /// When the driver is to call `on_time`.
+    /// Returns the instant at which the runtime calls `on_time`.
     pub(super) fn due(&self) -> Moment {
         let due = self.core.next_deadline().unwrap_or(Moment::NEVER);
         if self.core.holds() > 0 { due.min(self.tick_at) } else { due }

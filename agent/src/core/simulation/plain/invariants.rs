@@ -1,4 +1,4 @@
-//! What must hold at every instant of every run.
+//! Invariants of every run, at every instant and at the end.
 
 use redisson::HolderId;
 
@@ -11,17 +11,17 @@ use super::session::OWNERS;
 use super::simulation::Simulation;
 use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::state::Contest;
-use crate::core::ops::Purpose;
+use crate::core::ops::operation::Verb;
 use crate::core::{Frozen, Gauges};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::SessionId;
 
-/// In good network the answer to an attempt takes no longer, in microseconds.
+/// The longest time that an attempt takes without faults, in microseconds.
 const ENOUGH: u64 = 5000;
 
 impl Simulation {
-    /// Whoever is told that it is inside, or still inside, is alone there.
-    pub(super) fn alone_inside(
+    /// Checks that a worker with a valid hold excludes all others.
+    pub(super) fn check_exclusive(
         &self,
         host: usize,
         id: SessionId,
@@ -61,10 +61,10 @@ impl Simulation {
         if inside.is_empty() {
             return Ok(());
         }
-        Err(format!("two inside {lock}: {} and {inside:?}", mine.holder))
+        Err(format!("two holders of {lock}: {} and {inside:?}", mine.holder))
     }
 
-    /// What a core says at the very moment it says it.
+    /// Checks a reply at the moment at which the core sends it.
     pub(super) fn check_delivery(&mut self, host: usize, outgoing: &Outgoing) -> Verdict {
         let Outgoing::Reply(Frame::Map(pairs)) = outgoing else { return Ok(()) };
         let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
@@ -75,34 +75,37 @@ impl Simulation {
         };
         let state = &self.hosts[host];
         let now = state.boot(self.now);
-        let Some(hold) = state.core.holds.get(&number(holder)) else {
-            return Err(format!("a grant was told of what is not held: {pairs:?}"));
+        let Some(hold) = state.core.leases.get(number(holder)) else {
+            return Err(format!("a grant without a hold: {pairs:?}"));
         };
         if u64::try_from(*valid) != Ok(hold.valid_ms(now)) {
-            return Err(format!("{valid} ms of validity were told, it is {}", hold.valid_ms(now)));
+            return Err(format!(
+                "a grant reports {valid} ms of validity instead of {}",
+                hold.valid_ms(now)
+            ));
         }
         if hold.mode == LeaseMode::Renewed
             && now >= state.settings.lease.lost_at(hold.valid_until, state.settings.lost_margin)
         {
-            return Err(format!("a grant was told that is as good as lost: {pairs:?}"));
+            return Err(format!("a grant of a hold that is about to be lost: {pairs:?}"));
         }
         if now >= hold.valid_until {
-            return Err(format!("a grant was told that is over: {pairs:?}"));
+            return Err(format!("a grant of an expired hold: {pairs:?}"));
         }
-        // A re-entry tells its token again.
+        // A re-entry repeats its token.
         if let (Some(Frame::Int(token)), Some(Frame::Int(1)), Some(Frame::Bulk(lock))) =
             (value("token"), value("holds"), value("lock"))
         {
             let (lock, holder) = (String::from_utf8_lossy(lock), String::from_utf8_lossy(holder));
             let excused = self.history.is_excused(&lock, &holder);
-            self.history.tokens.told(host, state.run, &lock, &holder, excused, *token)?;
+            self.history.tokens.granted(host, state.run, &lock, &holder, excused, *token)?;
         }
         Ok(())
     }
 
-    /// After every event.
+    /// Checks all invariants. Runs after every event.
     pub(super) fn check(&mut self) -> Verdict {
-        let server_calm = self.server_is_well();
+        let server_calm = self.server_is_fault_free();
         if !server_calm {
             self.server.fault_free_since = self.now;
         }
@@ -118,60 +121,60 @@ impl Simulation {
         Ok(())
     }
 
-    /// What a dead worker held is nobody else's before the lock delay is over.
+    /// Checks that holds of dead workers last until the end of the lock delay.
     fn check_departed(&mut self, host: usize) -> Verdict {
         let state = &mut self.hosts[host];
         let now = state.boot(self.now);
         let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
         state.departed.retain(|departed| now < departed.until);
         for departed in &mut state.departed {
-            if let Some(hold) = state.core.holds.get(&departed.number) {
+            if let Some(hold) = state.core.leases.get(departed.number) {
                 departed.valid_until = hold.valid_until;
                 continue;
             }
-            // An agent that cannot renew it has to give it up in the end, as any other.
+            // A hold that the agent cannot renew expires like any other.
             let is_over = now >= lease.lost_at(departed.valid_until, margin);
             if !is_over && !self.history.is_excused(departed.lock, &departed.holder) {
-                return Err(format!("{departed:?} was let go before its time"));
+                return Err(format!("{departed:?} was released before its lock delay ended"));
             }
         }
         Ok(())
     }
 
-    /// Holds stand in Redis, and their owners hear in time of what threatens them.
+    /// Checks that holds are in Redis, and that jeopardy and loss are reported in time.
     fn check_holds(&mut self, host: usize) -> Verdict {
         let state = &self.hosts[host];
         let now = state.boot(self.now);
         let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
-        for hold in state.core.holds.values() {
+        for hold in state.core.leases.iter() {
             let lock = std::str::from_utf8(hold.name.as_bytes()).expect("a lock of ours");
             let field = HolderId::new(state.client, hold.number).to_string();
             let there = self.server.redis.has(lock, &field);
             let excused = self.history.is_excused(lock, &field);
             if now < hold.valid_until && !there && !excused {
                 return Err(format!(
-                    "{field} holds {lock} to its knowledge, Redis has {:?}",
+                    "{field} assumes that it holds {lock}, Redis has {:?}",
                     self.server.redis.fields(lock)
                 ));
             }
-            // Redis keeps it for at least as long as its owner was told, by whichever clock.
+            // Redis keeps it at least as long as its owner assumes, by either clock.
             let expires = self.server.redis.keys().get(lock).and_then(|entry| entry.expires_ms);
             let kept = expires.map(|ms| ms.saturating_sub(self.server.offset_ms) * 1000);
             if there
                 && !excused
                 && kept.is_some_and(|kept| kept < state.true_time(hold.valid_until))
             {
-                return Err(format!("{field} on {lock} is thought to be valid beyond its lease"));
+                return Err(format!("{field} on {lock} is assumed valid beyond its lease"));
             }
             if state.stall.is_none() {
-                // What is due at this very instant may still be in the queue of events.
+                // Events of this very instant may still be in the queue.
                 let now = state.boot(self.now - 1);
                 let watched = hold.mode == LeaseMode::Renewed && hold.kept_back.is_none();
                 if watched && now >= lease.lost_at(hold.valid_until, margin) {
-                    return Err(format!("the loss of {field} on {lock} is not told in time"));
+                    return Err(format!("the loss of {field} on {lock} is reported too late"));
                 }
                 if watched && !hold.jeopardy && now >= lease.at_risk_at(hold.valid_until) {
-                    return Err(format!("the jeopardy of {field} on {lock} is not told in time"));
+                    return Err(format!("the jeopardy of {field} on {lock} is reported too late"));
                 }
                 if now >= hold.valid_until {
                     return Err(format!("{field} holds {lock} beyond its lease"));
@@ -181,7 +184,7 @@ impl Simulation {
             let owner = state.sessions.get(&hold.owner.session);
             let stopped = owner.is_some_and(|s| s.connected && s.known_stopped);
             let lapses = state.settings.frozen == Frozen::Lapse && stopped;
-            // What the worker has pending for before it was stopped may still be answered.
+            // A command from before the stop may still be answered.
             let now = state.boot(self.now);
             let at_most = hold.valid_until.max(now + lease.duration());
             let entry = self.history.renewable.entry(key).or_insert(at_most);
@@ -197,43 +200,43 @@ impl Simulation {
                 let since = since.max(state.fault_free_since);
                 let enough = state.lease() / 3 + state.settings.response_timeout;
                 if self.now - since > micros(enough) {
-                    return Err(format!("nobody noticed that {field} is gone from {lock}"));
+                    return Err(format!("no agent noticed that {field} is gone from {lock}"));
                 }
             }
         }
         Ok(())
     }
 
-    /// Somebody or something acts for every waiter, and nothing is kept that serves nobody.
+    /// Checks that every waiter is served, and that no lock state is kept without a purpose.
     fn check_names(&mut self, host: usize) -> Verdict {
         let state = &self.hosts[host];
         let core = &state.core;
         let now = state.boot(self.now - 1);
         let queued: usize = core.locks.values().map(|name| name.queue.len()).sum();
         if queued != core.waiters.len() {
-            return Err(format!("{queued} stand in queues, {} wait", core.waiters.len()));
+            return Err(format!("{queued} waiters in queues, {} in all", core.waiters.len()));
         }
         let held = core.locks.values().filter(|name| name.hold.is_some()).count();
-        if held != core.holds.len() {
-            return Err(format!("{held} names are held, {} holds are there", core.holds.len()));
+        if held != core.leases.len() {
+            return Err(format!("{held} locks with a hold, {} holds", core.leases.len()));
         }
         for (name, known) in &core.locks {
-            let leaving = core.ops.values().filter(|op| match &op.purpose {
-                Purpose::Release(ending) => ending.name == *name,
-                Purpose::Undo { name: undone, .. } => undone == name,
+            let leaving = core.ops.values().filter(|op| match &op.verb {
+                Verb::Release(release) => release.0.name == *name,
+                Verb::Undo(undo) => undo.name == *name,
                 _ => false,
             });
             if leaving.count() != known.leaving as usize {
-                return Err(format!("{name}: {} leave, as it counts", known.leaving));
+                return Err(format!("{name} counts {} releases in flight", known.leaving));
             }
             let asking = match known.contest {
                 Contest::Asking(op) if !core.ops.contains_key(&op) => {
-                    return Err(format!("{name} asks by an op that is over"));
+                    return Err(format!("{name} waits for an operation that has ended"));
                 }
                 Contest::Asking(_) => true,
                 Contest::Asleep(until) => {
                     if known.queue.is_empty() {
-                        return Err(format!("{name} sleeps for nobody"));
+                        return Err(format!("{name} sleeps without a waiter"));
                     }
                     state.stall.is_some()
                         || now < until
@@ -244,18 +247,18 @@ impl Simulation {
             };
             let served = known.hold.is_some() || known.leaving > 0 || asking;
             if !known.queue.is_empty() && !served {
-                return Err(format!("nobody acts for those who wait for {name}: {known:?}"));
+                return Err(format!("the waiters for {name} are not served: {known:?}"));
             }
             if known.queue.is_empty() && !served {
-                return Err(format!("{name} is remembered for nothing: {known:?}"));
+                return Err(format!("{name} is kept without a purpose: {known:?}"));
             }
             self.check_turn(host, name)?;
         }
         Ok(())
     }
 
-    /// Who has made the lock free lets its own waiters try at once, unless it stands back, whether or not it hears its
-    /// own message; and so does who hears another's, whatever it was doing then.
+    /// Checks that an agent's waiters try at once after its own release, unless it backs off, and after a release message of
+    /// another client.
     fn check_turn(&self, host: usize, name: &redisson::LockName) -> Verdict {
         let core = &self.hosts[host].core;
         let known = &core.locks[name];
@@ -268,18 +271,18 @@ impl Simulation {
             && *by == host
             && !core.ops.contains_key(op)
         {
-            return Err(format!("{name} was made free by {op:?}, and its waiters sleep"));
+            return Err(format!("{name} was released by {op:?}, and its waiters sleep"));
         }
         if let Some(at) = self.history.heard.get(&(lock.to_owned(), host))
             && self.hosts[host].fault_free_since < *at
             && self.now > at + ENOUGH
         {
-            return Err(format!("{name} was told to be free, and its waiters sleep"));
+            return Err(format!("{name} was released by another client, and its waiters sleep"));
         }
         Ok(())
     }
 
-    /// Every field of ours in Redis is somebody's.
+    /// Checks that every field of an agent in Redis belongs to a hold or an operation.
     fn check_fields(&mut self, host: usize) -> Verdict {
         let state = &self.hosts[host];
         for lock in NAMES {
@@ -290,9 +293,13 @@ impl Simulation {
                 if holder.client != state.client || holder.thread < state.first_number() {
                     continue;
                 }
-                let held = state.core.holds.contains_key(&holder.thread);
-                let known =
-                    held || state.core.ops.values().any(|op| op.purpose.concerns(holder.thread));
+                let held = state.core.leases.contains(holder.thread);
+                let known = held
+                    || state
+                        .core
+                        .ops
+                        .values()
+                        .any(|op| op.verb.operation().concerns(holder.thread));
                 if !known
                     && !self.history.is_stray(lock, field)
                     && !self.history.is_excused(lock, field)
@@ -301,7 +308,7 @@ impl Simulation {
                 }
                 strays += usize::from(!known);
             }
-            // A lock that only strays hold is had by whoever waits for it here.
+            // A waiter takes over a lock that only strays hold.
             let blocked = strays > 0
                 && strays == fields.len()
                 && state.core.locks.values().any(|name| {
@@ -316,13 +323,13 @@ impl Simulation {
             let since = since.max(state.fault_free_since);
             let enough = state.settings.poll_max + state.settings.response_timeout * 2;
             if self.now > since + micros(enough) + 1_000_000 {
-                return Err(format!("strays keep {lock} from those who wait: {fields:?}"));
+                return Err(format!("strays block the waiters for {lock}: {fields:?}"));
             }
         }
         Ok(())
     }
 
-    /// Everybody has gone: nothing may be left.
+    /// Checks that nothing is left after all workers have left.
     pub(super) fn check_end(&self) -> Verdict {
         for (index, host) in self.hosts.iter().enumerate() {
             let core = &host.core;
@@ -330,13 +337,13 @@ impl Simulation {
                 return Err(format!(
                     "host {index} keeps {:?} {:?} {:?} until {:?}",
                     core.ops,
-                    core.holds,
+                    core.leases,
                     core.locks,
                     core.next_deadline()
                 ));
             }
             if !core.quota.is_empty() {
-                return Err(format!("host {index} counts {:?}", core.quota));
+                return Err(format!("host {index} still has quotas in use: {:?}", core.quota));
             }
             if !host.wanted_channels.is_empty()
                 || !core.ready.is_empty()
@@ -359,7 +366,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Every command has been answered.
+    /// Checks that every command has a reply.
     pub(super) fn check_answered(&self) -> Verdict {
         for (index, host) in self.hosts.iter().enumerate() {
             for (id, session) in &host.sessions {

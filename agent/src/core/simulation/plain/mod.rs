@@ -31,7 +31,7 @@ use simulation::Simulation;
 
 const SEEDS: Range<u64> = 0..2000;
 
-/// One run from its first to its last instant.
+/// Plays a whole run.
 fn run(seed: u64, traced: bool) -> (Simulation, Verdict) {
     let mut simulation = Simulation::new(seed, traced);
     let verdict = seeds::guard(|| simulation.play(seed % 2 == 1));
@@ -66,19 +66,19 @@ impl Simulation {
             return Ok(());
         }
         self.repair_all()?;
-        // Whoever died has left a lease at most, and the longest one asked for is ten seconds.
+        // Dead workers leave at most a lease behind, and the longest requested one is ten seconds.
         let leases = 2 * lease + 12_000_000;
-        // Once a crowd may just have bad luck: all ask for what others hold, and give up before that ends.
-        let mut asked = 0;
+        // By bad luck all workers may time out on locks that others hold, so they get several chances.
+        let mut attempts = 0;
         for _ in 0..4 {
             if self.history.granted_since == 0 {
                 self.work_left = 40;
                 self.run_until(self.now + leases)?;
-                asked += 40 - self.work_left;
+                attempts += 40 - self.work_left;
             }
         }
-        if self.history.granted_since == 0 && asked > 0 {
-            return Err("nobody was granted anything after everything was repaired".to_owned());
+        if self.history.granted_since == 0 && attempts > 0 {
+            return Err("no lock was granted after all faults were repaired".to_owned());
         }
         self.wind_down();
         self.run_until(self.now + leases)?;

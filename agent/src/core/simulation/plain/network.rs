@@ -1,4 +1,4 @@
-//! The way between hosts and Redis: connections made and broken, scripts and subscriptions under way.
+//! The network between hosts and Redis: connects, disconnects, scripts and subscriptions on their way.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use super::simulation::{Phase, Simulation};
 use crate::core::{Failure, OpId};
 
 impl Simulation {
-    /// Whether nothing comes back down that connection.
+    /// Reports whether no reply arrives on that connection.
     pub(super) fn is_cut(&self, host: usize, lane: usize) -> bool {
         !self.server.up
             || self.server.frozen_until > self.now
@@ -70,8 +70,8 @@ impl Simulation {
         }
     }
 
-    /// A connection ends: whatever was under way on it is in doubt.
-    pub(super) fn disconnect_redis(&mut self, host: usize, lane: usize, why: &str) -> Verdict {
+    /// Ends a connection. Calls without a reply have an unknown outcome.
+    pub(super) fn break_connection(&mut self, host: usize, lane: usize, why: &str) -> Verdict {
         let connection = &mut self.hosts[host].connections[lane];
         if !connection.up {
             return Ok(());
@@ -132,7 +132,7 @@ impl Simulation {
         self.server.redis.subscribers = subscribers;
     }
 
-    /// A script has come to Redis.
+    /// Runs a script that arrives at Redis.
     pub(super) fn arrive(&mut self, packet: Packet) -> Verdict {
         let Packet { host, run, lane, generation, id, .. } = packet;
         let connection = &self.hosts[host].connections[lane];
@@ -188,7 +188,7 @@ impl Simulation {
         let Some(at) = arrival else { return };
         let packet = Packet { host, run, lane, generation, id, op, call: Rc::new(call), held };
         if self.phase == Phase::Trouble && self.rng.one_in(200) {
-            // Somebody on the way repeats it.
+            // The network repeats it.
             let again = at + self.rng.within(0..2_000_000);
             self.at(
                 again,

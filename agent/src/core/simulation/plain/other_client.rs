@@ -7,7 +7,7 @@ pub(super) enum State {
     Holding { lock: &'static str, until: u64 },
 }
 
-/// One thread of a Java service, say.
+/// A client with one thread after another, such as a Java service.
 #[derive(Debug)]
 pub(super) struct OtherClient {
     pub(super) index: u64,
@@ -31,7 +31,7 @@ impl OtherClient {
         format!("f0000000-0000-4000-8000-00000000000{}:{}", self.index, self.threads)
     }
 
-    /// The lock it believes to hold at that instant.
+    /// Returns the lock that it relies on at that instant.
     pub(super) fn inside(&self, now: u64) -> Option<&'static str> {
         match self.state {
             State::Holding { lock, until } if now < until => Some(lock),

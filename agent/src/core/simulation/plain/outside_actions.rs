@@ -12,7 +12,7 @@ use super::simulation::{Phase, Simulation};
 
 impl Simulation {
     pub(super) fn other_client_acts(&mut self, index: usize) {
-        if !self.server_is_well() {
+        if !self.server_is_fault_free() {
             return self.after(50_000, Event::OtherClient(index));
         }
         match self.other_clients[index].state.clone() {
@@ -23,7 +23,7 @@ impl Simulation {
             }
             State::Waiting(lock) => self.other_client_tries(index, lock),
             State::Holding { lock, until } if until <= self.now || self.rng.one_in(8) => {
-                // It died, or was too slow: the lease runs out by itself.
+                // It died or was too slow. Its lease expires.
                 self.other_clients[index].state = State::Idle;
                 let _ = lock;
                 let pause = self.rng.within(1000..1_000_000);
@@ -33,7 +33,7 @@ impl Simulation {
                 let field = self.other_clients[index].field();
                 if self.server.redis.has(lock, &field) {
                     self.server.redis.keys_mut().remove(lock);
-                    self.log(|| format!("other_clients {index} releases {lock}"));
+                    self.log(|| format!("client {index} releases {lock}"));
                     self.publish(&[channel(&lock_name(lock))]);
                 }
                 self.other_clients[index].state = State::Idle;
@@ -57,7 +57,7 @@ impl Simulation {
         let lease = self.rng.within(300..3000);
         self.other_clients[index].threads += 1;
         let field = self.other_clients[index].field();
-        self.log(|| format!("other_clients {index} takes {lock} for {lease} ms"));
+        self.log(|| format!("client {index} acquires {lock} for {lease} ms"));
         self.history.taken(lock);
         let content = Content::Hash(vec![(field, "1".to_owned())]);
         let expires_ms = Some(self.server.redis.now_ms() + lease);
@@ -67,7 +67,7 @@ impl Simulation {
         self.after(pause, Event::OtherClient(index));
     }
 
-    /// An operator releases what stands there, as the dashboard does.
+    /// An operator force-releases a lock, as the dashboard does.
     pub(super) fn force_release(&mut self, lock: &'static str) {
         let hash = {
             let fields = self.server.redis.fields(lock);

@@ -1,4 +1,4 @@
-//! What workers make of replies and pushes.
+//! Workers read replies and pushes.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use super::simulation::{Phase, Simulation};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::SessionId;
 
-/// A time as replies tell it.
-pub(super) fn told(ms: i64) -> Duration {
+/// Converts a duration in a reply.
+pub(super) fn millis(ms: i64) -> Duration {
     Duration::from_millis(ms.unsigned_abs())
 }
 
 impl Simulation {
-    /// What came at that instant is read now. Validity counts from when it came.
+    /// A worker reads what arrived at `came`. Validity counts from that instant.
     pub(super) fn read(
         &mut self,
         host: usize,
@@ -36,30 +36,30 @@ impl Simulation {
 
     fn read_push(&mut self, host: usize, id: SessionId, came: u64, frames: &[Frame]) -> Verdict {
         let [Frame::Bulk(word), Frame::Bulk(name), ..] = frames else {
-            return Err(format!("a push of no known shape: {frames:?}"));
+            return Err(format!("an unknown push: {frames:?}"));
         };
         let lock = NAMES.iter().find(|lock| lock.as_bytes() == &name[..]).expect("a lock of ours");
         let came = self.hosts[host].boot(came);
         let lost = word.as_ref() == b"lock-lost";
-        let told = match (word.as_ref(), frames.get(3)) {
-            (b"lock-valid", Some(Frame::Int(ms))) => Some(came + told(*ms)),
+        let valid_until = match (word.as_ref(), frames.get(3)) {
+            (b"lock-valid", Some(Frame::Int(ms))) => Some(came + millis(*ms)),
             _ => None,
         };
-        // Events do not say which owner they concern; a lock has one holder, so at most one owner holds it.
+        // Pushes do not name the owner. A lock has one holder, so at most one owner holds it.
         let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
         let mut valid = None;
         for owner in 0..OWNERS {
             if lost {
                 session.owners[owner].known_holds.remove(lock);
             } else if let (Some(until), Some(known_hold)) =
-                (told, session.owners[owner].known_holds.get_mut(lock))
+                (valid_until, session.owners[owner].known_holds.get_mut(lock))
             {
                 known_hold.valid_until = known_hold.valid_until.max(until);
                 valid = Some(owner);
             }
         }
         match valid {
-            Some(owner) => self.alone_inside(host, id, owner, lock),
+            Some(owner) => self.check_exclusive(host, id, owner, lock),
             None => Ok(()),
         }
     }
@@ -67,23 +67,23 @@ impl Simulation {
     fn read_reply(&mut self, host: usize, id: SessionId, came: u64, frame: &Frame) -> Verdict {
         let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
         let Some((_, pending)) = session.pending.pop_front() else {
-            return Err(format!("{id:?} was sent a reply to nothing: {frame:?}"));
+            return Err(format!("{id:?} was sent a reply without a command: {frame:?}"));
         };
         let (owner, outcome) = match pending {
             Pending::Lock { owner, lock, kind } => {
-                (Some(owner), self.locked(host, id, owner, (lock, kind), came, frame))
+                (Some(owner), self.on_lock_reply(host, id, owner, (lock, kind), came, frame))
             }
             Pending::Unlock { owner, lock } => {
-                (Some(owner), self.unlocked(host, id, owner, lock, frame))
+                (Some(owner), self.on_unlock_reply(host, id, owner, lock, frame))
             }
             Pending::Extend { owner, lock } => {
-                (Some(owner), self.extended(host, id, owner, lock, came, frame))
+                (Some(owner), self.on_extend_reply(host, id, owner, lock, came, frame))
             }
-            Pending::Holds => (None, self.holds_told(host, id, frame)),
+            Pending::Holds => (None, self.check_holds_reply(host, id, frame)),
             Pending::Token(token) if *frame == Frame::Int(token) => (None, Ok(())),
             Pending::Token(token) => (None, Err(format!("{frame:?} in place of {token}"))),
-            Pending::Grace => (None, self.graced(host, id, frame)),
-            Pending::Resume => return self.resumed(host, id, came, frame),
+            Pending::Grace => (None, self.on_grace_reply(host, id, frame)),
+            Pending::Resume => return self.on_resume_reply(host, id, came, frame),
             Pending::Other => (None, Ok(())),
         };
         outcome.map_err(|violation| format!("host {host} {id:?}: {violation}"))?;
@@ -99,7 +99,7 @@ impl Simulation {
         Ok(())
     }
 
-    fn locked(
+    fn on_lock_reply(
         &mut self,
         host: usize,
         id: SessionId,
@@ -111,7 +111,7 @@ impl Simulation {
         let Frame::Map(pairs) = frame else {
             return match code(frame) {
                 "null" if self.is_valid(host, id, owner, lock) => {
-                    Err("a re-entry was told that it waited in vain".into())
+                    Err("a re-entry timed out".into())
                 }
                 "null" | "UNAVAILABLE" | "LIMIT" | "WRONGTYPE" | "WRONGKIND" | "DEADLOCK" => Ok(()),
                 "LOST" => {
@@ -125,7 +125,7 @@ impl Simulation {
         let (Some(Frame::Bulk(holder)), Some(Frame::Int(holds)), Some(Frame::Int(valid))) =
             (field("holder"), field("holds"), field("valid_ms"))
         else {
-            return Err(format!("a grant of no known shape: {frame:?}"));
+            return Err(format!("an unknown grant: {frame:?}"));
         };
         let holder = String::from_utf8_lossy(holder).into_owned();
         let token = match field("token") {
@@ -139,7 +139,7 @@ impl Simulation {
         if self.phase == Phase::Repaired {
             self.history.granted_since += 1;
         }
-        let valid_until = self.hosts[host].boot(came) + told(*valid);
+        let valid_until = self.hosts[host].boot(came) + millis(*valid);
         let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
         match session.owners[owner].known_holds.get_mut(lock) {
             Some(known_hold) if known_hold.holder == holder => {
@@ -152,7 +152,7 @@ impl Simulation {
                 known_hold.count += 1;
                 known_hold.valid_until = known_hold.valid_until.max(valid_until);
             }
-            // Sessions without pushes are not told of losses: what they knew is out of date.
+            // A session without pushes does not hear of losses, so its known hold may be outdated.
             _ => {
                 if *holds != 1 {
                     return Err(format!("{lock} was granted at count {holds}"));
@@ -169,10 +169,10 @@ impl Simulation {
                 self.grants.push((host, id));
             }
         }
-        self.alone_inside(host, id, owner, lock)
+        self.check_exclusive(host, id, owner, lock)
     }
 
-    fn unlocked(
+    fn on_unlock_reply(
         &mut self,
         host: usize,
         id: SessionId,
@@ -183,7 +183,7 @@ impl Simulation {
         let valid = self.is_valid(host, id, owner, lock);
         let Some(known_hold) = self.known_hold(host, id, owner, lock).cloned() else {
             return match code(frame) {
-                // It may have been answered before the loss, behind another owner's reply.
+                // The reply may have preceded the loss, behind another owner's reply.
                 "LOST" | "NOTHELD" | "UNAVAILABLE" => Ok(()),
                 _ => Err(format!("UNLOCK of {lock}, which was lost, was answered {frame:?}")),
             };
@@ -210,7 +210,7 @@ impl Simulation {
         }
     }
 
-    fn extended(
+    fn on_extend_reply(
         &mut self,
         host: usize,
         id: SessionId,
@@ -224,8 +224,8 @@ impl Simulation {
             (Frame::Int(ms), _) => {
                 let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
                 if let Some(known_hold) = session.owners[owner].known_holds.get_mut(lock) {
-                    known_hold.valid_until = came + told(*ms);
-                    return self.alone_inside(host, id, owner, lock);
+                    known_hold.valid_until = came + millis(*ms);
+                    return self.check_exclusive(host, id, owner, lock);
                 }
                 Err(format!("{lock} was extended after it was lost"))
             }
@@ -242,8 +242,8 @@ impl Simulation {
         }
     }
 
-    /// HOLDS names nothing that the worker does not know of.
-    fn holds_told(&self, host: usize, id: SessionId, frame: &Frame) -> Verdict {
+    /// Checks that HOLDS lists no hold that is unknown to the worker.
+    fn check_holds_reply(&self, host: usize, id: SessionId, frame: &Frame) -> Verdict {
         let Frame::Array(rows) = frame else { return Err(format!("HOLDS was answered {frame:?}")) };
         let session = &self.hosts[host].sessions[&id];
         for row in rows {
@@ -257,15 +257,15 @@ impl Simulation {
             let owner = usize::try_from(*owner).map_err(|e| e.to_string())?;
             let known =
                 session.owners[owner].known_holds.keys().any(|name| name.as_bytes() == &lock[..]);
-            // A grant may be on its way to it.
+            // A grant may be on its way.
             if !known && session.owners[owner].unanswered == 0 {
-                return Err(format!("HOLDS tells of a hold that owner {owner} never had: {row:?}"));
+                return Err(format!("HOLDS lists a hold that owner {owner} never had: {row:?}"));
             }
         }
         Ok(())
     }
 
-    /// Whether the agent must know of a hold. Who is not told of losses may believe in one for the margin's time.
+    /// Reports whether the agent must know of a hold. A worker without pushes may rely on a lost hold during the margin.
     fn is_valid(&self, host: usize, id: SessionId, owner: usize, lock: &str) -> bool {
         let now = self.hosts[host].boot(self.now) + self.hosts[host].settings.lost_margin;
         let excused = |known_hold: &KnownHold| self.history.is_excused(lock, &known_hold.holder);
@@ -289,7 +289,7 @@ impl Simulation {
     }
 }
 
-/// What is delivered, as the trace shows it.
+/// Formats a reply or push for the trace.
 fn brief(outgoing: &Outgoing) -> String {
     match outgoing {
         Outgoing::Reply(reply) => brief_frame(reply),
@@ -314,7 +314,7 @@ fn brief_frame(frame: &Frame) -> String {
     }
 }
 
-/// `null`, or an error's first word, or nothing.
+/// Returns `null`, the first word of an error, or an empty text for other replies.
 pub(super) fn code(frame: &Frame) -> &str {
     match frame {
         Frame::Null => "null",

@@ -1,4 +1,4 @@
-//! Workers whose sessions outlive their connections, and the journal that an agent's successor reads.
+//! Sessions with grace that outlive connections, and the journal that a restarted agent reads.
 
 use redisson::{HolderId, Moment};
 
@@ -6,7 +6,7 @@ use super::super::seeds::Verdict;
 use super::event::{Event, Input};
 use super::event_loop::secret;
 use super::names::{NAMES, name_of};
-use super::replies::{code, told};
+use super::replies::{code, millis};
 use super::session::{KnownHold, OWNERS, Pending, Ticket};
 use super::simulation::{Phase, Simulation};
 use crate::journal::{Record, Restored};
@@ -15,9 +15,9 @@ use crate::protocol::resp::Frame;
 use crate::types::SessionId;
 
 impl Simulation {
-    /// A core notes something.
+    /// Writes a record to the journal.
     pub(super) fn journal(&mut self, host: usize, record: Record) {
-        let again = self.rng.one_in(50);
+        let rewrite = self.rng.one_in(50);
         let now = self.hosts[host].boot(self.now);
         let state = &mut self.hosts[host];
         state.disk.records += 1;
@@ -26,7 +26,7 @@ impl Simulation {
             state.disk.broken = true;
             return state.core.on_journal_failed(now, upto, "it is full");
         }
-        if std::mem::take(&mut state.disk.broken) || again {
+        if std::mem::take(&mut state.disk.broken) || rewrite {
             state.disk.past = Restored::default();
             state.core.journal_records().into_iter().for_each(|r| state.disk.past.add(r));
         }
@@ -34,7 +34,7 @@ impl Simulation {
         state.core.on_journalled(now, upto);
     }
 
-    /// A worker asks that its holds outlive its connection.
+    /// Requests grace for a worker's session.
     pub(super) fn request_grace(&mut self, host: usize, id: SessionId) {
         let lease = self.hosts[host].lease();
         let grace = lease * u32::try_from(self.rng.pick(&[1, 2, 4])).expect("small") / 2;
@@ -45,7 +45,7 @@ impl Simulation {
         self.send_command(host, id, Pending::Grace, command);
     }
 
-    pub(super) fn graced(&mut self, host: usize, id: SessionId, frame: &Frame) -> Verdict {
+    pub(super) fn on_grace_reply(&mut self, host: usize, id: SessionId, frame: &Frame) -> Verdict {
         if code(frame) == "UNAVAILABLE" {
             return Ok(());
         }
@@ -54,14 +54,14 @@ impl Simulation {
         Ok(())
     }
 
-    /// A worker's connection breaks, and it will come back to its session on another one.
+    /// Breaks a worker's connection. The worker resumes its session on another one.
     pub(super) fn drop_out(&mut self, host: usize, id: SessionId) {
         let run = self.hosts[host].run;
         self.after(20, Event::Input { host, run, input: Input::Closed(id) });
         self.come_back(host, id);
     }
 
-    /// A worker without a connection gets another one in a while.
+    /// Reconnects a worker after a pause.
     pub(super) fn come_back(&mut self, host: usize, id: SessionId) {
         let state = &mut self.hosts[host];
         let now = state.boot(self.now);
@@ -88,8 +88,7 @@ impl Simulation {
         self.send_command(host, id, Pending::Resume, Command::Resume { session, secret });
     }
 
-    /// What came of RESUME.
-    pub(super) fn resumed(
+    pub(super) fn on_resume_reply(
         &mut self,
         host: usize,
         id: SessionId,
@@ -99,7 +98,7 @@ impl Simulation {
         let run = self.hosts[host].run;
         match code(frame) {
             "UNAVAILABLE" => {
-                // On a fresh connection: this one may have been granted it all the same.
+                // Retries on a new connection, since this one may have been granted the session.
                 self.after(20, Event::Input { host, run, input: Input::Closed(id) });
                 self.come_back(host, id);
                 return Ok(());
@@ -118,11 +117,11 @@ impl Simulation {
         }
         let new = ticket(frame)?;
         if new.1 != hex(secret(id)) {
-            return Err(format!("RESUME told another connection's secret: {frame:?}"));
+            return Err(format!("RESUME returned another session's secret: {frame:?}"));
         }
         let Frame::Map(pairs) = frame else { return Err(format!("RESUME: {frame:?}")) };
         let Some((_, Frame::Array(rows))) = pairs.iter().find(|(key, _)| *key == "holds") else {
-            return Err(format!("RESUME told of no holds: {frame:?}"));
+            return Err(format!("RESUME returned no holds: {frame:?}"));
         };
         let now = self.hosts[host].boot(came);
         let mut known_holds: [std::collections::BTreeMap<&'static str, KnownHold>; OWNERS] =
@@ -152,13 +151,15 @@ impl Simulation {
                             && now.count != known_hold.count =>
                     {
                         let (then, now) = (known_hold.count, now.count);
-                        return Err(format!("{lock} came back {now} times held, it was {then}"));
+                        return Err(format!(
+                            "{lock} came back with hold count {now} instead of {then}"
+                        ));
                     }
                     _ => {}
                 }
             }
             for lock in NAMES {
-                self.alone_inside(host, id, owner, lock)?;
+                self.check_exclusive(host, id, owner, lock)?;
             }
         }
         let shared = self.hosts[host].sessions[&id].shared;
@@ -168,9 +169,9 @@ impl Simulation {
         Ok(())
     }
 
-    /// An agent dies while its disk takes nothing: what it could not note any more was that holds have ended. Their
-    /// releases may come late, when the successor has found them still there.
-    pub(super) fn forget_ends(&mut self, host: usize) {
+    /// Handles the death of an agent whose journal fails: its successor does not know that these holds ended, and may find
+    /// them in Redis before their late release.
+    pub(super) fn excuse_unjournalled_ends(&mut self, host: usize) {
         let state = &mut self.hosts[host];
         if !state.disk.broken {
             return;
@@ -184,7 +185,7 @@ impl Simulation {
         }
     }
 
-    /// What an agent's death leaves of its workers: those with grace come back, most of the time.
+    /// Returns the workers that reconnect after their agent's death: most of those with grace.
     pub(super) fn survivors(&mut self, host: usize) -> Vec<SessionId> {
         let sessions: Vec<_> = self.hosts[host]
             .sessions
@@ -198,7 +199,9 @@ impl Simulation {
 }
 
 fn ticket(frame: &Frame) -> Result<Ticket, String> {
-    let Frame::Map(pairs) = frame else { return Err(format!("a session of no shape: {frame:?}")) };
+    let Frame::Map(pairs) = frame else {
+        return Err(format!("an unknown session reply: {frame:?}"));
+    };
     let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
     match (value("id"), value("secret")) {
         (Some(Frame::Bulk(id)), Some(Frame::Bulk(secret))) => Ok((id.to_vec(), secret.to_vec())),
@@ -210,7 +213,7 @@ pub(super) fn hex(secret: [u8; 16]) -> Vec<u8> {
     format!("{:032x}", u128::from_be_bytes(secret)).into_bytes()
 }
 
-/// A row of holds: whose, of which lock, and what its worker makes of it.
+/// Parses a row of holds into its owner, lock and hold.
 fn held(row: &Frame, came: Moment) -> Result<(usize, &'static str, KnownHold), String> {
     let Frame::Map(pairs) = row else { return Err(format!("a row of holds: {row:?}")) };
     let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
@@ -233,7 +236,7 @@ fn held(row: &Frame, came: Moment) -> Result<(usize, &'static str, KnownHold), S
         holder: String::from_utf8_lossy(holder).into_owned(),
         count: u32::try_from(*count).map_err(|error| error.to_string())?,
         token,
-        valid_until: came + told(*valid),
+        valid_until: came + millis(*valid),
         leaving: false,
     };
     Ok((usize::try_from(*owner).map_err(|error| error.to_string())?, lock, known_hold))

@@ -1,4 +1,4 @@
-//! Sessions of workers, as the workers know them.
+//! Sessions, as their workers know them from replies and pushes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,20 +10,20 @@ use crate::protocol::resp::Outgoing;
 
 pub(super) const OWNERS: usize = 2;
 
-/// A hold as its worker knows it.
+/// A hold, as its worker knows it.
 #[derive(Debug, Clone)]
 pub(super) struct KnownHold {
     pub(super) holder: String,
     pub(super) count: u32,
     /// The token of a fenced lock.
     pub(super) token: Option<i64>,
-    /// The worker takes its host's boot clock and adds what it was told.
+    /// By the boot clock of the host, plus the validity in the reply.
     pub(super) valid_until: Moment,
-    /// It has sent the UNLOCK that ends it: it is out.
+    /// The final UNLOCK was sent. The worker no longer relies on the hold.
     pub(super) leaving: bool,
 }
 
-/// A command that waits for its reply.
+/// A command without a reply.
 #[derive(Debug, Clone)]
 pub(super) enum Pending {
     Lock { owner: usize, lock: &'static str, kind: Kind },
@@ -36,40 +36,39 @@ pub(super) enum Pending {
     Token(i64),
 }
 
-/// What a worker needs to come back to its session: the id and the secret that it was told.
+/// The id and secret with which a worker resumes its session.
 pub(super) type Ticket = (Vec<u8>, Vec<u8>);
 
 #[derive(Debug, Default)]
 pub(super) struct Owner {
     pub(super) known_holds: BTreeMap<&'static str, KnownHold>,
-    /// Commands of its own without a reply.
+    /// The number of its commands without a reply.
     pub(super) unanswered: usize,
 }
 
-/// One connection of one worker.
+/// A worker's connection and session.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) owners: [Owner; OWNERS],
-    /// Commands without a reply, oldest first, and when they were sent.
+    /// Commands without a reply, oldest first, with the instants at which they were sent.
     pub(super) pending: VecDeque<(u64, Pending)>,
-    /// Two tasks share it. Then no wait is without a limit: replies keep the commands' order, so that two such
-    /// connections could keep one another from hearing of what they hold.
+    /// Two tasks share it. Their waits are limited: replies keep the order of commands, so two such sessions could
+    /// otherwise block each other's grants.
     pub(super) shared: bool,
-    /// What came while it did not read, and when.
+    /// Replies and pushes that it has not read, with their arrival.
     pub(super) unread: VecDeque<(u64, Outgoing)>,
-    /// A worker that does not read is one whose process is stopped.
+    /// False while the worker's process is stopped.
     pub(super) reading: bool,
-    /// Its agent has been told so.
+    /// The agent knows that the process is stopped.
     pub(super) known_stopped: bool,
     pub(super) next_token: i64,
-    /// It has a connection; else it is about to get another one.
+    /// False until the worker reconnects.
     pub(super) connected: bool,
-    /// With which it comes back to its session, if that outlives its connection.
     pub(super) ticket: Option<Ticket>,
-    /// Its agent was killed before the disk had room for what it had told: the ticket may be unknown to the next one.
+    /// The agent was killed while its journal failed. Its successor may not know the ticket.
     pub(super) ticket_unsure: bool,
     pub(super) grace: Duration,
-    /// Owners and locks of commands that its last connection left unanswered.
+    /// Owners and locks of commands with unknown outcome, after a disconnect.
     pub(super) unsure: Vec<(usize, &'static str)>,
 }
 
@@ -91,9 +90,9 @@ impl Session {
         }
     }
 
-    /// The connection has gone: what has not been answered never will be.
+    /// Ends the connection. Pending commands have an unknown outcome.
     pub(super) fn break_off(&mut self, now: Moment) {
-        // Beyond its grace it counts on nothing.
+        // After the grace period it relies on nothing.
         for known_hold in self.owners.iter_mut().flat_map(|owner| owner.known_holds.values_mut()) {
             known_hold.valid_until = known_hold.valid_until.min(now + self.grace);
         }
@@ -105,7 +104,7 @@ impl Session {
                 self.unsure.push((owner, lock));
             }
         }
-        // Replies that were not read tell of what happened all the same.
+        // Unread replies may have reported changes.
         if !self.unread.is_empty() {
             self.unsure.extend((0..OWNERS).flat_map(|owner| NAMES.map(|lock| (owner, lock))));
             self.unread.clear();

@@ -1,4 +1,4 @@
-//! The event loop: one queue of what happens when, in true time.
+//! The state of a run. All instants are true time, unlike those of the drifting clocks of the hosts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,31 +14,31 @@ use super::other_client::OtherClient;
 use crate::core::Frozen;
 use crate::types::SessionId;
 
-/// The server, and what surrounds the model of it.
+/// The Redis server, with the faults around its model.
 pub(super) struct Server {
     pub(super) redis: Redis,
-    /// Its wall clock less true time.
+    /// The difference between its wall clock and true time.
     pub(super) offset_ms: u64,
     pub(super) up: bool,
     pub(super) frozen_until: u64,
-    /// It answers every script with this error, and runs none: loading, a replica, unable to save.
+    /// The error that replies to every script without running it: loading, read-only replica, failing disk.
     pub(super) refusal: Option<&'static str>,
-    /// What a replica that lags has, or what was saved to disk.
+    /// The data of a lagging replica, or of the last save to disk.
     pub(super) copy: BTreeMap<String, Entry>,
-    /// Channel, host, generation.
+    /// Channel, host, run of its agent, generation of its connection.
     pub(super) subscriptions: BTreeSet<(String, usize, u64, u64)>,
-    /// Since when nothing has been wrong with it.
+    /// The instant since which it has had no fault.
     pub(super) fault_free_since: u64,
 }
 
-/// How far a run has come.
+/// The phase of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Work, and faults all the time.
+    /// Workers work, and faults occur.
     Trouble,
-    /// Everything is repaired and stays so; work goes on.
+    /// Workers work, and no more faults occur.
     Repaired,
-    /// Nobody begins anything, everybody finishes.
+    /// Workers finish, and start nothing new.
     Ending,
 }
 
@@ -51,14 +51,14 @@ pub(super) struct Simulation {
     pub(super) other_clients: Vec<OtherClient>,
     pub(super) history: History,
     pub(super) phase: Phase,
-    /// How many more things the workers do.
+    /// The number of actions left to the workers.
     pub(super) work_left: u64,
     pub(super) next_packet: u64,
-    /// Who was granted a lock, in order.
+    /// Grants in order.
     pub(super) grants: Vec<(usize, SessionId)>,
-    /// Under contention every worker wants the same lock again and again, and holds it for that long.
+    /// If set, every worker repeatedly acquires the same lock and holds it for that long.
     pub(super) contention: Option<u64>,
-    /// Events so far: a measure of a run's length.
+    /// The number of events so far.
     pub(super) events: u64,
     pub(super) trace: Trace,
 }
@@ -68,7 +68,7 @@ impl Simulation {
         let mut rng = Rng::new(seed);
         let hosts = rng.pick(&[1, 2, 2]);
         let mut settings = settings(&mut rng);
-        // Dead workers' locks are kept back in half of the runs, stopped workers' ones are let lapse in half of them.
+        // Half of the runs have a lock delay; half let the holds of stopped workers lapse.
         settings.lock_delay = match seed % 8 {
             2 | 3 => Duration::from_millis(200),
             4 | 5 => settings.lease.duration() * 3 / 2,
@@ -82,7 +82,7 @@ impl Simulation {
         simulation
     }
 
-    /// Hosts that begin to connect, and nobody who does anything.
+    /// A run of hosts that start to connect, without workers or other clients.
     pub(super) fn empty(rng: Rng, hosts: Vec<Host>, traced: bool) -> Self {
         let server = Server {
             redis: Redis::default(),
@@ -123,7 +123,6 @@ impl Simulation {
         }
     }
 
-    /// A line of the trace, made only where one is kept.
     pub(super) fn log(&mut self, line: impl FnOnce() -> String) {
         self.trace.log(self.now, line);
     }

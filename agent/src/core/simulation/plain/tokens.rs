@@ -1,31 +1,31 @@
-//! Fencing tokens only grow: on one agent whatever becomes of the counter, on all of them while it lives.
+//! Checks that fencing tokens only grow: always on one agent, and on all agents while the counter exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::redis::Redis;
 use super::super::seeds::Verdict;
 
-/// The tokens that were told.
+/// The tokens that were granted.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
     /// The highest on each lock since its counter was last lost.
     highest: BTreeMap<String, i64>,
-    /// The highest on each lock that one run of a host has told.
+    /// The highest on each lock that one run of an agent has granted.
     by_host: BTreeMap<(String, usize, u64), i64>,
-    /// Locks and holders whose tokens come from a counter that was lost.
+    /// Locks and holders with tokens of a counter that was lost.
     uncounted: BTreeSet<(String, String)>,
 }
 
 impl Tokens {
-    /// A lock's counter is lost, or falls back: tokens of the old one are not compared with those to come.
+    /// Notes that a counter was lost or set back. Its tokens are not compared with later ones.
     pub(super) fn counter_lost(&mut self, lock: &str, redis: &Redis) {
         self.highest.remove(lock);
         let holders = redis.fields(lock).iter();
         self.uncounted.extend(holders.map(|(holder, _)| (lock.to_owned(), holder.clone())));
     }
 
-    /// A new grant tells its token. Whoever is excused may have lost the lock to somebody with a higher one.
-    pub(super) fn told(
+    /// Checks the token of a new grant. An excused holder may have lost the lock to a holder with a higher token.
+    pub(super) fn granted(
         &mut self,
         host: usize,
         run: u64,
@@ -37,7 +37,7 @@ impl Tokens {
         let highest = self.by_host.entry((lock.to_owned(), host, run)).or_default();
         if token <= *highest {
             return Err(format!(
-                "{lock}: token {token} was told after {highest} by the same agent"
+                "{lock}: token {token} was granted after {highest} by the same agent"
             ));
         }
         *highest = token;
@@ -46,7 +46,7 @@ impl Tokens {
         }
         let highest = self.highest.entry(lock.to_owned()).or_default();
         if token <= *highest {
-            return Err(format!("{lock}: token {token} was told after {highest}"));
+            return Err(format!("{lock}: token {token} was granted after {highest}"));
         }
         *highest = token;
         Ok(())

@@ -1,6 +1,6 @@
-//! Workers: sessions whose owners take, hold, give back, and now and then die, cancel or stop reading.
+//! Workers: sessions whose owners acquire, hold and release, and sometimes die, cancel or stop reading.
 //!
-//! What a worker believes comes from nothing but what it was told on its socket.
+//! A worker knows only the replies and pushes on its socket.
 
 use std::time::Duration;
 
@@ -21,7 +21,6 @@ use crate::protocol::command::{Command, HoldRequest, ListRequest, LockRequest, W
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::SessionId;
 
-/// What a LOCK asks for.
 struct Wanted {
     name: &'static str,
     kind: Kind,
@@ -53,7 +52,7 @@ impl Simulation {
         }
     }
 
-    /// How long somebody thinks, in microseconds: mostly briefly, now and then beyond a lease.
+    /// Returns a pause in microseconds: mostly brief, sometimes longer than a lease.
     pub(super) fn think(&mut self, host: usize) -> u64 {
         if let Some(hold) = self.contention {
             return hold;
@@ -87,11 +86,11 @@ impl Simulation {
         self.log(|| format!("host {host} worker {id:?}: {pending:?}"));
         let session = self.hosts[host].sessions.get_mut(&id).expect("looked up above");
         session.pending.push_back((now, pending));
-        // Bytes on a socket keep their order: every command takes the same time.
+        // All commands take the same time, since a socket keeps their order.
         self.after(20, Event::Input { host, run, input: Input::Command(id, command) });
     }
 
-    /// One owner's next deed.
+    /// Chooses and sends an owner's next command.
     pub(super) fn act(&mut self, host: usize, id: SessionId, owner: usize) {
         let run = self.hosts[host].run;
         let Some(session) = self.hosts[host].sessions.get(&id) else { return };
@@ -105,7 +104,7 @@ impl Simulation {
                 Some(lock) => self.unlock(host, id, owner, lock),
                 None => {
                     let lock = Wanted { name: NAMES[0], kind: Kind::Lock };
-                    self.lock_as_asked(host, id, owner, lock, Wait::Forever, None);
+                    self.send_lock(host, id, owner, lock, Wait::Forever, None);
                 }
             };
         }
@@ -128,7 +127,7 @@ impl Simulation {
         match self.rng.within(0..40) {
             0 => return self.disconnect(host, id),
             1 => self.stop_reading(host, id),
-            2 => self.side_question(host, id),
+            2 => self.send_query(host, id),
             3 => self.cancel(host, id),
             _ => {}
         }
@@ -153,7 +152,7 @@ impl Simulation {
         Lease::new(Duration::from_millis(self.rng.within(100..most)))
     }
 
-    /// Who holds something waits for more only with a limit, or two of them could wait for each other for ever.
+    /// Sends a LOCK. The wait of an owner that holds a lock is limited, since two such owners could wait for each other.
     fn lock(
         &mut self,
         host: usize,
@@ -172,14 +171,14 @@ impl Simulation {
         let kind = match self.known_hold(host, id, owner, lock) {
             Some(KnownHold { token: Some(_), .. }) => Kind::Fenced,
             Some(_) => Kind::Lock,
-            // Both may be pending for under one name: they exclude one another.
+            // Both kinds are used under one name: they exclude each other.
             None => self.rng.pick(&[Kind::Lock, Kind::Lock, Kind::Fenced]),
         };
         let lock = Wanted { name: lock, kind };
-        self.lock_as_asked(host, id, owner, lock, wait, lease);
+        self.send_lock(host, id, owner, lock, wait, lease);
     }
 
-    fn lock_as_asked(
+    fn send_lock(
         &mut self,
         host: usize,
         id: SessionId,
@@ -215,7 +214,7 @@ impl Simulation {
 
     fn extend(&mut self, host: usize, id: SessionId, owner: usize, lock: &'static str) {
         let lease = if self.rng.one_in(2) { self.lease() } else { None };
-        // An extension may also shorten: until the answer tells, the worker counts on nothing.
+        // EXTEND may shorten the lease. Until the reply the worker relies on nothing.
         let now = self.hosts[host].boot(self.now);
         let session = self.hosts[host].sessions.get_mut(&id);
         if lease.is_some()
@@ -228,8 +227,8 @@ impl Simulation {
         self.send_command(host, id, Pending::Extend { owner, lock }, command);
     }
 
-    /// A question beside the work, whose reply has its place among the others.
-    fn side_question(&mut self, host: usize, id: SessionId) {
+    /// Sends a query, whose reply keeps its order among the others.
+    fn send_query(&mut self, host: usize, id: SessionId) {
         let lock = lock_name(self.rng.pick(&NAMES));
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return };
         session.next_token += 1;
@@ -249,7 +248,7 @@ impl Simulation {
         self.send_command(host, id, pending, command);
     }
 
-    /// Ends another owner's wait, by way of a third connection.
+    /// Cancels an owner's wait from another connection.
     fn cancel(&mut self, host: usize, id: SessionId) {
         let owner = self.rng.index(OWNERS) as i64;
         let session = self.hosts[host].core.session_name(id).into_bytes();
@@ -261,7 +260,7 @@ impl Simulation {
         }
     }
 
-    /// A connection breaks: the worker dies, or comes back to a session that waits for it.
+    /// Breaks a connection. The worker dies, or resumes its session if it has grace.
     fn disconnect(&mut self, host: usize, id: SessionId) {
         let waits = self.hosts[host].sessions.get(&id).is_some_and(|s| s.ticket.is_some());
         if waits && !self.rng.one_in(3) {
@@ -271,18 +270,18 @@ impl Simulation {
         }
     }
 
-    /// The worker dies, or just goes.
+    /// Closes a connection. A new worker joins later.
     pub(super) fn hang_up(&mut self, host: usize, id: SessionId) {
         let run = self.hosts[host].run;
         let Some(session) = self.hosts[host].sessions.remove(&id) else { return };
         self.depart(host, &session);
-        self.log(|| format!("host {host} worker {id:?} goes"));
+        self.log(|| format!("host {host} worker {id:?} disconnects"));
         self.after(20, Event::Input { host, run, input: Input::Closed(id) });
         let pause = self.think(host);
         self.after(pause, Event::Join { host });
     }
 
-    /// What a dead worker holds is kept back. (What it was about to let go is not counted.)
+    /// Notes the holds of a dead worker for its lock delay, except those that it was releasing.
     fn depart(&mut self, host: usize, dead: &Session) {
         let state = &mut self.hosts[host];
         if state.settings.lock_delay.is_zero() {
@@ -292,7 +291,7 @@ impl Simulation {
         for (lock, known_hold) in dead.owners.iter().flat_map(|owner| &owner.known_holds) {
             let number =
                 HolderId::parse(known_hold.holder.as_bytes()).expect("a holder of ours").thread;
-            let Some(hold) = state.core.holds.get(&number).filter(|_| !known_hold.leaving) else {
+            let Some(hold) = state.core.leases.get(number).filter(|_| !known_hold.leaving) else {
                 continue;
             };
             let (holder, valid_until) = (known_hold.holder.clone(), hold.valid_until);
@@ -306,7 +305,7 @@ impl Simulation {
         if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
             session.reading = false;
             self.after(pause, Event::Read { host, run, session: id });
-            self.look_who_is_stopped(host);
+            self.schedule_stopped_check(host);
         }
     }
 
@@ -315,15 +314,15 @@ impl Simulation {
         session.reading = true;
         session.known_stopped = false;
         let unread = std::mem::take(&mut session.unread);
-        self.look_who_is_stopped(host);
+        self.schedule_stopped_check(host);
         for (came, outgoing) in unread {
             self.read(host, id, came, outgoing)?;
         }
         Ok(())
     }
 
-    /// The agent looks which of its workers are stopped.
-    fn look_who_is_stopped(&mut self, host: usize) {
+    /// Schedules the agent's check for stopped workers.
+    fn schedule_stopped_check(&mut self, host: usize) {
         if self.hosts[host].settings.frozen == Frozen::Lapse {
             let run = self.hosts[host].run;
             self.after(300, Event::Input { host, run, input: Input::Stopped });
@@ -340,7 +339,7 @@ impl Simulation {
         }
     }
 
-    /// The agent writes to a worker.
+    /// Delivers a reply or push to a worker.
     pub(super) fn deliver(&mut self, host: usize, id: SessionId, outgoing: Outgoing) -> Verdict {
         self.check_delivery(host, &outgoing)?;
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return Ok(()) };
@@ -351,7 +350,7 @@ impl Simulation {
         self.read(host, id, self.now, outgoing)
     }
 
-    /// Nobody begins anything any more.
+    /// Starts the last phase.
     pub(super) fn wind_down(&mut self) {
         self.phase = Phase::Ending;
         for host in 0..self.hosts.len() {

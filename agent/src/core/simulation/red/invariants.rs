@@ -32,7 +32,7 @@ impl World {
             let mut valid = Vec::new();
             for (index, agent) in self.agents.iter().enumerate() {
                 let core = &agent.core;
-                for hold in core.holds.values() {
+                for hold in core.leases.iter() {
                     if hold.name.as_bytes() != lock.as_bytes() {
                         continue;
                     }
@@ -47,7 +47,7 @@ impl World {
                     if agent.stalled_until > self.now {
                         continue;
                     }
-                    // What is due at this very instant may still be in the queue of events.
+                    // Events of this very instant may still be in the queue.
                     let then = Moment::from_micros(self.now - 1);
                     let watched = hold.mode == LeaseMode::Renewed;
                     if watched && then >= lease.lost_at(hold.valid_until, margin) {
@@ -97,8 +97,8 @@ impl World {
     pub(super) fn check_end(&self) -> Verdict {
         for (index, agent) in self.agents.iter().enumerate() {
             let core = &agent.core;
-            if !core.ops.is_empty() || !core.holds.is_empty() || !core.waiters.is_empty() {
-                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.holds));
+            if !core.ops.is_empty() || core.leases.len() > 0 || !core.waiters.is_empty() {
+                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.leases));
             }
             if !core.locks.is_empty()
                 || !core.red.quorum_ops.is_empty()

@@ -53,7 +53,7 @@ impl Scenario for RedLocks {
     }
 }
 
-/// One run from its first to its last instant.
+/// Plays a whole run.
 fn run(seed: u64, traced: bool) -> (World, Verdict) {
     let mut world = World::new(seed, if seed.is_multiple_of(3) { 5 } else { 3 }, 2, |settings| {
         let lease = 600 + seed % 7 * 700;
@@ -82,13 +82,13 @@ fn play(world: &mut World, seed: u64) -> Verdict {
     world.fault_after(100_000);
     world.run_for(lease * 12)?;
     world.repair_all();
-    // Whoever died has left a lease at most, and the longest one asked for is five seconds.
+    // Dead workers leave at most a lease behind, and the longest requested one is five seconds.
     let enough = lease * 3 + Duration::from_secs(6);
     world.run_for(enough)?;
     let before = world.grants;
     world.run_for(enough * 3)?;
     if world.grants == before {
-        return Err("nobody was granted anything after everything was repaired".to_owned());
+        return Err("no lock was granted after all faults were repaired".to_owned());
     }
     world.working = false;
     world.run_for(enough * 2)?;

@@ -1,4 +1,4 @@
-//! The model of Redis is held against a real one: the same random calls, the same replies, messages and keys.
+//! Compares the model with a real server: the same random calls must give the same replies, messages and keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::core::ops::FAIR_WAIT;
 const STEPS: usize = 1000;
 const LOCKS: [&str; 2] = ["a", "b"];
 
-/// What one step does, on either side.
+/// A step on both sides.
 enum Step {
     Script(Call),
-    /// What other clients do to the keys.
+    /// A command of another client.
     Plain(Vec<String>),
-    /// Memory is full from now on, or no longer.
+    /// Memory is full from now on, or not.
     Full(bool),
-    /// Time passes until what has a short lease is gone.
+    /// Time passes until short leases expire.
     Rest,
 }
 
@@ -31,8 +31,8 @@ struct Pair {
     rng: Rng,
     model: Redis,
     client: Client,
-    ears: Client,
-    /// Steps whose outcome depends on which millisecond it was, on either side.
+    subscriber: Client,
+    /// The number of steps that were not compared, since their outcome depends on the exact millisecond.
     ambiguous: usize,
 }
 
@@ -50,7 +50,7 @@ fn value(reply: &Reply) -> Value {
         Reply::Int(n) => Value::Int(*n),
         Reply::Bulk(bytes) => Value::Bytes(bytes.clone()),
         Reply::Array(items) => Value::Array(items.iter().map(value).collect()),
-        other => panic!("no script answers {other}"),
+        other => panic!("unexpected reply {other}"),
     }
 }
 
@@ -171,8 +171,8 @@ impl Pair {
         })
     }
 
-    /// Waits until the server's clock has gone that far beyond the last step: a lease of the same length, set twice
-    /// within a millisecond, tells nothing of what a full server does.
+    /// Waits until the server's clock is `ms` past the last step. A lease that is set twice within a millisecond would hide
+    /// the effect of a full server.
     async fn let_time_pass(&mut self, ms: u64) {
         let until = self.model.now_ms() + ms;
         while self.time().await < until {
@@ -203,7 +203,7 @@ impl Pair {
         let count = call.keys.len().to_string();
         let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), count.as_bytes()];
         args.extend(call.keys.iter().chain(call.args.iter()));
-        // All at once, so that as little time as can be lies between.
+        // Sent at once, to keep the time between them short.
         let mut bytes = harness::client::encode(&["TIME"]);
         bytes.extend(harness::client::encode(&args));
         bytes.extend(harness::client::encode(&["TIME"]));
@@ -223,7 +223,7 @@ impl Pair {
         self.model.set_clock(before);
         let known = self.model.keys().clone();
         let model = self.model.serve(call);
-        let heard = self.heard().await;
+        let messages = self.messages().await;
         if unsure {
             self.ambiguous += 1;
             return self.copy(after).await;
@@ -244,10 +244,10 @@ impl Pair {
                 assert!(same(model, &real, slack), "{context}: {model:?} here, {real:?} there");
             }
         }
-        assert_eq!(model.published, heard, "{context}");
+        assert_eq!(model.published, messages, "{context}");
         let mut model = std::mem::take(self.model.keys_mut());
         self.copy(after).await;
-        // Reading takes time too: what has run out meanwhile, on either side, is no longer compared.
+        // Reading takes time too: keys that expire meanwhile are not compared.
         let end = self.time().await + 2 * slack;
         let lasts = |entry: &Entry| entry.expires_ms.is_none_or(|at| at > end);
         let mut real = self.model.keys().clone();
@@ -277,23 +277,23 @@ impl Pair {
         }
     }
 
-    /// Channels that something was published to since it was last asked.
-    async fn heard(&mut self) -> Vec<String> {
+    /// Returns the channels of the messages since the last call.
+    async fn messages(&mut self) -> Vec<String> {
         self.client.call("PUBLISH end of-step").await.unwrap();
-        let mut heard = Vec::new();
+        let mut messages = Vec::new();
         loop {
-            let message = self.ears.reply().await.unwrap();
+            let message = self.subscriber.reply().await.unwrap();
             let items = message.items().unwrap();
             let (kind, to) = (items[0].text(), items[items.len() - 2].text());
             match (kind.as_str(), to.as_str()) {
-                (_, "end") => return heard,
-                ("pmessage", _) => heard.push(to),
+                (_, "end") => return messages,
+                ("pmessage", _) => messages.push(to),
                 _ => {}
             }
         }
     }
 
-    /// Reads everything that is there into the model.
+    /// Copies all keys into the model.
     async fn copy(&mut self, now: u64) {
         let mut keys = BTreeMap::new();
         let listed = self.client.call("KEYS *").await.unwrap();
@@ -320,7 +320,7 @@ impl Pair {
                         Reply::Null => continue,
                         text => Content::Text(text.text()),
                     },
-                    // It has just gone.
+                    // It has just expired.
                     _ => continue,
                 };
             keys.insert(key, Entry { content, expires_ms: u64::try_from(ttl).ok() });
@@ -335,7 +335,7 @@ fn pairs(reply: &Reply) -> Vec<(String, String)> {
     items.chunks(2).map(|pair| (pair[0].text(), pair[1].text())).collect()
 }
 
-/// Whether both have the same content, deadlines being no further apart than `slack` ms.
+/// Compares two values; deadlines may differ by up to `slack` ms.
 #[expect(clippy::cast_precision_loss, reason = "a few milliseconds")]
 fn alike(a: &Content, b: &Content, slack: u64) -> bool {
     match (a, b) {
@@ -360,17 +360,17 @@ fn sorted(content: &Content) -> Content {
 }
 
 #[tokio::test]
-async fn the_model_of_redis_does_what_redis_does() {
+async fn the_model_replies_as_redis_does() {
     let redis = RedisServer::start().await.unwrap();
     let client = redis.client().await.unwrap();
-    let mut ears = redis.client().await.unwrap();
-    let listened = channel(&lock_name(LOCKS[0]));
-    for command in ["PSUBSCRIBE *".to_owned(), format!("SUBSCRIBE {listened}")] {
-        ears.call(&command).await.unwrap();
+    let mut subscriber = redis.client().await.unwrap();
+    let subscribed = channel(&lock_name(LOCKS[0]));
+    for command in ["PSUBSCRIBE *".to_owned(), format!("SUBSCRIBE {subscribed}")] {
+        subscriber.call(&command).await.unwrap();
     }
     let mut model = Redis::default();
-    model.subscribers.insert(listened, 1);
-    let mut pair = Pair { rng: Rng::new(1), model, client, ears, ambiguous: 0 };
+    model.subscribers.insert(subscribed, 1);
+    let mut pair = Pair { rng: Rng::new(1), model, client, subscriber, ambiguous: 0 };
     let now = pair.time().await;
     pair.copy(now).await;
     for _ in 0..STEPS {

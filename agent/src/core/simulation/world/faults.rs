@@ -6,7 +6,7 @@ use super::super::schedule::micros;
 use super::{Scenario, World};
 
 impl<S: Scenario> World<S> {
-    /// Something goes wrong with a minority of the servers, as a rule.
+    /// Causes a random fault, usually on a minority of the servers.
     pub(in crate::core::simulation) fn fault(&mut self) {
         if !self.faulty {
             return;
@@ -35,7 +35,7 @@ impl<S: Scenario> World<S> {
         self.fault_after(pause);
     }
 
-    /// Everything is well from now on.
+    /// Repairs all faults. No more occur.
     pub(in crate::core::simulation) fn repair_all(&mut self) {
         self.log(|| "everything is repaired".to_owned());
         self.faulty = false;

@@ -1,7 +1,7 @@
-//! Agents and few servers: the independent ones of red locks, or the one Redis of the other kinds. What is sent, what
-//! arrives, what fails. `links.rs` has what lies between an agent and a server.
+//! Agents, Redis servers and the connections between them. A [`Scenario`] adds the workers and the invariants.
 
 mod choices;
+mod event_loop;
 mod faults;
 mod network;
 
@@ -9,50 +9,66 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use redisson::script::{Call, Value};
-use redisson::{ClientId, Grouping, LockName, Moment, keys};
+use redisson::{ClientId, Grouping, LockName, Moment};
 
 use super::redis::Redis;
-use super::requests::lock_of;
 use super::rng::Rng;
 use super::schedule::{Schedule, Trace, micros};
 use super::seeds::{Traced, Verdict};
-use crate::core::{
-    Confirmed, Core, Effect, Failure, Lane, Node, OpId, RedSettings, Settings, tests::settings,
-};
+use crate::core::{Core, Failure, Lane, Node, OpId, RedSettings, Settings, tests::settings};
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::Number;
-use crate::types::{Peer, SessionId};
+use crate::types::{Number, Peer, SessionId};
 use network::{Connection, ConnectionId, Packet};
 
-/// The servers' wall clock at the beginning, in milliseconds.
+/// The servers' wall clock at the start, in milliseconds.
 const EPOCH_MS: u64 = 1_800_000_000_000;
 
 #[derive(Debug)]
 enum Event {
-    /// A script comes to a server.
+    /// A script arrives at a server.
     Arrive(Packet),
-    /// Its reply comes back.
-    Answer { link: ConnectionId, generation: u64, op: OpId, outcome: Result<Value, Failure> },
-    /// It has had no reply for as long as an agent waits.
-    TimeOut { link: ConnectionId, generation: u64, op: OpId },
+    /// Its reply arrives.
+    Answer {
+        connection: ConnectionId,
+        generation: u64,
+        op: OpId,
+        outcome: Result<Value, Failure>,
+    },
+    /// The reply is overdue.
+    TimeOut {
+        connection: ConnectionId,
+        generation: u64,
+        op: OpId,
+    },
     /// An agent tries to connect.
     Connect(ConnectionId),
-    /// A subscription, or its end, comes to a server.
-    Subscribe { agent: usize, node: usize, channel: Vec<u8> },
-    /// An agent hears something.
-    Input { agent: usize, input: Input },
-    /// An agent looks at its clock.
-    Alarm { agent: usize, at: u64 },
-    /// A server that stood still goes on.
+    /// A subscribe or unsubscribe arrives at a server.
+    Subscribe {
+        agent: usize,
+        node: usize,
+        channel: Vec<u8>,
+    },
+    Input {
+        agent: usize,
+        input: Input,
+    },
+    /// An agent's timer fires.
+    Alarm {
+        agent: usize,
+        at: u64,
+    },
+    /// A frozen server resumes.
     Thaw(usize),
-    /// A worker does something.
-    Act { agent: usize, session: SessionId },
-    /// Something goes wrong, or is repaired.
+    /// A worker chooses its next command.
+    Act {
+        agent: usize,
+        session: SessionId,
+    },
     Fault,
 }
 
-/// What reaches a core.
+/// An input of a core.
 #[derive(Debug)]
 pub(super) enum Input {
     Outcome(OpId, Result<Value, Failure>),
@@ -65,15 +81,14 @@ pub(super) enum Input {
     Closed(SessionId),
 }
 
-/// One independent server.
 pub(in crate::core) struct Server {
     pub(in crate::core) redis: Redis,
     pub(in crate::core) up: bool,
-    /// It stands still until then, and serves what has come meanwhile when it goes on.
+    /// The end of a freeze. Scripts that arrive meanwhile run then.
     pub(in crate::core) frozen_until: u64,
-    /// How long each way takes beyond the usual.
+    /// The extra delay in each direction, in microseconds.
     pub(in crate::core) slow: u64,
-    /// How much later than usual it answers, while its messages do not.
+    /// The extra delay of replies, but not of messages, in microseconds.
     answers_later: u64,
     subscriptions: BTreeSet<(Vec<u8>, usize)>,
 }
@@ -84,7 +99,6 @@ pub(in crate::core) struct Agent {
     next_session: u64,
     alarm_at: u64,
     tick_at: Moment,
-    /// It does nothing until then.
     pub(super) stalled_until: u64,
     inbox: VecDeque<Input>,
 }
@@ -120,18 +134,19 @@ pub(in crate::core) struct World<S: Scenario> {
     pub(in crate::core) settings: Settings,
     pub(in crate::core) servers: Vec<Server>,
     pub(in crate::core) agents: Vec<Agent>,
-    links: BTreeMap<ConnectionId, Connection>,
-    /// Replies to sessions that no [`Worker`] drives, for single scenarios.
+    connections: BTreeMap<ConnectionId, Connection>,
+    /// Replies to sessions without a worker, for tests that send commands themselves.
     pub(in crate::core) replies: Vec<(usize, SessionId, Outgoing)>,
     /// Workers by agent and session.
     pub(super) workers: BTreeMap<(usize, SessionId), S::Worker>,
     pub(super) scenario: S,
-    /// When everything was repaired.
+    /// The instant at which all faults were repaired.
     pub(super) fault_free_since: u64,
-    /// Whether workers begin anything, and things go wrong.
+    /// Workers start new work.
     pub(super) working: bool,
+    /// Faults occur.
     pub(super) faulty: bool,
-    /// Whether servers that are killed may lose what they have.
+    /// Killed servers may lose their data.
     pub(super) forgetful: bool,
     pub(super) grants: u64,
     pub(super) violation: Option<String>,
@@ -166,7 +181,7 @@ impl<S: Scenario> World<S> {
             servers: (0..servers).map(|_| server()).collect(),
             agents: (0..agents).map(|index| Agent::new(index, &all)).collect(),
             settings: all,
-            links: BTreeMap::new(),
+            connections: BTreeMap::new(),
             replies: Vec::new(),
             workers: BTreeMap::new(),
             scenario: S::default(),
@@ -181,8 +196,8 @@ impl<S: Scenario> World<S> {
         for agent in 0..world.agents.len() {
             for node in 0..servers {
                 for lane in [Lane::Commands, Lane::Renewals, Lane::Grants] {
-                    let link = Connection { up: true, ..Connection::default() };
-                    world.links.insert((agent, node, lane), link);
+                    let connection = Connection { up: true, ..Connection::default() };
+                    world.connections.insert((agent, node, lane), connection);
                 }
             }
         }
@@ -209,7 +224,7 @@ impl<S: Scenario> World<S> {
         Moment::from_micros(self.now)
     }
 
-    /// Lets time pass; after each event the laws are checked.
+    /// Lets time pass, up to the first violation.
     pub(in crate::core) fn pass(&mut self, time: Duration) {
         let end = self.now + micros(time);
         while let Some((at, event)) = self.schedule.next_until(end) {
@@ -239,62 +254,17 @@ impl<S: Scenario> World<S> {
         }
     }
 
-    /// When a server will have forgotten a lock by itself, in microseconds of the world's time; none where it has none, or
-    /// keeps it for ever.
+    /// Returns the instant at which a key expires on a server; none without a key or a TTL.
     pub(super) fn expiry(&self, node: usize, lock: &str) -> Option<u64> {
         let entry = self.servers[node].redis.keys().get(lock)?;
         entry.expires_ms.map(|ms| (ms - EPOCH_MS) * 1000)
     }
 
-    fn happen(&mut self, event: Event) {
-        match event {
-            Event::Arrive(packet) => self.arrive(packet),
-            Event::Answer { link, generation, op, outcome } => {
-                let state = self.link(link);
-                if state.up && state.generation == generation && state.in_flight.remove(&op) {
-                    self.outcome(link, op, outcome);
-                }
-            }
-            Event::TimeOut { link, generation, op } => {
-                let state = self.link(link);
-                if state.up && state.generation == generation && state.in_flight.contains(&op) {
-                    self.break_link(link, "no answer in time");
-                }
-            }
-            Event::Connect(link) => self.connect(link),
-            Event::Subscribe { agent, node, channel } => {
-                let wished = self.agents[agent].wanted_channels.contains(&(node, channel.clone()));
-                let server = &mut self.servers[node];
-                if !server.up || server.frozen_until > self.now {
-                    return;
-                }
-                if wished {
-                    server.subscriptions.insert((channel.clone(), agent));
-                    let input = Input::Subscribed(node, channel);
-                    self.after(200, Event::Input { agent, input });
-                } else {
-                    server.subscriptions.remove(&(channel, agent));
-                }
-            }
-            Event::Input { agent, input } => self.input(agent, input),
-            Event::Alarm { agent, at } => {
-                if self.agents[agent].alarm_at == at {
-                    self.agents[agent].alarm_at = u64::MAX;
-                    self.wake(agent);
-                }
-            }
-            Event::Thaw(node) => self.thaw(node),
-            Event::Act { agent, session } => S::act(self, agent, session),
-            Event::Fault => self.fault(),
-        }
-    }
-
-    /// What broke a law, if anything did.
     pub(in crate::core) fn violation(&self) -> Option<&str> {
         self.violation.as_deref()
     }
 
-    /// An agent hears that an operator released a hold of it on one server.
+    /// Informs an agent that an operator released its hold on one server.
     pub(in crate::core) fn forced(
         &mut self,
         agent: usize,
@@ -343,137 +313,13 @@ impl<S: Scenario> World<S> {
     }
 
     pub(super) fn stall(&mut self, agent: usize, time: u64) {
-        self.log(|| format!("agent {agent} stands still for {time} µs"));
+        self.log(|| format!("agent {agent} stalls for {time} µs"));
         self.agents[agent].stalled_until = self.now + time;
         self.agents[agent].alarm_at = self.now + time;
         self.after(time, Event::Alarm { agent, at: self.now + time });
     }
 
-    fn wake(&mut self, agent: usize) {
-        while let Some(input) = self.agents[agent].inbox.pop_front() {
-            self.feed(agent, input);
-            self.work(agent);
-        }
-        self.work(agent);
-    }
-
-    fn input(&mut self, agent: usize, input: Input) {
-        if self.agents[agent].stalled_until > self.now {
-            return self.agents[agent].inbox.push_back(input);
-        }
-        self.feed(agent, input);
-        self.work(agent);
-    }
-
-    fn feed(&mut self, agent: usize, input: Input) {
-        let now = self.boot();
-        let core = &mut self.agents[agent].core;
-        match input {
-            Input::Outcome(op, Ok(reply)) => core.on_reply(now, op, &reply),
-            Input::Confirmed(op, reply, replicas) => {
-                let confirmed = Confirmed { replicas, refusal: None };
-                core.on_confirmed(now, op, &reply, confirmed);
-            }
-            Input::Outcome(op, Err(failure)) => core.on_failure(now, op, &failure),
-            Input::Verify(node) => core.verify(now, S::node(node)),
-            Input::Message(node, channel) => match keys::waiter_of_channel(&channel) {
-                Some(waiter) => core.on_turn(now, &lock_of(&channel), waiter.thread),
-                None => core.on_message(now, S::node(node), &lock_of(&channel)),
-            },
-            Input::Subscribed(node, channel) => match keys::waiter_of_channel(&channel) {
-                Some(waiter) => core.on_turn_subscribed(now, &lock_of(&channel), waiter.thread),
-                None => core.on_subscribed(now, S::node(node), &lock_of(&channel)),
-            },
-            Input::Unsubscribed(node) => core.on_unsubscribed(S::node(node)),
-            Input::Command(session, command) => core.on_command(now, session, command),
-            Input::Closed(session) => core.on_close(now, session),
-        }
-    }
-
-    /// An answer has come back; on the connection for grants with what replicas have of it.
-    fn outcome(&mut self, link: ConnectionId, op: OpId, outcome: Result<Value, Failure>) {
-        let input = match outcome {
-            Ok(reply) if link.2 == Lane::Grants => {
-                let missing = self.faulty && self.rng.one_in(8);
-                Input::Confirmed(op, reply, u32::from(!missing))
-            }
-            outcome => Input::Outcome(op, outcome),
-        };
-        self.input(link.0, input);
-    }
-
-    /// The driver's loop.
-    fn work(&mut self, agent: usize) {
-        for _ in 0..10_000 {
-            while let Some(action) = self.agents[agent].core.next_effect() {
-                self.perform(agent, action);
-            }
-            let now = self.boot();
-            let state = &mut self.agents[agent];
-            let mut due = state.core.next_deadline().unwrap_or(Moment::NEVER);
-            if state.core.holds() > 0 {
-                due = due.min(state.tick_at);
-            }
-            if due > now {
-                if due != Moment::NEVER && due.as_micros() != state.alarm_at {
-                    let at = due.as_micros();
-                    state.alarm_at = at;
-                    self.after(at - self.now, Event::Alarm { agent, at });
-                }
-                return;
-            }
-            state.tick_at = now + Duration::from_millis(100);
-            state.core.on_time(now);
-        }
-        self.violation = Some(format!("agent {agent} asks for its time without an end"));
-    }
-
-    /// Which server that is, if it is one of this world's.
-    fn server_at(&self, node: Node) -> Option<usize> {
-        (0..self.servers.len()).find(|server| S::node(*server) == node)
-    }
-
-    fn perform(&mut self, agent: usize, action: Effect) {
-        match action {
-            Effect::Send { op, node, lane, call, .. } => match self.server_at(node) {
-                Some(node) => self.send((agent, node, lane), op, call),
-                None => {
-                    self.violation = Some(format!("{} for a server of others", call.script.name));
-                }
-            },
-            Effect::Deliver(session, outgoing) => self.deliver(agent, session, outgoing),
-            Effect::Journal(_) | Effect::Report(_) | Effect::Log(_) => {}
-            Effect::Subscribe(node, channel) => self.wish(agent, node, channel, true),
-            Effect::Unsubscribe(node, channel) => self.wish(agent, node, channel, false),
-        }
-    }
-
-    fn wish(&mut self, agent: usize, node: Node, channel: Vec<u8>, on: bool) {
-        let Some(node) = self.server_at(node) else {
-            self.violation = Some("a subscription on a server of others".to_owned());
-            return;
-        };
-        let wanted_channels = &mut self.agents[agent].wanted_channels;
-        let key = (node, channel.clone());
-        let changed = if on { wanted_channels.insert(key) } else { wanted_channels.remove(&key) };
-        if !changed {
-            let channel = channel.escape_ascii();
-            self.violation =
-                Some(format!("{channel} on node {node} is subscribed to twice, or not"));
-        }
-        self.after(300, Event::Subscribe { agent, node, channel });
-    }
-
-    fn deliver(&mut self, agent: usize, session: SessionId, outgoing: Outgoing) {
-        self.log(|| format!("agent {agent} session {session:?} <- {outgoing:?}"));
-        if !self.workers.contains_key(&(agent, session)) {
-            self.replies.push((agent, session, outgoing));
-        } else if let Outgoing::Reply(reply) = outgoing {
-            S::on_reply(self, agent, session, reply);
-        }
-    }
-
-    /// The frames that a session without a [`Worker`] was sent since the last call.
+    /// Returns the replies and pushes to a session without a worker since the last call.
     pub(in crate::core) fn replies_of(&mut self, agent: usize, session: SessionId) -> Vec<Frame> {
         let mine = |(to, id, _): &(usize, SessionId, Outgoing)| *to == agent && *id == session;
         let (own, rest) = std::mem::take(&mut self.replies).into_iter().partition(mine);
@@ -488,7 +334,7 @@ impl<S: Scenario> World<S> {
             .collect()
     }
 
-    /// On how many servers some agent's field stands under that name.
+    /// Returns the number of servers on which a lock is held.
     pub(in crate::core) fn standing(&self, lock: &str) -> usize {
         self.servers.iter().filter(|server| !server.redis.fields(lock).is_empty()).count()
     }

@@ -1,4 +1,4 @@
-//! What lies between agents and servers: connections that keep the order of bytes and break, and subscriptions.
+//! Connections between agents and servers, which keep the order of bytes and break; and subscriptions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use super::super::schedule::micros;
 use super::{Event, Input, Scenario, Server, World};
 use crate::core::{Failure, Lane, OpId};
 
-/// One connection of an agent for scripts: agent, server, and what it is for.
+/// An agent's connection for scripts: agent, server and purpose.
 pub(super) type ConnectionId = (usize, usize, Lane);
 
 #[derive(Debug)]
 pub(super) struct Packet {
-    link: ConnectionId,
+    connection: ConnectionId,
     generation: u64,
     op: OpId,
     call: Call,
@@ -31,7 +31,7 @@ pub(super) struct Connection {
 }
 
 impl Server {
-    /// How many agents are subscribed to each channel.
+    /// Counts the subscribed agents of each channel.
     fn subscribers(&self) -> BTreeMap<String, usize> {
         let mut subscribers = BTreeMap::new();
         for (channel, _) in &self.subscriptions {
@@ -43,33 +43,36 @@ impl Server {
 }
 
 impl<S: Scenario> World<S> {
-    pub(super) fn link(&mut self, id: ConnectionId) -> &mut Connection {
-        self.links.get_mut(&id).expect("links are made once")
+    pub(super) fn connection(&mut self, id: ConnectionId) -> &mut Connection {
+        self.connections.get_mut(&id).expect("connections are made once")
     }
 
-    pub(super) fn send(&mut self, link: ConnectionId, op: OpId, call: Call) {
+    pub(super) fn send(&mut self, connection: ConnectionId, op: OpId, call: Call) {
         self.log(|| {
             let args: Vec<_> = call.args.iter().map(String::from_utf8_lossy).collect();
-            format!("agent {} -> node {} {} {op:?} {args:?}", link.0, link.1, call.script.name)
+            format!(
+                "agent {} -> node {} {} {op:?} {args:?}",
+                connection.0, connection.1, call.script.name
+            )
         });
-        let (now, slow) = (self.now, self.servers[link.1].slow);
+        let (now, slow) = (self.now, self.servers[connection.1].slow);
         let travel = self.rng.within(50..400) + slow;
         let timeout = micros(self.settings.response_timeout);
-        let state = self.link(link);
+        let state = self.connection(connection);
         if !state.up {
             let failure = Err(Failure::Unsent("no connection".to_owned()));
             let input = Input::Outcome(op, failure);
-            return self.after(20, Event::Input { agent: link.0, input });
+            return self.after(20, Event::Input { agent: connection.0, input });
         }
         state.in_flight.insert(op);
         state.arrived = state.arrived.max(now + travel);
         let (generation, arrives) = (state.generation, state.arrived - now);
-        self.after(arrives, Event::Arrive(Packet { link, generation, op, call }));
-        self.after(timeout, Event::TimeOut { link, generation, op });
+        self.after(arrives, Event::Arrive(Packet { connection, generation, op, call }));
+        self.after(timeout, Event::TimeOut { connection, generation, op });
     }
 
     pub(super) fn arrive(&mut self, packet: Packet) {
-        let (agent, node, _) = packet.link;
+        let (agent, node, _) = packet.connection;
         let now = self.now;
         let server = &mut self.servers[node];
         if !server.up {
@@ -81,8 +84,8 @@ impl<S: Scenario> World<S> {
         }
         server.redis.subscribers = server.subscribers();
         let served = server.redis.serve(&packet.call);
-        let link = self.link(packet.link);
-        if !link.up || link.generation != packet.generation {
+        let connection = self.connection(packet.connection);
+        if !connection.up || connection.generation != packet.generation {
             S::on_late_script(self, agent, &packet.call);
         }
         let slow = self.servers[node].slow;
@@ -92,30 +95,30 @@ impl<S: Scenario> World<S> {
         });
         self.publish(node, &served.published);
         let travel = self.rng.within(50..400) + slow + self.servers[node].answers_later;
-        let state = self.link(packet.link);
+        let state = self.connection(packet.connection);
         if state.up && state.generation == packet.generation {
             state.answered = state.answered.max(now + travel);
             let answers = state.answered - now;
-            let Packet { link, generation, op, .. } = packet;
+            let Packet { connection, generation, op, .. } = packet;
             let outcome = served.reply.map_err(Failure::Refused);
-            let waits = if link.2 == Lane::Grants { self.replicas_take() } else { 0 };
-            let state = self.link(link);
+            let waits = if connection.2 == Lane::Grants { self.confirmation_delay() } else { 0 };
+            let state = self.connection(connection);
             state.answered += waits;
-            self.after(answers + waits, Event::Answer { link, generation, op, outcome });
+            self.after(answers + waits, Event::Answer { connection, generation, op, outcome });
         }
     }
 
-    /// How long replicas take to confirm.
-    fn replicas_take(&mut self) -> u64 {
+    /// Returns the time that replicas take to confirm.
+    fn confirmation_delay(&mut self) -> u64 {
         let timeout = micros(self.settings.response_timeout) / 2;
         if self.faulty && self.rng.one_in(4) { timeout } else { self.rng.within(50..400) }
     }
 
-    /// What is published on a server comes to those who have subscribed there.
+    /// Sends messages to the subscribers on a server.
     fn publish(&mut self, node: usize, channels: &[String]) {
-        let told: Vec<_> = self.servers[node].subscriptions.iter().cloned().collect();
+        let subscribers: Vec<_> = self.servers[node].subscriptions.iter().cloned().collect();
         for channel in channels {
-            for (to, agent) in told.iter().filter(|(to, _)| *to == channel.as_bytes()) {
+            for (to, agent) in subscribers.iter().filter(|(to, _)| *to == channel.as_bytes()) {
                 let travel = self.rng.within(50..400) + self.servers[node].slow;
                 let input = Input::Message(node, to.clone());
                 self.after(travel, Event::Input { agent: *agent, input });
@@ -123,39 +126,39 @@ impl<S: Scenario> World<S> {
         }
     }
 
-    /// Another client's script on one server.
+    /// Runs another client's script on one server.
     pub(in crate::core) fn foreign(&mut self, node: usize, call: &Call) {
         self.set_clocks();
         let served = self.servers[node].redis.serve(call);
-        self.log(|| format!("node {node}: {} of a stranger", call.script.name));
+        self.log(|| format!("node {node}: {} of another client", call.script.name));
         self.publish(node, &served.published);
     }
 
-    pub(super) fn break_link(&mut self, link: ConnectionId, why: &str) {
-        let state = self.link(link);
+    pub(super) fn break_connection(&mut self, connection: ConnectionId, why: &str) {
+        let state = self.connection(connection);
         if !state.up {
             return;
         }
         state.up = false;
         let lost = std::mem::take(&mut state.in_flight);
-        self.log(|| format!("agent {} loses node {}: {why}", link.0, link.1));
-        self.after(5000, Event::Connect(link));
+        self.log(|| format!("agent {} loses node {}: {why}", connection.0, connection.1));
+        self.after(5000, Event::Connect(connection));
         for op in lost {
-            self.input(link.0, Input::Outcome(op, Err(Failure::Lost(why.to_owned()))));
+            self.input(connection.0, Input::Outcome(op, Err(Failure::Lost(why.to_owned()))));
         }
-        if link.2 == Lane::Commands {
-            self.servers[link.1].subscriptions.retain(|(_, agent)| *agent != link.0);
-            self.input(link.0, Input::Unsubscribed(link.1));
+        if connection.2 == Lane::Commands {
+            self.servers[connection.1].subscriptions.retain(|(_, agent)| *agent != connection.0);
+            self.input(connection.0, Input::Unsubscribed(connection.1));
         }
     }
 
-    pub(super) fn connect(&mut self, link: ConnectionId) {
-        let (agent, node, lane) = link;
+    pub(super) fn connect(&mut self, connection: ConnectionId) {
+        let (agent, node, lane) = connection;
         let server = &self.servers[node];
         if !server.up || server.frozen_until > self.now {
-            return self.after(20_000, Event::Connect(link));
+            return self.after(20_000, Event::Connect(connection));
         }
-        let state = self.link(link);
+        let state = self.connection(connection);
         state.up = true;
         state.generation += 1;
         (state.arrived, state.answered) = (0, 0);
@@ -171,7 +174,7 @@ impl<S: Scenario> World<S> {
         }
     }
 
-    /// A server is killed. It keeps what it has, or loses it.
+    /// Kills a server, with or without its data.
     pub(in crate::core) fn kill(&mut self, node: usize, forgets: bool) {
         self.log(|| format!("node {node} is killed, forgets: {forgets}"));
         self.servers[node].up = false;
@@ -185,8 +188,14 @@ impl<S: Scenario> World<S> {
             }
             self.servers[node].redis.keys_mut().clear();
         }
-        for link in self.links.keys().copied().filter(|link| link.1 == node).collect::<Vec<_>>() {
-            self.break_link(link, "the server is gone");
+        for connection in self
+            .connections
+            .keys()
+            .copied()
+            .filter(|connection| connection.1 == node)
+            .collect::<Vec<_>>()
+        {
+            self.break_connection(connection, "the server is gone");
         }
     }
 
@@ -199,15 +208,15 @@ impl<S: Scenario> World<S> {
         self.servers[node].answers_later = micros;
     }
 
-    /// A server stands still, as one that is stopped by a signal.
+    /// Freezes a server, as SIGSTOP does.
     pub(in crate::core) fn freeze(&mut self, node: usize, time: Duration) {
-        self.log(|| format!("node {node} stands still for {time:?}"));
+        self.log(|| format!("node {node} is frozen for {time:?}"));
         self.servers[node].frozen_until = self.now + micros(time);
         self.after(micros(time), Event::Thaw(node));
     }
 
     pub(in crate::core::simulation) fn thaw(&mut self, node: usize) {
-        // Whoever has not noticed is told of what it asked for meanwhile.
+        // Agents that did not notice get the subscriptions that they requested meanwhile.
         for agent in 0..self.agents.len() {
             let wanted_channels = self.agents[agent].wanted_channels.clone();
             for (_, channel) in wanted_channels.into_iter().filter(|(of, _)| *of == node) {

@@ -1,23 +1,25 @@
-//! How long each node is sure to keep a hold, and when each is to be asked to keep it longer.
+//! The parts of a red hold: how long each node is sure to keep it, and when each is to be renewed.
 
-use redisson::Moment;
+use redisson::{Lease, Moment};
 
-/// One node's part in a hold.
+use crate::core::ops::update::Change;
+
+/// One node's part of a hold.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct NodeLease {
-    /// Until when it surely keeps the hold; the clock's origin where it does not have it.
+    /// The instant until which it surely keeps the hold; the clock's origin if it does not have it.
     pub(in crate::core) valid_until: Moment,
-    /// When the latest script was sent by which it said so.
+    /// The instant at which the latest script was sent that it confirmed.
     pub(in crate::core) confirmed: Moment,
-    /// When it said that the hold is gone from there and that nobody else has the lock.
+    /// The instant at which it reported that the hold is gone and that nobody else has the lock.
     pub(in crate::core) missing: Option<Moment>,
-    /// When to renew it there next.
+    /// The instant of the next renewal there.
     pub(in crate::core) renew_at: Moment,
-    /// A renewal, or the setting anew, is on its way.
+    /// A renewal, or the setting again, is on its way.
     pub(in crate::core) renewing: bool,
     /// Renewals there that failed in a row.
     pub(in crate::core) failures: u32,
-    /// An operator released it there: it is not set anew.
+    /// An operator released it there: it is not set again.
     pub(in crate::core) forced: bool,
 }
 
@@ -27,7 +29,7 @@ pub(in crate::core) struct NodeLeases(pub(in crate::core) Box<[NodeLease]>);
 
 impl NodeLeases {
     /// No node has it yet; those that do not answer are asked at `renew_at`.
-    pub(super) fn new(nodes: usize, renew_at: Moment) -> Self {
+    pub(in crate::core) fn new(nodes: usize, renew_at: Moment) -> Self {
         let none = NodeLease {
             valid_until: Moment::default(),
             confirmed: Moment::default(),
@@ -40,7 +42,7 @@ impl NodeLeases {
         Self(vec![none; nodes].into())
     }
 
-    /// Until when a majority surely keeps the hold: of `majority` nodes' instants the earliest, were they the latest ones.
+    /// Returns the instant until which a majority surely keeps the hold: the `majority`-th latest of the nodes' instants.
     pub(in crate::core) fn valid_until(&self, majority: usize) -> Moment {
         let mut instants: Vec<_> =
             self.0.iter().map(|lease_on_node| lease_on_node.valid_until).collect();
@@ -49,7 +51,7 @@ impl NodeLeases {
     }
 
     /// A node keeps the hold until then, by a script sent at `sent`.
-    pub(super) fn confirm(&mut self, node: usize, sent: Moment, until: Moment) {
+    pub(in crate::core) fn confirm(&mut self, node: usize, sent: Moment, until: Moment) {
         let lease_on_node = &mut self.0[node];
         lease_on_node.confirmed = lease_on_node.confirmed.max(sent);
         lease_on_node.valid_until = lease_on_node.valid_until.max(until);
@@ -57,8 +59,8 @@ impl NodeLeases {
         lease_on_node.failures = 0;
     }
 
-    /// A node does not have the hold. If it can be set anew there, the others are asked whether they have it still.
-    pub(super) fn gone(&mut self, node: usize, now: Moment, missing: bool) {
+    /// A node does not have the hold. If it can be set again there, the others are asked whether they have it still.
+    pub(in crate::core) fn gone(&mut self, node: usize, now: Moment, missing: bool) {
         self.0[node].valid_until = Moment::default();
         self.0[node].confirmed = Moment::default();
         self.0[node].missing = missing.then_some(now);
@@ -69,13 +71,13 @@ impl NodeLeases {
         }
     }
 
-    /// Whether a script sent then is too old to tell whether a node can have its part again.
-    pub(super) fn is_stale(&self, sent: Moment) -> bool {
+    /// Returns whether a script sent then is too old to decide whether a node's part can be restored.
+    pub(in crate::core) fn is_stale(&self, sent: Moment) -> bool {
         self.0.iter().any(|lease_on_node| lease_on_node.missing.is_some_and(|since| since > sent))
     }
 
     /// Nodes that can have their part again: since they said that it is missing a majority has said that it is not.
-    pub(super) fn to_restore(&self, majority: usize) -> Vec<usize> {
+    pub(in crate::core) fn to_restore(&self, majority: usize) -> Vec<usize> {
         let sure = |since| {
             self.0.iter().filter(|lease_on_node| lease_on_node.confirmed >= since).count()
                 >= majority
@@ -93,8 +95,49 @@ impl NodeLeases {
             .collect()
     }
 
-    /// When the next node is to be asked; never while all are being asked.
-    pub(super) fn renew_at(&self) -> Moment {
+    /// Sets the next renewal on one node.
+    pub(in crate::core) fn renew_at_node(&mut self, node: usize, at: Moment) {
+        self.0[node].renew_at = at;
+    }
+
+    /// Makes all nodes due for a renewal.
+    pub(super) fn renew_all(&mut self, now: Moment) {
+        self.0.iter_mut().for_each(|part| part.renew_at = now);
+    }
+
+    /// Applies what the nodes answered to a change of the hold: those that agreed have it until their instants.
+    pub(super) fn on_update(
+        &mut self,
+        change: Change,
+        agreed: impl Iterator<Item = (usize, Moment)>,
+        sent: Moment,
+        now: Moment,
+        watched: Lease,
+        jitter: u64,
+    ) {
+        for part in &mut self.0 {
+            match change {
+                // The owner relies on no node for longer than that, whatever Redis does.
+                Change::Extend(lease) => {
+                    let until = lease.unwrap_or(watched).valid_until(sent);
+                    part.valid_until = part.valid_until.min(until);
+                    part.renew_at = now;
+                }
+                Change::Reenter(_) | Change::Partial => part.renew_at = part.renew_at.min(now),
+            }
+        }
+        for (node, until) in agreed {
+            let part = &mut self.0[node];
+            part.failures = 0;
+            part.renew_at = watched.renew_at(sent, jitter);
+            if !matches!(change, Change::Partial) {
+                part.valid_until = part.valid_until.max(until);
+            }
+        }
+    }
+
+    /// Returns the instant of the next renewal on any node; never while all are being renewed.
+    pub(in crate::core) fn renew_at(&self) -> Moment {
         let idle = self.0.iter().filter(|lease_on_node| !lease_on_node.renewing);
         idle.map(|lease_on_node| lease_on_node.renew_at).min().unwrap_or(Moment::NEVER)
     }

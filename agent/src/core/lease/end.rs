@@ -1,0 +1,100 @@
+//! Ends of holds: what every end does here, and loss.
+
+use redisson::{Kind, LockName, Moment};
+use service_kit::trace::TraceParent;
+
+use crate::core::lease::hold::Hold;
+use crate::core::ops::release::Ending;
+use crate::core::session::event::Event;
+use crate::core::side::Side;
+use crate::core::{Core, LogLine, Node, Report, spans};
+use crate::types::{End, Number};
+
+impl Core {
+    /// Takes a hold out of everything that knows it, and counts its end.
+    pub(in crate::core) fn remove_hold(&mut self, number: Number, end: End) -> Option<Ending> {
+        let hold = self.leases.remove(number)?;
+        self.quota.remove(hold.uid);
+        if let Some(asked) = hold.asking.and_then(|id| self.take_question(id)) {
+            // There is nothing left to change, and nothing may keep in Redis what is to be released there.
+            spans::outcome(&asked.span, "error");
+            self.answer(asked.slot, Self::lost(&hold.name, end));
+        }
+        if let Some(session) = self.sessions.get_mut(&hold.owner.session) {
+            let side = Side::of(hold.kind);
+            session.holds.remove(&(hold.owner.owner, hold.name.clone(), side));
+        }
+        let state = self.lock_mut(&hold.name);
+        state.readers.remove(&number);
+        if state.hold == Some(number) {
+            state.hold = None;
+        }
+        let group = self.group_label(&hold.name);
+        let (kind, held) = (hold.kind, self.now.since(hold.granted));
+        self.effects.report(Report::HoldEnded { group, kind, number, end, held });
+        spans::ended(&hold.span, end);
+        let place = TraceParent::of(&hold.span);
+        let Hold { name, kind, valid_until, longest, .. } = hold;
+        // Whose owner has not given it back counts on it until its validity ends.
+        let after = match end {
+            End::Unconfirmed | End::Expired | End::Frozen => valid_until,
+            _ => Moment::default(),
+        };
+        self.journal_trace(number, &name, kind, after);
+        Some(Ending { name, kind, number, end, slot: None, valid_until, longest, place })
+    }
+
+    /// A hold is lost: its owner is told, and Redis is rid of it where it may still have it.
+    pub(in crate::core) fn lose(&mut self, number: Number, end: End) {
+        let Some(hold) = self.leases.get(number) else { return };
+        let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
+        // What a dead worker has lost is nobody's loss.
+        let is_loss = end.is_loss() && hold.kept_back.is_none();
+        if is_loss {
+            let (holder, pid) = (self.field(kind, number), self.worker_pid(owner));
+            self.effects.log_bounded(self.now, || LogLine::LockLost {
+                lock: name.clone(),
+                holder,
+                pid,
+                trace: hold.trace().to_owned(),
+                end,
+            });
+        }
+        let group = self.group_label(&name);
+        if is_loss {
+            self.effects.report(Report::Lost { group, end });
+        }
+        self.void_replies(owner, number, &name, end);
+        if !self.member_lost(owner, number, &name, end) {
+            self.notify(owner, &name, kind, &Event::Lost(end));
+        }
+        let Some(ending) = self.remove_hold(number, end) else { return };
+        match end {
+            // It may still stand in Redis. Its owner has been told, but is given the time that it was promised:
+            // nobody else comes in before that is over.
+            End::Unconfirmed | End::Expired | End::Frozen => {
+                self.release_after(ending.valid_until, ending);
+            }
+            // A minority of its servers may still have it.
+            _ if kind == Kind::Red && end != End::Drained => self.release(ending),
+            _ => {
+                self.journal_gone(number);
+                self.poll_queue(&name);
+            }
+        }
+    }
+
+    /// An operator released a hold of ours, as the dashboard tells.
+    pub fn on_forced(&mut self, now: Moment, node: Node, name: &LockName, number: Number) {
+        self.advance_clock(now);
+        if let Some(hold) = self.leases.get(number).filter(|hold| hold.name == *name) {
+            match node {
+                Node::Red(node) => self.forced_on(node, number),
+                Node::Main if hold.node_leases.is_none() => self.lose(number, End::Forced),
+                // What looked like it on a server that has no such locks was none of ours.
+                Node::Main => {}
+            }
+        }
+        self.run_ready();
+    }
+}

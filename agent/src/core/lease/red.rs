@@ -1,0 +1,225 @@
+//! Changes of red holds, node by node.
+
+use std::sync::Arc;
+
+use redisson::Moment;
+
+use super::LeaseTable;
+use super::hold::LeaseMode;
+use super::node_leases::NodeLeases;
+use crate::core::ops::renew::Renewal;
+use crate::core::ops::update::Change;
+use crate::types::{End, Number};
+
+/// The validity of a red hold by its nodes' parts.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::core) enum Reassessed {
+    Valid,
+    /// No majority has it any more.
+    Gone {
+        /// An operator released it on a node.
+        forced: bool,
+    },
+}
+
+/// The hold that a node's answer to a renewal was about.
+pub(in crate::core) struct NodeRenewed {
+    pub(in crate::core) group: Arc<str>,
+    /// The end of the hold's validity before that.
+    pub(in crate::core) valid_until: Moment,
+}
+
+impl LeaseTable {
+    fn parts(&mut self, number: Number) -> Option<&mut NodeLeases> {
+        self.holds.get_mut(&number)?.node_leases.as_mut()
+    }
+
+    pub(in crate::core) fn set_parts(&mut self, number: Number, parts: NodeLeases) {
+        if let Some(hold) = self.holds.get_mut(&number) {
+            hold.node_leases = Some(parts);
+        }
+    }
+
+    /// Counts the renewal of one part as begun, if it is due.
+    pub(in crate::core) fn begin_node_renewal(
+        &mut self,
+        number: Number,
+        node: usize,
+        now: Moment,
+    ) -> Option<Renewal> {
+        let hold = self.holds.get_mut(&number).filter(|hold| !hold.lapsing)?;
+        let part = &mut hold.node_leases.as_mut()?.0[node];
+        if part.renewing || part.renew_at > now {
+            return None;
+        }
+        part.renewing = true;
+        Some(Renewal { name: hold.name.clone(), kind: hold.kind, number, count: hold.count })
+    }
+
+    /// Applies a node's answer to a renewal. `end` is why the hold is gone there, if it is.
+    pub(in crate::core) fn on_node_renewed(
+        &mut self,
+        renewal: &Renewal,
+        node: usize,
+        sent: Moment,
+        end: Option<End>,
+        now: Moment,
+        jitter: u64,
+    ) -> Option<NodeRenewed> {
+        let lease = self.lease;
+        let hold = self.holds.get_mut(&renewal.number)?;
+        let parts = hold.node_leases.as_mut()?;
+        let watched = hold.mode == LeaseMode::Renewed;
+        let part = &mut parts.0[node];
+        part.renewing = false;
+        part.failures = 0;
+        part.renew_at = lease.renew_at(sent, jitter).max(now);
+        if let Some(end) = end {
+            parts.gone(node, now, watched && end == End::Missing);
+        } else if watched {
+            parts.confirm(node, sent, lease.valid_until(sent));
+            // It may have overtaken a change of the count, or be too old to restore another part.
+            if hold.count != renewal.count || parts.is_stale(sent) {
+                parts.0[node].renew_at = now;
+            }
+        }
+        Some(NodeRenewed { group: Arc::clone(&hold.group), valid_until: hold.valid_until })
+    }
+
+    /// Takes the nodes on which a hold can be set again, and counts their renewals as begun.
+    pub(in crate::core) fn begin_restore(
+        &mut self,
+        number: Number,
+        majority: usize,
+        now: Moment,
+    ) -> Option<Vec<usize>> {
+        let (lease, margin) = (self.lease, self.margin);
+        let hold = self.holds.get_mut(&number)?;
+        let idle = hold.mode != LeaseMode::Renewed || hold.lapsing;
+        if idle || now >= lease.lost_at(hold.valid_until, margin) {
+            return None;
+        }
+        let parts = hold.node_leases.as_mut()?;
+        let nodes = parts.to_restore(majority);
+        nodes.iter().for_each(|node| parts.0[*node].renewing = true);
+        Some(nodes)
+    }
+
+    /// Applies a node's answer to the attempt to set a hold again. Returns whether it has its part.
+    pub(in crate::core) fn on_node_restored(
+        &mut self,
+        number: Number,
+        node: usize,
+        sent: Moment,
+        granted: bool,
+        now: Moment,
+        jitter: u64,
+    ) -> Option<bool> {
+        let lease = self.lease;
+        let hold = self.holds.get_mut(&number)?;
+        let (count, watched) = (hold.count, hold.mode == LeaseMode::Renewed);
+        let parts = hold.node_leases.as_mut()?;
+        let part = &mut parts.0[node];
+        part.renewing = false;
+        part.missing = None;
+        part.renew_at = lease.renew_at(sent, jitter).max(now);
+        let restored = granted && watched;
+        if restored {
+            parts.confirm(node, sent, lease.valid_until(sent));
+            if count > 1 {
+                parts.0[node].renew_at = now;
+            }
+        }
+        Some(restored)
+    }
+
+    /// Counts a node's renewal without an answer. Returns the number of failures in a row, and whether the hold is safe
+    /// without that node.
+    pub(in crate::core) fn on_node_renewal_failed(
+        &mut self,
+        number: Number,
+        node: usize,
+        now: Moment,
+    ) -> Option<(u32, bool)> {
+        let lease = self.lease.duration();
+        let hold = self.holds.get_mut(&number)?;
+        // The other nodes were renewed as they should be.
+        let safe = hold.valid_until >= hold.granted.max(now) + lease / 2;
+        let part = &mut hold.node_leases.as_mut()?.0[node];
+        part.renewing = false;
+        part.failures = part.failures.saturating_add(1);
+        Some((part.failures, safe))
+    }
+
+    pub(in crate::core) fn renew_node_at(&mut self, number: Number, node: usize, at: Moment) {
+        if let Some(parts) = self.parts(number) {
+            parts.0[node].renew_at = at;
+        }
+    }
+
+    /// Adds a node's late grant. Returns whether the hold is still there.
+    pub(in crate::core) fn on_late_grant(
+        &mut self,
+        number: Number,
+        node: usize,
+        until: Moment,
+    ) -> bool {
+        let Some(parts) = self.parts(number) else { return false };
+        parts.0[node].valid_until = parts.0[node].valid_until.max(until);
+        true
+    }
+
+    /// Applies what the nodes answered to a change of a hold.
+    pub(in crate::core) fn on_nodes_updated(
+        &mut self,
+        number: Number,
+        change: Change,
+        agreed: impl Iterator<Item = (usize, Moment)>,
+        sent: Moment,
+        now: Moment,
+        jitter: u64,
+    ) {
+        let lease = self.lease;
+        if let Some(parts) = self.parts(number) {
+            parts.on_update(change, agreed, sent, now, lease, jitter);
+        }
+    }
+
+    /// Records that an operator released a hold on one node. Returns whether it is a red one.
+    pub(in crate::core) fn on_node_forced(&mut self, number: Number, node: usize) -> bool {
+        let Some(parts) = self.parts(number) else { return false };
+        parts.0[node].forced = true;
+        parts.0[node].valid_until = Moment::default();
+        true
+    }
+
+    /// Makes the parts on one node due for a renewal. Returns their holds.
+    pub(in crate::core) fn verify_node(&mut self, node: usize, now: Moment) -> Vec<Number> {
+        let mut due = Vec::new();
+        for hold in self.holds.values_mut().filter(|hold| !hold.lapsing) {
+            let part = hold.node_leases.as_mut().map(|parts| &mut parts.0[node]);
+            if let Some(part) = part.filter(|part| !part.renewing) {
+                part.renew_at = now;
+                due.push(hold.number);
+            }
+        }
+        due
+    }
+
+    /// Derives the validity and the next renewal of a red hold from its parts.
+    pub(in crate::core) fn reassess(
+        &mut self,
+        number: Number,
+        majority: usize,
+    ) -> Option<Reassessed> {
+        self.change(number, |hold| {
+            let parts = hold.node_leases.as_ref()?;
+            hold.valid_until = parts.valid_until(majority);
+            hold.renew_at = parts.renew_at();
+            hold.renewing = parts.0.iter().all(|part| part.renewing);
+            let gone = hold.valid_until == Moment::default();
+            let forced = parts.0.iter().any(|part| part.forced);
+            Some(if gone { Reassessed::Gone { forced } } else { Reassessed::Valid })
+        })?
+    }
+}

@@ -1,0 +1,127 @@
+//! Grants: the successor that an obtained lock goes to, and the begin of its hold.
+
+use std::sync::Arc;
+
+use redisson::{Kind, Moment};
+
+use crate::core::lease::hold::{LeaseMode, NewHold};
+use crate::core::lock::waiter::{Waiter, WaiterId};
+use crate::core::ops::acquire::Attempt;
+use crate::core::session::reply::Reply;
+use crate::core::side::Side;
+use crate::core::{Core, Report};
+use crate::types::{End, Number};
+
+impl Core {
+    /// The lock is ours under this attempt's number: its waiter gets it, or the next one, or it is released.
+    pub(in crate::core) fn on_lock_obtained(
+        &mut self,
+        attempt: &Attempt,
+        sent: Moment,
+        token: Option<u64>,
+    ) {
+        let Attempt { name, kind, waiter, number, lease, under } = attempt;
+        if let Some(token) = token {
+            self.fences.saw(name, token);
+        }
+        if let Some(successor) = self.pick_successor(attempt, sent) {
+            return self.grant(successor, *number, sent, token);
+        }
+        self.renumber(*waiter);
+        self.undo(name, *kind, *number, *lease);
+        // Who stands in no local queue asks again by itself, unless it has gone.
+        if *kind == Kind::Fair || under.is_some() {
+            self.attempt(*waiter);
+        }
+    }
+
+    /// Returns the waiter that gets an obtained lock: the one of the attempt, or the next one, or none.
+    pub(in crate::core) fn pick_successor(
+        &self,
+        attempt: &Attempt,
+        sent: Moment,
+    ) -> Option<WaiterId> {
+        let Attempt { name, kind, waiter, lease, under, .. } = attempt;
+        // An answer that comes too late is worth nothing: never tell a grant that is about to end.
+        if self.now >= lease.lost_at(lease.valid_until(sent), self.settings.lost_margin) {
+            return None;
+        }
+        if self.waiters.contains_key(waiter) {
+            return Some(*waiter);
+        }
+        // Its waiter has gone. Nobody was ever told of the number, so it may be the next one's. But a fair lock's next one
+        // may be another client's, and a read under a write hold is its owner's alone.
+        let next = *self.locks.get(name)?.queue.front()?;
+        let same = self.waiters.get(&next).is_some_and(|waiter| {
+            waiter.kind == *kind && waiter.lease.unwrap_or(self.settings.lease) == *lease
+        });
+        (same && under.is_none() && *kind != Kind::Fair).then_some(next)
+    }
+
+    /// Grants the lock to a waiter, under `number`.
+    pub(in crate::core) fn grant(
+        &mut self,
+        waiting: WaiterId,
+        number: Number,
+        sent: Moment,
+        token: Option<u64>,
+    ) {
+        let Some(waiter) = self.remove_waiter(waiting) else { return };
+        if waiter.kind != Kind::Read
+            && let Some(gone) = self.locks.get(&waiter.name).and_then(|state| state.hold)
+        {
+            // Fair waiters ask whatever is held here: Redis, which gives it to this one, no longer has the other hold.
+            self.lose(gone, End::Missing);
+        }
+        let waited = self.now.since(waiter.since);
+        let group = self.group_label(&waiter.name);
+        self.effects.report(Report::Acquisition {
+            group: Arc::clone(&group),
+            kind: waiter.kind,
+            outcome: "acquired",
+        });
+        self.effects.report(Report::Waited {
+            group: Arc::clone(&group),
+            outcome: "acquired",
+            wait: waited,
+        });
+        let waited_ms = self.waited_ms(&waiter);
+        let span = self.hold_span(&waiter, &group, number, token);
+        let Waiter { name, kind, owner, uid, slot, lease, trace, .. } = waiter;
+        let mode = if lease.is_some() { LeaseMode::Fixed } else { LeaseMode::Renewed };
+        let lease = lease.unwrap_or(self.settings.lease);
+        let jitter = self.jitter();
+        let hold = NewHold {
+            number,
+            name: name.clone(),
+            group: Arc::clone(&group),
+            kind,
+            owner,
+            uid,
+            token,
+            count: 1,
+            mode,
+            granted: self.now,
+            valid_until: lease.valid_until(sent),
+            renew_at: lease.renew_at(sent, jitter),
+            longest: lease.max(self.settings.lease),
+            lapsing: self.lapses(owner.session),
+            trace,
+            span,
+        };
+        self.quota.add(uid);
+        let grant = self.leases.insert(hold).grant(waited_ms);
+        self.effects.report(Report::HoldBegan { group, kind, number });
+        let state = self.lock_mut(&name);
+        if kind == Kind::Read {
+            state.readers.insert(number);
+        } else {
+            state.hold = Some(number);
+        }
+        if let Some(session) = self.sessions.get_mut(&owner.session) {
+            session.holds.insert((owner.owner, name, Side::of(kind)), number);
+        }
+        self.journal_hold(number);
+        self.answer_with(slot, Reply::Grant(grant));
+    }
+}

@@ -1,0 +1,285 @@
+//! Acquire: one waiter's attempt at a lock.
+
+use std::time::Duration;
+
+use redisson::script::{self, AcquireOutcome, BadReply, Call, Value};
+use redisson::{Family, HolderId, Kind, Lease, LockName, Moment};
+use service_kit::trace::TraceParent;
+
+use super::operation::{Operation, Verb};
+use super::{FAIR_WAIT, Failure, Op, OpId, orphan};
+use crate::core::lock::waiter::{Left, Waiter, WaiterId};
+use crate::core::{Core, Lane, Node, Report};
+use crate::journal::Record;
+use crate::types::{End, Number};
+
+/// One waiter's attempt at a lock.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Attempt {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) waiter: WaiterId,
+    pub(in crate::core) number: Number,
+    pub(in crate::core) lease: Lease,
+    /// The write hold of its owner's under which it reads.
+    pub(in crate::core) under: Option<Number>,
+}
+
+impl Operation for Attempt {
+    fn call(&self, core: &Core) -> Call {
+        let Self { name, kind, number, lease, .. } = self;
+        let holder = core.field(*kind, *number);
+        match kind {
+            // A red lock is a plain one on each of its servers.
+            Kind::Lock | Kind::Red => script::acquire(name, &holder, *lease),
+            Kind::Fenced => script::acquire_fenced(name, &holder, *lease, core.fences.least(name)),
+            Kind::Write => script::acquire_write(name, &holder, *lease),
+            Kind::Read => {
+                let under = self.under.map(|number| core.field(Kind::Write, number));
+                script::acquire_read(name, &holder, *lease, under.as_ref())
+            }
+            Kind::Fair => {
+                // A NOWAIT joins no queue.
+                let waits = |waiter: &Waiter| !waiter.is_now_or_never();
+                let queue = core.waiters.get(&self.waiter).is_some_and(waits);
+                script::acquire_fair(name, &holder, *lease, FAIR_WAIT, queue)
+            }
+        }
+    }
+
+    fn on_reply(&self, core: &mut Core, id: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
+        let acquired = script::parse_acquire(reply)?;
+        core.on_acquire_reply(id, op, self, acquired);
+        Ok(())
+    }
+
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        core.attempt_failed(id, failure, pause);
+    }
+
+    fn on_give_up(&mut self, core: &mut Core, id: OpId) {
+        core.clear_attempt(self, id);
+        core.poll_queue(&self.name);
+    }
+
+    fn route(&self, core: &Core) -> (Node, Lane) {
+        (Node::Main, core.grants_lane())
+    }
+
+    fn concerns(&self, number: Number) -> bool {
+        self.number == number
+    }
+
+    fn is_stale_after_sleep(&self, core: &Core) -> bool {
+        core.waiters.contains_key(&self.waiter)
+    }
+
+    fn trace_parent(&self, core: &Core) -> TraceParent {
+        let waiter = core.waiters.get(&self.waiter);
+        waiter.map_or_else(TraceParent::default, |waiter| TraceParent::of(&waiter.span))
+    }
+
+    fn records(&self) -> Vec<Record> {
+        vec![orphan(self.number, &self.name, self.kind)]
+    }
+}
+
+impl Core {
+    /// Applies the reply to an attempt.
+    fn on_acquire_reply(&mut self, id: OpId, op: &Op, attempt: &Attempt, acquired: AcquireOutcome) {
+        let name = &attempt.name;
+        self.clear_attempt(attempt, id);
+        if op.may_have_run {
+            let applied = matches!(acquired, AcquireOutcome::Granted { .. });
+            self.effects.report(Report::OutcomeKnown(if applied {
+                "applied"
+            } else {
+                "not_applied"
+            }));
+        }
+        if let Some(state) = self.locks.get_mut(name) {
+            state.failures = 0;
+            state.trouble = None;
+        }
+        match acquired {
+            AcquireOutcome::Granted { token } => {
+                let now = self.now;
+                if let Some(state) = self.locks.get_mut(name) {
+                    state.taken_at = now;
+                    state.handovers = 0;
+                    state.others = None;
+                }
+                match self.replica_shortfall(op) {
+                    Some(why) => self.withdraw(attempt, token, &why),
+                    None => self.on_lock_obtained(attempt, op.sent, token),
+                }
+            }
+            AcquireOutcome::Held { pttl_ms, holders } => {
+                self.refused(attempt, op.sent, pttl_ms, &holders);
+            }
+            AcquireOutcome::WrongKind(kind) => {
+                let sentence = format!(
+                    "WRONGKIND `{name}` is in use as a {} lock: kinds do not mix under one name",
+                    printable(&kind)
+                );
+                self.cannot_be_had(attempt, op.may_have_run, sentence);
+            }
+            AcquireOutcome::WrongType(kind) => {
+                let sentence = format!(
+                    "WRONGTYPE the key `{name}` is no lock but a {}: use another name",
+                    printable(&kind)
+                );
+                self.cannot_be_had(attempt, op.may_have_run, sentence);
+            }
+        }
+        self.poll_queue(name);
+    }
+
+    /// There is no lock under this name, or one of another kind: the waiter leaves.
+    fn cannot_be_had(&mut self, attempt: &Attempt, may_have_run: bool, sentence: String) {
+        let Attempt { name, kind, waiter, number, lease, .. } = attempt;
+        if may_have_run && *kind != Kind::Fair {
+            // An earlier copy may have had it, before something else came to stand there. A fair waiter's place is left
+            // in any case.
+            self.undo(name, *kind, *number, *lease);
+        }
+        self.leave(*waiter, Left::Failed(sentence));
+    }
+
+    /// Others hold the lock.
+    fn refused(
+        &mut self,
+        attempt: &Attempt,
+        sent: Moment,
+        pttl_ms: Option<u64>,
+        holders: &[HolderId],
+    ) {
+        let Attempt { name, kind, waiter: asked, under, .. } = attempt;
+        self.remove_ghosts(name, *kind, holders);
+        if let Some(lost) = *under {
+            // Its write hold is no longer there. The read waits like any other.
+            self.lose(lost, End::Stolen);
+        }
+        if let Some(waiter) = self.waiters.get_mut(asked) {
+            waiter.refused = true;
+            if waiter.is_now_or_never() {
+                return self.leave(*asked, Left::TimedOut);
+            }
+            if under.is_some() {
+                let state = self.lock_mut(name);
+                if !state.queue.contains(asked) {
+                    state.queue.push_back(*asked);
+                }
+            }
+        }
+        if *kind == Kind::Fair {
+            return self.queued(attempt, sent, pttl_ms, holders);
+        }
+        // Who asked has gone: the front waiter asks for itself.
+        if self.locks.get(name).is_none_or(|state| state.queue.front() != Some(asked)) {
+            return;
+        }
+        self.subscribe(name);
+        let poll = self.poll(pttl_ms);
+        let Some(state) = self.locks.get_mut(name) else { return };
+        // A message that came while the answer was under way may have told of the very release we missed.
+        if state.message_at.take().is_some_and(|at| at >= sent) {
+            return;
+        }
+        self.sleep(name, self.now + poll);
+    }
+
+    /// Removes what late copies of old scripts have left: numbers of ours that nobody holds. Then the waiter tries
+    /// again.
+    fn remove_ghosts(&mut self, name: &LockName, asked: Kind, holders: &[HolderId]) {
+        let ghosts: Vec<_> = holders
+            .iter()
+            .filter(|holder| holder.client == self.client && self.is_ghost(holder.thread))
+            .map(|holder| {
+                let kind = match asked.family() {
+                    Family::ReadWrite if holder.write => Kind::Write,
+                    Family::ReadWrite => Kind::Read,
+                    _ => asked,
+                };
+                (holder.thread, kind)
+            })
+            .collect();
+        for (ghost, kind) in ghosts {
+            self.effects.report(Report::OutcomeKnown("undone_late"));
+            self.undo(name, kind, ghost, self.settings.lease);
+        }
+    }
+
+    /// Returns whether a number of this run belongs to no hold, waiter or script.
+    pub(in crate::core) fn is_ghost(&self, number: Number) -> bool {
+        (self.first_number..self.next_number).contains(&number)
+            && !self.leases.contains(number)
+            && !self.ops.values().any(|op| op.verb.operation().concerns(number))
+            && !self.waiters.values().any(|waiter| waiter.number == number)
+    }
+
+    /// An attempt brought no answer.
+    fn attempt_failed(&mut self, id: OpId, failure: &Failure, pause: Duration) {
+        if let Failure::Lacking(why) = failure {
+            return self.attempt_not_tried(id, why);
+        }
+        let Some(op) = self.ops.get(id) else { return };
+        let Verb::Acquire(attempt) = op.verb.clone() else { return };
+        let Attempt { name, kind, waiter, number, lease, under } = &attempt;
+        let (waiter, may_have_run) = (*waiter, op.may_have_run);
+        if let Some(state) = self.locks.get_mut(name) {
+            state.trouble = Some(failure.text().to_owned());
+        }
+        let still_wanted = self.waiters.get(&waiter).map(Waiter::is_now_or_never);
+        if let Some(waiter) = self.waiters.get_mut(&waiter).filter(|_| may_have_run) {
+            waiter.place.may_stand = true;
+        }
+        // A read under a write hold stands in no queue that could look again for it.
+        if still_wanted.is_some() && (under.is_some() || !matches!(failure, Failure::Refused(_))) {
+            return self.retry(id, pause);
+        }
+        self.take_op(id);
+        self.clear_attempt(&attempt, id);
+        if may_have_run {
+            // This copy did not run, but an earlier one may have, and nobody goes on asking: its traces are removed.
+            self.renumber(waiter);
+            self.undo(name, *kind, *number, *lease);
+        }
+        match still_wanted {
+            None => return self.poll_queue(name),
+            Some(true) => return self.leave(waiter, Left::TimedOut),
+            Some(false) => {}
+        }
+        // Refused for now (full, loading, read-only, …): the waiter keeps its place and looks again.
+        let failures = self.locks.get_mut(name).map_or(1, |state| {
+            state.failures = state.failures.saturating_add(1);
+            state.failures
+        });
+        let pause = self.pause(failures);
+        if *kind == Kind::Fair {
+            return self.look_again(waiter, self.now + pause);
+        }
+        self.sleep(name, self.now + pause);
+    }
+
+    /// So few replicas are connected that an attempt was not even sent.
+    fn attempt_not_tried(&mut self, id: OpId, why: &str) {
+        self.short_of_replicas = true;
+        self.effects.report(Report::Confirmation("not_tried"));
+        let Some(Op { verb: Verb::Acquire(attempt), may_have_run, .. }) = self.take_op(id) else {
+            return;
+        };
+        self.clear_attempt(&attempt, id);
+        if may_have_run {
+            return self.withdraw(&attempt, None, why);
+        }
+        let sentence = format!("UNAVAILABLE `{}` is not given out: {why}", attempt.name);
+        self.leave(attempt.waiter, Left::Failed(sentence));
+        self.poll_queue(&attempt.name);
+    }
+}
+
+/// A word that Redis holds, harmless in a sentence.
+pub(in crate::core) fn printable(word: &str) -> String {
+    word.chars().filter(|c| !c.is_control()).take(40).collect()
+}

@@ -1,0 +1,148 @@
+//! Hand-over: a hold ends and the next local waiter's begins, in one script.
+
+use std::time::Duration;
+
+use redisson::Kind;
+use redisson::script::{self, BadReply, Call, HandOverOutcome, Value};
+use service_kit::trace::TraceParent;
+
+use super::acquire::Attempt;
+use super::operation::{Operation, Silence, Verb};
+use super::release::Ending;
+use super::{Failure, Op, OpId, orphan};
+use crate::core::{Core, Lane, Node, Report};
+use crate::journal::Record;
+use crate::types::{End, Number};
+
+/// A hand-over from a hold that has ended to a waiter.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct HandOver {
+    pub(in crate::core) from: Ending,
+    pub(in crate::core) to: Attempt,
+}
+
+impl Operation for HandOver {
+    fn call(&self, core: &Core) -> Call {
+        let Self { from, to } = self;
+        let old = core.field(from.kind, from.number);
+        let new = core.field(to.kind, to.number);
+        match to.kind {
+            Kind::Fenced => {
+                let least = core.fences.least(&to.name);
+                script::hand_over_fenced(&to.name, &old, &new, to.lease, least)
+            }
+            _ => script::hand_over(&to.name, &old, &new, to.lease),
+        }
+    }
+
+    fn on_reply(&self, core: &mut Core, id: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
+        let passed = script::parse_hand_over(reply)?;
+        core.handed_over(id, op, &self.from, &self.to, passed);
+        Ok(())
+    }
+
+    /// Redis that takes no new field (because it is full, say) still takes a release.
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        if !matches!(failure, Failure::Refused(_) | Failure::Lacking(_)) {
+            return core.retry(id, pause);
+        }
+        if let Some(op) = core.take_op(id) {
+            core.hand_over_refused(id, op);
+        }
+    }
+
+    fn on_give_up(&mut self, core: &mut Core, id: OpId) {
+        let Self { from, to } = self;
+        core.journal_gone(from.number);
+        core.renumber(to.waiter);
+        core.clear_attempt(to, id);
+        // The old field has run out by now; a copy may have set the new one just before.
+        core.undo(&to.name, to.kind, to.number, to.lease);
+    }
+
+    fn route(&self, core: &Core) -> (Node, Lane) {
+        (Node::Main, core.grants_lane())
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.from.slot.is_some()
+    }
+
+    fn silence(&mut self) -> Option<Silence> {
+        self.from.silence()
+    }
+
+    fn concerns(&self, number: Number) -> bool {
+        self.from.number == number || self.to.number == number
+    }
+
+    fn ends_hold(&self) -> Option<Number> {
+        Some(self.from.number)
+    }
+
+    fn is_stale_after_sleep(&self, core: &Core) -> bool {
+        self.to.is_stale_after_sleep(core)
+    }
+
+    fn trace_parent(&self, core: &Core) -> TraceParent {
+        self.to.trace_parent(core)
+    }
+
+    fn records(&self) -> Vec<Record> {
+        let Self { from, to } = self;
+        vec![orphan(from.number, &from.name, from.kind), orphan(to.number, &to.name, to.kind)]
+    }
+}
+
+impl Core {
+    /// Applies the reply to a hand-over.
+    fn handed_over(
+        &mut self,
+        id: OpId,
+        op: &Op,
+        from: &Ending,
+        to: &Attempt,
+        passed: HandOverOutcome,
+    ) {
+        let name = from.name.clone();
+        self.journal_gone(from.number);
+        self.clear_attempt(to, id);
+        let lost = match passed {
+            HandOverOutcome::Passed { subscribers, token } => {
+                // In a cluster a node knows of its own subscribers only, and others may listen at any.
+                let subscribers = subscribers.filter(|_| !self.settings.slots);
+                if let Some(state) = self.locks.get_mut(&name) {
+                    let ours = u64::from(state.listening.is_some());
+                    state.handovers += 1;
+                    state.others = subscribers.map(|n| n > ours);
+                    state.trouble = None;
+                }
+                let group = self.group_label(&name);
+                self.effects.report(Report::HandOver { group });
+                self.confirm(from, None);
+                match self.replica_shortfall(op) {
+                    Some(why) => self.withdraw(to, token, &why),
+                    None => self.on_lock_obtained(to, op.sent, token),
+                }
+                return self.poll_queue(&name);
+            }
+            _ if op.may_have_run && self.now < from.valid_until => None,
+            HandOverOutcome::Missing | HandOverOutcome::WrongType => Some(End::Missing),
+            HandOverOutcome::Stolen => Some(End::Stolen),
+        };
+        self.confirm(from, lost);
+        self.poll_queue(&name);
+    }
+
+    /// Redis would not take the new holder: the old one is released instead.
+    fn hand_over_refused(&mut self, id: OpId, op: Op) {
+        let Verb::HandOver(HandOver { from, to }) = op.verb else { return };
+        self.clear_attempt(&to, id);
+        if op.may_have_run {
+            // An earlier copy may have passed it on after all.
+            self.renumber(to.waiter);
+            self.undo(&to.name, to.kind, to.number, to.lease);
+        }
+        self.release(from);
+    }
+}

@@ -1,0 +1,244 @@
+//! The table of scripts in flight: their attempts and deadlines.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redisson::Moment;
+
+use super::operation::{Silence, Verb};
+use crate::core::lock::replicas::Confirmed;
+use crate::core::timer::Timers;
+
+/// The number of an op, unique within this run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// The reason that a script has no reply of its own.
+#[derive(Debug, Clone)]
+pub enum Failure {
+    /// It was not sent: no connection.
+    Unsent(String),
+    /// It may have run, or may yet run: a timeout, or the connection broke.
+    Lost(String),
+    /// Redis refused it and changed nothing.
+    Refused(String),
+    /// It was not sent, because too few replicas are connected.
+    Lacking(String),
+}
+
+impl Failure {
+    /// Returns the error text.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Unsent(text) | Self::Lost(text) | Self::Refused(text) | Self::Lacking(text) => {
+                text
+            }
+        }
+    }
+}
+
+/// A script in flight, or about to be sent again.
+#[derive(Debug)]
+pub(in crate::core) struct Op {
+    pub(in crate::core) verb: Verb,
+    /// The instant at which it was last sent. What it sets is valid from then.
+    pub(in crate::core) sent: Moment,
+    /// An earlier copy may have run.
+    pub(in crate::core) may_have_run: bool,
+    pub(in crate::core) failures: u32,
+    /// The answer of WAIT, with `--min-replicas`.
+    pub(in crate::core) confirmed: Confirmed,
+    /// The instant of the next attempt; never while it is in flight.
+    retry_at: Moment,
+    /// The instant at which the command that waits for it is answered regardless.
+    answer_by: Moment,
+    /// The instant at which the lease in question has run out by itself.
+    give_up_at: Moment,
+    /// The deadline that is set.
+    armed: Moment,
+}
+
+impl Op {
+    /// Returns whether its outcome is pending, rather than its next attempt.
+    pub(in crate::core) fn is_on_its_way(&self) -> bool {
+        self.retry_at == Moment::NEVER
+    }
+}
+
+/// The decision about a retry.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Retry {
+    Now,
+    Later,
+    /// The lease in question has run out.
+    GiveUp,
+}
+
+#[derive(Debug)]
+pub(in crate::core) struct InFlight {
+    ops: HashMap<OpId, Op>,
+    timers: Timers<OpId>,
+    next_id: u64,
+    /// The smoothed round trip of a script.
+    round_trip: Duration,
+}
+
+impl InFlight {
+    pub(in crate::core) fn new() -> Self {
+        Self {
+            ops: HashMap::new(),
+            timers: Timers::default(),
+            next_id: 0,
+            round_trip: Duration::from_millis(1),
+        }
+    }
+
+    /// Returns a number that no op has. Quorum operations draw theirs here too.
+    pub(in crate::core) fn draw_id(&mut self) -> OpId {
+        let id = OpId(self.next_id);
+        self.next_id += 1;
+        id
+    }
+
+    pub(in crate::core) fn get(&self, id: OpId) -> Option<&Op> {
+        self.ops.get(&id)
+    }
+
+    pub(in crate::core) fn contains_key(&self, id: &OpId) -> bool {
+        self.ops.contains_key(id)
+    }
+
+    /// Returns the ops in no particular order.
+    pub(in crate::core) fn values(&self) -> impl Iterator<Item = &Op> {
+        self.ops.values()
+    }
+
+    #[cfg(test)]
+    pub(in crate::core) fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    pub(in crate::core) fn round_trip(&self) -> Duration {
+        self.round_trip
+    }
+
+    pub(in crate::core) fn next_deadline(&self) -> Option<Moment> {
+        self.timers.first()
+    }
+
+    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<OpId> {
+        self.timers.pop_due(now)
+    }
+
+    /// Adds a script that is not sent yet.
+    pub(super) fn add(
+        &mut self,
+        verb: Verb,
+        now: Moment,
+        answer_by: Moment,
+        give_up_at: Moment,
+    ) -> OpId {
+        let id = self.draw_id();
+        let op = Op {
+            verb,
+            sent: now,
+            may_have_run: false,
+            failures: 0,
+            confirmed: Confirmed::default(),
+            retry_at: Moment::NEVER,
+            answer_by,
+            give_up_at,
+            armed: Moment::NEVER,
+        };
+        self.ops.insert(id, op);
+        id
+    }
+
+    /// Puts back an op that was taken.
+    pub(super) fn put_back(&mut self, id: OpId, op: Op) {
+        self.ops.insert(id, op);
+    }
+
+    /// Takes an op out: its outcome is there, or no longer wanted.
+    pub(super) fn take(&mut self, id: OpId) -> Option<Op> {
+        let mut op = self.ops.remove(&id)?;
+        self.timers.set(&mut op.armed, Moment::NEVER, id);
+        Some(op)
+    }
+
+    /// Records that a script is sent now.
+    pub(super) fn on_sent(&mut self, id: OpId, now: Moment) -> Option<&Op> {
+        let op = self.ops.get_mut(&id)?;
+        op.sent = now;
+        op.confirmed = Confirmed::default();
+        op.retry_at = Moment::NEVER;
+        self.timers.set(&mut op.armed, op.answer_by, id);
+        self.get(id)
+    }
+
+    pub(in crate::core) fn on_confirmed(&mut self, id: OpId, confirmed: Confirmed) {
+        if let Some(op) = self.ops.get_mut(&id) {
+            op.confirmed = confirmed;
+        }
+    }
+
+    pub(super) fn on_round_trip(&mut self, took: Duration) {
+        self.round_trip = (self.round_trip * 7 + took) / 8;
+    }
+
+    pub(super) fn set_may_have_run(&mut self, id: OpId) {
+        if let Some(op) = self.ops.get_mut(&id) {
+            op.may_have_run = true;
+        }
+    }
+
+    /// Counts a failure. Returns the failures in a row, and the verb.
+    pub(super) fn on_failure(&mut self, id: OpId, failure: &Failure) -> Option<(u32, Verb)> {
+        let op = self.ops.get_mut(&id)?;
+        op.failures += 1;
+        op.may_have_run |= matches!(failure, Failure::Lost(_));
+        Some((op.failures, op.verb.clone()))
+    }
+
+    /// Sets the next attempt.
+    pub(super) fn retry(&mut self, id: OpId, now: Moment, pause: Duration) -> Option<Retry> {
+        let op = self.ops.get_mut(&id)?;
+        if now >= op.give_up_at {
+            return Some(Retry::GiveUp);
+        }
+        if pause.is_zero() {
+            return Some(Retry::Now);
+        }
+        op.retry_at = now + pause;
+        let due = op.retry_at.min(op.answer_by);
+        self.timers.set(&mut op.armed, due, id);
+        Some(Retry::Later)
+    }
+
+    /// Handles a deadline. Returns whether the command that waits is to be answered now; [`Self::is_retry_due`] follows.
+    pub(super) fn on_due(&mut self, id: OpId, now: Moment) -> bool {
+        let Some(op) = self.ops.get_mut(&id) else { return false };
+        op.armed = Moment::NEVER;
+        let silent = op.answer_by <= now;
+        if silent {
+            op.answer_by = Moment::NEVER;
+        }
+        silent
+    }
+
+    /// Returns whether the next attempt is due; sets its deadline otherwise.
+    pub(super) fn is_retry_due(&mut self, id: OpId, now: Moment) -> bool {
+        let Some(op) = self.ops.get_mut(&id) else { return false };
+        if op.retry_at <= now {
+            return true;
+        }
+        self.timers.set(&mut op.armed, op.retry_at, id);
+        false
+    }
+
+    /// Takes the command that waits for an op, and returns the answer to it.
+    pub(super) fn silence(&mut self, id: OpId) -> Option<Silence> {
+        self.ops.get_mut(&id)?.verb.operation_mut().silence()
+    }
+}

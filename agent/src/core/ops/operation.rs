@@ -1,0 +1,160 @@
+//! The description of a verb: its script, and what each outcome does. Each verb has one file with one description.
+
+use std::time::Duration;
+
+use redisson::script::{BadReply, Call, Value};
+use service_kit::trace::TraceParent;
+
+use super::acquire::Attempt;
+use super::adopt::Adoption;
+use super::force::{Force, Look};
+use super::hand_over::HandOver;
+use super::release::Release;
+use super::renew::Renewals;
+use super::show::Show;
+use super::undo::Undo;
+use super::update::HoldUpdate;
+use super::{Failure, Op, OpId};
+use crate::core::red::NodeOp;
+use crate::core::session::Slot;
+use crate::core::{Core, Lane, Node};
+use crate::journal::Record;
+use crate::protocol::resp::Frame;
+use crate::types::Number;
+
+/// The answer to a command for which Redis stayed silent.
+pub(in crate::core) struct Silence {
+    pub(in crate::core) slot: Slot,
+    pub(in crate::core) reply: Frame,
+    /// The script is repeated nevertheless.
+    pub(in crate::core) goes_on: bool,
+}
+
+/// One script: its arguments, its connection, and the consequences of each outcome.
+pub(in crate::core) trait Operation {
+    /// Returns the script and its arguments.
+    fn call(&self, core: &Core) -> Call;
+
+    /// Handles the reply.
+    ///
+    /// # Errors
+    /// Fails if no script of ours replies so; the script then counts as refused.
+    fn on_reply(&self, core: &mut Core, id: OpId, op: &Op, reply: &Value) -> Result<(), BadReply>;
+
+    /// Handles a failure. `pause` is the backoff before a retry.
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        let _ = failure;
+        core.retry(id, pause);
+    }
+
+    /// Handles that the lease in question has run out by itself, so that a retry is of no use. The operation is no
+    /// longer in flight.
+    fn on_give_up(&mut self, core: &mut Core, id: OpId) {
+        let _ = id;
+        if let Some(Silence { slot, reply, .. }) = self.silence() {
+            core.answer(slot, reply);
+        }
+    }
+
+    /// Returns the server and the connection to send the script to.
+    fn route(&self, core: &Core) -> (Node, Lane) {
+        let _ = core;
+        (Node::Main, Lane::Commands)
+    }
+
+    /// Returns whether a worker waits for the reply, for no longer than the response timeout.
+    fn is_awaited(&self) -> bool {
+        false
+    }
+
+    /// Takes the command that waits, and returns the answer to it.
+    fn silence(&mut self) -> Option<Silence> {
+        None
+    }
+
+    /// Returns whether the script may write or remove the field of this number.
+    fn concerns(&self, number: Number) -> bool {
+        let _ = number;
+        false
+    }
+
+    /// Returns the hold that the script ends. The journal must record the end before the script is sent: a successor
+    /// that finds a hold there but not in Redis takes it for lost.
+    fn ends_hold(&self) -> Option<Number> {
+        None
+    }
+
+    /// Returns whether a reply from before a sleep of the agent may be out of date, so that Redis is asked again.
+    fn is_stale_after_sleep(&self, core: &Core) -> bool {
+        let _ = core;
+        false
+    }
+
+    /// Returns whether the agent may end without the outcome.
+    fn may_be_abandoned(&self, core: &Core) -> bool {
+        let _ = core;
+        false
+    }
+
+    /// Returns the span that the script is part of.
+    fn trace_parent(&self, core: &Core) -> TraceParent {
+        let _ = core;
+        TraceParent::default()
+    }
+
+    /// Returns the journal records that a successor needs about it.
+    fn records(&self) -> Vec<Record> {
+        Vec::new()
+    }
+}
+
+/// All verbs.
+#[derive(Debug, Clone)]
+pub(in crate::core) enum Verb {
+    Acquire(Attempt),
+    Adopt(Adoption),
+    Update(HoldUpdate),
+    Renew(Renewals),
+    Release(Release),
+    HandOver(HandOver),
+    Undo(Undo),
+    Show(Show),
+    Look(Look),
+    Force(Force),
+    /// One server's share of a quorum operation.
+    Node(NodeOp),
+}
+
+impl Verb {
+    pub(in crate::core) fn operation(&self) -> &dyn Operation {
+        match self {
+            Self::Acquire(verb) => verb,
+            Self::Adopt(verb) => verb,
+            Self::Update(verb) => verb,
+            Self::Renew(verb) => verb,
+            Self::Release(verb) => verb,
+            Self::HandOver(verb) => verb,
+            Self::Undo(verb) => verb,
+            Self::Show(verb) => verb,
+            Self::Look(verb) => verb,
+            Self::Force(verb) => verb,
+            Self::Node(verb) => verb,
+        }
+    }
+
+    pub(in crate::core) fn operation_mut(&mut self) -> &mut dyn Operation {
+        match self {
+            Self::Acquire(verb) => verb,
+            Self::Adopt(verb) => verb,
+            Self::Update(verb) => verb,
+            Self::Renew(verb) => verb,
+            Self::Release(verb) => verb,
+            Self::HandOver(verb) => verb,
+            Self::Undo(verb) => verb,
+            Self::Show(verb) => verb,
+            Self::Look(verb) => verb,
+            Self::Force(verb) => verb,
+            Self::Node(verb) => verb,
+        }
+    }
+}

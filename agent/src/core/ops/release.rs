@@ -1,0 +1,137 @@
+//! Release: the end of a hold in Redis.
+
+use redisson::script::{self, BadReply, Call, ReleaseOutcome, Value};
+use redisson::{Kind, Lease, LockName, Moment};
+use service_kit::trace::TraceParent;
+
+use super::operation::{Operation, Silence};
+use super::{FAIR_WAIT, Op, OpId};
+use crate::core::session::Slot;
+use crate::core::{Core, Report};
+use crate::journal::{OrphanRecord, Record};
+use crate::protocol::resp::Frame;
+use crate::types::{End, Number};
+
+/// A hold that has ended for its owner and is on its way out of Redis.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Ending {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) number: Number,
+    pub(in crate::core) end: End,
+    /// The command that waits for the end.
+    pub(in crate::core) slot: Option<Slot>,
+    /// The instant before which a release that finds nothing surely was the release.
+    pub(in crate::core) valid_until: Moment,
+    /// The longest lease that Redis may still keep it for.
+    pub(in crate::core) longest: Lease,
+    /// The hold's place in its trace.
+    pub(in crate::core) place: TraceParent,
+}
+
+impl Ending {
+    /// Answers the command that waits for the end, since Redis does not say whether the hold is gone.
+    pub(in crate::core) fn silence(&mut self) -> Option<Silence> {
+        let name = &self.name;
+        let text = format!(
+            "UNAVAILABLE `{name}` is no longer yours, but Redis has not answered in time: the agent goes on releasing it"
+        );
+        let reply = Frame::Error(text);
+        self.slot.take().map(|slot| Silence { slot, reply, goes_on: true })
+    }
+}
+
+/// The release of a hold that has ended.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Release(pub(in crate::core) Ending);
+
+/// Returns the script that removes a number.
+pub(in crate::core) fn release_call(
+    core: &Core,
+    name: &LockName,
+    kind: Kind,
+    number: Number,
+) -> Call {
+    let (holder, publish) = (core.field(kind, number), core.settings.publish);
+    match kind {
+        Kind::Lock | Kind::Fenced | Kind::Red => script::release(name, &holder, publish),
+        Kind::Write => script::release_write(name, &holder, publish),
+        Kind::Read => script::release_read(name, &holder, publish),
+        Kind::Fair => script::release_fair(name, &holder, FAIR_WAIT, publish),
+    }
+}
+
+impl Operation for Release {
+    fn call(&self, core: &Core) -> Call {
+        release_call(core, &self.0.name, self.0.kind, self.0.number)
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
+        let released = script::parse_release(reply)?;
+        core.released(&self.0, op.may_have_run, released);
+        Ok(())
+    }
+
+    fn on_give_up(&mut self, core: &mut Core, _: OpId) {
+        core.on_released(&self.0.name, self.0.kind, self.0.number);
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.0.slot.is_some()
+    }
+
+    fn silence(&mut self) -> Option<Silence> {
+        self.0.silence()
+    }
+
+    fn concerns(&self, number: Number) -> bool {
+        self.0.number == number
+    }
+
+    fn ends_hold(&self) -> Option<Number> {
+        Some(self.0.number)
+    }
+
+    fn trace_parent(&self, _: &Core) -> TraceParent {
+        self.0.place.clone()
+    }
+
+    fn records(&self) -> Vec<Record> {
+        let Ending { name, kind, number, end, valid_until, .. } = &self.0;
+        let lost = matches!(end, End::Unconfirmed | End::Expired | End::Frozen);
+        let after = if lost { *valid_until } else { Moment::default() };
+        let (lock, kind, number) = (name.clone(), *kind, *number);
+        vec![Record::Orphan(OrphanRecord { number, lock, kind, after })]
+    }
+}
+
+impl Core {
+    /// Applies the reply to a release.
+    fn released(&mut self, ending: &Ending, may_have_run: bool, released: ReleaseOutcome) {
+        let end = match released {
+            ReleaseOutcome::Released => None,
+            // An earlier copy of it may be what removed the hold; while it was valid nothing else can have.
+            _ if may_have_run && self.now < ending.valid_until => None,
+            ReleaseOutcome::Missing | ReleaseOutcome::WrongType => Some(End::Missing),
+            ReleaseOutcome::Stolen => Some(End::Stolen),
+        };
+        self.confirm(ending, end);
+        self.on_released(&ending.name, ending.kind, ending.number);
+    }
+
+    /// Tells who waits for it that the hold has ended, or that it had been lost before.
+    pub(in crate::core) fn confirm(&mut self, ending: &Ending, lost: Option<End>) {
+        let reply = match lost {
+            // An explicit lease or a lost hold was to end anyway.
+            Some(end) if !ending.end.is_loss() && ending.end != End::Expired => {
+                let group = self.group_label(&ending.name);
+                self.effects.report(Report::Lost { group, end });
+                Self::lost(&ending.name, end)
+            }
+            _ => Frame::Int(0),
+        };
+        if let Some(slot) = ending.slot {
+            self.answer(slot, reply);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Renew: a batch of holds, at the counts that they have when the script is sent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
+use redisson::{Kind, LockName};
+use service_kit::trace::TraceParent;
+use tracing::Span;
+
+use super::operation::{Operation, Verb};
+use super::update::lost_end;
+use super::{Failure, Op, OpId};
+use crate::core::lease::Renewed;
+use crate::core::session::event::Event;
+use crate::core::{Core, Lane, Node, Report, spans};
+use crate::types::Number;
+
+/// A hold to be renewed, as it is when that is sent.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Renewal {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) number: Number,
+    pub(in crate::core) count: u32,
+}
+
+/// A batch: of read holds, or of others.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Renewals {
+    reads: bool,
+    holds: Vec<Renewal>,
+    span: Span,
+}
+
+/// Returns the script that renews these holds.
+pub(in crate::core) fn renewal_call(core: &Core, reads: bool, holds: &[Renewal]) -> Call {
+    let lease = core.settings.lease;
+    let holds =
+        holds.iter().map(|hold| (&hold.name, core.field(hold.kind, hold.number), hold.count));
+    if reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
+}
+
+impl Operation for Renewals {
+    fn call(&self, core: &Core) -> Call {
+        renewal_call(core, self.reads, &self.holds)
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
+        let kept = script::parse_renew(reply, self.holds.len())?;
+        core.renewed(op, &self.holds, &kept, &self.span);
+        Ok(())
+    }
+
+    /// The next renewal of each hold asks again.
+    fn on_failure(&self, core: &mut Core, id: OpId, _: &Failure, pause: Duration) {
+        core.take_op(id);
+        self.span.record("otel.status_code", "ERROR");
+        core.renewal_failed(&self.holds, pause);
+    }
+
+    fn route(&self, _: &Core) -> (Node, Lane) {
+        (Node::Main, Lane::Renewals)
+    }
+
+    fn may_be_abandoned(&self, _: &Core) -> bool {
+        true
+    }
+
+    fn trace_parent(&self, _: &Core) -> TraceParent {
+        TraceParent::of(&self.span)
+    }
+}
+
+/// The number of holds of each group; a batch has few groups.
+#[derive(Default)]
+struct Tally(Vec<(Arc<str>, u64)>);
+
+impl Tally {
+    fn add(&mut self, group: &Arc<str>) {
+        match self.0.iter_mut().find(|(known, _)| Arc::ptr_eq(known, group)) {
+            Some((_, count)) => *count += 1,
+            None => self.0.push((Arc::clone(group), 1)),
+        }
+    }
+}
+
+impl Core {
+    pub(in crate::core) fn send_renewals(&mut self, reads: bool, holds: Vec<Renewal>) {
+        let span = spans::renewal(holds.len());
+        self.send(Verb::Renew(Renewals { reads, holds, span }), Duration::ZERO);
+    }
+
+    /// Applies the reply to a batch of renewals.
+    fn renewed(&mut self, op: &Op, holds: &[Renewal], kept: &[RenewOutcome], span: &Span) {
+        let now = self.now;
+        self.effects.report(Report::RenewalRoundTrip(now.since(op.sent)));
+        let mut renewed = Tally::default();
+        let gone = kept.iter().filter(|kept| lost_end(**kept).is_some()).count();
+        span.record("lock.gone", gone);
+        span.record("lock.renewed", kept.len() - gone);
+        for (Renewal { name, number, count, .. }, kept) in holds.iter().zip(kept) {
+            let jitter = self.jitter();
+            // A hold that ended meanwhile is no business of a renewal any more.
+            let Some(hold) = self.leases.end_renewal(*number) else { continue };
+            let (group, owner, kind) = (Arc::clone(&hold.group), hold.owner, hold.kind);
+            if let Some(end) = lost_end(*kept) {
+                self.effects.report(Report::Renewals { group, outcome: "gone", count: 1 });
+                self.lose(*number, end);
+                continue;
+            }
+            renewed.add(&group);
+            let Some(Renewed { margin, valid_ms }) =
+                self.leases.on_renewed(*number, *count, op.sent, now, jitter)
+            else {
+                continue;
+            };
+            self.effects.report(Report::RenewalMargin(margin));
+            if let Some(valid_ms) = valid_ms {
+                self.clear_jeopardy(*number);
+                self.notify(owner, name, kind, &Event::Valid(valid_ms));
+            }
+        }
+        for (group, count) in renewed.0 {
+            self.effects.report(Report::Renewals {
+                group: Arc::clone(&group),
+                outcome: "renewed",
+                count,
+            });
+        }
+    }
+
+    /// A batch of renewals brought no answer: each is tried again, to the end of its hold.
+    fn renewal_failed(&mut self, holds: &[Renewal], pause: Duration) {
+        let now = self.now;
+        for Renewal { name, number, .. } in holds {
+            let Some(failures) = self.leases.on_renewal_failed(*number) else {
+                self.poll_queue(name);
+                continue;
+            };
+            let group = self.group_label(name);
+            self.effects.report(Report::Renewals { group, outcome: "error", count: 1 });
+            // The op's own pause is for the first failure; further ones slow the hold's renewals down.
+            let pause = if failures == 1 { pause } else { self.pause(failures) };
+            self.leases.renew_at(*number, now + pause);
+        }
+    }
+}

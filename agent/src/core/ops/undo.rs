@@ -1,0 +1,44 @@
+//! Undo: the removal of a number that nobody holds.
+
+use redisson::script::{self, BadReply, Call, ReleaseOutcome, Value};
+use redisson::{Kind, LockName};
+
+use super::operation::Operation;
+use super::release::release_call;
+use super::{Op, OpId, orphan};
+use crate::core::{Core, Report};
+use crate::journal::Record;
+use crate::types::Number;
+
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Undo {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) number: Number,
+}
+
+impl Operation for Undo {
+    fn call(&self, core: &Core) -> Call {
+        release_call(core, &self.name, self.kind, self.number)
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
+        if script::parse_release(reply)? == ReleaseOutcome::Released {
+            core.effects.report(Report::OutcomeKnown("undone_late"));
+        }
+        core.on_released(&self.name, self.kind, self.number);
+        Ok(())
+    }
+
+    fn on_give_up(&mut self, core: &mut Core, _: OpId) {
+        core.on_released(&self.name, self.kind, self.number);
+    }
+
+    fn concerns(&self, number: Number) -> bool {
+        self.number == number
+    }
+
+    fn records(&self) -> Vec<Record> {
+        vec![orphan(self.number, &self.name, self.kind)]
+    }
+}

@@ -1,0 +1,194 @@
+//! Update: re-entry, partial release, or another lease of one hold.
+
+use std::time::Duration;
+
+use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
+use redisson::{Kind, Lease, LockName, Moment};
+use service_kit::trace::TraceParent;
+use tracing::Span;
+
+use super::operation::{Operation, Silence, Verb};
+use super::{Failure, Op, OpId, no_answer};
+use crate::core::session::reply::Reply;
+use crate::core::session::{Owner, Slot};
+use crate::core::{Core, Lane, Node, Report, spans};
+use crate::types::{End, Number};
+
+/// A change of one hold, for its owner.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct HoldUpdate {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) number: Number,
+    pub(in crate::core) change: Change,
+    /// The count after the change.
+    pub(in crate::core) count: u32,
+    pub(in crate::core) owner: Owner,
+    pub(in crate::core) slot: Slot,
+    /// That of a LOCK that enters again; what is asked otherwise is a part of the hold's.
+    pub(in crate::core) span: Span,
+}
+
+/// The change that is requested.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core) enum Change {
+    /// One hold more. With a lease it stays fixed, without one the watchdog keeps it from now on.
+    Reenter(Option<Lease>),
+    /// One hold less.
+    Partial,
+    /// A fixed lease from now, or the watchdog's care.
+    Extend(Option<Lease>),
+}
+
+impl Change {
+    /// The lease that is asked for, where one is.
+    pub(in crate::core) fn lease(self) -> Option<Lease> {
+        match self {
+            Self::Reenter(lease) | Self::Extend(lease) => lease,
+            Self::Partial => None,
+        }
+    }
+}
+
+impl Operation for HoldUpdate {
+    /// Never asks for less than a renewed lease: a key without a TTL gets this one, and the agent itself ends a shorter
+    /// lease in time.
+    fn call(&self, core: &Core) -> Call {
+        let wanted = self.change.lease().unwrap_or(core.settings.lease);
+        let hold = [(&self.name, core.field(self.kind, self.number), self.count)];
+        match self.kind {
+            Kind::Read => script::renew_read(hold, wanted),
+            _ => script::renew(hold, wanted),
+        }
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
+        let kept = script::parse_renew(reply, 1)?;
+        core.on_confirmed_update(op, self, kept[0]);
+        Ok(())
+    }
+
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        let refused = matches!(failure, Failure::Refused(_) | Failure::Lacking(_));
+        if !refused || matches!(self.change, Change::Partial) {
+            return core.retry(id, pause);
+        }
+        core.take_op(id);
+        spans::outcome(&self.span, "error");
+        core.answer(self.slot, Core::unavailable_for(&self.name, failure.text()));
+    }
+
+    fn route(&self, core: &Core) -> (Node, Lane) {
+        match self.change {
+            Change::Reenter(_) => (Node::Main, core.grants_lane()),
+            Change::Partial | Change::Extend(_) => (Node::Main, Lane::Commands),
+        }
+    }
+
+    fn is_awaited(&self) -> bool {
+        true
+    }
+
+    /// The count in Redis may differ from ours afterwards; the next renewal corrects it.
+    fn silence(&mut self) -> Option<Silence> {
+        spans::outcome(&self.span, "error");
+        Some(no_answer(self.slot, &self.name))
+    }
+
+    fn concerns(&self, number: Number) -> bool {
+        self.number == number
+    }
+
+    fn is_stale_after_sleep(&self, _: &Core) -> bool {
+        true
+    }
+
+    fn trace_parent(&self, core: &Core) -> TraceParent {
+        match self.change {
+            Change::Reenter(_) => TraceParent::of(&self.span),
+            Change::Partial | Change::Extend(_) => core.hold_parent(self.number),
+        }
+    }
+}
+
+impl Core {
+    /// Sends an update of a hold.
+    pub(in crate::core) fn update_hold(&mut self, update: HoldUpdate) {
+        let number = update.number;
+        let lease = update.change.lease();
+        let id = match update.kind {
+            Kind::Red => self.update_red(&update),
+            _ => self.send(Verb::Update(update), self.settings.response_timeout),
+        };
+        self.leases.begin_update(number, id, lease);
+    }
+
+    /// Applies the reply to an update, unless too few replicas have it.
+    fn on_confirmed_update(&mut self, op: &Op, update: &HoldUpdate, kept: RenewOutcome) {
+        let reentered =
+            matches!((update.change, kept), (Change::Reenter(_), RenewOutcome::Renewed));
+        if reentered
+            && self.leases.contains(update.number)
+            && let Some(why) = self.replica_shortfall(op)
+        {
+            return self.reentry_withdrawn(update, &why);
+        }
+        self.on_update_reply(op.sent, update, kept);
+    }
+
+    /// Too few replicas have a re-entry. The hold is what it was before; Redis is told the count again until it has it.
+    fn reentry_withdrawn(&mut self, update: &HoldUpdate, why: &str) {
+        let HoldUpdate { name, number, slot, span, .. } = update;
+        spans::outcome(span, "error");
+        if self.leases.begin_renewal(*number) {
+            self.renew(vec![*number]);
+        }
+        self.answer(*slot, Self::unavailable_for(name, &format!("it is not entered again: {why}")));
+    }
+
+    /// Applies the reply to an update that was sent at `sent`.
+    pub(in crate::core) fn on_update_reply(
+        &mut self,
+        sent: Moment,
+        update: &HoldUpdate,
+        kept: RenewOutcome,
+    ) {
+        let HoldUpdate { name, number, count, owner, slot, span, .. } = update;
+        if let Some(end) = lost_end(kept) {
+            self.lose(*number, end);
+        }
+        let jitter = self.jitter();
+        let Some(hold) = self.leases.on_updated(*number, update.change, *count, sent, jitter)
+        else {
+            // It was lost, by this answer or meanwhile.
+            let end = self.sessions.get(&owner.session).and_then(|s| s.loss(owner.owner, name));
+            spans::outcome(span, "error");
+            return self.answer(*slot, Self::lost(name, end.unwrap_or(End::Missing)));
+        };
+        let reply = match update.change {
+            Change::Reenter(_) => {
+                let (grant, kind) = (hold.grant(0), hold.kind);
+                let group = self.group_label(name);
+                let outcome = "reentered";
+                self.effects.report(Report::Acquisition { group, kind, outcome });
+                spans::outcome(span, outcome);
+                span.record("lock.holds", *count);
+                Reply::Grant(grant)
+            }
+            Change::Partial => Reply::Left { number: *number, count: *count },
+            Change::Extend(_) => Reply::Valid { number: *number, valid_until: hold.valid_until },
+        };
+        self.clear_jeopardy(*number);
+        self.journal_hold(*number);
+        self.answer_with(*slot, reply);
+    }
+}
+
+/// Returns the end of a hold that was not renewed.
+pub(in crate::core) fn lost_end(kept: RenewOutcome) -> Option<End> {
+    match kept {
+        RenewOutcome::Renewed => None,
+        RenewOutcome::Missing | RenewOutcome::WrongType => Some(End::Missing),
+        RenewOutcome::Stolen => Some(End::Stolen),
+    }
+}

@@ -1,0 +1,225 @@
+//! One server's share of a quorum operation: the plain verb, asked of one node.
+
+use std::time::Duration;
+
+use redisson::script::{self, BadReply, Call, LockDetails, Value};
+use redisson::{Kind, LockName, Moment};
+use service_kit::trace::TraceParent;
+
+use super::quorum::{Answer, No};
+use crate::core::ops::acquire::Attempt;
+use crate::core::ops::force::seen_now;
+use crate::core::ops::operation::Operation;
+use crate::core::ops::release::release_call;
+use crate::core::ops::renew::{Renewal, renewal_call};
+use crate::core::ops::update::{HoldUpdate, lost_end};
+use crate::core::ops::{Failure, Op, OpId};
+use crate::core::{Core, Lane, Node};
+use crate::types::Number;
+
+/// One script for one node.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct NodeOp {
+    pub(in crate::core) node: usize,
+    pub(in crate::core) verb: NodeVerb,
+}
+
+/// The verb, as one node is asked for it.
+#[derive(Debug, Clone)]
+pub(in crate::core) enum NodeVerb {
+    Acquire {
+        quorum: OpId,
+        attempt: Attempt,
+    },
+    Update {
+        quorum: OpId,
+        update: HoldUpdate,
+    },
+    /// Removes a number. A retry that finds nothing before `valid_until` counts as the release.
+    Release {
+        quorum: OpId,
+        name: LockName,
+        number: Number,
+        valid_until: Moment,
+    },
+    Renew(Vec<Renewal>),
+    Show {
+        quorum: OpId,
+        name: LockName,
+    },
+    /// Releases for an operator what was seen there.
+    Force {
+        quorum: OpId,
+        name: LockName,
+        shown: Box<LockDetails>,
+    },
+    /// Sets a hold again where it is gone and nobody else has the lock.
+    Restore(Renewal),
+}
+
+impl Operation for NodeOp {
+    fn call(&self, core: &Core) -> Call {
+        match &self.verb {
+            NodeVerb::Acquire { attempt, .. } => attempt.call(core),
+            NodeVerb::Update { update, .. } => update.call(core),
+            NodeVerb::Release { name, number, .. } => release_call(core, name, Kind::Red, *number),
+            NodeVerb::Renew(holds) => renewal_call(core, false, holds),
+            NodeVerb::Restore(Renewal { name, number, .. }) => {
+                script::acquire(name, &core.field(Kind::Red, *number), core.settings.lease)
+            }
+            NodeVerb::Show { name, .. } => script::show(name),
+            NodeVerb::Force { name, shown, .. } => seen_now(name, shown, core.settings.publish),
+        }
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
+        let node = self.node;
+        core.red.silent.remove(&node);
+        match &self.verb {
+            NodeVerb::Acquire { quorum, attempt } => {
+                let acquired = script::parse_acquire(reply)?;
+                core.node_took(node, op.sent, *quorum, attempt, acquired);
+            }
+            NodeVerb::Update { quorum, update } => {
+                let kept = script::parse_renew(reply, 1)?[0];
+                let lease = update.change.lease().unwrap_or(core.settings.lease);
+                let answer = match lost_end(kept) {
+                    None => Answer::Yes(lease.valid_until(op.sent)),
+                    Some(end) => Answer::No(No::Gone(end)),
+                };
+                core.record_answer(*quorum, node, answer);
+            }
+            NodeVerb::Release { quorum, name, valid_until, .. } => {
+                let released = script::parse_release(reply)?;
+                let repeated = op.may_have_run && core.now < *valid_until;
+                core.node_released(node, *quorum, name, released, repeated);
+            }
+            NodeVerb::Renew(holds) => {
+                let kept = script::parse_renew(reply, holds.len())?;
+                core.node_renewed(node, op.sent, holds, &kept);
+            }
+            NodeVerb::Show { quorum, .. } => {
+                let shown = script::parse_show(reply)?;
+                core.record_answer(*quorum, node, Answer::Shown(Box::new(shown)));
+            }
+            NodeVerb::Force { quorum, .. } => {
+                let forced = script::parse_force_release(reply)?;
+                core.node_forced(node, *quorum, forced);
+            }
+            NodeVerb::Restore(hold) => {
+                let acquired = script::parse_acquire(reply)?;
+                core.node_restored(node, op.sent, hold, &acquired);
+            }
+        }
+        Ok(())
+    }
+
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        let node = self.node;
+        let text = failure.text();
+        let refused = matches!(failure, Failure::Refused(_));
+        match &self.verb {
+            NodeVerb::Acquire { quorum, .. } => {
+                let may_have_run = matches!(failure, Failure::Lost(_));
+                if may_have_run {
+                    core.fell_silent(node);
+                }
+                core.take_op(id);
+                core.record_answer(
+                    *quorum,
+                    node,
+                    Answer::Failed { said: text.to_owned(), may_have_run },
+                );
+            }
+            NodeVerb::Show { quorum, .. } => {
+                core.take_op(id);
+                core.record_answer(
+                    *quorum,
+                    node,
+                    Answer::Failed { said: text.to_owned(), may_have_run: false },
+                );
+            }
+            NodeVerb::Update { quorum, .. } | NodeVerb::Force { quorum, .. } if refused => {
+                core.take_op(id);
+                core.record_answer(
+                    *quorum,
+                    node,
+                    Answer::Failed { said: text.to_owned(), may_have_run: false },
+                );
+            }
+            NodeVerb::Update { quorum, .. }
+            | NodeVerb::Release { quorum, .. }
+            | NodeVerb::Force { quorum, .. } => {
+                let open = core.red.quorum_ops.get_mut(quorum);
+                if let Some(quorum) = open {
+                    quorum.troubles[node] = Some(text.to_owned());
+                } else if matches!(self.verb, NodeVerb::Update { .. } | NodeVerb::Force { .. }) {
+                    // Whoever asked has been answered.
+                    core.take_op(id);
+                    return;
+                }
+                core.retry(id, pause);
+            }
+            NodeVerb::Renew(holds) => {
+                core.take_op(id);
+                core.node_renewal_failed(node, holds, pause);
+            }
+            NodeVerb::Restore(hold) => {
+                core.take_op(id);
+                core.node_renewal_failed(node, std::slice::from_ref(hold), pause);
+            }
+        }
+    }
+
+    /// The lease is over, so that the number is gone from the node.
+    fn on_give_up(&mut self, core: &mut Core, _: OpId) {
+        if let NodeVerb::Release { quorum, .. } = &self.verb {
+            core.record_answer(*quorum, self.node, Answer::Yes(Moment::default()));
+        }
+    }
+
+    /// A script that may create a field keeps its order with one that removes it.
+    fn route(&self, _: &Core) -> (Node, Lane) {
+        let renews = matches!(self.verb, NodeVerb::Renew(_));
+        (Node::Red(self.node), if renews { Lane::Renewals } else { Lane::Commands })
+    }
+
+    fn concerns(&self, sought: Number) -> bool {
+        match &self.verb {
+            NodeVerb::Acquire { attempt, .. } => attempt.concerns(sought),
+            NodeVerb::Update { update, .. } => update.concerns(sought),
+            NodeVerb::Release { number, .. } => *number == sought,
+            NodeVerb::Restore(hold) => hold.number == sought,
+            NodeVerb::Renew(_) | NodeVerb::Show { .. } | NodeVerb::Force { .. } => false,
+        }
+    }
+
+    fn is_stale_after_sleep(&self, core: &Core) -> bool {
+        match &self.verb {
+            NodeVerb::Acquire { quorum, .. } | NodeVerb::Update { quorum, .. } => {
+                core.red.quorum_ops.contains_key(quorum)
+            }
+            _ => false,
+        }
+    }
+
+    /// Nobody waits for what single nodes have yet to confirm once the majority has.
+    fn may_be_abandoned(&self, core: &Core) -> bool {
+        match &self.verb {
+            NodeVerb::Release { quorum, .. } => !core.red.quorum_ops.contains_key(quorum),
+            _ => false,
+        }
+    }
+
+    fn trace_parent(&self, core: &Core) -> TraceParent {
+        match &self.verb {
+            NodeVerb::Acquire { attempt, .. } => attempt.trace_parent(core),
+            NodeVerb::Update { update, .. } => update.trace_parent(core),
+            NodeVerb::Restore(hold) => core.hold_parent(hold.number),
+            NodeVerb::Renew(_)
+            | NodeVerb::Release { .. }
+            | NodeVerb::Show { .. }
+            | NodeVerb::Force { .. } => TraceParent::default(),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The event loop: carries out each event, feeds the cores and performs their effects.
+
+use std::time::Duration;
+
+use redisson::script::Value;
+use redisson::{Moment, keys};
+
+use super::super::requests::lock_of;
+use super::network::ConnectionId;
+use super::{Event, Input, Scenario, World};
+use crate::core::{Confirmed, Effect, Failure, Lane, Node, OpId};
+use crate::protocol::resp::Outgoing;
+use crate::types::SessionId;
+
+impl<S: Scenario> World<S> {
+    pub(super) fn happen(&mut self, event: Event) {
+        match event {
+            Event::Arrive(packet) => self.arrive(packet),
+            Event::Answer { connection, generation, op, outcome } => {
+                let state = self.connection(connection);
+                if state.up && state.generation == generation && state.in_flight.remove(&op) {
+                    self.outcome(connection, op, outcome);
+                }
+            }
+            Event::TimeOut { connection, generation, op } => {
+                let state = self.connection(connection);
+                if state.up && state.generation == generation && state.in_flight.contains(&op) {
+                    self.break_connection(connection, "no answer in time");
+                }
+            }
+            Event::Connect(connection) => self.connect(connection),
+            Event::Subscribe { agent, node, channel } => {
+                let wished = self.agents[agent].wanted_channels.contains(&(node, channel.clone()));
+                let server = &mut self.servers[node];
+                if !server.up || server.frozen_until > self.now {
+                    return;
+                }
+                if wished {
+                    server.subscriptions.insert((channel.clone(), agent));
+                    let input = Input::Subscribed(node, channel);
+                    self.after(200, Event::Input { agent, input });
+                } else {
+                    server.subscriptions.remove(&(channel, agent));
+                }
+            }
+            Event::Input { agent, input } => self.input(agent, input),
+            Event::Alarm { agent, at } => {
+                if self.agents[agent].alarm_at == at {
+                    self.agents[agent].alarm_at = u64::MAX;
+                    self.wake(agent);
+                }
+            }
+            Event::Thaw(node) => self.thaw(node),
+            Event::Act { agent, session } => S::act(self, agent, session),
+            Event::Fault => self.fault(),
+        }
+    }
+
+    pub(super) fn wake(&mut self, agent: usize) {
+        while let Some(input) = self.agents[agent].inbox.pop_front() {
+            self.feed(agent, input);
+            self.work(agent);
+        }
+        self.work(agent);
+    }
+
+    pub(super) fn input(&mut self, agent: usize, input: Input) {
+        if self.agents[agent].stalled_until > self.now {
+            return self.agents[agent].inbox.push_back(input);
+        }
+        self.feed(agent, input);
+        self.work(agent);
+    }
+
+    fn feed(&mut self, agent: usize, input: Input) {
+        let now = self.boot();
+        let core = &mut self.agents[agent].core;
+        match input {
+            Input::Outcome(op, Ok(reply)) => core.on_reply(now, op, &reply),
+            Input::Confirmed(op, reply, replicas) => {
+                let confirmed = Confirmed { replicas, refusal: None };
+                core.on_confirmed(now, op, &reply, confirmed);
+            }
+            Input::Outcome(op, Err(failure)) => core.on_failure(now, op, &failure),
+            Input::Verify(node) => core.verify(now, S::node(node)),
+            Input::Message(node, channel) => match keys::waiter_of_channel(&channel) {
+                Some(waiter) => core.on_turn(now, &lock_of(&channel), waiter.thread),
+                None => core.on_message(now, S::node(node), &lock_of(&channel)),
+            },
+            Input::Subscribed(node, channel) => match keys::waiter_of_channel(&channel) {
+                Some(waiter) => core.on_turn_subscribed(now, &lock_of(&channel), waiter.thread),
+                None => core.on_subscribed(now, S::node(node), &lock_of(&channel)),
+            },
+            Input::Unsubscribed(node) => core.on_unsubscribed(S::node(node)),
+            Input::Command(session, command) => core.on_command(now, session, command),
+            Input::Closed(session) => core.on_close(now, session),
+        }
+    }
+
+    /// Handles a reply. On the connection for grants it carries the number of replicas that confirmed.
+    fn outcome(&mut self, connection: ConnectionId, op: OpId, outcome: Result<Value, Failure>) {
+        let input = match outcome {
+            Ok(reply) if connection.2 == Lane::Grants => {
+                let missing = self.faulty && self.rng.one_in(8);
+                Input::Confirmed(op, reply, u32::from(!missing))
+            }
+            outcome => Input::Outcome(op, outcome),
+        };
+        self.input(connection.0, input);
+    }
+
+    /// Performs the core's effects and advances its clock, as the runtime does.
+    pub(super) fn work(&mut self, agent: usize) {
+        for _ in 0..10_000 {
+            while let Some(effect) = self.agents[agent].core.next_effect() {
+                self.perform(agent, effect);
+            }
+            let now = self.boot();
+            let state = &mut self.agents[agent];
+            let mut due = state.core.next_deadline().unwrap_or(Moment::NEVER);
+            if state.core.holds() > 0 {
+                due = due.min(state.tick_at);
+            }
+            if due > now {
+                if due != Moment::NEVER && due.as_micros() != state.alarm_at {
+                    let at = due.as_micros();
+                    state.alarm_at = at;
+                    self.after(at - self.now, Event::Alarm { agent, at });
+                }
+                return;
+            }
+            state.tick_at = now + Duration::from_millis(100);
+            state.core.on_time(now);
+        }
+        self.violation = Some(format!("agent {agent} asks for the time in an endless loop"));
+    }
+
+    /// Returns the server at an address, if this world has it.
+    fn server_at(&self, node: Node) -> Option<usize> {
+        (0..self.servers.len()).find(|server| S::node(*server) == node)
+    }
+
+    fn perform(&mut self, agent: usize, effect: Effect) {
+        match effect {
+            Effect::Send { op, node, lane, call, .. } => match self.server_at(node) {
+                Some(node) => self.send((agent, node, lane), op, call),
+                None => {
+                    self.violation = Some(format!("{} for an unknown server", call.script.name));
+                }
+            },
+            Effect::Deliver(session, outgoing) => self.deliver(agent, session, outgoing),
+            Effect::Journal(_) | Effect::Report(_) | Effect::Log(_) => {}
+            Effect::Subscribe(node, channel) => self.subscribe(agent, node, channel, true),
+            Effect::Unsubscribe(node, channel) => self.subscribe(agent, node, channel, false),
+        }
+    }
+
+    fn subscribe(&mut self, agent: usize, node: Node, channel: Vec<u8>, on: bool) {
+        let Some(node) = self.server_at(node) else {
+            self.violation = Some("a subscription on an unknown server".to_owned());
+            return;
+        };
+        let wanted_channels = &mut self.agents[agent].wanted_channels;
+        let key = (node, channel.clone());
+        let changed = if on { wanted_channels.insert(key) } else { wanted_channels.remove(&key) };
+        if !changed {
+            let channel = channel.escape_ascii();
+            self.violation =
+                Some(format!("{channel} on node {node} was already subscribed, or was not"));
+        }
+        self.after(300, Event::Subscribe { agent, node, channel });
+    }
+
+    fn deliver(&mut self, agent: usize, session: SessionId, outgoing: Outgoing) {
+        self.log(|| format!("agent {agent} session {session:?} <- {outgoing:?}"));
+        if !self.workers.contains_key(&(agent, session)) {
+            self.replies.push((agent, session, outgoing));
+        } else if let Outgoing::Reply(reply) = outgoing {
+            S::on_reply(self, agent, session, reply);
+        }
+    }
+}
