@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn without_traces_no_span_is_created() {
-        let span = root(&TraceParent::read(HEADER), || unreachable!("nobody wants it"));
+        let span = root(&TraceParent::read(HEADER), || unreachable!("not sampled"));
         assert!(span.is_disabled() && !is_on());
     }
 }

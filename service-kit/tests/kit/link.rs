@@ -21,9 +21,9 @@ async fn a_link_connects_and_reports_the_server() {
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);
     let info = up(&link).await;
-    let told: String = server.ask(&["INFO", "server"]);
-    assert!(told.contains(&format!("redis_version:{}\r", info.version.as_deref().unwrap())));
-    assert!(told.contains(&format!("run_id:{}\r", info.run_id.as_deref().unwrap())));
+    let reported: String = server.ask(&["INFO", "server"]);
+    assert!(reported.contains(&format!("redis_version:{}\r", info.version.as_deref().unwrap())));
+    assert!(reported.contains(&format!("run_id:{}\r", info.run_id.as_deref().unwrap())));
     assert_eq!(info.role, Some(Role::Master));
     assert_eq!(info.replid.as_ref().unwrap().len(), 40);
     assert!(info.evicts() && !info.cluster);
@@ -79,8 +79,8 @@ async fn a_login_succeeds_or_reports_the_reason() {
         .call(cmd("ACL").arg(&["SETUSER", "default", "resetpass", ">x"]).to_owned())
         .await
         .unwrap();
-    let nobody = Link::start(target(&server.url()), link_options(), &shutdown);
-    down(&nobody, "NOAUTH").await;
+    let anonymous = Link::start(target(&server.url()), link_options(), &shutdown);
+    down(&anonymous, "NOAUTH").await;
 }
 
 #[tokio::test]

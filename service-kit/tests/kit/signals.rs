@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use service_kit::shutdown::Shutdown;
 use service_kit::telemetry;
 
-/// The child's part: it hears the first signal and then takes too long to end.
+/// The child process: it receives the first signal and then takes too long to end.
 #[tokio::test]
 #[ignore = "runs as the child of the test below"]
 async fn child() {

@@ -63,8 +63,9 @@ fn sharded_channels_are_subscribed_one_by_one() {
     let text = |text: &str| Frame::Bulk(text.as_bytes().to_vec());
     assert_eq!(talk.receive(reply("ssubscribe", "a")), Ok(Received::Subscribed(shard("a"))));
     let message = Frame::Array(vec![text("smessage"), text("a"), text("0")]);
-    let heard = PubSubEvent::Message { channel: b"a".into(), pattern: None, payload: b"0".into() };
-    assert_eq!(talk.receive(message), Ok(Received::Event(heard)));
+    let expected =
+        PubSubEvent::Message { channel: b"a".into(), pattern: None, payload: b"0".into() };
+    assert_eq!(talk.receive(message), Ok(Received::Event(expected)));
     let refused = talk.receive(error("MOVED 1 127.0.0.1:7000"));
     assert!(
         matches!(&refused, Ok(Received::Event(PubSubEvent::Refused { channel, .. })) if channel == b"b")
