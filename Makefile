@@ -34,7 +34,7 @@ test: deps ## Every test, with real servers, clients and a browser
 
 soak: ## A quarter of an hour of healthy load, after which no alert may have fired
 	@tests/install-missing cc redis-server promtool
-	LOCKSCOPE_SOAK=1 $(CARGO) test --locked --workspace --test e2e -- --exact grafana::quiet::a_healthy_quarter_of_an_hour_wakes_nobody
+	LOCKSCOPE_SOAK=1 $(CARGO) test --locked --workspace --test e2e -- --exact grafana::healthy_load::a_healthy_quarter_of_an_hour_raises_no_alert
 
 package: ## The Debian package, into target/debian
 	@tests/install-missing cc dpkg-shlibdeps
@@ -55,7 +55,7 @@ container-test: ## Makes the container images of programs built here, and runs t
 	$(CARGO) build --locked --workspace --bins
 	packaging/containers "$${CARGO_TARGET_DIR:-target}/debug"
 
-bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent beside other libraries; ARGS='--rounds 3 one-lock kept'
+bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent beside other libraries; ARGS='--rounds 3 one-lock renewals'
 	@tests/install-missing cc redis-server
 	$(CARGO) build --locked --release --workspace --bins
 	$(CARGO) build --locked --release --manifest-path $(PEERS)/rslock/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"

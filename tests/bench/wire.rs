@@ -31,7 +31,7 @@ pub(crate) fn whole(bytes: &[u8]) -> Option<usize> {
     (at <= bytes.len()).then_some(at)
 }
 
-/// Whether a reply says yes: no error, no null, no zero.
+/// Returns whether a reply says yes: no error, no null, no zero.
 pub(crate) fn is_yes(reply: &[u8]) -> bool {
     !matches!(reply.first(), None | Some(b'-' | b'_'))
         && !reply.starts_with(b"*-1")

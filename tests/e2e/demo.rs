@@ -69,7 +69,7 @@ fn begins(lock: &Value, with: &str) -> bool {
 }
 
 #[tokio::test]
-async fn the_demo_shows_locks_of_every_sort_and_cleans_up() -> Result<()> {
+async fn the_demo_shows_every_kind_of_lock_and_cleans_up() -> Result<()> {
     let mut demo = Demo::start().await?;
     let port = demo.dashboard;
     type Wanted = (&'static str, fn(&Value) -> bool);

@@ -50,7 +50,7 @@ fn documents(folder: &str) -> Result<Vec<String>> {
 }
 
 #[test]
-fn every_link_leads_to_a_file() -> Result<()> {
+fn every_link_points_to_a_file() -> Result<()> {
     let files = [documents("")?, documents("docs")?].concat();
     assert!(files.len() > 6, "{files:?}");
     let mut missing = BTreeSet::new();
@@ -99,7 +99,7 @@ fn missing(named: &BTreeSet<String>) -> Vec<&String> {
 }
 
 #[test]
-fn every_failure_mode_has_its_test() -> Result<()> {
+fn every_failure_mode_has_a_test() -> Result<()> {
     let named = named_tests(&document("docs/faults.md")?);
     let missing = missing(&named);
     assert!(missing.is_empty(), "named in docs/faults.md, and there is no such test: {missing:?}");
@@ -116,7 +116,7 @@ fn every_failure_mode_has_its_test() -> Result<()> {
 
 /// What docs/lockctl.md promises of what tools of this sort are asked for is shown by the tests beside it.
 #[test]
-fn every_promise_of_lockctl_has_its_test() -> Result<()> {
+fn every_documented_lockctl_guarantee_has_a_test() -> Result<()> {
     let text = document("docs/lockctl.md")?;
     let table = text.lines().skip_while(|line| !line.starts_with("| asked for |"));
     let rows: Vec<&str> = table.take_while(|line| line.starts_with('|')).skip(2).collect();
@@ -134,7 +134,7 @@ fn every_promise_of_lockctl_has_its_test() -> Result<()> {
 
 /// What docs/interop.md says was shown is shown by a test of that name, and says so of each version and kind.
 #[test]
-fn the_table_of_what_was_shown_has_all_tests_versions_and_kinds() -> Result<()> {
+fn the_interop_table_lists_all_tests_versions_and_kinds() -> Result<()> {
     let text = document("docs/interop.md")?;
     let rows = |head: &str| -> Vec<Vec<String>> {
         let table = text.lines().skip_while(|line| !line.starts_with(head));

@@ -97,7 +97,7 @@ async fn ok(client: &mut harness::Client, words: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_page_and_the_programs_name_the_same_figures_and_labels() -> Result<()> {
+async fn documented_and_exported_metrics_and_labels_match() -> Result<()> {
     let bound = [("client-output-buffer-limit", "normal 64mb 0 0")];
     let redis = RedisServer::with(&bound).await?;
     let agent = with_red_locks(&redis).await?;
@@ -142,7 +142,7 @@ async fn the_page_and_the_programs_name_the_same_figures_and_labels() -> Result<
 }
 
 #[tokio::test]
-async fn counters_of_no_group_are_there_at_0_from_the_start() -> Result<()> {
+async fn ungrouped_counters_start_at_0() -> Result<()> {
     let redis = RedisServer::start().await?;
     let agent = with_red_locks(&redis).await?;
     let fresh = agent.metrics().await?;
@@ -180,7 +180,7 @@ async fn counters_of_no_group_are_there_at_0_from_the_start() -> Result<()> {
 }
 
 #[tokio::test]
-async fn figures_are_had_while_redis_stands_still() -> Result<()> {
+async fn metrics_are_served_while_redis_is_frozen() -> Result<()> {
     let mut redis = RedisServer::start().await?;
     let agent = Agent::with(&redis, &["--lease", "10m"]).await?;
     let dashboard = Dashboard::start(&redis.url(), &[]).await?;

@@ -36,7 +36,7 @@ fn check(program: &str, args: &[&str]) -> Result<()> {
 const SERVICES: [&str; 2] = ["lockscope-agent", "lockscope-dashboard"];
 
 #[test]
-fn units_start_programs_with_settings_that_they_know() -> Result<()> {
+fn units_use_valid_settings() -> Result<()> {
     for service in SERVICES {
         let unit = read(&format!("systemd/{service}.service"))?;
         let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
@@ -48,7 +48,7 @@ fn units_start_programs_with_settings_that_they_know() -> Result<()> {
 }
 
 #[test]
-fn settings_that_are_suggested_are_settings() -> Result<()> {
+fn suggested_settings_are_valid() -> Result<()> {
     for (service, file) in [("lockscope-agent", "agent"), ("lockscope-dashboard", "dashboard")] {
         let help = command(&programs::path(service)?).arg("--help").output()?;
         let help = said(&help);
@@ -64,7 +64,7 @@ fn settings_that_are_suggested_are_settings() -> Result<()> {
 }
 
 #[test]
-fn containers_start_programs_with_settings_that_they_know() -> Result<()> {
+fn containers_use_valid_settings() -> Result<()> {
     let containers = read("container/Containerfile")?;
     let commands = containers.lines().filter_map(|line| line.strip_prefix("CMD "));
     let mut checked = 0;
@@ -93,7 +93,7 @@ fn judge(version: &str, manifest: &Path) -> Result<Output> {
 }
 
 #[test]
-fn what_is_meant_for_kubernetes_is_what_it_knows() -> Result<()> {
+fn kubernetes_manifests_are_valid() -> Result<()> {
     let manifest = folder().join("kubernetes/daemonset.yaml");
     for version in ["1.25", "1.31", "1.37"] {
         let judged = judge(version, &manifest)?;
@@ -113,7 +113,7 @@ fn what_is_meant_for_kubernetes_is_what_it_knows() -> Result<()> {
 }
 
 #[test]
-fn a_containers_root_has_all_that_the_programs_load() -> Result<()> {
+fn a_container_image_has_all_required_files() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         // Only root may change the root.
         return Ok(());
@@ -138,7 +138,7 @@ fn a_containers_root_has_all_that_the_programs_load() -> Result<()> {
 }
 
 #[test]
-fn everything_that_is_packaged_is_there() -> Result<()> {
+fn every_packaged_file_exists() -> Result<()> {
     let manifest = std::fs::read_to_string(folder().join("../agent/Cargo.toml"))?;
     let (_, assets) = manifest.split_once("assets = [").context("no assets")?;
     let sources = assets.lines().filter_map(|line| line.trim().strip_prefix("[\"../"));
@@ -167,7 +167,7 @@ fn analyze(args: &[&str], unit: &Path) -> Result<Option<Output>> {
 }
 
 #[test]
-fn systemd_finds_nothing_wrong_with_the_units_and_little_exposed() -> Result<()> {
+fn systemd_accepts_the_units_with_low_exposure() -> Result<()> {
     let copies = tempfile::tempdir()?;
     for entry in std::fs::read_dir(folder().join("systemd"))? {
         let path = entry?.path();

@@ -51,7 +51,7 @@ async fn first_line(command: &str) -> Result<String> {
 }
 
 #[tokio::test]
-async fn what_they_name_is_there() -> Result<()> {
+async fn everything_named_in_runbooks_exists() -> Result<()> {
     let redis = RedisServer::start().await?;
     let history = tempfile::tempdir()?;
     let folder = history.path().display().to_string();
@@ -105,7 +105,7 @@ async fn what_they_name_is_there() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_they_have_one_type_works() -> Result<()> {
+async fn commands_in_runbooks_work() -> Result<()> {
     let bound = [("client-output-buffer-limit", "normal 64mb 0 0")];
     let redis = RedisServer::with(&bound).await?;
     let agent = Agent::start(&redis).await?;
@@ -169,7 +169,7 @@ async fn what_they_have_one_type_works() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lock_is_freed_by_hand() -> Result<()> {
+async fn a_lock_is_released_by_hand() -> Result<()> {
     let redis = RedisServer::start().await?;
     let agent = Agent::start(&redis).await?;
     let text = std::fs::read_to_string(format!("{TOP}docs/runbooks/release.md"))?;
@@ -199,7 +199,7 @@ async fn a_lock_is_freed_by_hand() -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_released_by_force_is_found_where_it_says() -> Result<()> {
+async fn the_documented_source_identifies_who_released_by_force() -> Result<()> {
     let redis = RedisServer::start().await?;
     let mut agent = Agent::start(&redis).await?;
     let history = tempfile::tempdir()?;
@@ -244,7 +244,7 @@ async fn cut(direct: &mut Client, name: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_policy_that_was_put_right_is_seen_once_they_connect_again() -> Result<()> {
+async fn a_corrected_policy_is_detected_after_reconnecting() -> Result<()> {
     let redis =
         RedisServer::with(&[("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")]).await?;
     let agent = Agent::start(&redis).await?;

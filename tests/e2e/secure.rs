@@ -48,7 +48,7 @@ pub(crate) async fn refused(direct: &mut Client) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn the_documented_users_are_enough() -> Result<()> {
+async fn the_documented_users_suffice() -> Result<()> {
     let settings =
         [("client-output-buffer-limit", "normal 32mb 0 0"), ("notify-keyspace-events", "KEA")];
     let redis = RedisServer::with(&settings).await?;
@@ -130,7 +130,7 @@ async fn the_documented_users_are_enough() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_documented_users_are_enough_on_an_old_server() -> Result<()> {
+async fn the_documented_users_suffice_on_an_old_server() -> Result<()> {
     let settings =
         [("client-output-buffer-limit", "normal 32mb 0 0"), ("notify-keyspace-events", "KEA")];
     let redis = RedisServer::old(&settings).await?;
@@ -175,7 +175,7 @@ async fn the_documented_users_are_enough_on_an_old_server() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_told_without_showing_it() -> Result<()> {
+async fn a_wrong_password_is_reported_without_showing_it() -> Result<()> {
     let redis = RedisServer::with(&[("requirepass", "the-right-one")]).await?;
     let wrong = redis.url().replace("redis://", "redis://:my-wrong-one@");
     let mut agent = Agent::at(&wrong, &[]).await?;
@@ -221,7 +221,7 @@ pub(crate) fn certificate(folder: &Path) -> Result<(String, String)> {
 }
 
 #[tokio::test]
-async fn tls_with_an_authority_of_ones_own() -> Result<()> {
+async fn tls_works_with_a_private_authority() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (cert, key) = certificate(folder.path())?;
     let mut tls = None;

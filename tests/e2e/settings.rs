@@ -62,7 +62,7 @@ fn all_flags(program: &str) -> Result<BTreeMap<String, Option<String>>> {
 const PROGRAMS: [&str; 3] = ["lockscope-agent", "lockscope-dashboard", "lockctl"];
 
 #[test]
-fn every_flag_is_documented_once_and_every_documented_one_is_a_flag() -> Result<()> {
+fn flags_and_their_documentation_match() -> Result<()> {
     let text = document("docs/settings.md")?;
     for program in PROGRAMS {
         let (_, section) =
@@ -112,7 +112,7 @@ fn no_document_names_a_flag_that_does_not_exist() -> Result<()> {
 }
 
 #[test]
-fn settings_are_checked_and_printed_and_what_is_printed_can_be_read() -> Result<()> {
+fn checked_settings_are_printed_and_parse_back() -> Result<()> {
     let folder = tempfile::tempdir()?;
     for program in ["lockscope-agent", "lockscope-dashboard"] {
         let url = "redis://me:hunter2@host:7";

@@ -27,7 +27,7 @@ type Environment = Vec<(String, String)>;
 /// The command line of an agent that keeps all it has in `folder`.
 ///
 /// # Errors
-/// When the program cannot be built.
+/// Returns an error if the program cannot be built.
 pub fn command(folder: &Path, redis_url: &str, http: u16, flags: &[String]) -> Result<Command> {
     let mut command = process::command(&programs::path("lockscope-agent")?);
     command.args(["--redis-url", redis_url, "--http", &format!("127.0.0.1:{http}")]);
@@ -40,7 +40,7 @@ impl Agent {
     /// Starts one with its own settings.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn start(redis: &RedisServer) -> Result<Self> {
         Self::with(redis, &[]).await
     }
@@ -48,7 +48,7 @@ impl Agent {
     /// Starts one with further flags.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn with(redis: &RedisServer, flags: &[&str]) -> Result<Self> {
         Self::in_environment(redis, flags, &[]).await
     }
@@ -56,7 +56,7 @@ impl Agent {
     /// Starts one with further flags and variables.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn in_environment(
         redis: &RedisServer,
         flags: &[&str],
@@ -68,7 +68,7 @@ impl Agent {
     /// Starts one on a cluster, with further flags.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn in_cluster(cluster: &RedisCluster, flags: &[&str]) -> Result<Self> {
         Self::ready(&cluster.url(), flags, &[]).await
     }
@@ -87,7 +87,7 @@ impl Agent {
     /// Starts one for a Redis at this address, which need not be there, and waits only for its socket.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn at(redis_url: &str, flags: &[&str]) -> Result<Self> {
         Self::spawned(redis_url, flags, &[]).await
     }
@@ -117,7 +117,7 @@ impl Agent {
     /// Ends it if it still runs, and starts it anew in the same folder.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
         let path = self.folder.path();
@@ -157,7 +157,7 @@ impl Agent {
     /// A new session.
     ///
     /// # Errors
-    /// When it cannot be reached.
+    /// Returns an error if it cannot be reached.
     pub async fn client(&self) -> Result<Client> {
         Client::unix(&self.socket()).await
     }
@@ -165,7 +165,7 @@ impl Agent {
     /// A new session that speaks RESP3.
     ///
     /// # Errors
-    /// When it cannot be reached.
+    /// Returns an error if it cannot be reached.
     pub async fn client3(&self) -> Result<Client> {
         let mut client = self.client().await?;
         client.call("HELLO 3").await?.ok()?;
@@ -175,7 +175,7 @@ impl Agent {
     /// Its figures at this moment.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// Returns an error if it does not answer.
     pub async fn metrics(&self) -> Result<Metrics> {
         Ok(Metrics(http::get(self.http, "/metrics").await?.body))
     }

@@ -49,7 +49,7 @@ impl Browser {
     /// Starts chromedriver and a browser with a profile of its own.
     ///
     /// # Errors
-    /// When either is not installed or does not start.
+    /// Returns an error if either is not installed or does not start.
     pub async fn start() -> Result<Self> {
         let missing = "is not on the PATH: `make deps` installs chromium and chromium-driver";
         let driver =
@@ -87,7 +87,7 @@ impl Browser {
     /// Opens an address.
     ///
     /// # Errors
-    /// When the page cannot be loaded.
+    /// Returns an error if the page cannot be loaded.
     pub async fn open(&self, url: &str) -> Result<()> {
         self.command("url", &json!({"url": url})).await?;
         Ok(())
@@ -96,7 +96,7 @@ impl Browser {
     /// Runs JavaScript in the page, and gives what it returns.
     ///
     /// # Errors
-    /// When it throws.
+    /// Returns an error if it throws.
     pub async fn run(&self, script: &str) -> Result<Value> {
         self.command("execute/sync", &json!({"script": script, "args": []})).await
     }
@@ -104,7 +104,7 @@ impl Browser {
     /// Presses a key and lets it go, wherever the focus is.
     ///
     /// # Errors
-    /// When the browser does not answer.
+    /// Returns an error if the browser does not answer.
     pub async fn press(&self, key: &str) -> Result<()> {
         let actions = json!([{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]);
         let keyboard = json!({"type": "key", "id": "keyboard", "actions": actions});
@@ -115,7 +115,7 @@ impl Browser {
     /// The window that commands go to.
     ///
     /// # Errors
-    /// When the browser does not answer.
+    /// Returns an error if the browser does not answer.
     pub async fn window(&self) -> Result<String> {
         let path = format!("/session/{}/window", self.session);
         let json = http::get(self.port, &path).await?.json()?;
@@ -125,7 +125,7 @@ impl Browser {
     /// Opens another window beside the first, to which commands go from now on.
     ///
     /// # Errors
-    /// When the browser does not open it.
+    /// Returns an error if the browser does not open it.
     pub async fn new_window(&self) -> Result<String> {
         let opened = self.command("window/new", &json!({"type": "window"})).await?;
         let handle = opened["handle"].as_str().context("no window")?.to_owned();
@@ -136,7 +136,7 @@ impl Browser {
     /// Lets commands go to that window.
     ///
     /// # Errors
-    /// When there is none.
+    /// Returns an error if there is none.
     pub async fn switch_to(&self, window: &str) -> Result<()> {
         self.command("window", &json!({"handle": window})).await?;
         Ok(())

@@ -52,7 +52,7 @@ impl Client {
     /// Connects to a Unix socket.
     ///
     /// # Errors
-    /// When nobody listens.
+    /// Returns an error if nobody listens.
     pub async fn unix(path: &Path) -> Result<Self> {
         let connected = UnixStream::connect(path).await;
         Ok(Self::over(connected.with_context(|| format!("cannot connect to {}", path.display()))?))
@@ -61,7 +61,7 @@ impl Client {
     /// Goes on with a connection that was made elsewhere.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// Returns an error if the kernel refuses.
     pub fn std(stream: std::os::unix::net::UnixStream) -> Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self::over(UnixStream::from_std(stream)?))
@@ -70,7 +70,7 @@ impl Client {
     /// Connects to a port of this host.
     ///
     /// # Errors
-    /// When nobody listens.
+    /// Returns an error if nobody listens.
     pub async fn tcp(port: u16) -> Result<Self> {
         Self::tcp_at("127.0.0.1", port).await
     }
@@ -78,7 +78,7 @@ impl Client {
     /// Connects to a port of this host, by one of its addresses.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// Returns an error if nobody listens there.
     pub async fn tcp_at(address: &str, port: u16) -> Result<Self> {
         let stream = TcpStream::connect((address, port)).await?;
         stream.set_nodelay(true)?;
@@ -88,7 +88,7 @@ impl Client {
     /// Runs a command of words, and gives its reply; errors are replies too.
     ///
     /// # Errors
-    /// When the connection fails or no reply comes within [`PATIENCE`].
+    /// Returns an error if the connection fails or no reply comes within [`PATIENCE`].
     pub async fn call(&mut self, words: &str) -> Result<Reply> {
         self.send(words).await?;
         self.reply().await.with_context(|| format!("no reply to `{words}`"))
@@ -97,7 +97,7 @@ impl Client {
     /// Runs a command whose arguments are any bytes.
     ///
     /// # Errors
-    /// When the connection fails or no reply comes within [`PATIENCE`].
+    /// Returns an error if the connection fails or no reply comes within [`PATIENCE`].
     pub async fn call_args<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Result<Reply> {
         self.send_bytes(&encode(args)).await?;
         self.reply().await
@@ -106,7 +106,7 @@ impl Client {
     /// Sends a command of words, and does not wait for the reply.
     ///
     /// # Errors
-    /// When the connection fails.
+    /// Returns an error if the connection fails.
     pub async fn send(&mut self, words: &str) -> Result<()> {
         let args: Vec<&str> = words.split_whitespace().collect();
         self.send_bytes(&encode(&args)).await
@@ -115,7 +115,7 @@ impl Client {
     /// Sends these very bytes.
     ///
     /// # Errors
-    /// When the connection fails, or the other side reads nothing for [`PATIENCE`].
+    /// Returns an error if the connection fails, or the other side reads nothing for [`PATIENCE`].
     pub async fn send_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         timeout(PATIENCE, self.stream.write_all(bytes)).await.context("nobody reads")??;
         Ok(())
@@ -124,7 +124,7 @@ impl Client {
     /// The next reply; pushes before it are put aside for [`Self::push`].
     ///
     /// # Errors
-    /// When the connection ends, or none comes within [`PATIENCE`].
+    /// Returns an error if the connection ends, or none comes within [`PATIENCE`].
     pub async fn reply(&mut self) -> Result<Reply> {
         loop {
             match self.next().await? {
@@ -137,7 +137,7 @@ impl Client {
     /// The next push, as words.
     ///
     /// # Errors
-    /// When a reply comes, the connection ends, or none comes within [`PATIENCE`].
+    /// Returns an error if a reply comes, the connection ends, or none comes within [`PATIENCE`].
     pub async fn push(&mut self) -> Result<Vec<String>> {
         let items = match self.pushes.pop_front() {
             Some(items) => items,
@@ -158,7 +158,7 @@ impl Client {
     /// Says that nothing more will be sent, and goes on reading.
     ///
     /// # Errors
-    /// When the connection fails.
+    /// Returns an error if the connection fails.
     pub async fn half_close(&mut self) -> Result<()> {
         Ok(self.stream.shutdown().await?)
     }
@@ -166,7 +166,7 @@ impl Client {
     /// Reads until the other side closes, and gives what replies there were.
     ///
     /// # Errors
-    /// When it does not close within [`PATIENCE`], or sends what is no reply.
+    /// Returns an error if it does not close within [`PATIENCE`], or sends what is no reply.
     pub async fn until_closed(&mut self) -> Result<Vec<Reply>> {
         let mut replies = Vec::new();
         while let Some(reply) = self.read_one().await? {

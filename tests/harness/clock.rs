@@ -18,7 +18,7 @@ impl WallClock {
     /// One that is right.
     ///
     /// # Errors
-    /// When libfaketime is not installed.
+    /// Returns an error if libfaketime is not installed.
     pub fn new() -> Result<Self> {
         // Where the library is depends on the system; its wrapper knows.
         let wrapper = ["-m", "-f", "+0", "sh", "-c", "echo \"$LD_PRELOAD\""];
@@ -47,7 +47,7 @@ impl WallClock {
     /// Sets it so many seconds before or after the right time.
     ///
     /// # Errors
-    /// When its file cannot be written.
+    /// Returns an error if its file cannot be written.
     pub fn set(&self, ahead: i64) -> Result<()> {
         // Never seen half written.
         let next = self.folder.path().join("next");

@@ -29,7 +29,7 @@ impl RedisCluster {
     /// Starts so many masters and replicas, and waits until they serve.
     ///
     /// # Errors
-    /// When there is no redis-server, or one does not start.
+    /// Returns an error if there is no redis-server, or one does not start.
     pub async fn start(masters: u16, replicas: usize) -> Result<Self> {
         let mut nodes = Vec::new();
         for _ in 0..usize::from(masters) + replicas {
@@ -41,7 +41,7 @@ impl RedisCluster {
     /// Starts so many masters that are reached by TLS, by others than tests, and reach one another so.
     ///
     /// # Errors
-    /// When there is no redis-server with TLS, or one does not start.
+    /// Returns an error if there is no redis-server with TLS, or one does not start.
     pub async fn with_tls(masters: u16, cert: &str, key: &str) -> Result<Self> {
         let (mut nodes, mut tls) = (Vec::new(), Vec::new());
         // The second port may be taken, too.
@@ -70,7 +70,7 @@ impl RedisCluster {
     /// Starts one of a single old node: Redis 6.2.
     ///
     /// # Errors
-    /// When it is not installed, or does not start.
+    /// Returns an error if it is not installed, or does not start.
     pub async fn old() -> Result<Self> {
         Self::of(vec![RedisServer::old(&NODE).await?], 1, Vec::new()).await
     }
@@ -108,7 +108,7 @@ impl RedisCluster {
     /// Starts one more node, a master that has no slots yet, and waits until all know it. Gives its place.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn join(&mut self) -> Result<usize> {
         let node = RedisServer::with(&NODE).await?;
         let mut client = node.client().await?;
@@ -219,7 +219,7 @@ impl RedisCluster {
     /// A new connection to a node.
     ///
     /// # Errors
-    /// When it cannot be reached.
+    /// Returns an error if it cannot be reached.
     pub async fn client(&self, place: usize) -> Result<Client> {
         self.nodes[place].client().await
     }
@@ -231,7 +231,7 @@ impl RedisCluster {
     /// Begins to move a slot: from here on its keys are on either node.
     ///
     /// # Errors
-    /// When a node refuses.
+    /// Returns an error if a node refuses.
     pub async fn begin_move(&self, slot: u16, from: usize, to: usize) -> Result<()> {
         let (source, target) = (self.id(from).await?, self.id(to).await?);
         let importing = format!("CLUSTER SETSLOT {slot} IMPORTING {source}");
@@ -244,7 +244,7 @@ impl RedisCluster {
     /// Moves the keys of a slot that is being moved.
     ///
     /// # Errors
-    /// When a node refuses.
+    /// Returns an error if a node refuses.
     pub async fn move_keys(&self, slot: u16, from: usize, to: usize) -> Result<()> {
         let mut source = self.client(from).await?;
         let keys = source.call(&format!("CLUSTER GETKEYSINSLOT {slot} 1000")).await?.ok()?;
@@ -257,7 +257,7 @@ impl RedisCluster {
     /// Moves one key of a slot that is being moved.
     ///
     /// # Errors
-    /// When a node refuses.
+    /// Returns an error if a node refuses.
     pub async fn move_key(&self, key: &str, from: usize, to: usize) -> Result<()> {
         let port = self.nodes[to].port().to_string();
         let words = ["MIGRATE", "127.0.0.1", &port, key, "0", "60000"];
@@ -270,7 +270,7 @@ impl RedisCluster {
     /// Ends the move of a slot.
     ///
     /// # Errors
-    /// When a node refuses.
+    /// Returns an error if a node refuses.
     pub async fn end_move(&self, slot: u16, from: usize, to: usize) -> Result<()> {
         let id = self.id(to).await?;
         for place in [to, from] {
@@ -288,7 +288,7 @@ impl RedisCluster {
     /// know.
     ///
     /// # Errors
-    /// When it refuses.
+    /// Returns an error if it refuses.
     pub async fn take_over(&self, place: usize) -> Result<()> {
         let mut client = self.client(place).await?;
         client.call("CLUSTER FAILOVER TAKEOVER").await?.ok()?;

@@ -28,7 +28,7 @@ pub struct Dashboard {
 /// The command line of a dashboard that listens on this port of 127.0.0.1.
 ///
 /// # Errors
-/// When the program cannot be built.
+/// Returns an error if the program cannot be built.
 pub fn command(redis_url: &str, port: u16, flags: &[String]) -> Result<Command> {
     let mut command = process::command(&programs::path("lockscope-dashboard")?);
     command.args(["--redis-url", redis_url, "--listen", &format!("127.0.0.1:{port}")]);
@@ -40,7 +40,7 @@ impl Dashboard {
     /// Starts one with further flags on any free port, and waits until it listens.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn start(redis_url: &str, flags: &[&str]) -> Result<Self> {
         Self::prefer(random_port(), redis_url, flags).await
     }
@@ -48,7 +48,7 @@ impl Dashboard {
     /// Starts one with further flags and variables.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn in_environment(
         redis_url: &str,
         flags: &[&str],
@@ -60,7 +60,7 @@ impl Dashboard {
     /// Starts one on this port or, where that is taken, on any free one.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn prefer(port: u16, redis_url: &str, flags: &[&str]) -> Result<Self> {
         Self::on(port, redis_url, flags, &[]).await
     }
@@ -94,7 +94,7 @@ impl Dashboard {
     /// Kills it if it still runs, and starts it anew on the same port.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
         let (folder, flags) = (self.folder.path(), &self.flags);
@@ -128,7 +128,7 @@ impl Dashboard {
     /// GET, as JSON.
     ///
     /// # Errors
-    /// When the status is not 200 or the body no JSON.
+    /// Returns an error if the status is not 200 or the body no JSON.
     pub async fn json(&self, path: &str) -> Result<Value> {
         let response = http::get(self.port, path).await?;
         ensure!(response.status == 200, "{path}: {} {}", response.status, response.body);
@@ -139,7 +139,7 @@ impl Dashboard {
     /// target is `lock`, `holder:<id>` or `place:<id>`. Gives what came of it, also where nothing was done.
     ///
     /// # Errors
-    /// When it cannot be looked at, or there is no such target.
+    /// Returns an error if it cannot be looked at, or there is no such target.
     pub async fn release(&self, name: &str, target: &str) -> Result<Value> {
         let encoded = utf8_percent_encode(name, NON_ALPHANUMERIC);
         let path = format!("/api/v1/release?name={encoded}");
@@ -158,7 +158,7 @@ impl Dashboard {
     /// Its figures at this moment.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// Returns an error if it does not answer.
     pub async fn metrics(&self) -> Result<Metrics> {
         Ok(Metrics(http::get(self.port, "/metrics").await?.body))
     }

@@ -47,7 +47,7 @@ impl Foreign {
     /// Connects, with a lease of ten minutes, which no test outlasts, since nobody renews it.
     ///
     /// # Errors
-    /// When Redis cannot be reached.
+    /// Returns an error if Redis cannot be reached.
     pub async fn connect(redis: &RedisServer) -> Result<Self> {
         Ok(Self::over(redis.client().await?))
     }
@@ -70,7 +70,7 @@ impl Foreign {
     /// Takes the lock; false where another has it.
     ///
     /// # Errors
-    /// When Redis cannot be reached.
+    /// Returns an error if Redis cannot be reached.
     pub async fn lock(&mut self, name: &str) -> Result<bool> {
         Ok(self.run(LOCK, &[name]).await? == Reply::Null)
     }
@@ -78,7 +78,7 @@ impl Foreign {
     /// Gives up one hold; false where it holds none.
     ///
     /// # Errors
-    /// When Redis cannot be reached.
+    /// Returns an error if Redis cannot be reached.
     pub async fn unlock(&mut self, name: &str) -> Result<bool> {
         let tagged = if name.contains('{') { name.to_owned() } else { format!("{{{name}}}") };
         let channel = format!("redisson_lock__channel:{tagged}");
@@ -88,7 +88,7 @@ impl Foreign {
     /// Renews its hold, as the watchdog does each third of the lease; false where it holds none.
     ///
     /// # Errors
-    /// When Redis cannot be reached.
+    /// Returns an error if Redis cannot be reached.
     pub async fn renew(&mut self, name: &str) -> Result<bool> {
         Ok(self.run(RENEW, &[name]).await? == Reply::Int(1))
     }

@@ -27,7 +27,7 @@ impl Response {
     /// The body as JSON.
     ///
     /// # Errors
-    /// When it is none.
+    /// Returns an error if it is none.
     pub fn json(&self) -> Result<serde_json::Value> {
         serde_json::from_str(&self.body).with_context(|| format!("no JSON: {}", self.body))
     }
@@ -36,7 +36,7 @@ impl Response {
 /// GET from a port of this host.
 ///
 /// # Errors
-/// When nobody answers within [`PATIENCE`].
+/// Returns an error if nobody answers within [`PATIENCE`].
 pub async fn get(port: u16, path: &str) -> Result<Response> {
     request(port, "GET", path, &[], "").await
 }
@@ -44,7 +44,7 @@ pub async fn get(port: u16, path: &str) -> Result<Response> {
 /// GET from a server that sends bodies of any length in chunks where it may: asked in HTTP/1.0 it may not.
 ///
 /// # Errors
-/// When nobody answers within [`PATIENCE`].
+/// Returns an error if nobody answers within [`PATIENCE`].
 pub async fn get_whole(port: u16, path: &str) -> Result<Response> {
     let exchange = async {
         let (status, headers, mut stream) = begin("HTTP/1.0", port, "GET", path, &[], "").await?;
@@ -58,7 +58,7 @@ pub async fn get_whole(port: u16, path: &str) -> Result<Response> {
 /// Any request, with further headers and a body.
 ///
 /// # Errors
-/// When nobody answers within [`PATIENCE`].
+/// Returns an error if nobody answers within [`PATIENCE`].
 pub async fn request(
     port: u16,
     method: &str,
@@ -72,7 +72,7 @@ pub async fn request(
 /// [`request`] with a deadline of its own.
 ///
 /// # Errors
-/// When nobody answers within it.
+/// Returns an error if nobody answers within it.
 pub async fn request_within(
     patience: Duration,
     port: u16,
@@ -155,7 +155,7 @@ impl EventStream {
     /// Opens it.
     ///
     /// # Errors
-    /// When it cannot be had, or the answer is no such stream.
+    /// Returns an error if it cannot be had, or the answer is no such stream.
     pub async fn open(port: u16, path: &str) -> Result<Self> {
         let headers = [("Accept", "text/event-stream")];
         let (status, headers, mut stream) =
@@ -174,7 +174,7 @@ impl EventStream {
     /// The next event; comments are passed over.
     ///
     /// # Errors
-    /// When the stream ends, or none comes within [`PATIENCE`].
+    /// Returns an error if the stream ends, or none comes within [`PATIENCE`].
     pub async fn next(&mut self) -> Result<Event> {
         let mut event = Event::default();
         loop {

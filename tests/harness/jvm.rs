@@ -54,7 +54,7 @@ impl Jvm {
     /// Starts one with this version of Redisson, which `make interop` has built the driver for.
     ///
     /// # Errors
-    /// When there is no such build, or no Java.
+    /// Returns an error if there is no such build, or no Java.
     pub fn start(version: &str) -> Result<Arc<Self>> {
         let built = built(version);
         let libraries = std::fs::read_to_string(built.join("classpath")).with_context(|| {
@@ -102,7 +102,7 @@ impl Jvm {
     /// Kills it.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// Returns an error if the kernel refuses.
     pub fn kill(&self) -> Result<()> {
         lock(&self.process).kill()
     }
@@ -151,7 +151,7 @@ impl Thread {
     /// Tells it to run these words (see `tests/redisson`), and does not wait for the answer.
     ///
     /// # Errors
-    /// When the JVM has ended.
+    /// Returns an error if the JVM has ended.
     pub fn begin_words<A: AsRef<str>>(&self, words: &[A]) -> Result<Pending> {
         self.jvm.send(&format!("{}/{}", self.client, self.thread), words)
     }
@@ -159,7 +159,7 @@ impl Thread {
     /// [`Self::begin_words`] with words that spaces separate.
     ///
     /// # Errors
-    /// When the JVM has ended.
+    /// Returns an error if the JVM has ended.
     pub fn begin(&self, words: &str) -> Result<Pending> {
         self.begin_words(&words.split_whitespace().collect::<Vec<_>>())
     }
@@ -192,7 +192,7 @@ impl Pending {
     /// Its answer.
     ///
     /// # Errors
-    /// When none comes within [`PATIENCE`], or the JVM ends.
+    /// Returns an error if none comes within [`PATIENCE`], or the JVM ends.
     pub async fn answer(self) -> Result<Answer> {
         self.answer_within(PATIENCE).await
     }
@@ -200,14 +200,14 @@ impl Pending {
     /// [`Self::answer`] for a call that has much to do.
     ///
     /// # Errors
-    /// When none comes within that time, or the JVM ends.
+    /// Returns an error if none comes within that time, or the JVM ends.
     pub async fn answer_within(self, patience: Duration) -> Result<Answer> {
         let answer = timeout(patience, self.receiver).await;
         let answer = answer.with_context(|| format!("no answer to `{}`", self.what))?;
         answer.with_context(|| format!("the JVM ended in `{}`", self.what))
     }
 
-    /// Whether the answer is still out.
+    /// Returns whether the answer is still out.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.receiver.is_empty()

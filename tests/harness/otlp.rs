@@ -46,7 +46,7 @@ pub struct SeenSpan {
     pub links: Vec<String>,
     /// How long it lasted, in nanoseconds.
     pub nanos: u64,
-    /// Whether it ended in an error.
+    /// Returns whether it ended in an error.
     pub failed: bool,
 }
 
@@ -73,7 +73,7 @@ impl SpanReceiver {
     /// Begins to listen.
     ///
     /// # Errors
-    /// When there is no port.
+    /// Returns an error if there is no port.
     pub async fn start() -> Result<Self> {
         let seen = Seen::default();
         let (grpc, http) =

@@ -49,7 +49,7 @@ impl Process {
     /// unless the command says otherwise by `stdout`.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Returns an error if it cannot be started.
     pub fn spawn(name: &str, command: Command, log: &Path, stdout: Option<Stdio>) -> Result<Self> {
         Self::spawn_with(name, command, log, Stdio::null(), stdout)
     }
@@ -58,7 +58,7 @@ impl Process {
     /// both are pipes. Its standard error goes to the file `log`.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Returns an error if it cannot be started.
     pub fn spawn_piped(name: &str, command: Command, log: &Path) -> Result<Self> {
         Self::spawn_with(name, command, log, Stdio::piped(), Some(Stdio::piped()))
     }
@@ -66,7 +66,7 @@ impl Process {
     /// Starts one with this as its standard input: a file, or a socket that it is to serve.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Returns an error if it cannot be started.
     pub fn spawn_fed(name: &str, command: Command, log: &Path, stdin: Stdio) -> Result<Self> {
         Self::spawn_with(name, command, log, stdin, None)
     }
@@ -116,7 +116,7 @@ impl Process {
     /// How it ended, if it has.
     ///
     /// # Errors
-    /// When the kernel does not tell.
+    /// Returns an error if the kernel does not tell.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
@@ -133,7 +133,7 @@ impl Process {
     /// Sends it a signal.
     ///
     /// # Errors
-    /// When it has ended already.
+    /// Returns an error if it has ended already.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         // Until we have waited for it the pid is surely its own.
         ensure!(self.ended()?.is_none(), "{} has ended already", self.name);
@@ -145,7 +145,7 @@ impl Process {
     /// Freezes it (SIGSTOP), and returns once the kernel says that it stands still.
     ///
     /// # Errors
-    /// When it has ended already.
+    /// Returns an error if it has ended already.
     pub async fn freeze(&mut self) -> Result<()> {
         self.signal(Signal::STOP)?;
         let stat = format!("/proc/{}/stat", self.pid());
@@ -161,7 +161,7 @@ impl Process {
     /// Lets it go on (SIGCONT).
     ///
     /// # Errors
-    /// When it has ended already.
+    /// Returns an error if it has ended already.
     pub fn thaw(&mut self) -> Result<()> {
         self.signal(Signal::CONT)
     }
@@ -169,7 +169,7 @@ impl Process {
     /// Asks it to end (SIGTERM).
     ///
     /// # Errors
-    /// When it has ended already.
+    /// Returns an error if it has ended already.
     pub fn terminate(&mut self) -> Result<()> {
         self.signal(Signal::TERM)
     }
@@ -177,7 +177,7 @@ impl Process {
     /// Kills it (SIGKILL), and returns once it is no more.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// Returns an error if the kernel refuses.
     pub fn kill(&mut self) -> Result<()> {
         if self.ended()?.is_none() {
             self.child.kill()?;
@@ -211,7 +211,7 @@ impl Drop for Process {
     }
 }
 
-/// Whether a program can be found on the `PATH`.
+/// Returns whether a program can be found on the `PATH`.
 #[must_use]
 pub fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;

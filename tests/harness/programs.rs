@@ -12,7 +12,7 @@ const FOLDER: &str = "LOCKSCOPE_TEST_PROGRAMS";
 /// The path of one of the workspace's programs, by its name.
 ///
 /// # Errors
-/// When it cannot be built, or there is none of that name.
+/// Returns an error if it cannot be built, or there is none of that name.
 pub fn path(name: &str) -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let folder = BUILT.get_or_init(|| build().map_err(|error| format!("{error:#}")));
@@ -24,7 +24,7 @@ pub fn path(name: &str) -> Result<PathBuf> {
 /// The demo's own path, which serves as worker too. Cargo builds it together with the tests.
 ///
 /// # Errors
-/// When it is not there.
+/// Returns an error if it is not there.
 pub fn demo() -> Result<PathBuf> {
     let path = beside_us()?.join("demo");
     ensure!(path.is_file(), "there is no {}", path.display());

@@ -24,7 +24,7 @@ impl Prometheus {
     /// Starts one that scrapes these ports of this host each second, as jobs of these names, under these rules.
     ///
     /// # Errors
-    /// When there is no Prometheus, it does not start, or it dislikes the rules.
+    /// Returns an error if there is no Prometheus, it does not start, or it dislikes the rules.
     pub async fn start(jobs: &[(&str, Vec<u16>)], rules: &str) -> Result<Self> {
         Self::every(Duration::from_secs(1), jobs, rules).await
     }
@@ -84,7 +84,7 @@ impl Prometheus {
     /// What a query gives now: its rows, or none.
     ///
     /// # Errors
-    /// When Prometheus does not answer, or calls it no query.
+    /// Returns an error if Prometheus does not answer, or calls it no query.
     pub async fn query(&self, query: &str) -> Result<Vec<Value>> {
         let query = utf8_percent_encode(query, NON_ALPHANUMERIC);
         let answer = self.ask(&format!("/api/v1/query?query={query}")).await?;
@@ -94,7 +94,7 @@ impl Prometheus {
     /// Every rule with its name and what it last failed with, if it did.
     ///
     /// # Errors
-    /// When Prometheus does not answer.
+    /// Returns an error if Prometheus does not answer.
     pub async fn rules(&self) -> Result<Vec<Value>> {
         let answer = self.ask("/api/v1/rules").await?;
         let groups = answer["groups"].as_array().cloned().unwrap_or_default();
@@ -105,7 +105,7 @@ impl Prometheus {
     /// The alerts that fire now, by their labels.
     ///
     /// # Errors
-    /// When Prometheus does not answer.
+    /// Returns an error if Prometheus does not answer.
     pub async fn firing(&self) -> Result<Vec<Value>> {
         let answer = self.ask("/api/v1/alerts").await?;
         let alerts = answer["alerts"].as_array().cloned().unwrap_or_default();

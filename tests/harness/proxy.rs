@@ -117,7 +117,7 @@ impl Proxy {
     /// One on a free port of this host.
     ///
     /// # Errors
-    /// When there is no free port.
+    /// Returns an error if there is no free port.
     pub async fn tcp(to: Place) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
@@ -140,7 +140,7 @@ impl Proxy {
     /// One on a Unix socket at `path`, which must not be there.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// Returns an error if the socket cannot be made.
     pub fn unix(path: &Path, to: Place) -> Result<Self> {
         let listener = UnixListener::bind(path)
             .with_context(|| format!("cannot listen on {}", path.display()))?;
@@ -283,7 +283,7 @@ impl Line {
         self.cut.send_replace(true);
     }
 
-    /// Whether it still stands, at least one way.
+    /// Returns whether it still stands, at least one way.
     #[must_use]
     pub fn is_open(&self) -> bool {
         *self.open.borrow()
@@ -297,7 +297,7 @@ impl Line {
         lane.taken.load(Ordering::Relaxed).saturating_sub(arrived)
     }
 
-    /// Whether one direction holds this, or did when it was last told to hold.
+    /// Returns whether one direction holds this, or did when it was last told to hold.
     #[must_use]
     pub fn is_holding(&self, way: Way, word: &str) -> bool {
         lock(&self.lane(way).kept).windows(word.len()).any(|held| held == word.as_bytes())

@@ -31,7 +31,7 @@ impl RedisServer {
     /// Starts one with Redis' own settings.
     ///
     /// # Errors
-    /// When there is no redis-server, or it does not start.
+    /// Returns an error if there is no redis-server, or it does not start.
     pub async fn start() -> Result<Self> {
         Self::with(&[]).await
     }
@@ -39,7 +39,7 @@ impl RedisServer {
     /// Starts one with further settings, as in redis.conf.
     ///
     /// # Errors
-    /// When there is no redis-server, or it does not start.
+    /// Returns an error if there is no redis-server, or it does not start.
     pub async fn with(options: &[(&str, &str)]) -> Result<Self> {
         let program = process::on_path("redis-server")
             .context("there is no redis-server on the PATH: `make deps` installs it")?;
@@ -49,7 +49,7 @@ impl RedisServer {
     /// Starts an old one: Redis 6.2, which comes with the clients' Python packages.
     ///
     /// # Errors
-    /// When it is not installed, or does not start.
+    /// Returns an error if it is not installed, or does not start.
     pub async fn old(options: &[(&str, &str)]) -> Result<Self> {
         let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients");
         let program = clients.join(".venv/bin/redis-server");
@@ -101,7 +101,7 @@ impl RedisServer {
     /// A new connection to it.
     ///
     /// # Errors
-    /// When it cannot be reached.
+    /// Returns an error if it cannot be reached.
     pub async fn client(&self) -> Result<Client> {
         Client::unix(&self.socket()).await
     }
@@ -109,7 +109,7 @@ impl RedisServer {
     /// Kills it if it still runs and starts it anew on the same port, empty.
     ///
     /// # Errors
-    /// When it does not start.
+    /// Returns an error if it does not start.
     pub async fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
         let (program, path, options) = (&self.program, self.folder.path(), &self.options);
@@ -122,10 +122,10 @@ impl RedisServer {
     }
 }
 
-/// How many keys there are, those aside in which agents tell of themselves.
+/// The number of keys, those aside in which agents tell of themselves.
 ///
 /// # Errors
-/// When the server does not answer.
+/// Returns an error if the server does not answer.
 pub async fn locks(client: &mut Client) -> Result<usize> {
     let keys = client.call("KEYS *").await?.ok()?;
     let locks = keys.items()?.iter().filter(|key| !key.text().starts_with("lockscope:"));

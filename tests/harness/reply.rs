@@ -25,7 +25,7 @@ impl Reply {
     /// are needed.
     ///
     /// # Errors
-    /// When the bytes are no reply.
+    /// Returns an error if the bytes are no reply.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>> {
         let Some(end) = bytes.windows(2).position(|pair| pair == b"\r\n") else {
             return Ok(None);
@@ -82,7 +82,7 @@ impl Reply {
     /// The bytes of a string.
     ///
     /// # Errors
-    /// When it is no string.
+    /// Returns an error if it is no string.
     pub fn bytes(&self) -> Result<&[u8]> {
         match self {
             Self::Bulk(bytes) => Ok(bytes),
@@ -94,7 +94,7 @@ impl Reply {
     /// A whole number.
     ///
     /// # Errors
-    /// When it is none.
+    /// Returns an error if it is none.
     pub fn int(&self) -> Result<i64> {
         match self {
             Self::Int(n) => Ok(*n),
@@ -105,7 +105,7 @@ impl Reply {
     /// The items of a list or push.
     ///
     /// # Errors
-    /// When it is none.
+    /// Returns an error if it is none.
     pub fn items(&self) -> Result<&[Self]> {
         match self {
             Self::Array(items) | Self::Push(items) => Ok(items),
@@ -116,7 +116,7 @@ impl Reply {
     /// The value behind `key` in a map, or in a RESP2 list of keys and values.
     ///
     /// # Errors
-    /// When there is none.
+    /// Returns an error if there is none.
     pub fn field(&self, key: &str) -> Result<&Self> {
         let is_key = |k: &Self| k.bytes().is_ok_and(|k| k == key.as_bytes());
         let found = match self {
@@ -138,7 +138,7 @@ impl Reply {
         }
     }
 
-    /// Whether it is an error whose first word is `code`.
+    /// Returns whether it is an error whose first word is `code`.
     #[must_use]
     pub fn is_error(&self, code: &str) -> bool {
         self.error().is_some_and(|text| text.split(' ').next() == Some(code))

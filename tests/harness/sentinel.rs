@@ -44,7 +44,7 @@ impl Sentinels {
     /// make them fail over when nobody wants it. A test that wants it says so ([`fail_over`](Self::fail_over)).
     ///
     /// # Errors
-    /// When there is no redis-server, or one does not start.
+    /// Returns an error if there is no redis-server, or one does not start.
     pub async fn start(count: usize) -> Result<Self> {
         let master = RedisServer::with(&NODE).await?;
         let following = format!("127.0.0.1 {}", master.port());
@@ -63,7 +63,7 @@ impl Sentinels {
     /// Starts a master without a replica and one sentinel, both of which are reached by TLS, by others than tests.
     ///
     /// # Errors
-    /// When there is no redis-server with TLS, or one does not start.
+    /// Returns an error if there is no redis-server with TLS, or one does not start.
     pub async fn with_tls(cert: &str, key: &str) -> Result<Self> {
         // The second port may be taken, too.
         for _ in 0..10 {
@@ -140,7 +140,7 @@ impl Sentinels {
     /// A new connection to a server.
     ///
     /// # Errors
-    /// When it cannot be reached.
+    /// Returns an error if it cannot be reached.
     pub async fn client(&self, place: usize) -> Result<Client> {
         self.nodes[place].client().await
     }
@@ -148,7 +148,7 @@ impl Sentinels {
     /// A new connection to a sentinel.
     ///
     /// # Errors
-    /// When it cannot be reached.
+    /// Returns an error if it cannot be reached.
     pub async fn sentinel(&self, place: usize) -> Result<Client> {
         Client::tcp(self.sentinels[place].port).await
     }
@@ -161,7 +161,7 @@ impl Sentinels {
     /// Waits until the replica has that key.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// Returns an error if it does not answer.
     pub async fn until_copied(&self, key: &str) -> Result<()> {
         let mut replica = self.client(1).await?;
         eventually("the replica to have the lock", async || {
@@ -176,7 +176,7 @@ impl Sentinels {
     /// The replica is sent nothing any more, and knows the lock of that name by then.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// Returns an error if it does not answer.
     pub async fn cut_off(&self, key: &str) -> Result<()> {
         self.until_copied(key).await?;
         let mut replica = self.client(1).await?;
@@ -189,7 +189,7 @@ impl Sentinels {
     /// Whatever the sentinels say, the first server remains a master, as one does that they cannot reach.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// Returns an error if it does not answer.
     pub async fn keep_as_master(&self) -> Result<()> {
         let rights = "ACL SETUSER default -slaveof -replicaof";
         self.client(0).await?.call(rights).await?.ok()?;
@@ -200,7 +200,7 @@ impl Sentinels {
     /// a failover yet.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// Returns an error if it does not answer.
     pub async fn mistake(&self, name: &str) -> Result<()> {
         let command = format!("SENTINEL MONITOR {name} 127.0.0.1 {} 1", self.nodes[1].port());
         let mut client = self.sentinel(0).await?;
@@ -213,7 +213,7 @@ impl Sentinels {
     /// Makes the replica the master, whatever has become of that, and waits until the first sentinel says so.
     ///
     /// # Errors
-    /// When a sentinel does not answer.
+    /// Returns an error if a sentinel does not answer.
     pub async fn fail_over(&self) -> Result<()> {
         let mut client = self.sentinel(0).await?;
         let replica = self.nodes[1].port().to_string();
@@ -238,7 +238,7 @@ impl Sentinels {
     /// From here on the sentinels notice when a server is gone, and act by themselves.
     ///
     /// # Errors
-    /// When a sentinel does not answer.
+    /// Returns an error if a sentinel does not answer.
     pub async fn let_them_notice(&self) -> Result<()> {
         self.set_patience(3_000).await
     }

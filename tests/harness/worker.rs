@@ -22,7 +22,7 @@ impl Worker {
     /// Starts one that runs these commands one after another. The log goes into `folder`.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Returns an error if it cannot be started.
     pub fn start(socket: &Path, folder: &Path, commands: &[&str]) -> Result<Self> {
         Self::with(socket, folder, &[], commands)
     }
@@ -31,7 +31,7 @@ impl Worker {
     /// the first line it prints.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Returns an error if it cannot be started.
     pub fn with_heir(socket: &Path, folder: &Path, commands: &[&str]) -> Result<Self> {
         Self::with(socket, folder, &["--heir"], commands)
     }
@@ -40,7 +40,7 @@ impl Worker {
     /// and again, and prints each that it has surely appended.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Returns an error if it cannot be started.
     pub fn counter(
         socket: &Path,
         folder: &Path,
@@ -71,7 +71,7 @@ impl Worker {
     /// The next reply, as the worker printed it.
     ///
     /// # Errors
-    /// When it ends, or prints nothing within [`PATIENCE`].
+    /// Returns an error if it ends, or prints nothing within [`PATIENCE`].
     pub async fn line(&mut self) -> Result<String> {
         let line = timeout(PATIENCE, self.lines.next_line()).await;
         line.context("the worker says nothing")??.context("the worker has ended")
@@ -80,7 +80,7 @@ impl Worker {
     /// Kills it, and gives the lines it has printed that nobody has read.
     ///
     /// # Errors
-    /// When its output cannot be read.
+    /// Returns an error if its output cannot be read.
     pub async fn last_lines(mut self) -> Result<Vec<String>> {
         self.process.kill()?;
         let mut lines = Vec::new();

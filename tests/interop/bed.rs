@@ -294,7 +294,7 @@ pub(crate) async fn open_at(
     jvm.thread(client, 0).call(&format!("open {url} {settings}")).await
 }
 
-/// Whether a version is this minor version of Redisson 3 or a later one.
+/// Returns whether a version is this minor version of Redisson 3 or a later one.
 pub(crate) fn is_since(version: &str, since: u32) -> bool {
     let minor = version.strip_prefix("3.").and_then(|rest| rest.split('.').next()?.parse().ok());
     minor.is_none_or(|minor: u32| minor >= since)
@@ -306,12 +306,12 @@ impl Kind {
         KINDS.iter().copied().find(|kind| kind.word == word)
     }
 
-    /// Whether that version of Redisson has it.
+    /// Returns whether that version of Redisson has it.
     pub(crate) fn is_in(self, version: &str) -> bool {
         is_since(version, self.since)
     }
 
-    /// Whether its waiters stand in a queue in Redis.
+    /// Returns whether its waiters stand in a queue in Redis.
     pub(crate) fn is_fair(self) -> bool {
         self.word == "fair"
     }

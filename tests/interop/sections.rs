@@ -245,9 +245,9 @@ pub(crate) struct Dying<'a> {
     /// inside.
     pub(crate) clients: Vec<(String, &'a RedisServer)>,
     pub(crate) key: &'a str,
-    /// Whether its threads stand in a queue.
+    /// Returns whether its threads stand in a queue.
     pub(crate) queues: bool,
-    /// Whether all of them only read.
+    /// Returns whether all of them only read.
     pub(crate) reads: bool,
 }
 

@@ -68,7 +68,7 @@ pub struct Archive {
 /// Opens the history in a folder, which is created if necessary.
 ///
 /// # Errors
-/// When the folder or the file cannot be used, or another dashboard uses it.
+/// If the folder or the file cannot be used, or another dashboard uses it.
 pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
     let named = || folder.display();
     DirBuilder::new()

@@ -97,7 +97,7 @@ impl Reader {
     /// Returns the holders of a lock at an instant.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// If the file cannot be read.
     pub async fn at(&self, lock: LockId, at: SteadyMillis) -> rusqlite::Result<Answer> {
         self.ask(move |connection| {
             let mut holds = connection.prepare_cached(
@@ -114,7 +114,7 @@ impl Reader {
     /// Returns the latest holds of a lock that overlap a span of time, newest first.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// If the file cannot be read.
     pub async fn holds(
         &self,
         lock: LockId,
@@ -136,7 +136,7 @@ impl Reader {
     /// Returns the events between two instants, at most [`MAX_EVENTS`] from either end, of one lock or of all.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// If the file cannot be read.
     pub async fn between(
         &self,
         lock: Option<LockId>,
@@ -188,7 +188,7 @@ impl Reader {
     /// Returns the gaps between two instants.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// If the file cannot be read.
     pub async fn gaps(&self, from: SteadyMillis, to: SteadyMillis) -> rusqlite::Result<Vec<Gap>> {
         self.ask(move |connection| {
             let mut spans = connection.prepare_cached(
@@ -217,7 +217,7 @@ impl Reader {
     /// Returns the knowledge of an earlier run: each lock's last holders and problems, and its latest holds before.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// If the file cannot be read.
     pub fn remembered(&self) -> rusqlite::Result<HashMap<LockId, Remembered>> {
         let connection = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known: HashMap<LockId, Remembered> = HashMap::new();

@@ -191,7 +191,7 @@ pub struct Actor {
     readers: Vec<Option<mpsc::Sender<Vec<ReadRequest>>>>,
     asked: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<Answer>>>,
     published: Instant,
-    /// Whether to send read requests: at each tick, on a request for a reading, and until there was room for all.
+    /// True if to send read requests: at each tick, on a request for a reading, and until there was room for all.
     reads_due: bool,
     counted: Option<Instant>,
 }

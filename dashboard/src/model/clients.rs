@@ -25,7 +25,7 @@ pub struct Clients {
 #[derive(Debug)]
 struct Agent {
     asked: Moment,
-    /// Whether it was seen to publish a holder: it may be forbidden to.
+    /// True if it was seen to publish a holder: it may be forbidden to.
     publishes: bool,
     missing_since: Option<(Moment, SteadyMillis)>,
     gone: bool,

@@ -17,7 +17,7 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// HolderIdentity is behind an id, by what is told of it.
+    /// Returns the owner behind an id.
     #[must_use]
     pub fn of(id: HolderId, identity: Option<&HolderIdentity>) -> Self {
         match identity.and_then(HolderIdentity::task) {
@@ -31,13 +31,10 @@ impl Owner {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wait {
     pub waiter: HolderId,
-    /// HolderIdentity that is.
     pub waiting: Owner,
     /// The lock, by its scope's index and its name.
     pub lock: (usize, LockName),
-    /// HolderIdentity holds that.
     pub holder: HolderId,
-    /// HolderIdentity that is.
     pub holding: Owner,
     /// The waiter's process and host in words, if known.
     pub place: Option<String>,
@@ -45,7 +42,7 @@ pub struct Wait {
     pub confirmed: Moment,
     /// The latest instant at which the hold can have begun.
     pub held_from: Moment,
-    /// Whether the wait is known to be limited in time.
+    /// True if the wait is known to be limited in time.
     pub limited: bool,
 }
 

@@ -41,7 +41,7 @@ pub(super) struct Scope {
     /// Milliseconds by which its server's clock is ahead of ours.
     pub(super) ahead_ms: i64,
     pub(super) clients: Clients,
-    /// Whether MONITOR shows all traffic.
+    /// True if MONITOR shows all traffic.
     pub(super) monitored: bool,
     /// Locks with waiters.
     pub(super) awaited: HashSet<LockName>,
@@ -80,7 +80,7 @@ pub(super) enum RestartCause {
     Moved {
         names: HashSet<LockName>,
         count: usize,
-        /// Whether the other node no longer serves any slot.
+        /// True if the other node no longer serves any slot.
         drained: bool,
     },
 }

@@ -33,9 +33,9 @@ pub struct Waiter {
     pub source: Source,
     /// The instant from which it counts as having given up unless it is seen again; none: as long as its queue entry lasts.
     pub until: Option<Moment>,
-    /// Whether its entry's deadline has passed: it is dead, or has to queue again.
+    /// True if its entry's deadline has passed: it is dead, or has to queue again.
     pub overdue: bool,
-    /// Whether it waits now; otherwise it is retained in case it returns.
+    /// True if it waits now; otherwise it is retained in case it returns.
     pub present: bool,
 }
 

@@ -2,7 +2,7 @@
 //! A new holder is never affected. Every attempt appears in the log, in the history and in a metric.
 
 mod offer;
-mod way;
+mod route;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ use crate::model::actor::ModelHandle;
 use crate::model::types::{ArchiveEntry, LockId, Observation, OperatorAction, ScopeId};
 use crate::redis::{TIMEOUT, resolver_options};
 
-use way::{Nodes, Way};
+use route::{Nodes, Route};
 
 pub use offer::{Choice, Offer, Offers, Target};
 
@@ -142,7 +142,7 @@ pub struct Wish {
 /// Releases locks by force.
 #[derive(Debug)]
 pub struct Releases {
-    ways: HashMap<ScopeId, Way>,
+    routes: HashMap<ScopeId, Route>,
     offers: Mutex<Offers>,
     sent: Mutex<VecDeque<Instant>>,
     model: ModelHandle,
@@ -154,7 +154,7 @@ impl Releases {
     /// Connects to every database. Returns none if the settings do not allow releases.
     ///
     /// # Errors
-    /// When the registry has a metric of that name.
+    /// If the registry has a metric of that name.
     pub fn start(
         config: &Config,
         model: &ModelHandle,
@@ -165,23 +165,23 @@ impl Releases {
         if !config.allow_release {
             return Ok(None);
         }
-        let mut ways = HashMap::new();
+        let mut routes = HashMap::new();
         for deployment in &config.deployments {
             let endpoint = resolve(&deployment.release, resolver_options(TIMEOUT), shutdown).ok();
             for db in &deployment.dbs {
                 if let Some(scope) = model.scope(&deployment.name, *db) {
-                    let way = match (&endpoint, &deployment.release) {
-                        (Some(endpoint), _) => Way::Server(Link::start(
+                    let route = match (&endpoint, &deployment.release) {
+                        (Some(endpoint), _) => Route::Server(Link::start(
                             endpoint.with_db(*db),
-                            way::options(),
+                            route::options(),
                             shutdown,
                         )),
                         (None, Deployment::Cluster(target)) => {
-                            Way::Cluster(Nodes::new(target.clone(), shutdown))
+                            Route::Cluster(Nodes::new(target.clone(), shutdown))
                         }
                         (None, Deployment::Server(_) | Deployment::Sentinel(_)) => continue,
                     };
-                    ways.insert(scope, way);
+                    routes.insert(scope, route);
                 }
             }
         }
@@ -199,7 +199,7 @@ impl Releases {
         }
         registry.register(Box::new(outcomes.clone()))?;
         let (offers, sent, model) = (Mutex::default(), Mutex::default(), model.clone());
-        Ok(Some(Self { ways, offers, sent, model, notes, outcomes }))
+        Ok(Some(Self { routes, offers, sent, model, notes, outcomes }))
     }
 
     /// Stores an offer. Returns its id, which is valid for [`VALID`], for its operator, for one release.
@@ -212,7 +212,7 @@ impl Releases {
     /// Releases what is requested of that lock.
     ///
     /// # Errors
-    /// When the request is invalid and nothing was attempted.
+    /// If the request is invalid and nothing was attempted.
     pub async fn act(&self, id: &LockId, wish: &Wish, asker: &Asker) -> Result<Outcome, Mistake> {
         let reason = wish.reason.trim();
         let length = reason.chars().count();
@@ -252,11 +252,11 @@ impl Releases {
     }
 
     async fn run(&self, offer: &Offer, choice: &Choice) -> Outcome {
-        let way = self
+        let route = self
             .model
             .scope(&offer.id.deployment, offer.id.db)
-            .and_then(|scope| Some((scope, self.ways.get(&scope)?)));
-        let Some((scope, way)) = way else {
+            .and_then(|scope| Some((scope, self.routes.get(&scope)?)));
+        let Some((scope, route)) = route else {
             return Outcome::Unsent("this database is not looked at".to_owned());
         };
         let forcing = Observation::ForceRelease {
@@ -267,7 +267,7 @@ impl Releases {
         // Sent first, so that the model attributes the release message, which arrives before the reply.
         self.model.see(scope, forcing).await;
         let at = now();
-        let sent = way.send(&offer.id.name, |publish| choice.call(offer, publish, at)).await;
+        let sent = route.send(&offer.id.name, |publish| choice.call(offer, publish, at)).await;
         let outcome = outcome(sent);
         if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
             // Any other end of it is not due to this request.

@@ -73,7 +73,7 @@ impl RegistryEntry {
             session: text(note.session),
             // By its own host's wall clock.
             since: note.since.map(|at| WallMillis(at).to_steady()),
-            // HolderIdentity takes several at once gives them back before it waits for ever.
+            // A task that takes several locks at once releases them rather than waiting for ever.
             owner: note.owner.filter(|_| !note.several),
             until: note.until.map(|at| WallMillis(at).to_steady()),
         }

@@ -38,7 +38,7 @@ pub struct Channels {
     shards: Shards,
     share: SlotShare,
     up: bool,
-    /// Whether to subscribe to the patterns.
+    /// True if to subscribe to the patterns.
     hears_all: bool,
     link: Link,
     hub: Arc<Hub>,

@@ -166,7 +166,7 @@ impl Follower {
                     "cluster only partly visible"
                 ),
                 None => {
-                    tracing::info!(deployment = &*self.deployment, "cluster fully visible again")
+                    tracing::info!(deployment = &*self.deployment, "cluster fully visible again");
                 }
             }
             self.amiss.clone_from(&amiss);

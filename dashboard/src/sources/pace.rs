@@ -81,7 +81,7 @@ pub struct Pacer {
     quickest: Duration,
     timer: FineTimer,
     pings: VecDeque<Duration>,
-    /// Whether the server's clock can be read.
+    /// True if the server's clock can be read.
     clocked: bool,
     /// Durations of the latest calls.
     calls: VecDeque<Duration>,

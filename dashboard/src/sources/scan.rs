@@ -56,7 +56,7 @@ pub struct Scan {
     pub status: Arc<SourceStatus>,
     pub metrics: ScanMetrics,
     pub facts: ServerFacts,
-    /// Whether the snapshot is incomplete until its first pass.
+    /// True if the snapshot is incomplete until its first pass.
     pub first: bool,
 }
 

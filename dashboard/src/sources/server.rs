@@ -56,7 +56,7 @@ pub(super) struct WatchedServer {
     /// Its share of the deployment's locks.
     pub(super) share: SlotShare,
     pub(super) stop: CancellationToken,
-    /// Whether the snapshot is incomplete until its keys have been scanned.
+    /// True if the snapshot is incomplete until its keys have been scanned.
     pub(super) first: bool,
 }
 

@@ -144,7 +144,7 @@ pub struct Server {
     pub link: watch::Receiver<LinkState>,
     /// The replica that is read in its place, if the settings ask for one.
     pub reads: Option<watch::Receiver<Option<ReadsFrom>>>,
-    /// Whether the other nodes of its cluster are watched too, if it is in one.
+    /// True if the other nodes of its cluster are watched too, if it is in one.
     pub whole: bool,
 }
 

@@ -4,18 +4,18 @@ use serde::Serialize;
 
 use crate::clock::SteadyMillis;
 
-/// How a source fares.
+/// The state of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceState {
     On,
-    /// Switched off by the settings.
+    /// Disabled by the settings.
     Off,
     /// The server forbids it.
     Denied,
-    /// Held back by its own bounds.
+    /// Paused by its own limits.
     Paused,
-    /// It works, later than it should.
+    /// It works with a delay.
     Behind,
     /// The server cannot be reached.
     Down,
@@ -25,7 +25,6 @@ impl SourceState {
     pub const ALL: [Self; 6] =
         [Self::On, Self::Off, Self::Denied, Self::Paused, Self::Behind, Self::Down];
 
-    /// The word for it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -39,40 +38,39 @@ impl SourceState {
     }
 }
 
-/// One source of knowledge.
+/// One source of one server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SourceView {
     pub deployment: String,
     /// The server's address, without secrets.
     pub node: String,
-    /// `scan`, `channels` or `poll`.
+    /// The source's word.
     pub source: &'static str,
-    /// How it fares.
     pub state: SourceState,
-    /// Why, where that is not plain.
+    /// Details in words; may be empty.
     pub detail: String,
-    /// When it last saw something through.
+    /// The last success.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub last_success: Option<SteadyMillis>,
-    /// How much later than it should it works, in milliseconds.
+    /// The delay in milliseconds.
     pub lag_ms: Option<u64>,
 }
 
-/// A Redis server that is looked at.
+/// A watched Redis server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerView {
     pub deployment: String,
-    /// Address, without secrets; that of the sentinels, with the master's name, where they are asked for it.
+    /// The address, without secrets; with Sentinel, that of the sentinels with the master's name.
     pub address: String,
-    /// The master that they name, while it can be read.
+    /// The master named by the sentinels, while it can be read.
     pub master: Option<String>,
-    /// The replica that is read in its place.
+    /// The replica that is read in its place, if any.
     pub replica: Option<String>,
-    /// Version as the server says, where it does.
+    /// The version that the server reports, if any.
     pub version: Option<String>,
-    /// Why it cannot be read and since when; none while it can.
+    /// The reason and the beginning of an outage; none while it can be read.
     pub down: Option<Down>,
-    /// The policy by which it may evict locks, where it may: a warning on every page.
+    /// The policy by which it may evict locks, if it may: a warning on every page.
     pub evicts: Option<String>,
 }
 
@@ -80,14 +78,14 @@ pub struct ServerView {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Down {
     pub since: SteadyMillis,
-    /// Why, in words.
+    /// The reason in words.
     pub reason: String,
 }
 
-/// How far a pass over all keys has come.
+/// The progress of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     pub seen: u64,
-    /// Keys in all, by `DBSIZE`; none where that is not known.
+    /// The number of all keys, by `DBSIZE`; none if unknown.
     pub of: Option<u64>,
 }

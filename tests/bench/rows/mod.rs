@@ -1,13 +1,13 @@
 //! The rows of the bench: each measures the agent, its peers and the bare limits in one run, round by round.
 
-mod alone;
 mod browser;
+mod contended;
+mod dashboard;
 mod dead_worker;
-mod kept;
 mod memory;
-mod rivals;
+mod renewals;
 mod traces;
-mod watching;
+mod uncontended;
 
 use std::time::Duration;
 
@@ -21,15 +21,15 @@ use crate::limits::{self, Limits};
 use crate::peers::{self, Peer};
 use crate::report::{Round, Row};
 
-/// How many workers have locks of their own.
+/// The number of workers with locks of their own.
 const OWN_WORKERS: usize = 64;
-/// How many want the same one.
-const RIVALS: usize = 50;
+/// The number of workers that compete for one lock.
+const CONTENDERS: usize = 50;
 
-/// What can be measured.
+/// A row of the bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Name {
-    /// One worker takes a free lock and gives it back
+    /// One worker acquires and releases a free lock
     Uncontended,
     /// 64 workers, each with a lock of its own
     OwnLocks,
@@ -37,34 +37,34 @@ pub(crate) enum Name {
     OneLock,
     /// Workers of two hosts, one lock
     TwoHosts,
-    /// 50 workers wait, each has the lock once
+    /// 50 workers wait, each acquires the lock once
     Drain,
-    /// 100,000 locks held, and a flood of PINGs beside them
-    Kept,
+    /// 100,000 locks held and renewed, first alone, then during a flood of PINGs
+    Renewals,
     /// A lock whose worker dies
     DeadWorker,
     /// An agent with nothing to do
     Memory,
     /// 64 workers with locks of their own: traces off, of one in a hundred, of all
     Traces,
-    /// From a change in Redis to the row in a browser, with 500 streams beside it
+    /// From a change in Redis to the row in a browser, with 500 open streams
     Browser,
     /// A dashboard that knows 10,000 locks, and 100,000
     KnownLocks,
-    /// A dashboard's first picture of a million keys
-    FirstPicture,
-    /// What each way to look costs Redis
-    LookedAt,
+    /// A dashboard's first scan of a million keys
+    FirstScan,
+    /// The cost of each dashboard source for Redis
+    SourceCost,
 }
 
-/// How to measure.
+/// The options of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
-    /// How often.
+    /// The number of rounds.
     pub(crate) rounds: usize,
-    /// How long everything is measured in each round.
+    /// The duration of each measurement in a round.
     pub(crate) time: Duration,
-    /// Beside other libraries.
+    /// Also measures other libraries.
     pub(crate) peers: bool,
 }
 
@@ -76,26 +76,26 @@ impl Name {
         let about = value.get_help().map(ToString::to_string).unwrap_or_default();
         let stage = Stage::new(options).await?;
         let rounds = match self {
-            Self::Uncontended => alone::uncontended(stage).await,
-            Self::OwnLocks => alone::own_locks(stage).await,
-            Self::OneLock => rivals::one_lock(stage).await,
-            Self::TwoHosts => rivals::two_hosts(stage).await,
-            Self::Drain => rivals::drain(stage).await,
-            Self::Kept => kept::kept(stage).await,
+            Self::Uncontended => uncontended::uncontended(stage).await,
+            Self::OwnLocks => uncontended::own_locks(stage).await,
+            Self::OneLock => contended::one_lock(stage).await,
+            Self::TwoHosts => contended::two_hosts(stage).await,
+            Self::Drain => contended::drain(stage).await,
+            Self::Renewals => renewals::renewals(stage).await,
             Self::DeadWorker => dead_worker::dead_worker(stage).await,
             Self::Memory => memory::memory(stage).await,
             Self::Traces => traces::traces(stage).await,
             Self::Browser => browser::browser(stage).await,
-            Self::KnownLocks => watching::known_locks(stage).await,
-            Self::FirstPicture => watching::first_picture(stage).await,
-            Self::LookedAt => watching::looked_at(stage).await,
+            Self::KnownLocks => dashboard::known_locks(stage).await,
+            Self::FirstScan => dashboard::first_scan(stage).await,
+            Self::SourceCost => dashboard::source_cost(stage).await,
         };
         let rounds = rounds.with_context(|| format!("row {name}"))?;
         Ok(Row::new(name, about, rounds))
     }
 }
 
-/// A Redis of our own, an agent on it, and the peers.
+/// A private Redis, an agent on it, and the peers.
 struct Stage {
     redis: RedisServer,
     agent: Agent,
@@ -111,7 +111,7 @@ impl Stage {
         Ok(Self { redis, agent, peers, options })
     }
 
-    /// The bare limits, measured now and noted in `round`.
+    /// Measures the bare limits and records them in `round`.
     async fn limits(&self, round: &mut Round) -> Result<Limits> {
         let (port, time) = (self.redis.port(), self.options.time);
         let limits = blocking(move || limits::measure(port, time)).await?;
@@ -131,7 +131,7 @@ fn workers(agent: &Agent, count: usize, lock: impl Fn(usize) -> String) -> Resul
     (0..count).map(plan).collect()
 }
 
-/// Runs what blocks on a thread of its own: the runtime's is the one that children die with.
+/// Runs blocking work on another thread: child processes die with the runtime's thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

@@ -58,7 +58,7 @@ async fn renewed(agent: &Agent) -> Result<f64> {
 }
 
 #[tokio::test]
-async fn every_kind_is_taken_on_every_node() -> Result<()> {
+async fn every_kind_is_acquired_on_every_node() -> Result<()> {
     let cluster = RedisCluster::start(3, 0).await?;
     let agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
     let mut worker = agent.client().await?;
@@ -109,7 +109,7 @@ async fn every_kind_is_taken_on_every_node() -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_hold_is_renewed_wherever_it_is() -> Result<()> {
+async fn every_hold_is_renewed_on_its_node() -> Result<()> {
     let cluster = RedisCluster::start(3, 0).await?;
     let agent = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
     let mut worker = agent.client().await?;
@@ -160,7 +160,7 @@ async fn a_release_wakes_the_waiters_of_another_agent() -> Result<()> {
 }
 
 #[tokio::test]
-async fn releases_are_told_and_heard_as_it_is_set() -> Result<()> {
+async fn releases_are_published_and_received_as_configured() -> Result<()> {
     let cluster = RedisCluster::start(1, 0).await?;
     let mut direct = cluster.client(0).await?;
     let both = Agent::in_cluster(&cluster, &ENDLESS).await?;
@@ -184,7 +184,7 @@ async fn releases_are_told_and_heard_as_it_is_set() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_old_cluster_is_told_by_publish_alone() -> Result<()> {
+async fn an_old_cluster_uses_publish_alone() -> Result<()> {
     let cluster = RedisCluster::old().await?;
     let ours = Agent::in_cluster(&cluster, &ENDLESS).await?;
     let theirs = Agent::in_cluster(&cluster, &ENDLESS).await?;
@@ -209,7 +209,7 @@ async fn an_old_cluster_is_told_by_publish_alone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_slot_that_moves_takes_locks_and_waiters_along() -> Result<()> {
+async fn a_moving_slot_takes_its_locks_and_waiters_along() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
     let ours = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
     // One that hears of the move by nothing but the end of its subscription.
@@ -248,7 +248,7 @@ async fn a_slot_that_moves_takes_locks_and_waiters_along() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_replica_that_takes_over_has_what_it_had_and_what_it_had_not_is_told() -> Result<()> {
+async fn a_promoted_replica_keeps_its_locks_and_missing_ones_are_reported() -> Result<()> {
     let mut cluster = RedisCluster::start(3, 1).await?;
     let replica = 3;
     let ours = Agent::in_cluster(&cluster, &ENDLESS).await?;
@@ -306,7 +306,7 @@ async fn a_replica_that_takes_over_has_what_it_had_and_what_it_had_not_is_told()
 }
 
 #[tokio::test]
-async fn a_successor_finds_what_was_held_on_every_node() -> Result<()> {
+async fn a_successor_recovers_holds_on_every_node() -> Result<()> {
     let cluster = RedisCluster::start(3, 0).await?;
     let mut agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
     let mut worker = agent.client().await?;
@@ -332,7 +332,7 @@ async fn a_successor_finds_what_was_held_on_every_node() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_wrong_url_says_what_is_wrong() -> Result<()> {
+async fn a_wrong_url_is_explained() -> Result<()> {
     let cluster = RedisCluster::start(1, 0).await?;
     let alone = RedisServer::start().await?;
     let (node, single) = (cluster.url(), alone.url());
@@ -354,7 +354,7 @@ async fn the_wrong_url_says_what_is_wrong() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_documented_user_is_enough() -> Result<()> {
+async fn the_documented_user_suffices() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
     for place in 0..2 {
         documented_users(&mut cluster.client(place).await?, false).await?;

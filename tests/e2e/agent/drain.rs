@@ -6,7 +6,7 @@ use harness::Reply;
 use super::{Bench, assert_error, lock};
 
 #[tokio::test]
-async fn an_idle_agent_ends_at_once_and_takes_its_socket_away() -> Result<()> {
+async fn an_idle_agent_exits_at_once_and_removes_its_socket() -> Result<()> {
     let mut bench = Bench::new().await?;
     bench.agent.process().terminate()?;
     let status = bench.agent.process().end().await;
@@ -16,7 +16,7 @@ async fn an_idle_agent_ends_at_once_and_takes_its_socket_away() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_draining_agent_gives_nothing_out_and_waits_for_its_workers() -> Result<()> {
+async fn a_draining_agent_grants_nothing_and_waits_for_its_workers() -> Result<()> {
     let mut bench = Bench::with(&["--drain-timeout", "10m"]).await?;
     let mut worker = bench.session().await?;
     let mut waiter = bench.session().await?;
@@ -39,7 +39,7 @@ async fn a_draining_agent_gives_nothing_out_and_waits_for_its_workers() -> Resul
 }
 
 #[tokio::test]
-async fn what_is_still_held_at_the_end_is_left_to_its_lease() -> Result<()> {
+async fn holds_that_remain_at_the_end_expire_with_their_lease() -> Result<()> {
     let mut bench = Bench::with(&["--drain-timeout", "300ms", "--lease", "10m"]).await?;
     let mut worker = bench.agent.client3().await?;
     worker.call("SESSION PUSH on").await?.ok()?;

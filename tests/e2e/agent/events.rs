@@ -23,7 +23,7 @@ async fn a_session_has_an_id_and_a_secret_of_its_own() -> Result<()> {
 }
 
 #[tokio::test]
-async fn events_are_waited_for_and_told_once() -> Result<()> {
+async fn each_event_is_delivered_once() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let mut ear = bench.session().await?;
@@ -48,7 +48,7 @@ async fn events_are_waited_for_and_told_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_backlog_is_bounded_and_its_gap_is_told() -> Result<()> {
+async fn a_backlog_is_bounded_and_its_gap_is_reported() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let mut ear = bench.session().await?;
@@ -76,7 +76,7 @@ async fn a_backlog_is_bounded_and_its_gap_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn pushes_come_only_to_who_asked() -> Result<()> {
+async fn only_subscribed_sessions_receive_pushes() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut old = bench.session().await?;
     let mut quiet = bench.agent.client3().await?;
@@ -104,7 +104,7 @@ async fn pushes_come_only_to_who_asked() -> Result<()> {
 }
 
 #[tokio::test]
-async fn deadlines_tell_each_renewal() -> Result<()> {
+async fn deadlines_report_each_renewal() -> Result<()> {
     let bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.agent.client3().await?;
     worker.call("SESSION PUSH on DEADLINES on").await?.ok()?;

@@ -90,7 +90,7 @@ async fn waiters_of_two_agents_are_served_in_one_order() -> Result<()> {
 }
 
 #[tokio::test]
-async fn whoever_goes_leaves_no_place_behind() -> Result<()> {
+async fn a_departed_waiter_leaves_no_queue_entry() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "10m", "--lease", "10m"]).await?;
     let mut first = bench.session().await?;
     lock(&mut first, "LOCK a KIND fair").await?;
@@ -146,7 +146,7 @@ async fn the_head_that_leaves_wakes_the_next() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_dead_head_holds_nobody_up_for_longer_than_its_place_stands() -> Result<()> {
+async fn a_dead_head_blocks_the_queue_only_until_its_deadline() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "10m"]).await?;
     bench.foreign_place(1_500).await?;
     let mut one = bench.session().await?;
@@ -160,7 +160,7 @@ async fn a_dead_head_holds_nobody_up_for_longer_than_its_place_stands() -> Resul
 }
 
 #[tokio::test]
-async fn a_living_waiter_keeps_its_place_alive() -> Result<()> {
+async fn a_living_waiter_extends_its_deadline() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "100ms"]).await?;
     let mut first = bench.session().await?;
     lock(&mut first, "LOCK a KIND fair").await?;
@@ -191,7 +191,7 @@ async fn a_living_waiter_keeps_its_place_alive() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_crowd_passes_the_lock_on_and_leaves_nothing() -> Result<()> {
+async fn a_crowd_hands_the_lock_over_and_leaves_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let other = Agent::start(&bench.redis).await?;
     let mut crowd = tokio::task::JoinSet::new();

@@ -10,7 +10,7 @@ fn token(reply: &Reply) -> Result<i64> {
 }
 
 #[tokio::test]
-async fn tokens_grow_with_each_grant_whoever_has_it() -> Result<()> {
+async fn tokens_increase_with_each_grant_to_any_client() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (mut one, mut two) = (bench.session().await?, bench.session().await?);
     let first = lock(&mut one, "LOCK a KIND fenced").await?;
@@ -37,7 +37,7 @@ async fn tokens_grow_with_each_grant_whoever_has_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_counter_that_is_lost_does_not_start_anew() -> Result<()> {
+async fn a_lost_counter_does_not_restart() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (mut one, mut two) = (bench.session().await?, bench.session().await?);
     for n in 1..=3 {
@@ -55,7 +55,7 @@ async fn a_counter_that_is_lost_does_not_start_anew() -> Result<()> {
 }
 
 #[tokio::test]
-async fn plain_and_fenced_exclude_each_other_and_one_owner_keeps_to_one() -> Result<()> {
+async fn plain_and_fenced_exclude_each_other_even_for_one_owner() -> Result<()> {
     let bench = Bench::new().await?;
     let (mut one, mut two) = (bench.session().await?, bench.session().await?);
     lock(&mut one, "LOCK a").await?;
@@ -76,7 +76,7 @@ async fn plain_and_fenced_exclude_each_other_and_one_owner_keeps_to_one() -> Res
 }
 
 #[tokio::test]
-async fn a_token_key_that_cannot_count_is_told() -> Result<()> {
+async fn a_token_key_that_is_not_a_counter_is_reported() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     bench.direct.call("SET redisson_lock_token:{a} many").await?.ok()?;

@@ -22,7 +22,7 @@ async fn its_message_wakes_the_waiter() -> Result<()> {
 }
 
 #[tokio::test]
-async fn its_expiry_is_slept_out() -> Result<()> {
+async fn the_waiter_sleeps_until_its_expiry() -> Result<()> {
     let bench = Bench::with(&["--poll-max", "10m"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     java.lease_ms = 700;
@@ -34,7 +34,7 @@ async fn its_expiry_is_slept_out() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_without_a_time_to_live_is_polled() -> Result<()> {
+async fn a_lock_without_a_ttl_is_polled() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "200ms"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     assert!(java.lock("a").await?);
@@ -84,7 +84,7 @@ async fn its_waiters_hear_our_release() -> Result<()> {
 }
 
 #[tokio::test]
-async fn we_are_foreign_to_it() -> Result<()> {
+async fn its_attempts_are_refused_while_we_hold() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let mut java = Foreign::connect(&bench.redis).await?;

@@ -127,7 +127,7 @@ async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_nobody_comes_back_for_is_released_also_by_a_successor() -> Result<()> {
+async fn unresumed_sessions_are_released_even_by_a_successor() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
     let mut worker = Worker::start(&socket, &folder, &["SESSION GRACE 200", "LOCK a"])?;
@@ -147,7 +147,7 @@ async fn what_nobody_comes_back_for_is_released_also_by_a_successor() -> Result<
 }
 
 #[tokio::test]
-async fn a_damaged_journal_costs_what_is_damaged_and_no_start() -> Result<()> {
+async fn a_damaged_journal_loses_only_the_damaged_part() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let journal = bench.agent.folder().join("state/journal");
     let mut worker = bench.session().await?;
@@ -174,7 +174,7 @@ async fn a_damaged_journal_costs_what_is_damaged_and_no_start() -> Result<()> {
 }
 
 #[tokio::test]
-async fn another_hosts_state_folder_is_nobodys() -> Result<()> {
+async fn a_state_folder_of_another_host_is_rejected() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.session().await?;
     let told = graced(&mut worker, GRACE).await?;

@@ -7,7 +7,7 @@ use harness::{Foreign, http};
 use super::{Bench, lock};
 
 #[tokio::test]
-async fn metrics_are_sound_and_count_what_happened() -> Result<()> {
+async fn metrics_are_valid_and_count_events() -> Result<()> {
     let bench = Bench::new().await?;
     let before = bench.agent.metrics().await?;
     for reason in ["unconfirmed", "missing", "stolen", "forced", "frozen", "drained"] {
@@ -56,7 +56,7 @@ pub(crate) fn promtool(metrics: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn names_never_become_labels_without_end() -> Result<()> {
+async fn names_never_create_unbounded_labels() -> Result<()> {
     let bench = Bench::with(&["--max-groups", "5"]).await?;
     let mut worker = bench.session().await?;
     for i in 0..200 {
@@ -129,7 +129,7 @@ async fn sessions_are_listed_only_when_allowed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn other_hosts_names_are_refused() -> Result<()> {
+async fn requests_for_other_host_names_are_refused() -> Result<()> {
     let bench = Bench::new().await?;
     let port = bench.agent.http();
     for path in ["/metrics", "/", "/readyz"] {
@@ -145,7 +145,7 @@ async fn other_hosts_names_are_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn foreign_holders_are_no_figures_of_ours() -> Result<()> {
+async fn foreign_holders_do_not_affect_our_metrics() -> Result<()> {
     let bench = Bench::new().await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     assert!(java.lock("a").await?);

@@ -23,7 +23,7 @@ async fn the_watchdog_keeps_a_hold_beyond_its_lease() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_thousand_holds_are_kept_together() -> Result<()> {
+async fn a_thousand_holds_are_renewed_together() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "6s"]).await?;
     let mut worker = bench.session().await?;
     for i in 0..1_000 {
@@ -47,7 +47,7 @@ async fn a_thousand_holds_are_kept_together() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_explicit_lease_ends_by_itself_and_is_told() -> Result<()> {
+async fn an_explicit_lease_expires_and_is_reported() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let mut ear = bench.session().await?;
@@ -65,7 +65,7 @@ async fn an_explicit_lease_ends_by_itself_and_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_next_waiter_has_what_has_expired() -> Result<()> {
+async fn the_next_waiter_acquires_an_expired_lock() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let mut waiter = bench.session().await?;
@@ -76,7 +76,7 @@ async fn the_next_waiter_has_what_has_expired() -> Result<()> {
 }
 
 #[tokio::test]
-async fn extend_fixes_a_lease_and_gives_it_back() -> Result<()> {
+async fn extend_sets_a_fixed_lease_and_restores_the_watchdog() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     assert_error(&worker.call("EXTEND a 5000").await?, "NOTHELD", "a");
@@ -111,7 +111,7 @@ async fn a_re_entry_never_shortens() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lease_that_somebody_removed_is_set_again() -> Result<()> {
+async fn a_removed_ttl_is_restored() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;
@@ -126,7 +126,7 @@ async fn a_lease_that_somebody_removed_is_set_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_count_that_somebody_changed_is_repaired() -> Result<()> {
+async fn a_changed_count_is_corrected() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let holder = holder(&lock(&mut worker, "LOCK a").await?)?;

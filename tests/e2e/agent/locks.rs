@@ -6,7 +6,7 @@ use harness::Reply;
 use super::{Bench, assert_error, credentials, holder, lock, rows};
 
 #[tokio::test]
-async fn a_lock_stands_in_redis_as_redisson_writes_it() -> Result<()> {
+async fn a_lock_has_redissons_layout_in_redis() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let reply = lock(&mut worker, "LOCK orders:42").await?;
@@ -205,7 +205,7 @@ async fn locks_lists_holds_and_waits_of_all_in_pages() -> Result<()> {
 }
 
 #[tokio::test]
-async fn show_tells_what_redis_says() -> Result<()> {
+async fn show_describes_the_lock_in_redis() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     assert_eq!(worker.call("SHOW a").await?, Reply::Null);
@@ -226,7 +226,7 @@ async fn show_tells_what_redis_says() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_no_plain_lock_is_refused_by_name() -> Result<()> {
+async fn other_keys_are_refused_by_type() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     bench.direct.call("SET text x").await?.ok()?;
@@ -247,7 +247,7 @@ async fn what_is_no_plain_lock_is_refused_by_name() -> Result<()> {
 }
 
 #[tokio::test]
-async fn waiting_for_each_other_is_told_at_once() -> Result<()> {
+async fn a_deadlock_is_reported_at_once() -> Result<()> {
     let bench = Bench::new().await?;
     let mut one = bench.session().await?;
     let mut two = bench.session().await?;

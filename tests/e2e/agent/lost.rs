@@ -8,7 +8,7 @@ use super::{Bench, assert_error, credentials, lock};
 const LOST: &str = "lockscope_agent_lost_holds_total";
 
 #[tokio::test]
-async fn a_hold_that_is_gone_from_redis_is_missing() -> Result<()> {
+async fn a_hold_deleted_from_redis_is_missing() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let mut ear = bench.session().await?;
@@ -35,7 +35,7 @@ async fn a_hold_that_is_gone_from_redis_is_missing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_hold_that_another_has_is_stolen() -> Result<()> {
+async fn a_hold_taken_by_another_client_is_stolen() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let mut ear = bench.session().await?;
@@ -56,7 +56,7 @@ async fn a_hold_that_another_has_is_stolen() -> Result<()> {
 }
 
 #[tokio::test]
-async fn re_entry_and_partial_release_take_nothing_back() -> Result<()> {
+async fn re_entry_and_partial_release_do_not_restore_a_lost_hold() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     for (again, name) in [("LOCK a", "a"), ("UNLOCK b", "b"), ("EXTEND c 60000", "c")] {
@@ -71,7 +71,7 @@ async fn re_entry_and_partial_release_take_nothing_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_release_that_finds_nothing_says_so() -> Result<()> {
+async fn a_release_of_a_lost_hold_reports_the_loss() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;
@@ -86,7 +86,7 @@ async fn a_release_that_finds_nothing_says_so() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_waiter_behind_a_lost_hold_takes_it_properly() -> Result<()> {
+async fn a_waiter_behind_a_lost_hold_acquires_it_normally() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let mut waiter = bench.session().await?;
@@ -103,7 +103,7 @@ async fn a_waiter_behind_a_lost_hold_takes_it_properly() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_operators_release_is_told_at_once() -> Result<()> {
+async fn an_operators_release_is_reported_at_once() -> Result<()> {
     // A lease so long that no renewal can notice it.
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.session().await?;

@@ -1,7 +1,7 @@
 //! The agent as a process of its own, on a real Redis, with workers on its socket.
 
-mod announce;
 mod cluster;
+mod commands;
 mod death;
 mod drain;
 mod events;
@@ -21,13 +21,13 @@ mod protocol;
 mod queue;
 mod read_write;
 mod red;
+mod registry;
 mod replicas;
-mod requests;
 mod sentinel;
 mod sockets;
-mod stands;
+mod state_folder;
 mod stopped;
-mod together;
+mod two_agents;
 mod upgrade;
 
 pub(crate) use http::promtool;

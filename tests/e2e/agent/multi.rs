@@ -40,7 +40,7 @@ async fn all_or_none() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_told_and_nothing_is_taken() -> Result<()> {
+async fn mistakes_are_reported_and_nothing_is_acquired() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (mut one, mut two) = (bench.session().await?, bench.session().await?);
     lock(&mut one, "LOCK z KIND fair").await?;
@@ -98,7 +98,7 @@ async fn a_worker_that_dies_leaves_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn foreign_holders_of_the_other_order_are_given_way() -> Result<()> {
+async fn a_foreign_holder_with_the_opposite_order_does_not_deadlock() -> Result<()> {
     let mut bench = Bench::new().await?;
     let other = Agent::start(&bench.redis).await?;
     let (mut one, mut two) = (bench.session().await?, other.client().await?);
@@ -130,7 +130,7 @@ async fn count(mut worker: Client, mut redis: Client, names: &'static str) -> Re
 }
 
 #[tokio::test]
-async fn opposite_orders_on_two_agents_never_stop() -> Result<()> {
+async fn opposite_orders_on_two_agents_never_deadlock() -> Result<()> {
     let mut bench = Bench::new().await?;
     let other = Agent::start(&bench.redis).await?;
     let mut workers = JoinSet::new();

@@ -120,7 +120,7 @@ async fn a_waiter_keeps_its_place_through_an_outage() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_unlock_during_an_outage_ends_the_hold_and_is_made_good() -> Result<()> {
+async fn an_unlock_during_an_outage_ends_the_hold_and_is_completed_later() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;
@@ -154,7 +154,7 @@ async fn a_worker_that_dies_during_an_outage_is_cleaned_up_after() -> Result<()>
 }
 
 #[tokio::test]
-async fn a_redis_that_comes_late_is_found() -> Result<()> {
+async fn a_redis_that_starts_late_is_used() -> Result<()> {
     let mut redis = RedisServer::start().await?;
     redis.process().kill()?;
     let agent = Agent::at(&redis.url(), &[]).await?;
@@ -180,7 +180,7 @@ async fn a_redis_that_comes_late_is_found() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_full_redis_refuses_and_still_lets_go() -> Result<()> {
+async fn a_full_redis_refuses_locks_and_still_releases() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let mut waiter = bench.session().await?;
@@ -204,7 +204,7 @@ async fn a_full_redis_refuses_and_still_lets_go() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_evicting_redis_is_told_of() -> Result<()> {
+async fn an_evicting_redis_is_reported() -> Result<()> {
     let redis =
         RedisServer::with(&[("maxmemory-policy", "allkeys-lru"), ("maxmemory", "100mb")]).await?;
     let mut agent = Agent::with(&redis, &[]).await?;
@@ -219,7 +219,7 @@ async fn an_evicting_redis_is_told_of() -> Result<()> {
 }
 
 #[tokio::test]
-async fn connections_cut_again_and_again_lose_nothing() -> Result<()> {
+async fn repeatedly_dropped_connections_lose_nothing() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "3s"]).await?;
     let mut worker = listener(&bench.agent).await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;

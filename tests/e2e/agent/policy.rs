@@ -43,7 +43,7 @@ async fn reloads(bench: &Bench, outcome: &str) -> Result<f64> {
 }
 
 #[tokio::test]
-async fn what_no_rule_allows_is_denied_and_counted() -> Result<()> {
+async fn locks_that_no_rule_allows_are_denied_and_counted() -> Result<()> {
     let rules = Rules::new(&for_us(
         "names = [\"orders:*\"]\nkinds = [\"lock\"]\nmax_locks = 2\nmax_wait = \"1m\"",
     ))?;
@@ -73,7 +73,7 @@ async fn what_no_rule_allows_is_denied_and_counted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_rules_change_upon_sighup_and_stay_where_they_cannot_be_read() -> Result<()> {
+async fn rules_are_reloaded_on_sighup_and_kept_if_unreadable() -> Result<()> {
     let rules = Rules::new(&for_us("names = [\"a\"]"))?;
     let mut bench = rules.bench().await?;
     let mut worker = bench.session().await?;
@@ -106,7 +106,7 @@ async fn the_rules_change_upon_sighup_and_stay_where_they_cannot_be_read() -> Re
 }
 
 #[tokio::test]
-async fn without_a_policy_sighup_does_no_harm() -> Result<()> {
+async fn sighup_without_a_policy_is_harmless() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;

@@ -64,7 +64,7 @@ async fn replies_fit_the_protocol() -> Result<()> {
 }
 
 #[tokio::test]
-async fn nulls_are_each_protocols_own() -> Result<()> {
+async fn nulls_have_the_form_of_the_protocol() -> Result<()> {
     let bench = Bench::new().await?;
     let mut holder = bench.session().await?;
     lock(&mut holder, "LOCK a").await?;
@@ -88,7 +88,7 @@ async fn raw(bench: &Bench, bytes: &[u8]) -> Result<String> {
 }
 
 #[tokio::test]
-async fn lines_are_commands_too() -> Result<()> {
+async fn inline_commands_are_accepted() -> Result<()> {
     let bench = Bench::new().await?;
     let lines = "ping\r\n\r\nLOCK  'a b'  nowait\nlock \"c\\x41\" NoWait\r\nHOLDS\r\nQUIT\r\n";
     let answer = raw(&bench, lines.as_bytes()).await?;
@@ -120,7 +120,7 @@ async fn requests_may_come_byte_by_byte() -> Result<()> {
 }
 
 #[tokio::test]
-async fn rubbish_ends_its_own_session_only() -> Result<()> {
+async fn garbage_ends_only_its_own_session() -> Result<()> {
     let mut bench = Bench::new().await?;
     let long_line = [b"PING ".as_slice(), &vec![b'x'; 1 << 20]].concat();
     let many = [b"*2000000\r\n".as_slice(), &b"$1\r\nx\r\n".repeat(10)].concat();
@@ -193,7 +193,7 @@ async fn ten_thousand_commands_may_come_before_a_reply_is_read() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_client_that_never_reads_is_held_back() -> Result<()> {
+async fn a_client_that_never_reads_is_throttled() -> Result<()> {
     let bench = Bench::new().await?;
     let mut holder = bench.session().await?;
     lock(&mut holder, "LOCK a").await?;

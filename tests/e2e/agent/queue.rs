@@ -68,7 +68,7 @@ async fn a_wait_ends_in_null() -> Result<()> {
 }
 
 #[tokio::test]
-async fn nowait_never_passes_a_waiter() -> Result<()> {
+async fn nowait_never_overtakes_a_waiter() -> Result<()> {
     let bench = Bench::new().await?;
     let mut holder = bench.session().await?;
     let mut waiter = bench.session().await?;
@@ -83,7 +83,7 @@ async fn nowait_never_passes_a_waiter() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_waiter_that_leaves_lets_the_next_one_pass() -> Result<()> {
+async fn a_departing_waiter_unblocks_the_next() -> Result<()> {
     let bench = Bench::new().await?;
     let mut holder = bench.session().await?;
     let mut brief = bench.session().await?;
@@ -146,7 +146,7 @@ async fn waits_are_bounded_in_number() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_hundred_local_waiters_listen_once() -> Result<()> {
+async fn a_hundred_local_waiters_subscribe_once() -> Result<()> {
     let mut bench = Bench::new().await?;
     let java = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
     bench.direct.call(&format!("HSET a {java} 1")).await?.ok()?;

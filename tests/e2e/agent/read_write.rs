@@ -49,7 +49,7 @@ async fn readers_share_and_a_writer_waits_for_the_last() -> Result<()> {
 }
 
 #[tokio::test]
-async fn readers_at_the_front_go_in_together_and_those_behind_a_writer_wait() -> Result<()> {
+async fn readers_at_the_front_enter_together_and_readers_behind_a_writer_wait() -> Result<()> {
     let mut bench = Bench::new().await?;
     let [mut first, mut second, mut late] = bench.sessions().await?;
     lock(&mut first, "LOCK a KIND write").await?;
@@ -125,7 +125,7 @@ async fn a_writer_may_read_and_keep_reading() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_would_wait_for_itself_is_told_at_once() -> Result<()> {
+async fn a_self_deadlock_is_reported_at_once() -> Result<()> {
     let bench = Bench::new().await?;
     let [mut one, mut two, mut three] = bench.sessions().await?;
     lock(&mut one, "LOCK a KIND read").await?;
@@ -203,7 +203,7 @@ async fn foreign_readers_and_writers_wake_ours() -> Result<()> {
 }
 
 #[tokio::test]
-async fn both_sides_are_kept_with_their_markers_and_a_loss_is_told() -> Result<()> {
+async fn both_sides_are_renewed_with_their_markers_and_a_loss_is_reported() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "1500ms"]).await?;
     let [mut one, mut writer] = bench.sessions().await?;
     let session = credentials(&mut one).await?;
@@ -226,7 +226,7 @@ async fn both_sides_are_kept_with_their_markers_and_a_loss_is_told() -> Result<(
 }
 
 #[tokio::test]
-async fn show_and_listings_know_them() -> Result<()> {
+async fn show_and_listings_include_read_write_locks() -> Result<()> {
     let mut bench = Bench::new().await?;
     let [mut one, mut two] = bench.sessions().await?;
     let held = holder(&lock(&mut one, "LOCK a KIND read").await?)?;

@@ -112,7 +112,7 @@ async fn a_red_lock_is_a_plain_one_on_each_of_its_servers() -> Result<()> {
 }
 
 #[tokio::test]
-async fn show_and_the_notes_are_on_its_servers() -> Result<()> {
+async fn show_and_the_registry_use_its_servers() -> Result<()> {
     let red = Red::with(3, &[]).await?;
     let (mut worker, mut other) = (red.agent.client().await?, red.agent.client().await?);
     assert_eq!(worker.call("SHOW a").await?, Reply::Null);
@@ -168,7 +168,7 @@ async fn show_and_the_notes_are_on_its_servers() -> Result<()> {
 
 /// Validity counts from before the asking, so what the slowest of the majority takes is taken off.
 #[tokio::test]
-async fn what_the_taking_took_is_no_validity() -> Result<()> {
+async fn acquisition_time_is_deducted_from_validity() -> Result<()> {
     const SLOW: u64 = 300;
     let main = RedisServer::start().await?;
     let mut servers = Vec::new();
@@ -213,7 +213,7 @@ async fn mlock_takes_red_locks_too() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_minority_of_killed_servers_is_no_harm() -> Result<()> {
+async fn a_minority_of_killed_servers_is_harmless() -> Result<()> {
     let mut red = Red::with(5, &["--lease", "3s"]).await?;
     let (mut worker, mut other) = (red.agent.client().await?, red.agent.client().await?);
     lock(&mut worker, "LOCK a KIND red").await?;
@@ -239,7 +239,7 @@ async fn a_minority_of_killed_servers_is_no_harm() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_majority_of_killed_servers_is_named_and_plain_locks_go_on() -> Result<()> {
+async fn a_majority_of_killed_servers_is_reported_and_plain_locks_continue() -> Result<()> {
     let mut red = Red::with(3, &["--lease", "2s"]).await?;
     let (mut worker, mut ear) = (red.agent.client().await?, red.agent.client().await?);
     let told = credentials(&mut worker).await?;
@@ -363,7 +363,7 @@ async fn a_dead_workers_lock_is_free_on_all_servers() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agent_without_servers_for_it_says_which_setting_is_missing() -> Result<()> {
+async fn an_agent_without_red_servers_names_the_missing_setting() -> Result<()> {
     let redis = RedisServer::start().await?;
     let agent = Agent::start(&redis).await?;
     let refused = agent.client().await?.call("LOCK a KIND red").await?;
@@ -408,7 +408,7 @@ async fn an_operator_releases_it_on_all_servers() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_operator_is_told_when_too_few_servers_answer() -> Result<()> {
+async fn an_operator_learns_if_too_few_servers_answer() -> Result<()> {
     let mut red = Red::with(3, &[]).await?;
     let (mut worker, mut operator) = (red.agent.client().await?, red.agent.client().await?);
     lock(&mut worker, "LOCK a KIND red").await?;

@@ -55,7 +55,7 @@ async fn confirmations(agent: &Agent, outcome: &str) -> Result<f64> {
 }
 
 #[tokio::test]
-async fn whoever_hears_of_a_lock_has_it_on_a_replica() -> Result<()> {
+async fn every_granted_lock_is_on_a_replica() -> Result<()> {
     let master = master().await?;
     let replica = replica(&master).await?;
     let agent = Agent::with(&master, &["--min-replicas", "1"]).await?;
@@ -94,7 +94,7 @@ async fn whoever_hears_of_a_lock_has_it_on_a_replica() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_replica_that_stands_still_has_not_is_not_given_out() -> Result<()> {
+async fn a_lock_missing_on_a_stalled_replica_is_not_granted() -> Result<()> {
     let master = master().await?;
     let mut replica = replica(&master).await?;
     let agent = Agent::with(&master, &["--min-replicas", "1"]).await?;
@@ -143,7 +143,7 @@ async fn what_a_replica_that_stands_still_has_not_is_not_given_out() -> Result<(
 }
 
 #[tokio::test]
-async fn the_documented_user_is_enough() -> Result<()> {
+async fn the_documented_user_suffices() -> Result<()> {
     let master = master().await?;
     let _replica = replica(&master).await?;
     let mut direct = master.client().await?;
@@ -158,7 +158,7 @@ async fn the_documented_user_is_enough() -> Result<()> {
 
 /// Whoever hears of a lock still has it when the master is gone in the next moment.
 #[tokio::test]
-async fn a_replica_that_takes_over_has_every_lock_that_was_given_out() -> Result<()> {
+async fn a_promoted_replica_has_every_granted_lock() -> Result<()> {
     let mut master = master().await?;
     let replica = replica(&master).await?;
     let proxy = Proxy::tcp(Place::Port(master.port())).await?;
@@ -216,7 +216,7 @@ async fn many_locks_wait_for_replicas_together() -> Result<()> {
 }
 
 #[tokio::test]
-async fn replicas_that_are_not_there_are_not_waited_for() -> Result<()> {
+async fn absent_replicas_fail_at_once() -> Result<()> {
     let master = master().await?;
     let _first = replica(&master).await?;
     let agent = Agent::with(&master, &["--min-replicas", "2"]).await?;
@@ -238,7 +238,7 @@ async fn replicas_that_are_not_there_are_not_waited_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_wait_is_told_so() -> Result<()> {
+async fn a_user_without_permission_for_wait_gets_an_error() -> Result<()> {
     let master = master().await?;
     let _replica = replica(&master).await?;
     let agent = Agent::with(&master, &["--min-replicas", "1"]).await?;

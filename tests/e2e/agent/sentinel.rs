@@ -70,7 +70,7 @@ async fn until_left(direct: &mut Client) {
 }
 
 #[tokio::test]
-async fn a_failover_is_followed_though_the_old_master_goes_on() -> Result<()> {
+async fn a_failover_is_followed_although_the_old_master_continues() -> Result<()> {
     let sentinels = Sentinels::start(3).await?;
     let agent = start(&sentinels, &[]).await?;
     let mut worker = agent.client3().await?;
@@ -153,7 +153,7 @@ async fn a_master_that_is_killed_is_followed_by_its_replica() -> Result<()> {
 }
 
 #[tokio::test]
-async fn sentinels_that_are_gone_end_nothing_and_the_others_are_asked() -> Result<()> {
+async fn missing_sentinels_are_harmless_while_others_answer() -> Result<()> {
     let mut sentinels = Sentinels::start(3).await?;
     let agent = start(&sentinels, &[]).await?;
     let mut worker = agent.client().await?;
@@ -185,7 +185,7 @@ async fn sentinels_that_are_gone_end_nothing_and_the_others_are_asked() -> Resul
 }
 
 #[tokio::test]
-async fn the_wrong_url_says_what_is_wrong() -> Result<()> {
+async fn a_wrong_url_is_explained() -> Result<()> {
     let sentinels = Sentinels::start(1).await?;
     let plain = RedisServer::start().await?;
     sentinels.mistake("stale").await?;
@@ -224,7 +224,7 @@ async fn the_wrong_url_says_what_is_wrong() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_documented_users_are_enough() -> Result<()> {
+async fn the_documented_users_suffice() -> Result<()> {
     let sentinels = Sentinels::start(1).await?;
     for place in 0..2 {
         documented_users(&mut sentinels.client(place).await?, false).await?;

@@ -9,7 +9,7 @@ use harness::{agent, redis};
 use super::{Bench, holder, lock};
 
 #[tokio::test]
-async fn it_has_its_mode_from_the_start() -> Result<()> {
+async fn the_socket_has_its_mode_from_the_start() -> Result<()> {
     let bench = Bench::new().await?;
     let metadata = std::fs::metadata(bench.agent.socket())?;
     assert!(metadata.file_type().is_socket());
@@ -21,7 +21,7 @@ async fn it_has_its_mode_from_the_start() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_that_a_killed_agent_left_is_replaced() -> Result<()> {
+async fn a_stale_socket_is_replaced() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
     let before = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -36,7 +36,7 @@ async fn one_that_a_killed_agent_left_is_replaced() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_in_use_is_refused_by_name() -> Result<()> {
+async fn a_socket_in_use_is_refused_by_name() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;
@@ -72,7 +72,7 @@ async fn a_second_agent_on_the_same_state_is_another_client() -> Result<()> {
 }
 
 #[tokio::test]
-async fn wrong_settings_are_told_before_anything_is_opened() -> Result<()> {
+async fn wrong_settings_are_reported_before_anything_is_opened() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("agent.toml");
     std::fs::write(&file, "lease = \"30s\"\nleese = \"30s\"\n")?;

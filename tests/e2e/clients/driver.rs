@@ -65,7 +65,7 @@ impl Driver {
         }
     }
 
-    /// Whether its reply has come already.
+    /// Returns whether its reply has come already.
     pub(super) fn has_come(&self, sent: &Sent) -> bool {
         self.early.contains_key(&sent.0)
     }

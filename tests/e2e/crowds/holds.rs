@@ -11,7 +11,7 @@ use super::{Crowd, all};
 const HOLDS: usize = 100_000;
 
 #[tokio::test]
-async fn a_hundred_thousand_holds_are_kept_listed_and_released() -> Result<()> {
+async fn a_hundred_thousand_holds_are_renewed_listed_and_released() -> Result<()> {
     let crowd = Crowd::new(&[]).await?;
     let idle = crowd.memory()?;
     let mut worker = crowd.agent.client().await?;
@@ -48,7 +48,7 @@ async fn a_hundred_thousand_holds_are_kept_listed_and_released() -> Result<()> {
 }
 
 #[tokio::test]
-async fn renewals_go_on_beside_a_flood() -> Result<()> {
+async fn renewals_continue_during_a_flood() -> Result<()> {
     const FLOODERS: usize = 50;
     let crowd = Crowd::new(&["--lease", "12s"]).await?;
     let mut worker = crowd.agent.client().await?;

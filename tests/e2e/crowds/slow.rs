@@ -6,7 +6,7 @@ use harness::{Client, eventually};
 use super::{Crowd, all, send_all};
 
 #[tokio::test]
-async fn who_does_not_read_costs_bounded_memory_and_nobody_else_waits() -> Result<()> {
+async fn a_client_that_does_not_read_uses_bounded_memory_and_delays_no_other() -> Result<()> {
     const DEAF: usize = 30;
     let crowd = Crowd::new(&[]).await?;
     let mut worker = crowd.agent.client().await?;

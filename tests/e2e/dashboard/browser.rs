@@ -27,7 +27,7 @@ fn seconds_left(name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_row_appears_counts_down_and_goes_without_a_reload() -> Result<()> {
+async fn a_row_appears_counts_down_and_disappears_without_a_reload() -> Result<()> {
     let bench = Bench::new().await?;
     let browser = Browser::start().await?;
     browser.open(&bench.dashboard.url("/")).await?;
@@ -98,7 +98,7 @@ async fn a_problem_shows_on_the_open_page() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_page_comes_back_to_life_with_its_dashboard() -> Result<()> {
+async fn a_page_recovers_when_its_dashboard_restarts() -> Result<()> {
     let bench = Bench::new().await?;
     let browser = Browser::start().await?;
     let agent = Agent::start(&bench.redis).await?;

@@ -71,7 +71,7 @@ impl Shown {
 }
 
 #[tokio::test]
-async fn nothing_keeps_anybody_from_using_a_page() -> Result<()> {
+async fn every_page_is_accessible() -> Result<()> {
     let shown = Shown::new().await?;
     let axe = axe()?;
     let browser = Browser::start().await?;
@@ -91,7 +91,7 @@ async fn nothing_keeps_anybody_from_using_a_page() -> Result<()> {
     Ok(())
 }
 
-/// Whether axe is content with what the browser shows, in light and in dark.
+/// Returns whether axe is content with what the browser shows, in light and in dark.
 async fn pleases_axe(browser: &Browser, axe: &str, what: &str) -> Result<()> {
     for theme in ["light", "dark"] {
         browser.run(&format!("document.documentElement.dataset.theme = '{theme}'")).await?;
@@ -102,7 +102,7 @@ async fn pleases_axe(browser: &Browser, axe: &str, what: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn whoever_has_to_act_can() -> Result<()> {
+async fn every_operator_task_is_possible() -> Result<()> {
     const TOKEN: &str = "9f2c4e7ab1d35860";
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), format!("{TOKEN},Anna\n"))?;

@@ -71,7 +71,7 @@ async fn told_by(dashboard: &Dashboard, direct: &mut Client, ahead: i64) {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_changes_what_is_told_and_nothing_else() -> Result<()> {
+async fn a_clock_change_affects_displayed_times_only() -> Result<()> {
     let clock = WallClock::new()?;
     let redis = RedisServer::start().await?;
     let mut direct = redis.client().await?;

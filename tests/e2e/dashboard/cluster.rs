@@ -42,7 +42,7 @@ pub(super) fn addresses(cluster: &mut RedisCluster, places: &[usize]) -> Vec<Str
 }
 
 #[tokio::test]
-async fn the_locks_of_all_masters_are_one_picture_and_are_released_where_they_are() -> Result<()> {
+async fn the_locks_of_all_masters_are_shown_together_and_released_on_their_node() -> Result<()> {
     let mut cluster = RedisCluster::start(3, 0).await?;
     let flags = ["--allow-release", "--monitor", "off"];
     let dashboard = Dashboard::start(&cluster.url(), &flags).await?;
@@ -94,7 +94,7 @@ async fn the_locks_of_all_masters_are_one_picture_and_are_released_where_they_ar
 }
 
 #[tokio::test]
-async fn a_slot_that_moves_takes_its_locks_along() -> Result<()> {
+async fn a_moving_slot_takes_its_locks_along() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
     let dashboard =
         Dashboard::start(&cluster.url(), &["--allow-release", "--monitor", "off"]).await?;
@@ -211,8 +211,7 @@ async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_node_that_is_added_is_asked_for_its_first_slot_while_that_moves_and_then_looked_at()
--> Result<()> {
+async fn an_added_node_is_queried_for_its_moving_slot_and_then_scanned() -> Result<()> {
     let mut cluster = RedisCluster::start(2, 0).await?;
     let dashboard = Dashboard::start(&cluster.url(), &["--monitor", "off"]).await?;
     let name = cluster.names("first:").swap_remove(1);
@@ -249,7 +248,7 @@ fn keys(of: impl Fn(&LockName) -> Vec<u8>, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_failover_is_followed_and_what_it_lost_is_one_notice() -> Result<()> {
+async fn a_failover_is_followed_and_its_losses_are_one_notice() -> Result<()> {
     let mut cluster = RedisCluster::start(3, 1).await?;
     let replica = 3;
     let dashboard = Dashboard::start(&cluster.url(), &["--monitor", "off"]).await?;
@@ -338,7 +337,7 @@ async fn lock_as_listed(dashboard: &Dashboard, name: &str, state: &str) {
 }
 
 #[tokio::test]
-async fn the_documented_users_are_enough() -> Result<()> {
+async fn the_documented_users_suffice() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
     for place in 0..2 {
         let mut direct = cluster.client(place).await?;

@@ -8,13 +8,13 @@ use super::cluster::{addresses, until};
 use super::{held, lock, problems, take};
 use crate::secure::certificate;
 
-/// Whether a source is among those that a lock is known from.
+/// Returns whether a source is among those that a lock is known from.
 fn from(lock: &Value, source: &str) -> bool {
     lock["sources"].as_array().is_some_and(|all| all.contains(&source.into()))
 }
 
 #[tokio::test]
-async fn monitor_and_notifications_tell_of_the_locks_of_each_master() -> Result<()> {
+async fn monitor_and_notifications_cover_the_locks_of_each_master() -> Result<()> {
     let mut cluster = RedisCluster::start(2, 0).await?;
     let all = addresses(&mut cluster, &[0, 1]);
     for place in 0..2 {
@@ -65,7 +65,7 @@ async fn monitor_and_notifications_tell_of_the_locks_of_each_master() -> Result<
 }
 
 #[tokio::test]
-async fn a_cluster_is_looked_at_by_tls() -> Result<()> {
+async fn a_cluster_is_read_over_tls() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (cert, key) = certificate(folder.path())?;
     let cluster = RedisCluster::with_tls(2, &cert, &key).await?;
@@ -90,7 +90,7 @@ async fn a_cluster_is_looked_at_by_tls() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_old_cluster_has_no_channels_of_shards_and_all_else() -> Result<()> {
+async fn an_old_cluster_lacks_only_sharded_channels() -> Result<()> {
     let mut cluster = RedisCluster::old().await?;
     let all = addresses(&mut cluster, &[0]);
     let flags = ["--monitor", "off", "--allow-release"];

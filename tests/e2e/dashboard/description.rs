@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(900);
 const OF_EACH: &str = "12";
 
 #[tokio::test]
-async fn every_answer_is_as_described() -> Result<()> {
+async fn every_response_matches_the_description() -> Result<()> {
     let history = tempfile::tempdir()?;
     let folder = history.path().to_str().context("a path in UTF-8")?;
     // No release goes through: the word for what was seen cannot be guessed.

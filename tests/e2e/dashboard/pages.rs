@@ -36,7 +36,7 @@ fn quoted(text: &str) -> String {
 }
 
 #[tokio::test]
-async fn names_are_text_wherever_they_stand() -> Result<()> {
+async fn names_are_escaped_everywhere() -> Result<()> {
     let mut bench = Bench::new().await?;
     plant(&mut bench).await?;
     let mut paths = vec!["/".to_owned()];
@@ -126,7 +126,7 @@ async fn other_hosts_names_and_methods_are_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_address_others_can_reach_takes_a_word_for_it() -> Result<()> {
+async fn a_reachable_address_requires_confirmation() -> Result<()> {
     let redis = harness::RedisServer::start().await?;
     let folder = tempfile::tempdir()?;
     let mut command = harness::process::command(&harness::programs::path("lockscope-dashboard")?);
@@ -142,7 +142,7 @@ async fn an_address_others_can_reach_takes_a_word_for_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn metrics_are_sound() -> Result<()> {
+async fn metrics_are_valid() -> Result<()> {
     let mut bench = Bench::new().await?;
     plant(&mut bench).await?;
     let metrics = bench.dashboard.metrics().await?;

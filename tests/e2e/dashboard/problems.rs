@@ -32,7 +32,7 @@ async fn a_confirmed_lock_without_a_time_to_live_is_leaked() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_only_looks_like_a_lock_raises_no_alarm() -> Result<()> {
+async fn a_possible_lock_raises_no_problem() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     bench.direct.call(&format!("HSET basket {} 3", java.holder)).await?.ok()?;
@@ -69,7 +69,7 @@ async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
 }
 
 #[tokio::test]
-async fn workers_of_two_agents_that_wait_for_one_another_are_a_deadlock() -> Result<()> {
+async fn a_deadlock_across_two_agents_is_detected() -> Result<()> {
     let bench = Bench::new().await?;
     let agents = [Agent::start(&bench.redis).await?, Agent::start(&bench.redis).await?];
     // Each agent sees only its own half of it.
@@ -108,7 +108,7 @@ async fn successes(dashboard: &Dashboard) -> Result<Vec<(String, String)>> {
 }
 
 #[tokio::test]
-async fn two_dashboards_take_each_other_for_nobody() -> Result<()> {
+async fn two_dashboards_ignore_each_other() -> Result<()> {
     let options =
         [("client-output-buffer-limit", "normal 64mb 0 0"), ("notify-keyspace-events", "KA")];
     let redis = RedisServer::with(&options).await?;

@@ -67,7 +67,7 @@ async fn until_said(dashboard: &Dashboard, reason: &str) {
 }
 
 #[tokio::test]
-async fn a_replica_is_read_and_the_server_spared_until_the_replica_will_not_do() -> Result<()> {
+async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Result<()> {
     let server = RedisServer::start().await?;
     let follows = format!("127.0.0.1 {}", server.port());
     let mut replica = RedisServer::with(&[("replicaof", &follows)]).await?;
@@ -134,7 +134,7 @@ async fn a_replica_is_read_and_the_server_spared_until_the_replica_will_not_do()
 }
 
 #[tokio::test]
-async fn by_sentinel_it_is_a_replica_of_whichever_is_the_master() -> Result<()> {
+async fn with_sentinel_a_replica_of_the_current_master_is_read() -> Result<()> {
     let sentinels = Sentinels::start(1).await?;
     let flags = ["--read-from", "replica", "--monitor", "off"];
     let dashboard = Dashboard::start(&sentinels.url(), &flags).await?;

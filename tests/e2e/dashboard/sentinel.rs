@@ -38,7 +38,7 @@ async fn until_at(dashboard: &Dashboard, address: &str, sources: &[&str]) {
 const SOURCES: [&str; 6] = ["scan", "poll", "channels", "subscribers", "identity", "monitor"];
 
 #[tokio::test]
-async fn a_failover_is_one_notice_though_the_old_master_goes_on() -> Result<()> {
+async fn a_failover_is_one_notice_although_the_old_master_continues() -> Result<()> {
     let sentinels = Sentinels::start(3).await?;
     let flags = ["--monitor", "on", "--monitor-unbounded", "--allow-release"];
     let url = sentinels.url().replace("://", "://127.0.0.1:1,");
@@ -109,7 +109,7 @@ async fn a_failover_is_one_notice_though_the_old_master_goes_on() -> Result<()> 
 }
 
 #[tokio::test]
-async fn while_there_is_no_master_the_picture_stands_still() -> Result<()> {
+async fn without_a_master_the_view_is_frozen() -> Result<()> {
     let mut sentinels = Sentinels::start(1).await?;
     for place in 0..2 {
         documented_users(&mut sentinels.client(place).await?, false).await?;
@@ -156,7 +156,7 @@ async fn while_there_is_no_master_the_picture_stands_still() -> Result<()> {
 }
 
 #[tokio::test]
-async fn where_there_is_no_master_it_is_said_why() -> Result<()> {
+async fn a_missing_master_is_explained() -> Result<()> {
     let sentinels = Sentinels::start(1).await?;
     sentinels.mistake("stale").await?;
     let hosts = sentinels.hosts();

@@ -73,7 +73,7 @@ async fn sources_are_on(dashboard: &Dashboard, wanted: &[&str]) {
 }
 
 #[tokio::test]
-async fn the_three_ends_of_a_watchdogs_lock_are_told_apart() -> Result<()> {
+async fn the_three_ends_of_a_watchdog_lock_are_distinguished() -> Result<()> {
     let bounded = [("client-output-buffer-limit", "normal 32mb 0 0")];
     let redis = RedisServer::with(&bounded).await?;
     let mut direct: Client = redis.client().await?;

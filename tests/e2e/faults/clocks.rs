@@ -56,7 +56,7 @@ async fn told_by(bench: &mut Bench, worker: &mut Client, held: &Held, ahead: i64
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_changes_what_is_shown_and_no_lock() -> Result<()> {
+async fn a_clock_change_affects_displayed_times_and_no_lock() -> Result<()> {
     let clock = WallClock::new()?;
     let environment = clock.environment();
     let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, &**value)).collect();

@@ -222,7 +222,7 @@ async fn everything_fails(mut stage: Stage) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_judge_sees_a_lock_that_does_not_exclude() -> Result<()> {
+async fn the_judge_detects_a_lock_that_does_not_exclude() -> Result<()> {
     // Each worker has a lock of its own.
     let mut stage = Stage::new(&["one", "another"]).await?;
     stage.go_on("a start").await?;

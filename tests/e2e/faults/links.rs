@@ -12,7 +12,7 @@ use super::{
 };
 
 #[tokio::test]
-async fn a_parting_shorter_than_the_lease_is_warned_of_and_survived() -> Result<()> {
+async fn a_partition_shorter_than_the_lease_is_warned_of_and_survived() -> Result<()> {
     let (mut bench, proxy) = stage(SHORT).await?;
     let mut worker = listener(&bench.agent).await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -28,7 +28,7 @@ async fn a_parting_shorter_than_the_lease_is_warned_of_and_survived() -> Result<
 }
 
 #[tokio::test]
-async fn a_parting_longer_than_the_lease_is_told_before_redis_lets_go() -> Result<()> {
+async fn a_partition_longer_than_the_lease_is_reported_before_expiry() -> Result<()> {
     let (mut bench, proxy) = stage(SHORT).await?;
     let mut worker = listener(&bench.agent).await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -52,7 +52,7 @@ async fn a_parting_longer_than_the_lease_is_told_before_redis_lets_go() -> Resul
 }
 
 #[tokio::test]
-async fn half_open_connections_are_left_for_fresh_ones() -> Result<()> {
+async fn half_open_connections_are_replaced() -> Result<()> {
     let (mut bench, proxy) = stage(SHORT).await?;
     let mut worker = bench.session().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -75,7 +75,7 @@ async fn half_open_connections_are_left_for_fresh_ones() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_connection_ended_one_way_is_replaced() -> Result<()> {
+async fn a_half_closed_connection_is_replaced() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let mut worker = bench.session().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -97,7 +97,7 @@ async fn a_connection_ended_one_way_is_replaced() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_slow_way_costs_validity_and_nothing_else() -> Result<()> {
+async fn a_slow_connection_reduces_validity_only() -> Result<()> {
     const DELAY: Duration = Duration::from_millis(50);
     let (bench, proxy) = stage(SHORT).await?;
     for line in proxy.lines(None) {
@@ -121,7 +121,7 @@ async fn a_slow_way_costs_validity_and_nothing_else() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_redis_that_refuses_connections_is_tried_again() -> Result<()> {
+async fn a_redis_that_refuses_connections_is_retried() -> Result<()> {
     let (mut bench, proxy) = stage(SHORT).await?;
     let mut worker = listener(&bench.agent).await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -164,7 +164,7 @@ async fn a_lost_release_message_costs_a_waiter_one_look() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_thousand_subscriptions_are_made_anew_and_wake_their_waiters() -> Result<()> {
+async fn a_thousand_subscriptions_are_restored_and_wake_their_waiters() -> Result<()> {
     const NAMES: usize = 1_000;
     let (mut bench, _proxy) = stage(LONG).await?;
     let theirs = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";

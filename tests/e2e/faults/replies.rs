@@ -26,7 +26,7 @@ async fn a_grant_whose_reply_is_lost_is_given_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_reply_cut_in_the_middle_is_no_reply() -> Result<()> {
+async fn a_truncated_reply_counts_as_lost() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let mut worker = bench.session().await?;
     for cut_after in [0, 1, 5] {
@@ -57,7 +57,7 @@ async fn a_late_acquire_changes_nothing_under_the_next_holder() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_late_acquire_of_a_free_lock_is_a_ghost_that_the_next_attempt_removes() -> Result<()> {
+async fn a_late_acquire_of_a_free_lock_is_removed_by_the_next_attempt() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let mut first = bench.session().await?;
     let stuck = proxy.line(COMMANDS).await;
@@ -76,7 +76,7 @@ async fn a_late_acquire_of_a_free_lock_is_a_ghost_that_the_next_attempt_removes(
 }
 
 #[tokio::test]
-async fn an_acquire_given_up_on_is_undone() -> Result<()> {
+async fn an_abandoned_acquire_is_undone() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let mut worker = bench.session().await?;
     // It runs, and nobody hears of it in time.
@@ -89,7 +89,7 @@ async fn an_acquire_given_up_on_is_undone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_release_whose_reply_is_lost_was_a_release() -> Result<()> {
+async fn a_release_with_a_lost_reply_takes_effect() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;
@@ -119,7 +119,7 @@ async fn a_late_release_does_not_touch_the_next_holder() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_late_renewal_keeps_nothing_and_creates_nothing() -> Result<()> {
+async fn a_late_renewal_extends_nothing_and_creates_nothing() -> Result<()> {
     // A busy machine must not let it run out while its renewals find another way.
     let (mut bench, proxy) = stage(&["--lease", "20s"]).await?;
     let mut first = bench.session().await?;

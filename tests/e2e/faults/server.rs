@@ -41,7 +41,7 @@ async fn a_restart_that_forgets_nothing_loses_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_restart_with_old_data_brings_back_a_ghost_that_is_removed() -> Result<()> {
+async fn a_stale_hold_restored_from_old_data_is_removed() -> Result<()> {
     let (mut bench, _proxy) = stage(LONG).await?;
     let mut worker = bench.session().await?;
     let old = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -79,7 +79,7 @@ async fn a_redis_that_is_loading_is_waited_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_flushed_redis_is_noticed_at_the_next_renewal_and_nothing_is_taken_back() -> Result<()> {
+async fn a_flushed_redis_is_detected_at_the_next_renewal_and_nothing_is_restored() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = listener(&bench.agent).await?;
     lock(&mut worker, "LOCK a").await?;
@@ -91,7 +91,7 @@ async fn a_flushed_redis_is_noticed_at_the_next_renewal_and_nothing_is_taken_bac
 }
 
 #[tokio::test]
-async fn a_redis_that_forgot_the_scripts_is_sent_them_again() -> Result<()> {
+async fn missing_scripts_are_sent_again() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = bench.session().await?;
     let mut waiter = bench.session().await?;
@@ -139,7 +139,7 @@ async fn a_role_that_changed_on_a_living_connection_verifies_every_hold() -> Res
 }
 
 #[tokio::test]
-async fn a_master_that_became_a_replica_is_left_for_the_new_master() -> Result<()> {
+async fn a_demoted_master_is_replaced_by_the_new_master() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let other = RedisServer::start().await?;
     let mut there = other.client().await?;
@@ -169,7 +169,7 @@ async fn a_master_that_became_a_replica_is_left_for_the_new_master() -> Result<(
 }
 
 #[tokio::test]
-async fn a_replica_is_no_redis_to_take_locks_in() -> Result<()> {
+async fn a_replica_is_not_used_for_locks() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = listener(&bench.agent).await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -226,7 +226,7 @@ async fn a_busy_script_is_waited_for_on_the_same_connection() -> Result<()> {
 }
 
 #[tokio::test]
-async fn rights_that_are_taken_away_and_given_back() -> Result<()> {
+async fn permissions_may_be_revoked_and_restored() -> Result<()> {
     let redis = RedisServer::start().await?;
     let mut direct = redis.client().await?;
     run(&mut direct, "ACL SETUSER default >secret").await?;
@@ -253,7 +253,7 @@ async fn rights_that_are_taken_away_and_given_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_redis_with_no_room_for_clients_is_tried_again() -> Result<()> {
+async fn a_redis_at_its_client_limit_is_retried() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let mut worker = bench.session().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -269,7 +269,7 @@ async fn a_redis_with_no_room_for_clients_is_tried_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_redis_that_takes_no_writes_for_now_is_waited_for() -> Result<()> {
+async fn a_redis_that_refuses_writes_is_waited_for() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = listener(&bench.agent).await?;
     let mut waiter = bench.session().await?;
@@ -287,7 +287,7 @@ async fn a_redis_that_takes_no_writes_for_now_is_waited_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn writes_paused_for_a_while_are_survived() -> Result<()> {
+async fn paused_writes_are_survived() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = listener(&bench.agent).await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -302,7 +302,7 @@ async fn writes_paused_for_a_while_are_survived() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_policy_that_evicts_is_named_when_it_is_set() -> Result<()> {
+async fn an_eviction_policy_is_reported_when_it_is_set() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = bench.session().await?;
     let mut ear = bench.session().await?;

@@ -18,7 +18,7 @@ async fn neighbour(bench: &super::Bench) -> Result<Agent> {
 }
 
 #[tokio::test]
-async fn an_agent_that_slept_through_its_leases_tells_before_it_serves() -> Result<()> {
+async fn an_agent_that_slept_through_its_leases_reports_losses_before_serving() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = listener(&bench.agent).await?;
     lock(&mut worker, "LOCK a").await?;
@@ -73,7 +73,7 @@ async fn an_agent_that_slept_for_less_than_its_leases_verifies_every_hold() -> R
 }
 
 #[tokio::test]
-async fn a_grant_that_lay_in_the_buffer_of_a_stopped_agent_is_not_told() -> Result<()> {
+async fn a_grant_buffered_in_a_stopped_agent_is_not_delivered() -> Result<()> {
     let (mut bench, proxy) = stage(SHORT).await?;
     let other = neighbour(&bench).await?;
     let mut worker = bench.session().await?;
@@ -143,7 +143,7 @@ async fn a_stopped_worker_keeps_its_lock_and_can_go_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_way_to_the_agent_that_is_cut_frees_what_its_worker_held() -> Result<()> {
+async fn a_dropped_agent_connection_releases_its_workers_locks() -> Result<()> {
     let (mut bench, _to_redis) = stage(SHORT).await?;
     let near = bench.agent.folder().join("near.sock");
     let proxy = Proxy::unix(&near, Place::Socket(bench.agent.socket()))?;
@@ -164,7 +164,7 @@ async fn a_way_to_the_agent_that_is_cut_frees_what_its_worker_held() -> Result<(
 }
 
 #[tokio::test]
-async fn a_frozen_redis_is_left_in_time_by_every_hold() -> Result<()> {
+async fn every_hold_ends_in_time_if_redis_freezes() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut workers = Vec::new();
     for i in 0..20 {

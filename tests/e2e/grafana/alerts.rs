@@ -111,7 +111,7 @@ pub(super) async fn lock(client: &mut Client, name: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lost_lock_is_told() -> Result<()> {
+async fn a_lost_lock_alerts() -> Result<()> {
     let watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "orders:1").await?;
@@ -131,7 +131,7 @@ async fn a_lost_lock_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn missing_replicas_are_told() -> Result<()> {
+async fn missing_replicas_alert() -> Result<()> {
     let watched = Watched::with(&["--min-replicas", "1"]).await?;
     let mut worker = watched.agent.client().await?;
     eventually("LockscopeReplicasMissing", async || {
@@ -147,7 +147,7 @@ async fn missing_replicas_are_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_frozen_redis_is_told_before_and_after_locks_are_lost() -> Result<()> {
+async fn a_frozen_redis_alerts_before_and_after_locks_are_lost() -> Result<()> {
     // Danger lasts for less than a third of the lease, and must be seen by a scrape.
     let mut watched = Watched::with_lease("15s").await?;
     let mut worker = watched.agent.client().await?;
@@ -179,7 +179,7 @@ async fn a_frozen_redis_is_told_before_and_after_locks_are_lost() -> Result<()> 
 }
 
 #[tokio::test]
-async fn stuck_and_leaked_locks_are_told_apart() -> Result<()> {
+async fn stuck_and_leaked_locks_alert_separately() -> Result<()> {
     let watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "stuck:1").await?;
@@ -199,7 +199,7 @@ async fn stuck_and_leaked_locks_are_told_apart() -> Result<()> {
 }
 
 #[tokio::test]
-async fn crowds_and_those_who_give_up_are_told() -> Result<()> {
+async fn contention_and_timeouts_alert() -> Result<()> {
     let watched = Watched::start().await?;
     let mut holder = watched.agent.client().await?;
     lock(&mut holder, "sku:1").await?;
@@ -233,7 +233,7 @@ async fn crowds_and_those_who_give_up_are_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn monitor_that_stays_on_is_told() -> Result<()> {
+async fn monitor_left_on_alerts() -> Result<()> {
     let redis = RedisServer::start().await?;
     let flags = ["--monitor", "on", "--monitor-unbounded"];
     let dashboard = Dashboard::start(&redis.url(), &flags).await?;
@@ -257,7 +257,7 @@ async fn monitor_that_stays_on_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_stopped_is_told() -> Result<()> {
+async fn a_stopped_worker_alerts() -> Result<()> {
     let watched = Watched::start().await?;
     let agent = &watched.agent;
     let mut worker = Worker::start(&agent.socket(), agent.folder(), &["LOCK orders:1"])?;
@@ -282,7 +282,7 @@ async fn a_worker_that_is_stopped_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_release_by_force_is_told() -> Result<()> {
+async fn a_forced_release_alerts() -> Result<()> {
     let watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "orders:9").await?;
@@ -307,7 +307,7 @@ async fn a_release_by_force_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agent_that_stands_still_is_down_and_then_says_so() -> Result<()> {
+async fn a_frozen_agent_is_down_and_then_reports_it() -> Result<()> {
     let mut watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "a").await?;
@@ -323,7 +323,7 @@ async fn an_agent_that_stands_still_is_down_and_then_says_so() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_evicting_redis_is_told() -> Result<()> {
+async fn an_evicting_redis_alerts() -> Result<()> {
     let redis =
         RedisServer::with(&[("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")]).await?;
     let agent = Agent::with(&redis, &[]).await?;
@@ -366,7 +366,7 @@ fn every_alert_has_its_row_and_its_runbook() -> Result<()> {
             text(&format!("docs/runbooks/{runbook}"))?.contains(name),
             "{runbook} names no {name}"
         );
-        let tests = [include_str!("alerts.rs"), include_str!("found.rs")].concat();
+        let tests = [include_str!("alerts.rs"), include_str!("problem_alerts.rs")].concat();
         assert!(tests.contains(name), "no test waits for {name} to fire");
         for key in ["summary:", "description:"] {
             assert!(value(key).is_some_and(|text| text.len() > 10), "{name} has no {key}");

@@ -1,9 +1,9 @@
 //! What `grafana/` holds, against a real Prometheus that scrapes real programs.
 
 mod alerts;
-mod found;
+mod healthy_load;
 mod panels;
-mod quiet;
+mod problem_alerts;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -33,7 +33,7 @@ fn promtool(arguments: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn promtool_likes_the_rules_and_the_example() -> Result<()> {
+fn promtool_accepts_the_rules_and_the_example() -> Result<()> {
     promtool(&["check", "rules", "lockscope.rules.yml"])?;
     promtool(&["check", "config", "prometheus.yml"])
 }

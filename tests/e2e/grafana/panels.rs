@@ -61,7 +61,7 @@ fn names(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn boards_and_rules_ask_for_the_documented_figures_and_for_each_of_them() -> Result<()> {
+fn boards_and_rules_use_exactly_the_documented_metrics() -> Result<()> {
     let documented = names(&text("docs/metrics.md")?);
     let mut used = BTreeSet::new();
     for (_, query) in queries()? {
@@ -80,7 +80,7 @@ fn boards_and_rules_ask_for_the_documented_figures_and_for_each_of_them() -> Res
 }
 
 #[test]
-fn panels_say_what_they_show() -> Result<()> {
+fn panels_have_descriptions() -> Result<()> {
     let mut uids = BTreeSet::new();
     for name in BOARDS {
         let board = board(name)?;

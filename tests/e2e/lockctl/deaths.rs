@@ -41,7 +41,7 @@ async fn when_lockctl_is_killed_the_lock_stays_until_grandchildren_have_ended() 
 }
 
 #[tokio::test]
-async fn all_that_are_called_lockctl_may_be_killed_at_once() -> Result<()> {
+async fn all_lockctl_processes_may_be_killed_at_once() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut run = desk.exec("a", "echo $$ > shell; sleep 600; true")?;
     let shell = desk.pid("shell").await?;
@@ -56,7 +56,7 @@ async fn all_that_are_called_lockctl_may_be_killed_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn when_the_guard_is_killed_so_is_all_that_it_guards() -> Result<()> {
+async fn killing_the_guard_kills_everything_under_it() -> Result<()> {
     let desk = Desk::new().await?;
     let script = "setsid sh -c 'trap \"\" TERM; echo $$ > apart; while :; do sleep 0.05; done' & \
         trap '' TERM; echo $$ > shell; while :; do sleep 0.05; done";
@@ -72,7 +72,7 @@ async fn when_the_guard_is_killed_so_is_all_that_it_guards() -> Result<()> {
 }
 
 #[tokio::test]
-async fn while_it_waits_a_lockctl_that_is_killed_leaves_nothing() -> Result<()> {
+async fn a_waiting_lockctl_leaves_nothing_when_killed() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut other = desk.bench.session().await?;
     crate::agent::lock(&mut other, "LOCK a").await?;

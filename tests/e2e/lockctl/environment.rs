@@ -67,7 +67,7 @@ async fn input_goes_to_the_command_and_no_shell_reads_its_arguments() -> Result<
 }
 
 #[tokio::test]
-async fn a_trace_that_is_there_is_gone_on_with() -> Result<()> {
+async fn an_existing_trace_is_continued() -> Result<()> {
     let desk = Desk::new().await?;
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let mut command =
@@ -79,7 +79,7 @@ async fn a_trace_that_is_there_is_gone_on_with() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_process_group_of_another_pid_name_space_has_no_number_and_is_no_harm() -> Result<()> {
+async fn a_process_group_of_another_pid_namespace_is_harmless() -> Result<()> {
     let mut desk = Desk::new().await?;
     let apart = |script: &str| -> Result<_> {
         let unshare = process::on_path("unshare").context("no unshare")?;

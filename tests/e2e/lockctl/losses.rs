@@ -19,7 +19,7 @@ async fn started(desk: &Desk, words: &str, script: &str) -> Result<Lockctl> {
 }
 
 #[tokio::test]
-async fn a_lock_that_is_gone_ends_its_command() -> Result<()> {
+async fn a_lost_lock_ends_its_command() -> Result<()> {
     let mut desk = Desk::hasty().await?;
     let mut run = started(&desk, "--kill-after 1h a", STUBBORN).await?;
     desk.bench.direct.call("DEL a").await?.ok()?;
@@ -36,7 +36,7 @@ async fn a_lock_that_is_gone_ends_its_command() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lock_of_several_is_enough() -> Result<()> {
+async fn losing_one_of_several_locks_ends_the_command() -> Result<()> {
     let mut desk = Desk::hasty().await?;
     let mut run = started(&desk, "a b c", STUBBORN).await?;
     desk.bench.direct.call("DEL b").await?.ok()?;
@@ -50,7 +50,7 @@ async fn a_lock_of_several_is_enough() -> Result<()> {
 }
 
 #[tokio::test]
-async fn another_signal_kill_or_nothing_may_be_asked_for() -> Result<()> {
+async fn the_response_to_a_loss_is_configurable() -> Result<()> {
     let mut desk = Desk::hasty().await?;
     let mut killed = started(&desk, "--on-lost kill a", STUBBORN).await?;
     desk.bench.direct.call("DEL a").await?.ok()?;
@@ -96,7 +96,7 @@ async fn a_command_ends_while_the_lock_is_still_valid() -> Result<()> {
 }
 
 #[tokio::test]
-async fn trouble_that_passes_is_ridden_out() -> Result<()> {
+async fn a_temporary_outage_does_not_end_the_command() -> Result<()> {
     let mut desk = Desk::with(&["--lease", "6s"]).await?;
     let mut run = desk.exec(
         "--kill-after 100ms a",
@@ -136,7 +136,7 @@ async fn a_lease_that_is_too_short_ends_the_command_in_time() -> Result<()> {
 }
 
 #[tokio::test]
-async fn when_the_agent_is_killed_the_command_has_what_is_left_of_the_lease() -> Result<()> {
+async fn a_command_outlives_a_killed_agent_until_its_lease_ends() -> Result<()> {
     let mut desk = Desk::hasty().await?;
     let mut quick =
         desk.exec("b", "echo $$ > quick; while ! test -e stop; do sleep 0.02; done; exit 3")?;
@@ -159,7 +159,7 @@ async fn when_the_agent_is_killed_the_command_has_what_is_left_of_the_lease() ->
 }
 
 #[tokio::test]
-async fn when_the_agent_ends_the_command_has_what_is_left_of_the_lease() -> Result<()> {
+async fn a_command_outlives_an_exited_agent_until_its_lease_ends() -> Result<()> {
     let mut desk = Desk::with(&["--lease", "3s", "--drain-timeout", "200ms"]).await?;
     let mut run = started(&desk, "--kill-after 500ms a", STUBBORN).await?;
     desk.bench.agent.process().terminate()?;

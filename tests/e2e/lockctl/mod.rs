@@ -117,7 +117,7 @@ fn command(socket: &Path, folder: &Path, args: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// Whether this process lives: one that has died, and that nobody has waited for yet, does not.
+/// Returns whether this process lives: one that has died, and that nobody has waited for yet, does not.
 fn is_there(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))

@@ -12,7 +12,7 @@ async fn patient() -> Result<Desk> {
 }
 
 #[tokio::test]
-async fn with_grace_the_next_agent_has_the_locks() -> Result<()> {
+async fn with_grace_the_next_agent_takes_over_the_locks() -> Result<()> {
     let mut desk = patient().await?;
     let mut run = desk.exec("--grace 5m a b", UNTIL_STOPPED)?;
     desk.pid("shell").await?;

@@ -47,7 +47,7 @@ const MEANT: [Signal; 15] = [
 ];
 
 #[tokio::test]
-async fn whatever_a_command_may_be_sent_reaches_it() -> Result<()> {
+async fn every_forwardable_signal_reaches_the_command() -> Result<()> {
     let desk = Desk::new().await?;
     let numbers = MEANT.map(|signal| signal.as_raw().to_string());
     let traps: String = numbers
@@ -89,7 +89,7 @@ async fn a_wrapper_that_dies_first_releases_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_does_not_end_is_killed_after_the_time_given() -> Result<()> {
+async fn a_command_that_does_not_exit_is_killed_after_the_timeout() -> Result<()> {
     let desk = Desk::new().await?;
     let stubborn = "sh -c 'trap \"\" TERM; echo $$ > worker; while :; do sleep 0.05; done'";
     let mut run = desk.exec("--kill-after 300ms a", &format!("{stubborn} & wait"))?;
@@ -101,7 +101,7 @@ async fn who_does_not_end_is_killed_after_the_time_given() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_ended_by_itself_may_leave_something_running() -> Result<()> {
+async fn a_command_may_leave_processes_running() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut run = desk.exec("a", "sleep 600 & echo $! > daemon; exit 5")?;
     assert_eq!(run.end().await?.0, 5);
@@ -112,7 +112,7 @@ async fn what_ended_by_itself_may_leave_something_running() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_ignored_stays_ignored() -> Result<()> {
+async fn ignored_signals_stay_ignored() -> Result<()> {
     let desk = Desk::new().await?;
     let lockctl = super::programs::path("lockctl")?;
     let script = format!(

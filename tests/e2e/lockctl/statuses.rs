@@ -11,7 +11,7 @@ use super::process;
 use crate::agent::lock;
 
 #[tokio::test]
-async fn the_commands_status_is_lockctls() -> Result<()> {
+async fn lockctl_returns_the_status_of_its_command() -> Result<()> {
     let mut desk = Desk::new().await?;
     for (script, status) in [
         ("exit 0", 0),
@@ -35,7 +35,7 @@ async fn the_commands_status_is_lockctls() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_was_not_had_is_told_apart_from_what_failed() -> Result<()> {
+async fn an_unavailable_lock_differs_from_a_failure() -> Result<()> {
     let desk = Desk::new().await?;
     let mut other = desk.bench.session().await?;
     other.call("CLIENT SETNAME nightly-report").await?.ok()?;
@@ -91,7 +91,7 @@ async fn refusals_have_statuses_of_their_own() -> Result<()> {
 }
 
 #[tokio::test]
-async fn where_the_system_refuses_files_nothing_is_run() -> Result<()> {
+async fn nothing_runs_if_the_system_refuses_files() -> Result<()> {
     let desk = Desk::new().await?;
     let lockctl = desk.command(&["exec", "--try", "a", "--", "touch", "ran"])?;
     // Its loader needs four.
@@ -113,7 +113,7 @@ async fn where_the_system_refuses_files_nothing_is_run() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_the_policy_forbids_has_a_status_of_its_own() -> Result<()> {
+async fn a_policy_denial_has_its_own_status() -> Result<()> {
     let rules = tempfile::tempdir()?;
     let policy = rules.path().join("policy.toml");
     std::fs::write(&policy, "[[allow]]\nnames = [\"orders:*\"]\nmax_wait = \"1m\"\n")?;
@@ -132,7 +132,7 @@ async fn what_the_policy_forbids_has_a_status_of_its_own() -> Result<()> {
 }
 
 #[tokio::test]
-async fn without_redis_a_command_is_not_run() -> Result<()> {
+async fn a_command_does_not_run_without_redis() -> Result<()> {
     let mut desk = Desk::hasty().await?;
     desk.bench.redis.process().freeze().await?;
     let (code, said) = desk.exec("--wait 200ms a", "touch ran")?.end().await?;

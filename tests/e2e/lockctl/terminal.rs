@@ -76,7 +76,7 @@ impl Terminal {
 }
 
 #[tokio::test]
-async fn the_command_has_the_terminal_and_gives_it_back() -> Result<()> {
+async fn the_command_gets_the_terminal_and_returns_it() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut terminal = Terminal::open(&desk)?;
     // It reads from the terminal, which only the foreground may.
@@ -99,7 +99,7 @@ async fn the_command_has_the_terminal_and_gives_it_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn ctrl_z_gives_the_shell_back_and_fg_goes_on() -> Result<()> {
+async fn ctrl_z_returns_to_the_shell_and_fg_resumes() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut terminal = Terminal::open(&desk)?;
     terminal
@@ -127,7 +127,7 @@ async fn ctrl_z_gives_the_shell_back_and_fg_goes_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn in_the_background_it_leaves_the_terminal_alone() -> Result<()> {
+async fn a_background_command_leaves_the_terminal_alone() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut terminal = Terminal::open(&desk)?;
     terminal.types(
@@ -143,7 +143,7 @@ async fn in_the_background_it_leaves_the_terminal_alone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_list_is_drawn_anew_until_it_is_ended() -> Result<()> {
+async fn the_list_is_redrawn_until_it_is_stopped() -> Result<()> {
     let desk = Desk::new().await?;
     let mut terminal = Terminal::open(&desk)?;
     let mut worker = desk.bench.session().await?;

@@ -23,7 +23,7 @@ fn json(desk: &Desk, args: &[&str]) -> Result<Value> {
 }
 
 #[tokio::test]
-async fn the_list_tells_who_holds_and_who_waits() -> Result<()> {
+async fn the_list_shows_holders_and_waiters() -> Result<()> {
     let desk = Desk::new().await?;
     let mut one = desk.bench.session().await?;
     one.call("CLIENT SETNAME nightly").await?.ok()?;
@@ -55,7 +55,7 @@ async fn the_list_tells_who_holds_and_who_waits() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lock_is_shown_as_redis_has_it() -> Result<()> {
+async fn show_describes_the_lock_as_stored_in_redis() -> Result<()> {
     let desk = Desk::new().await?;
     let mut one = desk.bench.session().await?;
     let held = holder(&lock(&mut one, "LOCK a KIND fenced").await?)?;
@@ -79,7 +79,7 @@ async fn a_lock_is_shown_as_redis_has_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_status_says_whether_locks_are_to_be_had() -> Result<()> {
+async fn the_status_reports_whether_locks_are_available() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut one = desk.bench.session().await?;
     lock(&mut one, "LOCK a").await?;
@@ -100,7 +100,7 @@ async fn the_status_says_whether_locks_are_to_be_had() -> Result<()> {
 }
 
 #[tokio::test]
-async fn changes_are_lines_where_nobody_looks() -> Result<()> {
+async fn without_a_terminal_changes_are_printed_as_lines() -> Result<()> {
     let mut desk = Desk::new().await?;
     let log = desk.path("watched");
     let file = std::fs::File::create(&log)?;
@@ -137,7 +137,7 @@ async fn changes_are_lines_where_nobody_looks() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lock_is_released_by_force_only_as_it_was_seen() -> Result<()> {
+async fn a_forced_release_applies_only_to_an_unchanged_lock() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut run_under = desk.exec("a", "echo $$ > shell; while :; do sleep 0.05; done")?;
     let shell = desk.pid("shell").await?;
@@ -175,7 +175,7 @@ async fn a_lock_is_released_by_force_only_as_it_was_seen() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_session_is_ended_with_its_locks_and_told() -> Result<()> {
+async fn a_killed_session_loses_its_locks_and_is_notified() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut worker = desk.bench.agent.client3().await?;
     let session = worker.call("SESSION PUSH on").await?.ok()?.field("id")?.text();
@@ -196,7 +196,7 @@ async fn a_session_is_ended_with_its_locks_and_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn others_are_no_operators() -> Result<()> {
+async fn other_users_are_not_operators() -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     if !rustix::process::geteuid().is_root() {
         // Only root can be somebody else.
@@ -227,7 +227,7 @@ async fn others_are_no_operators() -> Result<()> {
 }
 
 #[tokio::test]
-async fn completions_and_the_manual_know_every_verb() -> Result<()> {
+async fn completions_and_the_manual_cover_every_command() -> Result<()> {
     let desk = Desk::new().await?;
     let verbs = ["exec", "ls", "show", "status", "watch", "unlock", "kick", "completions", "man"];
     let (status, page, _) = run(&desk, &["man"])?;

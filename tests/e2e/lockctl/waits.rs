@@ -8,7 +8,7 @@ use super::Desk;
 use crate::agent::lock;
 
 #[tokio::test]
-async fn who_waits_is_told_for_whom_and_may_wait_for_hours() -> Result<()> {
+async fn a_waiter_sees_the_holder_and_may_wait_for_hours() -> Result<()> {
     let desk = Desk::new().await?;
     let mut other = desk.bench.session().await?;
     lock(&mut other, "LOCK a").await?;
@@ -39,7 +39,7 @@ async fn left(desk: &mut Desk) -> Option<i64> {
 }
 
 #[tokio::test]
-async fn a_wait_has_the_end_that_was_asked_for_or_none() -> Result<()> {
+async fn a_wait_has_the_requested_limit_or_none() -> Result<()> {
     const HOUR: i64 = 3_600;
     for (words, hours) in
         [("a", None), ("--wait 100h a", Some(100)), ("--wait 365d a", Some(8_760))]
@@ -66,7 +66,7 @@ async fn a_wait_has_the_end_that_was_asked_for_or_none() -> Result<()> {
 }
 
 #[tokio::test]
-async fn holders_elsewhere_are_told_by_their_ids() -> Result<()> {
+async fn holders_elsewhere_are_shown_by_their_ids() -> Result<()> {
     let mut desk = Desk::new().await?;
     let holder = "11111111-2222-3333-4444-555555555555:42";
     desk.bench.direct.call(&format!("HSET a {holder} 1")).await?.ok()?;
@@ -95,7 +95,7 @@ async fn a_wait_ends_by_a_signal() -> Result<()> {
 }
 
 #[tokio::test]
-async fn several_locks_are_taken_together_in_whatever_order() -> Result<()> {
+async fn several_locks_are_acquired_together_in_any_order() -> Result<()> {
     let mut desk = Desk::new().await?;
     let script =
         "echo x >> inside; test $(wc -l < inside) = 1 || echo two > clash; sleep 0.02; : > inside";
@@ -130,7 +130,7 @@ async fn readers_share_and_a_writer_waits() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_started_anew_is_waited_for() -> Result<()> {
+async fn a_restarted_agent_is_waited_for() -> Result<()> {
     // Nothing tells of a key's end by hand: it is looked for.
     let mut desk = Desk::with(&["--poll-max", "200ms"]).await?;
     let holder = "11111111-2222-3333-4444-555555555555:42";
@@ -146,7 +146,7 @@ async fn an_agent_that_is_started_anew_is_waited_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agent_that_ends_as_one_comes_in_is_followed_by_another() -> Result<()> {
+async fn an_agent_that_exits_during_connect_is_replaced_by_the_next() -> Result<()> {
     let desk = Desk::new().await?;
     // As with a socket that the service manager keeps: it is there before the agent, and after it.
     let door = desk.path("door.sock");
@@ -170,7 +170,7 @@ async fn an_agent_that_ends_as_one_comes_in_is_followed_by_another() -> Result<(
 }
 
 #[tokio::test]
-async fn what_an_agent_gave_and_did_not_tell_before_it_went_is_given_back() -> Result<()> {
+async fn an_unreported_grant_of_an_exited_agent_is_released() -> Result<()> {
     let desk = Desk::new().await?;
     let door = desk.path("door.sock");
     let listener = tokio::net::UnixListener::bind(&door)?;
@@ -189,7 +189,7 @@ async fn what_an_agent_gave_and_did_not_tell_before_it_went_is_given_back() -> R
 }
 
 #[tokio::test]
-async fn no_agent_at_all_is_told_at_once() -> Result<()> {
+async fn a_missing_agent_is_reported_at_once() -> Result<()> {
     let desk = Desk::new().await?;
     let door = desk.path("door.sock");
     // One that nobody listens on any more, then none.

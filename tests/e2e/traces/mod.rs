@@ -51,7 +51,7 @@ async fn ok(client: &mut Client, words: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_workers_trace_goes_through_wait_and_hold_by_either_protocol() -> Result<()> {
+async fn a_workers_trace_covers_wait_and_hold_with_either_protocol() -> Result<()> {
     let receiver = SpanReceiver::start().await?;
     for (endpoint, protocol) in [(receiver.grpc(), "grpc"), (receiver.http(), "http/protobuf")] {
         let redis = RedisServer::start().await?;
@@ -119,7 +119,7 @@ async fn a_workers_trace_goes_through_wait_and_hold_by_either_protocol() -> Resu
 }
 
 #[tokio::test]
-async fn a_lost_hold_shows_what_led_to_it() -> Result<()> {
+async fn a_lost_hold_shows_its_cause() -> Result<()> {
     let receiver = SpanReceiver::start().await?;
     let endpoint = receiver.grpc();
     let mut redis = RedisServer::start().await?;
@@ -156,7 +156,7 @@ async fn a_lost_hold_shows_what_led_to_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_waits_is_sent_at_the_end() -> Result<()> {
+async fn queued_spans_are_sent_at_exit() -> Result<()> {
     let receiver = SpanReceiver::start().await?;
     let endpoint = receiver.http();
     let redis = RedisServer::start().await?;
@@ -210,7 +210,7 @@ fn place(trace: &str) -> Result<u64> {
 }
 
 #[tokio::test]
-async fn of_a_share_each_trace_is_whole_or_not_at_all() -> Result<()> {
+async fn a_sampled_trace_is_complete_or_absent() -> Result<()> {
     let receiver = SpanReceiver::start().await?;
     let endpoint = receiver.grpc();
     let redis = RedisServer::start().await?;
@@ -255,7 +255,7 @@ async fn of_a_share_each_trace_is_whole_or_not_at_all() -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_receives_traces_is_never_waited_for() -> Result<()> {
+async fn the_trace_receiver_never_delays_locks() -> Result<()> {
     // One takes connections and says nothing; nobody listens at the other.
     let deaf = TcpListener::bind("127.0.0.1:0").await?;
     let hangs = format!("http://{}", deaf.local_addr()?);

@@ -62,7 +62,7 @@ impl Front {
 }
 
 #[tokio::test]
-async fn traces_go_by_tls_to_who_has_the_right_certificate() -> Result<()> {
+async fn traces_use_tls_with_a_trusted_certificate() -> Result<()> {
     let receiver = SpanReceiver::start().await?;
     let redis = RedisServer::start().await?;
     for (plain, protocol, spoken) in [

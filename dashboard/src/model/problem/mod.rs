@@ -40,7 +40,6 @@ pub struct Expired {
     pub holder: HolderId,
     /// Sure if the holder was seen to return too late.
     pub certainty: Certainty,
-    /// HolderIdentity says so.
     pub source: Source,
     /// The observation, a sentence.
     pub seen: String,
@@ -61,7 +60,7 @@ pub struct Case<'a> {
     pub now: Stamp,
     /// Holders and counts; empty: it is free.
     pub holders: &'a [(HolderId, i64)],
-    /// Whether it is proved to be a lock.
+    /// True if it is proved to be a lock.
     pub confirmed: bool,
     /// Time to live; none: it has none, or it is free.
     pub ttl: Option<Duration>,
@@ -73,7 +72,7 @@ pub struct Case<'a> {
     pub still_since: (Moment, SteadyMillis),
     /// The instant since which release messages arrive without a gap.
     pub listening_since: Option<Moment>,
-    /// Whether a lock of its kind may be released without a message.
+    /// True if a lock of its kind may be released without a message.
     pub silent: bool,
     /// The duration that 99 of 100 holds did not exceed.
     pub typical: Option<Duration>,

@@ -35,13 +35,13 @@ pub struct ScopeContext {
     pub listening_since: Option<Moment>,
     /// The beginning of the newest complete pass over all keys: a lock that is new was not there all that time.
     pub pass_began: Option<Moment>,
-    /// Whether the server has restarted and its losses are still being determined.
+    /// True if the server has restarted and its losses are still being determined.
     pub restarted: bool,
     /// The instant since which the server can be read without a gap.
     pub readable_since: Option<Moment>,
     /// Milliseconds by which the server's clock is ahead of ours.
     pub ahead_ms: i64,
-    /// Whether the server is a node of a cluster.
+    /// True if the server is a node of a cluster.
     pub cluster: bool,
 }
 
@@ -159,7 +159,7 @@ pub struct Record {
     events: EventLog,
     hold_history: Option<Box<HoldHistory>>,
     problems: Vec<ProblemView>,
-    /// Whether anything has changed since the last view.
+    /// True if anything has changed since the last view.
     dirty: bool,
 }
 

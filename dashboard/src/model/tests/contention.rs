@@ -1,4 +1,4 @@
-//! What is counted for the last hour, by which sources there are; and what the server tells of changed keys.
+//! Contention counts by available sources, and keyspace notifications.
 
 use redisson::monitor;
 
@@ -9,7 +9,7 @@ fn counted(model: &mut Model, ms: u64) -> Contention {
     model.contention(at(ms), SteadyMillis(ms))
 }
 
-/// What was counted of the only lock, which is what was counted of its group.
+/// Returns the counts of the only lock, which equal those of its group.
 fn tally(model: &mut Model, ms: u64) -> Tally {
     let counted = counted(model, ms);
     assert_eq!(counted.groups[0].tally, counted.locks[0].tally);

@@ -1,4 +1,4 @@
-//! What an earlier run of the program knew, taken up again.
+//! Restoring the knowledge of an earlier run.
 
 use super::*;
 

@@ -65,7 +65,7 @@ pub struct ClientView {
     /// The beginning of its hold, by its agent's clock.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub since: Option<SteadyMillis>,
-    /// Whether it is alive; none where that is unknown.
+    /// True if it is alive; none where that is unknown.
     pub alive: Option<bool>,
 }
 
@@ -79,7 +79,7 @@ pub struct HolderView {
     pub count: i64,
     /// Milliseconds to live of a reader's marker when last read; none where it has none, or it was not read.
     pub marker_ttl_ms: Option<u64>,
-    /// Whether it is a reader whose marker is gone: only its field is left of it.
+    /// True if it is a reader whose marker is gone: only its field is left of it.
     pub zombie: bool,
     pub since: Since,
     /// The process behind it, if known.
@@ -135,7 +135,7 @@ pub struct QueueEntryView {
     /// The entry's deadline by its own client's clock; none where it has none.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub deadline: Option<SteadyMillis>,
-    /// Whether the deadline is still to come.
+    /// True if the deadline is still to come.
     pub alive: bool,
 }
 
@@ -163,7 +163,7 @@ impl RedView {
 pub struct LockView {
     pub id: LockId,
     pub state: State,
-    /// Whether it is proved to be a lock rather than a hash of the same shape.
+    /// True if it is proved to be a lock rather than a hash of the same shape.
     pub confirmed: bool,
     /// The kind, by redisson's word.
     pub kind: &'static str,
@@ -174,7 +174,7 @@ pub struct LockView {
     pub observed_at: SteadyMillis,
     /// The lease, inferred from the highest times to live seen.
     pub lease_ms: Option<u64>,
-    /// Whether its holder renews it.
+    /// True if its holder renews it.
     pub renewed: bool,
     /// Renewals of the current hold; none where it is not renewed.
     pub renewals: Option<Arc<Renewals>>,
@@ -191,13 +191,13 @@ pub struct LockView {
     /// Its holders on the servers of its group, where several of them have the lock.
     pub red: Option<Box<RedView>>,
     pub sources: SourceSet,
-    /// Whether its queue has entries (fair locks only).
+    /// True if its queue has entries (fair locks only).
     pub queued: bool,
     /// The waiters known by name, the longest wait first.
     pub waiters: Vec<WaiterView>,
     /// The least number of waiters: by name, by queue entry, or by connections that listen for its release.
     pub waiting: u64,
-    /// Whether `waiting` counts all of them.
+    /// True if `waiting` counts all of them.
     pub waiters_exact: bool,
     /// The first entries of its queue, in order.
     pub queue: Vec<QueueEntryView>,
@@ -205,7 +205,7 @@ pub struct LockView {
     pub token: Option<i64>,
     /// The lock group, as in metrics.
     pub group: Arc<str>,
-    /// Whether the settings expect long holds.
+    /// True if the settings expect long holds.
     pub expected_long: bool,
 }
 

@@ -166,7 +166,7 @@ pub enum Observation {
     /// The server sent a notification that the lock's key was changed.
     KeyChanged {
         name: LockName,
-        /// Whether the key expired.
+        /// True if the key expired.
         expired: bool,
         at: Moment,
         steady: SteadyMillis,
@@ -218,7 +218,7 @@ pub enum Observation {
     /// The address of the server that is about to be reported as up. It differs from the last one after a failover.
     ServerAddress {
         address: String,
-        /// Whether it is a replica, read in place of its master.
+        /// True if it is a replica, read in place of its master.
         replica: bool,
     },
     /// The server can be read.
@@ -227,7 +227,7 @@ pub enum Observation {
         /// The server's run id, if it reports one.
         run_id: Option<String>,
         at: Moment,
-        /// Whether it is a node of a cluster.
+        /// True if it is a node of a cluster.
         cluster: bool,
     },
     /// The server cannot be read.

@@ -115,7 +115,7 @@ pub struct PastWait {
     pub id: HolderId,
     pub since: Since,
     pub to: SteadyMillis,
-    /// Whether it obtained the lock; otherwise it left, or fell silent.
+    /// True if it obtained the lock; otherwise it left, or fell silent.
     pub granted: bool,
 }
 
@@ -141,7 +141,7 @@ pub struct PastWaitView {
     pub since: Since,
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub to: SteadyMillis,
-    /// Whether it obtained the lock; otherwise it left, or fell silent.
+    /// True if it obtained the lock; otherwise it left, or fell silent.
     pub granted: bool,
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::id::LockId;
 use crate::clock::SteadyMillis;
 
-/// How certain a problem is.
+/// The certainty of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, PartialOrd, Ord)]
 #[serde(rename_all = "lowercase")]
 pub enum Certainty {

@@ -19,7 +19,7 @@ pub struct KnownParts {
     pub readers: Vec<(HolderId, i64)>,
     /// The waiters in the queue.
     pub waiting: Vec<HolderId>,
-    /// Whether to read the fencing token.
+    /// True if to read the fencing token.
     pub token: bool,
     /// The last reading, where revalidating it is enough.
     pub revalidate: Option<LastReading>,

@@ -18,7 +18,7 @@ pub struct Snapshot {
     /// Grows by one with each snapshot.
     pub seq: u64,
     pub at: SteadyMillis,
-    /// Whether every database has been scanned once.
+    /// True if every database has been scanned once.
     pub complete: bool,
     /// Locks beyond the limit, counted by the latest scan but not retained.
     pub not_kept: u64,

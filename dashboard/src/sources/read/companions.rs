@@ -36,7 +36,7 @@ enum QueueAsk {
 #[derive(Debug)]
 pub(super) struct Ask {
     queue: QueueAsk,
-    /// Whether a queue exists, or deadlines without one.
+    /// True if a queue exists, or deadlines without one.
     is_queued: bool,
     waiting: Vec<HolderId>,
     readers: Vec<(HolderId, i64)>,

@@ -104,7 +104,7 @@ impl Findings {
 /// Reads keys. A lock that keeps changing while it is read is left out.
 ///
 /// # Errors
-/// When the connection fails, or the account may not run a command at all.
+/// If the connection fails, or the account may not run a command at all.
 pub async fn read(
     caller: &mut impl Caller,
     requests: Vec<ReadRequest>,

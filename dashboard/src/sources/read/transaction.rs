@@ -34,7 +34,7 @@ pub(super) struct Job {
     ask: usize,
     /// The companions to read; none if the account may read the lock but not its companions.
     companions: Option<Ask>,
-    /// Whether the companions are left out since they may be on another node: the slot is moving.
+    /// True if the companions are left out because they may be on another node: the slot is moving.
     away: bool,
 }
 

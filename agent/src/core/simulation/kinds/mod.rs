@@ -1,5 +1,5 @@
-//! Read-write, fair and plain locks, one or two at once: agents, and one Redis that hangs, restarts with its data, is slow or
-//! full.
+//! Read-write, fair and plain locks, one or two at once: two agents, and one Redis that hangs, restarts with its data, is
+//! slow or full.
 
 mod invariants;
 mod worker;

@@ -21,7 +21,8 @@ use crate::protocol::command::{Command, HoldRequest, ListRequest, LockRequest, W
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::SessionId;
 
-struct Wanted {
+/// The lock of a LOCK.
+struct Target {
     name: &'static str,
     kind: Kind,
 }
@@ -103,7 +104,7 @@ impl Simulation {
             return match held.first() {
                 Some(lock) => self.unlock(host, id, owner, lock),
                 None => {
-                    let lock = Wanted { name: NAMES[0], kind: Kind::Lock };
+                    let lock = Target { name: NAMES[0], kind: Kind::Lock };
                     self.send_lock(host, id, owner, lock, Wait::Forever, None);
                 }
             };
@@ -174,7 +175,7 @@ impl Simulation {
             // Both kinds are used under one name: they exclude each other.
             None => self.rng.pick(&[Kind::Lock, Kind::Lock, Kind::Fenced]),
         };
-        let lock = Wanted { name: lock, kind };
+        let lock = Target { name: lock, kind };
         self.send_lock(host, id, owner, lock, wait, lease);
     }
 
@@ -183,7 +184,7 @@ impl Simulation {
         host: usize,
         id: SessionId,
         owner: usize,
-        Wanted { name: lock, kind }: Wanted,
+        Target { name: lock, kind }: Target,
         wait: Wait,
         lease: Option<Lease>,
     ) {

@@ -47,7 +47,7 @@ pub(super) struct Commands {
     pub(super) raised: Option<Refusal>,
 }
 
-/// How a command uses memory.
+/// A command's use of memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
     Read,

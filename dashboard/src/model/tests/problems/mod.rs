@@ -1,4 +1,4 @@
-//! Problems as they come and go with what is seen: found in time, cleared in time, and never where all is well.
+//! Problems as they begin and end with observations: found in time, cleared in time, and never in healthy locks.
 
 mod gone;
 mod tasks;
@@ -69,7 +69,7 @@ fn problems(view: &LockView) -> Vec<(ProblemKind, Certainty)> {
     view.problems.iter().map(|problem| (problem.problem, problem.certainty)).collect()
 }
 
-/// What is shown in the end; nothing once it is forgotten.
+/// Returns the final view; none once the lock has been dropped.
 fn play(steps: &[(u64, Then)]) -> Option<Arc<LockView>> {
     let mut model = model();
     for (ms, then) in steps {
@@ -387,7 +387,7 @@ fn braces_that_part_a_lock_from_its_channel_matter_in_a_cluster_only() {
     }
 }
 
-/// What a day of healthy locks looks like to a poll that is as slow as it may be.
+/// A day of healthy locks, as observed by the slowest possible poll.
 #[test]
 fn hours_of_health_raise_nothing() {
     let mut model = model();

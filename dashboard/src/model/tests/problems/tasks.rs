@@ -18,7 +18,7 @@ fn contended(holder: HolderId, waiter: HolderId) -> Reading {
     Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), companions }
 }
 
-/// What is found of two locks, each held by a worker that waits for the other one, as their agents tell it: `waits` of the first
+/// Returns the problems of two locks, each held by a worker that waits for the other, as their agents publish it: `waits` of the first
 /// one's wait.
 fn found(waits: Option<&HolderIdentity>) -> Option<(Certainty, Vec<String>)> {
     let task = |session: &str, pid| HolderIdentity {

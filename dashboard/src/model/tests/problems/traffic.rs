@@ -1,4 +1,4 @@
-//! What only MONITOR shows of problems.
+//! Problems that only MONITOR shows.
 
 use redisson::monitor;
 
@@ -53,7 +53,7 @@ fn monitor_finds_locks_renewals_and_releases_that_nothing_else_tells() {
     assert!(
         view.problems.is_empty() && view.past.iter().all(|past| past.ended == Some("released"))
     );
-    // AgentReport by MONITOR and by its message it is one release.
+    // MONITOR and the message report the same release.
     let events = view.events.views().len();
     traffic(&mut model, 701_000, vec![event("a", 52, Released)]);
     release(&mut model, "a", 701_002);

@@ -13,18 +13,18 @@ struct Case {
     problem: ProblemKind,
     /// Plays until the fault.
     before: fn(&mut Play),
-    /// What goes wrong; or it does so by itself now.
+    /// The fault to inject; none: it happens by itself.
     fault: fn(&mut Play),
-    /// How surely it is found by these sources in the end, and how many milliseconds after the fault first; none: it
+    /// The final certainty with these sources, and the milliseconds from the fault to the first detection; none: it
     /// cannot be seen.
     found: fn(Seeing) -> Option<(Certainty, RangeInclusive<u64>)>,
     /// For how long it is watched.
     watched: u64,
-    /// What puts it right.
+    /// The repair.
     remedy: fn(&mut Play),
-    /// How soon it is then over, milliseconds.
+    /// The most milliseconds from the repair to the end of the problem.
     over: u64,
-    /// Which other problem may come with it.
+    /// Another problem that may come with it.
     also: Option<ProblemKind>,
 }
 

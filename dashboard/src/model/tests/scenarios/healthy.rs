@@ -1,4 +1,4 @@
-//! What must raise nothing, whatever the sources.
+//! Healthy locks, which must raise no problem with any choice of sources.
 
 use super::*;
 

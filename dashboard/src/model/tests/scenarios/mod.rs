@@ -1,8 +1,8 @@
-//! A Redis with its clients, played in logical time and looked at by any choice of sources: what each problem needs to
-//! be found and how soon, that it goes when it should, and that nothing is raised where all is well.
+//! A simulated Redis with its clients in logical time, observed by any choice of sources: the sources that each problem needs,
+//! the time to its detection and to its end, and the absence of problems in healthy locks.
 //!
-//! Clients are written as Redisson's behave. Each thing they do changes the keys, and reaches the model as the sources
-//! that are on would tell it, at their own pace; keys are read when the model asks for them.
+//! Clients behave as Redisson's do. Each of their actions changes the keys, and reaches the model as the enabled sources would
+//! report it, at their own pace; keys are read when the model requests them.
 
 mod clients;
 mod found;
@@ -31,7 +31,7 @@ pub(super) const AGENTS: u8 = 200;
 /// Ours and the wall clock's zero apart, so that none is taken for the other.
 const WALL: u64 = 1_000_000;
 
-/// Which sources tell, beside passes and readings, which always do.
+/// The enabled sources, in addition to scans and readings, which are always on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seeing {
     pub(super) channels: bool,
@@ -58,7 +58,7 @@ impl Seeing {
 #[derive(Debug, Clone, Default)]
 struct Key {
     hash: LockHash,
-    /// When it runs out; none: it does not.
+    /// The expiry; none: it does not expire.
     ends: Option<u64>,
 }
 
@@ -89,7 +89,7 @@ pub(super) struct Turn {
     pub(super) certainty: Option<Certainty>,
 }
 
-/// What the model is given, in its order.
+/// The model's input, in order.
 #[derive(Debug, Clone)]
 enum Given {
     Seen(Box<Observation>),
@@ -120,10 +120,10 @@ pub(super) struct Play {
     /// The problems that are shown.
     shown: HashMap<(LockName, ProblemKind), Certainty>,
     turns: Vec<Turn>,
-    /// Whether what goes in and comes out is kept.
+    /// True if input and output are recorded.
     recorded: bool,
     given: Vec<Given>,
-    /// What the model gave out, to be compared.
+    /// The model's output, for comparison.
     gave: Vec<String>,
 }
 
@@ -217,7 +217,7 @@ impl Play {
         self.now += ms;
     }
 
-    /// When something happens next.
+    /// Returns the time of the next event.
     fn next(&self) -> u64 {
         let ends = self.keys.values().filter_map(|key| key.ends);
         let renewals = self.watchdogs.iter().map(|watchdog| watchdog.next);
@@ -263,7 +263,7 @@ impl Play {
         }
     }
 
-    /// What came and went so far.
+    /// Returns the problems that began and ended so far.
     pub(super) fn turns(&self) -> &[Turn] {
         &self.turns
     }

@@ -1,4 +1,4 @@
-//! What the model was given once gives the same again.
+//! The same input gives the same output.
 
 use super::*;
 

@@ -2,17 +2,17 @@
 
 use super::*;
 
-/// How often those who listen are counted, milliseconds.
+/// The interval at which subscribers are counted, in milliseconds.
 const COUNT_EACH: u64 = 1_000;
-/// How often the server's clients are listed.
+/// The interval at which the server's clients are listed.
 const LIST_EACH: u64 = 15_000;
-/// How often agents are asked.
+/// The interval at which the holder registry is read.
 const AGENTS_EACH: u64 = 2_000;
-/// How often all keys are passed over.
+/// The interval of scans.
 const PASS_EACH: u64 = 60_000;
-/// When the first of these ends.
+/// The end of the first scan.
 const FIRST_PASS: u64 = 1_000;
-/// How often the server's clock is read.
+/// The interval at which the server's clock is read.
 const CLOCK_EACH: u64 = 10_000;
 
 impl Play {
@@ -114,7 +114,7 @@ impl Play {
         self.see(Observation::Read { name: name(lock), stamp, source, reading });
     }
 
-    /// What a reading would find now.
+    /// Returns the result of a reading now.
     pub(super) fn reading(&self, lock: &str) -> Reading {
         let queue = self.queues.get(lock).map(|places| Queue {
             len: places.len() as u64,

@@ -78,7 +78,7 @@ fn may_mount() -> bool {
 }
 
 #[tokio::test]
-async fn a_missing_state_folder_is_made() -> Result<()> {
+async fn a_missing_state_folder_is_created() -> Result<()> {
     let stand = Stand::new(None).await?;
     let mut worker = stand.session().await?;
     worker.call("SESSION GRACE 5000").await?.ok()?;

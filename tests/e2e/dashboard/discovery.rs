@@ -6,7 +6,7 @@ use harness::{Agent, Dashboard, Foreign, RedisServer, eventually, http};
 use super::{Bench, find};
 
 #[tokio::test]
-async fn a_lock_taken_through_an_agent() -> Result<()> {
+async fn finds_a_lock_acquired_through_an_agent() -> Result<()> {
     let bench = Bench::new().await?;
     let agent = Agent::start(&bench.redis).await?;
     let mut worker = agent.client().await?;
@@ -32,7 +32,7 @@ async fn a_lock_taken_through_an_agent() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lock_taken_as_redisson_does() -> Result<()> {
+async fn finds_a_lock_with_redissons_layout() -> Result<()> {
     let bench = Bench::new().await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     assert!(java.lock("payments").await?);
@@ -46,7 +46,7 @@ async fn a_lock_taken_as_redisson_does() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_holder_that_follows_another() -> Result<()> {
+async fn shows_the_next_holder() -> Result<()> {
     let bench = Bench::new().await?;
     let agent = Agent::start(&bench.redis).await?;
     let mut first = agent.client().await?;
@@ -61,7 +61,7 @@ async fn the_holder_that_follows_another() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_name_that_is_asked_for_is_read_at_once() -> Result<()> {
+async fn a_requested_name_is_read_at_once() -> Result<()> {
     // The passes look at other keys only: nothing but the question can find it.
     let mut bench = Bench::with(&["--scan-match", "nothing:*"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
@@ -90,7 +90,7 @@ async fn a_name_that_is_asked_for_is_read_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_only_looks_like_a_lock_is_listed_apart() -> Result<()> {
+async fn possible_locks_are_listed_separately() -> Result<()> {
     let mut bench = Bench::new().await?;
     let session = "HSET basket 0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47 3";
     bench.direct.call(session).await?.ok()?;
@@ -111,7 +111,7 @@ async fn what_only_looks_like_a_lock_is_listed_apart() -> Result<()> {
 }
 
 #[tokio::test]
-async fn nothing_is_changed_by_looking() -> Result<()> {
+async fn observation_changes_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let agent = Agent::start(&bench.redis).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
@@ -146,7 +146,7 @@ async fn nothing_is_changed_by_looking() -> Result<()> {
 }
 
 #[tokio::test]
-async fn locks_of_several_deployments_and_databases() -> Result<()> {
+async fn finds_locks_of_several_deployments_and_databases() -> Result<()> {
     let first = RedisServer::start().await?;
     let second = RedisServer::start().await?;
     let url = format!("eu={}", first.url());
@@ -175,7 +175,7 @@ async fn locks_of_several_deployments_and_databases() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_redis_that_cannot_be_read_is_said_so_everywhere() -> Result<()> {
+async fn an_unreadable_redis_is_reported_everywhere() -> Result<()> {
     let redis = RedisServer::start().await?;
     let mut direct = redis.client().await?;
     let mut java = Foreign::connect(&redis).await?;
@@ -229,7 +229,7 @@ async fn a_redis_that_cannot_be_read_is_said_so_everywhere() -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_holds_it_is_told_by_its_agent() -> Result<()> {
+async fn the_agent_identifies_the_holder() -> Result<()> {
     let mut bench = Bench::new().await?;
     let agent = Agent::with(&bench.redis, &[]).await?;
     let mut worker = agent.client().await?;

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use harness::{Agent, eventually};
 
-use super::{RIVALS, Stage, blocking, workers};
+use super::{CONTENDERS, Stage, blocking, workers};
 use crate::crowd::{Crowd, Seen, Turns};
 use crate::limits::{Bare, Limits};
 use crate::peers::{DRAIN, LEAST, LONGEST, MOST, SWITCHES, Task};
@@ -23,7 +23,7 @@ pub(super) async fn one_lock(stage: Stage) -> Result<Vec<Round>> {
     for _ in 0..stage.options.rounds {
         let mut round = Round::default();
         let limits = stage.limits(&mut round).await?;
-        let plans = workers(&stage.agent, RIVALS, |_| "bench:one:agent".to_owned())?;
+        let plans = workers(&stage.agent, CONTENDERS, |_| "bench:one:agent".to_owned())?;
         let seen = blocking(move || {
             let mut crowd = Crowd::rivals(plans)?;
             crowd.ask()?;
@@ -44,7 +44,7 @@ pub(super) async fn one_lock(stage: Stage) -> Result<Vec<Round>> {
         let apart = 100.0 * seen.unevenness();
         round.target("counts within 5 %", "per cent apart", apart, Bound::AtMost(5.0));
         for peer in &stage.peers {
-            peer.measure(&mut round, Task::One, port, RIVALS, time).await?;
+            peer.measure(&mut round, Task::One, port, CONTENDERS, time).await?;
         }
         rounds.push(round);
     }
@@ -65,7 +65,7 @@ pub(super) async fn two_hosts(stage: Stage) -> Result<Vec<Round>> {
     let mut rounds = Vec::new();
     for _ in 0..stage.options.rounds {
         let mut round = Round::default();
-        let half = RIVALS / 2;
+        let half = CONTENDERS / 2;
         let mut plans = workers(&stage.agent, half, |_| "bench:hosts".to_owned())?;
         plans.extend(workers(&other, half, |_| "bench:hosts".to_owned())?);
         let seen = blocking(move || {
@@ -94,7 +94,7 @@ pub(super) async fn drain(stage: Stage) -> Result<Vec<Round>> {
     for _ in 0..stage.options.rounds {
         let mut round = Round::default();
         let limits = stage.limits(&mut round).await?;
-        let plans = workers(&stage.agent, RIVALS, |_| lock.to_owned())?;
+        let plans = workers(&stage.agent, CONTENDERS, |_| lock.to_owned())?;
         // Somebody elsewhere has it until all wait.
         let (mut holder, scripts, crowd) = blocking(move || {
             let mut holder = Caller::tcp(port)?;
@@ -108,7 +108,7 @@ pub(super) async fn drain(stage: Stage) -> Result<Vec<Round>> {
         eventually("all workers to wait", async || {
             let metrics = stage.agent.metrics().await?;
             let waiting = metrics.sum("lockscope_agent_waiters", &[]);
-            ensure!(waiting == float(RIVALS as u64), "{waiting} wait");
+            ensure!(waiting == float(CONTENDERS as u64), "{waiting} wait");
             let subscriptions = metrics.sum("lockscope_agent_subscriptions", &[]);
             ensure!(subscriptions == 1.0, "{subscriptions} subscriptions");
             Ok(())
@@ -121,10 +121,10 @@ pub(super) async fn drain(stage: Stage) -> Result<Vec<Round>> {
         .await?;
         let took = seen.took.as_secs_f64() * 1000.0;
         round.figure("lockscope-agent", DRAIN, took);
-        let allowed = float(RIVALS as u64) * chain(limits) * 1.5 / 1000.0;
+        let allowed = float(CONTENDERS as u64) * chain(limits) * 1.5 / 1000.0;
         round.target("≤ 50 × (echo + script) × 1.5", "of that", took / allowed, Bound::AtMost(1.0));
         for peer in &stage.peers {
-            peer.measure(&mut round, Task::Drain, port, RIVALS, time).await?;
+            peer.measure(&mut round, Task::Drain, port, CONTENDERS, time).await?;
         }
         rounds.push(round);
     }

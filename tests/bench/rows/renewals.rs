@@ -62,7 +62,7 @@ impl Look {
 }
 
 /// Takes all locks once, then watches one period in quiet and one in the flood each round.
-pub(super) async fn kept(mut stage: Stage) -> Result<Vec<Round>> {
+pub(super) async fn renewals(mut stage: Stage) -> Result<Vec<Round>> {
     let before = resident_bytes(stage.agent.pid())?;
     let socket = stage.agent.socket();
     // Held by these workers to the end.

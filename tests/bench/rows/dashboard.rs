@@ -112,7 +112,7 @@ impl Pinger {
 }
 
 /// From a dashboard's start until it knows ten thousand locks among a million other keys.
-pub(super) async fn first_picture(stage: Stage) -> Result<Vec<Round>> {
+pub(super) async fn first_scan(stage: Stage) -> Result<Vec<Round>> {
     let mut redis = RedisServer::start().await?;
     let mut direct = redis.client().await?;
     const AT_ONCE: u64 = 50_000;
@@ -150,7 +150,7 @@ pub(super) async fn first_picture(stage: Stage) -> Result<Vec<Round>> {
 }
 
 /// What a second of the same load takes of Redis' core, without a dashboard and with each of its ways to look.
-pub(super) async fn looked_at(stage: Stage) -> Result<Vec<Round>> {
+pub(super) async fn source_cost(stage: Stage) -> Result<Vec<Round>> {
     let settings = [("client-output-buffer-limit", "normal 64mb 0 0")];
     let mut redis = RedisServer::with(&settings).await?;
     let mut direct = redis.client().await?;

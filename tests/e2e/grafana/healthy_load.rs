@@ -131,7 +131,7 @@ async fn time(prometheus: &Prometheus) -> Result<f64> {
 }
 
 #[tokio::test]
-async fn a_healthy_quarter_of_an_hour_wakes_nobody() -> Result<()> {
+async fn a_healthy_quarter_of_an_hour_raises_no_alert() -> Result<()> {
     let soaked = std::env::var_os(SOAK).is_some();
     let (by, interval) = if soaked { (1, 15) } else { (FASTER, 1) };
     let redis = RedisServer::start().await?;
@@ -194,7 +194,7 @@ async fn a_healthy_quarter_of_an_hour_wakes_nobody() -> Result<()> {
 }
 
 #[test]
-fn rules_of_a_faster_time_differ_in_times_only() -> Result<()> {
+fn accelerated_rules_differ_in_times_only() -> Result<()> {
     let rules = text(RULES)?;
     let faster = hastened(&rules, FASTER)?;
     let slow = |line: &str| {

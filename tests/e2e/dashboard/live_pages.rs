@@ -18,7 +18,7 @@ async fn until(browser: &Browser, script: &str) {
     .await;
 }
 
-/// Whether the page's text has this in it.
+/// Returns whether the page's text has this in it.
 fn says(text: &str) -> String {
     format!("document.getElementById('main').innerText.includes({text:?})")
 }
@@ -30,7 +30,7 @@ async fn other_client(bench: &Bench, uuid: &str) -> Result<Foreign> {
 }
 
 #[tokio::test]
-async fn every_page_changes_by_itself() -> Result<()> {
+async fn every_page_updates_live() -> Result<()> {
     const OTHER: &str = "aaaaaaaa-9152-4c83-822a-67ee2f116a79";
     let mut shown = Shown::new().await?;
     let browser = Browser::start().await?;
@@ -155,7 +155,7 @@ fn hide(hidden: bool) -> String {
 }
 
 #[tokio::test]
-async fn a_hidden_page_asks_for_nothing_and_tells_what_was_missed() -> Result<()> {
+async fn a_hidden_page_requests_nothing_and_then_shows_what_it_missed() -> Result<()> {
     let bench = Bench::new().await?;
     let browser = Browser::start().await?;
     let mut java = Foreign::connect(&bench.redis).await?;
@@ -186,7 +186,7 @@ async fn a_hidden_page_asks_for_nothing_and_tells_what_was_missed() -> Result<()
 }
 
 #[tokio::test]
-async fn a_page_that_hears_nothing_says_how_old_it_is() -> Result<()> {
+async fn a_disconnected_page_shows_its_age() -> Result<()> {
     let mut bench = Bench::new().await?;
     let browser = Browser::start().await?;
     browser.open(&bench.dashboard.url("/")).await?;

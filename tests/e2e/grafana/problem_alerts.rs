@@ -24,7 +24,7 @@ async fn valid_ms(worker: &mut Client) -> Result<i64> {
 }
 
 #[tokio::test]
-async fn renewals_that_are_late_and_nearly_too_late_are_told() -> Result<()> {
+async fn late_and_nearly_missed_renewals_alert() -> Result<()> {
     let mut watched = Watched::with_lease("12s").await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "report:1").await?;
@@ -79,7 +79,7 @@ async fn renewals_that_are_late_and_nearly_too_late_are_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_dashboards_find_is_told() -> Result<()> {
+async fn problems_found_by_dashboards_alert() -> Result<()> {
     let watched = Watched::with_lease("60s").await?;
     let mut direct = watched.redis.client().await?;
 
@@ -153,7 +153,7 @@ async fn what_dashboards_find_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_stolen_lock_is_told() -> Result<()> {
+async fn a_stolen_lock_alerts() -> Result<()> {
     let watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "stolen:1").await?;

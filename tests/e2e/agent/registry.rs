@@ -26,7 +26,7 @@ async fn told(direct: &mut Client, holder: &str) -> Result<Value> {
 }
 
 #[tokio::test]
-async fn a_holder_can_be_looked_up() -> Result<()> {
+async fn a_holder_is_published() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     worker.call("CLIENT SETNAME billing").await?.ok()?;
@@ -84,7 +84,7 @@ async fn others(direct: &mut Client, held: &str, count: i64) -> Result<Vec<Value
 }
 
 #[tokio::test]
-async fn what_a_wait_is_good_for_is_told() -> Result<()> {
+async fn the_purpose_of_a_wait_is_published() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (mut worker, mut waiter) = (bench.session().await?, bench.session().await?);
     let held = holder(&lock(&mut worker, "LOCK a OWNER 5").await?)?;
@@ -110,7 +110,7 @@ async fn what_a_wait_is_good_for_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_agent_can_be_looked_up() -> Result<()> {
+async fn the_agent_publishes_itself() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let held = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -132,7 +132,7 @@ async fn the_agent_can_be_looked_up() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_was_deleted_is_told_again() -> Result<()> {
+async fn deleted_entries_are_published_again() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let held = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -144,7 +144,7 @@ async fn what_was_deleted_is_told_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn command_lines_are_told_only_where_asked_for() -> Result<()> {
+async fn command_lines_are_published_only_if_configured() -> Result<()> {
     let mut bench = Bench::with(&["--publish-cmdline"]).await?;
     let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
     let mut worker = Worker::start(&socket, &folder, &["LOCK a", "ECHO token=1234"])?;
@@ -159,7 +159,7 @@ async fn command_lines_are_told_only_where_asked_for() -> Result<()> {
 
 /// It is a help to others, so its lack must not cost a worker its lock.
 #[tokio::test]
-async fn a_redis_that_does_not_want_it_serves_locks() -> Result<()> {
+async fn locks_work_if_redis_refuses_the_registry() -> Result<()> {
     let redis = RedisServer::start().await?;
     let mut direct = redis.client().await?;
     let user = "ACL SETUSER narrow on >pw ~a ~redisson_* &* +@all";

@@ -1,5 +1,5 @@
-//! How a release reaches its server: by a connection that stands, or in a cluster by one to the master that has the lock's
-//! slot, made for it and led on where the slot is elsewhere by now.
+//! Connections for releases: a permanent one to a server; in a cluster a new one for each release, to the master that serves
+//! the lock's slot, which follows redirects.
 
 use std::time::Duration;
 
@@ -15,19 +15,20 @@ use tokio::time::Instant;
 use super::PATIENCE;
 use crate::redis::{CLIENT_NAME, TIMEOUT, resolver_options};
 
-/// How often one script is led on: nodes that differ may send it round in circles.
+/// The most redirects that one script follows: nodes that disagree may redirect in circles.
 const HOPS: usize = 3;
-/// For how long, and how often, one is tried again whose keys are under way from one node to another: some are here and
-/// some there, and no node runs it. A slot mostly has moved within moments.
-const UNDER_WAY_FOR: Duration = Duration::from_secs(5);
-const UNDER_WAY_EACH: Duration = Duration::from_millis(100);
+/// The time for which a script is retried while its slot moves and its keys are on two nodes, so that neither runs it. Most
+/// slots have moved within moments.
+const MOVING_FOR: Duration = Duration::from_secs(5);
+/// The interval of these retries.
+const MOVING_EACH: Duration = Duration::from_millis(100);
 
-/// How the locks of one database are released.
+/// The connection for releases of one database.
 #[derive(Debug)]
-pub(super) enum Way {
-    /// By a connection to its server.
+pub(super) enum Route {
+    /// A connection to its server.
     Server(Link),
-    /// By one to whoever has the slot.
+    /// Connections to the nodes of a cluster.
     Cluster(Nodes),
 }
 
@@ -44,7 +45,7 @@ impl Nodes {
         Self { cluster, shutdown: shutdown.clone() }
     }
 
-    /// A connection to a node, once it stands.
+    /// Connects to a node.
     async fn link(&self, address: &Address) -> Result<Link, CallError> {
         let target = self.cluster.target().node(address.clone());
         let link = Link::start(target, options(), &self.shutdown);
@@ -65,11 +66,11 @@ impl Nodes {
         name: &LockName,
         make: impl Fn(Publish) -> Call,
     ) -> Result<Value, CallError> {
-        let until = Instant::now() + UNDER_WAY_FOR;
+        let until = Instant::now() + MOVING_FOR;
         loop {
             match self.send_once(name, &make).await {
                 Err(CallError::Refused(error)) if error.is_split() && Instant::now() < until => {
-                    tokio::time::sleep(UNDER_WAY_EACH).await;
+                    tokio::time::sleep(MOVING_EACH).await;
                 }
                 sent => return sent,
             }
@@ -111,8 +112,8 @@ impl Nodes {
     }
 }
 
-impl Way {
-    /// Sends the script for that lock, made for how its messages are to be published.
+impl Route {
+    /// Sends the script for that lock; `make` builds it for the server's kind of pub/sub.
     pub(super) async fn send(
         &self,
         name: &LockName,
@@ -120,7 +121,7 @@ impl Way {
     ) -> Result<Value, CallError> {
         match self {
             Self::Server(link) => {
-                // It may be about to be made anew. Where it is not, the sending says why.
+                // It may be reconnecting. If it is not up in time, sending reports why.
                 tokio::time::timeout(PATIENCE, link.up()).await.ok();
                 let call = make(publish(link));
                 let (source, sha) = (call.script.source, call.script.sha());
@@ -131,7 +132,7 @@ impl Way {
     }
 }
 
-/// Since Redis 7 a cluster has sharded messages, and Redisson may listen to either sort.
+/// Returns the channels to publish on: since Redis 7 a cluster has sharded ones, and Redisson may use either.
 fn publish(link: &Link) -> Publish {
     match &link.state().borrow().status {
         LinkStatus::Up(info) if info.has_shards() => Publish::Both,
@@ -139,7 +140,7 @@ fn publish(link: &Link) -> Publish {
     }
 }
 
-/// How connections behave by which something is released.
+/// Returns the options of connections for releases.
 pub(super) fn options() -> LinkOptions {
     LinkOptions {
         response_timeout: PATIENCE,

@@ -6,7 +6,7 @@ use harness::Reply;
 use super::{Bench, assert_error, holder, lock};
 
 #[tokio::test]
-async fn wrong_commands_are_told_what_is_wrong() -> Result<()> {
+async fn wrong_commands_get_explanatory_errors() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let wrong = [
@@ -70,7 +70,7 @@ async fn keywords_come_in_any_case() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_libraries_say_on_connecting_is_answered() -> Result<()> {
+async fn handshakes_of_client_libraries_are_answered() -> Result<()> {
     let bench = Bench::new().await?;
     let mut client = bench.session().await?;
     let hello = client.call("HELLO 3 AUTH default secret SETNAME me").await?;

@@ -6,7 +6,7 @@ use harness::{Agent, Client, Reply};
 use super::{Bench, holder, lock};
 
 #[tokio::test]
-async fn they_exclude_and_wake_each_other() -> Result<()> {
+async fn two_agents_exclude_and_wake_waiters_of_each_other() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "10m", "--lease", "10m"]).await?;
     let there = Agent::with(&bench.redis, &["--poll-max", "10m", "--lease", "10m"]).await?;
     let mut here = bench.session().await?;
@@ -45,7 +45,7 @@ async fn turns(mut client: Client, mut direct: Client, rounds: i64) -> Result<u3
 }
 
 #[tokio::test]
-async fn neither_starves_the_other_and_nobody_is_ever_inside_twice() -> Result<()> {
+async fn two_agents_share_a_lock_fairly_and_exclusively() -> Result<()> {
     let bench = Bench::new().await?;
     let there = Agent::start(&bench.redis).await?;
     let mut tasks = Vec::new();

@@ -1,0 +1,332 @@
+//! Locks from their discovery to their eviction.
+
+use super::*;
+
+#[test]
+fn acquisition_renewal_and_release_are_observed() {
+    let mut model = model();
+    read(&mut model, "a", 1_000, held(1, 1, renewed_ttl(1_000)));
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!((view.state, view.confirmed, view.ttl_ms), (State::Held, true, Some(29_000)));
+    assert!(!view.holders[0].since.exact, "it was so when first read");
+    for ms in (6_000..60_000).step_by(5_000) {
+        read(&mut model, "a", ms, held(1, 1, renewed_ttl(ms)));
+    }
+    let view = shown(&mut model, "a").unwrap();
+    assert!(view.renewed && (25_000..=30_000).contains(&view.lease_ms.unwrap()), "{view:?}");
+    // Each is told once, between the reading before it and the one that shows it.
+    let renewals = view.renewals.as_ref().unwrap();
+    assert_eq!(renewals.count(), 5);
+    for (told, ms) in renewals.latest().zip((10_000_u64..).step_by(10_000)) {
+        assert!(stamp(ms).steady.0.abs_diff(told.0) <= 1_000, "{renewals:?}");
+    }
+    release(&mut model, "a", 61_000);
+    read(&mut model, "a", 61_002, absent());
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!((view.state, view.ttl_ms), (State::Free, None));
+    assert_eq!(words(&view), ["taken", "renewed", "released"]);
+    read(&mut model, "a", 61_500, held(2, 1, Some(29_900)));
+    let view = shown(&mut model, "a").unwrap();
+    assert!(view.holders[0].since.exact, "it was known to be free half a second before");
+    assert_eq!(view.renewals, None, "they were of another hold");
+}
+
+#[test]
+fn a_hold_that_a_scan_did_not_find_began_after_it() {
+    let mut model = model();
+    let scan = |model: &mut Model, lock: &str, ms: u64| {
+        let (name, source, reading) = (name(lock), Source::Scan, held(1, 1, Some(30_000)));
+        model.observe(MAIN, Observation::Read { name, stamp: stamp(ms), source, reading });
+    };
+    scan(&mut model, "a", 100);
+    model.observe(MAIN, Observation::ScanEnded { started: at(50), steady: SteadyMillis(60) });
+    scan(&mut model, "b", 900);
+    scan(&mut model, "c", 5_000);
+    let mut exact = |lock: &str| shown(&mut model, lock).unwrap().holders[0].since.exact;
+    assert_eq!([exact("a"), exact("b"), exact("c")], [false, true, false]);
+}
+
+#[test]
+fn a_possible_lock_is_listed_only_once_it_is_confirmed() {
+    let mut model = model();
+    read(&mut model, "cart", 0, held(1, 3, None));
+    read(&mut model, "cart", 60_000, held(1, 3, None));
+    let view = shown(&mut model, "cart").unwrap();
+    assert!(!view.confirmed && !view.is_listed() && view.problems.is_empty());
+    release(&mut model, "cart", 61_000);
+    read(&mut model, "cart", 62_000, held(1, 3, None));
+    assert!(shown(&mut model, "cart").unwrap().confirmed);
+    read(&mut model, "other", 0, held(1, 3, None));
+    model.observe(MAIN, Observation::CompanionKey { name: name("other") });
+    assert!(shown(&mut model, "other").unwrap().confirmed);
+    read(&mut model, "gone", 0, held(1, 3, None));
+    assert!(shown(&mut model, "gone").is_some());
+    read(&mut model, "gone", 1, absent());
+    assert!(shown(&mut model, "gone").is_none(), "an unconfirmed one is not remembered");
+}
+
+#[test]
+fn a_leak_is_found_and_cleared() {
+    let mut model = model();
+    read(&mut model, "a", 0, held(1, 1, Some(30_000)));
+    read(&mut model, "a", 2_000, held(1, 1, None));
+    assert!(shown(&mut model, "a").unwrap().problems.is_empty());
+    read(&mut model, "a", 8_000, held(1, 1, None));
+    let view = shown(&mut model, "a").unwrap();
+    let problem = &view.problems[0];
+    assert_eq!((problem.problem, problem.certainty), (ProblemKind::Leaked, Certainty::Sure));
+    assert_eq!(problem.since, SteadyMillis(2_001));
+    read(&mut model, "a", 9_000, held(1, 1, Some(30_000)));
+    let view = shown(&mut model, "a").unwrap();
+    assert!(view.problems.is_empty());
+    assert_eq!(words(&view), ["taken", "problem", "cleared"]);
+}
+
+/// Keeps one lock renewed from 0 to `until`, with something done to it at `when`.
+fn renew(until: u64, when: u64, mut what: impl FnMut(&mut Model, u64)) -> Arc<LockView> {
+    let mut model = model();
+    for ms in (0..=until).step_by(5_000) {
+        if ms == when {
+            what(&mut model, ms);
+        }
+        read(&mut model, "a", ms, held(1, 1, renewed_ttl(ms)));
+    }
+    shown(&mut model, "a").unwrap()
+}
+
+#[test]
+fn a_stuck_lock_is_renewed_for_long_without_any_change() {
+    let stuck = |view: &LockView| view.problems.first().map(|p| (p.problem, p.certainty));
+    assert_eq!(stuck(&renew(295_000, 0, |_, _| {})), None);
+    let sure = Some((ProblemKind::Stuck, Certainty::Sure));
+    assert_eq!(stuck(&renew(310_000, 0, |_, _| {})), sure);
+    assert_eq!(stuck(&renew(310_000, 100_000, |m, ms| release(m, "a", ms - 1))), None);
+    assert_eq!(stuck(&renew(310_000, 100_000, |m, ms| read(m, "a", ms - 2, absent()))), None);
+    let recount = |m: &mut Model, ms: u64| read(m, "a", ms - 2, held(1, 2, Some(25_000)));
+    assert_eq!(stuck(&renew(310_000, 100_000, recount)), None);
+    let other = |m: &mut Model, ms: u64| read(m, "a", ms - 2, held(2, 1, Some(25_000)));
+    assert_eq!(stuck(&renew(310_000, 100_000, other)), None);
+    let deaf =
+        |m: &mut Model, ms| m.observe(MAIN, Observation::PubSubActive { on: false, at: at(ms) });
+    let suspected = Some((ProblemKind::Stuck, Certainty::Suspected));
+    assert_eq!(stuck(&renew(310_000, 0, deaf)), suspected);
+}
+
+#[test]
+fn a_busy_lock_of_one_thread_is_not_a_problem_even_without_release_messages() {
+    let mut model = model();
+    for ms in (0..900_000).step_by(5_000) {
+        read(&mut model, "a", ms, held(1, 1, Some(29_990)));
+    }
+    let view = shown(&mut model, "a").unwrap();
+    assert!(view.problems.is_empty() && !view.renewed);
+}
+
+#[test]
+fn settings_may_expect_long_holds() {
+    let rule = LockRule {
+        pattern: b"leader:*".to_vec(),
+        rule: Rule { stuck_after: None, starving_after: None },
+    };
+    let mut model = model_with(Settings { rules: vec![rule], ..settings() });
+    for ms in (0..=900_000).step_by(5_000) {
+        read(&mut model, "leader:x", ms, held(1, 1, renewed_ttl(ms)));
+        read(&mut model, "other", ms, held(1, 1, renewed_ttl(ms)));
+    }
+    assert!(shown(&mut model, "leader:x").unwrap().problems.is_empty());
+    assert!(!shown(&mut model, "other").unwrap().problems.is_empty());
+}
+
+#[test]
+fn while_a_server_cannot_be_read_nothing_changes() {
+    let mut model = model();
+    read(&mut model, "a", 0, held(1, 1, Some(30_000)));
+    read(&mut model, "b", 0, held(1, 1, None));
+    read(&mut model, "b", 1, held(1, 1, Some(1)));
+    read(&mut model, "b", 1_000, held(1, 1, None));
+    read(&mut model, "b", 7_000, held(1, 1, None));
+    model.observe(MAIN, Observation::ServerDown);
+    let (a, b) = (shown(&mut model, "a").unwrap(), shown(&mut model, "b").unwrap());
+    assert_eq!((a.state, a.holders.len(), a.observed_at), (State::Unknown, 1, SteadyMillis(1)));
+    assert_eq!((b.state, b.problems.len()), (State::Unknown, 1));
+    assert!(a.is_listed());
+    assert!(model.due(MAIN, at(99_000), 10).is_empty(), "nothing is asked of it");
+    let up = Observation::ServerUp {
+        at: at(100_000),
+        steady: SteadyMillis(100_000),
+        run_id: None,
+        cluster: false,
+    };
+    model.observe(MAIN, up);
+    assert_eq!(shown(&mut model, "a").unwrap().state, State::Unknown, "not read since");
+    assert_eq!(model.due(MAIN, at(100_000), 10).len(), 2);
+    read(&mut model, "a", 100_001, held(1, 1, Some(30_000)));
+    assert_eq!(shown(&mut model, "a").unwrap().state, State::Held);
+}
+
+#[test]
+fn locks_lost_in_a_restart_make_one_notice() {
+    let mut model = model();
+    for i in 0..100 {
+        read(&mut model, &format!("lock:{i}"), 0, held(1, 1, Some(30_000)));
+    }
+    model.observe(MAIN, Observation::ServerDown);
+    let up = |run_id: &str| Observation::ServerUp {
+        at: at(5_000),
+        steady: SteadyMillis(5_000),
+        run_id: Some(run_id.into()),
+        cluster: false,
+    };
+    model.observe(MAIN, up("two"));
+    model.take_effects();
+    for i in 0..100 {
+        model.tick(at(5_000 + i));
+        assert!(model.notices.is_empty());
+        let reading = if i < 90 { absent() } else { held(1, 1, Some(9_000)) };
+        read(&mut model, &format!("lock:{i}"), 5_000 + i, reading);
+    }
+    model.tick(at(6_000));
+    let (snapshot, _) = model.publish(SteadyMillis(6_000)).unwrap();
+    assert_eq!(snapshot.notices.len(), 1);
+    assert!(snapshot.notices[0].text.contains("90 held locks"), "{:?}", snapshot.notices);
+    let gone = shown(&mut model, "lock:1").unwrap();
+    let newest = gone.events.views().next().unwrap();
+    assert!(newest.text.contains("started anew"), "{newest:?}");
+}
+
+#[test]
+fn locks_lost_with_another_master_make_one_notice_even_without_a_run_id() {
+    let mut model = model();
+    let at_address = |model: &mut Model, ms: u64, address: &str| {
+        model.observe(MAIN, Observation::ServerDown);
+        model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica: false });
+        let (at, steady) = (at(ms), SteadyMillis(ms));
+        model.observe(MAIN, Observation::ServerUp { at, steady, run_id: None, cluster: false });
+    };
+    at_address(&mut model, 0, "h:1");
+    for name in ["kept", "lost"] {
+        read(&mut model, name, 1, held(1, 1, Some(30_000)));
+    }
+    // The same one again has lost nothing.
+    at_address(&mut model, 1_000, "h:1");
+    read(&mut model, "kept", 1_001, held(1, 1, Some(30_000)));
+    model.tick(at(1_500));
+    assert!(model.notices.is_empty());
+    at_address(&mut model, 2_000, "h:2");
+    read(&mut model, "kept", 2_001, held(1, 1, Some(30_000)));
+    model.tick(at(2_500));
+    assert!(model.notices.is_empty(), "not all has been read");
+    read(&mut model, "lost", 2_501, absent());
+    model.tick(at(3_000));
+    let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+    assert_eq!(texts, ["h:2 is the master now; 1 held locks of database 0 were gone there"]);
+    let lost = shown(&mut model, "lost").unwrap();
+    let newest = lost.events.views().next().unwrap();
+    assert!(newest.text.contains("taken over without it"), "{newest:?}");
+    assert!(shown(&mut model, "kept").unwrap().past.is_empty());
+}
+
+#[test]
+fn another_replica_that_is_read_by_choice_is_not_a_new_master() {
+    let mut model = model();
+    let up = |model: &mut Model, ms: u64, address: &str, replica: bool| {
+        model.observe(MAIN, Observation::ServerDown);
+        model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica });
+        let (at, steady) = (at(ms), SteadyMillis(ms));
+        model.observe(MAIN, Observation::ServerUp { at, steady, run_id: None, cluster: false });
+    };
+    up(&mut model, 0, "h:1", false);
+    read(&mut model, "kept", 1, held(1, 1, Some(30_000)));
+    for (ms, address, replica) in [(1_000, "h:2", true), (2_000, "h:1", false)] {
+        up(&mut model, ms, address, replica);
+        read(&mut model, "kept", ms + 1, held(1, 1, Some(30_000)));
+        model.tick(at(ms + 500));
+    }
+    let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+    assert_eq!(texts, ["h:1 is read from now on", "h:2 is read from now on"]);
+    assert!(shown(&mut model, "kept").unwrap().past.is_empty());
+}
+
+#[test]
+fn locks_beyond_the_limit_are_counted() {
+    let mut model = model_with(Settings { max_locks: 10, ..settings() });
+    for i in 0..25 {
+        read(&mut model, &format!("lock:{i}"), i, held(1, 1, Some(30_000)));
+    }
+    model.observe(MAIN, Observation::ScanEnded { started: at(0), steady: SteadyMillis(1) });
+    let (snapshot, delta) = model.publish(SteadyMillis(0)).unwrap();
+    assert_eq!((snapshot.len(), snapshot.not_kept, delta.changed.len()), (10, 15, 10));
+    assert!(snapshot.complete);
+    release(&mut model, "lock:0", 100);
+    read(&mut model, "lock:0", 101, absent());
+    read(&mut model, "lock:20", 102, held(1, 1, Some(30_000)));
+    assert!(shown(&mut model, "lock:20").is_some(), "a free one gives way");
+    assert!(shown(&mut model, "lock:0").is_none());
+}
+
+#[test]
+fn ignored_names_are_not_retained() {
+    let mut model = model_with(Settings { ignore: vec![b"cart:*".to_vec()], ..settings() });
+    read(&mut model, "cart:1", 0, held(1, 1, Some(30_000)));
+    release(&mut model, "cart:2", 0);
+    assert!(shown(&mut model, "cart:1").is_none() && shown(&mut model, "cart:2").is_none());
+}
+
+#[test]
+fn a_queue_does_not_prove_a_second_lock_with_a_name_in_braces() {
+    let mut model = model();
+    let waited = || Reading::Absent { companions: queued(&[(9, 99_000)]) };
+    // Between two holders the key is not there, and the queue's key is that of both names.
+    read(&mut model, "printer", 0, held(1, 1, Some(30_000)));
+    read(&mut model, "printer", 100, waited());
+    read(&mut model, "{printer}", 110, waited());
+    assert!(shown(&mut model, "printer").is_some());
+    assert!(shown(&mut model, "{printer}").is_none(), "the same queue");
+    // Where nothing else is known a queue is told of under the name that was read, and a hash always.
+    read(&mut model, "{alone}", 200, waited());
+    assert!(shown(&mut model, "{alone}").is_some());
+    read(&mut model, "{printer}", 300, held(2, 1, Some(30_000)));
+    assert!(shown(&mut model, "{printer}").is_some(), "a lock of its own");
+}
+
+#[test]
+fn free_locks_are_dropped_eventually() {
+    let mut model = model();
+    read(&mut model, "a", 0, held(1, 1, Some(30_000)));
+    read(&mut model, "a", 1_000, absent());
+    model.tick(at(300_000));
+    assert_eq!(shown(&mut model, "a").unwrap().state, State::Free);
+    model.tick(at(700_000));
+    let (_, delta) = model.publish(SteadyMillis(0)).unwrap();
+    assert_eq!(delta.removed, [model.scopes[0].id(&name("a"))]);
+    assert!(shown(&mut model, "a").is_none());
+    for i in 0..MAX_FREE + 50 {
+        release(&mut model, &format!("x:{i}"), 700_000 + i as u64);
+    }
+    assert!(model.scopes[0].locks.len() <= MAX_FREE.min(model.settings.max_locks));
+}
+
+#[test]
+fn readings_without_changes_publish_no_view() {
+    let mut model = model();
+    read(&mut model, "a", 0, held(1, 1, Some(30_000)));
+    model.publish(SteadyMillis(0));
+    read(&mut model, "a", 1_000, held(1, 1, Some(29_000)));
+    assert!(model.publish(SteadyMillis(0)).is_none());
+    read(&mut model, "a", 3_000, held(1, 1, Some(27_000)));
+    let (_, delta) = model.publish(SteadyMillis(0)).unwrap();
+    assert_eq!(delta.changed[0].ttl_ms, Some(27_000), "but a view does not grow old");
+    read(&mut model, "a", 3_500, held(1, 1, Some(30_000)));
+    assert!(model.publish(SteadyMillis(0)).is_some(), "a renewal is new");
+}
+
+#[test]
+fn a_release_that_is_reported_late_restarts_the_age() {
+    let mut model = model();
+    read(&mut model, "a", 0, held(1, 1, Some(30_000)));
+    read(&mut model, "a", 5_000, held(1, 1, Some(29_500)));
+    release(&mut model, "a", 4_500);
+    let view = shown(&mut model, "a").unwrap();
+    let since = view.holders[0].since;
+    assert_eq!((since.at, since.exact), (SteadyMillis(4_500), true));
+}
