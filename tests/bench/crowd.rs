@@ -49,13 +49,13 @@ struct Worker {
     plan: Plan,
     unread: Vec<u8>,
     holds: bool,
-    /// When its latest take was sent.
+    /// The instant at which its latest acquire was sent.
     asked: Instant,
     grants: u64,
     done: bool,
 }
 
-/// How long workers go on.
+/// The stopping condition of workers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Turns {
     /// For that time.
@@ -64,10 +64,10 @@ pub(crate) enum Turns {
     Once,
 }
 
-/// What a crowd has seen.
+/// The measurements of a crowd.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
-    /// How long it ran.
+pub(crate) struct Measurements {
+    /// The duration of the run.
     pub(crate) took: Duration,
     /// Grants of each worker.
     pub(crate) grants: Vec<u64>,
@@ -81,7 +81,7 @@ pub(crate) struct Seen {
     pub(crate) pairs: Times,
 }
 
-impl Seen {
+impl Measurements {
     pub(crate) fn per_second(&self, count: u64) -> f64 {
         float(count) / self.took.as_secs_f64()
     }
@@ -90,7 +90,7 @@ impl Seen {
         self.grants.iter().sum()
     }
 
-    /// How far apart the counts of workers are, as a share of their mean.
+    /// Returns the spread of the workers' counts, relative to their mean.
     pub(crate) fn unevenness(&self) -> f64 {
         let (most, least) = (self.grants.iter().max(), self.grants.iter().min());
         let apart = most.zip(least).map_or(0, |(most, least)| most - least);
@@ -105,10 +105,10 @@ pub(crate) struct Crowd {
     epoll: OwnedFd,
     /// All want the same lock: the order in which they get it is watched.
     rivals: bool,
-    /// Who has asked, in order.
+    /// The workers that have sent a request, in order.
     queue: VecDeque<usize>,
     last: Option<usize>,
-    seen: Seen,
+    seen: Measurements,
 }
 
 impl Crowd {
@@ -134,7 +134,7 @@ impl Crowd {
             rivals: false,
             queue: VecDeque::new(),
             last: None,
-            seen: Seen::default(),
+            seen: Measurements::default(),
         })
     }
 
@@ -149,7 +149,7 @@ impl Crowd {
     }
 
     /// Lets them go on, after [`Self::ask`].
-    pub(crate) fn run(mut self, turns: Turns) -> Result<Seen> {
+    pub(crate) fn run(mut self, turns: Turns) -> Result<Measurements> {
         let start = Instant::now();
         let mut unfinished = self.workers.len();
         let mut events: Vec<Event> = Vec::with_capacity(1024);

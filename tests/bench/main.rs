@@ -20,12 +20,12 @@ use clap::{Parser, ValueEnum as _};
 /// Measures the agent beside other lock libraries and the bare limits of this machine.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// What to measure; all of it when nothing is named
+    /// Rows to measure; all if none is named
     rows: Vec<rows::Name>,
-    /// How often everything is measured
+    /// Number of rounds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// How long each thing is measured in each round, in seconds
+    /// Duration of each measurement in a round, in seconds
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
     /// Only the agent and the bare limits, no other libraries

@@ -13,10 +13,10 @@ use tokio::time::timeout;
 
 use crate::report::Round;
 
-/// How long a peer may take beyond the time it is asked to measure for.
+/// The time a peer may take beyond its measuring time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What peers are asked to do.
+/// The tasks for peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
     /// One worker takes and gives back a free lock.
@@ -117,7 +117,7 @@ impl Peer {
     }
 }
 
-/// What programs print, and what the table calls it.
+/// The figures that programs print, with their names in the table.
 const FIGURES: [(&str, &str); 8] = [
     ("pairs_per_s", PAIRS),
     ("p50_us", P50),

@@ -1,4 +1,4 @@
-//! What is measured, and how it is told: medians and spread over the rounds, each target with what was measured.
+//! The report: medians and spread over the rounds, and each target with its result.
 
 use std::fmt::Write as _;
 
@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 
 use crate::stats::quantile;
 
-/// When a target is met.
+/// The condition of a target.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Bound {
-    /// Where the median is no more than this.
+    /// The median is at most this.
     AtMost(f64),
-    /// Where the median is no less than this.
+    /// The median is at least this.
     AtLeast(f64),
 }
 
@@ -85,7 +85,7 @@ impl Row {
         Self { name, about, rounds }
     }
 
-    /// Who was measured and what, in the order of the rounds.
+    /// Returns the measured programs and figures, in order of the rounds.
     fn figures(&self) -> Vec<(&str, &'static str, Spread)> {
         let mut keys: Vec<(&str, &'static str)> = Vec::new();
         for (who, what, _) in self.rounds.iter().flat_map(|round| &round.figures) {

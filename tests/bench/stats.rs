@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use anyhow::{Context as _, Result};
 
-/// The value below which that share of all lies; zero where there are none.
+/// The value below which that share of all lies; zero if there are none.
 pub(crate) fn quantile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     #[expect(

@@ -9,7 +9,7 @@ use anyhow::{Result, bail, ensure};
 
 pub(crate) use harness::client::encode;
 
-/// How long the first reply in `bytes` is, nested ones included; nothing while it is not whole.
+/// Returns the length of the first reply in `bytes`, including nested ones, or `None` while it is incomplete.
 pub(crate) fn whole(bytes: &[u8]) -> Option<usize> {
     let (mut at, mut wanted) = (0_usize, 1_usize);
     while wanted > 0 {

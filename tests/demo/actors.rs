@@ -58,7 +58,7 @@ pub(crate) async fn play(stage: Rc<Stage>) -> Result<()> {
     Ok(())
 }
 
-/// What readers share, and a writer changes now and then.
+/// The lock that readers share and a writer sometimes takes.
 const PRICES: &[u8] = b"read-write:prices";
 
 /// Runs a part again and again. One that fails (its agent was stopped, say) begins anew after a second.

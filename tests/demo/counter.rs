@@ -12,10 +12,10 @@ use crate::worker::say;
 
 /// A step is begun only while the lock is valid for at least that much longer.
 const MARGIN: Duration = Duration::from_millis(300);
-/// How long it stays inside: long beside what a late script or a wrong release needs to let another in.
+/// The time inside: long compared with the time in which a late script or wrong release would admit another worker.
 const INSIDE: Duration = Duration::from_millis(10);
 
-/// What it is told.
+/// The arguments of a counter.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The agent's socket.

@@ -1,4 +1,4 @@
-//! What goes wrong in the demo, each with a lock that is named after it.
+//! The faults of the demo, each with a lock named after it.
 
 use std::rc::Rc;
 use std::time::Duration;

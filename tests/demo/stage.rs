@@ -52,7 +52,7 @@ impl Place {
     }
 }
 
-/// What every page of the dashboard says.
+/// The notice on every page of the dashboard.
 const NOTE: &str = "A demo: nothing here is real. Locks are named after what is staged with them, as in stuck:… \
     or deadlock:…; the README says more.";
 

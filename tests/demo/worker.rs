@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use harness::{Reply, client};
 
-/// What it is told.
+/// The arguments of a worker.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The agent's socket.

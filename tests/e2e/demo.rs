@@ -1,4 +1,4 @@
-//! The demo: it starts, shows what it promises, and leaves nothing behind.
+//! The demo starts, shows what it documents, and leaves nothing behind.
 
 use std::process::Stdio;
 

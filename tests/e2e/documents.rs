@@ -1,4 +1,4 @@
-//! What the documents promise, held against the programs.
+//! Checks of the documents against the programs and tests.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -88,7 +88,7 @@ fn tests_in(file: &Path) -> Result<BTreeSet<String>> {
 /// The folder of the tests that documents name.
 const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/e2e");
 
-/// Those of the named tests that there are not.
+/// Returns the named tests that do not exist.
 fn missing(named: &BTreeSet<String>) -> Vec<&String> {
     let is_there = |test: &str| {
         let (module, name) = test.rsplit_once("::").unwrap_or_default();
@@ -114,7 +114,7 @@ fn every_failure_mode_has_a_test() -> Result<()> {
     Ok(())
 }
 
-/// What docs/lockctl.md promises of what tools of this sort are asked for is shown by the tests beside it.
+/// Each guarantee in docs/lockctl.md names an existing test.
 #[test]
 fn every_documented_lockctl_guarantee_has_a_test() -> Result<()> {
     let text = document("docs/lockctl.md")?;
@@ -132,7 +132,7 @@ fn every_documented_lockctl_guarantee_has_a_test() -> Result<()> {
     Ok(())
 }
 
-/// What docs/interop.md says was shown is shown by a test of that name, and says so of each version and kind.
+/// Each result in docs/interop.md names an existing test, for each version and kind.
 #[test]
 fn the_interop_table_lists_all_tests_versions_and_kinds() -> Result<()> {
     let text = document("docs/interop.md")?;

@@ -1,4 +1,4 @@
-//! The figures of both programs, held against docs/metrics.md, and had while Redis stands still.
+//! The metrics of both programs: they match docs/metrics.md and are served while Redis is frozen.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use harness::agent::Metrics;
 use harness::{Agent, Dashboard, RedisServer, eventually, http};
 
-/// What a page or a program says of a metric.
+/// The documented or exported properties of a metric.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct About {
     /// Empty where the page leaves it to those who know such metrics.
@@ -53,7 +53,7 @@ fn labels(series: &str) -> BTreeSet<String> {
     labels
 }
 
-/// What a program exports.
+/// Returns the metrics that a program exports.
 fn exported(metrics: &Metrics) -> Figures {
     let mut figures = Figures::new();
     let mut name = "";
@@ -71,7 +71,7 @@ fn exported(metrics: &Metrics) -> Figures {
     figures
 }
 
-/// Why the two differ, if they do.
+/// Returns an error that describes any difference.
 fn compare(documented: &Figures, metrics: &Metrics) -> Result<()> {
     let exported = exported(metrics);
     let absent: Vec<_> = documented.keys().filter(|name| !exported.contains_key(*name)).collect();

@@ -1,4 +1,4 @@
-//! What is packaged, held against the programs. `make package-test` installs it.
+//! Checks of the packaging against the programs. `make package-test` installs the package.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -82,7 +82,7 @@ fn containers_use_valid_settings() -> Result<()> {
     check("lockscope-agent", &args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// What Kubernetes says of these manifests, by the schemas of one of its versions.
+/// Validates these manifests against the schemas of one Kubernetes version.
 fn judge(version: &str, manifest: &Path) -> Result<Output> {
     let program =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/.venv/bin/kubernetes-validate");

@@ -1,4 +1,4 @@
-//! The runbooks: what they name is there, and what they have one do works on a real fault.
+//! The runbooks: everything they name exists, and their commands work on a real fault.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn runbooks() -> Result<Vec<(String, String)>> {
     Ok(books)
 }
 
-/// What stands in single backticks, outside of blocks; a span may go over the end of a line.
+/// Returns the code spans outside of blocks; a span may continue on the next line.
 fn spans(text: &str) -> Vec<String> {
     let prose = text.split("```").step_by(2).collect::<String>();
     let spans = prose.split('`').skip(1).step_by(2);

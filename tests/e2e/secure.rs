@@ -28,7 +28,7 @@ pub(crate) async fn documented_users(direct: &mut Client, old: bool) -> Result<(
     Ok(())
 }
 
-/// How the user of docs/acl.md begins that sentinels have; no other server knows the commands that it may use.
+/// The first words of the sentinel user in docs/acl.md; its commands exist on sentinels only.
 const OF_SENTINELS: &str = "ACL SETUSER lockscope-sentinel ";
 
 /// Makes that user as it stands there.
@@ -40,7 +40,7 @@ pub(crate) async fn sentinel_user(sentinel: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// What the server has refused so far.
+/// Returns the commands that the server has refused so far.
 pub(crate) async fn refused(direct: &mut Client) -> Result<Vec<String>> {
     let log = direct.call("ACL LOG 100").await?.ok()?;
     let entries = log.items()?.iter();

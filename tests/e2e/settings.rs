@@ -1,4 +1,4 @@
-//! docs/settings.md, held against what the programs say of their flags; what they say of mistakes.
+//! Checks of docs/settings.md against the flags of the programs, and of error messages for mistakes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Output;

@@ -84,7 +84,7 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Starts one for a Redis at this address, which need not be there, and waits only for its socket.
+    /// Starts one for a Redis at this address, which need not exist, and waits only for its socket.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -114,7 +114,7 @@ impl Agent {
         bail!("no port is free for the agent")
     }
 
-    /// Ends it if it still runs, and starts it anew in the same folder.
+    /// Ends it if it still runs, and restarts it in the same folder.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -172,7 +172,7 @@ impl Agent {
         Ok(client)
     }
 
-    /// Its figures at this moment.
+    /// Returns its current metrics.
     ///
     /// # Errors
     /// Returns an error if it does not answer.
@@ -181,12 +181,12 @@ impl Agent {
     }
 }
 
-/// Figures in Prometheus' text format.
+/// Metrics in Prometheus' text format.
 #[derive(Debug, Clone)]
 pub struct Metrics(pub String);
 
 impl Metrics {
-    /// The sum of a metric's series that carry all these labels; zero where there are none.
+    /// The sum of a metric's series that carry all these labels; zero if there are none.
     #[must_use]
     pub fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> f64 {
         let carries = |series: &str| {

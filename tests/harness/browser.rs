@@ -15,7 +15,7 @@ use crate::{PATIENCE, eventually, http};
 
 /// Browsers that run at once: more of them would only keep each other, and all other tests, from starting.
 static TURNS: Semaphore = Semaphore::const_new(2);
-/// How long a browser may take to start beside everything else.
+/// The time limit for a browser to start on a busy machine.
 const TO_START: Duration = Duration::from_secs(120);
 
 /// A browser with one tab. Closed when dropped.

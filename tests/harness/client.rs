@@ -18,7 +18,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 pub struct Client {
     stream: Box<dyn Stream>,
     bytes: Vec<u8>,
-    /// How many of them are done with.
+    /// The number of buffered bytes already consumed.
     done: usize,
     pushes: VecDeque<Vec<Reply>>,
 }
@@ -149,7 +149,7 @@ impl Client {
         Ok(items.iter().map(Reply::text).collect())
     }
 
-    /// How many pushes have been put aside so far.
+    /// Returns the number of pushes buffered so far.
     #[must_use]
     pub fn pushes(&self) -> usize {
         self.pushes.len()

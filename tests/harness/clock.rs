@@ -6,8 +6,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
-/// What a process that is started with [`WallClock::environment`] takes for the time of day, by libfaketime. How long things take
-/// is not touched: clocks that nobody can set go on as they are.
+/// The time of day for processes started with [`WallClock::environment`], set through libfaketime. Monotonic clocks are
+/// not affected.
 #[derive(Debug)]
 pub struct WallClock {
     folder: TempDir,

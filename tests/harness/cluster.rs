@@ -1,4 +1,4 @@
-//! A real Redis Cluster of one's own.
+//! A private Redis Cluster.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use redisson::slot;

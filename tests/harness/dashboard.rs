@@ -155,7 +155,7 @@ impl Dashboard {
         http::request(self.port, "POST", &path, &headers, &wish.to_string()).await?.json()
     }
 
-    /// Its figures at this moment.
+    /// Returns its current metrics.
     ///
     /// # Errors
     /// Returns an error if it does not answer.

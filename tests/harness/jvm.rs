@@ -29,10 +29,10 @@ pub struct Jvm {
     _folder: TempDir,
 }
 
-/// Who waits for the answer of that number; nobody any more once the JVM has ended.
+/// The callers waiting for each numbered answer; none once the JVM has ended.
 type Open = Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>;
 
-/// What a call gave: its value as text (`null` for none), or what it threw.
+/// The result of a call: its value as text (`null` for none), or the exception.
 pub type Answer = Result<String, Thrown>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,7 +167,7 @@ impl Thread {
     /// Runs these words, and gives their value.
     ///
     /// # Errors
-    /// What the call threw, as [`Thrown`], or that no answer came within [`PATIENCE`].
+    /// Returns the exception as [`Thrown`], or an error if no answer arrives within [`PATIENCE`].
     pub async fn call(&self, words: &str) -> Result<String> {
         Ok(self.begin(words)?.answer().await??)
     }
@@ -175,7 +175,7 @@ impl Thread {
     /// [`Self::call`] with words that may be anything.
     ///
     /// # Errors
-    /// What the call threw, as [`Thrown`], or that no answer came within [`PATIENCE`].
+    /// Returns the exception as [`Thrown`], or an error if no answer arrives within [`PATIENCE`].
     pub async fn call_words<A: AsRef<str>>(&self, words: &[A]) -> Result<String> {
         Ok(self.begin_words(words)?.answer().await??)
     }
@@ -214,7 +214,7 @@ impl Pending {
     }
 }
 
-/// Where the driver for one version is built.
+/// The folder in which the driver for one version is built.
 fn built(version: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("redisson/target").join(version)
 }

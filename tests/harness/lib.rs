@@ -1,4 +1,4 @@
-//! What the end-to-end tests and the demo stand on: real processes, started in folders of their own and ended
+//! The foundation of the end-to-end tests and the demo: real processes, started in their own folders and ended
 //! with their owner, and small clients that show every byte.
 //!
 //! Nothing here waits for a time. Whoever waits names what for ([`eventually`]), and gives up at a deadline.

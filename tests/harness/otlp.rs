@@ -1,4 +1,4 @@
-//! Who receives spans: OpenTelemetry's own protobuf service, by gRPC and by HTTP.
+//! A receiver of spans: OpenTelemetry's protobuf service over gRPC and HTTP.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +28,7 @@ pub type Attributes = BTreeMap<String, String>;
 /// A span as it was received; ids in hex.
 #[derive(Debug, Clone)]
 pub struct SeenSpan {
-    /// What it is called.
+    /// The name of the span.
     pub name: String,
     pub trace: String,
     /// Its own id.
@@ -40,13 +40,13 @@ pub struct SeenSpan {
     pub attributes: Attributes,
     /// Those of the process that sent it.
     pub resource: Attributes,
-    /// What happened to it, each by name.
+    /// The names of its events.
     pub events: Vec<(String, Attributes)>,
     /// The ids of the spans that it links to.
     pub links: Vec<String>,
-    /// How long it lasted, in nanoseconds.
+    /// Its duration in nanoseconds.
     pub nanos: u64,
-    /// Returns whether it ended in an error.
+    /// True if it ended in an error.
     pub failed: bool,
 }
 
@@ -97,13 +97,13 @@ impl SpanReceiver {
         Ok(Self { grpc: ports.0, http: ports.1, seen, servers })
     }
 
-    /// Where gRPC is spoken.
+    /// Returns the gRPC endpoint.
     #[must_use]
     pub fn grpc(&self) -> String {
         format!("http://127.0.0.1:{}", self.grpc)
     }
 
-    /// Where HTTP is spoken.
+    /// Returns the HTTP endpoint.
     #[must_use]
     pub fn http(&self) -> String {
         format!("http://127.0.0.1:{}", self.http)

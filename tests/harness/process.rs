@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::eventually;
 
-/// How much of a log is printed when a test fails.
+/// The length of log output printed when a test fails.
 const TAIL: usize = 12 << 10;
 
 /// A running child. Dropping it kills it, and shows the end of its log if a test fails.
@@ -113,7 +113,7 @@ impl Process {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, if the process has ended.
     ///
     /// # Errors
     /// Returns an error if the kernel does not tell.

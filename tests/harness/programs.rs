@@ -1,4 +1,4 @@
-//! Where our own programs are: built once per test process, so that they are never older than the tests.
+//! The paths of Lockscope's programs, built once per test process so that they are never older than the tests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

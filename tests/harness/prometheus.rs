@@ -81,7 +81,7 @@ impl Prometheus {
         bail!("no port is free for Prometheus")
     }
 
-    /// What a query gives now: its rows, or none.
+    /// Runs a query and returns its rows, which may be none.
     ///
     /// # Errors
     /// Returns an error if Prometheus does not answer, or calls it no query.

@@ -1,6 +1,6 @@
 //! A proxy between two of our processes that fails as networks do, line by line and one way at a time.
 //!
-//! What it has taken it can deliver late, also when its sender has long given up and closed: then the receiver still
+//! It can deliver held bytes late, even after the sender has closed: the receiver then still
 //! gets the bytes, and after them the end.
 
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ use crate::eventually;
 /// Pieces that one direction of a line holds back; beyond them its sender is not read any more.
 const HELD: usize = 4096;
 
-/// How much of what a direction holds can be looked into.
+/// The number of held bytes per direction that tests can inspect.
 const KEPT: usize = 64 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum Way {
     Down,
 }
 
-/// What becomes of the bytes of one direction.
+/// The treatment of the bytes of one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
     Pass,
@@ -48,7 +48,7 @@ pub enum Flow {
     End,
 }
 
-/// What happens to new connections.
+/// The treatment of new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// They are led on.
@@ -59,7 +59,7 @@ pub enum Gate {
     Silent,
 }
 
-/// Where a proxy leads.
+/// The target of a proxy.
 #[derive(Debug, Clone)]
 pub enum Place {
     /// A port of this host.
@@ -99,7 +99,7 @@ pub struct Line {
 #[derive(Debug)]
 struct Lane {
     flow: watch::Sender<Flow>,
-    /// What was taken while the flow was [`Flow::Hold`], up to [`KEPT`] bytes.
+    /// The bytes received during [`Flow::Hold`], up to [`KEPT`].
     kept: Mutex<Vec<u8>>,
     /// Bytes taken from the sender and those that have arrived.
     taken: AtomicUsize,
@@ -169,7 +169,7 @@ impl Proxy {
         *lock(&self.shared.to) = to;
     }
 
-    /// What happens to new connections from now on.
+    /// Sets the treatment of new connections.
     pub fn gate(&self, gate: Gate) {
         *lock(&self.shared.gate) = gate;
     }
@@ -273,7 +273,7 @@ impl Shared {
 }
 
 impl Line {
-    /// What becomes of one direction's bytes from now on.
+    /// Sets the treatment of one direction's bytes.
     pub fn set(&self, way: Way, flow: Flow) {
         self.lane(way).flow.send_replace(flow);
     }
@@ -289,7 +289,7 @@ impl Line {
         *self.open.borrow()
     }
 
-    /// How many bytes of one direction have been taken and have not arrived.
+    /// Returns the number of bytes of one direction that were received but not delivered.
     #[must_use]
     pub fn held(&self, way: Way) -> usize {
         let lane = self.lane(way);

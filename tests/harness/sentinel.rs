@@ -9,10 +9,10 @@ use crate::process::{self, Process};
 use crate::redis::random_port;
 use crate::{Client, RedisServer, Reply, eventually};
 
-/// What the sentinels call the master.
+/// The sentinels' name for the master.
 const NAME: &str = "mymaster";
 
-/// How long a server may be silent that no sentinel is to miss, in milliseconds.
+/// The failure-detection time of sentinels that must not act, in milliseconds.
 const CALM: u32 = 600_000;
 
 /// A replica has its copy at once, not after the seconds in which others might come.
@@ -162,7 +162,7 @@ impl Sentinels {
     ///
     /// # Errors
     /// Returns an error if it does not answer.
-    pub async fn until_copied(&self, key: &str) -> Result<()> {
+    pub async fn until_replicated(&self, key: &str) -> Result<()> {
         let mut replica = self.client(1).await?;
         eventually("the replica to have the lock", async || {
             let found = replica.call_args(&["EXISTS", key]).await?.int()?;
@@ -178,7 +178,7 @@ impl Sentinels {
     /// # Errors
     /// Returns an error if it does not answer.
     pub async fn cut_off(&self, key: &str) -> Result<()> {
-        self.until_copied(key).await?;
+        self.until_replicated(key).await?;
         let mut replica = self.client(1).await?;
         // It cannot begin again.
         replica.call("CONFIG SET masterauth nonsense").await?.ok()?;
@@ -239,7 +239,7 @@ impl Sentinels {
     ///
     /// # Errors
     /// Returns an error if a sentinel does not answer.
-    pub async fn let_them_notice(&self) -> Result<()> {
+    pub async fn enable_failover(&self) -> Result<()> {
         self.set_patience(3_000).await
     }
 
@@ -254,7 +254,7 @@ impl Sentinels {
     }
 }
 
-/// How TLS is spoken.
+/// The TLS settings of servers and sentinels.
 struct Tls<'a> {
     /// The master's port for it.
     master: u16,

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// How long a test waits for something that should be there at once, on a slow and busy machine. Long, since nothing
-/// but a failure ever waits for all of it.
+/// The time limit for conditions that should hold at once, on a slow and busy machine. Generous, since only
+/// failures wait for all of it.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Looks again and again until `look` is content, and gives its value; at most [`PATIENCE`].
+/// Polls `look` until it succeeds and returns its value, for at most [`PATIENCE`].
 ///
 /// # Panics
-/// At the deadline, with what it last said.
+/// Panics at the deadline, with the last error.
 pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> anyhow::Result<T>) -> T {
     within(PATIENCE, what, look).await
 }
@@ -19,7 +19,7 @@ pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> anyhow::Result
 /// [`eventually`] with a deadline of its own.
 ///
 /// # Panics
-/// At the deadline, with what it last said.
+/// Panics at the deadline, with the last error.
 pub async fn within<T>(
     deadline: Duration,
     what: &str,

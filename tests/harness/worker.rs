@@ -32,7 +32,7 @@ impl Worker {
     ///
     /// # Errors
     /// Returns an error if it cannot be started.
-    pub fn with_heir(socket: &Path, folder: &Path, commands: &[&str]) -> Result<Self> {
+    pub fn with_inheriting_child(socket: &Path, folder: &Path, commands: &[&str]) -> Result<Self> {
         Self::with(socket, folder, &["--heir"], commands)
     }
 

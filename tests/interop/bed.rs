@@ -1,4 +1,4 @@
-//! What every test stands on: a Redis, an agent, a JVM with Redisson, and locks that both sides can take.
+//! The test bed: a Redis, an agent, a JVM with Redisson, and locks that both sides can acquire.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -19,11 +19,11 @@ pub(crate) struct Kind {
     since: u32,
     /// The word in SHOW's reply: plain and fenced locks cannot be told apart in Redis.
     pub(crate) shown: &'static str,
-    /// What a holder's field has behind the thread's number.
+    /// The suffix of a holder's field after the thread number.
     suffix: &'static str,
     /// The calls that lead to the lock object; `NAME` stands for its name.
     object: &'static [&'static str],
-    /// What the agent's metrics call the script that tries to take it.
+    /// The metric label of the agent's acquire script.
     acquire: &'static str,
     /// The channel on which a release is told; `NAME` likewise.
     channel: &'static str,
@@ -126,7 +126,7 @@ pub(crate) fn shared() -> Result<Arc<Jvm>> {
 pub(crate) struct Bed {
     pub(crate) agent: Agent,
     jvm: Arc<Jvm>,
-    /// What makes this test's clients its own.
+    /// The prefix that identifies this test's clients.
     prefix: String,
     opened: Mutex<Vec<String>>,
     pub(crate) redis: RedisServer,
@@ -406,7 +406,7 @@ impl JavaLock {
         Ok(self.call(call).await?.parse()?)
     }
 
-    /// What a call throws.
+    /// The exception of a call.
     pub(crate) async fn thrown(&self, call: &str) -> Result<Thrown> {
         match self.begin(call)?.answer().await? {
             Err(thrown) => Ok(thrown),

@@ -36,7 +36,7 @@ impl ClusterBed {
     }
 
     /// Waits until somebody listens to the lock's releases in both ways, as our waiters do.
-    async fn until_heard(&self, place: usize, channel: &str) -> Result<()> {
+    async fn until_subscribed_to(&self, place: usize, channel: &str) -> Result<()> {
         let mut direct = self.cluster.client(place).await?;
         eventually("our waiter to listen", async || {
             for verb in ["CHANNELS", "SHARDCHANNELS"] {
@@ -74,7 +74,7 @@ async fn each_side_keeps_the_other_out_and_wakes_it_on_every_node() -> Result<()
             // We wait for Java.
             assert!(!lock(&mut worker, kind, name, "NOWAIT").await?, "{} is Java's", kind.word);
             worker.send_bytes(&encode(&kind.lock(name, ""))).await?;
-            bed.until_heard(place, &kind.channel(name)).await?;
+            bed.until_subscribed_to(place, &kind.channel(name)).await?;
             java.call("unlock").await?;
             worker.reply().await?.ok()?;
             assert!(!java.is("isHeldByCurrentThread").await?);
@@ -100,7 +100,7 @@ async fn old_and_new_clients_are_woken_by_the_agent_alike() -> Result<()> {
         assert_eq!(unlock(&mut worker, kind, name).await?, 0, "{version} waits");
         waiting.answer().await??;
         worker.send_bytes(&encode(&kind.lock(name, ""))).await?;
-        bed.until_heard(1, &kind.channel(name)).await?;
+        bed.until_subscribed_to(1, &kind.channel(name)).await?;
         java.call("unlock").await?;
         worker.reply().await?.ok()?;
         assert_eq!(unlock(&mut worker, kind, name).await?, 0);

@@ -7,7 +7,7 @@ use super::bed::{kinds, lock, unlock, version};
 use super::sections::{Crowd, Dying, Guard, tally};
 use super::{Bed, Kind};
 
-/// How many sections four Java threads of two clients have, and how many ten sessions of two agents.
+/// The number of sections of four Java threads on two clients, and of ten sessions on two agents.
 const EACH_SIDE: usize = 5_000;
 
 /// Ten thousand sections of both sides on one lock, beside so many JVMs, and other workers, that die.
@@ -61,7 +61,7 @@ async fn ten_thousand_sections_of_both_sides() -> Result<()> {
     Ok(())
 }
 
-/// What is killed while others go on: worker processes and sessions of the agent, and whole JVMs.
+/// The kinds of process killed while others continue: workers and sessions of the agent, and whole JVMs.
 #[tokio::test]
 async fn as_many_beside_workers_that_are_killed() -> Result<()> {
     for kind in kinds()? {

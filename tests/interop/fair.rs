@@ -261,7 +261,7 @@ async fn an_interrupted_thread_leaves_a_place_that_counts_as_dead() -> Result<()
     Ok(())
 }
 
-/// What fair locks do among the dying, where the dead can be told to go soon: see [`WAIT_CAN_BE_SET_SINCE`].
+/// Fair locks with dying waiters, for versions with a configurable wait: see [`WAIT_CAN_BE_SET_SINCE`].
 pub(crate) fn jvms_may_die(kind: Kind, version: &str) -> bool {
     !kind.is_fair() || is_since(version, WAIT_CAN_BE_SET_SINCE)
 }

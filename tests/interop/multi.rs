@@ -73,7 +73,7 @@ async fn each_sides_several_locks_keep_the_other_out() -> Result<()> {
     Ok(())
 }
 
-/// Who has one of them keeps both sides from all of them, and they hold nothing for long while they wait.
+/// A holder of one member blocks both sides from the whole set, and waiting sides hold no member for long.
 #[tokio::test]
 async fn a_member_that_is_taken_keeps_both_from_all() -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;
@@ -105,7 +105,7 @@ async fn a_member_that_is_taken_keeps_both_from_all() -> Result<()> {
     Ok(())
 }
 
-/// What the worker of a killed session held, and what it waited for, is free.
+/// The locks that a killed session held and waited for become free.
 #[tokio::test]
 async fn several_locks_of_the_dead_are_free() -> Result<()> {
     let mut bed = Bed::with(&["--lease", super::LEASE], "").await?;

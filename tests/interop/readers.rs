@@ -108,7 +108,7 @@ async fn all_readers_come_in_when_a_writer_leaves() -> Result<()> {
     Ok(())
 }
 
-/// What each side says of the other's readers, on each level of re-entry and partial unlock.
+/// The view of the other side's readers at each level of re-entry and partial unlock.
 #[tokio::test]
 async fn each_side_tells_the_truth_about_the_others_readers() -> Result<()> {
     let mut bed = Bed::with(&["--lease", "60s"], "").await?;
@@ -195,7 +195,7 @@ async fn java_forces_our_readers_out() -> Result<()> {
     Ok(())
 }
 
-/// Who writes may read too, and gives the write side back while it reads on: readers come in then, writers do not.
+/// A writer may also read and then downgrade: other readers may enter, writers may not.
 #[tokio::test]
 async fn a_writer_of_either_side_becomes_a_reader() -> Result<()> {
     let mut bed = Bed::new().await?;

@@ -244,7 +244,7 @@ async fn javas_release_wakes_us() -> Result<()> {
     Ok(())
 }
 
-/// How many locks a test's sections are under: each has a crowd of its own.
+/// The number of locks of a test's sections; each has its own crowd.
 const TILLS: usize = 5;
 
 /// So many sections of each side, by Java threads and by sessions of two agents, under several red locks, beside others

@@ -16,7 +16,7 @@ use super::bed::{Kind, open, version};
 const WRITE: &str =
     "redis.call('set', KEYS[1], ARGV[1]) redis.call('rpush', KEYS[2], ARGV[1] .. ' ours')";
 
-/// How long ten thousand sections may take on a busy machine.
+/// The time limit of ten thousand sections on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(240);
 
 /// The settings of a Java client that is to die: what it held is free only when its lease has ended, and its threads
@@ -24,7 +24,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(240);
 const MORTAL: &str = "watchdog=6000";
 const MORTAL_IN_QUEUES: &str = "watchdog=6000 fairwait=5000";
 
-/// What each side does to be inside alone: takes one lock, several at once, or a red one.
+/// The way to enter a section alone: one lock, several at once, or a red lock.
 #[derive(Debug, Clone)]
 pub(crate) struct Guard {
     take: Vec<String>,
@@ -164,12 +164,12 @@ pub(crate) async fn readings(
     Ok(())
 }
 
-/// What the notes of all sections show.
+/// The summary of all recorded sections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tally {
     /// Sections in all.
     pub(crate) total: usize,
-    /// How often the next section was by the other side.
+    /// The number of times the next section belonged to the other side.
     pub(crate) turns: usize,
 }
 
@@ -213,7 +213,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// What a Java thread has begun.
+    /// The call that a Java thread has started.
     pub(crate) fn await_java(&mut self, begun: Pending) {
         self.0.spawn(async move {
             begun.answer_within(LONG).await??;
@@ -221,7 +221,7 @@ impl Crowd {
         });
     }
 
-    /// What a session does.
+    /// The loop of a session.
     pub(crate) fn spawn(&mut self, work: impl Future<Output = Result<()>> + Send + 'static) {
         self.0.spawn(work);
     }
@@ -245,9 +245,9 @@ pub(crate) struct Dying<'a> {
     /// inside.
     pub(crate) clients: Vec<(String, &'a RedisServer)>,
     pub(crate) key: &'a str,
-    /// Returns whether its threads stand in a queue.
+    /// True if its threads stand in a queue.
     pub(crate) queues: bool,
-    /// Returns whether all of them only read.
+    /// True if all of them only read.
     pub(crate) reads: bool,
 }
 
@@ -261,7 +261,7 @@ impl Dying<'_> {
         Ok(sessions? + workers?)
     }
 
-    /// What a worker does before it dies: nothing, a read, or a whole write. Counts as many sections as it wrote.
+    /// Lets a worker die after nothing, a read or a complete write. Returns the number of sections it wrote.
     async fn last_deed(&self, direct: &mut Client, n: usize) -> Result<usize> {
         match n % 3 {
             0 => Ok(0),

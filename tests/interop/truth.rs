@@ -1,4 +1,4 @@
-//! What one side says of a lock that the other side holds.
+//! The state of a lock as seen by the side that does not hold it.
 
 use anyhow::Result;
 use harness::{Reply, eventually};

@@ -1,4 +1,4 @@
-//! What Redisson's own tests ask of a lock, asked of two locks of which one is the agent's.
+//! Assertions of Redisson's own lock tests, applied to two locks of which one is the agent's.
 
 use anyhow::Result;
 use harness::{Reply, eventually};

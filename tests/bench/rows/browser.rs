@@ -1,4 +1,4 @@
-//! How soon a change in Redis shows in a real browser, while many others look: ten thousand locks, five hundred streams of
+//! The delay until a change in Redis shows in a real browser among many viewers: ten thousand locks, five hundred streams of
 //! lists and of single locks, and one window with the list and one with a lock in which it is measured.
 
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const CHANGES: u64 = 200;
 const OF_THE_LOCK: usize = 50;
 /// The list that is measured, as most others see it too.
 const LIST: &str = "/?sort=name";
-/// How long the dashboard may take to know all locks, and then to serve all streams.
+/// The time limit for the dashboard to discover all locks, and then to serve all streams.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The shortest round: fewer changes than it has say nothing of one in a hundred.
 const SHORTEST: Duration = Duration::from_secs(10);
@@ -64,7 +64,7 @@ new MutationObserver((changes) => {
 }).observe(root, { subtree: true, childList: true, attributes: true, characterData: true });
 return parts.length;";
 
-/// How many changes were shown, and the median and the 99th percentile of their lags.
+/// The number of changes shown, with the median and the 99th percentile of their delay.
 const LAGS: &str = "const lags = window.lags.toSorted((a, b) => a - b);
 return [lags.length, lags[Math.floor(lags.length / 2)] ?? null, lags[Math.floor(lags.length * 0.99)] ?? null];";
 
@@ -144,7 +144,7 @@ pub(super) async fn browser(stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-/// What people have open: half of them the measured list, the others the usual list, lists by a filter, single locks.
+/// The open pages: half show the measured list, the others the default list, filtered lists and single locks.
 fn open_pages() -> Vec<String> {
     let list = std::iter::repeat_n(LIST.to_owned(), 250);
     let usual = std::iter::repeat_n("/".to_owned(), 50);
@@ -161,7 +161,7 @@ fn name(lock: usize) -> String {
     format!("bench:{lock:05}")
 }
 
-/// Which lock changes next.
+/// Returns the next lock to change.
 fn chosen(change: usize) -> usize {
     match change {
         n if n.is_multiple_of(OF_THE_LOCK) => 0,

@@ -1,17 +1,17 @@
-//! Workers that all want the same lock.
+//! Workers that compete for one lock.
 
 use anyhow::{Result, ensure};
 use harness::{Agent, eventually};
 
 use super::{CONTENDERS, Stage, blocking, workers};
-use crate::crowd::{Crowd, Seen, Turns};
+use crate::crowd::{Crowd, Measurements, Turns};
 use crate::limits::{Bare, Limits};
 use crate::peers::{DRAIN, LEAST, LONGEST, MOST, SWITCHES, Task};
 use crate::report::{Bound, Round};
 use crate::stats::float;
 use crate::wire::Caller;
 
-/// What each hand-over needs: a reply to its worker and a command back, and one script.
+/// The minimum cost of a hand-over: a reply to the worker, its next command, and one script.
 fn chain(limits: Limits) -> f64 {
     limits.echo + limits.script
 }
@@ -51,7 +51,7 @@ pub(super) async fn one_lock(stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-fn note(round: &mut Round, who: &str, seen: &Seen) {
+fn note(round: &mut Round, who: &str, seen: &Measurements) {
     round.figure(who, SWITCHES, seen.per_second(seen.switches));
     round.figure(who, LEAST, float(seen.grants.iter().copied().min().unwrap_or(0)));
     round.figure(who, MOST, float(seen.grants.iter().copied().max().unwrap_or(0)));

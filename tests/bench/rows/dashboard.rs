@@ -1,4 +1,4 @@
-//! What a dashboard needs, and what it costs the Redis that it looks at.
+//! The resources of a dashboard, and its cost for the Redis it reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,16 +14,16 @@ use crate::report::{Bound, Round};
 use crate::stats::{Times, cpu_micros, float, resident_bytes};
 use crate::wire::{Caller, encode};
 
-/// How many locks a dashboard is made to know.
+/// The numbers of locks that a dashboard discovers.
 const FEW: u64 = 10_000;
 const MANY: u64 = 100_000;
 /// Keys that are no locks, for the first picture.
 const KEYS: u64 = 1_000_000;
-/// How long PINGs are measured while nothing else is done.
+/// The duration of the PING measurement without other load.
 const IDLE: Duration = Duration::from_secs(5);
-/// How long a dashboard may take to know all of that.
+/// The time limit for a dashboard to discover all of them.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Locks taken and given back in a second, for what watching them costs.
+/// The acquisitions and releases per second while the cost of each source is measured.
 const PAIRS: u64 = 1_000;
 
 /// Makes so many locks of ten minutes and more, each with a holder of its own.
@@ -102,7 +102,7 @@ impl Pinger {
         Self { stop, thread }
     }
 
-    /// What 99 of 100 took at most, in microseconds.
+    /// Returns the 99th percentile in microseconds.
     fn p99(self) -> Result<f64> {
         self.stop.store(true, Ordering::Relaxed);
         let mut times =
@@ -149,7 +149,7 @@ pub(super) async fn first_scan(stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-/// What a second of the same load takes of Redis' core, without a dashboard and with each of its ways to look.
+/// The CPU time of Redis under the same load, without a dashboard and with each of its sources.
 pub(super) async fn source_cost(stage: Stage) -> Result<Vec<Round>> {
     let settings = [("client-output-buffer-limit", "normal 64mb 0 0")];
     let mut redis = RedisServer::with(&settings).await?;

@@ -1,4 +1,4 @@
-//! How soon the lock of a worker that has died is free.
+//! The delay until a dead worker's lock is released.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::report::{Bound, Round};
 use crate::stats::Times;
 use crate::wire::{Caller, encode};
 
-/// How many workers die in each round.
+/// The number of workers that die in each round.
 const DEATHS: usize = 200;
 
 /// From the closing of a worker's socket to the message that tells everybody of the release.

@@ -1,4 +1,4 @@
-//! What an agent needs that has nothing to do.
+//! The memory of an idle agent.
 
 use anyhow::Result;
 use harness::Agent;

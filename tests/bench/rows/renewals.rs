@@ -1,4 +1,4 @@
-//! A hundred thousand locks that one agent keeps, alone and beside a flood.
+//! A hundred thousand locks renewed by one agent, alone and during a flood.
 
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -18,18 +18,18 @@ use crate::report::{Bound, Round};
 use crate::stats::{cpu_micros, float, resident_bytes};
 use crate::wire::{Caller, encode};
 
-/// How many locks are held.
+/// The number of locks held.
 const HOLDS: usize = 100_000;
-/// How many of them each worker holds: as many commands as may be under way on a connection, about.
+/// The number of locks per worker: about the limit of pending commands on a connection.
 const EACH: usize = 1000;
-/// How many sessions flood the agent.
+/// The number of sessions that flood the agent.
 const SESSIONS: usize = 10_000;
 /// A third of the lease: in this time each hold is renewed once.
 const PERIOD: Duration = Duration::from_secs(10);
-/// How often the bare scripts are sent, a share of them each time, as the agent does.
+/// The interval at which a share of the bare scripts is sent, as by the agent.
 const BURST: Duration = Duration::from_millis(100);
 
-/// What counters say between two looks.
+/// A difference between two readings of counters.
 struct Look {
     agent_cpu: f64,
     redis_cpu: f64,

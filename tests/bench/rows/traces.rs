@@ -1,4 +1,4 @@
-//! What traces cost: off, for one in a hundred, and for all.
+//! The cost of traces: off, for one in a hundred, and for all.
 
 use std::hint::black_box;
 
@@ -18,12 +18,12 @@ use crate::report::{Bound, Round};
 use crate::stats::cpu_micros;
 
 const CPU: &str = "µs of a core a pair";
-/// How often what is off is asked about, to be measured.
+/// The number of checks measured while traces are off.
 const TIMES: u32 = 1_000_000;
 
-/// What a LOCK and its UNLOCK ask about traces while these are off, in microseconds: the same functions as in the agent, in
-/// this process, which has no traces either. What they ask is all there is: an agent without traces has no layer for them.
-fn asked_while_off() -> f64 {
+/// Returns the cost in microseconds of the trace checks of a LOCK and UNLOCK while traces are off: the agent's functions, in
+/// this process, which has no traces either. There is no other cost: an agent without traces has no layer for them.
+fn cost_while_off() -> f64 {
     let start = Instant::now();
     for _ in 0..TIMES {
         // The LOCK's span and that of the hold, the two scripts, and what would be noted of both spans.
@@ -75,7 +75,7 @@ pub(super) async fn traces(stage: Stage) -> Result<Vec<Round>> {
             round.figure(who, CPU, cost);
             costs.push(cost);
         }
-        let asked = blocking(|| Ok(asked_while_off())).await?;
+        let asked = blocking(|| Ok(cost_while_off())).await?;
         round.figure("asking while off", CPU, asked);
         if let [off, some, all] = costs[..] {
             round.target("asking ≤ 1 % of off", "of its CPU", asked / off, Bound::AtMost(0.01));

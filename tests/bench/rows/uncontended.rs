@@ -1,4 +1,4 @@
-//! Workers that are in nobody's way.
+//! Workers without contention.
 
 use std::path::Path;
 use std::time::Duration;

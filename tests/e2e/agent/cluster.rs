@@ -25,7 +25,7 @@ async fn holders(direct: &mut Client, name: &str) -> Result<Vec<String>> {
     Ok(reply.items()?.iter().map(Reply::text).filter(|field| field != "mode").collect())
 }
 
-/// How many listen to the channels that match at a node, by SUBSCRIBE and by SSUBSCRIBE.
+/// Returns the number of subscribers to matching channels on a node, by SUBSCRIBE and by SSUBSCRIBE.
 async fn listeners(direct: &mut Client, pattern: &str) -> Result<(usize, usize)> {
     let mut count = async |verb: &str| {
         anyhow::Ok(direct.call_args(&["PUBSUB", verb, pattern]).await?.ok()?.items()?.len())
@@ -34,7 +34,7 @@ async fn listeners(direct: &mut Client, pattern: &str) -> Result<(usize, usize)>
 }
 
 /// Waits until that many listen to these channels at a node.
-async fn until_heard(direct: &mut Client, pattern: &str, wanted: (usize, usize)) {
+async fn until_subscribed_to(direct: &mut Client, pattern: &str, wanted: (usize, usize)) {
     eventually("the waiter to listen", async || {
         let found = listeners(direct, pattern).await?;
         ensure!(found == wanted, "{found:?} listen to {pattern}");
@@ -52,7 +52,7 @@ async fn until_ready(agent: &Agent) {
     .await;
 }
 
-/// How many holds have been renewed.
+/// Returns the number of renewed holds.
 async fn renewed(agent: &Agent) -> Result<f64> {
     Ok(agent.metrics().await?.sum("lockscope_agent_renewals_total", &[("outcome", "renewed")]))
 }
@@ -149,11 +149,11 @@ async fn a_release_wakes_the_waiters_of_another_agent() -> Result<()> {
             let taken = if kind == "read" { "write" } else { kind };
             lock(&mut worker, &format!("LOCK {name} KIND {taken}")).await?;
             waiter.send(&format!("LOCK {name} KIND {kind}")).await?;
-            until_heard(&mut direct, &channel.replace("NAME", name), (1, 1)).await;
+            until_subscribed_to(&mut direct, &channel.replace("NAME", name), (1, 1)).await;
             assert_eq!(worker.call(&format!("UNLOCK {name}")).await?, Reply::Int(0));
             let held = holder(&waiter.reply().await?.ok()?)?;
             assert_eq!(holders(&mut direct, name).await?, [held], "{kind} at {place}");
-            until_heard(&mut direct, &channel.replace("NAME", name), (0, 0)).await;
+            until_subscribed_to(&mut direct, &channel.replace("NAME", name), (0, 0)).await;
         }
     }
     Ok(())
@@ -173,11 +173,11 @@ async fn releases_are_published_and_received_as_configured() -> Result<()> {
             lock(&mut worker, "LOCK a").await?;
             waiter.send("LOCK a").await?;
             let heard = if std::ptr::eq(to, &both) { (1, 1) } else { heard };
-            until_heard(&mut direct, "redisson_lock__channel:{a}", heard).await;
+            until_subscribed_to(&mut direct, "redisson_lock__channel:{a}", heard).await;
             assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
             waiter.reply().await?.ok()?;
             assert_eq!(waiter.call("UNLOCK a").await?, Reply::Int(0));
-            until_heard(&mut direct, "redisson_lock__channel:{a}", (0, 0)).await;
+            until_subscribed_to(&mut direct, "redisson_lock__channel:{a}", (0, 0)).await;
         }
     }
     Ok(())
@@ -221,7 +221,7 @@ async fn a_moving_slot_takes_its_locks_and_waiters_along() -> Result<()> {
     let held = holder(&lock(&mut worker, &format!("LOCK {name}")).await?)?;
     waiter.send(&format!("LOCK {name}")).await?;
     let channel = format!("redisson_lock__channel:{{{name}}}");
-    until_heard(&mut cluster.client(0).await?, &channel, (0, 1)).await;
+    until_subscribed_to(&mut cluster.client(0).await?, &channel, (0, 1)).await;
 
     // The lock is at the new node, the slot still at the old one.
     cluster.begin_move(slot, 0, 1).await?;
@@ -236,7 +236,7 @@ async fn a_moving_slot_takes_its_locks_and_waiters_along() -> Result<()> {
     cluster.end_move(slot, 0, 1).await?;
 
     let mut direct = cluster.client(1).await?;
-    until_heard(&mut direct, &channel, (0, 1)).await;
+    until_subscribed_to(&mut direct, &channel, (0, 1)).await;
     assert_eq!(holders(&mut direct, &name).await?, [held]);
     assert_eq!(worker.call(&format!("UNLOCK {name}")).await?, Reply::Int(0));
     let next = holder(&waiter.reply().await?.ok()?)?;
@@ -265,7 +265,7 @@ async fn a_promoted_replica_keeps_its_locks_and_missing_ones_are_reported() -> R
     let mut waiter = theirs.client().await?;
     waiter.send(&format!("LOCK {kept}")).await?;
     let channel = format!("redisson_lock__channel:{{{kept}}}");
-    until_heard(&mut cluster.client(0).await?, &channel, (1, 1)).await;
+    until_subscribed_to(&mut cluster.client(0).await?, &channel, (1, 1)).await;
 
     let mut direct = cluster.client(replica).await?;
     direct.call("READONLY").await?.ok()?;
@@ -292,7 +292,7 @@ async fn a_promoted_replica_keeps_its_locks_and_missing_ones_are_reported() -> R
     cluster.take_over(replica).await?;
     assert_eq!(worker.push().await?, ["lock-lost", &lost, "lock", "missing"]);
     until_ready(&ours).await;
-    until_heard(&mut direct, &channel, (1, 1)).await;
+    until_subscribed_to(&mut direct, &channel, (1, 1)).await;
     assert_eq!(worker.call(&format!("UNLOCK {kept}")).await?, Reply::Int(0));
     let next = holder(&waiter.reply().await?.ok()?)?;
     assert_eq!(holders(&mut direct, &kept).await?, [next]);
@@ -374,7 +374,7 @@ async fn the_documented_user_suffices() -> Result<()> {
     direct.call(&format!("HSET {} {java} 1", theirs[1])).await?.ok()?;
     waiter.send(&format!("LOCK {}", theirs[1])).await?;
     let channel = format!("redisson_lock__channel:{{{}}}", theirs[1]);
-    until_heard(&mut direct, &channel, (1, 1)).await;
+    until_subscribed_to(&mut direct, &channel, (1, 1)).await;
     direct.call(&format!("DEL {}", theirs[1])).await?.ok()?;
     direct.call(&format!("SPUBLISH {channel} 0")).await?.ok()?;
     waiter.reply().await?.ok()?;
@@ -410,7 +410,7 @@ async fn a_cluster_is_reached_by_tls() -> Result<()> {
         let held = holder(&lock(&mut holding, &format!("LOCK {name}")).await?)?;
         assert_eq!(holders(&mut direct, name).await?, [held]);
         waiting.send(&format!("LOCK {name}")).await?;
-        until_heard(&mut direct, &KINDS[0].1.replace("NAME", name), (1, 1)).await;
+        until_subscribed_to(&mut direct, &KINDS[0].1.replace("NAME", name), (1, 1)).await;
         assert_eq!(holding.call(&format!("UNLOCK {name}")).await?, Reply::Int(0));
         let held = holder(&waiting.reply().await?.ok()?)?;
         assert_eq!(holders(&mut direct, name).await?, [held]);

@@ -1,4 +1,4 @@
-//! What is asked wrongly, and what client libraries ask on connecting.
+//! Malformed commands, and the handshakes of client libraries.
 
 use anyhow::Result;
 use harness::Reply;

@@ -61,7 +61,7 @@ async fn a_killed_waiter_leaves_no_trace() -> Result<()> {
 async fn a_child_that_inherits_the_socket_does_not_keep_the_lock() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
-    let mut worker = Worker::with_heir(&socket, &folder, &["LOCK a"])?;
+    let mut worker = Worker::with_inheriting_child(&socket, &folder, &["LOCK a"])?;
     let heir: i32 = worker.line().await?.parse()?;
     let heir = Pid::from_raw(heir).context("a pid")?;
     worker.line().await?;

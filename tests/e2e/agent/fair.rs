@@ -1,4 +1,4 @@
-//! KIND fair: one order for all clients, kept in Redis.
+//! KIND fair: one queue in Redis for all clients.
 
 use anyhow::{Result, ensure};
 use harness::{Agent, Client, Reply, eventually};
@@ -15,7 +15,7 @@ impl Bench {
         Ok(places.items()?.iter().map(Reply::text).collect())
     }
 
-    async fn until_places(&mut self, count: usize) {
+    async fn until_queue(&mut self, count: usize) {
         eventually("that many places in the queue", async || {
             let places = self.places().await?;
             ensure!(places.len() == count, "{places:?}");
@@ -25,7 +25,7 @@ impl Bench {
     }
 
     /// A waiter of another client with a place that stands for that long.
-    async fn foreign_place(&mut self, ms: i64) -> Result<()> {
+    async fn foreign_entry(&mut self, ms: i64) -> Result<()> {
         let time = self.direct.call("TIME").await?;
         let at = time.items()?[0].text().parse::<i64>()? * 1000 + ms;
         self.direct.call(&format!("RPUSH {QUEUE} {FOREIGN}")).await?.ok()?;
@@ -45,7 +45,7 @@ impl Bench {
     async fn fair_waiter(&mut self, agent: &Agent, places: usize) -> Result<Client> {
         let mut waiter = agent.client().await?;
         waiter.send("LOCK a KIND fair").await?;
-        self.until_places(places).await;
+        self.until_queue(places).await;
         Ok(waiter)
     }
 }
@@ -66,7 +66,7 @@ async fn waiters_of_two_agents_are_served_in_one_order() -> Result<()> {
     for n in 0..6 {
         let mut waiter = if n % 2 == 0 { other.client().await? } else { bench.session().await? };
         waiter.send("LOCK a KIND fair").await?;
-        bench.until_places(n + 1).await;
+        bench.until_queue(n + 1).await;
         line.push(waiter);
     }
     assert_eq!(first.call("LOCK a KIND fair NOWAIT").await?.field("holds")?.int()?, 2);
@@ -98,22 +98,22 @@ async fn a_departed_waiter_leaves_no_queue_entry() -> Result<()> {
     assert_eq!(bench.places().await?.len(), 0, "who does not wait does not queue");
     let mut impatient = bench.session().await?;
     assert_eq!(impatient.call("LOCK a KIND fair WAIT 100").await?, Reply::Null);
-    bench.until_places(0).await;
+    bench.until_queue(0).await;
 
     let mut cancelled = bench.session().await?;
     let session = credentials(&mut cancelled).await?;
     cancelled.send("LOCK a KIND fair").await?;
-    bench.until_places(1).await;
+    bench.until_queue(1).await;
     let mut dying = bench.session().await?;
     dying.send("LOCK a KIND fair").await?;
-    bench.until_places(2).await;
+    bench.until_queue(2).await;
     let mut last = bench.session().await?;
     last.send("LOCK a KIND fair").await?;
-    bench.until_places(3).await;
+    bench.until_queue(3).await;
     assert_eq!(impatient.call(&format!("CANCEL {session}")).await?, Reply::Int(1));
     assert_eq!(cancelled.reply().await?, Reply::Null);
     drop(dying);
-    bench.until_places(1).await;
+    bench.until_queue(1).await;
     assert_eq!(bench.direct.call(&format!("ZCARD {DEADLINES}")).await?, Reply::Int(1));
     drop(first);
     last.reply().await?.ok()?;
@@ -125,14 +125,14 @@ async fn a_departed_waiter_leaves_no_queue_entry() -> Result<()> {
 #[tokio::test]
 async fn the_head_that_leaves_wakes_the_next() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "10m", "--lease", "10m"]).await?;
-    bench.foreign_place(600_000).await?;
+    bench.foreign_entry(600_000).await?;
     let mut one = bench.session().await?;
     one.send("LOCK a KIND fair").await?;
-    bench.until_places(2).await;
+    bench.until_queue(2).await;
     bench.until_metric("lockscope_agent_subscriptions", &[], 1.0).await;
     let mut two = bench.session().await?;
     two.send("LOCK a KIND fair").await?;
-    bench.until_places(3).await;
+    bench.until_queue(3).await;
     bench.until_metric("lockscope_agent_subscriptions", &[], 2.0).await;
     assert!(bench.is_free("a").await?, "it is the foreign waiter's turn");
     // It gives up, as Redisson does: without a message.
@@ -148,7 +148,7 @@ async fn the_head_that_leaves_wakes_the_next() -> Result<()> {
 #[tokio::test]
 async fn a_dead_head_blocks_the_queue_only_until_its_deadline() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "10m"]).await?;
-    bench.foreign_place(1_500).await?;
+    bench.foreign_entry(1_500).await?;
     let mut one = bench.session().await?;
     assert_eq!(one.call("LOCK a KIND fair NOWAIT").await?, Reply::Null);
     assert_error(&one.call("LOCK a").await?, "WRONGKIND", "fair");
@@ -166,7 +166,7 @@ async fn a_living_waiter_extends_its_deadline() -> Result<()> {
     lock(&mut first, "LOCK a KIND fair").await?;
     let mut waiter = bench.session().await?;
     waiter.send("LOCK a KIND fair").await?;
-    bench.until_places(1).await;
+    bench.until_queue(1).await;
     let place = bench.places().await?.remove(0);
     let deadline = async |direct: &mut Client| -> Result<i64> {
         Ok(direct.call(&format!("ZSCORE {DEADLINES} {place}")).await?.text().parse()?)
@@ -181,7 +181,7 @@ async fn a_living_waiter_extends_its_deadline() -> Result<()> {
     .await;
     // Somebody else took it for dead: it queues again.
     bench.direct.call(&format!("DEL {QUEUE} {DEADLINES}")).await?.ok()?;
-    bench.until_places(1).await;
+    bench.until_queue(1).await;
     assert_eq!(bench.places().await?, [place]);
     first.call("UNLOCK a").await?.ok()?;
     waiter.reply().await?.ok()?;

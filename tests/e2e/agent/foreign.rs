@@ -1,4 +1,4 @@
-//! Locks that others hold: a Java service with Redisson, whose hash and messages are known.
+//! Locks held by other clients, such as a Java service with Redisson.
 
 use anyhow::Result;
 use harness::{Foreign, Reply};

@@ -14,7 +14,7 @@ pub(super) async fn graced(client: &mut Client, grace: Duration) -> Result<Strin
     Ok(format!("{} {}", reply.field("id")?, reply.field("secret")?))
 }
 
-/// What RESUME told: id and secret as two words, and `lock kind count` for each hold.
+/// Parses the reply to RESUME: id and secret as two words, and `lock kind count` for each hold.
 pub(super) async fn resume(client: &mut Client, told: &str) -> Result<(String, Vec<String>)> {
     let reply = client.call(&format!("RESUME {told}")).await?.ok()?;
     let mut holds = Vec::new();

@@ -13,7 +13,7 @@ use super::{Bench, lock};
 const ROUNDS: u64 = 25;
 const BREAKS: u64 = 30;
 
-/// Who is inside one lock: -1 for one that excludes all others, else how many readers.
+/// The occupants of one lock: -1 for an exclusive holder, else the number of readers.
 #[derive(Default)]
 struct Inside {
     now: AtomicI64,

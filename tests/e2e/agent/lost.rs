@@ -1,4 +1,4 @@
-//! Holds that are lost: noticed, told with the reason, never taken again silently.
+//! Lost holds are detected, reported with the reason and never restored silently.
 
 use anyhow::Result;
 use harness::Reply;

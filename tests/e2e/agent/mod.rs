@@ -72,7 +72,7 @@ impl Bench {
         Ok(self.pttl(name).await? == -2)
     }
 
-    /// Waits until Redis shows no such lock.
+    /// Waits until the lock does not exist in Redis.
     pub(crate) async fn until_free(&mut self, name: &str) {
         eventually("the lock to be free in Redis", async || {
             let holders = self.holders(name).await?;
@@ -114,7 +114,7 @@ struct Row {
     whole: Reply,
 }
 
-/// What LOCKS lists under exactly this name.
+/// Returns the rows of LOCKS with exactly this name.
 async fn rows(client: &mut Client, name: &str) -> Result<Vec<Row>> {
     let reply = client.call_args(&["LOCKS", "MATCH", name, "COUNT", "1000"]).await?.ok()?;
     let rows = reply.items()?[1].items()?.iter();
@@ -125,7 +125,7 @@ async fn rows(client: &mut Client, name: &str) -> Result<Vec<Row>> {
     .collect()
 }
 
-/// Takes a lock that is free, and gives LOCK's reply.
+/// Acquires a free lock and returns the reply to LOCK.
 pub(crate) async fn lock(client: &mut Client, command: &str) -> Result<Reply> {
     let reply = client.call(command).await?.ok()?;
     ensure!(reply != Reply::Null, "`{command}` was not granted");

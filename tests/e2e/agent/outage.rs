@@ -1,4 +1,4 @@
-//! Redis frozen, killed, restarted empty, away from the start.
+//! Redis frozen, killed, restarted empty, or absent from the start.
 
 use anyhow::{Result, ensure};
 use harness::{Agent, Client, RedisServer, Reply, eventually};

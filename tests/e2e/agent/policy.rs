@@ -1,4 +1,4 @@
-//! Who may take which locks, and that this can change while the agent runs.
+//! The access policy for locks and its reload at run time.
 
 use std::path::PathBuf;
 

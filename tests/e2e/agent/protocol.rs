@@ -157,7 +157,7 @@ async fn garbage_ends_only_its_own_session() -> Result<()> {
     Ok(())
 }
 
-/// How much memory the agent has now, in bytes.
+/// Returns the agent's current memory in bytes.
 fn memory(bench: &Bench) -> Result<u64> {
     let pid = bench.agent.pid();
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;

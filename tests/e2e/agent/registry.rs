@@ -1,4 +1,4 @@
-//! What the agent tells in Redis of itself and of who its holders are.
+//! The holder registry: entries that the agent publishes in Redis about itself and its holders.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Agent, Client, RedisServer, Worker, eventually};
@@ -14,10 +14,10 @@ fn place(holder: &str) -> Result<(String, String)> {
     Ok((String::from_utf8(keys::agent_holders(&id.client))?, number))
 }
 
-/// What is told of a holder, once it is told.
-async fn told(direct: &mut Client, holder: &str) -> Result<Value> {
+/// Waits for a holder's entry and returns it.
+async fn published(direct: &mut Client, holder: &str) -> Result<Value> {
     let (key, number) = place(holder)?;
-    let note = eventually("the holder to be told", async || {
+    let note = eventually("the holder to be published", async || {
         let note = direct.call(&format!("HGET {key} {number}")).await?;
         Ok(note.bytes()?.to_vec())
     })
@@ -31,7 +31,7 @@ async fn a_holder_is_published() -> Result<()> {
     let mut worker = bench.session().await?;
     worker.call("CLIENT SETNAME billing").await?.ok()?;
     let held = holder(&lock(&mut worker, "LOCK a").await?)?;
-    let note = told(&mut bench.direct, &held).await?;
+    let note = published(&mut bench.direct, &held).await?;
     assert_eq!(note["pid"], std::process::id());
     assert_eq!(note["uid"], rustix::process::getuid().as_raw());
     let comm = std::fs::read_to_string("/proc/self/comm")?;
@@ -50,25 +50,25 @@ async fn a_holder_is_published() -> Result<()> {
     let (key, _) = place(&held)?;
     let ttl = bench.direct.call(&format!("PTTL {key}")).await?.int()?;
     assert!((1..=60_000).contains(&ttl), "{ttl}");
-    // What waits is told as well.
+    // What waits is published as well.
     let mut waiter = bench.session().await?;
     waiter.send("LOCK a").await?;
-    until_told(&mut bench.direct, &key, 2).await;
+    until_published(&mut bench.direct, &key, 2).await;
     assert_eq!(worker.call("UNLOCK a").await?.int()?, 0);
     let next = holder(&waiter.reply().await?)?;
     assert_ne!(next, held);
-    until_told(&mut bench.direct, &key, 1).await;
-    told(&mut bench.direct, &next).await?;
+    until_published(&mut bench.direct, &key, 1).await;
+    published(&mut bench.direct, &next).await?;
     drop(waiter);
-    until_told(&mut bench.direct, &key, 0).await;
+    until_published(&mut bench.direct, &key, 0).await;
     Ok(())
 }
 
-/// Waits until that many are told.
-async fn until_told(direct: &mut Client, key: &str, count: i64) {
-    eventually("that many to be told", async || {
-        let told = direct.call(&format!("HLEN {key}")).await?.int()?;
-        ensure!(told == count, "{told} of {count} are told");
+/// Waits until that many are published.
+async fn until_published(direct: &mut Client, key: &str, count: i64) {
+    eventually("that many to be published", async || {
+        let published = direct.call(&format!("HLEN {key}")).await?.int()?;
+        ensure!(published == count, "{published} of {count} are published");
         Ok(())
     })
     .await;
@@ -77,7 +77,7 @@ async fn until_told(direct: &mut Client, key: &str, count: i64) {
 /// The notes of that agent, without that of the holder.
 async fn others(direct: &mut Client, held: &str, count: i64) -> Result<Vec<Value>> {
     let (key, number) = place(held)?;
-    until_told(direct, &key, count + 1).await;
+    until_published(direct, &key, count + 1).await;
     let all = direct.call(&format!("HGETALL {key}")).await?.ok()?;
     let notes = all.items()?.chunks(2).filter(|note| note[0].text() != number);
     notes.map(|note| Ok(serde_json::from_slice(note[1].bytes()?)?)).collect()
@@ -88,19 +88,19 @@ async fn the_purpose_of_a_wait_is_published() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (mut worker, mut waiter) = (bench.session().await?, bench.session().await?);
     let held = holder(&lock(&mut worker, "LOCK a OWNER 5").await?)?;
-    assert_eq!(told(&mut bench.direct, &held).await?["owner"], 5);
+    assert_eq!(published(&mut bench.direct, &held).await?["owner"], 5);
     waiter.send("LOCK a WAIT 600000 OWNER 7").await?;
     let limited = &others(&mut bench.direct, &held, 1).await?[0];
     assert_eq!(limited["owner"], 7);
     assert_eq!(limited.get("several"), None);
     let whole = limited["until"].as_i64().zip(limited["since"].as_i64()).map(|(u, s)| u - s);
-    // Both are told to the millisecond.
+    // Both are published to the millisecond.
     assert!(whole.is_some_and(|whole| (599_998..=600_002).contains(&whole)), "{limited}");
     drop(waiter);
     // Whoever takes several gives back what it has rather than wait with it for ever.
     let mut several = bench.session().await?;
     several.send("MLOCK 2 a b").await?;
-    eventually("its wait to be told", async || {
+    eventually("its wait to be published", async || {
         let notes = others(&mut bench.direct, &held, 1).await?;
         ensure!(notes[0]["several"] == true && notes[0].get("until").is_none(), "{notes:?}");
         Ok(())
@@ -117,7 +117,7 @@ async fn the_agent_publishes_itself() -> Result<()> {
     let client = HolderId::parse(held.as_bytes()).context("a holder id")?.client;
     let key = String::from_utf8(keys::agent(&client))?;
     let pid = bench.agent.pid().to_string();
-    eventually("the agent to be told", async || {
+    eventually("the agent to be published", async || {
         let about = bench.direct.call(&format!("HMGET {key} host pid version started")).await?;
         let about: Vec<String> = about.items()?.iter().map(harness::Reply::text).collect();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
@@ -136,10 +136,10 @@ async fn deleted_entries_are_published_again() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let held = holder(&lock(&mut worker, "LOCK a").await?)?;
-    told(&mut bench.direct, &held).await?;
+    published(&mut bench.direct, &held).await?;
     let (key, _) = place(&held)?;
     bench.direct.call(&format!("DEL {key}")).await?.ok()?;
-    told(&mut bench.direct, &held).await?;
+    published(&mut bench.direct, &held).await?;
     Ok(())
 }
 
@@ -150,7 +150,7 @@ async fn command_lines_are_published_only_if_configured() -> Result<()> {
     let mut worker = Worker::start(&socket, &folder, &["LOCK a", "ECHO token=1234"])?;
     worker.line().await?;
     let held = bench.holders("a").await?.remove(0).0;
-    let note = told(&mut bench.direct, &held).await?;
+    let note = published(&mut bench.direct, &held).await?;
     let cmdline = note["cmdline"].as_str().context("it was asked for")?;
     assert!(cmdline.contains("worker --socket"), "{cmdline}");
     assert!(!cmdline.contains("1234"), "{cmdline}");

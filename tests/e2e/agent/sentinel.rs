@@ -10,7 +10,7 @@ use crate::secure::{certificate, documented_users, refused, sentinel_user};
 /// A lease that no test waits for: only another master, or a message, makes anything happen.
 const ENDLESS: [&str; 4] = ["--lease", "10m", "--poll-max", "10m"];
 
-/// What the agent's connection is called that listens to a sentinel.
+/// The name of the agent's connection to a sentinel.
 const EAR: &str = "lockscope-agent-sentinel";
 
 /// Starts an agent that finds nobody where it looks first, and waits until it serves.
@@ -35,8 +35,8 @@ async fn shown(direct: &mut Client, name: &str) -> Result<Vec<String>> {
     Ok(direct.call_args(&["HKEYS", name]).await?.ok()?.items()?.iter().map(Reply::text).collect())
 }
 
-/// How many listen to a lock's releases at a server.
-async fn until_heard(direct: &mut Client, name: &str) {
+/// Returns the number of subscribers to a lock's releases on a server.
+async fn until_subscribed_to(direct: &mut Client, name: &str) {
     let question = format!("PUBSUB NUMSUB redisson_lock__channel:{{{name}}}");
     eventually("the waiter to listen", async || {
         let found = direct.call(&question).await?.ok()?;
@@ -81,8 +81,8 @@ async fn a_failover_is_followed_although_the_old_master_continues() -> Result<()
     let java = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
     old.call(&format!("HSET theirs {java} 1")).await?.ok()?;
     waiter.send("LOCK theirs").await?;
-    until_heard(&mut old, "theirs").await;
-    sentinels.until_copied("theirs").await?;
+    until_subscribed_to(&mut old, "theirs").await;
+    sentinels.until_replicated("theirs").await?;
     sentinels.cut_off("kept").await?;
     lock(&mut worker, "LOCK lost").await?;
     sentinels.keep_as_master().await?;
@@ -100,7 +100,7 @@ async fn a_failover_is_followed_although_the_old_master_continues() -> Result<()
     assert_eq!(worker.call("UNLOCK kept").await?, Reply::Int(0));
     assert_eq!(shown(&mut new, "kept").await?, [""; 0]);
     assert_eq!(shown(&mut old, "kept").await?, [held.as_str()], "nobody has asked it");
-    until_heard(&mut new, "theirs").await;
+    until_subscribed_to(&mut new, "theirs").await;
     new.call("DEL theirs").await?.ok()?;
     new.call("PUBLISH redisson_lock__channel:{theirs} 0").await?.ok()?;
     let next = holder(&waiter.reply().await?.ok()?)?;
@@ -120,7 +120,7 @@ async fn a_master_that_is_killed_is_followed_by_its_replica() -> Result<()> {
     let held = holder(&lock(&mut worker, "LOCK kept").await?)?;
     let mut waiter = agent.client().await?;
     waiter.send("LOCK kept").await?;
-    sentinels.until_copied("kept").await?;
+    sentinels.until_replicated("kept").await?;
     sentinels.node(0).process().kill()?;
     eventually("the agent to say that there is no master", async || {
         let ready = http::get(agent.http(), "/readyz").await?;
@@ -128,7 +128,7 @@ async fn a_master_that_is_killed_is_followed_by_its_replica() -> Result<()> {
         Ok(())
     })
     .await;
-    sentinels.let_them_notice().await?;
+    sentinels.enable_failover().await?;
     sentinels.fail_over().await?;
     until_changed(&agent, 1.0).await;
     until_ready(&agent).await;
@@ -158,7 +158,7 @@ async fn missing_sentinels_are_harmless_while_others_answer() -> Result<()> {
     let agent = start(&sentinels, &[]).await?;
     let mut worker = agent.client().await?;
     lock(&mut worker, "LOCK kept").await?;
-    sentinels.until_copied("kept").await?;
+    sentinels.until_replicated("kept").await?;
     // The last may be the one that is listened to, or not.
     sentinels.sentinel_process(1).kill()?;
     sentinels.sentinel_process(2).kill()?;
@@ -243,7 +243,7 @@ async fn the_documented_users_suffice() -> Result<()> {
     until_ready(&agent).await;
     let mut worker = agent.client().await?;
     lock(&mut worker, "LOCK kept").await?;
-    sentinels.until_copied("kept").await?;
+    sentinels.until_replicated("kept").await?;
     eventually("the sentinel to be listened to", async || {
         let list = sentinel.call("CLIENT LIST").await?.text();
         let ear = list

@@ -1,4 +1,4 @@
-//! Folders that are missing, read-only or full.
+//! State folders that are missing, read-only or full.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Workers that are stopped, and locks that are kept back when their worker has died.
+//! Stopped workers, and the lock delay after a worker's death.
 
 use anyhow::{Result, ensure};
 use harness::{Worker, eventually};

@@ -22,7 +22,7 @@ const SHARED: usize = 10;
 /// The socket comes as standard input and becomes descriptor 3, as the protocol of socket activation has it.
 const AS_A_SERVICE: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$@\"";
 
-/// What stands for the service manager.
+/// A stand-in for the service manager.
 struct Manager {
     redis: RedisServer,
     folder: TempDir,
@@ -75,11 +75,11 @@ impl Manager {
     }
 }
 
-/// What the workers have in common.
+/// The state shared by the workers.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// How many are inside each shared lock, as they know it.
+    /// The number of workers inside each shared lock, by their own count.
     inside: [AtomicU64; SHARED],
     turns: AtomicU64,
     resumed: AtomicU64,

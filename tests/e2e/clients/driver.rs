@@ -55,7 +55,7 @@ impl Driver {
         Ok(Sent(tag))
     }
 
-    /// What came of it. What the library raised is an error reply.
+    /// Returns the outcome; exceptions of the library become error replies.
     pub(super) async fn reply(&mut self, sent: &Sent) -> Result<Reply> {
         loop {
             if let Some(reply) = self.early.remove(&sent.0) {
@@ -105,7 +105,7 @@ impl Driver {
     }
 }
 
-/// What the library made of a reply, as the reply it was.
+/// Converts the library's representation back into a reply.
 fn reply(value: &Value) -> Result<Reply> {
     Ok(match value {
         Value::Null => Reply::Null,

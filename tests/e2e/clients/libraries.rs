@@ -9,10 +9,10 @@ use harness::process::{self, on_path};
 
 const INSTALL: &str = "`make deps` installs what the tests need";
 
-/// What a library's user has set.
+/// The configuration of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Settings {
-    /// What docs/clients.md says.
+    /// The advice of docs/clients.md.
     Advised,
     Default,
     /// A time-out of a second (Lettuce).
@@ -29,7 +29,7 @@ impl Settings {
     }
 }
 
-/// What becomes of pushes.
+/// The handling of pushes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pushes {
     /// A listener hears them as they come.
@@ -50,7 +50,7 @@ pub(super) struct Library {
     pub(super) pushes: Pushes,
     /// As it is by default it gives up a command that takes a few seconds.
     pub(super) impatient: bool,
-    /// What it sends by itself on a new connection; a `*` at the end stands for versions and addresses.
+    /// The commands it sends on a new connection; a trailing `*` stands for versions and addresses.
     pub(super) startup: &'static [&'static str],
 }
 
@@ -134,7 +134,7 @@ pub(super) const JEDIS: Library = Library {
     startup: &["HELLO 3", "CLIENT SETINFO LIB-NAME jedis", "CLIENT SETINFO LIB-VER *"],
 };
 
-/// Where the drivers are, and what `make deps` has installed for them.
+/// The folder of the drivers and their dependencies from `make deps`.
 pub(super) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }

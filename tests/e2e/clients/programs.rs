@@ -74,7 +74,7 @@ impl Place {
         Ok(Self(tempfile::tempdir()?))
     }
 
-    /// How a program in this language is run.
+    /// Returns the command that runs a program in this language.
     fn command(&self, language: &str, code: &str) -> Result<Command> {
         let (mut command, file) = match language {
             "python" => (python()?, "worker.py"),

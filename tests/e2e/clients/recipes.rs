@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::libraries::{folder, go, java, node, python};
 
 const LOCK: &str = "orders:42";
-/// How long a line may take to come: interpreters, compilers and virtual machines start on a busy host.
+/// The time limit for a line: interpreters, compilers and virtual machines start slowly on a busy host.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn recipe(file: &str) -> PathBuf {

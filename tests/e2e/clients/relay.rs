@@ -11,7 +11,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use harness::Reply;
 
-/// What each connection has sent, in the order of their making.
+/// The bytes sent by each connection, in order of creation.
 type Sent = Arc<Mutex<Vec<Vec<u8>>>>;
 
 /// A socket of its own before the agent's. Its connections end when it is dropped.
@@ -53,7 +53,7 @@ impl Relay {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
     }
 
-    /// How many connections have been made.
+    /// Returns the number of connections made.
     pub(super) fn made(&self) -> usize {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).len()
     }

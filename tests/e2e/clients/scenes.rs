@@ -7,7 +7,7 @@ use super::driver::{Driver, Sent};
 use super::libraries::{LETTUCE, Library, Pushes, REDIS_PY, Settings};
 use super::relay::Relay;
 
-/// How long a LOCK waits while another has the lock: longer than what libraries have patience for.
+/// The duration of a LOCK behind another holder: longer than default library timeouts.
 const LONG: i64 = 10_000;
 
 async fn bench() -> Result<(RedisServer, Agent)> {
@@ -155,7 +155,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// What it sends by itself on a new connection is what is known, and none of it keeps it from working.
+    /// The library's handshake is the expected one and does not prevent it from working.
     fn starts_up(&self) -> Result<()> {
         let commands = self.relay.commands(0)?;
         let by_itself = commands.iter().take_while(|command| *command != "SESSION");
@@ -332,7 +332,7 @@ impl Stage<'_> {
     }
 }
 
-/// How many connections the scenes before the last ask for.
+/// The number of connections used by all scenes but the last.
 const CONNECTIONS: usize = 6;
 
 struct Row {
@@ -340,7 +340,7 @@ struct Row {
     age_ms: i64,
 }
 
-/// What the agent lists under exactly this name.
+/// Returns the agent's rows with exactly this name.
 async fn rows(client: &mut Client, name: &str) -> Result<Vec<Row>> {
     let reply = client.call(&format!("LOCKS MATCH {name} COUNT 1000")).await?.ok()?;
     let rows = reply.items()?[1].items()?.iter();

@@ -1,4 +1,4 @@
-//! No more files may be opened.
+//! An exhausted limit of file descriptors.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A hundred thousand holds, and renewals beside a flood.
+//! A hundred thousand holds, and renewals during a flood.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -14,7 +14,7 @@ use harness::{Agent, Client, RedisServer, Reply, eventually, redis};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// How many commands are sent before their replies are read: what a session may have unanswered is a little more.
+/// The number of commands sent before reading replies: just below the limit of a session.
 const PIPELINE: usize = 1_000;
 
 /// An agent for a crowd, on a Redis of its own, and the machine for oneself among the crowds.
@@ -70,7 +70,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// How much memory the agent has, in bytes.
+    /// Returns the agent's memory in bytes.
     fn memory(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.agent.pid()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

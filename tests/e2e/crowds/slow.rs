@@ -1,4 +1,4 @@
-//! Workers that do not read what they are told.
+//! Workers that do not read their replies and pushes.
 
 use anyhow::{Result, ensure};
 use harness::{Client, eventually};

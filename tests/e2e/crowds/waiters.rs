@@ -7,7 +7,7 @@ use super::{Crowd, PIPELINE, all, send_all};
 
 const SESSIONS: usize = 100;
 
-/// How many scripts Redis has run.
+/// Returns the number of scripts that Redis has run.
 async fn scripts(direct: &mut Client) -> Result<i64> {
     let told = direct.call("INFO commandstats").await?.text();
     let calls = told.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Bench;
 
-/// What axe finds that keeps somebody from using a page, as `impact rule target`.
+/// A script that returns axe's accessibility violations as `impact rule target`.
 const AXE: &str =
     "return axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations
     .filter((violation) => ['serious', 'critical'].includes(violation.impact))
@@ -92,7 +92,7 @@ async fn every_page_is_accessible() -> Result<()> {
 }
 
 /// Returns whether axe is content with what the browser shows, in light and in dark.
-async fn pleases_axe(browser: &Browser, axe: &str, what: &str) -> Result<()> {
+async fn assert_accessible(browser: &Browser, axe: &str, what: &str) -> Result<()> {
     for theme in ["light", "dark"] {
         browser.run(&format!("document.documentElement.dataset.theme = '{theme}'")).await?;
         let found = browser.run(&format!("{axe};{AXE}")).await?;
@@ -137,7 +137,7 @@ async fn every_operator_task_is_possible() -> Result<()> {
     // A stranger is led to the login, and on to where they wanted to go.
     browser.open(&guarded.url("/lock?name=leaked")).await?;
     until("location.pathname === '/login'").await;
-    pleases_axe(&browser, &axe, "the login").await?;
+    assert_accessible(&browser, &axe, "the login").await?;
     let log_in = |token: &str| {
         format!(
             "document.getElementById('token').value = '{token}';
@@ -146,12 +146,12 @@ async fn every_operator_task_is_possible() -> Result<()> {
     };
     browser.run(&log_in("no-such-token-at-all")).await?;
     until("document.getElementById('error')").await;
-    pleases_axe(&browser, &axe, "a refused login").await?;
+    assert_accessible(&browser, &axe, "a refused login").await?;
     browser.run(&log_in(TOKEN)).await?;
     until("location.pathname === '/lock' && document.querySelector('details.acknowledge')").await;
     // Read and acknowledged.
     browser.run("document.querySelector('details.acknowledge').open = true").await?;
-    pleases_axe(&browser, &axe, "a lock with the form to acknowledge").await?;
+    assert_accessible(&browser, &axe, "a lock with the form to acknowledge").await?;
     browser
         .run(
             "const form = document.querySelector('details.acknowledge form');
@@ -159,10 +159,10 @@ async fn every_operator_task_is_possible() -> Result<()> {
         )
         .await?;
     until("document.body.innerText.includes('known since noon')").await;
-    pleases_axe(&browser, &axe, "an acknowledged problem").await?;
+    assert_accessible(&browser, &axe, "an acknowledged problem").await?;
     // Released: the name has to be typed, and the answer says what came of it.
     browser.open(&guarded.url("/release?name=plain")).await?;
-    pleases_axe(&browser, &axe, "the form to release").await?;
+    assert_accessible(&browser, &axe, "the form to release").await?;
     let release = |name: &str| {
         format!(
             "const form = document.querySelector('form.release');
@@ -175,10 +175,10 @@ async fn every_operator_task_is_possible() -> Result<()> {
     };
     browser.run(&release("plian")).await?;
     until("document.getElementById('mistake')").await;
-    pleases_axe(&browser, &axe, "a mistyped name").await?;
+    assert_accessible(&browser, &axe, "a mistyped name").await?;
     browser.run(&release("plain")).await?;
     until("document.getElementById('outcome')").await;
-    pleases_axe(&browser, &axe, "a release").await?;
+    assert_accessible(&browser, &axe, "a release").await?;
     let said = browser.run("return document.getElementById('outcome').innerText").await?;
     assert!(said.as_str().is_some_and(|said| said.starts_with("Released")), "{said}");
     assert_eq!(direct.call("EXISTS plain").await?.int()?, 0);

@@ -34,7 +34,7 @@ fn about(told: i64, due: i64) -> Result<()> {
 }
 
 /// Waits until all that the dashboard tells of these locks is the time by a clock that is so many seconds ahead.
-async fn told_by(dashboard: &Dashboard, direct: &mut Client, ahead: i64) {
+async fn until_times_match(dashboard: &Dashboard, direct: &mut Client, ahead: i64) {
     eventually("all to be told by the clock as it is", async || {
         let due = now(direct).await? + ahead;
         let held = dashboard.json("/api/v1/lock?name=held").await?;
@@ -103,7 +103,7 @@ async fn a_clock_change_affects_displayed_times_only() -> Result<()> {
 
     for ahead in [0, HOUR, -HOUR, HOUR] {
         clock.set(ahead)?;
-        told_by(&dashboard, &mut direct, ahead).await;
+        until_times_match(&dashboard, &mut direct, ahead).await;
     }
     let found = dashboard.metrics().await?.sum("lockscope_dashboard_problems_detected_total", &[]);
     assert_eq!(found, 1.0, "no problem but the one that there is");

@@ -1,4 +1,4 @@
-//! What a dashboard on a Redis Cluster hears of: MONITOR and notifications of every master, TLS, an old Redis.
+//! The sources of a dashboard on a Redis Cluster: MONITOR and notifications of every master, TLS, an old Redis.
 
 use anyhow::{Result, ensure};
 use harness::{Agent, Dashboard, RedisCluster, Reply, eventually};

@@ -9,7 +9,7 @@ use harness::{Foreign, Process, process, within};
 
 use super::{Bench, problems};
 
-/// How long its requests may take: an interpreter has to start first, on a busy machine.
+/// The time limit of its requests, including the start of an interpreter on a busy machine.
 const LONG: Duration = Duration::from_secs(900);
 /// For each operation it makes up so many sound requests and as many others, beside those from the examples and from the
 /// bounds of each parameter.

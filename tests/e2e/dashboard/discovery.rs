@@ -1,4 +1,4 @@
-//! What it finds, whoever took it.
+//! Discovery of locks, no matter which client acquired them.
 
 use anyhow::{Result, ensure};
 use harness::{Agent, Dashboard, Foreign, RedisServer, eventually, http};
@@ -25,7 +25,7 @@ async fn finds_a_lock_acquired_through_an_agent() -> Result<()> {
     bench.listed("orders:42", |lock| lock["holders"][0]["count"] == 2).await;
     worker.call("UNLOCK orders:42").await?.ok()?;
     worker.call("UNLOCK orders:42").await?.ok()?;
-    bench.until_unlisted("orders:42").await;
+    bench.until_not_listed("orders:42").await;
     let remembered = bench.dashboard.json("/api/v1/lock?name=orders:42").await?;
     assert_eq!(remembered["state"], "free");
     Ok(())
@@ -41,7 +41,7 @@ async fn finds_a_lock_with_redissons_layout() -> Result<()> {
     assert_eq!(holder["id"], java.holder);
     assert_eq!((&holder["thread"], &holder["count"]), (&"47".into(), &1.into()));
     assert!(java.unlock("payments").await?);
-    bench.until_unlisted("payments").await;
+    bench.until_not_listed("payments").await;
     Ok(())
 }
 
@@ -219,7 +219,7 @@ async fn an_unreadable_redis_is_reported_everywhere() -> Result<()> {
     bench.redis.process().thaw()?;
     bench.listed("a", |lock| lock["state"] == "held").await;
     bench.redis.restart().await?;
-    bench.until_unlisted("a").await;
+    bench.until_not_listed("a").await;
     let mut java = Foreign::connect(&bench.redis).await?;
     assert!(java.lock("b").await?);
     let lock =

@@ -1,4 +1,4 @@
-//! Open pages: each changes by itself, however many there are, and says so when it cannot.
+//! Open pages update live, however many there are, and report a lost connection.
 
 use anyhow::{Result, ensure};
 use harness::browser::Browser;

@@ -52,7 +52,7 @@ impl Bench {
     }
 
     /// Waits until the list has no lock of this name.
-    async fn until_unlisted(&self, name: &str) {
+    async fn until_not_listed(&self, name: &str) {
         eventually(&format!("`{name}` to leave the list"), async || {
             let list = self.dashboard.json("/api/v1/locks?limit=100").await?;
             ensure!(find(&list, name).is_none(), "{list}");

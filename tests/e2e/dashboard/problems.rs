@@ -61,7 +61,7 @@ async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
     assert_eq!(lock["renewed"], true);
     assert!(problems(&bench.listed("fixed", |_| true).await).is_empty());
     worker.call("UNLOCK a").await?.ok()?;
-    bench.until_unlisted("a").await;
+    bench.until_not_listed("a").await;
     worker.call("LOCK a").await?.ok()?;
     let again = bench.listed("a", |_| true).await;
     assert!(problems(&again).is_empty(), "another hold has an age of its own: {again}");
@@ -99,7 +99,7 @@ async fn a_deadlock_across_two_agents_is_detected() -> Result<()> {
     Ok(())
 }
 
-/// When each source of a dashboard last succeeded.
+/// Returns the last success of each source of a dashboard.
 async fn successes(dashboard: &Dashboard) -> Result<Vec<(String, String)>> {
     let sources = dashboard.json("/api/v1/sources").await?;
     let sources = sources["sources"].as_array().cloned().unwrap_or_default();

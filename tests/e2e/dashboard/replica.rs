@@ -37,7 +37,7 @@ async fn until_followed(direct: &mut Client) {
     .await;
 }
 
-/// What the server has been asked for the sake of locks.
+/// Returns the number of lock readings on the server.
 async fn readings(direct: &mut Client) -> Result<Vec<String>> {
     let told = direct.call("INFO commandstats").await?.text();
     let asked = ["scan", "hlen", "hrandfield", "hmget", "monitor", "psubscribe"];
@@ -46,7 +46,7 @@ async fn readings(direct: &mut Client) -> Result<Vec<String>> {
 }
 
 /// Waits until that many turns to another server have been told, each as such.
-async fn until_told(dashboard: &Dashboard, turns: usize) {
+async fn until_notices(dashboard: &Dashboard, turns: usize) {
     eventually(&format!("{turns} turns to be told"), async || {
         let notices = dashboard.json("/api/v1/sources").await?["notices"].to_string();
         let told = notices.matches("is read from now on").count();
@@ -57,7 +57,7 @@ async fn until_told(dashboard: &Dashboard, turns: usize) {
 }
 
 /// Why no replica is read, as the page says.
-async fn until_said(dashboard: &Dashboard, reason: &str) {
+async fn until_reason(dashboard: &Dashboard, reason: &str) {
     eventually(reason, async || {
         let limits = dashboard.json("/api/v1/sources").await?["limits"].to_string();
         ensure!(limits.contains("and no replica: ") && limits.contains(reason), "{limits}");
@@ -115,19 +115,19 @@ async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Re
     // One that goes its own way has nothing to tell of the server any more.
     at_replica.call("REPLICAOF NO ONE").await?.ok()?;
     until_read(&dashboard, None).await;
-    until_said(&dashboard, "no replica follows it").await;
+    until_reason(&dashboard, "no replica follows it").await;
     take(&mut direct, "second").await?;
     lock(&dashboard, "second", held).await;
-    until_told(&dashboard, 1).await;
+    until_notices(&dashboard, 1).await;
     at_replica.call(&format!("REPLICAOF {follows}")).await?.ok()?;
     until_read(&dashboard, Some(&there)).await;
-    until_told(&dashboard, 2).await;
+    until_notices(&dashboard, 2).await;
     lock(&dashboard, "second", held).await;
     replica.process().kill()?;
     until_read(&dashboard, None).await;
     take(&mut direct, "third").await?;
     lock(&dashboard, "third", held).await;
-    until_told(&dashboard, 3).await;
+    until_notices(&dashboard, 3).await;
     let second = lock(&dashboard, "second", held).await;
     assert_eq!(second["past"], Value::Array(Vec::new()), "it was held all the time");
     Ok(())
@@ -142,7 +142,7 @@ async fn with_sentinel_a_replica_of_the_current_master_is_read() -> Result<()> {
     until_read(&dashboard, Some(&second)).await;
     take(&mut sentinels.client(0).await?, "kept").await?;
     lock(&dashboard, "kept", held).await;
-    sentinels.until_copied("kept").await?;
+    sentinels.until_replicated("kept").await?;
     // They change places.
     sentinels.fail_over().await?;
     until_read(&dashboard, Some(&first)).await;

@@ -49,7 +49,7 @@ async fn a_failover_is_one_notice_although_the_old_master_continues() -> Result<
         take(&mut old, name).await?;
         lock(&dashboard, name, held).await;
     }
-    sentinels.until_copied("freed").await?;
+    sentinels.until_replicated("freed").await?;
     sentinels.cut_off("kept").await?;
     take(&mut old, "lost").await?;
     lock(&dashboard, "lost", held).await;
@@ -136,13 +136,13 @@ async fn without_a_master_the_view_is_frozen() -> Result<()> {
     until_at(&dashboard, &sentinels.address(0), &SOURCES).await;
     take(&mut sentinels.client(0).await?, "kept").await?;
     lock(&dashboard, "kept", held).await;
-    sentinels.until_copied("kept").await?;
+    sentinels.until_replicated("kept").await?;
     sentinels.node(0).process().kill()?;
     lock(&dashboard, "kept", |lock| lock["state"] == "unknown").await;
     let json = dashboard.json("/api/v1/sources").await?;
     assert!(json["servers"][0]["down"].is_object(), "{json}");
 
-    sentinels.let_them_notice().await?;
+    sentinels.enable_failover().await?;
     sentinels.fail_over().await?;
     // MONITOR has a rest where its connection was ended by somebody, as here.
     let but_monitor = &SOURCES[..5];

@@ -15,7 +15,7 @@ use super::problems;
 /// A watchdog's lease, milliseconds.
 const LEASE_MS: u64 = 12_000;
 
-/// What renews a lock each third of its lease, until it is told to stop. It knows nothing of the thread that took it.
+/// A watchdog that renews a lock every third of its lease until stopped, regardless of the thread that acquired it.
 struct Watchdog {
     stop: Arc<AtomicBool>,
     task: JoinHandle<Result<()>>,

@@ -1,4 +1,4 @@
-//! The clock on the wall of an agent's host, set by somebody while locks are held.
+//! Changes to the wall clock of an agent's host while locks are held.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Agent, Client, RedisServer, Reply, WallClock, eventually};
@@ -25,7 +25,12 @@ struct Held {
 
 /// Waits until what the agent tells of the start of that hold, in Redis and to Prometheus, is the time by a clock that is so
 /// many seconds ahead, and checks that what it measures is what has passed.
-async fn told_by(bench: &mut Bench, worker: &mut Client, held: &Held, ahead: i64) -> Result<()> {
+async fn until_times_match(
+    bench: &mut Bench,
+    worker: &mut Client,
+    held: &Held,
+    ahead: i64,
+) -> Result<()> {
     let Held { lock, holder: held, lease } = held;
     let id = HolderId::parse(held.as_bytes()).context("a holder id")?;
     let number = held.rsplit(':').next().context("it ends with its number")?.to_owned();
@@ -78,7 +83,7 @@ async fn a_clock_change_affects_displayed_times_and_no_lock() -> Result<()> {
     for ahead in [0, HOUR, -HOUR] {
         clock.set(ahead)?;
         for held in [&renewed_one, &lasting] {
-            told_by(&mut bench, &mut worker, held, ahead).await?;
+            until_times_match(&mut bench, &mut worker, held, ahead).await?;
         }
         let so_far = bench.agent.metrics().await?.sum(renewals, &renewed);
         // One may have been on its way.
@@ -100,7 +105,7 @@ async fn a_clock_change_affects_displayed_times_and_no_lock() -> Result<()> {
         holds.push(hold.field("lock")?.text());
     }
     assert!(holds.iter().any(|lock| lock == "b"), "{holds:?}");
-    told_by(&mut bench, &mut again, &lasting, 26 * HOUR).await?;
+    until_times_match(&mut bench, &mut again, &lasting, 26 * HOUR).await?;
     assert_held_by(&mut bench, "b", &lasting.holder).await?;
     let next = holder(&lock(&mut again, "LOCK c").await?)?;
     for before in [renewed_one, lasting] {

@@ -1,4 +1,4 @@
-//! The last judge: workers of two agents count under one lock while everything fails in turn. Afterwards no integer
+//! The final test of exclusion: workers of two agents count under one lock while everything fails in turn. Afterwards no integer
 //! is missing and none is doubled.
 
 use anyhow::{Context as _, Result, ensure};
@@ -7,7 +7,7 @@ use harness::{Agent, Client, PATIENCE, Proxy, RedisServer, Worker, eventually, w
 
 use super::{COMMANDS, MESSAGES, RENEWALS, ready};
 
-/// How many integers must be added, by whomever, to show that things go on.
+/// The number of added integers that proves progress.
 const PROGRESS: i64 = 10;
 
 /// Two hosts: each an agent with its own way to the Redis of the locks, and workers.

@@ -1,4 +1,4 @@
-//! The way to Redis: parted, half-open, cut, slow, refused, deaf.
+//! Connections to Redis: partitioned, half-open, dropped, slow, refused, deaf.
 
 use std::time::Duration;
 

@@ -74,7 +74,7 @@ async fn assert_held_by(bench: &mut Bench, name: &str, holder: &str) -> Result<(
     Ok(())
 }
 
-/// How many holds the agent has lost so far.
+/// Returns the number of holds that the agent has lost so far.
 async fn lost(agent: &Agent) -> Result<f64> {
     Ok(agent.metrics().await?.sum("lockscope_agent_lost_holds_total", &[]))
 }

@@ -1,5 +1,5 @@
-//! Replies that are lost, scripts that arrive late. A script in doubt is sent again as it is, and a copy that runs
-//! after all must harm nobody.
+//! Lost replies and late scripts. A script with an unknown outcome is sent again unchanged, and a copy that runs
+//! late must be harmless.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Processes that stand still or die: workers, agents, Redis.
+//! Processes that freeze or die: workers, agents, Redis.
 
 use anyhow::{Result, ensure};
 use harness::proxy::{Flow, Place, Way};

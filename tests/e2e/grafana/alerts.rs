@@ -85,7 +85,7 @@ impl Watched {
         .await;
     }
 
-    /// What fires now.
+    /// Returns the alerts that fire now.
     pub(super) async fn firing(&self) -> Result<BTreeSet<String>> {
         let firing = self.prometheus.firing().await?;
         Ok(firing

@@ -1,4 +1,4 @@
-//! A healthy quarter of an hour, in which nobody is woken.
+//! A healthy quarter of an hour without any alert.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use super::{RULES, text};
 
 /// With this variable nothing is hurried: `make soak`.
 const SOAK: &str = "LOCKSCOPE_SOAK";
-/// How much faster time passes without it.
+/// The acceleration without the variable.
 const FASTER: u32 = 20;
 const QUARTER: Duration = Duration::from_secs(15 * 60);
 
 /// The rules for somebody whose time passes so much faster: windows, durations, and thresholds that are times.
-fn hastened(rules: &str, by: u32) -> Result<String> {
+fn accelerated(rules: &str, by: u32) -> Result<String> {
     let shorter = |duration: &str| -> Result<String> {
         let unit = if duration.ends_with('m') { 60_000 } else { 1_000 };
         let count: u32 = duration
@@ -99,7 +99,7 @@ async fn foreign(mut service: Foreign) -> Result<()> {
     }
 }
 
-/// What workers do on a good day.
+/// The usual load of workers.
 fn load(agents: &[Agent; 2], service: Foreign) -> JoinSet<Result<()>> {
     let socket = |i: usize| agents[i % 2].socket();
     let mut crowd = JoinSet::new();
@@ -143,7 +143,7 @@ async fn a_healthy_quarter_of_an_hour_raises_no_alert() -> Result<()> {
         ("lockscope-agent", agents.each_ref().map(Agent::http).to_vec()),
         ("lockscope-dashboard", vec![dashboard.port()]),
     ];
-    let rules = hastened(&text(RULES)?, by)?;
+    let rules = accelerated(&text(RULES)?, by)?;
     let prometheus = Prometheus::every(Duration::from_secs(interval), &jobs, &rules).await?;
     let begin = time(&prometheus).await?;
     let mut crowd = load(&agents, Foreign::connect(&redis).await?);
@@ -196,7 +196,7 @@ async fn a_healthy_quarter_of_an_hour_raises_no_alert() -> Result<()> {
 #[test]
 fn accelerated_rules_differ_in_times_only() -> Result<()> {
     let rules = text(RULES)?;
-    let faster = hastened(&rules, FASTER)?;
+    let faster = accelerated(&rules, FASTER)?;
     let slow = |line: &str| {
         let ends = line.trim().strip_prefix("for: ").is_some_and(|time| !time.ends_with("ms"));
         ends || ["[5m]", "[10m]", "p99_5m > 30", "seconds) > 300"]

@@ -1,4 +1,4 @@
-//! What `grafana/` holds, against a real Prometheus that scrapes real programs.
+//! The contents of `grafana/` with a real Prometheus that scrapes real programs.
 
 mod alerts;
 mod healthy_load;

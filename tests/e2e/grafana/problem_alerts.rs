@@ -17,7 +17,7 @@ async fn until_scraped(watched: &Watched, metric: &str, group: &str) {
 
 const DETECTED: &str = "lockscope_dashboard_problems_detected_total";
 
-/// How long the session's one hold is sure to be valid, in milliseconds.
+/// Returns the remaining validity of the session's only hold, in milliseconds.
 async fn valid_ms(worker: &mut Client) -> Result<i64> {
     let holds = worker.call("HOLDS").await?.ok()?;
     holds.items()?.first().context("it holds nothing any more")?.field("valid_ms")?.int()

@@ -1,4 +1,4 @@
-//! What a command is given: variables, standard input, its arguments as they were typed.
+//! The environment of a command: variables, standard input and unmodified arguments.
 
 use std::process::Stdio;
 

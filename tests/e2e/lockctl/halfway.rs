@@ -1,4 +1,4 @@
-//! A way to the agent that ends before a certain reply.
+//! A connection to the agent that ends before a certain reply.
 
 use std::path::Path;
 
@@ -57,7 +57,7 @@ impl Halfway {
         }
     }
 
-    /// What was kept back arrives, and all that follows until one side ends.
+    /// Delivers the held reply and everything after it until one side closes.
     pub(super) async fn go_on(mut self) -> Result<()> {
         self.back.write_all(&self.kept).await?;
         // Either side may go away.

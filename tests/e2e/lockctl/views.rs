@@ -1,4 +1,4 @@
-//! Looking at locks, and what operators do to them.
+//! Listing locks, and operator actions.
 
 use std::process::Stdio;
 

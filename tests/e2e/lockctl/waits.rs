@@ -23,7 +23,7 @@ async fn a_waiter_sees_the_holder_and_may_wait_for_hours() -> Result<()> {
     Ok(())
 }
 
-/// When the one wait for `a` ends by itself, in seconds from now, as its agent tells in Redis; none where it never does.
+/// Returns the seconds until the only wait for `a` times out, from the registry; `None` if it never does.
 async fn left(desk: &mut Desk) -> Option<i64> {
     let direct = &mut desk.bench.direct;
     eventually("the wait to be told", async || {

@@ -15,7 +15,7 @@ const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const WORKER: &str = "b7ad6b7169203331";
 const SPANS: &str = "lockscope_agent_trace_spans_total";
 
-/// What makes an agent send its spans there, soon.
+/// Returns the variables that make an agent send its spans there without delay.
 fn sending<'a>(endpoint: &'a str, protocol: &'a str) -> [(&'a str, &'a str); 3] {
     [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),

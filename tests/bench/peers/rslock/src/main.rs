@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 const LEASE: Duration = Duration::from_secs(30);
 
-/// What a run before left locked, by ending with its workers inside, is not in the way of this one.
+/// Unique names, so that locks left by an earlier run do not interfere.
 fn prefix() -> String {
     format!("bench:{}", std::process::id())
 }
@@ -64,7 +64,7 @@ async fn own(managers: Vec<LockManager>, time: Duration) -> String {
 }
 
 #[derive(Default)]
-struct Seen {
+struct Measurements {
     grants: Vec<u64>,
     switches: u64,
     last: Option<usize>,
@@ -72,7 +72,7 @@ struct Seen {
 }
 
 async fn one(manager: LockManager, workers: usize, time: Duration) -> String {
-    let seen = Rc::new(RefCell::new(Seen { grants: vec![0; workers], ..Seen::default() }));
+    let seen = Rc::new(RefCell::new(Measurements { grants: vec![0; workers], ..Measurements::default() }));
     let start = Instant::now();
     for worker in 0..workers {
         let (manager, seen) = (manager.clone(), Rc::clone(&seen));
