@@ -26,7 +26,7 @@ use std::time::Duration;
 use anyhow::Context;
 use prometheus::{Gauge, Registry};
 use sd_notify::NotifyState;
-use service_kit::redis::{Cluster, ClusterOptions, SentinelOptions, resolve};
+use service_kit::redis::{Cluster, ResolverOptions, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -170,13 +170,13 @@ fn connect(config: &Config, stage: &Shutdown) -> Backend {
     let (connect_timeout, response_timeout) =
         (config.connect_timeout, config.core.response_timeout);
     let name = "lockscope-agent-sentinel".to_owned();
-    let options = SentinelOptions { name, connect_timeout, response_timeout };
+    let options = ResolverOptions { name, connect_timeout, response_timeout };
     match resolve(&config.target, options, stage) {
         Ok(endpoint) => Backend::Server(endpoint),
         Err(cluster) => {
             let name = "lockscope-agent-cluster".to_owned();
-            let options = ClusterOptions { name, connect_timeout, response_timeout };
-            Backend::Cluster(Cluster::start(cluster, options, stage))
+            let options = ResolverOptions { name, connect_timeout, response_timeout };
+            Backend::Cluster(Cluster::start(*cluster, options, stage))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use service_kit::redis::{ClusterOptions, LinkOptions, SentinelOptions, SubscriberOptions};
+use service_kit::redis::{LinkOptions, ResolverOptions, SubscriberOptions};
 
 /// The name that connections bear in CLIENT LIST.
 pub const CLIENT_NAME: &str = "lockscope-dashboard";
@@ -25,19 +25,10 @@ pub fn subscriber_options() -> SubscriberOptions {
     SubscriberOptions { response_timeout: TIMEOUT, ..SubscriberOptions::new(CLIENT_NAME) }
 }
 
+/// Returns the options of connections to sentinels, and to a cluster's nodes for the map of slots.
 #[must_use]
-pub fn sentinel_options() -> SentinelOptions {
-    SentinelOptions {
-        name: CLIENT_NAME.to_owned(),
-        connect_timeout: TIMEOUT,
-        response_timeout: TIMEOUT,
-    }
-}
-
-/// Returns the options by which a cluster's nodes are asked for their slots.
-#[must_use]
-pub fn cluster_options(timeout: Duration) -> ClusterOptions {
-    ClusterOptions {
+pub fn resolver_options(timeout: Duration) -> ResolverOptions {
+    ResolverOptions {
         name: CLIENT_NAME.to_owned(),
         connect_timeout: timeout,
         response_timeout: timeout,

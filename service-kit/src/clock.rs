@@ -1,13 +1,13 @@
-//! The two clocks of the programs.
+//! The programs' clocks: time since boot for durations, wall time for people, CPU time for costs.
 //!
-//! Leases are measured on a clock that goes on while the host sleeps, since Redis' clock does too;
-//! `std::time::Instant` stands still meanwhile and would find every lease fresh on waking up.
+//! Leases are measured on `CLOCK_BOOTTIME`, which continues while the host is suspended, as the clock of Redis does.
+//! `std::time::Instant` stops during suspend: after a resume every lease would look fresh.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Microseconds since the host was booted, time in suspend included. Never goes back.
+/// Returns the microseconds since the host booted, including suspend (`CLOCK_BOOTTIME`). Never goes back.
 #[must_use]
 pub fn boot_micros() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
@@ -16,8 +16,8 @@ pub fn boot_micros() -> u64 {
     seconds * 1_000_000 + nanos / 1_000
 }
 
-/// Milliseconds since 1970 in UTC, for what people and other hosts read. It may jump: never
-/// measure a duration with it. A clock set before 1970 reads as 0.
+/// Returns the milliseconds since 1970-01-01 UTC (`CLOCK_REALTIME`), for people and other hosts. It may jump, so it must
+/// not measure durations. A clock set before 1970 reads as 0.
 #[must_use]
 pub fn wall_millis() -> u64 {
     #[expect(clippy::disallowed_methods, reason = "this is the one wall clock")]
@@ -25,14 +25,15 @@ pub fn wall_millis() -> u64 {
     u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// When the host was booted, in milliseconds since 1970, as the wall clock has it now. What is kept as an instant of
-/// [`boot_micros`] and shown by adding this is right again once somebody has set the clock.
+/// Returns the instant at which the host booted, in milliseconds since 1970-01-01 UTC by the current wall clock. An
+/// instant stored by [`boot_micros`] and displayed relative to this stays correct when the wall clock is set.
 #[must_use]
 pub fn boot_epoch_millis() -> u64 {
     wall_millis().saturating_sub(boot_micros() / 1_000)
 }
 
-/// What the thread that asks has had of a processor so far. Only differences mean something, and only on one thread.
+/// Returns the CPU time that the calling thread has used (`CLOCK_THREAD_CPUTIME_ID`). Only differences on one thread are
+/// meaningful.
 #[must_use]
 pub fn thread_cpu() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
@@ -56,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_this_thread_does_counts() {
+    fn thread_cpu_counts_the_calling_thread_only() {
         fn work() -> u64 {
             (0..5_000_000_u64).fold(0, |sum, i| std::hint::black_box(sum ^ i))
         }

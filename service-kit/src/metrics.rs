@@ -1,4 +1,4 @@
-//! Figures that every program has: its build, its process, its runtime, its spans.
+//! Metrics of every program: build, process, runtime and spans.
 
 use std::sync::atomic::Ordering;
 
@@ -14,7 +14,7 @@ use crate::trace::COUNTS;
 ///
 /// # Errors
 ///
-/// When the registry has a metric of that name.
+/// A metric of that name in the registry.
 pub fn register_build_info(
     registry: &Registry,
     prefix: &str,
@@ -31,27 +31,27 @@ pub fn register_build_info(
 ///
 /// # Errors
 ///
-/// When they are registered already.
+/// A second registration.
 pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
     registry.register(Box::new(ProcessCollector::for_self()))
 }
 
-/// Registers `tokio_*` figures of one runtime, told apart by the label `runtime`. Call it once for
-/// each runtime of the program.
+/// Registers the `tokio_*` metrics of one runtime, which the label `runtime` identifies. Called once
+/// for each runtime of the program.
 ///
 /// # Errors
 ///
-/// When a runtime of that name is registered already.
+/// A second registration of a runtime with that name.
 pub fn register_runtime(registry: &Registry, name: &str, handle: Handle) -> prometheus::Result<()> {
     registry.register(Box::new(RuntimeCollector::new(name, handle)?))
 }
 
-/// Registers `<prefix>_trace_spans_total`: what became of this process' [spans](crate::trace), by outcome. All are 0
-/// while traces are off.
+/// Registers `<prefix>_trace_spans_total`: this process' [spans](crate::trace) by outcome. All values are 0 while traces
+/// are off.
 ///
 /// # Errors
 ///
-/// When the registry has a metric of that name.
+/// A metric of that name in the registry.
 pub fn register_spans(registry: &Registry, prefix: &str) -> prometheus::Result<()> {
     let opts = Opts::new(
         format!("{prefix}_trace_spans_total"),
@@ -60,18 +60,18 @@ pub fn register_spans(registry: &Registry, prefix: &str) -> prometheus::Result<(
     registry.register(Box::new(SpanCollector(IntCounterVec::new(opts, &["outcome"])?)))
 }
 
-/// The registry's metrics in Prometheus' text format.
+/// Encodes the registry's metrics in Prometheus' text format.
 ///
 /// # Errors
 ///
-/// When a metric family has nothing in it, or names clash: mistakes in the program.
+/// An empty metric family or clashing names, which are bugs of the program.
 pub fn encode(registry: &Registry) -> prometheus::Result<String> {
     let mut text = Vec::new();
     TextEncoder::new().encode(&registry.gather(), &mut text)?;
     String::from_utf8(text).map_err(|error| prometheus::Error::Msg(error.to_string()))
 }
 
-/// Reads a runtime's figures when asked for, so that they cost nothing between two scrapes.
+/// Reads a runtime's metrics on each scrape, so that they cost nothing between two scrapes.
 struct RuntimeCollector {
     handle: Handle,
     workers: IntGauge,
@@ -111,7 +111,7 @@ impl Collector for RuntimeCollector {
     }
 }
 
-/// Reads the counts of spans when asked for.
+/// Reads the counts of spans on each scrape.
 struct SpanCollector(IntCounterVec);
 
 impl Collector for SpanCollector {
@@ -120,7 +120,7 @@ impl Collector for SpanCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        // Emptied first: what is counted elsewhere is set, not added.
+        // Reset first: the totals are counted elsewhere and set here.
         self.0.reset();
         for (outcome, count) in [
             ("exported", &COUNTS.exported),

@@ -1,4 +1,4 @@
-//! An orderly end: signals, the tasks that are told, and who was late.
+//! Orderly shutdown: signals, cancellation of tasks, and a report of tasks that are late.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -11,10 +11,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Everything of one stage of a program that must end together. Clones are the same stage.
+/// The tasks of one stage of a program, which end together. Clones are the same stage.
 ///
-/// A program that still needs some tasks between the signal and its end (an agent that drains
-/// needs its link to Redis) makes a second `Shutdown` for those, and cancels it when it is through.
+/// A program that needs some tasks after the signal (an agent that drains needs its connections to Redis) creates a
+/// second `Shutdown` for them, and cancels it once they are no longer needed.
 #[derive(Debug, Clone, Default)]
 pub struct Shutdown {
     token: CancellationToken,
@@ -29,42 +29,42 @@ struct Running {
 }
 
 impl Shutdown {
-    /// A stage with nothing in it.
+    /// Creates a stage without tasks.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The token that [`cancel`](Self::cancel) or a signal cancels.
+    /// Returns the token that [`cancel`](Self::cancel) or a signal cancels.
     #[must_use]
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }
 
-    /// A token that ends with this stage and can also be cancelled alone.
+    /// Returns a token that is cancelled with this stage, and can be cancelled separately.
     #[must_use]
     pub fn child_token(&self) -> CancellationToken {
         self.token.child_token()
     }
 
-    /// Tells every task of this stage to end.
+    /// Cancels every task of this stage.
     pub fn cancel(&self) {
         self.token.cancel();
     }
 
-    /// Whether the end has begun.
+    /// Returns `true` once the shutdown has begun.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.token.is_cancelled()
     }
 
-    /// Waits for the end to begin.
+    /// Waits until the shutdown begins.
     pub async fn cancelled(&self) {
         self.token.cancelled().await;
     }
 
-    /// Runs `task` on the current runtime as a part of this stage. The task itself must watch the
-    /// token; `name` is what [`finish`](Self::finish) calls it when it is late.
+    /// Spawns `task` on the current runtime as part of this stage. The task itself must watch the
+    /// token. [`finish`](Self::finish) reports it by `name` when it is late.
     ///
     /// # Panics
     ///
@@ -89,7 +89,7 @@ impl Shutdown {
     ///
     /// # Errors
     ///
-    /// When the handlers cannot be installed.
+    /// Signal handlers that cannot be installed.
     ///
     /// # Panics
     ///
@@ -100,7 +100,7 @@ impl Shutdown {
             interrupt: signal(SignalKind::interrupt())?,
         };
         let token = self.token.clone();
-        // Not tracked: it lives on, to hear the second signal while the others are ending.
+        // Not tracked: it waits for the second signal while the other tasks end.
         tokio::spawn(async move {
             let first = signals.next().await;
             tracing::info!(signal = first.name, "ending; a second signal ends at once");
@@ -112,8 +112,8 @@ impl Shutdown {
         Ok(())
     }
 
-    /// Cancels this stage and waits for its tasks, `grace` at most. Returns the names of those that
-    /// were still running then, after logging them; empty when all ended in time.
+    /// Cancels this stage and waits for its tasks, for `grace` at most. Logs and returns the names of
+    /// the tasks that are still running then.
     pub async fn finish(&self, grace: Duration) -> Vec<String> {
         self.token.cancel();
         self.tracker.close();
@@ -126,7 +126,7 @@ impl Shutdown {
     }
 }
 
-/// Keeps a task's name in the list as long as the task exists, however it ends.
+/// Keeps a task's name in the list until the task ends, by a panic too.
 struct RunningGuard {
     running: Arc<Mutex<Running>>,
     id: u64,
@@ -151,7 +151,7 @@ impl Drop for RunningGuard {
     }
 }
 
-/// The list is whole after each statement, so a panic elsewhere leaves nothing half done in it.
+/// Locks the list. A poisoned lock is usable: no statement leaves the list inconsistent.
 fn lock(running: &Mutex<Running>) -> MutexGuard<'_, Running> {
     running.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn finish_names_who_is_late() {
+    async fn finish_names_late_tasks() {
         let shutdown = Shutdown::new();
         let late = shutdown.spawn("deaf task", std::future::pending::<()>());
         let done = shutdown.spawn("quick task", async {});
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_child_ends_with_its_stage_but_not_the_other_way_round() {
+    async fn a_child_token_ends_with_its_stage_but_does_not_end_it() {
         let shutdown = Shutdown::new();
         shutdown.child_token().cancel();
         assert!(!shutdown.is_cancelled());

@@ -1,4 +1,4 @@
-//! Logs, one line an event on stderr, text for people and JSON for machines; and traces, where they are wanted.
+//! Logs on stderr, one line per event, as text on a terminal and JSON elsewhere; and traces, where configured.
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
@@ -12,21 +12,21 @@ use tracing_subscriber::{EnvFilter, Layer, fmt};
 
 use crate::trace::{self, Exporting, Program};
 
-/// How long the last spans may take to be sent at the program's end.
+/// The limit for sending the last spans at the program's end.
 const LAST_SPANS: Duration = Duration::from_secs(2);
 
-/// Why logging could not be set up.
+/// A failure to set up logging.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    /// The filter is not one; see [`check_filter`].
+    /// An invalid filter; see [`check_filter`].
     #[error("{0}")]
     Filter(String),
-    /// [`init`] was called before, in this process.
+    /// A second call of [`init`] in this process.
     #[error("logging is set up already: {0}")]
     Twice(#[from] TryInitError),
 }
 
-/// What [`init`] has begun; to be [finished](Telemetry::finish) as the program's last act.
+/// A handle to the telemetry that [`init`] started. The program [finishes](Telemetry::finish) it last.
 #[derive(Debug)]
 #[must_use = "spans that wait to be sent are lost unless it is finished"]
 pub struct Telemetry {
@@ -34,7 +34,7 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Sends the spans that wait, for a moment at most. Must not be called on a runtime.
+    /// Sends the queued spans, within 2 seconds. Must not be called on a runtime.
     pub fn finish(self) {
         if let Some(traces) = self.traces {
             traces.finish(LAST_SPANS);
@@ -42,14 +42,14 @@ impl Telemetry {
     }
 }
 
-/// Starts logging to stderr: text when that is a terminal, else JSON. `filter` is a level or a list
-/// of `target=level`, such as `info` or `info,lockscope_agent=debug`. Starts sending [traces](trace)
-/// as well, as a program of this name and version, where the `OTEL_*` variables want it; a mistake
-/// in those is told and leaves them off, since a program does its work without traces too.
+/// Starts logging to stderr: text on a terminal, otherwise JSON. `filter` is a level or a list of
+/// `target=level`, such as `info` or `info,lockscope_agent=debug`. Also starts sending [traces](trace)
+/// under this name and version of the program, if the `OTEL_*` variables configure them. A mistake in
+/// the variables is logged and disables traces, which no program needs to work.
 ///
 /// # Errors
 ///
-/// When the filter cannot be read, or logging runs already.
+/// An invalid filter, or a second call.
 pub fn init(
     filter: &str,
     name: &'static str,
@@ -69,8 +69,8 @@ pub fn init(
     };
     let registry = tracing_subscriber::registry().with(lines);
     match &traces {
-        // No layer, rather than one that is empty: beside an empty one every span is asked about anew each time,
-        // and an event that follows such a question may be taken for one that nobody wants.
+        // No layer instead of an empty one: next to an empty layer the interest in every span is evaluated each time,
+        // and an event that follows such an evaluation may be discarded.
         None => registry.try_init()?,
         Some(traces) => {
             let spans = tracing_opentelemetry::layer()
@@ -79,7 +79,7 @@ pub fn init(
                 .with_threads(false)
                 .with_target(false)
                 .with_tracked_inactivity(false);
-            // The level tells all that is not asked for by the log's filter from the start that nobody wants it.
+            // The level hint rejects early what neither the log's filter nor the traces want.
             let ours = filter_fn(is_trace).with_max_level_hint(LevelFilter::INFO);
             registry.with(spans.with_filter(ours)).try_init()?;
             traces.begin();
@@ -94,11 +94,11 @@ pub fn init(
     Ok(Telemetry { traces })
 }
 
-/// For a setting: the filter as it was given, if [`init`] would take it.
+/// Returns the filter unchanged if [`init`] accepts it. A value parser for a setting.
 ///
 /// # Errors
 ///
-/// What is wrong with it, in words.
+/// A sentence that describes the mistake.
 pub fn check_filter(filter: &str) -> Result<String, String> {
     parse_filter(filter).map(|_| filter.to_owned())
 }

@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::metrics;
 use crate::model::actor::ModelHandle;
 use crate::model::types::{ArchiveEntry, LockId, Observation, OperatorAction, ScopeId};
-use crate::redis::sentinel_options;
+use crate::redis::{TIMEOUT, resolver_options};
 
 use route::{Nodes, Route};
 
@@ -167,7 +167,7 @@ impl Releases {
         }
         let mut routes = HashMap::new();
         for deployment in &config.deployments {
-            let endpoint = resolve(&deployment.release, sentinel_options(), shutdown).ok();
+            let endpoint = resolve(&deployment.release, resolver_options(TIMEOUT), shutdown).ok();
             for db in &deployment.dbs {
                 if let Some(scope) = model.scope(&deployment.name, *db) {
                     let route = match (&endpoint, &deployment.release) {

@@ -13,7 +13,7 @@ use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
 use super::PATIENCE;
-use crate::redis::{CLIENT_NAME, TIMEOUT, cluster_options};
+use crate::redis::{CLIENT_NAME, TIMEOUT, resolver_options};
 
 /// The most redirects that one script follows: nodes that disagree may redirect in circles.
 const HOPS: usize = 3;
@@ -41,7 +41,7 @@ pub(super) struct Nodes {
 
 impl Nodes {
     pub(super) fn new(target: ClusterTarget, shutdown: &Shutdown) -> Self {
-        let cluster = Cluster::start(target, cluster_options(PATIENCE), shutdown);
+        let cluster = Cluster::start(target, resolver_options(PATIENCE), shutdown);
         Self { cluster, shutdown: shutdown.clone() }
     }
 

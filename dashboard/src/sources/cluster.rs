@@ -21,7 +21,7 @@ use super::status::Server;
 use crate::clock::{SteadyMillis, now};
 use crate::config;
 use crate::model::types::{Observation, ScopeId, SlotAssignment};
-use crate::redis::{TIMEOUT, cluster_options};
+use crate::redis::{TIMEOUT, resolver_options};
 
 /// The most masters that are watched: each has connections and metrics of its own.
 const MAX_MASTERS: usize = 64;
@@ -63,7 +63,7 @@ impl Follower {
         else {
             return None;
         };
-        let cluster = Cluster::start(target.clone(), cluster_options(TIMEOUT), &shared.shutdown);
+        let cluster = Cluster::start(target.clone(), resolver_options(TIMEOUT), &shared.shutdown);
         let named = deployment.target.place();
         let status = LinkStatus::Down {
             reason: "not connected yet".to_owned(),

@@ -45,7 +45,7 @@ use crate::config::Config;
 use crate::metrics::{ScansMetrics, TapsMetrics};
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{ReadRequest, ScopeId};
-use crate::redis::sentinel_options;
+use crate::redis::{TIMEOUT, resolver_options};
 
 use cluster::Follower;
 use scope::Scope;
@@ -86,7 +86,7 @@ pub fn start(
             };
             dbs.push((Scope { id, deployment: Arc::clone(&deployment.name), db: *db }, batches));
         }
-        match resolve(&deployment.target, sentinel_options(), shutdown) {
+        match resolve(&deployment.target, resolver_options(TIMEOUT), shutdown) {
             Ok(endpoint) => {
                 let server = WatchedServer {
                     deployment: Arc::clone(&deployment.name),

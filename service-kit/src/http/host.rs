@@ -1,9 +1,9 @@
 //! The check of the Host header, against DNS rebinding.
 //!
-//! A page of a stranger can make a browser send requests to this server by letting a name of its
-//! own resolve to this address; the browser then takes our answers for that page's own. Such a
-//! request carries the stranger's name. An address in its place cannot be rebound, so every
-//! address is allowed, and of the names only `localhost` and those that were configured.
+//! A malicious page can let a name of its own resolve to this server's address. The browser then
+//! treats the server's responses as same-origin with that page. Such a request carries the page's
+//! name in its Host header. An IP address cannot be rebound, so all addresses are allowed, and of
+//! the names only `localhost` and the configured ones.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-/// The names by which a server may be called.
+/// The names that are accepted in the Host header.
 #[derive(Debug, Clone)]
 pub struct AllowedHosts {
     names: Arc<[String]>,
@@ -21,8 +21,8 @@ pub struct AllowedHosts {
 }
 
 impl AllowedHosts {
-    /// Allows `names` beside `localhost` and all addresses. `flag` is the setting that adds names,
-    /// for the text of a refusal.
+    /// Allows `names`, `localhost` and all IP addresses. `flag` is the setting that adds names, for the
+    /// text of a rejection.
     pub fn new(names: impl IntoIterator<Item = String>, flag: &'static str) -> Self {
         let normalized = |name: String| name.trim_end_matches('.').to_ascii_lowercase();
         Self { names: names.into_iter().map(normalized).collect(), flag }
@@ -35,8 +35,8 @@ impl AllowedHosts {
     }
 }
 
-/// Middleware for `axum::middleware::from_fn_with_state`: passes on what is sent to an allowed
-/// host; answers 400 where the request names none, 421 where it names another.
+/// Middleware for `axum::middleware::from_fn_with_state` that accepts requests for allowed hosts.
+/// Responds with 400 to a request without a valid host, and with 421 to any other host.
 pub async fn check_host(
     State(allowed): State<AllowedHosts>,
     request: Request,
@@ -55,7 +55,7 @@ pub async fn check_host(
     }
 }
 
-/// The host that the request is for, without its port.
+/// Returns the requested host without its port.
 fn host_of(request: &Request) -> Option<&str> {
     let mut headers = request.headers().get_all(header::HOST).iter();
     let from_header = match (headers.next(), headers.next()) {
@@ -93,15 +93,14 @@ mod tests {
         for host in names {
             assert!(allowed.allow(host), "{host}");
         }
-        let strangers =
-            ["evil.example.org", "localhost.evil.org", "127.0.0.1.evil.org", "", "0x7f.1"];
-        for host in strangers {
+        let others = ["evil.example.org", "localhost.evil.org", "127.0.0.1.evil.org", "", "0x7f.1"];
+        for host in others {
             assert!(!allowed.allow(host), "{host}");
         }
     }
 
     #[test]
-    fn ports_are_taken_off() {
+    fn ports_are_removed() {
         for (authority, host) in [
             ("localhost:9761", Some("localhost")),
             ("localhost", Some("localhost")),

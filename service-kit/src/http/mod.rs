@@ -1,5 +1,5 @@
-//! What the programs' HTTP servers share: the serving itself, health and metrics routes, the check
-//! of the Host header, and figures of the requests.
+//! HTTP servers: serving within limits, health and metrics routes, the check of the Host header,
+//! and request metrics.
 
 mod host;
 mod request_metrics;
@@ -22,17 +22,17 @@ pub use tls::ServerTls;
 /// The media type of Prometheus' text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Whether a program can do its work now.
+/// A program's ability to do its work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
-    /// It can.
+    /// The program can do its work.
     Ready,
-    /// It cannot, for these reasons, each a sentence for an operator.
+    /// The program cannot do its work, for these reasons, each a sentence for an operator.
     NotReady(Vec<String>),
 }
 
-/// `/healthz`, which answers 200 as long as the process can answer at all, and `/readyz`, which
-/// answers 200 or 503 with the reasons. `readiness` is asked for each request.
+/// Returns the routes `/healthz`, which responds with 200 while the process responds at all, and
+/// `/readyz`, which responds with 200, or with 503 and the reasons. Each request calls `readiness`.
 pub fn health_routes(readiness: impl Fn() -> Readiness + Send + Sync + 'static) -> Router {
     let readiness = Arc::new(readiness);
     Router::new()
@@ -40,7 +40,7 @@ pub fn health_routes(readiness: impl Fn() -> Readiness + Send + Sync + 'static) 
         .route("/readyz", get(move || std::future::ready(readyz(&readiness()))))
 }
 
-/// `/metrics`: everything in `registry` in Prometheus' text format.
+/// Returns the route `/metrics`: all metrics of `registry` in Prometheus' text format.
 pub fn metrics_route(registry: Registry) -> Router {
     Router::new().route("/metrics", get(move || std::future::ready(metrics(&registry))))
 }

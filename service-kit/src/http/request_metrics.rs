@@ -1,4 +1,4 @@
-//! How many requests, how they ended, how long they took; and each one's span, where traces are sent.
+//! Metrics of requests: number, status and duration; and a span of each while traces are sent.
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::HeaderValue;
@@ -11,12 +11,12 @@ use tracing::field::Empty;
 
 use crate::trace::{self, TraceParent};
 
-/// Seconds; requests are answered from memory, so a second is already bad.
+/// The bounds of the histogram, in seconds. Requests are answered from memory, so a second is already slow.
 const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0];
 
-/// The figures of one server: `<prefix>_http_requests_total` by route and status, and
+/// The metrics of one server: `<prefix>_http_requests_total` by route and status, and
 /// `<prefix>_http_request_seconds` by route, until the response's head. A route is the pattern
-/// that matched, never the path that was asked for, so strangers cannot add label values.
+/// that matched and never the requested path, so clients cannot add label values.
 #[derive(Debug, Clone)]
 pub struct HttpMetrics {
     requests: IntCounterVec,
@@ -24,11 +24,11 @@ pub struct HttpMetrics {
 }
 
 impl HttpMetrics {
-    /// Makes and registers them.
+    /// Creates and registers the metrics.
     ///
     /// # Errors
     ///
-    /// When the registry has metrics of these names.
+    /// Metrics of these names in the registry.
     pub fn register(registry: &Registry, prefix: &str) -> prometheus::Result<Self> {
         let requests = IntCounterVec::new(
             Opts::new(format!("{prefix}_http_requests_total"), "HTTP requests answered."),
@@ -48,11 +48,11 @@ impl HttpMetrics {
     }
 }
 
-/// What programs ask for every few seconds: a trace of it tells nobody anything.
+/// The routes that are polled every few seconds. Traces of them would be noise.
 const PROBED: [&str; 3] = ["/metrics", "/healthz", "/readyz"];
 
-/// Middleware for `axum::middleware::from_fn_with_state` that counts into [`HttpMetrics`]. Add it
-/// with `Router::layer` after the routes, so that it knows which one matched.
+/// Middleware for `axum::middleware::from_fn_with_state` that records [`HttpMetrics`]. It is added
+/// with `Router::layer` after the routes, so that it sees the matched one.
 pub async fn measure(State(metrics): State<HttpMetrics>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let start = Instant::now();
@@ -68,7 +68,7 @@ pub async fn measure(State(metrics): State<HttpMetrics>, request: Request, next:
     response
 }
 
-/// A request's span, named as OpenTelemetry names those of servers: by the route, since paths may hold anything.
+/// Returns the span of a request. OpenTelemetry names server spans by the route, since paths may contain anything.
 fn server_span(request: &Request, route: Option<&MatchedPath>) -> Span {
     let Some(route) = route.map(MatchedPath::as_str).filter(|route| !PROBED.contains(route)) else {
         return Span::none();

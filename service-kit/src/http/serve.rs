@@ -27,21 +27,21 @@ use tokio_util::task::TaskTracker;
 
 use super::tls::ServerTls;
 
-/// A request's head (line and headers) must fit into this many bytes.
+/// The largest request head (line and headers), in bytes.
 const MAX_HEAD_BYTES: usize = 32 * 1024;
-/// What a response under way has left once the end has begun.
+/// The time for responses in flight to finish after shutdown has begun.
 const LAST_RESPONSES: Duration = Duration::from_secs(1);
-/// The pause after accepting failed, for lack of file descriptors mostly: they come back.
+/// The pause after a failed accept, usually for lack of file descriptors, which become available again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What one server grants its clients.
+/// The limits of one server's clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Connections at a time. Further ones wait in the kernel's backlog.
+    /// The number of concurrent connections. Further ones wait in the kernel's backlog.
     pub connections: usize,
-    /// How long a client may take for a request's head; an idle connection is closed after it too.
+    /// The limit for receiving a request head. Idle connections are closed after it too.
     pub head_timeout: Duration,
-    /// How long a client may leave a response unread before it is dropped.
+    /// The limit for a client that does not read its response, after which it is disconnected.
     pub stall_timeout: Duration,
 }
 
@@ -55,14 +55,14 @@ impl Default for Limits {
     }
 }
 
-/// Serves `router` until `stop` is cancelled; then responses under way have a second left, and
-/// event streams should end by themselves on the same token. Handlers find the peer's address in
+/// Serves `router` until `stop` is cancelled. Responses in flight then have one second to finish;
+/// event streams should end on the same token. Handlers get the peer's address from
 /// `ConnectInfo<SocketAddr>`.
 pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: CancellationToken) {
     serve_with_tls(listener, None, router, limits, stop).await;
 }
 
-/// [`serve`], by TLS where it is given; a client has as long for the handshake as for a request's head.
+/// Serves as [`serve`] does, with TLS if it is given. The limit for the handshake is that for a request head.
 pub async fn serve_with_tls(
     listener: TcpListener,
     tls: Option<ServerTls>,
@@ -74,7 +74,7 @@ pub async fn serve_with_tls(
     let connections = TaskTracker::new();
     let accepting = async {
         loop {
-            // The permit comes first: a connection beyond the limit costs us nothing.
+            // The permit comes first, so that a connection beyond the limit costs nothing.
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, peer)) => {

@@ -1,4 +1,4 @@
-//! TLS for a server, with a certificate that may be renewed under it.
+//! TLS for a server, with reloading of a renewed certificate.
 
 use std::fs;
 use std::io;
@@ -15,33 +15,33 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-/// How often the files are looked at for a newer certificate.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// The interval between two checks of the files for a renewed certificate.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A certificate with its key, taken anew from its files when they change.
+/// A certificate with its key, reloaded when their files change.
 #[derive(Debug, Clone)]
 pub struct ServerTls {
-    acceptor: AcceptorOf,
-    kept: Arc<Kept>,
+    acceptor: DebugAcceptor,
+    files: Arc<CertificateFiles>,
 }
 
 #[derive(Clone)]
-struct AcceptorOf(TlsAcceptor);
+struct DebugAcceptor(TlsAcceptor);
 
-impl std::fmt::Debug for AcceptorOf {
+impl std::fmt::Debug for DebugAcceptor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("TlsAcceptor")
     }
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CertificateFiles {
     certificate: PathBuf,
     key: PathBuf,
     now: RwLock<Arc<CertifiedKey>>,
 }
 
-impl ResolvesServerCert for Kept {
+impl ResolvesServerCert for CertificateFiles {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner)))
     }
@@ -51,33 +51,36 @@ impl ServerTls {
     /// Reads a certificate with its chain and its key, both PEM. The process' crypto provider must be installed.
     ///
     /// # Errors
-    /// A sentence that names the file and what is wrong with it.
+    /// A sentence that names the file and the mistake.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, String> {
         let now = RwLock::new(Arc::new(read(certificate, key)?));
-        let kept = Arc::new(Kept { certificate: certificate.to_owned(), key: key.to_owned(), now });
-        let resolver: Arc<dyn ResolvesServerCert> = Arc::<Kept>::clone(&kept);
+        let files = Arc::new(CertificateFiles {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+            now,
+        });
+        let resolver: Arc<dyn ResolvesServerCert> = Arc::<CertificateFiles>::clone(&files);
         let mut config =
             rustls::ServerConfig::builder().with_no_client_auth().with_cert_resolver(resolver);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { acceptor: AcceptorOf(TlsAcceptor::from(Arc::new(config))), kept })
+        Ok(Self { acceptor: DebugAcceptor(TlsAcceptor::from(Arc::new(config))), files })
     }
 
-    /// The handshake.
+    /// Performs the handshake.
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         self.acceptor.0.accept(stream).await
     }
 
-    /// Takes up a renewed certificate until `stop` is cancelled. One that cannot be used is logged, and the old one
-    /// stays.
+    /// Reloads a renewed certificate until `stop` is cancelled. An invalid one is logged, and the old one stays in use.
     pub async fn follow_files(self, stop: CancellationToken) {
         let follow = async {
-            let mut seen = self.kept.changed();
-            let mut clock = tokio::time::interval(LOOK_EVERY);
+            let mut loaded = self.files.modified();
+            let mut clock = tokio::time::interval(RELOAD_INTERVAL);
             loop {
                 clock.tick().await;
-                let now = self.kept.changed();
-                if now != seen && self.kept.take_anew() {
-                    seen = now;
+                let now = self.files.modified();
+                if now != loaded && self.files.reload() {
+                    loaded = now;
                 }
             }
         };
@@ -85,15 +88,15 @@ impl ServerTls {
     }
 }
 
-impl Kept {
-    fn changed(&self) -> [Option<SystemTime>; 2] {
+impl CertificateFiles {
+    fn modified(&self) -> [Option<SystemTime>; 2] {
         [&self.certificate, &self.key]
             .map(|path| fs::metadata(path).and_then(|file| file.modified()).ok())
     }
 
-    /// Whether what is in the files now is used. Key and certificate may be written one after the other: a pair that
-    /// does not fit is tried again.
-    fn take_anew(&self) -> bool {
+    /// Loads the files, and returns `true` on success. Key and certificate may be written one after the other, so a
+    /// mismatched pair is tried again.
+    fn reload(&self) -> bool {
         match read(&self.certificate, &self.key) {
             Ok(fresh) => {
                 *self.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
@@ -119,7 +122,7 @@ fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {
     let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| bad(key, &error))?;
     let provider = rustls::crypto::CryptoProvider::get_default()
         .ok_or_else(|| "no crypto provider is installed".to_owned())?;
-    // Where it cannot be told whether they fit, handshakes will tell.
+    // If the keys cannot be compared here, a mismatch shows in the handshakes.
     CertifiedKey::from_der(chain, secret, provider).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => {
             bad(key, &format!("it does not belong to {}", certificate.display()))
@@ -140,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_and_what_does_not_fit_is_named() {
+    fn mismatched_and_invalid_files_are_named() {
         install_crypto_provider();
         let folder = tempfile::tempdir().unwrap();
         let make = || rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -155,14 +158,14 @@ mod tests {
         assert!(ServerTls::load(&empty, &key).unwrap_err().contains("empty.pem"));
         assert!(ServerTls::load(&certificate, &empty).unwrap_err().contains("empty.pem"));
         assert!(ServerTls::load(&folder.path().join("none"), &key).unwrap_err().contains("none"));
-        // Half renewed the old pair stays; whole, the new one is used.
-        let serial = |tls: &ServerTls| tls.kept.now.read().unwrap().cert[0].to_vec();
+        // The old pair stays in use until both files are renewed.
+        let serial = |tls: &ServerTls| tls.files.now.read().unwrap().cert[0].to_vec();
         let before = serial(&tls);
         write(folder.path(), "cert.pem", &two.cert.pem());
-        assert!(!tls.kept.take_anew());
+        assert!(!tls.files.reload());
         assert_eq!(serial(&tls), before);
         write(folder.path(), "key.pem", &two.signing_key.serialize_pem());
-        assert!(tls.kept.take_anew());
+        assert!(tls.files.reload());
         assert_ne!(serial(&tls), before);
     }
 }

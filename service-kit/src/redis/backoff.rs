@@ -8,7 +8,7 @@ pub(crate) const PROVEN: Duration = Duration::from_secs(1);
 
 const FIRST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(1);
-/// For refusals that end only when somebody acts or other clients leave.
+/// For rejections that end only when an operator acts or other clients disconnect.
 const PATIENT_FIRST: Duration = Duration::from_millis(500);
 const PATIENT_LONGEST: Duration = Duration::from_secs(5);
 

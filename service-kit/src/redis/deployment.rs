@@ -10,10 +10,10 @@ use url::Url;
 use super::target::{Address, Target, TargetError};
 use crate::settings::Secret;
 
-/// Where sentinels listen unless told otherwise.
+/// The default port of sentinels.
 const SENTINEL_PORT: u16 = 26_379;
 
-/// Where a deployment is and how to log in to it. Neither `Display` nor `Debug` shows the password.
+/// The servers of a deployment, with credentials and a database. Neither `Display` nor `Debug` shows the password.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Deployment {
     /// One server.
@@ -24,34 +24,34 @@ pub enum Deployment {
     Sentinel(SentinelTarget),
 }
 
-/// A cluster, of which some nodes are known: each of them tells of the others.
+/// Some nodes of a cluster, from which the others are discovered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterTarget {
-    /// One of them, with the login that all have in common.
+    /// One of the nodes, with the credentials that all share.
     node: Target,
     seeds: Vec<Address>,
 }
 
 impl ClusterTarget {
-    /// The nodes that are named.
+    /// Returns the configured nodes.
     #[must_use]
     pub fn seeds(&self) -> &[Address] {
         &self.seeds
     }
 
-    /// One of its nodes.
+    /// Returns the node at an address, with the credentials of all.
     #[must_use]
     pub fn node(&self, address: Address) -> Target {
         self.node.at(address)
     }
 
-    /// A node as the cluster names it; TLS is spoken with all or with none.
+    /// Returns the address of a node that the cluster reports. All nodes use TLS, or none.
     pub(crate) fn address(&self, host: String, port: u16) -> Address {
         Address::Tcp { host, port, tls: self.node.uses_tls() }
     }
 }
 
-/// A master that sentinels know by a name, and some of these sentinels.
+/// The name of a master, and some of the sentinels that watch it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SentinelTarget {
     /// The master's credentials and database, at the first sentinel's address.
@@ -62,7 +62,7 @@ pub struct SentinelTarget {
 }
 
 impl SentinelTarget {
-    /// The name of the master.
+    /// Returns the name of the master.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -82,8 +82,8 @@ impl Deployment {
         }
     }
 
-    /// What tells it from others, without a login: the server's address, the nodes of a cluster that are named, or the
-    /// sentinels with the master's name.
+    /// Returns a text that identifies the deployment without credentials: the server's address, the configured nodes of
+    /// a cluster, or the sentinels with the master's name.
     #[must_use]
     pub fn place(&self) -> String {
         let joined = |addresses: &mut dyn Iterator<Item = &Address>| {
@@ -99,7 +99,7 @@ impl Deployment {
         }
     }
 
-    /// The database's number; 0 in a cluster.
+    /// Returns the number of the database; 0 in a cluster.
     #[must_use]
     pub fn db(&self) -> u32 {
         self.any().db()
@@ -113,13 +113,13 @@ impl Deployment {
         }
     }
 
-    /// [`Target::with_password`].
+    /// Sets the password, as [`Target::with_password`] does.
     #[must_use]
     pub fn with_password(self, password: Secret) -> Self {
         self.map(|target| target.with_password(password))
     }
 
-    /// With this password for the sentinels, instead of any in the URL; nothing changes where there are none.
+    /// Sets the password for the sentinels, in place of the URL's. Without sentinels nothing changes.
     #[must_use]
     pub fn with_sentinel_password(self, password: &Secret) -> Self {
         match self {
@@ -134,7 +134,7 @@ impl Deployment {
         }
     }
 
-    /// [`Target::with_ca_file`], for sentinels too.
+    /// Sets the CA file, as [`Target::with_ca_file`] does, for sentinels too.
     #[must_use]
     pub fn with_ca_file(mut self, ca_file: PathBuf) -> Self {
         if let Self::Sentinel(SentinelTarget { sentinels, .. }) = &mut self {
@@ -145,29 +145,29 @@ impl Deployment {
         self.map(|target| target.with_ca_file(ca_file))
     }
 
-    /// [`Target::uses_tls`].
+    /// Returns `true` if connections are encrypted.
     #[must_use]
     pub fn uses_tls(&self) -> bool {
         self.any().uses_tls()
     }
 
-    /// Whether its master is named by sentinels.
+    /// Returns `true` if sentinels report the master.
     #[must_use]
     pub fn has_sentinels(&self) -> bool {
         matches!(self, Self::Sentinel(_))
     }
 
-    /// Whether it is a cluster.
+    /// Returns `true` for a cluster.
     #[must_use]
     pub fn is_cluster(&self) -> bool {
         matches!(self, Self::Cluster(_))
     }
 
-    /// [`Target::validate`].
+    /// Checks all targets, as [`Target::validate`] does.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`Target::validate`].
     pub fn validate(self) -> Result<Self, TargetError> {
         self.any().clone().validate()?;
         if let Self::Sentinel(SentinelTarget { sentinels, .. }) = &self {
@@ -193,12 +193,12 @@ impl FromStr for Deployment {
     }
 }
 
-/// A URL has one host: what names several is taken apart, so that each can be a URL of its own.
+/// The parts of a URL with several hosts, of each of which a URL of its own is made.
 struct Parts<'a> {
-    /// User and password with the `@`, or nothing.
+    /// User and password with the `@`, or an empty text.
     login: &'a str,
     hosts: Vec<&'a str>,
-    /// From the path on.
+    /// The path and all that follows it.
     behind: &'a str,
 }
 
@@ -227,7 +227,7 @@ fn cluster(scheme: &str, rest: &str) -> Result<ClusterTarget, TargetError> {
 fn sentinel(scheme: &str, rest: &str) -> Result<SentinelTarget, TargetError> {
     let Parts { login, hosts, behind } = parts(rest)?;
     let first = hosts.first().ok_or(TargetError::Host)?;
-    // Only the path and what follows are of use; the host makes it a URL.
+    // Only the path and the query count; the host makes the text a URL.
     let url = Url::parse(&format!("redis://host{behind}"))?;
     if url.fragment().is_some() {
         return Err(TargetError::Fragment);
@@ -252,7 +252,7 @@ fn sentinel(scheme: &str, rest: &str) -> Result<SentinelTarget, TargetError> {
         (user, password) => format!("{user}:{password}@"),
     };
     let sentinels = hosts.iter().map(|host| {
-        // Behind the brackets of an IPv6 address, if there are any.
+        // A port follows the brackets of an IPv6 address, if there are any.
         let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
         let port = if has_port { String::new() } else { format!(":{SENTINEL_PORT}") };
         format!("{scheme}://{sentinel_login}{host}{port}").parse()

@@ -1,4 +1,4 @@
-//! From an address to a stream of bytes.
+//! Connecting to an address, by TCP or a Unix socket, with or without TLS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// Bytes to and from a server.
+/// A byte stream to and from a server.
 pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for T {}
@@ -51,7 +51,8 @@ async fn open(target: &Target, address: &Address) -> io::Result<Box<dyn ByteStre
     }
 }
 
-/// Tries all of a name's addresses at once: one that answers nothing must not cost the time-out.
+/// Connects to all addresses of a name at once and takes the first that succeeds, so that a silent one does not use up
+/// the timeout.
 async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let addresses: Vec<SocketAddr> = lookup_host((host, port)).await?.collect();
     if addresses.is_empty() {

@@ -1,38 +1,38 @@
-//! What may come back instead of an answer.
+//! Errors of calls and of connecting.
 
 use std::fmt;
 
-/// An error that Redis answered with.
+/// An error reply of Redis.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{code} {message}")]
 pub struct ServerError {
-    /// The first word, such as `WRONGTYPE`. `ERR` where the server gave no better one.
+    /// The first word, such as `WRONGTYPE`, or the generic `ERR`.
     pub code: String,
-    /// What follows it.
+    /// The text after the code.
     pub message: String,
 }
 
 impl ServerError {
-    /// Takes an error line apart, given without its leading `-`.
+    /// Parses an error line without its leading `-`.
     pub(crate) fn parse(line: &str) -> Self {
         let (code, message) = line.split_once(' ').unwrap_or((line, ""));
         Self { code: code.to_owned(), message: message.to_owned() }
     }
 
-    /// The script is not in the server's cache, so it did not run.
+    /// Returns `true` if the script is not in the server's cache, so it did not run.
     #[must_use]
     pub fn is_noscript(&self) -> bool {
         self.code == "NOSCRIPT"
     }
 
-    /// The key is of another type than the command needs.
+    /// Returns `true` if the key is of another type than the command needs.
     #[must_use]
     pub fn is_wrong_type(&self) -> bool {
         self.code == "WRONGTYPE"
     }
 
-    /// The server cannot serve this now, did nothing, and will serve it later without anybody's
-    /// doing: it loads its data, runs a long script, fails over, moves a slot.
+    /// Returns `true` if the command did nothing and will succeed later without an operator: the server is loading its
+    /// data, running a long script, failing over or migrating a slot.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         const CODES: [&str; 7] =
@@ -40,19 +40,20 @@ impl ServerError {
         CODES.contains(&self.code.as_str())
     }
 
-    /// The server is a replica, and did not take a write.
+    /// Returns `true` if a replica rejected a write.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.code == "READONLY"
     }
 
-    /// Of the keys of one command, or of one transaction, some are at another node of the cluster: their slot is moving.
+    /// Returns `true` if some keys of a command or transaction are on another node of the cluster, because their slot is
+    /// migrating.
     #[must_use]
     pub fn is_split(&self) -> bool {
         self.code == "TRYAGAIN"
     }
 
-    /// Where in its cluster the server says that this belongs, by `MOVED` or `ASK`.
+    /// Returns the node that a `MOVED` or `ASK` error names.
     #[must_use]
     pub fn redirect(&self) -> Option<Redirect> {
         let ask = match self.code.as_str() {
@@ -65,13 +66,14 @@ impl ServerError {
         Some(Redirect { ask, host: host.to_owned(), port: port.parse().ok()? })
     }
 
-    /// The server is out of memory for writes.
+    /// Returns `true` if the server has no memory left for writes.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code == "OOM"
     }
 
-    /// We may not do this, or not log in at all; somebody must change an account or a setting.
+    /// Returns `true` if the account may not do this, or not log in at all. An operator has to change an account or a
+    /// setting.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         ["NOAUTH", "WRONGPASS", "NOPERM", "DENIED"].contains(&self.code.as_str())
@@ -79,21 +81,22 @@ impl ServerError {
             || self.message.starts_with("invalid password")
     }
 
-    /// The server has as many clients as it takes.
+    /// Returns `true` if the server has reached its limit of clients.
     #[must_use]
     pub fn is_max_clients(&self) -> bool {
         self.message.contains("max number of clients")
     }
 }
 
-/// Another node of a cluster, which is to be asked instead.
+/// A redirection to another node of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Redirect {
-    /// Only for this one command, since the slot is on its way there. Else it has the slot.
+    /// Set for `ASK`: only this command goes to the node, since the slot is migrating there. After `MOVED` the node owns
+    /// the slot.
     pub ask: bool,
-    /// Its host; empty where it is that of the server that said so.
+    /// The node's host; empty for the host of the server that replied.
     pub host: String,
-    /// Its port.
+    /// The node's port.
     pub port: u16,
 }
 
@@ -103,23 +106,23 @@ impl From<&redis::ServerError> for ServerError {
     }
 }
 
-/// Why a call has no answer.
+/// A call that brought no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// It was not sent: surely nothing was executed.
+    /// The command was not sent, so it has not been executed.
     #[error("not sent: {reason}")]
     Unsent {
-        /// What was in the way.
+        /// The reason, such as a missing connection.
         reason: String,
     },
-    /// It was sent, or may have been, and no answer came: it may have been executed, and it may
-    /// still be, later.
+    /// The outcome is unknown: the command was or may have been sent, and no answer came. It may have been executed, and
+    /// may still be, later.
     #[error("outcome unknown: {reason}")]
     Lost {
-        /// What happened to the connection.
+        /// The event that ended the connection.
         reason: String,
     },
-    /// Redis answered with an error.
+    /// Redis replied with an error.
     #[error("refused: {0}")]
     Refused(#[from] ServerError),
 }
@@ -133,7 +136,7 @@ impl CallError {
         Self::Lost { reason: reason.to_string() }
     }
 
-    /// The server's error, where it answered with one.
+    /// Returns the error that the server replied with, if any.
     #[must_use]
     pub fn refused(&self) -> Option<&ServerError> {
         match self {
@@ -142,27 +145,27 @@ impl CallError {
         }
     }
 
-    /// The command may have been executed, nobody knows.
+    /// Returns `true` if the outcome is unknown.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })
     }
 
-    /// [`ServerError::is_noscript`] of a refusal.
+    /// Calls [`ServerError::is_noscript`] on an error reply.
     #[must_use]
     pub fn is_noscript(&self) -> bool {
         self.refused().is_some_and(ServerError::is_noscript)
     }
 
-    /// It may work when tried again later: no connection, or [`ServerError::is_transient`]. Whether
-    /// repeating is harmless after [`CallError::Lost`] only the caller knows.
+    /// Returns `true` if a retry may succeed: without a connection, or by [`ServerError::is_transient`]. After
+    /// [`CallError::Lost`] the caller decides whether a repetition is safe.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         self.refused().is_none_or(ServerError::is_transient)
     }
 }
 
-/// Why a connection could not be made ready.
+/// A failed attempt to connect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ConnectError {
     #[error("cannot reach {address}: {reason}")]
@@ -180,7 +183,7 @@ pub(crate) enum ConnectError {
 }
 
 impl ConnectError {
-    /// Trying again soon is pointless; somebody must act, or others must leave, first.
+    /// Returns `true` if a quick retry is pointless: an operator must act, or other clients must disconnect, first.
     pub(crate) fn needs_patience(&self) -> bool {
         match self {
             Self::Refused { error, .. } => error.is_denied() || error.is_max_clients(),
@@ -198,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_told_apart_by_their_first_word() {
+    fn errors_are_classified_by_their_code() {
         let loading = ServerError::parse("LOADING Redis is loading the dataset in memory");
         assert!(loading.is_transient() && !loading.is_denied());
         assert_eq!(loading.to_string(), "LOADING Redis is loading the dataset in memory");
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_pass_by_itself_is_transient() {
+    fn errors_that_pass_without_an_operator_are_transient() {
         assert!(CallError::unsent("no connection").is_transient());
         assert!(CallError::lost("timed out").is_transient());
         assert!(!CallError::from(ServerError::parse("WRONGTYPE x")).is_transient());

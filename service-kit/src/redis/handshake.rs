@@ -26,6 +26,17 @@ pub(crate) struct Handshake {
     pub(crate) response_timeout: Duration,
 }
 
+impl Handshake {
+    /// A handshake without NO-TOUCH and without scripts.
+    pub(crate) fn plain(
+        name: String,
+        connect_timeout: Duration,
+        response_timeout: Duration,
+    ) -> Self {
+        Self { name, no_touch: false, load: Vec::new(), connect_timeout, response_timeout }
+    }
+}
+
 /// Connects, logs in and reads about the server.
 pub(crate) async fn connect(
     target: &Target,

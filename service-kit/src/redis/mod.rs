@@ -33,9 +33,7 @@ pub use error::{CallError, Redirect, ServerError};
 pub use link::{Link, LinkOptions, LinkState, LinkStatus, eval};
 pub use monitor::{Monitor, MonitorError};
 pub use pubsub::{PubSubEvent, Subscriber, SubscriberOptions};
-pub use resolve::{
-    Cluster, ClusterOptions, ClusterState, ReadsFrom, Replicas, SentinelOptions, Slots, resolve,
-};
+pub use resolve::{Cluster, ClusterState, ReadsFrom, Replicas, ResolverOptions, Slots, resolve};
 pub use server_info::{Role, ServerInfo};
 pub use target::{Address, Target, TargetError};
 pub use tls::install_crypto_provider;

@@ -50,13 +50,7 @@ impl Monitor {
         name: &str,
         limit: Duration,
     ) -> Result<Self, MonitorError> {
-        let handshake = Handshake {
-            name: name.to_owned(),
-            no_touch: false,
-            load: Vec::new(),
-            connect_timeout: limit,
-            response_timeout: limit,
-        };
+        let handshake = Handshake::plain(name.to_owned(), limit, limit);
         let (wire, info) = connect(endpoint, &handshake).await.map_err(|error| match error {
             ConnectError::Refused { error, .. } if error.is_denied() => MonitorError::Denied(error),
             other => MonitorError::Failed(other.to_string()),

@@ -1,55 +1,54 @@
-//! What a server says of itself when we connect.
+//! Facts that a server reports about itself.
 
 use std::collections::HashMap;
 
 use super::target::Address;
 
-/// Whether a server takes writes.
+/// A server's role in replication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// It does.
+    /// Accepts writes.
     Master,
-    /// It follows another server.
+    /// Follows another server and rejects writes.
     Replica,
 }
 
-/// Read from INFO on each connect, and again at each check. What the server did not tell, for lack
-/// of rights mostly, is `None`.
+/// The facts of INFO, read on each connect and again by each check. A fact that the server does not
+/// report, usually because the account may not read it, is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServerInfo {
-    /// Where it is; known of whatever was connected to.
+    /// The address that was connected to.
     pub address: Option<Address>,
-    /// Such as `7.0.15`.
+    /// The version, such as `7.0.15`.
     pub version: Option<String>,
-    /// Another one after each start of the server.
+    /// The id of the server's process; each start has another one.
     pub run_id: Option<String>,
-    /// Whether it takes writes.
+    /// The role in replication.
     pub role: Option<Role>,
-    /// The replication history's id; another one after a failover.
+    /// The id of the replication history; a failover starts another one.
     pub replid: Option<String>,
-    /// What it does when memory is full, such as `noeviction`.
+    /// The policy for full memory, such as `noeviction`.
     pub maxmemory_policy: Option<String>,
-    /// Its memory limit in bytes; 0 is none.
+    /// The memory limit in bytes; 0 is no limit.
     pub maxmemory: Option<u64>,
-    /// Whether it is part of a cluster.
+    /// Set for a node of a cluster.
     pub cluster: bool,
-    /// The server's clock less [`crate::clock::boot_micros`], in microseconds, when it was first seen
-    /// or last stepped. Known only where a link checks.
+    /// The server's clock minus [`crate::clock::boot_micros`], in microseconds, at the first check or at the latest
+    /// step. Known only with [`LinkOptions::check`](super::LinkOptions::check).
     pub clock_offset_micros: Option<i64>,
-    /// When we had this connection ready, by [`crate::clock::boot_micros`].
+    /// The instant at which the handshake ended, by [`crate::clock::boot_micros`].
     pub connected_at_micros: u64,
 }
 
 impl ServerInfo {
-    /// Whether keys may vanish to make room: an evicting policy, and a limit to come up against
-    /// (or one that we may not know).
+    /// Returns `true` if keys may be evicted: with an evicting policy, and a memory limit that is set or unknown.
     #[must_use]
     pub fn evicts(&self) -> bool {
         let policy = self.maxmemory_policy.as_deref();
         policy.is_some_and(|policy| policy != "noeviction") && self.maxmemory != Some(0)
     }
 
-    /// Whether it has channels of shards: it is part of a cluster, of Redis 7.0 or later.
+    /// Returns `true` if the server supports sharded pub/sub: a cluster node of Redis 7.0 or later.
     #[must_use]
     pub fn has_shards(&self) -> bool {
         let version = self.version.as_deref();
@@ -57,7 +56,7 @@ impl ServerInfo {
         self.cluster && major.is_some_and(|major| major >= 7)
     }
 
-    /// From the text of INFO, whichever sections it has.
+    /// Parses the text of any sections of INFO.
     pub(crate) fn from_info(text: &str) -> Self {
         let fields: HashMap<&str, &str> =
             text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
@@ -86,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn info_is_read_and_gaps_stay_gaps() {
+    fn facts_missing_from_info_are_none() {
         let text = "# Server\r\nredis_version:7.0.15\r\nrun_id:abc\r\n\r\n# Memory\r\n\
                     maxmemory:1048576\r\nmaxmemory_policy:allkeys-lru\r\nrole:slave\r\ncluster_enabled:1\r\n";
         let info = ServerInfo::from_info(text);
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_came_with_7_0_and_are_a_clusters() {
+    fn sharded_pubsub_takes_a_cluster_of_redis_7() {
         let has = |version: Option<&str>, cluster| {
             let version = version.map(str::to_owned);
             ServerInfo { version, cluster, ..ServerInfo::default() }.has_shards()
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn evicting_takes_a_policy_and_a_limit() {
+    fn eviction_takes_a_policy_and_a_limit() {
         let evicts = |policy: &str, maxmemory: Option<u64>| {
             let maxmemory_policy = Some(policy.to_owned());
             ServerInfo { maxmemory_policy, maxmemory, ..ServerInfo::default() }.evicts()

@@ -50,11 +50,11 @@ impl ServerWatch {
         let new = ServerInfo::from_info(&texts.collect::<Vec<_>>().join("\r\n"));
         let info = &mut self.info;
         let mut changed = Vec::new();
-        update(&mut info.run_id, new.run_id, "run id", &mut changed);
-        update(&mut info.role, new.role, "role", &mut changed);
-        update(&mut info.replid, new.replid, "replication id", &mut changed);
-        update(&mut info.maxmemory_policy, new.maxmemory_policy, "maxmemory-policy", &mut changed);
-        update(&mut info.maxmemory, new.maxmemory, "maxmemory", &mut changed);
+        apply(&mut info.run_id, new.run_id, "run id", &mut changed);
+        apply(&mut info.role, new.role, "role", &mut changed);
+        apply(&mut info.replid, new.replid, "replication id", &mut changed);
+        apply(&mut info.maxmemory_policy, new.maxmemory_policy, "maxmemory-policy", &mut changed);
+        apply(&mut info.maxmemory, new.maxmemory, "maxmemory", &mut changed);
         let Some(now) = answers.last().and_then(time_of) else { return changed };
         let clock = Offset::between(now, sent, received);
         // The latest offset is kept, so that a slow drift is not a step.
@@ -69,14 +69,14 @@ impl ServerWatch {
     }
 }
 
-fn update<T: PartialEq>(
+fn apply<T: PartialEq>(
     known: &mut Option<T>,
-    told: Option<T>,
+    reported: Option<T>,
     what: &'static str,
     changed: &mut Vec<&'static str>,
 ) {
-    if told.is_some() && *known != told {
-        *known = told;
+    if reported.is_some() && *known != reported {
+        *known = reported;
         changed.push(what);
     }
 }
@@ -142,9 +142,9 @@ mod tests {
     fn only_a_step_of_more_than_a_second_is_a_change_of_clock() {
         let mut server = ServerWatch::new(ServerInfo::default());
         // The receipt of the answer, the time it took, and the offset of the server's clock.
-        let mut check = |heard: u64, took: u64, off: i64| {
-            let clock = (EPOCH + heard - took).saturating_add_signed(off);
-            !server.update(&[time(clock)], heard - took, heard).is_empty()
+        let mut check = |received: u64, took: u64, off: i64| {
+            let clock = (EPOCH + received - took).saturating_add_signed(off);
+            !server.update(&[time(clock)], received - took, received).is_empty()
         };
         assert!(!check(10_000_000, 100, 0), "the first check has nothing to compare with");
         assert!(!check(12_000_000, 100, 500_000));

@@ -1,4 +1,4 @@
-//! Which server, as whom, into which database.
+//! The address of a server, with credentials and a database.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::settings::Secret;
 
 const DEFAULT_PORT: u16 = 6379;
 
-/// Where a server is and how to log in to it. Neither `Display` nor `Debug` shows the password.
+/// A server's address, and the credentials and the database of connections to it. Neither `Display` nor `Debug` shows the password.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     address: Address,
@@ -24,90 +24,90 @@ pub struct Target {
 /// The address of one server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
-    /// A TCP port.
+    /// A TCP port of a host.
     Tcp {
-        /// A name or an address, an IPv6 one without brackets.
+        /// A name or an IP address; IPv6 without brackets.
         host: String,
-        /// The port.
+        /// The port number.
         port: u16,
-        /// Whether TLS is spoken on it.
+        /// Connects with TLS.
         tls: bool,
     },
-    /// A Unix socket.
+    /// The path of a Unix socket.
     Unix(PathBuf),
 }
 
-/// Why a text is no Redis URL. The text itself is not repeated, it may hold a password.
+/// A text that is not a valid Redis URL. The text itself is not repeated, since it may hold a password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// No URL at all.
+    /// Not a URL.
     #[error("expected a Redis URL such as redis://user:password@host:6379/0: {0}")]
     NoUrl(#[from] url::ParseError),
-    /// Another scheme.
+    /// An unsupported scheme.
     #[error(
         "scheme `{0}` is not known; expected redis://, rediss://, unix:// or redis+unix://, and, where they are served, for a cluster redis+cluster:// or rediss+cluster://, by sentinels redis+sentinel:// or rediss+sentinel://"
     )]
     Scheme(String),
-    /// A cluster or sentinels, where one server is to be named.
+    /// A cluster or sentinels where a single server is required.
     #[error(
         "`{0}://` is not served here: name one server by its own address, with redis://, rediss:// or unix://"
     )]
     Several(String),
-    /// No host, or none that can be read.
+    /// A missing or invalid host.
     #[error("the URL names no host; expected such as redis://host:6379")]
     Host,
     /// A Unix URL without a path.
     #[error("the URL names no socket; expected such as unix:///run/redis/redis.sock")]
     NoSocketPath,
-    /// A database that is no number.
+    /// A database that is not a number.
     #[error("database `{0}` is no number; expected such as redis://host:6379/0")]
     Db(String),
-    /// An option behind the `?`.
+    /// An unknown option after the `?`.
     #[error("option `{0}` is not known; `db` is the only one")]
     Option(String),
-    /// Something behind a `#`.
+    /// A fragment: a `#` and what follows it.
     #[error("there is a `#` in the URL; in a password write it as %23")]
     Fragment,
-    /// A user or password that is no UTF-8 when decoded.
+    /// A user or password that is not UTF-8 when percent-decoded.
     #[error("user or password is no UTF-8 text when percent-decoded")]
     Encoding,
-    /// A user without a password cannot log in.
+    /// A user without a password, who could not log in.
     #[error("there is a user without a password; add one, in the URL or by a password file")]
     NoPassword,
-    /// A cluster has no other database than 0.
+    /// A database other than 0 in a cluster.
     #[error("a cluster has database 0 only")]
     ClusterDb,
-    /// Sentinels, and nothing that says which master is meant.
+    /// Sentinels without the name of a master.
     #[error("the URL names no master; expected such as redis+sentinel://host:26379/mymaster")]
     MasterName,
-    /// An option behind the `?` of a URL of sentinels.
+    /// An unknown option after the `?` of a URL of sentinels.
     #[error("option `{0}` is not known; expected sentinel_username or sentinel_password")]
     SentinelOption(String),
-    /// A CA file without TLS would give a false sense of safety.
+    /// A CA file without TLS, which would protect nothing.
     #[error("a CA file is of use with rediss:// only, and this URL is without TLS")]
     CaWithoutTls,
 }
 
 impl Target {
-    /// The same server with another database.
+    /// Returns the same server with another database.
     #[must_use]
     pub fn with_db(&self, db: u32) -> Self {
         Self { db, ..self.clone() }
     }
 
-    /// With this password, instead of any in the URL.
+    /// Sets the password, in place of the URL's.
     #[must_use]
     pub fn with_password(self, password: Secret) -> Self {
         Self { password: Some(password), ..self }
     }
 
-    /// Trusts the certificates in this PEM file instead of the system's, for `rediss://`.
+    /// Trusts the certificates in this PEM file instead of those of the system. For `rediss://` only.
     #[must_use]
     pub fn with_ca_file(self, ca_file: PathBuf) -> Self {
         Self { ca_file: Some(ca_file), ..self }
     }
 
-    /// Checks what only the finished target can show.
+    /// Checks the parts against one another, once all are set.
     ///
     /// # Errors
     ///
@@ -122,25 +122,25 @@ impl Target {
         Ok(self)
     }
 
-    /// The database's number.
+    /// Returns the number of the database.
     #[must_use]
     pub fn db(&self) -> u32 {
         self.db
     }
 
-    /// Where the server is.
+    /// Returns the server's address.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Another server, with the same login.
+    /// Returns another server, with the same credentials.
     #[must_use]
     pub fn at(&self, address: Address) -> Self {
         Self { address, ..self.clone() }
     }
 
-    /// Whether the connection is encrypted.
+    /// Returns `true` if connections are encrypted.
     #[must_use]
     pub fn uses_tls(&self) -> bool {
         matches!(self.address, Address::Tcp { tls: true, .. })

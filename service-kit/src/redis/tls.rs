@@ -1,4 +1,4 @@
-//! TLS towards Redis, by rustls with ring.
+//! TLS of connections to Redis, with rustls and ring.
 
 use std::io;
 use std::path::Path;
@@ -12,15 +12,15 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Makes ring the process's provider of cryptography, unless there is one. A program's first act:
-/// libraries that speak TLS on their own account panic when they find none.
+/// Makes ring the process's cryptography provider, unless one is installed. Programs call this first: libraries that use
+/// TLS by themselves panic without one.
 pub fn install_crypto_provider() {
     if ring::default_provider().install_default().is_err() {
-        tracing::debug!("there is a provider of cryptography already, which serves as well");
+        tracing::debug!("keeping the installed cryptography provider");
     }
 }
 
-/// Speaks TLS on `stream`, and trusts the server only as `host`.
+/// Performs the TLS handshake on `stream`. The server's certificate must be valid for `host`.
 pub(crate) async fn handshake(
     stream: TcpStream,
     host: &str,
@@ -28,19 +28,18 @@ pub(crate) async fn handshake(
 ) -> io::Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|_| invalid(format!("`{host}` cannot be the name in a certificate")))?;
-    // Made anew for each connection, so that renewed certificates are taken up; reading them
-    // blocks.
+    // Built for each connection, so that renewed certificates are picked up. Reading them blocks.
     let ca_file = ca_file.map(Path::to_owned);
     let config = tokio::task::spawn_blocking(move || client_config(ca_file.as_deref()));
     let config = config.await.map_err(io::Error::other)??;
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 
-/// How a client trusts servers: those that an authority in the file has signed, or one of the system's.
+/// Returns the configuration of a client that trusts the authorities in the file, or else those of the system.
 ///
 /// # Errors
 ///
-/// When there is none, or the file cannot be read.
+/// A file that cannot be read, or no authority at all.
 pub(crate) fn client_config(ca_file: Option<&Path>) -> io::Result<ClientConfig> {
     let roots = match ca_file {
         Some(path) => roots_of_file(path)?,
@@ -68,8 +67,8 @@ fn roots_of_file(path: &Path) -> io::Result<RootCertStore> {
     Ok(roots)
 }
 
-/// The system's, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`. Single unreadable ones are usual
-/// and left out; none at all is an error.
+/// Returns the system's root certificates, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`. Unreadable certificates are
+/// common and skipped; no certificate at all is an error.
 fn system_roots() -> io::Result<RootCertStore> {
     let loaded = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();

@@ -1,4 +1,4 @@
-//! The replies of RESP2, as far as greetings and pub/sub need them, within limits.
+//! RESP2 replies, as far as handshakes and pub/sub need them, within limits.
 
 use std::{fmt, io};
 
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::dial::ByteStream;
 use super::error::ServerError;
 
-/// The longest text or message taken from a server: far above any that is meant for us.
+/// The longest bulk string accepted from a server, in bytes: far above any expected one.
 const MAX_BULK: usize = 8 * 1024 * 1024;
 const MAX_LINE: usize = 64 * 1024;
 const MAX_ARRAY: usize = 64 * 1024;
@@ -25,11 +25,11 @@ pub(crate) enum Frame {
     Array(Vec<Self>),
 }
 
-/// Takes the first reply out of `buffer`, if all of it is there.
+/// Removes the first reply from `buffer` and returns it, or `None` while it is incomplete.
 ///
 /// # Errors
 ///
-/// When this is not RESP2, or beyond the limits: nothing that follows can be understood.
+/// Bytes that are not RESP2, or beyond the limits: the rest of the stream cannot be decoded.
 pub(crate) fn decode(buffer: &mut BytesMut) -> Result<Option<Frame>, String> {
     let mut cursor = Cursor { bytes: buffer, at: 0 };
     match cursor.frame(0) {
@@ -108,7 +108,7 @@ impl Cursor<'_> {
         text.parse().or_else(|_| Short::garbage(format!("the server sent {text:?} for a number")))
     }
 
-    /// `None` where the server says that there is nothing.
+    /// Decodes a length; `None` for null.
     fn length(&mut self, most: usize) -> Result<Option<usize>, Short> {
         match self.number()? {
             -1 => Ok(None),
@@ -133,10 +133,10 @@ impl Cursor<'_> {
     }
 }
 
-/// How much is read at once.
+/// The size of one read, in bytes.
 const CHUNK: usize = 64 * 1024;
 
-/// A connection that is spoken to reply by reply.
+/// A connection that is read reply by reply.
 pub(crate) struct Wire {
     stream: Box<dyn ByteStream>,
     received: BytesMut,

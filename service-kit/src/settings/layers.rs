@@ -1,8 +1,8 @@
-//! From arguments, environment and file to one set of matches.
+//! Merges arguments, environment and file into one set of matches.
 //!
-//! Values of the lower layers are handed to clap as if they were flags, for those settings that no
-//! flag gives; so one parser judges them all. Each is tried alone first, which lets a mistake name
-//! the variable or the key, and lets all mistakes be told together.
+//! Values of the lower layers are passed to clap as flags, for settings without a flag, so that one
+//! parser validates them all. Each value is first parsed separately: a mistake can then name the
+//! variable or the key, and all mistakes are reported together.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -17,7 +17,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::{Origin, Program, Stop, mask_url_passwords, one_line, settings_of};
 
-/// All layers as one.
+/// The merged layers.
 pub(super) struct Resolved {
     pub(super) matches: ArgMatches,
     pub(super) origins: BTreeMap<String, Origin>,
@@ -79,7 +79,7 @@ fn read(path: &Path) -> Result<toml::Table, String> {
         let line = error.span().map_or(1, |span| {
             1 + text.bytes().take(span.start).filter(|&byte| byte == b'\n').count()
         });
-        // Not the error's own text: that quotes the line, which may hold a password.
+        // The error's own text quotes the line, which may hold a password.
         format!("{} line {line}: {}", path.display(), error.message())
     })
 }
@@ -92,7 +92,7 @@ struct Layers<'a> {
     mistakes: Vec<String>,
 }
 
-/// One setting that a lower layer gives.
+/// A setting of a lower layer.
 struct Given {
     field: String,
     origin: Origin,
@@ -132,13 +132,12 @@ impl Layers<'_> {
         let prefix = format!("{}_", self.program.env_prefix);
         for name in env.names_with(&prefix) {
             if !known.contains(name) && !is_service_link(name) {
-                self.mistakes
-                    .push(format!("environment variable {name}: there is no such setting"));
+                self.mistakes.push(format!("environment variable {name}: unknown setting"));
             }
         }
     }
 
-    /// Takes what the file gives and returns the tables in it.
+    /// Applies the file's keys and returns its tables.
     fn take_file(&mut self, path: &Path, content: toml::Table) -> toml::Table {
         let mut tables = toml::Table::new();
         for (key, value) in content {
@@ -160,8 +159,8 @@ impl Layers<'_> {
         tables
     }
 
-    /// Checks the values, also where a higher layer overrides them: a mistake that waits in a file
-    /// until somebody drops a flag helps nobody.
+    /// Validates the values, even if a higher layer overrides them: a mistake in a file must not stay hidden until a flag
+    /// is removed.
     fn take(&mut self, arg: &Arg, origin: Origin, values: &[String]) {
         let field = arg.get_id().as_str();
         let long = arg.get_long().unwrap_or(field);
@@ -194,10 +193,10 @@ impl Layers<'_> {
             settings_of(self.command).map(|arg| arg.get_id().as_str()).collect();
         known.extend(self.program.tables);
         if known.contains(&snake.as_str()) {
-            return format!("there is no such setting; write `{snake}`");
+            return format!("unknown setting; write `{snake}`");
         }
         known.sort_unstable();
-        format!("there is no such setting; there are {}", known.join(", "))
+        format!("unknown setting; the settings are {}", known.join(", "))
     }
 }
 
@@ -213,7 +212,7 @@ fn env_values(arg: &Arg, value: &OsStr) -> Result<Vec<String>, String> {
     let value = value.to_str().ok_or("the value is no UTF-8 text")?;
     if is_switch(arg) {
         let parsed = BoolishValueParser::new().parse_ref(&Command::new(""), None, value.as_ref());
-        let on = parsed.map_err(|_| format!("`{value}` is neither true nor false"))?;
+        let on = parsed.map_err(|_| format!("invalid value `{value}`: expected true or false"))?;
         Ok(vec![on.to_string()])
     } else if is_list(arg) {
         Ok(value.split_whitespace().map(str::to_owned).collect())
@@ -248,7 +247,7 @@ fn article(value: &toml::Value) -> &'static str {
     if matches!(value, toml::Value::Array(_)) { "an" } else { "a" }
 }
 
-/// Lets clap judge one value alone.
+/// Validates one value with clap.
 fn check(arg: &Arg, argument: &str, value: &str) -> Result<(), String> {
     let alone = Command::new("").no_binary_name(true).disable_help_flag(true);
     let arg = arg.clone().required(false);
@@ -261,10 +260,10 @@ fn check(arg: &Arg, argument: &str, value: &str) -> Result<(), String> {
         Some(source) => source.to_string(),
         None => one_line(error.render().to_string().trim_start_matches("error: ")),
     };
-    Err(format!("`{}` is no good: {}", mask_url_passwords(value), mask_url_passwords(&what)))
+    Err(format!("invalid value `{}`: {}", mask_url_passwords(value), mask_url_passwords(&what)))
 }
 
-/// What an orchestrator sets by itself for a service that has the program's name.
+/// Returns `true` for a variable that an orchestrator sets for a service with the program's name.
 fn is_service_link(name: &str) -> bool {
     name.contains("_SERVICE_HOST") || name.contains("_SERVICE_PORT") || {
         let mut parts = name.split('_').skip_while(|part| *part != "PORT");
@@ -272,7 +271,7 @@ fn is_service_link(name: &str) -> bool {
     }
 }
 
-/// The environment. A name that is no UTF-8 cannot be ours; an empty value counts as absent.
+/// The environment. Names that are not UTF-8 are ignored; an empty value counts as absent.
 struct Env(BTreeMap<String, OsString>);
 
 impl Env {

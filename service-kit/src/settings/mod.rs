@@ -1,12 +1,12 @@
 //! Settings in layers: a flag beats the environment, which beats the TOML file of `--config`,
 //! which beats the default.
 //!
-//! A program describes its settings once, as a [`clap::Parser`] struct; its value parsers and
-//! defaults serve all layers. The field `max_groups` is the flag `--max-groups`, the variable
+//! A program describes its settings once, as a [`clap::Parser`] struct, whose value parsers and
+//! defaults apply to all layers. The field `max_groups` is the flag `--max-groups`, the variable
 //! `<PREFIX>_MAX_GROUPS` and the key `max_groups`. A repeatable flag (`Vec`) is a list in the file
 //! and a whitespace-separated list in the environment; a switch (`bool`) is `true` or `false`.
-//! An empty variable counts as absent. Fields must not be `required`: let [`load`]'s `build` say
-//! what is missing, so that all mistakes are told at once.
+//! An empty variable counts as absent. Fields must not be `required`: the `build` of
+//! [`load`] reports missing ones, so that all mistakes are reported together.
 
 mod layers;
 mod print;
@@ -24,29 +24,29 @@ use serde::de::DeserializeOwned;
 
 pub use value::{HumanDuration, Secret, mask_url_passwords};
 
-/// The exit status for settings that cannot be used (`EX_USAGE` of sysexits.h).
+/// The exit status for invalid settings (`EX_USAGE` of sysexits.h).
 pub const EXIT_USAGE: u8 = 64;
 
-/// What [`load`] must know of a program beside its settings.
+/// The parts of a program's settings that are not in its [`clap::Parser`] struct.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
-    /// What its environment variables begin with, without the `_`: `LOCKSCOPE_AGENT`.
+    /// The prefix of its environment variables without the `_`: `LOCKSCOPE_AGENT`.
     pub env_prefix: &'static str,
-    /// Common variables that stand in where the program's own is not set, as (field, variable):
-    /// `("redis_url", "REDIS_URL")`. They beat the file.
+    /// Common variables that are used when the program's own is not set, as (field, variable):
+    /// `("redis_url", "REDIS_URL")`. They override the file.
     pub env_fallbacks: &'static [(&'static str, &'static str)],
-    /// Arrays of tables that the file may have, read by [`Raw::tables`]: `["redis", "lock"]`.
+    /// The arrays of tables that the file may have, read by [`Raw::tables`]: `["redis", "lock"]`.
     pub tables: &'static [&'static str],
 }
 
-/// Reads the settings of this process. `build` turns them into what the program works with and
-/// checks what a single value cannot know; it answers with all the mistakes it finds
-/// ([`Raw::mistake`] words one).
+/// Reads the settings of this process. `build` turns them into the program's configuration and
+/// validates combinations of values. It returns all mistakes that it finds, each made by
+/// [`Raw::mistake`].
 ///
 /// # Errors
 ///
-/// Whenever the program must not go on: bad settings, but also `--help`, `--version`,
-/// `--check-config` and `--print-config`. [`Stop::report`] says so and has the exit status.
+/// [`Stop`] if the program must end: for invalid settings, but also for `--help`, `--version`,
+/// `--check-config` and `--print-config`.
 pub fn load<T, C>(
     program: &Program,
     build: impl FnOnce(Raw<T>) -> Result<C, Vec<String>>,
@@ -57,11 +57,11 @@ where
     load_from(program, std::env::args_os(), std::env::vars_os(), build)
 }
 
-/// As [`load`], with the arguments (the program's name first) and the environment given.
+/// Reads the settings from these arguments (the program's name first) and this environment, as [`load`] does.
 ///
 /// # Errors
 ///
-/// As [`load`].
+/// Those of [`load`].
 pub fn load_from<T, C>(
     program: &Program,
     args: impl IntoIterator<Item = OsString>,
@@ -93,7 +93,7 @@ where
     Ok(built)
 }
 
-/// The settings as they were given, each valid by itself.
+/// The settings of all layers, each value valid by itself.
 #[derive(Debug)]
 pub struct Raw<T> {
     /// The program's settings, from all layers.
@@ -104,12 +104,12 @@ pub struct Raw<T> {
 }
 
 impl<T> Raw<T> {
-    /// The file's array of tables `name`, which must be in [`Program::tables`]; empty where the
+    /// Returns the file's array of tables `name`, which must be in [`Program::tables`]; empty if the
     /// file has none.
     ///
     /// # Errors
     ///
-    /// All mistakes in it, each naming the file, the table and the key.
+    /// All mistakes in the tables, each with the file, the table and the key.
     pub fn tables<R: DeserializeOwned>(&self, name: &str) -> Result<Vec<R>, Vec<String>> {
         let Some(value) = self.tables.get(name) else { return Ok(Vec::new()) };
         let place = self.file.as_deref().unwrap_or_else(|| Path::new("the settings")).display();
@@ -131,7 +131,7 @@ impl<T> Raw<T> {
         if mistakes.is_empty() { Ok(read) } else { Err(mistakes) }
     }
 
-    /// Words a mistake in `field`: where its value was given, then `what` is wrong with it.
+    /// Returns the text of a mistake in `field`: the origin of its value, then `what`.
     #[must_use]
     pub fn mistake(&self, field: &str, what: impl fmt::Display) -> String {
         match self.origins.get(field) {
@@ -141,7 +141,7 @@ impl<T> Raw<T> {
     }
 }
 
-/// Where a value was given.
+/// The origin of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
     Flag(String),
@@ -159,7 +159,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Why a program ends before it began: what to print, and whether that is a failure.
+/// A reason for the program to end at once: the text to print, and the exit status.
 #[derive(Debug)]
 pub struct Stop {
     text: String,
@@ -167,8 +167,8 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Prints it, results to stdout and mistakes to stderr, and gives the exit status: 0 for
-    /// `--help` and its like, [`EXIT_USAGE`] for mistakes.
+    /// Prints results to stdout and mistakes to stderr, and returns the exit status: 0 for results
+    /// such as `--help`, [`EXIT_USAGE`] for mistakes.
     #[must_use]
     #[expect(clippy::print_stdout, clippy::print_stderr, reason = "this is a program's last word")]
     pub fn report(&self) -> ExitCode {
@@ -181,13 +181,13 @@ impl Stop {
         }
     }
 
-    /// What [`report`](Self::report) prints.
+    /// Returns the text that [`report`](Self::report) prints.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether settings were wrong.
+    /// Returns `true` for invalid settings.
     #[must_use]
     pub fn failed(&self) -> bool {
         self.failed
@@ -238,7 +238,7 @@ fn with_own_flags(command: Command, program: &Program) -> Command {
         ))
 }
 
-/// The fields that are settings, not orders to [`load`] itself.
+/// Returns the arguments that are settings, without the flags of [`load`] itself.
 fn settings_of(command: &Command) -> impl Iterator<Item = &Arg> {
     const ORDERS: [&str; 5] = ["config", "check_config", "print_config", "help", "version"];
     command
@@ -254,7 +254,7 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Whether the matches hold [`Secret`]s under this field.
+/// Returns `true` if the field's values are [`Secret`]s.
 fn is_secret(matches: &ArgMatches, field: &str) -> bool {
     matches!(matches.try_get_many::<Secret>(field), Ok(Some(_)))
 }

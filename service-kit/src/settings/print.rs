@@ -1,11 +1,11 @@
-//! The settings in force, as a file that gives them.
+//! `--print-config`: the effective settings as a configuration file.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::layers::Resolved;
 use super::{is_secret, mask_url_passwords, settings_of};
 
-/// Valid TOML, each line with where its value comes from; secrets are masked.
+/// Returns valid TOML. A comment on each line names the origin of the value; secrets are masked.
 pub(super) fn effective(command: &Command, resolved: &Resolved) -> String {
     let mut text = String::new();
     for arg in settings_of(command) {
@@ -46,7 +46,7 @@ fn value_of(arg: &Arg, matches: &ArgMatches) -> Option<toml::Value> {
     values.pop()
 }
 
-/// A number where that is written the same, else a text.
+/// Returns a number if it is displayed the same, otherwise a string.
 fn scalar(text: &str) -> toml::Value {
     match text.parse::<i64>() {
         Ok(number) if number.to_string() == text => toml::Value::Integer(number),

@@ -139,7 +139,7 @@ fn the_file_may_be_named_by_the_environment_and_empty_variables_are_absent() {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once_each_with_its_place() {
+fn all_mistakes_are_reported_together_each_with_its_origin() {
     let mistakes = Start::default()
         .file("lease = 30\nmax_groups = 70000\ninsecure = \"yes\"\nmax-groups = 3\nrow = 1\ncolour = \"red\"\nredis_url = [\"a\"]")
         .env("THING_MAX_GROUPS", "many")
@@ -147,15 +147,15 @@ fn all_mistakes_are_told_at_once_each_with_its_place() {
         .env("THING_INSECURE", "perhaps")
         .mistakes();
     for expected in [
-        "thing.toml: key `lease`: `30` is no good: expected a duration with its unit",
-        "thing.toml: key `max_groups`: `70000` is no good: 70000 is not in 0..=65535",
+        "thing.toml: key `lease`: invalid value `30`: expected a duration with its unit",
+        "thing.toml: key `max_groups`: invalid value `70000`: 70000 is not in 0..=65535",
         "thing.toml: key `insecure`: expected true or false",
-        "thing.toml: key `max-groups`: there is no such setting; write `max_groups`",
-        "thing.toml: key `colour`: there is no such setting; there are group, insecure, lease,",
+        "thing.toml: key `max-groups`: unknown setting; write `max_groups`",
+        "thing.toml: key `colour`: unknown setting; the settings are group, insecure, lease,",
         "thing.toml: key `redis_url`: expected one value, not a list",
-        "environment variable THING_MAX_GROUPS: `many` is no good: expected a whole number",
-        "environment variable THING_COLOUR: there is no such setting",
-        "environment variable THING_INSECURE: `perhaps` is neither true nor false",
+        "environment variable THING_MAX_GROUPS: invalid value `many`: expected a whole number",
+        "environment variable THING_COLOUR: unknown setting",
+        "environment variable THING_INSECURE: invalid value `perhaps`: expected true or false",
     ] {
         assert!(mistakes.contains(expected), "no {expected:?} in\n{mistakes}");
     }
@@ -163,13 +163,13 @@ fn all_mistakes_are_told_at_once_each_with_its_place() {
 }
 
 #[test]
-fn a_mistake_in_a_layer_is_told_though_a_higher_one_overrides_it() {
+fn a_mistake_in_a_layer_is_reported_even_if_a_higher_layer_overrides_it() {
     let start = Start::default().file("lease = \"soon\"").args(&["--lease", "3s"]);
     assert!(start.mistakes().contains("key `lease`"));
 }
 
 #[test]
-fn what_an_orchestrator_adds_to_the_environment_is_no_mistake() {
+fn variables_added_by_an_orchestrator_are_accepted() {
     let start = Start::default()
         .env("THING_PORT", "tcp://10.0.0.1:80")
         .env("THING_PORT_80_TCP_ADDR", "10.0.0.1")
@@ -180,7 +180,7 @@ fn what_an_orchestrator_adds_to_the_environment_is_no_mistake() {
 }
 
 #[test]
-fn files_that_cannot_be_read_are_named() {
+fn unreadable_files_are_named() {
     let mistakes = Start::default().args(&["--config", "/nowhere/thing.toml"]).mistakes();
     assert!(mistakes.contains("cannot read /nowhere/thing.toml"), "{mistakes}");
     let mistakes = Start::default().file("\npassword = \"hunter2").mistakes();
@@ -189,7 +189,7 @@ fn files_that_cannot_be_read_are_named() {
 }
 
 #[test]
-fn tables_are_read_with_their_own_mistakes() {
+fn mistakes_in_tables_name_the_table() {
     let raw = Start::default()
         .file("[[row]]\nname = \"a\"\nafter = \"5m\"\n[[row]]\nname = \"b\"")
         .load()
@@ -217,7 +217,7 @@ fn tables_are_read_with_their_own_mistakes() {
 }
 
 #[test]
-fn what_the_program_finds_wrong_names_the_place_too() {
+fn mistakes_found_by_the_program_name_the_origin() {
     let start = Start::default()
         .file("lease = \"1ms\"")
         .env("THING_MAX_GROUPS", "0")
@@ -236,7 +236,7 @@ fn what_the_program_finds_wrong_names_the_place_too() {
 }
 
 #[test]
-fn orders_stop_the_program_without_failure_and_only_if_all_is_well() {
+fn help_and_checks_end_the_program_successfully_only_with_valid_settings() {
     for order in ["--help", "--version", "--check-config", "--print-config"] {
         let stop = Start::default().args(&[order]).load().unwrap_err();
         assert!(!stop.failed(), "{order}: {}", stop.text());
@@ -250,7 +250,7 @@ fn orders_stop_the_program_without_failure_and_only_if_all_is_well() {
 }
 
 #[test]
-fn the_printed_settings_are_a_file_that_gives_them_with_secrets_masked() {
+fn printed_settings_are_a_valid_file_with_secrets_masked() {
     let start = Start::default()
         .file("group = [\"a=\\\"b\\\"\", \"7\"]\nmax_groups = 3\n[[row]]\nname = \"x\"\nurl = \"redis://u:hunter2@h\"\ntoken = \"hunter2\"")
         .env("REDIS_URL", "redis://u:hunter2@host/1")
@@ -274,7 +274,7 @@ fn the_printed_settings_are_a_file_that_gives_them_with_secrets_masked() {
 }
 
 #[test]
-fn a_refused_flag_shows_no_password() {
+fn the_error_for_an_invalid_flag_shows_no_password() {
     let stop = Start::default().args(&["--lease", "redis://u:hunter2@h"]).load().unwrap_err();
     assert!(stop.failed() && !stop.text().contains("hunter2"), "{}", stop.text());
 }

@@ -1,4 +1,4 @@
-//! Values that settings have in common.
+//! Types of values shared by the programs' settings: durations and secrets.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// What is shown instead of a secret.
+/// The text shown in place of a secret.
 const MASK: &str = "***";
 
-/// A duration as people write it: `500ms`, `3s`, `5m`, `1h 30m`.
+/// A duration with units, as people write it: `500ms`, `3s`, `5m`, `1h 30m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HumanDuration(pub Duration);
 
@@ -49,22 +49,22 @@ impl Serialize for HumanDuration {
     }
 }
 
-/// A text that no log, page or error may show; only [`expose`](Self::expose) gives it out.
+/// A text that no log, page or error may show. Only [`expose`](Self::expose) returns it.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Hides `text`.
+    /// Creates a secret from `text`.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// Reads a secret from a file; one line end at its end is not part of it.
+    /// Reads a secret from a file, without a final line break.
     ///
     /// # Errors
     ///
-    /// When the file cannot be read, is no UTF-8, or has nothing in it; the text names the file.
+    /// A file that cannot be read, is not UTF-8, or is empty. The text names the file.
     pub fn from_file(path: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
@@ -76,7 +76,7 @@ impl Secret {
         Ok(Self::new(line))
     }
 
-    /// The text itself, for the one place that needs it.
+    /// Returns the text itself, for its one user.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -109,15 +109,14 @@ impl Serialize for Secret {
     }
 }
 
-/// `text` with the password of each `scheme://user:password@host` in it replaced. A password may
-/// hold any unescaped character but white space, so all up to the word's last `@` is masked, and all behind
-/// `sentinel_password=`.
+/// Masks the password of each `scheme://user:password@host` in `text`. A password may contain any unescaped character
+/// except white space, so everything up to the word's last `@` is masked, and everything after `sentinel_password=`.
 #[must_use]
 pub fn mask_url_passwords(text: &str) -> String {
     text.split_inclusive(char::is_whitespace).map(mask_word).collect()
 }
 
-/// By this key the password of sentinels stands in a URL, whose login is that of the server.
+/// The key of the sentinels' password in a URL. The URL's own password is that of the server.
 const OF_SENTINELS: &str = "sentinel_password=";
 
 fn mask_word(word: &str) -> String {
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_shows_itself_to_nobody() {
+    fn a_secret_is_never_displayed() {
         let secret = Secret::new("hunter2");
         let shown = format!("{secret} {secret:?} {}", toml::Value::try_from(&secret).unwrap());
         assert!(!shown.contains("hunter2"), "{shown}");
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_file_may_end_its_line() {
+    fn a_secret_file_may_end_with_a_line_break() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("password");
         for (content, expected) in [("a b\n", "a b"), ("a b\r\n", "a b"), ("a b", "a b")] {
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn url_passwords_are_masked_wherever_they_stand() {
+    fn url_passwords_are_masked_anywhere_in_a_text() {
         for (text, masked) in [
             ("redis://u:p@h:1/2", "redis://u:***@h:1/2"),
             ("a=redis://:p@h b=rediss://x:y/z@q@h", "a=redis://:***@h b=rediss://x:***@h"),

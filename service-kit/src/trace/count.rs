@@ -1,4 +1,4 @@
-//! A bound on spans that wait to be sent, and a count of what became of all of them.
+//! A bound on queued spans, and counts of all spans by outcome.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{BatchSpanProcessor, Span, SpanData, SpanExporter, SpanProcessor};
 use tokio::runtime::Handle;
 
-/// What became of this process' spans.
+/// Counts of this process' spans by outcome.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    /// Taken by who receives them.
+    /// Accepted by the receiver.
     pub(crate) exported: AtomicU64,
-    /// Sent, but refused, or not answered in time.
+    /// Sent, but rejected or not acknowledged in time.
     pub(crate) failed: AtomicU64,
-    /// Not sent: too many waited.
+    /// Not sent, since the queue was full.
     pub(crate) dropped: AtomicU64,
 }
 
-/// Traces are the process', as its logs are, so their counts are too.
+/// The counts of the process. Traces, like logs, are process-wide.
 pub(crate) static COUNTS: Counts =
     Counts { exported: AtomicU64::new(0), failed: AtomicU64::new(0), dropped: AtomicU64::new(0) };
 
-/// Lets so many spans wait for the thread behind it, and drops what comes beyond. That thread's own queue drops without
-/// telling; having as much room, it never has to.
+/// Bounds the number of queued spans, and counts those that it drops. The processor's own queue would drop silently; it
+/// has the same bound, so it never overflows.
 #[derive(Debug)]
 pub(super) struct Gate {
     next: BatchSpanProcessor,
@@ -68,7 +68,7 @@ impl SpanProcessor for Gate {
     }
 }
 
-/// Sends on the runtime that the exporter's connections live on, within a bounded time, and counts how that ended.
+/// Exports on the runtime of the exporter's connections, within a time limit, and counts the outcomes.
 #[derive(Debug)]
 pub(super) struct Counted<E> {
     next: Arc<E>,
@@ -90,7 +90,7 @@ impl<E> Counted<E> {
 
     fn ended(&self, count: usize, result: &OTelSdkResult) {
         let count = u64::try_from(count).unwrap_or(u64::MAX);
-        // Told when it changes: a receiver that is gone for a day is no reason for a day of lines.
+        // Logged on changes only: a receiver that is down for a day must not fill the log.
         match result {
             Ok(()) => {
                 COUNTS.exported.fetch_add(count, Ordering::Relaxed);
@@ -114,7 +114,7 @@ impl<E: SpanExporter + 'static> SpanExporter for Counted<E> {
         self.waiting.fetch_sub(count, Ordering::AcqRel);
         let (next, patience) = (Arc::clone(&self.next), self.patience);
         let sent = self.runtime.spawn(async move {
-            // Beyond the exporter's own time-out, which begins when it is connected.
+            // Longer than the exporter's own timeout, which starts once it is connected.
             match tokio::time::timeout(patience, next.export(batch)).await {
                 Ok(result) => result,
                 Err(_) => Err(OTelSdkError::Timeout(patience)),
@@ -126,7 +126,7 @@ impl<E: SpanExporter + 'static> SpanExporter for Counted<E> {
                     self.ended(count, &result);
                     result
                 }
-                // The runtime has ended under it, and the program is about to.
+                // The runtime has stopped, since the program is ending.
                 Err(end) => Err(OTelSdkError::InternalFailure(end.to_string())),
             }
         }

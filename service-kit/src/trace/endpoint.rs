@@ -1,4 +1,4 @@
-//! Where spans are sent and how, by the standard variables.
+//! The receiver of spans, configured by the standard `OTEL_*` variables.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,10 +12,11 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig, WithTon
 use super::sampling::Sampling;
 use crate::redis;
 
-/// How long a batch may take, as the standard has it.
+/// The standard's default limit for sending a batch.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A variable for traces, or the one for all signals in its place; an empty one counts as absent.
+/// Returns the name and the value of the variable for traces, or else of the one for all signals. Empty variables count
+/// as absent.
 fn otlp(env: &impl Fn(&str) -> Option<String>, name: &str) -> Option<(String, String)> {
     [format!("OTEL_EXPORTER_OTLP_TRACES_{name}"), format!("OTEL_EXPORTER_OTLP_{name}")]
         .into_iter()
@@ -31,23 +32,23 @@ enum Protocol {
     Http,
 }
 
-/// What the variables say.
+/// The configured receiver.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
     url: String,
     protocol: Protocol,
     timeout: Duration,
-    /// Who signs the receiver's certificate, where that is not one of the system's.
+    /// The PEM file of the authorities that signed the receiver's certificate; `None` for those of the system.
     authorities: Option<PathBuf>,
     sampling: Sampling,
 }
 
 impl Endpoint {
-    /// What they say; none where they want no traces.
+    /// Reads the variables. Returns `None` if they disable traces or name no endpoint.
     ///
     /// # Errors
     ///
-    /// Names the variable whose value cannot be used, and what was expected.
+    /// A sentence with the variable, its invalid value, and the expected one.
     pub(super) fn from_env(env: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, String> {
         let says = |name: &str, value: &str| {
             env(name).is_some_and(|given| given.eq_ignore_ascii_case(value))
@@ -59,7 +60,7 @@ impl Endpoint {
         let known = url::Url::parse(&url)
             .is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
         if !known {
-            return Err(format!("{variable}: `{url}` is no URL such as http://collector:4318"));
+            return Err(format!("{variable}: `{url}` is not a URL such as http://collector:4318"));
         }
         let protocol = match otlp(&env, "PROTOCOL") {
             None => Protocol::Http,
@@ -82,17 +83,16 @@ impl Endpoint {
         Ok(Some(Self { url, protocol, timeout, authorities, sampling }))
     }
 
-    /// How long a batch may take, its connection included.
+    /// Returns the limit for sending a batch, connecting included.
     pub(super) fn patience(&self) -> Duration {
         self.timeout + self.timeout / 2
     }
 
-    /// Which traces are wanted.
     pub(super) fn sampling(&self) -> Sampling {
         self.sampling
     }
 
-    /// For a log line.
+    /// Returns the URL and the protocol for a log line.
     pub(super) fn shown(&self) -> (String, &'static str) {
         let protocol = match self.protocol {
             Protocol::Grpc => "grpc",
@@ -101,12 +101,12 @@ impl Endpoint {
         (crate::settings::mask_url_passwords(&self.url), protocol)
     }
 
-    /// Makes what sends; must be called on the runtime that is to send. Endpoint and headers it reads from the
-    /// variables itself, which say what is to be added to a URL.
+    /// Creates the exporter; must be called on the runtime that sends. The exporter reads endpoint and headers from the
+    /// variables itself, since the path to append depends on the variable.
     ///
     /// # Errors
     ///
-    /// What the exporter, or the file of authorities, has against it.
+    /// The error of the exporter or of the authorities' file.
     pub(super) fn exporter(&self) -> Result<SpanExporter, String> {
         let builder = SpanExporter::builder();
         let made = match self.protocol {
@@ -137,7 +137,7 @@ impl Endpoint {
     }
 
     fn http_client(&self) -> Result<Arc<dyn HttpClient>, String> {
-        // Roots are looked for only where they are needed: many a container has none.
+        // Root certificates are loaded only where they are needed: many containers have none.
         if !self.url.starts_with("https") {
             return Ok(Arc::new(HyperClient::with_default_connector(self.timeout, None)));
         }
@@ -172,7 +172,7 @@ mod tests {
     const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
 
     #[test]
-    fn without_an_endpoint_or_when_switched_off_there_are_none() {
+    fn without_an_endpoint_or_when_disabled_there_are_no_traces() {
         for variables in [
             &[][..],
             &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_authorities_that_cannot_be_read_is_named() {
+    fn an_unreadable_file_of_authorities_is_named() {
         for protocol in ["grpc", "http/protobuf"] {
             let endpoint = read(&[
                 ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4317"),

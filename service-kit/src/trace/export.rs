@@ -1,4 +1,4 @@
-//! The way of spans out of the process.
+//! The export of spans: queue, exporter, and their runtime.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -17,32 +17,32 @@ use super::count::{Counted, Gate};
 use super::endpoint::Endpoint;
 use super::sampling::Sampling;
 
-/// How many spans may wait to be sent, unless `OTEL_BSP_MAX_QUEUE_SIZE` says otherwise.
+/// The default of `OTEL_BSP_MAX_QUEUE_SIZE`: the number of spans that may be queued.
 const ROOM: usize = 2048;
 
-/// Who the spans are of.
+/// The program that the spans belong to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
     pub(crate) version: &'static str,
 }
 
-/// Spans being sent, until it is [finished](Self::finish).
+/// A running export, until it is [finished](Self::finish).
 #[derive(Debug)]
 pub(crate) struct Exporting {
     provider: SdkTracerProvider,
-    /// Connections live here, off the program's own threads.
+    /// The runtime of the exporter's connections, apart from the program's own threads.
     runtime: Runtime,
     sampling: Sampling,
     shown: (String, &'static str),
 }
 
 impl Exporting {
-    /// As the `OTEL_*` variables of this process want it; none where they name no endpoint.
+    /// Starts the export that the `OTEL_*` variables configure. Returns `None` if they name no endpoint.
     ///
     /// # Errors
     ///
-    /// Which variable cannot be used and why, or what cannot be had.
+    /// An invalid variable with the reason, or a failure to create the runtime or the exporter.
     pub(crate) fn from_env(program: Program) -> Result<Option<Self>, String> {
         let env = |name: &str| std::env::var(name).ok();
         let Some(endpoint) = Endpoint::from_env(env)? else { return Ok(None) };
@@ -69,7 +69,7 @@ impl Exporting {
         let batches = BatchSpanProcessor::builder(counted).with_batch_config(config).build();
         let sampling = endpoint.sampling();
         let provider = SdkTracerProvider::builder()
-            // Only what is wanted is made.
+            // Spans of traces that are not sampled are never created.
             .with_sampler(Sampler::AlwaysOn)
             .with_id_generator(sampling.ids())
             .with_resource(resource(program, env("OTEL_SERVICE_NAME")))
@@ -82,17 +82,17 @@ impl Exporting {
         self.provider.tracer("lockscope")
     }
 
-    /// From now on spans are made, those that are wanted.
+    /// Enables the creation of spans.
     pub(crate) fn begin(&self) {
         super::begin(self.sampling);
     }
 
-    /// Where they go, and by which protocol, for a log line.
+    /// Returns the URL and the protocol for a log line.
     pub(crate) fn shown(&self) -> (&str, &str) {
         (&self.shown.0, self.shown.1)
     }
 
-    /// Sends what waits, for `grace` at most.
+    /// Sends the queued spans, for `grace` at most.
     pub(crate) fn finish(self, grace: Duration) {
         if let Err(error) = self.provider.shutdown_with_timeout(grace) {
             tracing::warn!(%error, "the last spans were not sent");
@@ -101,7 +101,7 @@ impl Exporting {
     }
 }
 
-/// What every span is said to come from. The variables have the last word.
+/// Returns the resource of all spans. The variables override the program's own values.
 fn resource(program: Program, name: Option<String>) -> Resource {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let resource = Resource::builder_empty()

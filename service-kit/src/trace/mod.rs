@@ -1,9 +1,9 @@
-//! Traces: spans of [`TARGET`], sent by OTLP to where the standard `OTEL_*` variables say.
+//! Traces: spans of [`TARGET`], sent with OTLP to the endpoint of the standard `OTEL_*` variables.
 //!
-//! Without an endpoint nothing is set up: there is no layer beside that of the log, and what would be a span costs one look
-//! at a flag. With one, it is decided where a trace begins whether it is wanted ([`root`]); what is not wanted is not made, nor
-//! anything below it. Spans go through a bounded queue to a thread of their own. Whoever makes spans never waits for those that take them, and those that find no room are
-//! counted ([`crate::metrics::register_spans`]).
+//! Without an endpoint nothing is set up: the log has the only layer, and each possible span costs the check of a flag.
+//! With an endpoint, [`root`] samples each trace where it begins. Spans that are not sampled, and their children, are never
+//! created. A bounded queue passes spans to a thread of their own, so that code with spans never waits for the receiver.
+//! Spans that do not fit into the queue are dropped and counted ([`crate::metrics::register_spans`]).
 
 mod count;
 mod endpoint;
@@ -23,25 +23,25 @@ pub(crate) use export::{Exporting, Program};
 pub use parent::TraceParent;
 use sampling::Sampling;
 
-/// The target of every span that belongs into traces: what has it is no log line, and the other way round.
+/// The target of all spans of traces. Spans and events with it do not appear in the log, and all others not in traces.
 pub const TARGET: &str = "trace";
 
-/// Which spans go anywhere; none before it is set.
+/// The sampling of traces; unset while traces are off.
 static SAMPLING: OnceLock<Sampling> = OnceLock::new();
 
-/// Whether traces are sent: what is needed for spans only is not to be made otherwise.
+/// Returns `true` while traces are sent. Data that only spans need can be skipped otherwise.
 #[must_use]
 pub fn is_on() -> bool {
     SAMPLING.get().is_some()
 }
 
 fn begin(sampling: Sampling) {
-    // One program has one telemetry; a second one is refused before it comes here.
+    // A second telemetry is rejected before this is called.
     SAMPLING.set(sampling).ok();
 }
 
-/// The span that this process' part of a trace begins with, a child of what `parent` names if that is anything: made if
-/// the trace is wanted, and otherwise empty, at the cost of that decision. What is made of an empty span is empty.
+/// Returns the first span of this process' part of a trace, a child of `parent` unless that is empty. Returns a disabled
+/// span, without calling `make`, if the trace is not sampled. Children of a disabled span are disabled.
 #[must_use]
 pub fn root(parent: &TraceParent, make: impl FnOnce() -> Span) -> Span {
     match SAMPLING.get() {
@@ -50,24 +50,24 @@ pub fn root(parent: &TraceParent, make: impl FnOnce() -> Span) -> Span {
     }
 }
 
-/// Makes a new span a child of what `parent` names, if that is anything.
+/// Makes a new span a child of `parent`, unless that is empty.
 #[must_use]
 pub fn within(span: Span, parent: &TraceParent) -> Span {
     if let Some(parent) = parent.context().filter(|_| !span.is_disabled()) {
-        // It is refused to a span that has begun, which a new one has not, and to one that no trace wants.
+        // Setting it fails for a span that has started, which a new one has not, and for a disabled one.
         span.set_parent(Context::new().with_remote_span_context(parent.clone())).ok();
     }
     span
 }
 
-/// Says that a span has to do with another one, which is no parent of its.
+/// Links a span to a related one that is not its parent.
 pub fn link(span: &Span, to: &TraceParent) {
     if let Some(to) = to.context().filter(|_| !span.is_disabled()) {
         span.add_link(to.clone());
     }
 }
 
-/// Notes that something happened to a span now, with a figure about it.
+/// Adds an event with a number to a span.
 pub fn event(span: &Span, name: &'static str, key: &'static str, value: u64) {
     if !span.is_disabled() {
         let value = i64::try_from(value).unwrap_or(i64::MAX);
@@ -82,7 +82,7 @@ mod tests {
     const HEADER: &[u8] = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
     #[test]
-    fn without_traces_there_are_no_places() {
+    fn without_traces_spans_have_no_context() {
         let span = within(tracing::info_span!(target: TARGET, "x"), &TraceParent::read(HEADER));
         assert!(span.is_disabled());
         assert!(TraceParent::of(&span).is_empty());
@@ -91,8 +91,8 @@ mod tests {
     }
 
     #[test]
-    fn without_traces_nothing_is_made() {
-        let span = root(&TraceParent::read(HEADER), || unreachable!("nobody wants it"));
+    fn without_traces_no_span_is_created() {
+        let span = root(&TraceParent::read(HEADER), || unreachable!("not sampled"));
         assert!(span.is_disabled() && !is_on());
     }
 }

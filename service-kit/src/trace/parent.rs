@@ -1,16 +1,16 @@
-//! Places in traces: those of our spans, and what others say of theirs.
+//! Span contexts: those of this process' spans, and those that clients send.
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// A place in a trace, by which a span becomes another one's child or links to it. It does not keep the span open that
-/// it was taken of. Empty where there is none, as when traces are off.
+/// The context of a span, to which another span becomes a child or a link. It does not keep its span open. Empty if
+/// there is no context, as while traces are off.
 #[derive(Debug, Clone, Default)]
 pub struct TraceParent(Option<Box<SpanContext>>);
 
 impl TraceParent {
-    /// That of a span; it begins the span's place in the trace, so that its own parent must be set before.
+    /// Returns the context of a span. This fixes the span's place in its trace, so its own parent must be set before.
     #[must_use]
     pub fn of(span: &Span) -> Self {
         if span.is_disabled() {
@@ -19,13 +19,13 @@ impl TraceParent {
         Self::valid(span.context().span().span_context().clone())
     }
 
-    /// From a header or argument of W3C Trace Context (`00-<trace>-<span>-<flags>`); empty if it is none.
+    /// Parses a header or argument of W3C Trace Context (`00-<trace>-<span>-<flags>`). Invalid ones are empty.
     #[must_use]
     pub fn read(header: &[u8]) -> Self {
         parse(header).map_or_else(Self::default, Self::valid)
     }
 
-    /// Whether it is nowhere.
+    /// Returns `true` if there is no context.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
@@ -40,7 +40,7 @@ impl TraceParent {
     }
 }
 
-/// Later versions may have more behind what we know of; `ff` is none.
+/// Parses a header. Later versions may append fields; version `ff` is invalid.
 fn parse(header: &[u8]) -> Option<SpanContext> {
     let (known, more) = header.split_at_checked(55)?;
     let [v1, v2, b'-', ..] = known else { return None };
@@ -54,12 +54,12 @@ fn parse(header: &[u8]) -> Option<SpanContext> {
     let trace = TraceId::from(number(&known[3..35])?);
     let span = SpanId::from(u64::try_from(number(&known[36..52])?).ok()?);
     let flags = u8::try_from(number(&known[53..])?).ok()?;
-    // Only the flag that says whether the trace is wanted has a meaning to us.
+    // Of the flags only the sampled one is used.
     let flags = TraceFlags::new(flags) & TraceFlags::SAMPLED;
     Some(SpanContext::new(trace, span, flags, true, TraceState::default()))
 }
 
-/// Digits as the standard has them, 32 at most: in lower case.
+/// Parses at most 32 lower-case hexadecimal digits.
 fn number(hex: &[u8]) -> Option<u128> {
     hex.iter().try_fold(0, |number, byte| {
         let digit = match byte {

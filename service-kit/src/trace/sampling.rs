@@ -1,17 +1,17 @@
-//! Which traces are made: decided once, where one begins, and before anything of it is there. What is not wanted costs
-//! this decision, and none of what would have come below it is asked about again.
+//! Head sampling: decides once per trace, before its first span is created. A trace that is not sampled costs this
+//! decision only; its other spans cost nothing.
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceId};
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator};
 
-/// How much of a trace's id a share is taken by: the lower eight bytes without their last bit.
+/// The number of values of the part of a trace id that sampling compares: the lower eight bytes without their last bit.
 const RANGE: u64 = 1 << 63;
 
-/// What `OTEL_TRACES_SAMPLER` and its argument ask for.
+/// The sampling configured by `OTEL_TRACES_SAMPLER` and its argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sampling {
     share: Share,
-    /// Whether a trace that others have begun is wanted if they want it, whatever the share.
+    /// Adopts the decision of the parent, if there is one.
     parents_decide: bool,
 }
 
@@ -19,17 +19,17 @@ pub(super) struct Sampling {
 enum Share {
     All,
     None,
-    /// Those whose id is below it, out of [`RANGE`].
+    /// The traces whose id is below this bound, out of [`RANGE`].
     Below(u64),
 }
 
 impl Sampling {
-    /// What the variables say: all but those whose parents are not wanted, unless they say otherwise.
+    /// Reads the variables. By default all traces are sampled, except those whose parent is not.
     ///
     /// # Errors
     ///
-    /// Names the variable whose value cannot be used, and what was expected. To take everything instead, as libraries
-    /// do, may be a hundred times too much.
+    /// A sentence with the invalid variable and the expected value. Sampling everything instead, as libraries do, may be
+    /// a hundred times too much.
     pub(super) fn from_env(env: &impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let sampler = env("OTEL_TRACES_SAMPLER").filter(|value| !value.is_empty());
         let sampler = sampler.as_deref().unwrap_or("parentbased_always_on");
@@ -55,7 +55,7 @@ impl Sampling {
         Ok(Self { share, parents_decide })
     }
 
-    /// Whether a trace is wanted: one that begins here, or the part of another one that does.
+    /// Decides about a trace that begins here, or about this process' part of its parent's.
     pub(super) fn wants(self, parent: Option<&SpanContext>) -> bool {
         match parent {
             Some(parent) if self.parents_decide => parent.is_sampled(),
@@ -64,7 +64,7 @@ impl Sampling {
         }
     }
 
-    /// Makes the ids of the traces that begin here and are wanted.
+    /// Returns the generator of ids for sampled traces that begin here.
     pub(super) fn ids(self) -> Ids {
         Ids { random: RandomIdGenerator::default(), share: self.share }
     }
@@ -98,13 +98,13 @@ impl Share {
     }
 }
 
-/// The part of an id that decides, as every implementation of the standard reads it.
+/// Returns the part of an id that sampling compares, as all implementations of the standard do.
 fn place(id: TraceId) -> u64 {
     let [.., a, b, c, d, e, f, g, h] = id.to_bytes();
     u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1
 }
 
-/// Random ids, those of traces below the share: whoever takes as many by the id takes these too.
+/// A generator of random trace ids below the share's bound. A receiver that samples the same share by id keeps them all.
 #[derive(Debug)]
 pub(super) struct Ids {
     random: RandomIdGenerator,

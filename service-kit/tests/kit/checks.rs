@@ -28,7 +28,7 @@ async fn known(link: &Link, what: &str, is_so: impl Fn(&ServerInfo) -> bool) -> 
 }
 
 #[tokio::test]
-async fn another_role_or_policy_is_told_and_the_connection_stays() {
+async fn a_change_of_role_or_policy_is_reported_and_the_connection_stays() {
     let server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     let link = checking(&server, false, &shutdown);
@@ -46,7 +46,7 @@ async fn another_role_or_policy_is_told_and_the_connection_stays() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_as_it_was_is_not_told_of() {
+async fn an_unchanged_server_is_not_reported() {
     let server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     let link = checking(&server, false, &shutdown);
@@ -98,7 +98,7 @@ async fn a_refused_write_is_enough_to_leave_a_replica() {
 }
 
 #[tokio::test]
-async fn checks_take_what_a_user_may_ask_and_no_offence() {
+async fn denied_checks_do_not_end_the_connection() {
     let server = Server::with_user("narrow", ">pw ~* -@all +ping").await;
     let shutdown = Shutdown::new();
     let url = format!("redis://narrow:pw@127.0.0.1:{}", server.port());

@@ -98,7 +98,7 @@ async fn health_readiness_and_metrics_are_served() {
 }
 
 #[tokio::test]
-async fn requests_for_strange_hosts_are_turned_away() {
+async fn requests_for_other_hosts_are_rejected() {
     let allowed = AllowedHosts::new(["locks.example.org".to_owned()], "--allowed-host");
     let router = Router::new()
         .route("/", get(|| async { "in" }))
@@ -147,14 +147,14 @@ async fn requests_are_counted_by_route_never_by_path() {
 }
 
 #[tokio::test]
-async fn handlers_know_the_peer() {
+async fn handlers_get_the_peers_address() {
     let who = |ConnectInfo(peer): ConnectInfo<SocketAddr>| async move { peer.ip().to_string() };
     let site = Site::start(Router::new().route("/", get(who)), Limits::default()).await;
     assert!(site.get("/").await.ends_with("\r\n\r\n127.0.0.1"));
 }
 
 #[tokio::test]
-async fn clients_that_dawdle_are_left() {
+async fn slow_clients_are_disconnected() {
     let limits = Limits { head_timeout: Duration::from_millis(100), ..Limits::default() };
     let site = Site::start(Router::new().route("/", get(|| async { "in" })), limits).await;
     for sent in ["", "GET / HTTP/1.1\r\nHost: loc", "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"] {
@@ -165,7 +165,7 @@ async fn clients_that_dawdle_are_left() {
 }
 
 #[tokio::test]
-async fn a_client_that_never_reads_gives_its_place_up() {
+async fn a_client_that_never_reads_is_disconnected() {
     let limits =
         Limits { connections: 1, stall_timeout: Duration::from_millis(200), ..Limits::default() };
     let flood = || async {
@@ -182,7 +182,7 @@ async fn a_client_that_never_reads_gives_its_place_up() {
 }
 
 #[tokio::test]
-async fn a_head_without_end_is_refused() {
+async fn an_endless_request_head_is_rejected() {
     let site = Site::start(Router::new(), Limits::default()).await;
     let mut stream = site.connect().await;
     let line = format!("X: {}\r\n", "x".repeat(1000));
@@ -192,7 +192,7 @@ async fn a_head_without_end_is_refused() {
 }
 
 #[tokio::test]
-async fn connections_beyond_the_limit_wait_for_their_turn() {
+async fn connections_beyond_the_limit_wait() {
     let limits = Limits { connections: 1, ..Limits::default() };
     let site = Site::start(Router::new().route("/", get(|| async { "in" })), limits).await;
     let mut first = site.connect().await;
@@ -208,7 +208,7 @@ async fn connections_beyond_the_limit_wait_for_their_turn() {
 }
 
 #[tokio::test]
-async fn the_end_waits_for_no_endless_response_and_no_idle_connection() {
+async fn shutdown_does_not_wait_for_endless_responses_or_idle_connections() {
     let router = Router::new().route("/endless", get(endless)).route("/", get(|| async { "in" }));
     let site = Site::start(router, Limits::default()).await;
     let _idle = site.connect().await;

@@ -15,15 +15,15 @@ fn text(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_link_connects_and_knows_the_server() {
+async fn a_link_connects_and_reports_the_server() {
     let server =
         Server::start(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]).await;
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);
     let info = up(&link).await;
-    let told: String = server.ask(&["INFO", "server"]);
-    assert!(told.contains(&format!("redis_version:{}\r", info.version.as_deref().unwrap())));
-    assert!(told.contains(&format!("run_id:{}\r", info.run_id.as_deref().unwrap())));
+    let reported: String = server.ask(&["INFO", "server"]);
+    assert!(reported.contains(&format!("redis_version:{}\r", info.version.as_deref().unwrap())));
+    assert!(reported.contains(&format!("run_id:{}\r", info.run_id.as_deref().unwrap())));
     assert_eq!(info.role, Some(Role::Master));
     assert_eq!(info.replid.as_ref().unwrap().len(), 40);
     assert!(info.evicts() && !info.cluster);
@@ -50,7 +50,7 @@ async fn the_database_and_the_socket_of_the_url_are_used() {
 }
 
 #[tokio::test]
-async fn logging_in_works_or_says_what_is_wrong() {
+async fn a_login_succeeds_or_reports_the_reason() {
     let server = Server::with_user("agent", ">s3cret ~* +@all").await;
     let shutdown = Shutdown::new();
     let port = server.port();
@@ -79,12 +79,12 @@ async fn logging_in_works_or_says_what_is_wrong() {
         .call(cmd("ACL").arg(&["SETUSER", "default", "resetpass", ">x"]).to_owned())
         .await
         .unwrap();
-    let nobody = Link::start(target(&server.url()), link_options(), &shutdown);
-    down(&nobody, "NOAUTH").await;
+    let anonymous = Link::start(target(&server.url()), link_options(), &shutdown);
+    down(&anonymous, "NOAUTH").await;
 }
 
 #[tokio::test]
-async fn a_refused_login_is_not_repeated_in_a_tight_loop() {
+async fn a_rejected_login_is_retried_with_backoff() {
     let server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     let url = format!("redis://some:wrong@127.0.0.1:{}", server.port());
@@ -124,7 +124,7 @@ async fn a_server_with_too_many_clients_is_named_as_such() {
 }
 
 #[tokio::test]
-async fn an_error_of_the_server_is_an_answer() {
+async fn an_error_reply_leaves_the_connection_up() {
     let server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);
@@ -195,7 +195,7 @@ async fn each_command_of_a_pipeline_has_its_own_result() {
 }
 
 #[tokio::test]
-async fn a_transaction_with_a_bad_command_does_nothing_and_says_which() {
+async fn a_transaction_with_a_bad_command_does_nothing_and_names_it() {
     let server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);
@@ -208,7 +208,7 @@ async fn a_transaction_with_a_bad_command_does_nothing_and_says_which() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_calls_than_may_be_under_way_all_get_their_answer() {
+async fn calls_beyond_the_limit_in_flight_all_get_their_reply() {
     let server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);
@@ -243,7 +243,7 @@ async fn every_kind_of_call_can_be_made_from_a_task() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_dropped_disturbs_no_other() {
+async fn a_dropped_call_does_not_affect_others() {
     let server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);

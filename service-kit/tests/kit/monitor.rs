@@ -20,7 +20,7 @@ async fn read_until(monitor: &mut Monitor, wanted: &str) -> String {
 }
 
 #[tokio::test]
-async fn every_command_is_told_each_once() {
+async fn every_command_is_reported_once() {
     let server = Server::start(&[]).await;
     let mut monitor = Monitor::open(&target(&server.url()).into(), "monitor", LIMIT).await.unwrap();
     assert!(monitor.info().version.is_some());
@@ -38,7 +38,7 @@ async fn every_command_is_told_each_once() {
 }
 
 #[tokio::test]
-async fn who_may_not_is_told_so_and_an_end_is_told() {
+async fn a_missing_permission_and_the_end_are_reported() {
     let server = Server::with_user("tapper", "on >pw ~* +@all -monitor").await;
     let url = server.url().replace("redis://", "redis://tapper:pw@");
     let denied = Monitor::open(&target(&url).into(), "monitor", LIMIT).await.unwrap_err();

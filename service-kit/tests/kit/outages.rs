@@ -37,7 +37,7 @@ async fn a_frozen_server_is_noticed_by_an_idle_link() {
 }
 
 #[tokio::test]
-async fn a_frozen_server_loses_all_calls_under_way_and_none_hangs() {
+async fn with_a_frozen_server_all_calls_in_flight_end_as_lost() {
     let server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     // No heartbeat in time: the calls themselves must notice.
@@ -91,7 +91,7 @@ async fn the_first_call_that_times_out_ends_the_younger_ones_too() {
 }
 
 #[tokio::test]
-async fn a_killed_server_is_noticed_and_the_next_one_is_told_apart() {
+async fn a_killed_server_is_noticed_and_its_successor_is_distinguished() {
     let mut server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);
@@ -139,7 +139,7 @@ async fn a_connection_killed_by_the_server_is_replaced_at_once() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_went_silent_is_left_for_a_new_connection() {
+async fn a_silent_proxy_is_left_for_a_new_connection() {
     let server = Server::start(&[]).await;
     let proxy = Proxy::to(server.port()).await;
     let shutdown = Shutdown::new();
@@ -154,7 +154,7 @@ async fn a_proxy_that_went_silent_is_left_for_a_new_connection() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_went_silent_is_noticed_by_an_idle_link() {
+async fn a_silent_proxy_is_noticed_by_an_idle_link() {
     let server = Server::start(&[]).await;
     let proxy = Proxy::to(server.port()).await;
     let shutdown = Shutdown::new();
@@ -170,7 +170,7 @@ async fn a_proxy_that_went_silent_is_noticed_by_an_idle_link() {
 }
 
 #[tokio::test]
-async fn a_server_that_accepts_and_says_nothing_is_no_connection() {
+async fn a_server_that_accepts_but_stays_silent_is_not_connected() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
     let shutdown = Shutdown::new();
@@ -179,7 +179,7 @@ async fn a_server_that_accepts_and_says_nothing_is_no_connection() {
 }
 
 #[tokio::test]
-async fn what_is_up_after_a_failed_call_is_another_connection() {
+async fn after_a_lost_call_the_next_connection_is_a_new_one() {
     let mut server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
     let link = patient_link(&server.url(), &shutdown);

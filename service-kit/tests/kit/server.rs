@@ -51,7 +51,7 @@ impl Server {
         self.folder.path().join("redis.sock")
     }
 
-    /// Asks it something, beside whatever is tested. Its socket is open to the default user.
+    /// Sends a command on a connection of its own. The socket is open to the default user.
     pub(crate) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> T {
         self.try_ask(words).unwrap()
     }

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use service_kit::shutdown::Shutdown;
 use service_kit::telemetry;
 
-/// The child's part: it hears the first signal and then takes too long to end.
+/// The child process: it receives the first signal and then takes too long to end.
 #[tokio::test]
 #[ignore = "runs as the child of the test below"]
 async fn child() {
@@ -38,7 +38,7 @@ impl Drop for KilledOnDrop {
 }
 
 #[test]
-fn the_first_signal_ends_in_order_and_the_second_at_once() {
+fn the_first_signal_ends_orderly_and_the_second_at_once() {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "signals::child"])
         .stderr(Stdio::piped())

@@ -46,7 +46,7 @@ impl Listener {
         }
     }
 
-    /// Waits until each of these is told as subscribed.
+    /// Waits until each of these is reported as subscribed.
     async fn subscribed(&mut self, channels: &[Vec<u8>]) {
         let mut missing: BTreeSet<&Vec<u8>> = channels.iter().collect();
         while !missing.is_empty() {
@@ -71,7 +71,7 @@ fn message(channel: &str, pattern: Option<&str>, payload: &str) -> PubSubEvent {
 }
 
 #[tokio::test]
-async fn messages_arrive_once_a_channel_is_told_as_subscribed() {
+async fn messages_arrive_once_a_channel_is_reported_as_subscribed() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::patient(&server.url());
     assert_eq!(listener.next().await, PubSubEvent::Up);
@@ -88,7 +88,7 @@ async fn messages_arrive_once_a_channel_is_told_as_subscribed() {
     assert_eq!(listener.next().await, message("weather", Some("wea*"), ""));
 
     listener.subscriber.unsubscribe([b"news".to_vec()]);
-    eventually("nobody hears the news", async || {
+    eventually("the subscription is gone", async || {
         server.ask::<u32>(&["PUBLISH", "news", "two"]) == 0
     })
     .await;
@@ -96,7 +96,7 @@ async fn messages_arrive_once_a_channel_is_told_as_subscribed() {
 }
 
 #[tokio::test]
-async fn asking_again_is_answered_again() {
+async fn subscribing_again_is_confirmed_again() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::patient(&server.url());
     for _ in 0..3 {
@@ -106,7 +106,7 @@ async fn asking_again_is_answered_again() {
 }
 
 #[tokio::test]
-async fn after_a_lost_connection_everything_is_subscribed_and_told_again() {
+async fn after_a_lost_connection_everything_is_resubscribed_and_reported() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::patient(&server.url());
     listener.subscriber.subscribe([b"a".to_vec()]);
@@ -123,9 +123,9 @@ async fn after_a_lost_connection_everything_is_subscribed_and_told_again() {
             PubSubEvent::Down { reason: "the server closed the connection".to_owned() }
         );
         assert_eq!(listener.next().await, PubSubEvent::Up);
-        let told: Vec<PubSubEvent> = vec![listener.next().await, listener.next().await];
-        assert!(told.contains(&PubSubEvent::Subscribed(b"a".to_vec())), "{told:?}");
-        assert!(told.contains(&PubSubEvent::PSubscribed(b"b*".to_vec())), "{told:?}");
+        let reported: Vec<PubSubEvent> = vec![listener.next().await, listener.next().await];
+        assert!(reported.contains(&PubSubEvent::Subscribed(b"a".to_vec())), "{reported:?}");
+        assert!(reported.contains(&PubSubEvent::PSubscribed(b"b*".to_vec())), "{reported:?}");
         server.ask::<()>(&["PUBLISH", "a", "x"]);
         assert_eq!(listener.next().await, message("a", None, "x"));
     }
@@ -146,7 +146,7 @@ async fn five_thousand_channels_are_subscribed_and_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_wish_is_lost_in_a_churn_with_broken_connections() {
+async fn no_subscription_is_lost_in_a_churn_with_broken_connections() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::patient(&server.url());
     let all = channels(1000);
@@ -167,7 +167,7 @@ async fn no_wish_is_lost_in_a_churn_with_broken_connections() {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
     });
-    let mut told: HashMap<Vec<u8>, u32> = HashMap::new();
+    let mut reported: HashMap<Vec<u8>, u32> = HashMap::new();
     let mut kills = 0;
     while !churn.is_finished() {
         if kills < 3 {
@@ -176,7 +176,7 @@ async fn no_wish_is_lost_in_a_churn_with_broken_connections() {
         let event =
             tokio::time::timeout(std::time::Duration::from_millis(1), listener.next()).await;
         if let Ok(PubSubEvent::Subscribed(channel)) = event {
-            *told.entry(channel).or_default() += 1;
+            *reported.entry(channel).or_default() += 1;
         }
     }
     churn.await.unwrap();
@@ -191,11 +191,11 @@ async fn no_wish_is_lost_in_a_churn_with_broken_connections() {
         server.ask::<BTreeSet<String>>(&["PUBSUB", "CHANNELS"]) == expected
     })
     .await;
-    assert!(told.len() > 500, "{} channels were told meanwhile", told.len());
+    assert!(reported.len() > 500, "{} channels were reported meanwhile", reported.len());
 }
 
 #[tokio::test]
-async fn a_frozen_server_is_noticed_though_nothing_is_asked() {
+async fn a_frozen_server_is_noticed_by_an_idle_subscriber() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::start(&server.url());
     listener.subscriber.subscribe([b"a".to_vec()]);
@@ -209,7 +209,7 @@ async fn a_frozen_server_is_noticed_though_nothing_is_asked() {
 }
 
 #[tokio::test]
-async fn a_frozen_server_is_noticed_through_a_steady_flow_of_wishes() {
+async fn a_frozen_server_is_noticed_during_a_steady_flow_of_subscriptions() {
     let server = Server::start(&[]).await;
     let mut listener = Listener::start(&server.url());
     listener.until(|event| matches!(event, PubSubEvent::Up)).await;
@@ -227,7 +227,7 @@ async fn a_frozen_server_is_noticed_through_a_steady_flow_of_wishes() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_went_silent_is_left_for_a_new_connection() {
+async fn a_silent_proxy_is_left_for_a_new_connection() {
     let server = Server::start(&[]).await;
     let proxy = Proxy::to(server.port()).await;
     let mut listener = Listener::start(&proxy.url());
@@ -236,7 +236,8 @@ async fn a_proxy_that_went_silent_is_left_for_a_new_connection() {
     proxy.stop_forwarding_the_first();
     listener.until(|event| matches!(event, PubSubEvent::Down { .. })).await;
     listener.subscribed(&[b"a".to_vec()]).await;
-    eventually("it is heard", async || server.ask::<u32>(&["PUBLISH", "a", "x"]) > 0).await;
+    eventually("the message is received", async || server.ask::<u32>(&["PUBLISH", "a", "x"]) > 0)
+        .await;
     listener.until(|event| matches!(event, PubSubEvent::Message { .. })).await;
 }
 
@@ -261,22 +262,22 @@ async fn a_healthy_connection_is_kept_through_many_heartbeats() {
         };
         let before = pings();
         eventually("twenty signs of life", async || pings() > before + 20).await;
-        assert!(listener.events.try_recv().is_err(), "nothing was told");
+        assert!(listener.events.try_recv().is_err(), "no event was sent");
     }
 }
 
 #[tokio::test]
-async fn a_channel_that_may_not_be_heard_is_named_and_harms_no_other() {
+async fn a_forbidden_channel_is_named_and_does_not_affect_others() {
     let server = Server::with_user("some", ">pw resetchannels &channel:* &open +@all").await;
     let mut listener = Listener::patient(&format!("redis://some:pw@127.0.0.1:{}", server.port()));
     let mut all = channels(20);
     all.push(b"closed".to_vec());
     listener.subscriber.subscribe(all);
     listener.subscriber.psubscribe([b"*".to_vec()]);
-    let (mut told, mut refused) = (0, BTreeSet::new());
-    while told < 20 || refused.len() < 2 {
+    let (mut reported, mut refused) = (0, BTreeSet::new());
+    while reported < 20 || refused.len() < 2 {
         match listener.next().await {
-            PubSubEvent::Subscribed(_) => told += 1,
+            PubSubEvent::Subscribed(_) => reported += 1,
             PubSubEvent::Refused { channel, reason } => {
                 assert!(reason.starts_with("NOPERM"), "{reason}");
                 refused.insert(channel);
@@ -307,7 +308,7 @@ async fn a_slow_receiver_misses_nothing() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_told_and_wishes_wait() {
+async fn a_wrong_password_is_reported_and_subscriptions_wait() {
     let server = Server::with_user("some", ">right resetchannels &a +@all").await;
     let mut listener =
         Listener::patient(&format!("redis://some:wrong@127.0.0.1:{}", server.port()));

@@ -68,7 +68,7 @@ fn secure(host: &str, server: &Server, ca: &Path) -> Target {
 }
 
 #[tokio::test]
-async fn a_server_with_a_certificate_of_our_ca_is_trusted() {
+async fn a_server_with_a_certificate_of_the_configured_ca_is_trusted() {
     let certificates = Certificates::generate();
     let server = certificates.server().await;
     let shutdown = Shutdown::new();
@@ -80,7 +80,7 @@ async fn a_server_with_a_certificate_of_our_ca_is_trusted() {
 }
 
 #[tokio::test]
-async fn other_servers_are_not_and_the_reason_is_told() {
+async fn other_servers_are_rejected_with_the_reason() {
     let certificates = Certificates::generate();
     let server = certificates.server().await;
     let shutdown = Shutdown::new();

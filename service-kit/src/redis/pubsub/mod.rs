@@ -104,13 +104,8 @@ impl Subscriber {
         let wanted = Arc::new(Wanted::default());
         let task_name = format!("Redis subscriber {}", options.name);
         let stopped = shutdown.child_token();
-        let handshake = Handshake {
-            name: options.name,
-            no_touch: false,
-            load: Vec::new(),
-            connect_timeout: options.connect_timeout,
-            response_timeout: options.response_timeout,
-        };
+        let handshake =
+            Handshake::plain(options.name, options.connect_timeout, options.response_timeout);
         let task = task::Task::new(
             endpoint.into(),
             handshake,

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::DropGuard;
 
+use super::spawn;
 use crate::redis::endpoint::{Destination, Endpoint, Rules};
 use crate::redis::link::{Link, LinkOptions, LinkStatus};
 use crate::redis::target::Address;
@@ -59,7 +60,6 @@ impl Replicas {
     /// Outside of a tokio runtime.
     #[must_use]
     pub fn start(server: &Endpoint, options: &LinkOptions, shutdown: &Shutdown) -> Self {
-        let stopped = shutdown.child_token();
         let (sender, choice) = watch::channel(None);
         let chooser = Chooser {
             server: server.clone(),
@@ -69,10 +69,7 @@ impl Replicas {
             current: None,
             choice: sender,
         };
-        let stop = Arc::new(stopped.clone().drop_guard());
-        shutdown.spawn(format!("replicas of {server}"), async move {
-            stopped.run_until_cancelled(chooser.run()).await;
-        });
+        let stop = spawn(format!("replicas of {server}"), chooser.run(), shutdown);
         Self { choice, shutdown: shutdown.clone(), stop }
     }
 

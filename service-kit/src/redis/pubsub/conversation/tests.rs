@@ -18,7 +18,7 @@ fn error(line: &str) -> Frame {
 }
 
 #[test]
-fn a_topic_is_told_when_the_last_word_about_it_is_a_confirmed_subscription() {
+fn a_topic_is_reported_once_its_latest_command_is_a_confirmed_subscription() {
     let mut talk = Conversation::default();
     for wanted in [true, false, true] {
         assert!(!talk.send_changes(vec![change("a", wanted)]).is_empty());
@@ -31,14 +31,14 @@ fn a_topic_is_told_when_the_last_word_about_it_is_a_confirmed_subscription() {
 }
 
 #[test]
-fn what_was_never_subscribed_is_not_unsubscribed() {
+fn topics_never_subscribed_are_not_unsubscribed() {
     let mut talk = Conversation::default();
     assert!(talk.send_changes(vec![change("a", false)]).is_empty());
     assert_eq!(talk.unanswered(), 0);
 }
 
 #[test]
-fn asking_again_for_what_is_subscribed_is_confirmed_again() {
+fn subscribing_again_is_confirmed_again() {
     let mut talk = Conversation::default();
     for _ in 0..2 {
         talk.send_changes(vec![change("a", true)]);
@@ -54,7 +54,7 @@ fn many_topics_go_in_few_commands() {
 }
 
 #[test]
-fn channels_of_shards_are_asked_for_one_by_one() {
+fn sharded_channels_are_subscribed_one_by_one() {
     let mut talk = Conversation::default();
     let shard = |name: &str| Topic::Shard(name.as_bytes().to_vec());
     let changes = ["a", "b"].map(|name| Change { topic: shard(name), wanted: true });
@@ -63,8 +63,9 @@ fn channels_of_shards_are_asked_for_one_by_one() {
     let text = |text: &str| Frame::Bulk(text.as_bytes().to_vec());
     assert_eq!(talk.receive(reply("ssubscribe", "a")), Ok(Received::Subscribed(shard("a"))));
     let message = Frame::Array(vec![text("smessage"), text("a"), text("0")]);
-    let heard = PubSubEvent::Message { channel: b"a".into(), pattern: None, payload: b"0".into() };
-    assert_eq!(talk.receive(message), Ok(Received::Event(heard)));
+    let expected =
+        PubSubEvent::Message { channel: b"a".into(), pattern: None, payload: b"0".into() };
+    assert_eq!(talk.receive(message), Ok(Received::Event(expected)));
     let refused = talk.receive(error("MOVED 1 127.0.0.1:7000"));
     assert!(
         matches!(&refused, Ok(Received::Event(PubSubEvent::Refused { channel, .. })) if channel == b"b")
@@ -74,7 +75,7 @@ fn channels_of_shards_are_asked_for_one_by_one() {
 }
 
 #[test]
-fn messages_come_through_at_any_time() {
+fn messages_may_arrive_at_any_time() {
     let mut talk = Conversation::default();
     talk.send_changes(vec![change("a", true)]);
     let text = |text: &str| Frame::Bulk(text.as_bytes().to_vec());
@@ -98,7 +99,7 @@ fn messages_come_through_at_any_time() {
 }
 
 #[test]
-fn a_refusal_of_many_leads_to_who_is_to_blame() {
+fn a_rejected_batch_is_repeated_one_by_one() {
     let mut talk = Conversation::default();
     talk.send_changes(vec![change("a", true), change("b", true)]);
     let Ok(Received::RefusedTogether(topics)) = talk.receive(error("NOPERM no")) else { panic!() };
@@ -108,12 +109,12 @@ fn a_refusal_of_many_leads_to_who_is_to_blame() {
     assert_eq!(talk.receive(reply("subscribe", "a")), Ok(Received::Subscribed(channel("a"))));
     let refused = PubSubEvent::Refused { channel: b"b".to_vec(), reason: "NOPERM no".to_owned() };
     assert_eq!(talk.receive(error("NOPERM no")), Ok(Received::Event(refused)));
-    // It is not subscribed, so there is nothing to take back.
+    // It is not subscribed, so no UNSUBSCRIBE is needed.
     assert!(talk.send_changes(vec![change("b", false)]).is_empty());
 }
 
 #[test]
-fn a_sign_of_life_is_one_in_each_of_its_forms() {
+fn a_ping_may_be_answered_in_several_forms() {
     let mut talk = Conversation::default();
     let pong = Frame::Array(vec![Frame::Bulk(b"pong".to_vec()), Frame::Bulk(Vec::new())]);
     for answer in [pong, Frame::Simple("PONG".to_owned()), error("NOPERM no")] {
@@ -124,7 +125,7 @@ fn a_sign_of_life_is_one_in_each_of_its_forms() {
 }
 
 #[test]
-fn answers_to_nothing_end_the_conversation() {
+fn unexpected_replies_are_errors() {
     for frame in [
         reply("subscribe", "a"),
         Frame::Simple("PONG".to_owned()),
@@ -140,18 +141,18 @@ fn answers_to_nothing_end_the_conversation() {
 }
 
 #[test]
-fn a_slot_that_leaves_takes_its_subscriptions_along() {
+fn a_migrated_slot_loses_its_subscriptions() {
     let mut talk = Conversation::default();
     let shard = |name: &str| Topic::Shard(name.as_bytes().to_vec());
     talk.send_changes(vec![Change { topic: shard("a"), wanted: true }]);
     assert_eq!(talk.receive(reply("ssubscribe", "a")), Ok(Received::Subscribed(shard("a"))));
-    // Unasked, and while something else is asked.
+    // Not requested, while another reply is pending.
     talk.send_changes(vec![Change { topic: shard("b"), wanted: true }]);
     let moved = Received::Event(PubSubEvent::Moved(b"a".to_vec()));
     assert_eq!(talk.receive(reply("sunsubscribe", "a")), Ok(moved));
     assert_eq!(talk.receive(reply("ssubscribe", "b")), Ok(Received::Subscribed(shard("b"))));
     assert!(talk.send_changes(vec![Change { topic: shard("a"), wanted: false }]).is_empty());
-    // One that was asked for is an answer.
+    // A requested one is a reply.
     talk.send_changes(vec![Change { topic: shard("b"), wanted: false }]);
     assert_eq!(talk.receive(reply("sunsubscribe", "b")), Ok(Received::Nothing));
     assert_eq!(talk.unanswered(), 0);

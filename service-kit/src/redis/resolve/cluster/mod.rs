@@ -13,6 +13,7 @@ use tokio_util::sync::DropGuard;
 
 pub use self::view::Slots;
 use self::view::View;
+use super::{ResolverOptions, spawn};
 use crate::redis::deployment::ClusterTarget;
 use crate::redis::handshake::{self, Handshake};
 use crate::redis::target::Address;
@@ -26,17 +27,6 @@ const CALM: Duration = Duration::from_secs(5);
 const HURRY: Duration = Duration::from_millis(250);
 /// The least time between two queries, however many refreshes are requested.
 const LEAST: Duration = Duration::from_millis(50);
-
-/// Settings of the connections of a [`Cluster`].
-#[derive(Debug, Clone)]
-pub struct ClusterOptions {
-    /// The name that CLIENT LIST shows; without spaces.
-    pub name: String,
-    /// The limit for connecting to a node, TLS included.
-    pub connect_timeout: Duration,
-    /// The limit for its answers.
-    pub response_timeout: Duration,
-}
 
 /// The known state of a cluster. Published after each query, changed or not.
 #[derive(Debug, Clone, Default)]
@@ -70,17 +60,11 @@ impl Cluster {
     ///
     /// Outside of a tokio runtime.
     #[must_use]
-    pub fn start(target: ClusterTarget, options: ClusterOptions, shutdown: &Shutdown) -> Self {
+    pub fn start(target: ClusterTarget, options: ResolverOptions, shutdown: &Shutdown) -> Self {
         let target = Arc::new(target);
         let requests = Arc::new(Requests::default());
         let (sender, state) = watch::channel(ClusterState::default());
-        let handshake = Handshake {
-            name: options.name,
-            no_touch: false,
-            load: Vec::new(),
-            connect_timeout: options.connect_timeout,
-            response_timeout: options.response_timeout,
-        };
+        let handshake = options.handshake();
         let resolver = Resolver {
             target: Arc::clone(&target),
             handshake,
@@ -89,12 +73,8 @@ impl Cluster {
             state: sender,
             requests: Arc::clone(&requests),
         };
-        let stopped = shutdown.child_token();
-        let stop = stopped.clone().drop_guard();
-        shutdown.spawn(format!("cluster {target}"), async move {
-            stopped.run_until_cancelled(resolver.run()).await;
-        });
-        Self { target, state, requests, _stop_with_last_handle: Arc::new(stop) }
+        let stop = spawn(format!("cluster {target}"), resolver.run(), shutdown);
+        Self { target, state, requests, _stop_with_last_handle: stop }
     }
 
     /// The state and its changes.

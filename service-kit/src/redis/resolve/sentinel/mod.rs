@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use self::listener::Listener;
 use self::view::{View, choose};
+use super::{ResolverOptions, spawn};
 use crate::redis::deployment::SentinelTarget;
 use crate::redis::endpoint::{Destination, Endpoint, Rules};
 use crate::redis::error::ConnectError;
@@ -42,17 +43,6 @@ const RULES: Rules = Rules {
     master_only: true,
 };
 
-/// Settings of the connections to sentinels.
-#[derive(Debug, Clone)]
-pub struct SentinelOptions {
-    /// The name that CLIENT LIST shows; without spaces.
-    pub name: String,
-    /// The limit for connecting to a sentinel, TLS included.
-    pub connect_timeout: Duration,
-    /// The limit for its answers.
-    pub response_timeout: Duration,
-}
-
 /// Reasons for a query before the interval is over.
 #[derive(Debug, Default)]
 struct Signs {
@@ -67,20 +57,14 @@ struct Signs {
 /// Starts to follow the master. The tasks end with the last clone of the endpoint, or with their stage of shutdown.
 pub(super) fn start(
     target: SentinelTarget,
-    options: SentinelOptions,
+    options: ResolverOptions,
     shutdown: &Shutdown,
 ) -> Endpoint {
     let target = Arc::new(target);
     let signs = Arc::new(Signs::default());
     let suspect = Arc::clone(&signs.suspect);
     let (sender, current) = watch::channel(Destination::Unknown);
-    let handshake = Handshake {
-        name: options.name,
-        no_touch: false,
-        load: Vec::new(),
-        connect_timeout: options.connect_timeout,
-        response_timeout: options.response_timeout,
-    };
+    let handshake = options.handshake();
     let listener = Listener {
         target: Arc::clone(&target),
         handshake: handshake.clone(),
@@ -95,15 +79,14 @@ pub(super) fn start(
         current: sender,
         signs,
     };
-    let stopped = shutdown.child_token();
-    let stop = Arc::new(stopped.clone().drop_guard());
-    shutdown.spawn(format!("sentinels of {}", target.name()), async move {
+    let name = format!("sentinels of {}", target.name());
+    let task = async move {
         tokio::select! {
-            () = stopped.cancelled() => {}
             never = resolver.run() => match never {},
             never = listener.run() => match never {},
         }
-    });
+    };
+    let stop = spawn(name, task, shutdown);
     let login = target.master.clone();
     Endpoint::resolved(login, Some(target), current, suspect, RULES, stop)
 }
