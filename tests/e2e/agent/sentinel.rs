@@ -193,13 +193,13 @@ async fn a_wrong_url_is_explained() -> Result<()> {
     for (url, said) in [
         (
             format!("redis+sentinel://{hosts}/nonsense"),
-            format!("sentinel {hosts}: it knows no master `nonsense`"),
+            format!("sentinel {hosts}: unknown master `nonsense`"),
         ),
         (
             format!("redis+sentinel://{hosts}/stale"),
             format!("{} is a replica", sentinels.address(1)),
         ),
-        (plain.url().replace("://", "+sentinel://") + "/mymaster", "it is no sentinel".to_owned()),
+        (plain.url().replace("://", "+sentinel://") + "/mymaster", "not a sentinel".to_owned()),
         ("redis+sentinel://127.0.0.1:1/mymaster".to_owned(), "cannot reach 127.0.0.1:1".to_owned()),
         (
             format!(

@@ -167,7 +167,7 @@ async fn a_missing_master_is_explained() -> Result<()> {
     let dashboard = Dashboard::start(&stale, &["--redis-url", &nonsense]).await?;
     let reasons = [
         format!("{} is a replica", sentinels.address(1)),
-        format!("{hosts}: it knows no master `nonsense`"),
+        format!("{hosts}: unknown master `nonsense`"),
     ];
     eventually("the reasons", async || {
         let json = dashboard.json("/api/v1/sources").await?;
