@@ -28,7 +28,7 @@ use std::time::Duration;
 use anyhow::Context;
 use prometheus::{Gauge, Registry};
 use sd_notify::NotifyState;
-use service_kit::redis_link::{Cluster, ClusterOptions, Deployment, Sentinel, SentinelOptions};
+use service_kit::redis::{Cluster, ClusterOptions, SentinelOptions, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -171,17 +171,14 @@ fn register_metrics(config: &Config, registry: &Registry) -> anyhow::Result<Arc<
 fn connect(config: &Config, stage: &Shutdown) -> Backend {
     let (connect_timeout, response_timeout) =
         (config.connect_timeout, config.core.response_timeout);
-    match &config.target {
-        Deployment::Cluster(target) => {
+    let name = "lockscope-agent-sentinel".to_owned();
+    let options = SentinelOptions { name, connect_timeout, response_timeout };
+    match resolve(&config.target, options, stage) {
+        Ok(endpoint) => Backend::Server(endpoint),
+        Err(cluster) => {
             let name = "lockscope-agent-cluster".to_owned();
             let options = ClusterOptions { name, connect_timeout, response_timeout };
-            Backend::Cluster(Cluster::start(target.clone(), options, stage))
-        }
-        Deployment::Server(target) => Backend::Server(target.clone().into()),
-        Deployment::Sentinel(target) => {
-            let name = "lockscope-agent-sentinel".to_owned();
-            let options = SentinelOptions { name, connect_timeout, response_timeout };
-            Backend::Server(Sentinel::start(target.clone(), options, stage).into())
+            Backend::Cluster(Cluster::start(cluster, options, stage))
         }
     }
 }

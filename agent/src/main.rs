@@ -7,7 +7,7 @@ use anyhow::Context;
 use lockscope_agent::config::Config;
 use lockscope_agent::{Listeners, run};
 use service_kit::shutdown::Shutdown;
-use service_kit::{redis_link, telemetry};
+use service_kit::{redis, telemetry};
 
 fn main() -> ExitCode {
     let config = match Config::load() {
@@ -36,7 +36,7 @@ fn serve(config: Config) -> anyhow::Result<()> {
         pid = std::process::id(),
         "lockscope-agent"
     );
-    redis_link::install_crypto_provider();
+    redis::install_crypto_provider();
     // One thread for all that a lock passes through: crossing threads costs more than it gains.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

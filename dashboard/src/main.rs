@@ -5,14 +5,14 @@ use std::process::ExitCode;
 use lockscope_dashboard::config::Config;
 use lockscope_dashboard::{Listeners, run};
 use service_kit::shutdown::Shutdown;
-use service_kit::{redis_link, telemetry};
+use service_kit::{redis, telemetry};
 
 fn main() -> ExitCode {
     let config = match Config::load() {
         Ok(config) => config,
         Err(stop) => return stop.report(),
     };
-    redis_link::install_crypto_provider();
+    redis::install_crypto_provider();
     let started = telemetry::init(&config.log, "lockscope-dashboard", env!("CARGO_PKG_VERSION"));
     let served = started.map_err(anyhow::Error::from).and_then(|telemetry| {
         let served = serve(config);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use service_kit::redis_link::{ClusterOptions, LinkOptions, SentinelOptions, SubscriberOptions};
+use service_kit::redis::{ClusterOptions, LinkOptions, SentinelOptions, SubscriberOptions};
 
 /// The name that connections bear in CLIENT LIST.
 pub const CLIENT_NAME: &str = "lockscope-dashboard";

@@ -2,7 +2,7 @@
 //! and metrics routes. Nothing in here knows what a lock is.
 //!
 //! A program starts in this order: [`settings::load`], [`telemetry::init`],
-//! [`redis_link::install_crypto_provider`], then its listeners, then [`redis_link::Link::start`].
+//! [`redis::install_crypto_provider`], then its listeners, then [`redis::Link::start`].
 //! Whatever runs in the background is spawned through [`shutdown::Shutdown`], so that an end is
 //! orderly and names who was late.
 
@@ -11,7 +11,7 @@
 pub mod clock;
 pub mod http;
 pub mod metrics;
-pub mod redis_link;
+pub mod redis;
 pub mod settings;
 pub mod shutdown;
 pub mod telemetry;

@@ -13,7 +13,7 @@ use clap::Parser;
 use redisson::group::Pattern;
 use redisson::script::Publish;
 use redisson::{Grouping, Lease};
-use service_kit::redis_link::{Deployment, Target};
+use service_kit::redis::{Deployment, Target};
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry;
 

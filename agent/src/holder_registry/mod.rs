@@ -15,7 +15,7 @@ use redis::{Pipeline, Value};
 use redisson::{ClientId, keys, slot};
 use serde::Serialize;
 use service_kit::clock::{boot_epoch_millis, boot_micros};
-use service_kit::redis_link::LinkOptions;
+use service_kit::redis::LinkOptions;
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot};
 

@@ -1,7 +1,7 @@
 //! The connection to the server that has the agent's own keys.
 
 use redis::{Pipeline, Value};
-use service_kit::redis_link::{Address, CallError, Cluster, Link, LinkOptions, ServerError};
+use service_kit::redis::{Address, CallError, Cluster, Link, LinkOptions, ServerError};
 use service_kit::shutdown::Shutdown;
 
 use crate::runtime::Backend;
@@ -24,8 +24,8 @@ pub(super) struct SlotLink {
 impl NodeLink {
     pub(super) fn new(backend: Backend, options: LinkOptions, slot: u16, stage: &Shutdown) -> Self {
         match backend {
-            Backend::Server(aim) => {
-                Self::Server(Link::start(aim, LinkOptions { alone: true, ..options }, stage))
+            Backend::Server(endpoint) => {
+                Self::Server(Link::start(endpoint, LinkOptions { alone: true, ..options }, stage))
             }
             Backend::Cluster(cluster) => {
                 let stage = stage.clone();

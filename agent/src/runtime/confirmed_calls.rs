@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value as RedisValue, cmd};
 use redisson::script::Call;
-use service_kit::redis_link::{Aim, CallError, Link, LinkOptions, LinkState, ServerError, eval};
+use service_kit::redis::{CallError, Endpoint, Link, LinkOptions, LinkState, ServerError, eval};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -58,19 +58,19 @@ impl Grants {
     /// Starts connecting. `options` are those of the connection for commands.
     pub(super) fn start(
         replicas: Replicas,
-        aim: &Aim,
+        endpoint: &Endpoint,
         options: LinkOptions,
         stage: &Shutdown,
     ) -> Self {
         // What is waited for besides the server itself.
         let timeout = options.response_timeout + replicas.timeout;
         let options = LinkOptions { response_timeout: timeout, heartbeat: timeout, ..options };
-        let link = Link::start(aim.clone(), options, stage);
+        let link = Link::start(endpoint.clone(), options, stage);
         let state = link.state();
         let (scripts, wanted) = mpsc::channel(MOST);
         let sender = Sender { replicas, link, unsure: true };
         let stopped = stage.child_token();
-        stage.spawn(format!("grants {aim}"), async move {
+        stage.spawn(format!("grants {endpoint}"), async move {
             stopped.run_until_cancelled(sender.run(wanted)).await;
         });
         Self { scripts, state }

@@ -12,7 +12,7 @@ use futures_util::stream::{BoxStream, SelectAll, unfold};
 use futures_util::{Stream, StreamExt};
 use redisson::script::{Call, Publish};
 use redisson::slot;
-use service_kit::redis_link::{Address, CallError, Cluster, ClusterState, ServerError, Slots};
+use service_kit::redis::{Address, CallError, Cluster, ClusterState, ServerError, Slots};
 use service_kit::shutdown::Shutdown;
 use service_kit::trace::TraceParent;
 use tokio::sync::watch;

@@ -11,9 +11,9 @@ use futures_util::stream::unfold;
 use redis::Value as RedisValue;
 use redisson::script::{self, Call, Publish, Value};
 use redisson::{ClientId, HolderId, LockName, keys};
-use service_kit::redis_link::{
-    Address, Aim, CallError, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent, ServerInfo,
-    Subscriber, SubscriberOptions,
+use service_kit::redis::{
+    Address, CallError, Endpoint, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent,
+    ServerInfo, Subscriber, SubscriberOptions,
 };
 use service_kit::shutdown::Shutdown;
 use service_kit::trace::{self, TraceParent};
@@ -121,7 +121,7 @@ impl RedisNode {
     /// Starts connecting; gives what scripts go by, and what comes back unasked.
     pub(super) fn start(
         manner: Manner,
-        aim: &Aim,
+        endpoint: &Endpoint,
         metrics: &Arc<Metrics>,
         stage: &Shutdown,
     ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
@@ -135,24 +135,24 @@ impl RedisNode {
             alone: !manner.in_cluster,
             ..LinkOptions::new(name)
         };
-        let commands = Link::start(aim.clone(), options("lockscope-agent"), stage);
-        let grants = manner
-            .replicas
-            .map(|replicas| Grants::start(replicas, aim, options("lockscope-agent-grants"), stage));
+        let commands = Link::start(endpoint.clone(), options("lockscope-agent"), stage);
+        let grants = manner.replicas.map(|replicas| {
+            Grants::start(replicas, endpoint, options("lockscope-agent-grants"), stage)
+        });
         let checked = LinkOptions { check: Some(CHECK), ..options("lockscope-agent-renewals") };
-        let renewals = Link::start(aim.clone(), checked, stage);
+        let renewals = Link::start(endpoint.clone(), checked, stage);
         let subscriber_options = SubscriberOptions {
             response_timeout: timeout,
             connect_timeout: manner.connect_timeout,
             heartbeat: timeout,
             ..SubscriberOptions::new("lockscope-agent-messages")
         };
-        let (subscriber, messages) = Subscriber::start(aim.clone(), subscriber_options, stage);
+        let (subscriber, messages) = Subscriber::start(endpoint.clone(), subscriber_options, stage);
         let forced = keys::forced_channel(&manner.client);
         subscriber.subscribe([forced.clone()]);
         let state = commands.state();
         let renewals_state = renewals.state();
-        let node = aim.to_string();
+        let node = endpoint.to_string();
         metrics.server(&node, manner.red);
         let news = News {
             state,
@@ -166,7 +166,7 @@ impl RedisNode {
             connections: 0,
             evicts: None,
             master: None,
-            follows: aim.follows(),
+            follows: endpoint.follows_master(),
         };
         let news = unfold(news, |mut news| async move { Some((news.next().await, news)) });
         let metrics = Arc::clone(metrics);

@@ -9,7 +9,7 @@ use futures_util::future::Either;
 use futures_util::stream::{BoxStream, SelectAll};
 use redisson::ClientId;
 use redisson::script::{Call, Publish};
-use service_kit::redis_link::{Aim, Cluster, Target};
+use service_kit::redis::{Cluster, Endpoint, Target};
 use service_kit::shutdown::Shutdown;
 use service_kit::trace::TraceParent;
 
@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 #[derive(Debug, Clone)]
 pub enum Backend {
     /// One server, or the one that is the master at the time.
-    Server(Aim),
+    Server(Endpoint),
     Cluster(Cluster),
 }
 
@@ -73,8 +73,8 @@ impl Servers {
         };
         let mut news = SelectAll::new();
         let main = match start.main {
-            Backend::Server(aim) => {
-                let (side, events) = RedisNode::start(manner, &aim, metrics, stage);
+            Backend::Server(endpoint) => {
+                let (side, events) = RedisNode::start(manner, &endpoint, metrics, stage);
                 news.push(events.map(|event| (Node::Main, event)).boxed());
                 MainSide::Server(side)
             }

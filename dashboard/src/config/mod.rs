@@ -16,7 +16,7 @@ use std::sync::Arc;
 use clap::Parser;
 use redisson::Grouping;
 use redisson::group::Pattern;
-use service_kit::redis_link;
+use service_kit::redis;
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry;
 
@@ -162,13 +162,13 @@ pub struct Deployment {
     /// Its name, in addresses, the API and metrics.
     pub name: Arc<str>,
     /// How to reach it.
-    pub target: redis_link::Deployment,
+    pub target: redis::Deployment,
     /// Which of its databases.
     pub dbs: Vec<u32>,
     /// How to reach it for MONITOR, which shows all databases.
-    pub monitor: redis_link::Deployment,
+    pub monitor: redis::Deployment,
     /// How to reach it for releases by force.
-    pub release: redis_link::Deployment,
+    pub release: redis::Deployment,
 }
 
 /// Everything the program was told.
@@ -275,7 +275,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     let access = access::build(&raw, &mut mistakes);
     let has_cluster = deployments
         .iter()
-        .any(|deployment| matches!(deployment.target, redis_link::Deployment::Cluster(_)));
+        .any(|deployment| matches!(deployment.target, redis::Deployment::Cluster(_)));
     if raw.values.read_from == ReadFrom::Replica && has_cluster {
         let why = "not for a cluster: its replicas say of a lock that is moving to another node that there is none";
         mistakes.push(raw.mistake("read_from", why));
@@ -438,7 +438,7 @@ fn other_users(
     urls: &[NamedUrl],
     deployments: &[Deployment],
     mistakes: &mut Vec<String>,
-) -> Vec<(usize, redis_link::Deployment)> {
+) -> Vec<(usize, redis::Deployment)> {
     let mut mistake = |error: String| mistakes.push(raw.mistake(field, error));
     let mut found = Vec::new();
     for NamedUrl { name, target } in urls {
@@ -471,13 +471,13 @@ fn other_users(
 }
 
 /// What a deployment is called that was given no name, among several.
-fn usual_name(target: &redis_link::Deployment) -> String {
+fn usual_name(target: &redis::Deployment) -> String {
     match target {
-        redis_link::Deployment::Server(target) => target.address().to_string(),
-        redis_link::Deployment::Cluster(target) => {
+        redis::Deployment::Server(target) => target.address().to_string(),
+        redis::Deployment::Cluster(target) => {
             target.seeds().first().map(ToString::to_string).unwrap_or_default()
         }
-        redis_link::Deployment::Sentinel(target) => target.name().to_owned(),
+        redis::Deployment::Sentinel(target) => target.name().to_owned(),
     }
 }
 

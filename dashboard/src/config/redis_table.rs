@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::Deserialize;
-use service_kit::redis_link::Deployment;
+use service_kit::redis::Deployment;
 
 use super::{NamedUrl, deployment_name};
 use crate::model::types::Group;

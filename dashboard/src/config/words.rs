@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use service_kit::redis_link::Deployment;
+use service_kit::redis::Deployment;
 use service_kit::settings::HumanDuration;
 
 /// A server by its URL, perhaps with a name.

@@ -13,7 +13,7 @@ use prometheus::{IntCounterVec, Registry};
 use redis::Value;
 use redisson::name::is_invisible;
 use redisson::script::{self, ForceReleaseOutcome, parse_force_release};
-use service_kit::redis_link::{Aim, CallError, Deployment, Link};
+use service_kit::redis::{CallError, Deployment, Link, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
@@ -167,13 +167,15 @@ impl Releases {
         }
         let mut ways = HashMap::new();
         for deployment in &config.deployments {
-            let aim = Aim::at(&deployment.release, sentinel_options(), shutdown);
+            let endpoint = resolve(&deployment.release, sentinel_options(), shutdown).ok();
             for db in &deployment.dbs {
                 if let Some(scope) = model.scope(&deployment.name, *db) {
-                    let way = match (&aim, &deployment.release) {
-                        (Some(aim), _) => {
-                            Way::Server(Link::start(aim.with_db(*db), way::options(), shutdown))
-                        }
+                    let way = match (&endpoint, &deployment.release) {
+                        (Some(endpoint), _) => Way::Server(Link::start(
+                            endpoint.with_db(*db),
+                            way::options(),
+                            shutdown,
+                        )),
                         (None, Deployment::Cluster(target)) => {
                             Way::Cluster(Nodes::new(target.clone(), shutdown))
                         }

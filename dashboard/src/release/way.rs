@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::Value;
 use redisson::script::{Call, Publish};
 use redisson::{LockName, slot};
-use service_kit::redis_link::{
+use service_kit::redis::{
     Address, CallError, Cluster, ClusterTarget, Link, LinkOptions, LinkStatus,
 };
 use service_kit::shutdown::Shutdown;

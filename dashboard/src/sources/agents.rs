@@ -11,7 +11,7 @@ use redis::Value;
 use redisson::name::is_invisible;
 use redisson::{ClientId, HolderId, LockName, keys};
 use serde::Deserialize;
-use service_kit::redis_link::{Address, CallError, Link, ServerError};
+use service_kit::redis::{Address, CallError, Link, ServerError};
 
 use super::read::integer;
 use super::scope::Scope;

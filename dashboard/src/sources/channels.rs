@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::keys;
-use service_kit::redis_link::{Aim, Link, LinkStatus, PubSubEvent, Subscriber};
+use service_kit::redis::{Endpoint, Link, LinkStatus, PubSubEvent, Subscriber};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
@@ -54,14 +54,14 @@ impl Channels {
     /// Begins to subscribe. `link` is a connection to the server, `shards` what is subscribed of its channels of shards, `share` which locks it has.
     #[must_use]
     pub fn start(
-        aim: Aim,
+        endpoint: Endpoint,
         scopes: Vec<Scope>,
         (link, shards, share): (Link, Shards, SlotShare),
         (hub, model): (Arc<Hub>, ModelHandle),
         status: Arc<SourceStatus>,
         shutdown: &Shutdown,
     ) -> Self {
-        let (subscriber, events) = Subscriber::start(aim, subscriber_options(), shutdown);
+        let (subscriber, events) = Subscriber::start(endpoint, subscriber_options(), shutdown);
         let mut channels = Self {
             scopes,
             model,

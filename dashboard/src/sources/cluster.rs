@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use service_kit::clock;
-use service_kit::redis_link::{
+use service_kit::redis::{
     Address, Cluster, ClusterState, ClusterTarget, Deployment, Link, LinkState, LinkStatus,
 };
 use tokio::sync::watch;
@@ -196,7 +196,7 @@ impl Follower {
         let server = WatchedServer {
             deployment: Arc::clone(&self.deployment),
             server: address.to_string(),
-            aim: self.cluster.target().node(address.clone()).into(),
+            endpoint: self.cluster.target().node(address.clone()).into(),
             monitor: self.monitor.node(address.clone()).into(),
             dbs: vec![(scope, batches)],
             share: SlotShare::Node(Arc::clone(&self.nodes), address.clone()),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use service_kit::redis_link::{Aim, CallError, Link, LinkStatus, ServerInfo};
+use service_kit::redis::{CallError, Endpoint, Link, LinkStatus, ServerInfo};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
@@ -16,8 +16,8 @@ use crate::redis::link_options;
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Starts a connection that reads.
-pub(super) fn link(aim: Aim, shutdown: &Shutdown) -> Link {
-    Link::start(aim, link_options(), shutdown)
+pub(super) fn link(endpoint: Endpoint, shutdown: &Shutdown) -> Link {
+    Link::start(endpoint, link_options(), shutdown)
 }
 
 /// Reports the failure of a source, and waits where an immediate retry is pointless.
@@ -75,7 +75,7 @@ pub(super) async fn rest(link: &Link, status: &SourceStatus, until: Instant) {
 
 #[cfg(test)]
 mod tests {
-    use service_kit::redis_link::Target;
+    use service_kit::redis::Target;
 
     use super::*;
     use crate::model::types::Source;

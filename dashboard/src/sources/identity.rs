@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Value, cmd};
-use service_kit::redis_link::{CallError, Link};
+use service_kit::redis::{CallError, Link};
 use tokio::time::Instant;
 
 use super::agents::Agents;

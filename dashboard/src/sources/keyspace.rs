@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use redis::{Value, cmd};
 use redisson::LockName;
-use service_kit::redis_link::{Aim, CallError, Link, LinkStatus, PubSubEvent, Subscriber};
+use service_kit::redis::{CallError, Endpoint, Link, LinkStatus, PubSubEvent, Subscriber};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -86,7 +86,7 @@ impl Keyspace {
     /// Subscribes to nothing yet. `link` is a connection to the deployment.
     #[must_use]
     pub fn start(
-        aim: Aim,
+        endpoint: Endpoint,
         scopes: Vec<Scope>,
         (link, share): (Link, SlotShare),
         hub: Arc<Hub>,
@@ -94,7 +94,7 @@ impl Keyspace {
         status: Arc<SourceStatus>,
         shutdown: &Shutdown,
     ) -> Self {
-        let (subscriber, events) = Subscriber::start(aim, subscriber_options(), shutdown);
+        let (subscriber, events) = Subscriber::start(endpoint, subscriber_options(), shutdown);
         Self {
             scopes,
             link,

@@ -37,7 +37,7 @@ pub mod view;
 
 use std::sync::Arc;
 
-use service_kit::redis_link::Aim;
+use service_kit::redis::resolve;
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 
@@ -86,13 +86,13 @@ pub fn start(
             };
             dbs.push((Scope { id, deployment: Arc::clone(&deployment.name), db: *db }, batches));
         }
-        match Aim::at(&deployment.target, sentinel_options(), shutdown) {
-            Some(aim) => {
+        match resolve(&deployment.target, sentinel_options(), shutdown) {
+            Ok(endpoint) => {
                 let server = WatchedServer {
                     deployment: Arc::clone(&deployment.name),
                     server: deployment.target.place(),
-                    monitor: aim.seen_as(&deployment.monitor).with_db(0),
-                    aim,
+                    monitor: endpoint.with_credentials(&deployment.monitor).with_db(0),
+                    endpoint,
                     dbs,
                     share: SlotShare::Whole,
                     stop: shutdown.token(),
@@ -100,7 +100,7 @@ pub fn start(
                 };
                 shared.start(server);
             }
-            None => {
+            Err(_cluster) => {
                 let front = dbs.first().map(|(scope, _)| scope.id);
                 let follower = front.and_then(|front| Follower::new(&shared, deployment, front));
                 if let Some(follower) = follower {

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use redis::{Cmd, Value, cmd};
-use service_kit::redis_link::{CallError, Link, ServerError};
+use service_kit::redis::{CallError, Link, ServerError};
 use tokio::time::Instant;
 
 use super::fine_timer::FineTimer;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::cmd;
 use redisson::Moment;
-use service_kit::redis_link::{CallError, Link, LinkState, LinkStatus, Redirect, Role};
+use service_kit::redis::{CallError, Link, LinkState, LinkStatus, Redirect, Role};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 

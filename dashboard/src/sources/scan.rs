@@ -8,7 +8,7 @@ use std::time::Duration;
 use redis::{Value, cmd};
 use redisson::group::glob_matches;
 use redisson::{LockName, keys};
-use service_kit::redis_link::{CallError, Link, ServerInfo};
+use service_kit::redis::{CallError, Link, ServerInfo};
 use tokio::time::Instant;
 
 use super::connection::{failed, rest, up};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use service_kit::redis_link::{Aim, Link, LinkOptions, Replicas};
+use service_kit::redis::{Endpoint, Link, LinkOptions, Replicas};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -49,8 +49,8 @@ pub(super) struct WatchedServer {
     pub(super) deployment: Arc<str>,
     /// Its displayed name.
     pub(super) server: String,
-    pub(super) aim: Aim,
-    pub(super) monitor: Aim,
+    pub(super) endpoint: Endpoint,
+    pub(super) monitor: Endpoint,
     /// Its databases, each with the model's read requests.
     pub(super) dbs: Vec<(Scope, mpsc::Receiver<Vec<ReadRequest>>)>,
     /// Its share of the deployment's locks.
@@ -64,7 +64,8 @@ impl Shared {
     /// Starts the sources of one server. Returns a connection that reads its locks, and the tasks, which end with the
     /// server's token and at shutdown.
     pub(super) fn start(&self, server: WatchedServer) -> Option<(Link, Vec<JoinHandle<()>>)> {
-        let WatchedServer { deployment, server, aim, monitor, dbs, share, stop, first } = server;
+        let WatchedServer { deployment, server, endpoint, monitor, dbs, share, stop, first } =
+            server;
         let Self { model, hub, sources, shutdown, .. } = self;
         let mut tasks = Vec::new();
         let mut spawn = |name: String, task: BoxFuture<'static, ()>| {
@@ -73,12 +74,12 @@ impl Shared {
         let several = dbs.len() > 1;
         let scopes: Vec<Scope> = dbs.iter().map(|(scope, _)| scope.clone()).collect();
         let replicas = (self.read_from == ReadFrom::Replica)
-            .then(|| Replicas::start(&aim, &link_options(), shutdown));
+            .then(|| Replicas::start(&endpoint, &link_options(), shutdown));
         // Clients connect to the server itself, even where its locks are read from a replica.
-        let server_link = replicas.as_ref().map(|_| link(aim.clone(), shutdown));
-        let (aim, monitor) = match &replicas {
-            Some(replicas) => (replicas.of(&aim), replicas.of(&monitor)),
-            None => (aim, monitor),
+        let server_link = replicas.as_ref().map(|_| link(endpoint.clone(), shutdown));
+        let (endpoint, monitor) = match &replicas {
+            Some(replicas) => (replicas.endpoint(&endpoint), replicas.endpoint(&monitor)),
+            None => (endpoint, monitor),
         };
         let mut reading = None;
         let shards = Shards::default();
@@ -86,11 +87,11 @@ impl Shared {
         for (scope, batches) in dbs {
             let db = scope.db;
             let node = if several { format!("{server}/{db}") } else { server.clone() };
-            let aim = aim.with_db(db);
+            let endpoint = endpoint.with_db(db);
             let facts = ServerFacts::default();
             let poll = Poll {
                 scope: scope.clone(),
-                link: link(aim.clone(), shutdown),
+                link: link(endpoint.clone(), shutdown),
                 batches,
                 model: model.clone(),
                 status: sources.add_poll(&deployment, &node, scope.id),
@@ -125,7 +126,7 @@ impl Shared {
             }
             let scan = Scan {
                 scope,
-                link: link(aim, shutdown),
+                link: link(endpoint, shutdown),
                 settings: self.scan.clone(),
                 ignore: self.ignore.clone(),
                 model: model.clone(),
@@ -152,7 +153,7 @@ impl Shared {
         sources.add_switch(&deployment, &server, switch);
         spawn(format!("MONITOR of {server}"), Box::pin(tap.run()));
         let channels = Channels::start(
-            aim.clone(),
+            endpoint.clone(),
             scopes.clone(),
             (reading.clone(), shards.clone(), share.clone()),
             (Arc::clone(hub), model.clone()),
@@ -161,7 +162,7 @@ impl Shared {
         );
         spawn(format!("channels of {server}"), Box::pin(channels.run()));
         let keyspace = Keyspace::start(
-            aim,
+            endpoint,
             scopes.clone(),
             (reading.clone(), share.clone()),
             Arc::clone(hub),

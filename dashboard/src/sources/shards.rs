@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redisson::{HolderId, Kind, keys};
-use service_kit::redis_link::Subscriber;
+use service_kit::redis::Subscriber;
 
 use super::slot_share::SlotShare;
 use crate::model::types::{LockView, Snapshot};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redisson::LockName;
 use redisson::slot;
-use service_kit::redis_link::{Address, Cluster, Link, LinkStatus, Redirect, Slots};
+use service_kit::redis::{Address, Cluster, Link, LinkStatus, Redirect, Slots};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 

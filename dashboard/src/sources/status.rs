@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redisson::slot;
 use service_kit::clock;
-use service_kit::redis_link::{Address, LinkState, LinkStatus, ReadsFrom, Role, ServerInfo, Slots};
+use service_kit::redis::{Address, LinkState, LinkStatus, ReadsFrom, Role, ServerInfo, Slots};
 use tokio::sync::watch;
 
 use super::monitor::switch::Switch;

@@ -30,7 +30,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use service_kit::redis_link::Address;
+use service_kit::redis::Address;
 
 use crate::archive::{Answer, Gap};
 use crate::clock::SteadyMillis;

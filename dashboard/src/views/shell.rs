@@ -1,7 +1,7 @@
 //! Read-only commands to check a lock by hand, safe to paste whatever the name holds.
 
 use redisson::{Kind, LockName, keys};
-use service_kit::redis_link::Address;
+use service_kit::redis::Address;
 
 use crate::model::types::LockId;
 use crate::text;

@@ -49,7 +49,7 @@ impl Dashboard {
 
     /// With these flags.
     pub(crate) async fn with(flags: &[&str]) -> Self {
-        service_kit::redis_link::install_crypto_provider();
+        service_kit::redis::install_crypto_provider();
         let flags = ["lockscope-dashboard"].into_iter().chain(flags.iter().copied());
         let config = Config::load_from(flags.map(Into::into), [])
             .unwrap_or_else(|stop| panic!("{}", stop.text()));

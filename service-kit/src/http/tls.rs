@@ -131,7 +131,7 @@ fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redis_link::install_crypto_provider;
+    use crate::redis::install_crypto_provider;
 
     fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
         let path = folder.join(name);

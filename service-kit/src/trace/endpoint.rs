@@ -10,7 +10,7 @@ use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig};
 
 use super::sampling::Sampling;
-use crate::redis_link;
+use crate::redis;
 
 /// How long a batch may take, as the standard has it.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -141,7 +141,7 @@ impl Endpoint {
         if !self.url.starts_with("https") {
             return Ok(Arc::new(HyperClient::with_default_connector(self.timeout, None)));
         }
-        let tls = redis_link::tls::client_config(self.authorities.as_deref())
+        let tls = redis::tls::client_config(self.authorities.as_deref())
             .map_err(|error| self.unreadable(&error))?;
         let connector = hyper_rustls::HttpsConnectorBuilder::new()
             .with_tls_config(tls)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::cmd;
-use service_kit::redis_link::{Link, LinkOptions, LinkState, LinkStatus, Role, ServerInfo};
+use service_kit::redis::{Link, LinkOptions, LinkState, LinkStatus, Role, ServerInfo};
 use service_kit::shutdown::Shutdown;
 
 use crate::server::Server;

@@ -1,7 +1,7 @@
 //! Connecting, logging in, calling.
 
 use redis::{Value, cmd, pipe};
-use service_kit::redis_link::{CallError, Link, LinkOptions, LinkStatus, Role};
+use service_kit::redis::{CallError, Link, LinkOptions, LinkStatus, Role};
 use service_kit::shutdown::Shutdown;
 
 use crate::server::Server;

@@ -8,17 +8,17 @@
 mod checks;
 mod http;
 mod link;
+mod monitor;
 mod outages;
 mod proxy;
 mod server;
 mod signals;
 mod subscriber;
-mod tap;
 mod tls;
 
 use std::time::Duration;
 
-use service_kit::redis_link::{Link, LinkOptions, LinkStatus, SubscriberOptions, Target};
+use service_kit::redis::{Link, LinkOptions, LinkStatus, SubscriberOptions, Target};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
@@ -66,7 +66,7 @@ fn patient_link(url: &str, shutdown: &Shutdown) -> Link {
     Link::start(target(url), options, shutdown)
 }
 
-async fn up(link: &Link) -> std::sync::Arc<service_kit::redis_link::ServerInfo> {
+async fn up(link: &Link) -> std::sync::Arc<service_kit::redis::ServerInfo> {
     in_time("the link is up", link.up()).await.unwrap()
 }
 

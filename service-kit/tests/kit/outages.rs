@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::{Value, cmd};
-use service_kit::redis_link::{CallError, Link, LinkOptions, LinkStatus};
+use service_kit::redis::{CallError, Link, LinkOptions, LinkStatus};
 use service_kit::shutdown::Shutdown;
 
 use crate::proxy::Proxy;

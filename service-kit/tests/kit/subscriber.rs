@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use service_kit::redis_link::{PubSubEvent, Subscriber, SubscriberOptions};
+use service_kit::redis::{PubSubEvent, Subscriber, SubscriberOptions};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc::Receiver;
 
@@ -92,7 +92,7 @@ async fn messages_arrive_once_a_channel_is_told_as_subscribed() {
         server.ask::<u32>(&["PUBLISH", "news", "two"]) == 0
     })
     .await;
-    assert_eq!(listener.subscriber.wished(), 2);
+    assert_eq!(listener.subscriber.wanted(), 2);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use redis::cmd;
-use service_kit::redis_link::{Link, Target};
+use service_kit::redis::{Link, Target};
 use service_kit::shutdown::Shutdown;
 use tempfile::TempDir;
 
@@ -72,8 +72,7 @@ async fn a_server_with_a_certificate_of_our_ca_is_trusted() {
     let certificates = Certificates::generate();
     let server = certificates.server().await;
     let shutdown = Shutdown::new();
-    let options =
-        service_kit::redis_link::LinkOptions { response_timeout: DEADLINE, ..link_options() };
+    let options = service_kit::redis::LinkOptions { response_timeout: DEADLINE, ..link_options() };
     let link =
         Link::start(secure("localhost", &server, &certificates.path("ca.pem")), options, &shutdown);
     up(&link).await;

@@ -32,7 +32,7 @@ fn told(world: &mut World, agent: usize, session: SessionId) -> Vec<String> {
 
 fn pass(world: &mut World, time: u64) {
     world.pass(ms(time));
-    assert_eq!(world.breach(), None);
+    assert_eq!(world.violation(), None);
 }
 
 #[test]

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::monitor::ServerRole;
-use service_kit::redis_link::{
-    Aim, CallError, Link, LinkStatus, Role, ServerInfo, Tap as Connection, TapError,
+use service_kit::redis::{
+    CallError, Endpoint, Link, LinkStatus, Monitor as Connection, MonitorError, Role, ServerInfo,
 };
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -60,7 +60,7 @@ const BEHIND: Duration = Duration::from_secs(1);
 /// The reader of one server.
 #[derive(Debug)]
 pub struct MonitorReader {
-    aim: Aim,
+    endpoint: Endpoint,
     link: Link,
     settings: MonitorSettings,
     scopes: Vec<Scope>,
@@ -97,7 +97,7 @@ impl MonitorReader {
     /// Makes it, and what asks it for a look. `link`: a connection of its own to the same server as the same user.
     #[must_use]
     pub fn new(
-        aim: Aim,
+        endpoint: Endpoint,
         link: Link,
         settings: MonitorSettings,
         scopes: Vec<Scope>,
@@ -109,8 +109,18 @@ impl MonitorReader {
         let governor = Governor::new(settings.max_ops);
         let delivery = Delivery::new(scopes.clone(), model.clone(), metrics.clone());
         let asked = switch.until.subscribe();
-        let tap =
-            Self { aim, link, settings, scopes, model, status, metrics, asked, governor, delivery };
+        let tap = Self {
+            endpoint,
+            link,
+            settings,
+            scopes,
+            model,
+            status,
+            metrics,
+            asked,
+            governor,
+            delivery,
+        };
         (tap, switch)
     }
 
@@ -118,9 +128,9 @@ impl MonitorReader {
     pub async fn run(mut self) {
         loop {
             let (why, load) = self.closed().await;
-            let end = match Connection::open(&self.aim, CLIENT_NAME, TIMEOUT).await {
+            let end = match Connection::open(&self.endpoint, CLIENT_NAME, TIMEOUT).await {
                 Ok(connection) => self.open(connection, why, load).await,
-                Err(TapError::Denied(error)) => End::Denied(error.to_string()),
+                Err(MonitorError::Denied(error)) => End::Denied(error.to_string()),
                 Err(error) => End::Broken(error.to_string()),
             };
             self.ended(end).await;
@@ -325,7 +335,7 @@ impl MonitorReader {
                         read_at = Instant::now();
                         pause_at = Some(read_at + PAUSE);
                     }
-                    Err(TapError::Left(why)) => return End::Broken(why),
+                    Err(MonitorError::Moved(why)) => return End::Broken(why),
                     Err(error) => {
                         return End::Close(format!(
                             "{error}; perhaps it was read too slowly for the server's limit, or somebody \

@@ -1,7 +1,7 @@
 //! What the server says of its load, its limits and its clients.
 
 use redis::{Cmd, Value, cmd};
-use service_kit::redis_link::{CallError, Link};
+use service_kit::redis::{CallError, Link};
 use tokio::time::Instant;
 
 use super::governor::Load;

@@ -3,7 +3,7 @@
 
 use prometheus::Registry;
 use redisson::{Grouping, Moment};
-use service_kit::redis_link::{LinkOptions, Target};
+use service_kit::redis::{LinkOptions, Target};
 use service_kit::shutdown::Shutdown;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -89,8 +89,9 @@ fn reader(
     let status = sources.add(&Arc::from("main"), "node", Source::Monitor);
     let metrics = TapsMetrics::register(&Registry::new()).unwrap().of("node");
     let monitor = MonitorSettings { mode, max_ops: 10_000, unbounded: false };
-    let aim = target.clone().into();
-    let (tap, switch) = MonitorReader::new(aim, link, monitor, Vec::new(), handle, status, metrics);
+    let endpoint = target.clone().into();
+    let (tap, switch) =
+        MonitorReader::new(endpoint, link, monitor, Vec::new(), handle, status, metrics);
     (tap, switch, actor)
 }
 

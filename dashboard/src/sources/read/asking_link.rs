@@ -2,7 +2,7 @@
 //! ASKING each time.
 
 use redis::{Arg, Cmd, Pipeline, Value};
-use service_kit::redis_link::{CallError, Link, ServerError};
+use service_kit::redis::{CallError, Link, ServerError};
 
 use super::{Caller, ServerFacts};
 

@@ -16,7 +16,7 @@ mod transaction;
 
 use redis::{Cmd, Pipeline, Value, cmd};
 use redisson::LockName;
-use service_kit::redis_link::{CallError, Link, Redirect, ServerError};
+use service_kit::redis::{CallError, Link, Redirect, ServerError};
 use thiserror::Error;
 
 use crate::clock::{SteadyMillis, now};

@@ -2,7 +2,7 @@
 
 use redis::Cmd;
 use redisson::{LockName, keys, shape};
-use service_kit::redis_link::Redirect;
+use service_kit::redis::Redirect;
 
 use super::reply::{integer, is_of, no_lock, no_lock_but, other, permitted, strings, too_large};
 use super::transaction::Job;

@@ -2,7 +2,7 @@
 
 use redis::Value;
 use redisson::shape;
-use service_kit::redis_link::{CallError, ServerError};
+use service_kit::redis::{CallError, ServerError};
 
 use super::ReadError;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use redisson::shape::LockHash;
 use redisson::{Moment, keys};
-use service_kit::redis_link::ServerError;
+use service_kit::redis::ServerError;
 
 use super::reply::{integer, is_list, signed};
 use super::{Caller, Findings, Found, ReadError, ReadRequest, ask, command};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Value, cmd};
 use redisson::shape::{self, LockHash};
 use redisson::{HolderId, LockName};
-use service_kit::redis_link::ServerError;
+use service_kit::redis::ServerError;
 
 use super::companions::{Ask, More, readable};
 use super::probe::lengths;

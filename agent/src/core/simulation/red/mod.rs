@@ -1,27 +1,60 @@
-//! Red locks under a seed's chance: agents, and three or five servers that fail each for itself.
-//!
-//! A world of its own, since what fails here are servers and not the way to one of them. The servers are the model of Redis
-//! that the other simulation uses. `LOCKSCOPE_SEEDS` chooses seeds here too.
+//! Red locks: agents, and three or five servers that fail independently.
 
-mod laws;
+mod invariants;
 mod worker;
 
+use std::ops::Range;
 use std::time::Duration;
 
 use redisson::Lease;
 
-pub(super) use laws::Forgotten;
-pub(super) use worker::Worker;
-pub(in crate::core) use worker::{hold_request, lock_name, red_lock};
+use super::schedule::Trace;
+use super::seeds::{self, Verdict};
+use super::world::{self, Scenario};
+use crate::core::Node;
+use crate::protocol::resp::Frame;
+use crate::types::SessionId;
+use invariants::ForgottenHolds;
+use worker::Worker;
 
-pub(in crate::core) use super::world::World;
+pub(in crate::core) use super::requests::{hold_request, lock_name};
+pub(in crate::core) use worker::red_lock;
 
-use super::seeds;
+const SEEDS: Range<u64> = 0..40;
 
-const SEEDS: std::ops::Range<u64> = 0..40;
+pub(in crate::core) type World = world::World<RedLocks>;
+
+#[derive(Debug, Default)]
+pub(in crate::core) struct RedLocks {
+    forgotten: ForgottenHolds,
+}
+
+impl Scenario for RedLocks {
+    type Worker = Worker;
+
+    fn node(server: usize) -> Node {
+        Node::Red(server)
+    }
+
+    fn act(world: &mut World, agent: usize, session: SessionId) {
+        world.choose_command(agent, session);
+    }
+
+    fn on_reply(world: &mut World, agent: usize, session: SessionId, reply: Frame) {
+        world.handle_reply(agent, session, &reply);
+    }
+
+    fn check(world: &mut World) -> Verdict {
+        world.check()
+    }
+
+    fn on_hold_lost(&mut self, lock: &str, field: &str) {
+        self.forgotten.note(lock, field);
+    }
+}
 
 /// One run from its first to its last instant.
-fn run(seed: u64, traced: bool) -> (World, Result<(), String>) {
+fn run(seed: u64, traced: bool) -> (World, Verdict) {
     let mut world = World::new(seed, if seed.is_multiple_of(3) { 5 } else { 3 }, 2, |settings| {
         let lease = 600 + seed % 7 * 700;
         settings.lease = Lease::new(Duration::from_millis(lease)).expect("a lease within bounds");
@@ -31,71 +64,48 @@ fn run(seed: u64, traced: bool) -> (World, Result<(), String>) {
             red.node_timeout = Duration::from_millis(lease / 40);
         }
     });
-    world.trace = traced.then(Vec::new);
-    let outcome = play(&mut world, seed);
-    (world, outcome)
+    world.trace = Trace::new(traced);
+    let verdict = seeds::guard(|| play(&mut world, seed));
+    (world, verdict)
 }
 
-fn play(world: &mut World, seed: u64) -> Result<(), String> {
+fn play(world: &mut World, seed: u64) -> Verdict {
     let lease = world.settings.lease.duration();
     world.working = true;
     world.faulty = true;
     world.forgetful = seed % 2 == 1;
     for agent in 0..world.agents.len() {
-        for _ in 0..world.dice.within(1..4) {
+        for _ in 0..world.rng.within(1..4) {
             world.join(agent);
         }
     }
     world.fault_after(100_000);
-    let go_on = |world: &mut World, time: Duration| {
-        world.pass(time);
-        world.breach.take().map_or(Ok(()), Err)
-    };
-    go_on(world, lease * 12)?;
-    world.heal();
+    world.run_for(lease * 12)?;
+    world.repair_all();
     // Whoever died has left a lease at most, and the longest one asked for is five seconds.
     let enough = lease * 3 + Duration::from_secs(6);
-    go_on(world, enough)?;
+    world.run_for(enough)?;
     let before = world.grants;
-    go_on(world, enough * 3)?;
+    world.run_for(enough * 3)?;
     if world.grants == before {
-        return Err("nobody was granted anything after everything was mended".to_owned());
+        return Err("nobody was granted anything after everything was repaired".to_owned());
     }
     world.working = false;
-    go_on(world, enough * 2)?;
+    world.run_for(enough * 2)?;
     world.check_end()
 }
 
 #[test]
-fn no_two_majorities_and_nothing_left_behind() {
-    let wanted = seeds(SEEDS);
-    let alone = wanted.end - wanted.start == 1;
+fn no_two_majorities_are_valid_and_nothing_is_left_behind() {
+    let seeds = seeds::chosen(SEEDS);
+    let single = seeds::is_single(&seeds);
     let mut grants = 0;
-    for seed in wanted {
-        let (world, outcome) = run(seed, alone);
-        grants += world.grants;
-        if alone {
-            println!("{}", world.trace.unwrap_or_default().join("\n"));
-        }
-        if let Err(breach) = outcome {
-            let trace = run(seed, true).0.trace.unwrap_or_default();
-            let shown = trace.len().saturating_sub(60);
-            panic!(
-                "{}\n\n{breach}\n\nthe end of the trace of seed {seed}; all of it:\n\
-                 LOCKSCOPE_SEEDS={seed} cargo test -p lockscope-agent --lib simulation::red -- --nocapture\n",
-                trace[shown..].join("\n"),
-            );
-        }
-    }
-    assert!(grants > 0, "nobody was granted anything");
+    seeds::run_each(seeds, single, "red", run, |world| grants += world.grants);
+    assert!(grants > 0, "no lock was granted");
     println!("{grants} grants");
 }
 
 #[test]
 fn a_seed_determines_its_run() {
-    for seed in 0..10 {
-        let (first, second) = (run(seed, true).0.trace, run(seed, true).0.trace);
-        assert!(first.as_ref().is_some_and(|trace| trace.len() > 50), "seed {seed} does nothing");
-        assert_eq!(first, second, "seed {seed}");
-    }
+    seeds::assert_repeatable(0..10, run);
 }

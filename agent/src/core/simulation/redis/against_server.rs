@@ -8,8 +8,8 @@ use redisson::script::{self, Call, ExpectedLock, Publish, Value};
 use redisson::shape::LockHash;
 use redisson::{ClientId, HolderId, Lease, LockName, keys};
 
-use super::super::dice::Dice;
-use super::super::run::{channel, lock_name};
+use super::super::requests::{channel, lock_name};
+use super::super::rng::Rng;
 use super::{Content, Entry, Redis};
 use crate::core::ops::FAIR_WAIT;
 
@@ -28,7 +28,7 @@ enum Step {
 }
 
 struct Pair {
-    dice: Dice,
+    rng: Rng,
     model: Redis,
     client: Client,
     ears: Client,
@@ -83,32 +83,31 @@ impl Pair {
     }
 
     fn ours(&mut self) -> HolderId {
-        let number = i64::try_from(self.dice.within(1..5)).expect("a small number");
+        let number = i64::try_from(self.rng.within(1..5)).expect("a small number");
         HolderId::new(ClientId::from_random([7; 16]), number)
     }
 
-    fn seen<'a>(&mut self, hash: &'a LockHash) -> ExpectedLock<'a> {
-        let most_left = self.dice.one_in(3).then_some(Duration::from_secs(30));
-        ExpectedLock { hash, max_ttl: most_left }
+    fn expected<'a>(&mut self, hash: &'a LockHash) -> ExpectedLock<'a> {
+        let max_ttl = self.rng.one_in(3).then_some(Duration::from_secs(30));
+        ExpectedLock { hash, max_ttl }
     }
 
     fn step(&mut self) -> Step {
-        let lock = self.dice.pick(&LOCKS);
+        let lock = self.rng.pick(&LOCKS);
         let name = lock_name(lock);
         let (holder, other) = (self.ours(), self.ours());
-        let lease =
-            Lease::new(Duration::from_millis(self.dice.pick(&[100, 2000, 60_000]))).unwrap();
-        let count = u32::try_from(self.dice.within(1..4)).expect("a small count");
+        let lease = Lease::new(Duration::from_millis(self.rng.pick(&[100, 2000, 60_000]))).unwrap();
+        let count = u32::try_from(self.rng.within(1..4)).expect("a small count");
         let publish = Publish::Plain;
         let queue = text(&keys::queue(&name));
         let deadlines = text(&keys::deadlines(&name));
         let counter = text(&keys::token(&name));
-        let fenced = self.dice.one_in(2);
-        let least = self.dice.pick(&[1, 1, 7, 1_000_000]);
+        let fenced = self.rng.one_in(2);
+        let least = self.rng.pick(&[1, 1, 7, 1_000_000]);
         let fields = self.model.fields(lock).iter();
         let hash =
             LockHash::parse(fields.map(|(field, value)| (field.as_bytes(), value.as_bytes())));
-        Step::Script(match self.dice.within(0..62) {
+        Step::Script(match self.rng.within(0..62) {
             0..9 if fenced => script::acquire_fenced(&name, &holder, lease, least),
             0..9 => script::acquire(&name, &holder, lease),
             9..14 => script::renew([(&name, holder, count)], lease),
@@ -122,15 +121,15 @@ impl Pair {
             20..24 if fenced => script::hand_over_fenced(&name, &holder, &other, lease, least),
             20..24 => script::hand_over(&name, &holder, &other, lease),
             24 | 25 => script::show(&name),
-            26 => script::force_release(&name, self.seen(&hash), publish),
+            26 => script::force_release(&name, self.expected(&hash), publish),
             38 | 39 if !hash.holders.is_empty() => {
-                let index = self.dice.index(hash.holders.len());
-                let mut holder = hash.holders[index].clone();
-                holder.count += i64::from(self.dice.one_in(4));
-                script::force_release_holder(&name, self.seen(&hash), &holder, publish)
+                let index = self.rng.index(hash.holders.len());
+                let mut holder = hash.holders[index];
+                holder.count += i64::from(self.rng.one_in(4));
+                script::force_release_holder(&name, self.expected(&hash), &holder, publish)
             }
             42 | 43 => {
-                let deadline = self.dice.pick(&[None, Some(1), Some(9_000_000_000_000)]);
+                let deadline = self.rng.pick(&[None, Some(1), Some(9_000_000_000_000)]);
                 script::remove_waiter(&name, &other, deadline, publish)
             }
             27 => return Step::Plain(words(&format!("HSET {lock} {other} 2"))),
@@ -140,31 +139,31 @@ impl Pair {
             31 | 32 => return Step::Plain(words(&format!("DEL {lock}"))),
             33 => return Step::Plain(words(&format!("PERSIST {lock}"))),
             34 => {
-                let deadline = self.dice.pick(&["1", "9000000000000"]);
+                let deadline = self.rng.pick(&["1", "9000000000000"]);
                 let place = format!("ZADD {deadlines} {deadline} {other}");
-                return if self.dice.one_in(2) {
+                return if self.rng.one_in(2) {
                     Step::Plain(words(&place))
                 } else {
                     Step::Plain(words(&format!("RPUSH {queue} {other}")))
                 };
             }
             35 => return Step::Plain(words(&format!("DEL {queue} {deadlines}"))),
-            36 | 37 => return Step::Full(self.dice.one_in(3)),
+            36 | 37 => return Step::Full(self.rng.one_in(3)),
             40 => return Step::Plain(words(&format!("DEL {counter}"))),
             41 => {
-                let odd = self.dice.pick(&["text", "9223372036854775807", "12 PX 2000"]);
+                let odd = self.rng.pick(&["text", "9223372036854775807", "12 PX 2000"]);
                 return Step::Plain(words(&format!("SET {counter} {odd}")));
             }
             44..48 => {
                 let own = HolderId { write: true, ..other };
-                script::acquire_read(&name, &holder, lease, self.dice.one_in(2).then_some(&own))
+                script::acquire_read(&name, &holder, lease, self.rng.one_in(2).then_some(&own))
             }
             48..50 => script::acquire_write(&name, &HolderId { write: true, ..holder }, lease),
             50..52 => script::renew_read([(&name, holder, count)], lease),
             52..54 => script::release_read(&name, &holder, publish),
             54..56 => script::release_write(&name, &HolderId { write: true, ..holder }, publish),
             56..60 => {
-                let queue = !self.dice.one_in(4);
+                let queue = !self.rng.one_in(4);
                 script::acquire_fair(&name, &holder, lease, FAIR_WAIT, queue)
             }
             60 | 61 => script::release_fair(&name, &holder, FAIR_WAIT, publish),
@@ -371,7 +370,7 @@ async fn the_model_of_redis_does_what_redis_does() {
     }
     let mut model = Redis::default();
     model.subscribers.insert(listened, 1);
-    let mut pair = Pair { dice: Dice::new(1), model, client, ears, ambiguous: 0 };
+    let mut pair = Pair { rng: Rng::new(1), model, client, ears, ambiguous: 0 };
     let now = pair.time().await;
     pair.copy(now).await;
     for _ in 0..STEPS {

@@ -1,0 +1,262 @@
+//! Invariants of all kinds but red, at every instant and at the end.
+
+use redisson::{HolderId, Kind, Moment, keys};
+
+use super::super::redis::Content;
+use super::super::requests::lock_name;
+use super::super::seeds::Verdict;
+use super::World;
+use super::worker::NAMES;
+use crate::core::lease::hold::{Hold, LeaseMode};
+
+/// Counts of what the runs exercised.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Coverage {
+    pub(super) several: u64,
+    plain: u64,
+    read: u64,
+    write: u64,
+    fair: u64,
+    /// Instants with several readers.
+    shared: u64,
+    /// Instants at which an owner read under its own write hold.
+    under: u64,
+    /// Grants of a fair lock to the first waiter while others were queued.
+    in_turn: u64,
+}
+
+impl Coverage {
+    pub(super) fn count(&mut self, kind: Kind) {
+        match kind {
+            Kind::Read => self.read += 1,
+            Kind::Write => self.write += 1,
+            Kind::Fair => self.fair += 1,
+            _ => self.plain += 1,
+        }
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        self.several += other.several;
+        self.plain += other.plain;
+        self.read += other.read;
+        self.write += other.write;
+        self.fair += other.fair;
+        self.shared += other.shared;
+        self.under += other.under;
+        self.in_turn += other.in_turn;
+    }
+
+    /// Asserts that every promise was put to the test often.
+    pub(super) fn check(&self) {
+        let counts = [self.several, self.plain, self.read, self.write, self.fair];
+        let rare = [self.shared, self.under, self.in_turn];
+        assert!(counts.into_iter().chain(rare).all(|count| count > 100), "{self:?}");
+    }
+}
+
+/// A fair lock's queue and holder after the last event.
+#[derive(Debug, Default, Clone)]
+pub(super) struct FairQueue {
+    positions: Vec<String>,
+    holder: Option<String>,
+}
+
+impl World {
+    pub(super) fn check(&mut self) -> Verdict {
+        for lock in NAMES.as_flattened() {
+            self.check_holds(lock)?;
+        }
+        for (index, lock) in NAMES[2].iter().enumerate() {
+            self.check_order(index, lock)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that each valid hold is in Redis for long enough, and that no other hold excludes it.
+    fn check_holds(&mut self, lock: &str) -> Verdict {
+        let now = self.boot();
+        let name = lock_name(lock);
+        let mut inside: Vec<(usize, &Hold)> = Vec::new();
+        for (index, agent) in self.agents.iter().enumerate() {
+            for hold in agent.core.holds.values().filter(|hold| hold.name == name) {
+                let write = hold.kind == Kind::Write;
+                let field = HolderId { write, ..HolderId::new(agent.core.client, hold.number) };
+                if now < hold.valid_until {
+                    self.check_stored(lock, field, hold)?;
+                    inside.push((index, hold));
+                }
+                if agent.stalled_until <= self.now {
+                    self.check_reported(lock, field, hold)?;
+                }
+            }
+        }
+        let alone = inside.iter().find(|(_, hold)| hold.kind != Kind::Read);
+        if let Some((agent, hold)) = alone {
+            // The owner of a write hold may read as well.
+            let own = |(other, read): &(usize, &Hold)| {
+                read.kind == Kind::Read
+                    && hold.kind == Kind::Write
+                    && (*other, read.owner) == (*agent, hold.owner)
+            };
+            let others = inside.iter().filter(|other| other.1.number != hold.number && !own(other));
+            if let Some((_, other)) = others.into_iter().next() {
+                return Err(format!("two inside {lock}: {hold:?} and {other:?}"));
+            }
+        }
+        let (reads, under) =
+            (inside.iter().filter(|(_, hold)| hold.kind == Kind::Read).count(), alone.is_some());
+        self.scenario.coverage.shared += u64::from(reads > 1);
+        self.scenario.coverage.under += u64::from(reads > 0 && under);
+        Ok(())
+    }
+
+    /// Checks that Redis keeps a hold for at least as long as its owner was told.
+    fn check_stored(&self, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
+        let redis = &self.servers[0].redis;
+        if !redis.has(lock, &field.to_string()) {
+            let there = redis.fields(lock);
+            return Err(format!("{field} assumes that it holds {lock}, Redis has {there:?}"));
+        }
+        let mut kept = vec![lock.to_owned()];
+        if hold.kind == Kind::Read {
+            let marker = keys::read_marker_prefix(&hold.name, &field);
+            kept.push(format!("{}:1", String::from_utf8_lossy(&marker)));
+        }
+        let until = hold.valid_until.as_micros();
+        for key in kept {
+            if !redis.keys().contains_key(&key) {
+                return Err(format!("{field} holds {lock}, and {key} does not exist"));
+            }
+            if self.expiry(0, &key).is_some_and(|expires| expires < until) {
+                return Err(format!("{field} is assumed valid beyond {key}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that jeopardy and loss are reported in time.
+    fn check_reported(&self, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
+        let (lease, margin) = (self.settings.lease, self.settings.lost_margin);
+        // What is due at this very instant may still be in the queue of events.
+        let then = Moment::from_micros(self.now - 1);
+        let watched = hold.mode == LeaseMode::Renewed;
+        if watched && then >= lease.lost_at(hold.valid_until, margin) {
+            return Err(format!("the loss of {field} on {lock} is reported too late"));
+        }
+        if watched && !hold.jeopardy && then >= lease.at_risk_at(hold.valid_until) {
+            return Err(format!("the jeopardy of {field} on {lock} is reported too late"));
+        }
+        if then >= hold.valid_until {
+            return Err(format!("{field} holds {lock} beyond its lease"));
+        }
+        Ok(())
+    }
+
+    /// Checks that a fair lock goes to the first living waiter, and that no living waiter loses its queue position.
+    fn check_order(&mut self, index: usize, lock: &str) -> Verdict {
+        let name = lock_name(lock);
+        let redis = &self.servers[0].redis;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        let positions: Vec<String> = match redis.keys().get(&text(keys::queue(&name))) {
+            Some(entry) => match &entry.content {
+                Content::List(positions) => positions.iter().cloned().collect(),
+                other => return Err(format!("the queue of {lock} is {other:?}")),
+            },
+            None => Vec::new(),
+        };
+        let holder = redis.fields(lock).first().map(|(field, _)| field.clone());
+        let queue = FairQueue { positions, holder };
+        let before = std::mem::replace(&mut self.scenario.queues[index], queue.clone());
+        if queue.holder.is_some() && queue.holder != before.holder {
+            let ahead = before
+                .positions
+                .iter()
+                .take_while(|position| Some(*position) != queue.holder.as_ref());
+            let ahead: Vec<&String> =
+                ahead.filter(|position| queue.positions.contains(position)).collect();
+            if let Some(passed) = ahead.first() {
+                return Err(format!("{lock} went to {:?} past {passed}", queue.holder));
+            }
+            self.scenario.coverage.in_turn += u64::from(!queue.positions.is_empty());
+        }
+        // An agent without stalls extends its waiters' deadlines long before they pass.
+        if self.faulty || self.fault_free_since + 20_000_000 > self.now {
+            return Ok(());
+        }
+        for position in &queue.positions {
+            if !self.has_waiter(position) && !self.scenario.late_positions.contains(position) {
+                return Err(format!("{position} is in the queue of {lock} without a waiter"));
+            }
+        }
+        for dropped in
+            before.positions.iter().filter(|position| !queue.positions.contains(position))
+        {
+            let Some(id) = HolderId::parse(dropped.as_bytes()) else { continue };
+            let waits = self.agents.iter().any(|agent| {
+                agent.core.client == id.client
+                    && agent.core.waiters.values().any(|waiter| waiter.number == id.thread)
+            });
+            if waits && queue.holder.as_ref() != Some(dropped) {
+                return Err(format!("{dropped} waits for {lock} and has lost its queue position"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports whether a queue position belongs to a waiter, or is about to be given up.
+    fn has_waiter(&self, position: &str) -> bool {
+        let Some(id) = HolderId::parse(position.as_bytes()) else { return false };
+        self.agents.iter().filter(|agent| agent.core.client == id.client).any(|agent| {
+            let core = &agent.core;
+            core.waiters.values().any(|waiter| waiter.number == id.thread)
+                || core.ops.values().any(|op| op.purpose.concerns(id.thread))
+        })
+    }
+
+    /// Checks that nothing is left after all workers have left and all faults are repaired.
+    pub(super) fn check_end(&mut self) -> Verdict {
+        if !self.workers.is_empty() {
+            return Err(format!("commands without a reply: {:?}", self.workers));
+        }
+        for (index, agent) in self.agents.iter().enumerate() {
+            let core = &agent.core;
+            if !core.ops.is_empty() || !core.holds.is_empty() || !core.waiters.is_empty() {
+                return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.holds));
+            }
+            if !core.locks.is_empty() || !core.is_idle() || !agent.wanted_channels.is_empty() {
+                return Err(format!(
+                    "agent {index} remembers {:?} {:?}",
+                    core.locks, agent.wanted_channels
+                ));
+            }
+            if core.next_deadline().is_some() || !core.quota.is_empty() {
+                return Err(format!(
+                    "agent {index} has a deadline without a purpose: {:?}",
+                    core.timers
+                ));
+            }
+        }
+        let mut left = self.servers[0].redis.keys().clone();
+        // A late script may leave a queue position, which expires. Token counters stay.
+        left.retain(|key, entry| match &entry.content {
+            Content::Scores(_) => false,
+            Content::List(_) => !self.is_dead_queue(key),
+            Content::Text(_) => !key.starts_with("redisson_lock_token:"),
+            Content::Hash(_) => true,
+        });
+        if left.is_empty() { Ok(()) } else { Err(format!("left in Redis: {left:?}")) }
+    }
+
+    /// Reports whether all deadlines of a queue have passed.
+    #[expect(clippy::cast_precision_loss, reason = "epoch milliseconds")]
+    fn is_dead_queue(&self, queue: &str) -> bool {
+        let redis = &self.servers[0].redis;
+        let deadlines = queue.replace("redisson_lock_queue:", "redisson_lock_timeout:");
+        match redis.keys().get(&deadlines).map(|entry| &entry.content) {
+            Some(Content::Scores(scores)) => {
+                scores.values().all(|deadline| *deadline < redis.now_ms() as f64)
+            }
+            _ => true,
+        }
+    }
+}

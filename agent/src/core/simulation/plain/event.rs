@@ -1,0 +1,154 @@
+//! Events of a run.
+
+use std::rc::Rc;
+
+use redisson::LockName;
+use redisson::script::{Call, Value};
+
+use crate::core::{Failure, OpId};
+use crate::protocol::command::Command;
+use crate::types::{Number, SessionId};
+
+#[derive(Debug)]
+pub(super) enum Event {
+    Arrive(Packet),
+    Answer {
+        host: usize,
+        run: u64,
+        lane: usize,
+        generation: u64,
+        id: u64,
+        outcome: Result<Value, Failure>,
+    },
+    TimeOut {
+        host: usize,
+        run: u64,
+        lane: usize,
+        generation: u64,
+        id: u64,
+    },
+    Heartbeat {
+        host: usize,
+        run: u64,
+        lane: usize,
+        generation: u64,
+    },
+    Break {
+        host: usize,
+        run: u64,
+        lane: usize,
+        generation: u64,
+    },
+    Connect {
+        host: usize,
+        run: u64,
+        lane: usize,
+    },
+    Subscribe {
+        host: usize,
+        run: u64,
+        generation: u64,
+        name: LockName,
+    },
+    Input {
+        host: usize,
+        run: u64,
+        input: Input,
+    },
+    Alarm {
+        host: usize,
+        at: u64,
+    },
+    Resume {
+        host: usize,
+    },
+    Reconnect {
+        host: usize,
+        run: u64,
+        session: SessionId,
+    },
+    Act {
+        host: usize,
+        run: u64,
+        session: SessionId,
+        owner: usize,
+    },
+    Read {
+        host: usize,
+        run: u64,
+        session: SessionId,
+    },
+    Join {
+        host: usize,
+    },
+    OtherClient(usize),
+    Fault,
+    Repair(Repair),
+}
+
+/// What reaches a core from outside.
+#[derive(Debug)]
+pub(super) enum Input {
+    Outcome {
+        renewal: bool,
+        op: OpId,
+        outcome: Result<Value, Failure>,
+    },
+    Connected,
+    Message(LockName),
+    Subscribed(LockName),
+    Unsubscribed,
+    Forced(LockName, Number),
+    Opened(SessionId, bool),
+    Command(SessionId, Command),
+    Closed(SessionId),
+    /// The agent has looked who is stopped.
+    Stopped,
+}
+
+impl Input {
+    /// The driver takes what is urgent first.
+    pub(super) fn urgency(&self) -> u8 {
+        match self {
+            Self::Outcome { renewal: true, .. } => 0,
+            Self::Outcome { .. } => 1,
+            Self::Opened(..) | Self::Command(..) | Self::Closed(_) => 3,
+            _ => 2,
+        }
+    }
+}
+
+/// The generation of a copy that somebody on the way has made: it belongs to no connection.
+pub(super) const REPEATED: u64 = u64::MAX;
+
+/// A script on its way to Redis.
+#[derive(Debug, Clone)]
+pub(super) struct Packet {
+    pub(super) host: usize,
+    pub(super) run: u64,
+    pub(super) lane: usize,
+    pub(super) generation: u64,
+    pub(super) id: u64,
+    pub(super) op: OpId,
+    pub(super) call: Rc<Call>,
+    /// It was held up on the way, and arrives in any case.
+    pub(super) held: bool,
+}
+
+impl Packet {
+    /// Whether it is a copy that its sender knows nothing of.
+    pub(super) fn is_repeated(&self) -> bool {
+        self.generation == REPEATED
+    }
+}
+
+/// The end of a fault that does not end by itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Repair {
+    ServerUp,
+    Memory,
+    Disk(usize),
+    Refusal,
+    Alien(&'static str),
+    Counter(&'static str),
+}

@@ -1,0 +1,378 @@
+//! What must hold at every instant of every run.
+
+use redisson::HolderId;
+
+use super::super::requests::lock_name;
+use super::super::schedule::micros;
+use super::super::seeds::Verdict;
+use super::history::number;
+use super::names::{NAMES, name_of};
+use super::session::OWNERS;
+use super::simulation::Simulation;
+use crate::core::lease::hold::LeaseMode;
+use crate::core::lock::state::Contest;
+use crate::core::ops::Purpose;
+use crate::core::{Frozen, Gauges};
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::SessionId;
+
+/// In good network the answer to an attempt takes no longer, in microseconds.
+const ENOUGH: u64 = 5000;
+
+impl Simulation {
+    /// Whoever is told that it is inside, or still inside, is alone there.
+    pub(super) fn alone_inside(
+        &self,
+        host: usize,
+        id: SessionId,
+        owner: usize,
+        lock: &'static str,
+    ) -> Verdict {
+        let Some(mine) =
+            self.hosts[host].sessions.get(&id).and_then(|s| s.owners[owner].known_holds.get(lock))
+        else {
+            return Ok(());
+        };
+        if mine.leaving
+            || mine.valid_until <= self.hosts[host].boot(self.now)
+            || self.history.is_excused(lock, &mine.holder)
+        {
+            return Ok(());
+        }
+        let mut inside = Vec::new();
+        for other in &self.hosts {
+            let now = other.boot(self.now);
+            for session in other.sessions.values() {
+                let known_holds =
+                    session.owners.iter().filter_map(|owner| owner.known_holds.get(lock));
+                inside.extend(
+                    known_holds
+                        .filter(|known_hold| !known_hold.leaving && now < known_hold.valid_until)
+                        .map(|known_hold| known_hold.holder.clone()),
+                );
+            }
+        }
+        let other_clients = self
+            .other_clients
+            .iter()
+            .filter(|other_clients| other_clients.inside(self.now) == Some(lock));
+        inside.extend(other_clients.map(|other_clients| other_clients.field()));
+        inside.retain(|holder| *holder != mine.holder && !self.history.is_excused(lock, holder));
+        if inside.is_empty() {
+            return Ok(());
+        }
+        Err(format!("two inside {lock}: {} and {inside:?}", mine.holder))
+    }
+
+    /// What a core says at the very moment it says it.
+    pub(super) fn check_delivery(&mut self, host: usize, outgoing: &Outgoing) -> Verdict {
+        let Outgoing::Reply(Frame::Map(pairs)) = outgoing else { return Ok(()) };
+        let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
+        let (Some(Frame::Bulk(holder)), Some(Frame::Int(valid))) =
+            (value("holder"), value("valid_ms"))
+        else {
+            return Ok(());
+        };
+        let state = &self.hosts[host];
+        let now = state.boot(self.now);
+        let Some(hold) = state.core.holds.get(&number(holder)) else {
+            return Err(format!("a grant was told of what is not held: {pairs:?}"));
+        };
+        if u64::try_from(*valid) != Ok(hold.valid_ms(now)) {
+            return Err(format!("{valid} ms of validity were told, it is {}", hold.valid_ms(now)));
+        }
+        if hold.mode == LeaseMode::Renewed
+            && now >= state.settings.lease.lost_at(hold.valid_until, state.settings.lost_margin)
+        {
+            return Err(format!("a grant was told that is as good as lost: {pairs:?}"));
+        }
+        if now >= hold.valid_until {
+            return Err(format!("a grant was told that is over: {pairs:?}"));
+        }
+        // A re-entry tells its token again.
+        if let (Some(Frame::Int(token)), Some(Frame::Int(1)), Some(Frame::Bulk(lock))) =
+            (value("token"), value("holds"), value("lock"))
+        {
+            let (lock, holder) = (String::from_utf8_lossy(lock), String::from_utf8_lossy(holder));
+            let excused = self.history.is_excused(&lock, &holder);
+            self.history.tokens.told(host, state.run, &lock, &holder, excused, *token)?;
+        }
+        Ok(())
+    }
+
+    /// After every event.
+    pub(super) fn check(&mut self) -> Verdict {
+        let server_calm = self.server_is_well();
+        if !server_calm {
+            self.server.fault_free_since = self.now;
+        }
+        for host in 0..self.hosts.len() {
+            if !self.hosts[host].is_fault_free(self.now) || !server_calm {
+                self.hosts[host].fault_free_since = self.now;
+            }
+            self.check_departed(host).map_err(|violation| format!("host {host}: {violation}"))?;
+            self.check_holds(host).map_err(|violation| format!("host {host}: {violation}"))?;
+            self.check_names(host).map_err(|violation| format!("host {host}: {violation}"))?;
+            self.check_fields(host).map_err(|violation| format!("host {host}: {violation}"))?;
+        }
+        Ok(())
+    }
+
+    /// What a dead worker held is nobody else's before the lock delay is over.
+    fn check_departed(&mut self, host: usize) -> Verdict {
+        let state = &mut self.hosts[host];
+        let now = state.boot(self.now);
+        let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
+        state.departed.retain(|departed| now < departed.until);
+        for departed in &mut state.departed {
+            if let Some(hold) = state.core.holds.get(&departed.number) {
+                departed.valid_until = hold.valid_until;
+                continue;
+            }
+            // An agent that cannot renew it has to give it up in the end, as any other.
+            let is_over = now >= lease.lost_at(departed.valid_until, margin);
+            if !is_over && !self.history.is_excused(departed.lock, &departed.holder) {
+                return Err(format!("{departed:?} was let go before its time"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Holds stand in Redis, and their owners hear in time of what threatens them.
+    fn check_holds(&mut self, host: usize) -> Verdict {
+        let state = &self.hosts[host];
+        let now = state.boot(self.now);
+        let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
+        for hold in state.core.holds.values() {
+            let lock = std::str::from_utf8(hold.name.as_bytes()).expect("a lock of ours");
+            let field = HolderId::new(state.client, hold.number).to_string();
+            let there = self.server.redis.has(lock, &field);
+            let excused = self.history.is_excused(lock, &field);
+            if now < hold.valid_until && !there && !excused {
+                return Err(format!(
+                    "{field} holds {lock} to its knowledge, Redis has {:?}",
+                    self.server.redis.fields(lock)
+                ));
+            }
+            // Redis keeps it for at least as long as its owner was told, by whichever clock.
+            let expires = self.server.redis.keys().get(lock).and_then(|entry| entry.expires_ms);
+            let kept = expires.map(|ms| ms.saturating_sub(self.server.offset_ms) * 1000);
+            if there
+                && !excused
+                && kept.is_some_and(|kept| kept < state.true_time(hold.valid_until))
+            {
+                return Err(format!("{field} on {lock} is thought to be valid beyond its lease"));
+            }
+            if state.stall.is_none() {
+                // What is due at this very instant may still be in the queue of events.
+                let now = state.boot(self.now - 1);
+                let watched = hold.mode == LeaseMode::Renewed && hold.kept_back.is_none();
+                if watched && now >= lease.lost_at(hold.valid_until, margin) {
+                    return Err(format!("the loss of {field} on {lock} is not told in time"));
+                }
+                if watched && !hold.jeopardy && now >= lease.at_risk_at(hold.valid_until) {
+                    return Err(format!("the jeopardy of {field} on {lock} is not told in time"));
+                }
+                if now >= hold.valid_until {
+                    return Err(format!("{field} holds {lock} beyond its lease"));
+                }
+            }
+            let key = (host, hold.number);
+            let owner = state.sessions.get(&hold.owner.session);
+            let stopped = owner.is_some_and(|s| s.connected && s.known_stopped);
+            let lapses = state.settings.frozen == Frozen::Lapse && stopped;
+            // What the worker has pending for before it was stopped may still be answered.
+            let now = state.boot(self.now);
+            let at_most = hold.valid_until.max(now + lease.duration());
+            let entry = self.history.renewable.entry(key).or_insert(at_most);
+            if !lapses || hold.asking.is_some() || hold.mode == LeaseMode::Fixed {
+                *entry = at_most;
+            } else if hold.valid_until > *entry {
+                return Err(format!("{field} on {lock} is renewed for a stopped worker"));
+            }
+            if there || lapses || hold.mode == LeaseMode::Fixed {
+                self.history.missing.remove(&key);
+            } else {
+                let since = *self.history.missing.entry(key).or_insert(self.now);
+                let since = since.max(state.fault_free_since);
+                let enough = state.lease() / 3 + state.settings.response_timeout;
+                if self.now - since > micros(enough) {
+                    return Err(format!("nobody noticed that {field} is gone from {lock}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody or something acts for every waiter, and nothing is kept that serves nobody.
+    fn check_names(&mut self, host: usize) -> Verdict {
+        let state = &self.hosts[host];
+        let core = &state.core;
+        let now = state.boot(self.now - 1);
+        let queued: usize = core.locks.values().map(|name| name.queue.len()).sum();
+        if queued != core.waiters.len() {
+            return Err(format!("{queued} stand in queues, {} wait", core.waiters.len()));
+        }
+        let held = core.locks.values().filter(|name| name.hold.is_some()).count();
+        if held != core.holds.len() {
+            return Err(format!("{held} names are held, {} holds are there", core.holds.len()));
+        }
+        for (name, known) in &core.locks {
+            let leaving = core.ops.values().filter(|op| match &op.purpose {
+                Purpose::Release(ending) => ending.name == *name,
+                Purpose::Undo { name: undone, .. } => undone == name,
+                _ => false,
+            });
+            if leaving.count() != known.leaving as usize {
+                return Err(format!("{name}: {} leave, as it counts", known.leaving));
+            }
+            let asking = match known.contest {
+                Contest::Asking(op) if !core.ops.contains_key(&op) => {
+                    return Err(format!("{name} asks by an op that is over"));
+                }
+                Contest::Asking(_) => true,
+                Contest::Asleep(until) => {
+                    if known.queue.is_empty() {
+                        return Err(format!("{name} sleeps for nobody"));
+                    }
+                    state.stall.is_some()
+                        || now < until
+                        || known.hold.is_some()
+                        || known.leaving > 0
+                }
+                Contest::Idle => false,
+            };
+            let served = known.hold.is_some() || known.leaving > 0 || asking;
+            if !known.queue.is_empty() && !served {
+                return Err(format!("nobody acts for those who wait for {name}: {known:?}"));
+            }
+            if known.queue.is_empty() && !served {
+                return Err(format!("{name} is remembered for nothing: {known:?}"));
+            }
+            self.check_turn(host, name)?;
+        }
+        Ok(())
+    }
+
+    /// Who has made the lock free lets its own waiters try at once, unless it stands back, whether or not it hears its
+    /// own message; and so does who hears another's, whatever it was doing then.
+    fn check_turn(&self, host: usize, name: &redisson::LockName) -> Verdict {
+        let core = &self.hosts[host].core;
+        let known = &core.locks[name];
+        let lock = name_of(name);
+        let asleep = matches!(known.contest, Contest::Asleep(_)) && known.leaving == 0;
+        if !asleep || known.failures > 0 || known.stand_back_until > core.now {
+            return Ok(());
+        }
+        if let Some((by, op)) = self.history.freed.get(lock)
+            && *by == host
+            && !core.ops.contains_key(op)
+        {
+            return Err(format!("{name} was made free by {op:?}, and its waiters sleep"));
+        }
+        if let Some(at) = self.history.heard.get(&(lock.to_owned(), host))
+            && self.hosts[host].fault_free_since < *at
+            && self.now > at + ENOUGH
+        {
+            return Err(format!("{name} was told to be free, and its waiters sleep"));
+        }
+        Ok(())
+    }
+
+    /// Every field of ours in Redis is somebody's.
+    fn check_fields(&mut self, host: usize) -> Verdict {
+        let state = &self.hosts[host];
+        for lock in NAMES {
+            let mut strays = 0;
+            let fields = self.server.redis.fields(lock);
+            for (field, _) in fields {
+                let Some(holder) = HolderId::parse(field.as_bytes()) else { continue };
+                if holder.client != state.client || holder.thread < state.first_number() {
+                    continue;
+                }
+                let held = state.core.holds.contains_key(&holder.thread);
+                let known =
+                    held || state.core.ops.values().any(|op| op.purpose.concerns(holder.thread));
+                if !known
+                    && !self.history.is_stray(lock, field)
+                    && !self.history.is_excused(lock, field)
+                {
+                    return Err(format!("{field} was left behind on {lock}"));
+                }
+                strays += usize::from(!known);
+            }
+            // A lock that only strays hold is had by whoever waits for it here.
+            let blocked = strays > 0
+                && strays == fields.len()
+                && state.core.locks.values().any(|name| {
+                    !name.queue.is_empty() && name.contest != Contest::Idle && name.hold.is_none()
+                })
+                && state.core.locks.get(&lock_name(lock)).is_some_and(|n| !n.queue.is_empty());
+            if !blocked {
+                self.history.blocked.remove(&(host, lock));
+                continue;
+            }
+            let since = *self.history.blocked.entry((host, lock)).or_insert(self.now);
+            let since = since.max(state.fault_free_since);
+            let enough = state.settings.poll_max + state.settings.response_timeout * 2;
+            if self.now > since + micros(enough) + 1_000_000 {
+                return Err(format!("strays keep {lock} from those who wait: {fields:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everybody has gone: nothing may be left.
+    pub(super) fn check_end(&self) -> Verdict {
+        for (index, host) in self.hosts.iter().enumerate() {
+            let core = &host.core;
+            if !core.is_idle() || !core.locks.is_empty() || core.next_deadline().is_some() {
+                return Err(format!(
+                    "host {index} keeps {:?} {:?} {:?} until {:?}",
+                    core.ops,
+                    core.holds,
+                    core.locks,
+                    core.next_deadline()
+                ));
+            }
+            if !core.quota.is_empty() {
+                return Err(format!("host {index} counts {:?}", core.quota));
+            }
+            if !host.wanted_channels.is_empty()
+                || !core.ready.is_empty()
+                || !core.sessions.is_empty()
+            {
+                return Err(format!(
+                    "host {index} keeps {:?} {:?}",
+                    host.wanted_channels, core.sessions
+                ));
+            }
+            if core.gauges() != Gauges::default() {
+                return Err(format!("host {index}: its gauges are not back at 0"));
+            }
+        }
+        for lock in NAMES {
+            if self.server.redis.get(lock).is_some() {
+                return Err(format!("{lock} is left in Redis: {:?}", self.server.redis.get(lock)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every command has been answered.
+    pub(super) fn check_answered(&self) -> Verdict {
+        for (index, host) in self.hosts.iter().enumerate() {
+            for (id, session) in &host.sessions {
+                if let Some((at, pending)) = session.pending.front() {
+                    return Err(format!("host {index} {id:?} waits since {at} µs for {pending:?}"));
+                }
+                for owner in 0..OWNERS {
+                    if !session.owners[owner].known_holds.is_empty() {
+                        return Err(format!("host {index} {id:?} still holds: {session:?}"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,240 @@
+//! Workers whose sessions outlive their connections, and the journal that an agent's successor reads.
+
+use redisson::{HolderId, Moment};
+
+use super::super::seeds::Verdict;
+use super::event::{Event, Input};
+use super::event_loop::secret;
+use super::names::{NAMES, name_of};
+use super::replies::{code, told};
+use super::session::{KnownHold, OWNERS, Pending, Ticket};
+use super::simulation::{Phase, Simulation};
+use crate::journal::{Record, Restored};
+use crate::protocol::command::Command;
+use crate::protocol::resp::Frame;
+use crate::types::SessionId;
+
+impl Simulation {
+    /// A core notes something.
+    pub(super) fn journal(&mut self, host: usize, record: Record) {
+        let again = self.rng.one_in(50);
+        let now = self.hosts[host].boot(self.now);
+        let state = &mut self.hosts[host];
+        state.disk.records += 1;
+        let upto = state.disk.records;
+        if state.disk.full {
+            state.disk.broken = true;
+            return state.core.on_journal_failed(now, upto, "it is full");
+        }
+        if std::mem::take(&mut state.disk.broken) || again {
+            state.disk.past = Restored::default();
+            state.core.journal_records().into_iter().for_each(|r| state.disk.past.add(r));
+        }
+        state.disk.past.add(record);
+        state.core.on_journalled(now, upto);
+    }
+
+    /// A worker asks that its holds outlive its connection.
+    pub(super) fn request_grace(&mut self, host: usize, id: SessionId) {
+        let lease = self.hosts[host].lease();
+        let grace = lease * u32::try_from(self.rng.pick(&[1, 2, 4])).expect("small") / 2;
+        if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
+            session.grace = grace;
+        }
+        let command = Command::Session { grace: Some(grace), push: None, deadlines: None };
+        self.send_command(host, id, Pending::Grace, command);
+    }
+
+    pub(super) fn graced(&mut self, host: usize, id: SessionId, frame: &Frame) -> Verdict {
+        if code(frame) == "UNAVAILABLE" {
+            return Ok(());
+        }
+        let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
+        session.ticket = Some(ticket(frame)?);
+        Ok(())
+    }
+
+    /// A worker's connection breaks, and it will come back to its session on another one.
+    pub(super) fn drop_out(&mut self, host: usize, id: SessionId) {
+        let run = self.hosts[host].run;
+        self.after(20, Event::Input { host, run, input: Input::Closed(id) });
+        self.come_back(host, id);
+    }
+
+    /// A worker without a connection gets another one in a while.
+    pub(super) fn come_back(&mut self, host: usize, id: SessionId) {
+        let state = &mut self.hosts[host];
+        let now = state.boot(self.now);
+        let Some(mut session) = state.sessions.remove(&id) else { return };
+        session.break_off(now);
+        state.next_session += 1;
+        let (new, run) = (SessionId(state.next_session), state.run);
+        state.sessions.insert(new, session);
+        self.log(|| format!("host {host} worker {id:?} will come back as {new:?}"));
+        let pause = self.think(host);
+        self.after(pause + 30, Event::Reconnect { host, run, session: new });
+    }
+
+    pub(super) fn reconnect(&mut self, host: usize, id: SessionId) {
+        let run = self.hosts[host].run;
+        let session = self.hosts[host].sessions.get(&id);
+        let Some((session, secret)) = session.and_then(|session| session.ticket.clone()) else {
+            return;
+        };
+        if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
+            session.connected = true;
+        }
+        self.after(10, Event::Input { host, run, input: Input::Opened(id, true) });
+        self.send_command(host, id, Pending::Resume, Command::Resume { session, secret });
+    }
+
+    /// What came of RESUME.
+    pub(super) fn resumed(
+        &mut self,
+        host: usize,
+        id: SessionId,
+        came: u64,
+        frame: &Frame,
+    ) -> Verdict {
+        let run = self.hosts[host].run;
+        match code(frame) {
+            "UNAVAILABLE" => {
+                // On a fresh connection: this one may have been granted it all the same.
+                self.after(20, Event::Input { host, run, input: Input::Closed(id) });
+                self.come_back(host, id);
+                return Ok(());
+            }
+            code @ ("GONE" | "SESSION") => {
+                let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
+                if code == "SESSION" && !session.ticket_unsure {
+                    return Err(format!("RESUME with the right secret was answered {frame:?}"));
+                }
+                session.forget_all();
+                self.hang_up(host, id);
+                return Ok(());
+            }
+            "" => {}
+            other => return Err(format!("RESUME was answered {other}: {frame:?}")),
+        }
+        let new = ticket(frame)?;
+        if new.1 != hex(secret(id)) {
+            return Err(format!("RESUME told another connection's secret: {frame:?}"));
+        }
+        let Frame::Map(pairs) = frame else { return Err(format!("RESUME: {frame:?}")) };
+        let Some((_, Frame::Array(rows))) = pairs.iter().find(|(key, _)| *key == "holds") else {
+            return Err(format!("RESUME told of no holds: {frame:?}"));
+        };
+        let now = self.hosts[host].boot(came);
+        let mut known_holds: [std::collections::BTreeMap<&'static str, KnownHold>; OWNERS] =
+            Default::default();
+        for row in rows {
+            let (owner, lock, known_hold) = held(row, now)?;
+            known_holds[owner].insert(lock, known_hold);
+        }
+        let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
+        (session.ticket, session.ticket_unsure) = (Some(new), false);
+        let unsure = session.take_unsure();
+        for (owner, known_holds) in known_holds.into_iter().enumerate() {
+            let before = self.hosts[host].sessions.get_mut(&id).map(|session| {
+                std::mem::replace(&mut session.owners[owner].known_holds, known_holds)
+            });
+            for (lock, known_hold) in before.unwrap_or_default() {
+                let sure = !unsure.contains(&(owner, lock)) && !known_hold.leaving;
+                let counts = known_hold.valid_until > self.hosts[host].boot(self.now)
+                    && !self.history.is_excused(lock, &known_hold.holder);
+                match self.known_hold(host, id, owner, lock) {
+                    None if sure && counts => {
+                        return Err(format!("{} on {lock} did not come back", known_hold.holder));
+                    }
+                    Some(now)
+                        if sure
+                            && now.holder == known_hold.holder
+                            && now.count != known_hold.count =>
+                    {
+                        let (then, now) = (known_hold.count, now.count);
+                        return Err(format!("{lock} came back {now} times held, it was {then}"));
+                    }
+                    _ => {}
+                }
+            }
+            for lock in NAMES {
+                self.alone_inside(host, id, owner, lock)?;
+            }
+        }
+        let shared = self.hosts[host].sessions[&id].shared;
+        for owner in 0..if shared { OWNERS } else { 1 } {
+            self.after(20, Event::Act { host, run, session: id, owner });
+        }
+        Ok(())
+    }
+
+    /// An agent dies while its disk takes nothing: what it could not note any more was that holds have ended. Their
+    /// releases may come late, when the successor has found them still there.
+    pub(super) fn forget_ends(&mut self, host: usize) {
+        let state = &mut self.hosts[host];
+        if !state.disk.broken {
+            return;
+        }
+        let holds = state.disk.past.sessions.values().flat_map(|session| session.holds.values());
+        for hold in holds {
+            if state.removed.remove(&hold.number) {
+                let field = HolderId::new(state.client, hold.number).to_string();
+                self.history.excuse(name_of(&hold.lock), field);
+            }
+        }
+    }
+
+    /// What an agent's death leaves of its workers: those with grace come back, most of the time.
+    pub(super) fn survivors(&mut self, host: usize) -> Vec<SessionId> {
+        let sessions: Vec<_> = self.hosts[host]
+            .sessions
+            .iter()
+            .filter(|(_, session)| session.ticket.is_some())
+            .map(|(id, _)| *id)
+            .collect();
+        let ending = self.phase == Phase::Ending;
+        sessions.into_iter().filter(|_| ending || !self.rng.one_in(4)).collect()
+    }
+}
+
+fn ticket(frame: &Frame) -> Result<Ticket, String> {
+    let Frame::Map(pairs) = frame else { return Err(format!("a session of no shape: {frame:?}")) };
+    let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
+    match (value("id"), value("secret")) {
+        (Some(Frame::Bulk(id)), Some(Frame::Bulk(secret))) => Ok((id.to_vec(), secret.to_vec())),
+        _ => Err(format!("a session without id and secret: {frame:?}")),
+    }
+}
+
+pub(super) fn hex(secret: [u8; 16]) -> Vec<u8> {
+    format!("{:032x}", u128::from_be_bytes(secret)).into_bytes()
+}
+
+/// A row of holds: whose, of which lock, and what its worker makes of it.
+fn held(row: &Frame, came: Moment) -> Result<(usize, &'static str, KnownHold), String> {
+    let Frame::Map(pairs) = row else { return Err(format!("a row of holds: {row:?}")) };
+    let value = |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| v);
+    let (
+        Some(Frame::Int(owner)),
+        Some(Frame::Bulk(lock)),
+        Some(Frame::Bulk(holder)),
+        Some(Frame::Int(count)),
+        Some(Frame::Int(valid)),
+    ) = (value("owner"), value("lock"), value("holder"), value("holds"), value("valid_ms"))
+    else {
+        return Err(format!("a row of holds: {row:?}"));
+    };
+    let token = match value("token") {
+        Some(Frame::Int(token)) => Some(*token),
+        _ => None,
+    };
+    let lock = NAMES.into_iter().find(|name| name.as_bytes() == &lock[..]).expect("a lock of ours");
+    let known_hold = KnownHold {
+        holder: String::from_utf8_lossy(holder).into_owned(),
+        count: u32::try_from(*count).map_err(|error| error.to_string())?,
+        token,
+        valid_until: came + told(*valid),
+        leaving: false,
+    };
+    Ok((usize::try_from(*owner).map_err(|error| error.to_string())?, lock, known_hold))
+}

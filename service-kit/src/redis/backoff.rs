@@ -1,0 +1,65 @@
+//! Pauses between attempts to connect.
+
+use std::time::Duration;
+
+/// The age at which a connection counts as proven. The next one follows it at once; a connection that ended sooner counts
+/// as another failure, or a server that accepts and drops would be hammered.
+pub(crate) const PROVEN: Duration = Duration::from_secs(1);
+
+const FIRST: Duration = Duration::from_millis(10);
+const LONGEST: Duration = Duration::from_secs(1);
+/// For refusals that end only when somebody acts or other clients leave.
+const PATIENT_FIRST: Duration = Duration::from_millis(500);
+const PATIENT_LONGEST: Duration = Duration::from_secs(5);
+
+/// Doubling pauses with jitter, so that a thousand clients do not return in step.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff {
+    failures: u32,
+}
+
+impl Backoff {
+    /// The pause after another failure. Each is drawn from the upper half of its range, so it is
+    /// never next to nothing.
+    pub(crate) fn after_failure(&mut self, patient: bool) -> Duration {
+        let (first, longest) =
+            if patient { (PATIENT_FIRST, PATIENT_LONGEST) } else { (FIRST, LONGEST) };
+        let doubled = first.saturating_mul(1_u32 << self.failures.min(16));
+        self.failures += 1;
+        doubled.min(longest).mul_f64(jitter())
+    }
+
+    /// Starts over after a proven connection.
+    pub(crate) fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+/// A random factor between 0.5 and 1.
+fn jitter() -> f64 {
+    // Without randomness, clients merely reconnect in step.
+    let random = getrandom::u32().unwrap_or(u32::MAX / 2);
+    0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_their_limit_and_start_over_after_a_reset() {
+        let mut backoff = Backoff::default();
+        for (patient, first, longest) in
+            [(false, FIRST, LONGEST), (true, PATIENT_FIRST, PATIENT_LONGEST)]
+        {
+            let pause = backoff.after_failure(patient);
+            assert!(pause >= first / 2 && pause <= first, "{pause:?}");
+            for _ in 0..100 {
+                let pause = backoff.after_failure(patient);
+                assert!(pause >= first / 2 && pause <= longest, "{pause:?}");
+            }
+            assert!(backoff.after_failure(patient) >= longest / 2);
+            backoff.reset();
+        }
+    }
+}

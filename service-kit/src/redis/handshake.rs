@@ -1,0 +1,159 @@
+//! The commands sent on every new connection before it is used.
+
+use std::time::Duration;
+
+use redis::{Cmd, cmd};
+
+use super::dial::dial;
+use super::error::{ConnectError, ServerError};
+use super::server_info::{Role, ServerInfo};
+use super::server_watch::SECTIONS;
+use super::target::Target;
+use super::wire::{Frame, Wire};
+
+/// Settings of a handshake.
+#[derive(Debug, Clone)]
+pub(crate) struct Handshake {
+    /// The name for CLIENT SETNAME.
+    pub(crate) name: String,
+    /// Asks the server not to count reads as use of a key.
+    pub(crate) no_touch: bool,
+    /// Scripts to load.
+    pub(crate) load: Vec<String>,
+    /// The limit for connecting, TLS included.
+    pub(crate) connect_timeout: Duration,
+    /// The limit for the server's answers to the whole handshake.
+    pub(crate) response_timeout: Duration,
+}
+
+/// Connects, logs in and reads about the server.
+pub(crate) async fn connect(
+    target: &Target,
+    handshake: &Handshake,
+) -> Result<(Wire, ServerInfo), ConnectError> {
+    let mut wire = Wire::new(dial(target, handshake.connect_timeout).await?);
+    let limit = handshake.response_timeout;
+    match tokio::time::timeout(limit, shake_hands(&mut wire, target, handshake)).await {
+        Ok(info) => {
+            let address = Some(target.address().clone());
+            Ok((wire, ServerInfo { address, ..info? }))
+        }
+        Err(_) => Err(ConnectError::Broken(format!("connected, but no answer within {limit:?}"))),
+    }
+}
+
+/// One step of the handshake.
+struct Step {
+    command: Cmd,
+    doing: &'static str,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A failure makes the connection useless.
+    Vital,
+    /// Checks whether the server serves at all. Being denied this command is harmless.
+    Ping,
+    /// Returns a section of INFO.
+    Info,
+    /// A failure is harmless.
+    Extra,
+}
+
+/// Sends all steps at once, in one round trip.
+async fn shake_hands(
+    wire: &mut Wire,
+    target: &Target,
+    handshake: &Handshake,
+) -> Result<ServerInfo, ConnectError> {
+    let steps = steps(target, handshake);
+    let mut bytes = Vec::new();
+    for step in &steps {
+        step.command.write_packed_command(&mut bytes);
+    }
+    // A server that takes no more clients sends an error and closes without reading: read it first.
+    let sent = wire.send(&bytes).await;
+    let mut info = String::new();
+    for step in &steps {
+        let reply = wire.receive().await.map_err(|reason| match &sent {
+            Ok(()) => ConnectError::Broken(reason),
+            Err(error) => ConnectError::Broken(format!("the connection broke: {error}")),
+        })?;
+        match reply {
+            Frame::Error(error) => check(step, error)?,
+            Frame::Bulk(text) if step.kind == Kind::Info => info += &String::from_utf8_lossy(&text),
+            _ => {}
+        }
+    }
+    let mut info = ServerInfo::from_info(&info);
+    if info.version.is_none() {
+        read_hello(wire, &mut info).await?;
+    }
+    info.connected_at_micros = crate::clock::boot_micros();
+    Ok(info)
+}
+
+fn steps(target: &Target, handshake: &Handshake) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut step = |kind, doing, command: &mut Cmd| {
+        steps.push(Step { command: command.clone(), doing, kind });
+    };
+    if let Some(password) = target.password() {
+        let mut auth = cmd("AUTH");
+        if let Some(user) = target.user() {
+            auth.arg(user);
+        }
+        step(Kind::Vital, "logging in", auth.arg(password.expose()));
+    }
+    if target.db() != 0 {
+        step(Kind::Vital, "selecting the database", cmd("SELECT").arg(target.db()));
+    }
+    step(Kind::Ping, "checking that the server answers", &mut cmd("PING"));
+    step(Kind::Extra, "naming the connection", cmd("CLIENT").arg("SETNAME").arg(&handshake.name));
+    if handshake.no_touch {
+        step(Kind::Extra, "leaving keys untouched", cmd("CLIENT").arg("NO-TOUCH").arg("ON"));
+    }
+    for section in SECTIONS {
+        step(Kind::Info, "reading INFO", cmd("INFO").arg(section));
+    }
+    for script in &handshake.load {
+        step(Kind::Extra, "loading a script", cmd("SCRIPT").arg("LOAD").arg(script));
+    }
+    steps
+}
+
+fn check(step: &Step, error: ServerError) -> Result<(), ConnectError> {
+    let doing = step.doing;
+    let of_the_connection =
+        error.is_max_clients() || error.code == "DENIED" || error.code == "NOAUTH";
+    let ping_denied = step.kind == Kind::Ping && error.code == "NOPERM";
+    let vital = matches!(step.kind, Kind::Vital | Kind::Ping) && !ping_denied;
+    if vital || of_the_connection {
+        return Err(ConnectError::Refused { while_doing: doing, error });
+    }
+    tracing::debug!(%error, doing, "Redis refused an optional step of the handshake");
+    Ok(())
+}
+
+/// Reads from HELLO what an account may know that may not use INFO.
+async fn read_hello(wire: &mut Wire, info: &mut ServerInfo) -> Result<(), ConnectError> {
+    let sent = wire.send(&cmd("HELLO").get_packed_command()).await;
+    sent.map_err(|error| ConnectError::Broken(format!("the connection broke: {error}")))?;
+    let Frame::Array(pairs) = wire.receive().await.map_err(ConnectError::Broken)? else {
+        return Ok(());
+    };
+    for pair in pairs.chunks_exact(2) {
+        let [Frame::Bulk(key), Frame::Bulk(value)] = pair else { continue };
+        let value = String::from_utf8_lossy(value);
+        match key.as_slice() {
+            b"version" => info.version = Some(value.into_owned()),
+            b"mode" => info.cluster = value == "cluster",
+            b"role" => {
+                info.role = Some(if value == "master" { Role::Master } else { Role::Replica });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! Resolvers: tasks that find out where a connection has to go, and keep an [`Endpoint`] up to date.
+
+mod cluster;
+mod replica;
+mod sentinel;
+
+pub use cluster::{Cluster, ClusterOptions, ClusterState, Slots};
+pub use replica::{ReadsFrom, Replicas};
+pub use sentinel::SentinelOptions;
+
+use super::deployment::{ClusterTarget, Deployment};
+use super::endpoint::Endpoint;
+use crate::shutdown::Shutdown;
+
+/// Returns the endpoint of a deployment with one server at a time. Sentinels are queried from now on.
+///
+/// # Errors
+///
+/// A cluster, which has an endpoint for each node instead.
+///
+/// # Panics
+///
+/// With sentinels, outside of a tokio runtime.
+pub fn resolve(
+    deployment: &Deployment,
+    options: SentinelOptions,
+    shutdown: &Shutdown,
+) -> Result<Endpoint, ClusterTarget> {
+    match deployment {
+        Deployment::Server(target) => Ok(target.clone().into()),
+        Deployment::Sentinel(target) => Ok(sentinel::start(target.clone(), options, shutdown)),
+        Deployment::Cluster(target) => Err(target.clone()),
+    }
+}
