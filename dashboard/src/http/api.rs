@@ -10,45 +10,13 @@ use serde_json::{Value, json};
 
 use super::app::{App, Span};
 use super::csv;
-use super::params::{EventsParams, Format, LockParams, TableParams, instant, understood};
+use super::params::{EventsParams, Format, LockParams, instant, understood};
 use super::problem::Problem;
 use crate::archive::{Answer, Gap, MAX_EVENTS, Told};
 use crate::clock::SteadyMillis;
-use crate::model::types::{LockId, LockView};
+use crate::model::types::LockId;
 use crate::sources::view::{Progress, ServerView, SourceView};
 use crate::views::{Counts, Subject};
-
-#[derive(Serialize)]
-struct LocksJson<'a> {
-    locks: Vec<&'a LockView>,
-    total: usize,
-    next: Option<&'a str>,
-}
-
-/// `/api/v1/locks`
-///
-/// # Errors
-/// Where a parameter is not understood.
-pub async fn locks(
-    State(app): State<App>,
-    params: Result<Query<TableParams>, QueryRejection>,
-) -> Result<Response, Problem> {
-    let params = understood(params)?;
-    let format = Format::parse(params.format.as_deref())?;
-    let table = match format {
-        Format::Json => app.table(&params, None)?,
-        Format::Csv => app.table(&params, Some(csv::MAX_ROWS))?,
-    };
-    if let Some(error) = table.filter_error {
-        return Err(Problem::bad_request(error));
-    }
-    if format == Format::Csv {
-        return Ok(csv::response("locks", table.rows.rows.clone(), table.rows.total));
-    }
-    let locks = table.rows.rows.iter().map(|lock| &**lock).collect();
-    let next = table.rows.next.as_deref();
-    Ok(Json(LocksJson { locks, total: table.rows.total, next }).into_response())
-}
 
 /// `/api/v1/lock`
 ///

@@ -11,22 +11,19 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::feed::Feeds;
-use super::params::{EventsParams, LockParams, TableParams, instant, limit};
-use super::problem::{Problem, visible};
-use super::tables::{List, Tables};
+use super::params::{EventsParams, LockParams, instant};
+use super::problem::Problem;
 use super::viewers::Viewers;
 use crate::archive::Reader;
 use crate::clock::SteadyMillis;
 use crate::metrics::StreamMetrics;
 use crate::model::actor::{Answer, Hub, ModelHandle};
 use crate::model::types::{LockId, Reading, Snapshot};
-use crate::query::Filter;
-use crate::query::list::Known;
-use crate::query::page::{Query, Rows};
+use crate::query::shared::SharedPages;
 use crate::release::Releases;
 use crate::sources::status::Sources;
 use crate::views::live::Fragments;
-use crate::views::{Chrome, Counts, Order, Sort, Subject};
+use crate::views::{Chrome, Counts, Subject};
 
 /// The most event streams, of pages and of the API together.
 pub const MAX_STREAMS: usize = 1_000;
@@ -79,19 +76,9 @@ pub struct Inner {
     pub feeds: Feeds,
     /// Tells the ids of this process' pictures from those of an earlier one.
     pub epoch: String,
-    tables: Tables,
+    /// Pages of locks that several readers share.
+    pub pages: SharedPages,
     counts: Mutex<(u64, Counts)>,
-}
-
-/// A table as asked for: what is wrong with its filter stands in it, and it has no rows then.
-#[derive(Debug)]
-pub struct TableAnswer {
-    pub rows: Arc<Rows>,
-    pub sort: Sort,
-    /// Which end first.
-    pub order: Order,
-    /// What is wrong with the filter.
-    pub filter_error: Option<String>,
 }
 
 /// What past events are asked of.
@@ -138,7 +125,7 @@ impl App {
             fragments: Fragments::default(),
             feeds: Feeds::default(),
             epoch: format!("{:x}", SteadyMillis::now().0),
-            tables: Tables::default(),
+            pages: SharedPages::default(),
             counts: Mutex::new((u64::MAX, Counts::default())),
         }))
     }
@@ -166,12 +153,6 @@ impl App {
         }
     }
 
-    /// What lists are made from.
-    #[must_use]
-    pub fn known(&self) -> Known {
-        Known { snapshot: self.hub.snapshot(), contention: self.hub.contention() }
-    }
-
     fn counts(&self, snapshot: &Snapshot) -> Counts {
         let mut kept = lock(&self.counts);
         if kept.0 != snapshot.seq {
@@ -187,58 +168,6 @@ impl App {
             *kept = (snapshot.seq, counts);
         }
         kept.1
-    }
-
-    /// The rows that are asked for, shared by all who ask for the same; `most` of them where that is given.
-    ///
-    /// # Errors
-    /// Where a parameter cannot be understood. A bad filter is told in the answer.
-    pub fn table(&self, params: &TableParams, most: Option<usize>) -> Result<TableAnswer, Problem> {
-        let sort = match params.sort.as_deref().filter(|sort| !sort.is_empty()) {
-            None => Sort::default(),
-            Some(word) => Sort::parse(word).ok_or_else(|| {
-                Problem::bad_request(
-                    "`sort` is not understood: expected problems, name, holder, age or ttl",
-                )
-            })?,
-        };
-        let order = match params.order.as_deref().filter(|order| !order.is_empty()) {
-            None => Order::usual(sort),
-            Some(word) => Order::parse(word).ok_or_else(|| {
-                Problem::bad_request("`order` is not understood: expected asc or desc")
-            })?,
-        };
-        let limit = match most {
-            Some(most) => most,
-            None => limit(params.limit.as_deref())?,
-        };
-        let filter = match Filter::parse(&params.filter) {
-            Ok(filter) => filter,
-            Err(error) => {
-                let rows = Rows { rows: Vec::new(), total: 0, skipped: 0, next: None };
-                let (rows, filter_error) = (Arc::new(rows), Some(visible(&error.to_string())));
-                return Ok(TableAnswer { rows, sort, order, filter_error });
-            }
-        };
-        let text = params.filter.trim().to_owned();
-        let cursor = params.cursor.clone().filter(|cursor| !cursor.is_empty());
-        let mut query = Query { text, filter, sort, order, after: None, limit };
-        if let Some(cursor) = &cursor {
-            query = query.after(cursor).map_err(|error| Problem::bad_request(error.to_string()))?;
-        }
-        // What is larger than a page is not worth keeping.
-        let rows = match most {
-            Some(_) => Arc::new(query.rows(&self.hub.snapshot(), SteadyMillis::now())),
-            None => self.tables.rows(&self.hub, cursor, &query),
-        };
-        Ok(TableAnswer { rows, sort, order, filter_error: None })
-    }
-
-    /// Has the list of these parameters kept in order for as long as what is given back is.
-    #[must_use]
-    pub(super) fn keep(&self, params: &TableParams) -> Option<List> {
-        let table = self.table(params, None).ok()?;
-        Some(self.tables.keep(params.filter.trim(), table.sort, table.order))
     }
 
     /// Which deployment is asked for: where there is but one, it need not be named.

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use super::app::{App, TableAnswer};
-use super::params::{EventsParams, LockParams, OwnerParams, TableParams, instant};
+use super::app::App;
+use super::params::{EventsParams, LockParams, OwnerParams, instant};
 use super::problem::Problem;
 use crate::archive::Gap;
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView};
 use crate::query::owners::{OwnerRow, client_of};
-use crate::views::{
-    EventRow, EventsPage, LockPage, LocksPage, OwnerPage, PastWindow, SourcesPage, Subject,
-};
+use crate::views::{EventRow, EventsPage, LockPage, OwnerPage, PastWindow, SourcesPage, Subject};
 
 /// The most locks that an owner's page lists of each sort.
 const OWNERS_LOCKS: usize = 100;
@@ -33,31 +31,6 @@ fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
 }
 
 impl App {
-    /// The table as a page.
-    ///
-    /// # Errors
-    /// As [`Self::table`].
-    pub fn locks_page(&self, address: &str, params: &TableParams) -> Result<LocksPage, Problem> {
-        Ok(self.page_of(address, params, self.table(params, None)?))
-    }
-
-    /// A table as a page.
-    #[must_use]
-    pub fn page_of(&self, address: &str, params: &TableParams, table: TableAnswer) -> LocksPage {
-        LocksPage {
-            chrome: self.chrome(address),
-            filter: params.filter.clone(),
-            filter_error: table.filter_error,
-            sort: table.sort,
-            order: table.order,
-            rows: table.rows.rows.clone(),
-            total: table.rows.total,
-            skipped: table.rows.skipped,
-            cursor: params.cursor.clone().filter(|cursor| !cursor.is_empty()),
-            next: table.rows.next.clone(),
-        }
-    }
-
     /// One lock as a page; as it was at an instant, where that is asked for. A stream brings the `subject` that it
     /// knows of.
     ///

@@ -17,19 +17,19 @@ use tokio::time::Instant;
 use super::app::{App, MAX_STREAMS};
 use super::feed::Latest;
 use super::frame::{Frame, Packing};
-use super::lists::list_page;
-use super::params::{Address, EventsParams, LockParams, OwnerParams, TableParams, understood};
+use super::lists::ListRequest;
+use super::params::{Address, EventsParams, ListParams, LockParams, OwnerParams, understood};
 use super::problem::Problem;
-use super::tables::List;
 use super::viewers::Viewed;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Delta, LockId};
-use crate::query::Filter;
+use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
-use crate::views::Subject;
+use crate::query::shared::SortedList;
 use crate::views::live::{BEAT_MS, Picture, beat};
+use crate::views::{ListView, Subject};
 
 /// The shortest time between two looks into the history.
 const HISTORY_EACH: Duration = Duration::from_secs(2);
@@ -42,11 +42,6 @@ pub(super) const UNBUFFERED: [(HeaderName, &str); 1] =
 #[derive(Debug, Deserialize)]
 pub struct Params {
     path: String,
-}
-
-/// A page whose filter is not understood has no rows to keep true.
-fn understood_filter(error: Option<String>) -> Result<(), Problem> {
-    error.map_or(Ok(()), |error| Err(Problem::bad_request(error)))
 }
 
 /// One open stream: counted as long as it is there.
@@ -108,16 +103,15 @@ pub async fn live(
 #[derive(Debug)]
 pub(super) enum Topic {
     Locks(
-        TableParams,
-        Filter,
-        #[expect(dead_code, reason = "its list is kept in order for as long as this is there")]
-        Option<List>,
+        ListRequest<LockRow>,
+        #[expect(dead_code, reason = "the list stays sorted for as long as this exists")]
+        SortedList,
     ),
     Lock(LockParams, LockId, Asked),
-    Owners(TableParams),
+    Owners(ListRequest<OwnerRow>),
     Owner(OwnerParams),
-    Problems(TableParams),
-    Contention(TableParams),
+    Problems(ListRequest<ProblemRow>),
+    Contention(ListRequest<ContentionRow>),
     Events(EventsParams),
     Sources,
 }
@@ -129,31 +123,21 @@ impl Topic {
     fn new(app: &App, address: Address) -> Result<Self, Problem> {
         Ok(match address {
             Address::Locks(params) => {
-                understood_filter(app.table(&params, None)?.filter_error)?;
-                let filter = Filter::parse(&params.filter).unwrap_or_default();
-                let list = app.keep(&params);
-                Self::Locks(params, filter, list)
+                let request = ListRequest::of_page(params)?;
+                let sorted = app.pages.keep_sorted(request.query()?);
+                Self::Locks(request, sorted)
             }
             Address::Lock(params) => {
                 let id = app.lock_id(&params)?;
                 Self::Lock(params, id, Asked::default())
             }
-            Address::Owners(params) => {
-                understood_filter(list_page::<OwnerRow>(app, "", &params)?.filter_error)?;
-                Self::Owners(params)
-            }
+            Address::Owners(params) => Self::Owners(list(params)?),
             Address::Owner(params) => {
                 app.owner_page("", &params)?;
                 Self::Owner(params)
             }
-            Address::Problems(params) => {
-                understood_filter(list_page::<ProblemRow>(app, "", &params)?.filter_error)?;
-                Self::Problems(params)
-            }
-            Address::Contention(params) => {
-                understood_filter(list_page::<ContentionRow>(app, "", &params)?.filter_error)?;
-                Self::Contention(params)
-            }
+            Address::Problems(params) => Self::Problems(list(params)?),
+            Address::Contention(params) => Self::Contention(list(params)?),
             Address::Events(params) => {
                 app.span(&params, SteadyMillis::now())?;
                 Self::Events(params)
@@ -174,10 +158,11 @@ impl Topic {
     /// that is not shown matches no longer, shows when it is looked at the next time.
     pub(super) fn concerns(&self, change: &Delta, before: Option<&Picture>) -> bool {
         match self {
-            Self::Locks(_, filter, _) => {
-                let now = SteadyMillis::now();
+            Self::Locks(request, _) => {
+                let (now, query) = (SteadyMillis::now(), request.query.as_ref());
+                let matches = |lock| query.is_ok_and(|query| query.filter.matches(lock, now));
                 let shown = |id: &LockId| before.is_none_or(|before| before.shows(id));
-                change.changed.iter().any(|lock| filter.matches(lock, now) || shown(&lock.id))
+                change.changed.iter().any(|lock| matches(lock) || shown(&lock.id))
                     || change.removed.iter().any(shown)
             }
             Self::Lock(_, id, _) => {
@@ -196,11 +181,10 @@ impl Topic {
         before: Option<&Picture>,
     ) -> Result<Option<(Picture, Option<Viewed>)>, askama::Error> {
         let made = match self {
-            Self::Locks(params, ..) => {
-                let Ok(table) = app.table(params, None) else { return Ok(None) };
-                let viewed = Viewed::Rows(Arc::clone(&table.rows));
-                let page = app.page_of(address, params, table);
-                (Picture::locks(&page, before, &app.fragments)?, Some(viewed))
+            Self::Locks(request, _) => {
+                let rows = app.rows(request);
+                let page = app.list_page(address, request, &rows);
+                (Picture::list(&page, before, &app.fragments)?, Some(Viewed::Rows(rows)))
             }
             Self::Lock(params, id, asked) => {
                 let subject = subject_of(app, id, asked).await;
@@ -209,18 +193,9 @@ impl Topic {
                     Err(_) => return Ok(None),
                 }
             }
-            Self::Owners(params) => match list_page::<OwnerRow>(app, address, params) {
-                Ok(page) => (Picture::list(&page, before)?, None),
-                Err(_) => return Ok(None),
-            },
-            Self::Problems(params) => match list_page::<ProblemRow>(app, address, params) {
-                Ok(page) => (Picture::list(&page, before)?, None),
-                Err(_) => return Ok(None),
-            },
-            Self::Contention(params) => match list_page::<ContentionRow>(app, address, params) {
-                Ok(page) => (Picture::list(&page, before)?, None),
-                Err(_) => return Ok(None),
-            },
+            Self::Owners(request) => (list_picture(app, address, request, before)?, None),
+            Self::Problems(request) => (list_picture(app, address, request, before)?, None),
+            Self::Contention(request) => (list_picture(app, address, request, before)?, None),
             Self::Owner(params) => match app.owner_page(address, params) {
                 Ok(page) => (Picture::owner(&page, before, &app.fragments)?, None),
                 Err(_) => return Ok(None),
@@ -233,6 +208,23 @@ impl Topic {
         };
         Ok(Some(made))
     }
+}
+
+/// Reads the parameters of a list. A list with a wrong filter has no rows to update.
+fn list<T: ListView>(params: ListParams) -> Result<ListRequest<T>, Problem> {
+    let request = ListRequest::of_page(params)?;
+    request.query()?;
+    Ok(request)
+}
+
+fn list_picture<T: ListView>(
+    app: &App,
+    address: &str,
+    request: &ListRequest<T>,
+    before: Option<&Picture>,
+) -> Result<Picture, askama::Error> {
+    let page = app.list_page(address, request, &app.rows(request));
+    Picture::list(&page, before, &app.fragments)
 }
 
 /// What the picture knows of a lock; one that it does not know is asked for now and then.

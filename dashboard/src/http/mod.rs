@@ -18,7 +18,6 @@ pub mod params;
 pub mod problem;
 pub mod release;
 pub mod stream;
-mod tables;
 mod turns;
 pub mod viewers;
 pub mod watch;
@@ -42,6 +41,7 @@ use tower_http::timeout::TimeoutLayer;
 use app::App;
 
 use crate::access::Access;
+use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
@@ -85,7 +85,7 @@ pub fn router(
         .layer(DefaultBodyLimit::max(MAX_FORM))
         .with_state(Arc::clone(&access));
     let pages = Router::new()
-        .route("/", get(pages::locks))
+        .route("/", get(pages::list::<LockRow>))
         .route("/lock", get(pages::lock))
         .route("/acknowledge", post(acknowledge::from_page))
         .route("/unacknowledge", post(acknowledge::undo_from_page))
@@ -104,7 +104,7 @@ pub fn router(
         .route("/live", get(live::live))
         .route("/static/{name}", get(assets::file))
         .route("/favicon.ico", get(assets::icon))
-        .route("/api/v1/locks", get(api::locks))
+        .route("/api/v1/locks", get(lists::api::<LockRow>))
         .route("/api/v1/lock", get(api::lock))
         .route("/api/v1/events", get(api::events))
         .route("/api/v1/owners", get(lists::api::<OwnerRow>))

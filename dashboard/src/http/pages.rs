@@ -8,8 +8,8 @@ use axum::response::{Html, IntoResponse, Response};
 use super::app::App;
 use super::bundle::bundle;
 use super::guard::Who;
-use super::lists::list_page;
-use super::params::{EventsParams, LockParams, OwnerParams, TableParams, understood};
+use super::lists::ListRequest;
+use super::params::{EventsParams, ListParams, LockParams, OwnerParams, understood};
 use super::problem::Problem;
 use crate::access::rights::Right;
 use crate::views::{self, ErrorPage, ListView};
@@ -35,25 +35,6 @@ pub(super) fn refused(app: &App, uri: &Uri, who: &Who, problem: &Problem) -> Res
     let page =
         ErrorPage { chrome, status: problem.status.as_u16(), message: problem.detail.clone() };
     rendered(problem.status, views::error_page(&page))
-}
-
-pub async fn locks(
-    State(app): State<App>,
-    OriginalUri(uri): OriginalUri,
-    who: Who,
-    params: Result<Query<TableParams>, QueryRejection>,
-) -> Response {
-    match understood(params).and_then(|params| app.locks_page(&address(&uri), &params)) {
-        Ok(mut page) => {
-            who.sign(&mut page.chrome);
-            let status = match page.filter_error {
-                Some(_) => StatusCode::BAD_REQUEST,
-                None => StatusCode::OK,
-            };
-            rendered(status, views::locks_page(&page))
-        }
-        Err(problem) => refused(&app, &uri, &who, &problem),
-    }
 }
 
 pub async fn lock(
@@ -90,15 +71,16 @@ pub async fn lock(
     }
 }
 
-/// `/owners`, `/problems`, `/contention`
+/// `/`, `/owners`, `/problems`, `/contention`
 pub async fn list<T: ListView>(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
     who: Who,
-    params: Result<Query<TableParams>, QueryRejection>,
+    params: Result<Query<ListParams>, QueryRejection>,
 ) -> Response {
-    match understood(params).and_then(|params| list_page::<T>(&app, &address(&uri), &params)) {
-        Ok(mut page) => {
+    match understood(params).and_then(ListRequest::<T>::of_page) {
+        Ok(request) => {
+            let mut page = app.list_page(&address(&uri), &request, &app.rows(&request));
             who.sign(&mut page.chrome);
             let status = match page.filter_error {
                 Some(_) => StatusCode::BAD_REQUEST,

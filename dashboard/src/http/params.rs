@@ -9,23 +9,56 @@ use serde::Deserialize;
 
 use super::problem::Problem;
 use crate::clock::{SteadyMillis, WallMillis};
-use crate::query::page::MAX_ROWS;
+use crate::query::{Listed, MAX_ROWS, Order};
 
-/// What a table's address says.
+/// The parameters of a list.
 #[derive(Debug, Clone, Default, Deserialize)]
-pub struct TableParams {
+pub struct ListParams {
     #[serde(default)]
     pub filter: String,
-    /// What it is sorted by.
     pub sort: Option<String>,
-    /// Which end comes first.
     pub order: Option<String>,
-    /// Where the page begins.
+    /// The page's first row, from the page before.
     pub cursor: Option<String>,
-    /// How many rows; the API's only.
+    /// The number of rows; of the API only.
     pub limit: Option<String>,
-    /// `json` or `csv`; the API's only.
+    /// `json` or `csv`; of the API only.
     pub format: Option<String>,
+}
+
+impl ListParams {
+    /// Returns the sort, or the list's default.
+    ///
+    /// # Errors
+    /// If the list cannot be sorted by the word.
+    pub fn sort<T: Listed>(&self) -> Result<&'static str, Problem> {
+        let Some(word) = given(self.sort.as_deref()) else { return Ok(T::SORTS[0]) };
+        T::SORTS.iter().find(|sort| **sort == word).copied().ok_or_else(|| {
+            let known = T::SORTS.join(", ");
+            Problem::bad_request(format!("`sort` is not understood: expected one of {known}"))
+        })
+    }
+
+    /// Returns the order, or the default for the sort.
+    ///
+    /// # Errors
+    /// If the word is neither `asc` nor `desc`.
+    pub fn order<T: Listed>(&self, sort: &str) -> Result<Order, Problem> {
+        let Some(word) = given(self.order.as_deref()) else { return Ok(T::default_order(sort)) };
+        Order::parse(word)
+            .ok_or_else(|| Problem::bad_request("`order` is not understood: expected asc or desc"))
+    }
+
+    /// Returns the cursor; none on the first page.
+    #[must_use]
+    pub fn cursor(&self) -> Option<&str> {
+        given(self.cursor.as_deref())
+    }
+}
+
+/// Returns a parameter's value. An empty one counts as absent.
+fn given(text: Option<&str>) -> Option<&str> {
+    text.filter(|text| !text.is_empty())
 }
 
 /// How the API writes a list.
@@ -161,15 +194,15 @@ fn time_of_day(text: &str, now: WallMillis) -> Option<u64> {
 /// A page by its address, as a stream keeps it true.
 #[derive(Debug, Clone)]
 pub enum Address {
-    Locks(TableParams),
+    Locks(ListParams),
     Lock(LockParams),
-    Owners(TableParams),
+    Owners(ListParams),
     /// One who holds.
     Owner(OwnerParams),
     /// What is wrong.
-    Problems(TableParams),
+    Problems(ListParams),
     /// What is waited for.
-    Contention(TableParams),
+    Contention(ListParams),
     Events(EventsParams),
     Sources,
 }

@@ -81,7 +81,7 @@ fn cut(id: &LockId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::query::tests::{leaked, lock};
+    use crate::query::fixtures::{leaked, lock};
 
     #[test]
     fn named_locks_are_few_last_and_stick() {
