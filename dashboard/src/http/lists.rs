@@ -11,9 +11,9 @@ use serde::ser::SerializeMap as _;
 
 use super::app::App;
 use super::csv::{self, Record};
+use super::error::{ApiError, visible};
 use super::params::{Format, ListParams, limit, understood};
-use super::problem::{Problem, visible};
-use crate::query::{self, Filter, Listed, Order, Published, Rows};
+use crate::query::{self, Filter, Listed, Order, Paged, Published, Rows};
 use crate::views::{ListPage, ListView};
 
 /// A list as requested.
@@ -31,14 +31,14 @@ impl<T: Listed> ListRequest<T> {
     ///
     /// # Errors
     /// If a parameter other than the filter is wrong.
-    pub fn new(params: ListParams, limit: usize) -> Result<Self, Problem> {
+    pub fn new(params: ListParams, limit: usize) -> Result<Self, ApiError> {
         let sort = params.sort::<T>()?;
         let order = params.order::<T>(sort)?;
         let query = match Filter::parse(&params.filter) {
             Ok(filter) => {
                 let filter = (params.filter.trim(), filter);
                 let query = query::Query::new(filter, (sort, order), params.cursor(), limit);
-                Ok(query.map_err(|error| Problem::bad_request(error.to_string()))?)
+                Ok(query.map_err(|error| ApiError::bad_request(error.to_string()))?)
             }
             Err(error) => Err(visible(&error.to_string())),
         };
@@ -49,7 +49,7 @@ impl<T: Listed> ListRequest<T> {
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn of_page(params: ListParams) -> Result<Self, Problem> {
+    pub fn of_page(params: ListParams) -> Result<Self, ApiError> {
         let limit = limit(params.limit.as_deref())?;
         Self::new(params, limit)
     }
@@ -58,15 +58,15 @@ impl<T: Listed> ListRequest<T> {
     ///
     /// # Errors
     /// If its filter is wrong.
-    pub fn query(&self) -> Result<&query::Query<T>, Problem> {
-        self.query.as_ref().map_err(Problem::bad_request)
+    pub fn query(&self) -> Result<&query::Query<T>, ApiError> {
+        self.query.as_ref().map_err(ApiError::bad_request)
     }
 }
 
 impl App {
     /// Returns the rows of a list as of now; none if its filter is wrong.
     #[must_use]
-    pub fn rows<T: Listed>(&self, request: &ListRequest<T>) -> Arc<Rows<T>> {
+    pub fn rows<T: Paged>(&self, request: &ListRequest<T>) -> Arc<Rows<T>> {
         match &request.query {
             Ok(query) => T::page(query, &self.hub, &self.pages),
             Err(_) => Arc::default(),
@@ -120,10 +120,10 @@ impl<T: Listed> Serialize for ListJson<T> {
 ///
 /// # Errors
 /// If a parameter is wrong.
-pub async fn api<T: Listed + Record>(
+pub async fn api<T: Paged + Record>(
     State(app): State<App>,
     params: Result<Query<ListParams>, QueryRejection>,
-) -> Result<Response, Problem> {
+) -> Result<Response, ApiError> {
     let params = understood(params)?;
     let format = Format::parse(params.format.as_deref())?;
     let limit = match format {

@@ -10,7 +10,6 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::shared::SharedPages;
 use super::{Filter, Order};
 use crate::clock::SteadyMillis;
 use crate::model::actor::Hub;
@@ -57,12 +56,6 @@ pub trait Listed: Clone + Serialize + Send + Sync + 'static {
     /// Returns the row's place in a list sorted by one of [`Self::SORTS`]. In the default order smaller places come
     /// first.
     fn position(&self, sort: &str) -> Position<'_>;
-
-    /// Returns the rows of a query as of the latest snapshot.
-    #[must_use]
-    fn page(query: &Query<Self>, hub: &Hub, _shared: &SharedPages) -> Arc<Rows<Self>> {
-        Arc::new(query.rows(&Published::latest(hub), SteadyMillis::now()))
-    }
 
     /// Returns the groups of locks that the list reports in addition to its rows, if any.
     fn groups(_published: &Published) -> Option<&[GroupTally]> {

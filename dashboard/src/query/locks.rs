@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use super::list::{Listed, Position, Published, Query, RowId, Rows};
-use super::shared::SharedPages;
-use super::{Filter, MAX_ROWS, Order};
+use super::list::{Listed, Position, Published, RowId, Rows};
+use super::{Filter, Order};
 use crate::clock::SteadyMillis;
-use crate::model::actor::Hub;
 use crate::model::types::{Certainty, LockView, ProblemKind};
 
 /// A lock as lists show it.
@@ -58,15 +56,6 @@ impl Listed for LockRow {
             _ => b"",
         };
         Position { rank, text, id: Listed::id(self) }
-    }
-
-    fn page(query: &Query<Self>, hub: &Hub, shared: &SharedPages) -> Arc<Rows<Self>> {
-        if query.limit <= MAX_ROWS {
-            shared.rows(hub, query)
-        } else {
-            // A whole list is too large to keep.
-            Arc::new(query.rows(&Published::latest(hub), SteadyMillis::now()))
-        }
     }
 }
 

@@ -16,3 +16,4 @@ pub use filter::Filter;
 pub use list::{Listed, MAX_ROWS, Published, Query, Rows};
 pub use locks::LockRow;
 pub use order::Order;
+pub use shared::Paged;

@@ -3,15 +3,42 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::list::{Cursor, Published, Query, Rows};
+use super::contention::ContentionRow;
+use super::list::{Cursor, Listed, MAX_ROWS, Published, Query, Rows};
 use super::locks::LockRow;
 use super::order::Order;
+use super::owners::OwnerRow;
+use super::problems::ProblemRow;
 use super::sorted::{MOVING_MS, SortedLocks};
 use crate::clock::SteadyMillis;
 use crate::model::actor::Hub;
 
 /// The most pages kept.
 const MAX_PAGES: usize = 512;
+
+/// A list that pages and the API show.
+pub trait Paged: Listed {
+    /// Returns the rows of a query as of the latest snapshot.
+    #[must_use]
+    fn page(query: &Query<Self>, hub: &Hub, _shared: &SharedPages) -> Arc<Rows<Self>> {
+        Arc::new(query.rows(&Published::latest(hub), SteadyMillis::now()))
+    }
+}
+
+impl Paged for OwnerRow {}
+impl Paged for ProblemRow {}
+impl Paged for ContentionRow {}
+
+impl Paged for LockRow {
+    fn page(query: &Query<Self>, hub: &Hub, shared: &SharedPages) -> Arc<Rows<Self>> {
+        if query.limit <= MAX_ROWS {
+            shared.rows(hub, query)
+        } else {
+            // A whole list is too large to keep.
+            Arc::new(query.rows(&Published::latest(hub), SteadyMillis::now()))
+        }
+    }
+}
 
 /// A handle that keeps a list sorted for as long as it exists.
 pub type SortedList = Arc<Mutex<SortedLocks>>;

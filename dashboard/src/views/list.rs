@@ -16,11 +16,11 @@ use crate::clock::SteadyMillis;
 use crate::model::types::{Acknowledgement, LockView};
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
-use crate::query::{Listed, Order};
+use crate::query::{Listed as _, Order, Paged};
 use crate::text;
 
 /// A list that has a page.
-pub trait ListView: Listed {
+pub trait ListView: Paged {
     /// The path of the page.
     const PATH: &'static str;
     const TITLE: &'static str;

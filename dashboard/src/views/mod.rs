@@ -78,8 +78,8 @@ pub struct Chrome {
     pub several_dbs: bool,
     /// Who looks at it, where they had to say so.
     pub visitor: Option<VisitorView>,
-    /// What the page's forms send back, so that they are known to be ours.
-    pub proof: Option<String>,
+    /// The CSRF token of the page's forms.
+    pub csrf: Option<String>,
 }
 
 /// Who looks at a page.
@@ -303,6 +303,6 @@ pub struct LoginPage {
     pub next: String,
     /// Why the last attempt was refused.
     pub error: Option<String>,
-    /// What the form sends back, so that it is known to be ours.
-    pub proof: Option<String>,
+    /// The form's CSRF token.
+    pub csrf: Option<String>,
 }

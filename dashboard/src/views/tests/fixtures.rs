@@ -177,7 +177,7 @@ pub(super) fn chrome(address: &str) -> Chrome {
         several_deployments: false,
         several_dbs: false,
         visitor: None,
-        proof: Some("a-word-of-ours".into()),
+        csrf: Some("a-word-of-ours".into()),
     }
 }
 
