@@ -10,6 +10,7 @@ pub mod access;
 pub mod archive;
 pub mod clock;
 pub mod config;
+pub mod exporter;
 pub mod http;
 pub mod metrics;
 pub mod model;
@@ -30,8 +31,9 @@ use tokio::net::TcpListener;
 
 use crate::clock::now;
 use config::Config;
-use http::app::{About, App, MAX_STREAMS};
-use metrics::{ModelMetrics, ScansMetrics, StreamMetrics, TapsMetrics};
+use exporter::ModelMetrics;
+use http::{About, App, MAX_STREAMS};
+use metrics::{MonitorMetrics, ScanMetrics, StreamMetrics};
 use model::Model;
 use model::actor;
 use release::Releases;
@@ -124,8 +126,8 @@ fn start(
     let runtime = tokio::runtime::Handle::current();
     service_kit::metrics::register_runtime(registry, "main", runtime)?;
     let streams = StreamMetrics::register(registry)?;
-    let scans = ScansMetrics::register(registry)?;
-    let taps = TapsMetrics::register(registry)?;
+    let scans = ScanMetrics::register(registry)?;
+    let taps = MonitorMetrics::register(registry)?;
 
     let scopes = config.scopes();
     let mut model = Model::new(config.model.clone(), config.grouping(), &scopes, now());
@@ -139,8 +141,8 @@ fn start(
     let (task, model, hub, batches) = actor::new(model, &scopes);
     let sources = sources::start(config, &model, &hub, batches, (&scans, &taps), shutdown);
     let listener: ModelMetrics =
-        metrics::register_model(registry, &hub, &sources, config.lock_names_in_metrics)?
-            .noting(notes.clone());
+        exporter::register(registry, &hub, &sources, config.lock_names_in_metrics)?
+            .with_notes(notes.clone());
     shutdown.spawn("model", task.run(listener, shutdown.token()));
     let about = About {
         environment: config.environment.clone(),

@@ -1,10 +1,10 @@
-//! Who may do what.
+//! Authentication and authorization.
 //!
-//! A visitor is known by a token (as Bearer, or by the cookie that `/login` gave for it) or by what a trusted proxy
-//! says of them. Where neither is set up everybody may do everything: such a dashboard listens on loopback only,
-//! unless it was told otherwise.
+//! A visitor is authenticated by a bearer token, by the cookie that `/login` sets for one, or by a trusted proxy. Without
+//! token file and proxy everybody has all rights; such a dashboard listens on loopback only, unless the settings allow
+//! more.
 
-pub mod proofs;
+pub mod csrf;
 pub mod proxy;
 pub mod rights;
 pub mod tokens;
@@ -14,76 +14,73 @@ use std::sync::Arc;
 
 use axum::http::{HeaderMap, header};
 
-use proofs::{Proof, Proofs, Stranger};
+use csrf::{CsrfKey, CsrfToken, LoginNonce};
 use proxy::Proxy;
 use rights::{Right, Rights};
 use tokens::Tokens;
 
-/// The cookie's name where it may only come by TLS: browsers then also refuse to set it for other hosts or paths.
+/// The login cookie's name over TLS. Browsers refuse to set cookies with this prefix for other hosts or paths.
 const SECURE_COOKIE: &str = "__Host-lockscope";
 const PLAIN_COOKIE: &str = "lockscope";
-/// The same for a browser with which nobody has logged in yet.
-const SECURE_STRANGER: &str = "__Host-lockscope-login";
-const PLAIN_STRANGER: &str = "lockscope-login";
+/// The name of the cookie with the [`LoginNonce`].
+const SECURE_NONCE: &str = "__Host-lockscope-login";
+const PLAIN_NONCE: &str = "lockscope-login";
 
-/// Somebody who asks.
+/// The sender of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Visitor {
-    /// How they are called in logs and on pages; none where nobody has to say who they are.
+    /// The name for logs and pages; none if no authentication is required.
     pub name: Option<Arc<str>>,
-    /// What they may do.
     pub rights: Rights,
-    /// By what they are known.
-    pub by: By,
+    pub auth: AuthMethod,
 }
 
-/// By what a visitor is known.
+/// The method by which a visitor was authenticated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
-    /// Everybody may come.
-    Nothing,
-    /// A token sent with the request: no browser sends one by itself.
+pub enum AuthMethod {
+    NotRequired,
+    /// A token in the request. Browsers never send one on their own.
     Bearer,
-    /// The cookie for a token.
+    /// A login cookie.
     Cookie,
-    /// A trusted proxy's word.
+    /// A header of a trusted proxy.
     Proxy,
 }
 
-/// Why somebody is not let in.
+/// The reason for which a visitor is rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// They have to say who they are.
+    /// Authentication is required.
     Unknown,
-    /// They said, and may not; a sentence.
+    /// The visitor has no access; a sentence.
     Denied(String),
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// Tokens, where there is a file of them.
+    /// The tokens of the token file, if there is one.
     pub tokens: Option<Tokens>,
-    /// Proxies that say who a visitor is.
+    /// Trusted proxies.
     pub proxy: Option<Proxy>,
-    /// Whether cookies may only come by TLS.
+    /// True if browsers may send cookies over TLS only.
     pub secure_cookies: bool,
-    /// Makes what forms of visitors without a login carry.
-    pub proofs: Proofs,
-    /// Whether others than this host and the proxies are refused: plain HTTP on an address that they can reach.
+    /// The key of CSRF tokens for visitors without a login.
+    pub csrf_key: CsrfKey,
+    /// True if only this host and the proxies may connect, since the address is public and speaks plain HTTP.
     pub proxies_only: bool,
 }
 
 impl Access {
-    /// Whether visitors have to say who they are.
+    /// Returns true if visitors must be authenticated.
     #[must_use]
     pub fn is_needed(&self) -> bool {
         self.tokens.is_some() || self.proxy.as_ref().is_some_and(Proxy::knows_users)
     }
 
-    /// Who sends these headers from this address, at this moment (seconds since the epoch).
+    /// Authenticates the sender of a request. `now_secs`: seconds since the epoch.
     ///
     /// # Errors
-    /// When they have to say who they are, or may not come in.
+    /// If authentication is missing or the visitor has no access.
     pub fn visitor(
         &self,
         headers: &HeaderMap,
@@ -96,16 +93,16 @@ impl Access {
             ));
         }
         if !self.is_needed() {
-            return Ok(Visitor { name: None, rights: Rights::ALL, by: By::Nothing });
+            return Ok(Visitor { name: None, rights: Rights::ALL, auth: AuthMethod::NotRequired });
         }
         if let Some(tokens) = &self.tokens {
             if let Some(sent) = bearer(headers) {
                 let token = tokens.find(sent).ok_or(Refusal::Unknown)?;
-                return Ok(token.visitor(By::Bearer));
+                return Ok(token.visitor(AuthMethod::Bearer));
             }
             let cookie = cookie(headers, self.cookie_name());
             if let Some(token) = cookie.and_then(|cookie| tokens.of_cookie(cookie, now_secs)) {
-                return Ok(token.visitor(By::Cookie));
+                return Ok(token.visitor(AuthMethod::Cookie));
             }
         }
         match &self.proxy {
@@ -114,35 +111,37 @@ impl Access {
         }
     }
 
-    /// What forms of pages made for this visitor, who sends these headers, have to send back; none where no form is
-    /// taken, and where the visitor is known by what no browser sends by itself.
+    /// Returns the CSRF token for the forms of a visitor. None for bearer tokens, which no browser sends on its own, and if
+    /// forms are rejected.
     #[must_use]
-    pub fn proof(&self, visitor: &Visitor, headers: &HeaderMap) -> Option<Proof> {
-        match visitor.by {
-            By::Bearer => None,
-            By::Cookie => {
+    pub fn csrf_token(&self, visitor: &Visitor, headers: &HeaderMap) -> Option<CsrfToken> {
+        match visitor.auth {
+            AuthMethod::Bearer => None,
+            AuthMethod::Cookie => {
                 let cookie = cookie(headers, self.cookie_name())?;
-                self.tokens.as_ref().and_then(|tokens| tokens.proof(cookie))
+                self.tokens.as_ref().and_then(|tokens| tokens.csrf_token(cookie))
             }
-            By::Nothing | By::Proxy => self.proofs.of(visitor.name.as_deref()),
+            AuthMethod::NotRequired | AuthMethod::Proxy => {
+                self.csrf_key.token(visitor.name.as_deref())
+            }
         }
     }
 
-    /// The browser that sends these headers, where it was given the form of the login before.
+    /// Returns the nonce that the browser got with the login form.
     #[must_use]
-    pub fn stranger(&self, headers: &HeaderMap) -> Option<Stranger> {
-        cookie(headers, self.strangers_cookie()).and_then(Stranger::parse)
+    pub fn login_nonce(&self, headers: &HeaderMap) -> Option<LoginNonce> {
+        cookie(headers, self.nonce_cookie()).and_then(LoginNonce::parse)
     }
 
-    /// The header that has a browser keep what it is known by until it is closed.
+    /// Returns the header that sets the nonce's cookie until the browser is closed.
     #[must_use]
-    pub fn set_stranger(&self, stranger: &Stranger) -> String {
-        let (name, value) = (self.strangers_cookie(), stranger.as_str());
+    pub fn set_login_nonce(&self, nonce: &LoginNonce) -> String {
+        let (name, value) = (self.nonce_cookie(), nonce.as_str());
         format!("{name}={value}; Path=/; HttpOnly; SameSite=Strict{}", self.secure())
     }
 
-    fn strangers_cookie(&self) -> &'static str {
-        if self.secure_cookies { SECURE_STRANGER } else { PLAIN_STRANGER }
+    fn nonce_cookie(&self) -> &'static str {
+        if self.secure_cookies { SECURE_NONCE } else { PLAIN_NONCE }
     }
 
     fn secure(&self) -> &'static str {
@@ -153,13 +152,13 @@ impl Access {
         self.proxy.as_ref().is_some_and(|proxy| proxy.trusts(peer))
     }
 
-    /// How the cookie is called.
+    /// Returns the login cookie's name.
     #[must_use]
     pub fn cookie_name(&self) -> &'static str {
         if self.secure_cookies { SECURE_COOKIE } else { PLAIN_COOKIE }
     }
 
-    /// The header that sets the cookie to this value for so many seconds; empty and 0 end it.
+    /// Returns the header that sets the login cookie for some seconds. An empty value and 0 delete it.
     #[must_use]
     pub fn set_cookie(&self, value: &str, max_age_secs: u64) -> String {
         let secure = self.secure();
@@ -169,21 +168,20 @@ impl Access {
 }
 
 impl Visitor {
-    /// Whether they may.
     #[must_use]
     pub fn may(&self, right: Right) -> bool {
         self.rights.has(right)
     }
 }
 
-/// What stands behind `Authorization: Bearer`.
+/// Returns the token of `Authorization: Bearer`.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// A cookie's value. One that comes twice is none: the second may have been set from elsewhere.
+/// Returns a cookie's value. A cookie that is sent twice is ignored: another site may have set one of them.
 fn cookie<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     let mut found = headers
         .get_all(header::COOKIE)

@@ -1,4 +1,4 @@
-//! What a trusted proxy says of its visitors.
+//! Visitors that a trusted proxy has authenticated.
 
 use std::net::IpAddr;
 
@@ -6,62 +6,57 @@ use axum::http::{HeaderMap, HeaderName};
 use ipnet::IpNet;
 
 use super::rights::Rights;
-use super::{By, Refusal, Visitor};
+use super::{AuthMethod, Refusal, Visitor};
 
-/// Proxies in front of the dashboard, and the headers by which they say who somebody is.
+/// Trusted proxies and their headers.
 #[derive(Debug, Clone)]
 pub struct Proxy {
     pub networks: Vec<IpNet>,
     /// The header with the user's name.
     pub user: Option<HeaderName>,
-    /// The header with the user's groups, parted by commas.
+    /// The header with the user's groups, separated by commas.
     pub groups: Option<HeaderName>,
-    /// Who may do what; without any, every user may do everything.
+    /// The rights of users and groups. Without rules every user has all rights.
     pub rules: Vec<Rule>,
 }
 
 /// A row of `[[access]]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Whom it is for.
-    pub who: Who,
-    /// What they may do.
+    pub principal: Principal,
     pub rights: Rights,
 }
 
-/// Whom a rule is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Who {
+pub enum Principal {
     User(String),
-    /// All of a group.
     Group(String),
 }
 
 impl Proxy {
-    /// Whether a proxy stands at this address.
     #[must_use]
     pub fn trusts(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.networks.iter().any(|network| network.contains(&peer))
     }
 
-    /// Whether it says who somebody is.
+    /// Returns true if the proxies name users.
     #[must_use]
     pub fn knows_users(&self) -> bool {
         self.user.is_some()
     }
 
-    /// Whom the proxy speaks of.
+    /// Returns the visitor that the proxy names.
     ///
     /// # Errors
-    /// When it names nobody, or somebody who may not come in.
+    /// If it names nobody, or somebody without access.
     pub(super) fn visitor(&self, headers: &HeaderMap) -> Result<Visitor, Refusal> {
         let header = self.user.as_ref().ok_or(Refusal::Unknown)?;
         let mut users = headers.get_all(header).iter();
         let user = match (users.next(), users.next()) {
             (Some(user), None) => user.to_str().unwrap_or_default().trim(),
             (None, _) => "",
-            // Which of them came from the proxy cannot be told.
+            // One of them may be forged.
             (Some(_), Some(_)) => {
                 return Err(Refusal::Denied(format!("the header {header} came twice")));
             }
@@ -74,10 +69,10 @@ impl Proxy {
         let Some(rights) = rights else {
             return Err(Refusal::Denied(format!("no [[access]] row is for {user}")));
         };
-        Ok(Visitor { name: Some(user.into()), rights, by: By::Proxy })
+        Ok(Visitor { name: Some(user.into()), rights, auth: AuthMethod::Proxy })
     }
 
-    /// What all rows together grant.
+    /// Returns the rights that all matching rules grant together.
     fn rights(&self, user: &str, headers: &HeaderMap) -> Option<Rights> {
         let groups: Vec<&str> = match &self.groups {
             Some(header) => headers
@@ -89,10 +84,10 @@ impl Proxy {
                 .collect(),
             None => Vec::new(),
         };
-        let fits = |rule: &&Rule| match &rule.who {
-            Who::User(name) => name == user,
-            Who::Group(name) => groups.contains(&name.as_str()),
+        let fits = |rule: &&Rule| match &rule.principal {
+            Principal::User(name) => name == user,
+            Principal::Group(name) => groups.contains(&name.as_str()),
         };
-        self.rules.iter().filter(fits).map(|rule| rule.rights).reduce(Rights::and)
+        self.rules.iter().filter(fits).map(|rule| rule.rights).reduce(Rights::union)
     }
 }

@@ -1,12 +1,11 @@
-//! What somebody may do.
+//! Rights of visitors.
 
-/// One thing that somebody may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Right {
-    /// See pages, API and metrics.
+    /// Read pages, API and metrics.
     Look,
     Ack,
-    /// Have MONITOR opened for a while.
+    /// Run MONITOR for a minute.
     Watch,
     /// Release locks by force.
     Release,
@@ -15,7 +14,7 @@ pub enum Right {
 impl Right {
     pub const ALL: [Self; 4] = [Self::Look, Self::Ack, Self::Watch, Self::Release];
 
-    /// The word in settings.
+    /// Returns the word in settings.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -36,18 +35,16 @@ impl Right {
     }
 }
 
-/// A set of rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rights(u8);
 
 impl Rights {
-    /// All that there are.
     pub const ALL: Self = Self(0b1111);
 
-    /// Reads words. Who may do anything may look.
+    /// Reads words. Every set includes [`Right::Look`].
     ///
     /// # Errors
-    /// A sentence that names the word that is none.
+    /// A sentence with the unknown word.
     pub fn parse<'w>(words: impl IntoIterator<Item = &'w str>) -> Result<Self, String> {
         let mut rights = Self(Right::Look.bit());
         for word in words {
@@ -60,15 +57,14 @@ impl Rights {
         Ok(rights)
     }
 
-    /// Whether it holds this one.
     #[must_use]
     pub fn has(self, right: Right) -> bool {
         self.0 & right.bit() != 0
     }
 
-    /// What either holds.
+    /// Returns the union of both sets.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
+    pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }

@@ -1,6 +1,6 @@
 use axum::http::{HeaderName, HeaderValue};
 
-use super::proxy::{Rule, Who};
+use super::proxy::{Principal, Rule};
 use super::*;
 
 const TOKEN: &str = "0123456789abcdef0123";
@@ -33,17 +33,17 @@ fn proxied(rules: Vec<Rule>) -> Access {
 }
 
 #[test]
-fn without_settings_everybody_may_do_everything() {
+fn without_settings_everybody_has_all_rights() {
     let visitor = Access::default().visitor(&HeaderMap::new(), HERE, NOW).unwrap();
     assert!(visitor.name.is_none() && Right::ALL.iter().all(|right| visitor.may(*right)));
 }
 
 #[test]
-fn a_token_opens_as_far_as_its_rights_go() {
+fn a_token_grants_its_rights() {
     let access = access(&format!("# people\n\n{TOKEN}, anna\n{OTHER},robot,look+ack\n"));
     let ask = |value: &str| access.visitor(&headers(&[("authorization", value)]), HERE, NOW);
     let anna = ask(&format!("Bearer {TOKEN}")).unwrap();
-    assert_eq!((anna.name.as_deref(), anna.by), (Some("anna"), By::Bearer));
+    assert_eq!((anna.name.as_deref(), anna.auth), (Some("anna"), AuthMethod::Bearer));
     assert!(anna.may(Right::Release));
     let robot = ask(&format!("bearer  {OTHER}")).unwrap();
     assert!(robot.may(Right::Look) && robot.may(Right::Ack));
@@ -55,7 +55,7 @@ fn a_token_opens_as_far_as_its_rights_go() {
 }
 
 #[test]
-fn a_cookie_is_good_for_its_time_and_its_token_only() {
+fn a_cookie_is_valid_until_it_expires_or_its_token_is_removed() {
     let access = access(&format!("{TOKEN},anna\n{OTHER},robot"));
     let tokens = access.tokens.as_ref().unwrap();
     let cookie = tokens.find(TOKEN).unwrap().cookie(NOW + 60);
@@ -66,8 +66,8 @@ fn a_cookie_is_good_for_its_time_and_its_token_only() {
     };
     let sent = format!("a=b; lockscope={cookie}");
     assert_eq!(ask(&sent, NOW).as_deref(), Some("anna"));
-    assert_eq!(ask(&sent, NOW + 60), None, "its time is over");
-    assert_eq!(ask(&format!("{sent}; lockscope=x"), NOW), None, "it came twice");
+    assert_eq!(ask(&sent, NOW + 60), None, "expired");
+    assert_eq!(ask(&format!("{sent}; lockscope=x"), NOW), None, "sent twice");
     let parts: Vec<&str> = cookie.split('.').collect();
     let robot = tokens.find(OTHER).unwrap().cookie(NOW + 60);
     let robots = robot.split('.').next().unwrap();
@@ -83,7 +83,7 @@ fn a_cookie_is_good_for_its_time_and_its_token_only() {
     ] {
         assert_eq!(ask(&format!("lockscope={forged}"), NOW), None, "{forged}");
     }
-    // Taken out of the file it is void at once.
+    // The cookie becomes invalid when its token is removed from the file.
     let without =
         Access { tokens: Tokens::parse(&format!("{OTHER},robot")).ok(), ..Access::default() };
     let visitor = without.visitor(&headers(&[("cookie", &sent)]), HERE, NOW);
@@ -93,7 +93,7 @@ fn a_cookie_is_good_for_its_time_and_its_token_only() {
 const LOGIN: u64 = tokens::LOGIN_SECS;
 
 #[test]
-fn cookies_are_kept_from_scripts_and_other_sites() {
+fn cookies_are_hidden_from_scripts_and_other_sites() {
     let mut access = Access::default();
     assert_eq!(
         access.set_cookie("v", 5),
@@ -105,7 +105,7 @@ fn cookies_are_kept_from_scripts_and_other_sites() {
 }
 
 #[test]
-fn files_with_mistakes_are_refused_without_telling_tokens() {
+fn token_files_with_mistakes_are_rejected_without_revealing_tokens() {
     let long = "x".repeat(513);
     for (file, words) in [
         ("", "no token"),
@@ -123,18 +123,18 @@ fn files_with_mistakes_are_refused_without_telling_tokens() {
 }
 
 #[test]
-fn a_proxy_is_believed_from_its_address_only() {
+fn a_proxy_is_trusted_at_its_address_only() {
     let access = proxied(Vec::new());
     let anna = headers(&[("x-user", "anna")]);
     let proxy: IpAddr = "10.1.2.3".parse().unwrap();
     let mapped: IpAddr = "::ffff:10.1.2.3".parse().unwrap();
     for peer in [proxy, mapped] {
         let visitor = access.visitor(&anna, peer, NOW).unwrap();
-        assert_eq!((visitor.name.as_deref(), visitor.by), (Some("anna"), By::Proxy));
+        assert_eq!((visitor.name.as_deref(), visitor.auth), (Some("anna"), AuthMethod::Proxy));
     }
-    for stranger in ["10.2.0.1", "127.0.0.1", "::1"] {
-        let refused = access.visitor(&anna, stranger.parse().unwrap(), NOW);
-        assert_eq!(refused, Err(Refusal::Unknown), "{stranger}");
+    for other in ["10.2.0.1", "127.0.0.1", "::1"] {
+        let refused = access.visitor(&anna, other.parse().unwrap(), NOW);
+        assert_eq!(refused, Err(Refusal::Unknown), "{other}");
     }
     assert_eq!(access.visitor(&HeaderMap::new(), proxy, NOW), Err(Refusal::Unknown));
     assert_eq!(access.visitor(&headers(&[("x-user", " ")]), proxy, NOW), Err(Refusal::Unknown));
@@ -143,12 +143,14 @@ fn a_proxy_is_believed_from_its_address_only() {
 }
 
 #[test]
-fn rows_say_what_users_and_groups_may() {
-    let row =
-        |who, words: &[&str]| Rule { who, rights: Rights::parse(words.iter().copied()).unwrap() };
+fn access_rules_grant_rights_to_users_and_groups() {
+    let row = |principal, words: &[&str]| Rule {
+        principal,
+        rights: Rights::parse(words.iter().copied()).unwrap(),
+    };
     let access = proxied(vec![
-        row(Who::User("anna".to_owned()), &["ack"]),
-        row(Who::Group("ops".to_owned()), &["release"]),
+        row(Principal::User("anna".to_owned()), &["ack"]),
+        row(Principal::Group("ops".to_owned()), &["release"]),
     ]);
     let proxy: IpAddr = "10.1.2.3".parse().unwrap();
     let ask = |user: &str, groups: &str| {
@@ -162,7 +164,7 @@ fn rows_say_what_users_and_groups_may() {
 }
 
 #[test]
-fn plain_http_is_for_this_host_and_the_proxies() {
+fn plain_http_is_limited_to_this_host_and_the_proxies() {
     let access = Access { proxies_only: true, ..proxied(Vec::new()) };
     let anna = headers(&[("x-user", "anna")]);
     assert!(access.visitor(&anna, "10.1.2.3".parse().unwrap(), NOW).is_ok());

@@ -1,7 +1,8 @@
-//! Tokens of machines and people, and the cookies that stand for them.
+//! Bearer tokens, and the login cookies that stand for them.
 //!
-//! A cookie holds no token: it names one, says until when it is good, and is signed with that token. So it needs no
-//! memory here, is good on every dashboard with the same file, and ends when its token is taken out.
+//! A cookie does not contain its token. It contains the token's id and an expiry and is signed with the token. So the
+//! dashboard stores no sessions, a cookie is valid on every dashboard with the same file, and it expires when its token is
+//! removed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,16 +11,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::{digest, hmac};
 
-use super::proofs::Proof;
+use super::csrf::CsrfToken;
 use super::rights::Rights;
-use super::{By, Visitor};
+use super::{AuthMethod, Visitor};
 
-/// How long a login is good, seconds: a shift.
+/// The lifetime of a login, seconds: a shift.
 pub const LOGIN_SECS: u64 = 12 * 3600;
-/// A shorter token could be guessed.
+/// The shortest token that cannot be guessed.
 const MIN_LEN: usize = 16;
 const MAX_LEN: usize = 512;
-/// Bytes of a digest that name a token in cookies.
+/// The length of a token's id, bytes.
 const ID_LEN: usize = 9;
 const PURPOSE: &str = "lockscope login";
 
@@ -29,23 +30,23 @@ type Digest = [u8; digest::SHA256_OUTPUT_LEN];
 pub struct Token {
     name: Arc<str>,
     rights: Rights,
-    /// Names it in cookies.
+    /// The token's id in cookies.
     id: String,
     key: hmac::Key,
 }
 
-/// All tokens of a file, by their digests: how long a look-up takes tells nothing of a token.
+/// The tokens of a file by their digests, so that the time of a look-up reveals nothing about a token.
 #[derive(Debug, Clone, Default)]
 pub struct Tokens(Arc<HashMap<Digest, Arc<Token>>>);
 
 impl Token {
-    /// Who has it.
+    /// Returns the visitor that the token authenticates.
     #[must_use]
-    pub fn visitor(&self, by: By) -> Visitor {
-        Visitor { name: Some(Arc::clone(&self.name)), rights: self.rights, by }
+    pub fn visitor(&self, auth: AuthMethod) -> Visitor {
+        Visitor { name: Some(Arc::clone(&self.name)), rights: self.rights, auth }
     }
 
-    /// A cookie that stands for it until this moment, seconds since the epoch.
+    /// Returns a cookie that is valid until this instant, seconds since the epoch.
     #[must_use]
     pub fn cookie(&self, until_secs: u64) -> String {
         let signature = hmac::sign(&self.key, self.signed(until_secs).as_bytes());
@@ -64,11 +65,11 @@ fn digest(token: &str) -> Digest {
 }
 
 impl Tokens {
-    /// Reads a file's text: a line each, `token[,name[,rights]]`, rights parted by `+`; empty lines and those that
-    /// begin with `#` are passed over. Without rights it has all.
+    /// Reads the lines of a file: `token[,name[,rights]]`, with `+` between rights. Empty lines and lines that begin with `#`
+    /// are skipped. A token without rights has all.
     ///
     /// # Errors
-    /// A sentence for each line that is wrong, by its number, without the token.
+    /// A sentence for each wrong line, with its number and without the token.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
         let (mut tokens, mut mistakes) = (HashMap::new(), Vec::new());
         for (number, line) in (1_usize..).zip(text.lines()) {
@@ -91,21 +92,20 @@ impl Tokens {
         if mistakes.is_empty() { Ok(Self(Arc::new(tokens))) } else { Err(mistakes) }
     }
 
-    /// The token that was sent, if it is one.
     #[must_use]
     pub fn find(&self, sent: &str) -> Option<&Token> {
         self.0.get(&digest(sent)).map(|token| &**token)
     }
 
-    /// What shows that a form comes from a page made for the login of this cookie.
+    /// Returns the CSRF token of the login with this cookie.
     #[must_use]
-    pub fn proof(&self, cookie: &str) -> Option<Proof> {
+    pub fn csrf_token(&self, cookie: &str) -> Option<CsrfToken> {
         let id = cookie.split('.').next()?;
         let token = self.0.values().find(|token| token.id == id)?;
-        Some(Proof::signed(&token.key, cookie))
+        Some(CsrfToken::signed(&token.key, cookie))
     }
 
-    /// The token that a cookie stands for, if it is still good.
+    /// Returns the token of a login cookie that is valid.
     #[must_use]
     pub fn of_cookie(&self, cookie: &str, now_secs: u64) -> Option<&Token> {
         let mut parts = cookie.split('.');
@@ -142,7 +142,7 @@ fn token(line: &str, number: usize) -> Result<(Digest, Token), String> {
         None => Rights::ALL,
     };
     let digest = digest(secret);
-    // A digest of the digest: what stands in a cookie must not help to find the token.
+    // A digest of the digest: a cookie must not help to find the token.
     let id = digest::digest(&digest::SHA256, &digest);
     let id = id.as_ref().get(..ID_LEN).map(|id| URL_SAFE_NO_PAD.encode(id)).unwrap_or_default();
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());

@@ -1,4 +1,4 @@
-//! Settings of who may come in.
+//! Settings of authentication, access rules and TLS.
 
 use std::path::PathBuf;
 
@@ -9,8 +9,8 @@ use service_kit::settings::Raw;
 
 use super::Flags;
 use crate::access::Access;
-use crate::access::proofs::Proofs;
-use crate::access::proxy::{Proxy, Rule, Who};
+use crate::access::csrf::CsrfKey;
+use crate::access::proxy::{Principal, Proxy, Rule};
 use crate::access::rights::Rights;
 use crate::access::tokens::Tokens;
 
@@ -23,7 +23,6 @@ struct AccessTable {
     rights: Vec<String>,
 }
 
-/// What came of it.
 pub(super) struct Built {
     pub(super) access: Access,
     pub(super) tls: Option<(PathBuf, PathBuf)>,
@@ -51,7 +50,7 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
         tokens,
         proxy,
         secure_cookies: tls.is_some() || public.starts_with("https:"),
-        proofs: Proofs::default(),
+        csrf_key: CsrfKey::default(),
         proxies_only: false,
     };
     let open = !flags.listen.ip().is_loopback() && !flags.insecure;
@@ -155,9 +154,11 @@ fn rules(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Rule> {
     };
     let mut rules = Vec::new();
     for row in rows {
-        let who = match (row.user, row.group) {
-            (Some(user), None) => Who::User(user),
-            (None, Some(group)) if raw.values.trusted_groups_header.is_some() => Who::Group(group),
+        let principal = match (row.user, row.group) {
+            (Some(user), None) => Principal::User(user),
+            (None, Some(group)) if raw.values.trusted_groups_header.is_some() => {
+                Principal::Group(group)
+            }
             (None, Some(group)) => {
                 mistakes.push(format!(
                     "[[access]] group `{group}`: no proxy tells groups: --trusted-groups-header is missing"
@@ -170,7 +171,7 @@ fn rules(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Rule> {
             }
         };
         match Rights::parse(row.rights.iter().map(String::as_str)) {
-            Ok(rights) => rules.push(Rule { who, rights }),
+            Ok(rights) => rules.push(Rule { principal, rights }),
             Err(error) => mistakes.push(format!("[[access]]: {error}")),
         }
     }

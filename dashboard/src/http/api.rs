@@ -10,45 +10,13 @@ use serde_json::{Value, json};
 
 use super::app::{App, Span};
 use super::csv;
-use super::params::{EventsParams, Format, LockParams, TableParams, instant, understood};
-use super::problem::Problem;
+use super::error::ApiError;
+use super::params::{EventsParams, Format, LockParams, instant, understood};
 use crate::archive::{Answer, Gap, MAX_EVENTS, Told};
 use crate::clock::SteadyMillis;
-use crate::model::types::{LockId, LockView};
+use crate::model::types::LockId;
 use crate::sources::view::{Progress, ServerView, SourceView};
 use crate::views::{Counts, Subject};
-
-#[derive(Serialize)]
-struct LocksJson<'a> {
-    locks: Vec<&'a LockView>,
-    total: usize,
-    next: Option<&'a str>,
-}
-
-/// `/api/v1/locks`
-///
-/// # Errors
-/// Where a parameter is not understood.
-pub async fn locks(
-    State(app): State<App>,
-    params: Result<Query<TableParams>, QueryRejection>,
-) -> Result<Response, Problem> {
-    let params = understood(params)?;
-    let format = Format::parse(params.format.as_deref())?;
-    let table = match format {
-        Format::Json => app.table(&params, None)?,
-        Format::Csv => app.table(&params, Some(csv::MAX_ROWS))?,
-    };
-    if let Some(error) = table.filter_error {
-        return Err(Problem::bad_request(error));
-    }
-    if format == Format::Csv {
-        return Ok(csv::response("locks", table.rows.rows.clone(), table.rows.total));
-    }
-    let locks = table.rows.rows.iter().map(|lock| &**lock).collect();
-    let next = table.rows.next.as_deref();
-    Ok(Json(LocksJson { locks, total: table.rows.total, next }).into_response())
-}
 
 /// `/api/v1/lock`
 ///
@@ -57,7 +25,7 @@ pub async fn locks(
 pub async fn lock(
     State(app): State<App>,
     params: Result<Query<LockParams>, QueryRejection>,
-) -> Result<Response, Problem> {
+) -> Result<Response, ApiError> {
     let params = understood(params)?;
     let id = app.lock_id(&params)?;
     if let Some(at) = &params.at {
@@ -68,12 +36,12 @@ pub async fn lock(
     }
     match app.subject(&id).await {
         Subject::Known(lock) => Ok(Json(&*lock).into_response()),
-        Subject::Absent { .. } => Err(Problem::new(
+        Subject::Absent { .. } => Err(ApiError::new(
             StatusCode::NOT_FOUND,
             "there is no such key, and no such lock is remembered",
         )),
-        Subject::NoLock(what) => Err(Problem::new(StatusCode::NOT_FOUND, what)),
-        Subject::Unreadable(why) => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why)),
+        Subject::NoLock(what) => Err(ApiError::new(StatusCode::NOT_FOUND, what)),
+        Subject::Unreadable(why) => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)),
     }
 }
 
@@ -104,11 +72,11 @@ struct EventsJson {
 pub async fn events(
     State(app): State<App>,
     params: Result<Query<EventsParams>, QueryRejection>,
-) -> Result<Response, Problem> {
+) -> Result<Response, ApiError> {
     let params = understood(params)?;
     let format = Format::parse(params.format.as_deref())?;
     if params.from.is_none() {
-        return Err(Problem::bad_request(
+        return Err(ApiError::bad_request(
             "`from` is missing: an instant, such as 2026-11-21T03:12:00Z",
         ));
     }
@@ -117,7 +85,7 @@ pub async fn events(
         None | Some("" | "asc") => false,
         Some("desc") => true,
         Some(_) => {
-            return Err(Problem::bad_request("`order` is not understood: expected asc or desc"));
+            return Err(ApiError::bad_request("`order` is not understood: expected asc or desc"));
         }
     };
     let Span { from, to, lock } = span;

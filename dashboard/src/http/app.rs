@@ -7,29 +7,22 @@ use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use redisson::LockName;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::feed::Feeds;
-use super::params::{EventsParams, LockParams, TableParams, instant, limit};
-use super::problem::{Problem, visible};
-use super::tables::{List, Tables};
+use super::error::ApiError;
+use super::params::{EventsParams, LockParams, instant};
+use super::streams::Streams;
 use super::viewers::Viewers;
 use crate::archive::Reader;
 use crate::clock::SteadyMillis;
 use crate::metrics::StreamMetrics;
 use crate::model::actor::{Answer, Hub, ModelHandle};
 use crate::model::types::{LockId, Reading, Snapshot};
-use crate::query::Filter;
-use crate::query::list::Known;
-use crate::query::page::{Query, Rows};
+use crate::query::shared::SharedPages;
 use crate::release::Releases;
 use crate::sources::status::Sources;
-use crate::views::live::Fragments;
-use crate::views::{Chrome, Counts, Order, Sort, Subject};
+use crate::views::{Chrome, Counts, Subject};
 
-/// The most event streams, of pages and of the API together.
-pub const MAX_STREAMS: usize = 1_000;
 /// A lock asked for by name is read unless it was within this, milliseconds.
 const FRESH_MS: u64 = 1_000;
 /// How far back events are told where nobody says, milliseconds.
@@ -62,8 +55,7 @@ pub struct Inner {
     pub sources: Arc<Sources>,
     /// What the dashboard tells of itself.
     pub about: About,
-    /// What streams count.
-    pub metrics: StreamMetrics,
+    pub streams: Streams,
     /// What people look at.
     pub viewers: Viewers,
     /// What was, where it is kept.
@@ -71,27 +63,11 @@ pub struct Inner {
     /// Ends locks by force, where the settings allow it.
     pub releases: Option<Releases>,
     pub stop: CancellationToken,
-    /// Places for streams.
-    pub places: Arc<Semaphore>,
-    /// Rows rendered for streams.
-    pub fragments: Fragments,
-    /// The pages that are open, each made once for all who look at it.
-    pub feeds: Feeds,
     /// Tells the ids of this process' pictures from those of an earlier one.
     pub epoch: String,
-    tables: Tables,
+    /// Pages of locks that several readers share.
+    pub pages: SharedPages,
     counts: Mutex<(u64, Counts)>,
-}
-
-/// A table as asked for: what is wrong with its filter stands in it, and it has no rows then.
-#[derive(Debug)]
-pub struct TableAnswer {
-    pub rows: Arc<Rows>,
-    pub sort: Sort,
-    /// Which end first.
-    pub order: Order,
-    /// What is wrong with the filter.
-    pub filter_error: Option<String>,
 }
 
 /// What past events are asked of.
@@ -129,16 +105,13 @@ impl App {
             model,
             sources,
             about,
-            metrics,
+            streams: Streams::new(metrics),
             archive,
             releases,
             viewers: Viewers::default(),
             stop,
-            places: Arc::new(Semaphore::new(MAX_STREAMS)),
-            fragments: Fragments::default(),
-            feeds: Feeds::default(),
             epoch: format!("{:x}", SteadyMillis::now().0),
-            tables: Tables::default(),
+            pages: SharedPages::default(),
             counts: Mutex::new((u64::MAX, Counts::default())),
         }))
     }
@@ -162,14 +135,8 @@ impl App {
             several_deployments,
             several_dbs,
             visitor: None,
-            proof: None,
+            csrf: None,
         }
-    }
-
-    /// What lists are made from.
-    #[must_use]
-    pub fn known(&self) -> Known {
-        Known { snapshot: self.hub.snapshot(), contention: self.hub.contention() }
     }
 
     fn counts(&self, snapshot: &Snapshot) -> Counts {
@@ -189,74 +156,22 @@ impl App {
         kept.1
     }
 
-    /// The rows that are asked for, shared by all who ask for the same; `most` of them where that is given.
-    ///
-    /// # Errors
-    /// Where a parameter cannot be understood. A bad filter is told in the answer.
-    pub fn table(&self, params: &TableParams, most: Option<usize>) -> Result<TableAnswer, Problem> {
-        let sort = match params.sort.as_deref().filter(|sort| !sort.is_empty()) {
-            None => Sort::default(),
-            Some(word) => Sort::parse(word).ok_or_else(|| {
-                Problem::bad_request(
-                    "`sort` is not understood: expected problems, name, holder, age or ttl",
-                )
-            })?,
-        };
-        let order = match params.order.as_deref().filter(|order| !order.is_empty()) {
-            None => Order::usual(sort),
-            Some(word) => Order::parse(word).ok_or_else(|| {
-                Problem::bad_request("`order` is not understood: expected asc or desc")
-            })?,
-        };
-        let limit = match most {
-            Some(most) => most,
-            None => limit(params.limit.as_deref())?,
-        };
-        let filter = match Filter::parse(&params.filter) {
-            Ok(filter) => filter,
-            Err(error) => {
-                let rows = Rows { rows: Vec::new(), total: 0, skipped: 0, next: None };
-                let (rows, filter_error) = (Arc::new(rows), Some(visible(&error.to_string())));
-                return Ok(TableAnswer { rows, sort, order, filter_error });
-            }
-        };
-        let text = params.filter.trim().to_owned();
-        let cursor = params.cursor.clone().filter(|cursor| !cursor.is_empty());
-        let mut query = Query { text, filter, sort, order, after: None, limit };
-        if let Some(cursor) = &cursor {
-            query = query.after(cursor).map_err(|error| Problem::bad_request(error.to_string()))?;
-        }
-        // What is larger than a page is not worth keeping.
-        let rows = match most {
-            Some(_) => Arc::new(query.rows(&self.hub.snapshot(), SteadyMillis::now())),
-            None => self.tables.rows(&self.hub, cursor, &query),
-        };
-        Ok(TableAnswer { rows, sort, order, filter_error: None })
-    }
-
-    /// Has the list of these parameters kept in order for as long as what is given back is.
-    #[must_use]
-    pub(super) fn keep(&self, params: &TableParams) -> Option<List> {
-        let table = self.table(params, None).ok()?;
-        Some(self.tables.keep(params.filter.trim(), table.sort, table.order))
-    }
-
     /// Which deployment is asked for: where there is but one, it need not be named.
     ///
     /// # Errors
     /// A sentence that says what is missing or unknown.
-    pub fn deployment(&self, named: Option<&str>) -> Result<Arc<str>, Problem> {
+    pub fn deployment(&self, named: Option<&str>) -> Result<Arc<str>, ApiError> {
         let scopes = self.model.scopes();
         let deployment = match named.filter(|name| !name.is_empty()) {
             Some(name) => scopes.iter().find(|scope| &*scope.0 == name).ok_or_else(|| {
                 let known: Vec<&str> = scopes.iter().map(|scope| &*scope.0).collect();
-                Problem::new(
+                ApiError::new(
                     StatusCode::NOT_FOUND,
                     format!("there is no deployment `{name}`, but {}", known.join(", ")),
                 )
             })?,
             None if scopes.iter().all(|scope| scope.0 == scopes[0].0) => &scopes[0],
-            None => return Err(Problem::bad_request("there are several: `deployment` is needed")),
+            None => return Err(ApiError::bad_request("there are several: `deployment` is needed")),
         };
         Ok(Arc::clone(&deployment.0))
     }
@@ -265,31 +180,31 @@ impl App {
     ///
     /// # Errors
     /// A sentence that says what is missing or unknown.
-    pub fn lock_id(&self, params: &LockParams) -> Result<LockId, Problem> {
+    pub fn lock_id(&self, params: &LockParams) -> Result<LockId, ApiError> {
         let scopes = self.model.scopes();
         let deployment = self.deployment(params.deployment.as_deref())?;
         let mut dbs = scopes.iter().filter(|scope| scope.0 == deployment).map(|scope| scope.1);
         let db = match params.db.as_deref().filter(|db| !db.is_empty()) {
             Some(text) => dbs.find(|db| db.to_string() == text).ok_or_else(|| {
                 let detail = format!("database `{text}` of `{deployment}` is not looked at");
-                Problem::new(StatusCode::NOT_FOUND, detail)
+                ApiError::new(StatusCode::NOT_FOUND, detail)
             })?,
             None => match (dbs.next(), dbs.next()) {
                 (Some(db), None) => db,
-                _ => return Err(Problem::bad_request("there are several: `db` is needed")),
+                _ => return Err(ApiError::bad_request("there are several: `db` is needed")),
             },
         };
         let name = match (&params.name, &params.name64) {
             (Some(name), None) => name.clone().into_bytes(),
-            (None, Some(text)) => {
-                STANDARD.decode(text).map_err(|_| Problem::bad_request("`name64` is not base64"))?
-            }
-            (None, None) => return Err(Problem::bad_request("`name` or `name64` is needed")),
+            (None, Some(text)) => STANDARD
+                .decode(text)
+                .map_err(|_| ApiError::bad_request("`name64` is not base64"))?,
+            (None, None) => return Err(ApiError::bad_request("`name` or `name64` is needed")),
             (Some(_), Some(_)) => {
-                return Err(Problem::bad_request("`name` and `name64` exclude one another"));
+                return Err(ApiError::bad_request("`name` and `name64` exclude one another"));
             }
         };
-        let name = LockName::new(name).map_err(|error| Problem::bad_request(error.to_string()))?;
+        let name = LockName::new(name).map_err(|error| ApiError::bad_request(error.to_string()))?;
         Ok(LockId { deployment, db, name })
     }
 
@@ -341,7 +256,7 @@ impl App {
     ///
     /// # Errors
     /// Where an instant is none, they are the wrong way round, or the lock cannot be.
-    pub fn span(&self, params: &EventsParams, now: SteadyMillis) -> Result<Span, Problem> {
+    pub fn span(&self, params: &EventsParams, now: SteadyMillis) -> Result<Span, ApiError> {
         let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
         let from = match given(&params.from) {
             Some(from) => instant("from", &from, now)?,
@@ -349,7 +264,7 @@ impl App {
         };
         let to = given(&params.to).map_or(Ok(now), |to| instant("to", &to, now))?;
         if to < from {
-            return Err(Problem::bad_request("`to` is before `from`"));
+            return Err(ApiError::bad_request("`to` is before `from`"));
         }
         let lock = if given(&params.name).is_some() || params.name64.is_some() {
             let EventsParams { deployment, db, name, name64, .. } = params.clone();
@@ -366,19 +281,19 @@ impl App {
     ///
     /// # Errors
     /// Where none is kept, or it cannot be read.
-    pub async fn history<T, F>(&self, ask: impl FnOnce(Reader) -> F) -> Result<T, Problem>
+    pub async fn history<T, F>(&self, ask: impl FnOnce(Reader) -> F) -> Result<T, ApiError>
     where
         F: Future<Output = rusqlite::Result<T>>,
     {
         let Some(archive) = self.archive.clone() else {
-            return Err(Problem::new(
+            return Err(ApiError::new(
                 StatusCode::NOT_FOUND,
                 "this dashboard keeps no history: it was started without --history-dir",
             ));
         };
         ask(archive).await.map_err(|error| {
             tracing::error!(%error, "the history cannot be read");
-            Problem::new(
+            ApiError::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the history cannot be read; the log says why",
             )

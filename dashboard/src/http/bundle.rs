@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::api::sources_json;
 use super::app::App;
+use super::error::ApiError;
 use super::params::LockParams;
-use super::problem::Problem;
 use crate::archive::{Answer, Gap, Told};
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView};
@@ -33,7 +33,7 @@ struct Bundle<'a> {
     /// What is known of it now; null: nothing, and `why` says what was found instead.
     now: Option<&'a LockView>,
     why: Option<String>,
-    /// Who held it at the instant that was asked about.
+    /// The holder at the requested instant.
     then: Option<Answer>,
     #[serde(serialize_with = "crate::clock::as_wall")]
     from: SteadyMillis,
@@ -66,7 +66,7 @@ pub async fn bundle(
     app: &App,
     mut params: LockParams,
     made_by: Option<&str>,
-) -> Result<Response, Problem> {
+) -> Result<Response, ApiError> {
     let window = params.window.take().filter(|window| !window.trim().is_empty());
     params.window = Some(window.unwrap_or_else(|| USUAL_WINDOW.to_owned()));
     let page = app.lock_page("", &params, None).await?;

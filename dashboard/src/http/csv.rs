@@ -250,7 +250,7 @@ impl Record for Told {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::query::tests::{leaked, lock};
+    use crate::query::fixtures::{leaked, lock};
 
     #[test]
     fn nothing_runs_as_a_formula_and_nothing_breaks_out_of_its_cell() {

@@ -1,4 +1,6 @@
-//! Lists that are not of locks: the same rows for page, stream, JSON and CSV.
+//! Lists as pages, JSON and CSV.
+
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -9,87 +11,96 @@ use serde::ser::SerializeMap as _;
 
 use super::app::App;
 use super::csv::{self, Record};
-use super::params::{Format, TableParams, limit, understood};
-use super::problem::{Problem, visible};
-use crate::clock::SteadyMillis;
-use crate::query::Filter;
-use crate::query::list::{Known, ListQuery, ListRows, Listed};
-use crate::views::{ListPage, ListView, Order};
+use super::error::{ApiError, visible};
+use super::params::{Format, ListParams, limit, understood};
+use crate::query::{self, Filter, Listed, Order, Paged, Published, Rows};
+use crate::views::{ListPage, ListView};
 
-/// A list as asked for: what is wrong with its filter stands in it, and it has no rows then.
-struct Answer<T> {
-    rows: ListRows<T>,
-    sort: &'static str,
-    order: Order,
-    filter_error: Option<String>,
+/// A list as requested.
+#[derive(Debug)]
+pub struct ListRequest<T> {
+    params: ListParams,
+    pub sort: &'static str,
+    pub order: Order,
+    /// The query; if its filter is wrong, a sentence that says why.
+    pub query: Result<query::Query<T>, String>,
 }
 
-/// How a list is sorted, by its parameter.
-fn sort_of<T: Listed>(params: &TableParams) -> Result<&'static str, Problem> {
-    let usual = T::SORTS.first().copied().unwrap_or_default();
-    match params.sort.as_deref().filter(|sort| !sort.is_empty()) {
-        None => Ok(usual),
-        Some(word) => T::SORTS.iter().find(|sort| **sort == word).copied().ok_or_else(|| {
-            let known = T::SORTS.join(", ");
-            Problem::bad_request(format!("`sort` is not understood: expected one of {known}"))
-        }),
+impl<T: Listed> ListRequest<T> {
+    /// Reads the parameters of a list.
+    ///
+    /// # Errors
+    /// If a parameter other than the filter is wrong.
+    pub fn new(params: ListParams, limit: usize) -> Result<Self, ApiError> {
+        let sort = params.sort::<T>()?;
+        let order = params.order::<T>(sort)?;
+        let query = match Filter::parse(&params.filter) {
+            Ok(filter) => {
+                let filter = (params.filter.trim(), filter);
+                let query = query::Query::new(filter, (sort, order), params.cursor(), limit);
+                Ok(query.map_err(|error| ApiError::bad_request(error.to_string()))?)
+            }
+            Err(error) => Err(visible(&error.to_string())),
+        };
+        Ok(Self { params, sort, order, query })
+    }
+
+    /// Reads the parameters of a list that a page shows.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_page(params: ListParams) -> Result<Self, ApiError> {
+        let limit = limit(params.limit.as_deref())?;
+        Self::new(params, limit)
+    }
+
+    /// Returns the query.
+    ///
+    /// # Errors
+    /// If its filter is wrong.
+    pub fn query(&self) -> Result<&query::Query<T>, ApiError> {
+        self.query.as_ref().map_err(ApiError::bad_request)
     }
 }
 
-fn asked<T: Listed>(app: &App, params: &TableParams, limit: usize) -> Result<Answer<T>, Problem> {
-    let sort = sort_of::<T>(params)?;
-    let order = match params.order.as_deref().filter(|order| !order.is_empty()) {
-        None => T::usual_order(sort),
-        Some(word) => Order::parse(word).ok_or_else(|| {
-            Problem::bad_request("`order` is not understood: expected asc or desc")
-        })?,
-    };
-    let filter = match Filter::parse(&params.filter) {
-        Ok(filter) => filter,
-        Err(error) => {
-            let rows = ListRows { rows: Vec::new(), total: 0, skipped: 0, next: None };
-            return Ok(Answer {
-                rows,
-                sort,
-                order,
-                filter_error: Some(visible(&error.to_string())),
-            });
+impl App {
+    /// Returns the rows of a list as of now; none if its filter is wrong.
+    #[must_use]
+    pub fn rows<T: Paged>(&self, request: &ListRequest<T>) -> Arc<Rows<T>> {
+        match &request.query {
+            Ok(query) => T::page(query, &self.hub, &self.pages),
+            Err(_) => Arc::default(),
         }
-    };
-    let text = params.filter.trim().to_owned();
-    let cursor = params.cursor.clone().filter(|cursor| !cursor.is_empty());
-    let rows = ListQuery { text, filter, sort, order, cursor, limit }
-        .rows(&app.known(), SteadyMillis::now())
-        .map_err(|error| Problem::bad_request(error.to_string()))?;
-    Ok(Answer { rows, sort, order, filter_error: None })
+    }
+
+    /// Returns a list as a page.
+    #[must_use]
+    pub fn list_page<T: ListView>(
+        &self,
+        address: &str,
+        request: &ListRequest<T>,
+        rows: &Rows<T>,
+    ) -> ListPage<T> {
+        ListPage {
+            chrome: self.chrome(address),
+            filter: request.params.filter.clone(),
+            filter_error: request.query.as_ref().err().cloned(),
+            sort: request.sort,
+            order: request.order,
+            rows: rows.rows.clone(),
+            total: rows.total,
+            skipped: rows.skipped,
+            cursor: request.params.cursor().map(str::to_owned),
+            next: rows.next.clone(),
+            contention: T::groups(&Published::latest(&self.hub)).map(|_| self.hub.contention()),
+        }
+    }
 }
 
-/// A list as a page shows it.
-///
-/// # Errors
-/// Where a parameter is not understood. A bad filter is told in the page.
-pub fn list_page<T: ListView>(
-    app: &App,
-    address: &str,
-    params: &TableParams,
-) -> Result<ListPage<T>, Problem> {
-    let answer = asked(app, params, limit(None)?)?;
-    Ok(ListPage {
-        chrome: app.chrome(address),
-        filter: params.filter.clone(),
-        filter_error: answer.filter_error,
-        sort: answer.sort,
-        order: answer.order,
-        rows: answer.rows,
-        cursor: params.cursor.clone().filter(|cursor| !cursor.is_empty()),
-        contention: T::groups(&app.known()).map(|_| app.hub.contention()),
-    })
-}
-
-/// `{"owners": […], "total": 3, "next": null}`, with the list's own name, and `groups` where it tells of some.
+/// `{"owners": […], "total": 3, "next": null}`, with the list's own name, and `groups` if it reports some.
 struct ListJson<T> {
-    rows: ListRows<T>,
-    known: Known,
+    rows: Arc<Rows<T>>,
+    published: Published,
 }
 
 impl<T: Listed> Serialize for ListJson<T> {
@@ -98,33 +109,37 @@ impl<T: Listed> Serialize for ListJson<T> {
         map.serialize_entry(T::NAME, &self.rows.rows)?;
         map.serialize_entry("total", &self.rows.total)?;
         map.serialize_entry("next", &self.rows.next)?;
-        if let Some(groups) = T::groups(&self.known) {
+        if let Some(groups) = T::groups(&self.published) {
             map.serialize_entry("groups", groups)?;
         }
         map.end()
     }
 }
 
-/// `/api/v1/{owners,problems,contention}`: the rows of a filter's locks, a page at a time; as CSV, all of them.
+/// `/api/v1/{locks,owners,problems,contention}`: one page as JSON, or all rows as CSV.
 ///
 /// # Errors
-/// Where a parameter is not understood.
-pub async fn api<T: Listed + Record>(
+/// If a parameter is wrong.
+pub async fn api<T: Paged + Record>(
     State(app): State<App>,
-    params: Result<Query<TableParams>, QueryRejection>,
-) -> Result<Response, Problem> {
+    params: Result<Query<ListParams>, QueryRejection>,
+) -> Result<Response, ApiError> {
     let params = understood(params)?;
     let format = Format::parse(params.format.as_deref())?;
     let limit = match format {
         Format::Json => limit(params.limit.as_deref())?,
         Format::Csv => csv::MAX_ROWS,
     };
-    let answer = asked::<T>(&app, &params, limit)?;
-    if let Some(error) = answer.filter_error {
-        return Err(Problem::bad_request(error));
-    }
+    let request = ListRequest::<T>::new(params, limit)?;
+    request.query()?;
+    let rows = app.rows(&request);
     Ok(match format {
-        Format::Json => Json(ListJson { rows: answer.rows, known: app.known() }).into_response(),
-        Format::Csv => csv::response(T::NAME, answer.rows.rows, answer.rows.total),
+        Format::Json => {
+            Json(ListJson { rows, published: Published::latest(&app.hub) }).into_response()
+        }
+        Format::Csv => {
+            let Rows { rows, total, .. } = Arc::unwrap_or_clone(rows);
+            csv::response(T::NAME, rows, total)
+        }
     })
 }

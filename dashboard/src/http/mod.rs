@@ -1,162 +1,22 @@
-//! Pages, API, streams and files over HTTP, for those who may look.
+//! Pages, API, streams and files over HTTP.
 
-pub mod acknowledge;
+pub mod actions;
 pub mod api;
 pub mod app;
 pub mod assets;
 pub mod bundle;
 pub mod csv;
-pub mod feed;
-pub mod fill;
-pub mod frame;
+pub mod error;
 pub mod guard;
 pub mod lists;
 pub mod live;
-pub mod login;
+pub mod page_data;
 pub mod pages;
 pub mod params;
-pub mod problem;
-pub mod release;
-pub mod stream;
-mod tables;
-mod turns;
+pub mod router;
+pub mod streams;
 pub mod viewers;
-pub mod watch;
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
-use axum::middleware::{Next, from_fn, from_fn_with_state};
-use axum::response::Response;
-use axum::routing::{get, post};
-use prometheus::Registry;
-use service_kit::http::{
-    AllowedHosts, HttpMetrics, Readiness, check_host, health_routes, measure, metrics_route,
-};
-use tokio_util::sync::CancellationToken;
-use tower_http::timeout::TimeoutLayer;
-
-use app::App;
-
-use crate::access::Access;
-use crate::query::contention::ContentionRow;
-use crate::query::owners::OwnerRow;
-use crate::query::problems::ProblemRow;
-
-/// How long an answer may take to begin; streams then go on as long as they like.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-
-/// The largest form, bytes.
-const MAX_FORM: usize = 16 << 10;
-
-/// Nothing is loaded or sent elsewhere, no script or style stands in a page, no other page may show ours.
-const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
-    img-src 'self' data:; connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; \
-    frame-ancestors 'none'";
-
-const HEADERS: [(HeaderName, HeaderValue); 5] = [
-    (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY)),
-    (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-    (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
-    // Our own forms have to tell where they come from: without this their origin would be hidden from us too.
-    (header::REFERRER_POLICY, HeaderValue::from_static("same-origin")),
-    (
-        HeaderName::from_static("cross-origin-resource-policy"),
-        HeaderValue::from_static("same-origin"),
-    ),
-];
-
-/// Everything that is served on the address of the pages. `registry`: metrics, where they are served here too.
-pub fn router(
-    app: App,
-    access: Access,
-    hosts: AllowedHosts,
-    requests: HttpMetrics,
-    registry: Option<Registry>,
-    stop: &CancellationToken,
-) -> Router {
-    let access = Arc::new(access);
-    let doors = Router::new()
-        .route("/login", get(login::page).post(login::enter))
-        .route("/logout", post(login::leave))
-        .layer(DefaultBodyLimit::max(MAX_FORM))
-        .with_state(Arc::clone(&access));
-    let pages = Router::new()
-        .route("/", get(pages::locks))
-        .route("/lock", get(pages::lock))
-        .route("/acknowledge", post(acknowledge::from_page))
-        .route("/unacknowledge", post(acknowledge::undo_from_page))
-        .route("/api/v1/acknowledge", post(acknowledge::from_api))
-        .route("/api/v1/unacknowledge", post(acknowledge::undo_from_api))
-        .route("/release", get(release::page).post(release::from_page))
-        .route("/api/v1/release", get(release::look).post(release::from_api))
-        .route("/owners", get(pages::list::<OwnerRow>))
-        .route("/owner", get(pages::owner))
-        .route("/problems", get(pages::list::<ProblemRow>))
-        .route("/contention", get(pages::list::<ContentionRow>))
-        .route("/events", get(pages::events))
-        .route("/sources", get(pages::sources))
-        .route("/sources/watch", post(watch::from_page))
-        .route("/api/v1/monitor/watch", post(watch::from_api))
-        .route("/live", get(live::live))
-        .route("/static/{name}", get(assets::file))
-        .route("/favicon.ico", get(assets::icon))
-        .route("/api/v1/locks", get(api::locks))
-        .route("/api/v1/lock", get(api::lock))
-        .route("/api/v1/events", get(api::events))
-        .route("/api/v1/owners", get(lists::api::<OwnerRow>))
-        .route("/api/v1/problems", get(lists::api::<ProblemRow>))
-        .route("/api/v1/contention", get(lists::api::<ContentionRow>))
-        .route("/api/v1/sources", get(api::sources))
-        .route("/api/v1/stream", get(stream::stream))
-        .route("/api/v1/openapi.json", get(api::openapi))
-        .layer(DefaultBodyLimit::max(MAX_FORM))
-        .fallback(pages::nowhere)
-        .method_not_allowed_fallback(pages::wrong_method)
-        .with_state(app);
-    let guarded = match registry {
-        Some(registry) => pages.merge(doors).merge(metrics_route(registry)),
-        None => pages.merge(doors),
-    };
-    guarded
-        .layer(from_fn_with_state(access, guard::check_visitor))
-        .merge(health(stop))
-        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, ANSWER_WITHIN))
-        .layer(from_fn_with_state(hosts, check_host))
-        .layer(from_fn(with_headers))
-        .layer(from_fn_with_state(requests, measure))
-}
-
-/// What is served where metrics have an address of their own.
-pub fn metrics_router(hosts: AllowedHosts, registry: Registry, stop: &CancellationToken) -> Router {
-    metrics_route(registry)
-        .merge(health(stop))
-        .layer(from_fn_with_state(hosts, check_host))
-        .layer(from_fn(with_headers))
-}
-
-/// Ready as long as it listens: with Redis down it is this page that must tell.
-fn health(stop: &CancellationToken) -> Router {
-    let stop = stop.clone();
-    health_routes(move || {
-        if stop.is_cancelled() {
-            Readiness::NotReady(vec!["it is ending".to_owned()])
-        } else {
-            Readiness::Ready
-        }
-    })
-}
-
-async fn with_headers(request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
-    let headers = response.headers_mut();
-    for (name, value) in HEADERS {
-        headers.insert(name, value);
-    }
-    // What says nothing else shows a moment that has passed.
-    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
-    response
-}
+pub use app::{About, App};
+pub use router::{metrics_router, router};
+pub use streams::MAX_STREAMS;

@@ -7,10 +7,10 @@ use axum::response::{Html, IntoResponse, Response};
 
 use super::app::App;
 use super::bundle::bundle;
-use super::guard::Who;
-use super::lists::list_page;
-use super::params::{EventsParams, LockParams, OwnerParams, TableParams, understood};
-use super::problem::Problem;
+use super::error::ApiError;
+use super::guard::CurrentVisitor;
+use super::lists::ListRequest;
+use super::params::{EventsParams, ListParams, LockParams, OwnerParams, understood};
 use crate::access::rights::Right;
 use crate::views::{self, ErrorPage, ListView};
 
@@ -29,121 +29,112 @@ pub(super) fn rendered(status: StatusCode, html: Result<String, askama::Error>) 
     }
 }
 
-pub(super) fn refused(app: &App, uri: &Uri, who: &Who, problem: &Problem) -> Response {
+pub(super) fn refused(
+    app: &App,
+    uri: &Uri,
+    visitor: &CurrentVisitor,
+    problem: &ApiError,
+) -> Response {
     let mut chrome = app.chrome(&address(uri));
-    who.sign(&mut chrome);
+    visitor.sign(&mut chrome);
     let page =
         ErrorPage { chrome, status: problem.status.as_u16(), message: problem.detail.clone() };
     rendered(problem.status, views::error_page(&page))
 }
 
-pub async fn locks(
-    State(app): State<App>,
-    OriginalUri(uri): OriginalUri,
-    who: Who,
-    params: Result<Query<TableParams>, QueryRejection>,
-) -> Response {
-    match understood(params).and_then(|params| app.locks_page(&address(&uri), &params)) {
-        Ok(mut page) => {
-            who.sign(&mut page.chrome);
-            let status = match page.filter_error {
-                Some(_) => StatusCode::BAD_REQUEST,
-                None => StatusCode::OK,
-            };
-            rendered(status, views::locks_page(&page))
-        }
-        Err(problem) => refused(&app, &uri, &who, &problem),
-    }
-}
-
 pub async fn lock(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Response {
     let params = match understood(params) {
         Ok(params) => params,
-        Err(problem) => return refused(&app, &uri, &who, &problem),
+        Err(problem) => return refused(&app, &uri, &visitor, &problem),
     };
     match params.format.as_deref() {
         None | Some("" | "html") => {}
         Some("bundle") => {
-            return match bundle(&app, params, who.name()).await {
+            return match bundle(&app, params, visitor.name()).await {
                 Ok(file) => file,
                 Err(problem) => problem.into_response(),
             };
         }
         Some(_) => {
-            let problem = Problem::bad_request("`format` must be html or bundle");
-            return refused(&app, &uri, &who, &problem);
+            let problem = ApiError::bad_request("`format` must be html or bundle");
+            return refused(&app, &uri, &visitor, &problem);
         }
     }
     match app.lock_page(&address(&uri), &params, None).await {
         Ok(mut page) => {
-            page.may_acknowledge = who.needs(Right::Ack).is_ok();
-            page.may_release = app.releases.is_some() && who.needs(Right::Release).is_ok();
-            who.sign(&mut page.chrome);
+            page.may_acknowledge = visitor.needs(Right::Ack).is_ok();
+            page.may_release = app.releases.is_some() && visitor.needs(Right::Release).is_ok();
+            visitor.sign(&mut page.chrome);
             rendered(StatusCode::OK, views::lock_page(&page))
         }
-        Err(problem) => refused(&app, &uri, &who, &problem),
+        Err(problem) => refused(&app, &uri, &visitor, &problem),
     }
 }
 
-/// `/owners`, `/problems`, `/contention`
+/// `/`, `/owners`, `/problems`, `/contention`
 pub async fn list<T: ListView>(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
-    who: Who,
-    params: Result<Query<TableParams>, QueryRejection>,
+    visitor: CurrentVisitor,
+    params: Result<Query<ListParams>, QueryRejection>,
 ) -> Response {
-    match understood(params).and_then(|params| list_page::<T>(&app, &address(&uri), &params)) {
-        Ok(mut page) => {
-            who.sign(&mut page.chrome);
+    match understood(params).and_then(ListRequest::<T>::of_page) {
+        Ok(request) => {
+            let mut page = app.list_page(&address(&uri), &request, &app.rows(&request));
+            visitor.sign(&mut page.chrome);
             let status = match page.filter_error {
                 Some(_) => StatusCode::BAD_REQUEST,
                 None => StatusCode::OK,
             };
             rendered(status, views::list_page(&page))
         }
-        Err(problem) => refused(&app, &uri, &who, &problem),
+        Err(problem) => refused(&app, &uri, &visitor, &problem),
     }
 }
 
 pub async fn owner(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<OwnerParams>, QueryRejection>,
 ) -> Response {
     match understood(params).and_then(|params| app.owner_page(&address(&uri), &params)) {
         Ok(mut page) => {
-            who.sign(&mut page.chrome);
+            visitor.sign(&mut page.chrome);
             rendered(StatusCode::OK, views::owner_page(&page))
         }
-        Err(problem) => refused(&app, &uri, &who, &problem),
+        Err(problem) => refused(&app, &uri, &visitor, &problem),
     }
 }
 
 pub async fn events(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<EventsParams>, QueryRejection>,
 ) -> Response {
     let page = async { app.events_page(&address(&uri), &understood(params)?).await };
     match page.await {
         Ok(mut page) => {
-            who.sign(&mut page.chrome);
+            visitor.sign(&mut page.chrome);
             rendered(StatusCode::OK, views::events_page(&page))
         }
-        Err(problem) => refused(&app, &uri, &who, &problem),
+        Err(problem) => refused(&app, &uri, &visitor, &problem),
     }
 }
 
-pub async fn sources(State(app): State<App>, OriginalUri(uri): OriginalUri, who: Who) -> Response {
+pub async fn sources(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    visitor: CurrentVisitor,
+) -> Response {
     let mut page = app.sources_page(&address(&uri));
-    who.sign(&mut page.chrome);
+    visitor.sign(&mut page.chrome);
     rendered(StatusCode::OK, views::sources_page(&page))
 }
 
@@ -151,29 +142,35 @@ pub async fn sources(State(app): State<App>, OriginalUri(uri): OriginalUri, who:
 pub async fn nowhere(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
-    who: Who,
+    visitor: CurrentVisitor,
     headers: HeaderMap,
 ) -> Response {
-    let problem = Problem::new(StatusCode::NOT_FOUND, "there is nothing at this address");
-    told(&app, &uri, &who, &headers, problem)
+    let problem = ApiError::new(StatusCode::NOT_FOUND, "there is nothing at this address");
+    told(&app, &uri, &visitor, &headers, problem)
 }
 
 /// Only GET and HEAD are known.
 pub async fn wrong_method(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
-    who: Who,
+    visitor: CurrentVisitor,
     headers: HeaderMap,
 ) -> Response {
     let problem =
-        Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are answered here");
-    told(&app, &uri, &who, &headers, problem)
+        ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are answered here");
+    told(&app, &uri, &visitor, &headers, problem)
 }
 
-fn told(app: &App, uri: &Uri, who: &Who, headers: &HeaderMap, problem: Problem) -> Response {
+fn told(
+    app: &App,
+    uri: &Uri,
+    visitor: &CurrentVisitor,
+    headers: &HeaderMap,
+    problem: ApiError,
+) -> Response {
     let html = |value: &header::HeaderValue| value.to_str().is_ok_and(|v| v.contains("text/html"));
     if !uri.path().starts_with("/api/") && headers.get(header::ACCEPT).is_some_and(html) {
-        refused(app, uri, who, &problem)
+        refused(app, uri, visitor, &problem)
     } else {
         problem.into_response()
     }

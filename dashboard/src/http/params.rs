@@ -1,31 +1,62 @@
 //! What addresses say.
 
-use std::str::FromStr;
-
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use axum::http::Uri;
 use serde::Deserialize;
 
-use super::problem::Problem;
+use super::error::ApiError;
 use crate::clock::{SteadyMillis, WallMillis};
-use crate::query::page::MAX_ROWS;
+use crate::query::{Listed, MAX_ROWS, Order};
 
-/// What a table's address says.
+/// The parameters of a list.
 #[derive(Debug, Clone, Default, Deserialize)]
-pub struct TableParams {
+pub struct ListParams {
     #[serde(default)]
     pub filter: String,
-    /// What it is sorted by.
     pub sort: Option<String>,
-    /// Which end comes first.
     pub order: Option<String>,
-    /// Where the page begins.
+    /// The page's first row, from the page before.
     pub cursor: Option<String>,
-    /// How many rows; the API's only.
+    /// The number of rows; of the API only.
     pub limit: Option<String>,
-    /// `json` or `csv`; the API's only.
+    /// `json` or `csv`; of the API only.
     pub format: Option<String>,
+}
+
+impl ListParams {
+    /// Returns the sort, or the list's default.
+    ///
+    /// # Errors
+    /// If the list cannot be sorted by the word.
+    pub fn sort<T: Listed>(&self) -> Result<&'static str, ApiError> {
+        let Some(word) = given(self.sort.as_deref()) else { return Ok(T::SORTS[0]) };
+        T::SORTS.iter().find(|sort| **sort == word).copied().ok_or_else(|| {
+            let known = T::SORTS.join(", ");
+            ApiError::bad_request(format!("`sort` is not understood: expected one of {known}"))
+        })
+    }
+
+    /// Returns the order, or the default for the sort.
+    ///
+    /// # Errors
+    /// If the word is neither `asc` nor `desc`.
+    pub fn order<T: Listed>(&self, sort: &str) -> Result<Order, ApiError> {
+        let Some(word) = given(self.order.as_deref()) else { return Ok(T::default_order(sort)) };
+        Order::parse(word)
+            .ok_or_else(|| ApiError::bad_request("`order` is not understood: expected asc or desc"))
+    }
+
+    /// Returns the cursor; none on the first page.
+    #[must_use]
+    pub fn cursor(&self) -> Option<&str> {
+        given(self.cursor.as_deref())
+    }
+}
+
+/// Returns a parameter's value. An empty one counts as absent.
+fn given(text: Option<&str>) -> Option<&str> {
+    text.filter(|text| !text.is_empty())
 }
 
 /// How the API writes a list.
@@ -42,11 +73,11 @@ impl Format {
     ///
     /// # Errors
     /// Where it is neither.
-    pub fn parse(word: Option<&str>) -> Result<Self, Problem> {
+    pub fn parse(word: Option<&str>) -> Result<Self, ApiError> {
         match word {
             None | Some("" | "json") => Ok(Self::Json),
             Some("csv") => Ok(Self::Csv),
-            Some(_) => Err(Problem::bad_request("`format` must be json or csv")),
+            Some(_) => Err(ApiError::bad_request("`format` must be json or csv")),
         }
     }
 }
@@ -64,10 +95,10 @@ pub struct OwnerParams {
 ///
 /// # Errors
 /// Where that is no number, or out of bounds.
-pub fn limit(text: Option<&str>) -> Result<usize, Problem> {
+pub fn limit(text: Option<&str>) -> Result<usize, ApiError> {
     let Some(text) = text else { return Ok(MAX_ROWS) };
     let limit = text.parse().ok().filter(|n| (1..=MAX_ROWS).contains(n));
-    limit.ok_or_else(|| Problem::bad_request(format!("`limit` must be from 1 to {MAX_ROWS}")))
+    limit.ok_or_else(|| ApiError::bad_request(format!("`limit` must be from 1 to {MAX_ROWS}")))
 }
 
 /// What a lock's address says.
@@ -115,7 +146,7 @@ const DAY_MS: u64 = 86_400_000;
 ///
 /// # Errors
 /// Where it is none of these.
-pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis, Problem> {
+pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis, ApiError> {
     let text = text.trim();
     let whole = || {
         let at = if text.len() == "2026-11-21T03:12".len() {
@@ -131,7 +162,7 @@ pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis,
     let now = now.to_wall();
     let at = ago(text, now).or_else(|| time_of_day(text, now)).or_else(whole);
     at.map(|at| WallMillis(at).to_steady()).ok_or_else(|| {
-        Problem::bad_request(format!(
+        ApiError::bad_request(format!(
             "`{key}` is not an instant: expected one in UTC, such as 2026-11-21T03:12:00Z, 03:12, or -15m"
         ))
     })
@@ -158,45 +189,11 @@ fn time_of_day(text: &str, now: WallMillis) -> Option<u64> {
     Some(if at > now.0 { at.saturating_sub(DAY_MS) } else { at })
 }
 
-/// A page by its address, as a stream keeps it true.
-#[derive(Debug, Clone)]
-pub enum Address {
-    Locks(TableParams),
-    Lock(LockParams),
-    Owners(TableParams),
-    /// One who holds.
-    Owner(OwnerParams),
-    /// What is wrong.
-    Problems(TableParams),
-    /// What is waited for.
-    Contention(TableParams),
-    Events(EventsParams),
-    Sources,
-}
-
-impl Address {
-    /// Reads a page's path and query.
-    ///
-    /// # Errors
-    /// Where there is no such page, or its query cannot be read.
-    pub fn parse(path: &str) -> Result<Self, Problem> {
-        let uri = Uri::from_str(path)
-            .map_err(|_| Problem::bad_request("`path` is not a page's path and query"))?;
-        match uri.path() {
-            "/" => Ok(Self::Locks(query(&uri)?)),
-            "/lock" => Ok(Self::Lock(query(&uri)?)),
-            "/owners" => Ok(Self::Owners(query(&uri)?)),
-            "/owner" => Ok(Self::Owner(query(&uri)?)),
-            "/problems" => Ok(Self::Problems(query(&uri)?)),
-            "/contention" => Ok(Self::Contention(query(&uri)?)),
-            "/events" => Ok(Self::Events(query(&uri)?)),
-            "/sources" => Ok(Self::Sources),
-            other => Err(Problem::bad_request(format!("there is no live page `{other}`"))),
-        }
-    }
-}
-
-fn query<T: for<'de> Deserialize<'de>>(uri: &Uri) -> Result<T, Problem> {
+/// Returns the parameters of an address.
+///
+/// # Errors
+/// If they cannot be read.
+pub fn of_address<T: for<'de> Deserialize<'de>>(uri: &Uri) -> Result<T, ApiError> {
     understood(Query::try_from_uri(uri))
 }
 
@@ -204,8 +201,8 @@ fn query<T: for<'de> Deserialize<'de>>(uri: &Uri) -> Result<T, Problem> {
 ///
 /// # Errors
 /// Where they cannot be read.
-pub fn understood<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Problem> {
-    query.map(|query| query.0).map_err(|error| Problem::bad_request(error.body_text()))
+pub fn understood<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
+    query.map(|query| query.0).map_err(|error| ApiError::bad_request(error.body_text()))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::model::actor::ModelHandle;
 use crate::model::types::LockId;
-use crate::query::page::Rows;
+use crate::query::{LockRow, Rows};
 
 /// How often the model is told, where anything changed.
 const TELL_EACH: Duration = Duration::from_millis(300);
@@ -14,7 +14,7 @@ const TELL_EACH: Duration = Duration::from_millis(300);
 /// What one stream shows.
 #[derive(Debug, Clone)]
 pub enum Viewed {
-    Rows(Arc<Rows>),
+    Rows(Arc<Rows<LockRow>>),
     Lock(LockId),
     /// No lock in particular.
     Nothing,

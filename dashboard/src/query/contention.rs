@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::Filter;
-use super::list::{Known, Listed};
+use super::list::{Listed, Position, Published, RowId};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{GroupTally, LockTally, Tally};
 use crate::model::types::{LockId, LockView, Since};
@@ -85,8 +85,8 @@ impl Listed for ContentionRow {
     const NAME: &'static str = "contention";
     const SORTS: &'static [&'static str] = &["waited", "waiting", "wait", "taken", "hold", "name"];
 
-    fn all(known: &Known, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
-        let mut tallies: HashMap<&LockId, &LockTally> = known
+    fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
+        let mut tallies: HashMap<&LockId, &LockTally> = published
             .contention
             .locks
             .iter()
@@ -94,7 +94,7 @@ impl Listed for ContentionRow {
             .map(|tally| (&tally.lock, tally))
             .collect();
         let mut rows = Vec::new();
-        for lock in known.snapshot.locks() {
+        for lock in published.snapshot.locks() {
             let tally = tallies.remove(&lock.id);
             if (tally.is_some() || lock.is_awaited()) && filter.fits(lock, now) {
                 rows.push(Self::new(&lock.id, Some(lock), tally));
@@ -107,11 +107,15 @@ impl Listed for ContentionRow {
         rows
     }
 
-    fn rank(&self, sort: &str) -> (u64, u64) {
+    fn id(&self) -> RowId<'_> {
+        RowId::of_lock(&self.id)
+    }
+
+    fn position(&self, sort: &str) -> Position<'_> {
         let most = |n: u64| u64::MAX - n;
         let wait = self.longest_wait.map_or(u64::MAX, |since| since.at.0);
         let waited = most(self.last_hour.waiting_ms.max(self.last_hour.waits.sum_ms()));
-        match sort {
+        let rank = match sort {
             "waiting" => (most(self.waiting()), wait),
             "wait" => (wait, waited),
             "taken" => (most(self.last_hour.acquisitions), waited),
@@ -120,16 +124,12 @@ impl Listed for ContentionRow {
             }
             "name" => (0, 0),
             _ => (waited, most(self.waiting())),
-        }
+        };
+        Position { rank, text: b"", id: Listed::id(self) }
     }
 
-    fn id(&self) -> String {
-        let LockId { deployment, db, name } = &self.id;
-        format!("{name}\n{deployment}\n{db}")
-    }
-
-    fn groups(known: &Known) -> Option<&[GroupTally]> {
-        Some(&known.contention.groups)
+    fn groups(published: &Published) -> Option<&[GroupTally]> {
+        Some(&published.contention.groups)
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use crate::model::contention::Contention;
     use crate::model::types::{Snapshot, WaiterView};
-    use crate::query::tests::lock;
+    use crate::query::fixtures::lock;
 
     fn tally(name: &str, waiting_ms: u64) -> LockTally {
         LockTally {
@@ -163,18 +163,19 @@ mod tests {
         snapshot.put(Arc::new(lock("calm")));
         let locks = vec![tally("before", 900), tally("forgotten", 500), tally("calm", 0)];
         let contention = Contention { locks, ..Contention::default() };
-        let known = Known { snapshot: Arc::new(snapshot), contention: Arc::new(contention) };
+        let published =
+            Published { snapshot: Arc::new(snapshot), contention: Arc::new(contention) };
         let list = |filter: &str, sort: &str| {
             let filter = Filter::parse(filter).unwrap();
-            let mut rows = ContentionRow::all(&known, &filter, SteadyMillis(2_000_000));
-            rows.sort_by_key(|row| row.rank(sort));
+            let mut rows = ContentionRow::all(&published, &filter, SteadyMillis(2_000_000));
+            rows.sort_by(|a, b| a.position(sort).cmp(&b.position(sort)));
             rows.into_iter().map(|row| row.id.name.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(list("", "waited"), ["before", "forgotten", "busy"]);
         assert_eq!(list("", "waiting")[0], "busy");
         assert_eq!(list("", "wait")[0], "busy");
         assert_eq!(list("b", "waited"), ["before", "busy"]);
-        let busy = ContentionRow::all(&known, &Filter::parse("busy").unwrap(), SteadyMillis(9));
+        let busy = ContentionRow::all(&published, &Filter::parse("busy").unwrap(), SteadyMillis(9));
         assert_eq!(busy[0].longest_wait.map(|since| since.at), Some(SteadyMillis(4)));
     }
 }

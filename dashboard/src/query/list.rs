@@ -1,230 +1,340 @@
-//! One page of a list that is not of locks: of those who hold, of problems, of what is contended.
+//! One page of a sorted list, and the cursor of the next.
 
+use std::cmp::Ordering;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
-use super::Filter;
-use super::page::BadCursor;
+use super::{Filter, Order};
 use crate::clock::SteadyMillis;
+use crate::model::actor::Hub;
 use crate::model::contention::{Contention, GroupTally};
-use crate::model::types::Snapshot;
-use crate::views::Order;
+use crate::model::types::{LockId, Snapshot};
 
-/// What lists are made from.
+/// The most rows of a page.
+pub const MAX_ROWS: usize = 100;
+
+/// The published state that lists are made from.
 #[derive(Debug, Clone)]
-pub struct Known {
+pub struct Published {
     pub snapshot: Arc<Snapshot>,
-    /// What was counted in the last hour.
+    /// The counts of the last hour.
     pub contention: Arc<Contention>,
 }
 
-/// A kind of list: what its rows are, and how they are ordered.
-pub trait Listed: Sized + Clone + Serialize + Send + Sync + 'static {
-    /// The word for it in addresses and in the API.
+impl Published {
+    #[must_use]
+    pub fn latest(hub: &Hub) -> Self {
+        Self { snapshot: hub.snapshot(), contention: hub.contention() }
+    }
+}
+
+/// A kind of row, with the list that shows it.
+pub trait Listed: Clone + Serialize + Send + Sync + 'static {
+    /// The list's word in addresses and in the API.
     const NAME: &'static str;
-    /// What it can be sorted by; the first is the usual one.
+    /// The words to sort by; the first is the default.
     const SORTS: &'static [&'static str];
 
-    /// Every row for the locks that a filter lets through.
-    fn all(known: &Known, filter: &Filter, now: SteadyMillis) -> Vec<Self>;
+    /// Returns every row for the locks that the filter matches.
+    fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self>;
 
-    /// Which end comes first where nobody says: the most, the worst or the longest; names from the first on.
+    /// Returns the order that applies when the address names none: the most, the worst or the longest first; names
+    /// ascending.
     #[must_use]
-    fn usual_order(sort: &str) -> Order {
+    fn default_order(sort: &str) -> Order {
         if matches!(sort, "name" | "id") { Order::Ascending } else { Order::Descending }
     }
 
-    /// Where a row stands when sorted by one of [`Self::SORTS`] in its usual order: the smaller, the earlier.
-    fn rank(&self, sort: &str) -> (u64, u64);
+    fn id(&self) -> RowId<'_>;
 
-    /// What tells it from all others, and settles the order of those of one rank.
-    fn id(&self) -> String;
+    /// Returns the row's place in a list sorted by one of [`Self::SORTS`]. In the default order smaller places come
+    /// first.
+    fn position(&self, sort: &str) -> Position<'_>;
 
-    /// The groups of locks that the list has something to tell of, where it has.
-    fn groups(_known: &Known) -> Option<&[GroupTally]> {
+    /// Returns the groups of locks that the list reports in addition to its rows, if any.
+    fn groups(_published: &Published) -> Option<&[GroupTally]> {
         None
     }
 }
 
-/// What is asked for.
-#[derive(Debug, Clone)]
-pub struct ListQuery {
-    /// The filter as it was written, which the cursor is bound to.
-    pub text: String,
-    pub filter: Filter,
-    /// Sorted by, one of [`Listed::SORTS`].
-    pub sort: &'static str,
-    /// Which end first.
-    pub order: Order,
-    /// The cursor, none on the first page.
-    pub cursor: Option<String>,
-    /// How many rows.
-    pub limit: usize,
+/// The identity of a row within its list. It settles the order of rows of one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RowId<'a> {
+    /// The lock's name or the client's id.
+    pub name: &'a [u8],
+    pub deployment: &'a str,
+    pub db: u32,
+    /// The problem's word; empty in lists without problems.
+    pub problem: &'a str,
 }
 
+impl<'a> RowId<'a> {
+    #[must_use]
+    pub fn of_lock(id: &'a LockId) -> Self {
+        Self { name: id.name.as_bytes(), deployment: &id.deployment, db: id.db, problem: "" }
+    }
+}
+
+/// A place in a sorted list. It stays valid when its row is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position<'a> {
+    pub rank: (u64, u64),
+    /// Text that is sorted by after the rank.
+    pub text: &'a [u8],
+    pub id: RowId<'a>,
+}
+
+/// A request for one page of a list.
 #[derive(Debug, Clone)]
-pub struct ListRows<T> {
-    /// The rows, in order.
+pub struct Query<T> {
+    /// The filter as written. Cursors are bound to it.
+    pub text: String,
+    pub filter: Filter,
+    /// One of [`Listed::SORTS`].
+    pub sort: &'static str,
+    pub order: Order,
+    /// The last row of the page before.
+    pub(super) after: Option<Cursor>,
+    /// The most rows of the page.
+    pub limit: usize,
+    row: PhantomData<fn() -> T>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rows<T> {
     pub rows: Vec<T>,
-    /// How many there are in all.
+    /// The number of matching rows on all pages.
     pub total: usize,
-    /// How many of them stand before the first row.
+    /// The number of matching rows before this page.
     pub skipped: usize,
-    /// Where the next page begins, if there is one.
+    /// The cursor of the next page, if there is one.
     pub next: Option<String>,
 }
 
-/// A row's place; it stays valid when the row is gone.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Place {
-    rank: (u64, u64),
-    id: String,
+impl<T> Default for Rows<T> {
+    fn default() -> Self {
+        Self { rows: Vec::new(), total: 0, skipped: 0, next: None }
+    }
 }
 
-#[derive(Serialize, Deserialize)]
-struct Cursor {
-    /// Of which list.
+/// A malformed cursor, or one of another list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the cursor does not belong to this filter, sort and order; begin without one")]
+pub struct BadCursor;
+
+/// A [`Position`] as addresses hold it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct Cursor {
+    /// A hash of the list's name, filter, sort and order.
     list: u64,
-    at: Place,
+    rank: (u64, u64),
+    #[serde(with = "base64_bytes")]
+    text: Vec<u8>,
+    #[serde(with = "base64_bytes")]
+    name: Vec<u8>,
+    deployment: String,
+    db: u32,
+    problem: String,
 }
 
-impl ListQuery {
-    fn list(&self, name: &str) -> u64 {
+/// Bytes as a string in base64: shorter in JSON than an array of numbers.
+mod base64_bytes {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use serde::de::{Deserialize, Deserializer, Error};
+
+    pub(super) fn serialize<S: serde::Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&URL_SAFE_NO_PAD.encode(bytes))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+        URL_SAFE_NO_PAD.decode(String::deserialize(from)?).map_err(D::Error::custom)
+    }
+}
+
+impl Cursor {
+    fn position(&self) -> Position<'_> {
+        let Self { rank, text, name, deployment, db, problem, .. } = self;
+        Position { rank: *rank, text, id: RowId { name, deployment, db: *db, problem } }
+    }
+}
+
+impl<T: Listed> Query<T> {
+    /// Returns a query for the page that begins at the cursor, or for the first page.
+    ///
+    /// # Errors
+    /// [`BadCursor`] if the cursor is malformed or belongs to another list.
+    pub fn new(
+        (text, filter): (&str, Filter),
+        (sort, order): (&'static str, Order),
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<Self, BadCursor> {
+        let (text, row) = (text.to_owned(), PhantomData);
+        let mut query = Self { text, filter, sort, order, after: None, limit, row };
+        if let Some(cursor) = cursor {
+            let json = URL_SAFE_NO_PAD.decode(cursor).map_err(|_| BadCursor)?;
+            let cursor: Cursor = serde_json::from_slice(&json).map_err(|_| BadCursor)?;
+            if cursor.list != query.list() {
+                return Err(BadCursor);
+            }
+            query.after = Some(cursor);
+        }
+        Ok(query)
+    }
+
+    fn list(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (name, &self.text, self.sort, self.order).hash(&mut hasher);
+        (T::NAME, &self.text, self.sort, self.order).hash(&mut hasher);
         hasher.finish()
     }
 
-    /// The rows of this page as of a snapshot.
-    ///
-    /// # Errors
-    /// When the cursor is none, or one of another list.
-    pub fn rows<T: Listed>(
-        &self,
-        known: &Known,
-        now: SteadyMillis,
-    ) -> Result<ListRows<T>, BadCursor> {
-        let list = self.list(T::NAME);
-        let turned = self.order != T::usual_order(self.sort);
-        let ordered = |a: &Place, b: &Place| if turned { b.cmp(a) } else { a.cmp(b) };
-        let after = self.cursor.as_deref().map(|cursor| after(cursor, list)).transpose()?;
-        let mut found: Vec<(Place, T)> = T::all(known, &self.filter, now)
-            .into_iter()
-            .map(|row| (Place { rank: row.rank(self.sort), id: row.id() }, row))
-            .collect();
-        let total = found.len();
-        if let Some(after) = after {
-            found.retain(|(place, _)| ordered(place, &after).is_gt());
-        }
-        let skipped = total - found.len();
-        found.sort_unstable_by(|(a, _), (b, _)| ordered(a, b));
-        let more = found.len() > self.limit;
-        found.truncate(self.limit);
-        let next = found.last().filter(|_| more).map(|(place, _)| {
-            let cursor = Cursor { list, at: place.clone() };
-            // Numbers and strings: this cannot fail.
-            URL_SAFE_NO_PAD.encode(serde_json::to_vec(&cursor).unwrap_or_default())
-        });
-        Ok(ListRows { rows: found.into_iter().map(|(_, row)| row).collect(), total, skipped, next })
+    pub(super) fn cursor(&self, last: &T) -> String {
+        let Position { rank, text, id } = last.position(self.sort);
+        let cursor = Cursor {
+            list: self.list(),
+            rank,
+            text: text.to_vec(),
+            name: id.name.to_vec(),
+            deployment: id.deployment.to_owned(),
+            db: id.db,
+            problem: id.problem.to_owned(),
+        };
+        // Numbers and strings: this cannot fail.
+        URL_SAFE_NO_PAD.encode(serde_json::to_vec(&cursor).unwrap_or_default())
     }
-}
 
-fn after(cursor: &str, list: u64) -> Result<Place, BadCursor> {
-    let json = URL_SAFE_NO_PAD.decode(cursor).map_err(|_| BadCursor)?;
-    let cursor: Cursor = serde_json::from_slice(&json).map_err(|_| BadCursor)?;
-    if cursor.list == list { Ok(cursor.at) } else { Err(BadCursor) }
+    /// Compares two places in the order of the query.
+    pub(super) fn compare(&self, a: &Position<'_>, b: &Position<'_>) -> Ordering {
+        if self.order == T::default_order(self.sort) { a.cmp(b) } else { b.cmp(a) }
+    }
+
+    /// Returns true unless the place belongs to a page before this one.
+    pub(super) fn is_behind_cursor(&self, place: &Position<'_>) -> bool {
+        let after = self.after.as_ref().map(Cursor::position);
+        after.is_none_or(|after| self.compare(place, &after) == Ordering::Greater)
+    }
+
+    /// Returns the rows of this page.
+    #[must_use]
+    pub fn rows(&self, published: &Published, now: SteadyMillis) -> Rows<T> {
+        let all = T::all(published, &self.filter, now);
+        let mut found: Vec<(Position<'_>, &T)> = all
+            .iter()
+            .map(|row| (row.position(self.sort), row))
+            .filter(|(place, _)| self.is_behind_cursor(place))
+            .collect();
+        let skipped = all.len() - found.len();
+        let more = found.len() > self.limit;
+        if more {
+            found.select_nth_unstable_by(self.limit, |(a, _), (b, _)| self.compare(a, b));
+            found.truncate(self.limit);
+        }
+        found.sort_unstable_by(|(a, _), (b, _)| self.compare(a, b));
+        let rows: Vec<T> = found.into_iter().map(|(_, row)| row.clone()).collect();
+        let next = rows.last().filter(|_| more).map(|last| self.cursor(last));
+        Rows { rows, total: all.len(), skipped, next }
+    }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use crate::query::fixtures::{leaked, lock};
+    use crate::query::locks::LockRow;
     use crate::query::owners::OwnerRow;
     use crate::query::problems::ProblemRow;
-    use crate::query::tests::{leaked, lock};
 
     const NOW: SteadyMillis = SteadyMillis(2_000_000);
 
-    fn known() -> Known {
+    pub(in crate::query) fn published(locks: Vec<crate::model::types::LockView>) -> Published {
         let mut snapshot = Snapshot::empty();
-        for n in 0..7 {
+        for lock in locks {
+            snapshot.put(Arc::new(lock));
+        }
+        Published { snapshot: Arc::new(snapshot), contention: Arc::default() }
+    }
+
+    fn seven() -> Published {
+        let locks = (0..7).map(|n| {
             let mut lock = lock(&format!("lock:{n}"));
             lock.holders[0].id = format!("client-{}", n % 5).into();
             lock.problems.push(leaked());
-            snapshot.put(Arc::new(lock));
-        }
-        Known { snapshot: Arc::new(snapshot), contention: Arc::default() }
+            lock
+        });
+        published(locks.collect())
     }
 
-    fn query(sort: &'static str, limit: usize) -> ListQuery {
-        let (text, filter) = (String::new(), Filter::default());
-        ListQuery { text, filter, sort, order: Order::Descending, cursor: None, limit }
+    pub(in crate::query) fn query<T: Listed>(
+        sort: &'static str,
+        order: Order,
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<Query<T>, BadCursor> {
+        Query::new(("", Filter::default()), (sort, order), cursor, limit)
     }
 
-    fn all_pages<T: Listed>(sort: &'static str, limit: usize) -> Vec<String> {
-        pages_in::<T>(sort, T::usual_order(sort), limit)
-    }
-
-    fn pages_in<T: Listed>(sort: &'static str, order: Order, limit: usize) -> Vec<String> {
-        let (known, mut query, mut ids) = (known(), query(sort, limit), Vec::new());
-        query.order = order;
+    fn all_pages<T: Listed>(sort: &'static str, order: Order, limit: usize) -> Vec<String> {
+        let (published, mut cursor, mut ids) = (seven(), None, Vec::new());
         loop {
-            let page = query.rows::<T>(&known, NOW).unwrap();
+            let query = query::<T>(sort, order, cursor.as_deref(), limit).unwrap();
+            let page = query.rows(&published, NOW);
             assert_eq!(page.skipped, ids.len());
-            ids.extend(page.rows.iter().map(Listed::id));
-            query.cursor = page.next;
-            if query.cursor.is_none() {
+            ids.extend(page.rows.iter().map(|row| format!("{:?}", row.position(sort).id)));
+            cursor = page.next;
+            if cursor.is_none() {
                 assert_eq!(page.total, ids.len());
                 return ids;
             }
         }
     }
 
-    #[test]
-    fn pages_together_are_the_whole_list() {
-        for limit in 1..9 {
-            for sort in OwnerRow::SORTS {
-                assert_eq!(all_pages::<OwnerRow>(sort, limit), all_pages::<OwnerRow>(sort, 100));
-            }
-            for sort in ProblemRow::SORTS {
-                assert_eq!(all_pages::<ProblemRow>(sort, limit).len(), 7);
+    fn pages_together_are_the_whole_list<T: Listed>(rows: usize) {
+        for sort in T::SORTS {
+            for order in [Order::Ascending, Order::Descending] {
+                let whole = all_pages::<T>(sort, order, 100);
+                assert_eq!(whole.len(), rows, "{sort}");
+                for limit in 1..9 {
+                    assert_eq!(all_pages::<T>(sort, order, limit), whole, "{sort}");
+                }
+                let mut reversed = all_pages::<T>(sort, order.reversed(), 2);
+                reversed.reverse();
+                assert_eq!(reversed, whole, "{sort}");
             }
         }
     }
 
     #[test]
-    fn the_other_order_is_the_same_list_from_its_end() {
-        for sort in OwnerRow::SORTS {
-            let other = match OwnerRow::usual_order(sort) {
-                Order::Ascending => Order::Descending,
-                Order::Descending => Order::Ascending,
-            };
-            let mut turned = pages_in::<OwnerRow>(sort, other, 2);
-            turned.reverse();
-            assert_eq!(turned, all_pages::<OwnerRow>(sort, 100), "{sort}");
-        }
+    fn pages_together_are_the_whole_list_in_either_order() {
+        pages_together_are_the_whole_list::<LockRow>(7);
+        pages_together_are_the_whole_list::<ProblemRow>(7);
+        pages_together_are_the_whole_list::<OwnerRow>(5);
     }
 
     #[test]
     fn a_cursor_belongs_to_its_list() {
-        let known = known();
-        let next = query("holds", 2).rows::<OwnerRow>(&known, NOW).unwrap().next;
-        let with = |sort, cursor| ListQuery { cursor, ..query(sort, 2) };
-        assert!(with("holds", next.clone()).rows::<OwnerRow>(&known, NOW).is_ok());
-        let turned = ListQuery { order: Order::Ascending, ..with("holds", next.clone()) };
-        assert_eq!(turned.rows::<OwnerRow>(&known, NOW).unwrap_err(), BadCursor);
-        for bad in [next, Some("x".into()), Some("e30".into())] {
-            assert_eq!(
-                with("age", bad.clone()).rows::<OwnerRow>(&known, NOW).unwrap_err(),
-                BadCursor
-            );
-            assert_eq!(
-                with("severity", bad).rows::<ProblemRow>(&known, NOW).unwrap_err(),
-                BadCursor
-            );
+        let (published, order) = (seven(), Order::Descending);
+        let first = query::<OwnerRow>("holds", order, None, 2).unwrap();
+        let next = first.rows(&published, NOW).next.unwrap();
+        assert!(query::<OwnerRow>("holds", order, Some(&next), 2).is_ok());
+        assert!(query::<OwnerRow>("holds", order.reversed(), Some(&next), 2).is_err());
+        let filtered = Query::<OwnerRow>::new(
+            ("x", Filter::parse("x").unwrap()),
+            ("holds", order),
+            Some(&next),
+            2,
+        );
+        assert!(filtered.is_err());
+        for bad in [&*next, "", "x", "e30", "////", "bm90IGpzb24"] {
+            assert!(query::<OwnerRow>("age", order, Some(bad), 2).is_err(), "{bad}");
+            assert!(query::<ProblemRow>("severity", order, Some(bad), 2).is_err(), "{bad}");
+            assert!(query::<LockRow>("age", order, Some(bad), 2).is_err(), "{bad}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::Filter;
-use super::list::{Known, Listed};
+use super::list::{Listed, Position, Published, RowId};
 use crate::clock::SteadyMillis;
 use crate::model::types::{ClientView, LockView, Since};
 
@@ -71,9 +71,9 @@ impl Listed for OwnerRow {
     const NAME: &'static str = "owners";
     const SORTS: &'static [&'static str] = &["holds", "problems", "age", "waits", "id"];
 
-    fn all(known: &Known, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
+    fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
         let mut rows: BTreeMap<(&str, &str), Self> = BTreeMap::new();
-        for lock in known.snapshot.locks().filter(|lock| filter.matches(lock, now)) {
+        for lock in published.snapshot.locks().filter(|lock| filter.matches(lock, now)) {
             let deployment = &lock.id.deployment;
             for (i, holder) in lock.holders.iter().enumerate() {
                 let id = client_of(&holder.id);
@@ -89,20 +89,21 @@ impl Listed for OwnerRow {
         rows.into_values().collect()
     }
 
-    fn rank(&self, sort: &str) -> (u64, u64) {
+    fn id(&self) -> RowId<'_> {
+        RowId { name: self.id.as_bytes(), deployment: &self.deployment, db: 0, problem: "" }
+    }
+
+    fn position(&self, sort: &str) -> Position<'_> {
         let most = |n: usize| u64::MAX - n as u64;
         let oldest = self.oldest.map_or(u64::MAX, |oldest| oldest.at.0);
-        match sort {
+        let rank = match sort {
             "problems" => (most(self.with_problems), most(self.holds)),
             "age" => (oldest, 0),
             "waits" => (most(self.waits), most(self.holds)),
             "id" => (0, 0),
             _ => (most(self.holds), oldest),
-        }
-    }
-
-    fn id(&self) -> String {
-        format!("{}\n{}", self.id, self.deployment)
+        };
+        Position { rank, text: b"", id: Listed::id(self) }
     }
 }
 
@@ -110,7 +111,7 @@ impl Listed for OwnerRow {
 mod tests {
     use super::*;
     use crate::model::types::{Snapshot, WaiterView};
-    use crate::query::tests::lock;
+    use crate::query::fixtures::lock;
 
     #[test]
     fn what_a_client_holds_and_waits_for_is_added_up() {
@@ -128,14 +129,14 @@ mod tests {
         old.holders[0].since = Since { at: SteadyMillis(5), exact: false };
         snapshot.put(Arc::new(awaited));
         snapshot.put(Arc::new(old));
-        let known = Known { snapshot: Arc::new(snapshot), contention: Arc::default() };
-        let rows = OwnerRow::all(&known, &Filter::default(), SteadyMillis(2_000_000));
+        let published = Published { snapshot: Arc::new(snapshot), contention: Arc::default() };
+        let rows = OwnerRow::all(&published, &Filter::default(), SteadyMillis(2_000_000));
         let of = |id: &str| rows.iter().find(|row| row.id == id).unwrap();
         assert_eq!((of(&mine).holds, of(&mine).waits), (2, 0));
         assert_eq!(of(&mine).oldest, Some(Since { at: SteadyMillis(5), exact: false }));
         assert_eq!((of(theirs).holds, of(theirs).waits, of(theirs).oldest), (0, 1, None));
-        assert!(of(&mine).rank("holds") < of(theirs).rank("holds"));
-        assert!(of(theirs).rank("waits") < of(&mine).rank("waits"));
+        assert!(of(&mine).position("holds") < of(theirs).position("holds"));
+        assert!(of(theirs).position("waits") < of(&mine).position("waits"));
     }
 
     #[test]

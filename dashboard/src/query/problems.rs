@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::Filter;
-use super::list::{Known, Listed};
+use super::list::{Listed, Position, Published, RowId};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, LockId, LockView, ProblemView};
 
@@ -42,8 +42,8 @@ impl Listed for ProblemRow {
     const NAME: &'static str = "problems";
     const SORTS: &'static [&'static str] = &["severity", "age", "name"];
 
-    fn all(known: &Known, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
-        let troubled = known.snapshot.locks().filter(|lock| !lock.problems.is_empty());
+    fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
+        let troubled = published.snapshot.locks().filter(|lock| !lock.problems.is_empty());
         troubled
             .filter(|lock| filter.matches(lock, now))
             .flat_map(|lock| {
@@ -52,10 +52,14 @@ impl Listed for ProblemRow {
             .collect()
     }
 
-    fn rank(&self, sort: &str) -> (u64, u64) {
+    fn id(&self) -> RowId<'_> {
+        RowId { problem: self.problem().problem.as_str(), ..RowId::of_lock(&self.lock.id) }
+    }
+
+    fn position(&self, sort: &str) -> Position<'_> {
         let problem = self.problem();
         let suspected = u64::from(problem.certainty == Certainty::Suspected);
-        match sort {
+        let rank = match sort {
             "age" => (problem.since.0, 0),
             "name" => (0, 0),
             // What is in hand last; what is sure before what is suspected, the worst first, then by age.
@@ -63,13 +67,8 @@ impl Listed for ProblemRow {
                 let in_hand = u64::from(problem.acknowledged.is_some());
                 ((in_hand << 33) | (suspected << 32) | problem.problem as u64, problem.since.0)
             }
-        }
-    }
-
-    fn id(&self) -> String {
-        let LockId { deployment, db, name } = &self.lock.id;
-        let problem = self.problem().problem.as_str();
-        format!("{name}\n{deployment}\n{db}\n{problem}")
+        };
+        Position { rank, text: b"", id: self.id() }
     }
 }
 
@@ -77,7 +76,7 @@ impl Listed for ProblemRow {
 mod tests {
     use super::*;
     use crate::model::types::Snapshot;
-    use crate::query::tests::{acknowledged, leaked, lock};
+    use crate::query::fixtures::{acknowledged, leaked, lock};
 
     #[test]
     fn what_is_in_hand_leaves_the_top() {
@@ -85,11 +84,11 @@ mod tests {
         for (name, problem) in [("a", acknowledged()), ("b", leaked())] {
             snapshot.put(Arc::new(LockView { problems: vec![problem], ..lock(name) }));
         }
-        let known = Known { snapshot: Arc::new(snapshot), contention: Arc::default() };
-        let rows = ProblemRow::all(&known, &Filter::default(), SteadyMillis(2_000_000));
+        let published = Published { snapshot: Arc::new(snapshot), contention: Arc::default() };
+        let rows = ProblemRow::all(&published, &Filter::default(), SteadyMillis(2_000_000));
         let rank = |name: &str| {
             let row = rows.iter().find(|row| row.lock.id.name.as_str() == Some(name));
-            row.unwrap().rank("severity")
+            row.unwrap().position("severity").rank
         };
         assert!(rank("b") < rank("a"));
     }

@@ -299,7 +299,7 @@ mod tests {
             renewed,
             queued: true,
             queue: [(5, false), (6, true)].map(place).to_vec(),
-            ..crate::query::tests::lock("a")
+            ..crate::query::fixtures::lock("a")
         }
     }
 

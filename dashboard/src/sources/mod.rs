@@ -42,7 +42,7 @@ use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 
 use crate::config::Config;
-use crate::metrics::{ScansMetrics, TapsMetrics};
+use crate::metrics::{MonitorMetrics, ScanMetrics};
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{ReadRequest, ScopeId};
 use crate::redis::{TIMEOUT, resolver_options};
@@ -60,7 +60,7 @@ pub fn start(
     model: &ModelHandle,
     hub: &Arc<Hub>,
     batches: Vec<mpsc::Receiver<Vec<ReadRequest>>>,
-    metrics: (&ScansMetrics, &TapsMetrics),
+    metrics: (&ScanMetrics, &MonitorMetrics),
     shutdown: &Shutdown,
 ) -> Arc<Sources> {
     let sources = Arc::new(Sources::default());

@@ -18,7 +18,7 @@ use super::scope::Scope;
 use super::status::{Pass, SourceStatus};
 use crate::clock::{SteadyMillis, now};
 use crate::config::ScanSettings;
-use crate::metrics::ScanMetrics;
+use crate::metrics::ScanNodeMetrics;
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockId, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
@@ -54,7 +54,7 @@ pub struct Scan {
     pub model: ModelHandle,
     pub hub: Arc<Hub>,
     pub status: Arc<SourceStatus>,
-    pub metrics: ScanMetrics,
+    pub metrics: ScanNodeMetrics,
     pub facts: ServerFacts,
     /// True if the snapshot is incomplete until its first pass.
     pub first: bool,

@@ -24,7 +24,7 @@ use super::slot_share::SlotShare;
 use super::status::{Server, Sources};
 use super::subscribers::Subscribers;
 use crate::config::{MonitorSettings, ReadFrom, ScanSettings};
-use crate::metrics::{ScansMetrics, TapsMetrics};
+use crate::metrics::{MonitorMetrics, ScanMetrics};
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{ReadRequest, Source};
 use crate::redis::link_options;
@@ -38,8 +38,8 @@ pub(super) struct Shared {
     pub(super) monitor: MonitorSettings,
     pub(super) model: ModelHandle,
     pub(super) hub: Arc<Hub>,
-    pub(super) scans: ScansMetrics,
-    pub(super) taps: TapsMetrics,
+    pub(super) scans: ScanMetrics,
+    pub(super) taps: MonitorMetrics,
     pub(super) sources: Arc<Sources>,
     pub(super) shutdown: Shutdown,
 }

@@ -146,7 +146,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::query::tests::lock;
+    use crate::query::fixtures::lock;
 
     #[test]
     fn other_dashboards_are_not_counted_as_waiters() {

@@ -5,13 +5,13 @@ use askama::filters::HtmlSafe;
 
 use super::Chrome;
 use super::format::{self, Ago, rfc3339};
-use super::list::{ListView, LockLink, holder, row_id};
+use super::list::{Heading, ListView, LockLink, holder};
 use super::picture::Histogram;
-use super::row::{HolderCell, held_since};
+use super::row::{HolderCell, held_since, row_id};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{Contention, Durations, GroupTally, Longest, Tally};
+use crate::query::Listed as _;
 use crate::query::contention::ContentionRow;
-use crate::query::list::Listed as _;
 use crate::text;
 
 /// The most groups shown, those most waited for first.
@@ -78,15 +78,16 @@ struct ContentionTemplate<'a> {
 }
 
 impl ListView for ContentionRow {
+    const PATH: &'static str = "/contention";
     const TITLE: &'static str = "Contention";
-    const COLUMNS: &'static [(&'static str, Option<&'static str>, &'static str)] = &[
-        ("Lock", Some("name"), "name"),
-        ("Waiting now", Some("waiting"), "figure"),
-        ("Longest wait", Some("wait"), "held"),
-        ("Held by", None, "holder"),
-        ("Taken", Some("taken"), "figure"),
-        ("Waited for", Some("waited"), "waited"),
-        ("Holds", Some("hold"), "past"),
+    const COLUMNS: &'static [Heading] = &[
+        Heading::sorted_by("Lock", "name", "name"),
+        Heading::sorted_by("Waiting now", "waiting", "figure"),
+        Heading::sorted_by("Longest wait", "wait", "held"),
+        Heading::unsorted("Held by", "holder"),
+        Heading::sorted_by("Taken", "taken", "figure"),
+        Heading::sorted_by("Waited for", "waited", "waited"),
+        Heading::sorted_by("Holds", "hold", "past"),
     ];
     const NOTHING: (&'static str, &'static str) = (
         "Nobody waits",
@@ -99,7 +100,7 @@ impl ListView for ContentionRow {
     fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
         let lock = self.lock.as_deref();
         ContentionTemplate {
-            id: row_id(&self.id()),
+            id: row_id(self.id()),
             lock: LockLink::new(&self.id, chrome),
             row: self,
             wait: self.longest_wait.map(|since| Ago::since(since, now)),

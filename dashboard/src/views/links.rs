@@ -4,7 +4,6 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::{LocksPage, Order, Sort};
 use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
 
@@ -106,43 +105,9 @@ pub(super) fn watch(deployment: &str) -> String {
     format!("/sources/watch?deployment={}", encoded(deployment))
 }
 
-/// The table with a filter, else as usual.
+/// The list of locks with a filter.
 pub(super) fn filtered(filter: &str) -> String {
-    locks("/", filter, Sort::default(), Order::usual(Sort::default()), None)
-}
-
-/// The table as it is, sorted otherwise.
-pub(super) fn sorted(page: &LocksPage, sort: Sort, order: Order) -> String {
-    locks("/", &page.filter, sort, order, None)
-}
-
-/// The table as it is, from a cursor.
-pub(super) fn at(page: &LocksPage, cursor: Option<&str>) -> String {
-    locks("/", &page.filter, page.sort, page.order, cursor)
-}
-
-/// The table's rows as JSON.
-pub(super) fn locks_json(page: &LocksPage) -> String {
-    locks("/api/v1/locks", &page.filter, page.sort, page.order, page.cursor.as_deref())
-}
-
-/// All rows of the table, as CSV.
-pub(super) fn locks_csv(page: &LocksPage) -> String {
-    let json = locks("/api/v1/locks", &page.filter, page.sort, page.order, None);
-    format!("{json}{}format=csv", if json.contains('?') { '&' } else { '?' })
-}
-
-fn locks(path: &str, filter: &str, sort: Sort, order: Order, cursor: Option<&str>) -> String {
-    let usual = order == Order::usual(sort);
-    address(
-        path,
-        &[
-            ("filter", Some(filter).filter(|filter| !filter.is_empty())),
-            ("sort", Some(sort.as_str()).filter(|_| sort != Sort::default())),
-            ("order", Some(order.as_str()).filter(|_| !usual)),
-            ("cursor", cursor),
-        ],
-    )
+    address("/", &[("filter", Some(filter).filter(|filter| !filter.is_empty()))])
 }
 
 /// The live stream of the page at `address`.
@@ -170,13 +135,8 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_from_the_usual_is_in_the_address() {
+    fn an_empty_filter_is_left_out() {
         assert_eq!(filtered(""), "/");
         assert_eq!(filtered("owner:a b"), "/?filter=owner:a%20b");
-        assert_eq!(locks("/", "", Sort::Age, Order::Descending, None), "/?sort=age");
-        assert_eq!(
-            locks("/", "x", Sort::Ttl, Order::Descending, Some("c=")),
-            "/?filter=x&sort=ttl&order=desc&cursor=c%3D"
-        );
     }
 }

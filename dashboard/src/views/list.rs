@@ -1,6 +1,4 @@
-//! Lists other than that of locks: owners, problems, contention.
-
-use std::hash::{DefaultHasher, Hash, Hasher};
+//! The pages of lists, and the rows of owners and problems.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -8,40 +6,74 @@ use askama::filters::HtmlSafe;
 use super::contention::Groups;
 use super::foot::{Foot, Shown};
 use super::format::{Ago, Clock, Prose};
+use super::live::{AGELESS, Fragments, LiveRow};
+use super::locks::Tabs;
 use super::page::{self, Frame};
 use super::picture::Circle;
-use super::row::{Badge, HolderCell, place, place_words, short_client};
-use super::{Chrome, ListPage, Order, links};
+use super::row::{Badge, HolderCell, place, place_words, row_id, short_client};
+use super::{Chrome, ListPage, links};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Acknowledgement, LockView};
-use crate::query::list::Listed;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
+use crate::query::{Listed as _, Order, Paged};
 use crate::text;
 
 /// A list that has a page.
-pub trait ListView: Listed {
-    /// What the page is called.
+pub trait ListView: Paged {
+    /// The path of the page.
+    const PATH: &'static str;
     const TITLE: &'static str;
-    /// Its columns: heading, what it is sorted by there, class.
-    const COLUMNS: &'static [(&'static str, Option<&'static str>, &'static str)];
-    /// What is said where there is nothing: a heading, and why.
+    const COLUMNS: &'static [Heading];
+    /// The heading and the sentence of an empty list.
     const NOTHING: (&'static str, &'static str);
-    /// What the list is, a sentence.
+    /// A sentence on the list; may be empty.
     const ABOUT: &'static str;
 
-    /// A row as HTML: its start tag, then each of its cells, on a line of their own.
+    /// Renders the row: its start tag and each of its cells on a line of their own.
     ///
     /// # Errors
-    /// When the template fails, which is a bug.
+    /// If the template fails, which is a bug.
     fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error>;
+
+    /// Renders the row as a stream sends it.
+    ///
+    /// # Errors
+    /// If the template fails, which is a bug.
+    fn live_row(&self, chrome: &Chrome, _fragments: &Fragments) -> Result<LiveRow, askama::Error> {
+        let id = row_id(self.id());
+        Ok(LiveRow { id: id.into(), html: self.html(chrome, AGELESS)?.into(), ttl: None })
+    }
+
+    /// Returns the links above the list, if it has some.
+    fn tabs(_chrome: &Chrome, _filter: &str) -> Option<Tabs> {
+        None
+    }
 }
 
-/// A row's id within a page.
-pub(super) fn row_id(id: &str) -> String {
-    let mut hasher = DefaultHasher::new();
-    id.hash(&mut hasher);
-    format!("l{:016x}", hasher.finish())
+/// The heading of a column.
+#[derive(Debug)]
+pub struct Heading {
+    pub label: &'static str,
+    /// The effect of a click.
+    pub hint: &'static str,
+    /// The sort that a click selects, if the list can be sorted by this column.
+    pub sort: Option<&'static str>,
+    pub class: &'static str,
+}
+
+impl Heading {
+    pub(super) const fn sorted_by(
+        label: &'static str,
+        sort: &'static str,
+        class: &'static str,
+    ) -> Self {
+        Self { label, hint: "Sort by this", sort: Some(sort), class }
+    }
+
+    pub(super) const fn unsorted(label: &'static str, class: &'static str) -> Self {
+        Self { label, hint: "", sort: None, class }
+    }
 }
 
 /// A lock's name with its link and place.
@@ -84,14 +116,15 @@ struct OwnerTemplate<'a> {
 }
 
 impl ListView for OwnerRow {
+    const PATH: &'static str = "/owners";
     const TITLE: &'static str = "Owners";
-    const COLUMNS: &'static [(&'static str, Option<&'static str>, &'static str)] = &[
-        ("Client", Some("id"), "name"),
-        ("Process", None, "process"),
-        ("Holds", Some("holds"), "figure"),
-        ("With problems", Some("problems"), "figure"),
-        ("Waits for", Some("waits"), "figure"),
-        ("Oldest hold", Some("age"), "held"),
+    const COLUMNS: &'static [Heading] = &[
+        Heading::sorted_by("Client", "id", "name"),
+        Heading::unsorted("Process", "process"),
+        Heading::sorted_by("Holds", "holds", "figure"),
+        Heading::sorted_by("With problems", "problems", "figure"),
+        Heading::sorted_by("Waits for", "waits", "figure"),
+        Heading::sorted_by("Oldest hold", "age", "held"),
     ];
     const NOTHING: (&'static str, &'static str) =
         ("Nobody holds a lock", "Every key has been looked at, and no lock is held right now.");
@@ -100,7 +133,7 @@ impl ListView for OwnerRow {
 
     fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
         OwnerTemplate {
-            id: row_id(&Listed::id(self)),
+            id: row_id(self.id()),
             row: self,
             link: links::owner(&self.deployment, &self.id),
             short: short_client(&self.id),
@@ -127,12 +160,13 @@ struct ProblemTemplate<'a> {
 }
 
 impl ListView for ProblemRow {
+    const PATH: &'static str = "/problems";
     const TITLE: &'static str = "Problems";
-    const COLUMNS: &'static [(&'static str, Option<&'static str>, &'static str)] = &[
-        ("Problem", Some("severity"), "state"),
-        ("Lock", Some("name"), "name"),
-        ("Holder", None, "holder"),
-        ("What speaks for it, what to do", None, "advice"),
+    const COLUMNS: &'static [Heading] = &[
+        Heading::sorted_by("Problem", "severity", "state"),
+        Heading::sorted_by("Lock", "name", "name"),
+        Heading::unsorted("Holder", "holder"),
+        Heading::unsorted("What speaks for it, what to do", "advice"),
     ];
     const NOTHING: (&'static str, &'static str) = (
         "No problem is known",
@@ -143,7 +177,7 @@ impl ListView for ProblemRow {
     fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
         let problem = self.problem();
         ProblemTemplate {
-            id: row_id(&Listed::id(self)),
+            id: row_id(self.id()),
             badge: Badge::new(problem, now),
             lock: LockLink::new(&self.lock.id, chrome),
             holder: holder(&self.lock),
@@ -170,65 +204,75 @@ impl std::fmt::Display for Rendered {
 
 impl HtmlSafe for Rendered {}
 
-/// A heading of a table.
+/// A column as the table's head shows it.
 pub(super) struct Column {
-    pub(super) label: &'static str,
-    /// What comes of pressing it, for those who point at it.
-    pub(super) hint: &'static str,
-    pub(super) class: &'static str,
-    /// Where it is sorted by this column; none where it cannot be.
-    pub(super) link: Option<String>,
-    /// Which end is first where it is sorted by this column.
-    pub(super) sorted: Option<Order>,
+    label: &'static str,
+    hint: &'static str,
+    class: &'static str,
+    /// The address of the list sorted by this column.
+    link: Option<String>,
+    /// The order of the list, if it is sorted by this column.
+    sorted: Option<Order>,
 }
 
-/// The address of a list as it is shown, sorted so.
+impl Column {
+    fn new<T: ListView>(page: &ListPage<T>, heading: &Heading) -> Self {
+        let Heading { label, hint, sort, class } = *heading;
+        let sorted = (sort == Some(page.sort)).then_some(page.order);
+        let link = sort.map(|sort| {
+            let order = sorted.map_or_else(|| T::default_order(sort), Order::reversed);
+            address::<T>(T::PATH, &page.filter, (sort, order), &[])
+        });
+        Self { label, hint, class, link, sorted }
+    }
+}
+
+/// Returns the address of a list. Parameters with their default values are left out.
 fn address<T: ListView>(
     path: &str,
-    page: &ListPage<T>,
+    filter: &str,
     (sort, order): (&str, Order),
     more: &[(&str, Option<&str>)],
 ) -> String {
-    let sorted = Some(sort).filter(|sort| T::SORTS.first() != Some(sort));
-    let order = Some(order.as_str()).filter(|_| order != T::usual_order(sort));
-    let own = [("filter", some(&page.filter)), ("sort", sorted), ("order", order)];
+    let own = [
+        ("filter", Some(filter).filter(|filter| !filter.is_empty())),
+        ("sort", Some(sort).filter(|sort| T::SORTS[0] != *sort)),
+        ("order", Some(order.as_str()).filter(|_| order != T::default_order(sort))),
+    ];
     links::address(path, &[&own, more].concat())
 }
 
 fn foot<T: ListView>(page: &ListPage<T>) -> Foot<'_> {
-    let rows = &page.rows;
     let at = |cursor: Option<&str>| {
-        address(&format!("/{}", T::NAME), page, (page.sort, page.order), &[("cursor", cursor)])
+        address::<T>(T::PATH, &page.filter, (page.sort, page.order), &[("cursor", cursor)])
     };
     Foot::new(
         &page.chrome,
         Shown {
             filter: &page.filter,
             filter_error: page.filter_error.is_some(),
-            rows: rows.rows.len(),
-            skipped: rows.skipped,
-            total: rows.total,
+            rows: page.rows.len(),
+            skipped: page.skipped,
+            total: page.total,
             first: page.cursor.as_ref().map(|_| at(None)),
-            next: rows.next.as_deref().map(|next| at(Some(next))),
+            next: page.next.as_deref().map(|next| at(Some(next))),
             nothing: T::NOTHING,
-            all: format!("/{}", T::NAME),
+            all: T::PATH.to_owned(),
         },
     )
 }
 
-fn some(text: &str) -> Option<&str> {
-    Some(text).filter(|text| !text.is_empty())
-}
-
 #[derive(Template)]
 #[template(path = "list.html")]
-struct ListTemplate<'a> {
+struct ListTemplate<'a, T> {
     frame: Frame<'a>,
+    page: &'a ListPage<T>,
+    path: &'static str,
     title: &'static str,
     name: &'static str,
     about: &'static str,
-    filter: &'a str,
-    filter_error: Option<&'a str>,
+    tabs: Option<Tabs>,
+    /// The sort and the order, unless they are the default.
     sort: Option<&'static str>,
     order: Option<&'static str>,
     columns: Vec<Column>,
@@ -239,63 +283,74 @@ struct ListTemplate<'a> {
     csv: String,
 }
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
-/// When the template fails, which is a bug.
+/// If a template fails, which is a bug.
 pub fn list_page<T: ListView>(page: &ListPage<T>) -> Result<String, askama::Error> {
     let frame = Frame::new(title(page), T::NAME, &page.chrome);
-    // The column that it is sorted by leads to the other order.
-    let sorted_by = |sort: &str| {
-        let here = sort == page.sort;
-        let order = if here { page.order.turned() } else { T::usual_order(sort) };
-        address(&format!("/{}", T::NAME), page, (sort, order), &[])
-    };
-    let columns = T::COLUMNS.iter().map(|(label, sort, class)| {
-        let sorted = (*sort == Some(page.sort)).then_some(page.order);
-        let hint = if sorted.is_some() { "Turn the order round" } else { "Sort by this" };
-        Column { label, hint, class, link: sort.map(sorted_by), sorted }
-    });
-    let api = |format: Option<&str>| {
+    let api = |more: &[(&str, Option<&str>)]| {
         let path = format!("/api/v1/{}", T::NAME);
-        address(&path, page, (page.sort, page.order), &[("format", format)])
+        address::<T>(&path, &page.filter, (page.sort, page.order), more)
     };
-    let usual = T::SORTS.first() == Some(&page.sort);
-    let usual_order = page.order == T::usual_order(page.sort);
-    let rows = page.rows.rows.iter().map(|row| row.html(&page.chrome, page.chrome.now));
+    let is_default_order = page.order == T::default_order(page.sort);
+    let rows = page.rows.iter().map(|row| row.html(&page.chrome, page.chrome.now));
     let rows = rows.map(|html| html.map(Rendered));
     ListTemplate {
-        // A wrong filter has no stream.
+        // A list with a wrong filter has no stream.
         frame: if page.filter_error.is_some() { frame.still() } else { frame },
+        page,
+        path: T::PATH,
         title: T::TITLE,
         name: T::NAME,
         about: T::ABOUT,
-        filter: &page.filter,
-        filter_error: page.filter_error.as_deref(),
-        sort: (!usual).then_some(page.sort),
-        order: (!usual_order).then_some(page.order.as_str()),
-        columns: columns.collect(),
+        tabs: T::tabs(&page.chrome, &page.filter),
+        sort: Some(page.sort).filter(|sort| T::SORTS[0] != *sort),
+        order: (!is_default_order).then_some(page.order.as_str()),
+        columns: T::COLUMNS.iter().map(|heading| Column::new(page, heading)).collect(),
         rows: rows.collect::<Result<_, _>>()?,
         foot: foot(page),
         groups: page.contention.as_deref().map(Groups::new),
-        json: api(None),
-        csv: api(Some("csv")),
+        json: api(&[("cursor", page.cursor.as_deref())]),
+        csv: api(&[("format", Some("csv"))]),
     }
     .render()
 }
 
-/// The document's title.
+/// Returns the document's title.
 pub(super) fn title<T: ListView>(page: &ListPage<T>) -> String {
     page::title(&page.chrome, T::TITLE)
 }
 
-/// The parts around the rows that a stream keeps true; none of them holds an age.
+/// Renders the parts around the rows that a stream updates. None of them contains an age.
 pub(super) fn regions<T: ListView>(
     page: &ListPage<T>,
 ) -> Result<Vec<(&'static str, String)>, askama::Error> {
     let mut regions = vec![("foot", foot(page).render()?)];
+    if let Some(tabs) = T::tabs(&page.chrome, &page.filter) {
+        regions.push(("views", tabs.render()?));
+    }
     if let Some(contention) = &page.contention {
         regions.push(("groups", Groups::new(contention).render()?));
     }
     Ok(regions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::query::LockRow;
+
+    #[test]
+    fn addresses_leave_out_defaults() {
+        let locks = |filter: &str, sort: &str, order, cursor| {
+            address::<LockRow>("/", filter, (sort, order), &[("cursor", cursor)])
+        };
+        assert_eq!(locks("", "problems", Order::Descending, None), "/");
+        assert_eq!(locks("", "age", Order::Descending, None), "/?sort=age");
+        assert_eq!(
+            locks("x", "ttl", Order::Descending, Some("c=")),
+            "/?filter=x&sort=ttl&order=desc&cursor=c%3D"
+        );
+    }
 }

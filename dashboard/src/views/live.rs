@@ -27,12 +27,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::Serialize;
 
 use super::{
-    Chrome, EventsPage, ListPage, ListView, LockPage, LocksPage, OwnerPage, SourcesPage, assets,
-    events, list, lock, locks, owner, page, row, sources,
+    Chrome, EventsPage, ListPage, ListView, LockPage, OwnerPage, SourcesPage, assets, events, list,
+    lock, owner, page, row, sources,
 };
 use crate::clock;
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView};
+use crate::query::LockRow;
+use crate::query::list::RowId;
 use crate::sources::view::SourceState;
 
 /// The longest silence on a stream, milliseconds.
@@ -69,10 +71,16 @@ impl Fragments {
     /// The most rows kept: a few megabytes.
     const MAX: usize = 4_096;
 
-    /// A row's id and HTML.
-    fn row(
+    /// Returns a lock's row.
+    pub(super) fn row(&self, lock: &LockRow, chrome: &Chrome) -> Result<LiveRow, askama::Error> {
+        let (id, html) = self.rendered(lock, chrome)?;
+        Ok(LiveRow { id, html, ttl: Some((lock.ttl_ms, lock.observed_at.0)) })
+    }
+
+    /// Returns a row's id and HTML.
+    fn rendered(
         &self,
-        lock: &Arc<LockView>,
+        lock: &LockRow,
         chrome: &Chrome,
     ) -> Result<(Arc<str>, Arc<str>), askama::Error> {
         let (deployment, db) = (chrome.several_deployments, chrome.several_dbs);
@@ -81,7 +89,7 @@ impl Fragments {
             return Ok((Arc::clone(&known.id), Arc::clone(&known.html)));
         }
         let html: Arc<str> = row::live_row(lock, deployment, db)?.into();
-        let id: Arc<str> = row::row_id(&lock.id).into();
+        let id: Arc<str> = row::row_id(RowId::of_lock(&lock.id)).into();
         let mut kept = self.lock();
         if kept.len() >= Self::MAX {
             kept.clear();
@@ -112,7 +120,7 @@ pub struct Picture {
 
 /// A row of its table.
 #[derive(Debug)]
-pub(super) struct LiveRow {
+pub struct LiveRow {
     pub(super) id: Arc<str>,
     /// Its start tag, then each of its cells, on a line of their own.
     pub(super) html: Arc<str>,
@@ -145,31 +153,16 @@ struct Patch<'a> {
 type Regions = Vec<(&'static str, String)>;
 
 impl Picture {
-    /// The table of locks. `before`: the picture before, whose parts are kept where they are the same.
+    /// Renders a list. Parts equal to those of `before` are taken from it.
     ///
     /// # Errors
-    /// When a template fails, which is a bug.
-    pub fn locks(
-        page: &LocksPage,
-        before: Option<&Self>,
-        fragments: &Fragments,
-    ) -> Result<Self, askama::Error> {
-        let rows = lock_rows(&page.rows, &page.chrome, fragments)?;
-        Self::new(&page.chrome, locks::title(page), rows, locks::regions(page)?, before)
-    }
-
-    /// A list of another kind.
-    ///
-    /// # Errors
-    /// When a template fails, which is a bug.
+    /// If a template fails, which is a bug.
     pub fn list<T: ListView>(
         page: &ListPage<T>,
         before: Option<&Self>,
+        fragments: &Fragments,
     ) -> Result<Self, askama::Error> {
-        let rows = page.rows.rows.iter().map(|row| {
-            let html = row.html(&page.chrome, AGELESS)?;
-            Ok(LiveRow { id: list::row_id(&row.id()).into(), html: html.into(), ttl: None })
-        });
+        let rows = page.rows.iter().map(|row| row.live_row(&page.chrome, fragments));
         let rows = rows.collect::<Result<_, askama::Error>>()?;
         Self::new(&page.chrome, list::title(page), rows, list::regions(page)?, before)
     }
@@ -193,7 +186,8 @@ impl Picture {
         before: Option<&Self>,
         fragments: &Fragments,
     ) -> Result<Self, askama::Error> {
-        let rows = lock_rows(&page.locks, &page.chrome, fragments)?;
+        let rows = page.locks.iter().map(|lock| fragments.row(lock, &page.chrome));
+        let rows = rows.collect::<Result<_, askama::Error>>()?;
         let ageless = OwnerPage { chrome: ageless(&page.chrome), ..page.clone() };
         Self::new(&page.chrome, owner::title(page), rows, owner::regions(&ageless)?, before)
     }
@@ -250,7 +244,7 @@ impl Picture {
     /// Whether it has a row of that lock.
     #[must_use]
     pub fn shows(&self, id: &LockId) -> bool {
-        let id = row::row_id(id);
+        let id = row::row_id(RowId::of_lock(id));
         self.rows.iter().any(|row| *row.id == *id)
     }
 
@@ -307,19 +301,6 @@ impl Picture {
             patch.order = Some(self.rows.iter().map(|row| &*row.id).collect());
         }
     }
-}
-
-/// Rows of the table of locks.
-fn lock_rows(
-    locks: &[Arc<LockView>],
-    chrome: &Chrome,
-    fragments: &Fragments,
-) -> Result<Vec<LiveRow>, askama::Error> {
-    let row = |lock: &Arc<LockView>| {
-        let (id, html) = fragments.row(lock, chrome)?;
-        Ok(LiveRow { id, html, ttl: Some((lock.ttl_ms, lock.observed_at.0)) })
-    };
-    locks.iter().map(row).collect()
 }
 
 /// The lines of a row that are not as they were; none where most of it is new.

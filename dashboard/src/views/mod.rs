@@ -36,7 +36,7 @@ use crate::archive::{Answer, Gap};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
 use crate::model::types::{LockId, LockView, Notice, PastHoldView};
-use crate::query::list::ListRows;
+use crate::query::Order;
 use crate::query::owners::OwnerRow;
 use crate::release::{Offer, Outcome};
 use crate::sources::view::{Progress, ServerView, SourceView};
@@ -45,7 +45,6 @@ pub use events::events_page;
 pub(crate) use format::rfc3339;
 pub use list::{ListView, list_page};
 pub use lock::lock_page;
-pub use locks::locks_page;
 pub use login::login_page;
 pub use owner::owner_page;
 pub use page::error_page;
@@ -79,8 +78,8 @@ pub struct Chrome {
     pub several_dbs: bool,
     /// Who looks at it, where they had to say so.
     pub visitor: Option<VisitorView>,
-    /// What the page's forms send back, so that they are known to be ours.
-    pub proof: Option<String>,
+    /// The CSRF token of the page's forms.
+    pub csrf: Option<String>,
 }
 
 /// Who looks at a page.
@@ -106,110 +105,6 @@ pub struct Counts {
     pub unknown: usize,
     /// Locks beyond the limit, counted but not looked at.
     pub not_kept: u64,
-}
-
-/// What the table of locks is sorted by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Sort {
-    /// Problems first, then the longest held.
-    #[default]
-    Problems,
-    Name,
-    Holder,
-    /// By how long it is held.
-    Age,
-    /// By the time to live.
-    Ttl,
-}
-
-impl Sort {
-    pub const ALL: [Self; 5] = [Self::Problems, Self::Name, Self::Holder, Self::Age, Self::Ttl];
-
-    /// The word in addresses.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Problems => "problems",
-            Self::Name => "name",
-            Self::Holder => "holder",
-            Self::Age => "age",
-            Self::Ttl => "ttl",
-        }
-    }
-
-    /// Reads the word.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|sort| sort.as_str() == word)
-    }
-}
-
-/// Which end comes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Order {
-    Ascending,
-    Descending,
-}
-
-impl Order {
-    /// The word in addresses.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ascending => "asc",
-            Self::Descending => "desc",
-        }
-    }
-
-    /// Reads the word.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        [Self::Ascending, Self::Descending].into_iter().find(|order| order.as_str() == word)
-    }
-
-    fn turned(self) -> Self {
-        match self {
-            Self::Ascending => Self::Descending,
-            Self::Descending => Self::Ascending,
-        }
-    }
-
-    fn is_ascending(self) -> bool {
-        self == Self::Ascending
-    }
-
-    /// What a column is sorted by where the address does not say: ages longest first, all else ascending.
-    #[must_use]
-    pub fn usual(sort: Sort) -> Self {
-        match sort {
-            Sort::Problems | Sort::Age => Self::Descending,
-            Sort::Name | Sort::Holder | Sort::Ttl => Self::Ascending,
-        }
-    }
-}
-
-/// `/`: the table of locks.
-#[derive(Debug, Clone)]
-pub struct LocksPage {
-    /// What stands around it.
-    pub chrome: Chrome,
-    /// The filter as typed.
-    pub filter: String,
-    /// What is wrong with the filter; the rows are then empty.
-    pub filter_error: Option<String>,
-    pub sort: Sort,
-    /// Which end first.
-    pub order: Order,
-    /// The rows of this page, in order, at most 100.
-    pub rows: Vec<Arc<LockView>>,
-    /// How many locks match in all.
-    pub total: usize,
-    /// How many stand before this page's first row.
-    pub skipped: usize,
-    /// The cursor of this page, none on the first one.
-    pub cursor: Option<String>,
-    /// The cursor of the next page, where there is one.
-    pub next: Option<String>,
 }
 
 /// `/lock`: one lock.
@@ -246,23 +141,28 @@ pub struct PastWindow {
     pub chosen: Option<String>,
 }
 
-/// `/owners`, `/problems`, `/contention`: a list other than that of locks.
+/// `/`, `/owners`, `/problems`, `/contention`: one page of a list.
 #[derive(Debug, Clone)]
 pub struct ListPage<T> {
-    /// What stands around it.
     pub chrome: Chrome,
     /// The filter as typed.
     pub filter: String,
-    /// What is wrong with the filter; the rows are then empty.
+    /// The mistake in the filter, if there is one. The page then has no rows.
     pub filter_error: Option<String>,
+    /// One of [`crate::query::Listed::SORTS`].
     pub sort: &'static str,
-    /// Which end first.
     pub order: Order,
-    /// The rows of this page.
-    pub rows: ListRows<T>,
-    /// The cursor of this page, none on the first one.
+    /// The rows of this page, in order.
+    pub rows: Vec<T>,
+    /// The number of matching rows on all pages.
+    pub total: usize,
+    /// The number of matching rows before this page.
+    pub skipped: usize,
+    /// The cursor of this page; none on the first page.
     pub cursor: Option<String>,
-    /// What was counted in the last hour, where the list tells of it.
+    /// The cursor of the next page, if there is one.
+    pub next: Option<String>,
+    /// The counts of the last hour, if the list shows them.
     pub contention: Option<Arc<Contention>>,
 }
 
@@ -403,6 +303,6 @@ pub struct LoginPage {
     pub next: String,
     /// Why the last attempt was refused.
     pub error: Option<String>,
-    /// What the form sends back, so that it is known to be ours.
-    pub proof: Option<String>,
+    /// The form's CSRF token.
+    pub csrf: Option<String>,
 }

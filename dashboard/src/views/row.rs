@@ -12,6 +12,7 @@ use crate::clock::SteadyMillis;
 use crate::model::types::{
     Certainty, ClientView, HolderView, LockId, LockView, ProblemView, Since, State,
 };
+use crate::query::list::RowId;
 use crate::query::owners::client_of;
 use crate::text;
 
@@ -234,7 +235,7 @@ impl<'a> Row<'a> {
         let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
         let passed = now.0.saturating_sub(lock.observed_at.0);
         Self {
-            id: row_id(&lock.id),
+            id: row_id(RowId::of_lock(&lock.id)),
             link: links::lock(&lock.id),
             name: text::visible(lock.id.name.as_bytes()),
             place: place(&lock.id, deployment, db),
@@ -261,7 +262,7 @@ impl<'a> Row<'a> {
 }
 
 /// A row's id within a page.
-pub(super) fn row_id(id: &LockId) -> String {
+pub(super) fn row_id(id: RowId<'_>) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);

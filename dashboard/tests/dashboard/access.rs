@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockscope_dashboard::access::proofs::Stranger;
+use lockscope_dashboard::access::csrf::LoginNonce;
 use rustls::pki_types::ServerName;
 use rustls::pki_types::pem::PemObject;
 use tempfile::NamedTempFile;
@@ -35,7 +35,7 @@ fn cookie(answer: &Answer) -> String {
 }
 
 #[tokio::test]
-async fn nothing_is_shown_to_strangers() {
+async fn nothing_is_shown_without_authentication() {
     let (dashboard, _file) = guarded(&[]).await;
     for path in [
         "/",
@@ -90,7 +90,7 @@ async fn a_browser_logs_in_and_out() {
     assert!(form.body.contains("value=\"/lock?name=a%26b\""), "{}", form.body);
     let wrong = dashboard.log_in("wrong-token-of-some-length", "/").await;
     assert_eq!(wrong.status, 401);
-    assert!(wrong.header("set-cookie").is_none() && wrong.body.contains("not known"));
+    assert!(wrong.header("set-cookie").is_none() && wrong.body.contains("Unknown token"));
     let entered = dashboard.log_in(TOKEN, "/lock?name=a%26b").await;
     assert_eq!((entered.status, entered.header("location")), (303, Some("/lock?name=a%26b")));
     let set = entered.header("set-cookie").unwrap();
@@ -130,11 +130,11 @@ async fn other_sites_cannot_use_a_login() {
     let cookie = cookie(&dashboard.log_in(TOKEN, "/").await);
     let host = dashboard.address.to_string();
     let origin = format!("http://{host}");
-    let proof = dashboard.proof(&[("Cookie", &cookie)]).await;
-    let out = format!("proof={proof}");
-    let (stranger, proof) = dashboard.stranger().await;
-    let both = format!("{cookie}; {stranger}");
-    let body = format!("token={TOKEN}&proof={proof}");
+    let csrf = dashboard.csrf_token(&[("Cookie", &cookie)]).await;
+    let out = format!("csrf={csrf}");
+    let (nonce, csrf) = dashboard.login_form().await;
+    let both = format!("{cookie}; {nonce}");
+    let body = format!("token={TOKEN}&csrf={csrf}");
     for (headers, status) in [
         (vec![("Sec-Fetch-Site", "same-origin")], 303),
         (vec![("Origin", origin.as_str())], 303),
@@ -152,7 +152,7 @@ async fn other_sites_cannot_use_a_login() {
         }
     }
     // The same without a login: nobody is logged in to somebody else's token either.
-    let evil = [("Sec-Fetch-Site", "cross-site"), ("Cookie", stranger.as_str())];
+    let evil = [("Sec-Fetch-Site", "cross-site"), ("Cookie", nonce.as_str())];
     let answer = post(dashboard.address, "/login", &evil, &body).await;
     assert_eq!(answer.status, 403);
     assert!(answer.header("set-cookie").is_none());
@@ -200,9 +200,9 @@ async fn a_trusted_proxy_names_its_users() {
     let twice = [("X-Forwarded-User", "anna"), ("X-Forwarded-User", "root")];
     assert_eq!(dashboard.get_with("/", &twice).await.status, 403);
     // There is no token to log in with.
-    let stranger = Stranger::new().unwrap();
-    let cookie = format!("lockscope-login={}", stranger.as_str());
-    let form = format!("token={TOKEN}&proof={}", stranger.proof().as_str());
+    let nonce = LoginNonce::generate().unwrap();
+    let cookie = format!("lockscope-login={}", nonce.as_str());
+    let form = format!("token={TOKEN}&csrf={}", nonce.token().as_str());
     let entered = post(dashboard.address, "/login", &[("Cookie", &cookie)], &form).await;
     assert_eq!(entered.status, 401, "{entered:?}");
 }
@@ -232,9 +232,9 @@ async fn pages_are_served_by_tls() {
     let stream = TcpStream::connect(dashboard.address).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();
     let mut stream = connector.connect(name, stream).await.unwrap();
-    let stranger = Stranger::new().unwrap();
-    let body = format!("token={TOKEN}&proof={}", stranger.proof().as_str());
-    let (length, number) = (body.len(), stranger.as_str());
+    let nonce = LoginNonce::generate().unwrap();
+    let body = format!("token={TOKEN}&csrf={}", nonce.token().as_str());
+    let (length, number) = (body.len(), nonce.as_str());
     let request = format!(
         "POST /login HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nSec-Fetch-Site: same-origin\r\n\
          Cookie: __Host-lockscope-login={number}\r\n\

@@ -82,32 +82,32 @@ impl Dashboard {
     }
 
     /// The word that shows that a form is from a page made for whoever sends these headers.
-    pub(crate) async fn proof(&self, headers: &[(&str, &str)]) -> String {
+    pub(crate) async fn csrf_token(&self, headers: &[(&str, &str)]) -> String {
         let page = self.get_with("/sources", headers).await;
-        let (_, rest) = page.body.split_once("name=\"proof\" value=\"").expect("a form");
+        let (_, rest) = page.body.split_once("name=\"csrf\" value=\"").expect("a form");
         rest.split('"').next().unwrap().to_owned()
     }
 
     /// Sends a form as the page would that was made for whoever sends these headers.
     pub(crate) async fn submit(&self, path: &str, headers: &[(&str, &str)], form: &str) -> Answer {
-        let form = format!("{form}&proof={}", self.proof(headers).await);
+        let form = format!("{form}&csrf={}", self.csrf_token(headers).await);
         let headers = [&[("Sec-Fetch-Site", "same-origin")], headers].concat();
         post(self.address, path, &headers, &form).await
     }
 
     /// A browser that has the form of the login: its cookie, and the word in the form.
-    pub(crate) async fn stranger(&self) -> (String, String) {
+    pub(crate) async fn login_form(&self) -> (String, String) {
         let page = self.get("/login").await;
         let cookie = page.header("set-cookie").expect("a cookie").split(';').next().unwrap();
-        let (_, rest) = page.body.split_once("name=\"proof\" value=\"").expect("a form");
+        let (_, rest) = page.body.split_once("name=\"csrf\" value=\"").expect("a form");
         (cookie.to_owned(), rest.split('"').next().unwrap().to_owned())
     }
 
     /// Logs in with a token, as a browser does that then goes on to a page.
     pub(crate) async fn log_in(&self, token: &str, next: &str) -> Answer {
-        let (cookie, proof) = self.stranger().await;
+        let (cookie, csrf) = self.login_form().await;
         let [token, next] = [token, next].map(|text| encoded(text.as_bytes()));
-        let form = format!("token={token}&next={next}&proof={proof}");
+        let form = format!("token={token}&next={next}&csrf={csrf}");
         let headers = [("Sec-Fetch-Site", "same-origin"), ("Cookie", &cookie)];
         post(self.address, "/login", &headers, &form).await
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redisson::monitor::{Decoder, Event, LineCounts, ServerRole};
 
 use crate::clock::{SteadyMillis, now};
-use crate::metrics::TapMetrics;
+use crate::metrics::MonitorNodeMetrics;
 use crate::model::actor::ModelHandle;
 use crate::model::types::{Observation, Traffic};
 use crate::sources::scope::Scope;
@@ -18,14 +18,14 @@ pub(super) struct Delivery {
     events: Vec<Event>,
     scopes: Vec<Scope>,
     model: ModelHandle,
-    metrics: TapMetrics,
+    metrics: MonitorNodeMetrics,
     counted: LineCounts,
     missed: u64,
     lag: Lag,
 }
 
 impl Delivery {
-    pub(super) fn new(scopes: Vec<Scope>, model: ModelHandle, metrics: TapMetrics) -> Self {
+    pub(super) fn new(scopes: Vec<Scope>, model: ModelHandle, metrics: MonitorNodeMetrics) -> Self {
         Self {
             decoder: Decoder::new(ServerRole::Master),
             events: Vec::new(),
@@ -136,7 +136,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::metrics::TapsMetrics;
+    use crate::metrics::MonitorMetrics;
     use crate::model::types::{ScopeId, Settings};
     use crate::model::{Model, actor};
 
@@ -175,7 +175,7 @@ mod tests {
         let grouping = Grouping::new(Vec::new(), 10);
         let model = Model::new(settings, grouping, &scopes, Moment::from_micros(0));
         let (actor, handle, _hub, _batches) = actor::new(model, &scopes);
-        let metrics = TapsMetrics::register(&Registry::new()).unwrap().of("node");
+        let metrics = MonitorMetrics::register(&Registry::new()).unwrap().of("node");
         let scope = Scope { id: ScopeId(0), deployment: Arc::from("main"), db: 0 };
         (Delivery::new(vec![scope], handle, metrics), actor)
     }

@@ -28,7 +28,7 @@ use super::scope::Scope;
 use super::status::SourceStatus;
 use crate::clock::now;
 use crate::config::{MonitorMode, MonitorSettings};
-use crate::metrics::TapMetrics;
+use crate::metrics::MonitorNodeMetrics;
 use crate::model::actor::ModelHandle;
 use crate::model::types::Observation;
 use crate::redis::{CLIENT_NAME, TIMEOUT};
@@ -66,7 +66,7 @@ pub struct MonitorReader {
     scopes: Vec<Scope>,
     model: ModelHandle,
     status: Arc<SourceStatus>,
-    metrics: TapMetrics,
+    metrics: MonitorNodeMetrics,
     asked: watch::Receiver<Option<Instant>>,
     governor: Governor,
     delivery: Delivery,
@@ -103,7 +103,7 @@ impl MonitorReader {
         scopes: Vec<Scope>,
         model: ModelHandle,
         status: Arc<SourceStatus>,
-        metrics: TapMetrics,
+        metrics: MonitorNodeMetrics,
     ) -> (Self, Switch) {
         let switch = Switch::new(settings.mode != MonitorMode::Off);
         let governor = Governor::new(settings.max_ops);

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::metrics::TapsMetrics;
+use crate::metrics::MonitorMetrics;
 use crate::model::types::{Rule, Settings, Source};
 use crate::model::{Model, actor};
 use crate::sources::status::Sources;
@@ -86,7 +86,7 @@ fn reader(
     let (actor, handle, _hub, _batches) = actor::new(model, &[]);
     let sources = Sources::default();
     let status = sources.add(&Arc::from("main"), "node", Source::Monitor);
-    let metrics = TapsMetrics::register(&Registry::new()).unwrap().of("node");
+    let metrics = MonitorMetrics::register(&Registry::new()).unwrap().of("node");
     let monitor = MonitorSettings { mode, max_ops: 10_000, unbounded: false };
     let endpoint = target.clone().into();
     let (tap, switch) =

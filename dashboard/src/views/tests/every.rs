@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::super::*;
 use super::fixtures::*;
 use crate::model::types::*;
+use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::problems::ProblemRow;
 use crate::sources::view::{Down, SourceState};
@@ -12,7 +13,7 @@ use crate::sources::view::{Down, SourceState};
 /// Every page there can be, by a file's name.
 pub(super) fn all() -> Vec<(String, String)> {
     let mut pages: Vec<(&str, String)> = Vec::new();
-    let mut table = |name, page: LocksPage| pages.push((name, locks_page(&page).unwrap()));
+    let mut table = |name, page: ListPage<LockRow>| pages.push((name, list_page(&page).unwrap()));
 
     table("healthy", locks(healthy_rows()));
     table("contended", contended());
@@ -25,7 +26,7 @@ pub(super) fn all() -> Vec<(String, String)> {
     many.cursor = Some("abc".into());
     many.next = Some("def".into());
     many.filter = "job:*".into();
-    many.sort = Sort::Age;
+    many.sort = "age";
     many.chrome.counts.held = 10_482;
     many.chrome.counts.not_kept = 12_000;
     many.chrome.several_deployments = true;
@@ -95,7 +96,7 @@ pub(super) fn all() -> Vec<(String, String)> {
     one("lock-absent", about(Subject::Absent { read_at: ago(20) }));
     one("lock-no-lock", about(Subject::NoLock("it is a string.".into())));
     one("lock-unreadable", about(Subject::Unreadable("connection refused (os error 111).".into())));
-    let mut hostile_lock = |name, of: LocksPage, n: usize| {
+    let mut hostile_lock = |name, of: ListPage<LockRow>, n: usize| {
         let subject = (*of.rows[n]).clone();
         one(name, LockPage { chrome: of.chrome, ..lock(subject) });
     };

@@ -8,9 +8,9 @@ use super::super::*;
 use crate::model::contention::{Contention, GroupTally, LockTally, Tally};
 use crate::model::types::*;
 use crate::query::contention::ContentionRow;
-use crate::query::list::Known;
 use crate::query::owners::{OwnerRow, client_of};
 use crate::query::problems::ProblemRow;
+use crate::query::{Filter, LockRow, Published, Query};
 use crate::sources::view::{Down, SourceState};
 
 pub(super) const NOW: u64 = 1_795_223_742_000;
@@ -177,26 +177,27 @@ pub(super) fn chrome(address: &str) -> Chrome {
         several_deployments: false,
         several_dbs: false,
         visitor: None,
-        proof: Some("a-word-of-ours".into()),
+        csrf: Some("a-word-of-ours".into()),
     }
 }
 
-pub(super) fn locks(rows: Vec<LockView>) -> LocksPage {
+pub(super) fn locks(rows: Vec<LockView>) -> ListPage<LockRow> {
     let mut chrome = chrome("/");
     let total = rows.len();
     chrome.counts.held = total;
     chrome.counts.with_problems = rows.iter().filter(|row| !row.problems.is_empty()).count();
-    LocksPage {
+    ListPage {
         chrome,
         filter: String::new(),
         filter_error: None,
-        sort: Sort::Problems,
+        sort: "problems",
         order: Order::Descending,
         rows: rows.into_iter().map(Arc::new).collect(),
         total,
         skipped: 0,
         cursor: None,
         next: None,
+        contention: None,
     }
 }
 
@@ -270,24 +271,22 @@ pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
     for lock in locks {
         snapshot.put(Arc::new(lock));
     }
-    let known = Known { snapshot: Arc::new(snapshot), contention: Arc::new(last_hour()) };
-    let query = crate::query::list::ListQuery {
-        text: String::new(),
-        filter: crate::query::Filter::default(),
-        sort: T::SORTS[0],
-        order: T::usual_order(T::SORTS[0]),
-        cursor: None,
-        limit: 100,
-    };
+    let published = Published { snapshot: Arc::new(snapshot), contention: Arc::new(last_hour()) };
+    let (sort, order) = (T::SORTS[0], T::default_order(T::SORTS[0]));
+    let query = Query::<T>::new(("", Filter::default()), (sort, order), None, 100).unwrap();
+    let rows = query.rows(&published, SteadyMillis(NOW));
     ListPage {
         chrome: chrome(&format!("/{}", T::NAME)),
         filter: String::new(),
         filter_error: None,
-        sort: T::SORTS[0],
-        order: T::usual_order(T::SORTS[0]),
-        rows: query.rows(&known, SteadyMillis(NOW)).unwrap(),
+        sort,
+        order,
+        rows: rows.rows,
+        total: rows.total,
+        skipped: rows.skipped,
         cursor: None,
-        contention: T::groups(&known).map(|_| Arc::clone(&known.contention)),
+        next: rows.next,
+        contention: T::groups(&published).map(|_| Arc::clone(&published.contention)),
     }
 }
 
@@ -316,7 +315,7 @@ pub(super) fn owners() -> ListPage<OwnerRow> {
 /// Every row of the lists other than that of locks.
 pub(super) fn list_rows() -> Vec<String> {
     fn html<T: ListView>(page: &ListPage<T>) -> Vec<String> {
-        let rows = &page.rows.rows;
+        let rows = &page.rows;
         assert!(!rows.is_empty());
         rows.iter().map(|row| row.html(&page.chrome, page.chrome.now).unwrap()).collect()
     }
@@ -411,7 +410,7 @@ pub(super) fn healthy_rows() -> Vec<LockView> {
     rows
 }
 
-pub(super) fn contended() -> LocksPage {
+pub(super) fn contended() -> ListPage<LockRow> {
     let mut rows = vec![leaked(), stuck()];
     let suspected = &mut rows[1].problems[0];
     suspected.certainty = Certainty::Sure;
@@ -458,7 +457,7 @@ pub(super) fn hostile_names() -> Vec<Vec<u8>> {
     ]
 }
 
-pub(super) fn hostile() -> LocksPage {
+pub(super) fn hostile() -> ListPage<LockRow> {
     let text = "<script>alert(2)</script>";
     let rows = hostile_names().into_iter().zip(1..).map(|(name, n)| {
         let mut lock = LockView { problems: stuck().problems, ..held(&name, n, 1_000 * n) };

@@ -9,8 +9,9 @@ use super::fixtures::{
 };
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockView, State};
+use crate::query::LockRow;
 use crate::views::live::{Fragments, Picture, beat};
-use crate::views::{LocksPage, SourcesPage, Subject, row};
+use crate::views::{ListPage, SourcesPage, Subject, row};
 
 /// Somebody who looks at a page, and has got everything so far.
 #[derive(Default)]
@@ -31,8 +32,8 @@ impl Stream {
     }
 }
 
-fn patch(stream: &mut Stream, page: &LocksPage) -> Option<Value> {
-    let picture = Picture::locks(page, stream.seen.as_ref(), &stream.fragments).unwrap();
+fn patch(stream: &mut Stream, page: &ListPage<LockRow>) -> Option<Value> {
+    let picture = Picture::list(page, stream.seen.as_ref(), &stream.fragments).unwrap();
     stream.show(picture)
 }
 
@@ -175,7 +176,7 @@ fn uncounted(html: &str) -> String {
 fn a_row_is_the_same_in_page_and_patch() {
     let mut page = contended();
     page.chrome.now = SteadyMillis(0);
-    let html = uncounted(&crate::views::locks_page(&page).unwrap());
+    let html = uncounted(&crate::views::list_page(&page).unwrap());
     let first = patch(&mut Stream::default(), &page).unwrap();
     for row in first["rows"].as_object().unwrap().values() {
         assert!(html.contains(&uncounted(row.as_str().unwrap())), "{row}");
@@ -259,22 +260,22 @@ fn other_pages_follow_what_they_show() {
 
     let (mut stream, mut page) = (Stream::default(), owners());
     let mut then = |page: &_| {
-        let picture = Picture::list(page, stream.seen.as_ref()).unwrap();
+        let picture = Picture::list(page, stream.seen.as_ref(), &stream.fragments).unwrap();
         stream.show(picture)
     };
     let first = then(&page).unwrap();
-    assert_eq!(first["order"].as_array().unwrap().len(), page.rows.rows.len());
+    assert_eq!(first["order"].as_array().unwrap().len(), page.rows.len());
     assert_eq!(then(&page), None);
-    page.rows.rows[0].holds += 1;
+    page.rows[0].holds += 1;
     assert_eq!(keys(&then(&page).unwrap()), ["cells", "now"]);
 }
 
 #[test]
 fn a_page_without_a_stream_asks_for_none() {
     let mut page = contended();
-    assert!(crate::views::locks_page(&page).unwrap().contains(" data-live=\"/live?path=/\""));
+    assert!(crate::views::list_page(&page).unwrap().contains(" data-live=\"/live?path=/\""));
     page.filter_error = Some("no".into());
-    assert!(!crate::views::locks_page(&page).unwrap().contains("data-live"));
+    assert!(!crate::views::list_page(&page).unwrap().contains("data-live"));
 }
 
 #[test]
@@ -288,7 +289,7 @@ pub(super) fn story() -> String {
     let mut stream = Stream::new(Fragments::default());
     let mut page = locks(healthy_rows());
     let mut story = Vec::new();
-    let mut then = |what: &str, change: &dyn Fn(&mut LocksPage)| {
+    let mut then = |what: &str, change: &dyn Fn(&mut ListPage<LockRow>)| {
         change(&mut page);
         page.total = page.rows.len();
         page.chrome.counts.held = page.total;

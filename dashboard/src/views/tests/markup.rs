@@ -118,7 +118,7 @@ fn hidden_characters_are_shown() {
     ] {
         assert!(page.contains(shown), "{shown}");
     }
-    assert_eq!(page.matches("class=\"row").count(), hostile_names().len());
+    assert_eq!(page.matches("<tr id=").count(), hostile_names().len());
 }
 
 fn templates() -> Vec<(PathBuf, String)> {

@@ -105,12 +105,12 @@ async fn without_the_headers_that_tell_of_it_no_other_sites_form_is_taken() {
         ];
         for (dashboard, victim, other) in cases {
             let of_another = match other {
-                Some(other) => dashboard.proof(other).await,
+                Some(other) => dashboard.csrf_token(other).await,
                 None => "AAAA".to_owned(),
             };
             let form = "problem=stuck&reason=none&for=1h&seen=x&target=lock&name=a";
             for forged in
-                [form.to_owned(), format!("{form}&proof="), format!("{form}&proof={of_another}")]
+                [form.to_owned(), format!("{form}&csrf="), format!("{form}&csrf={of_another}")]
             {
                 let answer = post(dashboard.address, path, victim, &forged).await;
                 let wanted = if path.starts_with("/api/") { 415 } else { 403 };
@@ -121,8 +121,8 @@ async fn without_the_headers_that_tell_of_it_no_other_sites_form_is_taken() {
                 let answer = request(dashboard.address, "POST", path, &empty).await;
                 assert_eq!(answer.status, 415, "{path}: {answer:?}");
             } else {
-                let proof = dashboard.proof(victim).await;
-                let own = format!("{form}&proof={proof}");
+                let csrf = dashboard.csrf_token(victim).await;
+                let own = format!("{form}&csrf={csrf}");
                 let answer = post(dashboard.address, path, victim, &own).await;
                 assert!(!matches!(answer.status, 401 | 403), "{path} {victim:?}: {answer:?}");
             }
@@ -131,5 +131,5 @@ async fn without_the_headers_that_tell_of_it_no_other_sites_form_is_taken() {
     // It is good for one login, not for all of the same token.
     let first = cookies(&|right| right == "look");
     let again = cookie_at(&logins, token("look"), first[0].1).await;
-    assert_ne!(logins.proof(&first).await, logins.proof(&[("Cookie", &again)]).await);
+    assert_ne!(logins.csrf_token(&first).await, logins.csrf_token(&[("Cookie", &again)]).await);
 }

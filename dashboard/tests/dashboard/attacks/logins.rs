@@ -68,13 +68,13 @@ async fn no_answer_tells_how_near_a_token_was() {
         (answer.status, headers, answer.body.clone())
     };
     let (mut bearers, mut logins) = (Vec::new(), Vec::new());
-    let (stranger, proof) = dashboard.stranger().await;
+    let (nonce, csrf) = dashboard.login_form().await;
     for token in &near {
         let bearer = format!("Bearer {token}");
         let answer = dashboard.get_with("/api/v1/locks", &[("Authorization", &bearer)]).await;
         bearers.push(told(&answer));
-        let same = [("Sec-Fetch-Site", "same-origin"), ("Cookie", stranger.as_str())];
-        let form = format!("token={}&proof={proof}", encoded(token.as_bytes()));
+        let same = [("Sec-Fetch-Site", "same-origin"), ("Cookie", nonce.as_str())];
+        let form = format!("token={}&csrf={csrf}", encoded(token.as_bytes()));
         logins.push(told(&post(dashboard.address, "/login", &same, &form).await));
     }
     for answers in [bearers, logins] {
@@ -88,11 +88,11 @@ async fn no_answer_tells_how_near_a_token_was() {
 async fn nobody_is_logged_in_by_another_sites_form() {
     let (dashboard, _file) = guarded(NO_REDIS).await;
     let form = format!("token={}&next=/", token("look"));
-    let (victim, word) = dashboard.stranger().await;
-    let (attacker, attackers) = dashboard.stranger().await;
+    let (victim, word) = dashboard.login_form().await;
+    let (attacker, attackers) = dashboard.login_form().await;
     assert!(victim != attacker && word != attackers && !victim.contains(&word));
     // As a proxy passes it on that takes away what tells whose page sent it.
-    for (cookie, proof) in [
+    for (cookie, csrf) in [
         (None, None),
         (None, Some(&attackers)),
         (Some(&victim), None),
@@ -104,16 +104,16 @@ async fn nobody_is_logged_in_by_another_sites_form() {
     ] {
         let headers: Vec<(&str, &str)> =
             cookie.iter().map(|cookie| ("Cookie", cookie.as_str())).collect();
-        let proof = proof.map(|proof| format!("&proof={proof}")).unwrap_or_default();
-        let answer = post(dashboard.address, "/login", &headers, &format!("{form}{proof}")).await;
-        assert_eq!(answer.status, 403, "{cookie:?} {proof}: {answer:?}");
+        let csrf = csrf.map(|csrf| format!("&csrf={csrf}")).unwrap_or_default();
+        let answer = post(dashboard.address, "/login", &headers, &format!("{form}{csrf}")).await;
+        assert_eq!(answer.status, 403, "{cookie:?} {csrf}: {answer:?}");
         let set = answer.header("set-cookie").unwrap_or_default();
         assert!(!set.contains("lockscope="), "{set}");
         // Whoever was meant to see the form can try again.
-        assert!(answer.body.contains("name=\"proof\""), "{}", answer.body);
+        assert!(answer.body.contains("name=\"csrf\""), "{}", answer.body);
     }
-    for (cookie, proof) in [(&victim, &word), (&attacker, &attackers), (&victim, &word)] {
-        let own = format!("{form}&proof={proof}");
+    for (cookie, csrf) in [(&victim, &word), (&attacker, &attackers), (&victim, &word)] {
+        let own = format!("{form}&csrf={csrf}");
         let answer = post(dashboard.address, "/login", &[("Cookie", cookie)], &own).await;
         assert_eq!(answer.status, 303, "{answer:?}");
     }

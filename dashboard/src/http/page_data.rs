@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use super::app::{App, TableAnswer};
-use super::params::{EventsParams, LockParams, OwnerParams, TableParams, instant};
-use super::problem::Problem;
+use super::app::App;
+use super::error::ApiError;
+use super::params::{EventsParams, LockParams, OwnerParams, instant};
 use crate::archive::Gap;
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView};
 use crate::query::owners::{OwnerRow, client_of};
-use crate::views::{
-    EventRow, EventsPage, LockPage, LocksPage, OwnerPage, PastWindow, SourcesPage, Subject,
-};
+use crate::views::{EventRow, EventsPage, LockPage, OwnerPage, PastWindow, SourcesPage, Subject};
 
 /// The most locks that an owner's page lists of each sort.
 const OWNERS_LOCKS: usize = 100;
@@ -33,31 +31,6 @@ fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
 }
 
 impl App {
-    /// The table as a page.
-    ///
-    /// # Errors
-    /// As [`Self::table`].
-    pub fn locks_page(&self, address: &str, params: &TableParams) -> Result<LocksPage, Problem> {
-        Ok(self.page_of(address, params, self.table(params, None)?))
-    }
-
-    /// A table as a page.
-    #[must_use]
-    pub fn page_of(&self, address: &str, params: &TableParams, table: TableAnswer) -> LocksPage {
-        LocksPage {
-            chrome: self.chrome(address),
-            filter: params.filter.clone(),
-            filter_error: table.filter_error,
-            sort: table.sort,
-            order: table.order,
-            rows: table.rows.rows.clone(),
-            total: table.rows.total,
-            skipped: table.rows.skipped,
-            cursor: params.cursor.clone().filter(|cursor| !cursor.is_empty()),
-            next: table.rows.next.clone(),
-        }
-    }
-
     /// One lock as a page; as it was at an instant, where that is asked for. A stream brings the `subject` that it
     /// knows of.
     ///
@@ -68,7 +41,7 @@ impl App {
         address: &str,
         params: &LockParams,
         subject: Option<Subject>,
-    ) -> Result<LockPage, Problem> {
+    ) -> Result<LockPage, ApiError> {
         let (id, now) = (self.lock_id(params)?, SteadyMillis::now());
         let then = match params.at.as_deref().filter(|at| !at.trim().is_empty()) {
             Some(at) => {
@@ -101,7 +74,7 @@ impl App {
         subject: &Subject,
         window: Option<&str>,
         now: SteadyMillis,
-    ) -> Result<PastWindow, Problem> {
+    ) -> Result<PastWindow, ApiError> {
         let chosen = window.filter(|text| !text.trim().is_empty());
         let millis = match chosen {
             None => WINDOW_MS,
@@ -110,7 +83,7 @@ impl App {
                 .and_then(|window| u64::try_from(window.as_millis()).ok())
                 .filter(|millis| (1_000..=MAX_WINDOW_MS).contains(millis))
                 .ok_or_else(|| {
-                    Problem::bad_request("`window` must be a time from 1s to 7d, such as 1h")
+                    ApiError::bad_request("`window` must be a time from 1s to 7d, such as 1h")
                 })?,
         };
         let from = SteadyMillis(now.0.saturating_sub(millis));
@@ -134,9 +107,9 @@ impl App {
     ///
     /// # Errors
     /// Where a parameter is not understood.
-    pub fn owner_page(&self, address: &str, params: &OwnerParams) -> Result<OwnerPage, Problem> {
+    pub fn owner_page(&self, address: &str, params: &OwnerParams) -> Result<OwnerPage, ApiError> {
         let id = params.id.clone().filter(|id| !id.is_empty());
-        let id = id.ok_or_else(|| Problem::bad_request("`id` is needed: a client's uuid"))?;
+        let id = id.ok_or_else(|| ApiError::bad_request("`id` is needed: a client's uuid"))?;
         let deployment = self.deployment(params.deployment.as_deref())?;
         let snapshot = self.hub.snapshot();
         let mut owner = OwnerRow::new(&deployment, &id);
@@ -179,7 +152,7 @@ impl App {
         &self,
         address: &str,
         params: &EventsParams,
-    ) -> Result<EventsPage, Problem> {
+    ) -> Result<EventsPage, ApiError> {
         let span = self.span(params, SteadyMillis::now())?;
         let (from, to) = (span.from, span.to);
         let text = |text: &Option<String>| text.clone().unwrap_or_default();

@@ -14,13 +14,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 
-use super::app::App;
-use super::guard::{Sent, Who};
-use super::pages::refused;
-use super::params::{LockParams, instant, understood};
-use super::problem::Problem;
 use crate::access::rights::Right;
 use crate::clock::SteadyMillis;
+use crate::http::app::App;
+use crate::http::error::ApiError;
+use crate::http::guard::{CurrentVisitor, VerifiedForm};
+use crate::http::pages::refused;
+use crate::http::params::{LockParams, instant, understood};
 use crate::model::types::{Acknowledgement, LockId, Observation, OperatorAction, ProblemKind};
 use crate::release::MAX_REASON;
 use crate::views;
@@ -45,18 +45,18 @@ pub struct Undo {
     problem: String,
 }
 
-fn kind(word: &str) -> Result<ProblemKind, Problem> {
+fn kind(word: &str) -> Result<ProblemKind, ApiError> {
     ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == word).ok_or_else(|| {
         let known = ProblemKind::ALL.map(ProblemKind::as_str).join(", ");
         unprocessable(format!("`problem` is none of {known}"))
     })
 }
 
-fn unprocessable(detail: impl Into<String>) -> Problem {
-    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+fn unprocessable(detail: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
 }
 
-fn until(word: &Word, now: SteadyMillis) -> Result<SteadyMillis, Problem> {
+fn until(word: &Word, now: SteadyMillis) -> Result<SteadyMillis, ApiError> {
     let until = match (&word.duration, &word.until) {
         (Some(text), None) => {
             let duration = humantime::parse_duration(text)
@@ -76,11 +76,11 @@ fn until(word: &Word, now: SteadyMillis) -> Result<SteadyMillis, Problem> {
 
 async fn acknowledge(
     app: &App,
-    who: &Who,
+    visitor: &CurrentVisitor,
     peer: SocketAddr,
     params: Result<Query<LockParams>, QueryRejection>,
     word: &Word,
-) -> Result<(LockId, Value), Problem> {
+) -> Result<(LockId, Value), ApiError> {
     let reason = word.reason.trim();
     if !(3..=MAX_REASON).contains(&reason.chars().count())
         || reason.chars().any(|c| c.is_control() || is_invisible(c))
@@ -90,23 +90,23 @@ async fn acknowledge(
     }
     let (now, problem) = (SteadyMillis::now(), kind(&word.problem)?);
     let until = until(word, now)?;
-    let by = who.name().unwrap_or("somebody").to_owned();
+    let by = visitor.name().unwrap_or("somebody").to_owned();
     let word = Acknowledgement { by, reason: reason.to_owned(), at: now, until };
     let outcome = format!("until {}", until.to_wall());
     let told = json!({"problem": problem, "acknowledged": &word});
-    let id = change(app, who, peer, params, problem, Some(word), outcome).await?;
+    let id = change(app, visitor, peer, params, problem, Some(word), outcome).await?;
     Ok((id, told))
 }
 
 async fn change(
     app: &App,
-    who: &Who,
+    visitor: &CurrentVisitor,
     peer: SocketAddr,
     params: Result<Query<LockParams>, QueryRejection>,
     problem: ProblemKind,
     word: Option<Acknowledgement>,
     outcome: String,
-) -> Result<LockId, Problem> {
+) -> Result<LockId, ApiError> {
     let id = app.lock_id(&understood(params)?)?;
     let shows = |wanted: &dyn Fn(bool) -> bool| {
         let snapshot = app.hub.snapshot();
@@ -117,10 +117,10 @@ async fn change(
     let wanted = word.is_some();
     let known = shows(&|is| wanted || is).ok_or_else(|| {
         let why = format!("the lock has no problem `{}`, or no longer", problem.as_str());
-        Problem::new(StatusCode::NOT_FOUND, why)
+        ApiError::new(StatusCode::NOT_FOUND, why)
     })?;
     if !known {
-        return Err(Problem::new(StatusCode::NOT_FOUND, "nobody has acknowledged this problem"));
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "nobody has acknowledged this problem"));
     }
     let what = if wanted { "acknowledged" } else { "unacknowledged" };
     let reason = word.as_ref().map_or_else(|| "no longer".to_owned(), |word| word.reason.clone());
@@ -129,7 +129,7 @@ async fn change(
         db = id.db,
         lock = %id.name,
         problem = problem.as_str(),
-        who = who.name(),
+        who = visitor.name(),
         from = %peer.ip(),
         reason,
         outcome,
@@ -137,7 +137,7 @@ async fn change(
     );
     let act = OperatorAction {
         at: SteadyMillis::now(),
-        who: who.name().unwrap_or("somebody").to_owned(),
+        who: visitor.name().unwrap_or("somebody").to_owned(),
         from: peer.ip(),
         what,
         subject: problem.as_str().to_owned(),
@@ -146,7 +146,7 @@ async fn change(
         outcome,
     };
     let Some(scope) = app.model.scope(&id.deployment, id.db) else {
-        return Err(Problem::new(StatusCode::NOT_FOUND, "this database is not looked at"));
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "this database is not looked at"));
     };
     let (name, action) = (id.name.clone(), Box::new(act));
     let acknowledgement = word.map(Arc::new);
@@ -172,18 +172,18 @@ pub async fn from_page(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
-    form: Result<Sent<Word>, Problem>,
+    form: Result<VerifiedForm<Word>, ApiError>,
 ) -> Response {
     let done = async {
-        who.needs(Right::Ack)?;
-        let Sent(word) = form?;
-        acknowledge(&app, &who, peer, params, &word).await
+        visitor.needs(Right::Ack)?;
+        let VerifiedForm(word) = form?;
+        acknowledge(&app, &visitor, peer, params, &word).await
     };
     match done.await {
         Ok((id, _)) => Redirect::to(&views::lock_link(&id)).into_response(),
-        Err(problem) => refused(&app, &uri, &who, &problem),
+        Err(problem) => refused(&app, &uri, &visitor, &problem),
     }
 }
 
@@ -191,18 +191,18 @@ pub async fn undo_from_page(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
-    form: Result<Sent<Undo>, Problem>,
+    form: Result<VerifiedForm<Undo>, ApiError>,
 ) -> Response {
     let done = async {
-        who.needs(Right::Ack)?;
-        let Sent(undo) = form?;
-        change(&app, &who, peer, params, kind(&undo.problem)?, None, "ended".to_owned()).await
+        visitor.needs(Right::Ack)?;
+        let VerifiedForm(undo) = form?;
+        change(&app, &visitor, peer, params, kind(&undo.problem)?, None, "ended".to_owned()).await
     };
     match done.await {
         Ok(id) => Redirect::to(&views::lock_link(&id)).into_response(),
-        Err(problem) => refused(&app, &uri, &who, &problem),
+        Err(problem) => refused(&app, &uri, &visitor, &problem),
     }
 }
 
@@ -213,13 +213,13 @@ pub async fn undo_from_page(
 pub async fn from_api(
     State(app): State<App>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
     body: Result<Json<Word>, JsonRejection>,
-) -> Result<Json<Value>, Problem> {
-    who.needs(Right::Ack)?;
-    let Json(word) = body.map_err(|error| Problem::new(error.status(), error.body_text()))?;
-    let (_, told) = acknowledge(&app, &who, peer, params, &word).await?;
+) -> Result<Json<Value>, ApiError> {
+    visitor.needs(Right::Ack)?;
+    let Json(word) = body.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
+    let (_, told) = acknowledge(&app, &visitor, peer, params, &word).await?;
     Ok(Json(told))
 }
 
@@ -230,13 +230,13 @@ pub async fn from_api(
 pub async fn undo_from_api(
     State(app): State<App>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
     body: Result<Json<Undo>, JsonRejection>,
-) -> Result<Json<Value>, Problem> {
-    who.needs(Right::Ack)?;
-    let Json(undo) = body.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+) -> Result<Json<Value>, ApiError> {
+    visitor.needs(Right::Ack)?;
+    let Json(undo) = body.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
     let problem = kind(&undo.problem)?;
-    change(&app, &who, peer, params, problem, None, "ended".to_owned()).await?;
+    change(&app, &visitor, peer, params, problem, None, "ended".to_owned()).await?;
     Ok(Json(json!({"problem": problem, "acknowledged": null})))
 }

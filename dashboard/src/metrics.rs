@@ -1,36 +1,17 @@
-//! Every metric of the dashboard, beside those that both programs have.
+//! Counters that sources and streams update themselves. [`crate::exporter`] reads everything else off the model.
 
-mod named;
-mod pictured;
-
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus::{
     CounterVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
     Registry,
 };
-use redisson::group::OVERFLOW;
 use redisson::monitor::LineCounts;
 
-use crate::archive::Notes;
-use crate::model::Effect;
-use crate::model::actor::{Hub, Listener};
-use crate::model::types::ScopeId;
-use crate::sources::status::Sources;
-
-use pictured::Pictured;
-
-/// How metrics are called.
+/// The prefix of every metric's name.
 pub const PREFIX: &str = "lockscope_dashboard";
-/// The most pairs of deployment and group; later ones are counted as overflow. On each hang up to 39 series (locks and
-/// holders by kind, waiters, problems), so that all of them stay below 8,000.
-const MAX_PAIRS: usize = 201;
-/// From when on the poll is called behind.
-const BEHIND: Duration = Duration::from_secs(2);
 
-/// Name and help of one of them.
+/// Returns the options of a metric by its name without the prefix, and its help.
 #[must_use]
 pub fn opts(name: &str, help: &str) -> Opts {
     Opts::new(format!("{PREFIX}_{name}"), help)
@@ -38,21 +19,21 @@ pub fn opts(name: &str, help: &str) -> Opts {
 
 /// What passes over all keys count.
 #[derive(Debug, Clone)]
-pub struct ScansMetrics {
+pub struct ScanMetrics {
     seconds: HistogramVec,
     keys: IntCounterVec,
 }
 
 /// The same for one node.
 #[derive(Debug, Clone)]
-pub struct ScanMetrics {
+pub struct ScanNodeMetrics {
     /// How long complete passes took.
     pub seconds: Histogram,
     /// Keys looked at.
     pub keys: IntCounter,
 }
 
-impl ScansMetrics {
+impl ScanMetrics {
     /// Makes and registers them.
     ///
     /// # Errors
@@ -75,8 +56,8 @@ impl ScansMetrics {
 
     /// Those of one node.
     #[must_use]
-    pub fn of(&self, node: &str) -> ScanMetrics {
-        ScanMetrics {
+    pub fn of(&self, node: &str) -> ScanNodeMetrics {
+        ScanNodeMetrics {
             seconds: self.seconds.with_label_values(&[node]),
             keys: self.keys.with_label_values(&[node]),
         }
@@ -92,14 +73,14 @@ impl ScansMetrics {
 
 /// What readers of MONITOR count.
 #[derive(Debug, Clone)]
-pub struct TapsMetrics {
+pub struct MonitorMetrics {
     lines: IntCounterVec,
     active: CounterVec,
 }
 
 /// The same for one node.
 #[derive(Debug, Clone)]
-pub struct TapMetrics {
+pub struct MonitorNodeMetrics {
     lock: IntCounter,
     other: IntCounter,
     garbage: IntCounter,
@@ -108,7 +89,7 @@ pub struct TapMetrics {
     node: String,
 }
 
-impl TapsMetrics {
+impl MonitorMetrics {
     /// Makes and registers them.
     ///
     /// # Errors
@@ -130,9 +111,9 @@ impl TapsMetrics {
 
     /// Those of one node.
     #[must_use]
-    pub fn of(&self, node: &str) -> TapMetrics {
+    pub fn of(&self, node: &str) -> MonitorNodeMetrics {
         let lines = |outcome| self.lines.with_label_values(&[node, outcome]);
-        TapMetrics {
+        MonitorNodeMetrics {
             lock: lines("lock"),
             other: lines("other"),
             garbage: lines("garbage"),
@@ -154,7 +135,7 @@ impl TapsMetrics {
     }
 }
 
-impl TapMetrics {
+impl MonitorNodeMetrics {
     /// Counts the lines since what was told last.
     pub fn count(&self, told: LineCounts, now: LineCounts) {
         for (counter, told, now) in [
@@ -198,111 +179,5 @@ impl StreamMetrics {
         registry.register(Box::new(open.clone()))?;
         registry.register(Box::new(resyncs.clone()))?;
         Ok(Self { open, resyncs })
-    }
-}
-
-/// What the model counts.
-#[derive(Debug)]
-pub struct ModelMetrics {
-    events: IntCounterVec,
-    detected: IntCounterVec,
-    pairs: Pairs,
-    sources: Arc<Sources>,
-    notes: Option<Notes>,
-}
-
-impl ModelMetrics {
-    /// Passes on what a history is told.
-    #[must_use]
-    pub fn noting(self, notes: Option<Notes>) -> Self {
-        Self { notes, ..self }
-    }
-}
-
-/// The pairs of deployment and group that have a label of their own.
-#[derive(Debug, Clone, Default)]
-struct Pairs(Arc<Mutex<HashSet<Pair>>>);
-
-type Pair = (Arc<str>, Arc<str>);
-
-impl Pairs {
-    /// The group's label in that deployment, and whether the pair is new.
-    fn label<'g>(&self, deployment: &Arc<str>, group: &'g Arc<str>) -> (&'g str, bool) {
-        let pair = (Arc::clone(deployment), Arc::clone(group));
-        let mut pairs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if pairs.contains(&pair) {
-            (group, false)
-        } else if pairs.len() < MAX_PAIRS {
-            pairs.insert(pair);
-            (group, true)
-        } else {
-            (OVERFLOW, false)
-        }
-    }
-}
-
-impl Listener for ModelMetrics {
-    fn effect(&mut self, deployment: &Arc<str>, effect: Effect) {
-        match effect {
-            Effect::Event(source, event) => {
-                self.events.with_label_values(&[source.as_str(), event]).inc();
-            }
-            Effect::Detected(problem, certainty, group) => {
-                let (group, _) = self.pairs.label(deployment, &group);
-                let labels = [deployment, problem.as_str(), certainty.as_str(), group];
-                self.detected.with_label_values(&labels).inc();
-            }
-            Effect::Archive(note) => {
-                if let Some(notes) = &self.notes {
-                    notes.tell(*note);
-                }
-            }
-            Effect::Count(..) | Effect::LostInRestart => {}
-        }
-    }
-
-    fn lag(&mut self, scope: ScopeId, lag: Duration) {
-        if let Some(poll) = self.sources.poll(scope) {
-            poll.set_lag(lag, BEHIND);
-        }
-    }
-}
-
-/// Registers what the model tells and what is read off its pictures. `names`: whether locks may be named.
-///
-/// # Errors
-/// When the registry has metrics of these names.
-pub fn register_model(
-    registry: &Registry,
-    hub: &Arc<Hub>,
-    sources: &Arc<Sources>,
-    names: bool,
-) -> prometheus::Result<ModelMetrics> {
-    let events =
-        IntCounterVec::new(opts("events_total", "What was seen of locks."), &["source", "event"])?;
-    let detected = IntCounterVec::new(
-        opts("problems_detected_total", "Problems found, those that have ended since included."),
-        &["deployment", "problem", "certainty", "lock_group"],
-    )?;
-    registry.register(Box::new(events.clone()))?;
-    let pairs = Pairs::default();
-    let pictured = Pictured::new(hub, sources, pairs.clone(), detected.clone(), names)?;
-    registry.register(Box::new(pictured))?;
-    let sources = Arc::clone(sources);
-    Ok(ModelMetrics { events, detected, pairs, sources, notes: None })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pairs_are_bounded() {
-        let pairs = Pairs::default();
-        for i in 0..MAX_PAIRS + 10 {
-            let group: Arc<str> = format!("g{i}").into();
-            let (label, new) = pairs.label(&"d".into(), &group);
-            assert_eq!((label != OVERFLOW, new), (i < MAX_PAIRS, i < MAX_PAIRS));
-        }
     }
 }

@@ -9,13 +9,13 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::app::App;
-use super::guard::{Sent, Who};
-use super::pages::{address, refused, rendered};
-use super::params::{LockParams, understood};
-use super::problem::Problem;
 use crate::access::rights::Right;
 use crate::clock::{SteadyMillis, now};
+use crate::http::app::App;
+use crate::http::error::ApiError;
+use crate::http::guard::{CurrentVisitor, VerifiedForm};
+use crate::http::pages::{address, refused, rendered};
+use crate::http::params::{LockParams, understood};
 use crate::model::actor::Answer;
 use crate::model::types::{LockId, Reading};
 use crate::release::{Asker, Choice, Mistake, Offer, Outcome, Releases, VALID, Wish};
@@ -24,16 +24,16 @@ use crate::views::{self, ReleasePage, ReleaseStep};
 /// After how many seconds to try again where there were too many.
 const AGAIN_SECS: u32 = 60;
 
-fn allowed<'a>(app: &'a App, who: &Who) -> Result<&'a Releases, Problem> {
-    who.needs(Right::Release)?;
+fn allowed<'a>(app: &'a App, visitor: &CurrentVisitor) -> Result<&'a Releases, ApiError> {
+    visitor.needs(Right::Release)?;
     app.releases.as_ref().ok_or_else(|| {
         let why = "nothing is released here: this dashboard was started without --allow-release";
-        Problem::new(StatusCode::FORBIDDEN, why)
+        ApiError::new(StatusCode::FORBIDDEN, why)
     })
 }
 
 /// The lock as it is just now, to be acted on; or a sentence that says why there is nothing to act on.
-async fn offered(app: &App, id: &LockId, who: &Who) -> Result<Offer, String> {
+async fn offered(app: &App, id: &LockId, visitor: &CurrentVisitor) -> Result<Offer, String> {
     let asked = now();
     let Answer { read_at, reading } = app.read_now(id).await?;
     if let Reading::Other(what) = &reading {
@@ -47,12 +47,17 @@ async fn offered(app: &App, id: &LockId, who: &Who) -> Result<Offer, String> {
         let why = "Only its form says that this is a lock: what is not confirmed is not released.";
         return Err(why.to_owned());
     }
-    Offer::new(view, reading, (asked, read_at), who.named())
+    Offer::new(view, reading, (asked, read_at), visitor.shared_name())
         .ok_or_else(|| "Nobody holds this lock, and nobody dead stands in its queue.".to_owned())
 }
 
-async fn step(app: &App, releases: &Releases, id: &LockId, who: &Who) -> ReleaseStep {
-    match offered(app, id, who).await {
+async fn step(
+    app: &App,
+    releases: &Releases,
+    id: &LockId,
+    visitor: &CurrentVisitor,
+) -> ReleaseStep {
+    match offered(app, id, visitor).await {
         Ok(offer) => {
             let (seen, offer) = releases.show(offer);
             ReleaseStep::Ask { offer, seen, mistake: None, target: None, reason: String::new() }
@@ -64,23 +69,23 @@ async fn step(app: &App, releases: &Releases, id: &LockId, who: &Who) -> Release
 pub async fn page(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Response {
     let page = async {
-        let releases = allowed(&app, &who)?;
+        let releases = allowed(&app, &visitor)?;
         let id = app.lock_id(&understood(params)?)?;
-        let step = step(&app, releases, &id, &who).await;
+        let step = step(&app, releases, &id, &visitor).await;
         Ok(ReleasePage { chrome: app.chrome(&address(&uri)), id, step })
     };
     match page.await {
-        Ok(page) => shown(StatusCode::OK, page, &who),
-        Err(problem) => refused(&app, &uri, &who, &problem),
+        Ok(page) => shown(StatusCode::OK, page, &visitor),
+        Err(problem) => refused(&app, &uri, &visitor, &problem),
     }
 }
 
-fn shown(status: StatusCode, mut page: ReleasePage, who: &Who) -> Response {
-    who.sign(&mut page.chrome);
+fn shown(status: StatusCode, mut page: ReleasePage, visitor: &CurrentVisitor) -> Response {
+    visitor.sign(&mut page.chrome);
     rendered(status, views::release_page(&page))
 }
 
@@ -88,20 +93,20 @@ pub async fn from_page(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
-    form: Result<Sent<Wish>, Problem>,
+    form: Result<VerifiedForm<Wish>, ApiError>,
 ) -> Response {
     let page = async {
-        let releases = allowed(&app, &who)?;
+        let releases = allowed(&app, &visitor)?;
         let id = app.lock_id(&understood(params)?)?;
-        let Sent(wish) = form?;
-        let asker = Asker { name: who.named(), from: peer.ip() };
+        let VerifiedForm(wish) = form?;
+        let asker = Asker { name: visitor.shared_name(), from: peer.ip() };
         let (status, step) = match releases.act(&id, &wish, &asker).await {
             Ok(outcome) => (status(&outcome), ReleaseStep::Done(outcome)),
             // What was typed stays; what is shown is as it is now.
             Err(mistake) => {
-                let step = match step(&app, releases, &id, &who).await {
+                let step = match step(&app, releases, &id, &visitor).await {
                     ReleaseStep::Ask { offer, seen, .. } => ReleaseStep::Ask {
                         offer,
                         seen,
@@ -117,8 +122,8 @@ pub async fn from_page(
         Ok((status, ReleasePage { chrome: app.chrome(&address(&uri)), id, step }))
     };
     match page.await {
-        Ok((status, page)) => shown(status, page, &who),
-        Err(problem) => refused(&app, &uri, &who, &problem),
+        Ok((status, page)) => shown(status, page, &visitor),
+        Err(problem) => refused(&app, &uri, &visitor, &problem),
     }
 }
 
@@ -146,13 +151,13 @@ fn mistaken(mistake: &Mistake) -> StatusCode {
 /// Where the visitor may not, the lock is not known, or there is nothing to release.
 pub async fn look(
     State(app): State<App>,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
-) -> Result<Json<Value>, Problem> {
-    let releases = allowed(&app, &who)?;
+) -> Result<Json<Value>, ApiError> {
+    let releases = allowed(&app, &visitor)?;
     let id = app.lock_id(&understood(params)?)?;
-    let offer = offered(&app, &id, &who).await;
-    let offer = offer.map_err(|why| Problem::new(StatusCode::NOT_FOUND, why))?;
+    let offer = offered(&app, &id, &visitor).await;
+    let offer = offer.map_err(|why| ApiError::new(StatusCode::NOT_FOUND, why))?;
     let until = SteadyMillis(SteadyMillis::now().0 + VALID.as_secs() * 1_000);
     let (seen, offer) = releases.show(offer);
     let targets: Vec<String> = offer.choices().iter().map(Choice::value).collect();
@@ -172,24 +177,25 @@ pub async fn look(
 pub async fn from_api(
     State(app): State<App>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
     body: Result<Json<Wish>, JsonRejection>,
-) -> Result<Response, Problem> {
-    let releases = allowed(&app, &who)?;
+) -> Result<Response, ApiError> {
+    let releases = allowed(&app, &visitor)?;
     let id = app.lock_id(&understood(params)?)?;
-    let Json(wish) = body.map_err(|error| Problem::new(error.status(), error.body_text()))?;
-    let asker = Asker { name: who.named(), from: peer.ip() };
+    let Json(wish) = body.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
+    let asker = Asker { name: visitor.shared_name(), from: peer.ip() };
     let outcome = releases.act(&id, &wish, &asker).await;
     let outcome =
-        outcome.map_err(|mistake| Problem::new(mistaken(&mistake), mistake.to_string()))?;
+        outcome.map_err(|mistake| ApiError::new(mistaken(&mistake), mistake.to_string()))?;
     let status = status(&outcome);
     if status.is_success() {
         let told = json!({"outcome": outcome.as_str(), "detail": outcome.explained()});
         return Ok((status, Json(told)).into_response());
     }
-    let mut response =
-        Problem::new(status, outcome.explained()).with("outcome", outcome.as_str()).into_response();
+    let mut response = ApiError::new(status, outcome.explained())
+        .with("outcome", outcome.as_str())
+        .into_response();
     if outcome == Outcome::Limited {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(AGAIN_SECS));
     }

@@ -1,4 +1,4 @@
-//! Locks that metrics name for their problems: few, and only for problems that last.
+//! Locks that metrics name because of their problems: few, and only for lasting problems.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,18 +6,18 @@ use std::sync::Arc;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, LockId, LockView, ProblemKind};
 
-/// The most locks that are named at a time, and new ones in an hour.
+/// The most locks named at a time, and the most new ones in an hour.
 const MAX_NAMED: usize = 50;
 const MAX_NAMED_AN_HOUR: usize = 200;
-/// From when on a lock is named for its problem, and for how long after.
+/// The age of a problem from which its lock is named, and the time for which it stays named after the end.
 const NAMED_AFTER_MS: u64 = 60_000;
 const NAMED_FOR_MS: u64 = 300_000;
-/// The longest name of a lock in a label, in bytes.
+/// The longest name of a lock in a label, bytes.
 const MAX_NAME: usize = 120;
 
-/// The locks that are named for their problems. A row stays for a while after its end, so that graphs hold together.
+/// The named locks. A row stays for a while after the problem has ended, so that graphs have no gaps.
 #[derive(Debug, Default)]
-pub(super) struct Named {
+pub(super) struct NamedLocks {
     rows: HashMap<(LockId, ProblemKind), Row>,
     hour: u64,
     new_this_hour: usize,
@@ -33,8 +33,8 @@ pub(super) struct Row {
     seen: SteadyMillis,
 }
 
-impl Named {
-    /// The rows to show now.
+impl NamedLocks {
+    /// Returns the rows to export now.
     pub(super) fn rows<'a>(
         &mut self,
         locks: impl Iterator<Item = &'a Arc<LockView>>,
@@ -70,7 +70,7 @@ impl Named {
     }
 }
 
-/// A lock's name for a label.
+/// Returns a lock's name, cut to fit a label.
 fn cut(id: &LockId) -> String {
     let mut name = id.name.to_string();
     let end = (0..=MAX_NAME.min(name.len())).rev().find(|i| name.is_char_boundary(*i));
@@ -81,18 +81,18 @@ fn cut(id: &LockId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::query::tests::{leaked, lock};
+    use crate::query::fixtures::{leaked, lock};
 
     #[test]
-    fn named_locks_are_few_last_and_stick() {
+    fn named_locks_are_few_and_stay_for_a_while() {
         let bad = |i: u64| {
             let problems =
                 vec![crate::model::types::ProblemView { since: SteadyMillis(i), ..leaked() }];
             Arc::new(LockView { problems, ..lock(&format!("l:{i}")) })
         };
         let locks: Vec<_> = (0..100).map(bad).collect();
-        let mut named = Named::default();
-        assert!(named.rows(locks.iter(), SteadyMillis(1_000)).is_empty(), "they must last");
+        let mut named = NamedLocks::default();
+        assert!(named.rows(locks.iter(), SteadyMillis(1_000)).is_empty(), "problems must last");
         let rows = named.rows(locks.iter(), SteadyMillis(70_000));
         assert_eq!(rows.len(), MAX_NAMED);
         assert!(rows.iter().all(|row| row.since.0 < MAX_NAMED as u64), "the oldest ones");
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_cut_and_made_printable() {
+    fn long_names_are_cut_and_printable() {
         let id =
             LockId { name: redisson::LockName::new(vec![b'\n'; 200]).unwrap(), ..lock("x").id };
         assert_eq!(cut(&id), "\\n".repeat(60));

@@ -1,63 +1,66 @@
-//! A list that is kept in order while locks change, so that nobody goes through ten thousand of them for the sake of ten.
+//! A list of locks that is kept in order while locks change, instead of sorting all of them for each page.
 
 use std::sync::Arc;
 
-use super::page::{Place, Query, Rows};
+use super::list::{Listed as _, Position, Query, Rows};
+use super::locks::LockRow;
 use crate::clock::SteadyMillis;
-use crate::model::types::{Delta, LockView, Snapshot};
+use crate::model::types::{Delta, Snapshot};
 
-/// How long a list is good whose filter depends on the clock, milliseconds.
-const MOVING_MS: u64 = 1_000;
-/// Where more has changed than this and a quarter of the list, it is made anew: each change moves what stands behind it.
+/// The time for which a list is valid if its filter depends on the clock, milliseconds.
+pub(super) const MOVING_MS: u64 = 1_000;
+/// The most changes that are applied one by one, in addition to a quarter of the list's length. Each change moves the rows
+/// behind it, so beyond that sorting again is cheaper.
 const FEW: usize = 64;
 
-/// All locks that a filter matches, in an order.
+/// All locks that a filter matches, sorted.
 #[derive(Debug, Default)]
-pub struct Kept {
-    /// Which picture they are of; none before the first.
+pub struct SortedLocks {
+    /// The snapshot that the rows are of; none before the first.
     seq: Option<u64>,
-    /// When all were last matched, epoch milliseconds.
+    /// The instant at which all locks were last matched, milliseconds.
     at: u64,
-    rows: Vec<Arc<LockView>>,
+    rows: Vec<LockRow>,
 }
 
-impl Kept {
-    /// Of which picture the list is; none before it was first made.
+impl SortedLocks {
+    /// Returns the snapshot that the list is of.
     #[must_use]
     pub fn seq(&self) -> Option<u64> {
         self.seq
     }
 
-    /// Brings it to the newest picture. `news`: every change since [`Self::seq`], where they are still known. The query is to
-    /// be the same each time but for its page.
-    pub fn follow(
+    /// Updates the list to the newest snapshot. `deltas`: every change since [`Self::seq`], if they are still known. The
+    /// query must be the same each time except for its page.
+    pub fn update(
         &mut self,
-        query: &Query,
+        query: &Query<LockRow>,
         snapshot: &Snapshot,
-        news: Option<&[Arc<Delta>]>,
+        deltas: Option<&[Arc<Delta>]>,
         now: SteadyMillis,
     ) {
-        let moved = query.filter.moves() && now.0 >= self.at.saturating_add(MOVING_MS);
-        let few = |news: &&[Arc<Delta>]| {
-            let changes: usize = news.iter().map(|delta| delta.before.len()).sum();
+        let outdated =
+            query.filter.depends_on_clock() && now.0 >= self.at.saturating_add(MOVING_MS);
+        let few = |deltas: &&[Arc<Delta>]| {
+            let changes: usize = deltas.iter().map(|delta| delta.before.len()).sum();
             changes <= FEW + self.rows.len() / 4
         };
-        match news.filter(few) {
-            Some(news) if !moved => {
-                for delta in news {
-                    self.change(query, delta, now);
+        match deltas.filter(few) {
+            Some(deltas) if !outdated => {
+                for delta in deltas {
+                    self.apply(query, delta, now);
                     self.seq = Some(delta.seq);
                 }
             }
-            _ => self.make(query, snapshot, now),
+            _ => self.rebuild(query, snapshot, now),
         }
     }
 
-    fn make(&mut self, query: &Query, snapshot: &Snapshot, now: SteadyMillis) {
-        let mut found: Vec<(Place<'_>, &Arc<LockView>)> = snapshot
+    fn rebuild(&mut self, query: &Query<LockRow>, snapshot: &Snapshot, now: SteadyMillis) {
+        let mut found: Vec<(Position<'_>, &LockRow)> = snapshot
             .locks()
             .filter(|lock| query.filter.matches(lock, now))
-            .map(|lock| (query.place(lock), lock))
+            .map(|lock| (lock.position(query.sort), lock))
             .collect();
         found.sort_unstable_by(|(a, _), (b, _)| query.compare(a, b));
         self.rows = found.into_iter().map(|(_, lock)| Arc::clone(lock)).collect();
@@ -65,7 +68,7 @@ impl Kept {
         self.at = now.0;
     }
 
-    fn change(&mut self, query: &Query, delta: &Delta, now: SteadyMillis) {
+    fn apply(&mut self, query: &Query<LockRow>, delta: &Delta, now: SteadyMillis) {
         let (changed, removed) = delta.before.split_at(delta.changed.len().min(delta.before.len()));
         for (lock, before) in delta.changed.iter().zip(changed) {
             let old = before.as_ref().and_then(|before| self.find(query, before).ok());
@@ -73,7 +76,7 @@ impl Kept {
             match (old, new) {
                 (Some(old), Some(Ok(new))) if old == new => self.rows[old] = Arc::clone(lock),
                 (Some(old), Some(Err(new))) => {
-                    // Only what stands between the two places moves.
+                    // Only the rows between the two places move.
                     self.rows[old] = Arc::clone(lock);
                     match new > old {
                         true => self.rows[old..new].rotate_left(1),
@@ -93,20 +96,23 @@ impl Kept {
         }
     }
 
-    /// Where a lock stands, or would.
-    fn find(&self, query: &Query, lock: &LockView) -> Result<usize, usize> {
-        let wanted = query.place(lock);
-        self.rows.binary_search_by(|row| query.compare(&query.place(row), &wanted))
+    /// Returns the index of a lock, or else the index at which it belongs.
+    fn find(&self, query: &Query<LockRow>, lock: &LockRow) -> Result<usize, usize> {
+        let wanted = lock.position(query.sort);
+        self.rows.binary_search_by(|row| query.compare(&row.position(query.sort), &wanted))
     }
 
-    /// The rows of a page.
+    /// Returns the rows of a page.
     #[must_use]
-    pub fn rows(&self, query: &Query) -> Rows {
+    pub fn rows(&self, query: &Query<LockRow>) -> Rows<LockRow> {
         let total = self.rows.len();
-        let skipped = query.after.as_ref().map_or(0, |after| {
-            self.rows.partition_point(|row| !query.is_behind(&query.place(row), after))
-        });
-        let rows: Vec<Arc<LockView>> =
+        let skipped = match query.after {
+            Some(_) => {
+                self.rows.partition_point(|row| !query.is_behind_cursor(&row.position(query.sort)))
+            }
+            None => 0,
+        };
+        let rows: Vec<LockRow> =
             self.rows.iter().skip(skipped).take(query.limit).cloned().collect();
         let more = total - skipped > rows.len();
         let next = rows.last().filter(|_| more).map(|last| query.cursor(last));
@@ -119,18 +125,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::model::types::LockView;
     use crate::model::types::Since;
-    use crate::query::Filter;
-    use crate::query::tests::{leaked, lock};
-    use crate::views::{Order, Sort};
+    use crate::query::fixtures::{leaked, lock};
+    use crate::query::{Filter, Listed, Order, Published};
 
     const NOW: SteadyMillis = SteadyMillis(2_000_000);
 
-    /// What happens to one lock.
+    /// A change of one lock.
     #[derive(Debug, Clone)]
     struct Step {
         lock: u8,
-        /// None: it is forgotten.
+        /// None: it is evicted.
         view: Option<(u64, u64, bool, u8)>,
     }
 
@@ -146,7 +152,7 @@ mod tests {
             view.ttl_ms = Some(ttl);
             view.problems = if troubled { vec![leaked()] } else { Vec::new() };
             match holder {
-                // Free, and waited for by nobody: most lists do not have it.
+                // A free lock without waiters: most lists do not contain it.
                 0 => view.holders.clear(),
                 _ => {
                     view.holders[0].id = format!("holder:{holder}").into();
@@ -157,12 +163,12 @@ mod tests {
         })
     }
 
-    /// Does it to the picture, and tells of it as the model does.
+    /// Applies the steps to the snapshot and returns the delta that the model would publish.
     fn apply(snapshot: &mut Snapshot, steps: &[Step]) -> Delta {
         let (mut changed, mut removed, mut seen) = (Vec::new(), Vec::new(), Vec::new());
         let (mut before, mut gone) = (Vec::new(), Vec::new());
         for step in steps {
-            // Each changes once from one picture to the next.
+            // Each lock changes once from one snapshot to the next.
             if seen.contains(&step.lock) {
                 continue;
             }
@@ -185,54 +191,55 @@ mod tests {
         Delta::new(snapshot.seq, NOW, changed, removed, before)
     }
 
+    fn query(
+        filter: &str,
+        sort: &'static str,
+        order: Order,
+        cursor: Option<&str>,
+    ) -> Query<LockRow> {
+        Query::new((filter, Filter::parse(filter).unwrap()), (sort, order), cursor, 3).unwrap()
+    }
+
     proptest! {
         #[test]
-        fn what_is_kept_is_what_would_be_made_anew(
-            rounds in steps(), sort in prop::sample::select(Sort::ALL.to_vec()), ascending: bool,
+        fn an_updated_list_equals_a_rebuilt_one(
+            rounds in steps(), sort in prop::sample::select(LockRow::SORTS), ascending: bool,
             filter in prop::sample::select(vec!["", "lock:1", "problem:any", "state:free", "ttl:>1ms"]),
             missed in 0_usize..20,
         ) {
             let order = if ascending { Order::Ascending } else { Order::Descending };
-            let parsed = Filter::parse(filter).unwrap();
-            let query = Query {
-                text: filter.into(), filter: parsed, sort, order, after: None, limit: 3,
-            };
-            let (mut snapshot, mut kept) = (Snapshot::empty(), Kept::default());
-            kept.follow(&query, &snapshot, None, NOW);
-            let mut news = Vec::new();
+            let first = query(filter, sort, order, None);
+            let (mut snapshot, mut list) = (Snapshot::empty(), SortedLocks::default());
+            list.update(&first, &snapshot, None, NOW);
+            let mut deltas = Vec::new();
             for (i, steps) in rounds.iter().enumerate() {
-                news.push(Arc::new(apply(&mut snapshot, steps)));
-                // Sometimes several pictures are caught up with at once.
+                deltas.push(Arc::new(apply(&mut snapshot, steps)));
+                // Sometimes several snapshots are caught up with at once.
                 if i % 3 == missed % 3 && i + 1 < rounds.len() {
                     continue;
                 }
-                kept.follow(&query, &snapshot, Some(&news), NOW);
-                news.clear();
-                prop_assert_eq!(kept.seq(), Some(snapshot.seq));
-                let mut page = query.clone();
+                list.update(&first, &snapshot, Some(&deltas), NOW);
+                deltas.clear();
+                prop_assert_eq!(list.seq(), Some(snapshot.seq));
+                let published =
+                    Published { snapshot: Arc::new(snapshot.clone()), contention: Arc::default() };
+                let mut page = first.clone();
                 loop {
-                    let (mine, anew) = (kept.rows(&page), page.rows(&snapshot, NOW));
-                    prop_assert_eq!(&mine, &anew);
-                    let Some(next) = anew.next else { break };
-                    page = query.clone().after(&next).unwrap();
+                    let (updated, rebuilt) = (list.rows(&page), page.rows(&published, NOW));
+                    prop_assert_eq!(&updated, &rebuilt);
+                    let Some(next) = rebuilt.next else { break };
+                    page = query(filter, sort, order, Some(&next));
                 }
             }
         }
     }
 
     #[test]
-    fn what_was_missed_or_depends_on_the_clock_is_made_anew() {
+    fn a_list_is_rebuilt_after_missed_deltas_and_when_its_filter_depends_on_the_clock() {
         let mut snapshot = Snapshot::empty();
-        let query = |filter: &str| Query {
-            text: filter.into(),
-            filter: Filter::parse(filter).unwrap(),
-            sort: Sort::Name,
-            order: Order::Ascending,
-            after: None,
-            limit: 10,
-        };
-        let (all, old) = (query(""), query("age:>1s"));
-        let (mut of_all, mut of_old) = (Kept::default(), Kept::default());
+        let [all, old] =
+            ["", "age:>1s"].map(|filter| query(filter, "name", Order::Ascending, None));
+        let (mut of_all, mut of_old) = (SortedLocks::default(), SortedLocks::default());
         let young = |name: &str| {
             let mut view = lock(name);
             view.holders[0].since = Since { at: NOW, exact: true };
@@ -240,18 +247,18 @@ mod tests {
         };
         snapshot.put(young("a"));
         snapshot.seq = 1;
-        of_all.follow(&all, &snapshot, None, NOW);
-        of_old.follow(&old, &snapshot, None, NOW);
+        of_all.update(&all, &snapshot, None, NOW);
+        of_old.update(&old, &snapshot, None, NOW);
         assert_eq!((of_all.rows(&all).total, of_old.rows(&old).total), (1, 0));
         snapshot.put(young("b"));
         snapshot.seq = 9;
-        of_all.follow(&all, &snapshot, None, NOW);
+        of_all.update(&all, &snapshot, None, NOW);
         assert_eq!((of_all.rows(&all).total, of_all.seq()), (2, Some(9)));
-        // Nothing has changed but the time.
+        // Only the clock has moved.
         let later = |ms: u64| SteadyMillis(NOW.0 + ms);
-        of_old.follow(&old, &snapshot, Some(&[]), later(MOVING_MS - 1));
+        of_old.update(&old, &snapshot, Some(&[]), later(MOVING_MS - 1));
         assert_eq!(of_old.rows(&old).total, 0);
-        of_old.follow(&old, &snapshot, Some(&[]), later(MOVING_MS));
+        of_old.update(&old, &snapshot, Some(&[]), later(MOVING_MS));
         assert_eq!(of_old.rows(&old).total, 2);
     }
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 
 /// Why a request of the API has no other answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct ApiError {
     pub status: StatusCode,
     /// What went wrong and what to do, a sentence.
     pub detail: String,
@@ -30,7 +30,7 @@ pub fn visible(text: &str) -> String {
     shown
 }
 
-impl Problem {
+impl ApiError {
     /// A problem with that status.
     #[must_use]
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
@@ -50,7 +50,7 @@ impl Problem {
     }
 }
 
-impl IntoResponse for Problem {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut body = json!({
             "type": "about:blank",

@@ -1,4 +1,4 @@
-//! Events as they go over the wire: each is written, and packed, once for all who get it.
+//! Events of a stream, each written and compressed once for all readers.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,23 +6,21 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, header};
 use flate2::{Compress, Compression, FlushCompress};
 
-/// What a stream in gzip begins with (RFC 1952): deflate, no name, no time, of no particular system. Its end, with the
-/// checksum, never comes: the stream has none.
+/// The header of a gzip stream (RFC 1952): deflate, no name, no time, no particular system. The trailer with the checksum is
+/// never sent, since the stream does not end.
 const GZIP_HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
-/// Shorter events are not worth packing, bytes.
+/// The length from which compressing an event pays, bytes.
 const SHORT: usize = 512;
 
-/// How a reader wants to have events.
+/// The content coding of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packing {
-    /// As they are.
     Plain,
-    /// As one stream in gzip.
     Gzip,
 }
 
 impl Packing {
-    /// What a request asks for.
+    /// Returns the coding that a request accepts.
     #[must_use]
     pub fn wanted(headers: &HeaderMap) -> Self {
         let accepted = headers.get_all(header::ACCEPT_ENCODING);
@@ -37,7 +35,7 @@ impl Packing {
         if gzip { Self::Gzip } else { Self::Plain }
     }
 
-    /// What stands before the first event.
+    /// Returns the bytes before the first event.
     #[must_use]
     pub fn head(self) -> Option<Bytes> {
         (self == Self::Gzip).then(|| Bytes::from_static(&GZIP_HEAD))
@@ -46,7 +44,7 @@ impl Packing {
 
 /// An event named `patch`. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Frame(Arc<Inner>);
+pub struct SseEvent(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -54,15 +52,15 @@ struct Inner {
     packed: OnceLock<Bytes>,
 }
 
-impl Frame {
-    /// Of some JSON, which has no line break in it.
+impl SseEvent {
+    /// Creates an event from JSON without line breaks.
     #[must_use]
     pub fn new(json: &str) -> Self {
         let plain = format!("event: patch\ndata: {json}\n\n").into();
         Self(Arc::new(Inner { plain, packed: OnceLock::new() }))
     }
 
-    /// As it goes to a reader.
+    /// Returns the event in a coding.
     #[must_use]
     pub fn bytes(&self, packing: Packing) -> Bytes {
         match packing {
@@ -72,10 +70,10 @@ impl Frame {
     }
 }
 
-/// Whole blocks of deflate (RFC 1951) that refer to nothing before them, so that they may follow whatever was sent.
+/// Returns whole blocks of deflate (RFC 1951) that refer to nothing before them, so they may follow any other event.
 fn packed(plain: &[u8]) -> Bytes {
     if let Some(length) = u16::try_from(plain.len()).ok().filter(|_| plain.len() < SHORT) {
-        // A block that is stored as it is.
+        // A stored block.
         let mut block = vec![0];
         block.extend(length.to_le_bytes());
         block.extend((!length).to_le_bytes());
@@ -105,12 +103,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_events_follow_one_another_in_any_order() {
+    fn compressed_events_may_follow_one_another_in_any_order() {
         let long = format!("[{}]", "\"orders:42 is held\",".repeat(4_000));
         let noise: String = (0..60_000_u32).map(|i| char::from(33 + (i * i % 89) as u8)).collect();
-        let frames = [&*long, "1", &*noise, &*long, "[]", &*long].map(Frame::new);
+        let events = [&*long, "1", &*noise, &*long, "[]", &*long].map(SseEvent::new);
         let bytes =
-            |packing| frames.iter().flat_map(|frame| frame.bytes(packing)).collect::<Vec<_>>();
+            |packing| events.iter().flat_map(|event| event.bytes(packing)).collect::<Vec<_>>();
         let (plain, packed) = (bytes(Packing::Plain), bytes(Packing::Gzip));
         assert!(packed.len() * 3 < plain.len(), "{} of {}", packed.len(), plain.len());
         let mut unpacked = vec![0; plain.len()];
@@ -119,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_it_packed_says_so() {
+    fn gzip_is_used_if_the_request_accepts_it() {
         let wanted = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::ACCEPT_ENCODING, value.parse().unwrap());

@@ -1,4 +1,4 @@
-//! What is read off the newest picture at each scrape.
+//! Gauges that are read off the latest snapshot at each scrape.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,19 +8,19 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::named::Named;
-use super::{Pairs, opts};
+use super::Pairs;
+use super::named_locks::NamedLocks;
 use crate::clock::SteadyMillis;
+use crate::metrics::opts;
 use crate::model::actor::Hub;
 use crate::model::types::{LockView, ProblemKind};
 use crate::sources::status::Sources;
 use crate::sources::view::SourceState;
 
-/// What is read off the newest picture at each scrape.
-pub(super) struct Pictured {
+pub(super) struct SnapshotCollector {
     hub: Arc<Hub>,
     sources: Arc<Sources>,
-    named: Option<Mutex<Named>>,
+    named: Option<Mutex<NamedLocks>>,
     pairs: Pairs,
     detected: IntCounterVec,
     /// Held while the gauges below are being filled and read.
@@ -39,8 +39,8 @@ pub(super) struct Pictured {
     evicts: IntGaugeVec,
 }
 
-impl Pictured {
-    /// Makes them. `names`: whether locks may be named.
+impl SnapshotCollector {
+    /// Creates the gauges. `names`: true if labels may name locks.
     pub(super) fn new(
         hub: &Arc<Hub>,
         sources: &Arc<Sources>,
@@ -111,7 +111,7 @@ impl Pictured {
     }
 }
 
-impl Collector for Pictured {
+impl Collector for SnapshotCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.gauges().into_iter().flat_map(Collector::desc).collect()
     }
@@ -124,8 +124,7 @@ impl Collector for Pictured {
     }
 }
 
-impl Pictured {
-    /// What is collected, once it is filled.
+impl SnapshotCollector {
     fn gauges(&self) -> [&dyn Collector; 13] {
         [
             &self.detected,
@@ -182,7 +181,7 @@ impl Pictured {
         }
     }
 
-    /// The deployments of which there is a full picture: one that is blind tells no numbers.
+    /// Returns the deployments whose first scan is complete and whose servers can be read. Only these have numbers.
     fn deployments_seen(&self) -> HashSet<Arc<str>> {
         let servers = self.sources.servers();
         let mut seen: HashSet<Arc<str>> = servers
@@ -205,7 +204,7 @@ impl Pictured {
             for problem in ProblemKind::ALL {
                 for certainty in problem.certainties() {
                     let labels = [deployment, problem.as_str(), certainty.as_str(), group];
-                    // Being there at 0 is what lets the first one show as an increase.
+                    // A series that starts at 0 lets the first problem show as an increase.
                     drop(self.detected.with_label_values(&labels));
                 }
             }
@@ -261,7 +260,7 @@ impl Pictured {
     }
 }
 
-/// For Prometheus, whose clock is another: by the clock on the wall.
+/// Converts to the wall clock, which Prometheus goes by.
 fn seconds(at: SteadyMillis) -> f64 {
     Duration::from_millis(at.to_wall().0).as_secs_f64()
 }

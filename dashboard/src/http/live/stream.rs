@@ -14,9 +14,11 @@ use serde::Serialize;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::app::App;
-use super::live::{Place, UNBUFFERED};
+use super::UNBUFFERED;
 use crate::clock::SteadyMillis;
+use crate::http::app::App;
+use crate::http::error::ApiError;
+use crate::http::streams::StreamPermit;
 use crate::model::types::{Delta, LockView, Snapshot};
 
 /// Locks in one event of a snapshot.
@@ -35,15 +37,15 @@ struct SnapshotJson<'a> {
 }
 
 /// The stream; with `Last-Event-ID`, from there on where that is possible.
-pub async fn stream(State(app): State<App>, headers: HeaderMap) -> Response {
-    let place = match Place::take(&app) {
-        Ok(place) => place,
-        Err(problem) => return problem.into_response(),
-    };
+///
+/// # Errors
+/// If too many streams are open.
+pub async fn stream(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
+    let permit = app.streams.open()?;
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
-    let events = events(Changes::new(app, last, place));
+    let events = events(Changes::new(app, last, permit));
     let alive = KeepAlive::new().interval(HEARTBEAT);
-    (UNBUFFERED, Sse::new(events).keep_alive(alive)).into_response()
+    Ok((UNBUFFERED, Sse::new(events).keep_alive(alive)).into_response())
 }
 
 fn events(changes: Changes) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -64,11 +66,11 @@ struct Changes {
     /// A snapshot under way, and how many of its locks have been told.
     telling: Option<(Arc<Snapshot>, usize)>,
     resync: bool,
-    _place: Place,
+    _permit: StreamPermit,
 }
 
 impl Changes {
-    fn new(app: App, last: Option<&str>, place: Place) -> Self {
+    fn new(app: App, last: Option<&str>, permit: StreamPermit) -> Self {
         // First the ears, then the picture, so that nothing falls in between.
         let changes = app.hub.changes();
         let resumed = last.and_then(|id| {
@@ -81,7 +83,7 @@ impl Changes {
             replay: VecDeque::new(),
             telling: None,
             resync: false,
-            _place: place,
+            _permit: permit,
             app,
         };
         match resumed {
@@ -97,7 +99,7 @@ impl Changes {
     /// Tells everything anew; `resync` says that what was told before is to be thrown away.
     fn begin(&mut self, resync: bool) {
         if resync {
-            self.app.metrics.resyncs.inc();
+            self.app.streams.metrics.resyncs.inc();
         }
         self.resync = resync;
         self.replay.clear();

@@ -1,4 +1,4 @@
-//! The way in and out for people.
+//! `/login` and `/logout`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,21 +10,19 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-use super::guard::{Nothing, Sent, Who, now_secs};
-use super::problem::Problem;
-use crate::access::proofs::Stranger;
+use crate::access::csrf::LoginNonce;
 use crate::access::tokens::LOGIN_SECS;
-use crate::access::{Access, By};
+use crate::access::{Access, AuthMethod};
+use crate::http::error::ApiError;
+use crate::http::guard::{CurrentVisitor, EmptyForm, VerifiedForm, now_secs};
 use crate::views::{LoginPage, login_page};
 
-/// Where to go on.
 #[derive(Debug, Default, Deserialize)]
 pub struct NextParams {
     #[serde(default)]
     next: String,
 }
 
-/// What the form sends.
 #[derive(Debug, Deserialize)]
 pub struct LoginForm {
     #[serde(default)]
@@ -32,10 +30,10 @@ pub struct LoginForm {
     #[serde(default)]
     next: String,
     #[serde(default)]
-    proof: String,
+    csrf: String,
 }
 
-/// A path on this server and nothing else: no other site, however a browser may read it.
+/// Returns the path to go on to, or `/` if a browser might read it as another site.
 fn local(next: &str) -> &str {
     let plain = next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
     let ours = next.starts_with('/') && !next.starts_with("//") && !next.starts_with("/login");
@@ -44,14 +42,15 @@ fn local(next: &str) -> &str {
 
 pub async fn page(
     State(access): State<Arc<Access>>,
-    who: Who,
+    visitor: CurrentVisitor,
     headers: HeaderMap,
     Query(params): Query<NextParams>,
 ) -> Response {
-    if access.tokens.is_none() || who.by().is_some_and(|by| by != By::Nothing) {
+    if access.tokens.is_none() || visitor.auth().is_some_and(|auth| auth != AuthMethod::NotRequired)
+    {
         return Redirect::to(local(&params.next)).into_response();
     }
-    LoginPaper::of(&access, &headers).shown(StatusCode::OK, &params.next, None)
+    LoginAnswer::new(&access, &headers).page(StatusCode::OK, &params.next, None)
 }
 
 pub async fn enter(
@@ -60,41 +59,41 @@ pub async fn enter(
     headers: HeaderMap,
     form: Result<Form<LoginForm>, FormRejection>,
 ) -> Response {
-    let shown = LoginPaper::of(&access, &headers);
+    let answer = LoginAnswer::new(&access, &headers);
     let form = match form {
         Ok(Form(form)) => form,
-        Err(error) => return shown.shown(error.status(), "/", Some(&error.body_text())),
+        Err(error) => return answer.page(error.status(), "/", Some(&error.body_text())),
     };
-    // Looked at before the token, so that no other site learns whether it has a good one.
-    if !access.stranger(&headers).is_some_and(|stranger| stranger.proof().is(&form.proof)) {
-        let why = "This form was not made for this browser, or the browser keeps no cookies. Try again from here.";
-        return shown.shown(StatusCode::FORBIDDEN, &form.next, Some(why));
+    // Checked before the token, so that no other site learns whether its token is valid.
+    if !access.login_nonce(&headers).is_some_and(|nonce| nonce.token().matches(&form.csrf)) {
+        let why = "Invalid form token, or the browser stores no cookies. Try again from here.";
+        return answer.page(StatusCode::FORBIDDEN, &form.next, Some(why));
     }
     let token = access.tokens.as_ref().and_then(|tokens| tokens.find(form.token.trim()));
     let Some(token) = token else {
-        tracing::warn!(peer = %peer.ip(), "a login with an unknown token was refused");
-        let why = "This token is not known here. It is the first part of a line in the file of --auth-token-file.";
-        return shown.shown(StatusCode::UNAUTHORIZED, &form.next, Some(why));
+        tracing::warn!(peer = %peer.ip(), "login rejected: unknown token");
+        let why = "Unknown token. It is the first part of a line in the file of --auth-token-file.";
+        return answer.page(StatusCode::UNAUTHORIZED, &form.next, Some(why));
     };
-    let visitor = token.visitor(By::Cookie);
+    let visitor = token.visitor(AuthMethod::Cookie);
     tracing::info!(peer = %peer.ip(), name = visitor.name.as_deref(), "logged in");
     let cookie = access.set_cookie(&token.cookie(now_secs() + LOGIN_SECS), LOGIN_SECS);
-    gone_on(&cookie, local(&form.next))
+    redirect_with_cookie(&cookie, local(&form.next))
 }
 
 pub async fn leave(
     State(access): State<Arc<Access>>,
-    who: Who,
-    form: Result<Sent<Nothing>, Problem>,
+    visitor: CurrentVisitor,
+    form: Result<VerifiedForm<EmptyForm>, ApiError>,
 ) -> Response {
     if let Err(problem) = form {
         return problem.into_response();
     }
-    tracing::info!(name = who.name(), "logged out");
-    gone_on(&access.set_cookie("", 0), "/")
+    tracing::info!(name = visitor.name(), "logged out");
+    redirect_with_cookie(&access.set_cookie("", 0), "/")
 }
 
-fn gone_on(cookie: &str, to: &str) -> Response {
+fn redirect_with_cookie(cookie: &str, to: &str) -> Response {
     let mut headers = HeaderMap::new();
     match HeaderValue::from_str(cookie) {
         Ok(cookie) => headers.insert(header::SET_COOKIE, cookie),
@@ -103,41 +102,42 @@ fn gone_on(cookie: &str, to: &str) -> Response {
     (headers, Redirect::to(to)).into_response()
 }
 
-/// The form, made for one browser.
-struct LoginPaper {
-    /// None where nothing random is to be had: then nobody can log in.
-    stranger: Option<Stranger>,
-    /// Has the browser keep what it is known by; none where it does already.
-    keep: Option<String>,
+/// The login form for one browser.
+struct LoginAnswer {
+    /// None if the system has no randomness; then nobody can log in.
+    nonce: Option<LoginNonce>,
+    /// The header that sets the nonce's cookie, unless the browser has one.
+    set_cookie: Option<String>,
 }
 
-impl LoginPaper {
-    fn of(access: &Access, headers: &HeaderMap) -> Self {
-        let known = access.stranger(headers);
-        let keep = match &known {
-            Some(_) => None,
-            None => Stranger::new(),
-        };
-        let set = keep.as_ref().map(|stranger| access.set_stranger(stranger));
-        Self { stranger: known.or(keep), keep: set }
+impl LoginAnswer {
+    fn new(access: &Access, headers: &HeaderMap) -> Self {
+        match access.login_nonce(headers) {
+            Some(known) => Self { nonce: Some(known), set_cookie: None },
+            None => {
+                let nonce = LoginNonce::generate();
+                let set_cookie = nonce.as_ref().map(|nonce| access.set_login_nonce(nonce));
+                Self { nonce, set_cookie }
+            }
+        }
     }
 
-    fn shown(self, status: StatusCode, next: &str, error: Option<&str>) -> Response {
+    fn page(self, status: StatusCode, next: &str, error: Option<&str>) -> Response {
         let page = LoginPage {
             next: local(next).to_owned(),
             error: error.map(str::to_owned),
-            proof: self.stranger.map(|stranger| stranger.proof().as_str().to_owned()),
+            csrf: self.nonce.map(|nonce| nonce.token().as_str().to_owned()),
         };
         let html = match login_page(&page) {
             Ok(html) => html,
             Err(error) => {
-                tracing::error!(%error, "the login page could not be made");
+                tracing::error!(%error, "rendering the login page failed");
                 return StatusCode::INTERNAL_SERVER_ERROR.into_response();
             }
         };
         let mut headers = HeaderMap::new();
-        if let Some(keep) = self.keep.and_then(|keep| HeaderValue::from_str(&keep).ok()) {
-            headers.insert(header::SET_COOKIE, keep);
+        if let Some(cookie) = self.set_cookie.and_then(|set| HeaderValue::from_str(&set).ok()) {
+            headers.insert(header::SET_COOKIE, cookie);
         }
         (status, headers, Html(html)).into_response()
     }
@@ -148,7 +148,7 @@ mod tests {
     use super::local;
 
     #[test]
-    fn a_login_leads_nowhere_else() {
+    fn a_login_redirects_to_this_server_only() {
         for next in ["/", "/lock?name=a%26b", "/?filter=a"] {
             assert_eq!(local(next), next);
         }

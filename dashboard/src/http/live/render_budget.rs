@@ -1,27 +1,27 @@
-//! When which open page is made anew, so that all together leave the processors to others.
+//! The share of the CPU that rendering open pages may take.
 //!
-//! While there is less to make than pages may take, each is made at once. Where there is more they take turns; but none waits
-//! longer than if all were like it, so a page that is made quickly does not wait for slow ones.
+//! Each page is rendered at once while all pages together stay within the budget. Beyond it they take turns. No page waits
+//! longer than it would if all pages cost as much as it does, so a cheap page does not wait for expensive ones.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Pages that take turns have one part in so many of one processor, and so have those that do not wait for theirs.
+/// Pages that take turns get one part in this many of one CPU, and so do pages that do not wait for theirs.
 const PART: u32 = 2;
-/// Time that was not made use of, and can be later.
+/// The most unused time that can be used later.
 const SAVED: Duration = Duration::from_millis(200);
-/// However many pages are open, each has its turn in this time.
+/// The longest wait for a turn, no matter how many pages are open.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Whose turn is when. Cheap to clone.
+/// The instant at which the next turn is free. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Turns(Arc<Mutex<Option<Instant>>>);
+pub(super) struct RenderBudget(Arc<Mutex<Option<Instant>>>);
 
-impl Turns {
-    /// Takes the next turn, for so much work.
-    fn take(&self, cost: Duration, now: Instant) -> Instant {
+impl RenderBudget {
+    /// Reserves the next turn for work of this cost.
+    fn reserve(&self, cost: Duration, now: Instant) -> Instant {
         let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let saved = now.checked_sub(SAVED).unwrap_or(now);
         let turn = free.map_or(saved, |free| free.max(saved));
@@ -30,28 +30,28 @@ impl Turns {
     }
 }
 
-/// One page among them.
+/// One page's share of the budget.
 #[derive(Debug)]
-pub(super) struct Share {
-    turns: Turns,
-    /// What it takes to make it, over its last versions.
+pub(super) struct PageShare {
+    budget: RenderBudget,
+    /// The smoothed CPU time of the last versions.
     cost: Duration,
 }
 
-impl Share {
-    /// Of a page that has not been made yet.
-    pub(super) fn new(turns: &Turns) -> Self {
-        Self { turns: turns.clone(), cost: Duration::ZERO }
+impl PageShare {
+    pub(super) fn new(budget: &RenderBudget) -> Self {
+        Self { budget: budget.clone(), cost: Duration::ZERO }
     }
 
-    /// Notes what it took of a processor this time. One slow version is not taken for all to come.
-    pub(super) fn took(&mut self, time: Duration) {
+    /// Records the CPU time of a version.
+    pub(super) fn record(&mut self, time: Duration) {
         self.cost = if self.cost.is_zero() { time } else { (self.cost * 3 + time) / 4 };
     }
 
-    /// When it may be made, now or later, where so many pages are open and it was made last at `began`.
+    /// Returns the instant at which the page may be rendered again. `pages`: the number of open pages; `began`: the
+    /// instant at which it was rendered last.
     pub(super) fn turn(&self, pages: usize, began: Instant, now: Instant) -> Instant {
-        let turn = self.turns.take(self.cost, now);
+        let turn = self.budget.reserve(self.cost, now);
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
         let as_all = self.cost.saturating_mul(pages).saturating_mul(PART).min(LONGEST);
         turn.min(began + as_all).max(now)
@@ -68,18 +68,19 @@ mod tests {
     const TIME: Duration = Duration::from_secs(40);
     const EACH: Duration = Duration::from_millis(100);
 
-    /// How often each page is made in [`TIME`] where all change all the time; and what share of a processor that takes.
-    fn made(costs: &[Duration]) -> (Vec<u32>, f64) {
-        let (turns, start) = (Turns::default(), Instant::now());
-        let mut pages: Vec<(Share, Instant, u32)> = costs
+    /// Returns how often each page is rendered in [`TIME`] if all change all the time, and the share of one CPU that this
+    /// takes.
+    fn rendered(costs: &[Duration]) -> (Vec<u32>, f64) {
+        let (budget, start) = (RenderBudget::default(), Instant::now());
+        let mut pages: Vec<(PageShare, Instant, u32)> = costs
             .iter()
             .map(|cost| {
-                let mut share = Share::new(&turns);
-                share.took(*cost);
+                let mut share = PageShare::new(&budget);
+                share.record(*cost);
                 (share, start, 0)
             })
             .collect();
-        // What comes next: a page asks, or is made.
+        // The next events: a page requests its turn, or is rendered.
         let mut next: BinaryHeap<Reverse<(Instant, usize, bool)>> =
             (0..pages.len()).map(|i| Reverse((start, i, true))).collect();
         while let Some(Reverse((at, i, asks))) = next.pop() {
@@ -101,31 +102,31 @@ mod tests {
     }
 
     #[test]
-    fn a_quick_page_waits_for_no_slow_ones_and_all_together_are_bounded() {
+    fn cheap_pages_do_not_wait_for_expensive_ones_and_the_total_is_bounded() {
         let mut costs = vec![Duration::from_millis(20); 100];
         costs.extend([Duration::from_micros(100); 10]);
-        let (counts, load) = made(&costs);
+        let (counts, load) = rendered(&costs);
         let (slow, quick) = counts.split_at(100);
         assert!(load < 1.05, "{load} processors");
-        assert!(load > 0.45, "{load} processors: what they may take is taken");
-        assert!(quick.iter().all(|count| *count >= 390), "as if all were like it: {quick:?}");
+        assert!(load > 0.45, "{load} processors: the budget is used");
+        assert!(quick.iter().all(|count| *count >= 390), "as if all cost as much: {quick:?}");
         assert!(slow.iter().all(|count| *count >= 8), "each has its turn: {slow:?}");
         let (least, most) = (slow.iter().min().unwrap(), slow.iter().max().unwrap());
-        assert!(most - least <= 2, "none more than others: {slow:?}");
+        assert!(most - least <= 2, "none more often than others: {slow:?}");
     }
 
     #[test]
-    fn who_is_alone_does_not_wait() {
-        let (turns, start) = (Turns::default(), Instant::now());
-        let mut share = Share::new(&turns);
-        share.took(Duration::from_millis(20));
+    fn a_single_busy_page_does_not_wait() {
+        let (budget, start) = (RenderBudget::default(), Instant::now());
+        let mut share = PageShare::new(&budget);
+        share.record(Duration::from_millis(20));
         let mut began = start;
         for _ in 0..100 {
             let now = began + EACH;
-            assert_eq!(share.turn(500, began, now), now, "however many others are open");
+            assert_eq!(share.turn(500, began, now), now, "no matter how many others are open");
             began = now;
         }
-        // What is saved up is used up by those that come all at once.
+        // Requests at one instant use up the saved time.
         let now = began + EACH;
         let turns: Vec<Instant> = (0..12).map(|_| share.turn(500, began, now)).collect();
         assert_eq!(turns[0], now);
@@ -134,10 +135,10 @@ mod tests {
     }
 
     #[test]
-    fn one_slow_version_is_not_taken_for_all_to_come() {
-        let mut share = Share::new(&Turns::default());
-        share.took(Duration::from_millis(20));
-        share.took(Duration::from_millis(100));
+    fn one_slow_version_counts_for_a_quarter() {
+        let mut share = PageShare::new(&RenderBudget::default());
+        share.record(Duration::from_millis(20));
+        share.record(Duration::from_millis(100));
         assert_eq!(share.cost, Duration::from_millis(40));
     }
 }

@@ -9,11 +9,11 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::app::App;
-use super::guard::{Called, Nothing, Sent, Who};
-use super::params::understood;
-use super::problem::Problem;
 use crate::access::rights::Right;
+use crate::http::app::App;
+use crate::http::error::ApiError;
+use crate::http::guard::{CurrentVisitor, EmptyForm, VerifiedCall, VerifiedForm};
+use crate::http::params::understood;
 use crate::sources::monitor::switch::WATCH;
 
 /// Which deployment; needed where there are several.
@@ -28,13 +28,13 @@ pub struct WatchParams {
 /// As [`from_api`].
 pub async fn from_page(
     State(app): State<App>,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<WatchParams>, QueryRejection>,
-    form: Result<Sent<Nothing>, Problem>,
-) -> Result<Redirect, Problem> {
-    who.needs(Right::Watch)?;
+    form: Result<VerifiedForm<EmptyForm>, ApiError>,
+) -> Result<Redirect, ApiError> {
+    visitor.needs(Right::Watch)?;
     form?;
-    watch(&app, &who, &understood(params)?)?;
+    watch(&app, &visitor, &understood(params)?)?;
     Ok(Redirect::to("/sources"))
 }
 
@@ -44,30 +44,30 @@ pub async fn from_page(
 /// Where the visitor may not, the deployment is not known, or the settings switch MONITOR off.
 pub async fn from_api(
     State(app): State<App>,
-    who: Who,
+    visitor: CurrentVisitor,
     params: Result<Query<WatchParams>, QueryRejection>,
-    call: Result<Called, Problem>,
-) -> Result<Response, Problem> {
-    who.needs(Right::Watch)?;
+    call: Result<VerifiedCall, ApiError>,
+) -> Result<Response, ApiError> {
+    visitor.needs(Right::Watch)?;
     call?;
-    watch(&app, &who, &understood(params)?)?;
+    watch(&app, &visitor, &understood(params)?)?;
     let body = json!({"seconds": WATCH.as_secs(), "state": "/api/v1/sources"});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
-fn watch(app: &App, who: &Who, params: &WatchParams) -> Result<(), Problem> {
+fn watch(app: &App, visitor: &CurrentVisitor, params: &WatchParams) -> Result<(), ApiError> {
     let deployment = params.deployment.as_deref();
     let allowed = app.sources.watch(deployment).ok_or_else(|| match deployment {
-        Some(name) => Problem::new(
+        Some(name) => ApiError::new(
             StatusCode::NOT_FOUND,
             format!("no deployment is called `{name}`, or no server of it is known yet"),
         ),
-        None => Problem::bad_request("there are several deployments; say `deployment=`"),
+        None => ApiError::bad_request("there are several deployments; say `deployment=`"),
     })?;
     if allowed {
-        tracing::info!(deployment, visitor = who.name(), "a look by MONITOR was asked for");
+        tracing::info!(deployment, visitor = visitor.name(), "a look by MONITOR was asked for");
         Ok(())
     } else {
-        Err(Problem::new(StatusCode::CONFLICT, "MONITOR is switched off by --monitor off"))
+        Err(ApiError::new(StatusCode::CONFLICT, "MONITOR is switched off by --monitor off"))
     }
 }

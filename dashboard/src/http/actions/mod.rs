@@ -1,0 +1,6 @@
+//! Requests that change something: acknowledgements, releases by force, logins, and MONITOR on demand.
+
+pub mod acknowledge;
+pub mod login;
+pub mod release;
+pub mod watch;

@@ -1,0 +1,233 @@
+//! Open pages: each is rendered once for all of its readers.
+//!
+//! Every open page has one task. It renders the page when the snapshot changes, at a bounded rate, and publishes the
+//! result as a [`Version`]. Readers that have the previous version all get the same bytes. Slow readers get the difference
+//! from what they have. Nothing is queued.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use service_kit::clock;
+use tokio::sync::broadcast::error::TryRecvError;
+use tokio::sync::{broadcast, watch};
+use tokio::time::Instant;
+
+use super::render_budget::{PageShare, RenderBudget};
+use super::sse_event::SseEvent;
+use super::topic::Topic;
+use crate::http::app::App;
+use crate::http::viewers::{Viewed, Viewer};
+use crate::model::types::Delta;
+use crate::views::live::{Fragments, Picture};
+
+/// The shortest time between two versions of a page.
+const VERSION_EACH: Duration = Duration::from_millis(100);
+/// The longest time between two versions: the states of sources change without a delta.
+const RENDER_EACH: Duration = Duration::from_secs(1);
+
+/// A page at one instant, with the patch from the version before.
+#[derive(Debug)]
+pub struct Version {
+    pub picture: Arc<Picture>,
+    before: Option<Arc<Picture>>,
+    patch: SseEvent,
+    full: OnceLock<SseEvent>,
+}
+
+impl Version {
+    /// Returns the event that updates a page from `seen` to this version, and true if `seen` is older than the version
+    /// before; no event if the page is up to date.
+    ///
+    /// # Errors
+    /// If the patch cannot be written, which is a bug.
+    pub fn event(
+        &self,
+        seen: Option<&Arc<Picture>>,
+    ) -> Result<Option<(SseEvent, bool)>, askama::Error> {
+        let Some(seen) = seen else {
+            if let Some(full) = self.full.get() {
+                return Ok(Some((full.clone(), false)));
+            }
+            let json = self.picture.patch(None)?.unwrap_or_default();
+            return Ok(Some((self.full.get_or_init(|| SseEvent::new(&json)).clone(), false)));
+        };
+        if Arc::ptr_eq(seen, &self.picture) {
+            return Ok(None);
+        }
+        if self.before.as_ref().is_some_and(|before| Arc::ptr_eq(seen, before)) {
+            return Ok(Some((self.patch.clone(), false)));
+        }
+        Ok(self.picture.patch(Some(seen))?.map(|json| (SseEvent::new(&json), true)))
+    }
+}
+
+/// The latest version of an open page; none before the first.
+pub type Latest = watch::Receiver<Option<Arc<Version>>>;
+
+type Sender = watch::Sender<Option<Arc<Version>>>;
+
+/// The open pages. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Feeds(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    app: App,
+    /// By the page's address.
+    senders: Mutex<HashMap<String, Sender>>,
+    budget: RenderBudget,
+    fragments: Fragments,
+}
+
+impl Feeds {
+    #[must_use]
+    pub fn new(app: App) -> Self {
+        Self(Arc::new(Inner {
+            app,
+            senders: Mutex::default(),
+            budget: RenderBudget::default(),
+            fragments: Fragments::default(),
+        }))
+    }
+
+    #[must_use]
+    pub fn app(&self) -> &App {
+        &self.0.app
+    }
+
+    fn senders(&self) -> MutexGuard<'_, HashMap<String, Sender>> {
+        self.0.senders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Subscribes to the page at that address. The page stays open until its last reader leaves.
+    pub(super) fn join(&self, address: &str, topic: Topic) -> Latest {
+        let mut senders = self.senders();
+        if let Some(sender) = senders.get(address) {
+            return sender.subscribe();
+        }
+        let (sender, latest) = watch::channel(None);
+        senders.insert(address.to_owned(), sender.clone());
+        let feed = Feed {
+            address: address.to_owned(),
+            topic,
+            changes: self.app().hub.changes(),
+            viewer: self.app().viewers.enter(),
+            picture: None,
+            share: PageShare::new(&self.0.budget),
+            sender,
+            feeds: self.clone(),
+        };
+        tokio::spawn(feed.run());
+        latest
+    }
+
+    /// Closes a page unless it has readers. Returns false if it has.
+    fn close(&self, address: &str) -> bool {
+        let mut senders = self.senders();
+        let unread = senders.get(address).is_none_or(|sender| sender.receiver_count() == 0);
+        if unread {
+            senders.remove(address);
+        }
+        unread
+    }
+
+    fn open_pages(&self) -> usize {
+        self.senders().len()
+    }
+}
+
+/// The task of an open page.
+struct Feed {
+    feeds: Feeds,
+    address: String,
+    topic: Topic,
+    changes: broadcast::Receiver<Arc<Delta>>,
+    viewer: Viewer,
+    picture: Option<Arc<Picture>>,
+    share: PageShare,
+    sender: Sender,
+}
+
+impl Feed {
+    async fn run(mut self) {
+        let stop = self.feeds.app().stop.clone();
+        stop.run_until_cancelled(self.publish_versions()).await;
+        self.feeds.senders().remove(&self.address);
+    }
+
+    /// Publishes versions until the page has no readers.
+    async fn publish_versions(&mut self) {
+        loop {
+            let began = Instant::now();
+            let (version, cpu_time) = with_cpu_time(self.version()).await;
+            match version {
+                Ok(Some(version)) => {
+                    self.sender.send_replace(Some(Arc::new(version)));
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::error!(%error, address = self.address, "rendering a page's patch failed");
+                }
+            }
+            self.share.record(cpu_time);
+            let sender = self.sender.clone();
+            let (feeds, address) = (self.feeds.clone(), self.address.clone());
+            tokio::select! {
+                () = sender.closed() => if feeds.close(&address) { return },
+                () = self.next_turn(began) => {}
+            }
+        }
+    }
+
+    /// Waits for a change that the page shows, or for [`RENDER_EACH`], and then for the page's turn. `began`: the instant
+    /// at which rendering the version before began.
+    async fn next_turn(&mut self, began: Instant) {
+        let earliest = began + self.topic.pace().max(VERSION_EACH);
+        let latest = (began + RENDER_EACH).max(earliest);
+        tokio::time::sleep_until(earliest).await;
+        let mut concerned = false;
+        while !concerned {
+            concerned = tokio::select! {
+                change = self.changes.recv() => self.concerns(change.ok().as_deref()),
+                () = tokio::time::sleep_until(latest) => true,
+            };
+        }
+        let turn = self.share.turn(self.feeds.open_pages(), began, Instant::now());
+        tokio::time::sleep_until(turn).await;
+        // The next version includes all changes so far.
+        while !matches!(self.changes.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
+    }
+
+    /// Returns true if the page may show the change. A receiver that lagged has missed changes.
+    fn concerns(&self, change: Option<&Delta>) -> bool {
+        change.is_none_or(|change| self.topic.concerns(change, self.picture.as_deref()))
+    }
+
+    async fn version(&mut self) -> Result<Option<Version>, askama::Error> {
+        let before = self.picture.clone();
+        let (app, fragments) = (self.feeds.app(), &self.feeds.0.fragments);
+        let rendered = self.topic.picture(app, fragments, &self.address, before.as_deref());
+        let Some((picture, viewed)) = rendered.await? else { return Ok(None) };
+        self.viewer.look(viewed.unwrap_or(Viewed::Nothing));
+        let Some(json) = picture.patch(before.as_deref())? else { return Ok(None) };
+        let picture = Arc::new(picture);
+        self.picture = Some(Arc::clone(&picture));
+        Ok(Some(Version { picture, before, patch: SseEvent::new(&json), full: OnceLock::new() }))
+    }
+}
+
+/// Awaits some work and returns its output with the CPU time that it took, on all threads.
+async fn with_cpu_time<F: Future>(work: F) -> (F::Output, Duration) {
+    let mut work = pin!(work);
+    let mut cpu_time = Duration::ZERO;
+    let done = poll_fn(|context| {
+        let before = clock::thread_cpu();
+        let polled = work.as_mut().poll(context);
+        cpu_time += clock::thread_cpu().saturating_sub(before);
+        polled
+    });
+    (done.await, cpu_time)
+}

@@ -1,0 +1,134 @@
+//! `/live`: the stream that updates an open page.
+
+pub mod feed;
+mod render_budget;
+pub mod sse_event;
+pub mod stream;
+mod topic;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, HeaderName, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::Stream;
+use serde::Deserialize;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::error::ApiError;
+use super::params::understood;
+use super::streams::StreamPermit;
+use crate::clock::SteadyMillis;
+use crate::metrics::StreamMetrics;
+use crate::views::live::{BEAT_MS, Picture, beat};
+
+pub use feed::Feeds;
+use feed::Latest;
+use sse_event::{Packing, SseEvent};
+use topic::Topic;
+
+/// Asks proxies to forward events without buffering.
+const UNBUFFERED: [(HeaderName, &str); 1] = [(HeaderName::from_static("x-accel-buffering"), "no")];
+
+#[derive(Debug, Deserialize)]
+pub struct Params {
+    path: String,
+}
+
+/// `/live?path=…`: the stream of the page at that path.
+///
+/// # Errors
+/// If there is no such page, a parameter is wrong, or too many streams are open.
+pub async fn live(
+    State(feeds): State<Feeds>,
+    headers: HeaderMap,
+    params: Result<Query<Params>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let path = understood(params)?.path;
+    let topic = Topic::new(feeds.app(), &path)?;
+    let permit = feeds.app().streams.open()?;
+    let packing = Packing::wanted(&headers);
+    let reader = Reader {
+        latest: feeds.join(&path, topic),
+        metrics: feeds.app().streams.metrics.clone(),
+        packing,
+        head: packing.head(),
+        seen: None,
+        sent: Instant::now(),
+        _permit: permit,
+    };
+    let events = events(reader, feeds.app().stop.clone());
+    let kind = [(header::CONTENT_TYPE, "text/event-stream"), (header::VARY, "Accept-Encoding")];
+    let coding = (packing == Packing::Gzip).then_some([(header::CONTENT_ENCODING, "gzip")]);
+    Ok((UNBUFFERED, kind, coding, Body::from_stream(events)).into_response())
+}
+
+/// A reader of a page.
+struct Reader {
+    latest: Latest,
+    metrics: StreamMetrics,
+    packing: Packing,
+    /// Bytes before the first event.
+    head: Option<Bytes>,
+    /// The picture that the browser has.
+    seen: Option<Arc<Picture>>,
+    sent: Instant,
+    _permit: StreamPermit,
+}
+
+fn events(
+    reader: Reader,
+    stop: CancellationToken,
+) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    futures_util::stream::unfold((reader, stop), |(mut reader, stop)| async move {
+        let event = stop.run_until_cancelled(reader.next()).await??;
+        reader.sent = Instant::now();
+        Some((Ok(event), (reader, stop)))
+    })
+}
+
+impl Reader {
+    /// Returns the next event, at the latest after [`BEAT_MS`]; none at the end. It is called when the event before has
+    /// been sent, so slow readers get fewer and larger events.
+    async fn next(&mut self) -> Option<Bytes> {
+        if let Some(head) = self.head.take() {
+            return Some(head);
+        }
+        let event = self.event().await?;
+        Some(event.bytes(self.packing))
+    }
+
+    async fn event(&mut self) -> Option<SseEvent> {
+        loop {
+            let latest = self.latest.borrow_and_update().clone();
+            if let Some(version) = latest {
+                match version.event(self.seen.as_ref()) {
+                    Ok(Some((event, behind))) => {
+                        self.seen = Some(Arc::clone(&version.picture));
+                        if behind {
+                            self.metrics.resyncs.inc();
+                        }
+                        return Some(event);
+                    }
+                    Ok(None) => {}
+                    Err(error) => {
+                        tracing::error!(%error, "rendering a page's patch failed");
+                        return None;
+                    }
+                }
+            }
+            let beat_at = self.sent + Duration::from_millis(BEAT_MS);
+            tokio::select! {
+                changed = self.latest.changed() => changed.ok()?,
+                () = tokio::time::sleep_until(beat_at) => {
+                    return Some(SseEvent::new(&beat(SteadyMillis::now())));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! What an open page shows, and how its picture is rendered.
+
+use std::str::FromStr as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::http::Uri;
+use tokio::time::Instant;
+
+use crate::clock::SteadyMillis;
+use crate::http::app::App;
+use crate::http::error::ApiError;
+use crate::http::lists::ListRequest;
+use crate::http::params::{EventsParams, LockParams, OwnerParams, of_address};
+use crate::http::viewers::Viewed;
+use crate::model::types::{Delta, LockId};
+use crate::query::LockRow;
+use crate::query::contention::ContentionRow;
+use crate::query::owners::OwnerRow;
+use crate::query::problems::ProblemRow;
+use crate::query::shared::SortedList;
+use crate::views::live::{Fragments, Picture};
+use crate::views::{ListView, Subject};
+
+/// The shortest time between two reads of the history.
+const HISTORY_EACH: Duration = Duration::from_secs(2);
+/// The time after which an unknown lock is read again.
+const ASK_EACH: Duration = Duration::from_secs(2);
+
+/// The page that a stream updates.
+#[derive(Debug)]
+pub(super) enum Topic {
+    Locks(
+        ListRequest<LockRow>,
+        #[expect(dead_code, reason = "the list stays sorted for as long as this exists")]
+        SortedList,
+    ),
+    Lock(LockParams, LockId, LastReading),
+    Owners(ListRequest<OwnerRow>),
+    Owner(OwnerParams),
+    Problems(ListRequest<ProblemRow>),
+    Contention(ListRequest<ContentionRow>),
+    Events(EventsParams),
+    Sources,
+}
+
+/// The last reading of an unknown lock, and its instant.
+type LastReading = Mutex<Option<(Instant, Subject)>>;
+
+impl Topic {
+    /// Reads a page's path and query.
+    ///
+    /// # Errors
+    /// If there is no such page, or a parameter is wrong.
+    pub(super) fn new(app: &App, path: &str) -> Result<Self, ApiError> {
+        let uri = Uri::from_str(path)
+            .map_err(|_| ApiError::bad_request("`path` is not a page's path and query"))?;
+        Ok(match uri.path() {
+            "/" => {
+                let request = list(&uri)?;
+                let sorted = app.pages.keep_sorted(request.query()?);
+                Self::Locks(request, sorted)
+            }
+            "/lock" => {
+                let params = of_address(&uri)?;
+                let id = app.lock_id(&params)?;
+                Self::Lock(params, id, LastReading::default())
+            }
+            "/owners" => Self::Owners(list(&uri)?),
+            "/owner" => {
+                let params = of_address(&uri)?;
+                app.owner_page("", &params)?;
+                Self::Owner(params)
+            }
+            "/problems" => Self::Problems(list(&uri)?),
+            "/contention" => Self::Contention(list(&uri)?),
+            "/events" => {
+                let params = of_address(&uri)?;
+                app.span(&params, SteadyMillis::now())?;
+                Self::Events(params)
+            }
+            "/sources" => Self::Sources,
+            other => {
+                return Err(ApiError::bad_request(format!("there is no live page `{other}`")));
+            }
+        })
+    }
+
+    /// Returns the shortest time between two versions, if it is longer than that of all pages.
+    pub(super) fn pace(&self) -> Duration {
+        match self {
+            Self::Events(_) => HISTORY_EACH,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Returns true if the page shows some of the change at once. The rest, such as the total number of matching locks,
+    /// shows in the next version.
+    pub(super) fn concerns(&self, change: &Delta, before: Option<&Picture>) -> bool {
+        match self {
+            Self::Locks(request, _) => {
+                let (now, query) = (SteadyMillis::now(), request.query.as_ref());
+                let matches = |lock| query.is_ok_and(|query| query.filter.matches(lock, now));
+                let shown = |id: &LockId| before.is_none_or(|before| before.shows(id));
+                change.changed.iter().any(|lock| matches(lock) || shown(&lock.id))
+                    || change.removed.iter().any(shown)
+            }
+            Self::Lock(_, id, _) => {
+                change.changed.iter().any(|lock| lock.id == *id) || change.removed.contains(id)
+            }
+            Self::Sources => false,
+            _ => true,
+        }
+    }
+
+    /// Renders the page as of now, and returns the locks that it shows; none if the page cannot be rendered at the moment.
+    pub(super) async fn picture(
+        &self,
+        app: &App,
+        fragments: &Fragments,
+        address: &str,
+        before: Option<&Picture>,
+    ) -> Result<Option<(Picture, Option<Viewed>)>, askama::Error> {
+        let made = match self {
+            Self::Locks(request, _) => {
+                let rows = app.rows(request);
+                let page = app.list_page(address, request, &rows);
+                (Picture::list(&page, before, fragments)?, Some(Viewed::Rows(rows)))
+            }
+            Self::Lock(params, id, last) => {
+                let subject = subject_of(app, id, last).await;
+                match app.lock_page(address, params, Some(subject)).await {
+                    Ok(page) => (Picture::lock(&page, before)?, Some(Viewed::Lock(id.clone()))),
+                    Err(_) => return Ok(None),
+                }
+            }
+            Self::Owners(request) => {
+                (list_picture(app, fragments, address, request, before)?, None)
+            }
+            Self::Problems(request) => {
+                (list_picture(app, fragments, address, request, before)?, None)
+            }
+            Self::Contention(request) => {
+                (list_picture(app, fragments, address, request, before)?, None)
+            }
+            Self::Owner(params) => match app.owner_page(address, params) {
+                Ok(page) => (Picture::owner(&page, before, fragments)?, None),
+                Err(_) => return Ok(None),
+            },
+            Self::Events(params) => match app.events_page(address, params).await {
+                Ok(page) => (Picture::events(&page, before)?, None),
+                Err(_) => return Ok(None),
+            },
+            Self::Sources => (Picture::sources(&app.sources_page(address), before)?, None),
+        };
+        Ok(Some(made))
+    }
+}
+
+/// Reads the address of a list. A list with a wrong filter has no rows to update.
+fn list<T: ListView>(uri: &Uri) -> Result<ListRequest<T>, ApiError> {
+    let request = ListRequest::of_page(of_address(uri)?)?;
+    request.query()?;
+    Ok(request)
+}
+
+fn list_picture<T: ListView>(
+    app: &App,
+    fragments: &Fragments,
+    address: &str,
+    request: &ListRequest<T>,
+    before: Option<&Picture>,
+) -> Result<Picture, askama::Error> {
+    let page = app.list_page(address, request, &app.rows(request));
+    Picture::list(&page, before, fragments)
+}
+
+/// Returns a lock as the snapshot has it. An unknown lock is read every [`ASK_EACH`].
+async fn subject_of(app: &App, id: &LockId, last: &LastReading) -> Subject {
+    let last = || last.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = app.hub.snapshot().get(id) {
+        *last() = None;
+        return Subject::Known(Arc::clone(known));
+    }
+    let fresh = last().clone().filter(|(at, _)| at.elapsed() < ASK_EACH);
+    if let Some((_, subject)) = fresh {
+        return subject;
+    }
+    let subject = app.subject(id).await;
+    *last() = Some((Instant::now(), subject.clone()));
+    subject
+}

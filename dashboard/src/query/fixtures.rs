@@ -1,0 +1,72 @@
+//! Locks and problems for tests.
+
+use std::sync::Arc;
+
+use redisson::LockName;
+
+use crate::clock::SteadyMillis;
+use crate::model::types::{
+    Acknowledgement, Certainty, EventLog, HolderView, LockId, LockView, ProblemKind, ProblemView,
+    Since, Source, State,
+};
+
+pub(crate) fn lock(name: &str) -> LockView {
+    LockView {
+        id: LockId {
+            deployment: "main".into(),
+            db: 0,
+            name: LockName::new(name.as_bytes()).unwrap(),
+        },
+        state: State::Held,
+        confirmed: true,
+        kind: "lock",
+        holders: vec![HolderView {
+            id: "285475da-9152-4c83-822a-67ee2f116a79:52".into(),
+            mode: "lock",
+            count: 1,
+            marker_ttl_ms: None,
+            zombie: false,
+            client: None,
+            since: Since { at: SteadyMillis(1_000_000), exact: true },
+        }],
+        ttl_ms: Some(30_000),
+        observed_at: SteadyMillis(1_060_000),
+        lease_ms: None,
+        renewed: false,
+        problems: Vec::new(),
+        events: EventLog::default(),
+        past: Arc::from([]),
+        longest_hold: None,
+        longest_wait: None,
+        red: None,
+        sources: [Source::Scan].into_iter().collect(),
+        queued: false,
+        waiters: Vec::new(),
+        waiting: 0,
+        waiters_exact: false,
+        queue: Vec::new(),
+        token: None,
+        group: "x".into(),
+        renewals: None,
+        expected_long: false,
+    }
+}
+
+pub(crate) fn leaked() -> ProblemView {
+    ProblemView {
+        problem: ProblemKind::Leaked,
+        certainty: Certainty::Sure,
+        since: SteadyMillis(0),
+        evidence: Vec::new(),
+        advice: String::new(),
+        cycle: Arc::default(),
+        acknowledged: None,
+    }
+}
+
+/// The same, and somebody has it in hand.
+pub(crate) fn acknowledged() -> ProblemView {
+    let (at, until) = (SteadyMillis(0), SteadyMillis(9));
+    let word = Acknowledgement { by: "anna".into(), reason: "known".into(), at, until };
+    ProblemView { acknowledged: Some(Arc::new(word)), ..leaked() }
+}

@@ -1,0 +1,142 @@
+//! Locks, one row each.
+
+use std::sync::Arc;
+
+use super::list::{Listed, Position, Published, RowId, Rows};
+use super::{Filter, Order};
+use crate::clock::SteadyMillis;
+use crate::model::types::{Certainty, LockView, ProblemKind};
+
+/// A lock as lists show it.
+pub type LockRow = Arc<LockView>;
+
+/// Returns a smaller number for a worse lock.
+fn severity(lock: &LockView) -> u64 {
+    // Certain problems come before suspected ones.
+    let of = |problem: ProblemKind, certainty: Certainty| match certainty {
+        Certainty::Sure => problem as u64,
+        Certainty::Suspected => ProblemKind::ALL.len() as u64 + problem as u64,
+    };
+    // Acknowledged problems do not move a lock to the top.
+    let open = lock.problems.iter().filter(|p| p.acknowledged.is_none());
+    open.map(|p| of(p.problem, p.certainty)).min().unwrap_or(u64::MAX)
+}
+
+impl Listed for LockRow {
+    const NAME: &'static str = "locks";
+    const SORTS: &'static [&'static str] = &["problems", "name", "holder", "age", "ttl"];
+
+    fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
+        published.snapshot.locks().filter(|lock| filter.matches(lock, now)).cloned().collect()
+    }
+
+    fn default_order(sort: &str) -> Order {
+        match sort {
+            "problems" | "age" => Order::Descending,
+            _ => Order::Ascending,
+        }
+    }
+
+    fn id(&self) -> RowId<'_> {
+        RowId::of_lock(&self.id)
+    }
+
+    fn position(&self, sort: &str) -> Position<'_> {
+        let since = || self.held_since().map_or(u64::MAX, |since| since.at.0);
+        let rank = match sort {
+            "problems" => (severity(self), since()),
+            "age" => (since(), 0),
+            "ttl" => {
+                (self.ttl_ms.map_or(u64::MAX, |ttl| self.observed_at.0.saturating_add(ttl)), 0)
+            }
+            _ => (0, 0),
+        };
+        let text = match self.holders.first() {
+            Some(holder) if sort == "holder" => holder.id.as_bytes(),
+            _ => b"",
+        };
+        Position { rank, text, id: Listed::id(self) }
+    }
+}
+
+impl Rows<LockRow> {
+    /// Returns true if both hold the very same views.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        (self.total, self.skipped, self.rows.len())
+            == (other.total, other.skipped, other.rows.len())
+            && self.rows.iter().zip(&other.rows).all(|(mine, theirs)| Arc::ptr_eq(mine, theirs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::types::Since;
+    use crate::query::fixtures::{acknowledged, leaked, lock};
+    use crate::query::list::tests::{published, query};
+
+    const NOW: SteadyMillis = SteadyMillis(2_000_000);
+
+    fn aged(name: &str, at: u64) -> LockView {
+        let mut lock = lock(name);
+        lock.holders[0].since = Since { at: SteadyMillis(at), exact: true };
+        lock
+    }
+
+    fn names(rows: &Rows<LockRow>) -> Vec<String> {
+        rows.rows.iter().map(|lock| lock.id.name.to_string()).collect()
+    }
+
+    fn page(
+        published: &Published,
+        (sort, order): (&'static str, Order),
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Rows<LockRow> {
+        query(sort, order, cursor, limit).unwrap().rows(published, NOW)
+    }
+
+    #[test]
+    fn problems_come_first_then_the_longest_held() {
+        let bad = LockView { problems: vec![leaked()], ..aged("bad", 900) };
+        let with_problem = published(vec![aged("young", 500), aged("old", 100), bad]);
+        let by = |sort: &'static str| (sort, LockRow::default_order(sort));
+        assert_eq!(names(&page(&with_problem, by("problems"), None, 10)), ["bad", "old", "young"]);
+        let known = LockView { problems: vec![acknowledged()], ..aged("acknowledged", 900) };
+        let acknowledged = published(vec![aged("young", 500), known]);
+        let rows = page(&acknowledged, by("problems"), None, 10);
+        assert_eq!(names(&rows), ["young", "acknowledged"]);
+        assert_eq!(names(&page(&with_problem, by("age"), None, 10)), ["old", "young", "bad"]);
+        let rows = page(&with_problem, ("name", Order::Descending), None, 2);
+        assert_eq!((names(&rows), rows.total), (vec!["young".into(), "old".into()], 3));
+    }
+
+    proptest! {
+        #[test]
+        fn pages_together_are_the_whole_list(
+            ages in prop::collection::vec((0_u64..5, 0_u64..5), 0..40),
+            sort in prop::sample::select(LockRow::SORTS), ascending: bool, limit in 1_usize..10,
+        ) {
+            let order = if ascending { Order::Ascending } else { Order::Descending };
+            let locks: Vec<LockView> = ages.iter().enumerate().map(|(i, (since, ttl))| LockView {
+                ttl_ms: Some(*ttl), ..aged(&format!("lock:{i}"), *since)
+            }).collect();
+            let published = published(locks);
+            let whole = page(&published, (sort, order), None, 100);
+            let (mut paged, mut cursor) = (Vec::new(), None);
+            loop {
+                let rows = page(&published, (sort, order), cursor.as_deref(), limit);
+                prop_assert_eq!(rows.skipped, paged.len());
+                prop_assert_eq!(rows.total, whole.total);
+                paged.extend(names(&rows));
+                cursor = rows.next;
+                if cursor.is_none() { break }
+            }
+            prop_assert_eq!(paged, names(&whole));
+            prop_assert!(whole.next.is_none());
+        }
+    }
+}
