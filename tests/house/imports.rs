@@ -29,17 +29,17 @@ impl Crate {
     pub(crate) fn read(root: &Path) -> Result<Self> {
         let folder = root.parent().context("a file without a folder")?.to_owned();
         let mut parsed = Self { folder, modules: BTreeMap::new() };
-        parsed.add_file(root, Vec::new())?;
+        parsed.add_file(root, &[])?;
         Ok(parsed)
     }
 
-    fn add_file(&mut self, file: &Path, path: ModulePath) -> Result<()> {
+    fn add_file(&mut self, file: &Path, path: &[String]) -> Result<()> {
         let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
         let parsed = syn::parse_file(&text).with_context(|| file.display().to_string())?;
         self.add_module(file, path, &parsed.items)
     }
 
-    fn add_module(&mut self, file: &Path, path: ModulePath, items: &[Item]) -> Result<()> {
+    fn add_module(&mut self, file: &Path, path: &[String], items: &[Item]) -> Result<()> {
         let children: BTreeSet<String> = items
             .iter()
             .filter_map(|item| match item {
@@ -48,7 +48,7 @@ impl Crate {
             })
             .collect();
         let mut reader = Reader {
-            module: &path,
+            module: path,
             children: &children,
             paths: BTreeSet::new(),
             aliases: BTreeMap::new(),
@@ -58,17 +58,17 @@ impl Crate {
                 Item::Mod(module) if is_test_only(&module.attrs) => {}
                 Item::Mod(module) => {
                     let name = module.ident.to_string();
-                    let child = [path.as_slice(), std::slice::from_ref(&name)].concat();
+                    let child = [path, std::slice::from_ref(&name)].concat();
                     match &module.content {
-                        Some((_, items)) => self.add_module(file, child, items)?,
-                        None => self.add_file(&file_of_child(file, &name)?, child)?,
+                        Some((_, items)) => self.add_module(file, &child, items)?,
+                        None => self.add_file(&file_of_child(file, &name)?, &child)?,
                     }
                 }
                 _ => reader.visit_item(item),
             }
         }
         let Reader { paths, aliases, .. } = reader;
-        self.modules.insert(path.clone(), Module { file: file.to_owned(), paths, aliases });
+        self.modules.insert(path.to_vec(), Module { file: file.to_owned(), paths, aliases });
         Ok(())
     }
 
@@ -105,7 +105,7 @@ impl Crate {
     pub(crate) fn file_edges(&self) -> BTreeSet<(PathBuf, PathBuf)> {
         let file = |path: &ModulePath| {
             let file = self.modules.get(path).map(|module| module.file.as_path());
-            let file = file.unwrap_or(Path::new(""));
+            let file = file.unwrap_or_else(|| Path::new(""));
             file.strip_prefix(&self.folder).unwrap_or(file).to_owned()
         };
         let edges = self.edges().into_iter().map(|(from, to)| (file(&from), file(&to)));
@@ -154,7 +154,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// The path from the crate's root, if it leads into this crate.
-    fn from_root(&self, path: &[String]) -> Option<Vec<String>> {
+    fn to_root(&self, path: &[String]) -> Option<Vec<String>> {
         let (mut base, mut rest) = match path.first()?.as_str() {
             "crate" => (Vec::new(), &path[1..]),
             "self" => (self.module.to_vec(), &path[1..]),
@@ -175,7 +175,7 @@ impl Reader<'_> {
         match tree {
             UseTree::Path(path) => self.add_tree(&path.tree, &with(path.ident.to_string())),
             UseTree::Group(group) => {
-                group.items.iter().for_each(|tree| self.add_tree(tree, prefix))
+                group.items.iter().for_each(|tree| self.add_tree(tree, prefix));
             }
             UseTree::Glob(_) => self.add(prefix, None),
             UseTree::Name(name) if name.ident == "self" => {
@@ -191,7 +191,7 @@ impl Reader<'_> {
     }
 
     fn add(&mut self, path: &[String], name: Option<String>) {
-        let Some(path) = self.from_root(path) else { return };
+        let Some(path) = self.to_root(path) else { return };
         if let Some(name) = name {
             self.aliases.insert(name, path.clone());
         }

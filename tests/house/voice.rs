@@ -34,19 +34,20 @@ fn comments(text: &str) -> impl Iterator<Item = &str> {
 
 /// The first lines of doc comments.
 fn openings(text: &str) -> impl Iterator<Item = &str> {
-    let is_doc = |line: &str| line.starts_with("///") || line.starts_with("//!");
     let mut inside = false;
     text.lines().map(str::trim_start).filter_map(move |line| {
-        let opens = is_doc(line) && !inside;
-        inside = is_doc(line);
-        opens.then(|| line[3..].trim_start())
+        let comment = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
+        let opens = comment.is_some() && !inside;
+        inside = comment.is_some();
+        comment.filter(|_| opens).map(str::trim_start)
     })
 }
 
 /// Reports whether these words are in a text, not as a part of longer ones.
 fn contains(text: &str, words: &str) -> bool {
-    text.match_indices(words).any(|(at, _)| {
-        !text[..at].ends_with(char::is_alphanumeric) && begins_with(&text[at..], words)
+    text.split(words).collect::<Vec<_>>().windows(2).any(|around| {
+        let [left, right] = around else { return false };
+        !left.ends_with(char::is_alphanumeric) && !right.starts_with(char::is_alphanumeric)
     })
 }
 
