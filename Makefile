@@ -9,6 +9,8 @@ RELEASE = $${CARGO_TARGET_DIR:-target}/release
 REDISSON := 3.17.7 3.23.5 3.52.0 4.7.0
 VERSIONS ?= $(if $(ALL),$(REDISSON),$(lastword $(REDISSON)))
 BED := tests/redisson
+# Programs inherit ignored signals, which a job in the background of a script has. The tests need the defaults.
+CARGO_TEST := env --default-signal=HUP,INT,QUIT $(CARGO) test --locked --workspace
 
 PROFILE ?= release
 BUILT = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
@@ -30,11 +32,11 @@ run: ## The same without workers, on a private Redis or on the one in REDIS_URL
 
 # Most tests wait for other processes most of the time.
 test: deps ## Every test, with real servers, clients and a browser
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --workspace
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO_TEST)
 
 soak: ## A quarter of an hour of healthy load, after which no alert may have fired
 	@tests/install-missing cc redis-server promtool
-	LOCKSCOPE_SOAK=1 $(CARGO) test --locked --workspace --test e2e -- --exact grafana::healthy_load::a_healthy_quarter_of_an_hour_raises_no_alert
+	LOCKSCOPE_SOAK=1 $(CARGO_TEST) --test e2e -- --exact grafana::healthy_load::a_healthy_quarter_of_an_hour_raises_no_alert
 
 package: ## The Debian package, into target/debian
 	@tests/install-missing cc dpkg-shlibdeps
@@ -69,7 +71,7 @@ interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISS
 	  other=$(lastword $(REDISSON)); [[ " $(wordlist 1,2,$(REDISSON)) " == *" $$version "* ]] || other=$(firstword $(REDISSON)); \
 	  echo "== Redisson $$version, and $$other"; \
 	  LOCKSCOPE_REDISSON=$$version LOCKSCOPE_REDISSON_OTHER=$$other RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(nproc)} \
-	    $(CARGO) test --locked --workspace --features lockscope-tests/interop --test interop -- $(ARGS); \
+	    $(CARGO_TEST) --features lockscope-tests/interop --test interop -- $(ARGS); \
 	done
 
 recordings: $(patsubst %,$(BED)/target/%/classpath,$(REDISSON)) ## Records the MONITOR output of Redisson, and of old and new servers, again

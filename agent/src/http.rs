@@ -66,7 +66,7 @@ pub fn start(
 
 fn router(sources: Sources) -> Router {
     let status = sources.status.clone();
-    let hosts = AllowedHosts::new(sources.hosts, "--http-allowed-host");
+    let hosts = AllowedHosts::new(sources.hosts, "--http-allowed-host").with_own_names();
     let pages = Router::new()
         .route("/", get(index))
         .route("/api/v1/locks", get(locks))

@@ -10,8 +10,6 @@ pub mod http;
 pub mod identity;
 pub mod journal;
 pub mod metrics;
-#[cfg(test)]
-mod module_graph;
 pub mod policy;
 pub mod protocol;
 pub mod runtime;

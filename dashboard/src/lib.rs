@@ -92,7 +92,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     shutdown.spawn("viewers", async move {
         ended.run_until_cancelled(viewers.run(handle)).await;
     });
-    let hosts = AllowedHosts::new(config.public_host.clone(), "--public-url");
+    let hosts = AllowedHosts::new(config.public_host.clone(), "--public-url").with_own_names();
     let requests = HttpMetrics::register(&registry, metrics::PREFIX)?;
     let limits = Limits { connections: MAX_STREAMS + SPARE_CONNECTIONS, ..Limits::default() };
     if let Some(listener) = listeners.metrics {

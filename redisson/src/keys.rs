@@ -3,6 +3,7 @@
 //! They contain the name in its form of [`LockName::tagged`]. A channel maps back to at most two names, since `{a}` is
 //! the tagged form of both `a` and `{a}`.
 
+use crate::slot::slot;
 use crate::{HolderId, LockName};
 
 /// Prefix of the channel for releases of plain, fenced and fair locks.
@@ -36,6 +37,13 @@ pub const WRITE_RELEASED_AGAIN: &[u8] = b"00";
 
 fn prefixed(prefix: &[u8], name: &LockName) -> Vec<u8> {
     [prefix, &name.tagged()].concat()
+}
+
+/// Returns whether the channel and companions share the lock's slot in a cluster: false for unbalanced braces.
+#[must_use]
+pub fn companions_share_slot(name: &LockName) -> bool {
+    // All prefixes are without braces, so one key represents all.
+    slot(&channel(name)) == name.slot()
 }
 
 /// Returns the wake-up channel of a plain, fenced or red lock.
@@ -154,6 +162,15 @@ mod tests {
 
     fn name(text: &str) -> LockName {
         LockName::new(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn companions_of_unbalanced_braces_have_another_slot() {
+        assert!(companions_share_slot(&name("plain")));
+        assert!(companions_share_slot(&name("{tag}x")));
+        for odd in ["a{b", "{}x", "x{", "a}b"] {
+            assert!(!companions_share_slot(&name(odd)), "{odd}");
+        }
     }
 
     #[test]

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::keys::channel;
 use crate::slot::slot;
 
 /// The name of a lock: the Redis key of its hash. 1 to [`LockName::MAX`] bytes of anything; cheap to clone.
@@ -75,13 +74,6 @@ impl LockName {
     pub fn slot(&self) -> u16 {
         slot(&self.0)
     }
-
-    /// Returns whether the channel and companions share the lock's slot in a cluster: false for unbalanced braces.
-    #[must_use]
-    pub fn companions_share_slot(&self) -> bool {
-        // All prefixes are without braces, so one key represents all.
-        slot(&channel(self)) == self.slot()
-    }
 }
 
 /// Allows lookup by bytes in maps keyed by name.
@@ -146,16 +138,6 @@ mod tests {
         assert_eq!(name(b"a{b").tagged(), b"a{b");
         assert_eq!(name(b"a}b").tagged(), b"{a}b}");
         assert_eq!(name(b"{tag}x").tagged(), b"{tag}x");
-    }
-
-    #[test]
-    fn companions_of_unbalanced_braces_have_another_slot() {
-        assert!(name(b"plain").companions_share_slot());
-        assert!(name(b"{tag}x").companions_share_slot());
-        for odd in [&b"a{b"[..], b"{}x", b"x{"] {
-            assert!(!name(odd).companions_share_slot(), "{}", name(odd));
-        }
-        assert!(!name(b"a}b").companions_share_slot());
     }
 
     #[test]

@@ -11,9 +11,9 @@ use rustix::process::Signal;
 
 use crate::client;
 use crate::duration;
-use crate::exec::signals;
 use crate::exit::Exit;
 use crate::reply::printable;
+use crate::signals;
 
 /// The longest wait and lease that the agent accepts.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);

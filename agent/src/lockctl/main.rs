@@ -14,6 +14,7 @@ mod output;
 mod reply;
 mod runtime;
 mod show;
+mod signals;
 mod table;
 mod verbs;
 mod watch;

@@ -2,7 +2,7 @@
 //!
 //! - [`Target`] is one server, with credentials and database. [`Deployment`] is one server, the master that sentinels
 //!   report, or a cluster.
-//! - [`Endpoint`] is the place a connection goes to. Resolvers keep it current: [`resolve`] those of fixed servers and
+//! - [`Endpoint`] is the place a connection goes to. Resolvers keep it current: [`resolve()`] those of fixed servers and
 //!   of sentinels, [`Replicas`] that of a replica to read from. [`Cluster`] tracks which node serves which slot.
 //! - [`Link`] is a supervised connection for commands. It reconnects on its own. Every call ends within the response
 //!   timeout, with an answer or with a [`CallError`] that says whether the command may have run.

@@ -22,7 +22,7 @@ async fn wrong_commands_get_explanatory_errors() -> Result<()> {
         ("LOCK a LEASE 9223372036854775808", "LIMIT", "year"),
         ("LOCK a LEASE 500 LEASE 500", "SYNTAX", "LEASE"),
         ("LOCK a OWNER me", "SYNTAX", "me"),
-        ("LOCK a OWNER 9223372036854775808", "LIMIT", "64 bits"),
+        ("LOCK a OWNER 9223372036854775808", "LIMIT", "64-bit"),
         ("LOCK a KIND spin", "SYNTAX", "spin"),
         ("LOCK a KIND red", "SYNTAX", "red"),
         ("LOCK a SOON", "SYNTAX", "SOON"),

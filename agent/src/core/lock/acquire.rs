@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::MAX_READ_COUNT;
-use redisson::{Family, Kind, LockName};
+use redisson::{Family, Kind, LockName, keys};
 use tracing::Span;
 
 use crate::core::lease::hold::LeaseMode;
@@ -127,7 +127,7 @@ impl Core {
 
     /// Refuses a name whose channel and companions are of another slot than the lock: no script may have both.
     pub(in crate::core) fn slot_refusal(&self, name: &LockName) -> Option<Frame> {
-        (self.settings.slots && !name.companions_share_slot()).then(|| {
+        (self.settings.slots && !keys::companions_share_slot(name)).then(|| {
             let why = "its braces put its channel and companions into other slots of the cluster than the lock";
             Self::limit(name, why)
         })

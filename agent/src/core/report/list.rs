@@ -2,7 +2,7 @@
 
 use redisson::script::LockDetails;
 use redisson::shape::MAX_FIELDS;
-use redisson::{HolderId, LockName, group};
+use redisson::{HolderId, LockName, group, keys};
 
 use crate::core::Core;
 use crate::core::lease::hold::millis;
@@ -217,7 +217,7 @@ pub(in crate::core) fn name_warnings(name: &LockName) -> Vec<String> {
     if name.as_str().is_none() {
         warnings.push("the name is not UTF-8: Java clients cannot spell it".to_owned());
     }
-    if !name.companions_share_slot() {
+    if !keys::companions_share_slot(name) {
         warnings.push(
             "odd braces: in a cluster its channel and companions fall into other slots".to_owned(),
         );

@@ -13,12 +13,12 @@ use tokio::process::Child;
 
 use super::control::{FrontControl, GuardMessage};
 use super::process_tree::ProcessTree;
-use super::signals::{self, Signals};
 use super::terminal::{Terminal, own_group};
 use crate::cli::ExecArgs;
 use crate::exit::Exit;
 use crate::output::notice;
 use crate::runtime;
+use crate::signals::{self, Signals};
 
 /// The interval of checks whether the killed processes are gone.
 const KILL_INTERVAL: Duration = Duration::from_millis(20);

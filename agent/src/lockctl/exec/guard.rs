@@ -8,13 +8,13 @@ use rustix::process::Signal;
 
 use super::command::CommandGroup;
 use super::control::{FrontMessage, GuardControl};
-use super::signals::{self, Signals};
 use super::supervisor::Supervisor;
 use super::{acquire, environment};
 use crate::cli::ExecArgs;
 use crate::exit::Exit;
 use crate::output::notice;
 use crate::runtime;
+use crate::signals::{self, Signals};
 
 /// Runs the guard of a front.
 pub(crate) fn run(socket: &Path, args: &ExecArgs) -> Exit {

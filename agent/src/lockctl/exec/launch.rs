@@ -6,12 +6,12 @@ use std::process::Command;
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-use super::signals;
 use super::terminal::{Terminal, own_group};
 use crate::cli::Launch;
 use crate::exit::Exit;
 use crate::output::notice;
 use crate::reply::printable;
+use crate::signals;
 
 /// Takes over the terminal if the front has it, arranges to be killed when the guard dies, and executes the command.
 pub(crate) fn run(args: &Launch) -> Exit {

@@ -26,7 +26,6 @@ mod grant;
 pub(crate) mod guard;
 pub(crate) mod launch;
 mod process_tree;
-pub(crate) mod signals;
 mod successor;
 mod supervisor;
 mod terminal;

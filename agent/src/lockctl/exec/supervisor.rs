@@ -13,7 +13,6 @@ use super::acquire::Granted;
 use super::command::{CommandGroup, Ended};
 use super::control::{FrontMessage, GuardControl};
 use super::grant::Grant;
-use super::signals::{self, Signals};
 use super::successor::{self, Successor};
 use crate::cli::{ExecArgs, OnLost};
 use crate::client::{Agent, Failure, Push};
@@ -21,6 +20,7 @@ use crate::duration::{self, as_micros};
 use crate::exit::Exit;
 use crate::output::notice;
 use crate::reply::printable;
+use crate::signals::{self, Signals};
 
 /// The longest sleep, since timers stop while the host is suspended but leases do not.
 const MAX_SLEEP: Duration = Duration::from_secs(1);

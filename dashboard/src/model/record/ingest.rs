@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::shape::LockHash;
-use redisson::{HolderId, Moment};
+use redisson::{HolderId, Moment, keys};
 
 use super::{Effect, Hold, Record, ScopeContext, millis};
 use crate::clock::SteadyMillis;
@@ -156,7 +156,7 @@ impl Record {
     fn check_shape(&mut self, hash: &LockHash, context: ScopeContext) {
         let malformed = hash.malformed().or_else(|| {
             // Only in a cluster can a lock and its companions be in different slots.
-            let apart = context.cluster && !self.id.name.companions_share_slot();
+            let apart = context.cluster && !keys::companions_share_slot(&self.id.name);
             apart.then(|| {
                 "braces in its name put its channel and queue into another slot".to_owned()
             })

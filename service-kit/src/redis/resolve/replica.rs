@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::DropGuard;
 
-use super::spawn;
+use super::resolver::spawn;
 use crate::redis::endpoint::{Destination, Endpoint, Rules};
 use crate::redis::link::{Link, LinkOptions, LinkStatus};
 use crate::redis::target::Address;

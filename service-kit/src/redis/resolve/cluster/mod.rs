@@ -13,7 +13,7 @@ use tokio_util::sync::DropGuard;
 
 pub use self::view::Slots;
 use self::view::View;
-use super::{ResolverOptions, spawn};
+use super::resolver::{ResolverOptions, spawn};
 use crate::redis::deployment::ClusterTarget;
 use crate::redis::handshake::{self, Handshake};
 use crate::redis::target::Address;

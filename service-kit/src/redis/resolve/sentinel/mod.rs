@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use self::listener::Listener;
 use self::view::{View, choose};
-use super::{ResolverOptions, spawn};
+use super::resolver::{ResolverOptions, spawn};
 use crate::redis::deployment::SentinelTarget;
 use crate::redis::endpoint::{Destination, Endpoint, Rules};
 use crate::redis::error::ConnectError;

@@ -1,0 +1,143 @@
+//! The floor plan: each module stands on a floor and imports only from floors below.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::graph::circles;
+use super::imports::Crate;
+use super::project;
+
+/// The floors of a crate from the ground up, each with its modules. The crate's root stands above them all.
+struct Plan {
+    root: &'static str,
+    floors: &'static [&'static [&'static str]],
+}
+
+const PLANS: [Plan; 5] = [
+    Plan {
+        root: "redisson/src/lib.rs",
+        floors: &[
+            &["holder", "kind", "lease", "slot"],
+            &["name", "shape"],
+            &["group", "keys"],
+            &["script"],
+            &["monitor"],
+        ],
+    },
+    Plan {
+        root: "service-kit/src/lib.rs",
+        floors: &[
+            &["clock", "settings", "shutdown"],
+            &["redis"],
+            &["trace"],
+            &["metrics", "telemetry"],
+            &["http"],
+        ],
+    },
+    Plan {
+        root: "agent/src/lib.rs",
+        floors: &[
+            &["identity", "protocol", "types"],
+            &["journal", "policy", "systemd"],
+            &["core"],
+            &["http", "metrics"],
+            &["runtime", "server"],
+            &["config", "holder_registry"],
+        ],
+    },
+    Plan {
+        root: "agent/src/lockctl/main.rs",
+        floors: &[
+            &["duration", "exit", "output", "reply", "runtime", "signals"],
+            &["client", "table"],
+            &["cli", "holders", "list"],
+            &["show", "watch"],
+            &["exec", "verbs"],
+        ],
+    },
+    Plan {
+        root: "dashboard/src/lib.rs",
+        floors: &[
+            &["access", "clock", "metrics", "redis", "text"],
+            &["model"],
+            &["archive", "config", "query"],
+            &["release", "sources"],
+            &["exporter", "views"],
+            &["http"],
+        ],
+    },
+];
+
+/// The most files that may form a circle inside one folder.
+const LARGEST_CIRCLE: usize = 7;
+
+#[test]
+fn every_module_imports_only_from_floors_below_its_own() -> Result<()> {
+    for plan in &PLANS {
+        let parsed = Crate::read(&project().join(plan.root))?;
+        let planned: BTreeSet<&str> = plan.floors.iter().copied().flatten().copied().collect();
+        assert_eq!(planned, parsed.top_level(), "the modules of {}", plan.root);
+        let floor = |module: &str| plan.floors.iter().position(|floor| floor.contains(&module));
+        let climbs: BTreeSet<String> = parsed
+            .edges()
+            .iter()
+            .filter_map(|(from, to)| Some((from.first()?, to.first().map_or("the root", |to| to))))
+            .filter(|(from, to)| from != to && floor(to).is_none_or(|to| floor(from) <= Some(to)))
+            .map(|(from, to)| format!("{from} -> {to}"))
+            .collect();
+        assert!(climbs.is_empty(), "{} imports upwards: {climbs:?}", plan.root);
+    }
+    Ok(())
+}
+
+#[test]
+fn no_circle_of_imports_leaves_its_folder_or_grows_large() -> Result<()> {
+    let mut bad = String::new();
+    for plan in &PLANS {
+        let root = project().join(plan.root);
+        let edges = Crate::read(&root)?.file_edges();
+        for circle in circles(&edges) {
+            let folders: BTreeSet<PathBuf> = circle.iter().map(|file| room(&root, file)).collect();
+            if !nested(&folders) || circle.len() > LARGEST_CIRCLE {
+                bad += &format!("{}: {} files in {folders:?}\n", plan.root, circle.len());
+                for (from, to) in &edges {
+                    if circle.contains(from) && circle.contains(to) {
+                        bad += &format!("    {} -> {}\n", from.display(), to.display());
+                    }
+                }
+            }
+        }
+    }
+    assert!(bad.is_empty(), "circles of imports:\n{bad}");
+    Ok(())
+}
+
+/// Reports whether each folder lies in the one before it, as a module's folder and that of a submodule do.
+fn nested(folders: &BTreeSet<PathBuf>) -> bool {
+    folders.iter().zip(folders.iter().skip(1)).all(|(outer, inner)| inner.starts_with(outer))
+}
+
+/// The folder that a file belongs to: the one that its submodules are in, or else the one that it lies in.
+fn room(root: &Path, file: &Path) -> PathBuf {
+    let of_submodules = file.with_extension("");
+    let has_submodules = root.parent().is_some_and(|top| top.join(&of_submodules).is_dir());
+    let lies_in = || file.parent().unwrap_or(file).to_owned();
+    if has_submodules { of_submodules } else { lies_in() }
+}
+
+#[test]
+fn imports_are_seen_through_groups_paths_and_re_exports() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let write = |file: &str, text: &str| std::fs::write(folder.path().join(file), text);
+    write("lib.rs", "mod a; mod b; mod c; #[cfg(test)] mod t;")?;
+    write("a.rs", "pub use crate::b::Thing; pub struct Own;")?;
+    write("b.rs", "pub struct Thing; #[cfg(test)] mod tests { use crate::c::Never; }")?;
+    write("c.rs", "use crate::{a::{Own, Thing}}; fn f(_: super::a::Own) {}")?;
+    let edges = Crate::read(&folder.path().join("lib.rs"))?.file_edges();
+    let edges: Vec<String> =
+        edges.iter().map(|(from, to)| format!("{} -> {}", from.display(), to.display())).collect();
+    assert_eq!(edges, ["a.rs -> b.rs", "c.rs -> a.rs", "c.rs -> b.rs"]);
+    Ok(())
+}
