@@ -66,7 +66,7 @@ pub fn start(
 
 fn router(sources: Sources) -> Router {
     let status = sources.status.clone();
-    let hosts = AllowedHosts::new(sources.hosts, "--http-allowed-host");
+    let hosts = AllowedHosts::new(sources.hosts, "--http-allowed-host").with_own_names();
     let pages = Router::new()
         .route("/", get(index))
         .route("/api/v1/locks", get(locks))
@@ -75,7 +75,7 @@ fn router(sources: Sources) -> Router {
     pages
         .merge(http::metrics_route(sources.registry))
         .merge(http::health_routes(move || readiness(&status.borrow())))
-        .fallback(async || problem(StatusCode::NOT_FOUND, "no such page; see / for a list"))
+        .fallback(async || error_response(StatusCode::NOT_FOUND, "no such page; see / for a list"))
         .layer(middleware::from_fn_with_state(hosts, http::check_host))
 }
 
@@ -90,7 +90,7 @@ fn readiness(status: &Status) -> Readiness {
     if reasons.is_empty() { Readiness::Ready } else { Readiness::NotReady(reasons) }
 }
 
-async fn index(State(core): State<Core>) -> Html<String> {
+async fn index(State(core): State<CoreQueue>) -> Html<String> {
     let lists = match core {
         Some(_) => {
             "<li><a href=\"/api/v1/locks\">/api/v1/locks</a>: holds and waits\
@@ -120,60 +120,60 @@ struct ListQuery {
     count: Option<usize>,
 }
 
-type Core = Option<mpsc::Sender<Input>>;
+type CoreQueue = Option<mpsc::Sender<Input>>;
 type ParsedQuery = Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>;
 
-async fn locks(State(core): State<Core>, query: ParsedQuery) -> Response {
-    list(core, query, |query, count, answer| {
+async fn locks(State(core): State<CoreQueue>, query: ParsedQuery) -> Response {
+    list(core, query, |query, count, reply| {
         let pattern = query.pattern.map(String::into_bytes);
-        Input::ListLocks(ListRequest { pattern, cursor: query.cursor, count }, answer)
+        Input::ListLocks(ListRequest { pattern, cursor: query.cursor, count }, reply)
     })
     .await
 }
 
-async fn sessions(State(core): State<Core>, query: ParsedQuery) -> Response {
+async fn sessions(State(core): State<CoreQueue>, query: ParsedQuery) -> Response {
     if matches!(&query, Ok(Query(ListQuery { pattern: Some(_), .. }))) {
-        return problem(
+        return error_response(
             StatusCode::BAD_REQUEST,
             "match applies to locks, not to sessions: omit it",
         );
     }
-    list(core, query, |query, count, answer| Input::ListSessions(query.cursor, count, answer)).await
+    list(core, query, |query, count, reply| Input::ListSessions(query.cursor, count, reply)).await
 }
 
 /// Requests a page of rows from the core.
 async fn list<Row: serde::Serialize>(
-    core: Core,
+    core: CoreQueue,
     query: ParsedQuery,
     request: impl FnOnce(ListQuery, usize, oneshot::Sender<ListPage<Row>>) -> Input,
 ) -> Response {
     let Some(core) = core else {
         let why = "holds and sessions are not shown: start the agent with --http-sessions";
-        return problem(StatusCode::NOT_FOUND, why);
+        return error_response(StatusCode::NOT_FOUND, why);
     };
     let query = match query {
         Ok(Query(query)) => query,
-        Err(rejection) => return problem(StatusCode::BAD_REQUEST, &rejection.body_text()),
+        Err(rejection) => return error_response(StatusCode::BAD_REQUEST, &rejection.body_text()),
     };
     let count = query.count.unwrap_or(100);
     if !(1..=MAX_COUNT).contains(&count) {
         let why = format!("count must be from 1 to {MAX_COUNT}");
-        return problem(StatusCode::BAD_REQUEST, &why);
+        return error_response(StatusCode::BAD_REQUEST, &why);
     }
-    let (answer, answered) = oneshot::channel();
-    let request = request(query, count, answer);
-    let ask = async {
+    let (reply, page) = oneshot::channel();
+    let request = request(query, count, reply);
+    let page = async {
         core.send(request).await.ok()?;
-        answered.await.ok()
+        page.await.ok()
     };
-    match tokio::time::timeout(CORE_TIMEOUT, ask).await {
+    match tokio::time::timeout(CORE_TIMEOUT, page).await {
         Ok(Some(page)) => ([(header::CACHE_CONTROL, "no-store")], Json(page)).into_response(),
-        Ok(None) => problem(StatusCode::SERVICE_UNAVAILABLE, "the agent is shutting down"),
-        Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy; try again"),
+        Ok(None) => error_response(StatusCode::SERVICE_UNAVAILABLE, "the agent is shutting down"),
+        Err(_) => error_response(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy; try again"),
     }
 }
 
-fn problem(status: StatusCode, why: &str) -> Response {
+fn error_response(status: StatusCode, why: &str) -> Response {
     (status, Json(json!({ "error": why }))).into_response()
 }
 
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn health_and_readiness() {
+    fn health_and_readiness_follow_the_status() {
         let server = Server::start(None);
         assert!(server.get("/healthz").starts_with("HTTP/1.1 200"));
         let detail = "connection refused".to_owned();

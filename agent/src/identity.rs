@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 const FILE: &str = "identity.json";
 /// The file that is locked while the folder is in use. It is never replaced, so its inode distinguishes the folder from a copy.
 const LOCK: &str = "lock";
-/// The count of numbers per epoch; holder numbers are `epoch * SPAN + n`.
-const SPAN: i64 = 1 << 30;
+/// The count of numbers per epoch; holder numbers are `epoch * NUMBERS_PER_EPOCH + n`.
+const NUMBERS_PER_EPOCH: i64 = 1 << 30;
 /// The last epoch whose numbers fit in 63 bits, in the year 2242.
 const LAST_EPOCH: u64 = (1 << 33) - 1;
 
@@ -96,7 +96,7 @@ impl Identity {
             Ok(Some((client, last))) if last < LAST_EPOCH => (client, now.max(last + 1)),
             Ok(None) => (fresh, now),
             Ok(Some(_)) => {
-                tracing::warn!(path = %path.display(), agent = %fresh, "epochs are used up; using a new identity");
+                tracing::warn!(path = %path.display(), agent = %fresh, "epochs exhausted; using a new identity");
                 (fresh, now)
             }
             Err(why) => {
@@ -114,7 +114,7 @@ impl Identity {
     /// Returns the first holder number of this run.
     #[must_use]
     pub fn first_number(&self) -> i64 {
-        i64::try_from(self.epoch).unwrap_or(0) * SPAN
+        i64::try_from(self.epoch).unwrap_or(0) * NUMBERS_PER_EPOCH
     }
 }
 
@@ -203,13 +203,13 @@ mod tests {
                 Err(Unusable::InUse) if service_kit::clock::boot_micros() < give_up => {
                     std::thread::yield_now();
                 }
-                kept => return kept,
+                result => return result,
             }
         }
     }
 
     #[test]
-    fn the_uuid_is_kept_and_the_epoch_grows() {
+    fn the_uuid_survives_restarts_and_the_epoch_grows() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         let first = load(&state, "m", NOW).unwrap();
@@ -248,9 +248,9 @@ mod tests {
         assert_ne!(copied, first);
         assert_eq!(load(&two, "m", NOW).unwrap().client, copied, "the copy keeps its new identity");
         assert_ne!(load(&one, "other", NOW).unwrap().client, first);
-        let nameless = folder.path().join("nameless");
-        let first = load(&nameless, "", NOW).unwrap().client;
-        assert_ne!(load(&nameless, "", NOW).unwrap().client, first);
+        let no_machine_id = folder.path().join("no-machine-id");
+        let first = load(&no_machine_id, "", NOW).unwrap().client;
+        assert_ne!(load(&no_machine_id, "", NOW).unwrap().client, first);
     }
 
     #[test]
@@ -267,8 +267,11 @@ mod tests {
     fn numbers_fit_up_to_the_last_epoch() {
         let folder = tempfile::tempdir().unwrap();
         let last = Identity::load(None, u64::MAX).unwrap();
-        assert!(last.first_number() > 0 && last.first_number().checked_add(SPAN - 1).is_some());
-        let used_up = load(folder.path(), "m", LAST_EPOCH).unwrap().client;
-        assert_ne!(load(folder.path(), "m", NOW).unwrap().client, used_up);
+        assert!(
+            last.first_number() > 0
+                && last.first_number().checked_add(NUMBERS_PER_EPOCH - 1).is_some()
+        );
+        let exhausted = load(folder.path(), "m", LAST_EPOCH).unwrap().client;
+        assert_ne!(load(folder.path(), "m", NOW).unwrap().client, exhausted);
     }
 }

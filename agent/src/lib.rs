@@ -148,7 +148,7 @@ fn file_budget(max_sessions: usize) -> FileBudget {
 fn register_metrics(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Metrics>> {
     let metrics = Arc::new(Metrics::new(registry)?);
     registry.register(Box::new(OldestCollector(Arc::clone(&metrics))))?;
-    // Gives meaning to the margins and the lateness of renewals.
+    // Dashboards compare the margins and the lateness of renewals with it.
     let lease = Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog renews.")?;
     lease.set(config.core.lease.duration().as_secs_f64());
     registry.register(Box::new(lease))?;
@@ -165,7 +165,7 @@ fn register_metrics(config: &Config, registry: &Registry) -> anyhow::Result<Arc<
     Ok(metrics)
 }
 
-/// Starts whatever finds the Redis server or cluster of all kinds but red.
+/// Starts the resolver of the main deployment, which has the locks of all kinds but red.
 fn connect(config: &Config, stage: &Shutdown) -> Backend {
     let (connect_timeout, response_timeout) =
         (config.connect_timeout, config.core.response_timeout);

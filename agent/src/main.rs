@@ -41,14 +41,14 @@ fn serve(config: Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("cannot make a runtime")?;
+        .context("cannot create a runtime")?;
     let served = runtime.block_on(async {
         let listeners = Listeners::open(&config).await?;
         let shutdown = Shutdown::new();
         shutdown.listen_for_signals().context("cannot listen for signals")?;
         run(config, listeners, shutdown).await
     });
-    // A name that is still being looked up is no reason to stay.
+    // Does not wait for pending DNS lookups.
     runtime.shutdown_timeout(Duration::from_millis(100));
     served
 }

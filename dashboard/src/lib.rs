@@ -92,7 +92,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     shutdown.spawn("viewers", async move {
         ended.run_until_cancelled(viewers.run(handle)).await;
     });
-    let hosts = AllowedHosts::new(config.public_host.clone(), "--public-url");
+    let hosts = AllowedHosts::new(config.public_host.clone(), "--public-url").with_own_names();
     let requests = HttpMetrics::register(&registry, metrics::PREFIX)?;
     let limits = Limits { connections: MAX_STREAMS + SPARE_CONNECTIONS, ..Limits::default() };
     if let Some(listener) = listeners.metrics {
@@ -132,24 +132,24 @@ fn start(
     let scopes = config.scopes();
     let mut model = Model::new(config.model.clone(), config.grouping(), &scopes, now());
     let mut archived = None;
-    let mut notes: Option<archive::Notes> = None;
-    if let Some(archive::Archive { notes: to, writer, reader }) = history {
-        model.remember(reader.remembered().context("cannot read the history")?);
+    let mut archive_sender: Option<archive::ArchiveSender> = None;
+    if let Some(archive::Archive { sender, writer, reader }) = history {
+        model.restore(reader.restored().context("cannot read the history")?);
         shutdown.spawn("history", writer.run());
-        (archived, notes) = (Some(reader), Some(to));
+        (archived, archive_sender) = (Some(reader), Some(sender));
     }
     let (task, model, hub, batches) = actor::new(model, &scopes);
     let sources = sources::start(config, &model, &hub, batches, (&scans, &taps), shutdown);
     let listener: ModelMetrics =
         exporter::register(registry, &hub, &sources, config.lock_names_in_metrics)?
-            .with_notes(notes.clone());
+            .with_archive(archive_sender.clone());
     shutdown.spawn("model", task.run(listener, shutdown.token()));
     let about = About {
         environment: config.environment.clone(),
         note: config.note.clone(),
         settings: config.told(),
     };
-    let releases = Releases::start(config, &model, notes, registry, shutdown)?;
+    let releases = Releases::start(config, &model, archive_sender, registry, shutdown)?;
     let stop = shutdown.token();
     Ok(App::new(hub, model, sources, about, streams, archived, releases, stop))
 }

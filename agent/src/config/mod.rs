@@ -94,7 +94,7 @@ struct Flags {
     /// Tell in Redis the command lines of the workers that hold or wait, too; what looks like a secret is left out
     #[arg(long)]
     publish_cmdline: bool,
-    /// A further name by which the HTTP address may be called
+    /// Another host name that HTTP requests may use, besides IP addresses, localhost and the names of this host
     #[arg(long, value_name = "HOST")]
     http_allowed_host: Vec<String>,
     /// Where the agent keeps who it is; by default /var/lib/lockscope, else in the user's state folder

@@ -35,7 +35,7 @@ const REFUSED_INTERVAL: Duration = Duration::from_secs(30);
 const TTL: Duration = Duration::from_secs(60);
 /// The age from which holds and waits are published.
 const MIN_AGE: Duration = Duration::from_secs(1);
-/// The most published numbers per comparison.
+/// The most published numbers compared at a time.
 const PAGE: usize = 500;
 /// The most fields per HSET or HDEL.
 const BATCH: usize = 200;
@@ -57,7 +57,7 @@ pub struct Settings {
     pub cmdline: bool,
 }
 
-/// Starts a task that keeps the registry up to date, with a connection of its own. Both end with `stage`.
+/// Starts a task with a connection of its own that updates the registry. Both end with `stage`.
 pub fn start(settings: Settings, core: mpsc::Sender<Input>, stage: &Shutdown) {
     let options = LinkOptions {
         response_timeout: settings.response_timeout,
@@ -177,7 +177,7 @@ enum PassError {
 impl Publisher {
     /// Runs until the core stops.
     async fn run(mut self) {
-        while self.link.up().await {
+        while self.link.wait_until_up().await {
             let passed = self.pass().await;
             let pause = match passed {
                 Ok(()) => {
@@ -188,7 +188,7 @@ impl Publisher {
                 Err(PassError::Unreachable) => INTERVAL,
                 Err(PassError::Refused(error)) => {
                     if self.refused.as_ref() != Some(&error) {
-                        tracing::warn!(error, "Redis refuses the holder registry");
+                        tracing::warn!(error, "Redis rejected the holder registry");
                     }
                     self.refused = Some(error);
                     REFUSED_INTERVAL
@@ -242,8 +242,8 @@ impl Publisher {
         pipeline.cmd("PEXPIRE").arg(key).arg(&ttl);
         pipeline.cmd("PEXPIRE").arg(&self.holders_key).arg(&ttl);
         pipeline.cmd("HLEN").arg(&self.holders_key);
-        let answers = self.send(pipeline).await?;
-        let entries = match answers.last() {
+        let replies = self.send(pipeline).await?;
+        let entries = match replies.last() {
             Some(Value::Int(count)) => usize::try_from(*count).ok(),
             _ => None,
         };
@@ -257,13 +257,13 @@ impl Publisher {
     }
 
     async fn send(&self, pipeline: Pipeline) -> Result<Vec<Value>, PassError> {
-        let answers = self.link.pipeline(pipeline).await.map_err(|error| {
+        let replies = self.link.pipeline(pipeline).await.map_err(|error| {
             // The link logs outages itself.
             tracing::debug!(%error, "could not update the holder registry");
             PassError::Unreachable
         })?;
-        let answers: Result<Vec<Value>, _> = answers.into_iter().collect();
-        answers.map_err(|error| {
+        let replies: Result<Vec<Value>, _> = replies.into_iter().collect();
+        replies.map_err(|error| {
             if self.link.is_redirect(&error) {
                 return PassError::Unreachable;
             }

@@ -17,7 +17,7 @@ pub(super) struct SlotLink {
     slot: u16,
     options: LinkOptions,
     stage: Shutdown,
-    /// The link to the node that was last known to have the slot.
+    /// The link to the last known owner of the slot.
     link: Option<(Address, Link)>,
 }
 
@@ -35,10 +35,10 @@ impl NodeLink {
     }
 
     /// Waits until the link is connected; false once it has shut down.
-    pub(super) async fn up(&mut self) -> bool {
+    pub(super) async fn wait_until_up(&mut self) -> bool {
         match self {
             Self::Server(link) => link.up().await.is_some(),
-            Self::Cluster(link) => link.up().await,
+            Self::Cluster(link) => link.wait_until_up().await,
         }
     }
 
@@ -68,7 +68,7 @@ impl NodeLink {
 }
 
 impl SlotLink {
-    async fn up(&mut self) -> bool {
+    async fn wait_until_up(&mut self) -> bool {
         let mut state = self.cluster.state();
         loop {
             let owner = state.borrow_and_update().slots.owner(self.slot).cloned();

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn only_damaged_lines_are_lost() {
+    fn only_damaged_lines_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, _) = own(&folder);
         let mut bytes = lines(records());
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn another_agents_journal_is_ignored_and_an_earlier_boots_only_cleaned_up() {
+    fn a_journal_of_another_agent_is_ignored_and_one_of_an_earlier_boot_only_cleaned_up() {
         let folder = tempfile::tempdir().unwrap();
         own(&folder).0.rewrite(&lines(records())).unwrap();
         let (_, restored) = open_as(folder.path(), head("you", "now")).unwrap();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_leaves_the_old_records() {
+    fn old_records_survive_a_full_disk() {
         let folder = tempfile::tempdir().unwrap();
         let (mut file, _) = own(&folder);
         file.rewrite(&lines(records())).unwrap();

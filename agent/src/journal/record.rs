@@ -3,8 +3,7 @@
 use redisson::{Kind, Lease, LockName, Moment};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use crate::types::Number;
-use crate::types::{Peer, SessionKey};
+use crate::types::{Number, Peer, SessionKey};
 
 /// One line of the journal. Instants are microseconds of the boot clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,7 +84,7 @@ pub struct OrphanRecord {
 mod moment {
     use super::*;
 
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
     pub(super) fn serialize<S: Serializer>(moment: &Moment, to: S) -> Result<S::Ok, S::Error> {
         moment.as_micros().serialize(to)
     }
@@ -98,7 +97,7 @@ mod moment {
 mod moment_or_none {
     use super::*;
 
-    #[expect(clippy::ref_option, reason = "serde calls it so")]
+    #[expect(clippy::ref_option, reason = "serde requires this signature")]
     pub(super) fn serialize<S: Serializer>(at: &Option<Moment>, to: S) -> Result<S::Ok, S::Error> {
         at.map(Moment::as_micros).serialize(to)
     }
@@ -126,7 +125,7 @@ mod lease {
 mod kind {
     use super::*;
 
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
     pub(super) fn serialize<S: Serializer>(kind: &Kind, to: S) -> Result<S::Ok, S::Error> {
         kind.as_str().serialize(to)
     }
@@ -184,7 +183,7 @@ mod hex_or_none {
     #[derive(Serialize, Deserialize)]
     struct Hex(#[serde(with = "hex")] [u8; 16]);
 
-    #[expect(clippy::ref_option, reason = "serde calls it so")]
+    #[expect(clippy::ref_option, reason = "serde requires this signature")]
     pub(super) fn serialize<S: Serializer>(
         bytes: &Option<[u8; 16]>,
         to: S,

@@ -1,12 +1,11 @@
-//! The state that the records of an earlier run add up to.
+//! The state of an earlier run, rebuilt from its records.
 
 use std::collections::{BTreeMap, HashMap};
 
 use redisson::Moment;
 
 use super::record::{HoldRecord, OrphanRecord, Record, SessionRecord};
-use crate::types::Number;
-use crate::types::SessionKey;
+use crate::types::{Number, SessionKey};
 
 /// The sessions and leftover holds of an earlier run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -10,10 +10,10 @@ use super::file::{self, File};
 use super::record::Record;
 
 /// The most bytes that may wait for a stalled disk; further records fail at once.
-const MOST_WAITING: usize = 16 << 20;
+const MAX_QUEUED: usize = 16 << 20;
 
 /// The delay before a failed write is retried, unless new records come first.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The result of a write.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Writer {
     busy: Option<JoinHandle<(File, io::Result<()>)>>,
     /// The number of the last record of the current write.
     writing: u64,
-    waiting: Vec<u8>,
+    queued: Vec<u8>,
     pushed: u64,
     rewrite_at: Option<Instant>,
 }
@@ -44,7 +44,7 @@ impl Writer {
             idle: Some(file),
             busy: None,
             writing: 0,
-            waiting: Vec::new(),
+            queued: Vec::new(),
             pushed: 0,
             rewrite_at: None,
         }
@@ -53,25 +53,25 @@ impl Writer {
     /// Queues a record for the next [`Self::start`].
     pub fn push(&mut self, record: Record) {
         self.pushed += 1;
-        if self.waiting.len() < MOST_WAITING {
-            self.waiting.extend(file::lines([record]));
+        if self.queued.len() < MAX_QUEUED {
+            self.queued.extend(file::lines([record]));
         } else {
             self.rewrite_at.get_or_insert_with(Instant::now);
         }
     }
 
-    /// Starts writing the queued records unless a write is in progress. `whole` returns the records of the complete
+    /// Starts writing the queued records unless a write is in progress. `snapshot` returns the records of the complete
     /// state, for a write that replaces the file.
-    pub fn start<R: IntoIterator<Item = Record>>(&mut self, whole: impl FnOnce() -> R) {
+    pub fn start<R: IntoIterator<Item = Record>>(&mut self, snapshot: impl FnOnce() -> R) {
         let retry = self.rewrite_at.is_some_and(|at| at <= Instant::now());
-        if self.waiting.is_empty() && !retry {
+        if self.queued.is_empty() && !retry {
             return;
         }
         let Some(mut file) = self.idle.take() else { return };
-        let mut lines = std::mem::take(&mut self.waiting);
+        let mut lines = std::mem::take(&mut self.queued);
         let rewrite = self.rewrite_at.take().is_some() || file.needs_rewrite();
         if rewrite {
-            lines = file::lines(whole());
+            lines = file::lines(snapshot());
         }
         self.writing = self.pushed;
         self.busy = Some(tokio::task::spawn_blocking(move || {
@@ -98,29 +98,29 @@ impl Writer {
             Err(error) => Some(error.to_string()),
         };
         if error.is_some() {
-            self.rewrite_at = Some(Instant::now() + RETRY);
+            self.rewrite_at = Some(Instant::now() + RETRY_DELAY);
         }
         Outcome { upto: self.writing, error }
     }
 
-    /// Writes the queued records, waiting at most `most`.
+    /// Writes the queued records, for at most `timeout`.
     pub async fn finish<R: IntoIterator<Item = Record>>(
         &mut self,
-        most: Duration,
-        whole: impl FnOnce() -> R,
+        timeout: Duration,
+        snapshot: impl FnOnce() -> R,
     ) {
         let finishing = async {
             if self.busy.is_some() {
                 self.written().await;
             }
-            self.start(whole);
+            self.start(snapshot);
             if self.busy.is_some()
                 && let Some(error) = self.written().await.error
             {
                 tracing::warn!(error, "final journal write failed");
             }
         };
-        if tokio::time::timeout(most, finishing).await.is_err() {
+        if tokio::time::timeout(timeout, finishing).await.is_err() {
             tracing::warn!("final journal write timed out");
         }
     }

@@ -248,10 +248,10 @@ impl ExecArgs {
         self.locks.iter().map(|name| name.as_bytes())
     }
 
-    /// Returns a command about the locks: `one` for a single lock, `several` with their number otherwise.
-    pub(crate) fn for_locks(&self, one: &str, several: &str) -> redis::Cmd {
+    /// Returns a command about the locks: `single` for one lock, otherwise `multiple` with their number.
+    pub(crate) fn for_locks(&self, single: &str, multiple: &str) -> redis::Cmd {
         let names = self.names();
-        let mut command = redis::cmd(if names.len() == 1 { one } else { several });
+        let mut command = redis::cmd(if names.len() == 1 { single } else { multiple });
         if names.len() > 1 {
             command.arg(names.len());
         }

@@ -35,7 +35,7 @@ pub(crate) fn as_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Whole microseconds, small enough to be added to a time.
+/// Returns whole microseconds, small enough to be added to a time.
 pub(crate) fn as_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX / 2)
 }

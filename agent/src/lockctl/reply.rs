@@ -20,12 +20,12 @@ pub(crate) trait Fields {
         self.field(key).and_then(number)
     }
 
-    /// A duration given in milliseconds.
+    /// Returns a duration given in milliseconds.
     fn millis(&self, key: &str) -> Option<Duration> {
         self.number(key)?.try_into().ok().map(Duration::from_millis)
     }
 
-    /// The items of an array; empty if it is missing.
+    /// Returns the items of an array; empty if it is missing.
     fn list(&self, key: &str) -> &[Value] {
         match self.field(key) {
             Some(Value::Array(items)) => items,
@@ -49,7 +49,7 @@ pub(crate) fn bytes(value: &Value) -> Option<&[u8]> {
     }
 }
 
-/// A string as text, with invalid UTF-8 replaced.
+/// Returns a string as text, with invalid UTF-8 replaced.
 pub(crate) fn text(value: &Value) -> Option<String> {
     bytes(value).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
 }
@@ -61,7 +61,7 @@ pub(crate) fn number(value: &Value) -> Option<i64> {
     }
 }
 
-/// A name as a terminal may print it: control characters and invalid UTF-8 are escaped.
+/// Returns a name as a terminal may print it: control characters and invalid UTF-8 are escaped.
 pub(crate) fn printable(name: &[u8]) -> String {
     match std::str::from_utf8(name) {
         Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),

@@ -91,11 +91,11 @@ pub(crate) async fn status(agent: &mut Agent, as_json: bool) -> Result<Status, F
         other => text(other).unwrap_or_default(),
     };
     let value = |key: &str| info.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-    let known: Vec<(&str, &str)> =
+    let fields: Vec<(&str, &str)> =
         FIELDS.iter().filter_map(|(key, name)| Some((*name, value(key)?))).collect();
     let healthy = value("redis_up") == Some("1") && value("draining") == Some("0");
     let lines = if as_json {
-        let pairs = known.iter().map(|(name, text)| {
+        let pairs = fields.iter().map(|(name, text)| {
             let value = match text.parse::<u64>() {
                 Ok(flag) if matches!(*name, "redis_up" | "draining") => (flag == 1).into(),
                 Ok(number) => number.into(),
@@ -111,7 +111,7 @@ pub(crate) async fn status(agent: &mut Agent, as_json: bool) -> Result<Status, F
             "draining" => format!("{:<10}{}", "draining", yes(text)),
             name => format!("{name:<10}{}", printable(text.as_bytes())),
         };
-        known.iter().map(line).collect()
+        fields.iter().map(line).collect()
     };
     Ok(Status { healthy, lines })
 }

@@ -1,10 +1,10 @@
-//! Application of the core's reports to the metrics.
+//! Updates the metrics from the core's reports.
 
 use super::Metrics;
 use crate::core::{Gauges, Report};
 
 impl Metrics {
-    /// Counts one fact.
+    /// Applies one report.
     pub fn apply(&self, report: &Report) {
         match report {
             Report::GroupSeen { group, groups } => self.group_seen(group, *groups),
@@ -22,7 +22,7 @@ impl Metrics {
             Report::RenewalRoundTrip(took) => self.renewal_seconds.observe(took.as_secs_f64()),
             Report::RenewalLateness(late) => self.renewal_lateness.observe(late.as_secs_f64()),
             Report::RenewalMargin(left) => self.renewal_margin.observe(left.as_secs_f64()),
-            Report::OutcomeKnown(outcome) => self.doubt(outcome),
+            Report::OutcomeKnown(outcome) => self.outcome_found(outcome),
             Report::Yielded => self.yields.inc(),
             Report::Command { word, failed, took } => self.command(word, *failed, *took),
             Report::SessionOpened => self.sessions_opened.inc(),
@@ -36,7 +36,7 @@ impl Metrics {
         }
     }
 
-    /// Shows the sizes of the core's tables.
+    /// Sets the gauges to the sizes of the core's tables.
     pub fn show(&self, gauges: Gauges) {
         let Gauges {
             jeopardy_holds,

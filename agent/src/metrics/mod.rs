@@ -21,7 +21,7 @@ pub use oldest::OldestCollector;
 use oldest::{Starts, end, start};
 use register::{Registrar, opts};
 
-/// Waits: from a round trip of an idle socket to minutes. The series budget allows at most twelve bounds.
+/// Waits: from a round trip over an idle socket to minutes. The series budget allows at most twelve bounds.
 const WAIT_BUCKETS: [f64; 11] =
     [0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 30.0, 120.0, 600.0];
 /// Holds: from a millisecond to hours.
@@ -134,7 +134,7 @@ impl Metrics {
         let metrics = Self {
             acquisitions: make.counters(
                 "acquisitions_total",
-                "LOCK commands by how they ended.",
+                "LOCK commands by outcome.",
                 &[group, "kind", "outcome"],
             )?,
             wait_seconds: make.histograms(
@@ -397,7 +397,7 @@ impl Metrics {
         }
     }
 
-    /// Removes the gauges of a server that is no longer in use, and keeps its counters.
+    /// Removes the gauges, but not the counters, of a server that is no longer in use.
     pub fn server_gone(&self, node: &str) {
         // A server that was never connected lacks some of them.
         self.redis_up.remove_label_values(&[node]).ok();
@@ -426,8 +426,8 @@ impl Metrics {
         self.lost_holds.with_label_values(&[why.as_str()]).inc();
     }
 
-    /// Counts a script with an unknown outcome once it is known.
-    pub fn doubt(&self, outcome: &str) {
+    /// Counts a script whose outcome was unknown and has been found.
+    pub fn outcome_found(&self, outcome: &str) {
         self.unknown_outcomes.with_label_values(&[outcome]).inc();
     }
 

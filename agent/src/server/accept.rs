@@ -14,28 +14,28 @@ use crate::server::connection::{self, Shared};
 use crate::types::SessionId;
 
 /// The pause after a rejected connection, which makes clients that retry at once cheap.
-const AFTER_REJECTION: Duration = Duration::from_millis(5);
+const REJECTION_PAUSE: Duration = Duration::from_millis(5);
 /// The pause after a failed accept, doubled with each further failure.
-const AFTER_FAILURE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const FAILURE_PAUSE: Duration = Duration::from_millis(20);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// Accepts connections until `closed` is cancelled and serves each as a task of `sessions`, at most `most` at a time.
+/// Accepts connections until `closed` is cancelled and serves each as a task of `sessions`, at most `max_sessions` at a time.
 /// Cancelling does not end the sessions.
 pub async fn accept(
     listener: &UnixListener,
     shared: Shared,
-    most: usize,
+    max_sessions: usize,
     sessions: TaskTracker,
     closed: CancellationToken,
 ) {
-    let permits = Arc::new(Semaphore::new(most));
-    let mut pause = AFTER_FAILURE;
+    let permits = Arc::new(Semaphore::new(max_sessions));
+    let mut pause = FAILURE_PAUSE;
     let accepting = async {
         for number in 1.. {
             let permit = Arc::clone(&permits).try_acquire_owned();
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    pause = AFTER_FAILURE;
+                    pause = FAILURE_PAUSE;
                     // A session may have ended while this one connected.
                     match permit.or_else(|_| Arc::clone(&permits).try_acquire_owned()) {
                         Ok(permit) => {
@@ -51,8 +51,8 @@ pub async fn accept(
                                 .sessions_rejected
                                 .with_label_values(&[TOO_MANY_SESSIONS])
                                 .inc();
-                            reject(&stream, most);
-                            tokio::time::sleep(AFTER_REJECTION).await;
+                            reject(&stream, max_sessions);
+                            tokio::time::sleep(REJECTION_PAUSE).await;
                         }
                     }
                 }
@@ -61,7 +61,7 @@ pub async fn accept(
                     shared.metrics.accept_failures.inc();
                     tracing::warn!(%error, pause_ms = pause.as_millis(), "accept failed");
                     tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    pause = (pause * 2).min(MAX_PAUSE);
                 }
             }
         }
@@ -69,10 +69,10 @@ pub async fn accept(
     closed.run_until_cancelled(accepting).await;
 }
 
-/// Sends the reason. A new socket accepts it without blocking.
-fn reject(stream: &UnixStream, most: usize) {
+/// Sends the reason for the rejection. A new socket accepts it without blocking.
+fn reject(stream: &UnixStream, max_sessions: usize) {
     let text = format!(
-        "-LIMIT the agent already serves {most} sessions: close some, or raise max_sessions and the limit of open files\r\n"
+        "-LIMIT the agent already serves {max_sessions} sessions: close some, or raise max_sessions and the limit of open files\r\n"
     );
     if let Err(error) = stream.try_write(text.as_bytes()) {
         tracing::debug!(%error, "could not send the reason to a rejected client");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     impl Rig {
-        async fn new(most: usize) -> Self {
+        async fn new(max_sessions: usize) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let settings =
                 SocketSettings { path: folder.path().join("s"), mode: 0o600, group: None };
@@ -132,7 +132,7 @@ mod tests {
             let task = tokio::spawn(async move {
                 // Moves the whole socket into the task, including its file's cleanup.
                 let socket = socket;
-                accept(&socket.listener, shared, most, TaskTracker::new(), token).await;
+                accept(&socket.listener, shared, max_sessions, TaskTracker::new(), token).await;
             });
             Self { folder, inbox, closed, metrics, task }
         }
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(rig.metrics.sessions_rejected.with_label_values(&["max_sessions"]).get(), 1);
         drop(one);
         assert!(matches!(rig.input().await, Input::Closed(SessionId(1))));
-        // The place is free once the task has ended.
+        // The slot is free once the task has ended.
         let mut replies = Vec::new();
         while !replies.contains(&"+PONG\r\n".to_owned()) {
             assert!(replies.len() < 1000, "{replies:?}");

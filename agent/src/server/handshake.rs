@@ -45,27 +45,27 @@ pub struct ClientState {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
-    pub reply: Outgoing,
+pub struct HandshakeReply {
+    pub frame: Outgoing,
     /// The client set or cleared its name.
     pub named: bool,
     /// The connection closes after the reply.
     pub close: bool,
 }
 
-impl Answer {
+impl HandshakeReply {
     fn new(frame: Frame) -> Self {
-        Self { reply: Outgoing::Reply(frame), named: false, close: false }
+        Self { frame: Outgoing::Reply(frame), named: false, close: false }
     }
 }
 
-/// Answers a connection command and updates `state`; none for every other command.
-pub fn answer(
+/// Returns the reply to a connection command and updates `state`; none for every other command.
+pub fn reply(
     args: Args<'_>,
     state: &mut ClientState,
     connection: ConnectionInfo,
     agent: &AgentInfo,
-) -> Option<Answer> {
+) -> Option<HandshakeReply> {
     let word = args.get(0)?.to_ascii_uppercase();
     let frame = match word.as_slice() {
         b"PING" => match args.len() {
@@ -81,9 +81,9 @@ pub fn answer(
             let named = state.name.is_some();
             *state = ClientState::default();
             let reply = Outgoing::Switch(Protocol::Resp2, Frame::Simple("RESET"));
-            return Some(Answer { reply, named, close: false });
+            return Some(HandshakeReply { frame: reply, named, close: false });
         }
-        b"QUIT" => return Some(Answer { close: true, ..Answer::new(ok()) }),
+        b"QUIT" => return Some(HandshakeReply { close: true, ..HandshakeReply::new(ok()) }),
         // The agent has no users; the socket's permissions restrict who may connect.
         b"AUTH" if matches!(args.len(), 2 | 3) => ok(),
         b"AUTH" => wrong_number("auth"),
@@ -96,7 +96,7 @@ pub fn answer(
         b"INFO" => Frame::bytes(info(agent)),
         _ => return None,
     };
-    Some(Answer::new(frame))
+    Some(HandshakeReply::new(frame))
 }
 
 fn ok() -> Frame {
@@ -116,16 +116,16 @@ fn wrong_number(command: &str) -> Frame {
 }
 
 /// Answers `HELLO [2|3 [AUTH user password] [SETNAME name]]`. Changes nothing unless all of it is valid.
-fn hello(args: Args<'_>, state: &mut ClientState, connection: ConnectionInfo) -> Answer {
+fn hello(args: Args<'_>, state: &mut ClientState, connection: ConnectionInfo) -> HandshakeReply {
     let mut protocol = state.protocol;
     if let Some(version) = args.get(1) {
         protocol = match number(version) {
             Some(2) => Protocol::Resp2,
             Some(3) => Protocol::Resp3,
-            Some(_) => return Answer::new(error("NOPROTO unsupported protocol version")),
+            Some(_) => return HandshakeReply::new(error("NOPROTO unsupported protocol version")),
             None => {
                 let text = "ERR Protocol version is not an integer or out of range";
-                return Answer::new(error(text));
+                return HandshakeReply::new(error(text));
             }
         };
     }
@@ -137,13 +137,15 @@ fn hello(args: Args<'_>, state: &mut ClientState, connection: ConnectionInfo) ->
             b"SETNAME" if args.len() > at + 1 => {
                 match client_name(args.get(at + 1).unwrap_or_default()) {
                     Ok(given) => name = Some(given),
-                    Err(refused) => return Answer::new(refused),
+                    Err(refused) => return HandshakeReply::new(refused),
                 }
                 at += 2;
             }
             _ => {
                 let option = shown(option);
-                return Answer::new(error(format!("ERR Syntax error in HELLO option '{option}'")));
+                return HandshakeReply::new(error(format!(
+                    "ERR Syntax error in HELLO option '{option}'"
+                )));
             }
         }
     }
@@ -161,7 +163,7 @@ fn hello(args: Args<'_>, state: &mut ClientState, connection: ConnectionInfo) ->
         ("role", Frame::word("master")),
         ("modules", Frame::Array(Vec::new())),
     ]);
-    Answer { reply: Outgoing::Switch(protocol, reply), named, close: false }
+    HandshakeReply { frame: Outgoing::Switch(protocol, reply), named, close: false }
 }
 
 /// Validates a client name; none for the empty one, which clears it.
@@ -182,13 +184,17 @@ fn printable(text: &[u8]) -> bool {
     text.iter().all(|b| (b'!'..=b'~').contains(b))
 }
 
-fn client_command(args: Args<'_>, state: &mut ClientState, connection: ConnectionInfo) -> Answer {
+fn client_command(
+    args: Args<'_>,
+    state: &mut ClientState,
+    connection: ConnectionInfo,
+) -> HandshakeReply {
     let word = args.get(1).unwrap_or_default();
     let frame = match (word.to_ascii_uppercase().as_slice(), args.len()) {
         (b"SETNAME", 3) => match client_name(args.get(2).unwrap_or_default()) {
             Ok(name) => {
                 state.name = name;
-                return Answer { named: true, ..Answer::new(ok()) };
+                return HandshakeReply { named: true, ..HandshakeReply::new(ok()) };
             }
             Err(refused) => refused,
         },
@@ -213,7 +219,7 @@ fn client_command(args: Args<'_>, state: &mut ClientState, connection: Connectio
             shown(word)
         )),
     };
-    Answer::new(frame)
+    HandshakeReply::new(frame)
 }
 
 /// Accepts and ignores the library's name and version.

@@ -20,7 +20,7 @@ pub fn raise_open_files() -> usize {
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         tracing::warn!(%error, "could not raise the limit of open files");
     }
-    // None means unlimited.
+    // `None` means unlimited.
     getrlimit(Resource::Nofile)
         .current
         .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))

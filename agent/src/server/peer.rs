@@ -12,12 +12,12 @@ use crate::types::Peer;
 /// Fails if the kernel has no credentials, which it has for every connected Unix socket.
 pub fn of(stream: &UnixStream) -> io::Result<Peer> {
     let credentials = stream.peer_cred()?;
-    // 0 stands for a process in a pid namespace that is not visible here.
+    // 0 means a process in a pid namespace that is not visible here.
     let pid = credentials.pid().filter(|pid| *pid > 0);
     Ok(Peer { pid, uid: credentials.uid(), gid: credentials.gid(), comm: pid.and_then(comm) })
 }
 
-/// The command name of a process: at most 15 bytes, chosen by the process.
+/// Returns the command name of a process: at most 15 bytes, chosen by the process.
 fn comm(pid: i32) -> Option<String> {
     let bytes = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
     let text = String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned();
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_peer_of_our_own_is_ourselves() {
+    async fn the_peer_of_a_local_pair_is_this_process() {
         let (one, _other) = UnixStream::pair().unwrap();
         let peer = of(&one).unwrap();
         assert_eq!(peer.pid, i32::try_from(std::process::id()).ok());
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_no_name() {
+    fn a_missing_process_has_no_name() {
         assert_eq!(comm(i32::MAX), None);
     }
 }

@@ -47,7 +47,7 @@ impl Processes {
     /// Watches the process `pid`.
     pub fn watch(self: &Arc<Self>, pid: Option<i32>) -> Watch {
         let Some(pid) = pid else { return Watch::Unwatched };
-        // Dropping a process takes the lock, so the guard must be released first.
+        // Dropping a process locks the map, so the guard must be dropped first.
         let (known, full) = {
             let watched = self.lock();
             (watched.get(&pid).and_then(Weak::upgrade), watched.len() >= self.most)
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_sessions_learn_of_a_death_and_the_watch_is_removed() {
+    async fn a_death_is_reported_to_all_sessions_and_ends_the_watch() {
         let processes = Processes::new(10);
         let mut worker = Sleeper::start();
         let (Watch::Watched(one), Watch::Watched(two)) =

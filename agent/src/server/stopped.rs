@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use crate::core::Input;
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// With many workers the checks are rarer: they take at most one part in this many of the time.
-const MAX_SHARE: u32 = 20;
+/// The least ratio of the pause to the duration of a check, so that many workers do not slow down the agent.
+const MIN_PAUSE_RATIO: u32 = 20;
 
 /// Starts the task, which ends with `stage`.
 pub fn start(core: mpsc::Sender<Input>, stage: &Shutdown) {
@@ -25,19 +25,19 @@ async fn watch(core: mpsc::Sender<Input>) {
     let mut pause = INTERVAL;
     loop {
         tokio::time::sleep(pause).await;
-        let (answer, busy) = oneshot::channel();
-        if core.send(Input::ListBusy(answer)).await.is_err() {
+        let (reply, busy) = oneshot::channel();
+        if core.send(Input::ListBusy(reply)).await.is_err() {
             return;
         }
         let Ok(pids) = busy.await else { return };
-        // Off the thread that serves locks, since many processes take a while.
+        // On another thread than the one that serves locks, since many processes take a while.
         let checked = tokio::task::spawn_blocking(move || {
             let began = Instant::now();
             let stopped: BTreeSet<i32> = pids.into_iter().filter(|pid| is_stopped(*pid)).collect();
             (stopped, began.elapsed())
         });
         let Ok((stopped, took)) = checked.await else { return };
-        pause = INTERVAL.max(took * MAX_SHARE);
+        pause = INTERVAL.max(took * MIN_PAUSE_RATIO);
         if core.send(Input::Stopped(stopped)).await.is_err() {
             return;
         }

@@ -40,15 +40,15 @@ const MAX_AGE_MS: u64 = 7 * 24 * 3_600_000;
 
 /// A sender of entries. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Notes {
+pub struct ArchiveSender {
     queue: mpsc::Sender<ArchiveEntry>,
     lost: Arc<AtomicU64>,
 }
 
-impl Notes {
+impl ArchiveSender {
     /// Sends an entry without waiting. Without room it is counted, and leaves a gap.
-    pub fn tell(&self, note: ArchiveEntry) {
-        if self.queue.try_send(note).is_err() {
+    pub fn send(&self, entry: ArchiveEntry) {
+        if self.queue.try_send(entry).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -60,7 +60,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 /// An opened history.
 #[derive(Debug)]
 pub struct Archive {
-    pub notes: Notes,
+    pub sender: ArchiveSender,
     pub writer: Writer,
     pub reader: Reader,
 }
@@ -84,7 +84,7 @@ pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
         .open(folder.join("lock"))
         .with_context(|| format!("cannot write to the history's folder {}", named()))?;
     let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-    take(folder, || rustix::fs::flock(&lock, exclusive)).await?;
+    lock_folder(folder, || rustix::fs::flock(&lock, exclusive)).await?;
     let path = folder.join(FILE);
     let connection = match schema::open(&path) {
         Ok(connection) => connection,
@@ -94,7 +94,10 @@ pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
 }
 
 /// Locks the folder. Retries for a while, since another dashboard may be just ending.
-async fn take(folder: &Path, try_lock: impl Fn() -> rustix::io::Result<()>) -> anyhow::Result<()> {
+async fn lock_folder(
+    folder: &Path,
+    try_lock: impl Fn() -> rustix::io::Result<()>,
+) -> anyhow::Result<()> {
     let named = || folder.display();
     let began = Instant::now();
     loop {
@@ -147,10 +150,10 @@ fn connect(
     lock: File,
     now: SteadyMillis,
 ) -> anyhow::Result<Archive> {
-    let (queue, notes) = mpsc::channel(QUEUE);
+    let (queue, entries) = mpsc::channel(QUEUE);
     let lost = Arc::new(AtomicU64::new(0));
     let reader = Reader::open(path).context("cannot read the history")?;
-    let writer = Writer::new(connection, notes, Arc::clone(&lost), lock, now)
+    let writer = Writer::new(connection, entries, Arc::clone(&lost), lock, now)
         .context("cannot write to the history")?;
-    Ok(Archive { notes: Notes { queue, lost }, writer, reader })
+    Ok(Archive { sender: ArchiveSender { queue, lost }, writer, reader })
 }

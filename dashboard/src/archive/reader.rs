@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::writer::millis;
 use crate::clock::{SteadyMillis, WallMillis};
-use crate::model::Remembered;
+use crate::model::RestoredLock;
 use crate::model::types::{
     Acknowledgement, Ending, LockId, PastHold, PastHoldView, ProblemKind, Since,
 };
@@ -218,9 +218,9 @@ impl Reader {
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub fn remembered(&self) -> rusqlite::Result<HashMap<LockId, Remembered>> {
+    pub fn restored(&self) -> rusqlite::Result<HashMap<LockId, RestoredLock>> {
         let connection = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut known: HashMap<LockId, Remembered> = HashMap::new();
+        let mut known: HashMap<LockId, RestoredLock> = HashMap::new();
         let mut past = connection.prepare(
             "SELECT deployment, db, name, holder, began, exact, ended, how FROM (
                SELECT *, row_number() OVER (PARTITION BY deployment, db, name ORDER BY ended DESC) AS n FROM hold

@@ -26,10 +26,14 @@ fn ended(name: &[u8], thread: i64, from: u64, to: u64) -> ArchiveEntry {
 }
 
 /// Writes entries, and returns a reader.
-async fn written(folder: &Path, now: u64, notes: impl IntoIterator<Item = ArchiveEntry>) -> Reader {
-    let Archive { notes: queue, writer, reader } = open(folder, SteadyMillis(now)).await.unwrap();
-    notes.into_iter().for_each(|note| queue.tell(note));
-    drop(queue);
+async fn written(
+    folder: &Path,
+    now: u64,
+    entries: impl IntoIterator<Item = ArchiveEntry>,
+) -> Reader {
+    let Archive { sender, writer, reader } = open(folder, SteadyMillis(now)).await.unwrap();
+    entries.into_iter().for_each(|entry| sender.send(entry));
+    drop(sender);
     writer.run().await;
     reader
 }
@@ -60,9 +64,9 @@ async fn holders_at_an_instant_are_known_after_a_restart() {
     assert_eq!(holders(&reader, hostile, 2_000).await, [id(2).to_string()], "never both");
     assert_eq!(holders(&reader, hostile, 99_999).await, [id(2).to_string()], "it lasts");
     assert_eq!(holders(&reader, b"unknown", 1_000).await, Vec::<String>::new());
-    let known = reader.remembered().unwrap();
-    assert_eq!(known.len(), 2);
-    let lock = &known[&lock(hostile)];
+    let restored = reader.restored().unwrap();
+    assert_eq!(restored.len(), 2);
+    let lock = &restored[&lock(hostile)];
     assert_eq!((lock.holds.clone(), lock.past.len()), (vec![(id(2), since(2_000))], 1));
 }
 
@@ -99,9 +103,9 @@ async fn the_last_problems_are_restored() {
         ],
     )
     .await;
-    let known = &reader.remembered().unwrap()[&lock(b"a")];
-    assert_eq!(known.problems, [(leaked, SteadyMillis(2_000))], "it went on");
-    assert_eq!((known.holds.len(), holders(&reader, b"a", 3_999).await.len()), (0, 1));
+    let restored = &reader.restored().unwrap()[&lock(b"a")];
+    assert_eq!(restored.problems, [(leaked, SteadyMillis(2_000))], "it is the same problem");
+    assert_eq!((restored.holds.len(), holders(&reader, b"a", 3_999).await.len()), (0, 1));
     assert_eq!(holders(&reader, b"a", 4_000).await.len(), 0);
 }
 
@@ -164,19 +168,19 @@ async fn times_without_observation_are_gaps() {
 #[tokio::test]
 async fn entries_without_room_leave_a_gap() {
     let folder = tempfile::tempdir().unwrap();
-    let Archive { notes, writer, reader } = open(folder.path(), SteadyMillis(5)).await.unwrap();
+    let Archive { sender, writer, reader } = open(folder.path(), SteadyMillis(5)).await.unwrap();
     for i in 0..QUEUE as u64 + 10 {
-        notes.tell(ended(b"a", 1, i, i + 1));
+        sender.send(ended(b"a", 1, i, i + 1));
     }
-    assert_eq!(notes.lost.load(Ordering::Relaxed), 10);
-    drop(notes);
+    assert_eq!(sender.lost.load(Ordering::Relaxed), 10);
+    drop(sender);
     writer.run().await;
     let gaps = reader.gaps(SteadyMillis(5), SteadyMillis(u64::MAX >> 2)).await.unwrap();
     assert!(
         gaps.iter().any(|gap| gap.from == Some(SteadyMillis(5)) && gap.to.is_some()),
         "{gaps:?}"
     );
-    assert_eq!(reader.remembered().unwrap()[&lock(b"a")].past.len(), 64);
+    assert_eq!(reader.restored().unwrap()[&lock(b"a")].past.len(), 64);
 }
 
 #[tokio::test]
@@ -190,7 +194,7 @@ async fn a_broken_file_is_renamed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_folder_that_cannot_be_locked_is_not_reported_as_another_dashboards() {
+async fn a_lock_failure_is_not_reported_as_another_dashboard() {
     let tries = std::cell::Cell::new(0);
     let answer = |errno: Errno| {
         tries.set(tries.get() + 1);
@@ -198,18 +202,18 @@ async fn a_folder_that_cannot_be_locked_is_not_reported_as_another_dashboards() 
     };
     for errno in [Errno::NOLCK, Errno::NOSYS] {
         tries.set(0);
-        let error = take(Path::new("/h"), || answer(errno)).await.unwrap_err();
-        let said = format!("{error:#}");
-        assert!(said.contains("cannot lock") && said.contains("/h"), "{said}");
-        assert!(said.contains(&errno.to_string()), "it says why: {said}");
-        assert_eq!(tries.get(), 1, "trying again is no use");
+        let error = lock_folder(Path::new("/h"), || answer(errno)).await.unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.contains("cannot lock") && text.contains("/h"), "{text}");
+        assert!(text.contains(&errno.to_string()), "the reason is included: {text}");
+        assert_eq!(tries.get(), 1, "it is not retried");
     }
-    let error = take(Path::new("/h"), || answer(Errno::AGAIN)).await.unwrap_err();
+    let error = lock_folder(Path::new("/h"), || answer(Errno::AGAIN)).await.unwrap_err();
     assert!(error.to_string().contains("another dashboard"), "{error}");
     // An interrupted call is retried.
     tries.set(0);
     let interrupted = || if tries.get() < 2 { answer(Errno::INTR) } else { Ok(()) };
-    take(Path::new("/h"), interrupted).await.unwrap();
+    lock_folder(Path::new("/h"), interrupted).await.unwrap();
     assert_eq!(tries.get(), 2);
 }
 

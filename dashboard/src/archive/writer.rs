@@ -11,24 +11,23 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::{MAX_AGE_MS, MAX_BYTES};
-use crate::clock;
-use crate::clock::SteadyMillis;
+use crate::clock::{self, SteadyMillis};
 use crate::model::types::{ArchiveEntry, LockId};
 
 /// The most entries in one transaction.
 const BATCH: usize = 2_000;
 /// The interval at which entries, and the time of observation, are written.
-const EACH: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 /// The interval at which old rows are removed.
-const PRUNE_EACH: Duration = Duration::from_secs(60);
+const PRUNE_INTERVAL: Duration = Duration::from_secs(60);
 /// Rows removed at once if the file is too large.
-const PRUNED: u64 = 20_000;
+const PRUNE_ROWS: u64 = 20_000;
 
 /// The writer of the history. Its folder is locked for as long as this lives.
 #[derive(Debug)]
 pub struct Writer {
     table: Table,
-    notes: mpsc::Receiver<ArchiveEntry>,
+    entries: mpsc::Receiver<ArchiveEntry>,
     lost: Arc<AtomicU64>,
 }
 
@@ -47,7 +46,7 @@ struct Table {
 impl Writer {
     pub(super) fn new(
         connection: Connection,
-        notes: mpsc::Receiver<ArchiveEntry>,
+        entries: mpsc::Receiver<ArchiveEntry>,
         lost: Arc<AtomicU64>,
         lock: File,
         now: SteadyMillis,
@@ -55,13 +54,13 @@ impl Writer {
         let span = begin_span(&connection, now)?;
         let table =
             Table { connection, span, first: millis(now), set: clock::set_by(), _lock: lock };
-        Ok(Self { table, notes, lost })
+        Ok(Self { table, entries, lost })
     }
 
     /// Writes until all senders are gone.
     pub async fn run(self) {
-        let Self { mut table, mut notes, lost } = self;
-        let mut tick = interval(EACH);
+        let Self { mut table, mut entries, lost } = self;
+        let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut pruned = Instant::now();
         let mut open = true;
@@ -71,8 +70,8 @@ impl Writer {
             loop {
                 let mut batch = Vec::new();
                 while batch.len() < BATCH {
-                    match notes.try_recv() {
-                        Ok(note) => batch.push(note),
+                    match entries.try_recv() {
+                        Ok(entry) => batch.push(entry),
                         Err(ended) => {
                             open = ended != TryRecvError::Disconnected;
                             break;
@@ -80,7 +79,7 @@ impl Writer {
                     }
                 }
                 let last = batch.len() < BATCH;
-                let prune = last && pruned.elapsed() >= PRUNE_EACH;
+                let prune = last && pruned.elapsed() >= PRUNE_INTERVAL;
                 if prune {
                     pruned = Instant::now();
                 }
@@ -130,8 +129,8 @@ impl Table {
             self.span = begin_span(&self.connection, now)?;
         }
         let transaction = self.connection.transaction()?;
-        for note in batch {
-            put(&transaction, note)?;
+        for entry in batch {
+            insert(&transaction, entry)?;
         }
         let alive = [millis(now), self.span];
         transaction
@@ -182,14 +181,14 @@ impl Table {
         if used > MAX_BYTES {
             let oldest = "DELETE FROM hold WHERE rowid IN
                 (SELECT rowid FROM hold WHERE ended IS NOT NULL ORDER BY ended LIMIT ?1)";
-            self.connection.execute(oldest, [PRUNED])?;
+            self.connection.execute(oldest, [PRUNE_ROWS])?;
         }
         self.connection.execute_batch("PRAGMA incremental_vacuum(2000)")
     }
 }
 
-fn put(to: &Transaction<'_>, note: &ArchiveEntry) -> rusqlite::Result<()> {
-    match note {
+fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
+    match entry {
         ArchiveEntry::Began(lock, holder, since) => {
             let (deployment, db, name) = key(lock);
             let (holder, began) = (holder.to_string(), millis(since.at));

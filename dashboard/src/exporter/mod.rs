@@ -10,7 +10,7 @@ use std::time::Duration;
 use prometheus::{IntCounterVec, Registry};
 use redisson::group::OVERFLOW;
 
-use crate::archive::Notes;
+use crate::archive::ArchiveSender;
 use crate::metrics::opts;
 use crate::model::Effect;
 use crate::model::actor::{Hub, Listener};
@@ -32,14 +32,14 @@ pub struct ModelMetrics {
     detected: IntCounterVec,
     pairs: Pairs,
     sources: Arc<Sources>,
-    notes: Option<Notes>,
+    archive: Option<ArchiveSender>,
 }
 
 impl ModelMetrics {
-    /// Forwards notes to the archive.
+    /// Forwards entries to the archive.
     #[must_use]
-    pub fn with_notes(self, notes: Option<Notes>) -> Self {
-        Self { notes, ..self }
+    pub fn with_archive(self, archive: Option<ArchiveSender>) -> Self {
+        Self { archive, ..self }
     }
 }
 
@@ -76,9 +76,9 @@ impl Listener for ModelMetrics {
                 let labels = [deployment, problem.as_str(), certainty.as_str(), group];
                 self.detected.with_label_values(&labels).inc();
             }
-            Effect::Archive(note) => {
-                if let Some(notes) = &self.notes {
-                    notes.tell(*note);
+            Effect::Archive(entry) => {
+                if let Some(archive) = &self.archive {
+                    archive.send(*entry);
                 }
             }
             Effect::Count(..) | Effect::LostInRestart => {}
@@ -113,7 +113,7 @@ pub fn register(
     let collector = SnapshotCollector::new(hub, sources, pairs.clone(), detected.clone(), names)?;
     registry.register(Box::new(collector))?;
     let sources = Arc::clone(sources);
-    Ok(ModelMetrics { events, detected, pairs, sources, notes: None })
+    Ok(ModelMetrics { events, detected, pairs, sources, archive: None })
 }
 
 #[cfg(test)]

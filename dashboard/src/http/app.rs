@@ -16,7 +16,7 @@ use super::viewers::Viewers;
 use crate::archive::Reader;
 use crate::clock::SteadyMillis;
 use crate::metrics::StreamMetrics;
-use crate::model::actor::{Answer, Hub, ModelHandle};
+use crate::model::actor::{Hub, ModelHandle, ReadingReply};
 use crate::model::types::{LockId, Reading, Snapshot};
 use crate::query::shared::SharedPages;
 use crate::release::Releases;
@@ -145,9 +145,9 @@ impl App {
             let mut counts = Counts { not_kept: snapshot.not_kept, ..Counts::default() };
             for lock in snapshot.locks() {
                 counts.held += usize::from(lock.confirmed && lock.is_held());
-                counts.with_problems += usize::from(lock.is_troubled());
+                counts.with_problems += usize::from(lock.has_open_problem());
                 counts.acknowledged +=
-                    usize::from(!lock.problems.is_empty() && !lock.is_troubled());
+                    usize::from(!lock.problems.is_empty() && !lock.has_open_problem());
                 counts.unconfirmed += usize::from(!lock.confirmed && lock.is_held());
                 counts.unknown += usize::from(lock.is_unknown());
             }
@@ -215,18 +215,18 @@ impl App {
         let fresh = known.as_ref().is_some_and(|lock| {
             !lock.is_unknown() && now.0.saturating_sub(lock.observed_at.0) <= FRESH_MS
         });
-        let answer = if fresh { None } else { self.model.ask(id, PATIENCE).await };
+        let answer = if fresh { None } else { self.model.request_reading(id, PATIENCE).await };
         if let Some(known) = self.hub.snapshot().get(id).or(known.as_ref()) {
             return Subject::Known(Arc::clone(known));
         }
         match answer {
-            Some(Answer { read_at, reading: Reading::Absent { .. } }) => {
+            Some(ReadingReply { read_at, reading: Reading::Absent { .. } }) => {
                 Subject::Absent { read_at }
             }
-            Some(Answer { reading: Reading::Other(what), .. }) => {
+            Some(ReadingReply { reading: Reading::Other(what), .. }) => {
                 Subject::NoLock(format!("It is {what}."))
             }
-            Some(Answer { reading: Reading::Lock { .. }, .. }) => Subject::NoLock(
+            Some(ReadingReply { reading: Reading::Lock { .. }, .. }) => Subject::NoLock(
                 "It has a lock's form, but the settings say to ignore it, or there are too many locks."
                     .to_owned(),
             ),
@@ -238,8 +238,8 @@ impl App {
     ///
     /// # Errors
     /// A sentence, where it could not be read.
-    pub async fn read_now(&self, id: &LockId) -> Result<Answer, String> {
-        let answer = self.model.ask(id, PATIENCE).await;
+    pub async fn read_now(&self, id: &LockId) -> Result<ReadingReply, String> {
+        let answer = self.model.request_reading(id, PATIENCE).await;
         answer.ok_or_else(|| self.why_unreadable(id))
     }
 

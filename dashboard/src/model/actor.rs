@@ -22,17 +22,17 @@ const AT_ONCE: usize = 512;
 /// The interval at which deadlines are checked.
 const TICK: Duration = Duration::from_millis(20);
 /// The least time between two snapshots.
-const PUBLISH_EACH: Duration = Duration::from_millis(50);
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
 /// The interval at which the last hour's counts are summed up.
-const COUNT_EACH: Duration = Duration::from_secs(5);
+const COUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval of the model's tick.
-const TIDY_EACH: Duration = Duration::from_secs(1);
+const TIDY_INTERVAL: Duration = Duration::from_secs(1);
 /// Locks in one batch of reads.
 const BATCH: usize = 128;
 /// The most batches that queue for one reader.
 const BATCHES: usize = 2;
-/// The most names with pending requests for a reading, in all databases together.
-const MAX_ASKED: usize = 256;
+/// The most names with pending reading requests, in all databases together.
+const MAX_REQUESTED: usize = 256;
 /// The most deltas that a subscriber may lag behind.
 const DELTAS: usize = 64;
 /// Deltas, and locks in all of them, that are retained for subscribers that reconnect.
@@ -103,9 +103,9 @@ impl Hub {
     }
 }
 
-/// The answer to a request for a reading.
+/// The reply to a reading request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct ReadingReply {
     pub read_at: SteadyMillis,
     pub reading: Reading,
 }
@@ -113,7 +113,7 @@ pub struct Answer {
 #[derive(Debug)]
 enum Message {
     Observed(ScopeId, Observation),
-    Asked(ScopeId, LockName, oneshot::Sender<Answer>),
+    ReadingRequested(ScopeId, LockName, oneshot::Sender<ReadingReply>),
     Viewed(Vec<LockId>),
     Joined(ScopeId, mpsc::Sender<Vec<ReadRequest>>, oneshot::Sender<ScopeId>),
     Left(ScopeId),
@@ -128,13 +128,13 @@ pub struct ModelHandle {
 
 impl ModelHandle {
     /// Sends an observation. Waits while the model is busy; observations after its end are dropped.
-    pub async fn see(&self, scope: ScopeId, observation: Observation) {
+    pub async fn observe(&self, scope: ScopeId, observation: Observation) {
         drop(self.messages.send(Message::Observed(scope, observation)).await);
     }
 
     /// Sends an observation without waiting. Returns false if the model is too busy; then it was not sent.
     #[must_use]
-    pub fn try_see(&self, scope: ScopeId, observation: Observation) -> bool {
+    pub fn try_observe(&self, scope: ScopeId, observation: Observation) -> bool {
         self.messages.try_send(Message::Observed(scope, observation)).is_ok()
     }
 
@@ -166,16 +166,16 @@ impl ModelHandle {
         &self.scopes
     }
 
-    /// Requests a reading of a key. Returns none if it was not read within `patience`, or there are too many requests.
-    pub async fn ask(&self, id: &LockId, patience: Duration) -> Option<Answer> {
+    /// Requests a reading of a key. Returns none if it was not read within `timeout`, or there are too many requests.
+    pub async fn request_reading(&self, id: &LockId, timeout: Duration) -> Option<ReadingReply> {
         let scope = self.scope(&id.deployment, id.db)?;
         let (reply, answer) = oneshot::channel();
-        self.messages.try_send(Message::Asked(scope, id.name.clone(), reply)).ok()?;
-        tokio::time::timeout(patience, answer).await.ok()?.ok()
+        self.messages.try_send(Message::ReadingRequested(scope, id.name.clone(), reply)).ok()?;
+        tokio::time::timeout(timeout, answer).await.ok()?.ok()
     }
 
     /// Sets the locks that open pages show.
-    pub fn view(&self, ids: Vec<LockId>) {
+    pub fn set_viewed(&self, ids: Vec<LockId>) {
         // If the model is that busy, the next call suffices.
         drop(self.messages.try_send(Message::Viewed(ids)));
     }
@@ -189,22 +189,22 @@ pub struct Actor {
     messages: mpsc::Receiver<Message>,
     /// Senders of read requests by scope; none where the reader has ended.
     readers: Vec<Option<mpsc::Sender<Vec<ReadRequest>>>>,
-    asked: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<Answer>>>,
+    requested: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<ReadingReply>>>,
     published: Instant,
-    /// True if to send read requests: at each tick, on a request for a reading, and until there was room for all.
+    /// Read requests are to be sent: at each tick, on a reading request, and until there was room for all.
     reads_due: bool,
     counted: Option<Instant>,
 }
 
 /// A receiver of effects and of each scope's polling delay.
 pub trait Listener: Send + 'static {
-    /// An effect of an observation of that deployment.
+    /// Receives an effect of an observation of that deployment.
     fn effect(&mut self, deployment: &Arc<str>, effect: Effect);
-    /// The delay with which known locks of a scope are read.
+    /// Receives the delay with which known locks of a scope are read.
     fn lag(&mut self, scope: ScopeId, lag: Duration);
 }
 
-/// Creates the model's task, its handle, its hub, and the read requests for each database.
+/// Creates the model's task, its handle, its hub, and the queues of read requests for each database.
 #[must_use]
 pub fn new(
     model: Model,
@@ -220,7 +220,7 @@ pub fn new(
         hub: Arc::clone(&hub),
         messages,
         readers,
-        asked: HashMap::new(),
+        requested: HashMap::new(),
         published: Instant::now(),
         reads_due: false,
         counted: None,
@@ -248,7 +248,7 @@ impl Actor {
                 }
                 _ = tick.tick() => {
                     self.reads_due = true;
-                    if tidied.elapsed() >= TIDY_EACH {
+                    if tidied.elapsed() >= TIDY_INTERVAL {
                         tidied = Instant::now();
                         self.tidy(&mut listener);
                     }
@@ -261,7 +261,7 @@ impl Actor {
             for (scope, effect) in self.model.take_effects() {
                 listener.effect(self.model.deployment(scope), effect);
             }
-            if self.published.elapsed() >= PUBLISH_EACH {
+            if self.published.elapsed() >= PUBLISH_INTERVAL {
                 self.publish();
             }
         }
@@ -270,25 +270,25 @@ impl Actor {
     fn handle(&mut self, message: Message) {
         match message {
             Message::Observed(scope, observation) => {
-                let answer = self.answer_to(scope, &observation);
+                let reply = self.reply_to(scope, &observation);
                 self.model.observe(scope, observation);
-                if let Some((waiting, answer)) = answer {
+                if let Some((waiting, reading)) = reply {
                     // The requester looks into the snapshot next.
                     self.publish();
                     for reply in waiting {
                         // The requester may have timed out.
-                        drop(reply.send(answer.clone()));
+                        drop(reply.send(reading.clone()));
                     }
                 }
             }
-            Message::Asked(scope, name, reply) => {
+            Message::ReadingRequested(scope, name, reply) => {
                 let scope = self.model.home(scope, &name);
                 // Dropping the sender reports that it could not be read.
                 if self.model.is_readable(scope)
-                    && self.asked.len() < MAX_ASKED
+                    && self.requested.len() < MAX_REQUESTED
                     && self.model.prioritize(scope, &name)
                 {
-                    self.asked.entry((scope, name)).or_default().push(reply);
+                    self.requested.entry((scope, name)).or_default().push(reply);
                     self.reads_due = true;
                 }
             }
@@ -300,7 +300,7 @@ impl Actor {
                     }
                 }
                 for scope in (0..self.readers.len()).map(ScopeId) {
-                    self.model.view(scope, names.remove(&scope).unwrap_or_default());
+                    self.model.set_viewed(scope, names.remove(&scope).unwrap_or_default());
                 }
             }
             Message::Joined(front, reader, reply) => {
@@ -321,18 +321,18 @@ impl Actor {
         }
     }
 
-    /// Returns the pending requests that this reading answers, with the answer.
-    fn answer_to(
+    /// Returns the pending requests that this reading answers, with the reply.
+    fn reply_to(
         &mut self,
         scope: ScopeId,
         observation: &Observation,
-    ) -> Option<(Vec<oneshot::Sender<Answer>>, Answer)> {
-        if self.asked.is_empty() {
+    ) -> Option<(Vec<oneshot::Sender<ReadingReply>>, ReadingReply)> {
+        if self.requested.is_empty() {
             return None;
         }
         let Observation::Read { name, stamp, reading, .. } = observation else { return None };
-        let waiting = self.asked.remove(&(scope, name.clone()))?;
-        Some((waiting, Answer { read_at: stamp.steady, reading: reading.clone() }))
+        let waiting = self.requested.remove(&(scope, name.clone()))?;
+        Some((waiting, ReadingReply { read_at: stamp.steady, reading: reading.clone() }))
     }
 
     fn send_read_requests(&mut self) {
@@ -341,7 +341,7 @@ impl Actor {
         for (index, reader) in self.readers.iter().enumerate() {
             let Some(reader) = reader else { continue };
             loop {
-                let Ok(place) = reader.try_reserve() else {
+                let Ok(permit) = reader.try_reserve() else {
                     self.reads_due = true;
                     break;
                 };
@@ -349,7 +349,7 @@ impl Actor {
                 if due.is_empty() {
                     break;
                 }
-                place.send(due);
+                permit.send(due);
             }
         }
     }
@@ -364,14 +364,14 @@ impl Actor {
         }
         self.model.tick(now);
         self.model.end_acknowledgements(SteadyMillis::now());
-        if self.counted.is_none_or(|counted| counted.elapsed() >= COUNT_EACH) {
+        if self.counted.is_none_or(|counted| counted.elapsed() >= COUNT_INTERVAL) {
             self.counted = Some(Instant::now());
             self.hub.contention.store(Arc::new(self.model.contention(now, SteadyMillis::now())));
         }
-        for waiting in self.asked.values_mut() {
+        for waiting in self.requested.values_mut() {
             waiting.retain(|reply| !reply.is_closed());
         }
-        self.asked.retain(|_, waiting| !waiting.is_empty());
+        self.requested.retain(|_, waiting| !waiting.is_empty());
         for scope in (0..self.readers.len()).map(ScopeId) {
             let lag = if self.model.is_readable(scope) {
                 self.model.lag(scope, now)

@@ -17,15 +17,15 @@ const MAX_ADDRESSES: usize = 4;
 /// The addresses of clients, and the agents among them.
 #[derive(Debug, Default)]
 pub struct Clients {
-    seen: HashMap<ClientId, Client>,
+    clients: HashMap<ClientId, Client>,
     agents: HashMap<ClientId, Agent>,
 }
 
 /// An agent that has published itself.
 #[derive(Debug)]
 struct Agent {
-    asked: Moment,
-    /// True if it was seen to publish a holder: it may be forbidden to.
+    checked: Moment,
+    /// It has published a holder; its account may lack the permission.
     publishes: bool,
     missing_since: Option<(Moment, SteadyMillis)>,
     gone: bool,
@@ -43,13 +43,14 @@ struct Client {
 }
 
 impl Clients {
-    /// Notes that a client was active from that address.
-    pub fn seen(&mut self, id: ClientId, address: IpAddr, at: Moment) {
-        if !self.seen.contains_key(&id) && self.seen.len() >= MAX_CLIENTS {
-            let oldest = self.seen.iter().min_by_key(|(_, client)| client.seen).map(|(id, _)| *id);
-            oldest.map(|oldest| self.seen.remove(&oldest));
+    /// Records activity of a client from that address.
+    pub fn record_activity(&mut self, id: ClientId, address: IpAddr, at: Moment) {
+        if !self.clients.contains_key(&id) && self.clients.len() >= MAX_CLIENTS {
+            let oldest =
+                self.clients.iter().min_by_key(|(_, client)| client.seen).map(|(id, _)| *id);
+            oldest.map(|oldest| self.clients.remove(&oldest));
         }
-        let client = self.seen.entry(id).or_insert_with(|| Client {
+        let client = self.clients.entry(id).or_insert_with(|| Client {
             addresses: Vec::new(),
             seen: at,
             connected: None,
@@ -72,7 +73,7 @@ impl Clients {
         steady: SteadyMillis,
     ) -> bool {
         let mut changed = false;
-        for client in self.seen.values_mut().filter(|client| client.seen < at) {
+        for client in self.clients.values_mut().filter(|client| client.seen < at) {
             let here = client.addresses.iter().any(|address| addresses.contains(address));
             client.connected = Some(here);
             if here {
@@ -87,23 +88,27 @@ impl Clients {
         changed
     }
 
-    /// Applies a report. Returns true if an agent is found gone, or back. One that has never published itself may be
-    /// forbidden to, so it is not missed.
+    /// Applies a report. Returns true if an agent is found gone, or back. One that has never published itself may lack
+    /// the permission, so it does not count as gone.
     pub fn report(&mut self, report: &AgentReport) -> bool {
         let mut changed = false;
-        for (id, there) in &report.agents {
-            if *there && !self.agents.contains_key(id) {
+        for (id, present) in &report.agents {
+            if *present && !self.agents.contains_key(id) {
                 if self.agents.len() >= MAX_CLIENTS {
-                    let oldest = self.agents.iter().min_by_key(|(_, agent)| agent.asked);
+                    let oldest = self.agents.iter().min_by_key(|(_, agent)| agent.checked);
                     oldest.map(|(id, _)| *id).map(|oldest| self.agents.remove(&oldest));
                 }
-                let agent =
-                    Agent { asked: report.at, publishes: false, missing_since: None, gone: false };
+                let agent = Agent {
+                    checked: report.at,
+                    publishes: false,
+                    missing_since: None,
+                    gone: false,
+                };
                 self.agents.insert(*id, agent);
             }
             let Some(agent) = self.agents.get_mut(id) else { continue };
-            agent.asked = report.at;
-            if *there {
+            agent.checked = report.at;
+            if *present {
                 agent.missing_since = None;
             } else {
                 agent.missing_since.get_or_insert((report.at, report.steady));
@@ -132,23 +137,23 @@ impl Clients {
     pub fn gone(&self, id: &ClientId) -> Option<Gone> {
         if let Some(agent) = self.agents.get(id).filter(|agent| agent.gone) {
             let (_, since) = agent.missing_since?;
-            let seen = "its agent has not told of itself for more than a minute".to_owned();
-            return Some(Gone { since, seen });
+            let evidence = "its agent has not reported for more than a minute".to_owned();
+            return Some(Gone { since, evidence });
         }
-        let client = self.seen.get(id).filter(|client| client.gone)?;
+        let client = self.clients.get(id).filter(|client| client.gone)?;
         let (_, since) = client.missing_since?;
         let from: Vec<String> = client.addresses.iter().map(ToString::to_string).collect();
-        let seen = format!(
-            "nobody is connected from {} any longer, where its client was seen",
+        let evidence = format!(
+            "no client is connected any more from {}, the last known address of its client",
             from.join(" or ")
         );
-        Some(Gone { since, seen })
+        Some(Gone { since, evidence })
     }
 
     /// Returns a client for display.
     #[must_use]
     pub fn view(&self, id: &ClientId) -> Option<ClientView> {
-        let client = self.seen.get(id)?;
+        let client = self.clients.get(id)?;
         let addr = client.addresses.first()?.to_string();
         let alive = if client.gone { Some(false) } else { client.connected.filter(|here| *here) };
         Some(ClientView { addr: Some(addr), alive, ..ClientView::default() })
@@ -187,8 +192,8 @@ mod tests {
     #[test]
     fn a_client_is_gone_once_two_checks_far_enough_apart_miss_it() {
         let mut clients = Clients::default();
-        clients.seen(id(1), ip("10.0.0.7"), at(0));
-        clients.seen(id(1), ip("10.0.0.8"), at(1));
+        clients.record_activity(id(1), ip("10.0.0.7"), at(0));
+        clients.record_activity(id(1), ip("10.0.0.8"), at(1));
         let check = |clients: &mut Clients, secs: u64, addresses: &[&str]| {
             let addresses = addresses.iter().map(|address| ip(address)).collect();
             clients.connected(&addresses, at(secs), SteadyMillis(secs * 1_000))
@@ -201,12 +206,12 @@ mod tests {
         assert!(check(&mut clients, 70, &["10.0.0.9"]));
         let gone = clients.gone(&id(1)).unwrap();
         assert_eq!(gone.since, SteadyMillis(40_000));
-        assert!(gone.seen.contains("10.0.0.7") && gone.seen.contains("10.0.0.8"));
+        assert!(gone.evidence.contains("10.0.0.7") && gone.evidence.contains("10.0.0.8"));
         assert_eq!(clients.view(&id(1)).unwrap().alive, Some(false));
         assert!(check(&mut clients, 80, &["10.0.0.8"]), "it is back");
         assert_eq!(clients.gone(&id(1)), None);
         check(&mut clients, 90, &[]);
-        clients.seen(id(1), ip("10.0.0.9"), at(100));
+        clients.record_activity(id(1), ip("10.0.0.9"), at(100));
         check(&mut clients, 125, &["10.0.0.9"]);
         assert_eq!(clients.gone(&id(1)), None, "it moved");
     }
@@ -215,14 +220,14 @@ mod tests {
     fn clients_are_bounded_and_the_latest_are_retained() {
         let mut clients = Clients::default();
         for n in 0..MAX_CLIENTS as u64 + 3 {
-            clients.seen(id(n), ip("10.0.0.1"), at(n));
+            clients.record_activity(id(n), ip("10.0.0.1"), at(n));
         }
-        assert_eq!(clients.seen.len(), MAX_CLIENTS);
+        assert_eq!(clients.clients.len(), MAX_CLIENTS);
         assert!(clients.view(&id(2)).is_none() && clients.view(&id(3)).is_some());
         for n in 0..10_u8 {
-            clients.seen(id(3), IpAddr::from([10, 0, 1, n]), at(99_999));
+            clients.record_activity(id(3), IpAddr::from([10, 0, 1, n]), at(99_999));
         }
-        assert_eq!(clients.seen[&id(3)].addresses.len(), MAX_ADDRESSES);
+        assert_eq!(clients.clients[&id(3)].addresses.len(), MAX_ADDRESSES);
         assert_eq!(clients.view(&id(3)).unwrap().addr.as_deref(), Some("10.0.1.9"));
     }
 }

@@ -1,9 +1,9 @@
 //! The nodes of a cluster: each is a scope of its own, of the same deployment, and a lock is in the scope of the node that
 //! serves its slot.
 //!
-//! The state of a server, such as its clock or whether it can be read, is thus known for each node, and a lock whose slot
-//! nobody serves stays where it was last. Everything outside knows one scope for the whole deployment, the *front*, which
-//! has no locks: observations and requests about a lock pass from there to its node.
+//! The state of a server, such as its clock and its reachability, is thus known for each node, and a lock whose slot no node
+//! serves stays at its last node. Other modules know one scope for the whole deployment, the *front*, which has no locks:
+//! observations and requests about a lock pass from there to its node.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -49,9 +49,13 @@ impl Model {
         owner.map_or(scope, |owner| owner.unwrap_or(front))
     }
 
-    /// Returns the scope that an observation concerns; none where a node reports a lock that is no longer its own.
-    pub(super) fn target_scope(&self, scope: ScopeId, seen: &Observation) -> Option<ScopeId> {
-        match seen {
+    /// Returns the scope that an observation concerns; none if a node reports a lock that it no longer serves.
+    pub(super) fn target_scope(
+        &self,
+        scope: ScopeId,
+        observation: &Observation,
+    ) -> Option<ScopeId> {
+        match observation {
             Observation::Read { name, .. } => {
                 Some(scope).filter(|_| self.home(scope, name) == scope)
             }
@@ -74,7 +78,7 @@ impl Model {
         let id = cluster.spare.pop().unwrap_or(ScopeId(self.scopes.len()));
         cluster.nodes.push(id);
         match self.scopes.get_mut(id.0) {
-            Some(place) => *place = scope,
+            Some(spare) => *spare = scope,
             None => self.scopes.push(scope),
         }
         id
@@ -93,8 +97,8 @@ impl Model {
         self.update_scanned(front);
     }
 
-    /// Applies a new assignment of slots. Locks move with their slots. Reading them there shows which were lost on the way,
-    /// which is not their holders' doing.
+    /// Applies a new assignment of slots. Locks move with their slots. Reading them at the new node shows which were lost in
+    /// the move.
     pub(super) fn assign_slots(&mut self, front: ScopeId, served: &SlotAssignment) {
         let Some(cluster) = self.clusters.get_mut(&front) else { return };
         for (range, node) in &served.slots {
@@ -322,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn moved_slots_take_their_locks_along_and_only_losses_are_reported() {
+    fn locks_move_with_their_slots_and_only_losses_are_reported() {
         let (mut model, nodes) = of_two();
         let mut two = names(true);
         let (stays, goes) = (two.next().unwrap(), two.next().unwrap());

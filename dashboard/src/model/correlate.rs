@@ -27,7 +27,11 @@ impl Model {
             if let (Some(holder), Some(monitor::Address::Tcp(address))) =
                 (event.holder, event.client)
             {
-                self.scopes[scope_id.0].clients.seen(holder.client, address.ip(), traffic.at);
+                self.scopes[scope_id.0].clients.record_activity(
+                    holder.client,
+                    address.ip(),
+                    traffic.at,
+                );
             }
             let is_lock = event.certainty == monitor::Certainty::Certain && event.holder.is_some();
             if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
@@ -90,7 +94,7 @@ impl Model {
         }
     }
 
-    /// Drops waiters that only MONITOR has shown: it shows nothing more, or has missed events.
+    /// Drops waiters that only MONITOR has shown, since it has stopped or missed events.
     pub(super) fn monitor_stopped(&mut self, scope_id: ScopeId) {
         let names: Vec<LockName> = self.scopes[scope_id.0].contended.iter().cloned().collect();
         for name in names {

@@ -36,8 +36,8 @@ pub struct Wait {
     pub lock: (usize, LockName),
     pub holder: HolderId,
     pub holding: Owner,
-    /// The waiter's process and host in words, if known.
-    pub place: Option<String>,
+    /// A description of the waiter's process and host, if known.
+    pub process: Option<String>,
     /// The last instant at which the waiter was seen to wait.
     pub confirmed: Moment,
     /// The latest instant at which the hold can have begun.
@@ -69,7 +69,7 @@ impl Cycle {
         self.waits.iter().any(|wait| wait.limited)
     }
 
-    /// Returns whether it is the same cycle, no matter when it was seen.
+    /// Returns whether it is the same cycle, regardless of its observation times.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let parts = |wait: &Wait| (wait.waiter, wait.lock.clone(), wait.holder);
@@ -111,7 +111,7 @@ pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
                     let taken = path[from..].iter().filter_map(|(owner, tried)| {
                         by_owner.get(owner).and_then(|waits| waits.get(tried - 1)).copied()
                     });
-                    found.push(cycle_of(taken.map(|i| waits[i].clone()).collect()));
+                    found.push(cycle(taken.map(|i| waits[i].clone()).collect()));
                 }
                 None if by_owner.contains_key(holder) => {
                     done.insert(holder, false);
@@ -124,7 +124,7 @@ pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
     found
 }
 
-fn cycle_of(mut waits: Vec<Wait>) -> Cycle {
+fn cycle(mut waits: Vec<Wait>) -> Cycle {
     let first = waits.iter().enumerate().min_by_key(|(_, wait)| &wait.waiting);
     let first = first.map_or(0, |(i, _)| i);
     waits.rotate_left(first);
@@ -150,7 +150,7 @@ mod tests {
             lock,
             holder: id(holder),
             holding: Owner::of(id(holder), None),
-            place: None,
+            process: None,
             confirmed: at(20),
             held_from: at(10),
             limited: false,

@@ -11,7 +11,7 @@ use redisson::Moment;
 /// The apparent movement of an end that rounding (Redis counts milliseconds) and slow replies may cause.
 const NOISE: Duration = Duration::from_millis(100);
 /// The share of a third of the lease that must lie between two renewals: watchdogs are not punctual.
-const PATIENCE: (u32, u32) = (8, 10);
+const PUNCTUALITY: (u32, u32) = (8, 10);
 /// The share of the lease that may have passed at a renewal. A lock that had almost expired was acquired again, as a
 /// throttle is.
 const LATEST: (u32, u32) = (9, 10);
@@ -110,7 +110,7 @@ impl LeaseWatch {
         let same_lease = self.lease.is_none_or(|lease| lease.agrees(seen));
         let lease = self.lease.filter(|_| same_lease).map_or(seen, |lease| lease.narrowed(seen));
         self.lease = Some(lease);
-        let pace = lease.least / 3 * PATIENCE.0 / PATIENCE.1;
+        let pace = lease.least / 3 * PUNCTUALITY.0 / PUNCTUALITY.1;
         let ran_out = moved > lease.least * LATEST.0 / LATEST.1;
         if moved + noise < pace || !same_lease || ran_out {
             self.regular = 0;
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watchdog_is_recognised() {
+    fn a_watchdog_is_recognized() {
         let watch = watch(&every(5_000, 6), |ms| ms / 10_000 * 10_000);
         assert!(watch.renewed());
         let lease = watch.lease().unwrap().as_millis();
@@ -240,7 +240,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_phase_and_any_lease_of_a_watchdog_is_recognised(
+        fn any_phase_and_any_lease_of_a_watchdog_is_recognized(
             lease in 1_500_u64..200_000, phase in 0_u64..100_000, late in 0_u64..200,
         ) {
             let third = lease / 3;
@@ -255,8 +255,8 @@ mod tests {
                 }
             }
             prop_assert!(watch.renewed());
-            let learnt = u64::try_from(watch.lease().unwrap().as_millis()).unwrap();
-            prop_assert!(learnt <= lease && learnt >= lease - third);
+            let inferred = u64::try_from(watch.lease().unwrap().as_millis()).unwrap();
+            prop_assert!(inferred <= lease && inferred >= lease - third);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The model: the current state of every lock.
 //!
-//! [`Model`] is pure: observations go in with their instants, snapshots and deltas come out. One task owns it, see
-//! [`actor`]; everything else reads the snapshots that it publishes.
+//! [`Model`] is pure: it takes observations with their instants, and produces snapshots and deltas. One task owns it, see
+//! [`actor`]; all other tasks read the snapshots that it publishes.
 
 pub mod actor;
 pub mod clients;
@@ -38,7 +38,7 @@ use types::{
     Settings, Snapshot, Source, Stamp,
 };
 
-pub use record::{Effect, Remembered};
+pub use record::{Effect, RestoredLock};
 
 /// The time for which a free lock is retained.
 const RETAINED: Duration = Duration::from_secs(600);
@@ -59,8 +59,8 @@ pub struct Model {
     effects: Vec<(ScopeId, Effect)>,
     totals: Totals,
     ticked: Moment,
-    /// Knowledge of an earlier run about locks that have not been seen again yet.
-    remembered: HashMap<LockId, Remembered>,
+    /// The state of an earlier run, of locks that have not been observed again yet.
+    restored: HashMap<LockId, RestoredLock>,
     lock_count: usize,
     stale: bool,
 }
@@ -89,15 +89,15 @@ impl Model {
             effects: Vec::new(),
             totals: Totals::new(now),
             ticked: now,
-            remembered: HashMap::new(),
+            restored: HashMap::new(),
             lock_count: 0,
             stale: true,
         }
     }
 
-    /// Stores the knowledge of an earlier run, for locks that are seen from now on.
-    pub fn remember(&mut self, known: HashMap<LockId, Remembered>) {
-        self.remembered = known;
+    /// Stores the state of an earlier run, for locks that are observed from now on.
+    pub fn restore(&mut self, restored: HashMap<LockId, RestoredLock>) {
+        self.restored = restored;
     }
 
     /// Applies an observation.
@@ -192,26 +192,26 @@ impl Model {
                     None => first.then_some(scope),
                 };
                 if let Some(scope) = whole.filter(|_| refused == 0) {
-                    self.forget_remembered(scope, steady);
+                    self.end_restored(scope, steady);
                 }
             }
         }
     }
 
-    /// Ends the holds and problems that an earlier run knew of locks that no longer exist; their ends were not observed.
-    fn forget_remembered(&mut self, scope_id: ScopeId, steady: SteadyMillis) {
+    /// Ends the restored holds and problems of locks that no longer exist; their ends were not observed.
+    fn end_restored(&mut self, scope_id: ScopeId, steady: SteadyMillis) {
         let scope = &self.scopes[scope_id.0];
         let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
-        let mut over: Vec<_> = self.remembered.extract_if(|id, _| ours(id)).collect();
-        over.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        for (id, known) in over {
+        let mut gone: Vec<_> = self.restored.extract_if(|id, _| ours(id)).collect();
+        gone.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        for (id, lock) in gone {
             let unseen =
-                known.holds.into_iter().map(|(by, _)| ArchiveEntry::Unseen(id.clone(), by, steady));
-            let problems = known.problems.into_iter();
+                lock.holds.into_iter().map(|(by, _)| ArchiveEntry::Unseen(id.clone(), by, steady));
+            let problems = lock.problems.into_iter();
             let cleared =
                 problems.map(|(problem, _)| ArchiveEntry::Cleared(id.clone(), problem, steady));
-            let notes = unseen.chain(cleared).map(|note| Effect::Archive(Box::new(note)));
-            self.effects.extend(notes.map(|note| (scope_id, note)));
+            let entries = unseen.chain(cleared).map(|entry| Effect::Archive(Box::new(entry)));
+            self.effects.extend(entries.map(|effect| (scope_id, effect)));
         }
     }
 
@@ -247,7 +247,7 @@ impl Model {
                 Reading::Lock { hash, .. } => hash.is_possible_lock() && hash.unexpected.is_empty(),
                 // `a` and `{a}` have the same companions: a queue does not prove a second lock.
                 Reading::Absent { companions } => {
-                    companions.queue.is_some() && !self.knows_twin(scope_id, name)
+                    companions.queue.is_some() && !self.has_twin(scope_id, name)
                 }
                 Reading::Other(_) => false,
             };
@@ -273,8 +273,8 @@ impl Model {
         self.settle(scope_id, name);
     }
 
-    /// Returns whether another lock is known that has the same queue and channel as this name.
-    fn knows_twin(&self, scope_id: ScopeId, name: &LockName) -> bool {
+    /// Returns whether another known lock has the same queue and channel as this name.
+    fn has_twin(&self, scope_id: ScopeId, name: &LockName) -> bool {
         let names = keys::locks_of_queue(&keys::queue(name));
         let locks = &self.scopes[scope_id.0].locks;
         names.iter().any(|other| other != name && locks.contains_key(other))
@@ -346,7 +346,7 @@ impl Model {
         self.prioritize(scope_id, name);
     }
 
-    /// Drops locks that have been free for long, adds up waiting times, concludes restarts, and searches for deadlocks.
+    /// Evicts locks that have been free for long, adds up waiting times, concludes restarts, and searches for deadlocks.
     pub fn tick(&mut self, now: Moment) {
         self.count_waiting(now);
         for index in 0..self.scopes.len() {
@@ -374,7 +374,7 @@ impl Model {
         self.detect_deadlocks();
     }
 
-    /// Adds up the time for which locks are waited for.
+    /// Adds up the waiting time of all locks.
     fn count_waiting(&mut self, now: Moment) {
         // Nothing is known about waiters during a pause of this program.
         let passed = now.since(self.ticked).min(MAX_TICK);
@@ -426,19 +426,19 @@ impl Model {
     }
 
     /// Sets the locks that open pages show.
-    pub fn view(&mut self, scope: ScopeId, names: impl IntoIterator<Item = LockName>) {
-        self.scopes[scope.0].schedule.view(names);
+    pub fn set_viewed(&mut self, scope: ScopeId, names: impl IntoIterator<Item = LockName>) {
+        self.scopes[scope.0].schedule.set_viewed(names);
     }
 
-    /// Returns the locks of a scope to read now, at most `most`; none while it cannot be read.
-    pub fn due(&mut self, scope: ScopeId, now: Moment, most: usize) -> Vec<ReadRequest> {
+    /// Returns the locks of a scope to read now, at most `max`; none while it cannot be read.
+    pub fn due(&mut self, scope: ScopeId, now: Moment, max: usize) -> Vec<ReadRequest> {
         let Scope { schedule, locks, readable_since, .. } = &mut self.scopes[scope.0];
         if readable_since.is_none() {
             return Vec::new();
         }
         let last_sent =
             |name: &LockName| locks.get(name).and_then(|entry| entry.record.last_sent());
-        let names = schedule.take(now, most, last_sent);
+        let names = schedule.take(now, max, last_sent);
         let request = |name: LockName| ReadRequest {
             known: match locks.get(&name) {
                 Some(entry) => entry.record.known(now),

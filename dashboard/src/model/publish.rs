@@ -76,7 +76,7 @@ impl Model {
         self.stale = false;
         self.snapshot.seq += 1;
         self.snapshot.at = steady;
-        // A cluster's front stands for all its nodes.
+        // A cluster's front represents all its nodes.
         let mut whole = self.scopes.iter().filter(|scope| scope.front.is_none());
         self.snapshot.complete = whole.all(|scope| scope.pass_began.is_some());
         self.snapshot.not_kept =

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use redisson::LockName;
 
 use super::Model;
-use crate::model::types::RedView;
-use crate::model::types::ScopeId;
+use crate::model::types::{RedView, ScopeId};
 
 impl Model {
     /// Returns the scopes with the same database number in the group of that scope's deployment, including itself.
@@ -114,11 +113,11 @@ mod tests {
         let mut model = model();
         read(&mut model, 0, 1_000, Some(52));
         read(&mut model, 3, 1_000, Some(52));
-        assert_eq!(red(&mut model, "a"), None, "one server is no red lock");
+        assert_eq!(red(&mut model, "a"), None, "one server does not make a red lock");
         read(&mut model, 1, 1_100, Some(52));
         let two = |of: [&str; 2]| Some((of.map(str::to_owned).to_vec(), 3, true));
         for deployment in ["a", "b"] {
-            assert_eq!(red(&mut model, deployment), two(["a", "b"]), "{deployment} is told too");
+            assert_eq!(red(&mut model, deployment), two(["a", "b"]), "{deployment} is updated too");
         }
         assert_eq!(red(&mut model, "alone"), None);
         // Another thread has the third: it has no quorum.

@@ -1,4 +1,4 @@
-//! Retention: the locks that the model keeps, and the indexes that depend on them.
+//! Retention: admission and eviction of locks, and the indexes that depend on them.
 
 use redisson::group::glob_matches;
 use redisson::{LockName, Moment};
@@ -27,11 +27,11 @@ impl Model {
         let group = self.grouping.label(name);
         let scope = &mut self.scopes[scope_id.0];
         let mut record = Record::new(scope.id(name), group, rule, now);
-        if let Some(known) = self.remembered.remove(&scope.id(name)) {
-            if !known.acknowledged.is_empty() {
+        if let Some(restored) = self.restored.remove(&scope.id(name)) {
+            if !restored.acknowledged.is_empty() {
                 scope.acknowledged.insert(name.clone());
             }
-            record.remember(known);
+            record.restore(restored);
         }
         let entry = Box::new(LockEntry { record, published: None, free: None });
         scope.locks.insert(name.clone(), entry);
@@ -43,7 +43,7 @@ impl Model {
     pub(super) fn settle(&mut self, scope_id: ScopeId, name: &LockName) {
         let scope = &mut self.scopes[scope_id.0];
         let Some(entry) = scope.locks.get_mut(name) else { return };
-        if !entry.record.is_worth_keeping() {
+        if !entry.record.is_retained() {
             self.evict(scope_id, name);
             return;
         }

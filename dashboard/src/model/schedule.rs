@@ -1,4 +1,4 @@
-//! The order in which known locks are read: first those that were just reported or requested, then those on open pages, for
+//! The schedule of reads of known locks: first those that were just reported or requested, then those on open pages, for
 //! at most half of the budget, then the rest by deadline.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -9,19 +9,19 @@ use redisson::{LockName, Moment};
 /// The most urgent reads that may queue; further ones are left to their deadlines and the scan.
 const MAX_URGENT: usize = 10_000;
 /// The interval at which a lock on an open page is read.
-const VIEWED_EACH: Duration = Duration::from_secs(1);
-/// The least time between two reads of a lock on an open page. A lock that changes hands all the time would otherwise be read
+const VIEWED_INTERVAL: Duration = Duration::from_secs(1);
+/// The least time between two reads of a lock on an open page. A lock that constantly changes hands would otherwise be read
 /// as often as the budget allows.
-const NO_SOONER: Duration = Duration::from_millis(50);
+const MIN_INTERVAL_VIEWED: Duration = Duration::from_millis(50);
 /// The least time between two reads of any other known lock.
-const NO_SOONER_UNSEEN: Duration = Duration::from_millis(250);
+const MIN_INTERVAL: Duration = Duration::from_millis(250);
 /// The least time between two reads of an unknown name: of the two names that a channel may belong to, one is not a lock.
-const NO_SOONER_UNKNOWN: Duration = Duration::from_secs(1);
+const MIN_INTERVAL_UNKNOWN: Duration = Duration::from_secs(1);
 /// The delay of a lock that is reported just after others were read, unless it is on an open page: reading many together costs
 /// the server less than one by one.
-const TOGETHER: Duration = Duration::from_millis(100);
+const GATHER_DELAY: Duration = Duration::from_millis(100);
 /// The time after which a read without a reply is requested again.
-const PATIENCE: Duration = Duration::from_secs(3);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 /// The budget that can be saved up, so that a busy moment can follow an idle one.
 const BURST: Duration = Duration::from_millis(250);
 
@@ -41,7 +41,7 @@ pub struct Schedule {
     /// Locks on open pages, each with its last request on that account.
     viewed: VecDeque<(LockName, Option<Moment>)>,
     is_viewed: HashSet<LockName>,
-    /// The last requests within [`NO_SOONER_UNKNOWN`]: a reading that a later release has outdated leaves no trace in its
+    /// The last requests within [`MIN_INTERVAL_UNKNOWN`]: a reading that a later release has outdated leaves no trace in its
     /// record, and a name that is not a lock has none.
     recent: HashMap<LockName, Moment>,
     recent_order: VecDeque<(Moment, LockName)>,
@@ -97,7 +97,7 @@ impl Schedule {
     }
 
     /// Sets the locks that open pages show.
-    pub fn view(&mut self, names: impl IntoIterator<Item = LockName>) {
+    pub fn set_viewed(&mut self, names: impl IntoIterator<Item = LockName>) {
         let before: HashMap<LockName, Option<Moment>> = self.viewed.drain(..).collect();
         let asked = |name: &LockName| before.get(name).copied().flatten();
         self.viewed = names.into_iter().map(|name| (name.clone(), asked(&name))).collect();
@@ -131,7 +131,7 @@ impl Schedule {
         self.viewed_budget =
             (self.viewed_budget + self.rate / 2.0 * passed).min((most_saved / 2.0).max(1.0));
         while let Some((at, name)) = self.recent_order.front() {
-            if now.since(*at) < NO_SOONER_UNKNOWN {
+            if now.since(*at) < MIN_INTERVAL_UNKNOWN {
                 break;
             }
             if self.recent.get(name) == Some(at) {
@@ -148,7 +148,7 @@ impl Schedule {
                 break;
             }
             let name = name.clone();
-            self.asked(&name, now);
+            self.record_request(&name, now);
             taken.push(name);
         }
         taken
@@ -161,22 +161,23 @@ impl Schedule {
         last_sent: impl Fn(&LockName) -> Option<Moment>,
         taken: &mut Vec<LockName>,
     ) {
-        // One tick may take a crowd in several parts.
-        let crowded = self.last_urgent.is_some_and(|last| last < now && now.since(last) < TOGETHER);
+        // One tick may take many urgent locks in several parts.
+        let gathering =
+            self.last_urgent.is_some_and(|last| last < now && now.since(last) < GATHER_DELAY);
         for _ in 0..self.urgent.len() {
             if taken.len() >= most || self.budget < 1.0 {
                 return;
             }
             let Some(name) = self.urgent.pop_front() else { return };
             let seen = self.is_viewed.contains(&name);
-            let no_sooner = match (seen, self.due.contains_key(&name)) {
-                (true, _) => NO_SOONER,
-                (false, true) => NO_SOONER_UNSEEN,
-                (false, false) => NO_SOONER_UNKNOWN,
+            let min_interval = match (seen, self.due.contains_key(&name)) {
+                (true, _) => MIN_INTERVAL_VIEWED,
+                (false, true) => MIN_INTERVAL,
+                (false, false) => MIN_INTERVAL_UNKNOWN,
             };
             let sent = last_sent(&name).max(self.recent.get(&name).copied());
-            let just_read = sent.is_some_and(|sent| now.since(sent) < no_sooner);
-            if just_read || (crowded && !seen) {
+            let just_read = sent.is_some_and(|sent| now.since(sent) < min_interval);
+            if just_read || (gathering && !seen) {
                 self.urgent.push_back(name);
                 continue;
             }
@@ -184,7 +185,7 @@ impl Schedule {
                 self.last_urgent = Some(now);
             }
             self.is_urgent.remove(&name);
-            self.asked(&name, now);
+            self.record_request(&name, now);
             taken.push(name);
         }
     }
@@ -202,9 +203,9 @@ impl Schedule {
             }
             let Some((name, mut asked)) = self.viewed.pop_front() else { return };
             let newest = last_sent(&name).max(asked);
-            if newest.is_none_or(|at| now.since(at) >= VIEWED_EACH) && !taken.contains(&name) {
+            if newest.is_none_or(|at| now.since(at) >= VIEWED_INTERVAL) && !taken.contains(&name) {
                 self.viewed_budget -= 1.0;
-                self.asked(&name, now);
+                self.record_request(&name, now);
                 asked = Some(now);
                 taken.push(name.clone());
             }
@@ -212,12 +213,12 @@ impl Schedule {
         }
     }
 
-    fn asked(&mut self, name: &LockName, now: Moment) {
+    fn record_request(&mut self, name: &LockName, now: Moment) {
         self.budget -= 1.0;
         self.recent.insert(name.clone(), now);
         self.recent_order.push_back((now, name.clone()));
         if self.due.contains_key(name) {
-            self.set(name, now + PATIENCE);
+            self.set(name, now + REPLY_TIMEOUT);
         }
     }
 }
@@ -243,7 +244,11 @@ mod tests {
         assert_eq!(schedule.take(at(1000), 10, |_| None), [name(2), name(1)]);
         assert_eq!(schedule.take(at(1001), 10, |_| None), []);
         assert_eq!(schedule.lag(at(1001)), Duration::ZERO);
-        assert_eq!(schedule.take(at(5000), 10, |_| None).len(), 2, "no reply came: asked again");
+        assert_eq!(
+            schedule.take(at(5000), 10, |_| None).len(),
+            2,
+            "without a reply it is requested again"
+        );
     }
 
     #[test]
@@ -252,7 +257,7 @@ mod tests {
         for i in 0..1000 {
             schedule.set(&name(i), at(0));
         }
-        schedule.view((5000..6000).map(name));
+        schedule.set_viewed((5000..6000).map(name));
         let (mut viewed, mut rest) = (0, 0);
         for tick in 1..=1000 {
             for taken in schedule.take(at(tick * 10), 100, |_| None) {
@@ -279,11 +284,11 @@ mod tests {
         assert_eq!(schedule.take(at(340), 10, |_| Some(at(100))), []);
         assert_eq!(schedule.take(at(350), 10, |_| Some(at(100))), [name(2)]);
         // While it is on an open page, it is read more often.
-        schedule.view([name(2)]);
+        schedule.set_viewed([name(2)]);
         assert!(schedule.prioritize(&name(2)));
         assert_eq!(schedule.take(at(390), 10, |_| Some(at(350))), []);
         assert_eq!(schedule.take(at(400), 10, |_| Some(at(350))), [name(2)]);
-        schedule.view([]);
+        schedule.set_viewed([]);
         // A reading without a result is no reason to read it sooner.
         assert!(schedule.prioritize(&name(2)));
         assert_eq!(schedule.take(at(640), 10, |_| None), []);
@@ -296,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_is_read_together_and_unknown_names_seldom() {
+    fn urgent_locks_are_gathered_and_unknown_names_read_rarely() {
         let mut schedule = Schedule::new(1000, at(0));
         (1..=4).for_each(|i| schedule.set(&name(i), at(60_000)));
         schedule.prioritize(&name(1));
@@ -308,10 +313,10 @@ mod tests {
         schedule.prioritize(&name(2));
         schedule.prioritize(&name(3));
         assert_eq!(schedule.take(at(1_020), 10, |_| None), []);
-        schedule.view([name(4)]);
+        schedule.set_viewed([name(4)]);
         schedule.prioritize(&name(4));
         assert_eq!(schedule.take(at(1_040), 10, |_| None), [name(4)], "it is on an open page");
-        schedule.view([]);
+        schedule.set_viewed([]);
         assert_eq!(schedule.take(at(1_100), 1, |_| None), [name(2)]);
         assert_eq!(schedule.take(at(1_100), 1, |_| None), [name(3)], "the same tick's next part");
         schedule.prioritize(&name(9));
@@ -323,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_lock_is_not_read() {
+    fn a_dropped_lock_is_not_read() {
         let mut schedule = Schedule::new(1000, at(0));
         schedule.set(&name(1), at(0));
         schedule.forget(&name(1));

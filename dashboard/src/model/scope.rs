@@ -33,7 +33,7 @@ pub(super) struct Scope {
     pub(super) readable_since: Option<Moment>,
     pub(super) listening_since: Option<Moment>,
     pub(super) run_id: Option<String>,
-    /// The address of its server, and whether that is a replica.
+    /// The address of its server; true for a replica.
     pub(super) address: Option<(String, bool)>,
     /// The change of server that the next `ServerUp` concludes.
     pub(super) server_change: Option<RestartCause>,
@@ -41,7 +41,7 @@ pub(super) struct Scope {
     /// Milliseconds by which its server's clock is ahead of ours.
     pub(super) ahead_ms: i64,
     pub(super) clients: Clients,
-    /// True if MONITOR shows all traffic.
+    /// MONITOR shows all traffic.
     pub(super) monitored: bool,
     /// Locks with waiters.
     pub(super) awaited: HashSet<LockName>,
@@ -74,7 +74,8 @@ pub(super) enum RestartCause {
     Started,
     /// The server at this address was promoted to master: locks that had not been replicated to it are gone.
     Promoted(String),
-    /// The server at this address is read instead: locks that have not been replicated to it yet seem to be gone for a moment.
+    /// The server at this address is read instead: locks that have not been replicated to it yet appear to be gone for a
+    /// moment.
     Chosen(String),
     /// These locks have moved here from another node of the cluster.
     Moved {
@@ -117,9 +118,9 @@ impl Restart {
     pub(super) fn notice(&self, db: u32) -> Option<String> {
         let lost = self.lost;
         match &self.cause {
-            RestartCause::Started => Some(format!(
-                "the server was started anew; {lost} held locks of database {db} were gone"
-            )),
+            RestartCause::Started => {
+                Some(format!("the server restarted; {lost} held locks of database {db} were gone"))
+            }
             RestartCause::Promoted(address) => Some(format!(
                 "{address} is the master now; {lost} held locks of database {db} were gone there"
             )),
@@ -131,7 +132,7 @@ impl Restart {
             }),
             RestartCause::Moved { drained: false, .. } if lost == 0 => None,
             RestartCause::Moved { count, .. } => Some(format!(
-                "{count} known locks have gone to another node of the cluster; {lost} of those held were gone there"
+                "{count} known locks have moved to another node of the cluster; {lost} of those held were gone there"
             )),
         }
     }
@@ -168,7 +169,7 @@ impl Scope {
         }
     }
 
-    /// Sets the address of the server that is about to be reported as up, and whether it is a replica.
+    /// Sets the address and role of the server that is about to be reported as up.
     pub(super) fn set_address(&mut self, address: String, replica: bool) {
         let before = self.address.replace((address.clone(), replica));
         if let Some((before, was_replica)) = before

@@ -14,7 +14,7 @@ use crate::model::types::{Queue, Since, Source, Stamp};
 const MAX_WAITERS: usize = 128;
 /// The time within which a waiter that was dropped from the queue returns if it has waited all along: once its deadline
 /// has passed it needs another attempt to queue again.
-const BACK_WITHIN: Duration = Duration::from_secs(5);
+const RETURN_WINDOW: Duration = Duration::from_secs(5);
 /// The uncertainty up to which a wait's beginning counts as exact.
 const EXACT: Duration = Duration::from_secs(1);
 
@@ -33,9 +33,9 @@ pub struct Waiter {
     pub source: Source,
     /// The instant from which it counts as having given up unless it is seen again; none: as long as its queue entry lasts.
     pub until: Option<Moment>,
-    /// True if its entry's deadline has passed: it is dead, or has to queue again.
+    /// Its entry's deadline has passed: it is dead, or has to queue again.
     pub overdue: bool,
-    /// True if it waits now; otherwise it is retained in case it returns.
+    /// It waits now; otherwise it is retained in case it returns.
     pub present: bool,
 }
 
@@ -65,7 +65,7 @@ pub struct Waiting {
     pub queue: Option<Queue>,
     waiters: Vec<Waiter>,
     pub subscribers: Option<Subscribers>,
-    /// Waiters that have left or fallen silent, until they are taken.
+    /// Waiters that have left or stopped retrying, until they are taken.
     given_up: Vec<Waiter>,
 }
 
@@ -81,7 +81,7 @@ impl Waiting {
         self.queue.is_none() && self.waiters.is_empty() && self.subscribers.is_none()
     }
 
-    /// Returns whether anybody is known to wait.
+    /// Returns whether a waiter is known.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.len > 0)
@@ -97,7 +97,9 @@ impl Waiting {
         let known = u64::try_from(named).unwrap_or(u64::MAX).max(listening);
         match &self.queue {
             // Only the first of a long queue are known by name.
-            Some(queue) if !queue.is_whole() => known.max(queue.len.saturating_sub(queue.passed)),
+            Some(queue) if !queue.is_fully_read() => {
+                known.max(queue.len.saturating_sub(queue.passed))
+            }
             _ => known,
         }
     }
@@ -116,9 +118,9 @@ impl Waiting {
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.source == Source::Poll) {
             waiter.present = false;
         }
-        for place in queue.iter().flat_map(|queue| &queue.front) {
-            let overdue = place.deadline.is_some_and(|deadline| deadline <= clock);
-            if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == place.id) {
+        for entry in queue.iter().flat_map(|queue| &queue.front) {
+            let overdue = entry.deadline.is_some_and(|deadline| deadline <= clock);
+            if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == entry.id) {
                 changed |= known.overdue != overdue;
                 // Its queue entry shows more than its attempts do.
                 (known.source, known.until) = (Source::Poll, None);
@@ -128,7 +130,7 @@ impl Waiting {
             changed = true;
             let exact = window.is_some_and(|window| window <= EXACT);
             self.add(Waiter {
-                id: place.id,
+                id: entry.id,
                 since: Since { at: stamp.steady, exact },
                 from: stamp.received,
                 seen: stamp.received,
@@ -143,15 +145,15 @@ impl Waiting {
         let gone = self.waiters.extract_if(.., |waiter| {
             let stays = waiter.present
                 || waiter.source == Source::Monitor
-                || stamp.received.since(waiter.seen) <= BACK_WITHIN;
+                || stamp.received.since(waiter.seen) <= RETURN_WINDOW;
             !stays
         });
         self.given_up.extend(gone);
         changed || self.waiters.len() != before
     }
 
-    /// Applies an attempt to acquire or to queue; its author sleeps until then at the longest. It counts as a waiter from the
-    /// second attempt, since the first may be the only one. Returns true if anything changed.
+    /// Applies an attempt to acquire or to queue; its author sleeps until `until` at the latest. It counts as a waiter from
+    /// the second attempt, since the first may be the only one. Returns true if anything changed.
     pub fn attempt(
         &mut self,
         id: HolderId,
@@ -175,7 +177,7 @@ impl Waiting {
             seen: at,
             attempts: Some(1),
             source: Source::Monitor,
-            until: Some(until.unwrap_or(at + BACK_WITHIN)),
+            until: Some(until.unwrap_or(at + RETURN_WINDOW)),
             overdue: false,
             present: false,
         });
@@ -191,7 +193,7 @@ impl Waiting {
         changed
     }
 
-    /// Takes the waiters that have left or fallen silent since the last call.
+    /// Takes the waiters that have left or stopped retrying since the last call.
     pub fn take_given_up(&mut self) -> Vec<Waiter> {
         std::mem::take(&mut self.given_up)
     }
@@ -249,27 +251,27 @@ mod tests {
         Stamp { sent: at, received: at, steady: SteadyMillis(ms) }
     }
 
-    fn queue(places: &[(i64, u64)]) -> Queue {
-        let place = |(thread, deadline): &(i64, u64)| QueueEntry {
+    fn queue(entries: &[(i64, u64)]) -> Queue {
+        let entry = |(thread, deadline): &(i64, u64)| QueueEntry {
             id: id(*thread),
             deadline: Some(*deadline),
         };
         Queue {
-            len: places.len() as u64,
-            front: places.iter().map(place).collect(),
+            len: entries.len() as u64,
+            front: entries.iter().map(entry).collect(),
             ..Queue::default()
         }
     }
 
     #[test]
-    fn a_waiter_dropped_from_the_queue_that_returns_soon_has_waited_all_along() {
+    fn a_waiter_that_soon_returns_to_the_queue_has_waited_all_along() {
         let mut waiting = Waiting::default();
-        let read = |waiting: &mut Waiting, ms, places: &[(i64, u64)]| {
+        let read = |waiting: &mut Waiting, ms, entries: &[(i64, u64)]| {
             waiting.read_queue(
                 stamp(ms),
                 Some(Duration::from_millis(500)),
                 ms,
-                Some(&queue(places)),
+                Some(&queue(entries)),
             )
         };
         assert!(read(&mut waiting, 1_000, &[(1, 9_000), (2, 10_000)]));
@@ -292,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_attempt_makes_a_waiter_until_it_falls_silent() {
+    fn a_second_attempt_makes_a_waiter_until_attempts_stop() {
         let mut waiting = Waiting::default();
         let at = |ms: u64| Moment::from_micros(ms * 1000);
         let mut tries = |ms: u64, thread| {
@@ -312,8 +314,8 @@ mod tests {
     #[test]
     fn waiters_are_bounded() {
         let mut waiting = Waiting::default();
-        let places: Vec<_> = (0..1_000).map(|thread| (thread, 9_000)).collect();
-        waiting.read_queue(stamp(1), None, 1, Some(&queue(&places)));
+        let entries: Vec<_> = (0..1_000).map(|thread| (thread, 9_000)).collect();
+        waiting.read_queue(stamp(1), None, 1, Some(&queue(&entries)));
         assert_eq!(waiting.waiters().count(), MAX_WAITERS);
         assert_eq!(waiting.waiters().next().unwrap().id, id(0));
     }

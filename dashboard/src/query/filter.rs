@@ -163,7 +163,7 @@ impl Term {
             Self::Problem(None) => !lock.problems.is_empty(),
             Self::Problem(Some(kind)) => lock.problems.iter().any(|p| p.problem == *kind),
             Self::NoProblem => lock.problems.is_empty(),
-            Self::Acknowledged(false) => lock.is_troubled(),
+            Self::Acknowledged(false) => lock.has_open_problem(),
             Self::Acknowledged(true) => lock.problems.iter().any(|p| p.acknowledged.is_some()),
             Self::Db(db) => lock.id.db == *db,
             Self::Age(bound) => {

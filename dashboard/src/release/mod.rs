@@ -17,7 +17,7 @@ use service_kit::redis::{CallError, Deployment, Link, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
-use crate::archive::Notes;
+use crate::archive::ArchiveSender;
 use crate::clock::{SteadyMillis, now};
 use crate::config::Config;
 use crate::metrics;
@@ -146,7 +146,7 @@ pub struct Releases {
     offers: Mutex<Offers>,
     sent: Mutex<VecDeque<Instant>>,
     model: ModelHandle,
-    notes: Option<Notes>,
+    archive: Option<ArchiveSender>,
     outcomes: IntCounterVec,
 }
 
@@ -158,7 +158,7 @@ impl Releases {
     pub fn start(
         config: &Config,
         model: &ModelHandle,
-        notes: Option<Notes>,
+        archive: Option<ArchiveSender>,
         registry: &Registry,
         shutdown: &Shutdown,
     ) -> prometheus::Result<Option<Self>> {
@@ -199,7 +199,7 @@ impl Releases {
         }
         registry.register(Box::new(outcomes.clone()))?;
         let (offers, sent, model) = (Mutex::default(), Mutex::default(), model.clone());
-        Ok(Some(Self { routes, offers, sent, model, notes, outcomes }))
+        Ok(Some(Self { routes, offers, sent, model, archive, outcomes }))
     }
 
     /// Stores an offer. Returns its id, which is valid for [`VALID`], for its operator, for one release.
@@ -265,7 +265,7 @@ impl Releases {
             at: now(),
         };
         // Sent first, so that the model attributes the release message, which arrives before the reply.
-        self.model.see(scope, forcing).await;
+        self.model.observe(scope, forcing).await;
         let at = now();
         let sent = route.send(&offer.id.name, |publish| choice.call(offer, publish, at)).await;
         let outcome = outcome(sent);
@@ -273,7 +273,7 @@ impl Releases {
             // Any other end of it is not due to this request.
             let (name, at) = (offer.id.name.clone(), now());
             self.model
-                .see(scope, Observation::ForceRelease { name, holders: Vec::new(), at })
+                .observe(scope, Observation::ForceRelease { name, holders: Vec::new(), at })
                 .await;
         }
         outcome
@@ -312,8 +312,8 @@ impl Releases {
             was: was.clone(),
             outcome: outcome.as_str().to_owned(),
         };
-        if let Some(notes) = &self.notes {
-            notes.tell(ArchiveEntry::Acted(offer.id.clone(), Box::new(act)));
+        if let Some(archive) = &self.archive {
+            archive.send(ArchiveEntry::Acted(offer.id.clone(), Box::new(act)));
         }
         let Some(scope) = self.model.scope(&offer.id.deployment, offer.id.db) else { return };
         let text = match outcome {
@@ -334,7 +334,7 @@ impl Releases {
             text,
             steady: SteadyMillis::now(),
         };
-        self.model.see(scope, acted).await;
+        self.model.observe(scope, acted).await;
     }
 }
 

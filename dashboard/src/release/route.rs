@@ -21,7 +21,7 @@ const HOPS: usize = 3;
 /// slots have moved within moments.
 const MOVING_FOR: Duration = Duration::from_secs(5);
 /// The interval of these retries.
-const MOVING_EACH: Duration = Duration::from_millis(100);
+const MOVING_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The connection for releases of one database.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Nodes {
         loop {
             match self.send_once(name, &make).await {
                 Err(CallError::Refused(error)) if error.is_split() && Instant::now() < until => {
-                    tokio::time::sleep(MOVING_EACH).await;
+                    tokio::time::sleep(MOVING_INTERVAL).await;
                 }
                 sent => return sent,
             }

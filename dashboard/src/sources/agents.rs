@@ -157,7 +157,7 @@ impl Agents {
             holders.push((lock, id, (length > 0).then(|| RegistryEntry::identity(note, host()))));
         }
         let told = AgentReport { agents: there, holders, at, steady };
-        self.model.see(self.scope.id, Observation::AgentReport(told)).await;
+        self.model.observe(self.scope.id, Observation::AgentReport(told)).await;
         Ok(None)
     }
 

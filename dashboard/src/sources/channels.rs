@@ -168,7 +168,7 @@ impl Channels {
         let (at, steady) = (now(), SteadyMillis::now());
         for scope in &self.scopes {
             let names = names.clone();
-            self.model.see(scope.id, Observation::Released { names, at, steady }).await;
+            self.model.observe(scope.id, Observation::Released { names, at, steady }).await;
         }
         self.status.succeeded();
     }
@@ -218,7 +218,7 @@ impl Channels {
 
     async fn listening(&self, on: bool) {
         for scope in &self.scopes {
-            self.model.see(scope.id, Observation::PubSubActive { on, at: now() }).await;
+            self.model.observe(scope.id, Observation::PubSubActive { on, at: now() }).await;
         }
     }
 }

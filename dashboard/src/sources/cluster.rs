@@ -26,7 +26,7 @@ use crate::redis::{TIMEOUT, resolver_options};
 /// The most masters that are watched: each has connections and metrics of its own.
 const MAX_MASTERS: usize = 64;
 /// The interval at which their connections are checked.
-const LOOK_EACH: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) struct Follower {
     shared: Shared,
@@ -93,7 +93,7 @@ impl Follower {
     /// Runs until the end.
     pub(super) async fn run(mut self) {
         let mut state = self.cluster.state();
-        let mut look = interval(LOOK_EACH);
+        let mut look = interval(CHECK_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -152,7 +152,7 @@ impl Follower {
             at: now(),
             steady: SteadyMillis::now(),
         };
-        self.shared.model.see(self.front, Observation::SlotsAssigned(served)).await;
+        self.shared.model.observe(self.front, Observation::SlotsAssigned(served)).await;
         for address in gone {
             self.stop(&address).await;
         }

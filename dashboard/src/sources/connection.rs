@@ -26,7 +26,7 @@ pub(super) async fn failed(status: &SourceStatus, link: &Link, error: &ReadError
         ReadError::Call(CallError::Refused(refused)) if !refused.is_transient() => {
             SourceState::Denied
         }
-        ReadError::Odd(_) => SourceState::Denied,
+        ReadError::UnexpectedReply(_) => SourceState::Denied,
         ReadError::Call(_) => SourceState::Down,
     };
     status.set(state, error.to_string());

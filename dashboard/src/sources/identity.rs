@@ -23,9 +23,9 @@ use crate::model::actor::ModelHandle;
 use crate::model::types::Observation;
 use crate::sources::view::SourceState;
 
-const EACH: Duration = Duration::from_secs(15);
+const INTERVAL: Duration = Duration::from_secs(15);
 /// The interval at which the holder registry is read; agents write it about as often.
-const AGENTS_EACH: Duration = Duration::from_secs(2);
+const AGENTS_INTERVAL: Duration = Duration::from_secs(2);
 /// The most clients that are listed: a thousand take the server two milliseconds.
 const MAX_CLIENTS: u64 = 1_000;
 
@@ -56,7 +56,7 @@ impl Identity {
             if Instant::now() >= clients_due {
                 connected = self.ask_for_clients().await;
                 if connected.0 != SourceState::Down {
-                    clients_due = Instant::now() + EACH;
+                    clients_due = Instant::now() + INTERVAL;
                 }
             }
             let untold = self.ask_about_agents().await;
@@ -66,7 +66,7 @@ impl Identity {
             if connected.0 == SourceState::On {
                 self.status.succeeded();
             }
-            rest(&self.link, &self.status, Instant::now() + AGENTS_EACH).await;
+            rest(&self.link, &self.status, Instant::now() + AGENTS_INTERVAL).await;
         }
     }
 
@@ -88,7 +88,7 @@ impl Identity {
                 for scope in &self.scopes {
                     let addresses = addresses.clone();
                     let seen = Observation::Connected { addresses, at, steady };
-                    self.model.see(scope.id, seen).await;
+                    self.model.observe(scope.id, seen).await;
                 }
                 (SourceState::On, String::new())
             }

@@ -26,11 +26,11 @@ use crate::sources::view::SourceState;
 /// The most locks of one server with a subscription of their own.
 const MAX_LOCKS: usize = 1_000;
 /// The interval at which these locks are chosen.
-const EACH: Duration = Duration::from_secs(2);
+const INTERVAL: Duration = Duration::from_secs(2);
 /// The interval at which the server's setting is read.
-const ASK_EACH: Duration = Duration::from_secs(60);
+const SETTING_INTERVAL: Duration = Duration::from_secs(60);
 /// The interval after a refusal: each one adds to the server's log.
-const ASK_AGAIN: Duration = Duration::from_secs(1_800);
+const REFUSED_INTERVAL: Duration = Duration::from_secs(1_800);
 /// Events in one round that are too many: a thousand a second.
 const TOO_MANY: u32 = 2_000;
 /// The time without subscriptions after too many events.
@@ -116,7 +116,7 @@ impl Keyspace {
     /// Runs until the connection is given up.
     pub async fn run(mut self) {
         let mut events = Vec::with_capacity(AT_ONCE);
-        let mut round = interval(EACH);
+        let mut round = interval(INTERVAL);
         round.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -149,7 +149,7 @@ impl Keyspace {
                     if reported.insert((scope, name.clone(), expired)) {
                         let (at, steady) = (now(), SteadyMillis::now());
                         let changed = Observation::KeyChanged { name, expired, at, steady };
-                        self.model.see(self.scopes[scope].id, changed).await;
+                        self.model.observe(self.scopes[scope].id, changed).await;
                     }
                 }
                 PubSubEvent::Refused { channel, reason } => {
@@ -191,7 +191,7 @@ impl Keyspace {
             self.listen(HashMap::new());
             let why = format!(
                 "more than {} events a second: nothing is heard for {} s",
-                u64::from(TOO_MANY) / EACH.as_secs(),
+                u64::from(TOO_MANY) / INTERVAL.as_secs(),
                 QUIET_FOR.as_secs()
             );
             return self.status.set(SourceState::Paused, why);
@@ -222,7 +222,7 @@ impl Keyspace {
         now: Instant,
     ) -> Result<Notifications, (SourceState, String)> {
         let known = self.asked.as_ref().filter(|(at, notifications)| {
-            let each = if notifications.is_ok() { ASK_EACH } else { ASK_AGAIN };
+            let each = if notifications.is_ok() { SETTING_INTERVAL } else { REFUSED_INTERVAL };
             now.duration_since(*at) < each
         });
         if let Some((_, notifications)) = known {

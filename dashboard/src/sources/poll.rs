@@ -26,7 +26,7 @@ const PART: usize = 32;
 /// The time without reads after which the server is pinged.
 const QUIET: Duration = Duration::from_secs(2);
 /// The interval at which the server's clock is read. It can be set, and drifts.
-const CLOCK_EACH: Duration = Duration::from_secs(10);
+const CLOCK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The poll of one database.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Poll {
         self.report_link(&mut state, &mut up).await;
         let mut quiet = interval(QUIET);
         quiet.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut clock = interval(CLOCK_EACH);
+        let mut clock = interval(CLOCK_INTERVAL);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -83,7 +83,7 @@ impl Poll {
         match status {
             LinkStatus::Up(info) => {
                 if up.is_some_and(|before| before != generation) {
-                    self.model.see(self.scope.id, Observation::ServerDown).await;
+                    self.model.observe(self.scope.id, Observation::ServerDown).await;
                 }
                 *up = Some(generation);
                 let at = Moment::from_micros(info.connected_at_micros);
@@ -94,18 +94,18 @@ impl Poll {
                         address: address.to_string(),
                         replica: info.role == Some(Role::Replica),
                     };
-                    self.model.see(self.scope.id, at).await;
+                    self.model.observe(self.scope.id, at).await;
                 }
                 self.facts.forget_denials();
                 let observation =
                     Observation::ServerUp { at, steady: SteadyMillis::now(), run_id, cluster };
-                self.model.see(self.scope.id, observation).await;
+                self.model.observe(self.scope.id, observation).await;
                 self.status.set(SourceState::On, "");
                 self.status.succeeded();
             }
             LinkStatus::Down { reason, .. } => {
                 *up = None;
-                self.model.see(self.scope.id, Observation::ServerDown).await;
+                self.model.observe(self.scope.id, Observation::ServerDown).await;
                 self.status.set(SourceState::Down, reason);
                 self.share.suspect();
             }
@@ -122,7 +122,7 @@ impl Poll {
         let ours = before.midpoint(SteadyMillis::now().0);
         let ahead_ms = i64::try_from(i128::from(theirs) - i128::from(ours)).unwrap_or(0);
         self.facts.set_ahead(ahead_ms);
-        self.model.see(self.scope.id, Observation::Clock { ahead_ms }).await;
+        self.model.observe(self.scope.id, Observation::Clock { ahead_ms }).await;
     }
 
     async fn read(&self, batch: Vec<ReadRequest>) {
@@ -184,7 +184,7 @@ impl Poll {
         for Found { name, stamp, reading } in found {
             let source = Source::Poll;
             let read = Observation::Read { name, stamp, source, reading };
-            self.model.see(self.scope.id, read).await;
+            self.model.observe(self.scope.id, read).await;
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::sources::view::{Progress, SourceState};
 const COUNT: usize = 100;
 /// Possible locks read at once: this many, or as many as have been found after the interval below.
 const CANDIDATES: usize = 100;
-const CANDIDATES_EACH: Duration = Duration::from_millis(100);
+const CANDIDATES_INTERVAL: Duration = Duration::from_millis(100);
 /// The most hashes remembered as other things than locks, on servers where reading them again would count as a use.
 const MAX_INNOCENT: usize = 500_000;
 /// The pause after a pass, as a multiple of its length, so that small databases are scanned often.
@@ -35,7 +35,7 @@ const PAUSE: u32 = 20;
 /// The shortest pause between two passes.
 const SHORTEST: Duration = Duration::from_millis(500);
 /// The least time between two passes for companion keys.
-const COMPANIONS_EACH: Duration = Duration::from_secs(60);
+const COMPANIONS_INTERVAL: Duration = Duration::from_secs(60);
 /// The age up to which the poll's last reading of a lock replaces one by the scan.
 const FRESH_MS: u64 = 15_000;
 /// The most keys of moving slots that are reported to their own nodes at once.
@@ -98,7 +98,7 @@ impl Scan {
                     failed(&self.status, &self.link, &error).await;
                     continue;
                 }
-                companions_due = Instant::now() + COMPANIONS_EACH.max(begun.elapsed() * PAUSE);
+                companions_due = Instant::now() + COMPANIONS_INTERVAL.max(begun.elapsed() * PAUSE);
             }
             rest(&self.link, &self.status, next).await;
         }
@@ -169,7 +169,7 @@ impl Scan {
             waiting.extend(candidates);
             pacer.spend(COUNT);
             let last = cursor == b"0";
-            if last || waiting.len() >= CANDIDATES || asked.elapsed() >= CANDIDATES_EACH {
+            if last || waiting.len() >= CANDIDATES || asked.elapsed() >= CANDIDATES_INTERVAL {
                 self.discover(pacer, memory, std::mem::take(&mut waiting)).await?;
                 asked = Instant::now();
             }
@@ -183,7 +183,7 @@ impl Scan {
         memory.passes += 1;
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
         self.model
-            .see(self.scope.id, Observation::ScanEnded { started, steady: SteadyMillis::now() })
+            .observe(self.scope.id, Observation::ScanEnded { started, steady: SteadyMillis::now() })
             .await;
         Ok(())
     }
@@ -205,7 +205,7 @@ impl Scan {
         // Keys of a slot that is moving: the node that serves the slot reads them.
         let under_way = redirected.into_iter().map(|(request, _)| request.name);
         for name in under_way.filter(|name| !self.is_known(name)).take(UNDER_WAY) {
-            self.model.see(self.scope.id, Observation::CompanionKey { name }).await;
+            self.model.observe(self.scope.id, Observation::CompanionKey { name }).await;
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl Scan {
         for Found { name, stamp, reading } in found {
             let source = Source::Scan;
             let read = Observation::Read { name, stamp, source, reading };
-            self.model.see(self.scope.id, read).await;
+            self.model.observe(self.scope.id, read).await;
         }
     }
 
@@ -266,7 +266,7 @@ impl Scan {
             pacer.spend(COUNT);
             for name in keys.iter().filter_map(|key| self.lock_of_companion(key)) {
                 if !self.ignore.iter().any(|glob| glob_matches(glob, name.as_bytes())) {
-                    self.model.see(self.scope.id, Observation::CompanionKey { name }).await;
+                    self.model.observe(self.scope.id, Observation::CompanionKey { name }).await;
                 }
             }
             if cursor == b"0" {
@@ -321,13 +321,13 @@ fn knows_no_touch(server: &ServerInfo) -> bool {
 
 /// Sends one SCAN. Returns the next cursor, and keys.
 async fn page(pacer: &mut Pacer, scan: redis::Cmd) -> Result<(Vec<u8>, Vec<Vec<u8>>), ReadError> {
-    let reply = pacer.send(vec![scan]).await?.pop().ok_or(ReadError::Odd("SCAN"))?;
+    let reply = pacer.send(vec![scan]).await?.pop().ok_or(ReadError::UnexpectedReply("SCAN"))?;
     let reply = reply.map_err(CallError::Refused)?;
-    let Value::Array(mut parts) = reply else { return Err(ReadError::Odd("SCAN")) };
-    let keys = parts.pop().as_ref().and_then(strings).ok_or(ReadError::Odd("SCAN"))?;
+    let Value::Array(mut parts) = reply else { return Err(ReadError::UnexpectedReply("SCAN")) };
+    let keys = parts.pop().as_ref().and_then(strings).ok_or(ReadError::UnexpectedReply("SCAN"))?;
     match parts.pop() {
         Some(Value::BulkString(cursor)) => Ok((cursor, keys)),
-        _ => Err(ReadError::Odd("SCAN")),
+        _ => Err(ReadError::UnexpectedReply("SCAN")),
     }
 }
 

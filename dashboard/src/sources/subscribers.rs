@@ -24,7 +24,7 @@ use crate::model::types::{LockView, Observation, ScopeId};
 use crate::sources::view::SourceState;
 
 /// The interval of the rounds.
-const EACH: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 /// Names in one command.
 const NAMES: usize = 500;
 /// Commands in one round; further locks follow in the next ones.
@@ -69,7 +69,7 @@ impl Subscribers {
                 }
                 Err(error) => self.status.set(SourceState::Down, error.to_string()),
             }
-            rest(&self.link, &self.status, Instant::now() + EACH).await;
+            rest(&self.link, &self.status, Instant::now() + INTERVAL).await;
         }
     }
 
@@ -131,7 +131,7 @@ impl Subscribers {
             for (scope, counts) in of_scope {
                 let seen =
                     Observation::Subscribers { counts, at: now(), steady: SteadyMillis::now() };
-                self.model.see(scope, seen).await;
+                self.model.observe(scope, seen).await;
             }
         }
         Ok(())

@@ -99,7 +99,7 @@ async fn a_server_restarted_empty_is_one_notice() {
     let text = notices["notices"][0]["text"].as_str().unwrap();
     assert!(text.contains("50 held locks"), "{text}");
     let lock = dashboard.lock_when("orders:1", |lock| state(lock) == "free").await;
-    assert!(lock["events"][0]["text"].as_str().unwrap().contains("started anew"), "{lock}");
+    assert!(lock["events"][0]["text"].as_str().unwrap().contains("restarted"), "{lock}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,8 +2,8 @@
 //!
 //! A malicious page can let a name of its own resolve to this server's address. The browser then
 //! treats the server's responses as same-origin with that page. Such a request carries the page's
-//! name in its Host header. An IP address cannot be rebound, so all addresses are allowed, and of
-//! the names only `localhost` and the configured ones.
+//! name in its Host header. An IP address cannot be rebound, so all addresses are allowed. Of the
+//! names, `localhost`, those of this host and the configured ones are.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,6 +12,8 @@ use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+
+use super::own_names::own_names;
 
 /// The names that are accepted in the Host header.
 #[derive(Debug, Clone)]
@@ -26,6 +28,13 @@ impl AllowedHosts {
     pub fn new(names: impl IntoIterator<Item = String>, flag: &'static str) -> Self {
         let normalized = |name: String| name.trim_end_matches('.').to_ascii_lowercase();
         Self { names: names.into_iter().map(normalized).collect(), flag }
+    }
+
+    /// Allows the names of this host too, so that Prometheus can address it by name.
+    #[must_use]
+    pub fn with_own_names(self) -> Self {
+        let names = self.names.iter().cloned().chain(own_names()).collect();
+        Self { names, ..self }
     }
 
     fn allow(&self, host: &str) -> bool {
@@ -47,7 +56,7 @@ pub async fn check_host(
         Some(host) => {
             let shown: String = host.chars().take(253).filter(char::is_ascii_graphic).collect();
             let text =
-                format!("this server is not called `{shown}`; {} allows names\n", allowed.flag);
+                format!("this server is not called `{shown}`: add the name by {}\n", allowed.flag);
             (StatusCode::MISDIRECTED_REQUEST, text).into_response()
         }
         None => (StatusCode::BAD_REQUEST, "the request must have one valid Host header\n")

@@ -2,6 +2,7 @@
 //! and request metrics.
 
 mod host;
+mod own_names;
 mod request_metrics;
 mod serve;
 mod tls;

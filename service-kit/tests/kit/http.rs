@@ -120,7 +120,7 @@ async fn requests_for_other_hosts_are_rejected() {
     let refusal = site.send(&["GET / HTTP/1.1", "Host: evil.example.org"]).await;
     assert!(
         refusal.ends_with(
-            "this server is not called `evil.example.org`; --allowed-host allows names\n"
+            "this server is not called `evil.example.org`: add the name by --allowed-host\n"
         ),
         "{refusal}"
     );

@@ -170,7 +170,7 @@ async fn locks_work_if_redis_refuses_the_registry() -> Result<()> {
     lock(&mut worker, "LOCK a").await?;
     eventually("the agent to say so", async || {
         let log = agent.process().log();
-        ensure!(log.contains("Redis refuses the holder registry"), "{log}");
+        ensure!(log.contains("Redis rejected the holder registry"), "{log}");
         Ok(())
     })
     .await;

@@ -113,7 +113,7 @@ impl GuardControl {
         }
     }
 
-    /// Continues the conversation on the runtime.
+    /// Moves the socket to the async runtime.
     ///
     /// # Errors
     /// Fails outside a runtime.

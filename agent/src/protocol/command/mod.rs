@@ -119,7 +119,7 @@ impl Command {
         "resume", "events", "cancel", "force", "kick", "other",
     ];
 
-    /// The label of the command in metrics.
+    /// Returns the command's label in metrics.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -141,7 +141,7 @@ impl Command {
         }
     }
 
-    /// The owner, whose commands run one after another.
+    /// Returns the owner, whose commands run one after another.
     #[must_use]
     pub fn owner(&self) -> i64 {
         match self {

@@ -1,6 +1,6 @@
 //! Parses requests into commands and checks the bounds of every argument.
 
-mod several;
+mod multi;
 
 use std::time::Duration;
 
@@ -51,8 +51,8 @@ pub fn parse(args: Args<'_>, protocol: Protocol) -> Result<Command, Frame> {
         b"UNLOCK" => {
             hold(lock_name(args, UNLOCK)?, Options::new(args, 2, UNLOCK)).map(Command::Unlock)
         }
-        b"MLOCK" => several::lock_all(args),
-        b"MUNLOCK" => several::unlock_all(args),
+        b"MLOCK" => multi::lock_all(args),
+        b"MUNLOCK" => multi::unlock_all(args),
         b"EXTEND" => extend(args),
         b"HOLDS" => Options::new(args, 1, HOLDS).end().map(|()| Command::Holds),
         b"LOCKS" => locks(args),

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn each_frame_in_both_versions() {
+    fn each_frame_is_encoded_in_both_versions() {
         let map = Frame::Map(vec![("a", Frame::Int(-5)), ("b", Frame::NullValue)]);
         let cases = [
             (Frame::Simple("OK"), "+OK\r\n", "+OK\r\n"),

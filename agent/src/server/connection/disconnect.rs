@@ -1,4 +1,4 @@
-//! Detects that a worker is gone while its connection is busy with something else.
+//! Detects a worker's disconnect, even while its connection is busy.
 
 use std::io;
 use std::os::fd::AsFd;

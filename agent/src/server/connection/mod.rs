@@ -1,7 +1,7 @@
 //! The connection of one worker: reads commands, passes them to the core, writes replies. One task per connection.
 //!
 //! The core never waits for a connection, and a connection uses bounded memory: at most [`PIPELINE`] unanswered
-//! commands, only one of them a listing, and [`write_buffer::MOST`] unsent bytes. At a bound it stops reading, which
+//! commands, only one of them a listing, and [`write_buffer::MAX_UNSENT`] unsent bytes. At a bound it stops reading, which
 //! applies backpressure to the client.
 
 mod close_notice;
@@ -114,7 +114,7 @@ struct Connection<'a, Gone> {
     unsent: VecDeque<Input>,
     /// The number of commands sent to the core.
     sent: u64,
-    /// The number of those that it has answered.
+    /// The number of those that the core has answered.
     answered: u64,
     /// The ordinal of the last listing among the sent commands.
     listing: u64,
@@ -131,13 +131,13 @@ struct Closed;
 /// The reason that decoding stopped for now.
 enum Stop {
     /// The buffer has no complete command.
-    Starved,
+    NeedsInput,
     /// Replies must arrive or be written first.
     Full,
     /// The core's queue is full.
     CoreFull,
     /// Other connections are due.
-    Turn,
+    Yield,
 }
 
 impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
@@ -155,7 +155,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
                 return Err(Closed);
             }
             match stop {
-                Stop::Turn => {
+                Stop::Yield => {
                     tokio::task::yield_now().await;
                     if let Some(reason) = self.disconnect.as_mut().now_or_never() {
                         return Err(self.leave(&reason));
@@ -164,7 +164,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
                 Stop::CoreFull => self.wait_for_core().await?,
                 // Replies or writes since then may have removed the cause.
                 Stop::Full if !self.is_full() => {}
-                Stop::Starved => self.wait(!self.input_ended).await?,
+                Stop::NeedsInput => self.wait(!self.input_ended).await?,
                 Stop::Full => self.wait(false).await?,
             }
         }
@@ -172,7 +172,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
 
     /// Returns whether the connection has nothing left to do.
     fn is_done(&self, stop: &Stop) -> bool {
-        let idle = matches!(stop, Stop::Starved) && self.sent == self.answered;
+        let idle = matches!(stop, Stop::NeedsInput) && self.sent == self.answered;
         self.output.is_empty() && (self.output_ended || (self.input_ended && idle))
     }
 
@@ -188,10 +188,10 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
             if let Some(listing) = self.held_listing.take() {
                 self.send(listing)?;
             } else if !self.dispatch_command()? {
-                return Ok(Stop::Starved);
+                return Ok(Stop::NeedsInput);
             }
         }
-        Ok(Stop::Turn)
+        Ok(Stop::Yield)
     }
 
     /// Returns whether replies must arrive or be written before the next command.
@@ -222,11 +222,10 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
             return Ok(true);
         }
         let before = self.client.protocol;
-        if let Some(answer) =
-            handshake::answer(args, &mut self.client, self.info, &self.shared.agent)
+        if let Some(reply) = handshake::reply(args, &mut self.client, self.info, &self.shared.agent)
         {
             self.input.consume(consumed);
-            if answer.named {
+            if reply.named {
                 let name = self.client.name.clone().unwrap_or_default();
                 self.notify_core(Input::ClientName(self.session, name))?;
             }
@@ -234,8 +233,8 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
                 let resp3 = self.client.protocol == Protocol::Resp3;
                 self.notify_core(Input::Resp3(self.session, resp3))?;
             }
-            self.reply(answer.reply)?;
-            if answer.close {
+            self.reply(reply.frame)?;
+            if reply.close {
                 self.notify_core(Input::Quit(self.session))?;
                 self.input_ended = true;
                 self.input.clear();
@@ -330,32 +329,32 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         self.output.trim();
         self.decoder.shrink();
         let collecting = !self.output_ended && !self.output.is_full();
-        let woken = poll_fn(|cx| {
+        let wakeup = poll_fn(|cx| {
             if let Poll::Ready(reason) = self.disconnect.as_mut().poll(cx) {
-                return Poll::Ready(Woken::Disconnected(reason));
+                return Poll::Ready(Wakeup::Disconnected(reason));
             }
             if collecting && let Poll::Ready(outgoing) = self.replies.poll_recv(cx) {
-                return Poll::Ready(outgoing.map_or(Woken::CoreEnded, Woken::Outgoing));
+                return Poll::Ready(outgoing.map_or(Wakeup::CoreEnded, Wakeup::Outgoing));
             }
             if !self.output.is_empty() && self.stream.poll_write_ready(cx).is_ready() {
-                return Poll::Ready(Woken::Writable);
+                return Poll::Ready(Wakeup::Writable);
             }
             if reading && self.stream.poll_read_ready(cx).is_ready() {
-                return Poll::Ready(Woken::Readable);
+                return Poll::Ready(Wakeup::Readable);
             }
             Poll::Pending
         })
         .await;
-        match woken {
-            Woken::Disconnected(reason) => Err(self.leave(&reason)),
-            Woken::CoreEnded => Err(self.leave(&Disconnect::Shutdown)),
-            Woken::Outgoing(outgoing) => {
+        match wakeup {
+            Wakeup::Disconnected(reason) => Err(self.leave(&reason)),
+            Wakeup::CoreEnded => Err(self.leave(&Disconnect::Shutdown)),
+            Wakeup::Outgoing(outgoing) => {
                 self.receive(&outgoing);
                 Ok(())
             }
             // The next step writes.
-            Woken::Writable => Ok(()),
-            Woken::Readable => self.read(),
+            Wakeup::Writable => Ok(()),
+            Wakeup::Readable => self.read(),
         }
     }
 
@@ -382,7 +381,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
 }
 
 /// The reason that a wait ended.
-enum Woken {
+enum Wakeup {
     Disconnected(Disconnect),
     CoreEnded,
     Outgoing(Outgoing),

@@ -31,7 +31,7 @@ pub(super) enum Read {
 }
 
 impl ReadBuffer {
-    /// The bytes not yet decoded.
+    /// Returns the bytes not yet decoded.
     pub(super) fn unread(&self) -> &[u8] {
         &self.bytes[self.consumed..]
     }

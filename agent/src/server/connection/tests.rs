@@ -227,7 +227,7 @@ async fn no_more_than_a_pipeline_is_unanswered() {
 }
 
 #[tokio::test]
-async fn a_client_that_never_reads_is_throttled_and_its_disconnect_is_seen() {
+async fn a_client_that_never_reads_is_throttled_and_its_disconnect_is_noticed() {
     let mut rig = Rig::new().await;
     let client = std::mem::replace(&mut rig.client, UnixStream::pair().unwrap().0);
     let answering = rig.answer_all();
@@ -241,8 +241,8 @@ async fn a_client_that_never_reads_is_throttled_and_its_disconnect_is_seen() {
         }
         tokio::task::yield_now().await;
     }
-    assert!(written < 2 * write_buffer::MOST, "never throttled");
-    assert!(written > write_buffer::MOST, "throttled at only {written} bytes");
+    assert!(written < 2 * write_buffer::MAX_UNSENT, "never throttled");
+    assert!(written > write_buffer::MAX_UNSENT, "throttled at only {written} bytes");
     drop(client);
     timeout(DEADLINE, answering).await.unwrap().unwrap();
 }
@@ -276,7 +276,7 @@ async fn replies_that_arrive_together_unblock_a_listing() {
 }
 
 #[tokio::test]
-async fn a_disconnect_is_seen_while_a_command_blocks_and_input_is_unread() {
+async fn a_disconnect_is_noticed_while_a_command_blocks_and_input_is_unread() {
     let mut rig = Rig::new().await;
     rig.write("LOCK a\r\n".repeat(PIPELINE + 100)).await;
     for _ in 0..PIPELINE - 1 {
@@ -300,7 +300,7 @@ async fn a_client_that_stops_writing_still_gets_its_replies() {
 }
 
 #[tokio::test]
-async fn a_disconnect_after_a_half_close_is_seen_at_once() {
+async fn a_disconnect_after_a_half_close_is_noticed_at_once() {
     let mut rig = Rig::new().await;
     rig.write("LOCK a\r\n").await;
     rig.client.shutdown().await.unwrap();
@@ -378,5 +378,5 @@ async fn idle_connections_use_little_memory() {
             metrics: metrics(),
         },
     ));
-    assert!(size < 2048, "{size} bytes a task");
+    assert!(size < 2048, "{size} bytes per task");
 }

@@ -7,8 +7,8 @@ use tokio::net::UnixStream;
 use super::read_buffer::is_transient;
 use crate::protocol::resp::{Outgoing, Protocol, encode, encode_push};
 
-/// The bound in bytes above which the connection takes no more commands and no more replies.
-pub(super) const MOST: usize = 4 * 1024 * 1024;
+/// The number of unsent bytes above which the connection reads no more commands and collects no more replies.
+pub(super) const MAX_UNSENT: usize = 4 * 1024 * 1024;
 const IDLE_CAPACITY: usize = 1024;
 
 /// A connection's output buffer.
@@ -25,7 +25,7 @@ impl WriteBuffer {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.bytes.len() - self.sent >= MOST
+        self.bytes.len() - self.sent >= MAX_UNSENT
     }
 
     pub(super) fn put(&mut self, outgoing: &Outgoing) {

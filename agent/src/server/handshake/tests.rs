@@ -3,10 +3,10 @@ use crate::protocol::resp::Decoder;
 
 const CLIENT: ConnectionInfo = ConnectionInfo { id: 7, pid: Some(42) };
 
-fn ask(line: &str, state: &mut ClientState) -> Option<Answer> {
+fn send(line: &str, state: &mut ClientState) -> Option<HandshakeReply> {
     let mut decoder = Decoder::default();
     let input = format!("{line}\r\n");
-    answer(
+    super::reply(
         decoder.decode(input.as_bytes()).unwrap().unwrap().args,
         state,
         CLIENT,
@@ -15,13 +15,13 @@ fn ask(line: &str, state: &mut ClientState) -> Option<Answer> {
 }
 
 fn reply(line: &str) -> Frame {
-    match ask(line, &mut ClientState::default()).unwrap().reply {
+    match send(line, &mut ClientState::default()).unwrap().frame {
         Outgoing::Reply(frame) | Outgoing::Switch(_, frame) => frame,
         other => panic!("no reply: {other:?}"),
     }
 }
 
-fn refused(line: &str) -> String {
+fn error_of(line: &str) -> String {
     match reply(line) {
         Frame::Error(text) => text,
         other => panic!("no error: {other:?}"),
@@ -56,12 +56,12 @@ fn connection_commands_are_answered() {
     for line in ["redis_version:7.2.0\r\n", "role:master\r\n", "loading:0\r\n"] {
         assert!(info.contains(line), "{info}");
     }
-    assert_eq!(ask("LOCK a", &mut ClientState::default()), None);
-    assert_eq!(ask("UNSEEN", &mut ClientState::default()), None);
+    assert_eq!(send("LOCK a", &mut ClientState::default()), None);
+    assert_eq!(send("UNSEEN", &mut ClientState::default()), None);
 }
 
 #[test]
-fn mistakes_get_the_errors_of_redis() {
+fn invalid_commands_get_the_errors_of_redis() {
     for (line, start) in [
         ("PING a b", "ERR wrong number of arguments for 'ping'"),
         ("ECHO", "ERR wrong number of arguments for 'echo'"),
@@ -82,31 +82,34 @@ fn mistakes_get_the_errors_of_redis() {
         ("CLIENT TRACKING ON", "ERR unknown subcommand 'TRACKING'"),
         ("COMMAND GETKEYS", "ERR unknown subcommand 'GETKEYS'"),
     ] {
-        let text = refused(line);
+        let text = error_of(line);
         assert!(text.starts_with(start), "{line}: {text}");
     }
-    assert!(refused(&format!("CLIENT SETNAME {}", "x".repeat(129))).contains("longer than 128"));
+    assert!(error_of(&format!("CLIENT SETNAME {}", "x".repeat(129))).contains("longer than 128"));
 }
 
 #[test]
 fn hello_changes_all_or_nothing() {
     let mut state = ClientState::default();
-    ask("HELLO 3 SETNAME me NONSENSE", &mut state).unwrap();
+    send("HELLO 3 SETNAME me NONSENSE", &mut state).unwrap();
     assert_eq!((state.protocol, state.name.clone()), (Protocol::Resp2, None));
-    let answer = ask("HELLO 3 AUTH default secret SETNAME me", &mut state).unwrap();
-    assert!(matches!(answer.reply, Outgoing::Switch(Protocol::Resp3, Frame::Map(_))));
+    let answer = send("HELLO 3 AUTH default secret SETNAME me", &mut state).unwrap();
+    assert!(matches!(answer.frame, Outgoing::Switch(Protocol::Resp3, Frame::Map(_))));
     assert!(answer.named);
     assert_eq!((state.protocol, state.name.as_deref()), (Protocol::Resp3, Some(&b"me"[..])));
-    let answer = ask("HELLO", &mut state).unwrap();
-    assert!(matches!(answer.reply, Outgoing::Switch(Protocol::Resp3, _)), "asks, changes nothing");
+    let answer = send("HELLO", &mut state).unwrap();
+    assert!(
+        matches!(answer.frame, Outgoing::Switch(Protocol::Resp3, _)),
+        "HELLO without arguments changes nothing"
+    );
     assert!(!answer.named);
 }
 
 #[test]
 fn reset_returns_to_resp2_and_clears_the_name() {
     let mut state = ClientState { protocol: Protocol::Resp3, name: Some(b"me".to_vec()) };
-    let answer = ask("RESET", &mut state).unwrap();
-    assert_eq!(answer.reply, Outgoing::Switch(Protocol::Resp2, Frame::Simple("RESET")));
+    let answer = send("RESET", &mut state).unwrap();
+    assert_eq!(answer.frame, Outgoing::Switch(Protocol::Resp2, Frame::Simple("RESET")));
     assert!(answer.named && state.name.is_none());
     assert_eq!(state.protocol, Protocol::Resp2);
 }
@@ -114,8 +117,8 @@ fn reset_returns_to_resp2_and_clears_the_name() {
 #[test]
 fn client_list_shows_only_the_client_itself() {
     let mut state = ClientState::default();
-    ask("CLIENT SETNAME me", &mut state).unwrap();
-    let Outgoing::Reply(Frame::Bulk(line)) = ask("CLIENT LIST", &mut state).unwrap().reply else {
+    send("CLIENT SETNAME me", &mut state).unwrap();
+    let Outgoing::Reply(Frame::Bulk(line)) = send("CLIENT LIST", &mut state).unwrap().frame else {
         panic!()
     };
     assert_eq!(&*line, b"id=7 name=me db=0 resp=2 pid=42\n");

@@ -152,7 +152,7 @@ async fn change(
     let acknowledgement = word.map(Arc::new);
     let mut changes = app.hub.changes();
     app.model
-        .see(scope, Observation::Acknowledged { name, problem, acknowledgement, action })
+        .observe(scope, Observation::Acknowledged { name, problem, acknowledgement, action })
         .await;
     // Whoever asked looks at the lock next: it should show there.
     let shown = async {

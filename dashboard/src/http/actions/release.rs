@@ -16,7 +16,7 @@ use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
 use crate::http::pages::{address, refused, rendered};
 use crate::http::params::{LockParams, understood};
-use crate::model::actor::Answer;
+use crate::model::actor::ReadingReply;
 use crate::model::types::{LockId, Reading};
 use crate::release::{Asker, Choice, Mistake, Offer, Outcome, Releases, VALID, Wish};
 use crate::views::{self, ReleasePage, ReleaseStep};
@@ -35,7 +35,7 @@ fn allowed<'a>(app: &'a App, visitor: &CurrentVisitor) -> Result<&'a Releases, A
 /// The lock as it is just now, to be acted on; or a sentence that says why there is nothing to act on.
 async fn offered(app: &App, id: &LockId, visitor: &CurrentVisitor) -> Result<Offer, String> {
     let asked = now();
-    let Answer { read_at, reading } = app.read_now(id).await?;
+    let ReadingReply { read_at, reading } = app.read_now(id).await?;
     if let Reading::Other(what) = &reading {
         return Err(format!("There is a key of this name, but it is no lock: it is {what}."));
     }

@@ -1,4 +1,4 @@
-//! Evidence and next steps of problems, in words.
+//! The sentences of problems: evidence and next steps.
 
 use std::sync::Arc;
 
@@ -41,54 +41,54 @@ fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
         ProblemKind::RenewalOverdue => {
             let (lease, ttl) = (case.renewed.unwrap_or_default(), case.ttl.unwrap_or_default());
             let text = format!(
-                "{:.1} s left, although it is renewed to about {:.1} s each third of that time",
+                "{:.1} s left of a lease of about {:.1} s: its watchdog has missed a renewal",
                 ttl.as_secs_f64(),
                 lease.as_secs_f64()
             );
             vec![read(now, text)]
         }
         ProblemKind::Expired => {
-            let told = case
-                .expired
-                .map(|expired| evidence_of(expired.at.1, expired.source, &*expired.seen));
-            told.into_iter().collect()
+            let expired = case.expired.iter();
+            expired
+                .map(|expired| evidence_of(expired.at.1, expired.source, &*expired.evidence))
+                .collect()
         }
         ProblemKind::Starving => starving(case, verdict),
         ProblemKind::Deadlock => deadlock(case),
         ProblemKind::Orphan => {
-            let (what, who) = if case.left > 0 {
+            let (what, leftovers) = if case.orphaned_readers > 0 {
                 (
                     format!(
-                        "the lock is not there, and markers that {} of its readers left are",
-                        case.left
+                        "the lock does not exist, but markers of {} of its readers do",
+                        case.orphaned_readers
                     ),
-                    "them",
+                    "markers",
                 )
             } else {
-                let what = "the lock is not there, and the first in its queue is past its deadline";
-                (what.to_owned(), "the queue")
+                let what = "the lock does not exist, and the first entry of its queue is past its deadline";
+                (what.to_owned(), "queue")
             };
-            let still = format!("still so; nobody has cleared {who} meanwhile");
+            let still = format!("unchanged: no client has removed the {leftovers}");
             vec![read(verdict.since, what), read(now, still)]
         }
-        ProblemKind::Malformed => vec![read(now, case.odd.unwrap_or_default())],
+        ProblemKind::Malformed => vec![read(now, case.malformed.unwrap_or_default())],
     }
 }
 
 fn leaked(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
     if let (Certainty::Suspected, Some(gone)) = (verdict.certainty, case.gone) {
         let left = match case.ttl {
-            Some(ttl) => format!("it stays for another {} s", ttl.as_secs()),
-            None => "it has no time to live".to_owned(),
+            Some(ttl) => format!("its lease lasts another {} s", ttl.as_secs()),
+            None => "it has no TTL".to_owned(),
         };
         return vec![
-            evidence_of(gone.since, Source::Identity, &*gone.seen),
+            evidence_of(gone.since, Source::Identity, &*gone.evidence),
             read(case.now.steady, left),
         ];
     }
     vec![
-        read(verdict.since, "read without a time to live"),
-        read(case.now.steady, "read again, still without one"),
+        read(verdict.since, "read without a TTL"),
+        read(case.now.steady, "read again, still without a TTL"),
     ]
 }
 
@@ -96,27 +96,27 @@ fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
     let now = case.now.steady;
     let mut evidence = Vec::new();
     if let Some((id, count)) = case.holders.first() {
-        let times = if *count == 1 { String::new() } else { format!(", {count} times over") };
-        let text = format!("held by {id}{times}, not a change since");
-        evidence.push(read(case.still_since.1, text));
+        let count = if *count == 1 { String::new() } else { format!(" (count {count})") };
+        let text = format!("held by {id}{count}, unchanged since then");
+        evidence.push(read(case.unchanged_since.1, text));
     }
     if let Some(lease) = case.renewed {
         evidence
-            .push(read(now, format!("renewed, to a lease of about {:.1} s", lease.as_secs_f64())));
+            .push(read(now, format!("renewed to a lease of about {:.1} s", lease.as_secs_f64())));
     }
-    let heard = match verdict.certainty {
-        Certainty::Sure => "no release message in all that time",
-        Certainty::Suspected if case.silent => {
-            "a lock of this kind may be released without a message: it may have been freed and taken again"
+    let messages = match verdict.certainty {
+        Certainty::Sure => "no release message since then",
+        Certainty::Suspected if case.may_release_silently => {
+            "a lock of this kind can be released without a message: it may have been released and acquired again"
         }
         Certainty::Suspected => {
-            "release messages were not heard all that time: it may have been freed and taken again"
+            "release messages were not received all that time: it may have been released and acquired again"
         }
     };
-    evidence.push(evidence_of(now, Source::Channels, heard));
+    evidence.push(evidence_of(now, Source::Channels, messages));
     if let (Some((limit, true)), Some(p99)) = (stuck_limit(case), case.typical) {
         let text = format!(
-            "99 of 100 earlier holds lasted at most {:.1} s; beyond {} s is far from that",
+            "99 of 100 earlier holds lasted at most {:.1} s; this one has lasted more than {} s",
             p99.as_secs_f64(),
             limit.as_secs()
         );
@@ -132,23 +132,24 @@ fn starving(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
             evidence.push(evidence_of(
                 waiter.since.at,
                 waiter.source,
-                format!("{} waits since", waiter.id),
+                format!("{} has been waiting since then", waiter.id),
             ));
         }
         (_, _, Some(subscribers)) => {
-            let (count, verb) = match subscribers.count {
-                1 => ("a connection".to_owned(), "listens"),
-                n => (format!("{n} connections"), "listen"),
+            let text = match subscribers.count {
+                1 => "one connection has been waiting for its release since then".to_owned(),
+                n => format!("{n} connections wait for its release, at least one since then"),
             };
-            let text = format!("{count} {verb} for its release; some have been since");
             evidence.push(evidence_of(subscribers.since.1, Source::Subscribers, text));
         }
         _ => {}
     }
     evidence.push(match case.holders.first() {
-        Some((id, _)) => read(case.still_since.1, format!("held by {id}, not a change since")),
+        Some((id, _)) => {
+            read(case.unchanged_since.1, format!("held by {id}, unchanged since then"))
+        }
         None => {
-            read(case.now.steady, "nobody holds it: whoever is first in its queue does not take it")
+            read(case.now.steady, "nobody holds it, but the first in its queue has not acquired it")
         }
     });
     evidence
@@ -157,33 +158,35 @@ fn starving(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
 fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
     let waits = case.cycle.iter().flat_map(|cycle| &cycle.waits);
     let text = |wait: &crate::model::deadlock::Wait| {
-        // An agent's holds and waits have ids of their own: the process shows who is the same.
-        let place = wait.place.as_ref().map_or_else(String::new, |place| format!(" ({place})"));
-        format!("{}{place} waits for {}, which {} holds", wait.waiter, wait.lock.1, wait.holder)
+        // An agent's holds and waits have ids of their own: only the process shows which belong together.
+        let process = wait.process.as_ref().map_or_else(String::new, |text| format!(" ({text})"));
+        format!("{}{process} waits for {}, held by {}", wait.waiter, wait.lock.1, wait.holder)
     };
     waits.map(|wait| read(case.now.steady, text(wait))).collect()
 }
 
 /// Describes how to find the process and the thread behind a holder.
-fn find(case: &Case<'_>, holder: &HolderId) -> String {
+fn locate(case: &Case<'_>, holder: &HolderId) -> String {
     let identity = case.identity(holder);
-    if let Some((identity, words)) = identity.and_then(|known| Some((known, known.words()?))) {
+    if let Some((identity, process)) =
+        identity.and_then(|identity| Some((identity, identity.description()?)))
+    {
         let java = identity.pid.filter(|_| identity.comm.as_deref() == Some("java"));
         return match java {
             Some(pid) => format!(
-                "Its agent says that it is {words}: `jcmd {pid} Thread.print` there shows its threads."
+                "According to its agent it is {process}; run `jcmd {pid} Thread.print` there to see its threads."
             ),
-            None => format!("Its agent says that it is {words}."),
+            None => format!("According to its agent it is {process}."),
         };
     }
     if holder.looks_like_agent() {
         format!(
-            "Its number is one that agents draw: on the host whose lockscope-agent logs the id {} at its start, LOCKS on the agent's socket shows the worker's process.",
+            "It is a worker of an agent: on the host whose lockscope-agent logs the id {} at startup, LOCKS on the agent's socket shows the worker's process.",
             holder.client
         )
     } else {
         format!(
-            "Find the process whose Redisson client has the id {}, and look at its thread {}: `jcmd <pid> Thread.print` shows it as #{}.",
+            "Find the process whose Redisson client has the id {} and inspect its thread {}: `jcmd <pid> Thread.print` lists it as #{}.",
             holder.client, holder.thread, holder.thread
         )
     }
@@ -192,42 +195,42 @@ fn find(case: &Case<'_>, holder: &HolderId) -> String {
 /// Returns the next step, with the current knowledge about the holder.
 #[must_use]
 pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
-    let found = case.holders.first().map(|(holder, _)| find(case, holder)).unwrap_or_default();
+    let found = case.holders.first().map(|(holder, _)| locate(case, holder)).unwrap_or_default();
     match verdict.problem {
         ProblemKind::Leaked if case.ttl.is_some() => format!(
-            "Its holder seems to be gone, so that nobody will release it before its lease ends. {found} If that process is gone, the lock can be released by force."
+            "Its holder appears to be gone, so the lock stays taken until its lease expires. {found} If that process is dead, release the lock by force."
         ),
         ProblemKind::Leaked => format!(
-            "It has no time to live, so it stays for ever unless its holder releases it. {found} If that process is gone, nobody will."
+            "It has no TTL and will never expire. {found} If that process is dead, release the lock by force."
         ),
         ProblemKind::Stuck => format!(
-            "Its process lives, since it renews the lock; the work under it does not end. {found}"
+            "The holder is alive and still renewing, but has not released the lock. {found} Take a thread dump before you stop it; stopping it frees the lock within its lease."
         ),
         ProblemKind::RenewalOverdue => format!(
-            "Unless it is renewed at once the lock will be lost to others while its holder may still work. {found} A long pause of that process (garbage collection, a frozen host) or a broken way to Redis keeps renewals away."
+            "Unless it is renewed soon, the lock expires and others can acquire it while its holder may still be working. {found} Check that process for a long pause (garbage collection, a frozen host) and for a broken connection to Redis."
         ),
         ProblemKind::Expired => {
-            let holder = case.expired.map(|expired| find(case, &expired.holder)).unwrap_or_default();
+            let holder = case.expired.map(|expired| locate(case, &expired.holder)).unwrap_or_default();
             format!(
-                "The holder meant to keep the lock, and may have worked on without it: what it does must be checked for damage by two at once. {holder} If that process has died, this is how its lock was freed."
+                "The holder meant to keep the lock and may have continued without it: check its work for damage by concurrent access. {holder} If that process died, the expiry is how its lock was freed."
             )
         }
         ProblemKind::Starving => {
-            let who = longest(case).map(|waiter| find(case, &waiter.id)).unwrap_or_default();
+            let waiter = longest(case).map(|waiter| locate(case, &waiter.id)).unwrap_or_default();
             match case.holders.is_empty() {
                 true => format!(
-                    "The lock is free, but the first in its queue has not taken it; the others must wait until its deadline has passed. {who}"
+                    "The lock is free, but the first in its queue has not acquired it; the others wait until its deadline has passed. {waiter}"
                 ),
-                false => format!("Others wait for a holder that does not let go. {found}"),
+                false => format!("Others wait for a holder that does not release the lock. {found}"),
             }
         }
         ProblemKind::Deadlock => format!(
-            "These threads wait for one another and none of them can go on: one must be ended, or its lock released by force. {found}"
+            "These threads wait for one another, and none can continue: stop one of them, or release its lock by force. {found}"
         ),
-        ProblemKind::Orphan if case.left > 0 => "The lock was deleted under its readers: by force, or by hand. What is left of them, keys named after the lock in braces with `rwlock_timeout` in them, costs memory; those without a time to live stay until somebody deletes them.".to_owned(),
-        ProblemKind::Orphan => "Whoever queued is gone, and nobody has asked for the lock since. The leftovers cost memory, and the next one to come removes them; a key of the queue without a time to live stays until then.".to_owned(),
+        ProblemKind::Orphan if case.orphaned_readers > 0 => "The lock was deleted while readers held it, by force or by hand. Their markers, keys named after the lock in braces with `rwlock_timeout` in them, take up memory; delete those without a TTL, which never expire.".to_owned(),
+        ProblemKind::Orphan => "Its waiters are gone, and no client has requested the lock since. The leftovers take up memory. The next client that requests the lock removes them; a queue key without a TTL remains until then.".to_owned(),
         ProblemKind::Malformed => format!(
-            "Something wrote to the lock's hash that is no lock of this kind: two kinds of lock under one name, or another program's key. {found}"
+            "The hash has fields that do not belong to a lock of this kind: two kinds of lock share the name, or another program uses the key. {found}"
         ),
     }
 }

@@ -38,11 +38,11 @@ pub const EXPIRED_FOR: Duration = Duration::from_secs(3_600);
 pub struct Expired {
     pub at: (Moment, SteadyMillis),
     pub holder: HolderId,
-    /// Sure if the holder was seen to return too late.
+    /// Certain if the holder was seen to return too late.
     pub certainty: Certainty,
     pub source: Source,
     /// The observation, a sentence.
-    pub seen: String,
+    pub evidence: String,
 }
 
 /// A holder that is gone, according to its client's connections or its agent.
@@ -50,7 +50,7 @@ pub struct Expired {
 pub struct Gone {
     pub since: SteadyMillis,
     /// The observation, a sentence.
-    pub seen: String,
+    pub evidence: String,
 }
 
 /// The facts about a lock that its problems are judged by.
@@ -65,15 +65,15 @@ pub struct Case<'a> {
     /// Time to live; none: it has none, or it is free.
     pub ttl: Option<Duration>,
     /// The first of the readings without a time to live, where the newest has none.
-    pub bare_since: Option<Stamp>,
+    pub no_ttl_since: Option<Stamp>,
     /// The lease that it is renewed to; none: it is not renewed.
     pub renewed: Option<Duration>,
     /// The last change of holders or counts, or the last release.
-    pub still_since: (Moment, SteadyMillis),
+    pub unchanged_since: (Moment, SteadyMillis),
     /// The instant since which release messages arrive without a gap.
     pub listening_since: Option<Moment>,
     /// True if a lock of its kind may be released without a message.
-    pub silent: bool,
+    pub may_release_silently: bool,
     /// The duration that 99 of 100 holds did not exceed.
     pub typical: Option<Duration>,
     pub rule: Rule,
@@ -91,10 +91,10 @@ pub struct Case<'a> {
     pub tracked: &'a [TrackedHolder],
     /// The first reading that found it absent with a dead queue entry in front, or with markers of readers.
     pub orphan_since: Option<Stamp>,
-    /// The number of readers that left markers behind.
-    pub left: usize,
+    /// The number of readers whose markers outlived the lock.
+    pub orphaned_readers: usize,
     /// A description of whatever does not belong in the hash.
-    pub odd: Option<&'a str>,
+    pub malformed: Option<&'a str>,
 }
 
 impl Case<'_> {
@@ -142,7 +142,7 @@ pub fn judge(case: &Case<'_>) -> Vec<Verdict> {
 }
 
 fn leaked(case: &Case<'_>) -> Option<Verdict> {
-    let bare = case.bare_since.filter(|first| case.now.sent.since(first.received) >= LEAK_GAP);
+    let bare = case.no_ttl_since.filter(|first| case.now.sent.since(first.received) >= LEAK_GAP);
     if let Some(first) = bare {
         return Some(Verdict::sure(ProblemKind::Leaked, first.steady));
     }
@@ -164,12 +164,12 @@ fn stuck_limit(case: &Case<'_>) -> Option<(Duration, bool)> {
 fn stuck(case: &Case<'_>) -> Option<Verdict> {
     let (limit, _) = stuck_limit(case)?;
     case.renewed?;
-    let (since, steady) = case.still_since;
+    let (since, steady) = case.unchanged_since;
     if case.now.received.since(since) <= limit {
         return None;
     }
-    let heard = case.listening_since.filter(|_| !case.silent);
-    let observed = heard.map(|heard| case.now.received.since(since.max(heard)));
+    let listening = case.listening_since.filter(|_| !case.may_release_silently);
+    let observed = listening.map(|listening| case.now.received.since(since.max(listening)));
     Some(Verdict {
         problem: ProblemKind::Stuck,
         certainty: match observed {
@@ -216,7 +216,7 @@ fn starving(case: &Case<'_>) -> Option<Verdict> {
     }
     // While a lock changes hands subscribers come and go, and none of them need wait for long.
     let subscribers = case.subscribers.filter(|_| !case.holders.is_empty())?;
-    let (from, steady) = subscribers.since.max(case.still_since);
+    let (from, steady) = subscribers.since.max(case.unchanged_since);
     (case.now.received.since(from) > limit)
         .then(|| Verdict::suspected(ProblemKind::Starving, after(steady, limit)))
 }
@@ -239,7 +239,7 @@ fn orphan(case: &Case<'_>) -> Option<Verdict> {
 }
 
 fn malformed(case: &Case<'_>) -> Option<Verdict> {
-    case.odd.map(|_| Verdict::sure(ProblemKind::Malformed, case.now.steady))
+    case.malformed.map(|_| Verdict::sure(ProblemKind::Malformed, case.now.steady))
 }
 
 fn after(at: SteadyMillis, limit: Duration) -> SteadyMillis {

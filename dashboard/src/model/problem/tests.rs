@@ -31,11 +31,11 @@ fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
         holders,
         confirmed: true,
         ttl: Some(secs(25)),
-        bare_since: None,
+        no_ttl_since: None,
         renewed: Some(secs(30)),
-        still_since: (at(still), stamp(still).steady),
+        unchanged_since: (at(still), stamp(still).steady),
         listening_since: Some(at(0)),
-        silent: false,
+        may_release_silently: false,
         typical: None,
         rule: Rule { stuck_after: Some(secs(300)), starving_after: Some(secs(60)) },
         waiters: &[],
@@ -45,12 +45,12 @@ fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
         tracked: &[],
         cycle: None,
         orphan_since: None,
-        left: 0,
-        odd: None,
+        orphaned_readers: 0,
+        malformed: None,
     }
 }
 
-const SURE: Certainty = Certainty::Sure;
+const CERTAIN: Certainty = Certainty::Sure;
 const SUSPECTED: Certainty = Certainty::Suspected;
 
 fn only(case: &Case<'_>) -> Option<(ProblemKind, Certainty)> {
@@ -60,22 +60,22 @@ fn only(case: &Case<'_>) -> Option<(ProblemKind, Certainty)> {
 }
 
 #[test]
-fn stuck_needs_renewal_age_and_ears() {
+fn stuck_needs_renewals_age_and_release_messages() {
     let holders = holders();
     let case = |now| renewed(&holders, 10, now);
     let stuck = |certainty| Some((ProblemKind::Stuck, certainty));
     let long = Rule { stuck_after: None, ..case(0).rule };
     for (case, expected) in [
         (case(310), None),
-        (case(311), stuck(SURE)),
+        (case(311), stuck(CERTAIN)),
         (Case { renewed: None, ..case(9_999) }, None),
         (Case { rule: long, ..case(9_999) }, None),
         (Case { confirmed: false, ..case(9_999) }, None),
         (Case { holders: &[], ..case(9_999) }, None),
         (Case { listening_since: None, ..case(311) }, stuck(SUSPECTED)),
-        (Case { silent: true, ..case(311) }, stuck(SUSPECTED)),
+        (Case { may_release_silently: true, ..case(311) }, stuck(SUSPECTED)),
         (Case { listening_since: Some(at(100)), ..case(311) }, stuck(SUSPECTED)),
-        (Case { listening_since: Some(at(100)), ..case(401) }, stuck(SURE)),
+        (Case { listening_since: Some(at(100)), ..case(401) }, stuck(CERTAIN)),
     ] {
         assert_eq!(only(&case), expected, "{case:?}");
     }
@@ -87,7 +87,7 @@ fn a_hold_far_longer_than_typical_is_stuck_but_not_within_a_minute() {
     let quick =
         |now| Case { typical: Some(Duration::from_millis(20)), ..renewed(&holders, 0, now) };
     assert_eq!(only(&quick(60)), None);
-    assert_eq!(only(&quick(61)), Some((ProblemKind::Stuck, SURE)));
+    assert_eq!(only(&quick(61)), Some((ProblemKind::Stuck, CERTAIN)));
     let slow = Case { typical: Some(secs(100)), ..renewed(&holders, 0, 299) };
     assert_eq!(only(&slow), None);
 }
@@ -98,10 +98,10 @@ fn a_leak_needs_two_readings_apart_or_a_holder_that_is_gone() {
     let bare = |first, now| Case {
         renewed: None,
         ttl: None,
-        bare_since: Some(stamp(first)),
+        no_ttl_since: Some(stamp(first)),
         ..renewed(&holders, 0, now)
     };
-    let gone = Gone { since: SteadyMillis(5_000), seen: "no connection from 10.0.0.7".into() };
+    let gone = Gone { since: SteadyMillis(5_000), evidence: "no connection from 10.0.0.7".into() };
     let left = |ttl| Case {
         renewed: None,
         ttl: Some(secs(ttl)),
@@ -111,14 +111,14 @@ fn a_leak_needs_two_readings_apart_or_a_holder_that_is_gone() {
     let leaked = |certainty| Some((ProblemKind::Leaked, certainty));
     for (case, expected) in [
         (bare(10, 14), None),
-        (bare(10, 15), leaked(SURE)),
+        (bare(10, 15), leaked(CERTAIN)),
         (Case { confirmed: false, ..bare(10, 99) }, None),
         (Case { holders: &[], ..bare(10, 99) }, None),
         (left(60), None),
         (left(61), leaked(SUSPECTED)),
         (Case { gone: None, ..left(600) }, None),
         (Case { gone: Some(&gone), ..bare(10, 14) }, leaked(SUSPECTED)),
-        (Case { gone: Some(&gone), ..bare(10, 15) }, leaked(SURE)),
+        (Case { gone: Some(&gone), ..bare(10, 15) }, leaked(CERTAIN)),
     ] {
         assert_eq!(only(&case), expected, "{case:?}");
     }
@@ -128,7 +128,7 @@ fn a_leak_needs_two_readings_apart_or_a_holder_that_is_gone() {
 fn a_renewal_is_overdue_below_half_of_the_lease_less_a_twentieth() {
     let holders = holders();
     let case = |ms| Case { ttl: Some(Duration::from_millis(ms)), ..renewed(&holders, 0, 100) };
-    let overdue = Some((ProblemKind::RenewalOverdue, SURE));
+    let overdue = Some((ProblemKind::RenewalOverdue, CERTAIN));
     for (case, expected) in [
         (case(13_500), None),
         (case(13_499), overdue),
@@ -149,9 +149,9 @@ fn an_expired_hold_is_reported_for_an_hour_no_matter_who_holds_the_lock_since() 
         holder: id(7),
         certainty,
         source: Source::Poll,
-        seen: "it ran out".into(),
+        evidence: "it expired".into(),
     };
-    for certainty in [SURE, SUSPECTED] {
+    for certainty in [CERTAIN, SUSPECTED] {
         let expired = expired(certainty);
         let case = |now| Case {
             expired: Some(&expired),
@@ -181,7 +181,7 @@ fn waiter(from: u64) -> Waiter {
 }
 
 #[test]
-fn whoever_waits_for_long_starves() {
+fn a_long_wait_is_starvation() {
     let holders = holders();
     let one = [waiter(10)];
     let dead = [Waiter { overdue: true, ..waiter(10) }];
@@ -194,8 +194,8 @@ fn whoever_waits_for_long_starves() {
     let long = Rule { starving_after: None, ..waits(0).rule };
     for (case, expected) in [
         (waits(70), None),
-        (waits(71), starving(SURE)),
-        (Case { holders: &[], ..waits(71) }, starving(SURE)),
+        (waits(71), starving(CERTAIN)),
+        (Case { holders: &[], ..waits(71) }, starving(CERTAIN)),
         (Case { rule: long, ..waits(71) }, None),
         (Case { waiters: &dead, ..waits(200) }, None),
         (Case { waiters: &left, ..waits(200) }, None),
@@ -211,7 +211,7 @@ fn whoever_waits_for_long_starves() {
 }
 
 #[test]
-fn a_circle_is_a_deadlock_and_one_with_a_limit_is_suspected() {
+fn a_cycle_is_a_deadlock_and_one_with_a_limited_wait_is_suspected() {
     let holders = holders();
     let wait = |waiter, holder, limited| Wait {
         waiter: id(waiter),
@@ -219,12 +219,12 @@ fn a_circle_is_a_deadlock_and_one_with_a_limit_is_suspected() {
         lock: (0, LockName::new(&b"other"[..]).unwrap()),
         holder: id(holder),
         holding: Owner::of(id(holder), None),
-        place: None,
+        process: None,
         confirmed: at(20),
         held_from: at(10),
         limited,
     };
-    for (limited, certainty) in [(false, SURE), (true, SUSPECTED)] {
+    for (limited, certainty) in [(false, CERTAIN), (true, SUSPECTED)] {
         let cycle = Cycle {
             waits: vec![wait(52, 9, false), wait(9, 52, limited)],
             views: std::sync::Arc::default(),
@@ -239,7 +239,7 @@ fn a_circle_is_a_deadlock_and_one_with_a_limit_is_suspected() {
 }
 
 #[test]
-fn what_is_left_behind_is_an_orphan_after_a_minute() {
+fn leftovers_are_an_orphan_after_a_minute() {
     let holders = holders();
     let free = |now| Case {
         holders: &[],
@@ -249,28 +249,28 @@ fn what_is_left_behind_is_an_orphan_after_a_minute() {
         ..renewed(&holders, 0, now)
     };
     assert_eq!(only(&free(69)), None);
-    assert_eq!(only(&free(70)), Some((ProblemKind::Orphan, SURE)));
+    assert_eq!(only(&free(70)), Some((ProblemKind::Orphan, CERTAIN)));
     assert_eq!(only(&Case { orphan_since: None, ..free(999) }), None);
-    assert_eq!(only(&Case { holders: &holders, ..free(99) }), None, "somebody has it again");
+    assert_eq!(only(&Case { holders: &holders, ..free(99) }), None, "it is held again");
 }
 
 #[test]
-fn what_does_not_belong_is_malformed() {
+fn a_hash_with_unexpected_content_is_malformed() {
     let holders = holders();
-    let case = Case { odd: Some("count 0"), ..renewed(&holders, 0, 20) };
-    assert_eq!(only(&case), Some((ProblemKind::Malformed, SURE)));
+    let case = Case { malformed: Some("count 0"), ..renewed(&holders, 0, 20) };
+    assert_eq!(only(&case), Some((ProblemKind::Malformed, CERTAIN)));
     assert_eq!(only(&Case { confirmed: false, ..case.clone() }), None);
     assert_eq!(explain(&case, judge(&case)[0]).evidence[0].text, "count 0");
 }
 
 #[test]
-fn several_come_worst_first() {
+fn problems_are_sorted_worst_first() {
     let holders = holders();
     let one = [waiter(0)];
     let case = Case {
         ttl: Some(secs(5)),
         waiters: &one,
-        odd: Some("count 0"),
+        malformed: Some("count 0"),
         ..renewed(&holders, 0, 1_000)
     };
     let kinds: Vec<ProblemKind> = judge(&case).iter().map(|v| v.problem).collect();
@@ -284,7 +284,7 @@ fn several_come_worst_first() {
 }
 
 #[test]
-fn it_says_why_and_what_to_do() {
+fn a_problem_has_evidence_and_a_next_step() {
     let holders = holders();
     let case = renewed(&holders, 10, 400);
     let problem = explain(&case, judge(&case)[0]);

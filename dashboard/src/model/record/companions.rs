@@ -1,4 +1,4 @@
-//! Readings of a lock's companion keys.
+//! Applies readings of a lock's companion keys.
 
 use super::{Record, ScopeContext};
 use crate::model::types::{Companions, Marker, Stamp, Token};
@@ -19,7 +19,7 @@ impl Record {
             self.dirty |= self.token.take().is_some();
             self.token_read = Some(stamp.received);
         }
-        // The time within which those who left may come back may be over too.
+        // The time within which dropped waiters may return may have passed.
         let had = self.cold.as_ref().is_some_and(|cold| !cold.waiting.is_empty());
         if (had && !companions.is_unavailable()) || companions.queue.is_some() {
             let window = self.stamp.map(|last| stamp.received.since(last.sent));

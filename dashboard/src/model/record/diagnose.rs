@@ -1,4 +1,4 @@
-//! Problems of a lock: found, explained and cleared.
+//! Detects, explains and clears the problems of a lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::model::waiting::Waiter;
 
 /// The additional time after its limit within which a problem of an earlier run must be found again: a renewal has to be
 /// seen twice, or a holder's absence.
-const FOUND_AGAIN: Duration = Duration::from_secs(300);
+const RESTORED_GRACE: Duration = Duration::from_secs(300);
 
 impl Record {
     /// Updates its problems after a reading.
@@ -26,22 +26,22 @@ impl Record {
         let cold = self.cold.as_deref();
         let waiters: Vec<Waiter> =
             cold.map(|cold| cold.waiting.waiters().copied().collect()).unwrap_or_default();
-        let (gone, expired, cycle, odd) = (
+        let (gone, expired, cycle, malformed) = (
             cold.and_then(|cold| cold.gone.clone()),
             cold.and_then(|cold| cold.expired.clone()),
             cold.and_then(|cold| cold.cycle.clone()),
-            cold.and_then(|cold| cold.odd.clone()),
+            cold.and_then(|cold| cold.malformed.clone()),
         );
         let case = Case {
             now,
             holders: &holders,
             confirmed: self.confirmed,
             ttl: self.ttl,
-            bare_since: self.bare_since,
+            no_ttl_since: self.no_ttl_since,
             renewed: self.lease.lease().filter(|_| self.lease.renewed()),
-            still_since: self.still_since,
+            unchanged_since: self.unchanged_since,
             listening_since: context.listening_since,
-            silent: self.is_silent() || context.cluster,
+            may_release_silently: self.may_release_silently() || context.cluster,
             typical: self.hold_history.as_ref().and_then(|history| history.p99()),
             rule: self.rule,
             waiters: &waiters,
@@ -51,11 +51,11 @@ impl Record {
             cycle: cycle.as_deref(),
             tracked: cold.map_or(&[], |cold| &cold.tracked),
             orphan_since: cold.and_then(|cold| cold.orphan_since),
-            left: cold.map_or(0, |cold| cold.left.len()),
-            odd: odd.as_deref(),
+            orphaned_readers: cold.map_or(0, |cold| cold.orphaned_readers.len()),
+            malformed: malformed.as_deref(),
         };
         let verdicts = judge(&case);
-        let earlier = cold.map_or(&[][..], |cold| &cold.earlier_problems);
+        let earlier = cold.map_or(&[][..], |cold| &cold.restored_problems);
         let mut begun = Vec::new();
         let mut problems = Vec::with_capacity(verdicts.len());
         for verdict in &verdicts {
@@ -92,15 +92,15 @@ impl Record {
         for verdict in &verdicts {
             if begun.contains(&verdict.problem) {
                 let id = self.id.clone();
-                let note =
+                let entry =
                     ArchiveEntry::Problem(id, verdict.problem, verdict.certainty, verdict.since);
-                effects.push(Effect::Archive(Box::new(note)));
+                effects.push(Effect::Archive(Box::new(entry)));
             }
         }
         for problem in &over {
             self.cleared(*problem, now.steady, effects);
         }
-        self.clear_earlier(now, effects);
+        self.clear_restored(now, effects);
         for problem in begun {
             self.event(now.steady, source, LockEvent::Problem(problem), effects);
         }
@@ -109,19 +109,20 @@ impl Record {
         }
     }
 
-    /// Ends problems of an earlier run that were not found again in the time that this takes.
-    fn clear_earlier(&mut self, now: Stamp, effects: &mut Vec<Effect>) {
+    /// Ends problems of an earlier run that were not found again in time.
+    fn clear_restored(&mut self, now: Stamp, effects: &mut Vec<Effect>) {
         let limits = [self.rule.stuck_after, self.rule.starving_after];
         let slowest = limits.into_iter().flatten().fold(ORPHAN_GAP, Duration::max);
-        let time_is_up = now.received.since(self.known_since) > slowest + FOUND_AGAIN;
-        let Some(cold) = self.cold.as_mut().filter(|cold| !cold.earlier_problems.is_empty()) else {
+        let time_is_up = now.received.since(self.known_since) > slowest + RESTORED_GRACE;
+        let Some(cold) = self.cold.as_mut().filter(|cold| !cold.restored_problems.is_empty())
+        else {
             return;
         };
         let problems = &self.problems;
-        cold.earlier_problems
+        cold.restored_problems
             .retain(|(earlier, _)| problems.iter().all(|found| found.problem != *earlier));
         if time_is_up {
-            for (problem, _) in std::mem::take(&mut cold.earlier_problems) {
+            for (problem, _) in std::mem::take(&mut cold.restored_problems) {
                 self.cleared(problem, now.steady, effects);
             }
         }
@@ -130,7 +131,7 @@ impl Record {
     /// Ends all problems as of the newest reading, since the lock is about to be dropped.
     pub fn clear_all(&mut self, effects: &mut Vec<Effect>) {
         let last = self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady);
-        let earlier = self.cold.as_mut().map(|cold| std::mem::take(&mut cold.earlier_problems));
+        let earlier = self.cold.as_mut().map(|cold| std::mem::take(&mut cold.restored_problems));
         let earlier = earlier.into_iter().flatten().map(|(problem, _)| problem);
         let found = std::mem::take(&mut self.problems).into_iter().map(|found| found.problem);
         for problem in earlier.chain(found) {
@@ -139,13 +140,13 @@ impl Record {
     }
 
     fn cleared(&self, problem: ProblemKind, at: SteadyMillis, effects: &mut Vec<Effect>) {
-        let note = ArchiveEntry::Cleared(self.id.clone(), problem, at);
-        effects.push(Effect::Archive(Box::new(note)));
+        let entry = ArchiveEntry::Cleared(self.id.clone(), problem, at);
+        effects.push(Effect::Archive(Box::new(entry)));
     }
 
-    /// Returns whether it may be released without a message that arrives here: a fair lock without waiters, and one
-    /// reader of several. In a cluster every lock may be, on sharded channels that this program does not listen to.
-    fn is_silent(&self) -> bool {
+    /// Returns whether it may be released without a message: a fair lock without waiters, or one reader of several. In a
+    /// cluster every lock may be, by sharded channels to which this program does not subscribe.
+    fn may_release_silently(&self) -> bool {
         self.fair || (self.mode.is_some() && self.holds.len() > 1)
     }
 

@@ -15,22 +15,22 @@ const MAX_DURATIONS: usize = 64;
 /// With fewer durations than this no hold is typical.
 const MIN_DURATIONS: usize = 20;
 
-/// Holds that have ended. Many locks have none: they are held for as long as anybody watches.
+/// Holds that have ended. Many locks have none, since they are held all the time.
 #[derive(Debug, Default)]
 pub(super) struct HoldHistory {
     /// Durations of the latest holds whose beginning and end were both observed, in milliseconds.
     durations: VecDeque<u32>,
     holds: VecDeque<PastHold>,
     longest: Option<PastHold>,
-    /// Few locks have one.
+    /// Boxed, since few locks have one.
     longest_wait: Option<Box<PastWait>>,
     views: Option<Arc<[PastHoldView]>>,
-    /// Holds that an earlier run of this program saw begin, until they are seen again.
-    pub(super) remembered: Vec<(HolderId, Since)>,
+    /// Holds of an earlier run of this program, until they are observed again.
+    pub(super) restored: Vec<(HolderId, Since)>,
 }
 
 impl HoldHistory {
-    /// Adds a hold, in place of the oldest where there are too many.
+    /// Adds a hold, in place of the oldest if there are too many.
     pub(super) fn push(&mut self, hold: PastHold) {
         self.views = None;
         if self.longest.is_none_or(|longest| longest.millis() < hold.millis()) {

@@ -9,13 +9,13 @@ use crate::model::problem::Gone;
 use crate::model::types::{HolderIdentity, Source, TrackedHolder};
 
 impl Record {
-    /// Updates whether its holder is gone; that of a renewed lock is alive, whatever else was seen. Returns true if that
-    /// changed.
+    /// Updates whether its holder is gone. The holder of a renewed lock is alive regardless of other observations. Returns
+    /// true if anything changed.
     pub fn update_gone(&mut self, clients: &Clients) -> bool {
         let denied = |id: &HolderId| {
             let since = self.tracked(id)?.denied_since()?;
-            let seen = format!("its agent lives, and tells nothing of {id}");
-            Some(Gone { since, seen })
+            let evidence = format!("its agent is alive and does not report {id}");
+            Some(Gone { since, evidence })
         };
         let gone = self
             .holds
@@ -29,7 +29,7 @@ impl Record {
         }
         self.add_source(Source::Identity);
         self.cold().gone = gone;
-        self.thin_out();
+        self.drop_empty_cold_state();
         self.dirty = true;
         true
     }
@@ -89,6 +89,6 @@ impl Record {
                 || holds.iter().any(|hold| hold.id == known.id)
                 || waits(known.id)
         });
-        self.thin_out();
+        self.drop_empty_cold_state();
     }
 }

@@ -1,4 +1,4 @@
-//! Effects of readings and messages on a lock's record.
+//! Applies readings and messages to a lock's record.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ const NEAR_END: Duration = Duration::from_secs(1);
 /// The time left at a reading that finds the lock gone, up to which its lease counts as expired.
 const RUN_OUT: Duration = Duration::from_millis(200);
 /// The most readers whose markers are read after the lock has vanished.
-const MAX_LEFT: usize = 16;
+const MAX_ORPHANED_READERS: usize = 16;
 /// The time within which two sources report the same release.
 const SAME_RELEASE: Duration = Duration::from_millis(200);
 
@@ -74,7 +74,7 @@ impl Record {
                     self.event(stamp.steady, source, what, effects);
                     let (from, since) = match taken {
                         Some((at, steady)) => (at, Since { at: steady, exact: true }),
-                        None => (stamp.received, self.since_remembered(holder.id, since)),
+                        None => (stamp.received, self.since_restored(holder.id, since)),
                     };
                     if self.confirmed {
                         let note = ArchiveEntry::Began(self.id.clone(), holder.id, since);
@@ -94,20 +94,20 @@ impl Record {
         }
         for gone in before.iter().filter(|hold| !hash.holders.iter().any(|h| h.id == hold.id)) {
             moved = true;
-            let over = self.has_expired(last, stamp);
-            let ended = if over { Ending::RanOut } else { Ending::Vanished };
+            let expired = self.has_expired(last, stamp);
+            let ended = if expired { Ending::Expired } else { Ending::Vanished };
             self.end(*gone, stamp.received, stamp.steady, ended, effects);
-            self.consider_expired(*gone, last, stamp, source, context);
+            self.record_expiry(*gone, last, stamp, source, context);
             let what = LockEvent::Vanished(gone.id, EndCause::OthersHold);
             self.event(stamp.steady, source, what, effects);
         }
         self.holds = holds;
         self.dirty |= self.mode != hash.mode;
         self.mode.clone_from(&hash.mode);
-        self.look_for_odd(hash, context);
+        self.check_shape(hash, context);
         if let Some(cold) = &mut self.cold {
             cold.orphan_since = None;
-            cold.left.clear();
+            cold.orphaned_readers.clear();
             cold.taken.take_if(|(_, at, _)| *at <= stamp.sent);
             if moved {
                 cold.gone = None;
@@ -120,7 +120,7 @@ impl Record {
         }
         let was_renewed = self.lease.renewed();
         if moved || last.is_none() {
-            self.still_since = (stamp.received, stamp.steady);
+            self.unchanged_since = (stamp.received, stamp.steady);
             self.renewals = None;
             self.lease.restart(stamp.received, ttl, window.filter(|window| *window <= EXACT));
         } else {
@@ -134,7 +134,7 @@ impl Record {
                 self.add_renewal(SteadyMillis(at.max(last.map_or(0, |last| last.steady.0))));
             }
             if let Some(cold) = self.cold.as_mut().filter(|_| step == Step::Rose) {
-                // A holder that renews is alive, whatever else was seen.
+                // A holder that renews is alive, regardless of other observations.
                 cold.gone = None;
             }
         }
@@ -144,7 +144,7 @@ impl Record {
         }
         self.dirty |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
         self.ttl = ttl;
-        self.bare_since = if ttl.is_some() { None } else { self.bare_since.or(Some(stamp)) };
+        self.no_ttl_since = if ttl.is_some() { None } else { self.no_ttl_since.or(Some(stamp)) };
     }
 
     /// Records a renewal at that instant.
@@ -153,21 +153,22 @@ impl Record {
         Arc::make_mut(self.renewals.get_or_insert_default()).add(at, lease);
     }
 
-    fn look_for_odd(&mut self, hash: &LockHash, context: ScopeContext) {
-        let odd = hash.malformed().or_else(|| {
+    fn check_shape(&mut self, hash: &LockHash, context: ScopeContext) {
+        let malformed = hash.malformed().or_else(|| {
             // Only in a cluster can a lock and its companions be in different slots.
             let apart = context.cluster && !keys::companions_share_slot(&self.id.name);
-            apart
-                .then(|| "braces in its name keep its channel and queue in another slot".to_owned())
+            apart.then(|| {
+                "braces in its name put its channel and queue into another slot".to_owned()
+            })
         });
-        if odd.is_some() || self.cold.is_some() {
-            self.cold().odd = odd;
+        if malformed.is_some() || self.cold.is_some() {
+            self.cold().malformed = malformed;
         }
     }
 
     /// Records the expiry of a hold that had been renewed, if it was seen shortly before its end, so that nobody can have
     /// released it unobserved since.
-    fn consider_expired(
+    fn record_expiry(
         &mut self,
         hold: Hold,
         last: Option<Stamp>,
@@ -180,22 +181,22 @@ impl Record {
         };
         let watched = context.readable_since.is_some_and(|since| since <= last.sent);
         let near = ttl <= NEAR_END;
-        let over = self.has_expired(Some(last), stamp);
-        if !self.lease.renewed() || context.restarted || !watched || !near || !over {
+        let expired = self.has_expired(Some(last), stamp);
+        if !self.lease.renewed() || context.restarted || !watched || !near || !expired {
             return;
         }
-        if self.is_known_to_have_lost(&hold.id, last) {
+        if self.has_returned_late(&hold.id, last) {
             return;
         }
-        let seen = format!(
-            "{} had renewed it to about {:.1} s; last seen with {:.1} s left, then it was gone, and no release was told",
+        let evidence = format!(
+            "{} had renewed it to about {:.1} s; last read with {:.1} s left, then it was gone without a release message",
             hold.id,
             lease.as_secs_f64(),
             ttl.as_secs_f64()
         );
         let (holder, certainty) = (hold.id, Certainty::Suspected);
         let at = (stamp.received, stamp.steady);
-        self.cold().expired = Some(Expired { at, holder, certainty, source, seen });
+        self.cold().expired = Some(Expired { at, holder, certainty, source, evidence });
     }
 
     /// Applies a notification that its key was changed.
@@ -217,32 +218,32 @@ impl Record {
         }
         let lease = self.lease.lease().filter(|_| self.lease.renewed());
         for hold in std::mem::take(&mut self.holds) {
-            self.end(hold, at, steady, Ending::RanOut, effects);
+            self.end(hold, at, steady, Ending::Expired, effects);
             self.event(
                 steady,
                 Source::Keyspace,
-                LockEvent::Vanished(hold.id, EndCause::RanOut),
+                LockEvent::Vanished(hold.id, EndCause::Expired),
                 effects,
             );
             let last = self.stamp;
-            let known = last.is_some_and(|last| self.is_known_to_have_lost(&hold.id, last));
+            let known = last.is_some_and(|last| self.has_returned_late(&hold.id, last));
             let Some(lease) = lease.filter(|_| !context.restarted && !known) else { continue };
-            let seen = format!(
-                "{} had renewed it to about {:.1} s; then the server told that its key had expired",
+            let evidence = format!(
+                "{} had renewed it to about {:.1} s; then the server reported that its key had expired",
                 hold.id,
                 lease.as_secs_f64()
             );
             let (holder, certainty) = (hold.id, Certainty::Suspected);
             let (at, source) = ((at, steady), Source::Keyspace);
-            self.cold().expired = Some(Expired { at, holder, certainty, source, seen });
+            self.cold().expired = Some(Expired { at, holder, certainty, source, evidence });
         }
         self.free_since = at;
         self.ttl = None;
-        self.bare_since = None;
+        self.no_ttl_since = None;
     }
 
     /// Returns whether its holder is known to have returned too late, since that reading.
-    fn is_known_to_have_lost(&self, id: &HolderId, last: Stamp) -> bool {
+    fn has_returned_late(&self, id: &HolderId, last: Stamp) -> bool {
         let expired = self.cold.as_ref().and_then(|cold| cold.expired.as_ref());
         expired.is_some_and(|expired| {
             expired.certainty == Certainty::Sure
@@ -258,7 +259,7 @@ impl Record {
     }
 
     /// Applies a reading that finds no lock.
-    pub(super) fn read_nothing(
+    pub(super) fn read_absent(
         &mut self,
         stamp: Stamp,
         source: Source,
@@ -278,13 +279,13 @@ impl Record {
         for hold in std::mem::take(&mut self.holds) {
             self.dirty = true;
             if shared && !hold.id.write && hold.marker != Some(Marker::Missing) {
-                self.note_left(hold);
+                self.record_orphaned_reader(hold);
             }
             if released {
                 continue;
             }
             if matches!(reading, Reading::Absent { .. }) {
-                self.consider_expired(hold, last, stamp, source, context);
+                self.record_expiry(hold, last, stamp, source, context);
             }
             let left =
                 last.zip(self.ttl).map(|(last, ttl)| (last.received + ttl).since(stamp.received));
@@ -296,50 +297,50 @@ impl Record {
                 }
                 _ => match left {
                     Some(left) if left > RUN_OUT => EndCause::Early(millis(left)),
-                    Some(_) => EndCause::RanOut,
+                    Some(_) => EndCause::Expired,
                     None => EndCause::Early(0),
                 },
             };
             let ended = match end {
                 EndCause::Replaced(_) => Ending::Replaced,
                 EndCause::ServerRestarted => Ending::Restarted,
-                EndCause::RanOut => Ending::RanOut,
+                EndCause::Expired => Ending::Expired,
                 EndCause::Early(_) | EndCause::OthersHold => Ending::Vanished,
             };
             self.end(hold, stamp.received, stamp.steady, ended, effects);
             self.event(stamp.steady, source, LockEvent::Vanished(hold.id, end), effects);
         }
         self.ttl = None;
-        self.bare_since = None;
-        self.look_for_orphans(stamp, reading);
+        self.no_ttl_since = None;
+        self.check_leftovers(stamp, reading);
         self.judge(stamp, source, context, effects);
-        self.thin_out();
+        self.drop_empty_cold_state();
     }
 
-    /// Notes a reader that held the lock when it vanished: its markers may still be there.
-    fn note_left(&mut self, hold: Hold) {
-        let left = &mut self.cold().left;
-        if left.len() < MAX_LEFT {
-            left.push((hold.id, hold.count));
+    /// Records a reader that held the lock when it vanished, since its markers may still exist.
+    fn record_orphaned_reader(&mut self, hold: Hold) {
+        let readers = &mut self.cold().orphaned_readers;
+        if readers.len() < MAX_ORPHANED_READERS {
+            readers.push((hold.id, hold.count));
         }
     }
 
-    /// Looks for leftovers of an absent lock: a dead first queue entry, or markers of readers.
-    fn look_for_orphans(&mut self, stamp: Stamp, reading: &Reading) {
+    /// Checks an absent lock for leftovers: a dead first queue entry, or markers of readers.
+    fn check_leftovers(&mut self, stamp: Stamp, reading: &Reading) {
         let Some(cold) = &mut self.cold else { return };
-        (cold.gone, cold.odd) = (None, None);
+        (cold.gone, cold.malformed) = (None, None);
         cold.taken.take_if(|(_, at, _)| *at <= stamp.sent);
         let Reading::Absent { companions } = reading else {
             cold.orphan_since = None;
-            return cold.left.clear();
+            return cold.orphaned_readers.clear();
         };
         if companions.is_unavailable() {
             return;
         }
         let marker =
             |id| companions.markers.iter().find(|(known, _)| *known == id).map(|(_, m)| *m);
-        cold.left.retain(|(id, _)| marker(*id) != Some(Marker::Missing));
-        let marked = cold.left.iter().any(|(id, _)| marker(*id).is_some());
+        cold.orphaned_readers.retain(|(id, _)| marker(*id) != Some(Marker::Missing));
+        let marked = cold.orphaned_readers.iter().any(|(id, _)| marker(*id).is_some());
         let dead = is_dead(&cold.waiting) || marked;
         cold.orphan_since = dead.then(|| cold.orphan_since.unwrap_or(stamp));
     }
@@ -356,13 +357,14 @@ impl Record {
         self.add_source(source);
         self.confirm();
         // Both report the same release, and either may be first.
-        let twice = |(told, by): (Moment, Source)| by != source && at.since(told) <= SAME_RELEASE;
-        if self.last_release.is_some_and(twice) {
+        let is_same =
+            |(before, by): (Moment, Source)| by != source && at.since(before) <= SAME_RELEASE;
+        if self.last_release.is_some_and(is_same) {
             return;
         }
         self.last_release = Some((at, source));
         if let Some(cold) = &mut self.cold {
-            // The hold that seemed to have expired was released at that very moment; the reading was quicker.
+            // The hold that seemed to have expired was released at that moment; the reading arrived before the message.
             cold.expired.take_if(|expired| {
                 expired.certainty == Certainty::Suspected && at.since(expired.at.0) <= NEAR_END
             });
@@ -416,14 +418,14 @@ impl Record {
         (by == id && at <= stamp.received).then_some((at, steady))
     }
 
-    /// Counts something for the last hour, if it is proved to be a lock.
+    /// Adds a count for the last hour, if it is proved to be a lock.
     pub(super) fn count(&self, source: Source, count: Count, effects: &mut Vec<Effect>) {
         if self.confirmed {
             effects.push(Effect::Count(source, count));
         }
     }
 
-    /// Applies a release that is reported after a newer reading: the holds that the reading shows began after the release.
+    /// Applies a release that is reported after a newer reading: the holds in that reading began after the release.
     fn released_before(
         &mut self,
         newer: Stamp,
@@ -441,13 +443,13 @@ impl Record {
             restarted = true;
         }
         if restarted {
-            self.still_since = (at, steady);
+            self.unchanged_since = (at, steady);
             self.count(source, Count::Acquired, effects);
             self.event(steady, source, LockEvent::Released(None), effects);
         }
     }
 
-    /// Records the end of a hold, and its duration where the beginning is exact.
+    /// Records the end of a hold, and its duration if the beginning is exact.
     pub(super) fn end(
         &mut self,
         hold: Hold,
@@ -471,7 +473,7 @@ impl Record {
     }
 }
 
-/// Returns whether the first waiter in the queue is past its deadline; or all of them, where the queue itself is gone or was
+/// Returns whether the first waiter in the queue is past its deadline; or all waiters, if the queue itself is gone or was
 /// only counted.
 fn is_dead(waiting: &Waiting) -> bool {
     let Some(queue) = &waiting.queue else { return false };

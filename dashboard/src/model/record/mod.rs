@@ -1,4 +1,4 @@
-//! One lock in the model: readings and messages go in, its view comes out.
+//! The record of one lock: applies readings and messages, and produces the lock's view.
 
 mod companions;
 mod diagnose;
@@ -33,7 +33,7 @@ use hold_history::HoldHistory;
 pub struct ScopeContext {
     /// The instant since which release messages arrive without a gap.
     pub listening_since: Option<Moment>,
-    /// The beginning of the newest complete pass over all keys: a lock that is new was not there all that time.
+    /// The beginning of the newest complete pass over all keys, during which a new lock did not exist yet.
     pub pass_began: Option<Moment>,
     /// True if the server has restarted and its losses are still being determined.
     pub restarted: bool,
@@ -60,9 +60,9 @@ pub enum Effect {
     Archive(Box<ArchiveEntry>),
 }
 
-/// The knowledge of an earlier run of this program about a lock.
+/// The state of a lock at the end of an earlier run of this program.
 #[derive(Debug, Clone, Default)]
-pub struct Remembered {
+pub struct RestoredLock {
     /// The last holders, with the beginnings of their holds.
     pub holds: Vec<(HolderId, Since)>,
     /// The latest holds before, oldest first.
@@ -95,15 +95,15 @@ struct ColdState {
     expired: Option<Expired>,
     gone: Option<Gone>,
     /// Problems of an earlier run, until they are found again or some time has passed without that.
-    earlier_problems: Vec<(ProblemKind, SteadyMillis)>,
+    restored_problems: Vec<(ProblemKind, SteadyMillis)>,
     /// Holders and waiters that agents have reported about.
     tracked: Vec<TrackedHolder>,
     cycle: Option<Arc<Cycle>>,
     /// Readers that held it when it vanished, with their counts, until their markers are gone too.
-    left: Vec<(HolderId, i64)>,
+    orphaned_readers: Vec<(HolderId, i64)>,
     orphan_since: Option<Stamp>,
-    /// A description of whatever does not belong in the hash.
-    odd: Option<String>,
+    /// A description of any unexpected content of the hash.
+    malformed: Option<String>,
     acknowledged: Vec<operator::Acknowledged>,
     /// The holds that an operator is ending by force, and the beginning of that.
     forcing: Option<(Vec<HolderId>, Moment)>,
@@ -115,12 +115,12 @@ impl ColdState {
             && self.taken.is_none()
             && self.expired.is_none()
             && self.gone.is_none()
-            && self.earlier_problems.is_empty()
+            && self.restored_problems.is_empty()
             && self.tracked.is_empty()
             && self.cycle.is_none()
-            && self.left.is_empty()
+            && self.orphaned_readers.is_empty()
             && self.orphan_since.is_none()
-            && self.odd.is_none()
+            && self.malformed.is_none()
             && self.forcing.is_none()
             && self.acknowledged.is_empty()
     }
@@ -145,8 +145,8 @@ pub struct Record {
     lease: LeaseWatch,
     /// A release that no reading is newer than yet.
     released: Option<(Moment, SteadyMillis)>,
-    still_since: (Moment, SteadyMillis),
-    bare_since: Option<Stamp>,
+    unchanged_since: (Moment, SteadyMillis),
+    no_ttl_since: Option<Stamp>,
     /// The instant at which the record was created.
     known_since: Moment,
     free_since: Moment,
@@ -164,7 +164,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Returns the record of a lock that nothing is known about yet.
+    /// Returns the record of a lock that has not been read yet.
     #[must_use]
     pub fn new(id: LockId, group: Arc<str>, rule: Rule, now: Moment) -> Self {
         Self {
@@ -183,8 +183,8 @@ impl Record {
             ttl: None,
             lease: LeaseWatch::default(),
             released: None,
-            still_since: (now, SteadyMillis(0)),
-            bare_since: None,
+            unchanged_since: (now, SteadyMillis(0)),
+            no_ttl_since: None,
             known_since: now,
             free_since: now,
             rose: None,
@@ -197,7 +197,7 @@ impl Record {
         }
     }
 
-    /// Returns whether somebody held it when it was last read.
+    /// Returns whether it was held when it was last read.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.holds.is_empty()
@@ -214,9 +214,9 @@ impl Record {
         &self.group
     }
 
-    /// Returns whether to retain it: it is held, or proved to be a lock.
+    /// Returns whether it is held, or proved to be a lock.
     #[must_use]
-    pub fn is_worth_keeping(&self) -> bool {
+    pub fn is_retained(&self) -> bool {
         self.is_held() || self.confirmed
     }
 
@@ -232,7 +232,7 @@ impl Record {
         self.stamp.map(|stamp| stamp.sent)
     }
 
-    /// Returns whether anybody is known to wait for it.
+    /// Returns whether it has known waiters.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         self.cold.as_ref().is_some_and(|cold| cold.waiting.is_awaited())
@@ -280,7 +280,7 @@ impl Record {
                 lock: lock.clone(),
                 holder: hold.id,
                 holding: Owner::of(hold.id, identity(&hold.id)),
-                place: waiting.and_then(HolderIdentity::words),
+                process: waiting.and_then(HolderIdentity::description),
                 confirmed: waiter.seen,
                 held_from: hold.from,
                 limited: waiting.is_some_and(|identity| identity.until.is_some()),
@@ -288,31 +288,31 @@ impl Record {
         })
     }
 
-    /// Restores the knowledge of an earlier run of this program.
-    pub fn remember(&mut self, known: Remembered) {
+    /// Restores the state of an earlier run of this program.
+    pub fn restore(&mut self, restored: RestoredLock) {
         self.confirm();
-        self.remember_acknowledged(known.acknowledged);
+        self.restore_acknowledgements(restored.acknowledged);
         let history = self.hold_history();
-        history.remembered = known.holds;
-        for past in known.past {
+        history.restored = restored.holds;
+        for past in restored.past {
             if past.since.exact {
                 history.push_duration(Duration::from_millis(past.millis()));
             }
             history.push(past);
         }
-        if !known.problems.is_empty() {
-            self.cold().earlier_problems = known.problems;
+        if !restored.problems.is_empty() {
+            self.cold().restored_problems = restored.problems;
         }
     }
 
-    /// Returns the beginning of a hold that is seen for the first time: as an earlier run saw it, if it did.
-    fn since_remembered(&mut self, id: HolderId, seen: Since) -> Since {
+    /// Returns the beginning of a newly observed hold: the restored one if an earlier run had observed the hold.
+    fn since_restored(&mut self, id: HolderId, seen: Since) -> Since {
         if seen.exact {
             return seen;
         }
         let Some(history) = &mut self.hold_history else { return seen };
-        let known = history.remembered.iter().position(|(known, _)| *known == id);
-        known.map_or(seen, |known| history.remembered.swap_remove(known).1)
+        let known = history.restored.iter().position(|(known, _)| *known == id);
+        known.map_or(seen, |known| history.restored.swap_remove(known).1)
     }
 
     fn cold(&mut self) -> &mut ColdState {
@@ -323,8 +323,8 @@ impl Record {
         self.hold_history.get_or_insert_default()
     }
 
-    /// Frees the cold state where it is empty.
-    fn thin_out(&mut self) {
+    /// Frees the cold state if it is empty.
+    fn drop_empty_cold_state(&mut self) {
         self.cold.take_if(|cold| cold.is_empty());
     }
 
@@ -336,8 +336,7 @@ impl Record {
         }
     }
 
-    /// Applies a reading. One requested earlier than the newest known changes nothing but what it proves permanently:
-    /// that this is a lock.
+    /// Applies a reading. One requested earlier than the newest one only proves that this is a lock.
     pub fn read(
         &mut self,
         stamp: Stamp,
@@ -351,7 +350,7 @@ impl Record {
             self.confirm();
         }
         let (Reading::Lock { companions, .. } | Reading::Absent { companions }) = reading else {
-            return self.read_nothing(stamp, source, reading, context, effects);
+            return self.read_absent(stamp, source, reading, context, effects);
         };
         if companions.queue.is_some() {
             self.confirm();
@@ -376,11 +375,11 @@ impl Record {
                     self.judge(stamp, source, context, effects);
                 }
             }
-            _ => self.read_nothing(stamp, source, reading, context, effects),
+            _ => self.read_absent(stamp, source, reading, context, effects),
         }
         let history = self.hold_history.as_mut();
-        let remembered = history.map(|history| std::mem::take(&mut history.remembered));
-        for (id, _) in remembered.into_iter().flatten() {
+        let restored = history.map(|history| std::mem::take(&mut history.restored));
+        for (id, _) in restored.into_iter().flatten() {
             // It held the lock when an earlier run ended, and no longer does.
             let over = ArchiveEntry::Unseen(self.id.clone(), id, stamp.steady);
             effects.push(Effect::Archive(Box::new(over)));
@@ -396,7 +395,7 @@ impl Record {
         self.confirm();
         self.add_source(Source::Subscribers);
         self.dirty |= self.cold().waiting.count(count, at, steady);
-        self.thin_out();
+        self.drop_empty_cold_state();
     }
 
     /// Sets the deadlock that it is part of, if any.
@@ -419,7 +418,7 @@ impl Record {
         if let Some(stamp) = self.stamp {
             self.judge(stamp, Source::Poll, context, effects);
         }
-        self.thin_out();
+        self.drop_empty_cold_state();
     }
 
     /// Records the end of a wait: a grant at that instant, or none where the waiter gave up.

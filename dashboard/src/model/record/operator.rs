@@ -13,7 +13,7 @@ use crate::model::types::{
 
 /// The time after the beginning of a release by force within which the end of a hold is attributed to it: Redis may be
 /// slow to answer, and the reading that shows the end comes later still.
-const FORCED_WITHIN: Duration = Duration::from_secs(10);
+const FORCE_WINDOW: Duration = Duration::from_secs(10);
 
 /// An acknowledged problem.
 #[derive(Debug)]
@@ -25,17 +25,17 @@ pub(super) struct Acknowledged {
 }
 
 impl Record {
-    /// Notes that these holds are about to be ended by force; empty: that came to nothing.
+    /// Records that these holds are about to be ended by force; empty: the release failed.
     pub fn forcing(&mut self, holders: Vec<HolderId>, at: Moment) {
         self.cold().forcing = (!holders.is_empty()).then_some((holders, at));
-        self.thin_out();
+        self.drop_empty_cold_state();
     }
 
     /// Returns whether the end of that hold is due to a release by force.
     pub(super) fn is_forced(&self, id: &HolderId, at: Moment) -> bool {
         let forcing = self.cold.as_ref().and_then(|cold| cold.forcing.as_ref());
         forcing.is_some_and(|(holders, begun)| {
-            holders.contains(id) && at.since(*begun) <= FORCED_WITHIN
+            holders.contains(id) && at.since(*begun) <= FORCE_WINDOW
         })
     }
 
@@ -64,7 +64,7 @@ impl Record {
         }
         let acknowledged = &mut self.cold().acknowledged;
         acknowledged.retain(|known| known.problem != problem);
-        let note = match word {
+        let entry = match word {
             Some(word) => {
                 acknowledged.push(Acknowledged {
                     problem,
@@ -75,7 +75,7 @@ impl Record {
             }
             None => ArchiveEntry::Unacknowledged(self.id.clone(), problem, action.at),
         };
-        effects.push(Effect::Archive(Box::new(note)));
+        effects.push(Effect::Archive(Box::new(entry)));
         let text = format!(
             "{} {} {}: {} ({})",
             action.who,
@@ -90,11 +90,11 @@ impl Record {
             Box::new(action),
         ))));
         self.mark_acknowledged();
-        self.thin_out();
+        self.drop_empty_cold_state();
     }
 
     /// Restores the acknowledgements of an earlier run.
-    pub(super) fn remember_acknowledged(
+    pub(super) fn restore_acknowledgements(
         &mut self,
         known: Vec<(ProblemKind, Arc<Acknowledgement>, SteadyMillis)>,
     ) {
@@ -126,8 +126,8 @@ impl Record {
     ) {
         let Some(cold) = &mut self.cold else { return };
         for known in cold.acknowledged.extract_if(.., |known| ended(known)) {
-            let note = ArchiveEntry::Unacknowledged(self.id.clone(), known.problem, steady);
-            effects.push(Effect::Archive(Box::new(note)));
+            let entry = ArchiveEntry::Unacknowledged(self.id.clone(), known.problem, steady);
+            effects.push(Effect::Archive(Box::new(entry)));
         }
     }
 
@@ -147,7 +147,7 @@ impl Record {
             effects,
         );
         self.mark_acknowledged();
-        self.thin_out();
+        self.drop_empty_cold_state();
         self.cold.as_ref().is_some_and(|cold| !cold.acknowledged.is_empty())
     }
 

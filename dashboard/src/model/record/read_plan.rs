@@ -9,14 +9,14 @@ use super::Record;
 use crate::model::problem::{LEAK_GAP, overdue_below};
 use crate::model::types::{KnownParts, LastReading};
 
-/// One of this many readings of an unchanged lock is a whole one. Turns are as long as the longest time between two readings
+/// One of this many readings of an unchanged lock is a full one. Turns are as long as the longest time between two readings
 /// of a held lock.
-const WHOLE_EACH: u64 = 3;
+const FULL_READ_TURNS: u64 = 3;
 const TURN_MICROS: u64 = 10_000_000;
 /// The longest that a reading may have taken if the lock's expiry is inferred from it.
 const MAX_SLACK: Duration = Duration::from_millis(50);
-/// The interval at which a lock without a token is asked for one.
-const TOKEN_EACH: Duration = Duration::from_secs(60);
+/// The interval at which a lock without a token is checked for one.
+const TOKEN_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Record {
     /// Returns the latest instant for the next reading.
@@ -70,20 +70,20 @@ impl Record {
             if self.is_held() { mode.into_iter().chain(holders).collect() } else { Vec::new() };
         let readers = self.holds.iter().filter(|hold| self.mode.is_some() && !hold.id.write);
         let readers = readers.map(|hold| (hold.id, hold.count));
-        let left = self.cold.iter().flat_map(|cold| cold.left.iter().copied());
+        let orphaned = self.cold.iter().flat_map(|cold| cold.orphaned_readers.iter().copied());
         let queue = self.cold.as_ref().and_then(|cold| cold.waiting.queue.as_ref());
-        let stale = self.token_read.is_none_or(|read| now.since(read) >= TOKEN_EACH);
+        let stale = self.token_read.is_none_or(|read| now.since(read) >= TOKEN_INTERVAL);
         KnownParts {
             fields,
-            readers: readers.chain(left).collect(),
-            waiting: queue.iter().flat_map(|queue| &queue.front).map(|place| place.id).collect(),
+            readers: readers.chain(orphaned).collect(),
+            waiting: queue.iter().flat_map(|queue| &queue.front).map(|entry| entry.id).collect(),
             token: self.token.is_some() || stale,
             revalidate: self.last_reading(now),
         }
     }
 
-    /// Returns the last reading if revalidating it is enough: of a plain lock that nobody renews, without anything odd, whose
-    /// turn for a whole reading has not come.
+    /// Returns the last reading if revalidating it is enough: it is a plain lock that nobody renews, without any anomaly, and
+    /// a full reading is not due.
     fn last_reading(&self, now: Moment) -> Option<LastReading> {
         let (stamp, ttl) = self.stamp.zip(self.ttl)?;
         let plain = self.mode.is_none() && !self.fair && self.token.is_none();
@@ -91,7 +91,7 @@ impl Record {
         let settled = self.confirmed && self.is_held() && self.released.is_none();
         let turn = now.as_micros() / TURN_MICROS + u64::from(self.id.name.slot());
         if !(plain && calm && settled && stamp.slack() <= MAX_SLACK)
-            || turn.is_multiple_of(WHOLE_EACH)
+            || turn.is_multiple_of(FULL_READ_TURNS)
         {
             return None;
         }

@@ -1,8 +1,8 @@
-//! Effects of MONITOR's events on a lock's record.
+//! Applies MONITOR's events to a lock's record.
 
 use std::time::Duration;
 
-use redisson::monitor::{Action, Certainty as Seen, Event};
+use redisson::monitor::{Action, Certainty as EventCertainty, Event};
 use redisson::{HolderId, Kind, Moment};
 
 use super::{Effect, Hold, Record, ScopeContext};
@@ -12,9 +12,9 @@ use crate::model::problem::Expired;
 use crate::model::types::{ArchiveEntry, Certainty, Ending, LockEvent, Since, Source};
 
 /// The time that a waiter may take to retry after the time to live that it was answered.
-const SILENCE: Duration = Duration::from_secs(5);
+const RETRY_GRACE: Duration = Duration::from_secs(5);
 /// The longest sleep of a waiter that was refused by a lock without a known time to live.
-const ASLEEP: Duration = Duration::from_secs(60);
+const MAX_SLEEP: Duration = Duration::from_secs(60);
 
 impl Record {
     /// Applies one event, read at that time.
@@ -28,9 +28,9 @@ impl Record {
     ) {
         self.confirm();
         self.add_source(Source::Monitor);
-        let sure = event.certainty == Seen::Certain;
+        let certain = event.certainty == EventCertainty::Certain;
         let Some(holder) = event.holder else {
-            if event.action == Action::ForceReleased && sure {
+            if event.action == Action::ForceReleased && certain {
                 self.released(at, steady, Source::Monitor, Ending::Forced, effects);
             }
             return;
@@ -45,10 +45,10 @@ impl Record {
             Action::LeftQueue => self.end_wait(holder, None, effects),
             Action::Renewed { lease } => self.renewed(holder, lease, steady),
             // Readers come and go singly; the next reading shows who is left.
-            Action::Released if sure && event.kind != Some(Kind::Read) && !self.is_shared() => {
+            Action::Released if certain && event.kind != Some(Kind::Read) && !self.is_shared() => {
                 self.released(at, steady, Source::Monitor, Ending::Released, effects);
             }
-            Action::ForceReleased if sure => {
+            Action::ForceReleased if certain => {
                 self.released(at, steady, Source::Monitor, Ending::Forced, effects);
             }
             Action::HandedOver { to, lease } => {
@@ -57,7 +57,7 @@ impl Record {
             // MONITOR alone cannot show whether the holder had lost it, or whether the server had no memory for the change.
             // Readings can.
             Action::RenewalFoundNothing | Action::ReleaseFoundNothing => {
-                self.came_late(holder, event.action, at, steady);
+                self.on_late_return(holder, event.action, at, steady);
                 if let Some(stamp) = self.stamp {
                     self.judge(stamp, Source::Monitor, context, effects);
                 }
@@ -97,7 +97,7 @@ impl Record {
         let since = Since { at: steady, exact: true };
         effects.push(Effect::Archive(Box::new(ArchiveEntry::Began(self.id.clone(), to, since))));
         self.holds[i] = Hold { id: to, count: 1, since, first: at, from: at, marker: None };
-        self.still_since = (at, steady);
+        self.unchanged_since = (at, steady);
         self.renewals = None;
         self.lease.restart(at, lease.or(self.ttl), Some(Duration::ZERO));
     }
@@ -145,9 +145,9 @@ impl Record {
         let sleep = match (left, lease.filter(|_| self.lease.renewed())) {
             (_, Some(lease)) => lease,
             (Some(left), None) => left,
-            (None, None) => ASLEEP,
+            (None, None) => MAX_SLEEP,
         };
-        self.attempted(holder, at, steady, Some(at + sleep + SILENCE));
+        self.attempted(holder, at, steady, Some(at + sleep + RETRY_GRACE));
     }
 
     fn attempted(
@@ -172,7 +172,7 @@ impl Record {
     }
 
     /// Applies an attempt to renew or release a hold that is gone. If the holder did not release it, it has lost it.
-    fn came_late(&mut self, holder: HolderId, what: Action, at: Moment, steady: SteadyMillis) {
+    fn on_late_return(&mut self, holder: HolderId, what: Action, at: Moment, steady: SteadyMillis) {
         let still = self.holds.iter().any(|hold| hold.id == holder) && self.released.is_none();
         let gone_for = if still {
             // It had expired by then, and the reading that shows it is yet to come.
@@ -190,8 +190,8 @@ impl Record {
             Duration::from_millis(steady.0.saturating_sub(past.to.0))
         };
         let wanted = if what == Action::RenewalFoundNothing { "renew" } else { "release" };
-        let seen = format!(
-            "{holder} came back to {wanted} it {:.1} s after it was gone",
+        let evidence = format!(
+            "{holder} tried to {wanted} it {:.1} s after it was gone",
             gone_for.as_secs_f64()
         );
         let expired = Expired {
@@ -199,18 +199,18 @@ impl Record {
             holder,
             certainty: Certainty::Sure,
             source: Source::Monitor,
-            seen,
+            evidence,
         };
         self.cold().expired = Some(expired);
         self.dirty = true;
     }
 
-    /// Drops the waiters that only MONITOR has shown, since it shows nothing more.
+    /// Drops the waiters that only MONITOR has shown, since it shows no more events.
     pub fn monitor_stopped(&mut self) {
         if let Some(cold) = &mut self.cold {
             self.dirty |= cold.waiting.forget(Source::Monitor);
         }
-        self.thin_out();
+        self.drop_empty_cold_state();
     }
 
     /// Returns whether MONITOR has shown waiters.

@@ -1,4 +1,4 @@
-//! A lock's record as pages and the API show it.
+//! Builds the view of a lock, which pages and the API show.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl Record {
                 client: self.client(&hold.id, clients).map(Box::new),
             })
             .collect();
-        let waiting = Awaited::new(self.cold.as_deref(), |id| self.client(id, clients));
+        let waiting = WaitingView::new(self.cold.as_deref(), |id| self.client(id, clients));
         let state = match (self.is_current(readable_since), self.is_held()) {
             (false, _) => State::Unknown,
             (true, true) => State::Held,
@@ -118,7 +118,7 @@ impl Record {
         let alive = match (known.denied_since(), clients.agent_lives(&id.client)) {
             (Some(_), _) => Some(false),
             // It may only be too young to be published.
-            (None, Some(true)) if known.is_doubted() => None,
+            (None, Some(true)) if known.is_unconfirmed() => None,
             (None, lives) => lives,
         };
         let identity = known.identity.clone();
@@ -138,7 +138,7 @@ impl Record {
 }
 
 /// A lock's waiters for display.
-struct Awaited {
+struct WaitingView {
     queued: bool,
     waiters: Vec<WaiterView>,
     count: u64,
@@ -146,7 +146,7 @@ struct Awaited {
     queue: Vec<QueueEntryView>,
 }
 
-impl Awaited {
+impl WaitingView {
     /// `client` returns the process behind a waiter.
     fn new(cold: Option<&ColdState>, client: impl Fn(&HolderId) -> Option<ClientView>) -> Self {
         let mut shown =
@@ -165,15 +165,15 @@ impl Awaited {
         if let Some(queue) = &waiting.queue {
             shown.queued = queue.len > 0;
             // Each waiter of a fair lock has an entry of its own.
-            shown.exact = queue.is_whole();
+            shown.exact = queue.is_fully_read();
             let overdue = |id| waiting.waiters().any(|waiter| waiter.id == id && waiter.overdue);
             shown.queue = queue
                 .front
                 .iter()
-                .map(|place| QueueEntryView {
-                    id: place.id.to_string(),
-                    deadline: place.deadline.map(|at| WallMillis(at).to_steady()),
-                    alive: !overdue(place.id),
+                .map(|entry| QueueEntryView {
+                    id: entry.id.to_string(),
+                    deadline: entry.deadline.map(|at| WallMillis(at).to_steady()),
+                    alive: !overdue(entry.id),
                 })
                 .collect();
         }

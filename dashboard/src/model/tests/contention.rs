@@ -16,7 +16,7 @@ fn tally(model: &mut Model, ms: u64) -> Tally {
     counted.locks[0].tally.clone()
 }
 
-fn tap(model: &mut Model, ms: u64) {
+fn open_monitor(model: &mut Model, ms: u64) {
     model.observe(MAIN, Observation::MonitorActive { on: true, at: at(ms) });
 }
 
@@ -34,7 +34,7 @@ fn readings_and_messages_count_what_they_show() {
     assert_eq!(tally(&mut model, 402).acquisitions, 0, "it was held when it was first read");
     read(&mut model, "a", 900, held(2, 1, Some(30_000)));
     read(&mut model, "a", 30_960, absent());
-    // Taken and released between two readings: the message is all there is to see.
+    // Acquired and released between two readings: only the message shows it.
     release(&mut model, "a", 32_000);
     let tally = tally(&mut model, 33_000);
     assert_eq!((tally.acquisitions, tally.holds.count(), tally.holds_lost), (2, 2, 1));
@@ -42,10 +42,10 @@ fn readings_and_messages_count_what_they_show() {
 }
 
 #[test]
-fn monitor_tells_each_hold_however_short_and_nothing_is_counted_twice() {
+fn monitor_shows_every_short_hold_and_nothing_is_counted_twice() {
     use monitor::Action::{Acquired, Released};
     let mut model = model();
-    tap(&mut model, 0);
+    open_monitor(&mut model, 0);
     read(&mut model, "a", 0, held(2, 1, Some(30_000)));
     release(&mut model, "a", 500);
     traffic(&mut model, 501, vec![event("a", 52, Released)]);
@@ -57,7 +57,7 @@ fn monitor_tells_each_hold_however_short_and_nothing_is_counted_twice() {
     let both = vec![event("a", 3, Acquired { lease: None }), event("a", 3, Released)];
     traffic(&mut model, 2_001, both);
     read(&mut model, "a", 3_000, absent());
-    // Seen by a reading before MONITOR is heard, and after.
+    // A reading shows it before MONITOR does, and after.
     read(&mut model, "a", 4_000, held(1, 1, Some(30_000)));
     traffic(&mut model, 4_002, vec![event("a", 52, Acquired { lease: None })]);
     read(&mut model, "a", 4_010, held(1, 1, Some(29_990)));
@@ -77,7 +77,7 @@ fn monitor_tells_each_hold_however_short_and_nothing_is_counted_twice() {
 }
 
 #[test]
-fn waits_by_name_are_told_with_how_they_ended() {
+fn waits_by_name_are_counted_by_their_endings() {
     let mut model = model();
     let longest = |view: &LockView| {
         let wait = view.longest_wait.clone().unwrap();
@@ -102,7 +102,7 @@ fn waits_by_name_are_told_with_how_they_ended() {
 fn attempts_that_monitor_shows_are_waits_from_the_second_on() {
     use monitor::Action::{Acquired, Refused};
     let mut model = model();
-    tap(&mut model, 0);
+    open_monitor(&mut model, 0);
     read(&mut model, "a", 0, held(2, 1, Some(10_000)));
     let tries = |model: &mut Model, ms, by| traffic(model, ms, vec![event("a", by, Refused)]);
     for ms in [1_000, 1_001] {
@@ -111,7 +111,7 @@ fn attempts_that_monitor_shows_are_waits_from_the_second_on() {
     tries(&mut model, 1_500, 3);
     release(&mut model, "a", 2_000);
     traffic(&mut model, 2_002, vec![event("a", 1, Acquired { lease: None })]);
-    // The second falls silent, and the third tried once only.
+    // The second stops retrying, and the third tried only once.
     read(&mut model, "a", 60_000, absent());
     let tally = tally(&mut model, 60_000);
     assert_eq!((tally.waits.count(), tally.waits_given_up), (2, 1), "{tally:?}");
@@ -119,7 +119,7 @@ fn attempts_that_monitor_shows_are_waits_from_the_second_on() {
 }
 
 #[test]
-fn time_waited_is_summed_over_all_who_wait() {
+fn waiting_time_is_summed_over_all_waiters() {
     let mut model = model();
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
     let count = |model: &mut Model, ms, n| {
@@ -133,17 +133,17 @@ fn time_waited_is_summed_over_all_who_wait() {
     assert_eq!(tally(&mut model, 4_000).waiting_ms, 9_000);
     count(&mut model, 4_000, 0);
     model.tick(at(5_000));
-    // Nobody looked for long, and nobody knows who waited then.
+    // During a long pause of this program the waiters are unknown.
     count(&mut model, 5_000, 1);
     model.tick(at(900_000));
     assert_eq!(tally(&mut model, 900_000).waiting_ms, 14_000);
     model.observe(MAIN, Observation::ServerDown);
     model.tick(at(901_000));
-    assert_eq!(tally(&mut model, 901_000).waiting_ms, 14_000, "a server out of reach");
+    assert_eq!(tally(&mut model, 901_000).waiting_ms, 14_000, "the server is unreachable");
 }
 
 #[test]
-fn the_agent_of_somebody_who_waits_tells_who_that_is() {
+fn an_agent_identifies_its_waiters() {
     let mut model = model();
     read_queue(&mut model, 1_000, 1, queued(&[(1, 90_000), (2, 95_000)]));
     let waiter = |thread| HolderId::new(ClientId::from_random([9; 16]), thread);
@@ -152,7 +152,7 @@ fn the_agent_of_somebody_who_waits_tells_who_that_is() {
         pid: Some(4711),
         ..HolderIdentity::default()
     };
-    let told = |who: Option<HolderIdentity>, ms| {
+    let report = |who: Option<HolderIdentity>, ms| {
         Observation::AgentReport(AgentReport {
             agents: vec![(waiter(1).client, true)],
             holders: vec![(name("a"), waiter(1), who), (name("a"), waiter(2), None)],
@@ -160,12 +160,12 @@ fn the_agent_of_somebody_who_waits_tells_who_that_is() {
             steady: SteadyMillis(ms),
         })
     };
-    model.observe(MAIN, told(Some(who), 1_100));
+    model.observe(MAIN, report(Some(who), 1_100));
     let view = shown(&mut model, "a").unwrap();
     let pid = |i: usize| view.waiters[i].client.as_ref().and_then(|client| client.pid);
     assert_eq!((pid(0), pid(1)), (Some(4711), None));
-    // That its agent tells nothing of a waiter is no sign of anything.
-    model.observe(MAIN, told(None, 50_000));
+    // A waiter that its agent does not report proves nothing.
+    model.observe(MAIN, report(None, 50_000));
     let view = shown(&mut model, "a").unwrap();
     let alive = |i: usize| view.waiters[i].client.as_ref().and_then(|client| client.alive);
     assert_eq!((alive(0), alive(1)), (Some(true), None));
@@ -175,7 +175,7 @@ fn the_agent_of_somebody_who_waits_tells_who_that_is() {
 }
 
 #[test]
-fn a_key_that_expired_is_a_hold_that_ran_out() {
+fn an_expired_key_ends_its_hold_as_expired() {
     use crate::model::types::{Certainty, ProblemKind};
     let expire = |model: &mut Model, ms| {
         let (name, steady) = (name("a"), SteadyMillis(ms));
@@ -186,7 +186,7 @@ fn a_key_that_expired_is_a_hold_that_ran_out() {
             read(model, "a", ms, held(1, 1, renewed_ttl(ms)));
         });
     };
-    // Its time to live was last read as 25 s: the server alone tells that it was the lease that ended the hold.
+    // Its time to live was last read as 25 s: only the server's notification shows that the lease ended the hold.
     let mut model = model();
     renewed(&mut model);
     expire(&mut model, 70_000);
@@ -216,7 +216,7 @@ fn a_key_that_expired_is_a_hold_that_ran_out() {
     expire(&mut model, 9_100);
     read(&mut model, "a", 9_110, absent());
     assert!(shown(&mut model, "a").unwrap().problems.is_empty());
-    // What is no lock is none for having expired.
+    // A key that is not a lock does not become one by expiring.
     expire(&mut model, 9_200);
     let name = name("session");
     let steady = SteadyMillis(9_300);

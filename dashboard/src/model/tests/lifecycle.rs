@@ -14,11 +14,11 @@ fn acquisition_renewal_and_release_are_observed() {
     }
     let view = shown(&mut model, "a").unwrap();
     assert!(view.renewed && (25_000..=30_000).contains(&view.lease_ms.unwrap()), "{view:?}");
-    // Each is told once, between the reading before it and the one that shows it.
+    // Each is recorded once, between the reading before it and the one that shows it.
     let renewals = view.renewals.as_ref().unwrap();
     assert_eq!(renewals.count(), 5);
-    for (told, ms) in renewals.latest().zip((10_000_u64..).step_by(10_000)) {
-        assert!(stamp(ms).steady.0.abs_diff(told.0) <= 1_000, "{renewals:?}");
+    for (renewed, ms) in renewals.latest().zip((10_000_u64..).step_by(10_000)) {
+        assert!(stamp(ms).steady.0.abs_diff(renewed.0) <= 1_000, "{renewals:?}");
     }
     release(&mut model, "a", 61_000);
     read(&mut model, "a", 61_002, absent());
@@ -62,7 +62,7 @@ fn a_possible_lock_is_listed_only_once_it_is_confirmed() {
     read(&mut model, "gone", 0, held(1, 3, None));
     assert!(shown(&mut model, "gone").is_some());
     read(&mut model, "gone", 1, absent());
-    assert!(shown(&mut model, "gone").is_none(), "an unconfirmed one is not remembered");
+    assert!(shown(&mut model, "gone").is_none(), "an unconfirmed one is not retained");
 }
 
 #[test]
@@ -106,10 +106,10 @@ fn a_stuck_lock_is_renewed_for_long_without_any_change() {
     assert_eq!(stuck(&renew(310_000, 100_000, recount)), None);
     let other = |m: &mut Model, ms: u64| read(m, "a", ms - 2, held(2, 1, Some(25_000)));
     assert_eq!(stuck(&renew(310_000, 100_000, other)), None);
-    let deaf =
+    let unsubscribe =
         |m: &mut Model, ms| m.observe(MAIN, Observation::PubSubActive { on: false, at: at(ms) });
     let suspected = Some((ProblemKind::Stuck, Certainty::Suspected));
-    assert_eq!(stuck(&renew(310_000, 0, deaf)), suspected);
+    assert_eq!(stuck(&renew(310_000, 0, unsubscribe)), suspected);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn settings_may_expect_long_holds() {
 }
 
 #[test]
-fn while_a_server_cannot_be_read_nothing_changes() {
+fn nothing_changes_while_a_server_cannot_be_read() {
     let mut model = model();
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
     read(&mut model, "b", 0, held(1, 1, None));
@@ -150,7 +150,7 @@ fn while_a_server_cannot_be_read_nothing_changes() {
     assert_eq!((a.state, a.holders.len(), a.observed_at), (State::Unknown, 1, SteadyMillis(1)));
     assert_eq!((b.state, b.problems.len()), (State::Unknown, 1));
     assert!(a.is_listed());
-    assert!(model.due(MAIN, at(99_000), 10).is_empty(), "nothing is asked of it");
+    assert!(model.due(MAIN, at(99_000), 10).is_empty(), "no reads are requested");
     let up = Observation::ServerUp {
         at: at(100_000),
         steady: SteadyMillis(100_000),
@@ -191,7 +191,7 @@ fn locks_lost_in_a_restart_make_one_notice() {
     assert!(snapshot.notices[0].text.contains("90 held locks"), "{:?}", snapshot.notices);
     let gone = shown(&mut model, "lock:1").unwrap();
     let newest = gone.events.views().next().unwrap();
-    assert!(newest.text.contains("started anew"), "{newest:?}");
+    assert!(newest.text.contains("restarted"), "{newest:?}");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn locks_lost_with_another_master_make_one_notice_even_without_a_run_id() {
     assert_eq!(texts, ["h:2 is the master now; 1 held locks of database 0 were gone there"]);
     let lost = shown(&mut model, "lost").unwrap();
     let newest = lost.events.views().next().unwrap();
-    assert!(newest.text.contains("taken over without it"), "{newest:?}");
+    assert!(newest.text.contains("taken over without the lock"), "{newest:?}");
     assert!(shown(&mut model, "kept").unwrap().past.is_empty());
 }
 
@@ -282,7 +282,7 @@ fn a_queue_does_not_prove_a_second_lock_with_a_name_in_braces() {
     read(&mut model, "{printer}", 110, waited());
     assert!(shown(&mut model, "printer").is_some());
     assert!(shown(&mut model, "{printer}").is_none(), "the same queue");
-    // Where nothing else is known a queue is told of under the name that was read, and a hash always.
+    // Without another known lock a queue is reported under the name that was read; a hash always is.
     read(&mut model, "{alone}", 200, waited());
     assert!(shown(&mut model, "{alone}").is_some());
     read(&mut model, "{printer}", 300, held(2, 1, Some(30_000)));
@@ -315,7 +315,7 @@ fn readings_without_changes_publish_no_view() {
     assert!(model.publish(SteadyMillis(0)).is_none());
     read(&mut model, "a", 3_000, held(1, 1, Some(27_000)));
     let (_, delta) = model.publish(SteadyMillis(0)).unwrap();
-    assert_eq!(delta.changed[0].ttl_ms, Some(27_000), "but a view does not grow old");
+    assert_eq!(delta.changed[0].ttl_ms, Some(27_000), "but old views are replaced");
     read(&mut model, "a", 3_500, held(1, 1, Some(30_000)));
     assert!(model.publish(SteadyMillis(0)).is_some(), "a renewal is new");
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[derive(Debug, Clone)]
-enum Seen {
+enum Input {
     Read(u64, u64, Reading),
     Released(u64),
 }
@@ -22,22 +22,22 @@ fn any_reading() -> impl Strategy<Value = Reading> {
     ]
 }
 
-fn any_seen() -> impl Strategy<Value = Seen> {
+fn any_input() -> impl Strategy<Value = Input> {
     prop_oneof![
-        4 => (0_u64..60_000, 0_u64..500, any_reading()).prop_map(|(a, b, c)| Seen::Read(a, b, c)),
-        1 => (0_u64..60_000).prop_map(Seen::Released),
+        4 => (0_u64..60_000, 0_u64..500, any_reading()).prop_map(|(a, b, c)| Input::Read(a, b, c)),
+        1 => (0_u64..60_000).prop_map(Input::Released),
     ]
 }
 
-fn see(model: &mut Model, seen: &Seen) {
-    match seen {
-        Seen::Read(ms, slack, reading) => {
+fn observe(model: &mut Model, input: &Input) {
+    match input {
+        Input::Read(ms, slack, reading) => {
             let stamp =
                 Stamp { sent: at(*ms), received: at(ms + slack), steady: SteadyMillis(ms + slack) };
             let (name, source, reading) = (name("a"), Source::Scan, reading.clone());
             model.observe(MAIN, Observation::Read { name, stamp, source, reading });
         }
-        Seen::Released(ms) => release(model, "a", *ms),
+        Input::Released(ms) => release(model, "a", *ms),
     }
 }
 
@@ -51,7 +51,7 @@ proptest! {
     #[test]
     fn the_newest_reading_applies_in_any_order(
         // The name is known as a lock from the start: whether a hash of its form is one may depend on the order.
-        mut seen in prop::collection::vec(any_seen(), 1..12), seed: u64,
+        mut inputs in prop::collection::vec(any_input(), 1..12), seed: u64,
     ) {
         let start = |model: &mut Model| {
             release(model, "a", 0);
@@ -59,20 +59,20 @@ proptest! {
         };
         let mut straight = model();
         start(&mut straight);
-        seen.iter().for_each(|one| see(&mut straight, one));
+        inputs.iter().for_each(|one| observe(&mut straight, one));
         let mut state = seed;
-        for i in (1..seen.len()).rev() {
+        for i in (1..inputs.len()).rev() {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            seen.swap(i, usize::try_from(state >> 33).unwrap() % (i + 1));
+            inputs.swap(i, usize::try_from(state >> 33).unwrap() % (i + 1));
         }
         let mut shuffled = model();
         start(&mut shuffled);
-        seen.iter().for_each(|one| see(&mut shuffled, one));
+        inputs.iter().for_each(|one| observe(&mut shuffled, one));
         let (one, other) = (shown(&mut straight, "a").unwrap(), shown(&mut shuffled, "a").unwrap());
-        // Two readings of the very same instants may differ: either may stand.
-        let mut stamps: Vec<_> = seen.iter().filter_map(|s| match s {
-            Seen::Read(sent, slack, _) => Some((*sent, *slack)),
-            Seen::Released(_) => None,
+        // Of two readings with equal instants either may apply.
+        let mut stamps: Vec<_> = inputs.iter().filter_map(|s| match s {
+            Input::Read(sent, slack, _) => Some((*sent, *slack)),
+            Input::Released(_) => None,
         }).collect();
         stamps.sort_unstable();
         let unique = stamps.windows(2).all(|pair| pair[0] != pair[1]);

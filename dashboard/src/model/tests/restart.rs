@@ -1,4 +1,4 @@
-//! Restoring the knowledge of an earlier run.
+//! Restoring the state of an earlier run.
 
 use super::*;
 
@@ -6,21 +6,22 @@ fn id(lock: &str) -> LockId {
     LockId { deployment: "main".into(), db: 0, name: name(lock) }
 }
 
-/// Held by client 1 and leaked since 5 s when the earlier run ended.
+/// Returns a model with a lock that client 1 held, leaked since 5 s, at the end of an earlier run.
 fn with(lock: &str) -> Model {
     let since = Since { at: SteadyMillis(2_000), exact: true };
     let problems = vec![(ProblemKind::Leaked, SteadyMillis(5_000))];
-    let known = Remembered { holds: vec![(holder(1), since)], problems, ..Remembered::default() };
+    let restored =
+        RestoredLock { holds: vec![(holder(1), since)], problems, ..RestoredLock::default() };
     let mut model = model();
-    model.remember([(id(lock), known)].into());
+    model.restore([(id(lock), restored)].into());
     model
 }
 
-fn notes(model: &mut Model) -> Vec<ArchiveEntry> {
+fn archived(model: &mut Model) -> Vec<ArchiveEntry> {
     let effects = model.take_effects().into_iter();
     effects
         .filter_map(|(_, effect)| match effect {
-            Effect::Archive(note) => Some(*note),
+            Effect::Archive(entry) => Some(*entry),
             _ => None,
         })
         .collect()
@@ -32,7 +33,7 @@ fn pass(model: &mut Model, started: u64, ended: u64) {
 }
 
 #[test]
-fn a_problem_that_is_found_again_is_as_old_as_it_was() {
+fn a_problem_that_is_found_again_keeps_its_beginning() {
     let mut model = with("a");
     for ms in [100_000, 106_000, 106_100] {
         read(&mut model, "a", ms, held(1, 1, None));
@@ -40,11 +41,11 @@ fn a_problem_that_is_found_again_is_as_old_as_it_was() {
     let view = shown(&mut model, "a").unwrap();
     assert_eq!((view.problems[0].since, view.problems.len()), (SteadyMillis(5_000), 1));
     read(&mut model, "a", 900_000, held(1, 1, None));
-    let cleared = |note: &ArchiveEntry| matches!(note, ArchiveEntry::Cleared(..));
-    assert!(!notes(&mut model).iter().any(cleared));
-    // Once it is over, the next one is another.
+    let cleared = |entry: &ArchiveEntry| matches!(entry, ArchiveEntry::Cleared(..));
+    assert!(!archived(&mut model).iter().any(cleared));
+    // After its end, the next one is a new problem.
     read(&mut model, "a", 910_000, held(1, 1, Some(30_000)));
-    assert_eq!(notes(&mut model).iter().filter(|note| cleared(note)).count(), 1);
+    assert_eq!(archived(&mut model).iter().filter(|entry| cleared(entry)).count(), 1);
     for ms in [920_000, 926_000] {
         read(&mut model, "a", ms, held(1, 1, None));
     }
@@ -52,12 +53,12 @@ fn a_problem_that_is_found_again_is_as_old_as_it_was() {
 }
 
 #[test]
-fn a_problem_that_is_not_found_again_is_over() {
+fn a_problem_that_is_not_found_again_ends() {
     let mut model = with("a");
     let over = ArchiveEntry::Cleared(id("a"), ProblemKind::Leaked, SteadyMillis(700_001));
     for ms in (50_000..700_000).step_by(10_000) {
         read(&mut model, "a", ms, held(1, 1, Some(900_000)));
-        assert!(ms > 600_000 || !notes(&mut model).contains(&over));
+        assert!(ms > 600_000 || !archived(&mut model).contains(&over));
     }
     read(&mut model, "a", 700_000, held(1, 1, Some(900_000)));
     let mut model = with("b");
@@ -65,46 +66,46 @@ fn a_problem_that_is_not_found_again_is_over() {
         read(&mut model, "b", ms, held(1, 1, Some(900_000)));
     }
     let over = ArchiveEntry::Cleared(id("b"), ProblemKind::Leaked, SteadyMillis(700_001));
-    assert_eq!(notes(&mut model).iter().filter(|note| **note == over).count(), 1);
+    assert_eq!(archived(&mut model).iter().filter(|entry| **entry == over).count(), 1);
 }
 
 #[test]
-fn a_hold_that_ended_unseen_is_told_to_be_over() {
+fn an_unobserved_end_of_a_hold_is_archived() {
     let unseen = |ms| ArchiveEntry::Unseen(id("a"), holder(1), SteadyMillis(ms));
-    // Somebody else has it, nobody has it, or it is not there at all.
+    // Another client holds it, or nobody does, or the key does not exist.
     for (reading, ms) in [(held(2, 1, Some(30_000)), 9_001), (absent(), 9_001)] {
         let mut model = with("a");
         model.observe(MAIN, Observation::CompanionKey { name: name("a") });
         release(&mut model, "a", 8_000);
         read(&mut model, "a", 9_000, reading);
-        assert!(notes(&mut model).contains(&unseen(ms)));
+        assert!(archived(&mut model).contains(&unseen(ms)));
     }
     let mut model = with("a");
     pass(&mut model, 7_000, 9_500);
     let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Leaked, SteadyMillis(9_500));
-    assert_eq!(notes(&mut model), [unseen(9_500), cleared]);
+    assert_eq!(archived(&mut model), [unseen(9_500), cleared]);
     read(&mut model, "a", 20_000, held(1, 1, Some(30_000)));
     let view = shown(&mut model, "a").unwrap();
     assert_eq!(view.holders[0].since.at, SteadyMillis(20_001), "it is another hold");
-    // What is still there goes on.
+    // An existing hold continues.
     let mut model = with("a");
     read(&mut model, "a", 9_000, held(1, 1, Some(30_000)));
     pass(&mut model, 7_000, 9_500);
-    assert!(!notes(&mut model).iter().any(|note| matches!(note, ArchiveEntry::Unseen(..))));
+    assert!(!archived(&mut model).iter().any(|entry| matches!(entry, ArchiveEntry::Unseen(..))));
     assert_eq!(shown(&mut model, "a").unwrap().holders[0].since.at, SteadyMillis(2_000));
 }
 
 #[test]
-fn a_lock_that_is_forgotten_leaves_no_problem_behind() {
+fn an_evicted_lock_leaves_no_open_problem() {
     let mut model = model_with(Settings { max_locks: 1, ..settings() });
     for ms in [1_000, 62_000] {
         read(&mut model, "a", ms, Reading::Absent { companions: queued(&[(1, 500)]) });
     }
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), [ProblemKind::Orphan]);
-    notes(&mut model);
+    archived(&mut model);
     read(&mut model, "b", 63_000, held(1, 1, Some(30_000)));
     let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Orphan, SteadyMillis(62_001));
-    assert!(notes(&mut model).contains(&cleared));
+    assert!(archived(&mut model).contains(&cleared));
 }
 
 fn problems(view: &LockView) -> Vec<ProblemKind> {

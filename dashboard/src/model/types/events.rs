@@ -54,7 +54,7 @@ pub enum LockEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndCause {
     /// Its lease expired.
-    RanOut,
+    Expired,
     /// This many milliseconds before its lease expired.
     Early(u64),
     /// Other holders still have the lock.
@@ -86,36 +86,38 @@ impl LockEvent {
             Self::FoundHeld(by) => format!("held by {by} when first read"),
             Self::Taken(by, 0..=1_000) => format!("taken by {by}"),
             Self::Taken(by, ms) => {
-                format!("taken by {by} at some time in the {} s before", ms / 1000)
+                format!("taken by {by} within the {} s before", ms / 1000)
             }
             Self::Released(Some(by)) => format!("released by {by}"),
-            Self::Released(None) => "release message; no holder had been seen".to_owned(),
-            Self::ReleasedUnseen(n) => format!("{n} release messages; no holder had been seen"),
+            Self::Released(None) => "release message of an unobserved hold".to_owned(),
+            Self::ReleasedUnseen(n) => format!("{n} release messages of unobserved holds"),
             Self::Vanished(by, end) => match end {
-                EndCause::RanOut => format!("the lease of {by} ran out, without a release message"),
+                EndCause::Expired => {
+                    format!("the lease of {by} expired without a release message")
+                }
                 EndCause::Early(ms) => format!(
-                    "{by} no longer holds it, {}.{} s before its lease was over and without a release message",
+                    "{by} no longer holds it: gone {}.{} s before its lease expired, without a release message",
                     ms / 1000,
                     ms % 1000 / 100
                 ),
-                EndCause::OthersHold => format!("{by} no longer holds it, others do"),
+                EndCause::OthersHold => format!("{by} no longer holds it; others still do"),
                 EndCause::ServerRestarted => format!(
-                    "gone from {by}: the server was started anew, or another one has taken over without it"
+                    "lost by {by}: the server restarted, or another one has taken over without the lock"
                 ),
-                EndCause::Replaced(what) => format!("gone from {by}: the key is now {what}"),
+                EndCause::Replaced(what) => format!("lost by {by}: the key is now {what}"),
             },
             Self::Reentered(by, from, to) => {
-                format!("{by} holds it {to} times over, {from} before")
+                format!("the hold count of {by} changed from {from} to {to}")
             }
             Self::Renewed(ms) => {
                 format!(
-                    "its holder renews it, to a lease of about {}.{} s",
+                    "renewed by its holder to a lease of about {}.{} s",
                     ms / 1000,
                     ms % 1000 / 100
                 )
             }
-            Self::Problem(problem) => format!("{} begins", problem.as_str()),
-            Self::Cleared(problem) => format!("{} is over", problem.as_str()),
+            Self::Problem(problem) => format!("{} began", problem.as_str()),
+            Self::Cleared(problem) => format!("{} ended", problem.as_str()),
             Self::Acted(_, text) => text.clone(),
         }
     }
@@ -145,17 +147,17 @@ impl Event {
 pub struct EventLog(Arc<[Event]>);
 
 impl EventLog {
-    /// Adds an event, in place of the oldest where the log is full.
+    /// Adds an event, in place of the oldest if the log is full.
     pub fn push(&mut self, at: SteadyMillis, source: Source, what: LockEvent) {
         if what == LockEvent::Released(None) && self.count_unseen(at) {
             return;
         }
-        let kept = self.0.len().min(MAX_EVENTS - 1);
-        let kept = self.0[self.0.len() - kept..].iter().cloned();
-        self.0 = kept.chain([Event { at, source, what }]).collect();
+        let retained = self.0.len().min(MAX_EVENTS - 1);
+        let retained = self.0[self.0.len() - retained..].iter().cloned();
+        self.0 = retained.chain([Event { at, source, what }]).collect();
     }
 
-    /// Counts a release by an unknown holder with those just before it. Returns false where there are none.
+    /// Merges a release by an unknown holder with those just before it. Returns false if there are none.
     fn count_unseen(&mut self, at: SteadyMillis) -> bool {
         let before = match self.0.last() {
             Some(last) if at.0.saturating_sub(last.at.0) < TOGETHER_MS => match last.what {

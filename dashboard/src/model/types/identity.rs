@@ -19,7 +19,7 @@ pub struct HolderIdentity {
     pub uid: Option<u32>,
     /// The process' name on that host.
     pub comm: Option<String>,
-    /// The name that the client gave itself.
+    /// The name that the client has set.
     pub name: Option<String>,
     /// The worker's session with the agent.
     pub session: Option<String>,
@@ -39,9 +39,9 @@ impl HolderIdentity {
         Some((self.session.as_deref()?, self.owner?))
     }
 
-    /// Describes the process and its host in words; none where the host is unknown.
+    /// Returns a description of the process and its host; none if the host is unknown.
     #[must_use]
-    pub fn words(&self) -> Option<String> {
+    pub fn description(&self) -> Option<String> {
         let host = self.host.as_deref()?;
         let process = match (self.pid, self.comm.as_deref()) {
             (Some(pid), Some(comm)) => format!("process {pid} ({comm}) on the host {host}"),
@@ -49,7 +49,7 @@ impl HolderIdentity {
             (None, _) => format!("a worker on the host {host}"),
         };
         Some(match &self.name {
-            Some(name) => format!("{process}, which calls itself {name}"),
+            Some(name) => format!("{process}, named {name}"),
             None => process,
         })
     }
@@ -89,20 +89,20 @@ impl TrackedHolder {
         changed
     }
 
-    /// Notes that its live agent publishes nothing about it. Returns true once it counts as gone for that.
+    /// Records that its live agent publishes nothing about it. Returns true once it therefore counts as gone.
     pub fn deny(&mut self, at: Moment, steady: SteadyMillis) -> bool {
         let (since, _) = *self.denied_since.get_or_insert((at, steady));
         let denied = at.since(since) >= GONE_AFTER;
         std::mem::replace(&mut self.denied, denied) != denied
     }
 
-    /// Returns whether its agent publishes nothing about it, for however short a time.
+    /// Returns whether its agent currently publishes nothing about it.
     #[must_use]
-    pub fn is_doubted(&self) -> bool {
+    pub fn is_unconfirmed(&self) -> bool {
         self.denied_since.is_some()
     }
 
-    /// Returns the instant since which it counts as gone for its agent's silence.
+    /// Returns the instant since which it counts as gone because its agent does not publish it.
     #[must_use]
     pub fn denied_since(&self) -> Option<SteadyMillis> {
         self.denied_since.filter(|_| self.denied).map(|(_, since)| since)

@@ -224,7 +224,7 @@ impl LockView {
 
     /// Returns whether it has a problem that nobody has acknowledged.
     #[must_use]
-    pub fn is_troubled(&self) -> bool {
+    pub fn has_open_problem(&self) -> bool {
         self.problems.iter().any(|problem| problem.acknowledged.is_none())
     }
 

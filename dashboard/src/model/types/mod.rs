@@ -1,4 +1,4 @@
-//! Plain values: what goes into the model, and what it publishes.
+//! Plain values: the model's input and its output.
 
 mod events;
 mod id;

@@ -1,4 +1,4 @@
-//! Observations: what sources report to the model.
+//! Observations, which sources report to the model.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -45,7 +45,7 @@ impl Stamp {
 /// The content of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reading {
-    /// There is no such key. Its companions may still be there.
+    /// The key does not exist. Its companions may still exist.
     Absent { companions: Companions },
     /// A hash of a lock's shape.
     Lock {
@@ -70,7 +70,7 @@ pub struct Companions {
 }
 
 impl Companions {
-    /// Returns whether nothing of them could be read, so that the last reading stays in force.
+    /// Returns whether none of them could be read, so that the last reading remains valid.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.token == Token::Unavailable
@@ -90,9 +90,9 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Returns whether all of its entries are known by name.
+    /// Returns whether all of its entries were read.
     #[must_use]
-    pub fn is_whole(&self) -> bool {
+    pub fn is_fully_read(&self) -> bool {
         self.len == u64::try_from(self.front.len()).unwrap_or(u64::MAX)
     }
 }
@@ -189,11 +189,11 @@ pub enum Observation {
     /// An operator is about to end these holds of the lock by force.
     ForceRelease {
         name: LockName,
-        /// Empty where a queue entry is meant, or the release came to nothing.
+        /// Empty if the release concerns a queue entry, or has failed.
         holders: Vec<HolderId>,
         at: Moment,
     },
-    /// An operator did something about the lock on this dashboard.
+    /// An operator acted on the lock through this dashboard.
     OperatorActed {
         name: LockName,
         /// The word for it in events.

@@ -17,7 +17,7 @@ pub enum Ending {
     /// Its holder released it.
     Released,
     /// Its lease expired.
-    RanOut,
+    Expired,
     /// It was gone before its lease expired, without a release message.
     Vanished,
     /// Its holder handed it over to another of the same client.
@@ -33,7 +33,7 @@ pub enum Ending {
 impl Ending {
     pub const ALL: [Self; 7] = [
         Self::Released,
-        Self::RanOut,
+        Self::Expired,
         Self::Vanished,
         Self::HandedOver,
         Self::Forced,
@@ -45,7 +45,7 @@ impl Ending {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Released => "released",
-            Self::RanOut => "ran_out",
+            Self::Expired => "ran_out",
             Self::Vanished => "vanished",
             Self::HandedOver => "handed_over",
             Self::Forced => "forced",

@@ -19,7 +19,7 @@ pub struct KnownParts {
     pub readers: Vec<(HolderId, i64)>,
     /// The waiters in the queue.
     pub waiting: Vec<HolderId>,
-    /// True if to read the fencing token.
+    /// The fencing token is to be read.
     pub token: bool,
     /// The last reading, where revalidating it is enough.
     pub revalidate: Option<LastReading>,

@@ -53,7 +53,7 @@ mod tests {
         let lease = Some(Duration::from_secs(30));
         for i in 0..100 {
             renewals.add(SteadyMillis(i * 10_000), lease);
-            // The next reading shows what MONITOR has told already, or the other way round.
+            // MONITOR and the next reading report the same renewal, in either order.
             renewals.add(SteadyMillis(i * 10_000 + 900), lease);
             renewals.add(SteadyMillis((i * 10_000).saturating_sub(300)), lease);
         }

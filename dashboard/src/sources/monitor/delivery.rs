@@ -76,7 +76,7 @@ impl Delivery {
             let count = events.len() as u64;
             let missed = std::mem::take(&mut self.missed);
             let traffic = Observation::Traffic(Traffic { events, at, steady, missed });
-            if !self.model.try_see(scope.id, traffic) {
+            if !self.model.try_observe(scope.id, traffic) {
                 self.missed = missed + count;
             }
         }

@@ -41,13 +41,13 @@ use server::Bound;
 use switch::Switch;
 
 /// The interval at which the load is judged.
-const JUDGE_EACH: Duration = Duration::from_secs(1);
+const JUDGE_INTERVAL: Duration = Duration::from_secs(1);
 /// The number of quiet judgements before it is opened.
 const LOOKS: u32 = 3;
 /// The interval at which forbidding settings of the server are read again.
-const ASK_AGAIN: Duration = Duration::from_secs(300);
+const REFUSED_INTERVAL: Duration = Duration::from_secs(300);
 /// The interval at which denied commands are tried again: each adds a row to the server's ACL log.
-const ASK_DENIED_AGAIN: Duration = Duration::from_secs(3_600);
+const DENIED_INTERVAL: Duration = Duration::from_secs(3_600);
 /// The number of judgements between two checks for another client with MONITOR on.
 const LOOK_FOR_OTHERS: u32 = 10;
 /// The silence after which a script's lines are complete, since they arrive in one go.
@@ -157,7 +157,7 @@ impl MonitorReader {
             }
             End::Denied(why) => {
                 let why = format!("the account may not use MONITOR: {why}");
-                self.refused(SourceState::Denied, why, ASK_DENIED_AGAIN).await;
+                self.refused(SourceState::Denied, why, DENIED_INTERVAL).await;
             }
         }
     }
@@ -171,7 +171,7 @@ impl MonitorReader {
             }
             let detail = format!("{why}; to be tried again in {} s", left.as_secs() + 1);
             self.status.set(SourceState::Paused, detail);
-            self.asked_within(left.min(JUDGE_EACH)).await;
+            self.asked_within(left.min(JUDGE_INTERVAL)).await;
         }
     }
 
@@ -226,7 +226,7 @@ impl MonitorReader {
                     quiet += 1;
                     let detail = "closed: it is looked whether the server is quiet enough";
                     self.status.set(SourceState::Paused, detail);
-                    self.asked_within(JUDGE_EACH).await;
+                    self.asked_within(JUDGE_INTERVAL).await;
                 }
                 Err(why) => {
                     quiet = 0;
@@ -244,7 +244,7 @@ impl MonitorReader {
             LinkStatus::Up(info) => Some(info),
             LinkStatus::Down { reason, .. } => {
                 self.status.set(SourceState::Down, reason);
-                sleep(JUDGE_EACH).await;
+                sleep(JUDGE_INTERVAL).await;
                 None
             }
         }
@@ -258,7 +258,7 @@ impl MonitorReader {
         if info.role.is_none() {
             let why =
                 "closed: the account may not know whether the server is a master; it needs `+info`";
-            return Err((why.to_owned(), ASK_DENIED_AGAIN));
+            return Err((why.to_owned(), DENIED_INTERVAL));
         }
         if self.settings.unbounded {
             return Ok(());
@@ -267,12 +267,12 @@ impl MonitorReader {
             Ok(Bound::Bounded) => return Ok(()),
             Ok(Bound::Unbounded) => (
                 "the server sets no bound to a reader that stalls, which would fill its memory",
-                ASK_AGAIN,
+                REFUSED_INTERVAL,
             ),
             Ok(Bound::Unreadable) => (
                 "the account may not read (`+config|get`) whether the server bounds a reader that stalls, so it \
                  counts as unbounded",
-                ASK_DENIED_AGAIN,
+                DENIED_INTERVAL,
             ),
             Err(error) => return Err((format!("closed: {error}"), RETRY_AFTER)),
         };
@@ -428,7 +428,7 @@ impl MonitorReader {
 
     async fn tapping(&self, on: bool) {
         for scope in &self.scopes {
-            self.model.see(scope.id, Observation::MonitorActive { on, at: now() }).await;
+            self.model.observe(scope.id, Observation::MonitorActive { on, at: now() }).await;
         }
     }
 }
@@ -448,7 +448,7 @@ impl Why {
 
 /// Returns the load a second from now, and whether another client has MONITOR on, if `look` is set.
 async fn judge(link: &Link, own: Option<i64>, look: bool) -> Result<(Load, bool), CallError> {
-    sleep(JUDGE_EACH).await;
+    sleep(JUDGE_INTERVAL).await;
     let load = server::load(link).await?;
     // Without the number of our own connection it cannot be distinguished from others.
     let others = look && own.is_some() && server::others(link, own).await?;

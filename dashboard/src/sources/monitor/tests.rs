@@ -109,7 +109,7 @@ async fn a_watch_requested_during_a_check_leads_to_another_check() {
     let two_looks = async {
         for _ in 0..2 {
             // The next one of its own accord is due in minutes.
-            let look = tokio::time::timeout(ASK_AGAIN / 4, looked.recv()).await;
+            let look = tokio::time::timeout(REFUSED_INTERVAL / 4, looked.recv()).await;
             look.expect("it never looked again").expect("the server has ended");
         }
     };

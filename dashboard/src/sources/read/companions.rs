@@ -155,7 +155,7 @@ impl Ask {
         results: &mut impl Iterator<Item = Value>,
         counts: &[redisson::shape::Holder],
     ) -> Result<(Companions, Option<More>), ReadError> {
-        let mut next = || results.next().ok_or(ReadError::Odd("EXEC"));
+        let mut next = || results.next().ok_or(ReadError::UnexpectedReply("EXEC"));
         let mut more = None;
         let is_list = is_list(&Ok(next()?));
         let mut queue = None;
@@ -263,7 +263,7 @@ pub(super) async fn readable(
     let mut replies = replies.into_iter();
     let mut readable = Vec::with_capacity(names.len());
     for _ in names {
-        let mut next = || replies.next().ok_or(ReadError::Odd("MEMORY USAGE"));
+        let mut next = || replies.next().ok_or(ReadError::UnexpectedReply("MEMORY USAGE"));
         let (length, usage) = (next()?, next()?);
         let number = |reply: Result<Value, _>| reply.ok().as_ref().and_then(integer);
         let fits = match (number(length), number(usage)) {

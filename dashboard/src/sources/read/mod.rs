@@ -35,8 +35,8 @@ pub enum ReadError {
     #[error(transparent)]
     Call(#[from] CallError),
     /// A reply of an unexpected form.
-    #[error("odd reply to {0}")]
-    Odd(&'static str),
+    #[error("unexpected reply to {0}")]
+    UnexpectedReply(&'static str),
 }
 
 /// A connection that sends commands, paced or not.

@@ -48,7 +48,7 @@ pub(super) async fn probe(
     let mut samples = Vec::new();
     let mut jobs = Vec::new();
     for request in requests {
-        let length = replies.next().ok_or(ReadError::Odd("HLEN"))?;
+        let length = replies.next().ok_or(ReadError::UnexpectedReply("HLEN"))?;
         let mut queued = false;
         let companions = [replies.next(), (kind == Keys::Any).then(|| replies.next()).flatten()];
         if let Some(redirect) = elsewhere(&length) {
@@ -59,14 +59,15 @@ pub(super) async fn probe(
         match kind {
             Keys::Any => {
                 for (reply, of) in companions.into_iter().zip(["list", "zset"]) {
-                    queued |= is_of(&permitted(reply.ok_or(ReadError::Odd("TYPE"))?)?, of);
+                    queued |=
+                        is_of(&permitted(reply.ok_or(ReadError::UnexpectedReply("TYPE"))?)?, of);
                 }
             }
             Keys::Hashes => [sampled, _] = companions,
         }
         let name = request.name.clone();
         let reading = match permitted(length)? {
-            Ok(value) => match integer(&value).ok_or(ReadError::Odd("HLEN"))? {
+            Ok(value) => match integer(&value).ok_or(ReadError::UnexpectedReply("HLEN"))? {
                 0 if queued && facts.may_read_companions() => {
                     jobs.push(Job::of_queue(name, &request.known, &facts));
                     continue;
@@ -165,7 +166,7 @@ pub(super) async fn lengths(
     for (_, fields) in candidates {
         let mut lengths = Ok(Vec::with_capacity(fields.len()));
         for _ in fields {
-            let reply = replies.next().ok_or(ReadError::Odd("HSTRLEN"))?;
+            let reply = replies.next().ok_or(ReadError::UnexpectedReply("HSTRLEN"))?;
             if let Some(redirect) = elsewhere(&reply) {
                 lengths = Err(redirect);
             }

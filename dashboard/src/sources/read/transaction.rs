@@ -264,20 +264,20 @@ fn outcome(
         (Some(error), _) | (None, Some(Err(error))) => {
             return match permitted(Err(error))? {
                 Err(error) => Ok(Outcome::Read(Reading::Other(other(&error)))),
-                Ok(_) => Err(ReadError::Odd("EXEC")),
+                Ok(_) => Err(ReadError::UnexpectedReply("EXEC")),
             };
         }
-        _ => return Err(ReadError::Odd("EXEC")),
+        _ => return Err(ReadError::UnexpectedReply("EXEC")),
     };
     let mut results = results.into_iter();
-    let mut next = || results.next().ok_or(ReadError::Odd("EXEC"));
+    let mut next = || results.next().ok_or(ReadError::UnexpectedReply("EXEC"));
     let (length, names, ttl) = (next()?, next()?, next()?);
     let values = if job.fields.is_empty() { None } else { Some(next()?) };
     if let Value::ServerError(error) = &length {
         let error = ServerError { code: error.code().to_owned(), message: String::new() };
         return Ok(Outcome::Read(Reading::Other(other(&error))));
     }
-    let length = integer(&length).ok_or(ReadError::Odd("HLEN"))?;
+    let length = integer(&length).ok_or(ReadError::UnexpectedReply("HLEN"))?;
     if length > shape::MAX_FIELDS {
         return Ok(Outcome::Read(Reading::Other(too_large(length))));
     }
@@ -288,7 +288,7 @@ fn outcome(
         return Ok(Outcome::Needs(Need::Names(length + SPARE_NAMES), half()));
     }
     let values = match values {
-        Some(values) => optional_strings(&values).ok_or(ReadError::Odd("HMGET"))?,
+        Some(values) => optional_strings(&values).ok_or(ReadError::UnexpectedReply("HMGET"))?,
         None => Vec::new(),
     };
     let mut hash: Vec<(&[u8], &[u8])> = Vec::new();
@@ -311,7 +311,7 @@ fn outcome(
         }
         None => (Companions::default(), None),
     };
-    let ttl = match signed(&ttl).ok_or(ReadError::Odd("PTTL"))? {
+    let ttl = match signed(&ttl).ok_or(ReadError::UnexpectedReply("PTTL"))? {
         -1 => None,
         ms => Some(Duration::from_millis(u64::try_from(ms).unwrap_or(0))),
     };

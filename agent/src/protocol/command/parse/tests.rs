@@ -28,7 +28,7 @@ fn plain(name: &str) -> LockRequest {
 }
 
 #[test]
-fn operator_commands() {
+fn operator_commands_are_parsed() {
     let name = || LockName::new("a".as_bytes()).unwrap();
     assert_eq!(read("FORCE a"), Ok(Command::Force { name: name(), holder: None }));
     let holder = Some(b"u:1".to_vec());
@@ -37,7 +37,7 @@ fn operator_commands() {
 }
 
 #[test]
-fn lock_with_all_its_options() {
+fn lock_takes_all_its_options() {
     assert_eq!(read("LOCK a"), Ok(Command::Lock(plain("a"))));
     let full = "lock a kind LOCK wait 250 lease 100 owner -3 in s1 traceparent 00-ab";
     let expected = LockRequest {
@@ -56,7 +56,7 @@ fn lock_with_all_its_options() {
 }
 
 #[test]
-fn the_other_commands() {
+fn all_other_commands_are_parsed() {
     let hold = HoldRequest {
         name: LockName::new(&b"a"[..]).unwrap(),
         kind: Some(Kind::Lock),
@@ -99,7 +99,7 @@ fn pushes_need_resp3() {
 }
 
 #[test]
-fn every_mistake_has_an_error_that_names_it() {
+fn every_invalid_command_gets_an_error_that_names_the_cause() {
     let year = "31536000000";
     let over = "31536000001";
     let huge = "9".repeat(40);
@@ -170,7 +170,7 @@ fn an_unknown_command_gets_the_error_of_redis() {
 }
 
 #[test]
-fn several_locks_at_once() {
+fn mlock_and_munlock_name_several_locks() {
     let full = "mlock 2 b a kind write wait 250 lease 100 owner 3 in s1";
     let like = LockRequest {
         kind: Kind::Write,
@@ -191,13 +191,13 @@ fn several_locks_at_once() {
     let expected = Command::UnlockAll(vec![hold("b"), hold("a")]);
     assert_eq!(expected.owner(), 3);
     assert_eq!(read("munlock 2 b a kind read owner 3"), Ok(expected));
-    // A name may be spelt like a keyword: the number tells.
+    // A name may look like a keyword: the count shows where names end.
     let wait = Command::LockAll(vec![plain("WAIT"), plain("5")]);
     assert_eq!(read("MLOCK 2 WAIT 5"), Ok(wait));
 }
 
 #[test]
-fn several_locks_within_bounds() {
+fn the_number_of_locks_is_bounded() {
     let names: Vec<_> = (0..65).map(|i| format!("n{i}")).collect();
     assert!(read(&format!("MLOCK 64 {}", names[..64].join(" "))).is_ok());
     let refused = |line: &str, word: &str| {

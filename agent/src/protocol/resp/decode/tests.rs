@@ -49,7 +49,7 @@ fn array(words: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn arrays_and_lines() {
+fn arrays_and_lines_are_decoded() {
     assert_eq!(one(b"*2\r\n$4\r\nPING\r\n$2\r\nhi\r\n").unwrap(), ["PING", "hi"]);
     assert_eq!(one(b"*1\r\n$0\r\n\r\n").unwrap(), [""]);
     assert_eq!(one(b"PING  hi \r\n").unwrap(), ["PING", "hi"]);
@@ -102,7 +102,7 @@ fn malformed_requests_are_distinguished_from_incomplete_ones() {
 }
 
 #[test]
-fn sizes_are_bounded() {
+fn oversized_requests_are_rejected() {
     assert_eq!(one(&vec![b'a'; MAX_INLINE + 1]).unwrap_err(), Malformed::InlineTooBig);
     let mut line = vec![b'a'; MAX_INLINE + 1];
     line.push(b'\n');

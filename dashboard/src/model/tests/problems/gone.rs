@@ -1,11 +1,11 @@
-//! Holders that are gone, and what is told of them.
+//! Holders that are gone, and reports about them.
 
 use redisson::monitor;
 
 use super::*;
 
 #[test]
-fn a_lock_whose_holder_is_gone_is_leaked_unless_it_ends_soon_or_is_renewed() {
+fn a_lock_whose_holder_is_gone_is_leaked_unless_it_expires_soon_or_is_renewed() {
     use monitor::Action::Acquired;
     let found = |ttl: u64, renewed: bool, connected: &str| {
         let mut model = model();
@@ -23,9 +23,9 @@ fn a_lock_whose_holder_is_gone_is_leaked_unless_it_ends_soon_or_is_renewed() {
             }
         }
         let view = shown(&mut model, "a").unwrap();
-        let told = model.take_effects();
-        let told = told.iter().any(|(_, effect)| matches!(effect, Effect::Detected(..)));
-        assert!(!(renewed && told), "not even for a moment");
+        let effects = model.take_effects();
+        let detected = effects.iter().any(|(_, effect)| matches!(effect, Effect::Detected(..)));
+        assert!(!(renewed && detected), "not even for a moment");
         let alive = view.holders[0].client.as_ref().and_then(|client| client.alive);
         (problems(&view), alive)
     };
@@ -37,35 +37,38 @@ fn a_lock_whose_holder_is_gone_is_leaked_unless_it_ends_soon_or_is_renewed() {
 }
 
 #[test]
-fn a_holder_that_its_agent_denies_or_leaves_behind_is_gone() {
+fn a_holder_is_gone_if_its_agent_denies_it_or_is_gone() {
     let leaked = vec![(ProblemKind::Leaked, SUSPECTED)];
     let minutes = |ms: u64| Some(600_000 - ms);
-    // Whether the agent tells of itself, of the holder of `a`, and of that of `b`, at an instant.
-    type Tells = fn(u64) -> (bool, bool, bool);
-    let cases: [(&str, Tells, _, _); 6] = [
-        ("told", |_| (true, true, true), vec![], Some(true)),
+    // The published entries at an instant: the agent, the holder of `a`, the holder of `b`.
+    type Published = fn(u64) -> (bool, bool, bool);
+    let cases: [(&str, Published, _, _); 6] = [
+        ("published", |_| (true, true, true), vec![], Some(true)),
         ("denied", |_| (true, false, true), leaked.clone(), Some(false)),
         ("denied at first", |ms| (true, ms >= 20_000, true), vec![], Some(true)),
-        ("the agent tells of nobody", |_| (true, false, false), vec![], None),
+        ("the agent publishes no holder", |_| (true, false, false), vec![], None),
         ("the agent was never seen", |_| (false, false, false), vec![], None),
         ("the agent is gone", |ms| (ms < 5_000, ms < 5_000, true), leaked, Some(false)),
     ];
-    for (what, tells, expected, alive) in cases {
+    for (what, published, expected, alive) in cases {
         let mut model = model();
         for ms in (0..60_000).step_by(2_000) {
             read(&mut model, "a", ms, held(1, 1, minutes(ms)));
             read(&mut model, "b", ms, held(1, 1, minutes(ms)));
-            let (agent, a, b) = tells(ms);
-            let who = |told: bool| {
-                told.then(|| HolderIdentity { pid: Some(4711), ..HolderIdentity::default() })
+            let (agent, a, b) = published(ms);
+            let identity = |published: bool| {
+                published.then(|| HolderIdentity { pid: Some(4711), ..HolderIdentity::default() })
             };
-            let told = AgentReport {
+            let report = AgentReport {
                 agents: vec![(holder(1).client, agent)],
-                holders: vec![(name("b"), holder(1), who(b)), (name("a"), holder(1), who(a))],
+                holders: vec![
+                    (name("b"), holder(1), identity(b)),
+                    (name("a"), holder(1), identity(a)),
+                ],
                 at: at(ms + 100),
                 steady: SteadyMillis(ms + 100),
             };
-            model.observe(MAIN, Observation::AgentReport(told));
+            model.observe(MAIN, Observation::AgentReport(report));
             if ms < 30_000 {
                 let view = shown(&mut model, "a").unwrap();
                 assert_eq!(problems(&view), [], "{what}: two checks are as far apart");
@@ -79,24 +82,24 @@ fn a_holder_that_its_agent_denies_or_leaves_behind_is_gone() {
 }
 
 #[test]
-fn what_was_told_of_a_hold_ends_with_it() {
+fn a_holders_identity_ends_with_its_hold() {
     let mut model = model();
     read(&mut model, "a", 0, held(1, 1, Some(600_000)));
-    let tell = |model: &mut Model, ms| {
+    let report = |model: &mut Model, ms| {
         let who = HolderIdentity { pid: Some(4711), ..HolderIdentity::default() };
-        let told = AgentReport {
+        let report = AgentReport {
             agents: vec![(holder(1).client, true)],
             holders: vec![(name("a"), holder(1), Some(who)), (name("x"), holder(1), None)],
             at: at(ms),
             steady: SteadyMillis(ms),
         };
-        model.observe(MAIN, Observation::AgentReport(told));
+        model.observe(MAIN, Observation::AgentReport(report));
         let view = shown(model, "a").unwrap();
         view.holders[0].client.as_ref().and_then(|client| client.pid)
     };
-    assert_eq!(tell(&mut model, 100), Some(4711));
+    assert_eq!(report(&mut model, 100), Some(4711));
     read(&mut model, "a", 1_000, held(2, 1, Some(600_000)));
-    assert_eq!(tell(&mut model, 1_100), None, "it is another's by now");
+    assert_eq!(report(&mut model, 1_100), None, "another client holds it now");
     read(&mut model, "a", 2_000, held(1, 1, Some(600_000)));
     let view = shown(&mut model, "a").unwrap();
     assert!(view.holders[0].client.as_ref().is_none_or(|client| client.pid.is_none()));

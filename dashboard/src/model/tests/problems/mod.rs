@@ -1,4 +1,4 @@
-//! Problems as they begin and end with observations: found in time, cleared in time, and never in healthy locks.
+//! Problems begin and end with observations: detected in time, cleared in time, and never in healthy locks.
 
 mod gone;
 mod tasks;
@@ -6,35 +6,35 @@ mod traffic;
 
 use super::*;
 
-const SURE: Certainty = Certainty::Sure;
+const CERTAIN: Certainty = Certainty::Sure;
 const SUSPECTED: Certainty = Certainty::Suspected;
 
-/// One thing that happens to the lock `a`, at that many milliseconds.
+/// An observation of the lock `a`.
 #[derive(Debug, Clone)]
-enum Then {
-    /// It is read as held by that client's thread, with so much to live.
+enum Step {
+    /// It is read as held by that client's thread, with that TTL.
     Held(u8, Option<u64>),
-    /// It is read as not there.
+    /// It is read as absent.
     Free,
     /// Its queue is read, with or without a holder.
     Queued(Option<u8>, Vec<(i64, u64)>),
     /// A release message.
     Released,
-    /// So many listen.
+    /// This many connections are subscribed to its release.
     Listening(u64),
-    /// The server goes away and comes back, the same or as another one.
+    /// The server becomes unreachable, and reachable again with that run id.
     Down,
     Up(&'static str),
-    /// The server's clock is so far ahead of ours.
+    /// The server's clock is this many milliseconds ahead of ours.
     Ahead(i64),
 }
 
-fn apply(model: &mut Model, ms: u64, then: &Then) {
+fn apply(model: &mut Model, ms: u64, step: &Step) {
     let steady = SteadyMillis(ms);
-    match then {
-        Then::Held(by, ttl) => read(model, "a", ms, held(*by, 1, *ttl)),
-        Then::Free => read(model, "a", ms, absent()),
-        Then::Queued(by, places) => {
+    match step {
+        Step::Held(by, ttl) => read(model, "a", ms, held(*by, 1, *ttl)),
+        Step::Free => read(model, "a", ms, absent()),
+        Step::Queued(by, places) => {
             let companions = queued(places);
             let reading = match by {
                 None => Reading::Absent { companions },
@@ -45,20 +45,20 @@ fn apply(model: &mut Model, ms: u64, then: &Then) {
             };
             read(model, "a", ms, reading);
         }
-        Then::Released => release(model, "a", ms),
-        Then::Listening(count) => {
+        Step::Released => release(model, "a", ms),
+        Step::Listening(count) => {
             let counts = vec![(name("a"), *count)];
             model.observe(MAIN, Observation::Subscribers { counts, at: at(ms), steady });
         }
-        Then::Down => model.observe(MAIN, Observation::ServerDown),
-        Then::Up(run) => {
+        Step::Down => model.observe(MAIN, Observation::ServerDown),
+        Step::Up(run) => {
             let run_id = Some((*run).to_owned());
             model.observe(
                 MAIN,
                 Observation::ServerUp { at: at(ms), steady, run_id, cluster: false },
             );
         }
-        Then::Ahead(ahead_ms) => {
+        Step::Ahead(ahead_ms) => {
             model.observe(MAIN, Observation::Clock { ahead_ms: *ahead_ms });
         }
     }
@@ -70,42 +70,42 @@ fn problems(view: &LockView) -> Vec<(ProblemKind, Certainty)> {
 }
 
 /// Returns the final view; none once the lock has been dropped.
-fn play(steps: &[(u64, Then)]) -> Option<Arc<LockView>> {
+fn play(steps: &[(u64, Step)]) -> Option<Arc<LockView>> {
     let mut model = model();
-    for (ms, then) in steps {
-        apply(&mut model, *ms, then);
+    for (ms, step) in steps {
+        apply(&mut model, *ms, step);
     }
     shown(&mut model, "a")
 }
 
 /// Renewed by a watchdog from 0 to 25 s, read each 5 s.
-fn renewed() -> Vec<(u64, Then)> {
-    (0..=25_000).step_by(5_000).map(|ms| (ms, Then::Held(1, renewed_ttl(ms)))).collect()
+fn renewed() -> Vec<(u64, Step)> {
+    (0..=25_000).step_by(5_000).map(|ms| (ms, Step::Held(1, renewed_ttl(ms)))).collect()
 }
 
-fn after(then: impl IntoIterator<Item = (u64, Then)>) -> Vec<(u64, Then)> {
+fn after(then: impl IntoIterator<Item = (u64, Step)>) -> Vec<(u64, Step)> {
     renewed().into_iter().chain(then).collect()
 }
 
 /// Read once a second as its lease runs out after its last renewal at 20 s.
-fn running_out() -> Vec<(u64, Then)> {
-    after((26_000..50_000).step_by(1_000).map(|ms| (ms, Then::Held(1, Some(50_000 - ms)))))
+fn running_out() -> Vec<(u64, Step)> {
+    after((26_000..50_000).step_by(1_000).map(|ms| (ms, Step::Held(1, Some(50_000 - ms)))))
 }
 
 fn gone_after(
-    steps: Vec<(u64, Then)>,
-    then: impl IntoIterator<Item = (u64, Then)>,
-) -> Vec<(u64, Then)> {
+    steps: Vec<(u64, Step)>,
+    then: impl IntoIterator<Item = (u64, Step)>,
+) -> Vec<(u64, Step)> {
     steps.into_iter().chain(then).collect()
 }
 
 #[test]
-fn each_is_found_and_cleared_as_it_should_be() {
+fn each_problem_is_found_and_cleared_in_time() {
     use ProblemKind::{Expired, Orphan, RenewalOverdue, Starving};
-    let overdue = |ms| (ms, Then::Held(1, Some(50_000 - ms)));
+    let overdue = |ms| (ms, Step::Held(1, Some(50_000 - ms)));
     let dead = || vec![(1, 500)];
     let alive = || vec![(1, 900_000)];
-    let queue = |ms, by, places| (ms, Then::Queued(by, places));
+    let queue = |ms, by, places| (ms, Step::Queued(by, places));
     let waits = |until: u64| {
         let steps = (0..=until).step_by(2_000);
         steps.map(|ms| queue(ms, Some(1), alive())).collect::<Vec<_>>()
@@ -113,62 +113,62 @@ fn each_is_found_and_cleared_as_it_should_be() {
     let listened = |until: u64, freed: u64| {
         let mut steps = Vec::new();
         for ms in (0..=until).step_by(2_000) {
-            steps.push((ms, Then::Held(1, renewed_ttl(ms))));
-            steps.push((ms + 1, Then::Listening(1)));
+            steps.push((ms, Step::Held(1, renewed_ttl(ms))));
+            steps.push((ms + 1, Step::Listening(1)));
             if freed > 0 && ms > 0 && ms % freed == 0 {
-                steps.push((ms + 2, Then::Released));
+                steps.push((ms + 2, Step::Released));
             }
         }
         steps
     };
     for (what, steps, expected) in [
         ("a renewal on its way", after([overdue(36_000)]), vec![]),
-        ("a renewal overdue", after([overdue(38_000)]), vec![(RenewalOverdue, SURE)]),
+        ("a renewal overdue", after([overdue(38_000)]), vec![(RenewalOverdue, CERTAIN)]),
         (
             "renewed after all",
-            after([overdue(38_000), (39_000, Then::Held(1, Some(30_000)))]),
+            after([overdue(38_000), (39_000, Step::Held(1, Some(30_000)))]),
             vec![],
         ),
         (
-            "run out under its holder",
-            gone_after(running_out(), [(50_020, Then::Free)]),
+            "expired under its holder",
+            gone_after(running_out(), [(50_020, Step::Free)]),
             vec![(Expired, SUSPECTED)],
         ),
         (
-            "run out and taken at once by another",
-            gone_after(running_out(), [(50_020, Then::Held(2, Some(29_990)))]),
+            "expired and acquired at once by another",
+            gone_after(running_out(), [(50_020, Step::Held(2, Some(29_990)))]),
             vec![(Expired, SUSPECTED)],
         ),
         (
-            "told for an hour",
-            gone_after(running_out(), [(50_020, Then::Free), (3_640_000, Then::Free)]),
+            "reported for an hour",
+            gone_after(running_out(), [(50_020, Step::Free), (3_640_000, Step::Free)]),
             vec![(Expired, SUSPECTED)],
         ),
         (
             "and no longer",
-            gone_after(running_out(), [(50_020, Then::Free), (3_660_000, Then::Free)]),
+            gone_after(running_out(), [(50_020, Step::Free), (3_660_000, Step::Free)]),
             vec![],
         ),
         (
             "released just before",
-            gone_after(running_out(), [(49_500, Then::Released), (49_600, Then::Free)]),
+            gone_after(running_out(), [(49_500, Step::Released), (49_600, Step::Free)]),
             vec![],
         ),
         (
-            "released at its very end, told after it was read",
+            "released at its very end, reported after a reading",
             gone_after(
                 running_out(),
-                [(49_980, Then::Free), (49_985, Then::Released), (50_500, Then::Free)],
+                [(49_980, Step::Free), (49_985, Step::Released), (50_500, Step::Free)],
             ),
             vec![],
         ),
-        ("gone early, unheard", after([overdue(30_000), (31_000, Then::Free)]), vec![]),
-        ("not watched to the end", after([overdue(40_000), (50_020, Then::Free)]), vec![]),
+        ("gone early, without a message", after([overdue(30_000), (31_000, Step::Free)]), vec![]),
+        ("not watched to the end", after([overdue(40_000), (50_020, Step::Free)]), vec![]),
         (
             "lost in a restart",
             gone_after(
                 running_out(),
-                [(49_100, Then::Down), (49_900, Then::Up("two")), (50_020, Then::Free)],
+                [(49_100, Step::Down), (49_900, Step::Up("two")), (50_020, Step::Free)],
             ),
             vec![],
         ),
@@ -176,7 +176,7 @@ fn each_is_found_and_cleared_as_it_should_be() {
             "not read to the end",
             gone_after(
                 running_out(),
-                [(49_100, Then::Down), (49_900, Then::Up("one")), (50_020, Then::Free)],
+                [(49_100, Step::Down), (49_900, Step::Up("one")), (50_020, Step::Free)],
             ),
             vec![],
         ),
@@ -184,13 +184,13 @@ fn each_is_found_and_cleared_as_it_should_be() {
             "a fixed lease that ends",
             (0..30_000)
                 .step_by(1_000)
-                .map(|ms| (ms, Then::Held(1, Some(30_000 - ms))))
-                .chain([(30_020, Then::Free)])
+                .map(|ms| (ms, Step::Held(1, Some(30_000 - ms))))
+                .chain([(30_020, Step::Free)])
                 .collect(),
             vec![],
         ),
         ("a queue for a minute", waits(60_000), vec![]),
-        ("a queue for longer", waits(62_000), vec![(Starving, SURE)]),
+        ("a queue for longer", waits(62_000), vec![(Starving, CERTAIN)]),
         (
             "a queue that moves",
             (0..200_000_u64)
@@ -203,13 +203,13 @@ fn each_is_found_and_cleared_as_it_should_be() {
             vec![],
         ),
         ("served in the end", gone_after(waits(62_000), [queue(63_000, Some(1), vec![])]), vec![]),
-        ("listened for behind one holder", listened(72_000, 0), vec![(Starving, SUSPECTED)]),
-        ("listened for behind a lock that is freed", listened(200_000, 20_000), vec![]),
+        ("subscribers behind one holder", listened(72_000, 0), vec![(Starving, SUSPECTED)]),
+        ("subscribers behind a lock that changes hands", listened(200_000, 20_000), vec![]),
         (
-            "left alone by those who listened",
+            "subscribers that have left",
             gone_after(
                 listened(72_000, 0),
-                [(73_000, Then::Listening(0)), (74_000, Then::Held(1, Some(26_000)))],
+                [(73_000, Step::Listening(0)), (74_000, Step::Held(1, Some(26_000)))],
             ),
             vec![],
         ),
@@ -221,7 +221,7 @@ fn each_is_found_and_cleared_as_it_should_be() {
         (
             "a dead queue",
             vec![queue(1_000, None, dead()), queue(61_002, None, dead())],
-            vec![(Orphan, SURE)],
+            vec![(Orphan, CERTAIN)],
         ),
         (
             "taken meanwhile",
@@ -234,28 +234,28 @@ fn each_is_found_and_cleared_as_it_should_be() {
             vec![],
         ),
         (
-            "cleared by the next to come",
-            vec![queue(1_000, None, dead()), queue(62_000, None, dead()), (63_000, Then::Free)],
+            "removed by the next client",
+            vec![queue(1_000, None, dead()), queue(62_000, None, dead()), (63_000, Step::Free)],
             vec![],
         ),
         (
             "alive by the server's clock, a minute behind ours",
             vec![
-                (0, Then::Ahead(-60_000)),
+                (0, Step::Ahead(-60_000)),
                 queue(70_000, None, vec![(1, 75_000)]),
                 queue(132_000, None, vec![(1, 75_000)]),
             ],
-            // It waits, and nobody wakes it.
-            vec![(Starving, SURE)],
+            // It waits, and is not woken.
+            vec![(Starving, CERTAIN)],
         ),
         (
             "dead by the server's clock, a minute ahead",
             vec![
-                (0, Then::Ahead(60_000)),
+                (0, Step::Ahead(60_000)),
                 queue(20_000, None, vec![(1, 75_000)]),
                 queue(81_000, None, vec![(1, 75_000)]),
             ],
-            vec![(Orphan, SURE)],
+            vec![(Orphan, CERTAIN)],
         ),
     ] {
         let shown = play(&steps);
@@ -265,7 +265,7 @@ fn each_is_found_and_cleared_as_it_should_be() {
 }
 
 #[test]
-fn the_readings_asked_for_are_those_that_tell() {
+fn requested_readings_are_the_decisive_ones() {
     let mut model = model();
     let mut ms = 0;
     let mut found = Vec::new();
@@ -276,13 +276,13 @@ fn the_readings_asked_for_are_those_that_tell() {
             assert_eq!(request.name, name("a"));
             let renewed = ms.min(60_000) / 10_000 * 10_000;
             let then = match (renewed + 30_000).checked_sub(ms) {
-                Some(left) if left > 0 => Then::Held(1, Some(left)),
-                _ => Then::Free,
+                Some(left) if left > 0 => Step::Held(1, Some(left)),
+                _ => Step::Free,
             };
             apply(&mut model, ms, &then);
         }
         if ms == 1_000 {
-            apply(&mut model, ms, &Then::Held(1, Some(29_000)));
+            apply(&mut model, ms, &Step::Held(1, Some(29_000)));
         }
         if let Some(view) = shown(&mut model, "a") {
             for problem in problems(&view) {
@@ -304,7 +304,7 @@ fn the_readings_asked_for_are_those_that_tell() {
 }
 
 #[test]
-fn a_deadlock_is_told_once_each_wait_is_seen_after_the_newest_hold() {
+fn a_deadlock_is_reported_once_each_wait_was_seen_after_the_newest_hold() {
     let mut model = model();
     let reads = |model: &mut Model, ms: u64, lock: &str, by: u8, waits: Option<i64>| {
         let thread = |n: u8| HolderId::new(ClientId::from_random([9; 16]), i64::from(n));
@@ -327,11 +327,11 @@ fn a_deadlock_is_told_once_each_wait_is_seen_after_the_newest_hold() {
     model.tick(at(2_500));
     assert!(!deadlocked(&mut model, "b"), "2 was seen to wait before it was seen to hold");
     let due: Vec<_> = model.due(MAIN, at(2_600), 10).into_iter().map(|due| due.name).collect();
-    assert!(due.contains(&name("a")), "so it is looked at again at once: {due:?}");
+    assert!(due.contains(&name("a")), "so it is read again at once: {due:?}");
     reads(&mut model, 2_700, "a", 1, Some(2));
     model.tick(at(3_500));
     assert!(deadlocked(&mut model, "a") && deadlocked(&mut model, "b"));
-    // While the server is away nothing changes.
+    // While the server is unreachable nothing changes.
     model.observe(MAIN, Observation::ServerDown);
     model.tick(at(4_500));
     assert!(deadlocked(&mut model, "a"));
@@ -349,7 +349,7 @@ fn a_deadlock_is_told_once_each_wait_is_seen_after_the_newest_hold() {
 }
 
 #[test]
-fn readers_wait_for_nobody_that_is_gone() {
+fn a_reader_without_a_marker_is_a_zombie() {
     let mut model = model();
     let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
     let holders = vec![Holder { id: id(1), count: 1 }];
@@ -376,7 +376,7 @@ fn a_queue_that_was_only_counted_is_dead_when_all_its_deadlines_have_passed() {
 }
 
 #[test]
-fn braces_that_part_a_lock_from_its_channel_matter_in_a_cluster_only() {
+fn braces_that_separate_a_lock_from_its_channel_are_a_problem_only_in_a_cluster() {
     for cluster in [false, true] {
         let mut model = model();
         let up =
@@ -387,16 +387,16 @@ fn braces_that_part_a_lock_from_its_channel_matter_in_a_cluster_only() {
     }
 }
 
-/// A day of healthy locks, as observed by the slowest possible poll.
+/// Hours of healthy locks, as observed by the slowest possible poll.
 #[test]
-fn hours_of_health_raise_nothing() {
+fn hours_of_healthy_locks_raise_no_problem() {
     let mut model = model();
     let shifts = [0, 137, 4_999];
     for second in (0..4 * 3_600_u64).step_by(5) {
         let ms = second * 1_000;
         let mut see = |lock: &str, reading| read(&mut model, lock, ms, reading);
         for shift in shifts {
-            // A watchdog's, taken anew each two minutes by another thread.
+            // A watchdog's, acquired every two minutes by another thread.
             let by = u8::try_from(ms / 120_000 % 200).unwrap();
             see(&format!("work:{shift}"), held(by, 1, renewed_ttl(ms + shift)));
         }
@@ -445,13 +445,13 @@ fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
     read(&mut model, "a", 10_000, absent(&[endless, (2, LEFT)]));
     assert_eq!(asked(&mut model, 20_000), [(id(1), 1), (id(2), 1)]);
     read(&mut model, "a", 40_000, absent(&[endless, (2, GONE)]));
-    assert_eq!(asked(&mut model, 50_000), [(id(1), 1)], "one of them ended by itself");
+    assert_eq!(asked(&mut model, 50_000), [(id(1), 1)], "one of them has expired");
     read(&mut model, "a", 69_000, absent(&[endless]));
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
     read(&mut model, "a", 71_000, absent(&[endless]));
     let view = shown(&mut model, "a").unwrap();
-    assert_eq!(problems(&view), [(ProblemKind::Orphan, SURE)]);
-    assert!(view.problems[0].evidence[0].text.contains("markers that 1 of its readers left"));
+    assert_eq!(problems(&view), [(ProblemKind::Orphan, CERTAIN)]);
+    assert!(view.problems[0].evidence[0].text.contains("markers of 1 of its readers"));
     read(&mut model, "a", 80_000, absent(&[(1, GONE)]));
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
     assert_eq!(asked(&mut model, 90_000), []);

@@ -1,4 +1,4 @@
-//! Tasks of agents' workers: each of their holds and waits has an id of its own, and only their agents tell whose it is.
+//! Tasks of agents' workers: each of their holds and waits has an id of its own, and only their agents publish its owner.
 
 use redisson::ClientId;
 use redisson::shape::{Holder, LockHash};
@@ -9,7 +9,7 @@ fn id(agent: u8, number: i64) -> HolderId {
     HolderId::new(ClientId::from_random([agent; 16]), number)
 }
 
-/// A fair lock that one has and another one waits for.
+/// Returns a fair lock with a holder and a waiter.
 fn contended(holder: HolderId, waiter: HolderId) -> Reading {
     let hash = LockHash { holders: vec![Holder { id: holder, count: 1 }], ..LockHash::default() };
     let front = vec![QueueEntry { id: waiter, deadline: Some(900_000) }];
@@ -56,20 +56,20 @@ fn found(waits: Option<&HolderIdentity>) -> Option<(Certainty, Vec<String>)> {
 }
 
 #[test]
-fn workers_that_wait_for_one_another_are_known_by_what_their_agents_tell() {
+fn deadlocked_workers_are_identified_by_their_agents() {
     let same = HolderIdentity {
         session: Some("s-1".to_owned()),
         owner: Some(0),
         ..HolderIdentity::default()
     };
     let (certainty, evidence) = found(Some(&same)).unwrap();
-    assert_eq!((certainty, evidence.len()), (SURE, 2));
+    assert_eq!((certainty, evidence.len()), (CERTAIN, 2));
     let words = "(process 18 on the host web-1) waits for a";
     assert!(evidence.iter().any(|text| text.contains(words)), "{evidence:?}");
-    // A wait that ends by itself.
+    // A wait with a time limit.
     let limited = HolderIdentity { until: Some(SteadyMillis(60_000)), ..same.clone() };
     assert_eq!(found(Some(&limited)).unwrap().0, SUSPECTED);
-    // Another task of the same connection, another connection, one that takes several, or nothing told: no circle.
+    // No cycle: another task of the same connection, another connection, a task that acquires several locks, or no entry.
     for other in [
         HolderIdentity { owner: Some(7), ..same.clone() },
         HolderIdentity { session: Some("s-2".to_owned()), ..same.clone() },

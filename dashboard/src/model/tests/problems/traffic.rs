@@ -5,7 +5,7 @@ use redisson::monitor;
 use super::*;
 
 #[test]
-fn monitor_names_those_who_wait_until_they_fall_silent() {
+fn monitor_names_waiters_until_they_stop_retrying() {
     use monitor::Action::{Acquired, Refused};
     let mut model = model();
     let tries = |ms, by, model: &mut Model| traffic(model, ms, vec![event("a", by, Refused)]);
@@ -34,7 +34,7 @@ fn monitor_names_those_who_wait_until_they_fall_silent() {
 }
 
 #[test]
-fn monitor_finds_locks_renewals_and_releases_that_nothing_else_tells() {
+fn monitor_shows_locks_renewals_and_releases_that_no_other_source_shows() {
     use monitor::Action::{Released, Renewed};
     let mut model = model();
     let lease = Some(Duration::from_secs(30));
@@ -44,7 +44,7 @@ fn monitor_finds_locks_renewals_and_releases_that_nothing_else_tells() {
     traffic(&mut model, 9_000, vec![event("a", 52, Renewed { lease })]);
     let view = shown(&mut model, "a").unwrap();
     assert_eq!((view.renewed, view.lease_ms), (true, Some(30_000)));
-    // A lock of one thread that is freed and taken again without a message is not one long hold.
+    // A lock of one thread that is released and acquired again without a message is not one long hold.
     for ms in (10_000..700_000).step_by(5_000) {
         traffic(&mut model, ms - 1, vec![event("a", 52, Released)]);
         read(&mut model, "a", ms, held(1, 1, Some(30_000)));
@@ -67,9 +67,9 @@ fn monitor_finds_locks_renewals_and_releases_that_nothing_else_tells() {
 }
 
 #[test]
-fn who_comes_back_too_late_has_lost_it_for_sure() {
+fn a_holder_that_returns_too_late_has_certainly_lost_its_lock() {
     use monitor::Action::{ReleaseFoundNothing, Released};
-    let late = |steps: &[(u64, Then)], freed: bool| {
+    let late = |steps: &[(u64, Step)], freed: bool| {
         let mut model = model();
         for (ms, then) in steps {
             apply(&mut model, *ms, then);
@@ -81,14 +81,14 @@ fn who_comes_back_too_late_has_lost_it_for_sure() {
         traffic(&mut model, 55_000, vec![event("a", 52, ReleaseFoundNothing)]);
         problems(&shown(&mut model, "a").unwrap())
     };
-    assert_eq!(late(&running_out(), false), [(ProblemKind::Expired, SURE)]);
+    assert_eq!(late(&running_out(), false), [(ProblemKind::Expired, CERTAIN)]);
     assert_eq!(late(&running_out(), true), [], "it had released it before, and did so once more");
     // A lease shorter than the work: never renewed, and unlocked too late.
     let fixed: Vec<_> =
-        (20_000..50_000).step_by(5_000).map(|ms| (ms, Then::Held(1, Some(50_000 - ms)))).collect();
-    assert_eq!(late(&fixed, false), [(ProblemKind::Expired, SURE)]);
-    // Whoever never had it has lost nothing.
-    assert_eq!(late(&[(1_000, Then::Held(2, Some(9_000)))], false), []);
+        (20_000..50_000).step_by(5_000).map(|ms| (ms, Step::Held(1, Some(50_000 - ms)))).collect();
+    assert_eq!(late(&fixed, false), [(ProblemKind::Expired, CERTAIN)]);
+    // A client that never held it has lost nothing.
+    assert_eq!(late(&[(1_000, Step::Held(2, Some(9_000)))], false), []);
 }
 
 #[test]

@@ -2,238 +2,238 @@
 
 use super::*;
 
-/// Plays it with each choice of sources, and nothing must be found.
-fn quiet(what: &str, play: impl Fn(&mut Play)) {
-    quiet_with(what, &settings(), play);
+/// Runs a script with each choice of sources, and asserts that no problem is found.
+fn raises_nothing(what: &str, scenario: impl Fn(&mut Scenario)) {
+    raises_nothing_with(what, &settings(), scenario);
 }
 
-fn quiet_with(what: &str, settings: &Settings, script: impl Fn(&mut Play)) {
-    for seeing in Seeing::every() {
-        let mut play = Play::with(seeing, settings.clone());
-        script(&mut play);
-        assert_eq!(play.turns(), [], "{what} by {seeing:?}");
+fn raises_nothing_with(what: &str, settings: &Settings, script: impl Fn(&mut Scenario)) {
+    for sources in EnabledSources::every() {
+        let mut scenario = Scenario::with(sources, settings.clone());
+        script(&mut scenario);
+        assert_eq!(scenario.changes(), [], "{what} by {sources:?}");
         let detected = |(_, effect): &(ScopeId, Effect)| matches!(effect, Effect::Detected(..));
-        assert!(!play.model.take_effects().iter().any(detected), "{what} by {seeing:?}");
+        assert!(!scenario.model.take_effects().iter().any(detected), "{what} by {sources:?}");
     }
 }
 
 #[test]
-fn a_fixed_lease_that_ends_is_none() {
-    quiet("one after the other", |play| {
+fn an_expiring_fixed_lease_raises_no_problem() {
+    raises_nothing("one after the other", |scenario| {
         for n in 1..=5 {
-            assert!(play.take("a", holder(n), 30_000));
-            play.pass(33_000);
+            assert!(scenario.take("a", holder(n), 30_000));
+            scenario.advance(33_000);
         }
     });
-    quiet("end to end by one thread", |play| {
+    raises_nothing("end to end by one thread", |scenario| {
         for _ in 0..8 {
-            assert!(play.take("a", holder(1), 30_000));
-            play.pass(30_000);
+            assert!(scenario.take("a", holder(1), 30_000));
+            scenario.advance(30_000);
         }
     });
-    quiet("ended early by its holder", |play| {
+    raises_nothing("ended early by its holder", |scenario| {
         for _ in 0..8 {
-            assert!(play.take("a", holder(1), 30_000));
-            play.pass(27_300);
-            assert!(play.release("a", holder(1), true));
-            play.pass(2_000);
+            assert!(scenario.take("a", holder(1), 30_000));
+            scenario.advance(27_300);
+            assert!(scenario.release("a", holder(1), true));
+            scenario.advance(2_000);
         }
     });
 }
 
 #[test]
-fn a_lock_that_is_always_held_long_is_none() {
+fn a_lock_with_long_holds_raises_no_problem() {
     let rule = Rule { stuck_after: None, starving_after: None };
     let rules = vec![LockRule { pattern: b"a".to_vec(), rule }];
-    quiet_with("expected to be long", &Settings { rules, ..settings() }, |play| {
-        play.take_and_renew("a", holder(1));
-        play.pass(5_000);
-        play.waits_for("a", holder(2));
-        play.pass(900_000);
+    raises_nothing_with("expected to be long", &Settings { rules, ..settings() }, |scenario| {
+        scenario.take_and_renew("a", holder(1));
+        scenario.advance(5_000);
+        scenario.wait_for("a", holder(2));
+        scenario.advance(900_000);
     });
-    quiet("as long as ever", |play| {
+    raises_nothing("as long as before", |scenario| {
         for n in 1..=4 {
-            play.take_and_renew("a", holder(n));
-            play.pass(280_000);
-            assert!(play.release("a", holder(n), true));
-            play.pass(1_000);
+            scenario.take_and_renew("a", holder(n));
+            scenario.advance(280_000);
+            assert!(scenario.release("a", holder(n), true));
+            scenario.advance(1_000);
         }
     });
 }
 
 #[test]
-fn a_hot_lock_a_throttle_and_a_spin_lock_are_none() {
-    quiet("a hot lock, retaken by one thread", |play| {
+fn a_hot_lock_a_throttle_and_a_spin_lock_raise_no_problem() {
+    raises_nothing("a hot lock, retaken by one thread", |scenario| {
         for _ in 0..400 {
-            play.take_and_renew("a", holder(1));
-            play.pass(800);
-            assert!(play.release("a", holder(1), true));
-            play.pass(100);
+            scenario.take_and_renew("a", holder(1));
+            scenario.advance(800);
+            assert!(scenario.release("a", holder(1), true));
+            scenario.advance(100);
         }
     });
-    quiet("a throttle", |play| {
+    raises_nothing("a throttle", |scenario| {
         for n in 0..6 {
-            assert!(play.take("a", holder(n % 3), 60_000));
-            play.pass(60_700);
+            assert!(scenario.take("a", holder(n % 3), 60_000));
+            scenario.advance(60_700);
         }
     });
-    quiet("released without a message", |play| {
+    raises_nothing("released without a message", |scenario| {
         for n in 0..30 {
-            play.take_and_renew("a", holder(n % 3));
-            play.pass(9_700);
-            assert!(play.release("a", holder(n % 3), false));
-            play.pass(500);
+            scenario.take_and_renew("a", holder(n % 3));
+            scenario.advance(9_700);
+            assert!(scenario.release("a", holder(n % 3), false));
+            scenario.advance(500);
         }
     });
 }
 
 #[test]
-fn a_reading_that_raced_a_release_is_none() {
-    quiet("held just before, told after", |play| {
+fn a_reading_that_raced_a_release_raises_no_problem() {
+    raises_nothing("held just before, reported after", |scenario| {
         for n in 0..20_u8 {
             let by = holder(10 + n);
-            play.take_and_renew("a", by);
-            play.pass(21_000 + u64::from(n) * 100);
-            // A pass read it; the answer comes when it has been released, and even taken by another.
-            let (before, ms) = (play.reading("a"), play.now);
-            play.pass(100);
-            assert!(play.release("a", by, true));
-            play.pass(100);
+            scenario.take_and_renew("a", by);
+            scenario.advance(21_000 + u64::from(n) * 100);
+            // A pass read it; the reply arrives after its release, or even after the next acquisition.
+            let (before, ms) = (scenario.reading("a"), scenario.now);
+            scenario.advance(100);
+            assert!(scenario.release("a", by, true));
+            scenario.advance(100);
             if n % 2 == 0 {
-                assert!(play.take("a", holder(2), 2_000));
+                assert!(scenario.take("a", holder(2), 2_000));
             }
-            play.tell_reading("a", ms, Source::Scan, before);
-            play.pass(3_000);
+            scenario.report_reading("a", ms, Source::Scan, before);
+            scenario.advance(3_000);
         }
     });
-    quiet("absent just before, told after it was taken", |play| {
+    raises_nothing("absent just before, reported after it was taken", |scenario| {
         for n in 0..20 {
-            let (before, ms) = (play.reading("a"), play.now);
-            play.take_and_renew("a", holder(n));
-            play.pass(100);
-            play.tell_reading("a", ms, Source::Scan, before);
-            play.pass(21_000);
-            assert!(play.release("a", holder(n), true));
-            play.pass(100);
+            let (before, ms) = (scenario.reading("a"), scenario.now);
+            scenario.take_and_renew("a", holder(n));
+            scenario.advance(100);
+            scenario.report_reading("a", ms, Source::Scan, before);
+            scenario.advance(21_000);
+            assert!(scenario.release("a", holder(n), true));
+            scenario.advance(100);
         }
     });
 }
 
 #[test]
-fn a_queue_that_moves_is_none() {
-    quiet("a fair queue of five", |play| {
-        play.take_and_renew("a", holder(0));
+fn a_moving_queue_raises_no_problem() {
+    raises_nothing("a fair queue of five", |scenario| {
+        scenario.take_and_renew("a", holder(0));
         for n in 1..5 {
-            play.queues("a", holder(n));
+            scenario.enqueue("a", holder(n));
         }
         for turn in 0..40_u8 {
-            play.pass(11_000);
-            assert!(play.release("a", holder(turn % 5), turn % 2 == 0));
-            play.next_in_queue("a");
-            play.queues("a", holder(turn % 5));
+            scenario.advance(11_000);
+            assert!(scenario.release("a", holder(turn % 5), turn % 2 == 0));
+            scenario.grant_next("a");
+            scenario.enqueue("a", holder(turn % 5));
         }
     });
-    quiet("those who wait for a plain lock have it in turn", |play| {
-        play.take_and_renew("a", holder(0));
+    raises_nothing("waiters of a plain lock acquire it in turn", |scenario| {
+        scenario.take_and_renew("a", holder(0));
         for turn in 0..40_u8 {
             let (holds, next) = (holder(turn % 2), holder((turn + 1) % 2));
-            play.pass(2_000);
-            play.waits_for("a", next);
-            play.pass(18_000);
-            assert!(play.release("a", holds, true));
+            scenario.advance(2_000);
+            scenario.wait_for("a", next);
+            scenario.advance(18_000);
+            assert!(scenario.release("a", holds, true));
         }
     });
-    quiet("places of the dead are cleared by those who come", |play| {
-        play.take_and_renew("a", holder(0));
+    raises_nothing("entries of dead waiters are removed by the next ones", |scenario| {
+        scenario.take_and_renew("a", holder(0));
         for n in 1..12_u8 {
-            play.queues_until("a", holder(n), play.clock() + 8_000);
-            play.pass(12_000);
-            play.leaves_queue("a", holder(n));
-            play.pass(5_000);
+            scenario.enqueue_until("a", holder(n), scenario.clock() + 8_000);
+            scenario.advance(12_000);
+            scenario.leave_queue("a", holder(n));
+            scenario.advance(5_000);
         }
     });
 }
 
 #[test]
-fn a_failover_is_none() {
-    quiet("all keys survive", |play| {
-        play.take_and_renew("a", holder(1));
-        play.take_and_renew("b", holder(2));
-        assert!(play.take("c", holder(3), 600_000));
-        play.pass(25_000);
-        play.queues("b", holder(4));
-        play.pass(20_000);
-        play.goes_down();
-        play.pass(3_000);
-        play.comes_back("two");
-        play.pass(20_000);
-        play.leaves_queue("b", holder(4));
-        play.pass(60_000);
+fn a_failover_raises_no_problem() {
+    raises_nothing("all keys survive", |scenario| {
+        scenario.take_and_renew("a", holder(1));
+        scenario.take_and_renew("b", holder(2));
+        assert!(scenario.take("c", holder(3), 600_000));
+        scenario.advance(25_000);
+        scenario.enqueue("b", holder(4));
+        scenario.advance(20_000);
+        scenario.stop_server();
+        scenario.advance(3_000);
+        scenario.start_server("two");
+        scenario.advance(20_000);
+        scenario.leave_queue("b", holder(4));
+        scenario.advance(60_000);
     });
-    // Whoever renews after that learns that the lock is lost: then it is one, and no false one.
-    quiet("nothing survives, and nobody comes back", |play| {
-        play.take_and_renew("a", holder(1));
-        assert!(play.take("c", holder(3), 600_000));
-        play.pass(45_000);
-        play.goes_down();
-        play.forgets_all();
+    // A renewal after that would show that the lock is lost, which would be a true problem.
+    raises_nothing("nothing survives, and no client returns", |scenario| {
+        scenario.take_and_renew("a", holder(1));
+        assert!(scenario.take("c", holder(3), 600_000));
+        scenario.advance(45_000);
+        scenario.stop_server();
+        scenario.clear_server();
         for n in [1, 3] {
-            play.freezes(holder(n));
+            scenario.freeze(holder(n));
         }
-        play.pass(3_000);
-        play.comes_back("two");
-        play.pass(120_000);
+        scenario.advance(3_000);
+        scenario.start_server("two");
+        scenario.advance(120_000);
     });
-    quiet("out of reach beyond the end of a lease", |play| {
-        play.take_and_renew("a", holder(1));
-        play.pass(45_000);
-        play.freezes(holder(1));
-        play.goes_down();
-        play.pass(40_000);
-        play.comes_back("one");
-        play.pass(60_000);
+    raises_nothing("unreachable beyond the end of a lease", |scenario| {
+        scenario.take_and_renew("a", holder(1));
+        scenario.advance(45_000);
+        scenario.freeze(holder(1));
+        scenario.stop_server();
+        scenario.advance(40_000);
+        scenario.start_server("one");
+        scenario.advance(60_000);
     });
 }
 
 #[test]
-fn a_clock_that_differs_by_a_minute_is_none() {
+fn a_clock_off_by_a_minute_raises_no_problem() {
     for ahead_ms in [-60_000, 60_000] {
-        quiet(&format!("the server's clock {ahead_ms} ms ahead"), |play| {
-            play.ahead_ms = ahead_ms;
-            play.pass(20_000);
-            play.take_and_renew("a", holder(1));
-            play.take_and_renew("b", holder(2));
-            // A place that lasts for less than the clocks differ, by the clock of those in the queue.
+        raises_nothing(&format!("the server's clock {ahead_ms} ms ahead"), |scenario| {
+            scenario.ahead_ms = ahead_ms;
+            scenario.advance(20_000);
+            scenario.take_and_renew("a", holder(1));
+            scenario.take_and_renew("b", holder(2));
+            // An entry whose deadline is shorter than the difference of the clocks.
             for n in 10..16 {
-                play.queues_until("a", holder(n), play.clock() + 45_000);
-                play.pass(30_000);
-                play.leaves_queue("a", holder(n));
-                play.pass(2_000);
+                scenario.enqueue_until("a", holder(n), scenario.clock() + 45_000);
+                scenario.advance(30_000);
+                scenario.leave_queue("a", holder(n));
+                scenario.advance(2_000);
             }
-            assert!(play.take("c", holder(4), 20_000));
-            play.pass(60_000);
+            assert!(scenario.take("c", holder(4), 20_000));
+            scenario.advance(60_000);
         });
     }
     // The dashboard's own clock is set while it runs.
-    quiet("set by a minute on the way", |play| {
-        play.take_and_renew("a", holder(1));
-        play.queues("a", holder(2));
-        play.pass(25_000);
-        play.ahead_ms = 60_000;
-        play.pass(20_000);
-        play.leaves_queue("a", holder(2));
-        play.pass(60_000);
+    raises_nothing("set by a minute meanwhile", |scenario| {
+        scenario.take_and_renew("a", holder(1));
+        scenario.enqueue("a", holder(2));
+        scenario.advance(25_000);
+        scenario.ahead_ms = 60_000;
+        scenario.advance(20_000);
+        scenario.leave_queue("a", holder(2));
+        scenario.advance(60_000);
     });
 }
 
 #[test]
-fn a_watchdog_that_is_somewhat_late_is_none() {
-    quiet("three seconds late each time", |play| {
-        play.take_and_renew("a", holder(1));
+fn a_slightly_late_watchdog_raises_no_problem() {
+    raises_nothing("three seconds late each time", |scenario| {
+        scenario.take_and_renew("a", holder(1));
         for _ in 0..12 {
-            play.freezes(holder(1));
-            play.pass(13_000);
-            play.set_ends("a", Some(LEASE));
+            scenario.freeze(holder(1));
+            scenario.advance(13_000);
+            scenario.set_ttl("a", Some(LEASE));
         }
     });
 }

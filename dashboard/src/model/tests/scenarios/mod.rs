@@ -1,11 +1,11 @@
-//! A simulated Redis with its clients in logical time, observed by any choice of sources: the sources that each problem needs,
+//! A simulated Redis with its clients in logical time, observed by any combination of sources: the sources that each problem needs,
 //! the time to its detection and to its end, and the absence of problems in healthy locks.
 //!
 //! Clients behave as Redisson's do. Each of their actions changes the keys, and reaches the model as the enabled sources would
 //! report it, at their own pace; keys are read when the model requests them.
 
 mod clients;
-mod found;
+mod detection;
 mod healthy;
 mod replay;
 mod server;
@@ -18,22 +18,22 @@ use redisson::{ClientId, HolderId, monitor};
 
 use super::*;
 
-pub(super) const SURE: Certainty = Certainty::Sure;
+pub(super) const CERTAIN: Certainty = Certainty::Sure;
 pub(super) const SUSPECTED: Certainty = Certainty::Suspected;
 
 const MAIN: ScopeId = ScopeId(0);
-/// The grid on which things happen, milliseconds.
+/// The resolution of the time, in milliseconds.
 const STEP: u64 = 20;
-/// A watchdog's lease, milliseconds.
+/// A watchdog's lease, in milliseconds.
 pub(super) const LEASE: u64 = 30_000;
-/// Clients from this number on are agents, which tell of their holders.
+/// Clients from this number on are agents, which publish their holders.
 pub(super) const AGENTS: u8 = 200;
-/// Ours and the wall clock's zero apart, so that none is taken for the other.
+/// The offset of the steady clock from the simulated time, so that mixing them up fails.
 const WALL: u64 = 1_000_000;
 
 /// The enabled sources, in addition to scans and readings, which are always on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seeing {
+pub(super) struct EnabledSources {
     pub(super) channels: bool,
     pub(super) keyspace: bool,
     pub(super) subscribers: bool,
@@ -41,8 +41,8 @@ pub(super) struct Seeing {
     pub(super) identity: bool,
 }
 
-impl Seeing {
-    /// Every choice of them.
+impl EnabledSources {
+    /// Returns every combination of sources.
     pub(super) fn every() -> impl Iterator<Item = Self> {
         (0..32_u8).map(|bits| Self {
             channels: bits & 1 != 0,
@@ -71,36 +71,36 @@ struct Watchdog {
     next: u64,
 }
 
-/// A client's thread that waits for a plain lock: it listens for the release, and tries again when the lock should
-/// have run out.
+/// A client's thread that waits for a plain lock: it subscribes to the release, and retries when the lock should
+/// have expired.
 #[derive(Debug, Clone)]
-struct Sleeper {
+struct SleepingWaiter {
     lock: &'static str,
     by: HolderId,
     next: u64,
 }
 
-/// A problem as it came or went.
+/// The beginning or the end of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Turn {
+pub(super) struct ProblemChange {
     pub(super) ms: u64,
     pub(super) problem: ProblemKind,
-    /// None: it went.
+    /// None: it ended.
     pub(super) certainty: Option<Certainty>,
 }
 
 /// The model's input, in order.
 #[derive(Debug, Clone)]
-enum Given {
+enum Input {
     Seen(Box<Observation>),
     Due(u64),
     Tick(u64),
     Publish(u64),
 }
 
-/// The Redis, its clients, and the model that looks.
-pub(super) struct Play {
-    seeing: Seeing,
+/// The simulated Redis, its clients, and the model that observes them.
+pub(super) struct Scenario {
+    sources: EnabledSources,
     model: Model,
     settings: Settings,
     pub(super) now: u64,
@@ -108,23 +108,23 @@ pub(super) struct Play {
     queues: BTreeMap<&'static str, Vec<(HolderId, u64)>>,
     markers: BTreeMap<(&'static str, HolderId), u64>,
     watchdogs: Vec<Watchdog>,
-    sleepers: Vec<Sleeper>,
-    /// Clients that are gone: nobody is connected from where they were.
+    sleepers: Vec<SleepingWaiter>,
+    /// Clients that are gone, and have no connection left.
     gone: HashSet<ClientId>,
-    /// Agents that do not tell of themselves, and holders that their agents do not tell of.
-    silent: HashSet<ClientId>,
-    untold: HashSet<HolderId>,
-    /// By how much the server's clock is ahead of the dashboard's.
+    /// Agents that do not publish themselves, and holders that their agents do not publish.
+    silent_agents: HashSet<ClientId>,
+    unreported: HashSet<HolderId>,
+    /// Milliseconds by which the server's clock is ahead of the dashboard's.
     pub(super) ahead_ms: i64,
     down: bool,
-    /// The problems that are shown.
+    /// The current problems.
     shown: HashMap<(LockName, ProblemKind), Certainty>,
-    turns: Vec<Turn>,
+    changes: Vec<ProblemChange>,
     /// True if input and output are recorded.
     recorded: bool,
-    given: Vec<Given>,
+    inputs: Vec<Input>,
     /// The model's output, for comparison.
-    gave: Vec<String>,
+    outputs: Vec<String>,
 }
 
 /// A client's number: its id begins with it.
@@ -138,14 +138,14 @@ fn address(client: ClientId) -> IpAddr {
     IpAddr::from([10, 0, 0, number(client)])
 }
 
-impl Play {
-    pub(super) fn new(seeing: Seeing) -> Self {
-        Self::with(seeing, settings())
+impl Scenario {
+    pub(super) fn new(sources: EnabledSources) -> Self {
+        Self::with(sources, settings())
     }
 
-    pub(super) fn with(seeing: Seeing, settings: Settings) -> Self {
-        let mut play = Self {
-            seeing,
+    pub(super) fn with(sources: EnabledSources, settings: Settings) -> Self {
+        let mut scenario = Self {
+            sources,
             model: model_with(settings.clone()),
             settings,
             now: 0,
@@ -155,65 +155,65 @@ impl Play {
             watchdogs: Vec::new(),
             sleepers: Vec::new(),
             gone: HashSet::new(),
-            silent: HashSet::new(),
-            untold: HashSet::new(),
+            silent_agents: HashSet::new(),
+            unreported: HashSet::new(),
             ahead_ms: 0,
             down: false,
             shown: HashMap::new(),
-            turns: Vec::new(),
+            changes: Vec::new(),
             recorded: false,
-            given: Vec::new(),
-            gave: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
         };
-        play.begin();
-        play
+        scenario.begin();
+        scenario
     }
 
     fn begin(&mut self) {
-        self.see(Observation::PubSubActive { on: self.seeing.channels, at: at(0) });
-        self.see(Observation::MonitorActive { on: self.seeing.monitor, at: at(0) });
+        self.observe(Observation::PubSubActive { on: self.sources.channels, at: at(0) });
+        self.observe(Observation::MonitorActive { on: self.sources.monitor, at: at(0) });
     }
 
     fn steady(&self) -> SteadyMillis {
         SteadyMillis(WALL + self.now)
     }
 
-    /// The server's clock.
+    /// Returns the time of the server's clock.
     pub(super) fn clock(&self) -> u64 {
         (WALL + self.now).saturating_add_signed(self.ahead_ms)
     }
 
-    fn see(&mut self, observation: Observation) {
+    fn observe(&mut self, observation: Observation) {
         if self.recorded {
-            self.given.push(Given::Seen(Box::new(observation.clone())));
+            self.inputs.push(Input::Seen(Box::new(observation.clone())));
         }
         self.model.observe(MAIN, observation);
     }
 
-    /// Goes on for so long.
-    pub(super) fn pass(&mut self, ms: u64) {
-        self.until(self.now + ms);
+    /// Advances the time by this many milliseconds.
+    pub(super) fn advance(&mut self, ms: u64) {
+        self.advance_to(self.now + ms);
     }
 
-    /// Goes on until that instant.
-    pub(super) fn until(&mut self, end: u64) {
+    /// Advances the time to that instant.
+    pub(super) fn advance_to(&mut self, end: u64) {
         while self.now < end {
             self.now = self.next().min(end);
-            self.clients_go_on();
+            self.advance_clients();
             if !self.down {
-                self.sources_tell();
+                self.report_sources();
                 self.read_what_is_due();
             }
             if self.now.is_multiple_of(1_000) {
-                self.give(Given::Tick(self.now));
+                self.record(Input::Tick(self.now));
                 self.model.tick(at(self.now));
             }
             self.publish();
         }
     }
 
-    /// Nothing is looked at for so long, as when the whole machine sleeps.
-    pub(super) fn skips(&mut self, ms: u64) {
+    /// Skips this many milliseconds without any observation, as when the machine sleeps.
+    pub(super) fn skip(&mut self, ms: u64) {
         self.now += ms;
     }
 
@@ -229,24 +229,24 @@ impl Play {
         next.max(self.now + 1).next_multiple_of(STEP)
     }
 
-    fn give(&mut self, given: Given) {
+    fn record(&mut self, input: Input) {
         if self.recorded {
-            self.given.push(given);
+            self.inputs.push(input);
         }
     }
 
     fn publish(&mut self) {
-        self.give(Given::Publish(self.now));
+        self.record(Input::Publish(self.now));
         let Some((_, delta)) = self.model.publish(self.steady()) else { return };
         if self.recorded {
-            self.gave.push(delta.json().to_string());
+            self.outputs.push(delta.json().to_string());
         }
         for view in &delta.changed {
             self.compare(view);
         }
     }
 
-    /// Notes which problems of a lock came and went.
+    /// Records the problems of a lock that began and ended.
     fn compare(&mut self, view: &LockView) {
         let name = &view.id.name;
         for problem in ProblemKind::ALL {
@@ -258,17 +258,17 @@ impl Play {
                 None => self.shown.remove(&key),
             };
             if before != certainty {
-                self.turns.push(Turn { ms: self.now, problem, certainty });
+                self.changes.push(ProblemChange { ms: self.now, problem, certainty });
             }
         }
     }
 
     /// Returns the problems that began and ended so far.
-    pub(super) fn turns(&self) -> &[Turn] {
-        &self.turns
+    pub(super) fn changes(&self) -> &[ProblemChange] {
+        &self.changes
     }
 
-    /// A lock as it is shown.
+    /// Returns the published view of a lock.
     pub(super) fn shown(&self, lock: &str) -> Option<Arc<LockView>> {
         let id = self.model.scopes[0].id(&name(lock));
         self.model.snapshot.get(&id).cloned()

@@ -1,67 +1,67 @@
-//! The same input gives the same output.
+//! The model is deterministic: equal input leads to equal output.
 
 use super::*;
 
-impl Play {
-    /// Gives a new model what this one was given, and tells what that gives out.
+impl Scenario {
+    /// Replays the recorded input on a new model and returns its output.
     fn replayed(&self) -> (Vec<String>, Snapshot) {
         let mut model = model_with(self.settings.clone());
-        let mut gave = Vec::new();
-        for given in &self.given {
+        let mut outputs = Vec::new();
+        for given in &self.inputs {
             match given {
-                Given::Seen(observation) => model.observe(MAIN, (**observation).clone()),
-                Given::Due(ms) => gave.push(format!("{:?}", model.due(MAIN, at(*ms), 64))),
-                Given::Tick(ms) => model.tick(at(*ms)),
-                Given::Publish(ms) => {
+                Input::Seen(observation) => model.observe(MAIN, (**observation).clone()),
+                Input::Due(ms) => outputs.push(format!("{:?}", model.due(MAIN, at(*ms), 64))),
+                Input::Tick(ms) => model.tick(at(*ms)),
+                Input::Publish(ms) => {
                     if let Some((_, delta)) = model.publish(SteadyMillis(WALL + ms)) {
-                        gave.push(delta.json().to_string());
+                        outputs.push(delta.json().to_string());
                     }
                 }
             }
         }
-        (gave, model.snapshot)
+        (outputs, model.snapshot)
     }
 }
 
 #[test]
-fn what_was_recorded_gives_the_same_again() {
+fn a_replay_of_the_input_gives_the_same_output() {
     const LOCKS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
-    for seeing in Seeing::every() {
-        let mut play = Play::new(seeing);
-        play.recorded = true;
-        play.begin();
+    for sources in EnabledSources::every() {
+        let mut scenario = Scenario::new(sources);
+        scenario.recorded = true;
+        scenario.begin();
         for (n, lock) in (1..).zip(LOCKS) {
-            play.take_and_renew(lock, holder(n));
+            scenario.take_and_renew(lock, holder(n));
         }
-        play.pass(25_000);
-        // Circles, those who wait, one that dies, one that leaks, a restart: several locks change at once each time.
+        scenario.advance(25_000);
+        // Cycles, waiters, a dead client, a leak and a restart: each changes several locks at once.
         for (n, lock) in (1..).zip(LOCKS) {
-            play.queues(lock, holder(n % 6 + 1));
-            play.waits_for(lock, holder(10 + n));
+            scenario.enqueue(lock, holder(n % 6 + 1));
+            scenario.wait_for(lock, holder(10 + n));
         }
-        play.pass(30_000);
-        play.dies(holder(1));
-        play.set_ends("b", None);
-        play.pass(45_000);
+        scenario.advance(30_000);
+        scenario.kill_client(holder(1));
+        scenario.set_ttl("b", None);
+        scenario.advance(45_000);
         for (n, lock) in (1..).zip(LOCKS) {
-            play.release(lock, holder(n), n % 2 == 0);
+            scenario.release(lock, holder(n), n % 2 == 0);
         }
-        play.pass(10_000);
-        play.goes_down();
-        play.forgets_all();
-        play.pass(2_000);
-        play.comes_back("two");
-        play.pass(20_000);
-        assert!(play.turns().len() > 8, "{:?}", play.turns());
+        scenario.advance(10_000);
+        scenario.stop_server();
+        scenario.clear_server();
+        scenario.advance(2_000);
+        scenario.start_server("two");
+        scenario.advance(20_000);
+        assert!(scenario.changes().len() > 8, "{:?}", scenario.changes());
 
-        let (gave, snapshot) = play.replayed();
-        for (n, (one, other)) in play.gave.iter().zip(&gave).enumerate() {
-            assert_eq!(one, other, "{seeing:?}, at {n}");
+        let (outputs, snapshot) = scenario.replayed();
+        for (n, (one, other)) in scenario.outputs.iter().zip(&outputs).enumerate() {
+            assert_eq!(one, other, "{sources:?}, at {n}");
         }
-        assert_eq!(play.gave.len(), gave.len(), "{seeing:?}");
-        assert_eq!(snapshot.len(), play.model.snapshot.len());
-        for lock in play.model.snapshot.locks() {
-            assert_eq!(snapshot.get(&lock.id), Some(lock), "{seeing:?}");
+        assert_eq!(scenario.outputs.len(), outputs.len(), "{sources:?}");
+        assert_eq!(snapshot.len(), scenario.model.snapshot.len());
+        for lock in scenario.model.snapshot.locks() {
+            assert_eq!(snapshot.get(&lock.id), Some(lock), "{sources:?}");
         }
     }
 }

@@ -1,57 +1,57 @@
-//! The server's side: keys, what reads them, and what the sources tell of them.
+//! The simulated server: its keys, and the reports of the sources about them.
 
 use super::*;
 
 /// The interval at which subscribers are counted, in milliseconds.
-const COUNT_EACH: u64 = 1_000;
+const COUNT_INTERVAL: u64 = 1_000;
 /// The interval at which the server's clients are listed.
 const LIST_EACH: u64 = 15_000;
 /// The interval at which the holder registry is read.
-const AGENTS_EACH: u64 = 2_000;
+const AGENTS_INTERVAL: u64 = 2_000;
 /// The interval of scans.
 const PASS_EACH: u64 = 60_000;
 /// The end of the first scan.
 const FIRST_PASS: u64 = 1_000;
 /// The interval at which the server's clock is read.
-const CLOCK_EACH: u64 = 10_000;
+const CLOCK_INTERVAL: u64 = 10_000;
 
-impl Play {
-    pub(super) fn sources_tell(&mut self) {
+impl Scenario {
+    pub(super) fn report_sources(&mut self) {
         let (now, steady) = (self.now, self.steady());
         let each = |ms| now.is_multiple_of(ms);
-        if each(CLOCK_EACH) {
-            self.see(Observation::Clock { ahead_ms: self.ahead_ms });
+        if each(CLOCK_INTERVAL) {
+            self.observe(Observation::Clock { ahead_ms: self.ahead_ms });
         }
         if each(PASS_EACH) || now == FIRST_PASS {
-            self.pass_over_all();
+            self.scan();
         }
-        if self.seeing.subscribers && each(COUNT_EACH) {
+        if self.sources.subscribers && each(COUNT_INTERVAL) {
             let known: Vec<LockName> = self.model.scopes[0].locks.keys().cloned().collect();
             let mut counts: Vec<(LockName, u64)> = known
                 .into_iter()
                 .filter(|lock| !self.queues.contains_key(lock.as_str().unwrap_or_default()))
                 .map(|lock| {
-                    let listens = |sleeper: &&Sleeper| name(sleeper.lock) == lock;
+                    let listens = |sleeper: &&SleepingWaiter| name(sleeper.lock) == lock;
                     let clients: HashSet<ClientId> =
                         self.sleepers.iter().filter(listens).map(|s| s.by.client).collect();
                     (lock, clients.len() as u64)
                 })
                 .collect();
             counts.sort();
-            self.see(Observation::Subscribers { counts, at: at(now), steady });
+            self.observe(Observation::Subscribers { counts, at: at(now), steady });
         }
-        if self.seeing.identity && each(LIST_EACH) {
+        if self.sources.identity && each(LIST_EACH) {
             let gone: Vec<u8> = self.gone.iter().map(|client| number(*client)).collect();
             let here = (0..=255).filter(|n| !gone.contains(n)).map(|n| IpAddr::from([10, 0, 0, n]));
             let addresses = here.chain([IpAddr::from([127, 0, 0, 1])]).collect();
-            self.see(Observation::Connected { addresses, at: at(now), steady });
+            self.observe(Observation::Connected { addresses, at: at(now), steady });
         }
-        if self.seeing.identity && each(AGENTS_EACH) {
-            self.agents_tell();
+        if self.sources.identity && each(AGENTS_INTERVAL) {
+            self.report_agents();
         }
     }
 
-    fn agents_tell(&mut self) {
+    fn report_agents(&mut self) {
         let mut agents = Vec::new();
         let mut holders = Vec::new();
         for (lock, key) in &self.keys {
@@ -60,23 +60,23 @@ impl Play {
                 if number(client) < AGENTS {
                     continue;
                 }
-                let there = !self.silent.contains(&client);
+                let there = !self.silent_agents.contains(&client);
                 if !agents.contains(&(client, there)) {
                     agents.push((client, there));
                 }
-                let told = there && !self.untold.contains(&one.id);
+                let told = there && !self.unreported.contains(&one.id);
                 let who =
                     told.then(|| HolderIdentity { pid: Some(4711), ..HolderIdentity::default() });
                 holders.push((name(lock), one.id, who));
             }
         }
         if !holders.is_empty() {
-            let told = AgentReport { agents, holders, at: at(self.now), steady: self.steady() };
-            self.see(Observation::AgentReport(told));
+            let report = AgentReport { agents, holders, at: at(self.now), steady: self.steady() };
+            self.observe(Observation::AgentReport(report));
         }
     }
 
-    fn pass_over_all(&mut self) {
+    fn scan(&mut self) {
         let started = at(self.now - 1);
         let keys: Vec<&str> = self.keys.keys().copied().collect();
         for lock in keys {
@@ -84,16 +84,16 @@ impl Play {
         }
         let companions: Vec<LockName> = self.queues.keys().map(|lock| name(lock)).collect();
         for name in companions {
-            self.see(Observation::CompanionKey { name });
+            self.observe(Observation::CompanionKey { name });
         }
-        self.see(Observation::ScanEnded { started, steady: self.steady() });
+        self.observe(Observation::ScanEnded { started, steady: self.steady() });
     }
 
     pub(super) fn read_what_is_due(&mut self) {
-        self.give(Given::Due(self.now));
+        self.record(Input::Due(self.now));
         let due = self.model.due(MAIN, at(self.now), 64);
         if self.recorded {
-            self.gave.push(format!("{due:?}"));
+            self.outputs.push(format!("{due:?}"));
         }
         for request in due {
             let lock = request.name.as_str().unwrap_or_default().to_owned();
@@ -101,17 +101,17 @@ impl Play {
         }
     }
 
-    /// Reads a lock as it is now.
+    /// Reads the current state of a lock.
     pub(super) fn read(&mut self, lock: &str, source: Source) {
         let reading = self.reading(lock);
-        self.tell_reading(lock, self.now, source, reading);
+        self.report_reading(lock, self.now, source, reading);
     }
 
-    /// Tells what was read at that instant.
-    pub(super) fn tell_reading(&mut self, lock: &str, ms: u64, source: Source, reading: Reading) {
+    /// Reports a reading made at that instant.
+    pub(super) fn report_reading(&mut self, lock: &str, ms: u64, source: Source, reading: Reading) {
         let stamp =
             Stamp { sent: at(ms), received: at(ms + 1), steady: SteadyMillis(WALL + ms + 1) };
-        self.see(Observation::Read { name: name(lock), stamp, source, reading });
+        self.observe(Observation::Read { name: name(lock), stamp, source, reading });
     }
 
     /// Returns the result of a reading now.
@@ -147,12 +147,12 @@ impl Play {
         }
     }
 
-    /// MONITOR prints what somebody did.
-    pub(super) fn prints(&mut self, lock: &str, by: HolderId, what: monitor::Action) {
-        if !self.seeing.monitor || self.down {
+    /// Prints an operation to MONITOR.
+    pub(super) fn print_to_monitor(&mut self, lock: &str, by: HolderId, what: monitor::Action) {
+        if !self.sources.monitor || self.down {
             return;
         }
-        // MONITOR shows no end of a lease: whoever took the lock may have it still, for all that it shows.
+        // MONITOR does not show the end of a lease, so the last holder may still have the lock.
         let certainty = match what {
             monitor::Action::ReleaseFoundNothing => monitor::Certainty::Likely,
             _ => monitor::Certainty::Certain,
@@ -169,40 +169,40 @@ impl Play {
             certainty,
         };
         let (at, steady) = (at(self.now), self.steady());
-        self.see(Observation::Traffic(Traffic { events: vec![event], at, steady, missed: 0 }));
+        self.observe(Observation::Traffic(Traffic { events: vec![event], at, steady, missed: 0 }));
     }
 
-    /// A key was changed, or has run out.
-    pub(super) fn changed(&mut self, lock: &str, expired: bool) {
-        if self.seeing.keyspace && !self.down {
+    /// Sends the notification of a changed or expired key.
+    pub(super) fn notify_key_change(&mut self, lock: &str, expired: bool) {
+        if self.sources.keyspace && !self.down {
             let (name, at, steady) = (name(lock), at(self.now), self.steady());
-            self.see(Observation::KeyChanged { name, expired, at, steady });
+            self.observe(Observation::KeyChanged { name, expired, at, steady });
         }
     }
 
-    /// A release message went out.
-    pub(super) fn published(&mut self, lock: &str) {
-        if self.seeing.channels && !self.down {
+    /// Publishes a release message.
+    pub(super) fn publish_release(&mut self, lock: &str) {
+        if self.sources.channels && !self.down {
             let (names, at, steady) = (vec![name(lock)], at(self.now), self.steady());
-            self.see(Observation::Released { names, at, steady });
+            self.observe(Observation::Released { names, at, steady });
         }
     }
 
-    /// The server cannot be reached any longer; its clients neither.
-    pub(super) fn goes_down(&mut self) {
+    /// Makes the server unreachable.
+    pub(super) fn stop_server(&mut self) {
         self.down = true;
-        self.see(Observation::ServerDown);
+        self.observe(Observation::ServerDown);
     }
 
-    /// It is back: the same run of it, or another one with other keys.
-    pub(super) fn comes_back(&mut self, run: &str) {
+    /// Makes the server reachable again, as the same run or another one.
+    pub(super) fn start_server(&mut self, run: &str) {
         self.down = false;
         let (run_id, at, steady) = (Some(run.to_owned()), at(self.now), self.steady());
-        self.see(Observation::ServerUp { at, steady, run_id, cluster: false });
+        self.observe(Observation::ServerUp { at, steady, run_id, cluster: false });
     }
 
-    /// Nothing is left of its keys.
-    pub(super) fn forgets_all(&mut self) {
+    /// Deletes all keys.
+    pub(super) fn clear_server(&mut self) {
         self.keys.clear();
         self.queues.clear();
     }
