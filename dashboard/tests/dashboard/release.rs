@@ -64,9 +64,9 @@ async fn a_person_releases_what_the_page_shows() {
         format!("seen={seen}&target=lock&reason={reason}&name={name}")
     };
     for (reason, typed, status, word) in [
-        ("it hangs", "a", 422, "typed"),
-        (" ", name, 422, "say why"),
-        ("x\ny\nz", name, 422, "say why"),
+        ("it hangs", "a", 422, "does not match"),
+        (" ", name, 422, "invalid reason"),
+        ("x\ny\nz", name, 422, "invalid reason"),
     ] {
         let answer = dashboard.submit(&path, &[], &body(&seen, reason, typed)).await;
         assert_eq!(answer.status, status, "{reason:?} {typed:?}");
