@@ -138,7 +138,7 @@ async fn releases_on_channels_of_shards_are_heard_and_we_are_no_waiters() {
     says(&dashboard, "channels", "on", "those of 2 locks on sharded channels").await;
     let sources = dashboard.json("/api/v1/sources").await;
     let said = sources["limits"].to_string();
-    assert!(said.contains("one node of a cluster, and only the locks in its slots"), "{said}");
+    assert!(said.contains("one node of a cluster, of which only the locks in its slots"), "{said}");
     let channel = "redisson_lock__channel:{a}";
     let listening: Vec<redis::Value> = run(&mut redis, &["PUBSUB", "SHARDNUMSUB", channel]);
     assert_eq!(listening[1], redis::Value::Int(1), "that is us");
