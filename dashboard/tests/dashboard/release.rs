@@ -257,7 +257,7 @@ async fn a_redis_that_hangs_leaves_the_outcome_unknown() {
     // It had been sent: it is done once the server goes on, since the lock is still as it was seen.
     dashboard.lock_when("a", |lock| lock["state"] == "free").await;
     let lock = dashboard.lock_when("a", |lock| lock["past"][0]["ended"] == "forced").await;
-    assert!(lock["events"].to_string().contains("is not known"), "{lock:#}");
+    assert!(lock["events"].to_string().contains("the outcome is unknown"), "{lock:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

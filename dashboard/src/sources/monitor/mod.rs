@@ -140,7 +140,7 @@ impl MonitorReader {
     async fn report_end(&mut self, end: CloseReason) {
         match end {
             CloseReason::Watched => {
-                self.status.set(SourceState::Paused, "the requested watch has ended")
+                self.status.set(SourceState::Paused, "the requested watch has ended");
             }
             CloseReason::Close(why) => {
                 self.governor.closed(Instant::now());
