@@ -42,7 +42,12 @@ fn units_use_valid_settings() -> Result<()> {
         let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
         let words: Vec<&str> = start.context("no ExecStart")?.split(' ').collect();
         ensure!(words[0] == format!("/usr/bin/{service}"), "{words:?}");
-        check(service, &words[1..])?;
+        let chosen: &[&str] = if service == "lockscope-agent" {
+            &["--redis-url", "redis://redis.example"]
+        } else {
+            &[]
+        };
+        check(service, &[&words[1..], chosen].concat())?;
     }
     Ok(())
 }
@@ -137,25 +142,85 @@ fn a_container_image_has_all_required_files() -> Result<()> {
     Ok(())
 }
 
+/// Returns the rows (source, target, mode) of what a package contains.
+fn contents(package: &str) -> Result<Vec<[String; 3]>> {
+    let rows = read(&format!("debian/{package}/install"))?;
+    let rows = rows.lines().filter(|line| !line.starts_with('#')).map(|line| {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        words.try_into().map_err(|words| anyhow::anyhow!("{package}: {words:?}"))
+    });
+    rows.collect()
+}
+
 #[test]
 fn every_packaged_file_exists() -> Result<()> {
-    let manifest = std::fs::read_to_string(folder().join("../agent/Cargo.toml"))?;
-    let (_, assets) = manifest.split_once("assets = [").context("no assets")?;
-    let sources = assets.lines().filter_map(|line| line.trim().strip_prefix("[\"../"));
-    let sources: Vec<&str> = sources.filter_map(|line| line.split('"').next()).collect();
-    ensure!(sources.len() > 10, "{sources:?}");
-    for source in sources.iter().filter(|source| !source.contains(['*'])) {
-        let made_by_make = source.starts_with("packaging/generated/");
-        ensure!(made_by_make || folder().join("..").join(source).exists(), "{source}");
-    }
-    for unit in ["lockscope-agent.service", "lockscope-agent.socket", "lockscope-dashboard.service"]
-    {
-        ensure!(assets.contains(unit), "{unit} is not packaged");
-        for script in ["postinst", "prerm", "postrm"] {
-            let named = read(&format!("debian/{script}"))?.contains(unit);
-            ensure!(named, "{script} does not know {unit}");
+    for package in SERVICES {
+        let rows = contents(package)?;
+        let programs = rows.iter().filter(|[_, target, _]| target.starts_with("usr/bin/"));
+        for [program, ..] in programs {
+            for made in ["1", "bash", "zsh", "fish"] {
+                let made = format!("{program}.{made}");
+                ensure!(rows.iter().any(|[source, ..]| *source == made), "{package}: no {made}");
+            }
+        }
+        for [source, ..] in rows.iter().filter(|[source, ..]| source.contains('/')) {
+            ensure!(folder().join("..").join(source).exists(), "{package}: {source}");
+        }
+        let units = std::fs::read_dir(folder().join("systemd"))?;
+        for unit in units {
+            let unit = unit?.file_name().to_string_lossy().into_owned();
+            let packaged = rows.iter().any(|[source, ..]| source.ends_with(&format!("/{unit}")));
+            ensure!(packaged == unit.starts_with(package), "{package}: {unit}");
+            if unit.ends_with(".service") || unit.ends_with(".socket") {
+                for script in ["postinst", "prerm", "postrm"] {
+                    let named = read(&format!("debian/{package}/{script}"))?.contains(&unit);
+                    ensure!(named == packaged, "{package}: {script} and {unit}");
+                }
+            }
         }
     }
+    Ok(())
+}
+
+#[test]
+fn the_packages_are_built_with_manual_pages_and_without_debug_information() -> Result<()> {
+    if on_path("dpkg-deb").is_none() {
+        return Ok(());
+    }
+    let target = tempfile::tempdir()?;
+    let mut build = command(&folder().join("build-packages"));
+    let programs = programs::path("lockscope-agent")?;
+    build.arg(programs.parent().context("no folder")?).arg(target.path());
+    // Compressing takes longer than all the rest.
+    let output = build.env("DPKG_DEB_COMPRESSOR_TYPE", "none").output()?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let dpkg = |args: &[&str], package: &str| -> Result<String> {
+        let mut dpkg = command(&on_path("dpkg-deb").context("no dpkg-deb")?);
+        let output = dpkg.args(args).arg(target.path().join(format!("{package}.deb"))).output()?;
+        ensure!(output.status.success(), "{}", said(&output));
+        Ok(said(&output))
+    };
+    for package in SERVICES {
+        let files = dpkg(&["--contents"], package)?;
+        for [_, path, _] in contents(package)? {
+            ensure!(files.contains(&format!("./{path}")), "{package}: {path} is not in {files}");
+        }
+        let control = dpkg(&["--field"], package)?;
+        ensure!(control.contains("libc6"), "{control}");
+        ensure!(!control.contains("${") && !control.contains("redis-server"), "{control}");
+        let debug = format!("{package}-dbgsym");
+        ensure!(dpkg(&["--contents"], &debug)?.contains(&format!("/{package}.debug")), "{debug}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_agent_starts_as_a_service_only_with_a_chosen_redis() -> Result<()> {
+    let unit = read("systemd/lockscope-agent.service")?;
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
+    let args: Vec<&str> = start.context("no ExecStart")?.split(' ').skip(1).collect();
+    let refused = check("lockscope-agent", &args).unwrap_err().to_string();
+    ensure!(refused.contains("no Redis is chosen: set redis_url"), "{refused}");
     Ok(())
 }
 

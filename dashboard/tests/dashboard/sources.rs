@@ -390,7 +390,7 @@ async fn what_agents_tell_may_be_denied() {
         identity["detail"]
             .as_str()
             .unwrap()
-            .contains("what agents tell of their holders is not read")
+            .contains("the holder registry of the agents is not read")
     };
     dashboard.json_when("/api/v1/sources", detail).await;
     dashboard.source_when("identity", "on").await;
