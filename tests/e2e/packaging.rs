@@ -68,17 +68,84 @@ fn suggested_settings_are_valid() -> Result<()> {
     Ok(())
 }
 
+/// Returns what a program says of these arguments, in the environment that its image sets.
+fn in_image(program: &str, args: &[&str]) -> Result<Output> {
+    let containers = read("container/Containerfile")?.replace("\\\n", "");
+    let entry = format!("ENTRYPOINT [\"/usr/bin/{program}\"]");
+    let (image, _) = containers.split_once(&entry).with_context(|| entry.clone())?;
+    let image = image.rsplit("\nFROM ").next().unwrap_or_default();
+    let variables = image.lines().filter_map(|line| line.strip_prefix("ENV "));
+    let variables: Vec<(&str, &str)> =
+        variables.flat_map(str::split_whitespace).filter_map(|word| word.split_once('=')).collect();
+    ensure!(variables.len() >= 2, "{program}: {variables:?}");
+    let mut checked = command(&programs::path(program)?);
+    Ok(checked.envs(variables).args(args).arg("--check-config").output()?)
+}
+
 #[test]
-fn containers_use_valid_settings() -> Result<()> {
-    let containers = read("container/Containerfile")?;
-    let commands = containers.lines().filter_map(|line| line.strip_prefix("CMD "));
-    let mut checked = 0;
-    for (line, program) in commands.zip(SERVICES) {
-        let args: Vec<String> = serde_json::from_str(line)?;
-        check(program, &args.iter().map(String::as_str).collect::<Vec<_>>())?;
-        checked += 1;
+fn images_start_only_with_a_chosen_redis_and_without_strangers() -> Result<()> {
+    let redis = "--redis-url=redis://redis:6379";
+    for (program, args, expected) in [
+        ("lockscope-agent", &[redis][..], "the settings are valid"),
+        ("lockscope-agent", &[], "no Redis is chosen"),
+        ("lockscope-dashboard", &[redis, "--insecure"], "the settings are valid"),
+        ("lockscope-dashboard", &[redis], "--insecure"),
+        ("lockscope-dashboard", &[redis, "--listen=127.0.0.1:9761"], "the settings are valid"),
+    ] {
+        let output = in_image(program, args)?;
+        ensure!(said(&output).contains(expected), "{program} {args:?}: {}", said(&output));
+        let valid = output.status.success();
+        ensure!(valid == (expected == "the settings are valid"), "{program} {args:?}");
     }
-    ensure!(checked == SERVICES.len());
+    Ok(())
+}
+
+#[test]
+fn compose_uses_valid_settings_and_files() -> Result<()> {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/.venv/bin/python");
+    let to_json = "import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout)";
+    let file = folder().join("compose/compose.yaml");
+    let mut convert = command(&python);
+    let json = convert.args(["-c", to_json]).stdin(std::fs::File::open(&file)?).output()?;
+    let compose: serde_json::Value =
+        serde_json::from_slice(&json.stdout).with_context(|| said(&json))?;
+    let services = compose["services"].as_object().context("no services")?;
+    let containers = read("container/Containerfile")?;
+    let mut mounted = 0;
+    for (name, service) in services {
+        if let Some(target) = service["build"]["target"].as_str() {
+            ensure!(containers.contains(&format!(" AS {target}\n")), "{name}: {target}");
+        } else {
+            ensure!(service["image"].is_string(), "{name} has no image");
+        }
+        let volumes = service["volumes"].as_array().into_iter().flatten();
+        for source in volumes.filter_map(|volume| volume.as_str()?.split(':').next()) {
+            if source.starts_with('.') {
+                ensure!(folder().join("compose").join(source).exists(), "{name}: {source}");
+                mounted += 1;
+            } else {
+                let named = compose["volumes"].get(source).is_some();
+                ensure!(named || source.starts_with('/'), "{name}: {source}");
+            }
+        }
+        for port in service["ports"].as_array().into_iter().flatten() {
+            let local = port.as_str().is_some_and(|port| port.starts_with("127.0.0.1:"));
+            ensure!(local, "{name}: {port} is open to other hosts");
+        }
+    }
+    ensure!(mounted >= 6, "{mounted} files are mounted");
+    for (program, service) in [("lockscope-agent", "agent"), ("lockscope-dashboard", "dashboard")] {
+        let args = services[service]["command"].as_array().context("no command")?;
+        let args: Vec<&str> = args.iter().filter_map(|arg| arg.as_str()).collect();
+        let output = in_image(program, &args)?;
+        ensure!(output.status.success(), "{service}: {}", said(&output));
+        ensure!(services[service]["hostname"] == service, "Prometheus would not reach {service}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_daemon_set_uses_valid_settings() -> Result<()> {
     let pods = read("kubernetes/daemonset.yaml")?;
     let args: Vec<&str> =
         pods.lines().filter_map(|line| line.trim().strip_prefix("- --")).collect();
