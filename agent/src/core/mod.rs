@@ -57,8 +57,7 @@ use lock::waiter::Left;
 use numbers::Numbers;
 use ops::{InFlight, Op};
 use red::QuorumTable;
-use session::SessionTable;
-use timer::{Timer, Timers};
+use session::table::{SessionTable, SessionTimer};
 
 /// The state machine, composed of its tables.
 #[derive(Debug)]
@@ -72,7 +71,6 @@ pub struct Core {
     leases: LeaseTable,
     ops: InFlight,
     red: QuorumTable,
-    timers: Timers,
     effects: Effects,
 }
 
@@ -99,7 +97,6 @@ impl Core {
             leases,
             ops: InFlight::new(),
             red: QuorumTable::default(),
-            timers: Timers::default(),
             effects: Effects::default(),
         }
     }
@@ -123,7 +120,7 @@ impl Core {
             self.ops.next_deadline(),
             self.red.next_deadline(),
             self.locks.next_deadline(),
-            self.timers.first(),
+            self.sessions.next_deadline(),
         ];
         tables.into_iter().flatten().min()
     }
@@ -195,8 +192,8 @@ impl Core {
                     others.push_back(Other::Quorum(quorum));
                 } else if let Some(timer) = self.locks.pop_due(at) {
                     others.push_back(Other::Lock(timer));
-                } else if let Some(timer) = self.timers.pop_due(at) {
-                    others.push_back(Other::Timer(timer));
+                } else if let Some(timer) = self.sessions.pop_due(at) {
+                    others.push_back(Other::Session(timer));
                 }
             }
             match others.pop_front() {
@@ -205,12 +202,12 @@ impl Core {
                 Some(Other::Lock(LockTimer::Waiter(id))) => self.waiter_due(id),
                 Some(Other::Lock(LockTimer::FairPosition(id))) => self.fair_position_due(id),
                 Some(Other::Lock(LockTimer::Lock(name))) => self.lock_due(&name),
-                Some(Other::Timer(Timer::Events(id))) => self.wake_events(id),
-                Some(Other::Timer(Timer::Multi(session, owner))) => {
+                Some(Other::Session(SessionTimer::Events(id))) => self.wake_events(id),
+                Some(Other::Session(SessionTimer::Multi(session, owner))) => {
                     self.patience_due(session::Owner { session, owner });
                 }
-                Some(Other::Timer(Timer::Grace(id))) => self.lapse(id),
-                Some(Other::Timer(Timer::Resume(id))) => self.resume_due(id),
+                Some(Other::Session(SessionTimer::Grace(id))) => self.lapse(id),
+                Some(Other::Session(SessionTimer::Resume(id))) => self.resume_due(id),
                 None => break,
             }
         }
@@ -247,5 +244,5 @@ enum Other {
     Op(OpId),
     Quorum(OpId),
     Lock(LockTimer),
-    Timer(Timer),
+    Session(SessionTimer),
 }

@@ -18,7 +18,6 @@ use crate::core::ops::update::{Change, HoldUpdate};
 use crate::core::session::reply::{Grant, Reply};
 use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
-use crate::core::timer::Timer;
 use crate::core::{Core, Report};
 use crate::protocol::command::{HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
@@ -292,14 +291,8 @@ impl Core {
         if behind.into_iter().any(|member| matches!(multi.members[*member], Member::Taken(_))) {
             patience /= OUT_OF_ORDER;
         }
-        self.be_patient(owner, if holds_some { now + patience } else { Moment::NEVER });
+        self.sessions.set_patience(owner, if holds_some { now + patience } else { Moment::NEVER });
         self.lock(slot, request);
-    }
-
-    fn be_patient(&mut self, owner: Owner, until: Moment) {
-        let Some(multi) = self.sessions.multi_mut(owner) else { return };
-        let timer = Timer::Multi(owner.session, owner.owner);
-        self.timers.set(&mut multi.armed, until, timer);
     }
 
     /// It has waited for one long enough while it held others: they are given back, its place is kept.
@@ -325,7 +318,7 @@ impl Core {
 
     /// All are taken: what was asked as their lease begins now for all of them. Watched holds stay watched.
     fn lease_all(&mut self, owner: Owner) {
-        self.be_patient(owner, Moment::NEVER);
+        self.sessions.set_patience(owner, Moment::NEVER);
         let Some(multi) = self.multi_mut(owner) else { return };
         multi.leased = true;
         let (slot, lease) = (multi.slot, multi.requests[0].lease);
@@ -358,7 +351,7 @@ impl Core {
 
     /// Everything is done: tells its worker.
     fn finish(&mut self, owner: Owner) {
-        self.be_patient(owner, Moment::NEVER);
+        self.sessions.set_patience(owner, Moment::NEVER);
         let Some(multi) = self.sessions.end_multi(owner) else { return };
         if let Goal::GiveUp(reply) = multi.goal {
             return self.answer(multi.slot, reply);

@@ -106,7 +106,7 @@ impl Core {
         session.client_name = record.client.map(String::into_bytes);
         session.secret_before = record.secret_before;
         self.sessions.restore(id, session);
-        self.arm_grace(id);
+        self.sessions.arm_grace(id);
         self.journal.knows(holds.keys().copied());
         for hold in holds.values() {
             if let Some(token) = hold.token {

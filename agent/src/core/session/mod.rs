@@ -4,21 +4,19 @@ pub(in crate::core) mod event;
 pub(in crate::core) mod grace;
 mod lifecycle;
 pub(in crate::core) mod reply;
-mod table;
+pub(in crate::core) mod table;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
-pub(in crate::core) use table::SessionTable;
-
 use crate::core::lock::multi::MultiLock;
 use crate::core::session::event::Event;
 use crate::core::session::grace::{Grace, Resuming};
 use crate::core::session::reply::Reply;
+use crate::core::session::table::SessionTimer;
 use crate::core::side::Side;
-use crate::core::timer::Timer;
 use crate::core::{Core, Effect, Report};
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
@@ -414,14 +412,13 @@ impl Core {
         // One listener per session: an older call is answered with what there is.
         self.wake_events(id);
         let now = self.now;
-        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let Some(session) = self.sessions.all.get_mut(&id) else { return };
         if until <= now || !session.backlog.is_empty() || session.missed > 0 {
             let events = session.take_events();
             return self.answer(slot, events);
         }
         session.events_waiter = Some((slot, until));
-        let mut armed = Moment::NEVER;
-        self.timers.set(&mut armed, until, Timer::Events(id));
+        self.sessions.timers.add(until, SessionTimer::Events(id));
     }
 
     /// Answers who listens for this session's events, if anybody does.
@@ -430,7 +427,7 @@ impl Core {
         else {
             return;
         };
-        self.timers.clear(until, Timer::Events(id));
+        self.sessions.timers.clear(until, SessionTimer::Events(id));
         // A listener that has gone takes no events with it.
         if self.sessions.all.contains_key(&slot.session)
             && let Some(session) = self.sessions.get_mut(&id)
@@ -443,7 +440,7 @@ impl Core {
     /// Answers who listens for the events of a session that has just ended.
     pub(in crate::core) fn end_events(&mut self, id: SessionId, ended: &Session) {
         if let Some((slot, until)) = ended.events_waiter {
-            self.timers.clear(until, Timer::Events(id));
+            self.sessions.timers.clear(until, SessionTimer::Events(id));
             let gone = "GONE that session has ended: its holds are released";
             self.answer(slot, Frame::Error(gone.to_owned()));
         }

@@ -232,7 +232,7 @@ impl World {
             if core.next_deadline().is_some() {
                 return Err(format!(
                     "agent {index} has a deadline without a purpose: {:?}",
-                    core.timers
+                    core.next_deadline()
                 ));
             }
         }
