@@ -4,8 +4,8 @@ use std::collections::{HashSet, VecDeque};
 
 use redisson::{Kind, LockName, Moment};
 
+use crate::core::ids::OpId;
 use crate::core::lease::hold::{Hold, LeaseMode};
-use crate::core::ops::OpId;
 use crate::core::{Core, Effect, LogLine, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
 use crate::types::{Number, SessionId};
@@ -143,7 +143,7 @@ impl Core {
             secret_before: session.secret_before,
             peer: session.peer.clone(),
             client: client.map(|name| String::from_utf8_lossy(name).into_owned()),
-            grace_ms: crate::core::lease::hold::millis(session.grace.as_ref()?.time),
+            grace_ms: crate::core::units::millis(session.grace.as_ref()?.time),
         })
     }
 

@@ -18,6 +18,7 @@
 //! Redis. So a late copy of an old script can touch no newer grant.
 
 mod effect;
+mod ids;
 mod input;
 mod journal;
 mod lease;
@@ -35,16 +36,18 @@ mod spans;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod units;
 
 use std::collections::VecDeque;
 
 use redisson::{ClientId, Grouping, Moment, script};
 
 pub use effect::{Effect, Gauges, Lane, LogLine, Node, Report};
+pub use ids::OpId;
 pub use input::{Input, PIPELINE, PUSHES};
 pub use lease::frozen::Frozen;
 pub use lock::replicas::Confirmed;
-pub use ops::{Failure, OpId};
+pub use ops::Failure;
 pub use red::RedSettings;
 pub use settings::Settings;
 
@@ -204,7 +207,7 @@ impl Core {
                 Some(Other::Lock(LockTimer::Lock(name))) => self.lock_due(&name),
                 Some(Other::Session(SessionTimer::Events(id))) => self.wake_events(id),
                 Some(Other::Session(SessionTimer::Multi(session, owner))) => {
-                    self.patience_due(session::Owner { session, owner });
+                    self.patience_due(ids::Owner { session, owner });
                 }
                 Some(Other::Session(SessionTimer::Grace(id))) => self.lapse(id),
                 Some(Other::Session(SessionTimer::Resume(id))) => self.resume_due(id),

@@ -8,9 +8,9 @@ use tracing::Span;
 use tracing::field::Empty;
 
 use crate::core::Core;
+use crate::core::ids::{Owner, WaiterId};
 use crate::core::lease::hold::Hold;
-use crate::core::lock::waiter::{Waiter, WaiterId};
-use crate::core::session::Owner;
+use crate::core::lock::waiter::Waiter;
 use crate::protocol::command::LockRequest;
 use crate::types::{End, Number};
 

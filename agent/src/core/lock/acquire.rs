@@ -7,13 +7,12 @@ use redisson::script::MAX_READ_COUNT;
 use redisson::{Family, Kind, LockName, keys};
 use tracing::Span;
 
+use crate::core::ids::{OpId, Owner, Slot, WaiterId};
 use crate::core::lease::hold::LeaseMode;
-use crate::core::lock::waiter::{Waiter, WaiterId};
-use crate::core::ops::OpId;
+use crate::core::lock::waiter::Waiter;
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::operation::Verb;
 use crate::core::ops::update::{Change, HoldUpdate};
-use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
 use crate::core::{Core, Report, spans};
 use crate::protocol::command::{LockRequest, Wait};

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use redisson::LockName;
 
 use crate::core::Core;
-use crate::core::session::Owner;
+use crate::core::ids::Owner;
 use crate::protocol::command::Wait;
 
 impl Core {

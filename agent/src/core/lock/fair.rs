@@ -5,10 +5,11 @@
 
 use redisson::{HolderId, Kind, LockName, Moment, keys};
 
+use crate::core::ids::{OpId, WaiterId};
 use crate::core::lock::table::ChannelChange;
-use crate::core::lock::waiter::{Waiter, WaiterId};
+use crate::core::lock::waiter::Waiter;
+use crate::core::ops::FAIR_WAIT;
 use crate::core::ops::acquire::Attempt;
-use crate::core::ops::{FAIR_WAIT, OpId};
 use crate::core::{Core, Effect, Node};
 use crate::types::Number;
 

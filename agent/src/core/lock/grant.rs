@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use redisson::{Kind, Moment};
 
+use crate::core::ids::WaiterId;
 use crate::core::lease::hold::{LeaseMode, NewHold};
-use crate::core::lock::waiter::{Waiter, WaiterId};
+use crate::core::lock::waiter::Waiter;
 use crate::core::ops::acquire::Attempt;
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Report};

@@ -13,11 +13,12 @@ use std::time::Duration;
 use redisson::{LockName, Moment};
 use tracing::Span;
 
-use crate::core::lease::hold::{Hold, LeaseMode, millis};
+use crate::core::ids::{Owner, Slot};
+use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::ops::update::{Change, HoldUpdate};
 use crate::core::session::reply::{Grant, Reply};
-use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
+use crate::core::units::millis;
 use crate::core::{Core, Report};
 use crate::protocol::command::{HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};

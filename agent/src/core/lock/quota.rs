@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::core::session::{Owner, Slot};
+use crate::core::ids::{Owner, Slot};
 use crate::core::side::Side;
 use crate::core::{Core, Report};
 use crate::policy::{Denial, Policy};

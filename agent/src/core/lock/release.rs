@@ -5,15 +5,14 @@ use std::time::Duration;
 use redisson::{Family, Kind, Lease, LockName, Moment};
 use tracing::Span;
 
+use crate::core::ids::{OpId, Owner, Slot};
 use crate::core::lock::state::Contest;
-use crate::core::ops::OpId;
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::hand_over::HandOver;
 use crate::core::ops::operation::Verb;
 use crate::core::ops::release::{Ending, Release};
 use crate::core::ops::undo::Undo;
 use crate::core::ops::update::{Change, HoldUpdate};
-use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
 use crate::core::{Core, Report, Settings};
 use crate::protocol::command::HoldRequest;

@@ -7,9 +7,10 @@
 use redisson::script::Value;
 use redisson::{Kind, Moment};
 
+use crate::core::ids::OpId;
 use crate::core::lock::waiter::Left;
+use crate::core::ops::Op;
 use crate::core::ops::acquire::Attempt;
-use crate::core::ops::{Op, OpId};
 use crate::core::{Core, LogLine, Report};
 
 /// The answer of WAIT to a script.

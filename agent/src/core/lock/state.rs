@@ -7,7 +7,7 @@ use std::time::Duration;
 use redisson::{Family, Kind, Moment};
 
 use super::node_subscriptions::NodeSubscriptions;
-use crate::core::OpId;
+use crate::core::ids::OpId;
 use crate::types::Number;
 
 /// However short the holders' turns, the lock is truly released that often.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use redisson::{Kind, Moment};
 use tracing::Span;
 
-use crate::core::lease::hold::millis;
+use crate::core::ids::{OpId, Owner, Slot, WaiterId};
 use crate::core::lock::table::RemovedWaiter;
-use crate::core::lock::waiter::{FairPosition, Left, Waiter, WaiterId};
+use crate::core::lock::waiter::{FairPosition, Left, Waiter};
+use crate::core::ops::Op;
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::operation::Verb;
-use crate::core::ops::{Op, OpId};
-use crate::core::session::{Owner, Slot};
+use crate::core::units::millis;
 use crate::core::{Core, Effect, Node, Report, spans};
 use crate::protocol::command::{LockRequest, Wait};
 use crate::protocol::resp::Frame;

@@ -5,13 +5,9 @@ use std::time::Duration;
 use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
-use crate::core::OpId;
-use crate::core::session::{Owner, Slot};
+use crate::core::ids::{OpId, Owner, Slot};
 use crate::protocol::command::Wait;
 use crate::types::Number;
-
-/// The id of a waiter: the first number drawn for it.
-pub(in crate::core) type WaiterId = Number;
 
 /// A LOCK that is not answered yet.
 #[derive(Debug)]

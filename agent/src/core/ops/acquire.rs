@@ -7,8 +7,9 @@ use redisson::{Family, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Verb};
-use super::{FAIR_WAIT, Failure, Op, OpId, orphan};
-use crate::core::lock::waiter::{Left, Waiter, WaiterId};
+use super::{FAIR_WAIT, Failure, Op, orphan};
+use crate::core::ids::{OpId, WaiterId};
+use crate::core::lock::waiter::{Left, Waiter};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};

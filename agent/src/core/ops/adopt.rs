@@ -8,14 +8,15 @@ use std::time::Duration;
 use redisson::Moment;
 use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
 
+use super::Op;
 use super::operation::{Operation, Verb};
 use super::undo::Undo;
 use super::update::lost_end;
-use super::{Op, OpId};
+use crate::core::ids::{OpId, Owner};
 use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lease::watchdog::Batches;
+use crate::core::session::Session;
 use crate::core::session::event::Event;
-use crate::core::session::{Owner, Session};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
 use crate::types::{End, Number, SessionId};

@@ -10,10 +10,10 @@ use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
 use super::operation::{Operation, Silence, Verb};
-use super::{Failure, Op, OpId, no_answer};
-use crate::core::lease::hold::millis;
-use crate::core::session::Slot;
+use super::{Failure, Op, no_answer};
+use crate::core::ids::{OpId, Slot};
 use crate::core::session::event::Event;
+use crate::core::units::millis;
 use crate::core::{Core, Effect, LogLine, Report};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{End, Number, SessionKey};

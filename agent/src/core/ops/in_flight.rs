@@ -6,12 +6,9 @@ use std::time::Duration;
 use redisson::Moment;
 
 use super::operation::{Silence, Verb};
+use crate::core::ids::OpId;
 use crate::core::lock::replicas::Confirmed;
 use crate::core::timer::Timers;
-
-/// The number of an op, unique within this run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OpId(pub u64);
 
 /// The reason that a script has no reply of its own.
 #[derive(Debug, Clone)]

@@ -22,12 +22,12 @@ use redisson::script::Value;
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::{self, TraceParent};
 
-use crate::core::session::Slot;
+use crate::core::ids::{OpId, Slot};
 use crate::core::{Core, Effect, Lane};
 use crate::journal::{OrphanRecord, Record};
 use crate::types::Number;
+pub use in_flight::Failure;
 use in_flight::Retry;
-pub use in_flight::{Failure, OpId};
 pub(in crate::core) use in_flight::{InFlight, Op};
 use operation::{Silence, Verb};
 

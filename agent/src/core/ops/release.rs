@@ -5,8 +5,8 @@ use redisson::{Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Silence};
-use super::{FAIR_WAIT, Op, OpId};
-use crate::core::session::Slot;
+use super::{FAIR_WAIT, Op};
+use crate::core::ids::{OpId, Slot};
 use crate::core::{Core, Report};
 use crate::journal::{OrphanRecord, Record};
 use crate::protocol::resp::Frame;

@@ -10,7 +10,8 @@ use tracing::Span;
 
 use super::operation::{Operation, Verb};
 use super::update::lost_end;
-use super::{Failure, Op, OpId};
+use super::{Failure, Op};
+use crate::core::ids::OpId;
 use crate::core::lease::Renewed;
 use crate::core::session::event::Event;
 use crate::core::{Core, Lane, Node, Report, spans};

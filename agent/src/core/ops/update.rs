@@ -8,9 +8,9 @@ use service_kit::trace::TraceParent;
 use tracing::Span;
 
 use super::operation::{Operation, Silence, Verb};
-use super::{Failure, Op, OpId, no_answer};
+use super::{Failure, Op, no_answer};
+use crate::core::ids::{OpId, Owner, Slot};
 use crate::core::session::reply::Reply;
-use crate::core::session::{Owner, Slot};
 use crate::core::{Core, Lane, Node, Report, spans};
 use crate::types::{End, Number};
 

@@ -9,9 +9,9 @@ use super::NodeOp;
 use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
 use crate::core::Core;
+use crate::core::ids::Slot;
 use crate::core::ops::force::{WORTH, changed_hands, not_held_by};
 use crate::core::ops::operation::Verb;
-use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
 
 impl Core {

@@ -22,10 +22,10 @@ mod show;
 mod table;
 mod update;
 
+use crate::core::ids::OpId;
 use std::time::Duration;
 
 use super::Core;
-use super::ops::OpId;
 pub(super) use node_op::NodeOp;
 use quorum::{Answer, QuorumOp};
 pub(super) use table::QuorumTable;

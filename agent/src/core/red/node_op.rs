@@ -7,13 +7,14 @@ use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use super::quorum::{Answer, No};
+use crate::core::ids::OpId;
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::force::seen_now;
 use crate::core::ops::operation::Operation;
 use crate::core::ops::release::release_call;
 use crate::core::ops::renew::{Renewal, renewal_call};
 use crate::core::ops::update::{HoldUpdate, lost_end};
-use crate::core::ops::{Failure, Op, OpId};
+use crate::core::ops::{Failure, Op};
 use crate::core::{Core, Lane, Node};
 use crate::types::Number;
 

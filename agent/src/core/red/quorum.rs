@@ -3,11 +3,10 @@
 use redisson::script::LockDetails;
 use redisson::{HolderId, Lease, LockName, Moment};
 
-use crate::core::lock::waiter::WaiterId;
+use crate::core::ids::{Slot, WaiterId};
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::release::Ending;
 use crate::core::ops::update::HoldUpdate;
-use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 

@@ -7,7 +7,7 @@ use super::NodeOp;
 use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
 use crate::core::Core;
-use crate::core::ops::OpId;
+use crate::core::ids::OpId;
 use crate::core::ops::operation::Verb;
 use crate::core::ops::release::Ending;
 use crate::protocol::resp::Frame;

@@ -6,9 +6,8 @@ use std::time::Duration;
 use redisson::Moment;
 
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
-use crate::core::ops::OpId;
+use crate::core::ids::{OpId, Slot};
 use crate::core::ops::update::HoldUpdate;
-use crate::core::session::Slot;
 use crate::core::timer::Timers;
 use crate::protocol::resp::Frame;
 

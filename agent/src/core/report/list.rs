@@ -5,9 +5,10 @@ use redisson::shape::MAX_FIELDS;
 use redisson::{HolderId, LockName, group, keys};
 
 use crate::core::Core;
-use crate::core::lease::hold::millis;
+use crate::core::ids::Slot;
 use crate::core::report::{ListPage, ListRow, SessionRow};
-use crate::core::session::{Session, Slot};
+use crate::core::session::Session;
+use crate::core::units::millis;
 use crate::protocol::command::ListRequest;
 use crate::protocol::resp::Frame;
 use crate::types::{Number, Peer, SessionId};

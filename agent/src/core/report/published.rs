@@ -3,8 +3,8 @@
 use redisson::Kind;
 
 use crate::core::Core;
-use crate::core::lease::hold::millis;
 use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
+use crate::core::units::millis;
 use crate::protocol::command::Wait;
 use crate::types::Number;
 

@@ -3,9 +3,9 @@
 use redisson::{Kind, LockName};
 
 use crate::core::Core;
-use crate::core::lease::hold::millis;
-use crate::core::session::Slot;
+use crate::core::ids::Slot;
 use crate::core::session::reply::Grant;
+use crate::core::units::millis;
 use crate::protocol::resp::Frame;
 use crate::types::End;
 

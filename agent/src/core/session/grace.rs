@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use redisson::Moment;
 
-use crate::core::lease::hold::millis;
+use crate::core::ids::{Owner, Slot};
 use crate::core::lock::waiter::Left;
 use crate::core::session::reply::Reply;
 use crate::core::session::table::SessionTimer;
-use crate::core::session::{Owner, Session, Slot, wrong_secret};
+use crate::core::session::{Session, wrong_secret};
+use crate::core::units::millis;
 use crate::core::{Core, LogLine, Report};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
+use crate::core::ids::{HoldKey, Owner, Slot};
 use crate::core::lock::multi::MultiLock;
 use crate::core::session::event::Event;
 use crate::core::session::grace::{Grace, Resuming};
 use crate::core::session::reply::Reply;
 use crate::core::session::table::SessionTimer;
-use crate::core::side::Side;
 use crate::core::{Core, Effect, Report};
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
@@ -26,32 +26,6 @@ use crate::types::{End, Number, Peer, SessionId, SessionKey};
 pub(in crate::core) const BACKLOG: usize = 256;
 /// The most lost holds that a session is reminded of; the oldest are forgotten first.
 const REMEMBERED_LOSSES: usize = 1024;
-
-/// One owner of one session: who holds a lock, to the agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::core) struct Owner {
-    pub(in crate::core) session: SessionId,
-    pub(in crate::core) owner: i64,
-}
-
-/// The key of a hold within its session. An owner may have a shared hold under its own exclusive one.
-pub(in crate::core) type HoldKey = (i64, LockName, Side);
-
-/// The place of one reply among a session's replies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::core) struct Slot {
-    pub(in crate::core) session: SessionId,
-    pub(in crate::core) seq: u64,
-    /// The member that it is a part for, if the command is an MLOCK or MUNLOCK.
-    pub(in crate::core) member: Option<usize>,
-}
-
-impl Slot {
-    /// Returns the slot for one member of an MLOCK or MUNLOCK.
-    pub(in crate::core) fn of_member(self, index: usize) -> Self {
-        Self { member: Some(index), ..self }
-    }
-}
 
 /// A command not answered yet, or answered behind one that is not.
 #[derive(Debug)]

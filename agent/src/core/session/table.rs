@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use redisson::{Kind, LockName, Moment};
 
-use super::{Owner, Session};
+use super::Session;
+use crate::core::ids::Owner;
 use crate::core::lock::multi::MultiLock;
 use crate::core::side::Side;
 use crate::core::timer::Timers;

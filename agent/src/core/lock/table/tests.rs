@@ -5,9 +5,9 @@ use std::time::Duration;
 use redisson::{Family, Grouping, Kind, LockName, Moment};
 
 use super::{LockTable, LockTimer, Step};
-use crate::core::lock::waiter::{FairPosition, Waiter, WaiterId};
-use crate::core::session::{Owner, Slot};
-use crate::core::{Node, OpId};
+use crate::core::Node;
+use crate::core::ids::{OpId, Owner, Slot, WaiterId};
+use crate::core::lock::waiter::{FairPosition, Waiter};
 use crate::protocol::command::Wait;
 use crate::types::SessionId;
 

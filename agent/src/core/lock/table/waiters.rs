@@ -5,9 +5,9 @@ use std::ops::RangeBounds;
 use redisson::{LockName, Moment};
 
 use super::{LockTable, LockTimer};
-use crate::core::OpId;
+use crate::core::ids::{OpId, WaiterId};
 use crate::core::lock::state::Contest;
-use crate::core::lock::waiter::{Waiter, WaiterId};
+use crate::core::lock::waiter::Waiter;
 use crate::types::Number;
 
 /// A waiter that was removed.
