@@ -6,11 +6,11 @@
 //! workers also runs against a model of Redis with every kind of fault.
 //!
 //! - [`lease`] owns the holds: validity, renewal, loss.
-//! - [`lock`] is about names: the local queue of waiters, attempts, hand-over, fair positions, MLOCK, quotas. Only the front
-//!   waiter competes in Redis, and only while no local hold excludes it.
+//! - [`lock`] owns the names and the waiters: local queues, attempts, hand-over, fair positions, MLOCK, quotas. Only the
+//!   front waiter competes in Redis, and only while no local hold excludes it.
 //! - [`ops`] owns the scripts in flight, and describes each verb in one place.
-//! - [`red`] is the same for locks on several servers.
-//! - [`session`] is about connections: replies in order, events, grace and RESUME.
+//! - [`red`] owns the quorum operations of locks on several servers.
+//! - [`session`] owns the sessions: replies in order, events, grace and RESUME.
 //! - [`report`] reads: LOCKS, SHOW, the holder registry, error sentences.
 //!
 //! A **number** is drawn for every LOCK that is not a re-entry, and never used again. While the LOCK waits it names the
@@ -128,8 +128,7 @@ impl Core {
         tables.into_iter().flatten().min()
     }
 
-    /// Returns whether nothing is held or in flight but what a successor can go on with: after a drain, the time
-    /// to end.
+    /// Returns whether a drained agent can end: nothing is held or in flight that a successor could not continue.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let left = self.sessions.graced().filter_map(|id| self.sessions.get(&id));
@@ -175,14 +174,14 @@ impl Core {
         self.run_ready();
     }
 
-    /// Goes on to an instant. Every event begins here: deadlines that have come by then, renewals first, are served
-    /// before the event itself, in whatever order a host that slept brings its events.
+    /// Advances the clock. Every event begins here: deadlines that have come by then, renewals first, are handled before
+    /// the event itself, in whatever order a host that slept brings its events.
     fn advance_clock(&mut self, now: Moment) {
         let slept = self.slept(now);
         self.now = self.now.max(now);
         let (mut due, mut others) = (Vec::new(), VecDeque::new());
         loop {
-            // Holds first, even those that were due later: what is said to anybody rests on them.
+            // Holds first, even those that were due later: every reply depends on them.
             while let Some(at) = self.next_deadline().filter(|at| *at <= self.now) {
                 // Among equals the order is that of the tables here.
                 if self.leases.next_deadline() == Some(at) {
@@ -222,7 +221,7 @@ impl Core {
         self.renew(due);
     }
 
-    /// No more locks are given out; those who wait are told so. Holds stay until they are released.
+    /// Grants no more locks, and answers the waiters so. Holds stay until they are released.
     pub fn drain(&mut self) {
         self.locks.drain();
         for id in self.locks.waiters(..).map(|(id, _)| id).collect::<Vec<_>>() {
@@ -231,8 +230,8 @@ impl Core {
         self.run_ready();
     }
 
-    /// The time to finish is over: who still holds something is told that it is lost, and nothing is released,
-    /// since a living worker may be inside. The leases run out. What sessions with grace hold is left to the successor.
+    /// Ends the time to finish. Remaining holds are reported as lost and not released in Redis, since a live worker may
+    /// still rely on them; their leases run out. Holds of sessions with grace are left to the successor.
     pub fn end_drain(&mut self) {
         let left = |hold: &&Hold| !self.sessions.has_grace(hold.owner.session);
         let held: Vec<_> = self.leases.iter().filter(left).map(|hold| hold.number).collect();
@@ -242,7 +241,7 @@ impl Core {
     }
 }
 
-/// A deadline that waits for those of holds.
+/// A deadline that is handled after those of holds.
 enum Other {
     Op(OpId),
     Quorum(OpId),

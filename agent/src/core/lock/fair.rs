@@ -1,7 +1,7 @@
-//! Fair locks: every waiter stands in Redis's own queue, since its order holds for all clients, and asks for itself.
+//! Fair locks: every waiter is in the queue that Redis keeps, whose order holds for all clients, and makes attempts of its own.
 //!
-//! A waiter that was refused has a place, and listens to a channel of its own, on which the release before its turn is
-//! told. It asks again upon that, when the head's time or the holder's is over, and often enough to show that it lives.
+//! A refused waiter has a position, and subscribes to a channel of its own, on which the release before its turn is
+//! published. It tries again upon that, when the head's time or the holder's is over, and often enough to prove it is alive.
 
 use redisson::{HolderId, Kind, LockName, Moment, keys};
 
@@ -14,7 +14,7 @@ use crate::core::{Core, Effect, Node};
 use crate::types::Number;
 
 impl Core {
-    /// Redis refused a fair waiter, who has a place now behind these.
+    /// Handles the refusal of a fair waiter, which now has a position behind these.
     pub(in crate::core) fn queued(
         &mut self,
         attempt: &Attempt,
@@ -53,7 +53,7 @@ impl Core {
         }
     }
 
-    /// Somebody told a fair waiter of ours that its turn has come.
+    /// Handles the message that a fair waiter's turn has come.
     pub fn on_turn(&mut self, now: Moment, name: &LockName, number: Number) {
         self.now = self.now.max(now);
         if let Some(id) = self.locks.waiter_under(name, number) {
@@ -63,8 +63,8 @@ impl Core {
         self.run_ready();
     }
 
-    /// The subscription to a fair waiter's own channel stands, for the first time or again: what was published before
-    /// it did is lost, so it asks again, unless its turn cannot have come yet.
+    /// Handles an active subscription to a fair waiter's own channel, new or restored: what was published before is lost,
+    /// so it tries again, unless its turn cannot have come yet.
     pub fn on_turn_subscribed(&mut self, now: Moment, name: &LockName, number: Number) {
         self.now = self.now.max(now);
         if let Some(id) = self.locks.waiter_under(name, number)
@@ -91,8 +91,8 @@ impl Core {
         }
     }
 
-    /// A fair waiter went without the lock: its place is given up, and whoever is next is told. `asked` is the attempt
-    /// that it had under way.
+    /// Gives up the position of a fair waiter that left without the lock, and notifies the next one. `asked` is the
+    /// attempt that it had under way.
     pub(in crate::core) fn leave_position(&mut self, waiter: &Waiter, asked: Option<OpId>) {
         let under_way = asked.is_some_and(|id| self.ops.contains_key(&id));
         if waiter.kind != Kind::Fair {

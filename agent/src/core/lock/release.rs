@@ -114,7 +114,7 @@ impl Core {
     }
 
     /// Takes the pending update of a hold: it is not sent to Redis any more.
-    pub(in crate::core) fn take_question(&mut self, id: OpId) -> Option<HoldUpdate> {
+    pub(in crate::core) fn take_update(&mut self, id: OpId) -> Option<HoldUpdate> {
         if let Some(asked) = self.red.take_update(id) {
             return Some(asked);
         }

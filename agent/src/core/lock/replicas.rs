@@ -73,8 +73,8 @@ impl Core {
         self.leave(*waiter, Left::Failed(format!("UNAVAILABLE `{name}` is not given out: {why}")));
     }
 
-    /// A fair waiter that has gone got a place by an attempt that was still under way: the script that gave up its place
-    /// went by another connection, and may have come first.
+    /// Removes a position that a fair waiter got after it had left, by an attempt still under way: the script that gave up
+    /// its position took another connection, and may have come first.
     pub(in crate::core) fn undo_orphan_position(&mut self, attempt: &Attempt) {
         if self.settings.min_replicas > 0 && attempt.kind == Kind::Fair {
             self.undo(&attempt.name, Kind::Fair, attempt.number, attempt.lease);
