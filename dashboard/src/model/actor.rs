@@ -273,7 +273,7 @@ impl Actor {
                 let reply = self.reply_to(scope, &observation);
                 self.model.observe(scope, observation);
                 if let Some((waiting, reading)) = reply {
-                    // The requester looks into the snapshot next.
+                    // The requester reads the snapshot next.
                     self.publish();
                     for reply in waiting {
                         // The requester may have timed out.

@@ -1,7 +1,7 @@
 //! The waiters of one lock.
 //!
 //! Entries of a fair lock's queue and observed attempts name their waiters. Subscribers of its channel are only counted, and
-//! one of them may stand for many threads.
+//! one of them may represent many threads.
 
 use std::time::Duration;
 
@@ -199,7 +199,7 @@ impl Waiting {
     }
 
     /// Drops waiters that only this source has shown. Returns true if anything changed.
-    pub fn forget(&mut self, source: Source) -> bool {
+    pub fn remove_source(&mut self, source: Source) -> bool {
         let before = self.waiters().count();
         self.waiters.retain(|waiter| waiter.source != source);
         self.waiters().count() != before

@@ -18,7 +18,7 @@ use crate::sources::view::{Down, Progress, ServerView, SourceState, SourceView};
 #[derive(Debug)]
 pub struct SourceStatus {
     pub deployment: Arc<str>,
-    /// The server's address, with the database where there are several.
+    /// The server's address, with the database if there are several.
     pub node: String,
     pub source: Source,
     now: Mutex<Now>,
