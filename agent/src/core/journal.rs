@@ -105,7 +105,7 @@ impl Core {
 
     /// Notes that a waiter's number may come to stand in Redis, if its session has grace.
     pub(in crate::core) fn journal_attempts(&mut self, waiter: Number) {
-        let Some(waiter) = self.waiters.get(&waiter) else { return };
+        let Some(waiter) = self.locks.waiter(waiter) else { return };
         if self.sessions.has_grace(waiter.owner.session) {
             let (number, kind, name) = (waiter.number, waiter.kind, waiter.name.clone());
             self.journal.numbers.insert(number);
@@ -169,7 +169,7 @@ impl Core {
         }
         let mut traces: Vec<_> =
             self.ops.values().flat_map(|op| op.verb.operation().records()).collect();
-        traces.extend(self.waiters.values().map(|waiter| {
+        traces.extend(self.locks.waiters(..).map(|(_, waiter)| {
             let (number, kind, lock) = (waiter.number, waiter.kind, waiter.name.clone());
             Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })
         }));

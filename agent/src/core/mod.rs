@@ -22,6 +22,7 @@ mod input;
 mod journal;
 mod lease;
 mod lock;
+mod numbers;
 mod ops;
 mod red;
 pub mod report;
@@ -35,9 +36,9 @@ mod spans;
 mod tests;
 mod timer;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::VecDeque;
 
-use redisson::{ClientId, Grouping, HolderId, Kind, LockName, Moment, script};
+use redisson::{ClientId, Grouping, Moment, script};
 
 pub use effect::{Effect, Gauges, Lane, LogLine, Node, Report};
 pub use input::{Input, PIPELINE, PUSHES};
@@ -51,9 +52,11 @@ use crate::types::{End, Number};
 use effect::Effects;
 use lease::LeaseTable;
 use lease::hold::Hold;
-use lock::state::LockState;
-use lock::waiter::{Left, Waiter};
+use lock::table::{LockTable, LockTimer};
+use lock::waiter::Left;
+use numbers::Numbers;
 use ops::{InFlight, Op};
+use red::QuorumTable;
 use session::SessionTable;
 use timer::{Timer, Timers};
 
@@ -61,30 +64,16 @@ use timer::{Timer, Timers};
 #[derive(Debug)]
 pub struct Core {
     settings: Settings,
-    client: ClientId,
-    first_number: Number,
-    next_number: Number,
-    journal: journal::Journal,
-    quota: lock::quota::Quota,
     now: Moment,
-    /// The instant at which a sleep of the agent was last noticed.
-    woke: Moment,
+    numbers: Numbers,
+    journal: journal::Journal,
     sessions: SessionTable,
-    locks: HashMap<LockName, LockState>,
+    locks: LockTable,
     leases: LeaseTable,
-    waiters: BTreeMap<Number, Waiter>,
     ops: InFlight,
+    red: QuorumTable,
     timers: Timers,
-    fences: lock::fencing::Fences,
-    red: red::Red,
     effects: Effects,
-    /// The number of release channels subscribed to.
-    subscriptions: usize,
-    grouping: Grouping,
-    draining: bool,
-    /// Too few replicas had the latest grant, or were there for the latest attempt.
-    short_of_replicas: bool,
-    random: u64,
 }
 
 impl Core {
@@ -99,29 +88,19 @@ impl Core {
         now: Moment,
     ) -> Self {
         let leases = LeaseTable::new(settings.lease, settings.lost_margin);
+        let numbers = Numbers::new(client, first_number);
         Self {
             settings,
-            client,
-            first_number,
-            next_number: first_number,
-            journal: journal::Journal::default(),
-            quota: lock::quota::Quota::default(),
             now,
-            woke: Moment::default(),
-            sessions: SessionTable::new(first_number.unsigned_abs() >> 30),
-            locks: HashMap::new(),
+            journal: journal::Journal::default(),
+            sessions: SessionTable::new(numbers.run()),
+            numbers,
+            locks: LockTable::new(grouping),
             leases,
-            waiters: BTreeMap::new(),
             ops: InFlight::new(),
+            red: QuorumTable::default(),
             timers: Timers::default(),
-            fences: lock::fencing::Fences::default(),
-            red: red::Red::default(),
             effects: Effects::default(),
-            subscriptions: 0,
-            grouping,
-            draining: false,
-            short_of_replicas: false,
-            random: first_number.unsigned_abs() | 1,
         }
     }
 
@@ -139,7 +118,13 @@ impl Core {
     /// Returns the latest instant for the next [`Self::on_time`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Moment> {
-        let tables = [self.leases.next_deadline(), self.ops.next_deadline(), self.timers.first()];
+        let tables = [
+            self.leases.next_deadline(),
+            self.ops.next_deadline(),
+            self.red.next_deadline(),
+            self.locks.next_deadline(),
+            self.timers.first(),
+        ];
         tables.into_iter().flatten().min()
     }
 
@@ -149,7 +134,7 @@ impl Core {
     pub fn is_idle(&self) -> bool {
         let left = self.sessions.graced().filter_map(|id| self.sessions.get(&id));
         let spared = |op: &Op| op.verb.operation().may_be_abandoned(self);
-        self.waiters.is_empty()
+        self.locks.waiting() == 0
             && self.leases.len() == left.map(|session| session.holds.len()).sum::<usize>()
             && self.ops.values().all(spared)
     }
@@ -160,7 +145,7 @@ impl Core {
         Gauges {
             jeopardy_holds: self.leases.in_jeopardy(),
             delayed_holds: self.leases.kept_back(),
-            subscriptions: self.subscriptions,
+            subscriptions: self.locks.subscriptions(),
             sessions: self.sessions.connected(),
             away_sessions: self.sessions.away(),
             frozen_sessions: self.sessions.stopped(),
@@ -176,7 +161,7 @@ impl Core {
     /// Returns the number of waiters.
     #[must_use]
     pub fn waiters(&self) -> usize {
-        self.waiters.len()
+        self.locks.waiting()
     }
 
     /// Sets how releases are published; the servers' abilities may change.
@@ -199,23 +184,27 @@ impl Core {
         loop {
             // Holds first, even those that were due later: what is said to anybody rests on them.
             while let Some(at) = self.next_deadline().filter(|at| *at <= self.now) {
-                // Among equals a hold comes first, then a script.
+                // Among equals the order is that of the tables here.
                 if self.leases.next_deadline() == Some(at) {
                     if let Some(number) = self.leases.pop_due(at) {
                         self.hold_due(number, &mut due);
                     }
                 } else if let Some(op) = self.ops.pop_due(at) {
                     others.push_back(Other::Op(op));
+                } else if let Some(quorum) = self.red.pop_due(at) {
+                    others.push_back(Other::Quorum(quorum));
+                } else if let Some(timer) = self.locks.pop_due(at) {
+                    others.push_back(Other::Lock(timer));
                 } else if let Some(timer) = self.timers.pop_due(at) {
                     others.push_back(Other::Timer(timer));
                 }
             }
             match others.pop_front() {
                 Some(Other::Op(op)) => self.op_due(op),
-                Some(Other::Timer(Timer::Quorum(quorum))) => self.ballot_due(quorum),
-                Some(Other::Timer(Timer::Waiter(number))) => self.waiter_due(number),
-                Some(Other::Timer(Timer::FairPosition(number))) => self.place_due(number),
-                Some(Other::Timer(Timer::Lock(name))) => self.lock_due(&name),
+                Some(Other::Quorum(quorum)) => self.quorum_due(quorum),
+                Some(Other::Lock(LockTimer::Waiter(id))) => self.waiter_due(id),
+                Some(Other::Lock(LockTimer::FairPosition(id))) => self.fair_position_due(id),
+                Some(Other::Lock(LockTimer::Lock(name))) => self.lock_due(&name),
                 Some(Other::Timer(Timer::Events(id))) => self.wake_events(id),
                 Some(Other::Timer(Timer::Multi(session, owner))) => {
                     self.patience_due(session::Owner { session, owner });
@@ -227,7 +216,7 @@ impl Core {
         }
         if slept {
             self.effects.report(Report::Slept);
-            self.woke = self.now;
+            self.ops.on_woke(self.now);
             due.extend(self.leases.renew_now(self.now, |_| true));
         }
         self.renew(due);
@@ -235,9 +224,9 @@ impl Core {
 
     /// No more locks are given out; those who wait are told so. Holds stay until they are released.
     pub fn drain(&mut self) {
-        self.draining = true;
-        for number in self.waiters.keys().copied().collect::<Vec<_>>() {
-            self.leave(number, Left::Draining);
+        self.locks.drain();
+        for id in self.locks.waiters(..).map(|(id, _)| id).collect::<Vec<_>>() {
+            self.leave(id, Left::Draining);
         }
         self.run_ready();
     }
@@ -251,30 +240,12 @@ impl Core {
             self.lose(number, End::Drained);
         }
     }
-
-    fn draw_number(&mut self) -> Number {
-        let number = self.next_number;
-        // 2^30 grants in one second of epoch would be needed to run into the next run's numbers.
-        self.next_number = self.next_number.saturating_add(1);
-        number
-    }
-
-    /// The field of a hold in its lock's hash.
-    fn field(&self, kind: Kind, number: Number) -> HolderId {
-        HolderId { write: kind == Kind::Write, ..HolderId::new(self.client, number) }
-    }
-
-    /// A cheap random number for jitter (xorshift): determined by the first number, so that runs can be repeated.
-    fn jitter(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
 }
 
 /// A deadline that waits for those of holds.
 enum Other {
     Op(OpId),
+    Quorum(OpId),
+    Lock(LockTimer),
     Timer(Timer),
 }

@@ -1,23 +1,14 @@
-//! All deadlines of the core, in one ordered set.
+//! Ordered sets of deadlines.
 
 use std::collections::BTreeSet;
 
-use redisson::{LockName, Moment};
+use redisson::Moment;
 
-use crate::core::OpId;
-use crate::types::{Number, SessionId};
+use crate::types::SessionId;
 
-/// The subject of a deadline. Those of holds and of scripts are in their tables.
+/// The subject of a deadline of a session. Other tables have their own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) enum Timer {
-    /// A question to all nodes of red locks is to be decided.
-    Quorum(OpId),
-    /// A wait is over.
-    Waiter(Number),
-    /// A fair waiter is to look again.
-    FairPosition(Number),
-    /// A name's front waiter is to look again.
-    Lock(LockName),
     /// An EVENTS call on this session's events is over.
     Events(SessionId),
     /// A session whose connection has gone has waited long enough for another one.

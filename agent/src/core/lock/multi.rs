@@ -272,7 +272,7 @@ impl Core {
 
     /// Asks for one member.
     fn ask(&mut self, owner: Owner, index: usize) {
-        let (now, share) = (self.now, u32::try_from(self.jitter() % 25).unwrap_or(0));
+        let (now, share) = (self.now, u32::try_from(self.numbers.jitter() % 25).unwrap_or(0));
         let Some(multi) = self.multi_mut(owner) else { return };
         let mut request = multi.requests[index].clone();
         if request.wait != Wait::AtMost(Duration::ZERO) && multi.until != Moment::NEVER {

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
+use redisson::Moment;
 use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
-use redisson::{Kind, Moment};
 
 use super::operation::{Operation, Verb};
 use super::undo::Undo;
@@ -36,7 +36,7 @@ impl Operation for Adoption {
         let holds = self
             .holds
             .iter()
-            .map(|hold| (&hold.lock, core.field(hold.kind, hold.number), hold.count));
+            .map(|hold| (&hold.lock, core.numbers.field(hold.kind, hold.number), hold.count));
         if self.reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
     }
 
@@ -88,7 +88,7 @@ impl Core {
         }
         for (number, OrphanRecord { lock: name, kind, after, .. }) in past.orphans {
             self.journal.knows([number]);
-            *self.leaving_mut(&name, kind) += 1;
+            self.begin_leaving(&name, kind);
             // An explicit lease may have been longer; then the next waiter finds what is left of it.
             let give_up = after.since(self.now) + self.worth_repeating(lease);
             self.send_at(after.max(self.now), Verb::Undo(Undo { name, kind, number }), give_up);
@@ -110,7 +110,7 @@ impl Core {
         self.journal.knows(holds.keys().copied());
         for hold in holds.values() {
             if let Some(token) = hold.token {
-                self.fences.saw(&hold.lock, token);
+                self.locks.saw_token(&hold.lock, token);
             }
         }
         let is_over = |hold: &HoldRecord| hold.until.is_some_and(|until| until <= self.now);
@@ -196,7 +196,7 @@ impl Core {
     ) {
         let HoldRecord { number, ref lock, kind, count, token, until, longest, granted, .. } =
             *record;
-        let (group, jitter) = (self.group_label(lock), self.jitter());
+        let (group, jitter) = (self.group_label(lock), self.numbers.jitter());
         let uid = self.sessions.get(&owner.session).map_or(u32::MAX, |session| session.peer.uid);
         let hold = NewHold {
             number,
@@ -216,17 +216,10 @@ impl Core {
             trace: None,
             span: tracing::Span::none(),
         };
-        self.quota.add(uid);
         self.leases.insert(hold);
         self.effects.report(Report::HoldBegan { group, kind, number });
-        let now = self.now;
-        let state = self.lock_mut(lock);
-        if kind == Kind::Read {
-            state.readers.insert(number);
-        } else {
-            state.hold = Some(number);
-        }
-        state.taken_at = now;
+        self.track(lock);
+        self.locks.adopt_hold(lock, kind, number, uid, self.now);
         self.sessions.add_hold(owner, lock.clone(), kind, number);
         self.sessions.on_verified(owner.session);
         self.poll_queue(lock);

@@ -165,7 +165,7 @@ impl Core {
     }
 
     fn end_forced(&mut self, name: &LockName, id: &HolderId) {
-        let ours = id.client == self.client;
+        let ours = id.client == self.numbers.client();
         if ours && self.leases.get(id.thread).is_some_and(|hold| hold.name == *name) {
             self.lose(id.thread, End::Forced);
         }

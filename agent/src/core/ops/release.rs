@@ -52,7 +52,7 @@ pub(in crate::core) fn release_call(
     kind: Kind,
     number: Number,
 ) -> Call {
-    let (holder, publish) = (core.field(kind, number), core.settings.publish);
+    let (holder, publish) = (core.numbers.field(kind, number), core.settings.publish);
     match kind {
         Kind::Lock | Kind::Fenced | Kind::Red => script::release(name, &holder, publish),
         Kind::Write => script::release_write(name, &holder, publish),

@@ -124,7 +124,7 @@ impl Core {
         // The messages tell the other agents; ours need not wait for them.
         for (node, holder) in &released {
             let number = holder.id.thread;
-            let ours = holder.id.client == self.client;
+            let ours = holder.id.client == self.numbers.client();
             if ours && self.leases.get(number).is_some_and(|hold| hold.name == *name) {
                 self.forced_on(*node, number);
             }

@@ -65,7 +65,7 @@ impl Operation for NodeOp {
             NodeVerb::Release { name, number, .. } => release_call(core, name, Kind::Red, *number),
             NodeVerb::Renew(holds) => renewal_call(core, false, holds),
             NodeVerb::Restore(Renewal { name, number, .. }) => {
-                script::acquire(name, &core.field(Kind::Red, *number), core.settings.lease)
+                script::acquire(name, &core.numbers.field(Kind::Red, *number), core.settings.lease)
             }
             NodeVerb::Show { name, .. } => script::show(name),
             NodeVerb::Force { name, shown, .. } => seen_now(name, shown, core.settings.publish),
@@ -74,7 +74,7 @@ impl Operation for NodeOp {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let node = self.node;
-        core.red.silent.remove(&node);
+        core.red.on_node_alive(node);
         match &self.verb {
             NodeVerb::Acquire { quorum, attempt } => {
                 let acquired = script::parse_acquire(reply)?;
@@ -122,7 +122,7 @@ impl Operation for NodeOp {
             NodeVerb::Acquire { quorum, .. } => {
                 let may_have_run = matches!(failure, Failure::Lost(_));
                 if may_have_run {
-                    core.fell_silent(node);
+                    core.red.on_node_silent(node, core.now);
                 }
                 core.take_op(id);
                 core.record_answer(
@@ -150,10 +150,9 @@ impl Operation for NodeOp {
             NodeVerb::Update { quorum, .. }
             | NodeVerb::Release { quorum, .. }
             | NodeVerb::Force { quorum, .. } => {
-                let open = core.red.quorum_ops.get_mut(quorum);
-                if let Some(quorum) = open {
-                    quorum.troubles[node] = Some(text.to_owned());
-                } else if matches!(self.verb, NodeVerb::Update { .. } | NodeVerb::Force { .. }) {
+                let awaited = core.red.on_trouble(*quorum, node, text);
+                if !awaited && matches!(self.verb, NodeVerb::Update { .. } | NodeVerb::Force { .. })
+                {
                     // Whoever asked has been answered.
                     core.take_op(id);
                     return;
@@ -197,7 +196,7 @@ impl Operation for NodeOp {
     fn is_stale_after_sleep(&self, core: &Core) -> bool {
         match &self.verb {
             NodeVerb::Acquire { quorum, .. } | NodeVerb::Update { quorum, .. } => {
-                core.red.quorum_ops.contains_key(quorum)
+                core.red.contains(*quorum)
             }
             _ => false,
         }
@@ -206,7 +205,7 @@ impl Operation for NodeOp {
     /// Nobody waits for what single nodes have yet to confirm once the majority has.
     fn may_be_abandoned(&self, core: &Core) -> bool {
         match &self.verb {
-            NodeVerb::Release { quorum, .. } => !core.red.quorum_ops.contains_key(quorum),
+            NodeVerb::Release { quorum, .. } => !core.red.contains(*quorum),
             _ => false,
         }
     }

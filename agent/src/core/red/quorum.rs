@@ -91,7 +91,7 @@ pub(in crate::core) struct QuorumOp {
     /// The reply to a command that no longer waits for it, due once nothing is left of the attempt.
     pub(in crate::core) last_word: Option<(Slot, Frame)>,
     /// The deadline that is set.
-    pub(in crate::core) armed: Moment,
+    pub(super) armed: Moment,
 }
 
 impl QuorumOp {
