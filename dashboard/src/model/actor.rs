@@ -187,7 +187,7 @@ pub struct Actor {
     model: Model,
     hub: Arc<Hub>,
     messages: mpsc::Receiver<Message>,
-    /// Senders of read requests by scope; none where the reader has ended.
+    /// Senders of read requests by scope; none if the reader has ended.
     readers: Vec<Option<mpsc::Sender<Vec<ReadRequest>>>>,
     requested: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<ReadingReply>>>,
     published: Instant,

@@ -28,7 +28,7 @@ pub struct Waiter {
     pub from: Moment,
     /// The last instant at which it was seen to wait.
     pub seen: Moment,
-    /// Attempts seen so far; none where attempts cannot be seen.
+    /// Attempts seen so far; none if attempts cannot be seen.
     pub attempts: Option<u32>,
     pub source: Source,
     /// The instant from which it counts as having given up unless it is seen again; none: as long as its queue entry lasts.
