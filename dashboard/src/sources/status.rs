@@ -149,7 +149,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Returns its description of itself; none while it cannot be reached.
+    /// Returns the facts that the server reports; none while it cannot be reached.
     #[must_use]
     pub fn info(&self) -> Option<Arc<ServerInfo>> {
         match &self.link.borrow().status {

@@ -239,7 +239,7 @@ impl MonitorReader {
         }
     }
 
-    /// Returns the server's description of itself; none, after a moment, if it cannot be reached.
+    /// Returns the facts that the server reports; none, after a moment, if it cannot be reached.
     async fn up(&self) -> Option<Arc<ServerInfo>> {
         let status = self.link.state().borrow().status.clone();
         match status {
