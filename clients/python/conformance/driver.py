@@ -1,0 +1,275 @@
+"""Drives this library for the conformance suite. Usage: driver.py threads|asyncio
+
+Reads a command a line: `<tag> <task> <verb> <arguments>`. A task is a thread or an asyncio task, which runs its commands
+one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as `event <JSON>`. The verbs:
+
+    lock <handle> <name> [wait=<ms>] [lease=<ms>] [kind=<kind>]
+    check <handle> | release <handle> | extend <handle> <ms>
+    many <count>   one lock for each of that many tasks; `unmany` releases them
+    cancel <tag>   interrupts a command of the task `main`
+    fork <handle>  checks and releases the hold in a forked child
+"""
+
+import asyncio
+import json
+import os
+import pathlib
+import queue
+import signal
+import sys
+import threading
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "src"))
+
+import lockscope  # noqa: E402
+from lockscope import aio  # noqa: E402
+
+printing = threading.Lock()
+
+
+def say(tag, value):
+    with printing:
+        print(tag, json.dumps(value), flush=True)
+
+
+def failure(error):
+    if isinstance(error, lockscope.LockTimeout):
+        return {"error": "timeout"}
+    if isinstance(error, lockscope.LockLost):
+        return {"error": "lost", "text": str(error)}
+    if isinstance(error, lockscope.Unavailable):
+        return {"error": "unavailable", "text": str(error)}
+    if isinstance(error, lockscope.Rejected):
+        return {"error": error.code, "text": str(error)}
+    if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+        return {"error": "cancelled"}
+    raise error
+
+
+def options(words):
+    given = dict(word.split("=") for word in words)
+    seconds = {key: int(given[key]) / 1000 for key in ("wait", "lease") if key in given}
+    return {**seconds, "kind": given.get("kind", "lock")}
+
+
+def describe(hold):
+    return {"token": hold.token, "holder": hold.holder, "remaining": round(hold.remaining() * 1000)}
+
+
+def watch(handle, hold):
+    hold.on_lost(lambda: say("event", {"lost": handle, "reason": hold.lost_reason}))
+    hold.on_risk(lambda: say("event", {"risk": handle}))
+
+
+class Threads:
+    """Each task is a thread; `main` is the main thread, which signals can interrupt."""
+
+    def __init__(self):
+        self.agent = lockscope.Agent()
+        self.holds = {}
+        self.queues = {"main": queue.SimpleQueue()}
+        self.busy = None
+
+    def run(self):
+        threading.Thread(target=self.read, daemon=True).start()
+        while True:
+            try:
+                self.work("main")
+                return
+            except KeyboardInterrupt:
+                pass  # It arrived after the command had ended.
+
+    def read(self):
+        for line in sys.stdin:
+            tag, task, verb, *words = line.split()
+            if verb == "cancel":
+                if self.busy == words[0]:
+                    os.kill(os.getpid(), signal.SIGINT)
+                say(tag, {})
+                continue
+            if task not in self.queues:
+                self.queues[task] = queue.SimpleQueue()
+                threading.Thread(target=self.work, args=(task,), daemon=True).start()
+            self.queues[task].put((tag, verb, words))
+        self.queues["main"].put(None)
+
+    def work(self, task):
+        while True:
+            command = self.queues[task].get()
+            if command is None:
+                return
+            tag, verb, words = command
+            try:
+                if task == "main":
+                    self.busy = tag
+                answer = getattr(self, verb)(*words)
+            except (Exception, KeyboardInterrupt) as error:
+                answer = failure(error)
+            say(tag, answer)
+
+    def lock(self, handle, name, *words):
+        hold = self.holds[handle] = self.agent.lock(name, **options(words))
+        watch(handle, hold)
+        return describe(hold)
+
+    def check(self, handle):
+        self.holds[handle].check()
+        return describe(self.holds[handle])
+
+    def release(self, handle):
+        self.holds[handle].release()
+        return {}
+
+    def extend(self, handle, ms):
+        self.holds[handle].extend(int(ms) / 1000)
+        return describe(self.holds[handle])
+
+    def many(self, count):
+        self.release_many, held = threading.Event(), threading.Semaphore(0)
+        self.errors = []
+
+        def one(number):
+            try:
+                with self.agent.lock(f"many:{number}", wait=60) as hold:
+                    held.release()
+                    self.release_many.wait()
+                    hold.check()
+            except lockscope.LockscopeError as error:
+                self.errors.append(str(error))
+                held.release()
+
+        self.many_threads = [threading.Thread(target=one, args=(number,)) for number in range(int(count))]
+        for thread in self.many_threads:
+            thread.start()
+        for _ in self.many_threads:
+            held.acquire()
+        return {"errors": self.errors}
+
+    def unmany(self):
+        self.release_many.set()
+        for thread in self.many_threads:
+            thread.join()
+        return {"errors": self.errors}
+
+    def fork(self, handle):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            hold = self.holds[handle]
+            try:
+                hold.check()
+                answer = {}
+            except lockscope.LockLost as error:
+                answer = failure(error)
+            hold.release()
+            try:
+                self.agent.lock(hold.name, wait=0)
+            except lockscope.LockTimeout:
+                answer["excluded"] = True
+            os.write(writing, json.dumps(answer).encode())
+            os._exit(0)
+        os.close(writing)
+        os.waitpid(child, 0)
+        answer = json.loads(os.read(reading, 4096))
+        os.close(reading)
+        return answer
+
+
+class Tasks:
+    """Each task is an asyncio task."""
+
+    def __init__(self):
+        self.holds = {}
+        self.queues = {}
+        self.running = {}
+        self.tasks = set()
+
+    async def run(self):
+        self.agent = aio.Agent()
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        async for line in reader:
+            tag, task, verb, *words = line.decode().split()
+            if verb == "cancel":
+                self.running[words[0]].cancel()
+                say(tag, {})
+                continue
+            if task not in self.queues:
+                self.queues[task] = asyncio.Queue()
+                self.tasks.add(asyncio.ensure_future(self.work(task)))
+            self.queues[task].put_nowait((tag, verb, words))
+        await self.agent.close()
+
+    async def work(self, task):
+        while True:
+            tag, verb, words = await self.queues[task].get()
+            self.running[tag] = asyncio.current_task()
+            try:
+                answer = await getattr(self, verb)(*words)
+            except (Exception, asyncio.CancelledError) as error:
+                answer = failure(error)
+            del self.running[tag]
+            say(tag, answer)
+
+    async def lock(self, handle, name, *words):
+        hold = self.holds[handle] = await self.agent.lock(name, **options(words))
+        watch(handle, hold)
+        return describe(hold)
+
+    async def check(self, handle):
+        self.holds[handle].check()
+        return describe(self.holds[handle])
+
+    async def release(self, handle):
+        await self.holds[handle].release()
+        return {}
+
+    async def extend(self, handle, ms):
+        await self.holds[handle].extend(int(ms) / 1000)
+        return describe(self.holds[handle])
+
+    async def many(self, count):
+        self.release_many, held, self.errors = asyncio.Event(), asyncio.Semaphore(0), []
+
+        async def one(number):
+            try:
+                async with self.agent.lock(f"many:{number}", wait=60) as hold:
+                    held.release()
+                    await self.release_many.wait()
+                    hold.check()
+            except lockscope.LockscopeError as error:
+                self.errors.append(str(error))
+                held.release()
+
+        self.many_tasks = [asyncio.ensure_future(one(number)) for number in range(int(count))]
+        for _ in self.many_tasks:
+            await held.acquire()
+        return {"errors": self.errors}
+
+    async def unmany(self):
+        self.release_many.set()
+        await asyncio.gather(*self.many_tasks)
+        return {"errors": self.errors}
+
+    async def fork(self, handle):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                self.holds[handle].check()
+                answer = {}
+            except lockscope.LockLost as error:
+                answer = failure(error)
+            os.write(writing, json.dumps(answer).encode())
+            os._exit(0)
+        os.close(writing)
+        os.waitpid(child, 0)
+        answer = json.loads(os.read(reading, 4096))
+        os.close(reading)
+        return {**answer, "excluded": True}
+
+
+if sys.argv[1] == "asyncio":
+    asyncio.run(Tasks().run())
+else:
+    Threads().run()

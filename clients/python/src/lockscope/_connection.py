@@ -1,0 +1,195 @@
+"""One connection to the agent: RESP3 over a Unix socket."""
+
+import asyncio
+import socket
+from collections import deque
+from typing import Any, Callable, Deque, List, Optional, Tuple, Union
+
+from ._errors import Disconnected
+
+Word = Union[str, int]
+
+
+class ErrorReply(Exception):
+    """An error reply of the agent."""
+
+    @property
+    def code(self) -> str:
+        return str(self).split(" ", 1)[0]
+
+
+class Push(List[Any]):
+    """An event that the agent sent unsolicited."""
+
+
+class _Incomplete(Exception):
+    pass
+
+
+def encode(words: Tuple[Word, ...]) -> bytes:
+    """Returns a command's bytes. Text is UTF-8; surrogate escapes stand for other bytes."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        data = str(word).encode("utf-8", "surrogateescape")
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+class Parser:
+    """Parses RESP2 and RESP3 as it arrives."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._at = 0
+
+    def feed(self, data: bytes) -> List[Any]:
+        """Returns the values that are complete with these bytes."""
+        self._buffer += data
+        self._at = done = 0
+        values = []
+        try:
+            while self._at < len(self._buffer):
+                values.append(self._value())
+                done = self._at
+        except _Incomplete:
+            pass
+        self._buffer = self._buffer[done:]
+        return values
+
+    def _line(self) -> bytes:
+        end = self._buffer.find(b"\r\n", self._at)
+        if end < 0:
+            raise _Incomplete
+        line = self._buffer[self._at : end]
+        self._at = end + 2
+        return line
+
+    def _value(self) -> Any:
+        line = self._line()
+        kind, rest = line[:1], line[1:]
+        if kind == b"+":
+            return rest.decode("utf-8", "surrogateescape")
+        if kind == b"-":
+            return ErrorReply(rest.decode("utf-8", "surrogateescape"))
+        if kind == b":":
+            return int(rest)
+        if kind == b"_":
+            return None
+        if kind == b"#":
+            return rest == b"t"
+        if kind == b",":
+            return float(rest)
+        size = int(rest)
+        if size < 0:
+            return None
+        if kind == b"$":
+            end = self._at + size
+            if len(self._buffer) < end + 2:
+                raise _Incomplete
+            data = self._buffer[self._at : end]
+            self._at = end + 2
+            return data.decode("utf-8", "surrogateescape")
+        if kind == b"%":
+            return {self._value(): self._value() for _ in range(size)}
+        if kind in (b"*", b"~"):
+            return [self._value() for _ in range(size)]
+        if kind == b">":
+            return Push(self._value() for _ in range(size))
+        raise ValueError(f"the agent sent an unknown type: {line!r}")
+
+
+class Connection(asyncio.Protocol):
+    """A connection whose replies arrive in the order of its commands."""
+
+    def __init__(self, on_push: Callable[[Push], None], on_close: Callable[["Connection"], None]) -> None:
+        self._on_push = on_push
+        self._on_close = on_close
+        self._parser = Parser()
+        self._replies: Deque["asyncio.Future[Any]"] = deque()
+        self._transport: Optional[asyncio.Transport] = None
+        self.socket: Optional[socket.socket] = None
+        self.closed = False
+
+    @classmethod
+    async def open(
+        cls, path: str, on_push: Callable[[Push], None], on_close: Callable[["Connection"], None]
+    ) -> "Connection":
+        """Connects to a Unix socket."""
+        loop = asyncio.get_running_loop()
+        connection = cls(on_push, on_close)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        connection.socket = sock
+        try:
+            await loop.sock_connect(sock, path)
+            await loop.create_unix_connection(lambda: connection, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
+        return connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            values = self._parser.feed(data)
+        except (ValueError, RecursionError):
+            self.abort()
+            return
+        for value in values:
+            if isinstance(value, Push):
+                self._on_push(value)
+            elif self._replies:
+                reply = self._replies.popleft()
+                if reply.done():
+                    continue
+                if isinstance(value, ErrorReply):
+                    reply.set_exception(value)
+                else:
+                    reply.set_result(value)
+
+    def connection_lost(self, exc: Optional[BaseException]) -> None:
+        self.closed = True
+        for reply in self._replies:
+            if not reply.done():
+                reply.set_exception(Disconnected(exc))
+                reply.exception()  # A reply that nobody awaits is not an error.
+        self._replies.clear()
+        self._on_close(self)
+
+    def send(self, *words: Word) -> "asyncio.Future[Any]":
+        """Sends a command and returns its reply to come."""
+        reply = asyncio.get_running_loop().create_future()
+        if self.closed or self._transport is None:
+            reply.set_exception(Disconnected())
+        else:
+            self._replies.append(reply)
+            self._transport.write(encode(words))
+        return reply
+
+    async def call(self, *words: Word, limit: Optional[float] = None) -> Any:
+        """Sends a command and waits for its reply, for at most `limit` seconds.
+
+        Without a reply in time, or when cancelled, it closes the connection: nobody can say what became of the command.
+        """
+        reply = self.send(*words)
+        try:
+            return await asyncio.wait_for(reply, limit)
+        except asyncio.TimeoutError:
+            self.abort()
+            raise Disconnected(TimeoutError(f"no reply to {words[0]} within {limit} s")) from None
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def abandon(self) -> None:
+        """Closes a forked child's copy of the socket, without a word to the agent or to the event loop."""
+        self.closed = True
+        if self.socket is not None:
+            self.socket.close()

@@ -1,0 +1,103 @@
+"""Parts that the synchronous and the asynchronous holds share."""
+
+import os
+import threading
+from typing import Callable, Optional
+
+from ._clock import boot
+from ._errors import LockLost
+from ._session import Grant, Session
+
+DEFAULT_SOCKET = "/run/lockscope/agent.sock"
+KINDS = ("lock", "fair", "read", "write", "fenced", "red")
+
+
+def socket_path(given: "Optional[str | os.PathLike[str]]") -> str:
+    """Returns the given path, else `LOCKSCOPE_SOCKET`, else the usual one."""
+    if given is not None:
+        return os.fspath(given)
+    named = os.environ.get("LOCKSCOPE_SOCKET")
+    if named:
+        return named
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and not os.path.exists(DEFAULT_SOCKET):
+        own = os.path.join(runtime, "lockscope", "agent.sock")
+        if os.path.exists(own):
+            return own
+    return DEFAULT_SOCKET
+
+
+class BaseHold:
+    """One acquisition of a lock."""
+
+    def __init__(self, session: Session, grant: Grant) -> None:
+        self._session = session
+        self._grant = grant
+        self._released = False
+
+    def __repr__(self) -> str:
+        return f"<Hold of {self.name!r} ({self.kind}), {'held' if self.held else 'not held'}>"
+
+    @property
+    def name(self) -> str:
+        return self._grant.name
+
+    @property
+    def kind(self) -> str:
+        return self._grant.kind
+
+    @property
+    def holder(self) -> str:
+        """The holder's id in Redis, new with each grant."""
+        return self._grant.holder
+
+    @property
+    def token(self) -> Optional[int]:
+        """The fencing token of a lock of kind `fenced`; None for other kinds."""
+        return self._grant.token
+
+    @property
+    def held(self) -> bool:
+        """Reports whether the hold is certain. After a loss, a release or the deadline it never is again."""
+        return not self._released and self._grant.held
+
+    @property
+    def at_risk(self) -> bool:
+        """Reports whether renewals are failing while the hold is still valid. Start nothing new meanwhile."""
+        return self.held and self._grant.at_risk
+
+    @property
+    def lost(self) -> threading.Event:
+        """An event that is set once the hold is lost."""
+        return self._grant.lost
+
+    @property
+    def lost_reason(self) -> Optional[str]:
+        """The reason of the loss, None unless it was lost."""
+        return self._grant.reason
+
+    @property
+    def deadline(self) -> float:
+        """The instant until which the hold is certain, in seconds of `CLOCK_BOOTTIME`. Renewals move it."""
+        return self._grant.deadline
+
+    def remaining(self) -> float:
+        """Returns for how many seconds the hold is certain, 0 once it is not."""
+        return max(0.0, self._grant.deadline - boot()) if self.held else 0.0
+
+    def check(self) -> None:
+        """Raises `LockLost` unless the hold is certain. Costs no round trip."""
+        if self._released:
+            raise LockLost(self.name, "it was released")
+        if not self._grant.held:
+            raise LockLost(self.name, self._grant.reason or "")
+
+    def on_lost(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` once when the hold is lost, at once if it already is. It must not block."""
+        self._grant.on_lost.append(listener)
+        if self._grant.reason is not None:
+            listener()
+
+    def on_risk(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` whenever the hold becomes at risk. It must not block."""
+        self._grant.on_risk.append(listener)

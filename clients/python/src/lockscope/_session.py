@@ -1,0 +1,515 @@
+"""One owner's session with the agent, and its grants.
+
+A session serves one owner (a thread or a task) at a time. Replies on a connection keep the order of its commands, so a
+shared connection would report one owner's grant only after another owner's wait has ended.
+"""
+
+import asyncio
+import contextlib
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from ._clock import boot
+from ._connection import Connection, ErrorReply, Push, Word
+from ._errors import Disconnected, LockLost, LockTimeout, LockscopeError, Unavailable, from_reply
+
+#: The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds.
+REPLY_LIMIT = 10.0
+#: The time for which a lock without a time limit waits for an agent that is not there.
+CONNECT_LIMIT = 30.0
+RETRY_PAUSE = 0.1
+#: Renewed deadlines are read again after this part of the remaining validity.
+REFRESH_PART = 1 / 3
+SHORTEST_PAUSE = 0.05
+
+Key = Tuple[str, str]
+Listener = Callable[[], None]
+
+
+class Grant:
+    """One possession of a lock, shared by the handles of an owner that reentered it."""
+
+    def __init__(self, name: str, kind: str, holder: str, token: Optional[int], renewed: bool) -> None:
+        self.name = name
+        self.kind = kind
+        self.holder = holder
+        self.token = token
+        self.renewed = renewed
+        #: The instant on the boot clock at which the hold ends unless it is renewed.
+        self.deadline = 0.0
+        #: The number of holds at the agent, and the number of open handles here.
+        self.count = 0
+        self.handles = 0
+        self.at_risk = False
+        self.reason: Optional[str] = None
+        self.lost = threading.Event()
+        self.on_lost: List[Listener] = []
+        self.on_risk: List[Listener] = []
+        self._losing = threading.Lock()
+
+    @property
+    def held(self) -> bool:
+        """Reports whether the hold is certain. Once it is not, it never is again."""
+        if self.reason is None and boot() >= self.deadline:
+            self.lose("its deadline has passed")
+        return self.reason is None
+
+    def lose(self, reason: str) -> None:
+        with self._losing:
+            if self.reason is not None:
+                return
+            self.reason = reason
+        self.lost.set()
+        for listener in self.on_lost:
+            listener()
+
+    def lose_in_child(self) -> None:
+        """Ends it in a forked child, where locks and threads of the parent cannot be relied on."""
+        self.reason = "this process is a fork of the holder"
+        self.lost = threading.Event()
+        self.lost.set()
+
+    def warn(self, at_risk: bool) -> None:
+        changed, self.at_risk = at_risk and not self.at_risk, at_risk
+        if changed and self.held:
+            for listener in self.on_risk:
+                listener()
+
+
+class Session:
+    """A connection to the agent, and what outlives it."""
+
+    def __init__(self, path: str, grace: float, on_idle: "Callable[[Session], None]") -> None:
+        self._path = path
+        self._grace = grace
+        self._id: Optional[str] = None
+        self._secret = ""
+        self._connection: Optional[Connection] = None
+        self._mutex = asyncio.Lock()
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._tasks: "set[asyncio.Task[None]]" = set()
+        self._closing = False
+        #: The last instant at which the agent surely had this session, on the boot clock.
+        self._proven = 0.0
+        #: A command went unanswered, so that the agent may have holds unknown here.
+        self._uncertain = False
+        self.grants: Dict[Key, Grant] = {}
+        #: The owner served, and who is told when the session is free for another one.
+        self.owner: Optional[object] = None
+        self._on_idle = on_idle
+        #: Calls in progress. A session with neither calls nor grants may serve another owner.
+        self._users = 0
+
+    @property
+    def idle(self) -> bool:
+        return not (self._users or self.grants or self._uncertain or self._mutex.locked())
+
+    # Locks
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self._check_idle()
+
+    def _check_idle(self) -> None:
+        if self.owner is not None and self.idle:
+            self._on_idle(self)
+
+    async def lock(self, name: str, kind: str, wait: Optional[float], lease: Optional[float]) -> Grant:
+        """Acquires the lock, or reenters it."""
+        with self._used():
+            return await self._lock(name, kind, wait, lease)
+
+    async def _lock(self, name: str, kind: str, wait: Optional[float], lease: Optional[float]) -> Grant:
+        end = None if wait is None else boot() + wait
+        await self._mutex.acquire()
+        withdrawal: Optional["asyncio.Task[None]"] = None
+        try:
+            while True:
+                await self._connect(boot() + CONNECT_LIMIT if end is None else end)
+                grant = self.grants.get((name, kind))
+                if grant is not None and not grant.held:
+                    # A grant that arrived after its deadline is released, and the wait goes on.
+                    await self._settle(grant)
+                    if grant.handles:
+                        raise LockLost(name, grant.reason or "")
+                    continue
+                if grant is not None and grant.count > grant.handles:
+                    break
+                assert self._connection is not None
+                left = None if end is None else max(0.0, end - boot())
+                sent = boot()
+                reply = self._connection.send(*_lock_words(name, kind, left, lease, self._id))
+                try:
+                    limit = None if left is None else left + REPLY_LIMIT
+                    answered, _ = await asyncio.wait({reply}, timeout=limit)
+                except asyncio.CancelledError:
+                    withdrawal = self._spawn(self._withdraw(reply, name, kind, lease, sent))
+                    raise
+                if not answered:
+                    self._uncertain = True
+                    self._connection.abort()
+                    raise Unavailable(f"could not acquire {name}: no reply from the agent within {limit:.0f} s")
+                try:
+                    fields = reply.result()
+                except Disconnected:
+                    self._uncertain = True
+                    continue
+                except ErrorReply as error:
+                    if error.code == "DRAINING" and (end is None or boot() < end):
+                        await asyncio.sleep(RETRY_PAUSE)
+                        continue
+                    if error.code == "LOST":
+                        if grant is not None:
+                            raise LockLost(name, str(error)) from None
+                        continue  # Granted and lost before the agent could report it: the wait goes on.
+                    raise from_reply(str(error)) from None
+                self._proven = sent
+                if fields is None:
+                    raise LockTimeout(f"could not acquire {name} within {wait:g} s")
+                self._granted(fields, kind, lease, sent)
+            grant.handles += 1
+            self._arm()
+            return grant
+        finally:
+            if withdrawal is None:
+                self._mutex.release()
+            else:
+                withdrawal.add_done_callback(self._withdrawn)
+
+    async def unlock(self, grant: Grant) -> None:
+        """Closes a handle and releases what it had."""
+        grant.handles -= 1
+        with self._used():
+            async with self._mutex:
+                await self._settle(grant)
+
+    async def extend(self, grant: Grant, lease: Optional[float]) -> None:
+        """Sets a fixed lease from now, or returns the hold to the watchdog."""
+        async with self._mutex:
+            await self._connect(boot() + REPLY_LIMIT)
+            sent = boot()
+            try:
+                valid = await self._call("EXTEND", grant.name, _ms(lease or 0), "KIND", grant.kind, "IN", self._id or "")
+            except Disconnected as error:
+                raise Unavailable(f"could not extend {grant.name}: {error}") from None
+            except ErrorReply as error:
+                if error.code in ("LOST", "NOTHELD"):
+                    grant.lose(str(error))
+                    raise LockLost(grant.name, str(error)) from None
+                raise from_reply(str(error)) from None
+            grant.renewed = not lease
+            grant.deadline = sent + valid / 1000
+            self._arm()
+
+    async def close(self) -> None:
+        """Ends the session and everything it holds."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for grant in self.grants.values():
+            grant.lose("the agent object was closed")
+        self.grants.clear()
+        if self._connection is not None:
+            try:
+                await self._connection.call("QUIT", limit=1.0)
+            except (Disconnected, ErrorReply):
+                pass
+            if self._connection is not None:
+                self._connection.abort()
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+
+    def close_soon(self) -> None:
+        """Ends a session that has no holds, in the background."""
+        self._spawn(self.close())
+
+    def abandon(self) -> None:
+        """Drops it in a forked child: the session stays the parent's."""
+        for grant in self.grants.values():
+            grant.lose_in_child()
+        if self._connection is not None:
+            self._connection.abandon()
+
+    def _granted(self, fields: Dict[str, Any], kind: str, lease: Optional[float], sent: float) -> Grant:
+        grant = self.grants.get((fields["lock"], kind))
+        if grant is None or grant.holder != fields["holder"]:
+            if grant is not None:
+                grant.lose("it was granted again")
+            grant = Grant(fields["lock"], kind, fields["holder"], fields["token"], lease is None)
+            self.grants[grant.name, kind] = grant
+        grant.count = fields["holds"]
+        grant.renewed = grant.renewed or lease is None
+        # The agent measured both after it had received the command, so this is never later than the agent's deadline.
+        waited = fields.get("waited_ms", 0)
+        grant.deadline = max(grant.deadline, sent + (waited + fields["valid_ms"]) / 1000)
+        return grant
+
+    async def _settle(self, grant: Grant) -> None:
+        """Releases what the agent still has beyond the open handles."""
+        try:
+            while grant.count > grant.handles:
+                if not grant.held and self._connection is None:
+                    break
+                await self._connect(grant.deadline)
+                if grant.count <= grant.handles:
+                    break
+                try:
+                    grant.count = await self._call("UNLOCK", grant.name, "KIND", grant.kind, "IN", self._id or "")
+                except Disconnected:
+                    continue
+                except ErrorReply as error:
+                    if error.code in ("LOST", "NOTHELD"):
+                        grant.count = 0
+                        grant.lose(str(error))
+                    elif error.code == "UNAVAILABLE":
+                        grant.count -= 1  # It is not this owner's any more: the agent keeps trying to release it.
+                    else:
+                        raise from_reply(str(error)) from None
+        finally:
+            if grant.handles == 0:
+                self._forget(grant)
+
+    def _forget(self, grant: Grant) -> None:
+        if self.grants.get((grant.name, grant.kind)) is grant:
+            del self.grants[grant.name, grant.kind]
+
+    async def _withdraw(
+        self, reply: "asyncio.Future[Any]", name: str, kind: str, lease: Optional[float], sent: float
+    ) -> None:
+        """Ends a wait that nobody is interested in any more, and releases what it was granted."""
+        try:
+            await one_call(self._path, "CANCEL", self._id or "", self._secret)
+            fields = await asyncio.wait_for(asyncio.shield(reply), REPLY_LIMIT)
+            if fields is not None:
+                await self._settle(self._granted(fields, kind, lease, sent))
+        except (OSError, Disconnected, ErrorReply, LockscopeError, asyncio.TimeoutError):
+            self._uncertain = True
+            if self._connection is not None:
+                self._connection.abort()
+
+    def _withdrawn(self, _: "asyncio.Task[None]") -> None:
+        self._mutex.release()
+        self._check_idle()
+
+    # The connection
+
+    async def _call(self, *words: Word) -> Any:
+        """Runs a command that does not wait for a lock."""
+        assert self._connection is not None
+        sent = boot()
+        try:
+            reply = await self._connection.call(*words, limit=REPLY_LIMIT)
+        except (Disconnected, asyncio.CancelledError):
+            self._uncertain = True
+            raise
+        self._proven = sent
+        return reply
+
+    async def _connect(self, end: Optional[float]) -> None:
+        """Connects, or resumes the session, and retries until the instant `end`."""
+        while self._connection is None:
+            try:
+                await self._open()
+                return
+            except (OSError, Disconnected) as error:
+                cause: Exception = Unavailable(f"no agent at {self._path}: {error}")
+            except ErrorReply as error:
+                cause = from_reply(str(error))
+                if error.code == "GONE":
+                    self._end("the agent has ended the session")
+                    continue
+                if error.code not in ("SESSION", "UNAVAILABLE", "DRAINING"):
+                    raise cause from None
+            if self._closing or (end is not None and boot() >= end):
+                raise cause
+            await asyncio.sleep(RETRY_PAUSE)
+
+    async def _open(self) -> None:
+        connection = await Connection.open(self._path, self._on_push, self._on_close)
+        try:
+            sent = boot()
+            hello = connection.send("HELLO", 3)
+            if self._id is None:
+                try:
+                    ticket = await connection.call(*self._session_words(), limit=REPLY_LIMIT)
+                except ErrorReply as error:
+                    if error.code != "UNAVAILABLE" or not self._grace:
+                        raise
+                    # An agent without a journal grants locks but no grace.
+                    ticket = await connection.call("SESSION", "PUSH", "on", limit=REPLY_LIMIT)
+            else:
+                ticket = await connection.call("RESUME", self._id, self._secret, limit=REPLY_LIMIT)
+                await connection.call("SESSION", "PUSH", "on", limit=REPLY_LIMIT)
+            await hello
+        except BaseException:
+            connection.abort()
+            raise
+        if connection.closed:
+            raise Disconnected
+        self._id, self._secret = ticket["id"], ticket["secret"]
+        self._connection, self._proven, self._uncertain = connection, sent, False
+        self._take_over(ticket.get("holds", []), sent)
+
+    def _session_words(self) -> Tuple[Word, ...]:
+        return ("SESSION", "GRACE", _ms(self._grace), "PUSH", "on") if self._grace else ("SESSION", "PUSH", "on")
+
+    def _take_over(self, rows: List[Dict[str, Any]], sent: float) -> None:
+        """Compares the grants with the agent's list of this session's holds."""
+        listed = {row["holder"]: row for row in rows}
+        for grant in list(self.grants.values()):
+            row = listed.pop(grant.holder, None)
+            if row is None:
+                grant.count = 0
+                grant.lose("the agent does not hold it any more")
+            elif grant.held:  # A deadline that has passed stays passed.
+                grant.count = row["holds"]
+                grant.deadline = sent + row["valid_ms"] / 1000
+                grant.warn(False)
+        for row in listed.values():
+            # Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
+            self._granted(row, row["kind"], None, sent)
+        for grant in self.grants.values():
+            if grant.count > grant.handles:
+                self._spawn(self._settle_later(grant))
+        self._arm()
+
+    async def _settle_later(self, grant: Grant) -> None:
+        async with self._mutex:
+            try:
+                await self._settle(grant)
+            except (LockscopeError, Disconnected):
+                pass
+        self._check_idle()
+
+    def _on_push(self, push: Push) -> None:
+        event, name, kind, *rest = push
+        grant = self.grants.get((name, kind))
+        if grant is None:
+            return
+        if event == "lock-lost":
+            grant.count = 0
+            grant.lose(rest[0])
+        elif event == "lock-jeopardy":
+            grant.warn(True)
+        elif event == "lock-safe":
+            grant.warn(False)
+            self._spawn(self._tend())
+
+    def _on_close(self, connection: Connection) -> None:
+        if connection is not self._connection:
+            return
+        self._connection = None
+        for grant in self.grants.values():
+            grant.deadline = min(grant.deadline, self._proven + self._grace)
+            grant.warn(True)
+        if not self._closing and (self.grants or self._uncertain):
+            self._spawn(self._recover())
+        elif not self._users:
+            self._id = None
+
+    async def _recover(self) -> None:
+        """Resumes the session for as long as something may be held."""
+        end = max([boot(), *(grant.deadline for grant in self.grants.values())])
+        if self._uncertain:
+            end = max(end, self._proven + self._grace)
+        async with self._mutex:
+            try:
+                await self._connect(end)
+            except LockscopeError as error:
+                self._end(str(error))
+        self._check_idle()
+
+    def _end(self, reason: str) -> None:
+        """Gives up a session that cannot be resumed."""
+        self._id, self._uncertain = None, False
+        for grant in self.grants.values():
+            grant.count = 0
+            grant.lose(reason)
+
+    # Deadlines
+
+    def _arm(self) -> None:
+        """Sets the timer for the next deadline or the next look at renewed ones."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = boot()
+        live = [grant for grant in self.grants.values() if grant.reason is None]
+        if live:
+            pause = min((g.deadline - now) * (REFRESH_PART if g.renewed else 1) for g in live)
+            pause = max(pause, SHORTEST_PAUSE)
+            self._timer = asyncio.get_running_loop().call_later(pause, lambda: self._spawn(self._tend()))
+
+    async def _tend(self) -> None:
+        """Ends holds whose deadline has passed, and reads the deadlines of the others."""
+        try:
+            if any([grant.held and grant.renewed for grant in self.grants.values()]) and self._connection is not None:
+                if self._mutex.locked():  # The owner waits for another lock, and replies keep their order.
+                    await self._refresh_from_outside()
+                else:
+                    async with self._mutex:
+                        await self._refresh()
+        except (OSError, Disconnected, ErrorReply):
+            pass  # Whoever finds the connection lost reconnects.
+        self._arm()
+
+    async def _refresh(self) -> None:
+        if self._connection is None:
+            return
+        sent = boot()
+        for row in await self._call("HOLDS"):
+            self._renewed(row, sent)
+
+    async def _refresh_from_outside(self) -> None:
+        for grant in list(self.grants.values()):
+            cursor = "0"
+            while True:
+                sent = boot()
+                cursor, rows = await one_call(self._path, "LOCKS", "MATCH", grant.name, "CURSOR", cursor, "COUNT", 1000)
+                for row in rows:
+                    if row["state"] == "held":
+                        self._renewed(row, sent)
+                if cursor == "0":
+                    break
+
+    def _renewed(self, row: Dict[str, Any], sent: float) -> None:
+        grant = self.grants.get((row["lock"], row["kind"]))
+        # A hold whose deadline passed before this reply came stays lost.
+        if grant is not None and grant.holder == row["holder"] and grant.held and self._connection is not None:
+            grant.deadline = sent + row["valid_ms"] / 1000
+
+    def _spawn(self, work: Any) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def one_call(path: str, *words: Word) -> Any:
+    """Runs one command on a connection of its own."""
+    connection = await Connection.open(path, lambda _: None, lambda _: None)
+    try:
+        connection.send("HELLO", 3)
+        return await connection.call(*words, limit=REPLY_LIMIT)
+    finally:
+        connection.abort()
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _lock_words(
+    name: str, kind: str, wait: Optional[float], lease: Optional[float], session: Optional[str]
+) -> Tuple[Word, ...]:
+    words: List[Word] = ["LOCK", name, "KIND", kind]
+    if wait is not None:
+        words += ["WAIT", _ms(wait)]
+    if lease is not None:
+        words += ["LEASE", _ms(lease)]
+    return (*words, "IN", session or "")

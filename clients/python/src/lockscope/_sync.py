@@ -1,0 +1,171 @@
+"""Locks for threads. Each thread is an owner of its own: threads exclude each other, and a thread can reenter its locks."""
+
+import asyncio
+import atexit
+import os
+import selectors
+import threading
+import weakref
+from typing import Any, Coroutine, List, Optional, TypeVar, Union
+
+from . import aio
+from ._errors import LockLost, LockTimeout, LockscopeError
+from ._hold import BaseHold, socket_path
+from ._session import Grant, Session
+
+T = TypeVar("T")
+
+_agents: "weakref.WeakSet[Agent]" = weakref.WeakSet()
+#: Event loops of the parent process. A forked child must neither use nor collect them.
+_abandoned: List["_Engine"] = []
+
+
+class _Owner:
+    """Stands for a thread."""
+
+
+class _Engine:
+    """An event loop in a thread of its own, and its agent."""
+
+    def __init__(self, path: str, grace: float) -> None:
+        self.pid = os.getpid()
+        # A poll selector has no state in the kernel that a forked child could disturb.
+        self._loop = asyncio.SelectorEventLoop(selectors.PollSelector())
+        self.agent = aio.Agent(path, grace=grace)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="lockscope", daemon=True)
+        self._thread.start()
+
+    def run(self, work: "Coroutine[Any, Any, T]") -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # An interrupted wait ends at the agent too.
+            raise
+
+    def close(self) -> None:
+        self.run(self.agent.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Hold(BaseHold):
+    """A hold of a lock: a context manager that releases it."""
+
+    def __init__(self, engine: _Engine, session: Session, grant: Grant) -> None:
+        super().__init__(session, grant)
+        self._engine = engine
+
+    def extend(self, lease: Optional[float]) -> None:
+        """Sets a fixed lease of this many seconds from now and ends renewal; None returns to renewal."""
+        self.check()
+        self._engine.run(self._session.extend(self._grant, lease))
+
+    def release(self) -> None:
+        """Releases the hold. Raises `LockLost` if it was lost before. Further calls do nothing.
+
+        In a forked child it does nothing: the hold is the parent's.
+        """
+        if self._released or self._engine.pid != os.getpid():
+            return
+        self._released = True
+        self._engine.run(self._session.unlock(self._grant))
+        if self._grant.reason is not None:
+            raise LockLost(self.name, self._grant.reason)
+
+    def __enter__(self) -> "Hold":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            self.release()
+        except LockscopeError:
+            if error is None:
+                raise
+
+
+class Agent:
+    """The agent of this host. One object serves all threads of a process."""
+
+    def __init__(self, socket: "Optional[Union[str, os.PathLike[str]]]" = None, *, grace: float = aio.GRACE) -> None:
+        """`socket` defaults to `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`.
+
+        `grace` is how many seconds holds outlive a lost connection or a restart of the agent; 0 disables that.
+        """
+        self._path = socket_path(socket)
+        self._grace = grace
+        self._engine: Optional[_Engine] = None
+        self._starting = threading.Lock()
+        self._thread = threading.local()
+        _agents.add(self)
+
+    def lock(
+        self, name: str, *, wait: Optional[float] = None, kind: str = "lock", lease: Optional[float] = None
+    ) -> Hold:
+        """Acquires a lock, or reenters it: `with agent.lock("orders:42", wait=60) as hold`.
+
+        `wait` is in seconds; None waits for as long as it takes. `kind` is `lock`, `fair`, `read`, `write`, `fenced`
+        or `red`. With `lease`, in seconds, nothing renews the hold. Raises `LockTimeout` when the wait is over,
+        `Unavailable` when the agent or Redis cannot be reached, and `Rejected` when the agent refuses.
+        """
+        engine = self._running()
+        hold = engine.run(engine.agent.acquire(self._owner(), name, wait, kind, lease))
+        return Hold(engine, hold._session, hold._grant)
+
+    def try_lock(self, name: str, *, kind: str = "lock", lease: Optional[float] = None) -> Optional[Hold]:
+        """Acquires a lock if it is free, otherwise returns None."""
+        try:
+            return self.lock(name, wait=0, kind=kind, lease=lease)
+        except LockTimeout:
+            return None
+
+    def close(self) -> None:
+        """Releases everything and closes the connections. The next `lock` opens new ones."""
+        with self._starting:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> "Agent":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.close()
+
+    def _owner(self) -> _Owner:
+        owner: Optional[_Owner] = getattr(self._thread, "owner", None)
+        if owner is None:
+            owner = self._thread.owner = _Owner()
+        return owner
+
+    def _running(self) -> _Engine:
+        if self._engine is None:
+            with self._starting:
+                if self._engine is None:
+                    self._engine = _Engine(self._path, self._grace)
+        return self._engine
+
+    def _abandon(self) -> None:
+        if self._engine is not None:
+            _abandoned.append(self._engine)
+        self._engine = None
+        self._starting = threading.Lock()
+        self._thread = threading.local()
+
+
+def _after_fork_in_child() -> None:
+    for agent in _agents:
+        agent._abandon()
+
+
+def _at_exit() -> None:
+    for agent in list(_agents):
+        try:
+            agent.close()
+        except LockscopeError:
+            pass
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)

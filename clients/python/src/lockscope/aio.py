@@ -1,0 +1,155 @@
+"""Locks for asyncio. Each task is an owner of its own: tasks exclude each other, and a task can reenter its locks."""
+
+import asyncio
+import os
+import weakref
+from typing import Any, Generator, List, Optional, Union
+
+from ._errors import LockLost, LockTimeout, LockscopeError, Unavailable
+from ._hold import BaseHold, socket_path
+from ._session import Session
+
+#: The number of connections without a hold that are kept for the next owner.
+SPARE_SESSIONS = 8
+#: How long a session outlives its connection, in seconds.
+GRACE = 60.0
+
+_agents: "weakref.WeakSet[Agent]" = weakref.WeakSet()
+
+
+class Hold(BaseHold):
+    """A hold of a lock: an asynchronous context manager that releases it."""
+
+    async def extend(self, lease: Optional[float]) -> None:
+        """Sets a fixed lease of this many seconds from now and ends renewal; None returns to renewal."""
+        self.check()
+        await self._session.extend(self._grant, lease)
+
+    async def release(self) -> None:
+        """Releases the hold. Raises `LockLost` if it was lost before. Further calls do nothing."""
+        if self._released:
+            return
+        self._released = True
+        await self._session.unlock(self._grant)
+        if self._grant.reason is not None:
+            raise LockLost(self.name, self._grant.reason)
+
+    async def __aenter__(self) -> "Hold":
+        return self
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            await self.release()
+        except LockscopeError:
+            if error is None:
+                raise
+
+
+class _Acquisition:
+    """The result of `Agent.lock`: awaited it gives the hold, in `async with` it acquires and releases it."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._hold: Optional[Hold] = None
+
+    def __await__(self) -> Generator[Any, None, Hold]:
+        return self._work.__await__()  # type: ignore[no-any-return]
+
+    async def __aenter__(self) -> Hold:
+        self._hold = await self._work
+        return self._hold
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        assert self._hold is not None
+        await self._hold.__aexit__(kind, error, trace)
+
+
+class Agent:
+    """The agent of this host, as seen from one event loop."""
+
+    def __init__(self, socket: "Optional[Union[str, os.PathLike[str]]]" = None, *, grace: float = GRACE) -> None:
+        """`socket` defaults to `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`.
+
+        `grace` is how many seconds holds outlive a lost connection or a restart of the agent; 0 disables that.
+        """
+        self._path = socket_path(socket)
+        self._grace = grace
+        self._owners: "weakref.WeakKeyDictionary[Any, Session]" = weakref.WeakKeyDictionary()
+        self._sessions: "set[Session]" = set()
+        self._spare: List[Session] = []
+        self._closed = False
+        self._pid = os.getpid()
+        _agents.add(self)
+
+    def lock(
+        self, name: str, *, wait: Optional[float] = None, kind: str = "lock", lease: Optional[float] = None
+    ) -> _Acquisition:
+        """Acquires a lock, or reenters it: `async with agent.lock("orders:42", wait=60) as hold`.
+
+        `wait` is in seconds; None waits for as long as it takes. `kind` is `lock`, `fair`, `read`, `write`, `fenced`
+        or `red`. With `lease`, in seconds, nothing renews the hold. Raises `LockTimeout` when the wait is over,
+        `Unavailable` when the agent or Redis cannot be reached, and `Rejected` when the agent refuses.
+        """
+        return _Acquisition(self.acquire(asyncio.current_task(), name, wait, kind, lease))
+
+    async def try_lock(self, name: str, *, kind: str = "lock", lease: Optional[float] = None) -> Optional[Hold]:
+        """Acquires a lock if it is free, otherwise returns None."""
+        try:
+            return await self.lock(name, wait=0, kind=kind, lease=lease)
+        except LockTimeout:
+            return None
+
+    async def acquire(
+        self, owner: object, name: str, wait: Optional[float], kind: str, lease: Optional[float]
+    ) -> Hold:
+        """Acquires a lock for an owner other than the current task."""
+        if self._closed:
+            raise Unavailable("this Agent is closed")
+        if os.getpid() != self._pid:
+            raise Unavailable("this Agent belongs to the parent process: create one after the fork")
+        session = self._session(owner)
+        return Hold(session, await session.lock(name, kind, wait, lease))
+
+    def _session(self, owner: object) -> Session:
+        session = self._owners.get(owner)
+        if session is None or session.owner is not owner:
+            session = self._spare.pop() if self._spare else Session(self._path, self._grace, self._on_idle)
+            session.owner = owner
+            self._sessions.add(session)
+            self._owners[owner] = session
+        return session
+
+    def _on_idle(self, session: Session) -> None:
+        session.owner = None
+        if len(self._spare) < SPARE_SESSIONS and not self._closed:
+            self._spare.append(session)
+        else:
+            self._sessions.discard(session)
+            session.close_soon()
+
+    async def close(self) -> None:
+        """Releases everything and closes the connections."""
+        self._closed = True
+        sessions, self._sessions = self._sessions, set()
+        self._spare.clear()
+        await asyncio.gather(*(session.close() for session in sessions))
+
+    async def __aenter__(self) -> "Agent":
+        return self
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        await self.close()
+
+    def _abandon(self) -> None:
+        for session in self._sessions:
+            session.abandon()
+        self._sessions.clear()
+        self._spare.clear()
+
+
+def _after_fork_in_child() -> None:
+    for agent in _agents:
+        agent._abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
