@@ -1,0 +1,243 @@
+// Drives this library for the conformance suite, as told on standard input.
+//
+// Reads a command a line: `<tag> <task> <verb> <arguments>`. A task is a goroutine with an owner of its own, which runs
+// its commands one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as `event <JSON>`. The verbs:
+//
+//	lock <handle> <name> [wait=<ms>] [lease=<ms>] [kind=<kind>]
+//	check <handle> | release <handle> | extend <handle> <ms>
+//	many <count>   one lock for each of that many tasks; `unmany` releases them
+//	cancel <tag>   cancels a command
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	lockscope "github.com/lockscope/lockscope/clients/go"
+)
+
+type answer = map[string]any
+
+type command struct {
+	tag, verb string
+	words     []string
+	ctx       context.Context
+}
+
+var (
+	agent = lockscope.NewAgent()
+
+	mu      sync.Mutex
+	holds   = map[string]*lockscope.Hold{}
+	cancels = map[string]context.CancelFunc{}
+
+	printing sync.Mutex
+
+	errs      []string
+	unmany    chan struct{}
+	manyTasks sync.WaitGroup
+)
+
+func say(tag string, value any) {
+	line, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	printing.Lock()
+	defer printing.Unlock()
+	fmt.Println(tag, string(line))
+}
+
+func failure(err error) answer {
+	var rejected *lockscope.RejectedError
+	word := ""
+	switch {
+	case errors.Is(err, lockscope.ErrTimeout):
+		word = "timeout"
+	case errors.Is(err, lockscope.ErrLost):
+		word = "lost"
+	case errors.Is(err, lockscope.ErrUnavailable):
+		word = "unavailable"
+	case errors.Is(err, context.Canceled):
+		word = "cancelled"
+	case errors.As(err, &rejected):
+		word = rejected.Code
+	default:
+		panic(err)
+	}
+	return answer{"error": word, "text": err.Error()}
+}
+
+func options(words []string) (opts []lockscope.LockOption) {
+	for _, word := range words {
+		name, value, _ := strings.Cut(word, "=")
+		switch name {
+		case "wait":
+			opts = append(opts, lockscope.Wait(millis(value)))
+		case "lease":
+			opts = append(opts, lockscope.Lease(millis(value)))
+		case "kind":
+			opts = append(opts, lockscope.OfKind(lockscope.Kind(value)))
+		}
+	}
+	return opts
+}
+
+func millis(word string) time.Duration {
+	count, err := strconv.Atoi(word)
+	if err != nil {
+		panic(err)
+	}
+	return time.Duration(count) * time.Millisecond
+}
+
+func describe(hold *lockscope.Hold) answer {
+	var token any
+	if hold.Kind() == lockscope.Fenced {
+		token = hold.Token()
+	}
+	return answer{"token": token, "holder": hold.Holder(), "remaining": hold.Remaining().Milliseconds()}
+}
+
+func find(handle string) *lockscope.Hold {
+	mu.Lock()
+	defer mu.Unlock()
+	return holds[handle]
+}
+
+func lock(c command) answer {
+	hold, err := agent.Lock(c.ctx, c.words[1], options(c.words[2:])...)
+	if err != nil {
+		return failure(err)
+	}
+	handle := c.words[0]
+	mu.Lock()
+	holds[handle] = hold
+	mu.Unlock()
+	context.AfterFunc(hold.Context(), func() {
+		var lost *lockscope.LostError
+		if errors.As(context.Cause(hold.Context()), &lost) {
+			say("event", answer{"lost": handle, "reason": lost.Reason})
+		}
+	})
+	hold.OnRisk(func() { say("event", answer{"risk": handle}) })
+	return describe(hold)
+}
+
+func check(handle string) answer {
+	hold := find(handle)
+	// Asked first: the context must know of a deadline that has passed without any timer having run.
+	ended := hold.Context().Err() != nil
+	err := hold.Check()
+	if ended != (err != nil) {
+		panic(fmt.Sprint("context and check disagree: ", ended, err))
+	}
+	if err != nil {
+		return failure(err)
+	}
+	return describe(hold)
+}
+
+func many(count int) answer {
+	unmany = make(chan struct{})
+	var granted sync.WaitGroup
+	granted.Add(count)
+	for i := range count {
+		manyTasks.Add(1)
+		go func() {
+			defer manyTasks.Done()
+			hold, err := agent.Lock(context.Background(), fmt.Sprint("many:", i), lockscope.Wait(time.Minute))
+			note(err)
+			granted.Done()
+			if err == nil {
+				<-unmany
+				note(hold.Release())
+			}
+		}()
+	}
+	granted.Wait()
+	return noted()
+}
+
+func note(err error) {
+	if err != nil {
+		mu.Lock()
+		errs = append(errs, err.Error())
+		mu.Unlock()
+	}
+}
+
+func noted() answer {
+	mu.Lock()
+	defer mu.Unlock()
+	return answer{"errors": append([]string{}, errs...)}
+}
+
+func run(c command) answer {
+	switch c.verb {
+	case "lock":
+		return lock(c)
+	case "check":
+		return check(c.words[0])
+	case "release":
+		if err := find(c.words[0]).Release(); err != nil {
+			return failure(err)
+		}
+		return answer{}
+	case "extend":
+		if err := find(c.words[0]).Extend(millis(c.words[1])); err != nil {
+			return failure(err)
+		}
+		return describe(find(c.words[0]))
+	case "many":
+		count, err := strconv.Atoi(c.words[0])
+		if err != nil {
+			panic(err)
+		}
+		return many(count)
+	case "unmany":
+		close(unmany)
+		manyTasks.Wait()
+		return noted()
+	}
+	panic("no such command: " + c.verb)
+}
+
+func main() {
+	queues := map[string]chan command{}
+	owners := map[string]context.Context{}
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		words := strings.Fields(lines.Text())
+		tag, task, verb, words := words[0], words[1], words[2], words[3:]
+		if verb == "cancel" {
+			mu.Lock()
+			cancels[words[0]]()
+			mu.Unlock()
+			say(tag, answer{})
+			continue
+		}
+		if queues[task] == nil {
+			queue := make(chan command, 100)
+			queues[task], owners[task] = queue, lockscope.WithOwner(context.Background())
+			go func() {
+				for c := range queue {
+					say(c.tag, run(c))
+				}
+			}()
+		}
+		ctx, cancel := context.WithCancel(owners[task])
+		mu.Lock()
+		cancels[tag] = cancel
+		mu.Unlock()
+		queues[task] <- command{tag, verb, words, ctx}
+	}
+	agent.Close()
+}

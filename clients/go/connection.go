@@ -1,0 +1,222 @@
+package lockscope
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// replyLimit bounds the wait for replies that do not wait for a lock. The agent itself answers within about two seconds.
+const replyLimit = 10 * time.Second
+
+// push is an event that the agent sent unsolicited.
+type push []any
+
+// pending is a command whose reply has not been read.
+type pending struct {
+	done  chan struct{}
+	value any
+	err   error
+}
+
+// connection speaks RESP3 over a Unix socket. Replies arrive in the order of the commands.
+type connection struct {
+	socket  net.Conn
+	onPush  func(push)
+	onClose func(*connection)
+
+	mu      sync.Mutex
+	waiting []*pending
+	closed  bool
+}
+
+func dial(path string, onPush func(push), onClose func(*connection)) (*connection, error) {
+	socket, err := net.DialTimeout("unix", path, replyLimit)
+	if err != nil {
+		return nil, err
+	}
+	c := &connection{socket: socket, onPush: onPush, onClose: onClose}
+	go c.read()
+	c.send("HELLO", 3)
+	return c, nil
+}
+
+// send sends a command of strings and whole numbers.
+func (c *connection) send(words ...any) *pending {
+	p := &pending{done: make(chan struct{})}
+	bytes := fmt.Appendf(nil, "*%d\r\n", len(words))
+	for _, word := range words {
+		text := fmt.Sprint(word)
+		bytes = fmt.Appendf(bytes, "$%d\r\n%s\r\n", len(text), text)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		p.err = errDisconnected
+		close(p.done)
+		return p
+	}
+	c.waiting = append(c.waiting, p)
+	// A failure to write ends the reader too, which then fails every pending command.
+	if _, err := c.socket.Write(bytes); err != nil {
+		c.socket.Close()
+	}
+	return p
+}
+
+// call sends a command and waits for its reply. Without one in time it closes the connection.
+func (c *connection) call(words ...any) (any, error) {
+	p := c.send(words...)
+	limit := time.NewTimer(replyLimit)
+	defer limit.Stop()
+	select {
+	case <-p.done:
+		return p.value, p.err
+	case <-limit.C:
+		c.socket.Close()
+		return nil, fmt.Errorf("%w: no reply to %v within %v", errDisconnected, words[0], replyLimit)
+	}
+}
+
+func (c *connection) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}
+
+func (c *connection) read() {
+	reader := bufio.NewReader(c.socket)
+	var err error
+	for err == nil {
+		var value any
+		if value, err = readValue(reader); err != nil {
+			break
+		}
+		if event, ok := value.(push); ok {
+			c.onPush(event)
+			continue
+		}
+		c.mu.Lock()
+		if len(c.waiting) == 0 {
+			c.mu.Unlock()
+			break
+		}
+		p := c.waiting[0]
+		c.waiting = c.waiting[1:]
+		c.mu.Unlock()
+		if failure, ok := value.(replyError); ok {
+			p.err = failure
+		} else {
+			p.value = value
+		}
+		close(p.done)
+	}
+	c.socket.Close()
+	c.mu.Lock()
+	c.closed = true
+	waiting := c.waiting
+	c.waiting = nil
+	c.mu.Unlock()
+	c.onClose(c)
+	for _, p := range waiting {
+		p.err = errDisconnected
+		close(p.done)
+	}
+}
+
+// readValue reads one RESP2 or RESP3 value: nil, bool, int64, string, []any, map[string]any, push or replyError.
+func readValue(reader *bufio.Reader) (any, error) {
+	line, err := reader.ReadString('\n')
+	if err != nil {
+		return nil, err
+	}
+	if len(line) < 3 {
+		return nil, fmt.Errorf("the agent sent an empty line")
+	}
+	kind, rest := line[0], line[1:len(line)-2]
+	switch kind {
+	case '+', ',':
+		return rest, nil
+	case '-':
+		return replyError(rest), nil
+	case ':':
+		return strconv.ParseInt(rest, 10, 64)
+	case '_':
+		return nil, nil
+	case '#':
+		return rest == "t", nil
+	}
+	size, err := strconv.Atoi(rest)
+	if err != nil {
+		return nil, err
+	}
+	if size < 0 {
+		return nil, nil
+	}
+	switch kind {
+	case '$':
+		bytes := make([]byte, size+2)
+		if _, err := io.ReadFull(reader, bytes); err != nil {
+			return nil, err
+		}
+		return string(bytes[:size]), nil
+	case '*', '~':
+		return readItems(reader, size)
+	case '>':
+		items, err := readItems(reader, size)
+		return push(items), err
+	case '%':
+		items, err := readItems(reader, 2*size)
+		if err != nil {
+			return nil, err
+		}
+		fields := make(map[string]any, size)
+		for i := 0; i < len(items); i += 2 {
+			fields[text(items[i])] = items[i+1]
+		}
+		return fields, nil
+	}
+	return nil, fmt.Errorf("the agent sent an unknown type: %q", line)
+}
+
+func readItems(reader *bufio.Reader, size int) ([]any, error) {
+	items := []any{}
+	for range size {
+		item, err := readValue(reader)
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, item)
+	}
+	return items, nil
+}
+
+// text returns a field that the protocol defines as a string, empty if it is not there.
+func text(value any) string {
+	word, _ := value.(string)
+	return word
+}
+
+// number returns a field that the protocol defines as a whole number, 0 if it is not there.
+func number(value any) int64 {
+	count, _ := value.(int64)
+	return count
+}
+
+func millis(value any) time.Duration {
+	return time.Duration(number(value)) * time.Millisecond
+}
+
+// callOnce runs one command on a connection of its own.
+func callOnce(path string, words ...any) (any, error) {
+	c, err := dial(path, func(push) {}, func(*connection) {})
+	if err != nil {
+		return nil, err
+	}
+	defer c.socket.Close()
+	return c.call(words...)
+}

@@ -1,0 +1,3 @@
+module github.com/lockscope/lockscope/clients/go
+
+go 1.22

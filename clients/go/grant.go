@@ -1,0 +1,203 @@
+package lockscope
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// grant is one possession of a lock, shared by the holds of an owner that reentered it.
+type grant struct {
+	name, kind, holder string
+	token              int64
+
+	mu       sync.Mutex
+	renewed  bool
+	deadline time.Duration // on the boot clock
+	count    int64         // holds at the agent
+	handles  int64         // open holds here
+	atRisk   bool
+	lost     *LostError
+	onLost   []func(error)
+	onRisk   []func()
+}
+
+// held reports whether the hold is certain. Once it is not, it never is again.
+func (g *grant) held() bool { return g.err() == nil }
+
+func (g *grant) err() error {
+	g.mu.Lock()
+	if g.lost == nil && boot() >= g.deadline {
+		return g.loseLocked("its deadline has passed")
+	}
+	defer g.mu.Unlock()
+	if g.lost == nil {
+		return nil
+	}
+	return g.lost
+}
+
+func (g *grant) lose(reason string) {
+	g.mu.Lock()
+	if g.lost == nil {
+		_ = g.loseLocked(reason)
+		return
+	}
+	g.mu.Unlock()
+}
+
+// loseLocked ends it and unlocks the mutex before anybody hears of it.
+func (g *grant) loseLocked(reason string) error {
+	g.lost = &LostError{Name: g.name, Reason: reason}
+	listeners, lost := g.onLost, g.lost
+	g.mu.Unlock()
+	for _, listener := range listeners {
+		listener(lost)
+	}
+	return lost
+}
+
+// whenLost calls the listener once when the hold is lost.
+func (g *grant) whenLost(listener func(error)) {
+	g.mu.Lock()
+	g.onLost = append(g.onLost, listener)
+	lost := g.lost
+	g.mu.Unlock()
+	if lost != nil {
+		listener(lost)
+	}
+}
+
+func (g *grant) warn(atRisk bool) {
+	g.mu.Lock()
+	var listeners []func()
+	if atRisk && !g.atRisk && g.lost == nil {
+		listeners = g.onRisk
+	}
+	g.atRisk = atRisk
+	g.mu.Unlock()
+	for _, listener := range listeners {
+		go listener()
+	}
+}
+
+// update changes fields under the mutex.
+func (g *grant) update(change func(*grant)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	change(g)
+}
+
+// surplus reports whether the agent has more holds than are open here.
+func (g *grant) surplus() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.count > g.handles
+}
+
+// until returns the deadline, how long it is until then, and whether it is renewed.
+func (g *grant) until() (time.Duration, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.deadline - boot(), g.renewed
+}
+
+// Hold is one acquisition of a lock. It ends with Release.
+type Hold struct {
+	session *session
+	grant   *grant
+	ctx     context.Context
+	end     context.CancelCauseFunc
+	once    sync.Once
+	err     error
+}
+
+func newHold(parent context.Context, s *session, g *grant) *Hold {
+	h := &Hold{session: s, grant: g}
+	ctx, cancel := context.WithCancelCause(parent)
+	h.ctx, h.end = heldContext{Context: ctx, hold: h}, cancel
+	g.whenLost(func(err error) { cancel(err) })
+	return h
+}
+
+// heldContext notices a deadline that has passed even before any timer could run, as in a process that was stopped.
+type heldContext struct {
+	context.Context
+	hold *Hold
+}
+
+func (c heldContext) Err() error {
+	c.hold.grant.held()
+	return c.Context.Err()
+}
+
+// Name returns the lock's name.
+func (h *Hold) Name() string { return h.grant.name }
+
+// Kind returns the lock's kind.
+func (h *Hold) Kind() Kind { return Kind(h.grant.kind) }
+
+// Holder returns the holder's id in Redis, new with each grant.
+func (h *Hold) Holder() string { return h.grant.holder }
+
+// Token returns the fencing token of a lock of kind Fenced, 0 for other kinds.
+func (h *Hold) Token() int64 { return h.grant.token }
+
+// Context returns a context that is cancelled when the hold is lost or released; context.Cause tells which. Locks
+// acquired with it belong to the same owner.
+func (h *Hold) Context() context.Context { return h.ctx }
+
+// Check returns a *LostError unless the hold is certain. It costs no round trip.
+func (h *Hold) Check() error {
+	if err := h.grant.err(); err != nil {
+		return err
+	}
+	if h.ctx.Err() != nil && context.Cause(h.ctx) == ErrReleased {
+		return &LostError{Name: h.Name(), Reason: "it was released"}
+	}
+	return nil
+}
+
+// Remaining returns for how long the hold is certain, 0 once it is not.
+func (h *Hold) Remaining() time.Duration {
+	if h.Check() != nil {
+		return 0
+	}
+	left, _ := h.grant.until()
+	return max(0, left)
+}
+
+// AtRisk reports whether renewals are failing while the hold is still valid. Start nothing new meanwhile.
+func (h *Hold) AtRisk() bool {
+	h.grant.mu.Lock()
+	defer h.grant.mu.Unlock()
+	return h.grant.atRisk && h.grant.lost == nil
+}
+
+// OnRisk calls the listener, in a goroutine of its own, whenever the hold becomes at risk.
+func (h *Hold) OnRisk(listener func()) {
+	h.grant.update(func(g *grant) { g.onRisk = append(g.onRisk, listener) })
+}
+
+// Extend sets a fixed lease from now and ends renewal. A lease of 0 returns the hold to renewal.
+func (h *Hold) Extend(lease time.Duration) error {
+	if err := h.Check(); err != nil {
+		return err
+	}
+	return h.session.extend(h.grant, lease)
+}
+
+// Release releases the hold and cancels its context. It returns a *LostError if the hold was lost before. Further calls
+// return the same.
+func (h *Hold) Release() error {
+	h.once.Do(func() {
+		h.err = h.session.unlock(h.grant)
+		h.grant.mu.Lock()
+		if h.grant.lost != nil {
+			h.err = h.grant.lost
+		}
+		h.grant.mu.Unlock()
+		h.end(ErrReleased)
+	})
+	return h.err
+}

@@ -1,0 +1,641 @@
+package lockscope
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+const (
+	retryPause = 100 * time.Millisecond
+	// connectLimit bounds the wait for an agent that is not there.
+	connectLimit = 30 * time.Second
+	// Renewed deadlines are read again after a third of the remaining validity.
+	refreshDivisor = 3
+	shortestPause  = 50 * time.Millisecond
+	forever        = time.Duration(1<<63 - 1)
+)
+
+type key struct{ name, kind string }
+
+// session is one owner's connection to the agent, and what outlives it. Replies on a connection keep the order of its
+// commands, so owners that wait do not share one.
+type session struct {
+	path   string
+	grace  time.Duration
+	onIdle func(*session)
+	turn   chan struct{} // holds a value while a command runs
+	owner  *owner        // guarded by the agent
+
+	mu         sync.Mutex
+	conn       *connection
+	id, secret string
+	proven     time.Duration // the last instant at which the agent surely had this session
+	uncertain  bool          // a command went unanswered: the agent may have holds unknown here
+	grants     map[key]*grant
+	users      int
+	timer      *time.Timer
+	closing    bool
+}
+
+func newSession(path string, grace time.Duration, onIdle func(*session)) *session {
+	return &session{path: path, grace: grace, onIdle: onIdle, turn: make(chan struct{}, 1), grants: map[key]*grant{}}
+}
+
+func (s *session) enter() {
+	s.mu.Lock()
+	s.users++
+	s.mu.Unlock()
+}
+
+func (s *session) leave() {
+	s.mu.Lock()
+	s.users--
+	idle := s.idleLocked()
+	s.mu.Unlock()
+	if idle {
+		s.onIdle(s)
+	}
+}
+
+func (s *session) idleLocked() bool {
+	return s.users == 0 && len(s.grants) == 0 && !s.uncertain
+}
+
+// background runs work as a user of the session that has the turn.
+func (s *session) background(work func()) {
+	s.enter()
+	go func() {
+		defer s.leave()
+		s.turn <- struct{}{}
+		defer func() { <-s.turn }()
+		work()
+	}()
+}
+
+func (s *session) connected() *connection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conn
+}
+
+func (s *session) find(name, kind string) *grant {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.grants[key{name, kind}]
+}
+
+func (s *session) all() []*grant {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	grants := make([]*grant, 0, len(s.grants))
+	for _, g := range s.grants {
+		grants = append(grants, g)
+	}
+	return grants
+}
+
+// lock acquires the lock, or reenters it. The caller has entered the session, and leaves it.
+func (s *session) lock(ctx context.Context, name string, o options) (*grant, error) {
+	end := forever
+	if o.limited {
+		end = boot() + o.wait
+	}
+	select {
+	case s.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	withdrawn := false
+	defer func() {
+		if !withdrawn {
+			<-s.turn
+		}
+	}()
+	for {
+		if err := s.connect(ctx, min(end, boot()+connectLimit)); err != nil {
+			return nil, err
+		}
+		g := s.find(name, string(o.kind))
+		if g != nil {
+			if lost := g.err(); lost != nil {
+				// A grant that arrived after its deadline is released, and the wait goes on.
+				if err := s.settle(g); err != nil {
+					return nil, err
+				}
+				if s.find(name, string(o.kind)) != nil {
+					return nil, lost
+				}
+				continue
+			}
+			if g.surplus() {
+				g.update(func(g *grant) { g.handles++ })
+				s.arm()
+				return g, nil
+			}
+		}
+		conn := s.connected()
+		if conn == nil {
+			continue
+		}
+		words := []any{"LOCK", name, "KIND", o.kind}
+		var overdue <-chan time.Time
+		if o.limited {
+			left := max(0, end-boot())
+			words = append(words, "WAIT", left.Milliseconds())
+			limit := time.NewTimer(left + replyLimit)
+			defer limit.Stop()
+			overdue = limit.C
+		}
+		if o.lease > 0 {
+			words = append(words, "LEASE", o.lease.Milliseconds())
+		}
+		s.mu.Lock()
+		words = append(words, "IN", s.id)
+		s.mu.Unlock()
+		sent := boot()
+		p := conn.send(words...)
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+			withdrawn = true
+			s.enter()
+			go func() {
+				defer s.leave()
+				defer func() { <-s.turn }()
+				s.withdraw(conn, p, o, sent)
+			}()
+			return nil, context.Cause(ctx)
+		case <-overdue:
+			s.doubt(conn)
+			return nil, fmt.Errorf("%w: could not acquire %s: no reply from the agent", ErrUnavailable, name)
+		}
+		switch {
+		case errors.Is(p.err, errDisconnected):
+			s.doubt(conn)
+		case code(p.err) == "DRAINING" && boot() < end:
+			if err := pause(ctx); err != nil {
+				return nil, err
+			}
+		case code(p.err) == "LOST" && g == nil:
+			// Granted and lost before the agent could report it: the wait goes on.
+		case code(p.err) == "LOST":
+			return nil, &LostError{Name: name, Reason: p.err.Error()}
+		case p.err != nil:
+			return nil, public(p.err)
+		case p.value == nil:
+			return nil, fmt.Errorf("%w: %s within %v", ErrTimeout, name, o.wait)
+		default:
+			s.prove(sent)
+			fields, _ := p.value.(map[string]any)
+			s.granted(fields, o.lease > 0, sent)
+		}
+	}
+}
+
+func pause(ctx context.Context) error {
+	timer := time.NewTimer(retryPause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// unlock closes a hold and releases what it had.
+func (s *session) unlock(g *grant) error {
+	s.enter()
+	defer s.leave()
+	g.update(func(g *grant) { g.handles-- })
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	return s.settle(g)
+}
+
+func (s *session) extend(g *grant, lease time.Duration) error {
+	s.enter()
+	defer s.leave()
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	if err := s.connect(context.Background(), boot()+replyLimit); err != nil {
+		return err
+	}
+	sent := boot()
+	valid, err := s.call("EXTEND", g.name, lease.Milliseconds(), "KIND", g.kind)
+	if c := code(err); c == "LOST" || c == "NOTHELD" {
+		g.lose(err.Error())
+		return g.err()
+	}
+	if err != nil {
+		return public(err)
+	}
+	g.update(func(g *grant) { g.renewed, g.deadline = lease == 0, sent+millis(valid) })
+	s.arm()
+	return nil
+}
+
+// close ends the session and everything it holds.
+func (s *session) close() {
+	s.mu.Lock()
+	s.closing = true
+	conn := s.conn
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	s.mu.Unlock()
+	for _, g := range s.all() {
+		g.lose("the agent object was closed")
+	}
+	if conn != nil {
+		_ = conn.send("QUIT")
+		timer := time.AfterFunc(time.Second, func() { conn.socket.Close() })
+		defer timer.Stop()
+		p := conn.send("PING") // Answered by the end of the connection.
+		<-p.done
+	}
+}
+
+// granted notes a grant or a reentry that the agent reports.
+func (s *session) granted(fields map[string]any, fixed bool, sent time.Duration) *grant {
+	name, kind, holder := text(fields["lock"]), text(fields["kind"]), text(fields["holder"])
+	g := s.find(name, kind)
+	if g == nil || g.holder != holder {
+		if g != nil {
+			g.lose("it was granted again")
+		}
+		g = &grant{name: name, kind: kind, holder: holder, token: number(fields["token"]), renewed: !fixed}
+		s.mu.Lock()
+		s.grants[key{name, kind}] = g
+		s.mu.Unlock()
+	}
+	// The agent measured both after it had received the command, so this is never later than the agent's deadline.
+	deadline := sent + millis(fields["waited_ms"]) + millis(fields["valid_ms"])
+	g.update(func(g *grant) {
+		g.count = number(fields["holds"])
+		g.renewed = g.renewed || !fixed
+		g.deadline = max(g.deadline, deadline)
+	})
+	return g
+}
+
+// settle releases what the agent has beyond the open holds.
+func (s *session) settle(g *grant) error {
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.handles == 0 && s.grants[key{g.name, g.kind}] == g {
+			delete(s.grants, key{g.name, g.kind})
+		}
+	}()
+	for g.surplus() {
+		if s.connected() == nil {
+			left, _ := g.until()
+			if left <= 0 {
+				return nil
+			}
+			if err := s.connect(context.Background(), boot()+left); err != nil {
+				return err
+			}
+			continue
+		}
+		left, err := s.call("UNLOCK", g.name, "KIND", g.kind)
+		switch code(err) {
+		case "LOST", "NOTHELD":
+			g.update(func(g *grant) { g.count = 0 })
+			g.lose(err.Error())
+		case "UNAVAILABLE": // It is not this owner's any more: the agent keeps trying to release it.
+			g.update(func(g *grant) { g.count-- })
+		default:
+			if err != nil && !errors.Is(err, errDisconnected) {
+				return public(err)
+			}
+			if err == nil {
+				g.update(func(g *grant) { g.count = number(left) })
+			}
+		}
+	}
+	return nil
+}
+
+// withdraw ends a wait that nobody is interested in any more, and releases what it was granted.
+func (s *session) withdraw(conn *connection, p *pending, o options, sent time.Duration) {
+	s.mu.Lock()
+	id, secret := s.id, s.secret
+	s.mu.Unlock()
+	_, err := callOnce(s.path, "CANCEL", id, secret)
+	if err == nil {
+		select {
+		case <-p.done:
+			err = p.err
+		case <-time.After(replyLimit):
+			err = errDisconnected
+		}
+	}
+	if err != nil {
+		if code(err) == "" {
+			s.doubt(conn)
+		}
+		return
+	}
+	if fields, ok := p.value.(map[string]any); ok {
+		_ = s.settle(s.granted(fields, o.lease > 0, sent)) // Without a connection, resuming settles it.
+	}
+}
+
+// doubt notes that a command went unanswered, and closes its connection.
+func (s *session) doubt(conn *connection) {
+	s.mu.Lock()
+	s.uncertain = true
+	s.mu.Unlock()
+	conn.socket.Close()
+	if conn.isClosed() {
+		s.onClose(conn)
+	}
+}
+
+func (s *session) prove(sent time.Duration) {
+	s.mu.Lock()
+	s.proven = sent
+	s.mu.Unlock()
+}
+
+// call runs a command in this session that does not wait for a lock.
+func (s *session) call(words ...any) (any, error) {
+	s.mu.Lock()
+	conn, id := s.conn, s.id
+	s.mu.Unlock()
+	if conn == nil {
+		return nil, errDisconnected
+	}
+	if words[0] != "HOLDS" {
+		words = append(words, "IN", id)
+	}
+	sent := boot()
+	value, err := conn.call(words...)
+	if errors.Is(err, errDisconnected) {
+		s.doubt(conn)
+	} else {
+		s.prove(sent)
+	}
+	return value, err
+}
+
+// connect connects, or resumes the session, and retries until the instant end.
+func (s *session) connect(ctx context.Context, end time.Duration) error {
+	for s.connected() == nil {
+		err := s.open()
+		if err == nil {
+			return nil
+		}
+		switch code(err) {
+		case "GONE":
+			s.end("the agent has ended the session")
+			continue
+		case "":
+			err = fmt.Errorf("%w: no agent at %s: %w", ErrUnavailable, s.path, err)
+		case "SESSION", "UNAVAILABLE", "DRAINING":
+		default:
+			return public(err)
+		}
+		s.mu.Lock()
+		closing := s.closing
+		s.mu.Unlock()
+		if closing || boot() >= end {
+			return public(err)
+		}
+		if err := pause(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) open() error {
+	conn, err := dial(s.path, s.onPush, s.onClose)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	id, secret := s.id, s.secret
+	s.mu.Unlock()
+	sent := boot()
+	var reply any
+	if id != "" {
+		if reply, err = conn.call("RESUME", id, secret); err == nil {
+			_, err = conn.call("SESSION", "PUSH", "on")
+		}
+	} else {
+		reply, err = conn.call("SESSION", "GRACE", s.grace.Milliseconds(), "PUSH", "on")
+		if code(err) == "UNAVAILABLE" {
+			// An agent without a journal grants locks but no grace.
+			reply, err = conn.call("SESSION", "PUSH", "on")
+		}
+	}
+	if err != nil {
+		conn.socket.Close()
+		return err
+	}
+	ticket, _ := reply.(map[string]any)
+	s.mu.Lock()
+	s.id, s.secret = text(ticket["id"]), text(ticket["secret"])
+	s.conn, s.proven, s.uncertain = conn, sent, false
+	s.mu.Unlock()
+	rows, _ := ticket["holds"].([]any)
+	s.takeOver(rows, sent)
+	if conn.isClosed() {
+		s.onClose(conn)
+	}
+	return nil
+}
+
+// takeOver compares the grants with the agent's list of this session's holds.
+func (s *session) takeOver(rows []any, sent time.Duration) {
+	listed := map[string]map[string]any{}
+	for _, row := range rows {
+		fields, _ := row.(map[string]any)
+		listed[text(fields["holder"])] = fields
+	}
+	for _, g := range s.all() {
+		row, found := listed[g.holder]
+		delete(listed, g.holder)
+		if !found {
+			g.update(func(g *grant) { g.count = 0 })
+			g.lose("the agent does not hold it any more")
+			continue
+		}
+		alive := g.held() // A deadline that has passed stays passed.
+		g.update(func(g *grant) {
+			g.count = number(row["holds"])
+			if alive {
+				g.deadline = sent + millis(row["valid_ms"])
+			}
+		})
+		g.warn(false)
+		s.settleLater(g)
+	}
+	for _, row := range listed {
+		// Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
+		s.settleLater(s.granted(row, false, sent))
+	}
+	s.arm()
+}
+
+// settleLater releases a surplus once the command that runs now, which may want it, has ended.
+func (s *session) settleLater(g *grant) {
+	if g.surplus() {
+		s.background(func() { _ = s.settle(g) }) // Without a connection, resuming settles it.
+	}
+}
+
+func (s *session) onPush(event push) {
+	if len(event) < 3 {
+		return
+	}
+	g := s.find(text(event[1]), text(event[2]))
+	if g == nil {
+		return
+	}
+	switch event[0] {
+	case "lock-lost":
+		g.update(func(g *grant) { g.count = 0 })
+		g.lose(text(event[len(event)-1]))
+	case "lock-jeopardy":
+		g.warn(true)
+	case "lock-safe":
+		g.warn(false)
+		go s.tend()
+	}
+}
+
+func (s *session) onClose(conn *connection) {
+	s.mu.Lock()
+	if s.conn != conn {
+		s.mu.Unlock()
+		return
+	}
+	s.conn = nil
+	limit, end := s.proven+s.grace, boot()
+	recover := !s.closing && (len(s.grants) > 0 || s.uncertain)
+	if s.uncertain {
+		end = max(end, limit)
+	}
+	if !recover && s.users == 0 {
+		s.id = ""
+	}
+	s.mu.Unlock()
+	for _, g := range s.all() {
+		g.update(func(g *grant) {
+			g.deadline = min(g.deadline, limit)
+			end = max(end, g.deadline)
+		})
+		g.warn(true)
+	}
+	if recover {
+		s.background(func() {
+			if err := s.connect(context.Background(), end); err != nil {
+				s.end(err.Error())
+			}
+		})
+	}
+}
+
+// end gives up a session that cannot be resumed.
+func (s *session) end(reason string) {
+	s.mu.Lock()
+	s.id, s.uncertain = "", false
+	s.mu.Unlock()
+	for _, g := range s.all() {
+		g.update(func(g *grant) { g.count = 0 })
+		g.lose(reason)
+	}
+}
+
+// arm sets the timer for the next deadline or the next look at renewed ones.
+func (s *session) arm() {
+	next := forever
+	for _, g := range s.all() {
+		left, renewed := g.until()
+		if renewed {
+			left /= refreshDivisor
+		}
+		g.mu.Lock()
+		if g.lost == nil {
+			next = min(next, left)
+		}
+		g.mu.Unlock()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	if next != forever && !s.closing {
+		s.timer = time.AfterFunc(max(next, shortestPause), s.tend)
+	}
+}
+
+// tend ends holds whose deadline has passed, and reads the deadlines of the others.
+func (s *session) tend() {
+	live := false
+	for _, g := range s.all() {
+		_, renewed := g.until()
+		live = g.held() && renewed || live
+	}
+	if live && s.connected() != nil {
+		select {
+		case s.turn <- struct{}{}:
+			s.enter()
+			s.refresh()
+			<-s.turn
+			s.leave()
+		default: // The owner waits for another lock, and replies keep their order.
+			s.refreshFromOutside()
+		}
+	}
+	s.arm()
+}
+
+func (s *session) refresh() {
+	sent := boot()
+	rows, err := s.call("HOLDS")
+	if err == nil {
+		s.renew(rows, sent)
+	}
+}
+
+func (s *session) refreshFromOutside() {
+	for _, g := range s.all() {
+		for cursor := "0"; ; {
+			sent := boot()
+			reply, err := callOnce(s.path, "LOCKS", "MATCH", g.name, "CURSOR", cursor, "COUNT", 1000)
+			page, ok := reply.([]any)
+			if err != nil || !ok || len(page) != 2 {
+				return
+			}
+			s.renew(page[1], sent)
+			if cursor = text(page[0]); cursor == "0" {
+				break
+			}
+		}
+	}
+}
+
+func (s *session) renew(rows any, sent time.Duration) {
+	list, _ := rows.([]any)
+	for _, row := range list {
+		fields, _ := row.(map[string]any)
+		g := s.find(text(fields["lock"]), text(fields["kind"]))
+		if g == nil || g.holder != text(fields["holder"]) || fields["valid_ms"] == nil || s.connected() == nil {
+			continue
+		}
+		if g.held() { // A deadline that has passed stays passed.
+			g.update(func(g *grant) { g.deadline = sent + millis(fields["valid_ms"]) })
+		}
+	}
+}
