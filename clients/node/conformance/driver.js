@@ -1,0 +1,93 @@
+// Drives this library for the conformance suite, as told on standard input.
+//
+// Reads a command a line: `<tag> <task> <verb> <arguments>`. A task is an owner, which runs its commands one after
+// another. Answers `<tag> <JSON>`; a loss and a warning are reported as `event <JSON>`. The verbs:
+//
+//     lock <handle> <name> [wait=<ms>] [lease=<ms>] [kind=<kind>]
+//     check <handle> | release <handle> | extend <handle> <ms>
+//     many <count>   one lock for each of that many tasks; `unmany` releases them
+//     cancel <tag>   cancels a command
+import readline from "node:readline";
+
+import { Agent, LockLostError, LockTimeoutError, RejectedError, UnavailableError } from "../src/index.js";
+
+const agent = new Agent();
+const holds = new Map();
+const tasks = new Map();
+const cancels = new Map();
+let many = [];
+
+const say = (tag, value) => process.stdout.write(`${tag} ${JSON.stringify(value)}\n`);
+
+function failure(error) {
+  const text = error.message;
+  if (error instanceof LockTimeoutError) return { error: "timeout", text };
+  if (error instanceof LockLostError) return { error: "lost", text };
+  if (error instanceof UnavailableError) return { error: "unavailable", text };
+  if (error instanceof RejectedError) return { error: error.code, text };
+  if (error.name === "AbortError") return { error: "cancelled", text };
+  throw error;
+}
+
+function describe(hold) {
+  return { token: hold.token, holder: hold.holder, remaining: Math.floor(hold.remaining) };
+}
+
+function options(words) {
+  const given = Object.fromEntries(words.map((word) => word.split("=")));
+  for (const name of ["wait", "lease"]) if (name in given) given[name] = Number(given[name]);
+  return given;
+}
+
+async function gather(promises) {
+  const ended = await Promise.allSettled(promises);
+  return { errors: ended.filter(({ reason }) => reason).map(({ reason }) => String(reason)) };
+}
+
+const verbs = {
+  async lock({ owner, signal }, handle, name, ...words) {
+    const hold = await owner.lock(name, { ...options(words), signal });
+    holds.set(handle, hold);
+    hold.signal.addEventListener("abort", () => say("event", { lost: handle, reason: hold.signal.reason.reason }));
+    hold.onRisk(() => say("event", { risk: handle }));
+    return describe(hold);
+  },
+  async check(_, handle) {
+    holds.get(handle).check();
+    return describe(holds.get(handle));
+  },
+  async release(_, handle) {
+    await holds.get(handle).release();
+    return {};
+  },
+  async extend(_, handle, ms) {
+    await holds.get(handle).extend(Number(ms));
+    return describe(holds.get(handle));
+  },
+  many(_, count) {
+    many = Array.from({ length: Number(count) }, (_, at) => agent.lock(`many:${at}`, { wait: 60_000 }));
+    return gather(many);
+  },
+  async unmany() {
+    return gather(many.map(async (hold) => (await hold).release()));
+  },
+};
+
+for await (const line of readline.createInterface({ input: process.stdin })) {
+  const [tag, task, verb, ...words] = line.split(" ");
+  if (verb === "cancel") {
+    cancels.get(words[0]).abort();
+    say(tag, {});
+    continue;
+  }
+  if (!tasks.has(task)) tasks.set(task, { owner: agent.owner(), last: Promise.resolve() });
+  const { owner, last } = tasks.get(task);
+  const cancel = new AbortController();
+  cancels.set(tag, cancel);
+  const run = async () => {
+    await last;
+    say(tag, await verbs[verb]({ owner, signal: cancel.signal }, ...words).catch(failure));
+  };
+  tasks.get(task).last = run();
+}
+await agent.close();

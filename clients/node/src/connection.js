@@ -1,0 +1,179 @@
+import net from "node:net";
+
+import { Disconnected, ErrorReply } from "./errors.js";
+
+/** The limit, in ms, for replies that do not wait for a lock. The agent itself answers within about two seconds. */
+export const REPLY_LIMIT = 10_000;
+
+const INCOMPLETE = Symbol("incomplete");
+
+class Push {
+  constructor(words) {
+    this.words = words;
+  }
+}
+
+/** Parses RESP2 and RESP3 as it arrives. */
+class Parser {
+  #buffer = Buffer.alloc(0);
+  #at = 0;
+
+  /** Returns the values that are complete with these bytes. */
+  feed(data) {
+    this.#buffer = this.#buffer.length === 0 ? data : Buffer.concat([this.#buffer, data]);
+    const values = [];
+    let done = (this.#at = 0);
+    try {
+      while (this.#at < this.#buffer.length) {
+        values.push(this.#value());
+        done = this.#at;
+      }
+    } catch (error) {
+      if (error !== INCOMPLETE) throw error;
+    }
+    this.#buffer = this.#buffer.subarray(done);
+    return values;
+  }
+
+  #line() {
+    const end = this.#buffer.indexOf("\r\n", this.#at);
+    if (end < 0) throw INCOMPLETE;
+    const line = this.#buffer.toString("utf8", this.#at, end);
+    this.#at = end + 2;
+    return line;
+  }
+
+  #value() {
+    const line = this.#line();
+    const rest = line.slice(1);
+    switch (line[0]) {
+      case "+":
+        return rest;
+      case "-":
+        return new ErrorReply(rest);
+      case ":":
+      case ",":
+        return Number(rest);
+      case "_":
+        return null;
+      case "#":
+        return rest === "t";
+    }
+    const size = Number(rest);
+    if (size < 0) return null;
+    const items = (count) => Array.from({ length: count }, () => this.#value());
+    switch (line[0]) {
+      case "$": {
+        const end = this.#at + size;
+        if (this.#buffer.length < end + 2) throw INCOMPLETE;
+        const text = this.#buffer.toString("utf8", this.#at, end);
+        this.#at = end + 2;
+        return text;
+      }
+      case "%":
+        return Object.fromEntries(Array.from({ length: size }, () => items(2)));
+      case "*":
+      case "~":
+        return items(size);
+      case ">":
+        return new Push(items(size));
+    }
+    throw new Error(`the agent sent an unknown type: ${line}`);
+  }
+}
+
+function encode(words) {
+  return `*${words.length}\r\n${words.map((word) => `$${Buffer.byteLength(String(word))}\r\n${word}\r\n`).join("")}`;
+}
+
+/** A connection whose replies arrive in the order of its commands. */
+export class Connection {
+  closed = false;
+  #socket;
+  #parser = new Parser();
+  #replies = [];
+  #onPush;
+  #onClose;
+
+  constructor(socket, onPush, onClose) {
+    this.#socket = socket;
+    this.#onPush = onPush;
+    this.#onClose = onClose;
+    socket.on("data", (data) => this.#read(data));
+    socket.on("error", () => {}); // "close" follows.
+    socket.on("close", () => this.#end());
+  }
+
+  static open(path, onPush = () => {}, onClose = () => {}) {
+    return new Promise((resolve, reject) => {
+      const socket = net.connect(path);
+      socket.once("error", reject);
+      socket.once("connect", () => {
+        const connection = new Connection(socket, onPush, onClose);
+        connection.send("HELLO", 3).catch(() => {}); // An agent that refuses ends the connection.
+        resolve(connection);
+      });
+    });
+  }
+
+  /** Sends a command. Returns its reply to come. */
+  send(...words) {
+    if (this.closed) return Promise.reject(new Disconnected("closed"));
+    return new Promise((resolve, reject) => {
+      this.#replies.push({ resolve, reject });
+      this.#socket.write(encode(words));
+    });
+  }
+
+  /** Sends a command and waits for its reply. Without one in time it closes the connection. */
+  async call(...words) {
+    const reply = this.send(...words);
+    const timer = setTimeout(() => this.abort(), REPLY_LIMIT);
+    try {
+      return await reply;
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  abort() {
+    this.#socket.destroy();
+  }
+
+  /** Lets the process end although the connection is open, or not. */
+  keepsProcess(keeps) {
+    if (keeps) this.#socket.ref();
+    else this.#socket.unref();
+  }
+
+  #read(data) {
+    let values;
+    try {
+      values = this.#parser.feed(data);
+    } catch {
+      this.abort();
+      return;
+    }
+    for (const value of values) {
+      if (value instanceof Push) this.#onPush(value.words);
+      else if (value instanceof ErrorReply) this.#replies.shift()?.reject(value);
+      else this.#replies.shift()?.resolve(value);
+    }
+  }
+
+  #end() {
+    this.closed = true;
+    this.#onClose(this);
+    for (const { reject } of this.#replies.splice(0)) reject(new Disconnected("connection to the agent lost"));
+  }
+}
+
+/** Runs one command on a connection of its own. */
+export async function callOnce(path, ...words) {
+  const connection = await Connection.open(path);
+  try {
+    return await connection.call(...words);
+  } finally {
+    connection.abort();
+  }
+}

@@ -1,0 +1,60 @@
+import { uptime } from "node:os";
+
+import { LockLostError } from "./errors.js";
+
+/** The kernel shows the boot clock in hundredths of a second. */
+const RESOLUTION = 10;
+
+/** Returns the milliseconds since the host booted, including suspend (`CLOCK_BOOTTIME`), at most 10 ms late. */
+export function boot() {
+  return uptime() * 1000;
+}
+
+/** One possession of a lock, shared by the holds of an owner that reentered it. */
+export class Grant {
+  deadline = 0; // on the boot clock
+  count = 0; // holds at the agent
+  handles = 0; // open holds here
+  atRisk = false;
+  lost = null;
+  riskListeners = [];
+  #abort = new AbortController();
+
+  constructor({ lock, kind, holder, token }, renewed) {
+    this.name = lock;
+    this.kind = kind;
+    this.holder = holder;
+    this.token = token;
+    this.renewed = renewed;
+  }
+
+  get signal() {
+    return this.#abort.signal;
+  }
+
+  /** Reports whether the hold is certain. Once it is not, it never is again. */
+  get held() {
+    if (this.lost === null && this.remaining <= 0) this.lose("its deadline has passed");
+    return this.lost === null;
+  }
+
+  get remaining() {
+    return this.deadline - boot() - RESOLUTION;
+  }
+
+  get surplus() {
+    return this.count > this.handles;
+  }
+
+  lose(reason) {
+    if (this.lost !== null) return;
+    this.lost = new LockLostError(this.name, reason);
+    this.#abort.abort(this.lost);
+  }
+
+  warn(atRisk) {
+    const begins = atRisk && !this.atRisk && this.lost === null;
+    this.atRisk = atRisk;
+    if (begins) for (const listener of this.riskListeners) listener();
+  }
+}

@@ -1,0 +1,99 @@
+export type Kind = "lock" | "fair" | "read" | "write" | "fenced" | "red";
+
+export interface LockOptions {
+  /** The kind of lock, `lock` by default. */
+  kind?: Kind;
+  /** The limit for the wait in milliseconds; without it the wait takes as long as it takes. */
+  wait?: number;
+  /** A fixed lease in milliseconds, which nothing renews. */
+  lease?: number;
+  /** Ends the wait. `lock` then rejects with the signal's reason. */
+  signal?: AbortSignal;
+}
+
+export interface AgentOptions {
+  /** The agent's socket. Default: `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`. */
+  socket?: string;
+  /** How long holds outlive a lost connection or a restart of the agent, in milliseconds; 0 disables that. */
+  grace?: number;
+}
+
+interface Locks {
+  /**
+   * Acquires a lock. Rejects with `LockTimeoutError` when the wait is over, `UnavailableError` when the agent or Redis
+   * cannot be reached, and `RejectedError` when the agent refuses.
+   */
+  lock(name: string, options?: LockOptions): Promise<Hold>;
+  /** Acquires a lock if it is free, otherwise returns null. */
+  tryLock(name: string, options?: Omit<LockOptions, "wait">): Promise<Hold | null>;
+  /** Runs `work` under the lock and releases it. Rejects with `LockLostError` if the lock was lost meanwhile. */
+  withLock<T>(name: string, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
+}
+
+/** The agent of this host. Each of its calls is an owner of its own. It connects with the first lock. */
+export class Agent implements Locks, AsyncDisposable {
+  constructor(options?: AgentOptions);
+  /** Returns an owner: owners exclude each other, and an owner can reenter its locks. */
+  owner(): Owner;
+  lock(name: string, options?: LockOptions): Promise<Hold>;
+  tryLock(name: string, options?: Omit<LockOptions, "wait">): Promise<Hold | null>;
+  withLock<T>(name: string, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
+  /** Releases everything and closes the connections. */
+  close(): Promise<void>;
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+/** One of several tasks that share an agent. */
+export class Owner implements Locks {
+  private constructor();
+  lock(name: string, options?: LockOptions): Promise<Hold>;
+  tryLock(name: string, options?: Omit<LockOptions, "wait">): Promise<Hold | null>;
+  withLock<T>(name: string, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
+}
+
+/** One acquisition of a lock. */
+export class Hold implements AsyncDisposable {
+  private constructor();
+  readonly owner: Owner;
+  readonly name: string;
+  readonly kind: Kind;
+  /** The holder's id in Redis, new with each grant. */
+  readonly holder: string;
+  /** The fencing token of a lock of kind `fenced`, null for other kinds. */
+  readonly token: number | null;
+  /** Aborted when the hold is lost; its reason is the `LockLostError`. */
+  readonly signal: AbortSignal;
+  /** Whether the hold is certain. After a loss, a release or the deadline it never is again. */
+  readonly held: boolean;
+  /** Whether renewals are failing while the hold is still valid. Start nothing new meanwhile. */
+  readonly atRisk: boolean;
+  /** The milliseconds for which the hold is certain, 0 once it is not. */
+  readonly remaining: number;
+  /** Throws `LockLostError` unless the hold is certain. Costs no round trip. */
+  check(): void;
+  /** Calls the listener whenever the hold becomes at risk. */
+  onRisk(listener: () => void): void;
+  /** Sets a fixed lease of this many milliseconds from now and ends renewal; 0 returns to renewal. */
+  extend(lease: number): Promise<void>;
+  /** Releases the hold. Rejects with `LockLostError` if it was lost before. Further calls return the same promise. */
+  release(): Promise<void>;
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+/** The base class of every error of this library. */
+export class LockscopeError extends Error {}
+/** The lock could not be acquired in time. */
+export class LockTimeoutError extends LockscopeError {}
+/** The hold has ended, and not by its owner. */
+export class LockLostError extends LockscopeError {
+  readonly lock: string;
+  readonly reason: string;
+}
+/** The agent cannot be reached, or it cannot reach Redis. */
+export class UnavailableError extends LockscopeError {}
+/** The agent is shutting down and grants no more locks. */
+export class DrainingError extends UnavailableError {}
+/** The agent rejected the command: `code` is, for example, `WRONGKIND`, `DENIED` or `DEADLOCK`. */
+export class RejectedError extends LockscopeError {
+  readonly code: string;
+}

@@ -1,0 +1,198 @@
+import { existsSync } from "node:fs";
+import path from "node:path";
+
+import { LockLostError, LockTimeoutError, UnavailableError } from "./errors.js";
+import { Session } from "./session.js";
+
+export {
+  DrainingError,
+  LockLostError,
+  LockTimeoutError,
+  LockscopeError,
+  RejectedError,
+  UnavailableError,
+} from "./errors.js";
+
+const DEFAULT_SOCKET = "/run/lockscope/agent.sock";
+const DEFAULT_GRACE = 60_000;
+/** The number of connections without a hold that are kept for the next owner. */
+const SPARE_SESSIONS = 8;
+
+// Node.js 20 has the symbol; older runtimes of TypeScript's helpers look it up by this name.
+Symbol.asyncDispose ??= Symbol.for("Symbol.asyncDispose");
+
+function usualSocket() {
+  if (process.env.LOCKSCOPE_SOCKET) return process.env.LOCKSCOPE_SOCKET;
+  const own = process.env.XDG_RUNTIME_DIR && path.join(process.env.XDG_RUNTIME_DIR, "lockscope", "agent.sock");
+  return own && !existsSync(DEFAULT_SOCKET) && existsSync(own) ? own : DEFAULT_SOCKET;
+}
+
+export class Hold {
+  #session;
+  #grant;
+  #released = null;
+
+  constructor(owner, session, grant) {
+    this.owner = owner;
+    this.#session = session;
+    this.#grant = grant;
+  }
+
+  get name() {
+    return this.#grant.name;
+  }
+
+  get kind() {
+    return this.#grant.kind;
+  }
+
+  get holder() {
+    return this.#grant.holder;
+  }
+
+  get token() {
+    return this.#grant.token;
+  }
+
+  get signal() {
+    return this.#grant.signal;
+  }
+
+  get held() {
+    return this.#released === null && this.#grant.held;
+  }
+
+  get atRisk() {
+    return this.held && this.#grant.atRisk;
+  }
+
+  get remaining() {
+    return this.held ? Math.max(0, this.#grant.remaining) : 0;
+  }
+
+  check() {
+    if (this.#released !== null) throw new LockLostError(this.name, "it was released");
+    if (!this.#grant.held) throw this.#grant.lost;
+  }
+
+  onRisk(listener) {
+    this.#grant.riskListeners.push(listener);
+  }
+
+  async extend(lease) {
+    this.check();
+    await this.#session.extend(this.#grant, lease);
+  }
+
+  release() {
+    this.#released ??= (async () => {
+      await this.#session.unlock(this.#grant);
+      if (this.#grant.lost !== null) throw this.#grant.lost;
+    })();
+    return this.#released;
+  }
+
+  [Symbol.asyncDispose]() {
+    return this.release();
+  }
+}
+
+export class Owner {
+  #agent;
+
+  constructor(agent) {
+    this.#agent = agent;
+  }
+
+  async lock(name, { kind = "lock", wait, lease, signal } = {}) {
+    const session = this.#agent._sessionOf(this);
+    return new Hold(this, session, await session.lock(name, kind, { wait, lease, signal }));
+  }
+
+  async tryLock(name, options = {}) {
+    try {
+      return await this.lock(name, { ...options, wait: 0 });
+    } catch (error) {
+      if (error instanceof LockTimeoutError) return null;
+      throw error;
+    }
+  }
+
+  async withLock(name, options, work) {
+    const hold = await this.lock(name, options);
+    let result;
+    try {
+      result = await work(hold);
+    } catch (error) {
+      await hold.release().catch(() => {}); // The error of the work matters more.
+      throw error;
+    }
+    await hold.release();
+    return result;
+  }
+}
+
+export class Agent {
+  #path;
+  #grace;
+  #closed = false;
+  #sessions = new Set();
+  #spare = [];
+  #owned = new WeakMap();
+
+  constructor({ socket = usualSocket(), grace = DEFAULT_GRACE } = {}) {
+    this.#path = socket;
+    this.#grace = grace;
+  }
+
+  owner() {
+    return new Owner(this);
+  }
+
+  lock(name, options) {
+    return this.owner().lock(name, options);
+  }
+
+  tryLock(name, options) {
+    return this.owner().tryLock(name, options);
+  }
+
+  withLock(name, options, work) {
+    return this.owner().withLock(name, options, work);
+  }
+
+  async close() {
+    this.#closed = true;
+    const sessions = [...this.#sessions];
+    this.#sessions.clear();
+    this.#spare = [];
+    await Promise.all(sessions.map((session) => session.close()));
+  }
+
+  [Symbol.asyncDispose]() {
+    return this.close();
+  }
+
+  /** @internal */
+  _sessionOf(owner) {
+    if (this.#closed) throw new UnavailableError("this Agent is closed");
+    let session = this.#owned.get(owner);
+    if (session === undefined || session.owner !== owner) {
+      session = this.#spare.pop() ?? new Session(this.#path, this.#grace, (idle) => this.#onIdle(idle));
+      session.owner = owner;
+      this.#sessions.add(session);
+      this.#owned.set(owner, session);
+    }
+    return session;
+  }
+
+  #onIdle(session) {
+    session.owner = null;
+    if (this.#spare.length < SPARE_SESSIONS && !this.#closed) {
+      this.#spare.push(session);
+    } else {
+      this.#sessions.delete(session);
+      session.close();
+    }
+  }
+}

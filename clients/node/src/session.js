@@ -1,0 +1,453 @@
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { Connection, REPLY_LIMIT, callOnce } from "./connection.js";
+import {
+  Disconnected,
+  ErrorReply,
+  LockLostError,
+  LockTimeoutError,
+  LockscopeError,
+  UnavailableError,
+  fromReply,
+} from "./errors.js";
+import { Grant, boot } from "./grant.js";
+
+const RETRY_PAUSE = 100;
+/** The limit for the wait for an agent that is not there. */
+const CONNECT_LIMIT = 30_000;
+/** Renewed deadlines are read again after this part of the remaining validity. */
+const REFRESH_PART = 1 / 3;
+const SHORTEST_PAUSE = 50;
+
+const key = (name, kind) => `${kind} ${name}`;
+const isGone = (error) => error instanceof ErrorReply && ["LOST", "NOTHELD"].includes(error.code);
+const isDisconnected = (error) => error instanceof Disconnected;
+
+/**
+ * One owner's connection to the agent, and what outlives it. Replies on a connection keep the order of its commands, so
+ * owners that wait do not share one.
+ */
+export class Session {
+  owner = null;
+  #path;
+  #grace;
+  #onIdle;
+  #connection = null;
+  #id = null;
+  #secret = "";
+  #proven = 0; // the last instant at which the agent surely had this session
+  #uncertain = false; // a command went unanswered: the agent may have holds unknown here
+  #grants = new Map();
+  #queue = Promise.resolve(); // commands run one after another
+  #users = 0;
+  #running = 0;
+  #timer = null;
+  #closing = false;
+
+  constructor(path, grace, onIdle) {
+    this.#path = path;
+    this.#grace = grace;
+    this.#onIdle = onIdle;
+  }
+
+  get idle() {
+    return this.#users === 0 && this.#grants.size === 0 && !this.#uncertain;
+  }
+
+  /** Runs work once everything before it has ended. */
+  async #turn(work) {
+    this.#users += 1;
+    this.#connection?.keepsProcess(true);
+    const before = this.#queue;
+    let done;
+    this.#queue = new Promise((resolve) => (done = resolve));
+    await before;
+    this.#running += 1;
+    const leave = () => {
+      this.#running -= 1;
+      done();
+      this.#users -= 1;
+      if (this.idle) this.#connection?.keepsProcess(false);
+      if (this.idle && this.owner !== null) this.#onIdle(this);
+    };
+    let rest;
+    try {
+      // Work that was interrupted leaves the rest of it, which keeps the turn.
+      return await work((remainder) => (rest = remainder));
+    } finally {
+      if (rest === undefined) leave();
+      else rest.catch(() => {}).finally(leave);
+    }
+  }
+
+  #background(work) {
+    this.#turn(work).catch(() => {}); // Callers learn of losses by the grants.
+  }
+
+  lock(name, kind, { wait, lease, signal }) {
+    return this.#turn(async (leaveRest) => {
+      const end = wait === undefined ? Infinity : boot() + wait;
+      for (;;) {
+        signal?.throwIfAborted();
+        await this.#connect(Math.min(end, boot() + CONNECT_LIMIT), signal);
+        const known = this.#grants.get(key(name, kind));
+        if (known && !known.held) {
+          // A grant that arrived after its deadline is released, and the wait goes on.
+          await this.#settle(known);
+          if (known.handles > 0) throw new LockLostError(name, known.lost.reason);
+          continue;
+        }
+        if (known?.surplus) {
+          known.handles += 1;
+          this.#arm();
+          return known;
+        }
+        const connection = this.#connection;
+        if (connection === null) continue;
+        const left = Math.max(0, end - boot());
+        const words = ["LOCK", name, "KIND", kind];
+        if (wait !== undefined) words.push("WAIT", Math.floor(left));
+        if (lease !== undefined) words.push("LEASE", Math.floor(lease));
+        const sent = boot();
+        const reply = connection.send(...words, "IN", this.#id);
+        try {
+          const fields = await this.#interruptible(reply, left + REPLY_LIMIT, signal);
+          this.#proven = sent;
+          if (fields === null) throw new LockTimeoutError(`could not acquire ${name} within ${wait} ms`);
+          this.#granted(fields, lease, sent);
+        } catch (error) {
+          if (signal?.aborted && error === signal.reason) {
+            leaveRest(this.#withdraw(connection, reply, lease, sent));
+            throw error;
+          }
+          if (isDisconnected(error)) this.#doubt(connection);
+          else if (error instanceof UnavailableError) {
+            this.#doubt(connection);
+            throw error;
+          } else if (!(error instanceof ErrorReply)) throw error;
+          else if (error.code === "DRAINING" && boot() < end) await pause(signal);
+          else if (error.code === "LOST") {
+            // Without a hold it was granted and lost before the agent could report it: the wait goes on.
+            if (known) throw new LockLostError(name, error.message);
+          } else throw fromReply(error);
+        }
+      }
+    });
+  }
+
+  /** Waits for a reply until the limit, or until the signal says that nobody is interested any more. */
+  async #interruptible(reply, limit, signal) {
+    reply.catch(() => {});
+    let timer;
+    let onAbort;
+    const interrupted = new Promise((_, reject) => {
+      if (Number.isFinite(limit)) {
+        const overdue = () => reject(new UnavailableError("no reply from the agent"));
+        timer = setTimeout(overdue, Math.min(limit, 2 ** 31 - 1));
+      }
+      onAbort = () => reject(signal.reason);
+      signal?.addEventListener("abort", onAbort);
+    });
+    try {
+      return await Promise.race([reply, interrupted]);
+    } finally {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", onAbort);
+    }
+  }
+
+  /** Closes a hold and releases what it had. */
+  unlock(grant) {
+    grant.handles -= 1;
+    return this.#turn(() => this.#settle(grant));
+  }
+
+  /** Sets a fixed lease from now, or returns the hold to renewal. */
+  extend(grant, lease) {
+    return this.#turn(async () => {
+      await this.#connect(boot() + REPLY_LIMIT);
+      const sent = boot();
+      try {
+        const valid = await this.#call("EXTEND", grant.name, Math.floor(lease), "KIND", grant.kind, "IN", this.#id);
+        grant.renewed = lease === 0;
+        grant.deadline = sent + valid;
+        this.#arm();
+      } catch (error) {
+        if (isDisconnected(error)) throw new UnavailableError(`could not extend ${grant.name}: ${error.message}`);
+        if (!(error instanceof ErrorReply)) throw error;
+        if (!isGone(error)) throw fromReply(error);
+        grant.lose(error.message);
+        throw grant.lost;
+      }
+    });
+  }
+
+  /** Ends the session and everything it holds. */
+  async close() {
+    this.#closing = true;
+    clearTimeout(this.#timer);
+    for (const grant of this.#grants.values()) grant.lose("the agent object was closed");
+    this.#grants.clear();
+    const connection = this.#connection;
+    if (connection === null) return;
+    const timer = setTimeout(() => connection.abort(), 1000);
+    await connection.send("QUIT").catch(() => {});
+    clearTimeout(timer);
+    connection.abort();
+  }
+
+  #granted(fields, lease, sent) {
+    const place = key(fields.lock, fields.kind);
+    let grant = this.#grants.get(place);
+    if (grant?.holder !== fields.holder) {
+      grant?.lose("it was granted again");
+      grant = new Grant(fields, lease === undefined);
+      this.#grants.set(place, grant);
+    }
+    grant.count = fields.holds;
+    grant.renewed ||= lease === undefined;
+    // The agent measured both after it had received the command, so this is never later than the agent's deadline.
+    grant.deadline = Math.max(grant.deadline, sent + (fields.waited_ms ?? 0) + fields.valid_ms);
+    return grant;
+  }
+
+  /** Releases what the agent has beyond the open holds. */
+  async #settle(grant) {
+    try {
+      while (grant.surplus) {
+        if (this.#connection === null) {
+          if (!grant.held) return;
+          await this.#connect(grant.deadline);
+          continue;
+        }
+        try {
+          grant.count = await this.#call("UNLOCK", grant.name, "KIND", grant.kind, "IN", this.#id);
+        } catch (error) {
+          if (isDisconnected(error)) continue;
+          if (isGone(error)) {
+            grant.count = 0;
+            grant.lose(error.message);
+          } else if (error.code === "UNAVAILABLE") {
+            grant.count -= 1; // It is not this owner's any more: the agent keeps trying to release it.
+          } else throw fromReply(error);
+        }
+      }
+    } finally {
+      const place = key(grant.name, grant.kind);
+      if (grant.handles === 0 && this.#grants.get(place) === grant) this.#grants.delete(place);
+    }
+  }
+
+  #settleLater(grant) {
+    if (grant.surplus) this.#background(() => this.#settle(grant));
+  }
+
+  /** Ends a wait that nobody is interested in any more, and releases what it was granted. */
+  async #withdraw(connection, reply, lease, sent) {
+    try {
+      await callOnce(this.#path, "CANCEL", this.#id, this.#secret);
+      const fields = await this.#interruptible(reply, REPLY_LIMIT);
+      if (fields !== null) await this.#settle(this.#granted(fields, lease, sent));
+    } catch (error) {
+      if (!(error instanceof ErrorReply)) this.#doubt(connection);
+    }
+  }
+
+  /** Notes that a command went unanswered, and closes its connection. */
+  #doubt(connection) {
+    this.#uncertain = true;
+    connection.abort();
+    this.#closed(connection);
+  }
+
+  /** Runs a command that does not wait for a lock. */
+  async #call(...words) {
+    const connection = this.#connection;
+    if (connection === null) throw new Disconnected("not connected");
+    const sent = boot();
+    try {
+      const reply = await connection.call(...words);
+      this.#proven = sent;
+      return reply;
+    } catch (error) {
+      if (isDisconnected(error)) this.#doubt(connection);
+      throw error;
+    }
+  }
+
+  /** Connects, or resumes the session, and retries until the instant `end`. */
+  async #connect(end, signal) {
+    while (this.#connection === null) {
+      try {
+        await this.#open();
+        return;
+      } catch (error) {
+        let cause = new UnavailableError(`no agent at ${this.#path}: ${error.message}`, { cause: error });
+        if (error instanceof ErrorReply) {
+          if (error.code === "GONE") {
+            this.#giveUp("the agent has ended the session");
+            continue;
+          }
+          cause = fromReply(error);
+          if (!["SESSION", "UNAVAILABLE", "DRAINING"].includes(error.code)) throw cause;
+        }
+        if (this.#closing || boot() >= end) throw cause;
+      }
+      await pause(signal);
+    }
+  }
+
+  async #open() {
+    const connection = await Connection.open(
+      this.#path,
+      (words) => this.#pushed(words),
+      (closed) => this.#closed(closed),
+    );
+    try {
+      const sent = boot();
+      let ticket;
+      if (this.#id === null) {
+        try {
+          ticket = await connection.call("SESSION", "GRACE", Math.floor(this.#grace), "PUSH", "on");
+        } catch (error) {
+          if (error.code !== "UNAVAILABLE") throw error;
+          // An agent without a journal grants locks but no grace.
+          ticket = await connection.call("SESSION", "PUSH", "on");
+        }
+      } else {
+        ticket = await connection.call("RESUME", this.#id, this.#secret);
+        await connection.call("SESSION", "PUSH", "on");
+      }
+      if (connection.closed) throw new Disconnected("closed");
+      this.#id = ticket.id;
+      this.#secret = ticket.secret;
+      this.#connection = connection;
+      this.#proven = sent;
+      this.#uncertain = false;
+      this.#takeOver(ticket.holds ?? [], sent);
+    } catch (error) {
+      connection.abort();
+      throw error;
+    }
+  }
+
+  /** Compares the grants with the agent's list of this session's holds. */
+  #takeOver(rows, sent) {
+    const listed = new Map(rows.map((row) => [row.holder, row]));
+    for (const grant of this.#grants.values()) {
+      const row = listed.get(grant.holder);
+      listed.delete(grant.holder);
+      if (row === undefined) {
+        grant.count = 0;
+        grant.lose("the agent does not hold it any more");
+        continue;
+      }
+      grant.count = row.holds;
+      if (grant.held) grant.deadline = sent + row.valid_ms; // A deadline that has passed stays passed.
+      grant.warn(false);
+    }
+    // Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
+    for (const row of listed.values()) this.#granted(row, undefined, sent);
+    for (const grant of this.#grants.values()) this.#settleLater(grant);
+    this.#arm();
+  }
+
+  #pushed([event, name, kind, ...rest]) {
+    const grant = this.#grants.get(key(name, kind));
+    if (grant === undefined) return;
+    if (event === "lock-lost") {
+      grant.count = 0;
+      grant.lose(rest[0]);
+    } else if (event === "lock-jeopardy") grant.warn(true);
+    else if (event === "lock-safe") {
+      grant.warn(false);
+      this.#tend();
+    }
+  }
+
+  #closed(connection) {
+    if (connection !== this.#connection) return;
+    this.#connection = null;
+    const limit = this.#proven + this.#grace;
+    let end = this.#uncertain ? limit : 0;
+    for (const grant of this.#grants.values()) {
+      grant.deadline = Math.min(grant.deadline, limit);
+      end = Math.max(end, grant.deadline);
+      grant.warn(true);
+    }
+    if (!this.#closing && (this.#grants.size > 0 || this.#uncertain)) {
+      this.#background(async () => {
+        try {
+          await this.#connect(end);
+        } catch (error) {
+          if (!(error instanceof LockscopeError)) throw error;
+          this.#giveUp(error.message);
+        }
+      });
+    } else if (this.#users === 0) this.#id = null;
+  }
+
+  /** Ends a session that cannot be resumed. */
+  #giveUp(reason) {
+    this.#id = null;
+    this.#uncertain = false;
+    for (const grant of this.#grants.values()) {
+      grant.count = 0;
+      grant.lose(reason);
+    }
+  }
+
+  /** Sets the timer for the next deadline or the next look at renewed ones. */
+  #arm() {
+    clearTimeout(this.#timer);
+    const live = [...this.#grants.values()].filter((grant) => grant.lost === null);
+    if (live.length === 0 || this.#closing) return;
+    const next = Math.min(...live.map((grant) => grant.remaining * (grant.renewed ? REFRESH_PART : 1)));
+    this.#timer = setTimeout(() => this.#tend(), Math.min(Math.max(next, SHORTEST_PAUSE), 2 ** 31 - 1));
+  }
+
+  /** Ends holds whose deadline has passed, and reads the deadlines of the others. */
+  async #tend() {
+    const live = [...this.#grants.values()].filter((grant) => grant.held && grant.renewed);
+    try {
+      if (live.length > 0 && this.#connection !== null) {
+        if (this.#running === 0) await this.#turn(() => this.#refresh());
+        else await this.#refreshFromOutside(live); // The owner waits for another lock, and replies keep their order.
+      }
+    } catch {
+      // Whoever finds the connection lost reconnects.
+    }
+    this.#arm();
+  }
+
+  async #refresh() {
+    const sent = boot();
+    for (const row of await this.#call("HOLDS")) this.#renewed(row, sent);
+  }
+
+  async #refreshFromOutside(grants) {
+    for (const { name } of grants) {
+      let cursor = "0";
+      do {
+        const sent = boot();
+        const page = await callOnce(this.#path, "LOCKS", "MATCH", name, "CURSOR", cursor, "COUNT", 1000);
+        for (const row of page[1]) if (row.state === "held") this.#renewed(row, sent);
+        cursor = page[0];
+      } while (cursor !== "0");
+    }
+  }
+
+  #renewed(row, sent) {
+    const grant = this.#grants.get(key(row.lock, row.kind));
+    if (grant?.holder !== row.holder || this.#connection === null) return;
+    if (grant.held) grant.deadline = sent + row.valid_ms; // A deadline that has passed stays passed.
+  }
+}
+
+async function pause(signal) {
+  try {
+    await sleep(RETRY_PAUSE, undefined, { signal });
+  } catch {
+    throw signal.reason;
+  }
+}
